@@ -1,0 +1,49 @@
+"""t2tp: models in named dimensions, on any mesh of devices.
+
+    import t2tp
+    from t2tp import mtf
+
+    program = t2tp.Program(step_fn, features, mesh_shape="data:2;model:4",
+    layout="batch:data;d_ff:model")
+
+What is named here is loaded, and TensorFlow with it, when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from t2tp.hparam import HParams
+    from t2tp.mesh.cluster import Cluster, connect
+    from t2tp.mesh.layout import Layout, LayoutError
+    from t2tp.mesh.program import Feature, Mesh, Program
+
+_HOMES = {
+    "Cluster": "t2tp.mesh.cluster",
+    "Feature": "t2tp.mesh.program",
+    "HParams": "t2tp.hparam",
+    "Layout": "t2tp.mesh.layout",
+    "LayoutError": "t2tp.mesh.layout",
+    "Mesh": "t2tp.mesh.program",
+    "Program": "t2tp.mesh.program",
+    "connect": "t2tp.mesh.cluster",
+}
+
+__all__ = [
+    "Cluster",
+    "Feature",
+    "HParams",
+    "Layout",
+    "LayoutError",
+    "Mesh",
+    "Program",
+    "connect",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 't2tp' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

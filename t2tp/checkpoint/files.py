@@ -1,0 +1,90 @@
+"""Files and folders that survive a crash: what is there under its final name is complete."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+_STEP_FOLDER = re.compile(r"step-(\d{8,})")
+# A folder that is being written, and one that is being deleted. Neither name is a checkpoint's.
+_TEMPORARY, _DISCARDED = ".tmp", ".discarded"
+_BLOCK = 1 << 20
+
+
+def step_folder(directory: Path, step: int) -> Path:
+    """Where the finished checkpoint of a step is."""
+    return directory / f"step-{step:08d}"
+
+
+def temporary_folder(directory: Path, step: int) -> Path:
+    """Where the checkpoint of a step is while it is being written."""
+    folder = step_folder(directory, step)
+    return folder.with_name(folder.name + _TEMPORARY)
+
+
+def step_folders(directory: Path) -> dict[int, Path]:
+    """The folders with a checkpoint's name (finished or not looked at), by step, ascending."""
+    return dict(sorted(_folders(directory, "")))
+
+
+def temporary_folders(directory: Path) -> dict[int, Path]:
+    """The folders of checkpoints that are being written, or were when something died."""
+    return dict(sorted(_folders(directory, _TEMPORARY)))
+
+
+def discarded_folders(directory: Path) -> list[Path]:
+    """The folders whose deletion was interrupted."""
+    return [path for _, path in sorted(_folders(directory, _DISCARDED))]
+
+
+def _folders(directory: Path, ending: str) -> Iterator[tuple[int, Path]]:
+    if not directory.is_dir():
+        return
+    for path in directory.iterdir():
+        match = _STEP_FOLDER.fullmatch(path.name.removesuffix(ending))
+        # Our own names only: step-000000300 would be a second folder of step 300.
+        if match and path.name == step_folder(directory, int(match[1])).name + ending:
+            yield int(match[1]), path
+
+
+def discard(folder: Path) -> None:
+    """Deletes a checkpoint's folder, which stops looking like one before its first file goes."""
+    rubbish = folder.with_name(folder.name + _DISCARDED)
+    if rubbish.exists():
+        shutil.rmtree(rubbish)
+    folder.rename(rubbish)
+    sync(folder.parent)
+    shutil.rmtree(rubbish)
+
+
+def sync(path: Path) -> None:
+    """Waits until a file's content, or a folder's list of files, is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_durably(path: Path, content: bytes) -> None:
+    """Writes a file that is there whole or not at all, even if the machine stops."""
+    unfinished = path.with_name(path.name + _TEMPORARY)
+    with open(unfinished, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.rename(path)
+    sync(path.parent)
+
+
+def sha256(path: Path) -> str:
+    """The SHA-256 of a file's content, in hexadecimal."""
+    digest = hashlib.sha256()
+    with open(path, "rb", buffering=0) as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()

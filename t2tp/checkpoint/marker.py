@@ -1,0 +1,131 @@
+"""The marker of a finished checkpoint: the last file written, and what the others must be."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from t2tp.checkpoint import files
+from t2tp.checkpoint.errors import UnusableCheckpointError
+
+NAME = "FINISHED"
+METADATA = "metadata.json"
+VARIABLES = "variables"
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """What a file of a checkpoint was when it was written.
+
+    Attributes:
+      size: bytes.
+      sha256: of its content, in hexadecimal.
+    """
+
+    size: int
+    sha256: str
+
+    @classmethod
+    def of(cls, path: Path) -> FileRecord:
+        """Reads the file."""
+        return cls(path.stat().st_size, files.sha256(path))
+
+
+@dataclass(frozen=True)
+class Marker:
+    """What a finished checkpoint says of itself.
+
+    Attributes:
+      step: the training step that was saved.
+      files: the other files of the folder, by name.
+      float16: the names of the tensors that are float16; see `t2tp.checkpoint.writing`.
+      writers: for each process, a word that no other save has.
+    """
+
+    step: int
+    files: dict[str, FileRecord]
+    float16: tuple[str, ...]
+    writers: tuple[str, ...]
+
+    def write(self, folder: Path) -> None:
+        """Makes the folder a finished checkpoint."""
+        body = json.dumps({"format": FORMAT, **asdict(self)}, indent=1).encode()
+        files.write_durably(folder / NAME, body + b"\n" + _digest(body) + b"\n")
+
+    @classmethod
+    def read(cls, folder: Path) -> Marker:
+        """Reads the folder's marker and checks the marker itself, not the other files.
+
+        Raises:
+          UnusableCheckpointError: there is no marker, it is damaged, or of a newer format.
+        """
+        try:
+            content = (folder / NAME).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            what = "it was never finished" if folder.is_dir() else "there is no such folder"
+            raise UnusableCheckpointError(
+                f"{folder} is not a checkpoint: {what} (no file {NAME} in it)."
+            ) from None
+        body, _, digest = content.removesuffix(b"\n").rpartition(b"\n")
+        if digest != _digest(body):
+            raise UnusableCheckpointError(f"The checkpoint {folder} is damaged: its file {NAME}.")
+        fields = json.loads(body)
+        if fields["format"] != FORMAT:
+            raise UnusableCheckpointError(
+                f"The checkpoint {folder} has format {fields['format']}; this version of t2tp"
+                f" reads format {FORMAT}."
+            )
+        return cls(
+            step=fields["step"],
+            files={name: FileRecord(**record) for name, record in fields["files"].items()},
+            float16=tuple(fields["float16"]),
+            writers=tuple(fields["writers"]),
+        )
+
+    def check_sizes(self, folder: Path) -> None:
+        """Checks that every file is there with its size, and the content of all but the data.
+
+        The index and the metadata are small, and TensorFlow reads an index with a wrong bit in
+        it without noticing, so these are always read.
+
+        Raises:
+          UnusableCheckpointError: a file is missing or not what was written.
+        """
+        for name, record in self.files.items():
+            path = folder / name
+            if not path.is_file():
+                raise UnusableCheckpointError(
+                    f"The checkpoint {folder} is damaged: its file {name} is missing."
+                )
+            size = path.stat().st_size
+            if size != record.size:
+                raise UnusableCheckpointError(
+                    f"The checkpoint {folder} is damaged: its file {name} has {size} bytes,"
+                    f" {record.size} were written."
+                )
+            if not name.startswith(f"{VARIABLES}.data-"):
+                self._check_content(folder, name)
+
+    def check_contents(self, folder: Path) -> None:
+        """Reads every file and compares it with what was written.
+
+        Raises:
+          UnusableCheckpointError: a file is missing or not what was written.
+        """
+        self.check_sizes(folder)
+        for name in self.files:
+            self._check_content(folder, name)
+
+    def _check_content(self, folder: Path, name: str) -> None:
+        if files.sha256(folder / name) != self.files[name].sha256:
+            raise UnusableCheckpointError(
+                f"The checkpoint {folder} is damaged: the content of its file {name} is not what"
+                " was written."
+            )
+
+
+def _digest(body: bytes) -> bytes:
+    return hashlib.sha256(body).hexdigest().encode()

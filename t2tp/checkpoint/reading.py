@@ -1,0 +1,153 @@
+"""Reads checkpoints: any slice, whatever the slices it was saved in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from os import PathLike
+from pathlib import Path
+
+import tensorflow as tf
+from absl import logging
+
+from t2tp.checkpoint import files
+from t2tp.checkpoint.errors import UnusableCheckpointError, reason
+from t2tp.checkpoint.marker import METADATA, VARIABLES, Marker
+from t2tp.checkpoint.slices import Slice
+from t2tp.nearest import nearest
+
+
+class Checkpoint:
+    """A finished checkpoint.
+
+    Attributes:
+      path: its folder.
+      step: the training step that was saved.
+      metadata: what was saved along with the tensors.
+    """
+
+    def __init__(self, path: str | PathLike[str]) -> None:
+        """Opens a checkpoint; checks the sizes of its files, and the small ones' content.
+
+        Raises:
+          UnusableCheckpointError: `path` is no checkpoint, not finished, or damaged.
+        """
+        self.path = Path(path)
+        self._marker = Marker.read(self.path)
+        self._marker.check_sizes(self.path)
+        self.step = self._marker.step
+        self.metadata: dict = json.loads((self.path / METADATA).read_bytes())
+        reader = tf.train.load_checkpoint(self.prefix)
+        self._shapes = {
+            name: tuple(shape) for name, shape in reader.get_variable_to_shape_map().items()
+        }
+        self._dtypes = dict(reader.get_variable_to_dtype_map())
+        self._dtypes.update(dict.fromkeys(self._marker.float16, tf.float16))
+
+    @property
+    def prefix(self) -> str:
+        """What TensorFlow's own functions (`tf.train.load_checkpoint`) call the checkpoint."""
+        return str(self.path / VARIABLES)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The global shape of each tensor, by name."""
+        return dict(self._shapes)
+
+    def dtypes(self) -> dict[str, tf.DType]:
+        """The dtype of each tensor, by name."""
+        return dict(self._dtypes)
+
+    def read(self, slices: Sequence[Slice]) -> list[tf.Tensor]:
+        """Reads slices of any size and place.
+
+        TensorFlow reads and checks those saved slices, as wholes, that a slice touches.
+
+        Returns:
+          Their values on the CPU, in the order of `slices`.
+
+        Raises:
+          LookupError: the checkpoint has no tensor of that name.
+          ValueError: a tensor has another shape or dtype than the slice says.
+          UnusableCheckpointError: what is stored is not what was saved.
+        """
+        for each in slices:
+            self._check(each)
+        if not slices:
+            return []
+        stored = [tf.float32 if part.dtype == tf.float16 else part.dtype for part in slices]
+        try:
+            with tf.device("CPU:0"):
+                values = tf.raw_ops.RestoreV2(
+                    prefix=self.prefix,
+                    tensor_names=[each.name for each in slices],
+                    shape_and_slices=[each.spec for each in slices],
+                    dtypes=stored,
+                )
+                return [
+                    tf.cast(value, each.dtype) if each.dtype == tf.float16 else value
+                    for value, each in zip(values, slices, strict=True)
+                ]
+        except (tf.errors.DataLossError, tf.errors.OutOfRangeError, tf.errors.NotFoundError) as e:
+            raise UnusableCheckpointError(
+                f"The checkpoint {self.path} is damaged: its content is not what was saved"
+                f" ({reason(e)}). Delete its folder to go on from the one before."
+            ) from e
+
+    def verify(self) -> None:
+        """Reads all files and compares them with what was written.
+
+        Raises:
+          UnusableCheckpointError: a file is not what was written; the error names it.
+        """
+        self._marker.check_contents(self.path)
+
+    def _check(self, part: Slice) -> None:
+        if part.name not in self._shapes:
+            raise LookupError(
+                f"The checkpoint {self.path} has no {part.name!r}:"
+                f" {nearest(part.name, self._shapes, 'tensors')}"
+            )
+        shape, dtype = self._shapes[part.name], self._dtypes[part.name]
+        if (shape, dtype) != (part.shape, part.dtype):
+            raise ValueError(
+                f"{part.name!r} is {dtype.name} {shape} in the checkpoint {self.path} and is asked"
+                f" for as {part.dtype.name} {part.shape}."
+            )
+
+
+def latest(directory: str | PathLike[str]) -> Checkpoint | None:
+    """Opens the newest finished checkpoint of a directory; None if there is none.
+
+    One that is unfinished or damaged is skipped with a warning that names it and says why.
+    """
+    directory = Path(directory)
+    unfinished = files.temporary_folders(directory)
+    for path in reversed(list(files.step_folders(directory).values())):
+        found = _open_or_warn(path)
+        if found is not None:
+            break
+    else:
+        found = None
+    for step, path in unfinished.items():
+        if found is None or step > found.step:
+            logging.warning("Skipping %s: it was not finished, or is still being written.", path)
+    return found
+
+
+def all_steps(directory: str | PathLike[str]) -> list[int]:
+    """The steps of a directory's finished checkpoints, ascending; warns of damaged ones."""
+    paths = files.step_folders(Path(directory)).values()
+    return [found.step for path in paths if (found := _open_or_warn(path)) is not None]
+
+
+def _open_or_warn(path: Path) -> Checkpoint | None:
+    try:
+        checkpoint = Checkpoint(path)
+    except UnusableCheckpointError as error:
+        if path.exists():  # It may just have been deleted as one too many.
+            logging.warning("Skipping a checkpoint: %s", error)
+        return None
+    if files.step_folder(path.parent, checkpoint.step) != path:
+        logging.warning("Skipping %s: it holds step %d, not its name's.", path, checkpoint.step)
+        return None
+    return checkpoint

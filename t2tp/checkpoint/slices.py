@@ -1,0 +1,114 @@
+"""What part of which tensor: the unit in which checkpoints are written and read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import tensorflow as tf
+
+
+@dataclass(frozen=True)
+class Slice:
+    """A box cut out of a named tensor.
+
+    Attributes:
+      name: the tensor's full name.
+      shape: the tensor's global shape; () for a scalar.
+      begin: global index at which the slice begins, one number a dimension.
+      size: how many elements the slice has along each dimension.
+      dtype: the tensor's dtype.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    begin: tuple[int, ...]
+    size: tuple[int, ...]
+    dtype: tf.DType
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ValueError(f"A slice of shape {self.size} has no tensor's name.")
+        if not len(self.shape) == len(self.begin) == len(self.size):
+            raise ValueError(
+                f"A slice of {self.name!r} needs as many begins and sizes as the tensor has"
+                f" dimensions: shape {self.shape}, begin {self.begin}, size {self.size}."
+            )
+        if self.is_whole:
+            return
+        inside = zip(self.begin, self.size, self.shape, strict=True)
+        if not all(begin >= 0 and 0 < size <= dim - begin for begin, size, dim in inside):
+            raise ValueError(
+                f"The slice of {self.name!r} that begins at {self.begin} with size {self.size} is"
+                f" empty or not inside the tensor's shape {self.shape}."
+            )
+
+    @classmethod
+    def whole(cls, name: str, shape: Iterable[int], dtype: tf.DType) -> Slice:
+        """The slice that is all of the tensor."""
+        shape = tuple(shape)
+        return cls(name, shape, (0,) * len(shape), shape, dtype)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the slice is all of the tensor."""
+        return self.size == self.shape and not any(self.begin)
+
+    @property
+    def spec(self) -> str:
+        """The slice as TensorFlow's `shape_and_slices` has it: "8192 256 0,2048:0,256"."""
+        if self.is_whole:
+            return ""
+        shape = " ".join(str(dim) for dim in self.shape)
+        parts = zip(self.begin, self.size, strict=True)
+        return f"{shape} {':'.join(f'{begin},{size}' for begin, size in parts)}"
+
+
+def check_tiling(slices: Iterable[Slice]) -> None:
+    """Checks that every tensor's slices cover each of its elements exactly once.
+
+    TensorFlow writes overlapping and missing slices without a word and fails when they are read.
+
+    Raises:
+      ValueError: some elements are in no slice or in several, or two slices of one tensor
+        disagree about its shape or dtype.
+    """
+    by_name: dict[str, list[Slice]] = {}
+    for each in slices:
+        by_name.setdefault(each.name, []).append(each)
+    for name, parts in by_name.items():
+        kinds = sorted({f"{part.dtype.name} {part.shape}" for part in parts})
+        if len(kinds) > 1:
+            raise ValueError(f"Slices of {name!r} disagree on what it is: {' and '.join(kinds)}.")
+        _check_tiling_of_one(parts)
+
+
+def _check_tiling_of_one(parts: list[Slice]) -> None:
+    """Counts on the coarsest grid that has all borders of slices among its lines."""
+    name, shape = parts[0].name, parts[0].shape
+    if 0 in shape:
+        if len(parts) > 1:
+            raise ValueError(f"{name!r} of shape {shape} has no elements but {len(parts)} slices.")
+        return
+    lines = []
+    for axis, dim in enumerate(shape):
+        borders = {0, dim}
+        for part in parts:
+            borders.update((part.begin[axis], part.begin[axis] + part.size[axis]))
+        lines.append({border: place for place, border in enumerate(sorted(borders))})
+    count = np.zeros([len(places) - 1 for places in lines], np.int64)
+    for part in parts:
+        box = zip(lines, part.begin, part.size, strict=True)
+        count[tuple(slice(at[begin], at[begin + size]) for at, begin, size in box)] += 1
+    if (count == 1).all():
+        return
+    cell = tuple(np.argwhere(count != 1)[0])
+    where = tuple(list(places)[place] for places, place in zip(lines, cell, strict=True))
+    saved = sum(math.prod(part.size) for part in parts)
+    raise ValueError(
+        f"The slices of {name!r} have to cover its shape {shape} exactly once: the element at"
+        f" {where} is in {count[cell]} of its {len(parts)} slices, which have {saved} elements"
+        f" together where the tensor has {math.prod(shape)}."
+    )

@@ -1,0 +1,281 @@
+"""The types a hyperparameter can have, and how its value is checked or read from text.
+
+A value is a bool, int, float or str, a list of them, or None where the declaration allows it.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import math
+import numbers
+import re
+from typing import Any
+
+SCALARS = (bool, int, float, str)
+_TRUE = ("true", "t", "yes", "y", "on", "1")
+_FALSE = ("false", "f", "no", "n", "off", "0")
+_WHOLE_QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
+
+
+@dataclasses.dataclass(frozen=True)
+class ValueType:
+    """The declared type of one hyperparameter.
+
+    Attributes:
+        scalar: bool, int, float or str, of the value or of its elements; None if none is declared.
+        is_list: whether the value is a list.
+        nullable: whether it may be None.
+    """
+
+    scalar: type | None
+    is_list: bool = False
+    nullable: bool = False
+
+    def __str__(self) -> str:
+        """Writes the type as an annotation would: "list[int] | None"; "any" if undeclared."""
+        if self.scalar is None:
+            return "any"
+        name = f"list[{self.scalar.__name__}]" if self.is_list else self.scalar.__name__
+        return f"{name} | None" if self.nullable else name
+
+    def check(self, name: str, value: Any) -> Any:
+        """Returns the value as exactly this type; a list is copied.
+
+        An int will do for a float, and a float that is a whole number for an int. A bool is no int.
+
+        Raises:
+            TypeError: the value is of another type, or not finite; names the hyperparameter.
+        """
+        if value is None and self.nullable:
+            return None
+        if isinstance(value, (list, tuple)) and (self.is_list or self.scalar is None):
+            return [self._check_scalar(name, element, value) for element in value]
+        if self.is_list:
+            raise _mismatch(name, self, value)
+        return self._check_scalar(name, value, value)
+
+    def _check_scalar(self, name: str, value: Any, whole: Any) -> Any:
+        given = _scalar_type(value)
+        scalar = self.scalar or given
+        if scalar in (bool, str) and given is scalar:
+            return scalar(value)
+        if scalar in (int, float) and given in (int, float):
+            number = _exact_number(scalar, value)
+            if number is not None:
+                return number
+        raise _mismatch(name, self, whole)
+
+    def read(self, name: str, text: str) -> Any:
+        """Reads a value from text, the part after the `=` in `name=text`.
+
+        Raises:
+            ValueError: the text is no value of this type; names the hyperparameter.
+        """
+        text = text.strip()
+        if self.nullable and text.lower() == "none":
+            return None
+        bracketed = text.startswith("[")
+        if bracketed and not (self.is_list or self.scalar is None):
+            raise _unreadable(name, self, text, f"not a list; or quote it: {name}={text!r}")
+        if self.is_list and not bracketed:
+            raise _unreadable(name, self, text, f"lists stand in brackets: {name}=[{text}]")
+        if not bracketed:
+            return self._read_scalar(name, text, text)
+        if not text.endswith("]"):
+            raise _unreadable(name, self, text, "nothing can follow the closing bracket")
+        inside = text[1:-1]
+        elements = split_at_commas(inside) if inside.strip() else []
+        return [self._read_scalar(name, element.strip(), text) for element in elements]
+
+    def _read_scalar(self, name: str, text: str, whole: str) -> Any:
+        quoted = text[:1] in ("'", '"')
+        if quoted:
+            text = _unquote(name, text)
+        elif "=" in text:
+            hint = "is a comma missing? Text with an '=' must be quoted"
+            raise _unreadable(name, self, whole, hint)
+        elif whole.startswith("[") and (not text or text[0] == "["):
+            raise _unreadable(name, self, whole, "a list's elements are neither empty nor lists")
+        if self.scalar is None:
+            return text if quoted else _guess(text)
+        value = _read_as(self.scalar, text)
+        if value is None:
+            raise _unreadable(name, self, whole)
+        return value
+
+
+_ANY = ValueType(None, nullable=True)
+
+
+def _declarable() -> dict[Any, ValueType]:
+    known: dict[Any, ValueType] = {}
+    for scalar in SCALARS:
+        known[scalar] = ValueType(scalar)
+        known[scalar | None] = ValueType(scalar, nullable=True)
+        known[list[scalar]] = ValueType(scalar, is_list=True)  # type: ignore[valid-type]
+        known[list[scalar] | None] = ValueType(  # type: ignore[valid-type]
+            scalar, is_list=True, nullable=True
+        )
+    return known
+
+
+_BY_ANNOTATION = _declarable()
+_BY_NAME: dict[Any, ValueType] = {str(each): each for each in (*_BY_ANNOTATION.values(), _ANY)}
+
+
+def declared_type(name: str, annotation: Any) -> ValueType:
+    """Returns the type of a declaration: a scalar type, list[...] of one, or either `| None`.
+
+    The annotation may be the type itself or its name, as `str(ValueType)` writes it.
+
+    Raises:
+        TypeError: a hyperparameter cannot have that type.
+    """
+    known = _BY_NAME if isinstance(annotation, str) else _BY_ANNOTATION
+    # Compared one by one, since what somebody passes by mistake need not be hashable ([int]).
+    found = next((declared for each, declared in known.items() if each == annotation), None)
+    if found is None:
+        raise TypeError(
+            f"{name}: cannot be declared as {annotation!r}; the types are bool, int, float, str, "
+            "a list of one (list[int]), and any of them or None (float | None)"
+        )
+    return found
+
+
+def inferred_type(name: str, default: Any) -> ValueType:
+    """Returns the type that a default value shows; None shows none, so that any value fits.
+
+    Raises:
+        TypeError: a hyperparameter cannot have such a value.
+        ValueError: the default is an empty list, which does not show its elements' type.
+    """
+    if default is None:
+        return _ANY
+    if not isinstance(default, (list, tuple)):
+        return ValueType(_inferred_scalar(name, default, default))
+    if not default:
+        raise ValueError(
+            f"{name}: an empty list does not show the type of its elements; "
+            f"declare it: add({name!r}, [], type=list[int])"
+        )
+    scalars = {_inferred_scalar(name, element, default) for element in default}
+    if scalars == {int, float}:
+        scalars = {float}
+    if len(scalars) > 1:
+        raise TypeError(f"{name}: the elements of a list are of one type; got {default!r}")
+    return ValueType(scalars.pop(), is_list=True)
+
+
+def _scalar_type(value: Any) -> type | None:
+    """Returns which of bool, int, float and str the value is; None if none of them."""
+    if isinstance(value, bool):
+        return bool
+    # numpy's numbers count as Integral and Real, so that they become plain ints and floats.
+    if isinstance(value, numbers.Integral):
+        return int
+    if isinstance(value, numbers.Real):
+        return float
+    return str if isinstance(value, str) else None
+
+
+def split_at_commas(text: str) -> list[str]:
+    """Splits at the commas that stand outside quotes and brackets.
+
+    Both count only where a value begins, so that "it's" and "a[0]" are plain text.
+
+    Raises:
+        ValueError: a quote or bracket is never closed.
+    """
+    pieces, start, depth = [], 0, 0
+    quote, escaped, value_begins = "", False, True
+    for position, char in enumerate(text):
+        if quote:
+            if char == quote and not escaped:
+                quote = ""
+            escaped = char == "\\" and not escaped
+            continue
+        if char in "'\"" and value_begins:
+            quote = char
+        elif char == "[" and value_begins:
+            depth += 1
+        elif char == "]" and depth:
+            depth -= 1
+        elif char == "," and not depth:
+            pieces.append(text[start:position])
+            start = position + 1
+        value_begins = char in "=,[" or (value_begins and char.isspace())
+    if quote or depth:
+        raise ValueError(f"{text[start:].strip()!r}: the {quote or '['} is never closed")
+    return [*pieces, text[start:]]
+
+
+def _inferred_scalar(name: str, value: Any, whole: Any) -> type:
+    scalar = _scalar_type(value)
+    if scalar is None:
+        raise TypeError(
+            f"{name}: a hyperparameter is a bool, int, float or str, a list of one of them, or "
+            f"None; got {whole!r}"
+        )
+    return scalar
+
+
+def _exact_number(scalar: type, value: Any) -> int | float | None:
+    """Returns the number as an int or float; None if it is not whole (int) or not finite."""
+    try:
+        number = scalar(value)
+    except (OverflowError, ValueError):  # infinity or NaN as an int, a huge int as a float
+        return None
+    if scalar is int:
+        return number if number == value else None
+    return number if math.isfinite(number) else None
+
+
+def _read_as(scalar: type, text: str) -> Any:
+    """Reads one scalar; None if the text is none of that type."""
+    if scalar is str:
+        return text
+    if scalar is bool:
+        lowered = text.lower()
+        return True if lowered in _TRUE else False if lowered in _FALSE else None
+    try:
+        return int(text) if scalar is int else _exact_number(float, float(text))
+    except ValueError:
+        pass
+    # A whole number in float notation, as 1e3; beyond 2**53 a float no longer holds every int.
+    number = _read_as(float, text) if scalar is int else None
+    if number is None or not number.is_integer() or abs(number) > 2**53:
+        return None
+    return int(number)
+
+
+def _guess(text: str) -> Any:
+    """Reads text for which no type is declared as what it looks like."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for scalar in (int, float):
+        try:
+            number = _exact_number(scalar, scalar(text))
+        except ValueError:
+            continue
+        if number is not None:
+            return number
+    return text
+
+
+def _unquote(name: str, text: str) -> str:
+    if not _WHOLE_QUOTED.fullmatch(text):
+        raise ValueError(f"{name}={text}: nothing can follow the closing quote")
+    try:
+        return ast.literal_eval(text)
+    except (SyntaxError, ValueError) as error:
+        raise ValueError(f"{name}={text}: cannot read the quoted text: {error}") from None
+
+
+def _mismatch(name: str, expected: ValueType, value: Any) -> TypeError:
+    return TypeError(f"{name}: expected {expected}, got {value!r} ({type(value).__name__})")
+
+
+def _unreadable(name: str, expected: ValueType, text: str, hint: str = "") -> ValueError:
+    hint = f"; {hint}" if hint else ""
+    return ValueError(f"{name}={text}: expected {expected}, got {text!r}{hint}")

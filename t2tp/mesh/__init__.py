@@ -1,0 +1,1 @@
+"""The engine: a mesh of devices, and programs in named dimensions that run on it."""

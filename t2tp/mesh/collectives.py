@@ -1,0 +1,195 @@
+"""Collectives of one processor with the processors that differ from it only along some axes of the
+mesh.
+
+They are TensorFlow's own (NCCL on GPUs, rings on CPUs, gRPC between processes). The program is the
+same on all processors: a processor's group is a number computed from its own number `pnum`, which
+is an argument of the program.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from t2tp import mtf
+
+# Group keys name groups of devices, and instance keys a collective within its group, for the life
+# of the process. They are handed out in the order of tracing, which is the same in every process.
+_group_keys = itertools.count(1)
+_instance_keys = itertools.count(1)
+_axes_keys: dict[tuple, int] = {}
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective operation of a program.
+
+    Attributes:
+      kind: `allreduce`, `allgather`, `alltoall` or `permute`.
+      axes: names of the mesh axes that it runs over.
+      group_size: number of processors in a group.
+      bytes: size of the slice that each processor puts in.
+      name: name of the operation that asked for it.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    group_size: int
+    bytes: int
+    name: str
+
+
+def summarize(
+    collectives: Sequence[Collective],
+) -> dict[tuple[str, tuple[str, ...]], tuple[int, int]]:
+    """Adds collectives up: (kind, axes) -> (how many, bytes put in by each processor)."""
+    count: Counter = Counter()
+    size: Counter = Counter()
+    for c in collectives:
+        count[c.kind, c.axes] += 1
+        size[c.kind, c.axes] += c.bytes
+    return {key: (count[key], size[key]) for key in count}
+
+
+class Collectives:
+    """Emits the collectives of one processor into the current TensorFlow graph.
+
+    Attributes:
+      log: the collectives emitted so far.
+    """
+
+    def __init__(self, mesh_shape: mtf.Shape, devices: Sequence[str], pnum: tf.Tensor) -> None:
+        """Makes the collectives of processor `pnum` (an int32 scalar) of a mesh bound to
+        `devices`."""
+        self._mesh_shape = mesh_shape
+        self._devices = tuple(devices)
+        self._pnum = pnum
+        self._groups: dict[tuple[int, ...], tuple[tf.Tensor, int]] = {}
+        self.log: list[Collective] = []
+
+    def coordinate(self, axis: int) -> tf.Tensor:
+        """The processor's place along a mesh axis: an int32 scalar."""
+        stride = math.prod(self._mesh_shape.to_integer_list[axis + 1 :])
+        return self._pnum // stride % self._mesh_shape.dims[axis].size
+
+    def allreduce(self, x: tf.Tensor, axes: Sequence[int], merge_op: str) -> tf.Tensor:
+        """Sum (`Add`), `Max` or `Min` of `x` over the group."""
+        axes = self._real_axes(axes)
+        if not axes:
+            return x
+        key, size = self._group(axes)
+        self._record("allreduce", axes, x)
+        return tf.raw_ops.CollectiveReduceV2(
+            input=x,
+            group_size=size,
+            group_key=key,
+            instance_key=next(_instance_keys),
+            ordering_token=[],
+            merge_op=merge_op,
+            final_op="Id",
+        )
+
+    def allgather(self, x: tf.Tensor, axis: int, concat_axis: int) -> tf.Tensor:
+        """Concatenation of the group's `x` along `concat_axis`, in the order of the mesh axis."""
+        if not self._real_axes([axis]):
+            return x
+        key, size = self._group((axis,))
+        self._record("allgather", (axis,), x)
+        gathered = tf.raw_ops.CollectiveGatherV2(
+            input=tf.expand_dims(x, 0),
+            group_size=size,
+            group_key=key,
+            instance_key=next(_instance_keys),
+            ordering_token=[],
+        )
+        return _merge_leading(tf.ensure_shape(gathered, [size, *x.shape]), concat_axis)
+
+    def alltoall(self, x: tf.Tensor, axis: int, split_axis: int, concat_axis: int) -> tf.Tensor:
+        """Cuts `x` along `split_axis`, sends part i to member i, joins what came along
+        `concat_axis`."""
+        if not self._real_axes([axis]):
+            return x
+        key, size = self._group((axis,))
+        self._record("alltoall", (axis,), x)
+        parts = tf.stack(tf.split(x, size, axis=split_axis))
+        exchanged = tf.raw_ops.CollectiveAllToAllV2(
+            input=parts,
+            group_size=size,
+            group_key=key,
+            instance_key=next(_instance_keys),
+            ordering_token=[],
+        )
+        return _merge_leading(tf.ensure_shape(exchanged, parts.shape), concat_axis)
+
+    def permute(self, x: tf.Tensor, axis: int, source: Sequence[int | None]) -> tf.Tensor:
+        """Gives each member the `x` of another one: member k that of `source[k]`, zeros where that
+        is None."""
+        size = self._mesh_shape.dims[axis].size
+        if list(source) == list(range(size)):
+            return x
+        key, _ = self._group((axis,))
+        self._record("permute", (axis,), x)
+        # Member j sends x to every k with source[k] == j, zeros to the others; the sum of what
+        # arrives is what was asked for.
+        place = self.coordinate(axis)
+        wanted = tf.constant([-1 if s is None else s for s in source], tf.int32)
+        to_send = tf.cast(tf.equal(wanted, place), tf.bool)
+        parts = tf.where(
+            tf.reshape(to_send, [size] + [1] * x.shape.rank), x[None], tf.zeros_like(x)[None]
+        )
+        arrived = tf.raw_ops.CollectiveAllToAllV2(
+            input=parts,
+            group_size=size,
+            group_key=key,
+            instance_key=next(_instance_keys),
+            ordering_token=[],
+        )
+        arrived = tf.ensure_shape(arrived, parts.shape)
+        from_member = tf.gather(wanted, place)
+        return tf.where(
+            from_member < 0, tf.zeros_like(x), tf.gather(arrived, tf.maximum(from_member, 0))
+        )
+
+    def _real_axes(self, axes: Sequence[int]) -> tuple[int, ...]:
+        """Drops axes of size one: nothing moves along them."""
+        return tuple(sorted(a for a in axes if self._mesh_shape.dims[a].size > 1))
+
+    def _group(self, axes: tuple[int, ...]) -> tuple[tf.Tensor, int]:
+        """Key (int32 scalar tensor) and size of the group along `axes`."""
+        if axes not in self._groups:
+            sizes = self._mesh_shape.to_integer_list
+            identity = (self._devices, tuple(sizes), axes)
+            if identity not in _axes_keys:
+                _axes_keys[identity] = next(_group_keys)
+                for _ in range(len(self._devices)):
+                    next(_group_keys)
+            group = tf.constant(0, tf.int32)
+            for axis, size in enumerate(sizes):
+                if axis not in axes:
+                    group = group * size + self.coordinate(axis)
+            self._groups[axes] = (
+                group + _axes_keys[identity],
+                math.prod(sizes[a] for a in axes),
+            )
+        return self._groups[axes]
+
+    def _record(self, kind: str, axes: tuple[int, ...], x: tf.Tensor) -> None:
+        names = tuple(self._mesh_shape.dims[a].name for a in axes)
+        size = math.prod(self._mesh_shape.dims[a].size for a in axes)
+        num_bytes = math.prod(x.shape.as_list()) * x.dtype.size
+        scope = tf.compat.v1.get_default_graph().get_name_scope()
+        self.log.append(Collective(kind, names, size, num_bytes, scope))
+
+
+def _merge_leading(x: tf.Tensor, axis: int) -> tf.Tensor:
+    """[n, ..., d, ...] -> [..., n * d, ...], where d is dimension `axis` of the result."""
+    shape = x.shape.as_list()
+    order = [*range(1, axis + 1), 0, *range(axis + 1, len(shape))]
+    merged = shape[1:]
+    merged[axis] *= shape[0]
+    return tf.reshape(tf.transpose(x, order), merged)

@@ -1,0 +1,244 @@
+"""Which dimension of a tensor is split over which axis of the mesh.
+
+Two short strings say it all: a mesh shape, `data:2;model:4` (axis:size), and layout rules,
+`batch:data;d_ff:model;heads:model` (dimension:axis). A rule whose axis the mesh does not have is
+idle, so that one layout serves many meshes. A layout that cannot work is refused here, before any
+work is done.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Iterable, Iterator
+
+from t2tp import mtf
+
+_PAIR = re.compile(r"^\s*([A-Za-z_][\w\-]*)\s*:\s*([^\s:]+)\s*$")
+
+
+class LayoutError(ValueError):
+    """A mesh shape or layout that cannot work."""
+
+
+def _pairs(text: str, what: str, example: str) -> Iterator[tuple[str, str]]:
+    for part in re.split(r"[;,]", text):
+        if not part.strip():
+            continue
+        match = _PAIR.match(part)
+        if match is None:
+            raise LayoutError(
+                f"{what} {text!r}: {part.strip()!r} is not of the form {example.split(';')[0]!r}"
+                f" (pairs are separated by ';', as in {example!r})."
+            )
+        yield match.group(1), match.group(2)
+
+
+def parse_mesh_shape(mesh_shape: str | mtf.Shape) -> mtf.Shape:
+    """Reads a mesh shape such as `data:2;model:4`; the empty string is a mesh of one processor.
+
+    Raises:
+      LayoutError: a pair is malformed, a size is not a positive integer, an axis comes twice.
+    """
+    if isinstance(mesh_shape, mtf.Shape):
+        return mesh_shape
+    axes: dict[str, int] = {}
+    for name, size in _pairs(mesh_shape, "Mesh shape", "data:2;model:4"):
+        if not size.isdecimal() or int(size) == 0:
+            raise LayoutError(
+                f"Mesh shape {mesh_shape!r}: the size of axis {name!r} must be a positive integer,"
+                f" not {size!r}."
+            )
+        if name in axes:
+            raise LayoutError(f"Mesh shape {mesh_shape!r} names axis {name!r} twice.")
+        axes[name] = int(size)
+    return mtf.Shape([mtf.Dimension(name, size) for name, size in axes.items()])
+
+
+def parse_rules(rules: str) -> list[tuple[str, str]]:
+    """Reads layout rules such as `batch:data;d_ff:model` as (dimension, axis) pairs.
+
+    Raises:
+      LayoutError: a pair is malformed.
+    """
+    return list(dict.fromkeys(_pairs(rules, "Layout", "batch:data;d_ff:model")))
+
+
+class Layout:
+    """A mesh shape together with the rules that lay tensors out on it.
+
+    Attributes:
+      mesh_shape: an `mtf.Shape`, one dimension an axis.
+      rules: (dimension name, axis name) pairs, in the order given.
+      mtf_rules: the same as an `mtf.LayoutRules`.
+    """
+
+    def __init__(self, mesh_shape: str | mtf.Shape = "", rules: str = "") -> None:
+        self.mesh_shape = parse_mesh_shape(mesh_shape)
+        self.rules = parse_rules(rules)
+        self.mtf_rules = mtf.LayoutRules(self.rules)
+        self._axis_index = {axis.name: i for i, axis in enumerate(self.mesh_shape.dims)}
+        self._dim_to_axis: dict[str, int] = {}
+        for dim, axis in self.rules:
+            if axis not in self._axis_index:
+                continue
+            taken = self._dim_to_axis.setdefault(dim, self._axis_index[axis])
+            if taken != self._axis_index[axis]:
+                raise LayoutError(
+                    f"Layout rules {rules!r} split dimension {dim!r} over two axes of the mesh,"
+                    f" {self.mesh_shape.dims[taken].name!r} and {axis!r}; a dimension is split over"
+                    " one axis. Reshape the tensor to have two dimensions, or drop one of the"
+                    " rules."
+                )
+
+    def __repr__(self) -> str:
+        mesh = ";".join(f"{axis.name}:{axis.size}" for axis in self.mesh_shape.dims)
+        rules = ";".join(f"{dim}:{axis}" for dim, axis in self.rules)
+        return f"Layout({mesh!r}, {rules!r})"
+
+    @property
+    def size(self) -> int:
+        """Number of processors of the mesh."""
+        return self.mesh_shape.size
+
+    def axis_of(self, dim_name: str) -> mtf.Dimension | None:
+        """The mesh axis over which the dimension is split, or None."""
+        index = self._dim_to_axis.get(dim_name)
+        return None if index is None else self.mesh_shape.dims[index]
+
+    def coordinates(self, pnum: int) -> dict[str, int]:
+        """Place of processor `pnum` on each axis of the mesh (the last axis varies fastest)."""
+        place = {}
+        for axis in reversed(self.mesh_shape.dims):
+            place[axis.name] = pnum % axis.size
+            pnum //= axis.size
+        return place
+
+    def check(self, name: str, shape: mtf.Shape) -> None:
+        """Refuses a tensor that the rules cannot lay out.
+
+        Args:
+          name: what to call the tensor in the error.
+          shape: its global shape.
+
+        Raises:
+          LayoutError: two of its dimensions fall on one axis, or an axis does not divide its
+            dimension.
+        """
+        split_by: dict[str, str] = {}
+        for dim in shape.dims:
+            axis = self.axis_of(dim.name)
+            if axis is None:
+                continue
+            if axis.name in split_by:
+                first = split_by[axis.name]
+                raise LayoutError(
+                    f"Tensor {name!r} {describe(shape)}: the layout splits both its dimensions"
+                    f" {first!r} and {dim.name!r} over mesh axis {axis.name!r}, and an axis can"
+                    f" split"
+                    f" only one dimension of a tensor. Drop the rule '{first}:{axis.name}' or the"
+                    f" rule"
+                    f" '{dim.name}:{axis.name}', or give one of them another axis."
+                )
+            split_by[axis.name] = dim.name
+            if dim.size % axis.size:
+                fits = [n for n in range(1, dim.size + 1) if dim.size % n == 0]
+                near = sorted(sorted(fits, key=lambda n: abs(n - axis.size))[:3])
+                raise LayoutError(
+                    f"Tensor {name!r} {describe(shape)}: mesh axis {axis.name!r} of size"
+                    f" {axis.size}"
+                    f" does not divide dimension {dim.name!r} of size {dim.size}. Sizes of the"
+                    f" axis that"
+                    f" would work: {', '.join(map(str, near))}; or drop the rule"
+                    f" '{dim.name}:{axis.name}'."
+                )
+
+    def check_operation(self, op: mtf.Operation) -> None:
+        """Refuses an operation that cannot be computed with one of its dimensions split.
+
+        Raises:
+          LayoutError: the rules split that dimension.
+        """
+        for dim in sorted(op.unsplittable_dims):
+            axis = self.axis_of(dim)
+            if axis is not None and axis.size > 1:
+                raise LayoutError(
+                    f"Operation {op.name!r} ({type(op).__name__}) cannot be computed with"
+                    f" dimension {dim!r}"
+                    f" split, and the layout splits it over mesh axis {axis.name!r}. Drop the rule"
+                    f" '{dim}:{axis.name}', or rename the dimension around this operation."
+                )
+
+    def slice_size(self, shape: mtf.Shape) -> tuple[int, ...]:
+        """Shape of the slice of a tensor that one processor holds."""
+        axes = [self.axis_of(dim.name) for dim in shape.dims]
+        return tuple(
+            dim.size // (axis.size if axis else 1)
+            for dim, axis in zip(shape.dims, axes, strict=True)
+        )
+
+    def slice_begin(self, shape: mtf.Shape, pnum: int) -> tuple[int, ...]:
+        """Global index at which processor `pnum`'s slice begins."""
+        place = self.coordinates(pnum)
+        begin = []
+        for dim, size in zip(shape.dims, self.slice_size(shape), strict=True):
+            axis = self.axis_of(dim.name)
+            begin.append(place[axis.name] * size if axis else 0)
+        return tuple(begin)
+
+    def slices(self, shape: mtf.Shape, pnum: int) -> tuple[slice, ...]:
+        """Processor `pnum`'s slice, as an index into the whole tensor."""
+        begin, size = self.slice_begin(shape, pnum), self.slice_size(shape)
+        return tuple(slice(b, b + n) for b, n in zip(begin, size, strict=True))
+
+    def is_split(self, shape: mtf.Shape) -> bool:
+        """Whether the processors hold different parts of the tensor."""
+        return self.slice_size(shape) != tuple(shape.to_integer_list)
+
+    def warnings(self, shapes: Iterable[mtf.Shape]) -> list[str]:
+        """What in this layout has no effect on a model, in sentences: probably typing errors.
+
+        Args:
+          shapes: shapes of all the model's tensors.
+        """
+        seen = {dim.name for shape in shapes for dim in shape.dims}
+        said = []
+        for dim, axis in self.rules:
+            if axis not in self._axis_index:
+                near = _nearest(axis, self._axis_index)
+                if near:
+                    said.append(
+                        f"Layout rule '{dim}:{axis}' has no effect: the mesh has no axis"
+                        f" {axis!r}{near}."
+                    )
+            elif dim not in seen:
+                said.append(
+                    f"Layout rule '{dim}:{axis}' has no effect: no tensor of the model has a"
+                    f" dimension"
+                    f" {dim!r}{_nearest(dim, seen)}."
+                )
+        used = {self.axis_of(name).name for name in seen if self.axis_of(name)}  # type: ignore[union-attr]
+        for axis in self.mesh_shape.dims:
+            if axis.name not in used and axis.size > 1:
+                said.append(
+                    f"Mesh axis {axis.name!r} of size {axis.size} splits nothing: its processors"
+                    f" all do"
+                    " the same work."
+                )
+        return said
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, list(known), n=2, cutoff=0.6)
+    return f" (did you mean {' or '.join(map(repr, near))}?)" if near else ""
+
+
+def describe(shape: mtf.Shape) -> str:
+    """A shape for people: `[batch=8, length=128]`."""
+    return "[" + ", ".join(f"{dim.name}={dim.size}" for dim in shape.dims) + "]"
+
+
+def num_bytes(shape: Iterable[int], itemsize: int) -> int:
+    """Size in bytes of an array."""
+    return math.prod(shape) * itemsize

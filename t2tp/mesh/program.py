@@ -1,0 +1,352 @@
+"""A program: a step written in named dimensions, traced once, run on all devices at the same
+time."""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import tensorflow as tf
+import tensorflow.compat.v1 as tf1
+from absl import logging
+from tensorflow.python.eager import context as eager_context
+
+from t2tp import mtf
+from t2tp.mesh.cluster import Cluster, connect
+from t2tp.mesh.collectives import Collective, Collectives, summarize
+from t2tp.mesh.layout import Layout
+from t2tp.mesh.lowering import Lowering
+from t2tp.mesh.spmd import LaidOutTensor, SpmdMeshImpl
+from t2tp.mesh.variables import Variables, VariableSpec, fresh_variable_scopes, handles_for_masters
+
+
+class Feature:
+    """An input of a program: its global shape in named dimensions, and its dtype."""
+
+    def __init__(self, shape: mtf.Shape | str, dtype: tf.DType = tf.float32) -> None:
+        """Says what is fed.
+
+        Args:
+          shape: an `mtf.Shape`, or text such as `"batch:16;length:128"`.
+          dtype: of the elements.
+        """
+        self.shape = mtf.convert_to_shape(shape)
+        self.dtype = tf.as_dtype(dtype)
+
+
+class Mesh(mtf.Mesh):
+    """The mesh that a step is written for; it also knows the step's number."""
+
+    def __init__(self, graph: mtf.Graph, step: tf.Tensor) -> None:
+        """Made by `Program`."""
+        super().__init__(graph, "mesh")
+        self._step_tensor = step
+        self._step: mtf.Tensor | None = None
+
+    @property
+    def step(self) -> mtf.Tensor:
+        """The number of the step, from 0: an int64 scalar."""
+        if self._step is None:
+            self._step = mtf.import_laid_out_tensor(
+                self, LaidOutTensor([self._step_tensor]), mtf.Shape([]), name="step"
+            )
+        return self._step
+
+
+StepFn = Callable[[Mesh, dict[str, mtf.Tensor]], Mapping[str, mtf.Tensor]]
+
+
+@dataclass
+class _Graph:
+    """A step's mtf graph."""
+
+    graph: mtf.Graph
+    mesh: Mesh
+    outputs: dict[str, mtf.Tensor]
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Features already cut and put on the devices, ready for a call.
+
+    Attributes:
+      slices: for each processor, its slice of each feature in the program's order.
+    """
+
+    slices: list[list[tf.Tensor]]
+
+
+class Outputs(Mapping[str, np.ndarray]):
+    """What a step returned, by name. A value is fetched from the devices, and put together, when it
+    is asked for."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        shapes: Mapping[str, mtf.Shape],
+        slices: list[dict[str, tf.Tensor]],
+    ) -> None:
+        """Made by `Program`."""
+        self._layout = layout
+        self._shapes = shapes
+        self._slices = slices
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._shapes)
+
+    def __len__(self) -> int:
+        return len(self._shapes)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        shape = self._shapes[name]
+        first = self._slices[0][name]
+        if not self._layout.is_split(shape):
+            return first.numpy()
+        whole = np.zeros(shape.to_integer_list, first.dtype.as_numpy_dtype)
+        for pnum, mine in enumerate(self._slices):
+            whole[self._layout.slices(shape, pnum)] = mine[name].numpy()
+        return whole
+
+
+class Program:
+    """A step on a mesh of devices.
+
+    ```python
+    def step_fn(mesh, features):  # from mtf.Tensors to mtf.Tensors; assignments are carried out
+        w = mtf.get_variable(mesh, "w", mtf.Shape([d_in, d_out]))
+        return {"y": mtf.einsum([features["x"], w], reduced_dims=[d_in])}
+
+    program = t2tp.Program(
+        step_fn,
+        {"x": t2tp.Feature("batch:16;d_in:8")},
+        mesh_shape="data:2;model:4",
+        layout="batch:data;d_out:model",
+    )
+    y = program({"x": x})["y"]  # numpy in, numpy out
+    ```
+
+    Attributes:
+      layout: the `Layout`.
+      cluster: the `Cluster`.
+      variables: the `Variables`, shared with other programs if they were given.
+    """
+
+    def __init__(
+        self,
+        step_fn: StepFn,
+        features: Mapping[str, Feature] | None = None,
+        *,
+        mesh_shape: str = "",
+        layout: str = "",
+        cluster: Cluster | None = None,
+        variables: Variables | None = None,
+        seed: int = 0,
+        xla: bool = False,
+    ) -> None:
+        """Builds the graph, refuses a layout that cannot work, and makes the variables that do not
+        exist yet.
+
+        Args:
+          step_fn: `(mesh, features) -> outputs`, both by name. It is called to build an mtf graph,
+            more than once.
+          features: what the program is fed.
+          mesh_shape: such as `data:2;model:4`.
+          layout: such as `batch:data;d_ff:model`.
+          cluster: the devices, from `connect`; by default all GPUs, or as many virtual CPU devices
+            as needed.
+          variables: those of another program of the same layout and cluster, to be shared.
+          seed: of initial values and random operations.
+          xla: compile the whole step (one device only).
+
+        Raises:
+          LayoutError: the layout cannot work for a tensor of the model.
+          ValueError: the mesh's size is not the number of devices, or a variable is asked for in
+            two shapes.
+        """
+        self.layout = Layout(mesh_shape, layout)
+        if xla and self.layout.size > 1:
+            raise ValueError(
+                f"xla compiles the step of one device; the mesh {mesh_shape!r} has"
+                f" {self.layout.size}."
+            )
+        self._step_fn = step_fn
+        self._features = dict(features or {})
+        self._seed = seed
+        built = self._build_for_shapes()
+        self._check(built)
+        self.cluster = cluster or connect(self.layout.size)
+        if len(self.cluster.devices) != self.layout.size:
+            raise ValueError(
+                f"Mesh shape {mesh_shape!r} has {self.layout.size} processors, and the cluster has"
+                f" {len(self.cluster.devices)} devices."
+            )
+        self.variables = variables or Variables(self.layout, self.cluster, seed)
+        self._used = [self.variables.create(VariableSpec.of(v)) for v in built.graph.all_variables]
+        self._output_shapes = {name: t.shape for name, t in built.outputs.items()}
+        self._log: list[Collective] = []
+        self._run = tf.function(self._program, autograph=False, jit_compile=xla or None)
+        self._concrete: Callable | None = None
+        self._threads = concurrent.futures.ThreadPoolExecutor(
+            self.layout.size, thread_name_prefix="processor"
+        )
+
+    def __call__(
+        self, features: Mapping[str, np.ndarray] | Placed | None = None, step: int = 0
+    ) -> Outputs:
+        """Runs the step on all devices.
+
+        Args:
+          features: global arrays by name, or what `place` made of them. Anything that gives a part
+            of itself for a tuple of slices will do for an array.
+          step: the number of the step: random operations and schedules depend on it.
+
+        Returns:
+          the outputs by name, whole: a mapping that fetches a value when it is asked for.
+        """
+        placed = features if isinstance(features, Placed) else self.place(features or {})
+        self.trace()
+        calls = [
+            self._threads.submit(self._call, pnum, step, placed.slices[pnum])
+            for pnum in range(self.layout.size)
+        ]
+        done, pending = concurrent.futures.wait(
+            calls, return_when=concurrent.futures.FIRST_EXCEPTION
+        )
+        failures = [call.exception() for call in done if call.exception()]
+        if failures:
+            if pending:  # They wait for a processor that will not come.
+                eager_context.context().abort_collective_ops(
+                    tf.errors.ABORTED, "another processor of the mesh failed"
+                )
+                concurrent.futures.wait(pending)
+            raise failures[0]
+        return Outputs(self.layout, self._output_shapes, [call.result() for call in calls])
+
+    def place(self, features: Mapping[str, np.ndarray]) -> Placed:
+        """Cuts features and puts each processor's slice on its device.
+
+        Raises:
+          ValueError: a feature is missing, unknown, or not of the declared shape.
+        """
+        if set(features) != set(self._features):
+            raise ValueError(
+                f"The program is fed {sorted(self._features)}, and was given {sorted(features)}."
+            )
+        for name, feature in self._features.items():
+            value, wanted = features[name], tuple(feature.shape.to_integer_list)
+            shape = tuple(value.shape) if hasattr(value, "shape") else np.shape(value)
+            if shape != wanted:
+                raise ValueError(f"Feature {name!r} has shape {shape}, declared is {wanted}.")
+        cut: dict[tuple, np.ndarray] = {}
+        slices = []
+        for pnum, device in enumerate(self.cluster.devices):
+            mine = []
+            for name, feature in self._features.items():
+                begin = self.layout.slice_begin(feature.shape, pnum)
+                if (name, begin) not in cut:
+                    part = self.layout.slices(feature.shape, pnum)
+                    value = features[name]
+                    cut[name, begin] = np.asarray(
+                        value[part] if part else value, feature.dtype.as_numpy_dtype
+                    )
+                with tf.device(device):
+                    mine.append(tf.constant(cut[name, begin]))
+            slices.append(mine)
+        return Placed(slices)
+
+    def trace(self) -> None:
+        """Traces the program, if that was not done: the first call does it otherwise."""
+        if self._concrete is None:
+            scalars = [tf.TensorSpec([], tf.int32), tf.TensorSpec([], tf.int64)]
+            slices = [
+                tf.TensorSpec(self.layout.slice_size(f.shape), f.dtype)
+                for f in self._features.values()
+            ]
+            self._concrete = self._run.get_concrete_function(
+                *scalars, [v.slices[0] for v in self._used], slices
+            )
+
+    def collectives(self) -> dict[tuple[str, tuple[str, ...]], tuple[int, int]]:
+        """What a step moves: (kind, mesh axes) -> (how many, bytes that each processor puts in)."""
+        self.trace()
+        return summarize(self._log)
+
+    def _call(self, pnum: int, step: int, slices: list[tf.Tensor]) -> dict[str, tf.Tensor]:
+        """Runs processor `pnum`'s part (in its thread; TensorFlow releases the interpreter
+        lock)."""
+        with tf.device(self.cluster.devices[pnum]):
+            return self._concrete(
+                tf.constant(pnum, tf.int32),
+                tf.constant(step, tf.int64),
+                [v.slices[pnum] for v in self._used],
+                slices,
+            )
+
+    def _program(
+        self,
+        pnum: tf.Tensor,
+        step: tf.Tensor,
+        variable_slices: list[tf.Variable],
+        feature_slices: list[tf.Tensor],
+    ) -> dict[str, tf.Tensor]:
+        """The program of one processor; traced once."""
+        built = self._build(step, feature_slices)
+        collectives = Collectives(self.layout.mesh_shape, self.cluster.devices, pnum)
+        mesh_impl = SpmdMeshImpl(
+            self.layout,
+            collectives,
+            pnum,
+            step,
+            self._seed,
+            {v.spec.name: s for v, s in zip(self._used, variable_slices, strict=True)},
+        )
+        lowering = Lowering(built.graph, built.mesh, mesh_impl, built.outputs.values())
+        outputs = {name: lowering.slice(tensor) for name, tensor in built.outputs.items()}
+        self._log = collectives.log
+        return outputs
+
+    def _build(self, step: tf.Tensor, feature_slices: list[tf.Tensor]) -> _Graph:
+        """Builds the step's mtf graph on tensors of the current TensorFlow graph."""
+        # What mesh-tensorflow's optimizers and schedules take for tf.train.get_global_step().
+        tf1.add_to_collection(tf1.GraphKeys.GLOBAL_STEP, step)
+        with fresh_variable_scopes(), handles_for_masters():
+            graph = mtf.Graph()
+            mesh = Mesh(graph, step)
+            features = {
+                name: mtf.import_laid_out_tensor(
+                    mesh, LaidOutTensor([part]), feature.shape, name=name
+                )
+                for (name, feature), part in zip(
+                    self._features.items(), feature_slices, strict=True
+                )
+            }
+            outputs = dict(self._step_fn(mesh, features))
+        return _Graph(graph, mesh, outputs)
+
+    def _build_for_shapes(self) -> _Graph:
+        """Builds the graph once aside, to know variables and shapes before anything runs."""
+        for name, feature in self._features.items():
+            self.layout.check(name, feature.shape)
+        with tf.Graph().as_default():
+            parts = [
+                tf1.placeholder(f.dtype, self.layout.slice_size(f.shape))
+                for f in self._features.values()
+            ]
+            return self._build(tf1.placeholder(tf.int64, []), parts)
+
+    def _check(self, built: _Graph) -> None:
+        """Refuses a layout that cannot work for a tensor; warns of rules and axes without
+        effect."""
+        shapes = [f.shape for f in self._features.values()]
+        for op in built.graph.operations:
+            for tensor in op.outputs:
+                self.layout.check(tensor.name.removesuffix(":0"), tensor.shape)
+                shapes.append(tensor.shape)
+            # Of an imported tensor mesh-tensorflow says nothing may be split; it is cut by this
+            # layout already.
+            if not isinstance(op, mtf.ops.ImportLaidOutTensorOperation):
+                self.layout.check_operation(op)
+        for warning in self.layout.warnings(shapes):
+            logging.warning(warning)

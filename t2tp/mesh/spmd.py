@@ -1,0 +1,188 @@
+"""The engine: lowers an mtf graph to the program of *one* processor.
+
+mesh-tensorflow's own `PlacementMeshImpl` writes every operation once per device into one graph.
+Here the graph is lowered once, for a processor whose number is an argument; every device then runs
+the same program on its own slices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import tensorflow as tf
+
+from t2tp import mtf
+from t2tp.mesh import random
+from t2tp.mesh.collectives import Collectives
+from t2tp.mesh.layout import Layout
+
+_MERGE_OPS = {"SUM": "Add", "MAX": "Max", "MIN": "Min"}
+
+
+class LaidOutTensor:
+    """A tensor laid out over the mesh, as one processor sees it: its own slice.
+
+    mesh-tensorflow expects a list with a slice for each processor that the program is written for;
+    ours is written for one.
+    """
+
+    def __init__(self, tensor_list: Sequence[tf.Tensor]) -> None:
+        """Wraps a list of one slice."""
+        self.tensor_list = list(tensor_list)
+
+    @classmethod
+    def from_tensor_list(cls, tensor_list: Sequence[tf.Tensor]) -> LaidOutTensor:
+        """Same as the constructor; mesh-tensorflow asks for it by this name."""
+        return cls(tensor_list)
+
+    @property
+    def slice(self) -> tf.Tensor:
+        """The processor's slice."""
+        return self.tensor_list[0]
+
+    @property
+    def all_slices(self) -> list[tf.Tensor]:
+        """The list of one slice."""
+        return self.tensor_list
+
+    @property
+    def slice_shape(self) -> list[int]:
+        """Shape of the slice."""
+        return self.slice.shape.as_list()
+
+    def to_laid_out_tensor(self) -> LaidOutTensor:
+        """Itself: nothing is left to reduce."""
+        return self
+
+
+class LaidOutVariable:
+    """A variable of the graph bound to the processor's slice, an argument of the program."""
+
+    def __init__(self, variable: mtf.Variable, mesh_impl: SpmdMeshImpl) -> None:
+        """Looks the slice up by the variable's name."""
+        self._variable = variable
+        self.laid_out_tensor = LaidOutTensor([mesh_impl.variable_slices[variable.name]])
+
+    def assign_to_slices(self, assign_fn: Callable, values: Sequence[tf.Tensor]) -> tf.Operation:
+        """Assigns to the slice with `assign_fn(mtf.Variable, tf.Variable, tf.Tensor)`."""
+        return tf.group(assign_fn(self._variable, self.laid_out_tensor.slice, values[0]))
+
+
+class SpmdMeshImpl(mtf.MeshImpl):
+    """Lowers operations for processor `pnum` of a mesh."""
+
+    LaidOutTensor = LaidOutTensor
+    LaidOutVariable = LaidOutVariable
+
+    def __init__(
+        self,
+        layout: Layout,
+        collectives: Collectives,
+        pnum: tf.Tensor,
+        step: tf.Tensor,
+        seed: int,
+        variable_slices: Mapping[str, tf.Variable],
+    ) -> None:
+        """Prepares to lower one graph.
+
+        Args:
+          layout: mesh shape and layout rules.
+          collectives: the processor's collectives.
+          pnum: the processor's number, an int32 scalar.
+          step: the training step, an int64 scalar: random operations differ from step to step.
+          seed: of random operations.
+          variable_slices: the processor's slice of each variable, by name.
+        """
+        super().__init__(layout.mesh_shape, layout.mtf_rules)
+        self.layout = layout
+        self.collectives = collectives
+        self.variable_slices = variable_slices
+        self._pnum = pnum
+        self._step = step
+        self._seed = seed
+
+    def slicewise(self, fn: Callable, *inputs: object) -> LaidOutTensor | tuple[LaidOutTensor, ...]:
+        """Applies `fn` to the processor's slices of the inputs."""
+        slices = [
+            x.slice if isinstance(x, LaidOutTensor) else x
+            for x in mtf.convert_args_to_laid_out_tensors(inputs)
+        ]
+        result = fn(*slices)
+        if isinstance(result, tuple):
+            return tuple(LaidOutTensor([r]) for r in result)
+        return LaidOutTensor([result])
+
+    def allreduce(
+        self, x: LaidOutTensor, mesh_axes: Sequence[int], reduction_fn_string: str
+    ) -> LaidOutTensor:
+        """Reduces over the group along `mesh_axes` (`SUM`, `MAX` or `MIN`)."""
+        merge_op = _MERGE_OPS[reduction_fn_string]
+        return LaidOutTensor(
+            [self.collectives.allreduce(x.to_laid_out_tensor().slice, mesh_axes, merge_op)]
+        )
+
+    def allconcat(self, x: LaidOutTensor, mesh_axis: int, concat_axis: int) -> LaidOutTensor:
+        """Gathers and joins along dimension `concat_axis`."""
+        return LaidOutTensor(
+            [self.collectives.allgather(x.to_laid_out_tensor().slice, mesh_axis, concat_axis)]
+        )
+
+    def alltoall(
+        self, x: LaidOutTensor, mesh_axis: int, split_axis: int, concat_axis: int
+    ) -> LaidOutTensor:
+        """Exchanges parts so that `split_axis` is split in the place of `concat_axis`."""
+        x = x.to_laid_out_tensor()
+        return LaidOutTensor(
+            [self.collectives.alltoall(x.slice, mesh_axis, split_axis, concat_axis)]
+        )
+
+    def receive(
+        self, x: LaidOutTensor, mesh_axis: int, source_pcoord: Sequence[int | None]
+    ) -> LaidOutTensor:
+        """Gets the slice of the processor at place `source_pcoord[own place]` of the axis."""
+        x = x.to_laid_out_tensor()
+        return LaidOutTensor([self.collectives.permute(x.slice, mesh_axis, source_pcoord)])
+
+    def laid_out_pnum(self) -> LaidOutTensor:
+        """The processor's number, an int32 scalar."""
+        return LaidOutTensor([self._pnum])
+
+    def laid_out_pcoord(self, mesh_axis: int) -> LaidOutTensor:
+        """The processor's place on an axis, an int32 scalar."""
+        return LaidOutTensor([self.collectives.coordinate(mesh_axis)])
+
+    def slice_begin_tensors(self, shape: mtf.Shape) -> list[tf.Tensor | int]:
+        """Where this processor's slice of a tensor begins: an int or int32 scalar a dimension."""
+        begin: list[tf.Tensor | int] = []
+        for axis, size in zip(self.tensor_layout(shape), self.slice_shape(shape), strict=True):
+            begin.append(0 if axis is None else self.collectives.coordinate(axis) * size)
+        return begin
+
+    def random_bits(self, name: str, shape: mtf.Shape) -> LaidOutTensor:
+        """32 random bits an element (uint32), the same global tensor on every mesh.
+
+        Args:
+          name: of the operation: different operations draw different numbers.
+          shape: the global shape.
+        """
+        index = random.slice_index(
+            shape.to_integer_list, self.slice_begin_tensors(shape), self.slice_shape(shape)
+        )
+        key = random.make_key(self._seed, "operation", name)
+        return LaidOutTensor([random.bits(key, index, self._step)])
+
+    def import_tf_tensor(self, x: mtf.Tensor, tf_x: tf.Tensor) -> LaidOutTensor:
+        """Cuts the processor's slice out of a tensor that every processor has whole."""
+        tf_x = tf.convert_to_tensor(tf_x)
+        if not self.layout.is_split(x.shape):
+            return LaidOutTensor([tf_x])
+        begin = self.slice_begin_tensors(x.shape)
+        return LaidOutTensor([tf.slice(tf_x, begin, self.slice_shape(x.shape))])
+
+    def export_to_tf_tensor(self, x: mtf.Tensor, laid_out_x: LaidOutTensor) -> tf.Tensor:
+        """Puts a whole tensor together on every processor."""
+        whole = laid_out_x.to_laid_out_tensor().slice
+        for tensor_axis, mesh_axis in enumerate(self.tensor_layout(x)):
+            if mesh_axis is not None:
+                whole = self.collectives.allgather(whole, mesh_axis, tensor_axis)
+        return whole

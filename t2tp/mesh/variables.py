@@ -1,0 +1,183 @@
+"""Variables that exist only as slices: each device holds its own part, nobody the whole."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import tensorflow as tf
+import tensorflow.compat.v1 as tf1
+
+from t2tp import mtf
+from t2tp.mesh.cluster import Cluster
+from t2tp.mesh.initializers import initial_slice
+from t2tp.mesh.layout import Layout, describe
+
+
+class VariableHandle:
+    """What stands in a graph for a variable's full-size master, which we never make."""
+
+    def __init__(self, name: str, initializer: object) -> None:
+        """Makes the handle that `mtf.Variable` gets from `tf.get_variable`."""
+        self.name = f"{name}:0"
+        self.device = ""
+        self.initializer = initializer
+
+
+@contextlib.contextmanager
+def handles_for_masters() -> Iterator[None]:
+    """While this is active, `mtf.get_variable` makes handles where it would make full-size
+    masters."""
+
+    def make_handle(getter: Callable, name: str, *args: object, **kwargs: object) -> VariableHandle:
+        del getter, args
+        return VariableHandle(name, kwargs.get("initializer"))
+
+    with tf1.variable_scope("", custom_getter=make_handle):
+        yield
+
+
+@contextlib.contextmanager
+def fresh_variable_scopes() -> Iterator[None]:
+    """While this is active, names of variable scopes are counted from the beginning.
+
+    TensorFlow shares the counters (two graph collections) between all functions that a process
+    traces, so the same model built a second time would find its scopes named `dense_1` instead of
+    `dense`.
+    """
+    graph = tf1.get_default_graph()
+    shared = [graph.get_collection_ref(key) for key in (("__varscope",), ("__variable_store",))]
+    saved = [list(ref) for ref in shared]
+    for ref in shared:
+        ref.clear()
+    try:
+        yield
+    finally:
+        for ref, values in zip(shared, saved, strict=True):
+            ref[:] = values
+
+
+@dataclass(frozen=True)
+class VariableSpec:
+    """What is to be known of a variable before it exists.
+
+    Attributes:
+      name: its full name.
+      shape: its global shape.
+      dtype: what its slices are stored and updated in.
+      initializer: see `initial_slice`.
+      trainable: whether the optimizer changes it.
+    """
+
+    name: str
+    shape: mtf.Shape
+    dtype: tf.DType
+    initializer: object
+    trainable: bool
+
+    @classmethod
+    def of(cls, variable: mtf.Variable) -> VariableSpec:
+        """Reads the spec off a variable of an mtf graph built under `handles_for_masters`."""
+        return cls(
+            variable.name,
+            variable.shape,
+            variable.slice_dtype,
+            variable.get_master().initializer,
+            variable.trainable,
+        )
+
+
+class SlicedVariable:
+    """A variable laid out over the mesh.
+
+    Attributes:
+      spec: its `VariableSpec`.
+      slices: the processors' `tf.Variable`s, in the order of the processors.
+    """
+
+    def __init__(self, spec: VariableSpec, layout: Layout, slices: list[tf.Variable]) -> None:
+        """Use `Variables.create`."""
+        self.spec = spec
+        self.slices = slices
+        self._layout = layout
+
+    def begin(self, pnum: int) -> tuple[int, ...]:
+        """Global index at which processor `pnum`'s slice begins."""
+        return self._layout.slice_begin(self.spec.shape, pnum)
+
+    def owners(self) -> dict[tuple[int, ...], int]:
+        """For each different slice: where it begins -> the first processor that holds it."""
+        first: dict[tuple[int, ...], int] = {}
+        for pnum in range(len(self.slices)):
+            first.setdefault(self.begin(pnum), pnum)
+        return first
+
+    def numpy(self) -> np.ndarray:
+        """The whole value, put together on the host: for tests and small models."""
+        whole = np.zeros(self.spec.shape.to_integer_list, self.spec.dtype.as_numpy_dtype)
+        for pnum in self.owners().values():
+            whole[self._layout.slices(self.spec.shape, pnum)] = self.slices[pnum].numpy()
+        return whole
+
+
+class Variables:
+    """All variables of a run: programs that train and that evaluate share one of these."""
+
+    def __init__(self, layout: Layout, cluster: Cluster, seed: int = 0) -> None:
+        """Starts without variables.
+
+        Args:
+          layout: how variables are cut.
+          cluster: the devices that hold the slices.
+          seed: of the initial values.
+        """
+        self._layout = layout
+        self._cluster = cluster
+        self._seed = seed
+        self._by_name: dict[str, SlicedVariable] = {}
+
+    def __iter__(self) -> Iterator[SlicedVariable]:
+        return iter(self._by_name.values())
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._by_name
+
+    def __getitem__(self, name: str) -> SlicedVariable:
+        return self._by_name[name]
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def create(self, spec: VariableSpec) -> SlicedVariable:
+        """Makes a variable with its initial value, or returns the one of that name.
+
+        Raises:
+          ValueError: a variable of that name has another shape or dtype.
+        """
+        if spec.name in self._by_name:
+            old = self._by_name[spec.name].spec
+            if (old.shape, old.dtype) != (spec.shape, spec.dtype):
+                raise ValueError(
+                    f"Variable {spec.name!r} is {describe(old.shape)} {old.dtype.name} and is now"
+                    f" asked for"
+                    f" as {describe(spec.shape)} {spec.dtype.name}."
+                )
+            return self._by_name[spec.name]
+        size = self._layout.slice_size(spec.shape)
+        slices = []
+        for pnum, device in enumerate(self._cluster.devices):
+            with tf.device(device):
+                value = initial_slice(
+                    spec.initializer,
+                    spec.name,
+                    spec.shape.to_integer_list,
+                    self._layout.slice_begin(spec.shape, pnum),
+                    size,
+                    spec.dtype,
+                    self._seed,
+                )
+                slices.append(tf.Variable(value, name=spec.name, trainable=spec.trainable))
+        self._by_name[spec.name] = SlicedVariable(spec, self._layout, slices)
+        return self._by_name[spec.name]

@@ -1,0 +1,49 @@
+"""What a trainable model is to the trainer."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from t2tp import mtf
+from t2tp.hparam import HParams
+from t2tp.mesh.program import Mesh
+
+
+@dataclass(frozen=True)
+class LossOutput:
+    """What a model makes of a batch.
+
+    Attributes:
+      loss: what training minimizes, a float32 scalar.
+      metrics: float32 scalars by name, each a sum over the batch, so that a problem can add up
+        batches and derive its figures.
+    """
+
+    loss: mtf.Tensor
+    metrics: Mapping[str, mtf.Tensor]
+
+
+class Model(abc.ABC):
+    """A family of models; the hparams choose the member.
+
+    Attributes:
+      hparams: its `HParams`.
+      vocab_size: number of tokens of the problem's vocabulary.
+    """
+
+    def __init__(self, hparams: HParams, vocab_size: int) -> None:
+        """Keeps what the model is made from; variables are made when the graph is built."""
+        self.hparams = hparams
+        self.vocab_size = vocab_size
+
+    @abc.abstractmethod
+    def loss(self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool) -> LossOutput:
+        """Builds the loss of a batch.
+
+        Args:
+          mesh: the program's mesh.
+          features: the problem's features by name.
+          training: whether dropout is on.
+        """

@@ -1,0 +1,214 @@
+"""What a user can name on the command line: models, problems, hparams sets, optimizers, schedules.
+
+Each is one class or function under a decorator, which is used bare, called, or given a name:
+
+    @registry.register_model
+    class TransformerLm(Model):  # named transformer_lm
+        ...
+
+    @registry.register_hparams("transformer_lm_wide")
+    def wide_language_model():
+        hparams = transformer_lm_base()
+        hparams.d_ff = 4096
+        return hparams
+
+    registry.model("transformer_lm")  # the class
+    registry.hparams("transformer_lm_wide")  # what the function returns
+
+A name is known once the module that registers it has been imported.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import re
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, TypeVar, overload
+
+from t2tp.hparam import HParams
+from t2tp.nearest import nearest
+
+_T = TypeVar("_T", bound=Callable[..., Any])
+
+# Names are typed in shells and become parts of folder names.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]*")
+
+
+class UnknownNameError(KeyError):
+    """Nothing is registered under the name. `str()` is the plain sentence, not its repr."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+def snake_case(name: str) -> str:
+    """Turns a class's CamelCase into the name it is registered by: MtfResNet -> mtf_res_net."""
+    name = re.sub(r"(.)([A-Z][a-z0-9]+)", r"\1_\2", name)
+    return re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name).lower()
+
+
+class _Entry(NamedTuple):
+    value: Callable[..., Any]
+    place: str  # "file:line" of the registration
+
+
+class _Register(Protocol):
+    """A registering decorator: `@register`, `@register()` or `@register("name")`."""
+
+    @overload
+    def __call__(self, target: str | None = None) -> Callable[[_T], _T]: ...
+
+    @overload
+    def __call__(self, target: _T) -> _T: ...
+
+
+class Registry:
+    """Classes and functions of one kind, by name.
+
+    Attributes:
+        kind: what one entry is, in words, as errors and the help name it ("hparams set").
+    """
+
+    def __init__(self, kind: str):
+        self.kind = kind
+        self._entries: dict[str, _Entry] = {}
+
+    @overload
+    def register(self, target: str | None = None) -> Callable[[_T], _T]: ...
+
+    @overload
+    def register(self, target: _T) -> _T: ...
+
+    def register(self, target: Any = None) -> Any:
+        """Registers a class or function; a decorator with or without parentheses.
+
+        Args:
+            target: the class or function itself (a bare decorator), or the name to register the
+                decorated one by. By default that is its own name in snake_case.
+
+        Returns:
+            The class or function, unchanged; or the decorator that takes it.
+
+        Raises:
+            ValueError: it cannot be called, its name cannot be typed as one word, or the name is
+                taken by something else.
+        """
+        if target is not None and not isinstance(target, str):
+            self._add(target, None)
+            return target
+
+        def decorate(value: _T) -> _T:
+            self._add(value, target)
+            return value
+
+        return decorate
+
+    def _add(self, value: Any, name: str | None) -> None:
+        place = _place_of_caller()
+        if not callable(value):
+            raise ValueError(
+                f"{place}: cannot register {value!r} as a {self.kind}: "
+                "it must be a class or a function"
+            )
+        if name is None:
+            name = snake_case(getattr(value, "__name__", ""))
+        if not _NAME.fullmatch(name):
+            raise ValueError(
+                f"{place}: cannot register {value!r} as a {self.kind} by the name {name!r}: give "
+                "a name of letters, digits, '_', '.' and '-', as in @register('name')"
+            )
+        held = self._entries.get(name)
+        if held and held.value is not value:
+            raise ValueError(
+                f"two {self.kind}s are named {name!r}: one registered at {held.place}, "
+                f"another at {place}; give one of them another name"
+            )
+        self._entries.setdefault(name, _Entry(value, place))
+
+    def get(self, name: str) -> Any:
+        """Returns the class or function registered by this name.
+
+        Raises:
+            UnknownNameError: there is none; names the nearest, or all if none is near.
+        """
+        return self._entry(name).value
+
+    def place(self, name: str) -> str:
+        """Returns where the name was registered, as "file:line"."""
+        return self._entry(name).place
+
+    def _entry(self, name: str) -> _Entry:
+        if name not in self._entries:
+            known = nearest(str(name), self._entries, f"registered {self.kind}s")
+            raise UnknownNameError(f"unknown {self.kind} {name!r}: {known}")
+        return self._entries[name]
+
+    def names(self) -> list[str]:
+        """Returns the registered names, sorted."""
+        return sorted(self._entries)
+
+    def help_text(self) -> str:
+        """Lists the names by their first word, each with the first line of its docstring."""
+        heading = f"{self.kind[0].upper()}{self.kind[1:]}s:"
+        if not self._entries:
+            return f"{heading}\n  none registered"
+        lines = [heading]
+        for prefix, names in itertools.groupby(self.names(), key=lambda name: name.split("_")[0]):
+            lines.append(f"  {prefix}:")
+            lines.extend(f"    * {name}{self._summary(name)}" for name in names)
+        return "\n".join(lines)
+
+    def _summary(self, name: str) -> str:
+        # Not inspect.getdoc: it would put the base class's docstring under a class without one.
+        doc = inspect.cleandoc(self._entries[name].value.__doc__ or "")
+        return f": {doc.splitlines()[0]}" if doc else ""
+
+
+def _place_of_caller() -> str:
+    """Returns "file:line" of the nearest frame outside this file: the decorator's line."""
+    frame = sys._getframe()
+    here = frame.f_code.co_filename
+    while frame.f_back and frame.f_code.co_filename == here:
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+_registries: dict[str, Registry] = {}
+
+
+def _open(kind: str) -> tuple[_Register, Callable[[str], Any], Callable[[], list[str]]]:
+    """Opens the registry of one kind: how to register, look up and list its entries."""
+    opened = _registries[kind] = Registry(kind)
+    return opened.register, opened.get, opened.names
+
+
+register_model, model, list_models = _open("model")
+register_problem, problem, list_problems = _open("problem")
+register_hparams, _hparams_function, list_hparams = _open("hparams set")
+register_optimizer, optimizer, list_optimizers = _open("optimizer")
+register_learning_rate_schedule, learning_rate_schedule, list_learning_rate_schedules = _open(
+    "learning-rate schedule"
+)
+
+
+def hparams(name: str) -> HParams:
+    """Calls the registered function of this name and returns the hparams set that it makes.
+
+    Raises:
+        UnknownNameError: no hparams set has the name; names the nearest.
+        TypeError: the function returned something other than an HParams.
+    """
+    made = _hparams_function(name)()
+    if not isinstance(made, HParams):
+        raise TypeError(
+            f"hparams set {name!r}, registered at {_registries['hparams set'].place(name)}, "
+            f"returned {made!r}, not an HParams: forgot to return hparams?"
+        )
+    return made
+
+
+def help_text() -> str:
+    """Lists everything registered: a section a kind, in it a group a name's first word."""
+    return "\n\n".join(each.help_text() for each in _registries.values())

@@ -1,0 +1,55 @@
+"""Values to save, which the tests and the processes they start agree on."""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+from t2tp.checkpoint import Slice
+
+SHAPE = (16, 12)
+
+
+def table(step: int) -> np.ndarray:
+    """What "table" is at a step; all elements and steps differ. float32[16, 12]"""
+    return np.arange(16 * 12, dtype=np.float32).reshape(SHAPE) + 1000 * step
+
+
+def part(begin: tuple[int, int], size: tuple[int, int]) -> Slice:
+    return Slice("table", SHAPE, begin, size, tf.float32)
+
+
+def of_step(step: int) -> list[tuple[Slice, tf.Tensor]]:
+    """All of a small model: "table" in 4x2 slices, a scalar and a float16 vector."""
+    values = [grid_value(step, row, column) for row in range(4) for column in range(2)]
+    values.append((Slice.whole("global_step", (), tf.int64), tf.constant(step, tf.int64)))
+    half = tf.fill([6], tf.cast(step, tf.float16))
+    return [
+        *values,
+        (Slice("half", (6,), (0,), (2,), tf.float16), half[:2]),
+        (Slice("half", (6,), (2,), (4,), tf.float16), half[2:]),
+    ]
+
+
+def grid_value(step: int, row: int, column: int) -> tuple[Slice, tf.Tensor]:
+    """Slice number (row, column) of the 4x2 that "table" is cut into."""
+    each = part((4 * row, 6 * column), (4, 6))
+    return each, tf.constant(table(step)[4 * row : 4 * row + 4, 6 * column : 6 * column + 6])
+
+
+def whole() -> list[Slice]:
+    return [
+        Slice.whole("table", SHAPE, tf.float32),
+        Slice.whole("global_step", (), tf.int64),
+        Slice.whole("half", (6,), tf.float16),
+    ]
+
+
+def assert_is_step(checkpoint, step: int) -> None:
+    """Reads everything and compares it with what `of_step(step)` saved."""
+    got_table, got_step, got_half = checkpoint.read(whole())
+    np.testing.assert_array_equal(got_table, table(step))
+    assert got_step.numpy() == step
+    np.testing.assert_array_equal(got_half, np.full(6, step, np.float16))
+    assert checkpoint.step == step
+    assert checkpoint.metadata == {"seen": step * 10}

@@ -1,0 +1,218 @@
+from __future__ import annotations
+
+import resource
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import samples
+import tensorflow as tf
+
+from t2tp.checkpoint import Checkpoint, Slice, all_steps, latest, save
+
+
+def save_step(directory, step):
+    return save(directory, step, samples.of_step(step), {"seen": step * 10})
+
+
+def test_what_was_saved_comes_back(tmp_path):
+    path = save_step(tmp_path / "run", 300)
+    assert path == tmp_path / "run" / "step-00000300"
+    checkpoint = Checkpoint(path)
+    samples.assert_is_step(checkpoint, 300)
+    checkpoint.verify()
+    assert checkpoint.shapes() == {"table": (16, 12), "global_step": (), "half": (6,)}
+    assert checkpoint.dtypes() == {
+        "table": tf.float32,
+        "global_step": tf.int64,
+        "half": tf.float16,
+    }
+
+
+def test_nothing_else_is_left_in_the_folder(tmp_path):
+    path = save_step(tmp_path, 300)
+    assert [each.name for each in tmp_path.iterdir()] == ["step-00000300"]
+    assert sorted(each.name for each in path.iterdir()) == [
+        "FINISHED",
+        "metadata.json",
+        "variables.data-00000-of-00001",
+        "variables.index",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("begin", "size"), [((3, 5), (6, 2)), ((0, 0), (1, 12)), ((15, 11), (1, 1)), ((4, 6), (4, 6))]
+)
+def test_any_slice_can_be_read(tmp_path, begin, size):
+    checkpoint = Checkpoint(save_step(tmp_path, 1))
+    (value,) = checkpoint.read([samples.part(begin, size)])
+    rows, columns = (slice(b, b + s) for b, s in zip(begin, size, strict=True))
+    np.testing.assert_array_equal(value, samples.table(1)[rows, columns])
+
+
+def test_several_slices_of_one_tensor_come_in_the_order_asked_for(tmp_path):
+    checkpoint = Checkpoint(save_step(tmp_path, 1))
+    begins = [(9, 1), (0, 7), (2, 3), (9, 1)]
+    values = checkpoint.read([samples.part(begin, (2, 2)) for begin in begins])
+    for (row, column), value in zip(begins, values, strict=True):
+        np.testing.assert_array_equal(value, samples.table(1)[row : row + 2, column : column + 2])
+    assert checkpoint.read([]) == []
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        *(tf.bfloat16, tf.float16, tf.float32, tf.float64, tf.complex64),
+        *(tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8, tf.bool),
+    ],
+    ids=lambda dtype: dtype.name,
+)
+def test_every_dtype_round_trips_in_any_slices(tmp_path, dtype):
+    value = tf.cast(np.arange(-12, 12).reshape(4, 6) % 7, dtype)
+    scalar = tf.cast(1, dtype)
+    cuts = [Slice("w", (4, 6), (0, 0), (1, 6), dtype), Slice("w", (4, 6), (1, 0), (3, 6), dtype)]
+    values = [
+        (cuts[0], value[:1]),
+        (cuts[1], value[1:]),
+        (Slice.whole("whole", (4, 6), dtype), value),
+        (Slice.whole("scalar", (), dtype), scalar),
+        (Slice.whole("nothing", (0, 2), dtype), tf.zeros((0, 2), dtype)),
+    ]
+    checkpoint = Checkpoint(save(tmp_path, 1, values, {}))
+    assert set(checkpoint.dtypes().values()) == {dtype}
+    for name in ("w", "whole"):
+        some, all_of_it = checkpoint.read(
+            [Slice(name, (4, 6), (0, 2), (2, 3), dtype), Slice.whole(name, (4, 6), dtype)]
+        )
+        assert some.dtype == all_of_it.dtype == dtype
+        np.testing.assert_array_equal(some.numpy(), value[0:2, 2:5].numpy())
+        np.testing.assert_array_equal(all_of_it.numpy(), value.numpy())
+    one, nothing = checkpoint.read(
+        [Slice.whole("scalar", (), dtype), Slice.whole("nothing", (0, 2), dtype)]
+    )
+    assert one.numpy() == scalar.numpy()
+    assert nothing.shape == (0, 2)
+
+
+def test_every_float16_comes_back_bit_for_bit(tmp_path):
+    bits = np.arange(1 << 16, dtype=np.uint16)
+    value = tf.constant(bits.view(np.float16))
+    whole = Slice.whole("h", bits.shape, tf.float16)
+    (got,) = Checkpoint(save(tmp_path, 1, [(whole, value)], {})).read([whole])
+    numbers = ~np.isnan(value.numpy())
+    np.testing.assert_array_equal(got.numpy().view(np.uint16)[numbers], bits[numbers])
+    assert np.isnan(got.numpy()[~numbers]).all()
+
+
+def test_variables_can_be_saved_as_they_are(tmp_path):
+    variable = tf.Variable([1.0, 2.0])
+    whole = Slice.whole("v", (2,), tf.float32)
+    (got,) = Checkpoint(save(tmp_path, 1, [(whole, variable)], {})).read([whole])
+    np.testing.assert_array_equal(got, [1.0, 2.0])
+
+
+def test_tensorflow_reads_it_as_ordinary_variables(tmp_path):
+    reader = tf.train.load_checkpoint(Checkpoint(save_step(tmp_path, 7)).prefix)
+    np.testing.assert_array_equal(reader.get_tensor("table"), samples.table(7))
+    np.testing.assert_array_equal(reader.get_tensor("half"), np.full(6, 7.0))
+    assert reader.get_tensor("global_step") == 7
+
+
+def test_a_name_that_is_not_there_names_the_nearest(tmp_path):
+    checkpoint = Checkpoint(save_step(tmp_path, 1))
+    with pytest.raises(LookupError, match=r"no 'tabel'.*did you mean table\?"):
+        checkpoint.read([Slice.whole("tabel", (16, 12), tf.float32)])
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "message"),
+    [
+        ((16, 13), tf.float32, r"float32 \(16, 12\).*float32 \(16, 13\)"),
+        ((16, 12), tf.bfloat16, r"float32 \(16, 12\).*bfloat16 \(16, 12\)"),
+    ],
+)
+def test_another_shape_or_dtype_is_refused_naming_both(tmp_path, shape, dtype, message):
+    checkpoint = Checkpoint(save_step(tmp_path, 1))
+    with pytest.raises(ValueError, match=message):
+        checkpoint.read([Slice.whole("table", shape, dtype)])
+
+
+def test_latest_is_the_highest_step(tmp_path):
+    assert latest(tmp_path / "nowhere") is None
+    assert latest(tmp_path) is None
+    for step in (9, 100_000_000, 10):
+        save_step(tmp_path, step)
+    samples.assert_is_step(latest(tmp_path), 100_000_000)
+    assert all_steps(tmp_path) == [9, 10, 100_000_000]
+
+
+def test_a_saved_step_is_not_overwritten(tmp_path):
+    save_step(tmp_path, 3)
+    with pytest.raises(ValueError, match="Step 3 is already saved"):
+        save(tmp_path, 3, samples.of_step(4), {})
+    samples.assert_is_step(latest(tmp_path), 3)
+
+
+@pytest.mark.parametrize(
+    ("step", "values", "metadata", "message"),
+    [
+        (-1, samples.of_step(1), {}, "at least 0, not -1"),
+        (2, [], {}, "nothing to save at step 2"),
+        (2, samples.of_step(1)[1:], {}, r"'table'.*\(0, 0\) is in 0 of its 7"),
+        (2, samples.of_step(1), {"a": (1, 2)}, "lists for tuples"),
+        (2, samples.of_step(1), {"a": {1: 2}}, "strings for keys"),
+        (2, samples.of_step(1), {"a": float("nan")}, "plain JSON"),
+        (2, samples.of_step(1), {"a": np.float32(1)}, "plain JSON.*float32"),
+        (2, [(samples.part((0, 0), (4, 6)), tf.zeros((4, 5)))], {}, r"\(4, 6\).*\(4, 5\)"),
+        (2, [(samples.part((0, 0), (1, 1)), tf.zeros((1, 1), tf.int32))], {}, "float32.*int32"),
+        (2, [(Slice.whole("s", (), tf.string), tf.constant("a"))], {}, "is string.*they hold"),
+    ],
+)
+def test_what_cannot_be_saved_is_refused_and_leaves_nothing(
+    tmp_path, step, values, metadata, message
+):
+    save_step(tmp_path, 1)
+    with pytest.raises(ValueError, match=message):
+        save(tmp_path, step, values, metadata)
+    assert [each.name for each in tmp_path.iterdir()] == ["step-00000001"]
+
+
+def test_an_address_is_no_directory():
+    with pytest.raises(ValueError, match="mounted file system"):
+        save("gs://bucket/run", 1, samples.of_step(1), {})
+
+
+@pytest.mark.parametrize("arguments", [{"num_processes": 2}, {"process_id": 1}])
+def test_processes_that_cannot_be_are_refused(tmp_path, arguments):
+    with pytest.raises(ValueError, match="process"):
+        save(tmp_path, 1, samples.of_step(1), {}, **arguments)
+
+
+def test_a_directory_that_cannot_be_written_is_one_clear_sentence(tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(OSError, match="step 5 could not be saved in .*file/run: .*untouched"):
+        save_step(tmp_path / "file" / "run", 5)
+
+
+@contextmanager
+def files_of_at_most(size: int):
+    """A full disk that needs no root: writing beyond `size` bytes of a file fails."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("size", [10, 500, 900])
+def test_a_disk_that_fills_up_costs_no_earlier_checkpoint(tmp_path, size):
+    save_step(tmp_path, 1)
+    with (
+        files_of_at_most(size),
+        pytest.raises(OSError, match=r"step 2 could not be saved in .*File too large"),
+    ):
+        save_step(tmp_path, 2)
+    assert [each.name for each in tmp_path.iterdir()] == ["step-00000001"]
+    samples.assert_is_step(latest(tmp_path), 1)
+    samples.assert_is_step(Checkpoint(save_step(tmp_path, 2)), 2)

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import pytest
+import tensorflow as tf
+
+from t2tp.checkpoint.slices import Slice, check_tiling
+
+
+def cut(begin, size, shape=(8, 6), dtype=tf.float32):
+    return Slice("w", shape, begin, size, dtype)
+
+
+def test_spec_is_tensorflows():
+    assert Slice("e", (8192, 256), (0, 128), (2048, 128), tf.float32).spec == (
+        "8192 256 0,2048:128,128"
+    )
+
+
+def test_spec_of_a_whole_tensor_is_empty():
+    assert Slice.whole("w", [8, 6], tf.float32).spec == ""
+    assert Slice.whole("s", (), tf.float32).spec == ""
+
+
+@pytest.mark.parametrize(
+    ("begin", "size"),
+    [((0, 0), (9, 6)), ((7, 0), (2, 6)), ((-1, 0), (2, 6)), ((0, 0), (0, 6)), ((0, 0), (4, -1))],
+)
+def test_a_slice_outside_its_tensor_is_refused(begin, size):
+    with pytest.raises(ValueError, match=r"'w'.*not inside the tensor's shape \(8, 6\)"):
+        cut(begin, size)
+
+
+def test_ranks_that_differ_are_refused():
+    with pytest.raises(ValueError, match="as many begins and sizes"):
+        cut((0,), (8, 6))
+
+
+def test_a_slice_needs_a_name():
+    with pytest.raises(ValueError, match="no tensor's name"):
+        Slice.whole("", (2,), tf.float32)
+
+
+@pytest.mark.parametrize(
+    "slices",
+    [
+        [cut((0, 0), (8, 6))],
+        [cut((r, c), (4, 3)) for r in (0, 4) for c in (0, 3)],
+        [cut((0, 0), (3, 6)), cut((3, 0), (5, 2)), cut((3, 2), (5, 4))],
+        [Slice.whole("w", (), tf.bool)],
+        [Slice.whole("w", (0, 3), tf.bool)],
+    ],
+)
+def test_a_tiling_is_accepted(slices):
+    check_tiling(slices)
+
+
+@pytest.mark.parametrize(
+    ("slices", "message"),
+    [
+        ([cut((0, 0), (4, 6))], r"element at \(4, 0\) is in 0 of its 1 slices.*24 .*48"),
+        ([cut((0, 0), (8, 6)), cut((5, 3), (1, 1))], r"element at \(5, 3\) is in 2 of its 2"),
+        # As many elements as the tensor has, but some twice and some never.
+        ([cut((0, 0), (4, 6)), cut((2, 0), (4, 6))], r"element at \(2, 0\) is in 2"),
+        ([Slice.whole("w", (), tf.bool)] * 2, r"in 2 of its 2 slices"),
+        ([Slice.whole("w", (0, 3), tf.bool)] * 2, "no elements but 2 slices"),
+        ([cut((0, 0), (4, 6)), cut((4, 0), (4, 6), dtype=tf.int32)], "disagree.*float32.*int32"),
+        ([cut((0, 0), (4, 6)), cut((4, 0), (4, 6), shape=(9, 6))], r"disagree.*\(8, 6\).*\(9, 6\)"),
+    ],
+)
+def test_what_is_no_tiling_is_refused(slices, message):
+    with pytest.raises(ValueError, match=message):
+        check_tiling(slices)

@@ -1,0 +1,39 @@
+"""The reference: mesh-tensorflow's own engine, which writes every operation once a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import tensorflow as tf
+import tensorflow.compat.v1 as tf1
+
+from t2tp import mtf
+from t2tp.mesh.layout import Layout
+
+
+def run(
+    step_fn: Callable,
+    features: Mapping[str, tuple[mtf.Shape, np.ndarray]],
+    mesh_shape: str = "",
+    layout: str = "",
+) -> dict[str, np.ndarray]:
+    """What `step_fn(mesh, features)` gives on `PlacementMeshImpl`."""
+    laid_out = Layout(mesh_shape, layout)
+    with tf.Graph().as_default(), tf1.Session() as session:
+        graph = mtf.Graph()
+        mesh = mtf.Mesh(graph, "mesh")
+        mesh.step = mtf.constant(mesh, 0, dtype=tf.int64)
+        inputs = {
+            name: mtf.import_tf_tensor(mesh, value, shape=shape)
+            for name, (shape, value) in features.items()
+        }
+        outputs = step_fn(mesh, inputs)
+        impl = mtf.placement_mesh_impl.PlacementMeshImpl(
+            laid_out.mesh_shape, laid_out.mtf_rules, ["cpu:0"] * laid_out.size
+        )
+        lowering = mtf.Lowering(graph, {mesh: impl})
+        fetches = {name: lowering.export_to_tf_tensor(t) for name, t in outputs.items()}
+        session.run(tf1.global_variables_initializer())
+        session.run(lowering.copy_masters_to_slices())
+        return session.run(fetches)

@@ -1,0 +1,125 @@
+"""Each collective against NumPy, on groups of one, two and three axes of a mesh of eight."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from t2tp import mtf
+from t2tp.mesh.cluster import connect
+from t2tp.mesh.collectives import Collectives
+from t2tp.mesh.layout import Layout
+
+LAYOUT = Layout("a:2;b:2;c:2")
+AXES = "abc"
+
+
+def run_everywhere(fn, values):
+    """Runs `fn(collectives, x)` on eight devices at once, device i with x = values[i]."""
+    cluster = connect(8)
+
+    @tf.function(autograph=False)
+    def program(pnum, x):
+        return fn(Collectives(LAYOUT.mesh_shape, cluster.devices, pnum), x)
+
+    concrete = program.get_concrete_function(
+        tf.TensorSpec([], tf.int32), tf.TensorSpec(values[0].shape, values[0].dtype)
+    )
+
+    def call(pnum):
+        with tf.device(cluster.devices[pnum]):
+            return concrete(tf.constant(pnum), tf.constant(values[pnum])).numpy()
+
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(8) as threads:
+        return list(threads.map(call, range(8)))
+
+
+def group_of(pnum, axes):
+    """Processors that differ from `pnum` only along `axes`, in order."""
+    place = LAYOUT.coordinates(pnum)
+    return [
+        other
+        for other in range(8)
+        if all(
+            LAYOUT.coordinates(other)[a] == place[a] for i, a in enumerate(AXES) if i not in axes
+        )
+    ]
+
+
+def random_values(shape, dtype=np.float32):
+    rng = np.random.default_rng(0)
+    return [rng.integers(-9, 9, shape).astype(dtype) for _ in range(8)]
+
+
+ALL_AXES = [axes for n in (1, 2, 3) for axes in itertools.combinations(range(3), n)]
+
+
+@pytest.mark.parametrize("axes", ALL_AXES)
+@pytest.mark.parametrize(
+    ("merge_op", "reduction"), [("Add", np.sum), ("Max", np.max), ("Min", np.min)]
+)
+def test_allreduce(axes, merge_op, reduction):
+    values = random_values([3, 5])
+    results = run_everywhere(lambda c, x: c.allreduce(x, axes, merge_op), values)
+    for pnum, result in enumerate(results):
+        wanted = reduction([values[p] for p in group_of(pnum, axes)], axis=0)
+        np.testing.assert_array_equal(result, wanted)
+
+
+@pytest.mark.parametrize("shape", [[], [1], [7], [1023], [1024], [2, 513]])
+@pytest.mark.parametrize("dtype", [np.float32, np.int32, tf.bfloat16.as_numpy_dtype])
+def test_allreduce_of_any_size_and_type(shape, dtype):
+    values = random_values(shape, dtype)
+    results = run_everywhere(lambda c, x: c.allreduce(x, [0, 1, 2], "Add"), values)
+    wanted = np.sum([v.astype(np.float32) for v in values], axis=0)
+    for result in results:
+        np.testing.assert_array_equal(result.astype(np.float32), wanted)
+
+
+@pytest.mark.parametrize("axis", range(3))
+@pytest.mark.parametrize("concat_axis", [0, 1])
+def test_allgather(axis, concat_axis):
+    values = random_values([2, 3])
+    results = run_everywhere(lambda c, x: c.allgather(x, axis, concat_axis), values)
+    for pnum, result in enumerate(results):
+        group = [values[p] for p in group_of(pnum, [axis])]
+        np.testing.assert_array_equal(result, np.concatenate(group, concat_axis))
+
+
+@pytest.mark.parametrize("axis", range(3))
+@pytest.mark.parametrize(("split_axis", "concat_axis"), [(0, 1), (1, 0), (0, 0)])
+def test_alltoall(axis, split_axis, concat_axis):
+    values = random_values([4, 6])
+    results = run_everywhere(lambda c, x: c.alltoall(x, axis, split_axis, concat_axis), values)
+    for pnum, result in enumerate(results):
+        group = group_of(pnum, [axis])
+        mine = group.index(pnum)
+        parts = [np.split(values[p], 2, split_axis)[mine] for p in group]
+        np.testing.assert_array_equal(result, np.concatenate(parts, concat_axis))
+
+
+@pytest.mark.parametrize("source", [[1, 0], [None, 0], [1, 1], [None, None], [0, 1]])
+@pytest.mark.parametrize("axis", range(3))
+def test_permute(axis, source):
+    values = random_values([2, 3])
+    results = run_everywhere(lambda c, x: c.permute(x, axis, source), values)
+    for pnum, result in enumerate(results):
+        group = group_of(pnum, [axis])
+        from_member = source[group.index(pnum)]
+        wanted = 0 * values[0] if from_member is None else values[group[from_member]]
+        np.testing.assert_array_equal(result, wanted)
+
+
+def test_axes_of_size_one_cost_nothing():
+    with tf.Graph().as_default():
+        pnum = tf.compat.v1.placeholder(tf.int32, [])
+        shape = mtf.Shape([mtf.Dimension("a", 1), mtf.Dimension("b", 4)])
+        collectives = Collectives(shape, ["cpu"] * 4, pnum)
+        x = tf.zeros([4, 4])
+        assert collectives.allreduce(x, [0], "Add") is x
+        assert collectives.log == []

@@ -1,0 +1,522 @@
+"""HParams: typed values, read from text and JSON, refused in plain sentences."""
+
+from __future__ import annotations
+
+import copy
+import doctest
+import json
+import keyword
+import math
+import os
+import pickle
+import re
+import stat
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from t2tp import registry
+from t2tp.hparam import NOT_DECLARED, HParams, describe_differences
+
+
+def sample() -> HParams:
+    hparams = HParams(
+        learning_rate=0.1,
+        layers=["attention", "dense"],
+        num_layers=4,
+        mesh_shape="",
+        layout="",
+        shared=True,
+        widths=[1.5, 2.0],
+        norm="none",
+    )
+    hparams.add("x", None, "anything at all")
+    hparams.add("clip", None, "largest gradient norm", type=float)
+    hparams.add("label", "a", type=str | None)
+    hparams.add("heads", [], type=list[int])
+    return hparams
+
+
+# Reading and setting.
+
+
+def test_values_are_attributes_in_the_order_of_declaration():
+    hparams = HParams(b=1, a="x")
+    hparams.b = 2
+    hparams.set("a", "y")
+    assert (hparams.b, hparams.get("a")) == (2, "y")
+    assert list(hparams.values().items()) == [("b", 2), ("a", "y")]
+    assert "a" in hparams
+    assert "c" not in hparams
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "kept"),
+    [
+        ("learning_rate", 1, 1.0),
+        ("learning_rate", np.float64(0.5), 0.5),
+        ("num_layers", 3.0, 3),
+        ("num_layers", np.int32(3), 3),
+        ("layers", ("a",), ["a"]),
+        ("layers", [], []),
+        ("widths", [1, 2.5], [1.0, 2.5]),
+        ("clip", None, None),
+        ("clip", 2, 2.0),
+        ("x", "text", "text"),
+        ("x", [1, True], [1, True]),
+        ("heads", [8.0], [8]),
+    ],
+)
+def test_a_value_becomes_exactly_the_declared_type(name: str, value: Any, kept: Any):
+    hparams = sample()
+    hparams.set(name, value)
+    assert repr(hparams.get(name)) == repr(kept)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("learning_rate", "0.1", "float"),
+        ("learning_rate", True, "float"),
+        ("learning_rate", None, "float"),
+        ("learning_rate", math.nan, "float"),
+        ("learning_rate", math.inf, "float"),
+        ("learning_rate", 10**400, "float"),
+        ("num_layers", 2.5, "int"),
+        ("num_layers", True, "int"),
+        ("num_layers", math.inf, "int"),
+        ("num_layers", [1], "int"),
+        ("shared", 1, "bool"),
+        ("mesh_shape", 4, "str"),
+        ("layers", "attention", "list[str]"),
+        ("layers", ["a", 1], "list[str]"),
+        ("layers", None, "list[str]"),
+        ("heads", [1.5], "list[int]"),
+        ("clip", "x", "float | None"),
+        ("x", {"a": 1}, "any"),
+        ("x", [[1]], "any"),
+    ],
+)
+def test_a_value_of_another_type_is_refused(name: str, value: Any, expected: str):
+    hparams = sample()
+    with pytest.raises(TypeError) as error:
+        setattr(hparams, name, value)
+    message = f"{name}: expected {expected}, got {value!r} ({type(value).__name__})"
+    assert str(error.value) == message
+    assert hparams == sample()
+
+
+def test_an_undeclared_name_is_refused_naming_the_nearest():
+    hparams = sample()
+    message = "^no hyperparameter 'layoyt': did you mean layout"
+    with pytest.raises(AttributeError, match=message):
+        hparams.layoyt = "batch:data"
+    with pytest.raises(AttributeError, match=message):
+        _ = hparams.layoyt
+    with pytest.raises(AttributeError, match=message):
+        hparams.get("layoyt")
+    with pytest.raises(AttributeError, match=message):
+        hparams.set("layoyt", "batch:data")
+
+
+def test_a_hyperparameter_cannot_be_deleted():
+    hparams = sample()
+    with pytest.raises(AttributeError, match="layout: "):
+        del hparams.layout
+
+
+# Declaring.
+
+
+def test_a_name_is_declared_once():
+    with pytest.raises(ValueError, match="layout is declared already, as str ''"):
+        sample().add("layout", "x")
+
+
+@pytest.mark.parametrize("name", ["a-b", "class", "_hidden", "3d", "parse", "values", "layers[1]"])
+def test_a_name_is_an_identifier_and_no_method(name: str):
+    with pytest.raises(ValueError, match="cannot name a hyperparameter"):
+        HParams().add(name, 1)
+
+
+def test_an_empty_list_needs_a_type():
+    with pytest.raises(ValueError, match=r"add\('heads', \[\], type=list\[int\]\)"):
+        HParams(heads=[])
+
+
+@pytest.mark.parametrize("default", [{"a": 1}, [[1]], [None], len, ["a", 1]])
+def test_other_defaults_are_refused(default: Any):
+    with pytest.raises(TypeError, match=r"^it: "):
+        HParams(it=default)
+
+
+def test_a_list_of_ints_and_floats_is_of_floats():
+    assert repr(HParams(widths=[1, 0.5])) == "HParams(widths=[1.0, 0.5])"
+
+
+def test_other_types_cannot_be_declared():
+    with pytest.raises(TypeError, match="cannot be declared as <class 'dict'>"):
+        HParams().add("it", None, type=dict)
+    with pytest.raises(TypeError, match=r"cannot be declared as \[<class 'int'>\]"):
+        HParams().add("it", [], type=[int])
+    with pytest.raises(TypeError, match="expected int, got 'a'"):
+        HParams().add("it", "a", type=int)
+
+
+def test_a_declared_type_may_allow_none():
+    for annotation in (float | None, Optional[float]):  # noqa: UP045
+        hparams = HParams()
+        hparams.add("rate", 0.5, type=annotation)
+        hparams.rate = None
+        assert hparams.rate is None
+
+
+def test_help_is_kept_by_copies():
+    assert sample().copy().help("clip") == "largest gradient norm"
+    assert sample().help("layout") == ""
+
+
+# Copies and comparison.
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [HParams.copy, copy.copy, copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))],
+)
+def test_copies_are_equal_and_typed(copied):
+    made = copied(sample())
+    assert made == sample()
+    with pytest.raises(TypeError):
+        made.num_layers = "x"
+
+
+def test_a_copy_shares_nothing():
+    hparams = sample()
+    copied = hparams.copy()
+    copied.layers.append("dense")
+    copied.add("new", 1)
+    copied.num_layers = 9
+    hparams.values()["layers"].append("dense")
+    assert hparams == sample()
+    assert copied != hparams
+
+
+def test_a_list_changed_in_place_to_another_type_is_not_saved():
+    hparams = sample()
+    hparams.layers.append(3)
+    with pytest.raises(TypeError, match=r"layers: expected list\[str\]"):
+        hparams.to_json()
+
+
+def test_equality_minds_types_but_not_order():
+    assert HParams(a=1, b=2) == HParams(b=2, a=1)
+    assert HParams(a=1) != HParams(a=1.0)
+    assert HParams(a=1) != HParams(a=True)
+    assert HParams(a=[1]) != HParams(a=[1.0])
+    assert HParams(a=1) != HParams(a=1, b=2)
+    assert HParams() != "HParams()"
+
+
+def test_diff_names_both_values():
+    assert HParams(a=1, b=2, c=3).diff(HParams(a=1, b=5, d=6)) == [
+        ("b", 2, 5),
+        ("c", 3, NOT_DECLARED),
+        ("d", NOT_DECLARED, 6),
+    ]
+
+
+def test_the_repr_can_be_run():
+    hparams = HParams(rate=1e-5, layers=["a"], it=None)
+    assert repr(hparams) == "HParams(rate=1e-05, layers=['a'], it=None)"
+    assert eval(repr(hparams)) == hparams
+
+
+# Text.
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [
+        ("", {}),
+        ("learning_rate=0.2", {"learning_rate": 0.2}),
+        ("learning_rate=1", {"learning_rate": 1.0}),
+        (" learning_rate = 1e-3 , num_layers = 5 ", {"learning_rate": 0.001, "num_layers": 5}),
+        ("num_layers=1e3", {"num_layers": 1000}),
+        ("num_layers=-3.0", {"num_layers": -3}),
+        ("num_layers='4'", {"num_layers": 4}),
+        ("num_layers=123456789012345678901", {"num_layers": 123456789012345678901}),
+        (
+            "mesh_shape=data:2;model:4,layout=batch:data;d_ff:model",
+            {"mesh_shape": "data:2;model:4", "layout": "batch:data;d_ff:model"},
+        ),
+        ("mesh_shape=,num_layers=2", {"mesh_shape": "", "num_layers": 2}),
+        ("mesh_shape=/a/b*.txt", {"mesh_shape": "/a/b*.txt"}),
+        ("layers=[a,b]", {"layers": ["a", "b"]}),
+        ("layers=[ a , 'b, c' ],num_layers=2", {"layers": ["a", "b, c"], "num_layers": 2}),
+        ("layers=[]", {"layers": []}),
+        ("layers=['']", {"layers": [""]}),
+        ("widths=[1,2e-1]", {"widths": [1.0, 0.2]}),
+        ("layout=\"a, b=1, 'c'\"", {"layout": "a, b=1, 'c'"}),
+        (r"layout='it\'s, \n'", {"layout": "it's, \n"}),
+        ("layout=it's,mesh_shape=a[0]", {"layout": "it's", "mesh_shape": "a[0]"}),
+        ("layout=a[0,mesh_shape=b]", {"layout": "a[0", "mesh_shape": "b]"}),
+        ("shared=No", {"shared": False}),
+        ("shared=1", {"shared": True}),
+        ("clip=0.5", {"clip": 0.5}),
+        ("clip=None", {"clip": None}),
+        ("label=none", {"label": None}),
+        ("label='none'", {"label": "none"}),
+        ("norm=none", {"norm": "none"}),
+        ("x=None", {"x": None}),
+        ("x=3", {"x": 3}),
+        ("x=3.0", {"x": 3.0}),
+        ("x='3'", {"x": "3"}),
+        ("x=True", {"x": True}),
+        ("x=inf", {"x": "inf"}),
+        ("x=[1,a,'2']", {"x": [1, "a", "2"]}),
+    ],
+)
+def test_text_is_read_by_the_declared_types(text: str, parsed: dict[str, Any]):
+    hparams = sample()
+    assert repr(hparams.parse(text)) == repr(parsed)
+    assert {name: hparams.get(name) for name in parsed} == parsed
+    assert [name for name, _, _ in sample().diff(hparams) if name not in parsed] == []
+
+
+def test_a_later_text_wins():
+    hparams = sample()
+    hparams.parse("num_layers=5,shared=false")
+    hparams.parse("num_layers=6")
+    assert (hparams.num_layers, hparams.shared) == (6, False)
+
+
+@pytest.mark.parametrize("word", ["true", "T", "YES", "y", "on", "1"])
+@pytest.mark.parametrize("opposite", ["false", "F", "NO", "n", "off", "0"])
+def test_bools_are_read_in_the_usual_words(word: str, opposite: str):
+    hparams = HParams(one=False, other=True)
+    hparams.parse(f"one={word},other={opposite}")
+    assert (hparams.one, hparams.other) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("learning_rate=fast", "learning_rate=fast: expected float, got 'fast'"),
+        ("learning_rate=", "learning_rate=: expected float, got ''"),
+        ("learning_rate=none", "learning_rate=none: expected float, got 'none'"),
+        ("learning_rate=1e999", "learning_rate=1e999: expected float, got '1e999'"),
+        ("num_layers=2.5", "num_layers=2.5: expected int, got '2.5'"),
+        ("num_layers=1e30", "num_layers=1e30: expected int, got '1e30'"),
+        ("num_layers=true", "num_layers=true: expected int, got 'true'"),
+        ("shared=2", "shared=2: expected bool, got '2'"),
+        ("clip=x", "clip=x: expected float | None, got 'x'"),
+        ("heads=[1,b]", "heads=[1,b]: expected list[int], got '[1,b]'"),
+        ("layers=attention", "lists stand in brackets: layers=[attention]"),
+        ("layers=", "lists stand in brackets: layers=[]"),
+        ("layers=[a,]", "neither empty nor lists"),
+        ("layers=[[a],b]", "neither empty nor lists"),
+        ("layers=[a]b", "nothing can follow the closing bracket"),
+        ("mesh_shape=[a]", "expected str, got '[a]'; not a list; or quote it: mesh_shape='[a]'"),
+        ("num_layers=4 shared=no", "is a comma missing?"),
+        ("layout='a'b", "layout='a'b: nothing can follow the closing quote"),
+        ("layout='a", "\"layout='a\": the ' is never closed"),
+        ("layers=[a,shared=no", "'layers=[a,shared=no': the [ is never closed"),
+        ("layoyt=x", "layoyt=x: no hyperparameter 'layoyt': did you mean layout"),
+        ("zzzz=1", "no hyperparameter 'zzzz': the hyperparameters are clip, heads, "),
+        ("layers[0]=a", "no hyperparameter 'layers[0]': did you mean layers"),
+        ("num_layers=4,num_layers=5", "num_layers=5: num_layers stands twice"),
+        ("num_layers", "'num_layers' is not name=value; write name=value"),
+        ("num_layers=4,", "'' is not name=value"),
+        (
+            "mesh_shape=batch:2,model:4,num_layers=3",
+            "'model:4' is not name=value; use ';' between mesh axes and between layout rules: "
+            "mesh_shape=batch:2;model:4",
+        ),
+        ("layout=a:b,c:d,e:f", "layout=a:b;c:d;e:f"),
+        ("layers=a,b", 'brackets: layers=[a,b]; text with commas in quotes: layers="a,b"'),
+    ],
+)
+def test_text_that_cannot_be_read_is_refused_and_sets_nothing(text: str, message: str):
+    hparams = sample()
+    with pytest.raises(ValueError, match=re.escape(message)):
+        hparams.parse(text)
+    assert hparams == sample()
+
+
+def test_a_bad_value_sets_none_of_the_text():
+    hparams = sample()
+    with pytest.raises(ValueError, match="shared=maybe"):
+        hparams.parse("num_layers=5,shared=maybe")
+    assert hparams == sample()
+
+
+# JSON.
+
+
+def test_the_json_is_values_and_types_and_standard():
+    hparams = HParams(rate=0.1, layers=["a"])
+    hparams.add("clip", None, type=float)
+
+    def no_constant(name: str):
+        raise AssertionError(name)
+
+    assert json.loads(hparams.to_json(), parse_constant=no_constant) == {
+        "values": {"rate": 0.1, "layers": ["a"], "clip": None},
+        "types": {"rate": "float", "layers": "list[str]", "clip": "float | None"},
+    }
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"values": {"a": 1}, "types": {}}',
+        '{"values": {}, "types": {"a": "int"}}',
+        '{"values": {"a": "x"}, "types": {"a": "int"}}',
+        '{"values": {"a": 1}, "types": {"a": "dict"}}',
+        '{"values": {"a": 1}, "types": {"a": [1]}}',
+        '{"values": {"a": NaN}, "types": {"a": "float"}}',
+    ],
+)
+def test_other_json_is_refused(text: str, tmp_path):
+    path = tmp_path / "hparams.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"hparams.json: this is not the JSON of an HParams"):
+        HParams.load(path)
+
+
+def test_a_missing_file_is_not_an_empty_set(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        HParams.load(tmp_path / "hparams.json")
+
+
+def test_saved_and_loaded_are_equal_with_their_types(tmp_path):
+    path = tmp_path / "hparams.json"
+    sample().save(str(path))
+    loaded = HParams.load(path)
+    assert loaded == sample()
+    assert os.listdir(tmp_path) == ["hparams.json"]
+    umask = os.umask(0)
+    os.umask(umask)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~umask
+    loaded.parse("clip=3,heads=[4],label=none")
+    assert (loaded.clip, loaded.heads, loaded.label) == (3.0, [4], None)
+
+
+def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "hparams.json"
+    sample().save(path)
+    before = path.read_text()
+
+    def full_disk(_):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(os, "fsync", full_disk)
+    changed = sample()
+    changed.num_layers = 99
+    with pytest.raises(OSError, match="no space"):
+        changed.save(path)
+    assert path.read_text() == before
+    assert os.listdir(tmp_path) == ["hparams.json"]
+
+
+FLOATS = st.floats(allow_nan=False, allow_infinity=False)
+ELEMENTS = [st.booleans(), st.integers(), FLOATS, st.text()]
+VALUES = st.one_of(st.none(), *ELEMENTS, *(st.lists(each, min_size=1) for each in ELEMENTS))
+NAMES = st.from_regex(r"[a-z][a-z0-9_]{0,8}", fullmatch=True).filter(
+    lambda name: not hasattr(HParams, name) and not keyword.iskeyword(name)
+)
+
+
+@given(st.dictionaries(NAMES, VALUES))
+def test_any_hparams_come_back_from_json_exactly(values: dict[str, Any]):
+    hparams = HParams(**values)
+    restored = HParams.from_json(hparams.to_json())
+    assert restored == hparams
+    assert repr(restored) == repr(hparams)
+    assert restored.to_json() == hparams.to_json()
+
+
+def other_value(value: Any) -> Any:
+    """A value of the same type that is not the one under test."""
+    if isinstance(value, list):
+        return [other_value(value[0])] * (len(value) + 1)
+    return None if value is None else type(value)()
+
+
+@given(st.dictionaries(NAMES, VALUES))
+def test_any_values_come_back_from_their_text_exactly(values: dict[str, Any]):
+    hparams = HParams(**{name: other_value(value) for name, value in values.items()})
+    wanted = HParams(**values)
+    hparams.parse(", ".join(f"{name}={value!r}" for name, value in wanted.values().items()))
+    assert repr(hparams) == repr(wanted)
+    assert hparams == wanted
+
+
+@given(VALUES)
+def test_a_value_of_no_declared_type_comes_back_from_its_text_exactly(value: Any):
+    hparams = HParams(it=None)
+    hparams.parse(f"it={value!r}")
+    assert repr(hparams.it) == repr(value)
+
+
+@given(st.text())
+def test_any_text_is_read_or_refused_with_a_value_error(text: str):
+    hparams = HParams(a="", b=[1], c=None)
+    for given_text in (text, f"a={text}", f"b={text}", f"b=[{text}]", f"c={text}"):
+        try:
+            hparams.parse(given_text)
+        except ValueError:
+            continue
+    hparams.values()
+
+
+# Going on with a saved run.
+
+
+def test_differences_say_which_value_will_be_used():
+    saved = HParams(same=1, edited=1, overridden=1, agreed=1, dropped=1)
+    preset = HParams(same=1, edited=2, overridden=1, agreed=2, added=7)
+    overrides = {"overridden": 3, "agreed": 2, "same": 1}
+    assert describe_differences(saved, preset, overrides) == [
+        "edited: 1 in the saved run, 2 in today's preset; using 1 from the saved run",
+        "overridden: 1 in the saved run, 1 in today's preset, 3 in --hparams; "
+        "using 3 from --hparams",
+        "agreed: 1 in the saved run, 2 in today's preset, 2 in --hparams; using 2 from --hparams",
+        "dropped: 1 in the saved run, not declared in today's preset; using 1 from the saved run",
+        "added: not declared in the saved run, 7 in today's preset; using 7 from today's preset",
+    ]
+
+
+def test_an_override_to_none_is_used():
+    saved, preset = HParams(clip=None), HParams(clip=None)
+    saved.clip = 1.0
+    assert describe_differences(saved, preset, {"clip": None}) == [
+        "clip: 1.0 in the saved run, None in today's preset, None in --hparams; "
+        "using None from --hparams"
+    ]
+
+
+def test_no_difference_says_nothing():
+    assert describe_differences(sample(), sample(), {"num_layers": 4}) == []
+
+
+def test_an_override_of_nothing_declared_is_refused():
+    with pytest.raises(ValueError, match="'layoyt': did you mean layout"):
+        describe_differences(sample(), sample(), {"layoyt": "x"})
+
+
+def test_the_examples_of_the_docs_run_as_shown(monkeypatch):
+    # The page registers sets, which other tests would find.
+    sets = registry._registries["hparams set"]
+    monkeypatch.setattr(sets, "_entries", dict(sets._entries))
+    page = Path(__file__).parents[1] / "docs" / "hparams.md"
+    ran = doctest.testfile(str(page), module_relative=False)
+    assert ran.failed == 0
+    assert ran.attempted > 10

@@ -1,0 +1,220 @@
+"""The registry: names, look-ups, and what it says when they fail."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from t2tp import registry
+from t2tp.hparam import HParams
+
+
+@pytest.fixture(autouse=True)
+def _registries_as_before(monkeypatch):
+    """Takes away again what a test registers, which others would find."""
+    for each in registry._registries.values():
+        monkeypatch.setattr(each, "_entries", dict(each._entries))
+
+
+@pytest.fixture
+def animals() -> registry.Registry:
+    return registry.Registry("animal")
+
+
+@pytest.mark.parametrize(
+    ("camel", "snake"),
+    [
+        ("TransformerLm", "transformer_lm"),
+        ("TransformerLM", "transformer_lm"),
+        ("MtfResNet", "mtf_res_net"),
+        ("MtfBitransformer", "mtf_bitransformer"),
+        ("Image2Text", "image2_text"),
+        ("already_snake", "already_snake"),
+    ],
+)
+def test_class_names_become_snake_case(camel: str, snake: str):
+    assert registry.snake_case(camel) == snake
+
+
+def test_the_decorator_is_used_bare_called_or_named(animals):
+    @animals.register
+    class BrownBear:
+        pass
+
+    @animals.register()
+    class PolarBear:
+        pass
+
+    @animals.register("panda_1.5")
+    class BlackAndWhiteBear:
+        pass
+
+    assert animals.names() == ["brown_bear", "panda_1.5", "polar_bear"]
+    assert animals.get("brown_bear") is BrownBear
+    assert animals.get("polar_bear") is PolarBear
+    assert animals.get("panda_1.5") is BlackAndWhiteBear
+
+
+def test_two_objects_of_one_name_are_refused_naming_both_places(animals):
+    @animals.register
+    def cat():
+        pass
+
+    with pytest.raises(ValueError, match="two animals are named 'cat'") as error:
+
+        @animals.register("cat")
+        def other_cat():
+            pass
+
+    places = re.findall(r"at (\S+):(\d+)[,;]", str(error.value))
+    assert [file for file, _ in places] == [__file__, __file__]
+    # Python 3.10 gives a bare decorator the line of its def, later ones its own.
+    first, second = (int(line) - cat.__code__.co_firstlineno for _, line in places)
+    assert first in (0, 1)
+    assert second in (6, 7)
+    assert animals.get("cat") is cat
+
+
+def test_the_same_object_may_be_registered_again(animals):
+    def cat():
+        pass
+
+    animals.register(cat)
+    animals.register(cat)
+    assert animals.names() == ["cat"]
+
+
+@pytest.mark.parametrize("thing", [3, ["cat"]])
+def test_what_cannot_be_called_is_refused(animals, thing):
+    with pytest.raises(ValueError, match="must be a class or a function"):
+        animals.register(thing)
+    with pytest.raises(ValueError, match="must be a class or a function"):
+        animals.register("cat")(thing)
+
+
+@pytest.mark.parametrize("name", ["", "two words", "../up", "a,b"])
+def test_names_that_cannot_be_typed_are_refused(animals, name):
+    with pytest.raises(ValueError, match="give a name of letters"):
+        animals.register(name)(dict)
+
+
+def test_a_lambda_needs_a_name(animals):
+    with pytest.raises(ValueError, match="give a name"):
+        animals.register(lambda: None)
+
+
+def test_a_miss_names_the_nearest_as_a_plain_sentence(animals):
+    for name in ("brown_bear", "brown_rat", "zebra"):
+        animals.register(name)(dict)
+    with pytest.raises(LookupError) as error:
+        animals.get("BrownBaer")
+    assert isinstance(error.value, KeyError)
+    assert str(error.value) == "unknown animal 'BrownBaer': did you mean brown_bear, brown_rat?"
+
+
+def test_a_miss_near_nothing_names_all(animals):
+    with pytest.raises(LookupError, match="there are no registered animals"):
+        animals.get("whale")
+    animals.register("zebra")(dict)
+    animals.register("bear")(dict)
+    with pytest.raises(LookupError, match=r"the registered animals are bear, zebra$"):
+        animals.get("whom")
+
+
+def test_help_groups_by_first_word_with_the_first_docstring_line(animals):
+    class Animal:
+        """Not the docstring of its children."""
+
+    @animals.register
+    class BrownBear(Animal):
+        """Eats honey.
+
+        And sleeps.
+        """
+
+    @animals.register
+    class BrownRat(Animal):
+        pass
+
+    @animals.register
+    def bee():
+        """Makes it."""
+
+    assert animals.help_text().splitlines() == [
+        "Animals:",
+        "  bee:",
+        "    * bee: Makes it.",
+        "  brown:",
+        "    * brown_bear: Eats honey.",
+        "    * brown_rat",
+    ]
+
+
+KINDS = [
+    ("register_model", "model", "list_models"),
+    ("register_problem", "problem", "list_problems"),
+    ("register_optimizer", "optimizer", "list_optimizers"),
+    (
+        "register_learning_rate_schedule",
+        "learning_rate_schedule",
+        "list_learning_rate_schedules",
+    ),
+]
+
+
+@pytest.mark.parametrize(("register", "look_up", "names"), KINDS)
+def test_each_kind_has_its_own_names(register, look_up, names):
+    name = f"only_a_test_{look_up}"
+
+    class Thing:
+        pass
+
+    getattr(registry, register)(name)(Thing)
+    assert getattr(registry, look_up)(name) is Thing
+    assert name in getattr(registry, names)()
+    for _, other_look_up, other_names in KINDS:
+        if other_look_up != look_up:
+            assert name not in getattr(registry, other_names)()
+            with pytest.raises(LookupError, match=f"unknown {other_look_up.split('_')[0]}"):
+                getattr(registry, other_look_up)(name)
+    assert f"* {name}" in registry.help_text()
+
+
+def test_hparams_are_made_anew_at_each_look_up():
+    @registry.register_hparams
+    def only_a_test_set():
+        return HParams(d_model=4)
+
+    registry.hparams("only_a_test_set").d_model = 8
+    assert registry.hparams("only_a_test_set") == HParams(d_model=4)
+    assert "only_a_test_set" in registry.list_hparams()
+    with pytest.raises(LookupError, match=r"unknown hparams set 'only_a_test_sat': .*_set"):
+        registry.hparams("only_a_test_sat")
+
+
+def test_an_hparams_function_must_return_them():
+    @registry.register_hparams
+    def only_a_test_forgetful():
+        HParams(d_model=4)
+
+    with pytest.raises(TypeError, match=r"test_registry.py:\d+, returned None.*forgot to return"):
+        registry.hparams("only_a_test_forgetful")
+
+
+def test_help_has_a_section_a_kind():
+    headings = [line for line in registry.help_text().splitlines() if line[:1].isalpha()]
+    assert headings == [
+        "Models:",
+        "Problems:",
+        "Hparams sets:",
+        "Optimizers:",
+        "Learning-rate schedules:",
+    ]
+
+
+def test_registry_and_hparam_import_no_tensorflow():
+    code = "import sys, t2tp.registry; sys.exit('tensorflow' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
