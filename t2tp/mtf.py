@@ -16,9 +16,11 @@ The stand-ins are in place only while the package is imported, and are taken awa
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import sys
 import types
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
@@ -30,8 +32,8 @@ from tensorflow.python.framework import tensor_conversion_registry as _conversio
 def _stand_ins() -> Iterator[None]:
     """Lends mesh-tensorflow the TensorFlow names that it misses."""
     estimator = types.ModuleType("tensorflow.compat.v1.estimator")
-    estimator.CheckpointSaverListener = tf1.train.CheckpointSaverListener
-    estimator.SessionRunHook = tf1.train.SessionRunHook
+    for base_class in ("CheckpointSaverListener", "SessionRunHook"):
+        setattr(estimator, base_class, getattr(tf1.train, base_class))
     lent = [
         (tf1, "estimator", estimator),
         (
@@ -54,6 +56,11 @@ def _stand_ins() -> Iterator[None]:
             del sys.modules[estimator.__name__]
 
 
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any: ...  # mesh-tensorflow has no type hints
+
+
 with _stand_ins():
     from mesh_tensorflow import *  # noqa: F403
     from mesh_tensorflow import (  # noqa: F401
@@ -64,5 +71,30 @@ with _stand_ins():
         placement_mesh_impl,
         utils,
     )
+
+
+def _on_our_operations(module: types.ModuleType) -> types.ModuleType:
+    """A second instance of a mesh-tensorflow module that takes its operations from here.
+
+    Its layers, optimizers and searches then use what follows below instead of what it mends; the
+    installed module itself stays as it is.
+    """
+    spec = importlib.util.spec_from_file_location(
+        f"{__name__}.{module.__name__.rpartition('.')[2]}", module.__file__
+    )
+    assert spec is not None and spec.loader is not None
+    instance = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(instance)
+    instance.mtf = sys.modules[__name__]
+    return instance
+
+
+# In the place of mesh-tensorflow's operations of the same names.
+from t2tp.ops.gather import gather  # noqa: E402
+
+layers = _on_our_operations(layers)
+optimize = _on_our_operations(optimize)
+optimize.layers = layers
+beam_search = _on_our_operations(beam_search)
 
 del tf

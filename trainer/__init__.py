@@ -1,1 +1,1 @@
-"""."""
+"""Estimator, Experiment, and the command-line programs."""

@@ -70,15 +70,12 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_durably(path: Path, content: bytes) -> None:
-    """Writes a file that is there whole or not at all, even if the machine stops."""
-    unfinished = path.with_name(path.name + _TEMPORARY)
-    with open(unfinished, "wb") as file:
+def write_synced(path: Path, content: bytes) -> None:
+    """Writes a file and waits until its content is on the disk."""
+    with open(path, "wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-    unfinished.rename(path)
-    sync(path.parent)
 
 
 def sha256(path: Path) -> str:

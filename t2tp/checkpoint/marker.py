@@ -51,9 +51,9 @@ class Marker:
     writers: tuple[str, ...]
 
     def write(self, folder: Path) -> None:
-        """Makes the folder a finished checkpoint."""
+        """Writes the marker, after which the folder needs nothing but its final name."""
         body = json.dumps({"format": FORMAT, **asdict(self)}, indent=1).encode()
-        files.write_durably(folder / NAME, body + b"\n" + _digest(body) + b"\n")
+        files.write_synced(folder / NAME, body + b"\n" + _digest(body) + b"\n")
 
     @classmethod
     def read(cls, folder: Path) -> Marker:

@@ -147,7 +147,7 @@ class _Saving:
             files.sync(data)
             record = FileRecord.of(data)
             note["data"] = {"size": record.size, "sha256": record.sha256}
-        files.write_durably(_note(self.temporary, self.process_id), json.dumps(note).encode())
+        files.write_synced(_note(self.temporary, self.process_id), json.dumps(note).encode())
 
     def finish(self, metadata: dict) -> None:
         """Process 0 joins the parts, writes the marker and gives the folder its final name."""
@@ -160,13 +160,14 @@ class _Saving:
         check_tiling(slices)
         records = self._merge(notes)
         content = json.dumps(metadata, indent=1).encode()
-        files.write_durably(self.temporary / METADATA, content)
+        files.write_synced(self.temporary / METADATA, content)
         files.sync(self.temporary / f"{VARIABLES}.index")
         for name in (METADATA, f"{VARIABLES}.index"):
             records[name] = FileRecord.of(self.temporary / name)
         float16 = sorted({each.name for each in slices if each.dtype == tf.float16})
         words = tuple(note["word"] for note in notes)
         Marker(self.step, records, tuple(float16), words).write(self.temporary)
+        files.sync(self.temporary)
         if self.folder.exists():
             logging.warning("%s is unfinished or damaged; it is saved anew.", self.folder)
             files.discard(self.folder)

@@ -9,10 +9,12 @@ called: the slice's elements come from the counter-based generator, so no device
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
+import tensorflow.compat.v1 as tf1
 
 from t2tp.mesh import random
 
@@ -22,7 +24,7 @@ _TRUNCATED_STDDEV = 0.87962566103423978
 
 
 def initial_slice(
-    initializer: object,
+    initializer: Any,
     name: str,
     shape: Sequence[int],
     begin: Sequence[int],
@@ -66,7 +68,7 @@ def initial_slice(
     elif random_bits is not None:
         value = _variance_scaled(initializer, shape, random_bits)
     elif callable(initializer):
-        value = tf.slice(tf.convert_to_tensor(initializer(list(shape), dtype=dtype)), begin, size)
+        value = _slice_of_call(initializer, name, shape, begin, size, dtype, seed)
     else:
         raise ValueError(
             f"Variable {name!r}: initializer {initializer!r} is neither one of TensorFlow's nor a"
@@ -76,12 +78,32 @@ def initial_slice(
     return tf.cast(value, dtype)
 
 
+def _slice_of_call(
+    initializer: Callable,
+    name: str,
+    shape: Sequence[int],
+    begin: Sequence[int],
+    size: Sequence[int],
+    dtype: tf.DType,
+    seed: int,
+) -> np.ndarray:
+    """Calls an initializer for the whole value and cuts the slice out.
+
+    What it draws from TensorFlow's random operations depends only on the seed and the name: it is
+    called in a graph of its own, whose seed they make.
+    """
+    with tf.Graph().as_default() as graph, tf1.Session() as session:
+        graph.seed = random.make_key(seed, "initial value", name) % 2**31
+        whole = tf.convert_to_tensor(initializer(list(shape), dtype=dtype))
+        return session.run(tf.slice(whole, begin, size))
+
+
 _RANDOM = ("RandomNormal", "TruncatedNormal", "RandomUniform")
 
 
 def _variance_scaling_types() -> tuple[type, ...]:
     return (
-        tf.compat.v1.initializers.variance_scaling,
+        tf1.initializers.variance_scaling,
         tf.keras.initializers.VarianceScaling,
     )
 

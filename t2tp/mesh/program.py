@@ -187,7 +187,7 @@ class Program:
         self._output_shapes = {name: t.shape for name, t in built.outputs.items()}
         self._log: list[Collective] = []
         self._run = tf.function(self._program, autograph=False, jit_compile=xla or None)
-        self._concrete: Callable | None = None
+        self._concrete: tf.types.experimental.ConcreteFunction | None = None
         self._threads = concurrent.futures.ThreadPoolExecutor(
             self.layout.size, thread_name_prefix="processor"
         )
@@ -214,7 +214,7 @@ class Program:
         done, pending = concurrent.futures.wait(
             calls, return_when=concurrent.futures.FIRST_EXCEPTION
         )
-        failures = [call.exception() for call in done if call.exception()]
+        failures = [e for e in (call.exception() for call in done) if e is not None]
         if failures:
             if pending:  # They wait for a processor that will not come.
                 eager_context.context().abort_collective_ops(
@@ -256,8 +256,8 @@ class Program:
             slices.append(mine)
         return Placed(slices)
 
-    def trace(self) -> None:
-        """Traces the program, if that was not done: the first call does it otherwise."""
+    def trace(self) -> tf.types.experimental.ConcreteFunction:
+        """The program of one processor, traced if that was not done: the first call does it."""
         if self._concrete is None:
             scalars = [tf.TensorSpec([], tf.int32), tf.TensorSpec([], tf.int64)]
             slices = [
@@ -267,6 +267,7 @@ class Program:
             self._concrete = self._run.get_concrete_function(
                 *scalars, [v.slices[0] for v in self._used], slices
             )
+        return self._concrete
 
     def collectives(self) -> dict[tuple[str, tuple[str, ...]], tuple[int, int]]:
         """What a step moves: (kind, mesh axes) -> (how many, bytes that each processor puts in)."""
@@ -274,10 +275,9 @@ class Program:
         return summarize(self._log)
 
     def _call(self, pnum: int, step: int, slices: list[tf.Tensor]) -> dict[str, tf.Tensor]:
-        """Runs processor `pnum`'s part (in its thread; TensorFlow releases the interpreter
-        lock)."""
+        """Runs processor `pnum`'s part, in its own thread."""
         with tf.device(self.cluster.devices[pnum]):
-            return self._concrete(
+            return self.trace()(
                 tf.constant(pnum, tf.int32),
                 tf.constant(step, tf.int64),
                 [v.slices[pnum] for v in self._used],

@@ -71,9 +71,6 @@ class LaidOutVariable:
 class SpmdMeshImpl(mtf.MeshImpl):
     """Lowers operations for processor `pnum` of a mesh."""
 
-    LaidOutTensor = LaidOutTensor
-    LaidOutVariable = LaidOutVariable
-
     def __init__(
         self,
         layout: Layout,
@@ -186,3 +183,8 @@ class SpmdMeshImpl(mtf.MeshImpl):
             if mesh_axis is not None:
                 whole = self.collectives.allgather(whole, mesh_axis, tensor_axis)
         return whole
+
+
+# mesh-tensorflow asks the mesh for these by the names of the classes.
+SpmdMeshImpl.LaidOutTensor = LaidOutTensor
+SpmdMeshImpl.LaidOutVariable = LaidOutVariable

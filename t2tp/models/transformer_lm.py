@@ -19,7 +19,6 @@ from t2tp.mesh.program import Mesh
 from t2tp.models.model import LossOutput, Model
 from t2tp.ops.attention import causal_attention
 from t2tp.ops.cross_entropy import softmax_cross_entropy
-from t2tp.ops.embedding import embedding_lookup
 from t2tp.ops.normalization import rms_norm
 
 
@@ -32,6 +31,9 @@ class TransformerLm(Model):
 
         Features: `targets`, `targets_segmentation` (0: padding), `targets_position`, integers
           [batch, length].
+
+        Raises:
+          ValueError: the length is above `max_length`.
         """
         targets = features["targets"]
         segments = features["targets_segmentation"]
@@ -56,6 +58,9 @@ class TransformerLm(Model):
 
         Returns:
           float32 [batch, vocab].
+
+        Raises:
+          ValueError: the length is above `max_length`.
         """
         targets, position = features["targets"], features["position"]
         length = targets.shape.dims[-1]
@@ -112,6 +117,12 @@ class TransformerLm(Model):
     ) -> mtf.Tensor:
         """What the last block says of each position, normalized: [batch, length, d_model]."""
         length = targets.shape.dims[-1]
+        if length.size > self.hparams.max_length:
+            raise ValueError(
+                f"The features have length {length.size}, and the model has positions for"
+                f" max_length={self.hparams.max_length}: feed at most as many tokens, or train with"
+                f" a larger max_length."
+            )
         # A position sees the token before it in its segment; the first of a segment sees token 0.
         before = mtf.shift(targets, 1, length, wrap=False)
         continues = mtf.equal(segments, mtf.shift(segments, 1, length, wrap=False))
@@ -121,8 +132,8 @@ class TransformerLm(Model):
         position_table = self._variable(
             mesh, "positions", [max_length, self._d_model], self.hparams.initializer_stddev
         )
-        x = embedding_lookup(self._embedding_table(mesh), inputs, self._vocab_dim)
-        x += embedding_lookup(position_table, positions, max_length)
+        x = mtf.gather(self._embedding_table(mesh), inputs, self._vocab_dim)
+        x += mtf.gather(position_table, positions, max_length)
         x = self._dropout(x, training)
         for layer in range(self.hparams.num_hidden_layers):
             with tf1.variable_scope(f"layer_{layer:02d}"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from t2tp import mtf
+from t2tp.mesh.collectives import Collectives
 from t2tp.mesh.lowering import Lowering
 
 
@@ -72,7 +73,7 @@ def _whole_vocabulary(logits: tf.Tensor, targets: tf.Tensor) -> tuple[tf.Tensor,
 
 
 def _split_vocabulary(
-    logits: tf.Tensor, targets: tf.Tensor, axis: int, collectives: object
+    logits: tf.Tensor, targets: tf.Tensor, axis: int, collectives: Collectives
 ) -> tuple[tf.Tensor, tf.Tensor]:
     vocab_slice = logits.shape[-1]
     flat = tf.reshape(logits, [-1, vocab_slice])

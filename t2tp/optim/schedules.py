@@ -69,7 +69,7 @@ def rsqrt_decay(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tenso
 
 @registry.register_learning_rate_schedule
 def linear_decay(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor:
-    """Falls to 0 at the last step, over the last `learning_rate_decay_steps` (0: over all)."""
+    """Falls to 0 at the end of the training, over its last `learning_rate_decay_steps` (0: all)."""
     over = hparams.learning_rate_decay_steps or train_steps
     return tf.clip_by_value((train_steps - step) / over, 0.0, 1.0)
 

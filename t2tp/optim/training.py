@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from t2tp import mtf, registry
 from t2tp.hparam import HParams
+from t2tp.mesh.lowering import Lowering
 from t2tp.mesh.program import Mesh
 from t2tp.optim.schedules import learning_rate
 
@@ -47,5 +48,29 @@ def apply_gradients(
 
 def global_norm(tensors: list[mtf.Tensor]) -> mtf.Tensor:
     """Square root of the sum of squares of all elements of all tensors: a float32 scalar."""
-    squares = [mtf.reduce_sum(mtf.square(mtf.cast(t, tf.float32))) for t in tensors]
-    return mtf.sqrt(mtf.add_n(squares))
+    return mtf.sqrt(SumOfSquaresOperation(tensors).outputs[0])
+
+
+class SumOfSquaresOperation(mtf.Operation):
+    """Inputs any tensors; output the sum of the squares of all their elements, a float32 scalar.
+
+    It costs one reduction for each set of mesh axes that tensors are split over, where
+    `mtf.reduce_sum` would cost one a tensor.
+    """
+
+    def __init__(self, tensors: list[mtf.Tensor]) -> None:
+        super().__init__(tensors, name="sum_of_squares")
+        self._outputs = [mtf.Tensor(self, mtf.Shape([]), tf.float32)]
+
+    def lower(self, lowering: Lowering) -> None:
+        mesh_impl = lowering.mesh_impl(self)
+        by_axes: dict[tuple[int, ...], list[tf.Tensor]] = {}
+        for tensor in self.inputs:
+            axes = tuple(sorted(set(mesh_impl.tensor_layout(tensor.shape)) - {None}))
+            square = tf.square(tf.cast(lowering.slice(tensor), tf.float32))
+            by_axes.setdefault(axes, []).append(tf.reduce_sum(square))
+        sums = [
+            mesh_impl.collectives.allreduce(tf.add_n(squares), axes, "Add")
+            for axes, squares in by_axes.items()
+        ]
+        lowering.set_slice(self.outputs[0], tf.add_n(sums))

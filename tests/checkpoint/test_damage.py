@@ -4,10 +4,10 @@ import logging as python_logging
 import shutil
 
 import pytest
-import samples
 from absl import logging
 
 from t2tp.checkpoint import Checkpoint, UnusableCheckpointError, all_steps, latest, save
+from tests.checkpoint import samples
 
 DATA = "variables.data-00000-of-00001"
 
@@ -132,5 +132,5 @@ def test_a_format_of_the_future_is_refused(run, monkeypatch):
     monkeypatch.setattr("t2tp.checkpoint.marker.FORMAT", 2)
     path = save(run, 3, samples.of_step(3), {})
     monkeypatch.undo()
-    with pytest.raises(UnusableCheckpointError, match="has format 2; this .* reads format 1"):
+    with pytest.raises(UnusableCheckpointError, match=r"has format 2; this .* reads format 1"):
         Checkpoint(path)

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import pytest
-import samples
 
 from t2tp.checkpoint import all_steps, keep, latest, save
+from tests.checkpoint import samples
 
 
 @pytest.fixture

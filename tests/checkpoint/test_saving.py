@@ -5,10 +5,10 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
-import samples
 import tensorflow as tf
 
 from t2tp.checkpoint import Checkpoint, Slice, all_steps, latest, save
+from tests.checkpoint import samples
 
 
 def save_step(directory, step):
@@ -190,7 +190,7 @@ def test_processes_that_cannot_be_are_refused(tmp_path, arguments):
 
 def test_a_directory_that_cannot_be_written_is_one_clear_sentence(tmp_path):
     (tmp_path / "file").write_text("not a folder")
-    with pytest.raises(OSError, match="step 5 could not be saved in .*file/run: .*untouched"):
+    with pytest.raises(OSError, match=r"step 5 could not be saved in .*file/run: .*untouched"):
         save_step(tmp_path / "file" / "run", 5)
 
 
@@ -205,14 +205,16 @@ def files_of_at_most(size: int):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-@pytest.mark.parametrize("size", [10, 500, 900])
-def test_a_disk_that_fills_up_costs_no_earlier_checkpoint(tmp_path, size):
+@pytest.mark.parametrize(
+    ("size", "metadata"), [(10, {}), (900, {"long": 900 * "x"})], ids=["variables", "metadata"]
+)
+def test_a_disk_that_fills_up_costs_no_earlier_checkpoint(tmp_path, size, metadata):
     save_step(tmp_path, 1)
     with (
         files_of_at_most(size),
         pytest.raises(OSError, match=r"step 2 could not be saved in .*File too large"),
     ):
-        save_step(tmp_path, 2)
+        save(tmp_path, 2, samples.of_step(2), metadata)
     assert [each.name for each in tmp_path.iterdir()] == ["step-00000001"]
     samples.assert_is_step(latest(tmp_path), 1)
     samples.assert_is_step(Checkpoint(save_step(tmp_path, 2)), 2)

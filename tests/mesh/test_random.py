@@ -81,6 +81,7 @@ def test_distributions_have_their_moments():
         tf.compat.v1.glorot_normal_initializer(),
         tf.keras.initializers.HeNormal(),
         tf.compat.v1.constant_initializer(7.0),
+        lambda shape, dtype: tf.random.normal(shape, dtype=dtype),
         lambda shape, dtype: tf.reshape(tf.range(np.prod(shape), dtype=dtype), shape),
     ],
 )

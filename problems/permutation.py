@@ -1,0 +1,76 @@
+"""A random order that is computed, not stored: where position i of a shuffle goes, in O(1).
+
+Shuffling n examples by a stored permutation costs n numbers for each epoch, and resuming in the
+middle of one means making it again. Here a position is encrypted instead: a cipher on the numbers
+below n is a permutation of them, and each key is another one. The cipher is a balanced Feistel
+network on the next power of four; what falls at n or above is encrypted again until it falls below
+("cycle walking"; Black and Rogaway, Ciphers with Arbitrary Finite Domains, 2002, section 4).
+
+Only integer arithmetic modulo 2**64 is used, so the order is the same on every machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+# Four rounds suffice for large domains; on a few bits more are needed to look random.
+_ROUNDS = 8
+
+# Of the finalizer of SplitMix64 (Steele, Lea and Flood, Fast Splittable Pseudorandom Number
+# Generators, 2014, figure 16).
+_MULTIPLIER_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MULTIPLIER_2 = np.uint64(0x94D049BB133111EB)
+
+
+def permute(positions: np.ndarray, size: int, *key: int | str) -> np.ndarray:
+    """Returns where the key's permutation of range(size) sends each position.
+
+    Args:
+        positions: integers in range(size), of any shape.
+        size: how many things are in the order, at least 1.
+        *key: what the order depends on, for instance ("epoch", seed, epoch).
+
+    Returns:
+        int64 array of the shape of `positions`. Over all positions each number of range(size)
+        comes once.
+
+    Raises:
+        IndexError: a position is outside range(size).
+    """
+    positions = np.asarray(positions, np.int64)
+    if positions.size and not (positions.min() >= 0 and positions.max() < size):
+        raise IndexError(
+            f"positions {positions.min()} to {positions.max()} asked for, there are 0 to {size - 1}"
+        )
+    half_bits = np.uint64(max(1, ((size - 1).bit_length() + 1) // 2))
+    keys = _round_keys(key)
+    numbers = _encrypt(positions.astype(np.uint64).ravel(), half_bits, keys)
+    outside = np.flatnonzero(numbers >= size)
+    while outside.size:
+        numbers[outside] = _encrypt(numbers[outside], half_bits, keys)
+        outside = outside[numbers[outside] >= size]
+    return numbers.astype(np.int64).reshape(positions.shape)
+
+
+def _round_keys(key: tuple[int | str, ...]) -> np.ndarray:
+    """Returns a uint64 for each round, the same for the same key for ever."""
+    digest = hashlib.blake2b(repr(key).encode(), digest_size=8 * _ROUNDS).digest()
+    return np.frombuffer(digest, "<u8").astype(np.uint64)
+
+
+def _encrypt(numbers: np.ndarray, half_bits: np.uint64, keys: np.ndarray) -> np.ndarray:
+    """Permutes the uint64 numbers below 4**half_bits."""
+    mask = (np.uint64(1) << half_bits) - np.uint64(1)
+    left, right = numbers >> half_bits, numbers & mask
+    for key in keys:
+        left, right = right, left ^ (_mix(right ^ key) & mask)
+    return (left << half_bits) | right
+
+
+def _mix(bits: np.ndarray) -> np.ndarray:
+    """Spreads every bit over all 64."""
+    bits = (bits ^ (bits >> np.uint64(30))) * _MULTIPLIER_1
+    bits = (bits ^ (bits >> np.uint64(27))) * _MULTIPLIER_2
+    return bits ^ (bits >> np.uint64(31))

@@ -1,0 +1,143 @@
+"""The TFDS dataset of the Python sources in a folder, by default those of the standard library.
+
+This module imports TFDS, which takes seconds: import it where a dataset is made.
+
+The files are ArrayRecord: `as_data_source` then gives any document by its number. Of TFDS's other
+formats, TFRecord has no random access, and Parquet and Riegeli need packages of their own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import tensorflow_datasets as tfds
+from absl import logging
+
+_NOT_OURS = {"site-packages", "dist-packages", "__pycache__"}
+
+# Percent of the files, by split; the rest is train.
+_PERCENT = {"validation": 3, "test": 3}
+
+
+@dataclasses.dataclass(eq=False)
+class SourcesConfig(tfds.core.BuilderConfig):
+    """Which sources.
+
+    Attributes:
+        source_dir: the folder in which the sources lie, at any depth.
+    """
+
+    source_dir: Path = dataclasses.field(kw_only=True)
+
+
+class _LocalInfo(tfds.core.DatasetInfo):
+    """TFDS looks for a dataset's figures in its bucket on the network, unless told otherwise."""
+
+    def initialize_from_bucket(self) -> None:
+        """Looks for nothing: the figures are made with the dataset."""
+
+
+class PythonStdlib(tfds.core.GeneratorBasedBuilder):
+    """A document for each `.py` file that is UTF-8 and not empty, in the order of the paths."""
+
+    VERSION = tfds.core.Version("1.0.0")
+
+    def _info(self) -> tfds.core.DatasetInfo:
+        return _LocalInfo(
+            builder=self,
+            description="The source files of Python's standard library.",
+            features=tfds.features.FeaturesDict(
+                {"path": tfds.features.Text(), "text": tfds.features.Text()}
+            ),
+            # The keys are paths, so this is their order, and no hash of TFDS's.
+            disable_shuffling=True,
+            metadata=tfds.core.MetadataDict(),
+        )
+
+    def _split_generators(
+        self, dl_manager: tfds.download.DownloadManager
+    ) -> dict[str, Iterator[tuple[str, dict[str, str]]]]:
+        source_dir = self.builder_config.source_dir
+        sources = read_sources(source_dir)
+        self.info.metadata["skipped_not_utf8"] = sources.not_utf8
+        self.info.metadata["skipped_empty"] = sources.empty
+        paths: dict[str, list[str]] = {"train": [], **{split: [] for split in _PERCENT}}
+        for path in sources.texts:
+            paths[split_of(path)].append(path)
+        for split in paths:
+            if not paths[split]:
+                raise ValueError(
+                    f"no file for the {split} split among the {len(sources.texts)} .py files in "
+                    f"{source_dir}: there must be more, some hundreds to have all splits"
+                )
+        return {split: self._generate_examples(sources.texts, paths[split]) for split in paths}
+
+    def _generate_examples(
+        self, texts: dict[str, str], paths: list[str]
+    ) -> Iterator[tuple[str, dict[str, str]]]:
+        for path in paths:
+            yield path, {"path": path, "text": texts[path]}
+
+
+class Sources(NamedTuple):
+    """What was found in a folder.
+
+    Attributes:
+        texts: by path relative to the folder with "/" between its parts, in the order of paths.
+        not_utf8: how many files were skipped because they are not UTF-8.
+        empty: how many files were skipped because there is nothing in them.
+    """
+
+    texts: dict[str, str]
+    not_utf8: int
+    empty: int
+
+
+def read_sources(source_dir: Path) -> Sources:
+    """Reads the `.py` files in a folder, without the packages that were installed there.
+
+    Raises:
+        ValueError: there are none.
+    """
+    files = {
+        path.relative_to(source_dir).as_posix(): path
+        for path in source_dir.rglob("*.py")
+        if path.is_file() and _NOT_OURS.isdisjoint(path.relative_to(source_dir).parts)
+    }
+    if not files:
+        raise ValueError(f"no .py files in {source_dir}")
+    texts, not_utf8, empty = {}, 0, 0
+    for name in sorted(files):
+        try:
+            # Not read_text(): it would turn "\r\n" into "\n".
+            text = files[name].read_bytes().decode("utf-8")
+        except UnicodeDecodeError as error:
+            logging.warning("skipping %s: %s", files[name], error)
+            not_utf8 += 1
+            continue
+        if text:
+            texts[name] = text
+        else:
+            empty += 1
+    logging.info(
+        "read %d files in %s; skipped %d that are not UTF-8 and %d that are empty",
+        len(texts),
+        source_dir,
+        not_utf8,
+        empty,
+    )
+    return Sources(texts, not_utf8, empty)
+
+
+def split_of(path: str) -> str:
+    """Returns the split that a file belongs to: a function of its path, and of nothing else."""
+    place = int.from_bytes(hashlib.sha256(path.encode("utf-8")).digest()[:8], "big") % 100
+    for split, percent in _PERCENT.items():
+        if place < percent:
+            return split
+        place -= percent
+    return "train"

@@ -1,0 +1,176 @@
+"""The batch of step k: a pure function of (data, seed, k, global batch size).
+
+A stream is indexed by the step and keeps no state, so resuming at step 1,000,000 costs what
+resuming at step 10 does, and neither the mesh nor the number of processes can change the data:
+
+    stream[k]                          # the batch of step k; nothing is read yet
+    stream[k]["targets"][2:4, 0:128]   # rows 2 and 3, the only ones that are read
+
+`ShuffledStream` has no end and gives each epoch an order of its own; `OnePassStream` gives each
+example once, in the order of the files, and fills its last batch up with empty rows.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from t2tp.problems.permutation import permute
+
+# In place of an example's number: a row without one. All its features are 0.
+EMPTY = -1
+
+
+class FeatureSpec(NamedTuple):
+    """A feature of a batch.
+
+    Attributes:
+        dimensions: the names of its dimensions, "batch" first.
+        dtype: of its elements.
+    """
+
+    dimensions: tuple[str, ...]
+    dtype: np.dtype
+
+
+class ExampleSource(Protocol):
+    """Examples by number, any of them at any time: what a stream draws from."""
+
+    features: Mapping[str, FeatureSpec]
+
+    def __len__(self) -> int:
+        """Returns how many examples there are."""
+
+    def shape(self, feature: str) -> tuple[int, ...]:
+        """Returns the sizes of the feature's dimensions without "batch"."""
+
+    def read(self, feature: str, examples: np.ndarray, parts: tuple[slice, ...]) -> np.ndarray:
+        """Reads a feature of some examples.
+
+        Args:
+            feature: its name.
+            examples: int64 [rows], numbers of examples; `EMPTY` gives a row of zeros.
+            parts: a slice for each dimension but "batch".
+
+        Returns:
+            An array [rows, *parts] of the feature's dtype.
+        """
+
+
+class BatchFeature:
+    """One feature of a batch, read when it is sliced, and only there.
+
+    Attributes:
+        shape: sizes of all its dimensions, the global batch first.
+        dtype: of its elements.
+    """
+
+    def __init__(self, source: ExampleSource, name: str, examples: np.ndarray):
+        self._source = source
+        self._name = name
+        self._examples = examples
+        self.shape = (len(examples), *source.shape(name))
+        self.dtype = source.features[name].dtype
+
+    def __getitem__(self, index: slice | tuple[slice, ...]) -> np.ndarray:
+        """Reads a part: a slice for each dimension; the last dimensions may be left out."""
+        parts = index if isinstance(index, tuple) else (index,)
+        if len(parts) > len(self.shape) or not all(isinstance(part, slice) for part in parts):
+            raise TypeError(
+                f"feature {self._name!r} of shape {self.shape} is cut by at most "
+                f"{len(self.shape)} slices, as in feature[0:2, 0:64]; given {index!r}"
+            )
+        rows, *rest = parts + (slice(None),) * (len(self.shape) - len(parts))
+        return self._source.read(self._name, self._examples[rows], tuple(rest))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self[:], dtype)
+
+
+class Batch(Mapping[str, BatchFeature]):
+    """The examples of one step: features by name.
+
+    Attributes:
+        source: where the examples are read from.
+        examples: int64 [batch], their numbers there; `EMPTY` where a row has none.
+    """
+
+    def __init__(self, source: ExampleSource, examples: np.ndarray):
+        self.source = source
+        self.examples = examples
+
+    def __getitem__(self, name: str) -> BatchFeature:
+        if name not in self.source.features:
+            raise KeyError(f"no feature {name!r}: the features are {', '.join(self)}")
+        return BatchFeature(self.source, name, self.examples)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.source.features)
+
+    def __len__(self) -> int:
+        return len(self.source.features)
+
+
+class ShuffledStream:
+    """Batches without end. Every epoch has its own order, and a batch may lie in two epochs.
+
+    Attributes:
+        examples_per_epoch: how many examples there are.
+    """
+
+    def __init__(self, source: ExampleSource, batch_size: int, seed: int):
+        self._source = source
+        self._batch_size = batch_size
+        self._seed = operator.index(seed)
+        self.examples_per_epoch = len(source)
+
+    def __getitem__(self, step: int) -> Batch:
+        """Returns the batch of this step, counted from 0."""
+        first = _checked_step(step) * self._batch_size
+        epoch, begin = divmod(first, self.examples_per_epoch)
+        taken = begin + np.arange(self._batch_size)
+        examples = np.empty(self._batch_size, np.int64)
+        epochs = taken // self.examples_per_epoch
+        for ahead in range(int(epochs[-1]) + 1):
+            rows = epochs == ahead
+            examples[rows] = permute(
+                taken[rows] % self.examples_per_epoch,
+                self.examples_per_epoch,
+                "epoch",
+                self._seed,
+                epoch + ahead,
+            )
+        return Batch(self._source, examples)
+
+
+class OnePassStream:
+    """Every example once, in order: `len(stream)` batches, the last filled up with empty rows.
+
+    Attributes:
+        examples_per_epoch: how many examples there are.
+    """
+
+    def __init__(self, source: ExampleSource, batch_size: int):
+        self._source = source
+        self._batch_size = batch_size
+        self.examples_per_epoch = len(source)
+
+    def __len__(self) -> int:
+        return -(-self.examples_per_epoch // self._batch_size)
+
+    def __getitem__(self, step: int) -> Batch:
+        """Returns the batch of this step, counted from 0."""
+        if _checked_step(step) >= len(self):
+            raise IndexError(f"batch {step} asked for, one pass has {len(self)}")
+        examples = step * self._batch_size + np.arange(self._batch_size)
+        return Batch(self._source, np.where(examples < self.examples_per_epoch, examples, EMPTY))
+
+
+def _checked_step(step: int) -> int:
+    step = operator.index(step)
+    if step < 0:
+        raise IndexError(f"batch {step} asked for, batches are counted from 0")
+    return step

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import random
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from t2tp.checkpoint import Checkpoint, all_steps, latest
+from tests.checkpoint import samples
+
+
+class Saver:
+    """The process of `crashing_saver`."""
+
+    def __init__(self):
+        command = [sys.executable, "-m", "tests.checkpoint.crashing_saver"]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self._process.stdout.readline() == "ready\n"
+
+    def ask(self, *words):
+        self._process.stdin.write(" ".join(str(word) for word in words) + "\n")
+        self._process.stdin.flush()
+        return self._process.stdout.readline().strip()
+
+    def stop(self):
+        self._process.stdin.close()
+        self._process.wait()
+
+
+@pytest.fixture(scope="module")
+def saver():
+    process = Saver()
+    yield process
+    process.stop()
+
+
+def last_step_of_all_whole(directory):
+    """Checks all that looks finished, and returns the latest step (0: there is none)."""
+    steps = all_steps(directory)
+    for step in steps:
+        checkpoint = Checkpoint(directory / f"step-{step:08d}")
+        checkpoint.verify()
+        samples.assert_is_step(checkpoint, step)
+    found = latest(directory)
+    assert (found.step if found else None) == (steps[-1] if steps else None)
+    return found.step if found else 0
+
+
+def names(directory):
+    return sorted(path.name for path in directory.iterdir())
+
+
+def is_interrupted(directory):
+    return any(name.endswith((".tmp", ".discarded")) for name in names(directory))
+
+
+def test_killed_at_random_moments_all_that_looks_finished_is_whole(tmp_path, saver):
+    moments = random.Random(0)
+    step = interrupted = 0
+    for saves in [0, 0, 1] * 12:
+        assert saver.ask("after", saves, moments.uniform(0, 0.06), tmp_path) == "killed"
+        found = last_step_of_all_whole(tmp_path)
+        assert found >= step + saves
+        step = found
+        interrupted += is_interrupted(tmp_path)
+    assert interrupted > 5  # It was killed in the middle of things.
+
+
+@pytest.mark.slow
+def test_killed_before_any_file_operation_nothing_saved_is_lost(tmp_path, saver):
+    before = tmp_path / "before"
+    assert [saver.ask("at", 1000, before) for _ in range(2)] == ["done", "done"]
+    number = interrupted = 0
+    while True:
+        # Each time from the same start: what a kill leaves makes more operations for the next.
+        run = tmp_path / str(number)
+        shutil.copytree(before, run)
+        answer = saver.ask("at", number, run)
+        assert last_step_of_all_whole(run) in (2, 3)
+        if answer != "killed":
+            break
+        interrupted += is_interrupted(run)
+        assert saver.ask("at", 1000, run) == "done"
+        step = last_step_of_all_whole(run)
+        assert step in (3, 4)
+        assert names(run) == [f"step-{step - 1:08d}", f"step-{step:08d}"]
+        number += 1
+    assert answer == "done"
+    assert interrupted > 10

@@ -1,0 +1,139 @@
+"""Several processes save together. Threads stand in for them where only the order matters."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from t2tp.checkpoint import Checkpoint, Slice, latest, save
+from tests.checkpoint import samples
+
+WAIT = 20  # seconds
+
+
+def save_together(directory, values_of_each, barrier=None):
+    """Saves step 5 from one thread a process; returns each one's path or error."""
+    number = len(values_of_each)
+    waiting = threading.Barrier(number)
+
+    def one(process_id):
+        try:
+            return save(
+                directory,
+                5,
+                values_of_each[process_id],
+                {"seen": 50},
+                process_id=process_id,
+                num_processes=number,
+                barrier=barrier or (lambda name: waiting.wait(WAIT)),
+            )
+        except (OSError, ValueError) as error:
+            return error
+
+    with ThreadPoolExecutor(number) as pool:
+        return list(pool.map(one, range(number)))
+
+
+def test_two_threads_save_what_one_reads_back_whole_or_unaligned(tmp_path):
+    path, same = save_together(tmp_path, samples.halves(5))
+    assert path == same == tmp_path / "step-00000005"
+    checkpoint = latest(tmp_path)
+    samples.assert_is_step(checkpoint, 5)
+    checkpoint.verify()
+    (value,) = checkpoint.read([samples.part((3, 5), (6, 2))])
+    np.testing.assert_array_equal(value, samples.table(5)[3:9, 5:7])
+    reader = tf.train.load_checkpoint(str(path / "variables"))
+    np.testing.assert_array_equal(reader.get_tensor("table"), samples.table(5))
+    assert len(list(path.glob("variables.data-*-of-00002"))) == 2
+
+
+def test_a_process_without_slices_takes_part(tmp_path):
+    first, second = samples.halves(5)
+    assert len(set(save_together(tmp_path, [[], first, [], second]))) == 1
+    checkpoint = latest(tmp_path)
+    checkpoint.verify()
+    samples.assert_is_step(checkpoint, 5)
+    assert len(list(checkpoint.path.glob("variables.data-*"))) == 2
+
+
+def test_all_meet_at_the_same_barriers(tmp_path):
+    called, waiting, lock = [[], []], threading.Barrier(2), threading.Lock()
+    turns = iter(range(100))
+
+    def barrier(name):
+        with lock:
+            called[next(turns) % 2].append(name)
+        waiting.wait(WAIT)
+
+    save_together(tmp_path, samples.halves(5), barrier)
+    names = [f"checkpoint-5-{phase}" for phase in ("begin", "write", "finish")]
+    assert called == [names, names]
+
+
+def test_slices_that_two_processes_both_save_are_refused_by_both(tmp_path):
+    first, second = samples.halves(5)
+    owner, other = save_together(tmp_path, [first, second + first[:1]])
+    assert isinstance(owner, ValueError)
+    assert "'table'" in str(owner)
+    assert "is in 2 of its 9 slices" in str(owner)
+    assert isinstance(other, OSError)
+    assert "process 0 did not finish" in str(other)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("broken", [0, 1])
+def test_a_failure_in_one_process_is_an_error_in_both(tmp_path, broken):
+    parts = samples.halves(5)
+    parts[broken] = [(Slice.whole("bad", (3,), tf.float32), tf.zeros([2]))]
+    answers = save_together(tmp_path, parts)
+    assert isinstance(answers[broken], ValueError)
+    assert "'bad'" in str(answers[broken])
+    assert isinstance(answers[1 - broken], OSError)
+    assert f"process {broken} did not" in str(answers[1 - broken])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_crashed_save_left_is_not_taken_for_a_part_of_the_next(tmp_path):
+    parts = samples.halves(5)
+    path, _ = save_together(tmp_path / "crashed", parts)
+    left = tmp_path / "run" / "step-00000005.tmp"
+    left.mkdir(parents=True)
+    (left / "part-00001.json").write_text("{}")
+    shutil.copy(path / "variables.data-00001-of-00002", left / "part-00002.data-00000-of-00001")
+    broken = [parts[0], [(Slice.whole("bad", (3,), tf.float32), tf.zeros([2]))]]
+    owner, _ = save_together(tmp_path / "run", broken)
+    assert "process 1 did not write its part" in str(owner)
+    left.mkdir()
+    (left / "rubbish").touch()
+    path, _ = save_together(tmp_path / "run", parts)
+    assert len(list(path.iterdir())) == 5
+    samples.assert_is_step(Checkpoint(path), 5)
+
+
+def test_no_process_takes_an_older_checkpoint_for_its_own(tmp_path):
+    save_together(tmp_path, samples.halves(5))
+    owner, other = save_together(tmp_path, samples.halves(5))
+    assert "already saved" in str(owner)
+    assert "process 0 did not" in str(other)
+    samples.assert_is_step(latest(tmp_path), 5)
+
+
+@pytest.mark.slow
+def test_two_processes_save_together(tmp_path):
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.checkpoint.one_of_two", str(tmp_path), str(process_id)]
+        )
+        for process_id in (0, 1)
+    ]
+    assert [process.wait(60) for process in processes] == [0, 0]
+    checkpoint = Checkpoint(tmp_path / "run" / "step-00000005")
+    checkpoint.verify()
+    samples.assert_is_step(checkpoint, 5)

@@ -1,0 +1,102 @@
+"""A language model of a few thousand parameters, and packed batches to feed it."""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+import t2tp
+import t2tp.hparams
+from t2tp import mtf, registry
+from t2tp.hparam import HParams
+from t2tp.models.transformer_lm import TransformerLm
+from t2tp.optim import apply_gradients
+
+BATCH, LENGTH, VOCAB_SIZE = 8, 12, 30  # The vocabulary is rounded up to 32.
+SHAPE = f"batch:{BATCH};length:{LENGTH}"
+FEATURES = {
+    name: t2tp.Feature(SHAPE, tf.int32)
+    for name in ("targets", "targets_segmentation", "targets_position")
+}
+TRAIN_STEPS = 100
+
+
+def make_hparams(**values: object) -> HParams:
+    """The tiny set made smaller; embeddings of unit size, so that attention is not uniform."""
+    hparams = registry.hparams("transformer_lm_tiny")
+    smaller = {
+        "batch_size": BATCH,
+        "max_length": LENGTH,
+        "d_model": 16,
+        "d_ff": 32,
+        "num_heads": 4,
+        "d_kv": 8,
+        "vocab_divisor": 8,
+        "initializer_stddev": 1.0,
+    }
+    for name, value in {**smaller, **values}.items():
+        hparams.set(name, value)
+    return hparams
+
+
+def make_batch(seed: int = 0) -> dict[str, np.ndarray]:
+    """Documents of 1 to 12 tokens packed into rows, the last rows partly or wholly padding."""
+    lengths = [[12], [5, 7], [1, 4, 7], [11, 1], [3, 3, 3, 3], [2, 6], [4], []]
+    segments = np.zeros([BATCH, LENGTH], np.int32)
+    positions = np.zeros([BATCH, LENGTH], np.int32)
+    for row, documents in enumerate(lengths):
+        begin = 0
+        for number, size in enumerate(documents, start=1):
+            segments[row, begin : begin + size] = number
+            positions[row, begin : begin + size] = np.arange(size)
+            begin += size
+    targets = np.random.default_rng(seed).integers(1, VOCAB_SIZE, size=[BATCH, LENGTH])
+    return {
+        "targets": np.where(segments == 0, 0, targets).astype(np.int32),
+        "targets_segmentation": segments,
+        "targets_position": positions,
+    }
+
+
+def one_document_a_row(targets: np.ndarray) -> dict[str, np.ndarray]:
+    """The features of rows [batch, length] without packing."""
+    return {
+        "targets": targets,
+        "targets_segmentation": (targets != 0).astype(np.int32),
+        "targets_position": np.broadcast_to(np.arange(LENGTH, dtype=np.int32), targets.shape),
+    }
+
+
+def loss_program(
+    mesh_shape: str = "",
+    layout: str | None = None,
+    training: bool = False,
+    with_gradients: bool = False,
+    **hparams: object,
+) -> t2tp.Program:
+    """A program that gives `loss`, the metrics, and gradients by each variable as `d_<name>`."""
+    made = make_hparams(**hparams)
+
+    def step(mesh, features):
+        out = TransformerLm(made, VOCAB_SIZE).loss(mesh, features, training)
+        gradients = {}
+        if with_gradients:
+            variables = mesh.graph.trainable_variables
+            grads = mtf.gradients([out.loss], [v.value for v in variables])
+            gradients = {f"d_{v.name}": g for v, g in zip(variables, grads, strict=True)}
+        return {"loss": out.loss, **out.metrics, **gradients}
+
+    layout = made.layout if layout is None else layout
+    return t2tp.Program(step, FEATURES, mesh_shape=mesh_shape, layout=layout)
+
+
+def training_program(mesh_shape: str = "", **hparams: object) -> t2tp.Program:
+    """A program that trains."""
+    made = make_hparams(**hparams)
+
+    def step(mesh, features):
+        out = TransformerLm(made, VOCAB_SIZE).loss(mesh, features, training=True)
+        shown = apply_gradients(out.loss, mesh, made, TRAIN_STEPS)
+        return {"loss": out.loss, **shown}
+
+    return t2tp.Program(step, FEATURES, mesh_shape=mesh_shape, layout=made.layout)

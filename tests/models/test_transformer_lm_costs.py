@@ -1,0 +1,61 @@
+"""What the language model costs: parameters, and collectives by layer."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.models.small_lm import BATCH, LENGTH, loss_program, training_program
+
+MODEL = ("allreduce", ("model",))
+DATA = ("allreduce", ("data",))
+ACTIVATIONS = BATCH * LENGTH * 16 * 4  # bytes of float32 [batch, length, d_model]
+TOKENS = BATCH * LENGTH * 4  # bytes of a float32 a token
+
+
+def num_parameters(layers, vocab=32, d_model=16, d_ff=32, heads=4, d_kv=8, max_length=LENGTH):
+    attention = 4 * d_model * heads * d_kv + d_model
+    feed_forward = 2 * d_model * d_ff + d_model
+    return (vocab + max_length + 1) * d_model + layers * (attention + feed_forward)
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+def test_parameters_are_as_many_as_the_formula_says(layers):
+    program = training_program(num_hidden_layers=layers)
+    trainable = [v.spec for v in program.variables if v.spec.trainable]
+    assert sum(spec.shape.size for spec in trainable) == num_parameters(layers)
+    moments = [v.spec for v in program.variables if not v.spec.trainable]
+    assert sum(spec.shape.size for spec in moments) == 2 * num_parameters(layers)
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_a_split_layer_costs_two_reductions_forward(layers):
+    """Of what attention and feed-forward add. Besides: one of the embedding's rows, two of the
+    cross-entropy (three numbers a token)."""
+    program = loss_program("model:4", training=True, num_hidden_layers=layers)
+    wanted = (1 + 2 * layers) * ACTIVATIONS + 3 * TOKENS
+    assert program.collectives() == {MODEL: (3 + 2 * layers, wanted)}
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_a_split_layer_costs_two_more_reductions_backward(layers):
+    """Of the gradients by what enters attention and feed-forward. Besides: one of the gradient by
+    what the split vocabulary is multiplied by, and a number for the gradient's norm."""
+    program = training_program("model:4", num_hidden_layers=layers)
+    forward = 3 + 2 * layers
+    wanted = (2 + 4 * layers) * ACTIVATIONS + 3 * TOKENS + 4
+    assert program.collectives() == {MODEL: (forward + 2 * layers + 2, wanted)}
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_data_parallel_training_reduces_each_gradient_once(layers):
+    """Besides: two numbers, the sum of the losses and how many tokens it is of."""
+    program = training_program("data:4", num_hidden_layers=layers)
+    num_variables = sum(v.spec.trainable for v in program.variables)
+    assert program.collectives() == {DATA: (num_variables + 2, 4 * num_parameters(layers) + 8)}
+
+
+def test_on_both_axes_each_keeps_its_own_reductions():
+    program = training_program("data:2;model:2", num_hidden_layers=1)
+    num_variables = sum(v.spec.trainable for v in program.variables)
+    counts = {key: count for key, (count, _) in program.collectives().items()}
+    assert counts == {MODEL: 9, DATA: num_variables + 2}

@@ -1,0 +1,86 @@
+"""An operation and its gradients on a mesh, and the same composed in float64 on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import tensorflow as tf
+
+import t2tp
+from t2tp import mtf
+
+# Name -> (shape in words, array). Integers are fed as int32; floats get gradients.
+Inputs = Mapping[str, tuple[str, np.ndarray]]
+
+
+def with_gradients(
+    op: Callable[..., mtf.Tensor],
+    inputs: Inputs,
+    mesh_shape: str = "",
+    layout: str = "",
+    dtype: tf.DType = tf.float32,
+) -> dict[str, np.ndarray]:
+    """`op(**inputs)` as `y`, and the gradients of `sum(y * weights)` as `d_<input>`."""
+    learned = [name for name, (_, array) in inputs.items() if _is_float(array)]
+    features = {
+        name: t2tp.Feature(shape, dtype if name in learned else tf.int32)
+        for name, (shape, _) in inputs.items()
+    }
+
+    def step(mesh, given):
+        del mesh
+        y = op(**given)
+        weights = mtf.import_tf_tensor(y.mesh, _weights(y.shape.to_integer_list), shape=y.shape)
+        loss = mtf.reduce_sum(mtf.cast(y, tf.float32) * mtf.cast(weights, tf.float32))
+        grads = mtf.gradients([loss], [given[name] for name in learned])
+        return {"y": y} | {f"d_{name}": d for name, d in zip(learned, grads, strict=True)}
+
+    program = t2tp.Program(step, features, mesh_shape=mesh_shape, layout=layout)
+    outputs = program({name: array for name, (_, array) in inputs.items()})
+    return {name: np.asarray(outputs[name], np.float64) for name in outputs}
+
+
+def in_float64(
+    op: Callable[..., tf.Tensor], inputs: Inputs, dtype: tf.DType = tf.float32
+) -> dict[str, np.ndarray]:
+    """The same of an operation on TensorFlow's tensors, from inputs rounded to `dtype`."""
+    given = {name: _rounded(array, dtype) for name, (_, array) in inputs.items()}
+    learned = [name for name, tensor in given.items() if tensor.dtype == tf.float64]
+    with tf.GradientTape() as tape:
+        tape.watch([given[name] for name in learned])
+        y = op(**given)
+        loss = tf.reduce_sum(y * _weights(y.shape.as_list()))
+    grads = tape.gradient(loss, [given[name] for name in learned])
+    values = {"y": y} | {f"d_{name}": d for name, d in zip(learned, grads, strict=True)}
+    return {name: tf.convert_to_tensor(value).numpy() for name, value in values.items()}
+
+
+def assert_close(
+    ours: Mapping[str, np.ndarray], wanted: Mapping[str, np.ndarray], tolerance: float
+) -> None:
+    """Differences are at most `tolerance` of each tensor's largest element.
+
+    What float32 rounds is about 1e-7 of that; a rounding to bfloat16 is at most 2**-8.
+    """
+    assert set(ours) == set(wanted)
+    for name, value in wanted.items():
+        scale = np.abs(value).max()
+        np.testing.assert_allclose(
+            ours[name], value, rtol=0, atol=tolerance * scale, err_msg=name, strict=True
+        )
+
+
+def _is_float(array: np.ndarray) -> bool:
+    return np.issubdtype(array.dtype, np.floating)
+
+
+def _rounded(array: np.ndarray, dtype: tf.DType) -> tf.Tensor:
+    if not _is_float(array):
+        return tf.constant(array, tf.int32)
+    return tf.cast(tf.cast(tf.constant(array), dtype), tf.float64)
+
+
+def _weights(shape: list[int]) -> np.ndarray:
+    """Different numbers, none near zero, so that no gradient goes unseen."""
+    return 1.5 + np.sin(np.arange(np.prod(shape, dtype=int), dtype=np.float64)).reshape(shape)

@@ -1,0 +1,105 @@
+"""Gradients to updates: clipping by the exact global norm, and variables nobody uses."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow.compat.v1 as tf1
+
+import t2tp
+from t2tp import mtf
+from t2tp.optim import apply_gradients
+from t2tp.optim.training import global_norm
+from tests.optim.regression import make_hparams
+
+A, B, C = (mtf.Dimension(n, s) for n, s in (("a", 8), ("b", 12), ("c", 4)))
+# Split over one axis, over two in either order, over none.
+SHAPES = {"w": [A, B], "turned": [B, A], "vector": [B], "whole": [C], "scalar": []}
+MESHES = ["", "data:4", "model:4", "data:2;model:2", "data:2;model:4", "model:2;data:2"]
+LAYOUT = "a:data;b:model"
+
+
+def make_gradients():
+    random = np.random.default_rng(0)
+    return {
+        name: random.normal(size=mtf.Shape(dims).to_integer_list).astype(np.float32)
+        for name, dims in SHAPES.items()
+    }
+
+
+def true_norm():
+    return np.sqrt(sum(np.sum(np.float64(g) ** 2) for g in make_gradients().values()))
+
+
+def run(mesh_shape, clip_grad_norm):
+    """One step of gradient descent from zero at a rate of 1, by gradients that are known."""
+    hparams = make_hparams(
+        optimizer="sgd", learning_rate_constant=1.0, clip_grad_norm=clip_grad_norm
+    )
+
+    def step(mesh, features):
+        loss = mtf.constant(mesh, 0.0, dtype=tf.float32)
+        for name, gradient in make_gradients().items():
+            shape = mtf.Shape(SHAPES[name])
+            variable = mtf.get_variable(mesh, name, shape, initializer=tf1.zeros_initializer())
+            loss += mtf.reduce_sum(variable * mtf.import_tf_tensor(mesh, gradient, shape=shape))
+        return apply_gradients(loss, mesh, hparams, train_steps=1)
+
+    program = t2tp.Program(step, mesh_shape=mesh_shape, layout=LAYOUT)
+    shown = program()
+    return shown, {name: -program.variables[name].numpy() for name in SHAPES}
+
+
+@pytest.mark.parametrize("mesh_shape", MESHES)
+def test_gradients_are_clipped_by_their_exact_global_norm(mesh_shape):
+    shown, updates = run(mesh_shape, clip_grad_norm=2.5)
+    assert true_norm() > 10
+    np.testing.assert_allclose(shown["gradient_norm"], true_norm(), rtol=1e-6)
+    for name, gradient in make_gradients().items():
+        wanted = gradient * (2.5 / true_norm())
+        np.testing.assert_allclose(updates[name], wanted, rtol=2e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("limit", [0.0, 100.0])
+def test_gradients_below_the_limit_or_without_one_stay_as_they_are(limit):
+    shown, updates = run("data:2;model:2", clip_grad_norm=limit)
+    np.testing.assert_allclose(shown["gradient_norm"], true_norm(), rtol=1e-6)
+    for name, gradient in make_gradients().items():
+        np.testing.assert_array_equal(updates[name], gradient, err_msg=name)
+
+
+def test_the_norm_of_many_tensors_costs_one_reduction_for_each_set_of_axes():
+    def step(mesh, features):
+        tensors = [
+            mtf.ones(mesh, mtf.Shape(dims), dtype)
+            for dims in SHAPES.values()
+            for dtype in (tf.float32, tf.bfloat16)
+        ]
+        return {"norm": global_norm(tensors)}
+
+    program = t2tp.Program(step, mesh_shape="data:2;model:2", layout=LAYOUT)
+    assert program()["norm"] == pytest.approx(np.sqrt(2 * (96 + 96 + 12 + 4 + 1)), rel=1e-6)
+    assert program.collectives() == {
+        ("allreduce", ("data", "model")): (1, 4),
+        ("allreduce", ("model",)): (1, 4),
+    }
+
+
+def test_a_trainable_variable_that_the_loss_does_not_depend_on_is_refused():
+    def step(mesh, features):
+        used, idle = (mtf.get_variable(mesh, name, mtf.Shape([A])) for name in ("used", "idle"))
+        del idle
+        return apply_gradients(mtf.reduce_sum(used), mesh, make_hparams(), train_steps=1)
+
+    with pytest.raises(ValueError, match="loss does not depend on the variables idle"):
+        t2tp.Program(step)
+
+
+def test_an_unknown_optimizer_names_the_nearest():
+    def step(mesh, features):
+        loss = mtf.reduce_sum(mtf.get_variable(mesh, "w", mtf.Shape([A])))
+        return apply_gradients(loss, mesh, make_hparams(optimizer="adm"), train_steps=1)
+
+    with pytest.raises(LookupError, match="unknown optimizer 'adm'.*adam"):
+        t2tp.Program(step)

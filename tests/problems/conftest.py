@@ -1,0 +1,71 @@
+"""A small problem for the tests: some of the standard library's files, and awkward ones."""
+
+from __future__ import annotations
+
+import shutil
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from t2tp.problems.python_stdlib import LanguagemodelPythonStdlib
+
+AWKWARD = {
+    "awkward/tabs.py": b"if x:\n\tpass\n\t\t  \n\n\n   ",
+    "awkward/carriage_returns.py": b"a = 1\r\nb = 2\r",
+    "awkward/space_sign.py": "bar = '\u2581\u2581 \u2581x'".encode(),
+    "awkward/marks.py": b"\xef\xbb\xbfx = '</s><unk><pad><0x0A>\x00'",
+    "awkward/emoji.py": "s = '\U0001f600 e\u0301 \u2585\u2047'".encode(),
+}
+# Whatever the standard library has, their names give each split some.
+SMALL = {f"small/module_{i}.py": b"number = %d\n" % i for i in range(60)}
+NOT_DOCUMENTS = {
+    "awkward/latin_1.py": "s = 'é'".encode("latin-1"),
+    "awkward/empty.py": b"",
+    "awkward/notes.txt": b"not Python",
+    "site-packages/installed.py": b"x = 1",
+    "awkward/__pycache__/cached.py": b"x = 1",
+}
+
+
+class TinyStdlib(LanguagemodelPythonStdlib):
+    """The problem of the standard library, on the sources of a folder."""
+
+    vocabulary_size = 1024
+
+    def __init__(self, sources: Path):
+        self._sources = sources
+
+    def source_dir(self) -> Path:
+        return self._sources
+
+
+@pytest.fixture(scope="session")
+def sources(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("sources")
+    for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))[:120]:
+        shutil.copy(path, folder)
+    for name, contents in (AWKWARD | SMALL | NOT_DOCUMENTS).items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(contents)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def problem(sources) -> TinyStdlib:
+    return TinyStdlib(sources)
+
+
+@pytest.fixture(scope="session")
+def data_dir(problem, tmp_path_factory) -> Path:
+    """Where the data of `problem` have been made. For reading only."""
+    folder = tmp_path_factory.mktemp("data")
+    problem.prepare(folder)
+    return folder
+
+
+@pytest.fixture
+def data_copy(data_dir, tmp_path) -> Path:
+    """A copy of `data_dir` to spoil."""
+    return Path(shutil.copytree(data_dir, tmp_path / "data"))

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import math
+import shutil
+from collections import Counter
+
+import pytest
+
+from t2tp.problems.python_stdlib_builder import read_sources, split_of
+from t2tp.problems.token_files import TokenFile
+from t2tp.problems.vocabulary import END_OF_DOCUMENT
+from tests.problems.conftest import AWKWARD
+
+
+def documents(problem, data_dir, split):
+    """The documents of a split as the token files have them, without their ends."""
+    found = [[]]
+    tokens = TokenFile(problem.folder(data_dir), split, problem.vocabulary_size).tokens
+    for token in tokens.tolist():
+        if token == END_OF_DOCUMENT:
+            found.append([])
+        else:
+            found[-1].append(token)
+    assert found.pop() == []
+    return found
+
+
+@pytest.mark.parametrize("split", ["train", "validation", "test"])
+def test_every_document_comes_back(problem, data_dir, sources, split):
+    vocabulary = problem.vocabulary(data_dir)
+    wanted = [t for path, t in read_sources(sources).texts.items() if split_of(path) == split]
+    stored = [vocabulary.decode(ids) for ids in documents(problem, data_dir, split)]
+    assert Counter(stored) == Counter(wanted)
+    assert split != "train" or stored != wanted  # shuffled
+    assert problem.split_text(data_dir, split) == "".join(stored).encode()
+
+
+def test_the_manifest_counts_what_there_is(problem, data_dir):
+    for split, sizes in problem.check_prepared(data_dir).splits.items():
+        stored = documents(problem, data_dir, split)
+        assert sizes.documents == len(stored)
+        assert sizes.tokens == sum(len(ids) + 1 for ids in stored)
+        assert sizes.bytes == len(problem.split_text(data_dir, split))
+
+
+def test_encode_and_decode_lose_nothing(problem, data_dir):
+    assert problem.vocab_size(data_dir) == 1024
+    for contents in AWKWARD.values():
+        text = contents.decode()
+        assert problem.decode(data_dir, problem.encode(data_dir, text)) == text
+
+
+def test_the_bytes_of_all_batches_are_those_of_the_text(problem, data_dir):
+    stream = problem.stream(data_dir, "validation", batch_size=7, length=100)
+    counted = sum(problem.counts(batch)["bytes"] for batch in stream)
+    assert counted == len(problem.split_text(data_dir, "validation"))
+
+
+def test_metrics_are_averages_over_tokens_and_bytes(problem):
+    sums = {"nll": 8 * math.log(2), "tokens": 4.0, "correct": 1.0, "bytes": 16.0}
+    assert problem.metrics(sums) == pytest.approx(
+        {
+            "loss": 2 * math.log(2),
+            "accuracy": 0.25,
+            "neg_log_perplexity": -2 * math.log(2),
+            "perplexity": 4.0,
+            "bits_per_byte": 0.5,
+        }
+    )
+
+
+def test_a_diverged_model_has_an_infinite_perplexity(problem):
+    sums = {"nll": 1e6, "tokens": 1.0, "correct": 0.0, "bytes": 1.0}
+    assert problem.metrics(sums)["perplexity"] == math.inf
+
+
+def test_metrics_of_nothing_are_refused(problem):
+    with pytest.raises(ValueError, match="without a predicted token"):
+        problem.metrics({"nll": 0.0, "tokens": 0.0, "correct": 0.0, "bytes": 0.0})
+
+
+def test_the_unigram_model_is_that_of_the_train_split(problem, data_dir):
+    train, validation = (
+        Counter(t for ids in documents(problem, data_dir, split) for t in [*ids, END_OF_DOCUMENT])
+        for split in ("train", "validation")
+    )
+    total = sum(train.values()) + 1024
+    bits = -sum(n * math.log2((train[t] + 1) / total) for t, n in validation.items())
+    wanted = bits / len(problem.split_text(data_dir, "validation"))
+    assert problem.unigram_bits_per_byte(data_dir) == pytest.approx(wanted)
+    with pytest.raises(ValueError, match="unknown split 'dev'"):
+        problem.unigram_bits_per_byte(data_dir, "dev")
+
+
+def test_missing_data_are_answered_with_the_command_that_makes_them(problem, tmp_path):
+    for use in (problem.check_prepared, problem.vocab_size):
+        with pytest.raises(FileNotFoundError) as error:
+            use(tmp_path)
+        assert f"t2tp_datagen --problem=tiny_stdlib --data_dir={tmp_path}" in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["train.tokens", "validation.documents"])
+def test_a_truncated_file_is_found_before_training(problem, data_copy, name):
+    path = problem.folder(data_copy) / name
+    path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(ValueError, match=rf"{name} has .* bytes(.|\n)*t2tp_datagen.* --overwrite"):
+        problem.stream(data_copy, "train", batch_size=8, length=64)
+
+
+def test_another_vocabulary_is_found(problem, data_copy):
+    path = problem.folder(data_copy) / "vocabulary.model"
+    model = bytearray(path.read_bytes())
+    model[5000] ^= 1
+    path.write_bytes(model)
+    with pytest.raises(ValueError, match=r"vocabulary\.model is not the file that the rest"):
+        problem.encode(data_copy, "x = 1")
+
+
+def test_prepare_keeps_what_is_there(problem, data_copy):
+    before = problem.folder(data_copy).stat()
+    problem.prepare(data_copy)
+    after = problem.folder(data_copy).stat()
+    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+
+
+def test_prepare_does_not_take_damaged_data_for_good_nor_replace_them_unasked(problem, data_copy):
+    path = problem.folder(data_copy) / "train.tokens"
+    path.unlink()
+    with pytest.raises(ValueError, match=r"train\.tokens is missing"):
+        problem.prepare(data_copy)
+    assert not path.exists()
+    problem.prepare(data_copy, overwrite=True)
+    problem.check_prepared(data_copy)
+    assert path.exists()
+
+
+def test_moved_data_are_as_good(problem, data_copy, tmp_path):
+    shutil.move(data_copy, tmp_path / "elsewhere")
+    problem.stream(tmp_path / "elsewhere", "train", batch_size=8, length=64)[0]["targets"][:]

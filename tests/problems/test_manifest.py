@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from t2tp.problems.manifest import DamagedDataError, Manifest, SplitSizes
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "small").write_bytes(b"abc")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "large").write_bytes(bytes(5 << 20))
+    Manifest.of_folder(tmp_path, "p", {"from": "x"}, {"train": SplitSizes(1, 2, 3)}).write(tmp_path)
+    return tmp_path
+
+
+def test_what_is_written_is_read(folder):
+    manifest = Manifest.read(folder)
+    manifest.check(folder)
+    assert manifest.origin == {"from": "x"}
+    assert manifest.splits == {"train": SplitSizes(documents=1, tokens=2, bytes=3)}
+    assert list(manifest.files) == ["small", "sub/large"]
+    assert manifest.files["small"].sha256.startswith("ba7816bf")  # of "abc", from FIPS 180
+
+
+@pytest.mark.parametrize("name", ["small", "sub/large"])
+def test_a_truncated_file_is_found(folder, name):
+    path = folder / name
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(DamagedDataError, match=f"{name} has .* bytes, .* were written"):
+        Manifest.read(folder).check(folder)
+
+
+def test_a_missing_file_is_found(folder):
+    (folder / "small").unlink()
+    with pytest.raises(DamagedDataError, match="small is missing"):
+        Manifest.read(folder).check(folder)
+
+
+def test_a_changed_file_of_the_same_size_is_found(folder):
+    (folder / "small").write_bytes(b"abd")
+    with pytest.raises(DamagedDataError, match="small is not the file that"):
+        Manifest.read(folder).check(folder)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 1}', '{"format": 1, "splits": 3}'])
+def test_what_is_no_manifest_is_said(folder, text):
+    (folder / "manifest.json").write_text(text)
+    with pytest.raises(DamagedDataError, match=r"manifest\.json is not a manifest"):
+        Manifest.read(folder)
+
+
+def test_another_format_is_refused(folder):
+    fields = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps(fields | {"format": 2}))
+    with pytest.raises(DamagedDataError, match="has format 2, this version of t2tp reads 1"):
+        Manifest.read(folder)
+
+
+def test_a_folder_without_a_manifest_is_not_complete(tmp_path):
+    with pytest.raises(DamagedDataError, match=r"has no manifest\.json"):
+        Manifest.read(tmp_path)

@@ -1,0 +1,36 @@
+"""What the README shows works."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+README = Path(__file__).parent.parent / "README.md"
+
+
+def test_the_program_in_ten_lines_runs():
+    (snippet,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    done = subprocess.run(
+        [sys.executable, "-c", snippet], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    losses = [float(line) for line in done.stdout.splitlines()[:3]]
+    assert losses[0] > losses[1] > losses[2] > 0
+    assert "processor 3: /device:CPU:3" in done.stdout
+    assert "allreduce" in done.stdout
+
+
+def test_every_page_it_names_exists():
+    named = re.findall(r"\]\((docs/[\w./]+)\)", README.read_text())
+    missing = [page for page in named if not (README.parent / page).exists()]
+    assert named and not missing
+
+
+def test_importing_t2tp_is_quick_and_quiet():
+    code = "import t2tp, sys; assert 'tensorflow' not in sys.modules; t2tp.HParams(a=1)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

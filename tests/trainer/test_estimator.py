@@ -1,0 +1,249 @@
+"""The Estimator on a regression that takes milliseconds a step."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from t2tp import checkpoint
+from t2tp.mesh.layout import LayoutError
+from t2tp.mesh.program import Feature
+from t2tp.trainer.checkpointing import CheckpointMismatchError
+from t2tp.trainer.clock import TrainingClock
+from t2tp.trainer.estimator import Estimator
+from t2tp.trainer.hooks import Hook, Training
+from t2tp.trainer.interrupt import TrainingInterrupted
+from t2tp.trainer.run_config import RunConfig
+from tests.trainer import toy
+from tests.trainer.events import read_scalars
+
+MESHES = {
+    "one device": ("", ""),
+    "data": ("data:4", "batch:data"),
+    "model": ("model:4", "d_out:model"),
+    "both": ("data:2;model:2", "batch:data;d_out:model"),
+}
+
+
+def estimator(folder: Path, mesh: str = "both", hparams: dict | None = None, **settings: Any):
+    """An estimator that reports each step and saves every fourth."""
+    mesh_shape, layout = MESHES[mesh]
+    settings = {"save_checkpoints_steps": 4, "log_step_count_steps": 1, **settings}
+    config = RunConfig(str(folder), mesh_shape, layout, **settings)
+    return Estimator(toy.model_fn, config, {"learning_rate": 0.05, **(hparams or {})})
+
+
+def losses(folder: Path) -> list[float]:
+    """The loss of each step."""
+    by_step = read_scalars(folder)["loss"]
+    assert sorted(by_step) == list(range(1, len(by_step) + 1))
+    return [by_step[step] for step in sorted(by_step)]
+
+
+class Crash(Hook):
+    """Fails at a step."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def after_step(self, training: Training, outputs: Mapping[str, np.ndarray]) -> None:
+        if training.steps_done == self.at:
+            raise RuntimeError("crash")
+
+
+class Note(Hook):
+    """Notes when it is called."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, int]] = []
+
+    def begin(self, training: Training) -> None:
+        self.calls.append(("begin", training.steps_done))
+
+    def before_step(self, training: Training) -> None:
+        self.calls.append(("before", training.steps_done))
+
+    def after_step(self, training: Training, outputs: Mapping[str, np.ndarray]) -> None:
+        assert outputs["loss"] > 0
+        self.calls.append(("after", training.steps_done))
+
+    def end(self, training: Training) -> None:
+        self.calls.append(("end", training.steps_done))
+
+
+def test_training_lowers_the_loss_and_any_mesh_gives_the_same(tmp_path):
+    curves = {}
+    for mesh in MESHES:
+        estimator(tmp_path / mesh, mesh).train(toy.inputs(), 20)
+        curves[mesh] = losses(tmp_path / mesh)
+    one = curves["one device"]
+    assert one[-1] < one[0] / 5
+    for mesh, curve in curves.items():
+        np.testing.assert_allclose(curve, one, rtol=1e-5, err_msg=mesh)
+
+
+def test_a_crashed_training_goes_on_bit_for_bit(tmp_path):
+    estimator(tmp_path / "undisturbed").train(toy.inputs(), 14)
+    with pytest.raises(RuntimeError, match="crash"):
+        estimator(tmp_path / "crashed").train(toy.inputs(), 14, [Crash(at=10)])
+    assert checkpoint.all_steps(tmp_path / "crashed/checkpoints") == [4, 8]
+    resumed = estimator(tmp_path / "crashed")
+    note = Note()
+    resumed.train(toy.inputs(), 14, [note])
+    assert note.calls[0] == ("begin", 8)
+    assert losses(tmp_path / "crashed") == losses(tmp_path / "undisturbed")
+    assert resumed.steps_done == 14
+
+
+@pytest.mark.parametrize("mesh", ["one device", "model"])
+def test_it_goes_on_on_another_mesh(tmp_path, mesh):
+    estimator(tmp_path / "undisturbed").train(toy.inputs(), 14)
+    estimator(tmp_path / "moved").train(toy.inputs(), 8)
+    estimator(tmp_path / "moved", mesh).train(toy.inputs(), 14)
+    np.testing.assert_allclose(
+        losses(tmp_path / "moved"), losses(tmp_path / "undisturbed"), rtol=1e-5
+    )
+
+
+def test_evaluation_adds_up_all_batches_on_any_mesh(tmp_path):
+    trained = estimator(tmp_path)
+    trained.train(toy.inputs(), 8)
+    sums = trained.evaluate(toy.inputs())
+    assert sums["tokens"] == 5 * toy.BATCH * toy.D_OUT
+    assert estimator(tmp_path).evaluate(toy.inputs()) == sums
+    assert estimator(tmp_path, "one device").evaluate(toy.inputs()) == pytest.approx(sums)
+    first, two = (trained.evaluate(toy.inputs(), steps)["error"] for steps in (1, 2))
+    assert 0 < first < two < sums["error"]
+
+
+def test_what_the_host_counts_is_added_up_too(tmp_path):
+    inputs = toy.inputs()
+    counted = toy.Inputs(inputs.features, inputs.stream, lambda batch: {"rows": len(batch["x"])})
+    trained = estimator(tmp_path)
+    trained.train(inputs, 1)
+    assert trained.evaluate(counted)["rows"] == 5 * toy.BATCH
+
+
+def test_evaluating_before_training_does_not_lose_the_optimizer(tmp_path):
+    estimator(tmp_path / "straight").train(toy.inputs(), 12)
+    estimator(tmp_path / "evaluated").train(toy.inputs(), 8)
+    again = estimator(tmp_path / "evaluated")
+    again.evaluate(toy.inputs())
+    again.train(toy.inputs(), 12)
+    again.evaluate(toy.inputs())
+    assert losses(tmp_path / "evaluated") == losses(tmp_path / "straight")
+
+
+def test_predictions_are_the_trained_models(tmp_path):
+    trained = estimator(tmp_path)
+    trained.train(toy.inputs(), 4)
+    x = toy.Stream()[0]["x"]
+    features = {"x": Feature(f"batch:{toy.BATCH};d_in:{toy.D_IN}")}
+    w = next(v for v in trained._variables if v.spec.name == "w").numpy()
+    y = estimator(tmp_path, "model").predict(features, {"x": x})["y"]
+    np.testing.assert_allclose(y, x @ w, rtol=1e-5)
+
+
+@pytest.mark.parametrize("act", ["evaluate", "predict"])
+def test_without_a_checkpoint_nothing_is_evaluated_or_predicted(tmp_path, act):
+    fresh = estimator(tmp_path / "run")
+    calls = {
+        "evaluate": lambda: fresh.evaluate(toy.inputs()),
+        "predict": lambda: fresh.predict({"x": toy.inputs().features["x"]}, {}),
+    }
+    for _ in range(2):  # The second time the variables exist, but have never been trained.
+        with pytest.raises(FileNotFoundError, match="holds no finished checkpoint"):
+            calls[act]()
+    assert not (tmp_path / "run").exists()
+
+
+def test_another_shape_is_refused_and_named(tmp_path):
+    estimator(tmp_path).train(toy.inputs(), 1)
+    other = estimator(tmp_path, hparams={"d_out": 8})
+    inputs = toy.inputs()
+    inputs.features["y"] = Feature(f"batch:{toy.BATCH};d_out:8")
+    with pytest.raises(CheckpointMismatchError, match=r"w is \(6, 4\) in the .* \(6, 8\)"):
+        other.train(inputs, 2)
+
+
+def test_a_layout_that_cannot_work_is_refused_before_anything_is_written(tmp_path):
+    config = RunConfig(str(tmp_path / "run"), "data:3", "batch:data")
+    with pytest.raises(LayoutError, match="does not divide dimension 'batch'"):
+        Estimator(toy.model_fn, config, {"learning_rate": 0.1}).train(toy.inputs(), 1)
+    assert not (tmp_path / "run").exists()
+
+
+def test_hooks_are_called_around_each_step(tmp_path):
+    trained, note = estimator(tmp_path), Note()
+    trained.train(toy.inputs(), 2, [note])
+    assert note.calls == [
+        ("begin", 0),
+        *[("before", 0), ("after", 1)],
+        *[("before", 1), ("after", 2)],
+        ("end", 2),
+    ]
+    trained.train(toy.inputs(), 2, [note])
+    assert len(note.calls) == 6
+
+
+def test_only_the_newest_checkpoints_are_kept_and_the_last_step_is_one(tmp_path):
+    estimator(tmp_path, save_checkpoints_steps=2, keep_checkpoint_max=3).train(toy.inputs(), 9)
+    assert checkpoint.all_steps(tmp_path / "checkpoints") == [6, 8, 9]
+
+
+def test_scalars_come_at_the_steps_asked_for(tmp_path):
+    estimator(tmp_path, log_step_count_steps=4).train(toy.inputs(), 10)
+    scalars = read_scalars(tmp_path)
+    names = {"loss", "w_sum", "step_time", "examples_per_second", "tokens_per_second"}
+    assert set(scalars) == names
+    assert all(sorted(by_step) == [4, 8, 10] for by_step in scalars.values())
+    for step in (4, 8, 10):
+        seconds = scalars["step_time"][step]
+        assert scalars["examples_per_second"][step] == pytest.approx(toy.BATCH / seconds, rel=1e-5)
+        assert scalars["tokens_per_second"][step] == pytest.approx(
+            toy.BATCH * toy.D_OUT / seconds, rel=1e-5
+        )
+
+
+def test_an_error_in_the_data_reaches_the_user(tmp_path):
+    class Broken(toy.Stream):
+        def __getitem__(self, step: int) -> dict[str, np.ndarray]:
+            if step == 3:
+                raise OSError("shard 7 is gone")
+            return super().__getitem__(step)
+
+    with pytest.raises(OSError, match="shard 7 is gone"):
+        estimator(tmp_path).train(toy.inputs(Broken()), 9)
+
+
+def test_sigint_saves_the_step_and_leaves(tmp_path):
+    class Interrupt(Hook):
+        def before_step(self, training: Training) -> None:
+            if training.steps_done == 5:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(TrainingInterrupted, match="interrupted after step 6, which is saved"):
+        estimator(tmp_path / "interrupted").train(toy.inputs(), 12, [Interrupt()])
+    assert signal.getsignal(signal.SIGINT) is before
+    assert checkpoint.all_steps(tmp_path / "interrupted/checkpoints") == [4, 6]
+    estimator(tmp_path / "interrupted").train(toy.inputs(), 12)
+    estimator(tmp_path / "straight").train(toy.inputs(), 12)
+    assert losses(tmp_path / "interrupted") == losses(tmp_path / "straight")
+
+
+def test_the_clock_stands_while_it_is_stopped():
+    clock = TrainingClock()
+    before = clock.seconds()
+    with clock.stopped():
+        time.sleep(0.3)
+    assert clock.seconds() - before < 0.2
+    time.sleep(0.3)
+    assert clock.seconds() - before > 0.25

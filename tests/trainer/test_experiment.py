@@ -1,0 +1,162 @@
+"""A run of a registered model on a registered problem, without flags."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from t2tp import registry
+from t2tp.checkpoint import all_steps
+from t2tp.hparam import HParams
+from t2tp.registry import UnknownNameError
+from t2tp.trainer.checkpointing import CheckpointMismatchError
+from t2tp.trainer.experiment import Experiment
+from t2tp.trainer.run_config import RunConfig
+from t2tp.trainer.run_files import OtherRunError
+from tests.trainer.conftest import PROBLEM
+from tests.trainer.events import read_scalars
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def experiment(folder: Path, data_dir: Path, changes: str = "", **settings) -> Experiment:
+    """Six steps of the tiny model."""
+    hparams = registry.hparams("transformer_lm_test")
+    hparams.parse(changes)
+    config = RunConfig.of(hparams, str(folder), log_step_count_steps=1)
+    settings = {"train_steps": 6, "eval_steps": 2, **settings}
+    names = {"model": "transformer_lm", "problem": PROBLEM} | {
+        name: settings.pop(name) for name in ("model", "problem") if name in settings
+    }
+    return Experiment(
+        names["model"], names["problem"], hparams, config, data_dir=data_dir, **settings
+    )
+
+
+def test_it_trains_and_evaluates_when_it_is_time(tmp_path, data_dir):
+    run = experiment(tmp_path, data_dir, "mesh_shape=data:2;model:2", local_eval_frequency=4)
+    metrics = run.train_and_evaluate()
+    assert metrics["perplexity"] == pytest.approx(math.exp(metrics["loss"]))
+    assert set(metrics) > {"accuracy", "bits_per_byte", "neg_log_perplexity"}
+    trained, evaluated = read_scalars(tmp_path), read_scalars(tmp_path / "eval")
+    assert {"loss", "learning_rate", "gradient_norm", "tokens_per_second"} < set(trained)
+    assert trained["learning_rate"][1] == pytest.approx(3e-3 / 5)
+    assert set(evaluated) == set(metrics)
+    assert sorted(evaluated["loss"]) == [4, 6]
+    assert evaluated["loss"][6] == pytest.approx(metrics["loss"])
+    assert all_steps(tmp_path / "checkpoints") == [6]
+
+
+def test_metrics_are_those_of_the_whole_split_on_any_mesh(tmp_path, data_dir):
+    run = experiment(tmp_path, data_dir, "batch_size=64", train_steps=2, eval_steps=-1)
+    metrics = run.train_and_evaluate()
+    other = "batch_size=24,mesh_shape=data:2;model:2"  # Its last batch has empty rows.
+    on_other_mesh = experiment(tmp_path, data_dir, other, eval_steps=0).evaluate()
+    assert on_other_mesh == pytest.approx(metrics, rel=1e-5)
+    text = run.problem.split_text(data_dir, "validation")
+    nll = metrics["bits_per_byte"] * len(text) * math.log(2)
+    tokens = run.problem.check_prepared(data_dir).splits["validation"].tokens
+    assert nll / tokens == pytest.approx(metrics["loss"])
+
+
+def test_dropout_is_off_in_evaluation_and_on_in_training(tmp_path, data_dir):
+    off = experiment(tmp_path / "off", data_dir, train_steps=1)
+    off.train()
+    on = experiment(tmp_path / "on", data_dir, "layer_prepostprocess_dropout=0.5", train_steps=1)
+    on.train()
+    losses = [read_scalars(tmp_path / name)["loss"][1] for name in ("off", "on")]
+    assert losses[0] != losses[1]
+    assert on.evaluate() == on.evaluate()
+
+
+def test_the_run_says_what_it_is(tmp_path, data_dir):
+    experiment(tmp_path, data_dir, "batch_size=4", flags={"schedule": "train"}).train()
+    assert HParams.load(tmp_path / "hparams.json").batch_size == 4
+    flags = json.loads((tmp_path / "flags.json").read_text())
+    assert flags["schedule"] == "train"
+    assert (flags["model"], flags["problem"]) == ("transformer_lm", PROBLEM)
+    assert (flags["train_steps"], flags["random_seed"]) == (6, 0)
+
+
+def test_building_and_describing_write_nothing(tmp_path, data_dir):
+    run = experiment(tmp_path / "run", data_dir, "mesh_shape=data:2;model:2")
+    run.build("train_and_evaluate")
+    said = run.describe()
+    assert "mesh data:2;model:2, layout batch:data;heads:model" in said
+    assert re.search(r"^processor 3: .*CPU:3$", said, re.MULTILINE)
+    learned = 512 * 16 + 128 * 16 * 0 + 32 * 16 + 4 * 16 * 32 + 2 * 16 * 32 + 3 * 16
+    assert f"{learned:,} parameters, and {2 * learned:,} numbers of the optimizer" in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_sample_continues_the_prompt(tmp_path, data_dir):
+    run = experiment(tmp_path, data_dir, "mesh_shape=data:2;model:2", train_steps=2)
+    run.train()
+    long = "import codecs\n" * 20  # More than the model sees at once.
+    for prompt in ("", "def ", long):
+        sampled = run.predict(prompt, 5, 1.0)
+        assert sampled == experiment(tmp_path, data_dir).predict(prompt, 5, 1.0)
+        assert 0 < len(sampled) <= 5 * 32
+    assert run.predict("def ", 0, 1.0) == ""
+    with pytest.raises(ValueError, match="temperature -1"):
+        run.predict("def ", 5, -1.0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "says"),
+    [
+        ({"model": "transformer_ml"}, UnknownNameError, "did you mean transformer_lm"),
+        ({"problem": "languagemodel_encoding"}, UnknownNameError, f"did you mean {PROBLEM}"),
+        ({"train_steps": -1}, ValueError, "train_steps is -1"),
+        ({"eval_steps": -2}, ValueError, "eval_steps is -2"),
+        ({"changes": "batch_size=0"}, ValueError, "batch_size must be at least 1"),
+    ],
+)
+def test_what_cannot_be_is_refused(tmp_path, data_dir, settings, error, says):
+    with pytest.raises(error, match=says):
+        experiment(tmp_path / "run", data_dir, **settings)
+    assert not (tmp_path / "run").exists()
+
+
+def test_missing_data_are_answered_with_the_command_that_makes_them(tmp_path):
+    with pytest.raises(FileNotFoundError, match=f"t2tp_datagen --problem={PROBLEM}"):
+        experiment(tmp_path / "run", tmp_path / "data")
+
+
+def test_a_run_keeps_its_model_and_its_shape(tmp_path, data_dir):
+    experiment(tmp_path, data_dir, train_steps=1).train()
+    flags = json.loads((tmp_path / "flags.json").read_text())
+    (tmp_path / "flags.json").write_text(json.dumps({**flags, "model": "other"}))
+    with pytest.raises(OtherRunError, match="holds a run of model other"):
+        experiment(tmp_path, data_dir)
+    (tmp_path / "flags.json").write_text(json.dumps(flags))
+    before = (tmp_path / "hparams.json").read_bytes()
+    with pytest.raises(CheckpointMismatchError) as error:
+        experiment(tmp_path, data_dir, "d_ff=64,learning_rate_constant=0.1").train()
+    assert "layer_00/feed_forward/input is (16, 32) in the checkpoint" in str(error.value)
+    assert "d_ff=64 (saved: 32)" in str(error.value)
+    assert (tmp_path / "hparams.json").read_bytes() == before
+    experiment(tmp_path, data_dir, "learning_rate_constant=0.1", train_steps=2).train()
+    assert HParams.load(tmp_path / "hparams.json").learning_rate_constant == 0.1
+
+
+@pytest.mark.slow
+def test_the_documented_lines_of_python_work(tmp_path, monkeypatch):
+    text = (DOCS / "trainer.md").read_text(encoding="utf-8")
+    code = re.search(r"```python\n(.*?)```", text, re.DOTALL)[1]
+    assert len(code.strip().splitlines()) <= 16
+    monkeypatch.chdir(tmp_path)
+    settings = {
+        "languagemodel_python_stdlib": PROBLEM,
+        "transformer_lm_tiny": "transformer_lm_test",
+    }
+    for documented, tiny in {**settings, "train_steps=1000": "train_steps=2"}.items():
+        assert documented in code
+        code = code.replace(documented, tiny)
+    namespace: dict = {}
+    exec(code, namespace)
+    assert namespace["metrics"]["bits_per_byte"] > 0

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from t2tp.hparam import HParams
+from t2tp.trainer import run_files
+from t2tp.trainer.run_files import OtherRunError, SavedRun
+
+
+def test_what_was_written_is_read_back(tmp_path):
+    hparams = HParams(d_model=8, layout="batch:data")
+    flags = {"model": "m", "problem": "p", "train_steps": 3}
+    assert run_files.read(tmp_path / "run") is None
+    run_files.write(tmp_path / "run", hparams, flags)
+    assert run_files.read(tmp_path / "run") == SavedRun(hparams, flags)
+    assert sorted(os.listdir(tmp_path / "run")) == ["flags.json", "hparams.json"]
+
+
+def test_a_spoilt_file_is_named(tmp_path):
+    run_files.write(tmp_path, HParams(d_model=8), {})
+    (tmp_path / "flags.json").write_text("{")
+    with pytest.raises(ValueError, match=r"flags\.json is not JSON"):
+        run_files.read(tmp_path)
+
+
+def test_a_folder_of_another_run_is_refused(tmp_path):
+    saved = SavedRun(HParams(), {"model": "resnet", "problem": "images"})
+    run_files.check_same_run("/runs/1", saved, "resnet", "images")
+    for model, problem in (("lm", "images"), ("resnet", "text")):
+        with pytest.raises(OtherRunError, match="/runs/1 holds a run of model resnet on problem"):
+            run_files.check_same_run("/runs/1", saved, model, problem)
+
+
+def test_going_on_takes_saved_values_and_new_declarations():
+    saved, preset = HParams(d_model=8, old=1), HParams(d_model=16, new=2)
+    resumed = run_files.resumed_hparams(saved, preset)
+    assert resumed.values() == {"d_model": 8, "new": 2, "old": 1}
+    assert preset.d_model == 16
+
+
+def test_where_nothing_can_be_written_is_refused_and_nothing_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NotADirectoryError, match="is not a folder"):
+        run_files.check_writable(tmp_path / "file" / "run")
+    run_files.check_writable(tmp_path / "new" / "run")
+    assert os.listdir(tmp_path) == ["file"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may write everywhere")
+def test_a_read_only_folder_is_refused(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(PermissionError, match="cannot be written"):
+        run_files.check_writable(tmp_path / "run")

@@ -1,0 +1,110 @@
+"""The program as a user runs it, on the whole standard library."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from t2tp.problems.python_stdlib import LanguagemodelPythonStdlib
+from t2tp.problems.python_stdlib_builder import read_sources
+
+PROBLEM = "languagemodel_python_stdlib"
+COMMAND = [sys.executable, "-m", "t2tp.trainer.t2tp_datagen"]
+
+
+def run(*arguments):
+    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            [f"--problem={PROBLEM[:-1]}"],
+            f"unknown problem '{PROBLEM[:-1]}': did you mean {PROBLEM}?",
+        ),
+        ([], "Flag --problem must have a value"),
+        (["--problems=x"], "Unknown command line flag 'problems'. Did you mean: problem"),
+        ([f"--problem={PROBLEM}", "again"], "not a flag: again"),
+    ],
+)
+def test_wrong_flags_end_with_a_sentence_and_touch_nothing(tmp_path, arguments, message):
+    ended = run(f"--data_dir={tmp_path / 'data'}", *arguments)
+    assert ended.returncode == 2
+    assert message in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    ended = run(f"--problem={PROBLEM}", f"--data_dir={tmp_path / 'file'}")
+    assert ended.returncode == 1
+    assert f"cannot write data: File exists: '{tmp_path / 'file'}'" in ended.stderr
+
+
+def test_help_names_the_flags():
+    shown = run("--help").stdout
+    for flag in ("--problem", "--data_dir", "--tmp_dir", "--[no]overwrite"):
+        assert flag in shown
+
+
+def make(data_dir: Path) -> Path:
+    made = run(f"--problem={PROBLEM}", f"--data_dir={data_dir}")
+    assert made.returncode == 0, made.stderr
+    assert f"{PROBLEM} is ready in {data_dir / PROBLEM}\ntrain: " in made.stdout
+    return data_dir
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory) -> Path:
+    return make(tmp_path_factory.mktemp("data"))
+
+
+@pytest.mark.slow
+def test_every_file_of_the_standard_library_comes_back(data_dir):
+    problem = LanguagemodelPythonStdlib()
+    vocabulary = problem.vocabulary(data_dir)
+    texts = read_sources(problem.source_dir()).texts
+    assert len(texts) == sum(s.documents for s in problem.check_prepared(data_dir).splits.values())
+    for path, text in texts.items():
+        ids = vocabulary.encode(text)
+        assert vocabulary.decode(ids) == text, path
+        assert vocabulary.byte_lengths[ids].sum() == len(text.encode()), path
+
+
+@pytest.mark.slow
+def test_a_second_run_finds_the_data_complete(data_dir):
+    begun = time.monotonic()
+    make(data_dir)
+    assert time.monotonic() - begun < 8  # most of it the start of Python; making takes longer
+
+
+@pytest.mark.slow
+def test_killed_and_started_again_gives_the_same_files(data_dir, tmp_path):
+    problem = LanguagemodelPythonStdlib()
+    for _ in range(3):
+        maker = subprocess.Popen(
+            [*COMMAND, f"--problem={PROBLEM}", f"--data_dir={tmp_path}"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        time.sleep(random.uniform(1, 10))
+        maker.send_signal(signal.SIGKILL)
+        maker.wait()
+        with pytest.raises(FileNotFoundError):
+            problem.check_prepared(tmp_path)
+    make(tmp_path)
+    undisturbed, restarted = (
+        {p.name: p.read_bytes() for p in problem.folder(folder).iterdir() if p.is_file()}
+        for folder in (data_dir, tmp_path)
+    )
+    for name in undisturbed.keys() - {"manifest.json"}:
+        assert restarted[name] == undisturbed[name], name
+    assert restarted.keys() == undisturbed.keys()

@@ -1,0 +1,192 @@
+"""The program as people type it (here in this process: starting TensorFlow takes seconds)."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from t2tp.checkpoint import all_steps
+from t2tp.hparam import HParams
+from tests.trainer.conftest import PROBLEM
+from tests.trainer.events import read_scalars
+
+
+def test_it_trains_evaluates_and_goes_on(trainer, tmp_path, capfd):
+    mesh = {"mesh_shape": "data:2;model:2"}
+    assert trainer(**mesh) == 0
+    said = capfd.readouterr().err
+    for expected in (
+        "mesh data:2;model:2",
+        "processor 3: ",
+        "transformer_lm on languagemodel_encodings: ",
+        f"the run is in {tmp_path / 'run'}",
+        "step 6/6  loss ",
+        "evaluation at step 6  loss ",
+    ):
+        assert expected in said
+    assert "INFO" not in said
+    assert trainer(train_steps=8, hparams="batch_size=4", **mesh) == 0
+    said = capfd.readouterr().err
+    assert "batch_size: 8 in the saved run, 8 in today's preset, 4 in --hparams; using 4" in said
+    assert "train_steps: 6 in the saved run; using 8 from --train_steps" in said
+    assert "going on from the checkpoint of step 6" in said
+    assert sorted(read_scalars(tmp_path / "run")["loss"]) == list(range(1, 9))
+    assert all_steps(tmp_path / "run/checkpoints") == [6, 8]
+
+
+def test_a_run_remembers_its_flags(trainer, tmp_path, capfd):
+    assert trainer(schedule="train", random_seed=5, hparams="d_ff=64") == 0
+    forgotten = dict.fromkeys(("problem", "model", "hparams_set", "train_steps"))
+    assert trainer(schedule="evaluate", **forgotten) == 0
+    assert "d_ff: 64 in the saved run, 32 in today's preset; using 64" in capfd.readouterr().err
+    assert sorted(read_scalars(tmp_path / "run/eval")["loss"]) == [6]
+    flags = json.loads((tmp_path / "run/flags.json").read_text())
+    assert (flags["random_seed"], flags["hparams_set"]) == (5, "transformer_lm_test")
+    assert trainer(schedule="train", **{**forgotten, "train_steps": 7}) == 0
+    flags = json.loads((tmp_path / "run/flags.json").read_text())
+    assert (flags["random_seed"], flags["train_steps"]) == (5, 7)
+
+
+def test_it_writes_a_sample_to_stdout(trainer, capfd):
+    assert trainer(schedule="train", train_steps=2) == 0
+    capfd.readouterr()
+    assert trainer(schedule="predict", decode_prompt="import ", decode_length=3) == 0
+    assert capfd.readouterr().out.startswith("import ")
+
+
+def test_mesh_and_layout_are_short_for_hparams(trainer, tmp_path):
+    assert trainer(schedule="train", train_steps=1, mesh_shape="model:2", layout="d_ff:model") == 0
+    hparams = HParams.load(tmp_path / "run/hparams.json")
+    assert (hparams.mesh_shape, hparams.layout) == ("model:2", "d_ff:model")
+    both = {"mesh_shape": "model:2", "hparams": "mesh_shape=model:2"}
+    assert trainer(schedule="train", train_steps=2, **both) == 0
+
+
+def test_a_rule_without_effect_is_said_once(trainer, capfd):
+    assert trainer(train_steps=1, mesh_shape="data:2", layout="batch:data;heds:data") == 0
+    said = capfd.readouterr().err
+    assert said.count("warning: Layout rule 'heds:data' has no effect") == 1
+
+
+WRONG = {
+    "problem": ({"problem": "languagemodel_encoding"}, f"did you mean {PROBLEM}"),
+    "no problem": ({"problem": None}, "--problem is missing"),
+    "model": ({"model": "transformer_ml"}, "did you mean transformer_lm"),
+    "set": ({"hparams_set": "transformer_lm_tset"}, "did you mean transformer_lm_test"),
+    "hparam": ({"hparams": "d_fff=3"}, "no hyperparameter 'd_fff': did you mean d_ff"),
+    "hparam's value": ({"hparams": "d_ff=wide"}, "d_ff"),
+    "comma in a mesh": ({"hparams": "mesh_shape=data:2,model:2"}, "use ';' between mesh axes"),
+    "schedule": ({"schedule": "trian"}, "unknown schedule 'trian': did you mean train"),
+    "two meshes": (
+        {"mesh_shape": "data:2", "hparams": "mesh_shape=data:4"},
+        "--mesh_shape=data:2 and --hparams=mesh_shape=data:4 differ",
+    ),
+    "mesh": ({"mesh_shape": "data"}, "Mesh shape 'data': 'data' is not of the form"),
+    "layout": (
+        {"mesh_shape": "model:3", "layout": "heads:model"},
+        "mesh axis 'model' of size 3 does not divide dimension 'heads' of size 4",
+    ),
+    "layout with two dimensions": (
+        {"mesh_shape": "model:2", "layout": "heads:model;d_kv:model"},
+        "and an axis can split only one dimension",
+    ),
+    "devices": ({"mesh_shape": "data:16", "hparams": "batch_size=16"}, "16 virtual CPU devices"),
+    "optimizer": ({"hparams": "optimizer=adams"}, "did you mean adam"),
+    "learning rate": ({"hparams": "learning_rate_schedule=constnt"}, "did you mean constant"),
+    "data": ({"data_dir": "/nowhere"}, f"t2tp_datagen --problem={PROBLEM}"),
+    "no data_dir": ({"data_dir": None}, "--data_dir is missing"),
+    "checkpoint interval": ({"save_checkpoints_steps": 0}, "save_checkpoints_steps is 0"),
+    "no run to evaluate": ({"schedule": "evaluate"}, "holds no finished checkpoint"),
+    "no run to sample": ({"schedule": "predict"}, "holds no finished checkpoint"),
+    "flag": ({"problems": "x"}, "Did you mean: problem"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_input_is_one_sentence_and_touches_nothing(trainer, tmp_path, capfd, name):
+    flags, says = WRONG[name]
+    assert trainer(**flags) == 2
+    said = capfd.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("t2tp_trainer: ")
+    assert says in said.err
+    assert len(said.err.splitlines()) <= (2 if name == "data" else 1)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_does_not_fit_is_refused_untouched(trainer, tmp_path, capfd):
+    run = tmp_path / "run"
+    assert trainer(schedule="train", train_steps=1) == 0
+    (run / "flags.json").write_text((run / "flags.json").read_text().replace("_lm", "_mt"))
+    before = contents(run)
+    for flags, says in (
+        ({}, "holds a run of model transformer_mt"),
+        ({"model": None}, "unknown model 'transformer_mt'"),
+        ({"output_dir": run / "flags.json"}, "is not a folder"),
+    ):
+        capfd.readouterr()
+        assert trainer(**flags) == 2
+        assert says in capfd.readouterr().err
+    assert contents(run) == before
+
+
+def test_another_shape_is_refused_untouched(trainer, tmp_path, capfd):
+    assert trainer(schedule="train", train_steps=1) == 0
+    before = contents(tmp_path / "run")
+    capfd.readouterr()
+    assert trainer(hparams="d_ff=64") == 2
+    said = capfd.readouterr().err
+    assert len(said.splitlines()) == 1
+    assert "does not fit the model's variables: layer_00/feed_forward/input is (16, 32)" in said
+    assert "hparams that differ from the saved run's: d_ff=64 (saved: 32)" in said
+    assert contents(tmp_path / "run") == before
+
+
+def test_a_damaged_checkpoint_is_skipped_with_a_warning(trainer, tmp_path, capfd):
+    assert trainer(schedule="train", train_steps=2, save_checkpoints_steps=1) == 0
+    damaged = tmp_path / "run/checkpoints/step-00000002"
+    (damaged / "FINISHED").unlink()
+    capfd.readouterr()
+    assert trainer(schedule="train", train_steps=3) == 0
+    said = capfd.readouterr().err
+    assert f"warning: Skipping a checkpoint: {damaged}" in said
+    assert "going on from the checkpoint of step 1" in said
+
+
+def test_registry_help_and_help(trainer, capfd):
+    assert trainer(registry_help=True, problem=None) == 0
+    said = capfd.readouterr().out
+    for name in (PROBLEM, "transformer_lm_test", "train_and_evaluate", "adam"):
+        assert name in said
+    assert trainer(help=True) == 0
+    assert "--hparams_set" in capfd.readouterr().out
+
+
+def test_data_are_made_on_request(trainer, tmp_path, data_dir):
+    made = tmp_path / "made"
+    shutil.copytree(data_dir, made)  # There already: generating checks them, and keeps them.
+    assert trainer(schedule="train", train_steps=1, data_dir=made, generate_data=True) == 0
+
+
+def test_the_installed_program_answers_a_wrong_flag_fast_and_quietly(tmp_path):
+    program = Path(sys.executable).with_name("t2tp_trainer")
+    ended = subprocess.run(
+        [program, "--problm=x", f"--output_dir={tmp_path / 'run'}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.returncode == 2
+    assert ended.stderr == (
+        "t2tp_trainer: Unknown command line flag 'problm'. Did you mean: problem ?\n"
+    )
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    """All files of a folder."""
+    return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}

@@ -1,0 +1,44 @@
+"""A problem and hparams small enough for whole runs of the trainer in seconds."""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from pathlib import Path
+
+from t2tp import registry
+from t2tp.hparam import HParams
+from t2tp.hparams.transformer_lm import transformer_lm_tiny
+from t2tp.problems.python_stdlib import LanguagemodelPythonStdlib
+
+
+@registry.register_problem
+class LanguagemodelEncodings(LanguagemodelPythonStdlib):
+    """The standard library's `encodings`: 120 small files."""
+
+    vocabulary_size = 512
+
+    def source_dir(self) -> Path:
+        return Path(sysconfig.get_path("stdlib")) / "encodings"
+
+
+@registry.register_hparams
+def transformer_lm_test() -> HParams:
+    """1 layer of 16."""
+    hparams = transformer_lm_tiny()
+    hparams.batch_size = 8
+    hparams.max_length = 32
+    hparams.d_model = 16
+    hparams.d_ff = 32
+    hparams.d_kv = 8
+    hparams.num_heads = 4
+    hparams.num_hidden_layers = 1
+    hparams.vocab_divisor = 8
+    hparams.learning_rate_warmup_steps = 5
+    return hparams
+
+
+if __name__ == "__main__":  # t2tp_trainer that knows the above.
+    from t2tp.trainer.t2tp_trainer import main
+
+    sys.exit(main())

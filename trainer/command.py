@@ -1,0 +1,152 @@
+"""What `t2tp_trainer` does once its flags are read: makes the experiment, runs its schedule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from absl import flags as absl_flags
+from absl import logging
+
+import t2tp.hparams
+import t2tp.models
+import t2tp.problems  # noqa: F401  (these three register what they hold)
+from t2tp import registry
+from t2tp.checkpoint import UnusableCheckpointError
+from t2tp.hparam import HParams, describe_differences
+from t2tp.mesh.layout import Layout, LayoutError
+from t2tp.nearest import nearest
+from t2tp.registry import UnknownNameError
+from t2tp.trainer import console, run_files
+from t2tp.trainer.checkpointing import CheckpointMismatchError
+from t2tp.trainer.errors import UsageError, as_usage_error
+from t2tp.trainer.experiment import SCHEDULES, Experiment
+from t2tp.trainer.run_config import RunConfig
+from t2tp.trainer.run_files import SavedRun
+
+_BUILD_ERRORS = (
+    LayoutError,
+    UnknownNameError,
+    CheckpointMismatchError,
+    UnusableCheckpointError,
+    FileNotFoundError,
+)
+
+# What a run keeps when it goes on, unless the flag is given; and what a new run has.
+_DEFAULTS = {
+    "model": None,
+    "problem": None,
+    "hparams_set": None,
+    "train_steps": 250_000,
+    "random_seed": 0,
+}
+
+
+def run(flags: absl_flags.FlagValues) -> None:
+    """Does what the flags say.
+
+    Raises:
+      UsageError: it cannot be done; nothing was written.
+      TrainingInterrupted: by SIGINT, after the step was saved.
+    """
+    if flags.registry_help:
+        print(f"{registry.help_text()}\n\nSchedules:\n  {', '.join(SCHEDULES)}")
+        return
+    console.use_plain_lines()
+    with as_usage_error(ValueError, LookupError, OSError):
+        experiment, changes = _experiment(flags)
+        experiment.estimator.connect()
+    # What goes wrong here besides is not the user's doing, and deserves its traceback.
+    with as_usage_error(*_BUILD_ERRORS):
+        experiment.build(flags.schedule)
+    for line in (*changes, experiment.describe()):
+        logging.info("%s", line)
+    if flags.schedule == "predict":
+        sampled = experiment.predict(
+            flags.decode_prompt, flags.decode_length, flags.decode_temperature
+        )
+        print(flags.decode_prompt + sampled)
+    else:
+        getattr(experiment, flags.schedule)()
+
+
+def _experiment(flags: absl_flags.FlagValues) -> tuple[Experiment, list[str]]:
+    """The experiment, and a line for everything in which it is not the saved run."""
+    if flags.schedule not in SCHEDULES:
+        known = nearest(flags.schedule, SCHEDULES, "schedules")
+        raise UsageError(f"unknown schedule {flags.schedule!r}: {known}")
+    for name in ("output_dir", "data_dir"):
+        if not flags[name].value:
+            raise UsageError(f"--{name} is missing")
+    run_files.check_writable(flags.output_dir)
+    saved = run_files.read(flags.output_dir)
+    settings = {name: _setting(flags, name, saved) for name in _DEFAULTS}
+    registry.model(settings["model"])
+    problem = registry.problem(settings["problem"])()
+    if saved is not None:
+        run_files.check_same_run(flags.output_dir, saved, settings["model"], settings["problem"])
+    hparams, changes = _hparams(flags, saved)
+    config = RunConfig.of(
+        hparams,
+        flags.output_dir,
+        random_seed=settings["random_seed"],
+        xla=flags.xla,
+        save_checkpoints_steps=flags.save_checkpoints_steps,
+        keep_checkpoint_max=flags.keep_checkpoint_max,
+        log_step_count_steps=flags.log_step_count_steps,
+    )
+    Layout(config.mesh_shape, config.layout)  # Before data are made, which may take long.
+    if flags.generate_data:
+        problem.prepare(flags.data_dir, flags.tmp_dir)
+    experiment = Experiment(
+        settings["model"],
+        settings["problem"],
+        hparams,
+        config,
+        data_dir=flags.data_dir,
+        train_steps=settings["train_steps"],
+        eval_steps=flags.eval_steps,
+        local_eval_frequency=flags.local_eval_frequency,
+        flags=flags.flag_values_dict(),
+    )
+    return experiment, [*changes, *_changed_settings(saved, settings)]
+
+
+def _setting(flags: absl_flags.FlagValues, name: str, saved: SavedRun | None) -> Any:
+    """The flag's value if it is given, else the saved run's, else the default.
+
+    Raises:
+      UsageError: there is none.
+    """
+    for value in (flags[name].value, saved and saved.flags.get(name), _DEFAULTS[name]):
+        if value is not None:
+            return value
+    raise UsageError(f"--{name} is missing, and {flags.output_dir} holds no run to go on with")
+
+
+def _hparams(flags: absl_flags.FlagValues, saved: SavedRun | None) -> tuple[HParams, list[str]]:
+    """The run's hparams, and a line for each that saved run, set and flags do not agree on."""
+    preset = registry.hparams(_setting(flags, "hparams_set", saved))
+    hparams = preset.copy() if saved is None else run_files.resumed_hparams(saved.hparams, preset)
+    given: dict[str, Any] = {}
+    for text in flags.hparams:
+        given.update(hparams.parse(text))
+    for name in ("mesh_shape", "layout"):
+        if flags[name].value is None:
+            continue
+        value = hparams.parse(f"{name}={flags[name].value}")[name]
+        if given.setdefault(name, value) != value:
+            raise UsageError(
+                f"--{name}={value} and --hparams={name}={given[name]} differ: give one of them"
+            )
+    return hparams, describe_differences(saved.hparams, preset, given) if saved else []
+
+
+def _changed_settings(saved: SavedRun | None, settings: dict[str, Any]) -> list[str]:
+    """A line for each flag that is not what the saved run had."""
+    if saved is None:
+        return []
+    return [
+        f"{name}: {saved.flags[name]} in the saved run; using {value} from --{name}"
+        for name, value in settings.items()
+        if name in saved.flags and saved.flags[name] != value
+    ]

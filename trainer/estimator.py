@@ -1,0 +1,251 @@
+"""Trains, evaluates and predicts with a model function, on a mesh."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from t2tp import checkpoint
+from t2tp.mesh.cluster import Cluster, connect
+from t2tp.mesh.layout import Layout
+from t2tp.mesh.program import Feature, Placed, Program
+from t2tp.mesh.variables import Variables
+from t2tp.trainer import checkpointing
+from t2tp.trainer.hooks import CheckpointHook, Hook, ReportHook, Training
+from t2tp.trainer.inputs import Batch, Inputs
+from t2tp.trainer.interrupt import InterruptHandler, TrainingInterrupted
+from t2tp.trainer.model_fn import ModeKeys, ModelFn
+from t2tp.trainer.prefetch import Prefetcher
+from t2tp.trainer.progress import Progress
+from t2tp.trainer.run_config import RunConfig
+from t2tp.trainer.summaries import SummaryWriter
+
+
+class Estimator:
+    """A model function, its variables on a mesh, and the checkpoints of a run.
+
+    Training goes on from the newest checkpoint in `config.output_dir`; evaluation and prediction
+    use the values in memory or, where there are none yet, that checkpoint's.
+
+    Attributes:
+      config: the `RunConfig`.
+      layout: the `Layout`.
+      steps_done: training steps behind the variables' present values; None before the first
+        program was built.
+    """
+
+    def __init__(self, model_fn: ModelFn, config: RunConfig, hparams: Any = None) -> None:
+        """Builds nothing yet.
+
+        Args:
+          model_fn: `(mesh, features, mode, hparams) -> EstimatorSpec`, building an mtf graph.
+          config: the mesh, the folder, how often to save.
+          hparams: handed to `model_fn`.
+
+        Raises:
+          LayoutError: mesh shape or layout cannot be read.
+        """
+        self.config = config
+        self.layout = Layout(config.mesh_shape, config.layout)
+        self.steps_done: int | None = None
+        self._model_fn = model_fn
+        self._hparams = hparams
+        self._cluster: Cluster | None = None
+        self._variables: Variables | None = None
+        self._programs: dict[tuple, Program] = {}
+        self._has_trained = False
+        self._num_loaded = 0  # Variables that have got the values they begin with.
+
+    def connect(self) -> Cluster:
+        """Finds the devices of the mesh, if that was not done.
+
+        On GPUs this turns TensorFlow's op determinism on, without which sums over segments (the
+        gradients of embeddings) differ from run to run. On CPUs our operations do not need it.
+
+        Raises:
+          ValueError: there are not as many as the mesh has processors.
+        """
+        if self._cluster is None:
+            self._cluster = connect(self.layout.size)
+            if any("GPU" in device for device in self._cluster.devices):
+                tf.config.experimental.enable_op_determinism()
+        return self._cluster
+
+    @property
+    def latest_checkpoint(self) -> checkpoint.Checkpoint | None:
+        """The newest finished checkpoint of the run."""
+        return checkpoint.latest(checkpointing.checkpoint_folder(self.config.output_dir))
+
+    def build(self, mode: ModeKeys, features: Mapping[str, Feature]) -> Program:
+        """Builds the program of a mode and gives its variables their values. Writes nothing.
+
+        A second call with features of the same shapes returns the same program.
+
+        Raises:
+          LayoutError: the layout cannot work for the model.
+          CheckpointMismatchError: the newest checkpoint has other variables.
+          FileNotFoundError: there is no checkpoint to evaluate or predict with.
+          UnusableCheckpointError: the checkpoint is damaged.
+        """
+        key = (mode, *((name, f.shape.to_string, f.dtype) for name, f in features.items()))
+        if key not in self._programs:
+            program = Program(
+                lambda mesh, inputs: self._model_fn(mesh, inputs, mode, self._hparams).outputs(),
+                features,
+                mesh_shape=self.config.mesh_shape,
+                layout=self.config.layout,
+                cluster=self.connect(),
+                variables=self._variables,
+                seed=self.config.random_seed,
+                xla=self.config.xla,
+            )
+            self._variables = program.variables
+            training_begins = mode == ModeKeys.TRAIN and not self._has_trained
+            if training_begins or len(self._variables) > self._num_loaded:
+                self._load(mode)
+                self._num_loaded = len(self._variables)
+            self._has_trained |= mode == ModeKeys.TRAIN
+            self._programs[key] = program
+        return self._programs[key]
+
+    def train(self, inputs: Inputs, max_steps: int, hooks: Sequence[Hook] = ()) -> None:
+        """Trains until `max_steps` steps have been done since the beginning of the run.
+
+        Args:
+          inputs: step k is fed `inputs.stream[k]`.
+          max_steps: of the whole run; if as many are done, nothing happens.
+          hooks: are called around the steps, before the step is saved.
+
+        Raises:
+          TrainingInterrupted: by SIGINT, after the step was saved.
+        """
+        program = self.build(ModeKeys.TRAIN, inputs.features)
+        training = Training(self.steps_done, max_steps)
+        if training.steps_done >= max_steps:
+            logging.info("%d of %d steps are done already", training.steps_done, max_steps)
+            return
+        program.trace()
+        with contextlib.ExitStack() as stack:
+            progress = stack.enter_context(Progress(training.steps_done, max_steps))
+            interrupt = stack.enter_context(InterruptHandler())
+            steps = range(training.steps_done, max_steps)
+            placed = stack.enter_context(
+                Prefetcher(lambda step: program.place(inputs.stream[step]), steps)
+            )
+            all_hooks = self._hooks(inputs.batch_size, progress, hooks)
+            self._run_steps(program, placed, training, all_hooks, interrupt)
+        if interrupt.requested:
+            raise TrainingInterrupted(f"interrupted after step {self.steps_done}, which is saved")
+
+    def evaluate(self, inputs: Inputs, steps: int = -1) -> dict[str, float]:
+        """Adds up the model's metrics, and the host's counts, over batches.
+
+        Args:
+          inputs: with a stream that has a length.
+          steps: how many batches; 0 or -1: all.
+
+        Returns:
+          the sums, by name.
+        """
+        program = self.build(ModeKeys.EVAL, inputs.features)
+        count = len(inputs.stream)  # type: ignore[arg-type]
+        if steps > 0:
+            count = min(count, steps)
+        sums: defaultdict[str, float] = defaultdict(float)
+
+        def prepare(step: int) -> tuple:
+            batch = inputs.stream[step]
+            return program.place(batch), inputs.counts(batch)
+
+        with Prefetcher(prepare, range(count)) as prepared:
+            for placed, counts in prepared:
+                outputs = program(placed, step=self.steps_done)
+                for name in outputs:
+                    sums[name.removeprefix("metrics/")] += float(outputs[name])
+                for name, number in counts.items():
+                    sums[name] += number
+        return dict(sums)
+
+    def predict(self, features: Mapping[str, Feature], batch: Batch) -> Mapping[str, np.ndarray]:
+        """The model's predictions for a batch.
+
+        Args:
+          features: what is in the batch; the first call with these shapes builds a program.
+          batch: global arrays by name.
+
+        Returns:
+          `EstimatorSpec.predictions`, whole arrays.
+        """
+        return self.build(ModeKeys.PREDICT, features)(batch)
+
+    def parameter_counts(self) -> tuple[int, int]:
+        """How many numbers the model learns, and how many the optimizer keeps besides."""
+        sizes: Counter[bool] = Counter()
+        for variable in self._variables or ():
+            sizes[variable.spec.trainable] += variable.spec.shape.size
+        return sizes[True], sizes[False]
+
+    def _load(self, mode: ModeKeys) -> None:
+        """Gives the variables the newest checkpoint's values.
+
+        Where there is none, training begins with the initial ones.
+        """
+        saved = self.latest_checkpoint
+        if saved is not None:
+            checkpointing.check_fit(saved, self._variables, whole=mode == ModeKeys.TRAIN)
+            checkpointing.restore(saved, self._variables)
+            self.steps_done = saved.step
+        elif mode == ModeKeys.TRAIN:
+            self.steps_done = 0
+        else:
+            raise FileNotFoundError(
+                f"{self.config.output_dir} holds no finished checkpoint; train there first"
+            )
+
+    def _save(self, steps_done: int) -> None:
+        """Saves the variables, and deletes the checkpoints that are too many."""
+        directory = checkpointing.checkpoint_folder(self.config.output_dir)
+        metadata = {
+            "mesh_shape": self.config.mesh_shape,
+            "layout": self.config.layout,
+            "random_seed": self.config.random_seed,
+        }
+        checkpointing.save(directory, steps_done, self._variables, metadata)
+        checkpoint.keep(directory, self.config.keep_checkpoint_max)
+
+    def _hooks(self, batch_size: int, progress: Progress, hooks: Sequence[Hook]) -> list[Hook]:
+        """The hooks of a training. Saving is last: what others do at a step is done by then."""
+        summaries = SummaryWriter(self.config.output_dir)
+        report = ReportHook(self.config.log_step_count_steps, batch_size, progress, summaries)
+        save = CheckpointHook(self.config.save_checkpoints_steps, self._save)
+        return [report, *hooks, save]
+
+    def _run_steps(
+        self,
+        program: Program,
+        placed: Iterable[Placed],
+        training: Training,
+        hooks: Sequence[Hook],
+        interrupt: InterruptHandler,
+    ) -> None:
+        """The loop: a step for each placed batch, until somebody interrupts."""
+        for hook in hooks:
+            hook.begin(training)
+        for features in placed:
+            for hook in hooks:
+                hook.before_step(training)
+            outputs = program(features, step=training.steps_done)
+            training.steps_done += 1
+            self.steps_done = training.steps_done
+            for hook in hooks:
+                hook.after_step(training, outputs)
+            if interrupt.requested:
+                break
+        for hook in hooks:
+            hook.end(training)

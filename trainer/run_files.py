@@ -1,0 +1,114 @@
+"""What a run's folder says of itself: `hparams.json` and `flags.json`."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from t2tp.hparam import HParams
+
+HPARAMS_FILE = "hparams.json"
+FLAGS_FILE = "flags.json"
+
+# A run keeps these for its whole life.
+_FIXED_FLAGS = ("model", "problem")
+
+
+class OtherRunError(ValueError):
+    """The folder holds a run of another model or problem."""
+
+
+@dataclass(frozen=True)
+class SavedRun:
+    """What was written into a run's folder.
+
+    Attributes:
+      hparams: as they were when the run was last started.
+      flags: how it was last started, by name.
+    """
+
+    hparams: HParams
+    flags: dict[str, Any]
+
+
+def read(output_dir: str) -> SavedRun | None:
+    """Reads a run's files; None if the folder holds none.
+
+    Raises:
+      ValueError: a file is not what `write` wrote.
+    """
+    folder = Path(output_dir)
+    try:
+        hparams = HParams.load(folder / HPARAMS_FILE)
+        flags = json.loads((folder / FLAGS_FILE).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{folder / FLAGS_FILE} is not JSON: {error}") from error
+    return SavedRun(hparams, flags)
+
+
+def write(output_dir: str, hparams: HParams, flags: Mapping[str, Any]) -> None:
+    """Writes both files, each whole or not at all. The folder is made if needed."""
+    folder = Path(output_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    hparams.save(folder / HPARAMS_FILE)
+    unfinished = folder / f"{FLAGS_FILE}.tmp-{os.getpid()}"
+    try:
+        with unfinished.open("w", encoding="utf-8") as file:
+            json.dump(dict(flags), file, indent=2)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(folder / FLAGS_FILE)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def check_same_run(output_dir: str, saved: SavedRun, model: str, problem: str) -> None:
+    """Refuses a folder that holds a run of something else.
+
+    Raises:
+      OtherRunError: names what the folder holds.
+    """
+    wanted = {"model": model, "problem": problem}
+    if any(saved.flags.get(name) != wanted[name] for name in _FIXED_FLAGS):
+        raise OtherRunError(
+            f"{output_dir} holds a run of model {saved.flags.get('model')} on problem"
+            f" {saved.flags.get('problem')}, not of {model} on {problem}: choose another output_dir"
+        )
+
+
+def resumed_hparams(saved: HParams, preset: HParams) -> HParams:
+    """The hparams with which a run goes on: the saved values, the preset's for what is new.
+
+    Args:
+      saved: those in the run's folder.
+      preset: the hparams set as the code has it now.
+    """
+    resumed = preset.copy()
+    for name, value in saved.values().items():
+        if name in resumed:
+            resumed.set(name, value)
+        else:
+            resumed.add(name, value)
+    return resumed
+
+
+def check_writable(output_dir: str) -> None:
+    """Refuses a folder in which nothing can be written, without making it.
+
+    Raises:
+      OSError: it, or the nearest folder above that exists, is no folder or cannot be written.
+    """
+    path = Path(output_dir).absolute()
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    if not path.is_dir():
+        raise NotADirectoryError(f"output_dir {output_dir}: {path} is not a folder")
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise PermissionError(f"output_dir {output_dir}: {path} cannot be written")
