@@ -36,7 +36,8 @@ def step_fn(mesh, features):
     """A training step in mesh-tensorflow's own operations and layers."""
     targets = features["targets"]
     table = mtf.get_variable(mesh, "embedding", mtf.Shape([VOCAB, D_MODEL]))
-    x = mtf.gather(table, mtf.shift(targets, 1, LENGTH, wrap=False), VOCAB)
+    # mesh-tensorflow's own gather, which both engines can lower.
+    x = mtf.ops.gather(table, mtf.shift(targets, 1, LENGTH, wrap=False), VOCAB)
     mask = mtf.layers.attention_mask_autoregressive(
         mtf.range(mesh, LENGTH, tf.int32), dtype=tf.float32
     )

@@ -101,8 +101,8 @@ class LanguageModelProblem(Problem):
         return dict(FEATURES)
 
     def examples(self, data_dir: AnyPath, split: str, length: int) -> PackedWindows:
-        """Returns the windows of a split."""
-        vocabulary = self.vocabulary(data_dir)
+        """Returns the windows of a split; see `Problem.examples`."""
+        vocabulary = Vocabulary.load(self.folder(data_dir) / VOCABULARY_FILE)
         return PackedWindows(self._tokens(data_dir, split, len(vocabulary)), length, vocabulary)
 
     def counts(self, batch: Batch) -> dict[str, float]:

@@ -50,9 +50,15 @@ class Estimator:
 
         Raises:
           LayoutError: mesh shape or layout cannot be read.
+          ValueError: `config.xla` with a mesh of several devices.
         """
         self.config = config
         self.layout = Layout(config.mesh_shape, config.layout)
+        if config.xla and self.layout.size > 1:
+            raise ValueError(
+                f"xla compiles the step of one device, and the mesh {config.mesh_shape} has"
+                f" {self.layout.size}: choose one or the other"
+            )
         self.steps_done: int | None = None
         self._model_fn = model_fn
         self._hparams = hparams

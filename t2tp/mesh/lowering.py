@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from t2tp import mtf
 from t2tp.mesh import random
+from t2tp.mesh.einsum import lower_einsum, lower_one_hot
 from t2tp.mesh.spmd import LaidOutTensor, SpmdMeshImpl
 
 # Operations that do something besides computing their outputs.
@@ -117,5 +118,7 @@ def _lower_random(op: mtf.ops.RandomOperation, lowering: Lowering) -> None:
 
 # Operations that are lowered otherwise than mesh-tensorflow does.
 _RULES: dict[type[mtf.Operation], Callable[[mtf.Operation, Lowering], None]] = {
+    mtf.ops.EinsumOperation: lower_einsum,
+    mtf.ops.OneHotOperation: lower_one_hot,
     mtf.ops.RandomOperation: _lower_random,
 }

@@ -1,4 +1,4 @@
-"""Embedding look-up: a gather's numbers, wherever table and ids are split."""
+"""Gather: the rows of a table, wherever table and indices are split."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import t2tp
-from t2tp.ops.embedding import embedding_lookup
+from t2tp.ops.gather import gather
 from tests.ops.on_mesh import assert_close, in_float64, with_gradients
 
 LAYOUTS = [
@@ -36,7 +36,7 @@ def make_inputs(batch=8, length=4, vocab=16, d_model=8):
 
 
 def ours(table, ids):
-    return embedding_lookup(table, ids, table.shape.get_dim_by_name("vocab"))
+    return gather(table, ids, table.shape.get_dim_by_name("vocab"))
 
 
 def composed(table, ids):

@@ -117,10 +117,13 @@ def test_another_vocabulary_is_found(problem, data_copy):
 
 
 def test_prepare_keeps_what_is_there(problem, data_copy):
+    lock = data_copy / ".tiny_stdlib.lock"
+    lock.unlink()
     before = problem.folder(data_copy).stat()
     problem.prepare(data_copy)
     after = problem.folder(data_copy).stat()
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    assert not lock.exists()  # reading data that are there takes no right to write
 
 
 def test_prepare_does_not_take_damaged_data_for_good_nor_replace_them_unasked(problem, data_copy):

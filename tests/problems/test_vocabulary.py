@@ -36,6 +36,8 @@ def test_code_has_pieces_of_its_own(vocabulary):
     # Indentation and line ends are most of code: they must not be spelt character by character.
     for text in ["        ", "\n    ", "):\n"]:
         assert len(vocabulary.encode(text)) < len(text)
+    # Nor do names and the punctuation around them come apart.
+    assert len(vocabulary.encode("self.")) == 1
 
 
 def test_special_tokens_stand_for_nothing(vocabulary):
@@ -61,7 +63,7 @@ def test_the_sample_ends_within_a_text(vocabulary, monkeypatch):
 
 
 def test_long_texts_are_not_dropped():
-    long_line = "abcdefgh" * 5000
+    long_line = "x = 1 " * 1000 + "abcdefgh" * 5000
     assert len(train_vocabulary([long_line], 275).encode("abcdefgh")) == 1
 
 

@@ -96,6 +96,7 @@ WRONG = {
         "and an axis can split only one dimension",
     ),
     "devices": ({"mesh_shape": "data:16", "hparams": "batch_size=16"}, "16 virtual CPU devices"),
+    "xla": ({"xla": True, "mesh_shape": "data:2"}, "the mesh data:2 has 2"),
     "optimizer": ({"hparams": "optimizer=adams"}, "did you mean adam"),
     "learning rate": ({"hparams": "learning_rate_schedule=constnt"}, "did you mean constant"),
     "data": ({"data_dir": "/nowhere"}, f"t2tp_datagen --problem={PROBLEM}"),
