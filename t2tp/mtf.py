@@ -90,7 +90,13 @@ def _on_our_operations(module: types.ModuleType) -> types.ModuleType:
 
 
 # In the place of mesh-tensorflow's operations of the same names.
-from t2tp.ops.gather import gather  # noqa: E402
+from t2tp.ops.cumsum import cumsum  # noqa: E402, F401
+from t2tp.ops.dropout import dropout  # noqa: E402, F401
+from t2tp.ops.extrema import maximum, minimum, reduce_max, reduce_min  # noqa: E402, F401
+from t2tp.ops.gather import gather  # noqa: E402, F401
+from t2tp.ops.recompute import recompute_grad  # noqa: E402, F401
+from t2tp.ops.top_k import top_k  # noqa: E402, F401
+from t2tp.ops.where import where  # noqa: E402, F401
 
 layers = _on_our_operations(layers)
 optimize = _on_our_operations(optimize)

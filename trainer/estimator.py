@@ -36,8 +36,7 @@ class Estimator:
     Attributes:
       config: the `RunConfig`.
       layout: the `Layout`.
-      steps_done: training steps behind the variables' present values; None before the first
-        program was built.
+      steps_done: training steps behind the variables' present values.
     """
 
     def __init__(self, model_fn: ModelFn, config: RunConfig, hparams: Any = None) -> None:
@@ -59,7 +58,7 @@ class Estimator:
                 f"xla compiles the step of one device, and the mesh {config.mesh_shape} has"
                 f" {self.layout.size}: choose one or the other"
             )
-        self.steps_done: int | None = None
+        self.steps_done = 0
         self._model_fn = model_fn
         self._hparams = hparams
         self._cluster: Cluster | None = None
@@ -113,9 +112,9 @@ class Estimator:
             )
             self._variables = program.variables
             training_begins = mode == ModeKeys.TRAIN and not self._has_trained
-            if training_begins or len(self._variables) > self._num_loaded:
-                self._load(mode)
-                self._num_loaded = len(self._variables)
+            if training_begins or len(program.variables) > self._num_loaded:
+                self._load(mode, program.variables)
+                self._num_loaded = len(program.variables)
             self._has_trained |= mode == ModeKeys.TRAIN
             self._programs[key] = program
         return self._programs[key]
@@ -144,7 +143,17 @@ class Estimator:
             placed = stack.enter_context(
                 Prefetcher(lambda step: program.place(inputs.stream[step]), steps)
             )
-            all_hooks = self._hooks(inputs.batch_size, progress, hooks)
+            report = ReportHook(
+                self.config.log_step_count_steps,
+                inputs.batch_size,
+                progress,
+                SummaryWriter(self.config.output_dir),
+            )
+            save = CheckpointHook(
+                self.config.save_checkpoints_steps, lambda step: self._save(step, program.variables)
+            )
+            # Saving comes last: what others do at a step is done when it is saved.
+            all_hooks = [report, *hooks, save]
             self._run_steps(program, placed, training, all_hooks, interrupt)
         if interrupt.requested:
             raise TrainingInterrupted(f"interrupted after step {self.steps_done}, which is saved")
@@ -197,15 +206,15 @@ class Estimator:
             sizes[variable.spec.trainable] += variable.spec.shape.size
         return sizes[True], sizes[False]
 
-    def _load(self, mode: ModeKeys) -> None:
+    def _load(self, mode: ModeKeys, variables: Variables) -> None:
         """Gives the variables the newest checkpoint's values.
 
         Where there is none, training begins with the initial ones.
         """
         saved = self.latest_checkpoint
         if saved is not None:
-            checkpointing.check_fit(saved, self._variables, whole=mode == ModeKeys.TRAIN)
-            checkpointing.restore(saved, self._variables)
+            checkpointing.check_fit(saved, variables, whole=mode == ModeKeys.TRAIN)
+            checkpointing.restore(saved, variables)
             self.steps_done = saved.step
         elif mode == ModeKeys.TRAIN:
             self.steps_done = 0
@@ -214,7 +223,7 @@ class Estimator:
                 f"{self.config.output_dir} holds no finished checkpoint; train there first"
             )
 
-    def _save(self, steps_done: int) -> None:
+    def _save(self, steps_done: int, variables: Variables) -> None:
         """Saves the variables, and deletes the checkpoints that are too many."""
         directory = checkpointing.checkpoint_folder(self.config.output_dir)
         metadata = {
@@ -222,15 +231,8 @@ class Estimator:
             "layout": self.config.layout,
             "random_seed": self.config.random_seed,
         }
-        checkpointing.save(directory, steps_done, self._variables, metadata)
+        checkpointing.save(directory, steps_done, variables, metadata)
         checkpoint.keep(directory, self.config.keep_checkpoint_max)
-
-    def _hooks(self, batch_size: int, progress: Progress, hooks: Sequence[Hook]) -> list[Hook]:
-        """The hooks of a training. Saving is last: what others do at a step is done by then."""
-        summaries = SummaryWriter(self.config.output_dir)
-        report = ReportHook(self.config.log_step_count_steps, batch_size, progress, summaries)
-        save = CheckpointHook(self.config.save_checkpoints_steps, self._save)
-        return [report, *hooks, save]
 
     def _run_steps(
         self,

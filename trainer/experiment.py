@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from os import PathLike
 from typing import Any
@@ -220,7 +220,7 @@ class Experiment:
         )
         return self.problem.decode(self.data_dir, tokens)
 
-    def _train(self, schedule: str, hooks: list[Hook]) -> None:
+    def _train(self, schedule: str, hooks: Sequence[Hook]) -> None:
         self.build(schedule)
         run_files.write(self.estimator.config.output_dir, self.hparams, self._flags)
         done = self.estimator.steps_done

@@ -74,12 +74,12 @@ class ReportHook(Hook):
     def after_step(self, training: Training, outputs: Mapping[str, np.ndarray]) -> None:
         """Reports if it is time."""
         step = training.steps_done
+        self._progress.advance()
         if step % self._every == 0 or step == training.max_steps:
             scalars = _scalars(outputs)  # Waits for the devices: only now the time is known.
             scalars.update(self._speed(training, outputs))
             self._summaries.write(step, scalars)
             self._progress.report(step, scalars)
-        self._progress.advance()
 
     def end(self, training: Training) -> None:
         """Closes the event file."""
@@ -133,7 +133,7 @@ class EvaluationHook(Hook):
     It is called before the hook that saves: what is saved has been evaluated if that was due.
     """
 
-    def __init__(self, every: int, evaluate: Callable[[], None]) -> None:
+    def __init__(self, every: int, evaluate: Callable[[], object]) -> None:
         """Says how often, and how.
 
         Args:

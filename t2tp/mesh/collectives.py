@@ -69,7 +69,8 @@ class Collectives:
         self._mesh_shape = mesh_shape
         self._devices = tuple(devices)
         self._pnum = pnum
-        self._groups: dict[tuple[int, ...], tuple[tf.Tensor, int]] = {}
+        # By graph too: a tensor made inside a loop's body is of no use outside of it.
+        self._groups: dict[tuple[tf.Graph, tuple[int, ...]], tuple[tf.Tensor, int]] = {}
         self.log: list[Collective] = []
 
     def coordinate(self, axis: int) -> tf.Tensor:
@@ -161,7 +162,8 @@ class Collectives:
 
     def _group(self, axes: tuple[int, ...]) -> tuple[tf.Tensor, int]:
         """Key (int32 scalar tensor) and size of the group along `axes`."""
-        if axes not in self._groups:
+        where = (tf.compat.v1.get_default_graph(), axes)
+        if where not in self._groups:
             sizes = self._mesh_shape.to_integer_list
             identity = (self._devices, tuple(sizes), axes)
             if identity not in _axes_keys:
@@ -172,11 +174,11 @@ class Collectives:
             for axis, size in enumerate(sizes):
                 if axis not in axes:
                     group = group * size + self.coordinate(axis)
-            self._groups[axes] = (
+            self._groups[where] = (
                 group + _axes_keys[identity],
                 math.prod(sizes[a] for a in axes),
             )
-        return self._groups[axes]
+        return self._groups[where]
 
     def _record(self, kind: str, axes: tuple[int, ...], x: tf.Tensor) -> None:
         names = tuple(self._mesh_shape.dims[a].name for a in axes)

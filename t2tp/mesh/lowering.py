@@ -2,49 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import tensorflow as tf
 
 from t2tp import mtf
-from t2tp.mesh import random
+from t2tp.mesh.effects import lower_depend, lower_print, lower_scalar_summary
 from t2tp.mesh.einsum import lower_einsum, lower_one_hot
+from t2tp.mesh.gradients import lower_generic_gradient, lower_pool_gradient
+from t2tp.mesh.loops import lower_while_loop
+from t2tp.mesh.random_operations import lower_random
+from t2tp.mesh.reductions import Reductions, surely_needed
+from t2tp.mesh.reshape import lower_reshape
 from t2tp.mesh.spmd import LaidOutTensor, SpmdMeshImpl
 
 # Operations that do something besides computing their outputs.
-_EFFECTS = (mtf.ops.Assign, mtf.ops.PrintOperation, mtf.ops.ScalarSummaryOperation)
+_EFFECTS = (mtf.Assign, mtf.PrintOperation)
 
 
-def live_operations(graph: mtf.Graph, needed: Iterable[mtf.Tensor]) -> list[mtf.Operation]:
-    """The operations that `needed` tensors or effects depend on, in the order of the graph.
+def live_operations(
+    operations: Sequence[mtf.Operation], needed: Iterable[mtf.Tensor]
+) -> list[mtf.Operation]:
+    """The operations that `needed` tensors or effects depend on, in the order given.
 
     Building gradients leaves many operations that nothing uses; TensorFlow would prune them, but
     never a collective.
     """
     wanted = {tensor.operation for tensor in needed}
     live = []
-    for op in reversed(graph.operations):
-        if op in wanted or isinstance(op, _EFFECTS):
+    for op in reversed(operations):
+        if op in wanted or _has_effect(op):
             live.append(op)
             wanted.update(_producers(op))
     return live[::-1]
 
 
+def _has_effect(op: mtf.Operation) -> bool:
+    if isinstance(op, mtf.WhileLoopOperation):
+        return any(_has_effect(inner) for inner in op._body_ops)
+    return isinstance(op, _EFFECTS)
+
+
 def _producers(op: mtf.Operation) -> set[mtf.Operation]:
-    producers = {tensor.operation for tensor in op.inputs}
-    if isinstance(op, mtf.ops.Assign):
+    producers = {tensor.operation for tensor in (*op.inputs, *waits_for(op))}
+    if isinstance(op, mtf.Assign):
         producers.update(op.variables)
-    if isinstance(op, mtf.ops.PrintOperation):
+    if isinstance(op, mtf.PrintOperation):
         producers.update(tensor.operation for tensor in op._data)
-    if isinstance(op, mtf.ops.Depend):
+    if isinstance(op, mtf.Depend):
         for dependency in op._dependencies:
             producers.add(
                 dependency if isinstance(dependency, mtf.Operation) else dependency.operation
             )
-    if isinstance(op, mtf.ops.WhileLoopOperation):
+    if isinstance(op, mtf.WhileLoopOperation):
         for inner in (*op._cond_ops, *op._body_ops):
             producers.update(_producers(inner))
+        producers.update(t.operation for t in (op._cond_output, *op._body_outputs))
     return producers
+
+
+def waits_for(op: mtf.Operation) -> list[mtf.Tensor]:
+    """Tensors that must be there before an operation runs, though it does not compute with them.
+
+    `recompute_grad` says so of operations without inputs, as attribute `after`.
+    """
+    return getattr(op, "after", [])
 
 
 class Lowering(mtf.Lowering):
@@ -64,13 +87,67 @@ class Lowering(mtf.Lowering):
         self.operations: dict = {}
         self.variables: dict = {}
         self._counters: list = []
-        for op in live_operations(graph, needed):
-            with tf.name_scope(op.name):
+        self.loop_iterations: list[tf.Tensor] = []
+        self._reductions = Reductions(mesh_impl)
+        self._needed: set[mtf.Tensor] = set()
+        self.lower_operations(graph.operations, needed)
+
+    def lower_operations(
+        self, operations: Sequence[mtf.Operation], needed: Iterable[mtf.Tensor]
+    ) -> None:
+        """Lowers those of the operations that `needed` tensors or effects depend on."""
+        needed = list(needed)
+        live = live_operations(operations, needed)
+        self._needed |= surely_needed(live) | set(needed)
+        for op in live:
+            after = [self.partial_sum(tensor)[0] for tensor in waits_for(op)]
+            with tf.name_scope(op.name), tf.control_dependencies(after):
                 _RULES.get(type(op), type(op).lower)(op, self)
+
+    @contextlib.contextmanager
+    def inside_loop(self, iteration: tf.Tensor) -> Iterator[None]:
+        """While this is active, the body of a loop is lowered.
+
+        Args:
+          iteration: the number of the iteration, an int64 scalar: random operations of the body
+            differ from one to the next.
+        """
+        self.loop_iterations.append(iteration)
+        try:
+            yield
+        finally:
+            self.loop_iterations.pop()
+
+    def random_bits(self, name: str, shape: mtf.Shape) -> tf.Tensor:
+        """32 random bits (uint32) for each element of this processor's slice.
+
+        They are a function of the program's seed, the name, the step, the number of the iteration
+        if they are drawn inside a loop, and the element's place in the global tensor.
+
+        Args:
+          name: of the operation that draws: different operations draw different numbers.
+          shape: the global shape.
+        """
+        (mesh_impl,) = self.mesh_to_impl.values()
+        return mesh_impl.random_bits(name, shape, self.loop_iterations).slice
 
     def slice(self, tensor: mtf.Tensor) -> tf.Tensor:
         """The processor's slice of a lowered tensor, reduced if that was still to be done."""
         return self.tensors[tensor].to_laid_out_tensor().slice
+
+    def partial_sum(self, tensor: mtf.Tensor) -> tuple[tf.Tensor, list[int]]:
+        """What this processor adds to its slice of a lowered tensor, and the mesh axes over which
+        that is still to be summed up (none if the slice is complete)."""
+        laid_out = self.tensors[tensor]
+        if isinstance(laid_out, mtf.LazyAllreduceSum):
+            return laid_out.laid_out_input.slice, laid_out.mesh_axes
+        return laid_out.to_laid_out_tensor().slice, []
+
+    def set_tensor_lowering(self, tensor: mtf.Tensor, laid_out_tensor: LaidOutTensor) -> None:
+        """Says what a tensor is; a sum over mesh axes is put off."""
+        if type(laid_out_tensor) is mtf.LazyAllreduceSum:
+            laid_out_tensor = self._reductions.put_off(laid_out_tensor, tensor in self._needed)
+        super().set_tensor_lowering(tensor, laid_out_tensor)
 
     def set_slice(self, tensor: mtf.Tensor, value: tf.Tensor) -> None:
         """Says what this processor's slice of a tensor is."""
@@ -93,32 +170,16 @@ class Lowering(mtf.Lowering):
         self.set_tensor_lowering(tensor, laid_out)
 
 
-def _lower_random(op: mtf.ops.RandomOperation, lowering: Lowering) -> None:
-    """Random uniform and normal tensors from the counter-based generator."""
-    output = op.outputs[0]
-    kwargs = {k: v for k, v in op._kwargs.items() if k not in ("dtype", "name", "seed")}
-    bits = lowering.mesh_impl(op).random_bits(op.name, output.shape).slice
-    if op._tf_fn is tf.compat.v1.random.uniform:
-        low, high = kwargs.pop("minval", 0), kwargs.pop("maxval", None)
-        if output.dtype.is_integer:
-            if high is None:
-                raise ValueError(f"{op.name}: random integers need a maxval.")
-            span = tf.cast(high - low, tf.uint32)
-            value = tf.cast(low, output.dtype) + tf.cast(bits % span, output.dtype)
-        else:
-            value = low + ((1.0 if high is None else high) - low) * random.uniform(bits)
-    elif op._tf_fn is tf.compat.v1.random.normal:
-        value = kwargs.pop("mean", 0.0) + kwargs.pop("stddev", 1.0) * random.normal(bits)
-    else:
-        raise ValueError(f"{op.name}: no mesh-independent form of {op._tf_fn} is known.")
-    if kwargs:
-        raise ValueError(f"{op.name}: unknown arguments {sorted(kwargs)}.")
-    lowering.set_slice(output, tf.cast(value, output.dtype))
-
-
 # Operations that are lowered otherwise than mesh-tensorflow does.
 _RULES: dict[type[mtf.Operation], Callable[[mtf.Operation, Lowering], None]] = {
-    mtf.ops.EinsumOperation: lower_einsum,
-    mtf.ops.OneHotOperation: lower_one_hot,
-    mtf.ops.RandomOperation: _lower_random,
+    mtf.EinsumOperation: lower_einsum,
+    mtf.OneHotOperation: lower_one_hot,
+    mtf.Depend: lower_depend,
+    mtf.GenericGradOperation: lower_generic_gradient,
+    mtf.PoolBackPropOperation: lower_pool_gradient,
+    mtf.PrintOperation: lower_print,
+    mtf.RandomOperation: lower_random,
+    mtf.ReshapeOperation: lower_reshape,
+    mtf.ScalarSummaryOperation: lower_scalar_summary,
+    mtf.WhileLoopOperation: lower_while_loop,
 }

@@ -203,7 +203,8 @@ class Program:
           step: the number of the step: random operations and schedules depend on it.
 
         Returns:
-          the outputs by name, whole: a mapping that fetches a value when it is asked for.
+          the outputs by name, whole: a mapping that fetches a value when it is asked for. What
+          `mtf.scalar_summary(name, x)` was given is among them, as `summaries/<name>`.
         """
         placed = features if isinstance(features, Placed) else self.place(features or {})
         self.trace()
@@ -323,6 +324,11 @@ class Program:
                 )
             }
             outputs = dict(self._step_fn(mesh, features))
+            outputs |= {
+                f"summaries/{op.name}": op.outputs[0]
+                for op in graph.operations
+                if isinstance(op, mtf.ScalarSummaryOperation)
+            }
         return _Graph(graph, mesh, outputs)
 
     def _build_for_shapes(self) -> _Graph:

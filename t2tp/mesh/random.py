@@ -50,11 +50,19 @@ def slice_index(
     return index
 
 
-def bits(key: int, index: tf.Tensor, step: tf.Tensor | int = 0) -> tf.Tensor:
+def fold_in(key: int | tf.Tensor, number: tf.Tensor) -> tf.Tensor:
+    """A key of its own, a uint64 scalar, for each number (an integer scalar) under a key."""
+    twice = tf.cast(number, tf.uint64) * tf.constant(2, tf.uint64)
+    high, low = (tf.cast(bits(key, twice + tf.constant(i, tf.uint64)), tf.uint64) for i in (0, 1))
+    whole = tf.bitwise.bitwise_or(tf.bitwise.left_shift(high, tf.constant(32, tf.uint64)), low)
+    return tf.bitwise.bitwise_or(whole, tf.constant(1, tf.uint64))
+
+
+def bits(key: int | tf.Tensor, index: tf.Tensor, step: tf.Tensor | int = 0) -> tf.Tensor:
     """32 random bits for each index: a uint32 tensor of the shape of `index` (uint64)."""
     step = tf.cast(step, tf.uint64)
     counter = index + tf.bitwise.left_shift(step, tf.constant(_STEP_SHIFT, tf.uint64))
-    k = tf.constant(key, tf.uint64)
+    k = tf.convert_to_tensor(key, tf.uint64)
     x = y = counter * k
     z = y + k
     x = _swap_halves(x * x + y)

@@ -155,17 +155,23 @@ class SpmdMeshImpl(mtf.MeshImpl):
             begin.append(0 if axis is None else self.collectives.coordinate(axis) * size)
         return begin
 
-    def random_bits(self, name: str, shape: mtf.Shape) -> LaidOutTensor:
+    def random_bits(
+        self, name: str, shape: mtf.Shape, loop_iterations: Sequence[tf.Tensor] = ()
+    ) -> LaidOutTensor:
         """32 random bits an element (uint32), the same global tensor on every mesh.
 
         Args:
           name: of the operation: different operations draw different numbers.
           shape: the global shape.
+          loop_iterations: numbers of the iterations of the loops around the operation, int64
+            scalars, the outer loop's first.
         """
         index = random.slice_index(
             shape.to_integer_list, self.slice_begin_tensors(shape), self.slice_shape(shape)
         )
-        key = random.make_key(self._seed, "operation", name)
+        key: int | tf.Tensor = random.make_key(self._seed, "operation", name)
+        for iteration in loop_iterations:
+            key = random.fold_in(key, iteration)
         return LaidOutTensor([random.bits(key, index, self._step)])
 
     def import_tf_tensor(self, x: mtf.Tensor, tf_x: tf.Tensor) -> LaidOutTensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import tensorflow as tf
 
 from t2tp import mtf
@@ -20,11 +22,12 @@ def softmax_cross_entropy(
 
     Args:
       logits: [..., vocab], any float dtype; computed with in float32.
-      targets: [...], integers.
+      targets: [...], integers in [0, vocab).
       vocab_dim: the dimension of the classes.
 
     Returns:
-      float32 [...], in nats.
+      float32 [...], in nats. Of a target that is no class it is NaN or, where the vocabulary is not
+      split, on CPUs, an error when the program runs.
     """
     batch = logits.shape - vocab_dim
     if logits.shape.dims[-1] != vocab_dim:
@@ -59,7 +62,9 @@ class CrossEntropyOperation(mtf.Operation):
         if axis is None:
             loss, d_logits = _whole_vocabulary(logits, targets)
         else:
-            loss, d_logits = _split_vocabulary(logits, targets, axis, mesh_impl.collectives)
+            loss, d_logits = _split_vocabulary(
+                logits, targets, self._vocab_dim.size, axis, mesh_impl.collectives
+            )
         lowering.set_slice(self.outputs[0], loss)
         lowering.set_slice(self.outputs[1], tf.cast(d_logits, self.outputs[1].dtype))
 
@@ -73,7 +78,7 @@ def _whole_vocabulary(logits: tf.Tensor, targets: tf.Tensor) -> tuple[tf.Tensor,
 
 
 def _split_vocabulary(
-    logits: tf.Tensor, targets: tf.Tensor, axis: int, collectives: Collectives
+    logits: tf.Tensor, targets: tf.Tensor, vocab_size: int, axis: int, collectives: Collectives
 ) -> tuple[tf.Tensor, tf.Tensor]:
     vocab_slice = logits.shape[-1]
     flat = tf.reshape(logits, [-1, vocab_slice])
@@ -88,7 +93,10 @@ def _split_vocabulary(
     sums = collectives.allreduce(
         tf.stack([tf.reduce_sum(exponentials, axis=1), target_logit]), [axis], "Add"
     )
-    loss = tf.math.log(sums[0]) - sums[1]
-    probabilities = exponentials / sums[0][:, None]
+    # A target that no processor holds must not give a loss that looks right.
+    is_class = tf.reshape(tf.logical_and(targets >= 0, targets < vocab_size), [-1])
+    total = tf.where(is_class, sums[0], math.nan)
+    loss = tf.math.log(total) - sums[1]
+    probabilities = exponentials / total[:, None]
     d_logits = tf.tensor_scatter_nd_sub(probabilities, index, tf.cast(is_here, tf.float32))
     return tf.reshape(loss, targets.shape), tf.reshape(d_logits, logits.shape)

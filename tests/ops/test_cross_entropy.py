@@ -73,6 +73,20 @@ def test_extreme_logits_stay_finite(mesh_shape):
     assert_close(values, in_float64(composed, inputs), 1e-6)
 
 
+@pytest.mark.parametrize("target", [-1, 16, 99])
+def test_a_target_that_is_no_class_never_gives_a_number(target):
+    inputs = make_inputs()
+    wanted = in_float64(composed, inputs)
+    inputs["targets"][1][3, 2] = target
+    values = with_gradients(ours, inputs, "model:4", "vocab:model")
+    for name, value in values.items():
+        assert np.isnan(value[3, 2]).all()
+        rest = np.arange(8) != 3
+        np.testing.assert_allclose(value[rest], wanted[name][rest], rtol=0, atol=2e-5)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="label value"):
+        with_gradients(ours, inputs)
+
+
 def test_the_vocabulary_may_be_any_dimension():
     inputs = make_inputs()
     logits = np.moveaxis(inputs["logits"][1], -1, 1)

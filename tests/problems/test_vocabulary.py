@@ -64,7 +64,7 @@ def test_the_sample_ends_within_a_text(vocabulary, monkeypatch):
 
 def test_long_texts_are_not_dropped():
     long_line = "x = 1 " * 1000 + "abcdefgh" * 5000
-    assert len(train_vocabulary([long_line], 275).encode("abcdefgh")) == 1
+    assert len(train_vocabulary([long_line], 285).encode("abcdefgh")) == 1
 
 
 @pytest.mark.parametrize("ids", [[5, 330], [-1]])

@@ -1,4 +1,4 @@
-"""Kills the program while it trains, starts it again, and compares with a run that nobody disturbed."""
+"""Kills the program while it trains, starts it again, compares with an undisturbed run."""
 
 from __future__ import annotations
 

@@ -144,8 +144,7 @@ def test_a_run_keeps_its_model_and_its_shape(tmp_path, data_dir):
     assert HParams.load(tmp_path / "hparams.json").learning_rate_constant == 0.1
 
 
-@pytest.mark.slow
-def test_the_documented_lines_of_python_work(tmp_path, monkeypatch):
+def test_the_documented_lines_of_python_work(tmp_path, monkeypatch, data_dir):
     text = (DOCS / "trainer.md").read_text(encoding="utf-8")
     code = re.search(r"```python\n(.*?)```", text, re.DOTALL)[1]
     assert len(code.strip().splitlines()) <= 16

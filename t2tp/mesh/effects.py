@@ -1,0 +1,59 @@
+"""Operations that do something besides computing, or that wait for others."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import tensorflow as tf
+
+from t2tp import mtf
+from t2tp.mesh.spmd import LaidOutTensor
+
+if TYPE_CHECKING:
+    from t2tp.mesh.lowering import Lowering
+
+
+def lower_depend(op: mtf.Depend, lowering: Lowering) -> None:
+    """Passes a tensor on when others have been computed, or assignments carried out.
+
+    A sum that is still to be reduced over the mesh stays one.
+    """
+    waited_for: list = []
+    for dependency in op._dependencies:
+        if dependency in lowering.operations:
+            waited_for.append(lowering.operations[dependency])
+        else:
+            tensors = [dependency] if isinstance(dependency, mtf.Tensor) else dependency.outputs
+            waited_for += [lowering.slice(tensor) for tensor in tensors]
+    laid_out = lowering.tensors[op.inputs[0]]
+    with tf.control_dependencies(waited_for):
+        if isinstance(laid_out, mtf.LazyAllreduceSum):
+            partial = LaidOutTensor([tf.identity(laid_out.laid_out_input.slice)])
+            result = mtf.LazyAllreduceSum(laid_out.mesh_impl, partial, laid_out.mesh_axes)
+        else:
+            result = LaidOutTensor([tf.identity(laid_out.to_laid_out_tensor().slice)])
+    lowering.set_tensor_lowering(op.outputs[0], result)
+
+
+def lower_print(op: mtf.PrintOperation, lowering: Lowering) -> None:
+    """Prints to standard error, once: what processor 0 holds of each tensor.
+
+    Takes the arguments of `tf.compat.v1.Print`: `first_n` (print only so many times) and
+    `summarize` (so many elements of each tensor).
+    """
+    slices = [lowering.slice(tensor) for tensor in op._data]
+    pnum = lowering.mesh_impl(op).laid_out_pnum().slice
+
+    def print_them() -> tf.Operation:
+        printed = tf.compat.v1.Print(pnum, slices, op._message, **op._kwargs)
+        return tf.group(printed)
+
+    printing = tf.cond(tf.equal(pnum, 0), print_them, lambda: tf.group())
+    with tf.control_dependencies([printing]):
+        x = tf.identity(lowering.slice(op.inputs[0]))
+    lowering.set_slice(op.outputs[0], x)
+
+
+def lower_scalar_summary(op: mtf.ScalarSummaryOperation, lowering: Lowering) -> None:
+    """Passes the scalar on; the program returns it, as `summaries/<name>`."""
+    lowering.set_tensor_lowering(op.outputs[0], lowering.tensors[op.inputs[0]])

@@ -1,0 +1,69 @@
+"""While loops: the body is lowered once, into TensorFlow's own while loop."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import tensorflow as tf
+
+from t2tp import mtf
+from t2tp.mesh.spmd import LaidOutTensor
+
+if TYPE_CHECKING:
+    from t2tp.mesh.lowering import Lowering
+
+
+def lower_while_loop(op: mtf.WhileLoopOperation, lowering: Lowering) -> None:
+    """Lowers a while loop.
+
+    A loop variable is reduced over the mesh before the next iteration sees it. An accumulator (an
+    output of the body that is no loop variable) is summed over the iterations first, and reduced
+    over the mesh once, after the loop.
+    """
+    num_inputs = len(op.inputs)
+    accumulators = op._body_outputs[num_inputs:]
+    _reduce_what_comes_from_outside(op, lowering)
+    summed_axes: list[list[int]] = []
+
+    def bind(placeholders: list[mtf.Tensor], values: tuple[tf.Tensor, ...]) -> None:
+        for placeholder, value in zip(placeholders, values, strict=True):
+            lowering.set_slice(placeholder, value)
+
+    def condition(iteration: tf.Tensor, *values: tf.Tensor) -> tf.Tensor:
+        with lowering.inside_loop(iteration):
+            bind(op._cond_inputs, values[:num_inputs])
+            lowering.lower_operations(op._cond_ops, [op._cond_output])
+            return lowering.slice(op._cond_output)
+
+    def body(iteration: tf.Tensor, *values: tf.Tensor) -> list[tf.Tensor]:
+        with lowering.inside_loop(iteration):
+            bind(op._body_inputs, values[:num_inputs])
+            lowering.lower_operations(op._body_ops, op._body_outputs)
+            results = [lowering.slice(tensor) for tensor in op._body_outputs[:num_inputs]]
+            summed_axes.clear()
+            for tensor, so_far in zip(accumulators, values[num_inputs:], strict=True):
+                part, axes = lowering.partial_sum(tensor)
+                summed_axes.append(axes)
+                results.append(so_far + part)
+            return [iteration + 1, *results]
+
+    start = [lowering.slice(tensor) for tensor in op.inputs]
+    mesh_impl = lowering.mesh_impl(op)
+    start += [tf.zeros(mesh_impl.slice_shape(t.shape), t.dtype) for t in accumulators]
+    # Collectives of two iterations must not run at the same time: they have one key.
+    kwargs = {**op._tf_kwargs, "parallel_iterations": 1}
+    kwargs.pop("back_prop", None)
+    _, *results = tf.while_loop(condition, body, [tf.constant(0, tf.int64), *start], **kwargs)
+    for i, (output, value) in enumerate(zip(op.outputs, results, strict=True)):
+        laid_out = LaidOutTensor([value])
+        if i >= num_inputs and summed_axes[i - num_inputs]:
+            laid_out = mtf.LazyAllreduceSum(mesh_impl, laid_out, summed_axes[i - num_inputs])
+        lowering.set_tensor_lowering(output, laid_out)
+
+
+def _reduce_what_comes_from_outside(op: mtf.WhileLoopOperation, lowering: Lowering) -> None:
+    """Reduces the sums that the loop uses before it begins, instead of in each iteration."""
+    used = [tensor for inner in (*op._cond_ops, *op._body_ops) for tensor in inner.inputs]
+    for tensor in (*used, op._cond_output, *op._body_outputs):
+        if isinstance(lowering.tensors.get(tensor), mtf.LazyAllreduceSum):
+            lowering.slice(tensor)

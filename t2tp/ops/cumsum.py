@@ -1,0 +1,67 @@
+"""Cumulative sums along a dimension that may be split over the mesh."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import tensorflow as tf
+
+from t2tp import mtf
+
+if TYPE_CHECKING:
+    from t2tp.mesh.lowering import Lowering
+
+
+def cumsum(x: mtf.Tensor, dim: mtf.Dimension, exclusive: bool = False) -> mtf.Tensor:
+    """Sums of the elements up to each one along `dim`.
+
+    mesh-tensorflow multiplies by a triangular matrix, which costs the square of the dimension. Here
+    each processor sums along its slice, and the slices' totals are gathered: one number a slice.
+
+    Args:
+      x: [..., dim, ...], numbers; 16-bit floats are summed in float32.
+      dim: a dimension of `x`.
+      exclusive: leave the element itself out.
+
+    Returns:
+      a tensor like `x`.
+
+    Raises:
+      ValueError: `x` has no `dim`.
+    """
+    dim = mtf.convert_to_dimension(dim)
+    if dim not in x.shape.dims:
+        raise ValueError(f"cumsum: {x.name!r} {x.shape} has no dimension {dim}.")
+    return CumsumOperation(x, dim, exclusive, reverse=False).outputs[0]
+
+
+class CumsumOperation(mtf.Operation):
+    """Input x; the output is like it. `reverse` sums from the end."""
+
+    def __init__(self, x: mtf.Tensor, dim: mtf.Dimension, exclusive: bool, reverse: bool) -> None:
+        super().__init__([x], name="cumsum")
+        self._dim = dim
+        self._exclusive = exclusive
+        self._reverse = reverse
+        self._outputs = [mtf.Tensor(self, x.shape, x.dtype)]
+
+    def gradient(self, grad_ys: list[mtf.Tensor]) -> list[mtf.Tensor]:
+        return CumsumOperation(
+            grad_ys[0], self._dim, self._exclusive, reverse=not self._reverse
+        ).outputs
+
+    def lower(self, lowering: Lowering) -> None:
+        mesh_impl = lowering.mesh_impl(self)
+        dtype = self.outputs[0].dtype
+        is_short = dtype.is_floating and dtype.size < 4
+        x = tf.cast(lowering.slice(self.inputs[0]), tf.float32 if is_short else dtype)
+        dim_axis = self.inputs[0].shape.dims.index(self._dim)
+        sums = tf.cumsum(x, dim_axis, exclusive=self._exclusive, reverse=self._reverse)
+        mesh_axis = mesh_impl.tensor_dimension_to_mesh_axis(self._dim)
+        if mesh_axis is not None:
+            total = tf.reduce_sum(x, dim_axis, keepdims=True)
+            totals = mesh_impl.collectives.allgather(total, mesh_axis, dim_axis)
+            before = tf.cumsum(totals, dim_axis, exclusive=True, reverse=self._reverse)
+            here = mesh_impl.collectives.coordinate(mesh_axis)
+            sums += tf.gather(before, tf.expand_dims(here, 0), axis=dim_axis)
+        lowering.set_slice(self.outputs[0], tf.cast(sums, dtype))

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import os
+import struct
+
+import pytest
+from absl import logging
+
+from t2tp.trainer import console
+from t2tp.trainer.progress import Progress
+
+SCALARS = {"loss": 1.25, "step_time": 0.5, "tokens_per_second": 4096.0}
+
+
+@pytest.fixture
+def plain_lines():
+    """What the program does to the log, undone afterwards."""
+    logger = logging.get_absl_logger()
+    before = (logger.handlers[:], logger.propagate, logging.get_verbosity())
+    console.use_plain_lines()
+    yield
+    logger.handlers[:], logger.propagate = before[:2]
+    logging.set_verbosity(before[2])
+
+
+def train(progress: Progress) -> None:
+    with progress:
+        for step in (11, 12):
+            progress.advance()
+            progress.report(step, SCALARS)
+
+
+def test_in_a_log_it_is_a_line_a_report(plain_lines, capfd):
+    train(Progress(10, 132))
+    assert capfd.readouterr().err.splitlines() == [
+        "step 11/132  loss 1.2500  4,096 tokens/s  500.0 ms/step  0:01:00 left",
+        "step 12/132  loss 1.2500  4,096 tokens/s  500.0 ms/step  0:01:00 left",
+    ]
+
+
+def test_on_a_terminal_it_is_a_bar_and_log_lines_stand_above_it(plain_lines, monkeypatch):
+    termios, fcntl = pytest.importorskip("termios"), pytest.importorskip("fcntl")
+    reader, terminal = os.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 120, 0, 0))
+    with os.fdopen(terminal, "w") as stderr:
+        monkeypatch.setattr("sys.stderr", stderr)
+        with Progress(10, 132) as progress:
+            progress.advance()
+            progress.report(11, SCALARS)
+            logging.info("evaluation at step 11")
+            logging.warning("twice")
+            logging.warning("twice")
+        stderr.flush()
+        shown = os.read(reader, 1 << 16).decode()
+    os.close(reader)
+    assert "11/132 [" in shown
+    assert "loss 1.2500  4,096 tokens/s" in shown
+    assert "\revaluation at step 11\r\n" in shown
+    assert shown.count("warning: twice") == 1
+    assert "ms/step" not in shown
