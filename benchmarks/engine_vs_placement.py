@@ -2,9 +2,10 @@
 
     python benchmarks/engine_vs_placement.py
 
-The graph is a training step of a language model written with mesh-tensorflow's own layers (d_model 256, 8 heads, d_ff 1024,
-4 layers, vocabulary 8192, length 128, batch 16, Adam, float32), on one device and on 2x4 virtual CPU devices. The engines take
-turns; the figure is the median. Losses of the first step must agree.
+The graph is a training step of a language model written with mesh-tensorflow's own layers (d_model
+256, 8 heads, d_ff 1024, 4 layers, vocabulary 8192, length 128, batch 16, Adam, float32), on one
+device and on 2x4 virtual CPU devices. The engines take turns; the figure is the median. Losses of
+the first step must agree.
 """
 
 from __future__ import annotations
@@ -51,9 +52,7 @@ def step_fn(mesh, features):
             x += mtf.layers.dense_relu_dense(y, D_FF, is_training=True, name="feed_forward")
     x = mtf.layers.layer_norm(x, D_MODEL, name="norm")
     logits = mtf.einsum([x, table], output_shape=TOKENS + VOCAB)
-    loss = mtf.reduce_mean(
-        mtf.layers.softmax_cross_entropy_with_logits(logits, targets, VOCAB)
-    )
+    loss = mtf.reduce_mean(mtf.layers.softmax_cross_entropy_with_logits(logits, targets, VOCAB))
     variables = mesh.graph.trainable_variables
     gradients = mtf.gradients([loss], [v.outputs[0] for v in variables])
     optimizer = mtf.optimize.AdamWeightDecayOptimizer(learning_rate=1e-3)

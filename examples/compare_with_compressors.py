@@ -10,10 +10,13 @@ import lzma
 import sys
 from pathlib import Path
 
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.util.tensor_util import make_ndarray
-
 from t2tp.problems.python_stdlib import LanguagemodelPythonStdlib
+from t2tp.trainer.quiet import quiet_import
+
+with quiet_import():
+    import tensorflow  # noqa: F401  (TensorBoard imports it)
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.util.tensor_util import make_ndarray
 
 
 def last_bits_per_byte(run_dir: Path) -> tuple[int, float]:
@@ -26,6 +29,7 @@ def last_bits_per_byte(run_dir: Path) -> tuple[int, float]:
 
 
 def main(data_dir: str, run_dir: str) -> None:
+    """Prints the table."""
     problem = LanguagemodelPythonStdlib()
     text = problem.split_text(data_dir, "validation")
     step, model = last_bits_per_byte(Path(run_dir))

@@ -21,7 +21,7 @@ def checkpoint_folder(output_dir: str) -> Path:
 
 
 def save(directory: Path, step: int, variables: Variables, metadata: dict) -> Path:
-    """Saves each slice of each variable once.
+    """Saves each slice of each variable once: of all processes, the first that holds it does it.
 
     Args:
       directory: holds the run's checkpoints.
@@ -32,12 +32,22 @@ def save(directory: Path, step: int, variables: Variables, metadata: dict) -> Pa
     Raises:
       OSError: the checkpoint could not be written; earlier ones are as they were.
     """
+    cluster = variables.cluster
     values = [
-        (_slice(variable, pnum), variable.slices[pnum])
+        (_slice(variable, pnum), variable.slice_of(pnum))
         for variable in variables
         for pnum in variable.owners().values()
+        if pnum in cluster.local_pnums
     ]
-    return checkpoint.save(directory, step, values, metadata)
+    return checkpoint.save(
+        directory,
+        step,
+        values,
+        metadata,
+        process_id=cluster.process_id,
+        num_processes=cluster.num_processes,
+        barrier=cluster.barrier,
+    )
 
 
 def check_fit(saved: Checkpoint, variables: Variables, whole: bool) -> None:
@@ -73,7 +83,8 @@ def check_fit(saved: Checkpoint, variables: Variables, whole: bool) -> None:
 def restore(saved: Checkpoint, variables: Variables) -> None:
     """Gives the variables the checkpoint's values, on whatever mesh it was saved.
 
-    Each slice is read once, and then given to all processors that hold it.
+    Each process reads the slices of its processors, each once, and then gives it to all of them
+    that hold it.
 
     Args:
       saved: a checkpoint that fits, see `check_fit`.
@@ -83,10 +94,10 @@ def restore(saved: Checkpoint, variables: Variables) -> None:
       UnusableCheckpointError: the checkpoint is damaged.
     """
     for variable in variables:
-        owners = variable.owners()
+        owners = variable.local_owners()
         values = saved.read([_slice(variable, pnum) for pnum in owners.values()])
         by_begin = dict(zip(owners, values, strict=True))
-        for pnum, part in enumerate(variable.slices):
+        for pnum, part in zip(variables.cluster.local_pnums, variable.slices, strict=True):
             with tf.device(part.device):
                 part.assign(by_begin[variable.begin(pnum)])
 
@@ -98,6 +109,6 @@ def _slice(variable: SlicedVariable, pnum: int) -> Slice:
         spec.name,
         tuple(spec.shape.to_integer_list),
         variable.begin(pnum),
-        tuple(variable.slices[pnum].shape),
+        tuple(variable.slice_of(pnum).shape),
         spec.dtype,
     )

@@ -17,9 +17,10 @@ from collections.abc import Iterator
 def quiet_import() -> Iterator[None]:
     """Holds back what is written to file descriptor 2, and shows it only if an exception leaves.
 
-    Afterwards TensorFlow writes warnings and errors, or what TF_CPP_MIN_LOG_LEVEL says.
+    Afterwards TensorFlow's C++ code writes what TF_CPP_MIN_LOG_LEVEL says; by default, only what
+    ends the program: errors come as exceptions, and the rest is about how kernels were built.
     """
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     sys.stderr.flush()
     with tempfile.TemporaryFile() as held_back:
         screen = os.dup(2)

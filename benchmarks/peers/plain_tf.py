@@ -1,7 +1,8 @@
 """The language model's training step in plain TensorFlow for one device, by hand.
 
-Weights are tf.Variables, the gradient comes from a GradientTape, the loss is TensorFlow's fused sparse cross-entropy, Adam is
-TensorFlow's fused update. `jit_compile=True` compiles the whole step with XLA.
+Weights are tf.Variables, the gradient comes from a GradientTape, the loss is TensorFlow's fused
+sparse cross-entropy, Adam is TensorFlow's fused update. `jit_compile=True` compiles the whole step
+with XLA.
 """
 
 from __future__ import annotations
@@ -59,7 +60,9 @@ class LanguageModel:
             y = _rms_norm(x, w["norm_2"])
             x += tf.nn.relu(y @ cast(w["up"])) @ cast(w["down"])
         x = _rms_norm(x, self.norm)
-        logits = tf.matmul(tf.reshape(x, [batch * length, -1]), cast(self.embedding), transpose_b=True)
+        logits = tf.matmul(
+            tf.reshape(x, [batch * length, -1]), cast(self.embedding), transpose_b=True
+        )
         return tf.reduce_mean(
             tf.nn.sparse_softmax_cross_entropy_with_logits(
                 tf.reshape(targets, [-1]), tf.cast(logits, tf.float32)

@@ -1,4 +1,4 @@
-"""The devices that the processors of a mesh are bound to.
+"""The devices that the processors of a mesh are bound to, in one process or in several.
 
 On a machine without GPUs the processors are virtual CPU devices, as many as the mesh needs:
 TensorFlow can make them only before it starts up, so `connect` comes before anything else that runs
@@ -8,38 +8,118 @@ a TensorFlow operation.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import tensorflow as tf
+
+from t2tp.mesh import processes
+from t2tp.mesh.meeting import meet
+from t2tp.mesh.peers import JOB, Peers
+
+# How long processors wait for others, in a collective or at a barrier.
+TIME_LIMIT = 600.0
+
+# Set by t2tp_launch: how many devices each process is to bring.
+DEVICES_VARIABLE = "T2TP_DEVICES_PER_PROCESS"
+
+# TensorFlow is one of several processes from its start to its end: the kind of its devices, how
+# many of them each process brings, and the link to the others.
+_joined: tuple[str, int, Peers] | None = None
 
 
 @dataclass(frozen=True)
 class Cluster:
     """The devices of a mesh, in the order of its processors.
 
+    With several processes, each holds a block of consecutive processors, in the order of the
+    processes.
+
     Attributes:
       devices: TensorFlow device names, one a processor; processor `pnum` runs on `devices[pnum]`.
+      process_id: number of this process.
+      num_processes: how many processes there are.
+      peers: the link to the other processes; None if there are none.
+      time_limit: how long, in seconds, processors wait for others before they give up.
     """
 
     devices: tuple[str, ...]
+    process_id: int = 0
+    num_processes: int = 1
+    peers: Peers | None = None
+    time_limit: float = TIME_LIMIT
+
+    @property
+    def local_pnums(self) -> range:
+        """The processors of this process."""
+        return self.pnums_of(self.process_id)
+
+    def pnums_of(self, process_id: int) -> range:
+        """The processors of a process."""
+        each = len(self.devices) // self.num_processes
+        return range(process_id * each, (process_id + 1) * each)
+
+    def process_of(self, pnum: int) -> int:
+        """The process that holds a processor."""
+        return pnum * self.num_processes // len(self.devices)
+
+    def barrier(self, name: str) -> None:
+        """Returns when all processes have come here.
+
+        Raises:
+          MissingProcessError: names the processes that did not come.
+        """
+        if self.peers is not None:
+            self.peers.barrier(name, self.time_limit)
+
+    def agree(self, name: str, value: str) -> str:
+        """What process 0 says; between two agreements of one name, all meet somewhere.
+
+        Raises:
+          MissingProcessError: it says nothing.
+        """
+        return value if self.peers is None else self.peers.agree(name, value, self.time_limit)
 
     def describe(self) -> str:
         """Says which processor is bound to which device, a line each."""
         return "\n".join(f"processor {p}: {device}" for p, device in enumerate(self.devices))
 
 
-def connect(num_processors: int, devices: Sequence[str] | None = None) -> Cluster:
+def connect(
+    num_processors: int,
+    devices: Sequence[str] | None = None,
+    *,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+    coordinator: str | None = None,
+    time_limit: float = TIME_LIMIT,
+) -> Cluster:
     """Finds (or, on CPU, makes) the devices for a mesh of `num_processors` processors.
+
+    If this is one of several processes, it meets the others; each brings the same number of
+    devices. Who they are is said by the arguments or else by TF_CONFIG or Slurm.
 
     Args:
       num_processors: size of the mesh.
-      devices: names of the devices to use; by default all GPUs of this machine or, where there is
-        none, as many virtual CPU devices as the mesh has processors.
+      devices: names of the devices to use, in a single process; by default all GPUs of this machine
+        or, where there is none, as many virtual CPU devices as the mesh has processors.
+      num_processes: how many processes there are.
+      process_id: number of this process.
+      coordinator: `host:port`, a free port on the host of process 0.
+      time_limit: how long, in seconds, processors wait for others before they give up.
 
     Raises:
-      ValueError: the number of devices is not the size of the mesh.
+      ValueError: the number of devices is not the size of the mesh, or the processes do not fit
+        together.
+      MissingProcessError: other processes did not come.
     """
+    place = processes.find(num_processes, process_id, coordinator)
+    if place is not None:
+        if devices is not None:
+            raise ValueError("devices can be named only where there is a single process.")
+        return _join(num_processors, place, time_limit)
+    _check_share(num_processors)
     if devices is None:
         gpus = (
             [device.name for device in tf.config.list_logical_devices("GPU")] if _has_gpu() else []
@@ -52,7 +132,69 @@ def connect(num_processors: int, devices: Sequence[str] | None = None) -> Cluste
             f" or name"
             f" {num_processors} devices (CUDA_VISIBLE_DEVICES chooses among GPUs)."
         )
-    return Cluster(tuple(devices))
+    return Cluster(tuple(devices), time_limit=time_limit)
+
+
+def _join(num_processors: int, place: processes.Place, time_limit: float) -> Cluster:
+    """Starts TensorFlow as one of several processes, if that was not done."""
+    global _joined
+    count = place.num_processes
+    if num_processors % count:
+        raise ValueError(
+            f"The mesh has {num_processors} processors, which {count} processes cannot share"
+            f" equally. Choose a mesh shape whose sizes multiply to a multiple of {count}."
+        )
+    each = num_processors // count
+    _check_share(each)
+    if _joined is None:
+        kind = _local_devices(each)
+        addresses = meet(place, f"a mesh of {num_processors} processors, on {kind}s")
+        _joined = (kind, each, Peers(place.process_id, addresses, nccl=kind == "GPU"))
+    kind, most, peers = _joined
+    if each > most:
+        raise ValueError(
+            f"A mesh of {num_processors} processors needs {each} devices in each process, and"
+            f" TensorFlow has started up with {most}. Connect to the largest mesh first."
+        )
+    names = (
+        f"/job:{JOB}/replica:0/task:{task}/device:{kind}:{device}"
+        for task in range(count)
+        for device in range(each)
+    )
+    return Cluster(tuple(names), place.process_id, count, peers, time_limit)
+
+
+def _local_devices(each: int) -> str:
+    """Makes sure that this process has `each` devices; returns their kind."""
+    gpus = len(tf.config.list_physical_devices("GPU"))
+    if gpus and gpus != each:
+        raise ValueError(
+            f"Each process has {each} processors of the mesh, and this one sees {gpus} GPUs."
+            " Choose another mesh shape, or say with CUDA_VISIBLE_DEVICES which GPUs it is to use."
+        )
+    if gpus:
+        return "GPU"
+    try:
+        tf.config.set_logical_device_configuration(
+            tf.config.list_physical_devices("CPU")[0],
+            [tf.config.LogicalDeviceConfiguration() for _ in range(each)],
+        )
+    except RuntimeError as error:
+        raise ValueError(
+            "TensorFlow has started up already, as the only process: connect to the others before"
+            " running any TensorFlow operation."
+        ) from error
+    return "CPU"
+
+
+def _check_share(each: int) -> None:
+    """Compares what the mesh needs of each process with what the launcher was told."""
+    told = os.environ.get(DEVICES_VARIABLE)
+    if told is not None and int(told) != each:
+        raise ValueError(
+            f"The mesh needs {each} devices in each process, and t2tp_launch was told"
+            f" --devices_per_process={told}."
+        )
 
 
 def _has_gpu() -> bool:

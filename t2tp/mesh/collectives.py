@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import tensorflow as tf
@@ -99,6 +99,8 @@ class Collectives:
         """Concatenation of the group's `x` along `concat_axis`, in the order of the mesh axis."""
         if not self._real_axes([axis]):
             return x
+        if _carrier(x.dtype) != x.dtype:
+            return _carried(lambda c: self.allgather(c, axis, concat_axis), x)
         key, size = self._group((axis,))
         self._record("allgather", (axis,), x)
         gathered = tf.raw_ops.CollectiveGatherV2(
@@ -115,6 +117,8 @@ class Collectives:
         `concat_axis`."""
         if not self._real_axes([axis]):
             return x
+        if _carrier(x.dtype) != x.dtype:
+            return _carried(lambda c: self.alltoall(c, axis, split_axis, concat_axis), x)
         key, size = self._group((axis,))
         self._record("alltoall", (axis,), x)
         parts = tf.stack(tf.split(x, size, axis=split_axis))
@@ -133,6 +137,8 @@ class Collectives:
         size = self._mesh_shape.dims[axis].size
         if list(source) == list(range(size)):
             return x
+        if _carrier(x.dtype) != x.dtype:
+            return _carried(lambda c: self.permute(c, axis, source), x)
         key, _ = self._group((axis,))
         self._record("permute", (axis,), x)
         # Member j sends x to every k with source[k] == j, zeros to the others; the sum of what
@@ -186,6 +192,27 @@ class Collectives:
         num_bytes = math.prod(x.shape.as_list()) * x.dtype.size
         scope = tf.compat.v1.get_default_graph().get_name_scope()
         self.log.append(Collective(kind, names, size, num_bytes, scope))
+
+
+def _carrier(dtype: tf.DType) -> tf.DType:
+    """What a dtype that TensorFlow's collectives do not know is moved as, bit for bit."""
+    if dtype in (tf.float32, tf.float16, tf.float64, tf.int32, tf.int64):
+        return dtype
+    if dtype in (tf.uint32, tf.uint64):
+        return tf.int32 if dtype == tf.uint32 else tf.int64
+    if dtype in (tf.bool, tf.int8, tf.uint8, tf.int16, tf.uint16):
+        return tf.int32
+    if dtype == tf.bfloat16:
+        return tf.float16
+    raise ValueError(f"Tensors of dtype {dtype.name} cannot be moved between processors.")
+
+
+def _carried(move: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor) -> tf.Tensor:
+    """Moves a tensor as one of its carrier dtype."""
+    carrier = _carrier(x.dtype)
+    if carrier.size == x.dtype.size:
+        return tf.bitcast(move(tf.bitcast(x, carrier)), x.dtype)
+    return tf.cast(move(tf.cast(x, carrier)), x.dtype)
 
 
 def _merge_leading(x: tf.Tensor, axis: int) -> tf.Tensor:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import tensorflow as tf
 
 from t2tp import mtf
-from t2tp.mesh.spmd import LaidOutTensor
 
 if TYPE_CHECKING:
     from t2tp.mesh.lowering import Lowering
@@ -25,14 +24,9 @@ def lower_depend(op: mtf.Depend, lowering: Lowering) -> None:
         else:
             tensors = [dependency] if isinstance(dependency, mtf.Tensor) else dependency.outputs
             waited_for += [lowering.slice(tensor) for tensor in tensors]
-    laid_out = lowering.tensors[op.inputs[0]]
+    value, axes = lowering.partial_sum(op.inputs[0])
     with tf.control_dependencies(waited_for):
-        if isinstance(laid_out, mtf.LazyAllreduceSum):
-            partial = LaidOutTensor([tf.identity(laid_out.laid_out_input.slice)])
-            result = mtf.LazyAllreduceSum(laid_out.mesh_impl, partial, laid_out.mesh_axes)
-        else:
-            result = LaidOutTensor([tf.identity(laid_out.to_laid_out_tensor().slice)])
-    lowering.set_tensor_lowering(op.outputs[0], result)
+        lowering.set_sum_over_axes(op.outputs[0], tf.identity(value), axes)
 
 
 def lower_print(op: mtf.PrintOperation, lowering: Lowering) -> None:

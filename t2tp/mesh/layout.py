@@ -155,11 +155,17 @@ class Layout:
                 )
 
     def check_operation(self, op: mtf.Operation) -> None:
-        """Refuses an operation that cannot be computed with one of its dimensions split.
+        """Refuses an operation that cannot be computed with its dimensions split as they are.
 
         Raises:
-          LayoutError: the rules split that dimension.
+          LayoutError: the rules split one that cannot be, or two that meet in the operation (though
+            no tensor has both) over one axis.
         """
+        if isinstance(op, mtf.EinsumOperation):
+            dims = dict.fromkeys(dim for x in op.inputs for dim in x.shape.dims)
+            self.check(op.name, mtf.Shape(list(dims)))
+        if hasattr(op, "joint_shape"):
+            self.check(op.name, op.joint_shape)
         for dim in sorted(op.unsplittable_dims):
             axis = self.axis_of(dim)
             if axis is not None and axis.size > 1:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import tensorflow as tf
 
 from t2tp import mtf
-from t2tp.mesh.spmd import LaidOutTensor
 
 if TYPE_CHECKING:
     from t2tp.mesh.lowering import Lowering
@@ -54,11 +53,9 @@ def lower_while_loop(op: mtf.WhileLoopOperation, lowering: Lowering) -> None:
     kwargs = {**op._tf_kwargs, "parallel_iterations": 1}
     kwargs.pop("back_prop", None)
     _, *results = tf.while_loop(condition, body, [tf.constant(0, tf.int64), *start], **kwargs)
-    for i, (output, value) in enumerate(zip(op.outputs, results, strict=True)):
-        laid_out = LaidOutTensor([value])
-        if i >= num_inputs and summed_axes[i - num_inputs]:
-            laid_out = mtf.LazyAllreduceSum(mesh_impl, laid_out, summed_axes[i - num_inputs])
-        lowering.set_tensor_lowering(output, laid_out)
+    axes = [[]] * num_inputs + summed_axes
+    for output, value, summed in zip(op.outputs, results, axes, strict=True):
+        lowering.set_sum_over_axes(output, value, summed)
 
 
 def _reduce_what_comes_from_outside(op: mtf.WhileLoopOperation, lowering: Lowering) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+import numpy as np
 import tensorflow as tf
 
 from t2tp import mtf
@@ -139,7 +140,7 @@ class Lowering(mtf.Lowering):
         """What this processor adds to its slice of a lowered tensor, and the mesh axes over which
         that is still to be summed up (none if the slice is complete)."""
         laid_out = self.tensors[tensor]
-        if isinstance(laid_out, mtf.LazyAllreduceSum):
+        if isinstance(laid_out, mtf.LazyAllreduceSum) and laid_out._reduced is None:
             return laid_out.laid_out_input.slice, laid_out.mesh_axes
         return laid_out.to_laid_out_tensor().slice, []
 
@@ -164,16 +165,33 @@ class Lowering(mtf.Lowering):
         """
         mesh_impl = self.mesh_impl(tensor)
         axes = {mesh_impl.tensor_dimension_to_mesh_axis(dim) for dim in summed} - {None}
+        self.set_sum_over_axes(tensor, value, sorted(axes))
+
+    def set_sum_over_axes(self, tensor: mtf.Tensor, value: tf.Tensor, axes: list[int]) -> None:
+        """The same, for a sum over mesh axes; without any, `value` is the slice."""
         laid_out = LaidOutTensor([value])
         if axes:
-            laid_out = mtf.LazyAllreduceSum(mesh_impl, laid_out, sorted(axes))
+            laid_out = mtf.LazyAllreduceSum(self.mesh_impl(tensor), laid_out, axes)
         self.set_tensor_lowering(tensor, laid_out)
+
+
+def lower_constant(op: mtf.Constant, lowering: Lowering) -> None:
+    """Makes a slice of a constant, which is one number or, unlike its docstring says, a whole
+    array."""
+    if np.ndim(op._value) == 0:
+        op.lower(lowering)
+        return
+    whole = tf.constant(op._value, op.outputs[0].dtype, op.outputs[0].shape.to_integer_list)
+    lowering.set_tensor_lowering(
+        op.outputs[0], lowering.mesh_impl(op).import_tf_tensor(op.outputs[0], whole)
+    )
 
 
 # Operations that are lowered otherwise than mesh-tensorflow does.
 _RULES: dict[type[mtf.Operation], Callable[[mtf.Operation, Lowering], None]] = {
     mtf.EinsumOperation: lower_einsum,
     mtf.OneHotOperation: lower_one_hot,
+    mtf.Constant: lower_constant,
     mtf.Depend: lower_depend,
     mtf.GenericGradOperation: lower_generic_gradient,
     mtf.PoolBackPropOperation: lower_pool_gradient,

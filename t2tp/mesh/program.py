@@ -3,21 +3,21 @@ time."""
 
 from __future__ import annotations
 
-import concurrent.futures
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 from absl import logging
-from tensorflow.python.eager import context as eager_context
 
 from t2tp import mtf
+from t2tp.mesh.calls import Calls
 from t2tp.mesh.cluster import Cluster, connect
 from t2tp.mesh.collectives import Collective, Collectives, summarize
 from t2tp.mesh.layout import Layout
 from t2tp.mesh.lowering import Lowering
+from t2tp.mesh.outputs import Outputs, axes_to_gather
 from t2tp.mesh.spmd import LaidOutTensor, SpmdMeshImpl
 from t2tp.mesh.variables import Variables, VariableSpec, fresh_variable_scopes, handles_for_masters
 
@@ -72,42 +72,10 @@ class Placed:
     """Features already cut and put on the devices, ready for a call.
 
     Attributes:
-      slices: for each processor, its slice of each feature in the program's order.
+      slices: for each processor of this process, its slice of each feature in the program's order.
     """
 
     slices: list[list[tf.Tensor]]
-
-
-class Outputs(Mapping[str, np.ndarray]):
-    """What a step returned, by name. A value is fetched from the devices, and put together, when it
-    is asked for."""
-
-    def __init__(
-        self,
-        layout: Layout,
-        shapes: Mapping[str, mtf.Shape],
-        slices: list[dict[str, tf.Tensor]],
-    ) -> None:
-        """Made by `Program`."""
-        self._layout = layout
-        self._shapes = shapes
-        self._slices = slices
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._shapes)
-
-    def __len__(self) -> int:
-        return len(self._shapes)
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        shape = self._shapes[name]
-        first = self._slices[0][name]
-        if not self._layout.is_split(shape):
-            return first.numpy()
-        whole = np.zeros(shape.to_integer_list, first.dtype.as_numpy_dtype)
-        for pnum, mine in enumerate(self._slices):
-            whole[self._layout.slices(shape, pnum)] = mine[name].numpy()
-        return whole
 
 
 class Program:
@@ -188,9 +156,7 @@ class Program:
         self._log: list[Collective] = []
         self._run = tf.function(self._program, autograph=False, jit_compile=xla or None)
         self._concrete: tf.types.experimental.ConcreteFunction | None = None
-        self._threads = concurrent.futures.ThreadPoolExecutor(
-            self.layout.size, thread_name_prefix="processor"
-        )
+        self._calls = Calls(self.layout, self.cluster)
 
     def __call__(
         self, features: Mapping[str, np.ndarray] | Placed | None = None, step: int = 0
@@ -208,25 +174,12 @@ class Program:
         """
         placed = features if isinstance(features, Placed) else self.place(features or {})
         self.trace()
-        calls = [
-            self._threads.submit(self._call, pnum, step, placed.slices[pnum])
-            for pnum in range(self.layout.size)
-        ]
-        done, pending = concurrent.futures.wait(
-            calls, return_when=concurrent.futures.FIRST_EXCEPTION
-        )
-        failures = [e for e in (call.exception() for call in done) if e is not None]
-        if failures:
-            if pending:  # They wait for a processor that will not come.
-                eager_context.context().abort_collective_ops(
-                    tf.errors.ABORTED, "another processor of the mesh failed"
-                )
-                concurrent.futures.wait(pending)
-            raise failures[0]
-        return Outputs(self.layout, self._output_shapes, [call.result() for call in calls])
+        by_pnum = dict(zip(self.cluster.local_pnums, placed.slices, strict=True))
+        slices = self._calls(lambda pnum: self._call(pnum, step, by_pnum[pnum]), self._log)
+        return Outputs(self.layout, self.cluster, self._output_shapes, slices)
 
     def place(self, features: Mapping[str, np.ndarray]) -> Placed:
-        """Cuts features and puts each processor's slice on its device.
+        """Cuts features and puts the slice of each processor of this process on its device.
 
         Raises:
           ValueError: a feature is missing, unknown, or not of the declared shape.
@@ -242,7 +195,7 @@ class Program:
                 raise ValueError(f"Feature {name!r} has shape {shape}, declared is {wanted}.")
         cut: dict[tuple, np.ndarray] = {}
         slices = []
-        for pnum, device in enumerate(self.cluster.devices):
+        for pnum in self.cluster.local_pnums:
             mine = []
             for name, feature in self._features.items():
                 begin = self.layout.slice_begin(feature.shape, pnum)
@@ -252,7 +205,7 @@ class Program:
                     cut[name, begin] = np.asarray(
                         value[part] if part else value, feature.dtype.as_numpy_dtype
                     )
-                with tf.device(device):
+                with tf.device(self.cluster.devices[pnum]):
                     mine.append(tf.constant(cut[name, begin]))
             slices.append(mine)
         return Placed(slices)
@@ -281,7 +234,7 @@ class Program:
             return self.trace()(
                 tf.constant(pnum, tf.int32),
                 tf.constant(step, tf.int64),
-                [v.slices[pnum] for v in self._used],
+                [v.slice_of(pnum) for v in self._used],
                 slices,
             )
 
@@ -304,9 +257,22 @@ class Program:
             {v.spec.name: s for v, s in zip(self._used, variable_slices, strict=True)},
         )
         lowering = Lowering(built.graph, built.mesh, mesh_impl, built.outputs.values())
-        outputs = {name: lowering.slice(tensor) for name, tensor in built.outputs.items()}
+        outputs = {
+            name: self._gathered(tensor.shape, lowering.slice(tensor), collectives)
+            for name, tensor in built.outputs.items()
+        }
         self._log = collectives.log
         return outputs
+
+    def _gathered(self, shape: mtf.Shape, part: tf.Tensor, collectives: Collectives) -> tf.Tensor:
+        """A slice of an output with what other processes have of it, as far as this one lacks it."""
+        gathered = axes_to_gather(self.layout, self.cluster, shape)
+        axes = [axis.name for axis in self.layout.mesh_shape.dims]
+        for dimension, dim in enumerate(shape.dims):
+            axis = self.layout.axis_of(dim.name)
+            if axis is not None and axis.name in gathered:
+                part = collectives.allgather(part, axes.index(axis.name), dimension)
+        return part
 
     def _build(self, step: tf.Tensor, feature_slices: list[tf.Tensor]) -> _Graph:
         """Builds the step's mtf graph on tensors of the current TensorFlow graph."""

@@ -22,6 +22,7 @@ _LARGEST_TOGETHER = 1 << 24
 # Operations that can take a sum that is still to be made, and pass it on.
 _PASSING_ON = (
     mtf.AddOperation,
+    mtf.Depend,
     mtf.ReshapeOperation,
     mtf.StopGradient,
     mtf.CustomGradientOperation,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import tensorflow as tf
 
 from t2tp import mtf
-from t2tp.mesh.spmd import LaidOutTensor, SpmdMeshImpl
+from t2tp.mesh.spmd import SpmdMeshImpl
 
 if TYPE_CHECKING:
     from t2tp.mesh.lowering import Lowering
@@ -25,13 +25,10 @@ def lower_reshape(op: mtf.ReshapeOperation, lowering: Lowering) -> None:
     mesh_impl = lowering.mesh_impl(op)
     old_shape, new_shape = op.inputs[0].shape, op.outputs[0].shape
     moves = _Moves(mesh_impl, old_shape, new_shape)
-    laid_out = lowering.tensors[op.inputs[0]]
-    if isinstance(laid_out, mtf.LazyAllreduceSum) and moves.may_precede_sum(laid_out.mesh_axes):
-        partial = moves.carry_out(laid_out.laid_out_input.slice)
-        result = mtf.LazyAllreduceSum(mesh_impl, LaidOutTensor([partial]), laid_out.mesh_axes)
-    else:
-        result = LaidOutTensor([moves.carry_out(laid_out.to_laid_out_tensor().slice)])
-    lowering.set_tensor_lowering(op.outputs[0], result)
+    value, summed_axes = lowering.partial_sum(op.inputs[0])
+    if not moves.may_precede_sum(summed_axes):
+        value, summed_axes = lowering.slice(op.inputs[0]), []
+    lowering.set_sum_over_axes(op.outputs[0], moves.carry_out(value), summed_axes)
 
 
 class _Moves:

@@ -94,47 +94,79 @@ class SlicedVariable:
 
     Attributes:
       spec: its `VariableSpec`.
-      slices: the processors' `tf.Variable`s, in the order of the processors.
+      slices: the `tf.Variable`s of the processors of this process, in their order.
     """
 
-    def __init__(self, spec: VariableSpec, layout: Layout, slices: list[tf.Variable]) -> None:
+    def __init__(
+        self, spec: VariableSpec, layout: Layout, cluster: Cluster, slices: list[tf.Variable]
+    ) -> None:
         """Use `Variables.create`."""
         self.spec = spec
         self.slices = slices
         self._layout = layout
+        self._cluster = cluster
+
+    def slice_of(self, pnum: int) -> tf.Variable:
+        """The slice of processor `pnum`, one of this process."""
+        return self.slices[self._cluster.local_pnums.index(pnum)]
 
     def begin(self, pnum: int) -> tuple[int, ...]:
         """Global index at which processor `pnum`'s slice begins."""
         return self._layout.slice_begin(self.spec.shape, pnum)
 
     def owners(self) -> dict[tuple[int, ...], int]:
-        """For each different slice: where it begins -> the first processor that holds it."""
+        """For each different slice: where it begins -> the first processor that holds it, in
+        whichever process."""
+        return self._first(range(self._layout.size))
+
+    def local_owners(self) -> dict[tuple[int, ...], int]:
+        """For each different slice in this process: where it begins -> its first local
+        processor."""
+        return self._first(self._cluster.local_pnums)
+
+    def numpy(self) -> np.ndarray:
+        """The whole value, put together on the host: for tests and small models.
+
+        Raises:
+          ValueError: this process does not hold all of it.
+        """
+        owners = self.local_owners()
+        if len(owners) < len(self.owners()):
+            raise ValueError(
+                f"Process {self._cluster.process_id} holds only a part of variable"
+                f" {self.spec.name!r}: save a checkpoint, and read it from there."
+            )
+        whole = np.zeros(self.spec.shape.to_integer_list, self.spec.dtype.as_numpy_dtype)
+        for pnum in owners.values():
+            whole[self._layout.slices(self.spec.shape, pnum)] = self.slice_of(pnum).numpy()
+        return whole
+
+    def _first(self, pnums: range) -> dict[tuple[int, ...], int]:
         first: dict[tuple[int, ...], int] = {}
-        for pnum in range(len(self.slices)):
+        for pnum in pnums:
             first.setdefault(self.begin(pnum), pnum)
         return first
 
-    def numpy(self) -> np.ndarray:
-        """The whole value, put together on the host: for tests and small models."""
-        whole = np.zeros(self.spec.shape.to_integer_list, self.spec.dtype.as_numpy_dtype)
-        for pnum in self.owners().values():
-            whole[self._layout.slices(self.spec.shape, pnum)] = self.slices[pnum].numpy()
-        return whole
-
 
 class Variables:
-    """All variables of a run: programs that train and that evaluate share one of these."""
+    """All variables of a run: programs that train and that evaluate share one of these.
+
+    Each process has the slices of its own processors.
+
+    Attributes:
+      cluster: the `Cluster` whose devices hold the slices.
+    """
 
     def __init__(self, layout: Layout, cluster: Cluster, seed: int = 0) -> None:
         """Starts without variables.
 
         Args:
           layout: how variables are cut.
-          cluster: the devices that hold the slices.
+          cluster: the devices that hold the slices, and which of them are in this process.
           seed: of the initial values.
         """
         self._layout = layout
-        self._cluster = cluster
+        self.cluster = cluster
         self._seed = seed
         self._by_name: dict[str, SlicedVariable] = {}
 
@@ -167,8 +199,8 @@ class Variables:
             return self._by_name[spec.name]
         size = self._layout.slice_size(spec.shape)
         slices = []
-        for pnum, device in enumerate(self._cluster.devices):
-            with tf.device(device):
+        for pnum in self.cluster.local_pnums:
+            with tf.device(self.cluster.devices[pnum]):
                 value = initial_slice(
                     spec.initializer,
                     spec.name,
@@ -179,5 +211,5 @@ class Variables:
                     self._seed,
                 )
                 slices.append(tf.Variable(value, name=spec.name, trainable=spec.trainable))
-        self._by_name[spec.name] = SlicedVariable(spec, self._layout, slices)
+        self._by_name[spec.name] = SlicedVariable(spec, self._layout, self.cluster, slices)
         return self._by_name[spec.name]

@@ -43,7 +43,7 @@ def gather(
     Raises:
       ValueError: `weights` has no `dim`, `indices` are not integers or have it too, or
         `output_shape` lacks a dimension.
-      LayoutError: when it is lowered, if one mesh axis splits `dim` and a dimension of the indices.
+      LayoutError: of the program, if one mesh axis splits `dim` and a dimension of the indices.
       tf.errors.InvalidArgumentError: when the program runs, an index is out of range. (Compiled by
         XLA, which cannot raise, the row is NaN, for integers the smallest number.)
     """
@@ -75,6 +75,7 @@ class GatherOperation(mtf.Operation):
         self._dim = dim
         rest = [d for d in weights.shape.dims if d != dim and d not in indices.shape.dims]
         self._outputs = [mtf.Tensor(self, indices.shape + rest, weights.dtype)]
+        self.joint_shape = _joint_shape(indices, dim)
 
     def gradient(self, grad_ys: list[mtf.Tensor]) -> list[mtf.Tensor | None]:
         weights, indices = self.inputs
@@ -107,6 +108,7 @@ class GatherGradOperation(mtf.Operation):
         super().__init__([indices, dy], name="gather_grad")
         self._dim = dim
         self._outputs = [mtf.Tensor(self, weights_shape, dy.dtype)]
+        self.joint_shape = _joint_shape(indices, dim)
 
     def gradient(self, grad_ys: list[mtf.Tensor]) -> list[mtf.Tensor | None]:
         return [None, gather(grad_ys[0], self.inputs[0], self._dim, self.inputs[1].shape)]
@@ -123,6 +125,12 @@ class GatherGradOperation(mtf.Operation):
         )
         summed = [d for d in indices.shape.dims if d not in weights_shape.dims]
         lowering.set_partial_sum(self.outputs[0], rows.from_table(table), summed)
+
+
+def _joint_shape(indices: mtf.Tensor, dim: mtf.Dimension) -> mtf.Shape:
+    """Dimensions that a layout must not split over one axis, though no tensor has them all: the sum
+    over that axis would add up the rows of different indices."""
+    return indices.shape + dim
 
 
 class _Rows:
@@ -146,9 +154,6 @@ class _Rows:
         dim: mtf.Dimension,
     ) -> None:
         mesh_impl = lowering.mesh_impl(indices)
-        # No tensor has both the indices' dimensions and `dim`, yet one axis cannot split both: the
-        # sum would add up the rows of different indices.
-        mesh_impl.layout.check(indices.name, indices.shape + dim)
         batch = [d for d in indices.shape.dims if d in weights_shape.dims]
         rest = [d for d in weights_shape.dims if d != dim and d not in batch]
         table_dims = [*batch, dim, *rest]

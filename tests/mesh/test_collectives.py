@@ -115,6 +115,20 @@ def test_permute(axis, source):
         np.testing.assert_array_equal(result, wanted)
 
 
+@pytest.mark.parametrize(
+    "dtype", ["bool", "int8", "uint8", "int16", "uint32", "uint64", "bfloat16", "float16", "float64"]
+)
+def test_any_dtype_is_moved_bit_for_bit(dtype):
+    values = random_values([4, 2], np.dtype(tf.as_dtype(dtype).as_numpy_dtype))
+    gathered = run_everywhere(lambda c, x: c.allgather(x, 2, 0), values)
+    exchanged = run_everywhere(lambda c, x: c.alltoall(x, 2, 0, 1), values)
+    permuted = run_everywhere(lambda c, x: c.permute(x, 2, [1, None]), values)
+    np.testing.assert_array_equal(gathered[0], np.concatenate(values[:2]))
+    np.testing.assert_array_equal(exchanged[1], np.concatenate([v[2:] for v in values[:2]], 1))
+    np.testing.assert_array_equal(permuted[0], values[1])
+    np.testing.assert_array_equal(permuted[1], np.zeros_like(values[1]))
+
+
 def test_axes_of_size_one_cost_nothing():
     with tf.Graph().as_default():
         pnum = tf.compat.v1.placeholder(tf.int32, [])

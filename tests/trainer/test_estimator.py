@@ -173,6 +173,22 @@ def test_another_shape_is_refused_and_named(tmp_path):
         other.train(inputs, 2)
 
 
+def test_another_optimizers_state_is_refused_to_train_with_but_not_to_evaluate(tmp_path):
+    estimator(tmp_path).train(toy.inputs(), 1)
+    for evaluated_before in (False, True):
+        other = estimator(tmp_path, hparams={"momentum": False})
+        if evaluated_before:
+            other.evaluate(toy.inputs())
+        with pytest.raises(CheckpointMismatchError, match="is only in the checkpoint"):
+            other.train(toy.inputs(), 2)
+
+
+def test_what_hooks_do_at_a_step_is_done_when_it_is_saved(tmp_path):
+    with pytest.raises(RuntimeError, match="crash"):
+        estimator(tmp_path).train(toy.inputs(), 14, [Crash(at=8)])
+    assert checkpoint.all_steps(tmp_path / "checkpoints") == [4]
+
+
 def test_a_layout_that_cannot_work_is_refused_before_anything_is_written(tmp_path):
     config = RunConfig(str(tmp_path / "run"), "data:3", "batch:data")
     with pytest.raises(LayoutError, match="does not divide dimension 'batch'"):

@@ -46,6 +46,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     ended = run(f"--problem={PROBLEM}", f"--data_dir={tmp_path / 'file'}")
     assert ended.returncode == 1
+    assert "Traceback" not in ended.stderr
     assert f"cannot write data: File exists: '{tmp_path / 'file'}'" in ended.stderr
 
 

@@ -34,9 +34,12 @@ def model_fn(
     if mode == ModeKeys.TRAIN:
         variables = mesh.graph.trainable_variables
         gradients = mtf.gradients([loss], [v.outputs[0] for v in variables])
-        mtf.optimize.MomentumOptimizer(
-            mtf.constant(mesh, hparams["learning_rate"], dtype=tf.float32), 0.9
-        ).apply_grads(gradients, variables)
+        rate = mtf.constant(mesh, hparams["learning_rate"], dtype=tf.float32)
+        if hparams.get("momentum", True):
+            optimizer = mtf.optimize.MomentumOptimizer(rate, 0.9)
+        else:
+            optimizer = mtf.optimize.SgdOptimizer(rate)
+        optimizer.apply_grads(gradients, variables)
     return EstimatorSpec(mode, loss, metrics, scalars={"w_sum": mtf.reduce_sum(w)})
 
 

@@ -1,0 +1,65 @@
+"""The same training run on four meshes: by how much do the loss curves differ?
+
+    python benchmarks/mesh_invariance.py DATA_DIR [STEPS]
+
+`transformer_lm_tiny` on `languagemodel_python_stdlib`, 300 steps, one seed, float32.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import numpy as np
+import tensorflow as tf
+
+import t2tp
+import t2tp.hparams
+import t2tp.models
+import t2tp.problems
+from t2tp import mtf, optim, registry
+
+MESHES = ["data:1", "data:4", "model:4", "data:2;model:2"]
+
+
+def loss_curve(mesh_shape: str, data_dir: str, steps: int) -> np.ndarray:
+    """Losses of a run, float32 [steps]."""
+    hparams = registry.hparams("transformer_lm_tiny")
+    problem = registry.problem("languagemodel_python_stdlib")()
+    model = registry.model("transformer_lm")(hparams, problem.vocab_size(data_dir))
+    batch_size, length = hparams.batch_size, hparams.max_length
+    stream = problem.stream(data_dir, split="train", batch_size=batch_size, length=length, seed=0)
+    sizes = {"batch": batch_size, "length": length}
+    features = {
+        name: t2tp.Feature(
+            mtf.Shape([mtf.Dimension(dim, sizes[dim]) for dim in spec.dimensions]), spec.dtype
+        )
+        for name, spec in problem.features(batch_size, length).items()
+    }
+
+    def step_fn(mesh, inputs):
+        loss = model.loss(mesh, inputs, training=True).loss
+        optim.apply_gradients(loss, mesh, hparams, steps)
+        return {"loss": loss}
+
+    program = t2tp.Program(step_fn, features, mesh_shape=mesh_shape, layout=hparams.layout)
+    return np.array([program(stream[k], step=k)["loss"] for k in range(steps)])
+
+
+def main(data_dir: str, steps: int = 300) -> None:
+    tf.get_logger().setLevel("ERROR")
+    t2tp.connect(4)
+    curves = {mesh: loss_curve(mesh, data_dir, steps) for mesh in MESHES}
+    reference = curves[MESHES[0]]
+    print(f"{'mesh':16} {'loss at the end':>16} {'relative difference: end':>26} {'largest':>9}")
+    for mesh, curve in curves.items():
+        difference = np.abs(curve - reference) / reference
+        print(f"{mesh:16} {curve[-1]:16.6f} {difference[-1]:26.1e} {difference.max():9.1e}")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) not in (2, 3):
+        sys.exit(__doc__)
+    main(sys.argv[1], *map(int, sys.argv[2:]))

@@ -1,0 +1,327 @@
+"""The other processes of a run: meets them at barriers, and finds out which of them is gone.
+
+All of it rests on TensorFlow's coordination service, which process 0 serves: its heartbeats find a
+process that died or was stopped and abort the collectives of all others, and its store of keys and
+values carries what processes tell each other. (Its own barrier blocks the whole interpreter, so
+ours is made of keys.)
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import tensorflow as tf
+from tensorflow.python.eager import context as eager_context
+
+from t2tp.mesh.meeting import MissingProcessError
+from t2tp.mesh.processes import split_address
+
+JOB = "worker"
+# A machine may be frozen for some seconds (10 are TensorFlow's default, and were too few).
+HEARTBEAT_SECONDS = 30
+# How long a process that lost another one may take to end by itself.
+ENDING_SECONDS = 20.0
+LEAVING_SECONDS = 30.0
+# Exit code of a process that had to be ended because another one was gone.
+LOST_EXIT_CODE = 3
+
+_WATCH_SECONDS = 2.0
+_REPORT_SECONDS = 3.0  # For the others to say what became of them.
+_SILENCE_SECONDS = 20.0  # Of process 0, after which it is taken for gone.
+
+
+class Peers:
+    """This process's link to the others.
+
+    Attributes:
+      process_id: number of this process.
+      addresses: `host:port` of each process.
+      advice: a sentence for whoever reads that a process is gone: how to go on.
+    """
+
+    def __init__(self, process_id: int, addresses: Sequence[str], nccl: bool) -> None:
+        """Starts TensorFlow as one of the processes; all of them do it at the same time.
+
+        Args:
+          process_id: number of this process.
+          addresses: `host:port` of each process.
+          nccl: whether collectives run on GPUs.
+
+        Raises:
+          ValueError: TensorFlow has started up already, or cannot serve at this address.
+        """
+        self.process_id = process_id
+        self.addresses = tuple(addresses)
+        self.advice = ""
+        self._counts: Counter[str] = Counter()
+        self._reported = False
+        self._leaving = threading.Event()
+        self._lost: str | None = None
+        self._context = eager_context.context()
+        self._start(nccl)
+        if process_id == 0:
+            self._set("pulse", "")
+        threading.Thread(target=self._watch, name="peers", daemon=True).start()
+        atexit.register(self._leave)
+
+    @property
+    def num_processes(self) -> int:
+        """How many processes there are."""
+        return len(self.addresses)
+
+    def barrier(self, name: str, seconds: float) -> None:
+        """Returns when all processes have come here.
+
+        Args:
+          name: the same in all processes, which come to all barriers in the same order.
+          seconds: how long to wait.
+
+        Raises:
+          MissingProcessError: names the processes that did not come.
+        """
+        self._counts[name] += 1
+        place = f"barrier/{name}/{self._counts[name]}"
+        deadline = time.monotonic() + seconds
+        if self.process_id:
+            self._set(f"{place}/{self.process_id}", "")
+            self._wait(f"{place}/open", deadline, f"at {name!r}")
+            return
+        for peer in range(1, self.num_processes):
+            self._wait(f"{place}/{peer}", deadline, f"at {name!r}", peer)
+            self._delete(f"{place}/{peer}")
+        self._set(f"{place}/open", "")
+        # Whoever is here has left the one before.
+        self._delete(f"barrier/{name}/{self._counts[name] - 1}/open")
+
+    def agree(self, name: str, value: str, seconds: float) -> str:
+        """What process 0 says.
+
+        Between two agreements of one name all processes meet, in a step or at a barrier.
+
+        Args:
+          name: what it is about, the same in all processes.
+          value: what process 0 says; that of the others does not count.
+          seconds: how long to wait for it.
+
+        Raises:
+          MissingProcessError: it says nothing.
+        """
+        self._counts[name] += 1
+        key = f"agree/{name}/{self._counts[name]}"
+        if self.process_id:
+            return self._wait(key, time.monotonic() + seconds, f"to agree on {name!r}")
+        self._set(key, value)
+        self._delete(f"agree/{name}/{self._counts[name] - 2}")
+        return value
+
+    def report(self, kind: str, what: object) -> None:
+        """Tells the others that this process cannot go on; their collectives fail at once.
+
+        Args:
+          kind: `failed` if the fault is here, `waited` if others did not come.
+          what: for `failed` a sentence, for `waited` what `where_others_wait` is to return.
+        """
+        if self._reported or self._leaving.is_set():
+            return
+        self._reported = True
+        try:
+            self._set(f"report/{self.process_id}", json.dumps([kind, what]))
+            self._context.report_error_to_cluster(
+                tf.errors.ABORTED, f"process {self.process_id} cannot go on"
+            )
+        except tf.errors.OpError:
+            pass  # Process 0 is gone, which the others find out as we did.
+
+    def reports(self) -> dict[int, tuple[str, object]]:
+        """What the other processes reported, by process; waits a little for them."""
+        deadline = time.monotonic() + _REPORT_SECONDS
+        found = {}
+        for peer in self._others():
+            left = max(1, int(1000 * (deadline - time.monotonic())))
+            try:
+                text = self._context.get_config_key_value(_key(f"report/{peer}"), left)
+                found[peer] = tuple(json.loads(text))
+            except tf.errors.DeadlineExceededError:
+                continue
+            except tf.errors.OpError:
+                break
+        return found
+
+    def explain(self) -> str | None:
+        """Says which other processes failed, are gone or do not answer; None if none does."""
+        if self._lost is not None:
+            return self._lost
+        reports = self.reports()
+        said = [
+            f"{self.name(peer)} failed: {what}"
+            for peer, (kind, what) in reports.items()
+            if kind == "failed"
+        ]
+        if not said:
+            others = [peer for peer in self._others() if peer not in reports]
+            with ThreadPoolExecutor(64) as threads:
+                serves = threads.map(_serves, [self.addresses[peer] for peer in others])
+                gone = [peer for peer, there in zip(others, serves, strict=True) if not there]
+            said = [f"{self.name(peer)} is gone" for peer in gone]
+            if 0 not in gone:
+                silent = [peer for peer in self._silent() if peer in others and peer not in gone]
+                said += [f"{self.name(peer)} does not answer" for peer in silent]
+        return f"{'; '.join(said)}." if said else None
+
+    def missing(self, text: str) -> MissingProcessError:
+        """An error for the user, with the advice how to go on."""
+        return MissingProcessError(f"{text} {self.advice}".rstrip())
+
+    def name(self, peer: int) -> str:
+        """A process for people."""
+        return f"Process {peer} of {self.num_processes} ({self.addresses[peer]})"
+
+    def _start(self, nccl: bool) -> None:
+        """Starts TensorFlow's server, collectives and coordination service."""
+        leader = f"/job:{JOB}/replica:0/task:0"
+        try:
+            self._context.configure_collective_ops(
+                collective_leader=leader, use_nccl_communication=nccl
+            )
+        except RuntimeError as error:
+            raise ValueError(
+                "TensorFlow has started up already, as the only process: connect to the others"
+                " before running any TensorFlow operation."
+            ) from error
+        self._context.configure_coordination_service(
+            service_type="standalone",
+            service_leader=leader,
+            heartbeat_timeout_in_ms=1000 * HEARTBEAT_SECONDS,
+        )
+        server = tf.train.ServerDef(
+            cluster=tf.train.ClusterSpec({JOB: list(self.addresses)}).as_cluster_def(),
+            job_name=JOB,
+            task_index=self.process_id,
+            protocol="grpc",
+            default_session_config=self._context.config,
+        )
+        try:
+            self._context.enable_collective_ops(server)
+            self._context.ensure_initialized()
+        except tf.errors.OpError as error:
+            own = self.addresses[self.process_id]
+            raise ValueError(
+                f"Process {self.process_id} cannot serve at {own}: {error.message}. Its port may be"
+                " in use."
+            ) from error
+
+    def _watch(self) -> None:
+        """Ends this process if others are gone and it does not end by itself.
+
+        It would, if it were in a collective or at a barrier; but it may be in anything else.
+        """
+        answered = time.monotonic()
+        while not self._leaving.wait(_WATCH_SECONDS):
+            if self._leader_answers():
+                answered = time.monotonic()
+                if any(state is not None for state in self._states()):
+                    break
+            elif time.monotonic() - answered > _SILENCE_SECONDS:
+                break
+        else:
+            return
+        lost = self.explain()
+        if lost is not None and not self._reported:
+            self._lost = lost
+        if not self._leaving.wait(ENDING_SECONDS):
+            why = lost or "This process failed."
+            print(
+                f"t2tp: {why} Process {self.process_id} did not end by itself within"
+                f" {ENDING_SECONDS:.0f} s, and is ended. {self.advice}",
+                file=sys.stderr,
+                flush=True,
+            )
+            os._exit(LOST_EXIT_CODE)
+
+    def _leave(self) -> None:
+        """At the end of the program: waits for the others, which may need process 0 till then."""
+        error = getattr(sys, "last_value", None)
+        if error is not None:  # It was not caught.
+            self.report("failed", first_line(error))
+        if not self._reported and self._lost is None:
+            with contextlib.suppress(MissingProcessError):
+                self.barrier("leave", LEAVING_SECONDS)
+        self._leaving.set()
+
+    def _wait(self, key: str, deadline: float, where: str, peer: int = 0) -> str:
+        """The value of a key that another process sets."""
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                wait = min(left, _WATCH_SECONDS)
+                return self._context.get_config_key_value(_key(key), max(1, int(1000 * wait)))
+            except tf.errors.DeadlineExceededError:
+                if self._lost is not None:
+                    raise self.missing(self._lost) from None
+                if left <= 0:
+                    text = f"{self.name(peer)} did not come in time {where}."
+                    raise self.missing(self.explain() or text) from None
+            except tf.errors.OpError as error:
+                raise self.missing(self.explain() or f"{self.name(0)} is gone.") from error
+
+    def _set(self, key: str, value: str) -> None:
+        self._context.set_config_key_value(_key(key), value)
+
+    def _delete(self, key: str) -> None:
+        self._context.delete_config_key_value(_key(key))
+
+    def _others(self) -> list[int]:
+        return [peer for peer in range(self.num_processes) if peer != self.process_id]
+
+    def _leader_answers(self) -> bool:
+        try:
+            self._context.get_config_key_value(_key("pulse"), int(1000 * _WATCH_SECONDS))
+        except tf.errors.OpError:
+            return False
+        return True
+
+    def _states(self) -> list[tf.errors.OpError | None]:
+        """What the coordination service knows of each process: None if it is well.
+
+        It blocks the interpreter until process 0 answers.
+        """
+        try:
+            return self._context.get_task_states([(JOB, self.num_processes)])
+        except tf.errors.OpError:
+            return []
+
+    def _silent(self) -> list[int]:
+        """The processes whose heartbeats have stopped."""
+        if not self._leader_answers():
+            return [0]
+        states = enumerate(self._states())
+        return [peer for peer, state in states if isinstance(state, tf.errors.UnavailableError)]
+
+
+def first_line(error: BaseException) -> str:
+    """An exception in a line."""
+    lines = str(error).splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}"
+
+
+def _key(name: str) -> str:
+    return f"t2tp/{name}"
+
+
+def _serves(address: str) -> bool:
+    """Whether somebody listens at an address."""
+    try:
+        socket.create_connection(split_address(address, "address"), timeout=2.0).close()
+    except OSError:
+        return False
+    return True
