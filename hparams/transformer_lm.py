@@ -40,7 +40,8 @@ def transformer_lm_small() -> HParams:
     hparams.max_length = 512
     hparams.d_model = 384
     hparams.d_ff = 1536
-    hparams.num_heads = 6
+    hparams.num_heads = 8
+    hparams.d_kv = 48
     hparams.num_hidden_layers = 6
     hparams.learning_rate_constant = 1e-3
     hparams.learning_rate_warmup_steps = 500

@@ -100,6 +100,7 @@ def test_every_hparam_of_a_set_is_read(hparams_set):
     for optimizer in registry.list_optimizers():
         hparams = registry.hparams(hparams_set)
         hparams.optimizer = optimizer
+        hparams.weight_decay = 0.1 if optimizer == "adam" else 0.0
         hparams.num_hidden_layers = 1
         recording = RecordingHParams(hparams)
         build(hparams_set, recording)

@@ -265,7 +265,7 @@ class Program:
         return outputs
 
     def _gathered(self, shape: mtf.Shape, part: tf.Tensor, collectives: Collectives) -> tf.Tensor:
-        """A slice of an output with what other processes have of it, as far as this one lacks it."""
+        """A slice of an output, with what this process lacks of it and other processes have."""
         gathered = axes_to_gather(self.layout, self.cluster, shape)
         axes = [axis.name for axis in self.layout.mesh_shape.dims]
         for dimension, dim in enumerate(shape.dims):

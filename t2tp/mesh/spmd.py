@@ -107,6 +107,9 @@ class SpmdMeshImpl(mtf.MeshImpl):
         result = fn(*slices)
         if isinstance(result, tuple):
             return tuple(LaidOutTensor([r]) for r in result)
+        if isinstance(result, tf.Variable):
+            # A cast to its own dtype: read now, not when somebody uses it and it may have changed.
+            result = result.read_value()
         return LaidOutTensor([result])
 
     def allreduce(

@@ -116,7 +116,8 @@ def test_permute(axis, source):
 
 
 @pytest.mark.parametrize(
-    "dtype", ["bool", "int8", "uint8", "int16", "uint32", "uint64", "bfloat16", "float16", "float64"]
+    "dtype",
+    ["bool", "int8", "uint8", "int16", "uint32", "uint64", "bfloat16", "float16", "float64"],
 )
 def test_any_dtype_is_moved_bit_for_bit(dtype):
     values = random_values([4, 2], np.dtype(tf.as_dtype(dtype).as_numpy_dtype))

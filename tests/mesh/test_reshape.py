@@ -28,9 +28,7 @@ def reshape(old, new, mesh_shape, layout, summed=0):
         (dx,) = mtf.gradients([mtf.square(y)], [x])
         return {"y": y, "dx": dx}
 
-    program = t2tp.Program(
-        step, {"x": t2tp.Feature(fed)}, mesh_shape=mesh_shape, layout=layout
-    )
+    program = t2tp.Program(step, {"x": t2tp.Feature(fed)}, mesh_shape=mesh_shape, layout=layout)
     x = np.arange(fed.size, dtype=np.float32).reshape(fed.to_integer_list)
     outputs = program({"x": x})
     x = x.sum(0) if summed else x

@@ -8,7 +8,7 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 import t2tp
-from t2tp import mtf
+from t2tp import mtf, registry
 from t2tp.optim import apply_gradients
 from t2tp.optim.training import global_norm
 from tests.optim.regression import make_hparams
@@ -103,3 +103,10 @@ def test_an_unknown_optimizer_names_the_nearest():
 
     with pytest.raises(LookupError, match="unknown optimizer 'adm'.*adam"):
         t2tp.Program(step)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adafactor"])
+def test_weight_decay_that_would_be_ignored_is_refused(optimizer):
+    hparams = make_hparams(optimizer=optimizer, weight_decay=0.1)
+    with pytest.raises(ValueError, match=f"'{optimizer}' has no weight decay"):
+        registry.optimizer(optimizer)(0.1, hparams)

@@ -89,6 +89,12 @@ def test_training_lowers_the_loss_and_any_mesh_gives_the_same(tmp_path):
         np.testing.assert_allclose(curve, one, rtol=1e-5, err_msg=mesh)
 
 
+def test_the_seed_decides_on_initial_values(tmp_path):
+    for seed in (0, 1):
+        estimator(tmp_path / f"seed {seed}", random_seed=seed).train(toy.inputs(), 1)
+    assert losses(tmp_path / "seed 0") != losses(tmp_path / "seed 1")
+
+
 def test_a_crashed_training_goes_on_bit_for_bit(tmp_path):
     estimator(tmp_path / "undisturbed").train(toy.inputs(), 14)
     with pytest.raises(RuntimeError, match="crash"):

@@ -7,6 +7,7 @@ import math
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from t2tp import registry
@@ -27,7 +28,8 @@ def experiment(folder: Path, data_dir: Path, changes: str = "", **settings) -> E
     """Six steps of the tiny model."""
     hparams = registry.hparams("transformer_lm_test")
     hparams.parse(changes)
-    config = RunConfig.of(hparams, str(folder), log_step_count_steps=1)
+    seed = settings.pop("random_seed", 0)
+    config = RunConfig.of(hparams, str(folder), random_seed=seed, log_step_count_steps=1)
     settings = {"train_steps": 6, "eval_steps": 2, **settings}
     names = {"model": "transformer_lm", "problem": PROBLEM} | {
         name: settings.pop(name) for name in ("model", "problem") if name in settings
@@ -71,6 +73,16 @@ def test_dropout_is_off_in_evaluation_and_on_in_training(tmp_path, data_dir):
     losses = [read_scalars(tmp_path / name)["loss"][1] for name in ("off", "on")]
     assert losses[0] != losses[1]
     assert on.evaluate() == on.evaluate()
+
+
+def test_the_seed_decides_on_the_order_of_the_data_and_on_samples(tmp_path, data_dir):
+    runs = [experiment(tmp_path, data_dir, train_steps=1, random_seed=seed) for seed in (0, 0, 1)]
+    first, again, other = (np.asarray(run._train_inputs.stream[0]["targets"]) for run in runs)
+    np.testing.assert_array_equal(first, again)
+    assert (first != other).any()
+    runs[0].train()
+    first, again, other = (run.predict("def ", 8, 1.0) for run in runs)
+    assert first == again != other
 
 
 def test_the_run_says_what_it_is(tmp_path, data_dir):

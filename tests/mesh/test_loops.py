@@ -1,0 +1,133 @@
+"""While loops on any mesh."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import t2tp
+from t2tp import mtf
+from tests.mesh import oracle
+
+BATCH, D, E = mtf.Dimension("batch", 8), mtf.Dimension("d", 4), mtf.Dimension("e", 4)
+X = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
+MESHES = ["", "data:2", "data:2;model:2", "data:2;model:2;third:2"]
+LAYOUT = "batch:data;d:model"
+
+
+def run(step, mesh_shape="", layout=LAYOUT, number=0):
+    features = {"x": t2tp.Feature(mtf.Shape([BATCH, D]))}
+    program = t2tp.Program(step, features, mesh_shape=mesh_shape, layout=layout)
+    return program, program({"x": X}, step=number)
+
+
+def power_step(mesh, features):
+    """A loop variable that is a sum over a split dimension, and a condition that is one."""
+    w = mtf.import_tf_tensor(mesh, np.eye(4, dtype=np.float32) * 0.5, mtf.Shape([D, E]))
+
+    def condition(i, x):
+        return mtf.logical_and(mtf.less(i, 10), mtf.greater(mtf.reduce_sum(mtf.square(x)), 0.5))
+
+    def body(i, x):
+        y = mtf.einsum([x, w], [BATCH, E])
+        return [i + 1, mtf.rename_dimension(y, "e", "d")]
+
+    i, x = mtf.while_loop(condition, body, [mtf.constant(mesh, 0, dtype=tf.int32), features["x"]])
+    return {"i": i, "x": x}
+
+
+@pytest.mark.parametrize("mesh_shape", MESHES)
+def test_loop_variables_are_reduced_in_each_iteration(mesh_shape):
+    _, values = run(power_step, mesh_shape)
+    halvings = next(n for n in range(10) if (np.square(X) / 4**n).sum() <= 0.5)
+    assert values["i"] == halvings
+    np.testing.assert_allclose(values["x"], X / 2**halvings, rtol=1e-6)
+
+
+def microbatch_step(mesh, features):
+    w = mtf.get_variable(mesh, "w", mtf.Shape([D]), initializer=tf.ones_initializer())
+
+    def model_fn(features):
+        y = mtf.square(features["x"] * w)
+        return {"loss": mtf.reduce_sum(y), "y": y}
+
+    (dw,), outputs = mtf.serialize_training_step(features, model_fn, BATCH, 2)
+    return {"dw": dw, **outputs}
+
+
+@pytest.mark.parametrize("mesh_shape", MESHES)
+def test_microbatches_give_the_gradient_of_the_batch_and_reduce_it_once(mesh_shape):
+    program, values = run(microbatch_step, mesh_shape)
+    np.testing.assert_allclose(values["dw"], 2 * np.square(X).sum(0), rtol=1e-5)
+    np.testing.assert_allclose(values["loss"], np.square(X).sum(), rtol=1e-5)
+    np.testing.assert_allclose(values["y"], np.square(X), rtol=1e-5)
+    allreduces = [n for (kind, _), (n, _) in program.collectives().items() if kind == "allreduce"]
+    assert sum(allreduces) <= 2  # the loss and the gradient
+
+
+def random_step(mesh, features):
+    del features
+    dim = mtf.Dimension("draws", 5)
+
+    def body(i, draws):
+        drawn = mtf.random_uniform(mesh, mtf.Shape([BATCH]))
+        return [i + 1, draws + drawn * mtf.one_hot(i, dim)]
+
+    zeros = mtf.zeros(mesh, mtf.Shape([BATCH, dim]))
+    start = mtf.constant(mesh, 0, dtype=tf.int32)
+    _, draws = mtf.while_loop(lambda i, _: mtf.less(i, 5), body, [start, zeros])
+    return {"draws": draws}
+
+
+@pytest.mark.parametrize("mesh_shape", MESHES)
+def test_each_iteration_draws_its_own_numbers_the_same_on_any_mesh(mesh_shape):
+    draws = run(random_step, mesh_shape)[1]["draws"]
+    assert len(np.unique(draws)) == 40
+    np.testing.assert_array_equal(draws, run(random_step)[1]["draws"])
+    assert len(np.unique([draws, run(random_step, mesh_shape, number=1)[1]["draws"]])) == 80
+
+
+def test_what_a_loop_assigns_is_assigned_though_nobody_asks_for_its_outputs():
+    def step(mesh, features):
+        del features
+        count = mtf.get_variable(
+            mesh, "count", mtf.Shape([]), initializer=tf.zeros_initializer(), trainable=False
+        )
+
+        def body(i):
+            mtf.assign_add(count, mtf.constant(mesh, 1.0))
+            return [i + 1]
+
+        mtf.while_loop(lambda i: mtf.less(i, 3), body, [mtf.constant(mesh, 0, dtype=tf.int32)])
+        return {}
+
+    program, _ = run(step, "data:2")
+    assert program.variables["count"].numpy() == 3
+
+
+def test_variables_in_the_place_of_loop_variables():
+    """mesh-tensorflow keeps all but the first `num_loop_vars` in variables."""
+
+    def step(mesh, features):
+        start = mtf.constant(mesh, 0, dtype=tf.int32)
+
+        def body(i, x):
+            return [i + 1, x * 2.0]
+
+        (i,) = mtf.while_loop(
+            lambda i, x: mtf.less(i, 3), body, [start, features["x"]], num_loop_vars=1
+        )
+        return {"i": i}
+
+    program, values = run(step, "data:2;model:2")
+    assert values["i"] == 3
+    np.testing.assert_allclose(program.variables["loop_var_0"].numpy(), X * 8, rtol=1e-6)
+
+
+def test_the_oracle_agrees_where_it_can():
+    """It takes a part of a sum for the whole of it when the dimension is split."""
+    theirs = oracle.run(power_step, {"x": (mtf.Shape([BATCH, D]), X)}, "data:2", LAYOUT)
+    ours = run(power_step, "data:2")[1]
+    for name in theirs:
+        np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-6)

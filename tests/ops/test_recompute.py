@@ -1,0 +1,105 @@
+"""Recomputation: the same gradients, and it is really done."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.python.eager import context as eager_context
+
+import t2tp
+from t2tp import mtf
+
+BATCH, D = mtf.Dimension("batch", 4), mtf.Dimension("d", 8)
+E = mtf.Dimension("e", 8)
+X = np.random.default_rng(0).normal(size=(4, 8))
+
+
+def plain(fn, inputs):
+    return fn(*inputs)
+
+
+def step_with(apply):
+    """Two blocks with dropout inside, applied by `apply(fn, inputs)`."""
+
+    def step(mesh, features):
+        w = mtf.get_variable(mesh, "w", mtf.Shape([D, E]))
+        extra = mtf.get_variable(mesh, "extra", mtf.Shape([D]))
+
+        def block(x):
+            hidden = mtf.tanh(mtf.einsum([x, w], [BATCH, E]))
+            hidden = mtf.dropout(hidden, is_training=True, rate=0.5)
+            noise = mtf.random_uniform(mesh, mtf.Shape([BATCH, D]))
+            return mtf.rename_dimension(hidden, "e", "d") * noise + x * extra
+
+        y = apply(block, [apply(block, [features["x"]])])
+        grads = mtf.gradients([mtf.square(y)], [features["x"], w, extra])
+        return {"y": y, **dict(zip(["dx", "dw", "dextra"], grads, strict=True))}
+
+    return step
+
+
+def run(step, mesh_shape="", layout="batch:data;e:model"):
+    features = {"x": t2tp.Feature(mtf.Shape([BATCH, D]))}
+    program = t2tp.Program(step, features, mesh_shape=mesh_shape, layout=layout)
+    return program, program({"x": X}, step=3)
+
+
+def nested(fn, inputs):
+    return mtf.recompute_grad(lambda *xs: mtf.recompute_grad(fn, list(xs)), inputs)
+
+
+@pytest.mark.parametrize("apply", [mtf.recompute_grad, nested], ids=["once", "nested"])
+@pytest.mark.parametrize("mesh_shape", ["", "data:2", "data:2;model:2"])
+def test_gradients_are_those_of_the_plain_function(apply, mesh_shape):
+    _, wanted = run(step_with(plain))
+    _, values = run(step_with(apply), mesh_shape)
+    for name in wanted:
+        np.testing.assert_allclose(values[name], wanted[name], rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def operations_run(step):
+    """How many of each kind TensorFlow runs, after its optimizer has merged what is the same."""
+    context = eager_context.context()
+    context.enable_graph_collection()
+    run(step)
+    graphs = [g.post_optimization_graph for g in context.export_run_metadata().function_graphs]
+    context.disable_graph_collection()
+    kinds = [Counter(node.op for node in graph.node) for graph in graphs]
+    return max(kinds, key=lambda kind: kind["Tanh"])
+
+
+def test_everything_inside_is_computed_again_random_numbers_too():
+    once, again = operations_run(step_with(plain)), operations_run(step_with(mtf.recompute_grad))
+    assert once["Tanh"] == 2 and again["Tanh"] == 4
+    assert again["RightShift"] == 2 * once["RightShift"]
+
+
+def test_assignments_inside_are_carried_out_once():
+    def step(mesh, features):
+        count = mtf.get_variable(
+            mesh, "count", mtf.Shape([]), initializer=tf.zeros_initializer(), trainable=False
+        )
+
+        def block(x):
+            mtf.assign_add(count, mtf.constant(mesh, 1.0))
+            return mtf.square(x)
+
+        y = mtf.recompute_grad(block, [features["x"]])
+        return {"dx": mtf.gradients([y], [features["x"]])[0]}
+
+    program, values = run(step)
+    np.testing.assert_allclose(values["dx"], 2 * X, rtol=1e-6)
+    assert program.variables["count"].numpy() == 1
+
+
+def test_an_input_given_twice_gets_its_gradient_once():
+    def step(mesh, features):
+        del mesh
+        x = features["x"]
+        y = mtf.recompute_grad(lambda a, b: a * b, [x, x])
+        return {"dx": mtf.gradients([y], [x])[0]}
+
+    np.testing.assert_allclose(run(step)[1]["dx"], 2 * X, rtol=1e-6)
