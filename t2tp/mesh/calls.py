@@ -20,7 +20,7 @@ from tensorflow.python.eager import context as eager_context
 from t2tp.mesh.cluster import Cluster
 from t2tp.mesh.collectives import Collective
 from t2tp.mesh.layout import Layout
-from t2tp.mesh.peers import first_line
+from t2tp.mesh.peers import Peers, first_line
 
 T = TypeVar("T")
 
@@ -69,8 +69,9 @@ class Calls:
         if not errors and not pending:
             return [done.result() for done in calls.values()]
         culprits = [error for error in errors.values() if _node(error) is None]
-        if culprits and self._cluster.peers is not None:
-            self._cluster.peers.report("failed", first_line(culprits[0]))
+        peers = self._cluster.peers
+        if culprits and peers is not None:
+            peers.report("failed", first_line(culprits[0]))
         if pending:  # They wait for a processor that will not come.
             eager_context.context().abort_collective_ops(
                 tf.errors.ABORTED, "another processor of the mesh failed or did not come"
@@ -79,15 +80,14 @@ class Calls:
                 concurrent.futures.wait(pending, timeout=_RETURN_SECONDS)
                 raise self._timeout(_errors(calls), log)
             concurrent.futures.wait(pending)
-        if not culprits and self._cluster.peers is not None:
-            raise self._others_fault(_errors(calls), log)
+        if not culprits and peers is not None:
+            raise self._others_fault(peers, _errors(calls), log)
         raise next(iter(culprits or errors.values()))
 
     def _others_fault(
-        self, errors: Mapping[int, BaseException], log: Sequence[Collective]
+        self, peers: Peers, errors: Mapping[int, BaseException], log: Sequence[Collective]
     ) -> BaseException:
         """What to raise when all that failed here are collectives."""
-        peers = self._cluster.peers
         peers.report("waited", {pnum: _node(error) for pnum, error in errors.items()})
         said = peers.explain()
         if said is not None:

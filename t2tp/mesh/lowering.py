@@ -46,7 +46,9 @@ def _has_effect(op: mtf.Operation) -> bool:
 
 
 def _producers(op: mtf.Operation) -> set[mtf.Operation]:
-    producers = {tensor.operation for tensor in (*op.inputs, *waits_for(op))}
+    producers = {tensor.operation for tensor in op.inputs}
+    if _draw_after(op) is not None:
+        producers.add(_draw_after(op).operation)
     if isinstance(op, mtf.Assign):
         producers.update(op.variables)
     if isinstance(op, mtf.PrintOperation):
@@ -63,12 +65,9 @@ def _producers(op: mtf.Operation) -> set[mtf.Operation]:
     return producers
 
 
-def waits_for(op: mtf.Operation) -> list[mtf.Tensor]:
-    """Tensors that must be there before an operation runs, though it does not compute with them.
-
-    `recompute_grad` says so of operations without inputs, as attribute `after`.
-    """
-    return getattr(op, "after", [])
+def _draw_after(op: mtf.Operation) -> mtf.Tensor | None:
+    """A zero that the operation, if it draws random numbers, waits for: see `recompute_grad`."""
+    return getattr(op, "draw_after", None)
 
 
 class Lowering(mtf.Lowering):
@@ -88,7 +87,8 @@ class Lowering(mtf.Lowering):
         self.operations: dict = {}
         self.variables: dict = {}
         self._counters: list = []
-        self.loop_iterations: list[tf.Tensor] = []
+        self._loop_iterations: list[tf.Tensor] = []
+        self._draw_after: tf.Tensor | None = None
         self._reductions = Reductions(mesh_impl)
         self._needed: set[mtf.Tensor] = set()
         self.lower_operations(graph.operations, needed)
@@ -101,8 +101,9 @@ class Lowering(mtf.Lowering):
         live = live_operations(operations, needed)
         self._needed |= surely_needed(live) | set(needed)
         for op in live:
-            after = [self.partial_sum(tensor)[0] for tensor in waits_for(op)]
-            with tf.name_scope(op.name), tf.control_dependencies(after):
+            zero = _draw_after(op)
+            self._draw_after = None if zero is None else self.slice(zero)
+            with tf.name_scope(op.name):
                 _RULES.get(type(op), type(op).lower)(op, self)
 
     @contextlib.contextmanager
@@ -113,11 +114,11 @@ class Lowering(mtf.Lowering):
           iteration: the number of the iteration, an int64 scalar: random operations of the body
             differ from one to the next.
         """
-        self.loop_iterations.append(iteration)
+        self._loop_iterations.append(iteration)
         try:
             yield
         finally:
-            self.loop_iterations.pop()
+            self._loop_iterations.pop()
 
     def random_bits(self, name: str, shape: mtf.Shape) -> tf.Tensor:
         """32 random bits (uint32) for each element of this processor's slice.
@@ -130,7 +131,7 @@ class Lowering(mtf.Lowering):
           shape: the global shape.
         """
         (mesh_impl,) = self.mesh_to_impl.values()
-        return mesh_impl.random_bits(name, shape, self.loop_iterations).slice
+        return mesh_impl.random_bits(name, shape, self._loop_iterations, self._draw_after).slice
 
     def slice(self, tensor: mtf.Tensor) -> tf.Tensor:
         """The processor's slice of a lowered tensor, reduced if that was still to be done."""

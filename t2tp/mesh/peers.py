@@ -19,6 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.eager import context as eager_context
@@ -124,12 +125,12 @@ class Peers:
         self._delete(f"agree/{name}/{self._counts[name] - 2}")
         return value
 
-    def report(self, kind: str, what: object) -> None:
+    def report(self, kind: str, what: Any) -> None:
         """Tells the others that this process cannot go on; their collectives fail at once.
 
         Args:
           kind: `failed` if the fault is here, `waited` if others did not come.
-          what: for `failed` a sentence, for `waited` what `where_others_wait` is to return.
+          what: for `failed` a sentence, for `waited` the collective in which each processor was.
         """
         if self._reported or self._leaving.is_set():
             return
@@ -142,7 +143,7 @@ class Peers:
         except tf.errors.OpError:
             pass  # Process 0 is gone, which the others find out as we did.
 
-    def reports(self) -> dict[int, tuple[str, object]]:
+    def reports(self) -> dict[int, tuple[str, Any]]:
         """What the other processes reported, by process; waits a little for them."""
         deadline = time.monotonic() + _REPORT_SECONDS
         found = {}
@@ -153,7 +154,7 @@ class Peers:
                 found[peer] = tuple(json.loads(text))
             except tf.errors.DeadlineExceededError:
                 continue
-            except tf.errors.OpError:
+            except tf.errors.OpError:  # Process 0, which would know, is gone.
                 break
         return found
 
@@ -170,7 +171,7 @@ class Peers:
         if not said:
             others = [peer for peer in self._others() if peer not in reports]
             with ThreadPoolExecutor(64) as threads:
-                serves = threads.map(_serves, [self.addresses[peer] for peer in others])
+                serves = threads.map(serves, [self.addresses[peer] for peer in others])
                 gone = [peer for peer, there in zip(others, serves, strict=True) if not there]
             said = [f"{self.name(peer)} is gone" for peer in gone]
             if 0 not in gone:
@@ -221,9 +222,9 @@ class Peers:
             ) from error
 
     def _watch(self) -> None:
-        """Ends this process if others are gone and it does not end by itself.
+        """Looks after the others; if some are gone, frees this process's collectives and ends it.
 
-        It would, if it were in a collective or at a barrier; but it may be in anything else.
+        It ends by itself if it is in a collective or at a barrier; but it may be in anything else.
         """
         answered = time.monotonic()
         while not self._leaving.wait(_WATCH_SECONDS):
@@ -233,20 +234,32 @@ class Peers:
                     break
             elif time.monotonic() - answered > _SILENCE_SECONDS:
                 break
+            if not self._neighbour_serves():
+                break
         else:
             return
         lost = self.explain()
         if lost is not None and not self._reported:
             self._lost = lost
+            self.report("waited", {})
+            self._context.abort_collective_ops(tf.errors.ABORTED, lost)
         if not self._leaving.wait(ENDING_SECONDS):
-            why = lost or "This process failed."
             print(
-                f"t2tp: {why} Process {self.process_id} did not end by itself within"
-                f" {ENDING_SECONDS:.0f} s, and is ended. {self.advice}",
+                f"t2tp: {lost or 'This process failed.'} Process {self.process_id} did not end by"
+                f" itself within {ENDING_SECONDS:.0f} s, and is ended. {self.advice}",
                 file=sys.stderr,
                 flush=True,
             )
             os._exit(LOST_EXIT_CODE)
+
+    def _neighbour_serves(self) -> bool:
+        """Whether the next process is there.
+
+        A process that died leaves a host that refuses connections, which is noticed long before
+        its heartbeats are missed.
+        """
+        neighbour = self.addresses[(self.process_id + 1) % self.num_processes]
+        return serves(neighbour, otherwise=True)
 
     def _leave(self) -> None:
         """At the end of the program: waits for the others, which may need process 0 till then."""
@@ -318,10 +331,17 @@ def _key(name: str) -> str:
     return f"t2tp/{name}"
 
 
-def _serves(address: str) -> bool:
-    """Whether somebody listens at an address."""
+def serves(address: str, otherwise: bool = False) -> bool:
+    """Whether somebody listens at an address.
+
+    Args:
+      address: `host:port`.
+      otherwise: what to say if that cannot be found out.
+    """
     try:
         socket.create_connection(split_address(address, "address"), timeout=2.0).close()
-    except OSError:
+    except ConnectionRefusedError:
         return False
+    except OSError:
+        return otherwise
     return True

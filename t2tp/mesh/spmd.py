@@ -159,7 +159,11 @@ class SpmdMeshImpl(mtf.MeshImpl):
         return begin
 
     def random_bits(
-        self, name: str, shape: mtf.Shape, loop_iterations: Sequence[tf.Tensor] = ()
+        self,
+        name: str,
+        shape: mtf.Shape,
+        loop_iterations: Sequence[tf.Tensor] = (),
+        draw_after: tf.Tensor | None = None,
     ) -> LaidOutTensor:
         """32 random bits an element (uint32), the same global tensor on every mesh.
 
@@ -168,6 +172,7 @@ class SpmdMeshImpl(mtf.MeshImpl):
           shape: the global shape.
           loop_iterations: numbers of the iterations of the loops around the operation, int64
             scalars, the outer loop's first.
+          draw_after: a zero that must be there before the bits are drawn.
         """
         index = random.slice_index(
             shape.to_integer_list, self.slice_begin_tensors(shape), self.slice_shape(shape)
@@ -175,7 +180,10 @@ class SpmdMeshImpl(mtf.MeshImpl):
         key: int | tf.Tensor = random.make_key(self._seed, "operation", name)
         for iteration in loop_iterations:
             key = random.fold_in(key, iteration)
-        return LaidOutTensor([random.bits(key, index, self._step)])
+        step = self._step
+        if draw_after is not None:
+            step += tf.cast(draw_after, step.dtype)
+        return LaidOutTensor([random.bits(key, index, step)])
 
     def import_tf_tensor(self, x: mtf.Tensor, tf_x: tf.Tensor) -> LaidOutTensor:
         """Cuts the processor's slice out of a tensor that every processor has whole."""

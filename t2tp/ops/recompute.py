@@ -8,9 +8,16 @@ and takes the inside of a nested one from the first pass.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import tensorflow as tf
 
 from t2tp import mtf
+
+if TYPE_CHECKING:
+    from t2tp.mesh.lowering import Lowering
 
 
 def recompute_grad(
@@ -44,10 +51,15 @@ def _gradients_of_recomputed(
     output_grads: list[mtf.Tensor | None],
     wait: bool,
 ) -> list[mtf.Tensor | None]:
-    after = [dy for dy in output_grads if dy is not None][:1] if wait else []
-    inputs = {t: mtf.depend(t, after) if after else t for t in explicit_inputs}
-    inputs |= {t: t for t in all_inputs if t not in inputs}
-    copies = _Copies(inputs, after)
+    inputs = {t: t for t in all_inputs}
+    zero = None
+    if wait:
+        first = next(dy for dy in output_grads if dy is not None)
+        zero = ZeroAfterOperation(first).outputs[0]
+        for t in explicit_inputs:
+            if t.dtype != tf.bool:
+                inputs[t] = t + mtf.cast(zero, t.dtype)
+    copies = _Copies(inputs, zero)
     recomputed = copies.of_operations(forward_operations)
     grads = mtf.gradients(
         ys=[copies.of_tensor(t) for t in outputs],
@@ -60,14 +72,38 @@ def _gradients_of_recomputed(
     return [grad_of.pop(t, None) for t in all_inputs]
 
 
+class ZeroAfterOperation(mtf.Operation):
+    """A zero, float32 [], that is known only when the input is.
+
+    What adds it to its inputs has to wait, and is not found to have been computed before. Control
+    dependencies would not do: TensorFlow's optimizer and XLA see through them.
+    """
+
+    def __init__(self, x: mtf.Tensor) -> None:
+        super().__init__([x], name="zero_after")
+        self._outputs = [mtf.Tensor(self, mtf.Shape([]), tf.float32)]
+
+    def lower(self, lowering: Lowering) -> None:
+        part, _ = lowering.partial_sum(self.inputs[0])
+        first = tf.reduce_max(tf.reshape(part, [-1])[:1])
+        # Nothing is above infinity; the optimizer does not look into that.
+        zero = tf.cast(tf.cast(first, tf.float32) > math.inf, tf.float32)
+        lowering.set_slice(self.outputs[0], zero)
+
+
 class _Copies:
     """Operations of a graph once more, on other inputs."""
 
-    def __init__(self, inputs: dict[mtf.Tensor, mtf.Tensor], after: list[mtf.Tensor]) -> None:
-        """Begins with the inputs: from those of the first pass to those of the second."""
+    def __init__(self, inputs: dict[mtf.Tensor, mtf.Tensor], draw_after: mtf.Tensor | None) -> None:
+        """Starts without any.
+
+        Args:
+          inputs: from those of the first pass to those of the second.
+          draw_after: a zero that random operations have to wait for.
+        """
         self._tensors = dict(inputs)
         self._operations: dict[mtf.Operation, mtf.Operation] = {}
-        self._after = after
+        self._draw_after = draw_after
 
     def of_tensor(self, tensor: mtf.Tensor) -> mtf.Tensor:
         """The copy of a tensor; itself, if it comes from outside."""
@@ -87,8 +123,7 @@ class _Copies:
         new = copy.copy(op)
         new._inputs = [self.of_tensor(t) for t in op.inputs]
         new._outputs = [mtf.Tensor(new, t.shape, t.dtype, t.name) for t in op.outputs]
-        if new._inputs == op.inputs:
-            new.after = self._after
+        new.draw_after = self._draw_after
         if isinstance(op, mtf.CustomGradientOperation):
             new._explicit_inputs = [self.of_tensor(t) for t in op._explicit_inputs]
             new._all_inputs = [self.of_tensor(t) for t in op._all_inputs]

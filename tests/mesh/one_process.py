@@ -1,0 +1,141 @@
+"""One of several processes of a test: `one_process.py SCENARIO ARGUMENTS-AS-JSON`.
+
+Its last line is what the test looks at, as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+import t2tp
+from t2tp import mtf
+from t2tp.checkpoint import latest
+from t2tp.mesh.cluster import Cluster, connect
+from t2tp.trainer import checkpointing
+
+BATCH, D_IN, D_FF = mtf.Dimension("batch", 8), mtf.Dimension("d_in", 6), mtf.Dimension("d_ff", 12)
+X = np.random.default_rng(0).normal(size=(8, 6)).astype(np.float32)
+
+
+class OnlyOurPart:
+    """A batch that notes which of its rows are read."""
+
+    shape = X.shape
+
+    def __init__(self) -> None:
+        self.rows: set[int] = set()
+
+    def __getitem__(self, part: tuple[slice, ...]) -> np.ndarray:
+        self.rows.update(range(len(X))[part[0]])
+        return X[part]
+
+
+def training_step(mesh, features):
+    """A perceptron with a hidden layer learns to give back its input, with dropout."""
+    x = features["x"]
+    w = mtf.get_variable(mesh, "w", mtf.Shape([D_IN, D_FF]))
+    v = mtf.get_variable(mesh, "v", mtf.Shape([D_FF, D_IN]))
+    hidden = mtf.dropout(
+        mtf.relu(mtf.einsum([x, w], [BATCH, D_FF])), is_training=True, keep_prob=0.9
+    )
+    y = mtf.einsum([hidden, v], [BATCH, D_IN])
+    loss = mtf.reduce_mean(mtf.square(y - x))
+    mtf.optimize.AdafactorOptimizer(learning_rate=0.01).apply_grads(
+        mtf.gradients([loss], [w, v]), mesh.graph.trainable_variables
+    )
+    return {"loss": loss, "y": y, "hidden": hidden}
+
+
+def program(cluster: Cluster, mesh_shape: str) -> t2tp.Program:
+    return t2tp.Program(
+        training_step,
+        {"x": t2tp.Feature(mtf.Shape([BATCH, D_IN]))},
+        mesh_shape=mesh_shape,
+        layout="batch:data;d_ff:model",
+        cluster=cluster,
+    )
+
+
+def train(cluster: Cluster, mesh_shape: str, steps: int, directory: str | None = None) -> dict:
+    """Losses of some steps; the rest is what the process had to do with them."""
+    trained = program(cluster, mesh_shape)
+    batch = OnlyOurPart()
+    outputs = [trained({"x": batch}, step=k) for k in range(steps)]
+    if directory is not None:
+        checkpointing.save(Path(directory), steps, trained.variables, {})
+    return {
+        "losses": [float(each["loss"]) for each in outputs],
+        "y": outputs[-1]["y"].tolist(),
+        "hidden": outputs[-1]["hidden"].tolist(),
+        "rows": sorted(batch.rows),
+        "slices": {v.spec.name: len(v.slices) for v in trained.variables},
+    }
+
+
+def resume(cluster: Cluster, mesh_shape: str, steps: int, directory: str) -> dict:
+    """Losses of more steps after the checkpoint."""
+    trained = program(cluster, mesh_shape)
+    saved = latest(directory)
+    checkpointing.restore(saved, trained.variables)
+    done = range(saved.step, saved.step + steps)
+    return {"losses": [float(trained({"x": X}, step=k)["loss"]) for k in done]}
+
+
+def die(cluster: Cluster, mesh_shape: str, who: int, how: str) -> dict:
+    """Process `who` goes away at step 3; the others go on, and should hear of it."""
+    trained = program(cluster, mesh_shape)
+    if cluster.peers is not None:
+        cluster.peers.advice = "Start again."
+    for step in range(1000):
+        if step == 3 and cluster.process_id == who:
+            if how == "raise":
+                raise OSError("the disk is full")
+            if how == "sleep":
+                time.sleep(1000)
+            os.kill(os.getpid(), signal.SIGSTOP if how == "stop" else signal.SIGKILL)
+        if how == "kill at a barrier":
+            cluster.barrier("step")
+        if how == "kill beside a sleeper" and step == 3:
+            time.sleep(1000)
+        trained({"x": X}, step=step)
+    return {}
+
+
+def fail_on_a_device(cluster: Cluster, mesh_shape: str) -> dict:
+    """The program of the last processor fails."""
+
+    def fail_on_purpose(x, pnum):
+        with tf.control_dependencies([tf.debugging.assert_less(pnum, 3, "on purpose")]):
+            return tf.identity(x)
+
+    def step(mesh, features):
+        del mesh
+        x = features["x"]
+        pnum = mtf.import_laid_out_tensor(
+            x.mesh, t2tp.mesh.spmd.LaidOutTensor([tf.constant(0)]), mtf.Shape([])
+        )
+        x = mtf.slicewise(fail_on_purpose, [x, pnum], splittable_dims=[BATCH, D_IN])
+        return {"sum": mtf.reduce_sum(x)}
+
+    return {}
+
+
+SCENARIOS = {each.__name__: each for each in (train, resume, die)}
+
+
+def main() -> None:
+    scenario, options = sys.argv[1], json.loads(sys.argv[2])
+    cluster = connect(options.pop("processors", 4), **options.pop("connect", {}))
+    print(json.dumps(SCENARIOS[scenario](cluster, **options)))
+
+
+if __name__ == "__main__":
+    main()
