@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 
@@ -50,9 +51,11 @@ def test_on_a_terminal_it_is_a_bar_and_log_lines_stand_above_it(plain_lines, mon
             logging.info("evaluation at step 11")
             logging.warning("twice")
             logging.warning("twice")
-        stderr.flush()
-        shown = os.read(reader, 1 << 16).decode()
-    os.close(reader)
+    shown = b""
+    with os.fdopen(reader, "rb", buffering=0) as screen, contextlib.suppress(OSError):
+        while chunk := screen.read(4096):  # An OSError: all is read, and the terminal closed.
+            shown += chunk
+    shown = shown.decode()
     assert "11/132 [" in shown
     assert "loss 1.2500  4,096 tokens/s" in shown
     assert "\revaluation at step 11\r\n" in shown
