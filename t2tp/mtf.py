@@ -85,22 +85,26 @@ def _on_our_operations(module: types.ModuleType) -> types.ModuleType:
     assert spec is not None and spec.loader is not None
     instance = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(instance)
-    instance.mtf = sys.modules[__name__]
+    vars(instance)["mtf"] = sys.modules[__name__]
     return instance
 
 
-# In the place of mesh-tensorflow's operations of the same names.
-from t2tp.ops.cumsum import cumsum  # noqa: E402, F401
-from t2tp.ops.dropout import dropout  # noqa: E402, F401
-from t2tp.ops.extrema import maximum, minimum, reduce_max, reduce_min  # noqa: E402, F401
-from t2tp.ops.gather import gather  # noqa: E402, F401
-from t2tp.ops.recompute import recompute_grad  # noqa: E402, F401
-from t2tp.ops.top_k import top_k  # noqa: E402, F401
-from t2tp.ops.where import where  # noqa: E402, F401
+# In the place of mesh-tensorflow's operations of the same names. These modules are written in the
+# language above, so they come last; to a type checker, which has no types of it, they are nothing.
+if not TYPE_CHECKING:
+    from t2tp.ops.cumsum import cumsum  # noqa: F401
+    from t2tp.ops.dropout import dropout  # noqa: F401
+    from t2tp.ops.extrema import maximum, minimum, reduce_max, reduce_min  # noqa: F401
+    from t2tp.ops.gather import gather  # noqa: F401
+    from t2tp.ops.many_outputs import slicewise, unstack  # noqa: F401
+    from t2tp.ops.recompute import recompute_grad  # noqa: F401
+    from t2tp.ops.top_k import top_k  # noqa: F401
+    from t2tp.ops.where import where  # noqa: F401
+    from t2tp.ops.while_loop import while_loop  # noqa: F401
 
 layers = _on_our_operations(layers)
 optimize = _on_our_operations(optimize)
-optimize.layers = layers
+vars(optimize)["layers"] = layers
 beam_search = _on_our_operations(beam_search)
 
 del tf

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -49,7 +49,7 @@ def sample(
       estimator: of a registered model.
       hparams: the model's.
       prompt: token ids.
-      length: most tokens to add; an end of document comes last.
+      length: most tokens to add; an end of document ends the sample too.
       vocab_size: of the problem; a model may have more logits.
       temperature: see `draw`.
       top_k: see `draw`.
@@ -67,13 +67,28 @@ def sample(
     features = prediction_features(estimator.layout, hparams)
     generator = np.random.default_rng(estimator.config.random_seed)
     targets = np.zeros(features["targets"].shape.to_integer_list, np.int32)
-    tokens = list(prompt)
-    for _ in range(length):
+
+    def next_token(tokens: list[int]) -> int:
         seen = tokens[max(0, len(tokens) - hparams.max_length + 1) :]
         targets[:, : len(seen)] = seen
         batch = {"targets": targets, "position": np.int32(len(seen))}
         logits = estimator.predict(features, batch)["logits"][0, :vocab_size]
-        token = draw(logits, generator, temperature, top_k)
+        return draw(logits, generator, temperature, top_k)
+
+    return extend(prompt, length, next_token)
+
+
+def extend(prompt: Sequence[int], length: int, next_token: Callable[[list[int]], int]) -> list[int]:
+    """The tokens that follow a prompt, at most `length`, up to an end of document.
+
+    Args:
+      prompt: token ids.
+      length: most tokens to add.
+      next_token: all tokens so far -> the next one.
+    """
+    tokens = list(prompt)
+    for _ in range(length):
+        token = next_token(tokens)
         if token == END_OF_DOCUMENT:
             break
         tokens.append(token)

@@ -20,12 +20,12 @@ from tensorflow.python.eager import context as eager_context
 from t2tp.mesh.cluster import Cluster
 from t2tp.mesh.collectives import Collective
 from t2tp.mesh.layout import Layout
-from t2tp.mesh.peers import Peers, first_line
+from t2tp.mesh.peers import Peers, in_a_line
 
 T = TypeVar("T")
 
-# How long processors that were freed may take to come back.
-_RETURN_SECONDS = 10.0
+# Processors that come back so soon after they were freed were waiting in a collective.
+_RETURN_SECONDS = 2.0
 _NODE = re.compile(r"\{\{node (\S*Collective\S*)\}\}")
 
 
@@ -71,7 +71,7 @@ class Calls:
         culprits = [error for error in errors.values() if _node(error) is None]
         peers = self._cluster.peers
         if culprits and peers is not None:
-            peers.report("failed", first_line(culprits[0]))
+            peers.report("failed", in_a_line(culprits[0]))
         if pending:  # They wait for a processor that will not come.
             eager_context.context().abort_collective_ops(
                 tf.errors.ABORTED, "another processor of the mesh failed or did not come"
@@ -118,11 +118,14 @@ class Calls:
         group = self._group(pnum, log[place].axes) if place < len(log) else list(where)
         there = [p for p in group if where.get(p) == node]
         absent = [p for p in group if where.get(p) != node]
-        what = _describe(log[place]) if place < len(log) else node
-        text = (
-            f"{_processors(there, self._cluster)} waited in {what} for"
-            f" {_processors(absent, self._cluster).lower()}, which did not come {limit}."
-        )
+        text = f"{_processors(there, self._cluster)} waited in"
+        text += f" {_describe(log[place]) if place < len(log) else node}"
+        if absent:
+            text += (
+                f" for {_processors(absent, self._cluster).lower()}, which did not come {limit}."
+            )
+        else:
+            text += f", to which all came, and which did not end {limit}."
         return CollectiveTimeoutError(f"{text} {advice}".rstrip())
 
     def _group(self, pnum: int, axes: Sequence[str]) -> list[int]:
@@ -154,7 +157,8 @@ def _place(log: Sequence[Collective], node: str) -> int:
 
 def _describe(collective: Collective) -> str:
     axes = " and ".join(repr(axis) for axis in collective.axes)
-    return f"the {collective.kind} over mesh axis {axes} that {collective.name!r} needs"
+    what = repr(collective.name) if collective.name else "an output"
+    return f"the {collective.kind} over mesh axis {axes} that {what} needs"
 
 
 def _processors(pnums: Sequence[int], cluster: Cluster) -> str:

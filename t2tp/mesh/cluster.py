@@ -21,9 +21,6 @@ from t2tp.mesh.peers import JOB, Peers
 # How long processors wait for others, in a collective or at a barrier.
 TIME_LIMIT = 600.0
 
-# Set by t2tp_launch: how many devices each process is to bring.
-DEVICES_VARIABLE = "T2TP_DEVICES_PER_PROCESS"
-
 # TensorFlow is one of several processes from its start to its end: the kind of its devices, how
 # many of them each process brings, and the link to the others.
 _joined: tuple[str, int, Peers] | None = None
@@ -189,7 +186,7 @@ def _local_devices(each: int) -> str:
 
 def _check_share(each: int) -> None:
     """Compares what the mesh needs of each process with what the launcher was told."""
-    told = os.environ.get(DEVICES_VARIABLE)
+    told = os.environ.get(processes.DEVICES_VARIABLE)
     if told is not None and int(told) != each:
         raise ValueError(
             f"The mesh needs {each} devices in each process, and t2tp_launch was told"

@@ -53,7 +53,7 @@ def lower_while_loop(op: mtf.WhileLoopOperation, lowering: Lowering) -> None:
     kwargs = {**op._tf_kwargs, "parallel_iterations": 1}
     kwargs.pop("back_prop", None)
     _, *results = tf.while_loop(condition, body, [tf.constant(0, tf.int64), *start], **kwargs)
-    axes = [[]] * num_inputs + summed_axes
+    axes: list[list[int]] = [[]] * num_inputs + summed_axes
     for output, value, summed in zip(op.outputs, results, axes, strict=True):
         lowering.set_sum_over_axes(output, value, summed)
 

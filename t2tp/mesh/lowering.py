@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -20,6 +21,14 @@ from t2tp.mesh.spmd import LaidOutTensor, SpmdMeshImpl
 
 # Operations that do something besides computing their outputs.
 _EFFECTS = (mtf.Assign, mtf.PrintOperation)
+
+
+def all_operations(operations: Iterable[mtf.Operation]) -> Iterator[mtf.Operation]:
+    """The operations, and those inside of loops."""
+    for op in operations:
+        yield op
+        if isinstance(op, mtf.WhileLoopOperation):
+            yield from all_operations((*op._cond_ops, *op._body_ops))
 
 
 def live_operations(
@@ -40,15 +49,14 @@ def live_operations(
 
 
 def _has_effect(op: mtf.Operation) -> bool:
-    if isinstance(op, mtf.WhileLoopOperation):
-        return any(_has_effect(inner) for inner in op._body_ops)
-    return isinstance(op, _EFFECTS)
+    return any(isinstance(inner, _EFFECTS) for inner in all_operations([op]))
 
 
 def _producers(op: mtf.Operation) -> set[mtf.Operation]:
     producers = {tensor.operation for tensor in op.inputs}
-    if _draw_after(op) is not None:
-        producers.add(_draw_after(op).operation)
+    draw_after = _draw_after(op)
+    if draw_after is not None:
+        producers.add(draw_after.operation)
     if isinstance(op, mtf.Assign):
         producers.update(op.variables)
     if isinstance(op, mtf.PrintOperation):
@@ -145,7 +153,7 @@ class Lowering(mtf.Lowering):
             return laid_out.laid_out_input.slice, laid_out.mesh_axes
         return laid_out.to_laid_out_tensor().slice, []
 
-    def set_tensor_lowering(self, tensor: mtf.Tensor, laid_out_tensor: LaidOutTensor) -> None:
+    def set_tensor_lowering(self, tensor: mtf.Tensor, laid_out_tensor: Any) -> None:
         """Says what a tensor is; a sum over mesh axes is put off."""
         if type(laid_out_tensor) is mtf.LazyAllreduceSum:
             laid_out_tensor = self._reductions.put_off(laid_out_tensor, tensor in self._needed)

@@ -171,8 +171,8 @@ class Peers:
         if not said:
             others = [peer for peer in self._others() if peer not in reports]
             with ThreadPoolExecutor(64) as threads:
-                serves = threads.map(serves, [self.addresses[peer] for peer in others])
-                gone = [peer for peer, there in zip(others, serves, strict=True) if not there]
+                alive = threads.map(serves, [self.addresses[peer] for peer in others])
+                gone = [peer for peer, there in zip(others, alive, strict=True) if not there]
             said = [f"{self.name(peer)} is gone" for peer in gone]
             if 0 not in gone:
                 silent = [peer for peer in self._silent() if peer in others and peer not in gone]
@@ -244,8 +244,9 @@ class Peers:
             self.report("waited", {})
             self._context.abort_collective_ops(tf.errors.ABORTED, lost)
         if not self._leaving.wait(ENDING_SECONDS):
+            why = "This process failed." if self._reported else "The others gave it up."
             print(
-                f"t2tp: {lost or 'This process failed.'} Process {self.process_id} did not end by"
+                f"t2tp: {lost or why} Process {self.process_id} did not end by"
                 f" itself within {ENDING_SECONDS:.0f} s, and is ended. {self.advice}",
                 file=sys.stderr,
                 flush=True,
@@ -265,7 +266,7 @@ class Peers:
         """At the end of the program: waits for the others, which may need process 0 till then."""
         error = getattr(sys, "last_value", None)
         if error is not None:  # It was not caught.
-            self.report("failed", first_line(error))
+            self.report("failed", in_a_line(error))
         if not self._reported and self._lost is None:
             with contextlib.suppress(MissingProcessError):
                 self.barrier("leave", LEAVING_SECONDS)
@@ -321,10 +322,10 @@ class Peers:
         return [peer for peer, state in states if isinstance(state, tf.errors.UnavailableError)]
 
 
-def first_line(error: BaseException) -> str:
-    """An exception in a line."""
-    lines = str(error).splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0]}"
+def in_a_line(error: BaseException) -> str:
+    """An exception in a line; of TensorFlow's, what comes after where in the graph it was."""
+    paragraph = str(error).strip().rpartition("\n\n")[2]
+    return f"{type(error).__name__}: {paragraph.partition(chr(10))[0]}"
 
 
 def _key(name: str) -> str:

@@ -7,7 +7,8 @@ import os
 import re
 from dataclasses import dataclass
 
-import tensorflow as tf
+# Set by t2tp_launch: how many devices each process is to bring.
+DEVICES_VARIABLE = "T2TP_DEVICES_PER_PROCESS"
 
 _SLURM_PORTS = 12_000  # Ports of jobs begin at 20000 + job number % this, below the ephemeral ones.
 _FIRST_HOST = re.compile(r"([^,\[]+)(?:\[(\d+))?")  # Of node[07-12,15],other1: node, 07.
@@ -81,12 +82,17 @@ def _from_arguments(
 
 
 def _from_tf_config() -> Place | None:
-    """Reads TF_CONFIG: chief and workers train, and nobody else is understood."""
-    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    """Reads TF_CONFIG, which is JSON; chief and workers train, and nobody else is understood."""
     try:
-        jobs = resolver.cluster_spec().as_dict()
-    except json.JSONDecodeError as error:
-        raise ValueError(f"TF_CONFIG is not JSON: {error}.") from error
+        config = json.loads(os.environ["TF_CONFIG"])
+        jobs = {job: list(addresses) for job, addresses in config.get("cluster", {}).items()}
+        task = config.get("task", {})
+        own = (task.get("type"), int(task.get("index", 0)))
+    except (ValueError, AttributeError, TypeError) as error:
+        raise ValueError(
+            'TF_CONFIG must be like {"cluster": {"worker": ["node1:8476", "node2:8476"]}, "task":'
+            f' {{"type": "worker", "index": 0}}}}; it is {os.environ["TF_CONFIG"]!r}: {error}.'
+        ) from error
     if not jobs:
         return None
     unknown = sorted(set(jobs) - {"chief", "worker"})
@@ -96,7 +102,6 @@ def _from_tf_config() -> Place | None:
             " the first may be of type 'chief')."
         )
     tasks = [(job, i) for job in ("chief", "worker") for i in range(len(jobs.get(job, ())))]
-    own = (resolver.task_type, resolver.task_id)
     if own not in tasks:
         raise ValueError(
             f"TF_CONFIG says that this is task {own}, and its cluster has"

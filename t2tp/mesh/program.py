@@ -16,7 +16,7 @@ from t2tp.mesh.calls import Calls
 from t2tp.mesh.cluster import Cluster, connect
 from t2tp.mesh.collectives import Collective, Collectives, summarize
 from t2tp.mesh.layout import Layout
-from t2tp.mesh.lowering import Lowering
+from t2tp.mesh.lowering import Lowering, all_operations
 from t2tp.mesh.outputs import Outputs, axes_to_gather
 from t2tp.mesh.spmd import LaidOutTensor, SpmdMeshImpl
 from t2tp.mesh.variables import Variables, VariableSpec, fresh_variable_scopes, handles_for_masters
@@ -312,7 +312,7 @@ class Program:
         """Refuses a layout that cannot work for a tensor; warns of rules and axes without
         effect."""
         shapes = [f.shape for f in self._features.values()]
-        for op in built.graph.operations:
+        for op in all_operations(built.graph.operations):
             for tensor in op.outputs:
                 self.layout.check(tensor.name.removesuffix(":0"), tensor.shape)
                 shapes.append(tensor.shape)

@@ -47,3 +47,19 @@ class Model(abc.ABC):
           features: the problem's features by name.
           training: whether dropout is on.
         """
+
+    def next_token_logits(self, mesh: Mesh, features: Mapping[str, mtf.Tensor]) -> mtf.Tensor:
+        """Builds the logits of the token at a position, if the model writes text token by token.
+
+        Args:
+          mesh: the program's mesh.
+          features: `targets`, integers [batch, length] of which those before the position count;
+            `position`, an integer scalar.
+
+        Returns:
+          float32 [batch, vocab].
+
+        Raises:
+          NotImplementedError: the model does not write text.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not write text token by token")

@@ -49,19 +49,7 @@ class TransformerLm(Model):
         return LossOutput(nll_sum / mtf.maximum(tokens, 1.0), metrics)
 
     def next_token_logits(self, mesh: Mesh, features: Mapping[str, mtf.Tensor]) -> mtf.Tensor:
-        """Logits of the token at a position, given those before it.
-
-        Args:
-          mesh: the program's mesh.
-          features: `targets`, integers [batch, length] of which those before the position count;
-            `position`, an integer scalar.
-
-        Returns:
-          float32 [batch, vocab].
-
-        Raises:
-          ValueError: the length is above `max_length`.
-        """
+        """See `Model`."""
         targets, position = features["targets"], features["position"]
         length = targets.shape.dims[-1]
         one_segment = mtf.ones_like(targets)

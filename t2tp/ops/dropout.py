@@ -45,7 +45,7 @@ def dropout(
         raise ValueError(
             f"dropout: give exactly one of keep_prob and rate, not {keep_prob} and {rate}."
         )
-    keep = keep_prob if rate is None else 1.0 - rate
+    keep = 1.0 - rate if keep_prob is None else keep_prob  # type: ignore[operator]  # one is given
     if not 0.0 < keep <= 1.0:
         raise ValueError(f"dropout: the part to keep must be in (0, 1], not {keep}.")
     noise_shape = x.shape if noise_shape is None else mtf.convert_to_shape(noise_shape)
@@ -73,12 +73,14 @@ class DropoutOperation(mtf.Operation):
         self._keep_prob = keep_prob
         self._noise_shape = noise_shape
         self._drawn_by = drawn_by or self.name
+        self.draw_after: mtf.Tensor | None = None  # set when this is a recomputation
         self._outputs = [mtf.Tensor(self, x.shape, x.dtype)]
 
     def gradient(self, grad_ys: list[mtf.Tensor]) -> list[mtf.Tensor]:
         backward = DropoutOperation(
             grad_ys[0], self._keep_prob, self._noise_shape, drawn_by=self._drawn_by
         )
+        backward.draw_after = self.draw_after
         return backward.outputs
 
     def lower(self, lowering: Lowering) -> None:

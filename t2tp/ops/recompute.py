@@ -76,7 +76,7 @@ class ZeroAfterOperation(mtf.Operation):
     """A zero, float32 [], that is known only when the input is.
 
     What adds it to its inputs has to wait, and is not found to have been computed before. Control
-    dependencies would not do: TensorFlow's optimizer and XLA see through them.
+    dependencies would not do: XLA knows none.
     """
 
     def __init__(self, x: mtf.Tensor) -> None:

@@ -21,9 +21,10 @@ import tensorflow as tf
 from tensorflow.python.framework import test_util
 
 from t2tp import mtf
-from t2tp.mesh.layout import Layout, LayoutError
+from t2tp.mesh.layout import Layout
 from t2tp.mesh.program import Program, _Graph
 from t2tp.mesh.variables import handles_for_masters
+from tests.mesh import layouts
 
 
 def load(name: str, mesh_shape: str | None) -> types.ModuleType:
@@ -75,29 +76,14 @@ def _with_handles(set_up: Callable[[unittest.TestCase], None]) -> Callable:
 
 
 def split_as_much_as_possible(graph: mtf.Graph, mesh_shape: str) -> Layout:
-    """A layout that splits a dimension of the graph over each axis that can split one."""
-    dims = dict.fromkeys(
-        dim.name for op in graph.operations for t in (*op.outputs, *op.inputs) for dim in t.shape
-    )
-    layout = Layout(mesh_shape)
-    for axis in layout.mesh_shape:
-        for dim in dims:
-            rules = [*layout.rules, (dim, axis.name)]
-            try:
-                tried = Layout(mesh_shape, ";".join(f"{d}:{a}" for d, a in rules))
-                _check(graph, tried)
-            except LayoutError:
-                continue
-            layout = tried
-            break
-    return layout
-
-
-def _check(graph: mtf.Graph, layout: Layout) -> None:
-    for op in graph.operations:
-        for tensor in op.outputs:
-            layout.check(tensor.name, tensor.shape)
-        layout.check_operation(op)
+    """A layout that splits all dimensions of the graph that can be, over one axis or another."""
+    axes = [axis.name for axis in Layout(mesh_shape).mesh_shape]
+    candidates = [
+        (dim, axis)
+        for i, dim in enumerate(layouts.dimension_names(graph))
+        for axis in (*axes[i % len(axes) :], *axes[: i % len(axes)])
+    ]
+    return Layout(mesh_shape, layouts.rules_that_work(graph, mesh_shape, candidates))
 
 
 def _second_instance(name: str) -> types.ModuleType:

@@ -19,7 +19,10 @@ import t2tp
 from t2tp import mtf
 from t2tp.checkpoint import latest
 from t2tp.mesh.cluster import Cluster, connect
+from t2tp.models.transformer_lm import TransformerLm
+from t2tp.optim import apply_gradients
 from t2tp.trainer import checkpointing
+from tests.models import small_lm
 
 BATCH, D_IN, D_FF = mtf.Dimension("batch", 8), mtf.Dimension("d_in", 6), mtf.Dimension("d_ff", 12)
 X = np.random.default_rng(0).normal(size=(8, 6)).astype(np.float32)
@@ -98,7 +101,7 @@ def die(cluster: Cluster, mesh_shape: str, who: int, how: str) -> dict:
         if step == 3 and cluster.process_id == who:
             if how == "raise":
                 raise OSError("the disk is full")
-            if how == "sleep":
+            if how == "hang":
                 time.sleep(1000)
             os.kill(os.getpid(), signal.SIGSTOP if how == "stop" else signal.SIGKILL)
         if how == "kill at a barrier":
@@ -109,26 +112,61 @@ def die(cluster: Cluster, mesh_shape: str, who: int, how: str) -> dict:
     return {}
 
 
-def fail_on_a_device(cluster: Cluster, mesh_shape: str) -> dict:
-    """The program of the last processor fails."""
+def device(cluster: Cluster, mesh_shape: str, how: str) -> dict:
+    """The programs of the processors that hold the last row fail, or hang for some seconds."""
 
-    def fail_on_purpose(x, pnum):
-        with tf.control_dependencies([tf.debugging.assert_less(pnum, 3, "on purpose")]):
+    def fail(x):
+        with tf.control_dependencies([tf.debugging.assert_less(x, 50.0, "on purpose")]):
+            return tf.identity(x)
+
+    def hang(x):
+        seconds = tf.where(tf.reduce_max(x) < 50.0, 0.0, 8.0)
+        with tf.control_dependencies(
+            [tf.py_function(lambda s: time.sleep(float(s)), [seconds], [])]
+        ):
             return tf.identity(x)
 
     def step(mesh, features):
         del mesh
-        x = features["x"]
-        pnum = mtf.import_laid_out_tensor(
-            x.mesh, t2tp.mesh.spmd.LaidOutTensor([tf.constant(0)]), mtf.Shape([])
-        )
-        x = mtf.slicewise(fail_on_purpose, [x, pnum], splittable_dims=[BATCH, D_IN])
-        return {"sum": mtf.reduce_sum(x)}
+        fn = {"fail": fail, "hang": hang}[how]
+        x = mtf.slicewise(fn, [features["x"]], splittable_dims=[BATCH, D_IN])
+        return {"sum": mtf.reduce_sum(x, name="total")}
 
+    failing = t2tp.Program(
+        step,
+        {"x": t2tp.Feature(mtf.Shape([BATCH, D_IN]))},
+        mesh_shape=mesh_shape,
+        layout="batch:data",
+        cluster=cluster,
+    )
+    x = X.copy()
+    x[-1] = 100
+    failing({"x": x})
     return {}
 
 
-SCENARIOS = {each.__name__: each for each in (train, resume, die)}
+def lm(cluster: Cluster, mesh_shape: str, steps: int) -> dict:
+    """Losses of a small transformer language model, with dropout and Adam."""
+    hparams = small_lm.make_hparams(layer_prepostprocess_dropout=0.1)
+    model = TransformerLm(hparams, small_lm.VOCAB_SIZE)
+
+    def step_fn(mesh, features):
+        output = model.loss(mesh, features, training=True)
+        apply_gradients(output.loss, mesh, hparams, train_steps=100)
+        return {"loss": output.loss}
+
+    trained = t2tp.Program(
+        step_fn,
+        small_lm.FEATURES,
+        mesh_shape=mesh_shape,
+        layout=hparams.layout,
+        cluster=cluster,
+    )
+    outputs = [trained(small_lm.make_batch(seed=k), step=k) for k in range(steps)]
+    return {"losses": [float(each["loss"]) for each in outputs]}
+
+
+SCENARIOS = {each.__name__: each for each in (train, resume, die, device, lm)}
 
 
 def main() -> None:

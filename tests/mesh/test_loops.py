@@ -106,23 +106,26 @@ def test_what_a_loop_assigns_is_assigned_though_nobody_asks_for_its_outputs():
     assert program.variables["count"].numpy() == 3
 
 
-def test_variables_in_the_place_of_loop_variables():
-    """mesh-tensorflow keeps all but the first `num_loop_vars` in variables."""
+def test_loop_variables_that_are_not_asked_for_are_not_made_variables_of_the_model():
+    """mesh-tensorflow keeps all but the first `num_loop_vars` in trainable variables."""
 
     def step(mesh, features):
-        start = mtf.constant(mesh, 0, dtype=tf.int32)
+        start = mtf.constant(mesh, 0.0)
 
-        def body(i, x):
-            return [i + 1, x * 2.0]
+        def body(total, x):
+            return [total + mtf.reduce_sum(x), x * 2.0]
 
-        (i,) = mtf.while_loop(
-            lambda i, x: mtf.less(i, 3), body, [start, features["x"]], num_loop_vars=1
+        (total,) = mtf.while_loop(
+            lambda total, x: mtf.less(mtf.reduce_sum(mtf.square(x)), 100.0 * np.square(X).sum()),
+            body,
+            [start, features["x"]],
+            num_loop_vars=1,
         )
-        return {"i": i}
+        return {"total": total}
 
     program, values = run(step, "data:2;model:2")
-    assert values["i"] == 3
-    np.testing.assert_allclose(program.variables["loop_var_0"].numpy(), X * 8, rtol=1e-6)
+    np.testing.assert_allclose(values["total"], X.sum() * (1 + 2 + 4 + 8), rtol=1e-5)
+    assert len(program.variables) == 0
 
 
 def test_the_oracle_agrees_where_it_can():

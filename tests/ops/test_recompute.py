@@ -68,12 +68,12 @@ def operations_run(step):
     graphs = [g.post_optimization_graph for g in context.export_run_metadata().function_graphs]
     context.disable_graph_collection()
     kinds = [Counter(node.op for node in graph.node) for graph in graphs]
-    return max(kinds, key=lambda kind: kind["Tanh"])
+    return max(kinds, key=lambda kind: kind["Einsum"])
 
 
 def test_everything_inside_is_computed_again_random_numbers_too():
     once, again = operations_run(step_with(plain)), operations_run(step_with(mtf.recompute_grad))
-    assert once["Tanh"] == 2 and again["Tanh"] == 4
+    assert again["Einsum"] == once["Einsum"] + 2
     assert again["RightShift"] == 2 * once["RightShift"]
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from t2tp.trainer.decoding import draw
+from t2tp.trainer.decoding import draw, extend
 
 LOGITS = np.log(np.array([0.5, 0.1, 0.25, 0.15], np.float32))
 
@@ -35,3 +35,12 @@ def test_top_k_leaves_only_the_most_probable():
 def test_huge_logits_are_no_trouble(temperature):
     logits = np.array([-1e4, 1e4], np.float32)
     assert draw(logits, np.random.default_rng(0), temperature) == 1
+
+
+def test_a_continuation_ends_with_the_document_or_the_length():
+    def count_down(tokens: list[int]) -> int:
+        return tokens[-1] - 1
+
+    assert extend([9], 3, count_down) == [8, 7, 6]
+    assert extend([1, 5], 9, count_down) == [4, 3, 2]  # 1 ends a document.
+    assert extend([9], 0, count_down) == []

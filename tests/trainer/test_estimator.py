@@ -81,10 +81,10 @@ class Note(Hook):
 def test_training_lowers_the_loss_and_any_mesh_gives_the_same(tmp_path):
     curves = {}
     for mesh in MESHES:
-        estimator(tmp_path / mesh, mesh).train(toy.inputs(), 20)
+        estimator(tmp_path / mesh, mesh).train(toy.inputs(), 40)
         curves[mesh] = losses(tmp_path / mesh)
     one = curves["one device"]
-    assert one[-1] < one[0] / 5
+    assert sum(one[-5:]) < sum(one[:5]) / 5
     for mesh, curve in curves.items():
         np.testing.assert_allclose(curve, one, rtol=1e-5, err_msg=mesh)
 

@@ -1,0 +1,37 @@
+"""Layouts for graphs that say nothing of one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from t2tp import mtf
+from t2tp.mesh.layout import Layout, LayoutError
+from t2tp.mesh.lowering import all_operations
+
+
+def dimension_names(graph: mtf.Graph) -> list[str]:
+    """Names of the graph's dimensions, in the order in which they appear."""
+    tensors = (t for op in all_operations(graph.operations) for t in (*op.inputs, *op.outputs))
+    return list(dict.fromkeys(name for t in tensors for name in t.shape.dimension_names))
+
+
+def rules_that_work(
+    graph: mtf.Graph, mesh_shape: str, candidates: Iterable[tuple[str, str]]
+) -> str:
+    """Of (dimension, axis) pairs, those that go together with the ones before, as layout rules."""
+    rules: list[str] = []
+    for dim, axis in candidates:
+        try:
+            _check(graph, Layout(mesh_shape, ";".join([*rules, f"{dim}:{axis}"])))
+        except LayoutError:
+            continue
+        rules.append(f"{dim}:{axis}")
+    return ";".join(rules)
+
+
+def _check(graph: mtf.Graph, layout: Layout) -> None:
+    for op in all_operations(graph.operations):
+        for tensor in op.outputs:
+            layout.check(tensor.name, tensor.shape)
+        if not isinstance(op, mtf.ImportLaidOutTensorOperation):
+            layout.check_operation(op)
