@@ -4,7 +4,7 @@
 # Interrupt it and start it again: it goes on where it was. DEMO_STEPS changes the length of the training.
 set -eu
 folder=${1:-demo}
-steps=${DEMO_STEPS:-1200}
+steps=${DEMO_STEPS:-1000}
 run="--problem=languagemodel_python_stdlib --model=transformer_lm --hparams_set=transformer_lm_tiny
   --data_dir=$folder/data --output_dir=$folder/run --mesh_shape=data:2;model:2"
 

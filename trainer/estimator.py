@@ -74,10 +74,17 @@ class Estimator:
         gradients of embeddings) differ from run to run. On CPUs our operations do not need it.
 
         Raises:
-          ValueError: there are not as many as the mesh has processors.
+          ValueError: there are not as many as the mesh has processors, or they belong to several
+            processes, which the trainer cannot use yet.
         """
         if self._cluster is None:
-            self._cluster = connect(self.layout.size)
+            cluster = connect(self.layout.size)
+            if cluster.num_processes > 1:
+                raise ValueError(
+                    f"this is one of {cluster.num_processes} processes, and the trainer runs in one"
+                    " so far; t2tp.Program runs in several (docs/many_processes.md)"
+                )
+            self._cluster = cluster
             if any("GPU" in device for device in self._cluster.devices):
                 tf.config.experimental.enable_op_determinism()
         return self._cluster

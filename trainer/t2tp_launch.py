@@ -144,8 +144,7 @@ class _Launched:
         failed: int | None = None
         deadline = float("inf")
         stop = signal.SIGTERM
-        while any(process.poll() is None for process in self._processes):
-            codes = [process.returncode for process in self._processes]
+        while None in (codes := [process.poll() for process in self._processes]):
             if failed is None and any(codes):
                 failed = next(code for code in codes if code)
                 deadline = time.monotonic() + ENDING_SECONDS
@@ -155,7 +154,7 @@ class _Launched:
                 deadline = time.monotonic() + KILL_SECONDS
             time.sleep(_POLL_SECONDS)
         if failed is None:
-            failed = next((p.returncode for p in self._processes if p.returncode), 0)
+            failed = next((code for code in codes if code), 0)
         for copier in self._copiers:
             copier.join()
         return failed if failed >= 0 else 128 - failed

@@ -48,6 +48,7 @@ def meet(place: Place, brings: str, seconds: float = MEETING_SECONDS) -> list[st
 def _host(place: Place, brings: str, seconds: float) -> list[str]:
     """Process 0: waits for the others, then tells all of them the same."""
     visitors: dict[int, _Visitor] = {}
+    everybody: list[_Visitor] = []  # One of whom may have come again, after a crash.
     trouble: Exception | None = None
     deadline = time.monotonic() + seconds
     with contextlib.ExitStack() as stack:
@@ -65,11 +66,12 @@ def _host(place: Place, brings: str, seconds: float) -> list[str]:
             stack.enter_context(visitor.connection)
             trouble = _misfit(place, brings, visitor, visitors)
             visitors[visitor.process_id] = visitor
+            everybody.append(visitor)
         addresses = [place.address or place.meeting_point]
         addresses += [visitors[p].address for p in sorted(visitors)]
         missing = isinstance(trouble, MissingProcessError)
         answer = {"addresses": addresses, "error": str(trouble or ""), "missing": missing}
-        for visitor in visitors.values():
+        for visitor in everybody:
             visitor.answer(answer)
     if trouble is not None:
         raise trouble

@@ -90,7 +90,10 @@ class SpmdMeshImpl(mtf.MeshImpl):
           seed: of random operations.
           variable_slices: the processor's slice of each variable, by name.
         """
-        super().__init__(layout.mesh_shape, layout.mtf_rules)
+        # An axis of one processor splits nothing, so that operations which cannot be split work.
+        splitting = {axis.name for axis in layout.mesh_shape if axis.size > 1}
+        rules = [(dim, axis) for dim, axis in layout.rules if axis in splitting]
+        super().__init__(layout.mesh_shape, mtf.LayoutRules(rules))
         self.layout = layout
         self.collectives = collectives
         self.variable_slices = variable_slices

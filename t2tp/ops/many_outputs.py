@@ -7,6 +7,7 @@ one.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -46,8 +47,8 @@ def slicewise(
       name: of the operation.
     """
     is_tuple = isinstance(output_dtype, list)
-    shapes = output_shape if is_tuple else [output_shape]
-    dtypes = output_dtype if is_tuple else [output_dtype]
+    shapes: Any = output_shape if is_tuple else [output_shape]
+    dtypes: Any = output_dtype if is_tuple else [output_dtype]
     op = SlicewiseOperation(
         tf_fn,
         xs,

@@ -1,0 +1,111 @@
+"""The launcher, with commands that take no time."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from t2tp.trainer import t2tp_launch
+from t2tp.trainer.t2tp_launch import environments_of
+
+
+def launch(*arguments: str, **options) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "t2tp.trainer.t2tp_launch", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, **options)
+
+
+def python(text: str) -> list[str]:
+    """A command that knows its number as `task`."""
+    prelude = "import json, os, sys, time; task = json.loads(os.environ['TF_CONFIG'])['task'];"
+    return [sys.executable, "-c", f"{prelude} task = task['index']\n{text}"]
+
+
+def test_output_is_marked_with_the_number_of_the_process():
+    done = launch("-n", "3", *python("print('out', task); print('err', task, file=sys.stderr)"))
+    assert done.returncode == 0
+    assert sorted(done.stdout.splitlines()) == [f"[{i}] out {i}" for i in range(3)]
+    assert sorted(done.stderr.splitlines()) == [f"[{i}] err {i}" for i in range(3)]
+
+
+def test_flags_after_the_command_are_the_commands():
+    done = launch("-n", "1", sys.executable, "-c", "import sys; print(sys.argv[1:])", "-n", "7")
+    assert done.stdout == "[0] ['-n', '7']\n"
+
+
+def test_the_exit_code_is_that_of_the_first_that_failed():
+    done = launch("-n", "3", *python("time.sleep(0.5 * task); sys.exit([0, 5, 6][task])"))
+    assert done.returncode == 5
+    done = launch("-n", "2", *python("os.kill(os.getpid(), 9 if task else 0)"))
+    assert done.returncode == 137
+
+
+def test_when_one_dies_the_others_are_ended(monkeypatch):
+    monkeypatch.setattr(t2tp_launch, "ENDING_SECONDS", 0.5)
+    monkeypatch.setattr(t2tp_launch, "KILL_SECONDS", 0.5)
+    deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+    begin = time.monotonic()
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        code = t2tp_launch.main(
+            ["-n", "3", *python(f"{deaf}\nif task == 1: sys.exit(9)\ntime.sleep(60)")]
+        )
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    assert code == 9
+    assert time.monotonic() - begin < 20
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_reach_all_processes(number):
+    text = (
+        "import signal\n"
+        "signal.signal(signal.SIGINT, lambda *_: sys.exit(13))\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(13))\n"
+        "print('ready', flush=True); time.sleep(60)"
+    )
+    command = [sys.executable, "-m", "t2tp.trainer.t2tp_launch", "-n", "2", *python(text)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as launcher:
+        assert sorted(launcher.stdout.readline() for _ in range(2)) == [
+            "[0] ready\n",
+            "[1] ready\n",
+        ]
+        os.kill(launcher.pid, number)
+        assert launcher.wait(timeout=30) == 13
+
+
+def test_a_command_that_does_not_exist_and_wrong_numbers_are_refused():
+    done = launch("-n", "2", "no-such-command")
+    assert done.returncode == 127
+    assert done.stderr == "t2tp_launch: no-such-command: No such file or directory\n"
+    done = launch("-n", "0", "true")
+    assert done.returncode == 2 and "0 is less than 1" in done.stderr
+
+
+def test_gpus_are_dealt_out():
+    def visible(number, each, gpus):
+        environments = environments_of(number, each, {}, gpus)
+        return [environment.get("CUDA_VISIBLE_DEVICES") for environment in environments]
+
+    assert visible(2, None, ["0", "1", "2", "3"]) == ["0,1", "2,3"]
+    assert visible(2, 1, ["4", "5", "6"]) == ["4", "5"]
+    assert visible(2, None, []) == [None, None]
+    with pytest.raises(ValueError, match="2 processes with 2 GPUs each need 4, and there are 3"):
+        environments_of(2, 2, {}, ["0", "1", "2"])
+    with pytest.raises(ValueError, match="4 processes with 1 GPUs each need 4, and there are 2"):
+        environments_of(4, None, {}, ["0", "1"])
+
+
+def test_each_process_is_told_who_it_is():
+    first, second = environments_of(2, 3, {"A": "b"}, [])
+    assert first["A"] == "b" and first["T2TP_DEVICES_PER_PROCESS"] == "3"
+    config = json.loads(second["TF_CONFIG"])
+    assert config["task"] == {"type": "worker", "index": 1}
+    assert len(set(config["cluster"]["worker"])) == 2
+    assert json.loads(first["TF_CONFIG"])["cluster"] == config["cluster"]
