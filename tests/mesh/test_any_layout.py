@@ -137,7 +137,7 @@ recipes = st.lists(
         st.integers(0, 99),
         st.integers(0, 99),
     ),
-    min_size=2,
+    min_size=3,
     max_size=6,
 )
 
@@ -191,7 +191,7 @@ def graph_of(recipe: Recipe) -> mtf.Graph:
         return graph
 
 
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(recipes, st.sampled_from(MESHES), st.data())
 def test_any_mesh_and_layout_give_the_same_values_and_gradients(recipe, mesh_shape, data):
     graph = graph_of(recipe)

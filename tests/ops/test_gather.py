@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import t2tp
+from t2tp import mtf
 from t2tp.ops.gather import gather
 from tests.ops.on_mesh import assert_close, in_float64, with_gradients
 
@@ -103,3 +104,91 @@ def test_any_shape_that_the_mesh_divides(mesh, batch, length, vocab, d_model):
 def test_one_axis_cannot_split_both_ids_and_vocabulary(dim, layout):
     with pytest.raises(t2tp.LayoutError, match=f"both its dimensions '{dim}' and 'vocab'"):
         with_gradients(ours, make_inputs(), "a:2", layout)
+
+
+BATCHED = [("", ""), ("x:2", "b:x"), ("x:4", "n:x"), ("x:2;y:2", "b:x;n:y"), ("x:2;y:2", "m:x;n:y")]
+
+
+@pytest.mark.parametrize(("mesh_shape", "layout"), BATCHED)
+def test_dimensions_that_both_have_are_batch_dimensions(mesh_shape, layout):
+    random = np.random.default_rng(2)
+    inputs = {
+        "table": ("d:3;b:4;n:8;c:2", random.normal(size=(3, 4, 8, 2))),
+        "ids": ("m:6;c:2;b:4", random.integers(0, 8, (6, 2, 4))),
+    }
+
+    def transposed(table, ids):
+        table = tf.transpose(table, [3, 1, 2, 0])  # [c, b, n, d]
+        rows = tf.gather(table, tf.transpose(ids, [1, 2, 0]), batch_dims=2)
+        return tf.transpose(rows, [2, 0, 1, 3])  # [m, c, b, d]
+
+    values = with_gradients(
+        lambda table, ids: gather(table, ids, table.shape.get_dim_by_name("n")),
+        inputs,
+        mesh_shape,
+        layout,
+    )
+    assert_close(values, in_float64(transposed, inputs), 1e-6)
+
+
+def row(weights, number, dtype=tf.float32, xla=False):
+    """Row `number` of a feature."""
+
+    def step(mesh, features):
+        del mesh
+        return {"y": gather(features["w"], features["i"], features["w"].shape.dims[0])}
+
+    program = t2tp.Program(
+        step,
+        {"w": t2tp.Feature("n:4;d:2", dtype), "i": t2tp.Feature(mtf.Shape([]), tf.int64)},
+        xla=xla,
+    )
+    return program({"w": weights, "i": np.array(number)})["y"]
+
+
+@pytest.mark.parametrize("dtype", [tf.bool, tf.int32, tf.bfloat16, tf.float64])
+def test_rows_of_any_dtype(dtype):
+    weights = (np.arange(8).reshape(4, 2) % 3).astype(dtype.as_numpy_dtype)
+    for number in range(4):
+        np.testing.assert_array_equal(row(weights, number, dtype), weights[number])
+
+
+@pytest.mark.parametrize("number", [-1, 4])
+def test_an_index_out_of_range_is_refused(number):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"must be in \[0, 4\)"):
+        row(np.ones((4, 2)), number)
+
+
+@pytest.mark.parametrize("number", [-1, 4])
+def test_xla_which_cannot_raise_gives_what_is_in_no_table(number):
+    assert np.isnan(row(np.ones((4, 2)), number, xla=True)).all()
+    smallest = np.iinfo(np.int32).min
+    np.testing.assert_array_equal(row(np.ones((4, 2)), number, tf.int32, xla=True), smallest)
+
+
+def test_what_cannot_be_looked_up_is_refused():
+    inputs = make_inputs()
+    vocab, length = mtf.Dimension("vocab", 16), mtf.Dimension("length", 4)
+    with pytest.raises(ValueError, match="has no dimension"):
+        with_gradients(lambda table, ids: gather(table, ids, length), inputs)
+    with pytest.raises(ValueError, match="must be integers"):
+        with_gradients(lambda table, ids: gather(table, mtf.to_float(ids), vocab), inputs)
+
+
+def test_the_cost_does_not_grow_with_the_table():
+    """Nothing is made of the size of indices x table; the gradient has the table's."""
+    n, d = mtf.Dimension("n", 1000), mtf.Dimension("d", 2)
+
+    def step(mesh, features):
+        table = mtf.get_variable(mesh, "table", mtf.Shape([n, d]))
+        rows = mtf.gather(table, features["ids"], n)
+        return {"rows": rows, "d": mtf.gradients([rows], [table])[0]}
+
+    program = t2tp.Program(step, {"ids": t2tp.Feature("m:50", tf.int32)})
+    sizes = [
+        tensor.shape.num_elements() or 0
+        for op in program.trace().graph.get_operations()
+        for tensor in op.outputs
+        if tensor.shape.rank is not None
+    ]
+    assert max(sizes) == n.size * d.size
