@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from t2tp import mtf
+from t2tp import upstream as mtf
 
 # Group keys name groups of devices, and instance keys a collective within its group, for the life
 # of the process. They are handed out in the order of tracing, which is the same in every process.

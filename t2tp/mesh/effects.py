@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
-from t2tp import mtf
+from t2tp import upstream as mtf
 
 if TYPE_CHECKING:
     from t2tp.mesh.lowering import Lowering

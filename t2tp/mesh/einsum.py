@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
-from t2tp import mtf
+from t2tp import upstream as mtf
 from t2tp.mesh.spmd import LaidOutTensor, SpmdMeshImpl
 
 if TYPE_CHECKING:

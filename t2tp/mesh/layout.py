@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator
 
-from t2tp import mtf
+from t2tp import upstream as mtf
 
 _PAIR = re.compile(r"^\s*([A-Za-z_][\w\-]*)\s*:\s*([^\s:]+)\s*$")
 

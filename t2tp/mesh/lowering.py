@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from t2tp import mtf
+from t2tp import upstream as mtf
 from t2tp.mesh.effects import lower_depend, lower_print, lower_scalar_summary
 from t2tp.mesh.einsum import lower_einsum, lower_one_hot
 from t2tp.mesh.gradients import lower_generic_gradient, lower_pool_gradient

@@ -11,7 +11,7 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 from absl import logging
 
-from t2tp import mtf
+from t2tp import upstream as mtf
 from t2tp.mesh.calls import Calls
 from t2tp.mesh.cluster import Cluster, connect
 from t2tp.mesh.collectives import Collective, Collectives, summarize

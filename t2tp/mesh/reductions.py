@@ -12,7 +12,7 @@ import math
 
 import tensorflow as tf
 
-from t2tp import mtf
+from t2tp import upstream as mtf
 from t2tp.mesh.spmd import LaidOutTensor, SpmdMeshImpl
 
 # What is larger gains nothing from company: copying it costs what a second collective would.

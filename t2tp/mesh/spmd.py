@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import tensorflow as tf
 
-from t2tp import mtf
+from t2tp import upstream as mtf
 from t2tp.mesh import random
 from t2tp.mesh.collectives import Collectives
 from t2tp.mesh.layout import Layout

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
-from t2tp import mtf
+from t2tp import upstream as mtf
 from t2tp.mesh.cluster import Cluster
 from t2tp.mesh.initializers import initial_slice
 from t2tp.mesh.layout import Layout, describe

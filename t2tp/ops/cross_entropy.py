@@ -6,7 +6,7 @@ import math
 
 import tensorflow as tf
 
-from t2tp import mtf
+from t2tp import upstream as mtf
 from t2tp.mesh.collectives import Collectives
 from t2tp.mesh.lowering import Lowering
 

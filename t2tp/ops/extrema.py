@@ -11,7 +11,7 @@ from collections.abc import Callable
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
-from t2tp import mtf
+from t2tp import upstream as mtf
 
 
 def reduce_max(

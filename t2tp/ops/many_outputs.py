@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from t2tp import mtf
+from t2tp import upstream as mtf
 
 
 def unstack(x: mtf.Tensor, dim: mtf.Dimension, name: str | None = None) -> list[mtf.Tensor]:

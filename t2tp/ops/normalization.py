@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from t2tp import mtf
+from t2tp import upstream as mtf
 from t2tp.mesh.lowering import Lowering
 
 

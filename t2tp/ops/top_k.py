@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from t2tp import mtf
+from t2tp import upstream as mtf
 from t2tp.ops.gather import GatherGradOperation
 
 

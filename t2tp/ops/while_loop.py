@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from t2tp import mtf
+from t2tp import upstream as mtf
 
 
 def while_loop(
