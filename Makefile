@@ -33,8 +33,13 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-bench: $(STAMP)
-	$(BIN)/python benchmarks/engine_vs_placement.py
+bench: $(STAMP) benchmarks/environments/jax
+	$(BIN)/python benchmarks/training_step.py
+
+# Peers whose dependencies clash with ours; those that are not there are reported as absent.
+benchmarks/environments/jax:
+	$(PYTHON) -m venv $@
+	$@/bin/pip install --quiet jax optax || rm -rf $@
 
 clean:
 	rm -rf $(VENV) $(DEMO) build *.egg-info .pytest_cache .ruff_cache .mypy_cache

@@ -2,7 +2,7 @@
 
 from setuptools import setup
 
-SUBPACKAGES = ("checkpoint", "mesh", "models", "ops", "optim")
+SUBPACKAGES = ("checkpoint", "explanation", "mesh", "metrics", "models", "ops", "optim")
 
 setup(
     packages=[

@@ -17,6 +17,11 @@ def base_hparams() -> HParams:
         help="axes of the mesh and their sizes, as in data:2;model:4; empty: one device",
     )
     add("layout", "batch:data", help="dimension:axis rules, as in batch:data;d_ff:model")
+    add(
+        "activation_dtype",
+        "float32",
+        help="of activations and of products: float32, bfloat16 or float16; variables stay float32",
+    )
     add("optimizer", "adam", help="a registered optimizer")
     add("optimizer_adam_beta1", 0.9)
     add("optimizer_adam_beta2", 0.98)

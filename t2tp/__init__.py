@@ -15,6 +15,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from t2tp.explanation import explain
     from t2tp.hparam import HParams
     from t2tp.mesh.cluster import Cluster, connect
     from t2tp.mesh.layout import Layout, LayoutError
@@ -29,6 +30,7 @@ _HOMES = {
     "Mesh": "t2tp.mesh.program",
     "Program": "t2tp.mesh.program",
     "connect": "t2tp.mesh.cluster",
+    "explain": "t2tp.explanation",
 }
 
 __all__ = [
@@ -40,6 +42,7 @@ __all__ = [
     "Mesh",
     "Program",
     "connect",
+    "explain",
 ]
 
 

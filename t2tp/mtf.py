@@ -13,12 +13,15 @@ import types
 from typing import TYPE_CHECKING, Any
 
 from t2tp import upstream
+from t2tp.ops.cast import cast  # noqa: F401
 from t2tp.ops.cumsum import cumsum  # noqa: F401
 from t2tp.ops.dropout import dropout  # noqa: F401
+from t2tp.ops.einsum import add, einsum, matmul, multiply  # noqa: F401
 from t2tp.ops.extrema import maximum, minimum, reduce_max, reduce_min  # noqa: F401
 from t2tp.ops.gather import gather  # noqa: F401
 from t2tp.ops.many_outputs import slicewise, unstack  # noqa: F401
 from t2tp.ops.recompute import recompute_grad  # noqa: F401
+from t2tp.ops.softmax import log_softmax, reduce_logsumexp, softmax  # noqa: F401
 from t2tp.ops.top_k import top_k  # noqa: F401
 from t2tp.ops.where import where  # noqa: F401
 from t2tp.ops.while_loop import while_loop  # noqa: F401

@@ -17,10 +17,17 @@ def nearest(name: str, known: Iterable[str], what: str) -> str:
     Returns:
         "did you mean a, b?" with the three nearest; if none is near, all the names.
     """
-    by_lowered = {each.lower(): each for each in sorted(known)}
-    if not by_lowered:
+    known = sorted(known)
+    if not known:
         return f"there are no {what}"
-    near = difflib.get_close_matches(name.lower(), by_lowered, n=3)
+    near = similar(name, known)
     if near:
-        return f"did you mean {', '.join(by_lowered[each] for each in near)}?"
-    return f"the {what} are {', '.join(by_lowered.values())}"
+        return f"did you mean {', '.join(near)}?"
+    return f"the {what} are {', '.join(known)}"
+
+
+def similar(name: str, known: Iterable[str]) -> list[str]:
+    """Those of the known names, up to three, that may be meant; the most similar first."""
+    by_lowered = {each.lower(): each for each in sorted(known)}
+    near = difflib.get_close_matches(name.lower(), by_lowered, n=3)
+    return [by_lowered[each] for each in near]

@@ -1,112 +1,87 @@
 """The language model's training step in plain TensorFlow for one device, by hand.
 
 Weights are tf.Variables, the gradient comes from a GradientTape, the loss is TensorFlow's fused
-sparse cross-entropy, Adam is TensorFlow's fused update. `jit_compile=True` compiles the whole step
-with XLA.
+sparse cross-entropy, Adam is TensorFlow's fused update. With --xla the whole step is compiled.
 """
 
 from __future__ import annotations
 
-import math
+import turn
 
+args = turn.arguments()
+
+import language_model as lm
 import tensorflow as tf
 
-
-class LanguageModel:
-    """Pre-norm decoder: RMS norms, learned positions, ReLU, output tied to the embedding."""
-
-    def __init__(self, d_model, heads, d_ff, layers, vocab, length, dtype=tf.float32):
-        self.heads, self.dtype = heads, dtype
-        self.weights = []
-
-        def weight(*shape, scale=0.02):
-            self.weights.append(tf.Variable(tf.random.normal(shape) * scale))
-            return self.weights[-1]
-
-        def ones(n):
-            self.weights.append(tf.Variable(tf.ones([n])))
-            return self.weights[-1]
-
-        self.embedding = weight(vocab, d_model)
-        self.positions = weight(length, d_model)
-        self.layers = [
-            {
-                "norm_1": ones(d_model),
-                "qkv": weight(d_model, 3 * d_model, scale=d_model**-0.5),
-                "out": weight(d_model, d_model, scale=d_model**-0.5),
-                "norm_2": ones(d_model),
-                "up": weight(d_model, d_ff, scale=d_model**-0.5),
-                "down": weight(d_ff, d_model, scale=d_ff**-0.5),
-            }
-            for _ in range(layers)
-        ]
-        self.norm = ones(d_model)
-
-    def loss(self, targets):
-        """Mean negative log-likelihood of targets [batch, length]."""
-        batch, length = targets.shape
-        cast = lambda w: tf.cast(w, self.dtype)  # noqa: E731
-        inputs = tf.pad(targets[:, :-1], [[0, 0], [1, 0]])
-        x = tf.gather(cast(self.embedding), inputs) + cast(self.positions)
-        mask = tf.where(tf.linalg.band_part(tf.ones([length, length], tf.bool), -1, 0), 0.0, -1e9)
-        for w in self.layers:
-            y = _rms_norm(x, w["norm_1"])
-            q, k, v = tf.split(y @ cast(w["qkv"]), 3, axis=-1)
-            q, k, v = (self._split_heads(t) for t in (q, k, v))
-            logits = tf.cast(tf.matmul(q, k, transpose_b=True), tf.float32)
-            weights = tf.nn.softmax(logits / math.sqrt(q.shape[-1]) + mask)
-            attended = tf.transpose(tf.matmul(cast(weights), v), [0, 2, 1, 3])
-            x += tf.reshape(attended, x.shape) @ cast(w["out"])
-            y = _rms_norm(x, w["norm_2"])
-            x += tf.nn.relu(y @ cast(w["up"])) @ cast(w["down"])
-        x = _rms_norm(x, self.norm)
-        logits = tf.matmul(
-            tf.reshape(x, [batch * length, -1]), cast(self.embedding), transpose_b=True
-        )
-        return tf.reduce_mean(
-            tf.nn.sparse_softmax_cross_entropy_with_logits(
-                tf.reshape(targets, [-1]), tf.cast(logits, tf.float32)
-            )
-        )
-
-    def _split_heads(self, t):
-        batch, length, d_model = t.shape
-        t = tf.reshape(t, [batch, length, self.heads, d_model // self.heads])
-        return tf.transpose(t, [0, 2, 1, 3])
+sizes = lm.CASES[args.case]
+dtype = tf.as_dtype(args.dtype)
+values = lm.initial_values(sizes)
+for i in range(sizes.layers):  # One product makes q, k and v.
+    qkv = [values.pop(f"{i}/{name}").reshape(sizes.d_model, -1) for name in "qkv"]
+    values[f"{i}/qkv"] = tf.concat(qkv, 1).numpy()
+    values[f"{i}/out"] = values[f"{i}/out"].reshape(-1, sizes.d_model)
+weights = {name: tf.Variable(value) for name, value in values.items()}
+m = {name: tf.Variable(tf.zeros_like(value)) for name, value in values.items()}
+v = {name: tf.Variable(tf.zeros_like(value)) for name, value in values.items()}
+steps_done = tf.Variable(0.0)
+TARGETS = tf.constant(lm.targets(sizes))
 
 
-def _rms_norm(x, scale):
+def rms_norm(x, scale):
     x32 = tf.cast(x, tf.float32)
     inverse = tf.math.rsqrt(tf.reduce_mean(tf.square(x32), -1, keepdims=True) + 1e-6)
-    return tf.cast(x32 * inverse * scale, x.dtype)
+    return tf.cast(x32 * inverse * scale, dtype)
 
 
-def training_step(model, xla, learning_rate=1e-3, beta1=0.9, beta2=0.98, epsilon=1e-9):
-    """A function (targets, step) -> loss that trains the model by a step of Adam."""
-    m = [tf.Variable(tf.zeros_like(w)) for w in model.weights]
-    v = [tf.Variable(tf.zeros_like(w)) for w in model.weights]
+def split_heads(t):
+    t = tf.reshape(t, [sizes.batch, sizes.length, sizes.heads, sizes.d_kv])
+    return tf.transpose(t, [0, 2, 1, 3])
 
-    @tf.function(jit_compile=xla)
-    def step_fn(targets, step):
-        with tf.GradientTape() as tape:
-            loss = model.loss(targets)
-        gradients = tape.gradient(loss, model.weights)
-        gradients = [tf.convert_to_tensor(g) for g in gradients]
-        gradients, _ = tf.clip_by_global_norm(gradients, 1.0)
-        updates_done = tf.cast(step, tf.float32) + 1.0
-        for w, mw, vw, g in zip(model.weights, m, v, gradients, strict=True):
-            tf.raw_ops.ResourceApplyAdam(
-                var=w.handle,
-                m=mw.handle,
-                v=vw.handle,
-                beta1_power=beta1**updates_done,
-                beta2_power=beta2**updates_done,
-                lr=learning_rate,
-                beta1=beta1,
-                beta2=beta2,
-                epsilon=epsilon,
-                grad=g,
-            )
-        return loss
 
-    return step_fn
+def loss_fn(targets):
+    w = {name: tf.cast(value, dtype) for name, value in weights.items()}
+    inputs = tf.pad(targets[:, :-1], [[0, 0], [1, 0]])
+    x = tf.gather(w["embedding"], inputs) + w["positions"]
+    triangle = tf.linalg.band_part(tf.ones([sizes.length, sizes.length], tf.bool), -1, 0)
+    mask = tf.where(triangle, 0.0, -1e9)
+    for i in range(sizes.layers):
+        y = rms_norm(x, weights[f"{i}/norm_1"])
+        q, k, v = (split_heads(t) for t in tf.split(y @ w[f"{i}/qkv"], 3, axis=-1))
+        logits = tf.cast(tf.matmul(q, k, transpose_b=True), tf.float32)
+        attention = tf.cast(tf.nn.softmax(logits * sizes.d_kv**-0.5 + mask), dtype)
+        attended = tf.transpose(tf.matmul(attention, v), [0, 2, 1, 3])
+        x += tf.reshape(attended, x.shape) @ w[f"{i}/out"]
+        y = rms_norm(x, weights[f"{i}/norm_2"])
+        x += tf.nn.relu(y @ w[f"{i}/up"]) @ w[f"{i}/down"]
+    x = tf.reshape(rms_norm(x, weights["norm"]), [-1, sizes.d_model])
+    logits = tf.cast(tf.matmul(x, w["embedding"], transpose_b=True), tf.float32)
+    return tf.reduce_mean(
+        tf.nn.sparse_softmax_cross_entropy_with_logits(tf.reshape(targets, [-1]), logits)
+    )
+
+
+@tf.function(jit_compile=args.xla)
+def train_step(targets):
+    with tf.GradientTape() as tape:
+        loss = loss_fn(targets)
+    gradients = tape.gradient(loss, list(weights.values()))
+    gradients = [tf.convert_to_tensor(g) for g in gradients]
+    gradients, _ = tf.clip_by_global_norm(gradients, lm.CLIP_NORM)
+    steps_done.assign_add(1.0)
+    for name, gradient in zip(weights, gradients, strict=True):
+        tf.raw_ops.ResourceApplyAdam(
+            var=weights[name].handle,
+            m=m[name].handle,
+            v=v[name].handle,
+            beta1_power=lm.BETA1**steps_done,
+            beta2_power=lm.BETA2**steps_done,
+            lr=lm.LEARNING_RATE,
+            beta1=lm.BETA1,
+            beta2=lm.BETA2,
+            epsilon=lm.EPSILON,
+            grad=gradient,
+        )
+    return loss
+
+
+turn.take_turns(lambda: float(train_step(TARGETS)), version=f"tensorflow {tf.__version__}")

@@ -107,7 +107,7 @@ class Calls:
             for kind, there in peers.reports().values():
                 if kind == "waited":
                     where.update({int(pnum): node for pnum, node in there.items()})
-            advice = " ".join(filter(None, [peers.explain(), peers.advice]))
+            advice = " ".join(filter(None, [peers.explain(), peers.advice()]))
         logging.debug("processors stood at %s", where)
         waiting = [(_place(log, node), pnum, node) for pnum, node in where.items() if node]
         limit = f"within {self._cluster.time_limit:.0f} s"

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from t2tp.mesh import processes
 from t2tp.mesh.meeting import meet
-from t2tp.mesh.peers import JOB, Peers
+from t2tp.mesh.peers import JOB, Peers, in_a_line
 
 # How long processors wait for others, in a collective or at a barrier.
 TIME_LIMIT = 600.0
@@ -61,22 +61,41 @@ class Cluster:
         """The process that holds a processor."""
         return pnum * self.num_processes // len(self.devices)
 
-    def barrier(self, name: str) -> None:
-        """Returns when all processes have come here.
+    @property
+    def leads(self) -> bool:
+        """Whether this is process 0, which speaks and writes for all."""
+        return self.process_id == 0
+
+    def exchange(self, name: str, value: str, seconds: float | None = None) -> list[str]:
+        """What each process says; nobody returns before all have come.
+
+        Args:
+          name: what it is about. All processes come to all exchanges of one name in the same order.
+          value: what this process says.
+          seconds: how long to wait for the others; by default `time_limit`.
+
+        Returns:
+          what was said, in the order of the processes.
 
         Raises:
           MissingProcessError: names the processes that did not come.
         """
-        if self.peers is not None:
-            self.peers.barrier(name, self.time_limit)
+        if self.peers is None:
+            return [value]
+        return self.peers.exchange(name, value, self.time_limit if seconds is None else seconds)
+
+    def barrier(self, name: str, seconds: float | None = None) -> None:
+        """Returns when all processes have come here; arguments and errors as of `exchange`."""
+        self.exchange(name, "", seconds)
 
     def agree(self, name: str, value: str) -> str:
-        """What process 0 says; between two agreements of one name, all meet somewhere.
+        """What process 0 says, when all have come; arguments and errors as of `exchange`."""
+        return self.exchange(name, value)[0]
 
-        Raises:
-          MissingProcessError: it says nothing.
-        """
-        return value if self.peers is None else self.peers.agree(name, value, self.time_limit)
+    def fail(self, error: BaseException) -> None:
+        """Tells the other processes that this one ends with an error, which is theirs to say."""
+        if self.peers is not None:
+            self.peers.report("failed", in_a_line(error))
 
     def describe(self) -> str:
         """Says which processor is bound to which device, a line each."""
@@ -172,10 +191,7 @@ def _local_devices(each: int) -> str:
     if gpus:
         return "GPU"
     try:
-        tf.config.set_logical_device_configuration(
-            tf.config.list_physical_devices("CPU")[0],
-            [tf.config.LogicalDeviceConfiguration() for _ in range(each)],
-        )
+        _make_virtual_cpus(each)
     except RuntimeError as error:
         raise ValueError(
             "TensorFlow has started up already, as the only process: connect to the others before"
@@ -198,14 +214,31 @@ def _has_gpu() -> bool:
     return bool(tf.config.list_physical_devices("GPU"))
 
 
+def _make_virtual_cpus(count: int) -> None:
+    """Makes the devices, and gives each its share of the cores.
+
+    An operation that is cut for all cores while other devices keep them busy costs more than it
+    gains: 2x4 devices on 2 cores ran 20 % faster without.
+
+    Raises:
+      RuntimeError: TensorFlow has started up already.
+    """
+    tf.config.set_logical_device_configuration(
+        tf.config.list_physical_devices("CPU")[0],
+        [tf.config.LogicalDeviceConfiguration() for _ in range(count)],
+    )
+    is_chosen = tf.config.threading.get_intra_op_parallelism_threads() != 0
+    if count > 1 and not is_chosen:
+        cores = os.cpu_count() or 1
+        tf.config.threading.set_intra_op_parallelism_threads(max(1, cores // count))
+
+
 def _virtual_cpus(count: int) -> list[str]:
     cpu = tf.config.list_physical_devices("CPU")[0]
     if tf.config.get_logical_device_configuration(cpu) is None:
         # It is too late once TensorFlow has started up, with one CPU device.
         with contextlib.suppress(RuntimeError):
-            tf.config.set_logical_device_configuration(
-                cpu, [tf.config.LogicalDeviceConfiguration() for _ in range(count)]
-            )
+            _make_virtual_cpus(count)
     names = [device.name for device in tf.config.list_logical_devices("CPU")]
     if len(names) < count:
         raise ValueError(

@@ -8,21 +8,24 @@ is an argument of the program.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import tensorflow as tf
 
 from t2tp import upstream as mtf
+from t2tp.mesh.pairing import pairings
 
 # Group keys name groups of devices, and instance keys a collective within its group, for the life
 # of the process. They are handed out in the order of tracing, which is the same in every process.
 _group_keys = itertools.count(1)
 _instance_keys = itertools.count(1)
 _axes_keys: dict[tuple, int] = {}
+_pair_keys: dict[tuple, int] = {}
 
 
 @dataclass(frozen=True)
@@ -30,11 +33,13 @@ class Collective:
     """One collective operation of a program.
 
     Attributes:
-      kind: `allreduce`, `allgather`, `alltoall` or `permute`.
+      kind: `allreduce`, `reducescatter`, `allgather`, `alltoall` or `permute`.
       axes: names of the mesh axes that it runs over.
       group_size: number of processors in a group.
       bytes: size of the slice that each processor puts in.
-      name: name of the operation that asked for it.
+      name: TensorFlow's name of the place that asked for it.
+      operation: the mtf operation that asked for it; empty for an output of the program.
+      sums: names of the tensors that it completes, if it makes sums that were put off.
     """
 
     kind: str
@@ -42,6 +47,8 @@ class Collective:
     group_size: int
     bytes: int
     name: str
+    operation: str = ""
+    sums: tuple[str, ...] = ()
 
 
 def summarize(
@@ -71,20 +78,31 @@ class Collectives:
         self._pnum = pnum
         # By graph too: a tensor made inside a loop's body is of no use outside of it.
         self._groups: dict[tuple[tf.Graph, tuple[int, ...]], tuple[tf.Tensor, int]] = {}
+        self._operation = ""
         self.log: list[Collective] = []
+
+    @contextlib.contextmanager
+    def asked_by(self, operation: str) -> Iterator[None]:
+        """While this is active, collectives are written down as this mtf operation's."""
+        before, self._operation = self._operation, operation
+        try:
+            yield
+        finally:
+            self._operation = before
 
     def coordinate(self, axis: int) -> tf.Tensor:
         """The processor's place along a mesh axis: an int32 scalar."""
-        stride = math.prod(self._mesh_shape.to_integer_list[axis + 1 :])
-        return self._pnum // stride % self._mesh_shape.dims[axis].size
+        return self._pnum // self._stride(axis) % self._mesh_shape.dims[axis].size
 
-    def allreduce(self, x: tf.Tensor, axes: Sequence[int], merge_op: str) -> tf.Tensor:
-        """Sum (`Add`), `Max` or `Min` of `x` over the group."""
+    def allreduce(
+        self, x: tf.Tensor, axes: Sequence[int], merge_op: str, sums: Sequence[str] = ()
+    ) -> tf.Tensor:
+        """Sum (`Add`), `Max` or `Min` of `x` over the group; `sums` names the tensors in it."""
         axes = self._real_axes(axes)
         if not axes:
             return x
         key, size = self._group(axes)
-        self._record("allreduce", axes, x)
+        self._record("allreduce", axes, x, sums)
         return tf.raw_ops.CollectiveReduceV2(
             input=x,
             group_size=size,
@@ -101,16 +119,7 @@ class Collectives:
             return x
         if _carrier(x.dtype) != x.dtype:
             return _carried(lambda c: self.allgather(c, axis, concat_axis), x)
-        key, size = self._group((axis,))
-        self._record("allgather", (axis,), x)
-        gathered = tf.raw_ops.CollectiveGatherV2(
-            input=tf.expand_dims(x, 0),
-            group_size=size,
-            group_key=key,
-            instance_key=next(_instance_keys),
-            ordering_token=[],
-        )
-        return _merge_leading(tf.ensure_shape(gathered, [size, *x.shape]), concat_axis)
+        return _merge_leading(self._each_to_all(x, axis), concat_axis)
 
     def alltoall(self, x: tf.Tensor, axis: int, split_axis: int, concat_axis: int) -> tf.Tensor:
         """Cuts `x` along `split_axis`, sends part i to member i, joins what came along
@@ -131,6 +140,39 @@ class Collectives:
         )
         return _merge_leading(tf.ensure_shape(exchanged, parts.shape), concat_axis)
 
+    def reducescatter(
+        self, x: tf.Tensor, axis: int, scatter_axis: int, sums: Sequence[str] = ()
+    ) -> tf.Tensor:
+        """Sum of the group's `x`, of which member i gets part i along `scatter_axis`; `sums` names
+        the tensor."""
+        if not self._real_axes([axis]):
+            return x
+        key, size = self._group((axis,))
+        self._record("reducescatter", (axis,), x, sums)
+        parts = tf.stack(tf.split(x, size, axis=scatter_axis))
+        if "GPU" in self._devices[0]:
+            part = tf.raw_ops.CollectiveReduceScatterV2(
+                input=parts,
+                group_size=size,
+                group_key=key,
+                instance_key=next(_instance_keys),
+                ordering_token=[],
+                merge_op="Add",
+                final_op="Id",
+            )
+            return tf.reshape(part, parts.shape[1:])
+        # CPUs have no such kernel: the parts are sent to where they belong, and added up there.
+        carried = tf.float32 if x.dtype == tf.bfloat16 else x.dtype
+        arrived = tf.raw_ops.CollectiveAllToAllV2(
+            input=tf.cast(parts, carried),
+            group_size=size,
+            group_key=key,
+            instance_key=next(_instance_keys),
+            ordering_token=[],
+        )
+        arrived = tf.ensure_shape(arrived, parts.shape)
+        return tf.cast(tf.reduce_sum(arrived, axis=0), x.dtype)
+
     def permute(self, x: tf.Tensor, axis: int, source: Sequence[int | None]) -> tf.Tensor:
         """Gives each member the `x` of another one: member k that of `source[k]`, zeros where that
         is None."""
@@ -139,28 +181,60 @@ class Collectives:
             return x
         if _carrier(x.dtype) != x.dtype:
             return _carried(lambda c: self.permute(c, axis, source), x)
-        key, _ = self._group((axis,))
-        self._record("permute", (axis,), x)
-        # Member j sends x to every k with source[k] == j, zeros to the others; the sum of what
-        # arrives is what was asked for.
         place = self.coordinate(axis)
-        wanted = tf.constant([-1 if s is None else s for s in source], tf.int32)
-        to_send = tf.cast(tf.equal(wanted, place), tf.bool)
-        parts = tf.where(
-            tf.reshape(to_send, [size] + [1] * x.shape.rank), x[None], tf.zeros_like(x)[None]
+        wanted = tf.gather(tf.constant([-1 if s is None else s for s in source], tf.int32), place)
+        rounds = pairings(source)
+        result = tf.where(tf.equal(wanted, place), x, tf.zeros_like(x))
+        if rounds is None:
+            arrived = self._each_to_all(x, axis)
+            own = tf.gather(arrived, tf.maximum(wanted, 0))
+            return tf.where(wanted < 0, tf.zeros_like(x), own)
+        for partners in rounds:
+            partner = tf.gather(tf.constant(partners, tf.int32), place)
+            theirs = self._exchange(x, axis, place, partner)
+            result = tf.where(tf.equal(wanted, partner), theirs, result)
+        return result
+
+    def _exchange(self, x: tf.Tensor, axis: int, place: tf.Tensor, partner: tf.Tensor) -> tf.Tensor:
+        """The `x` of a partner, which gets this one's."""
+        self._record("permute", (axis,), x)
+        both = tf.raw_ops.CollectiveGatherV2(
+            input=x[None],
+            group_size=2,
+            group_key=self._pair(axis, partner - place),
+            instance_key=next(_instance_keys),
+            ordering_token=[],
         )
-        arrived = tf.raw_ops.CollectiveAllToAllV2(
-            input=parts,
+        both = tf.ensure_shape(both, [2, *x.shape])
+        return tf.gather(both, tf.cast(place < partner, tf.int32))
+
+    def _each_to_all(self, x: tf.Tensor, axis: int) -> tf.Tensor:
+        """The `x` of all members [member, ...]."""
+        key, size = self._group((axis,))
+        self._record("allgather", (axis,), x)
+        gathered = tf.raw_ops.CollectiveGatherV2(
+            input=x[None],
             group_size=size,
             group_key=key,
             instance_key=next(_instance_keys),
             ordering_token=[],
         )
-        arrived = tf.ensure_shape(arrived, parts.shape)
-        from_member = tf.gather(wanted, place)
-        return tf.where(
-            from_member < 0, tf.zeros_like(x), tf.gather(arrived, tf.maximum(from_member, 0))
-        )
+        return tf.ensure_shape(gathered, [size, *x.shape])
+
+    def _stride(self, axis: int) -> int:
+        """The distance in number of two neighbours along an axis."""
+        return math.prod(self._mesh_shape.to_integer_list[axis + 1 :])
+
+    def _pair(self, axis: int, distance: tf.Tensor) -> tf.Tensor:
+        """Key of the group of this processor and the one at a distance along an axis."""
+        count = len(self._devices)
+        if self._devices not in _pair_keys:
+            _pair_keys[self._devices] = next(_group_keys)
+            for _ in range(count * count):
+                next(_group_keys)
+        partner = self._pnum + distance * self._stride(axis)
+        low, high = tf.minimum(self._pnum, partner), tf.maximum(self._pnum, partner)
+        return _pair_keys[self._devices] + low * count + high
 
     def _real_axes(self, axes: Sequence[int]) -> tuple[int, ...]:
         """Drops axes of size one: nothing moves along them."""
@@ -186,12 +260,16 @@ class Collectives:
             )
         return self._groups[where]
 
-    def _record(self, kind: str, axes: tuple[int, ...], x: tf.Tensor) -> None:
+    def _record(
+        self, kind: str, axes: tuple[int, ...], x: tf.Tensor, sums: Sequence[str] = ()
+    ) -> None:
         names = tuple(self._mesh_shape.dims[a].name for a in axes)
         size = math.prod(self._mesh_shape.dims[a].size for a in axes)
         num_bytes = math.prod(x.shape.as_list()) * x.dtype.size
         scope = tf.compat.v1.get_default_graph().get_name_scope()
-        self.log.append(Collective(kind, names, size, num_bytes, scope))
+        self.log.append(
+            Collective(kind, names, size, num_bytes, scope, self._operation, tuple(sums))
+        )
 
 
 def _carrier(dtype: tf.DType) -> tf.DType:

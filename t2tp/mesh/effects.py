@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import tensorflow as tf
@@ -10,6 +11,31 @@ from t2tp import upstream as mtf
 
 if TYPE_CHECKING:
     from t2tp.mesh.lowering import Lowering
+
+
+def only_if(condition: mtf.Tensor, operations: Iterable[mtf.Operation]) -> None:
+    """Lets assignments happen only in steps where `condition` is true.
+
+    Args:
+      condition: a boolean scalar, computed by an operation that was built before the assignments.
+      operations: the assignments.
+    """
+    for op in operations:
+        op.only_if = condition
+
+
+def lower_only_if(
+    op: mtf.Operation, condition: mtf.Tensor, lower: Callable, lowering: Lowering
+) -> None:
+    """Lowers an operation without outputs so that it happens only where `condition` is true."""
+    for tensor in op.inputs:
+        lowering.slice(tensor)  # Sums over the mesh are made by all processors, or by none.
+
+    def carry_out() -> tf.Operation:
+        lower(op, lowering)
+        return tf.group()
+
+    tf.cond(lowering.slice(condition), carry_out, lambda: tf.group())
 
 
 def lower_depend(op: mtf.Depend, lowering: Lowering) -> None:

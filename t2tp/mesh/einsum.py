@@ -8,14 +8,14 @@ that sums it away becomes a look-up or a sum of rows.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
 from t2tp import upstream as mtf
-from t2tp.mesh.spmd import LaidOutTensor, SpmdMeshImpl
+from t2tp.mesh.lookup import Rows
+from t2tp.mesh.spmd import LaidOutTensor
 
 if TYPE_CHECKING:
     from t2tp.mesh.lowering import Lowering
@@ -99,18 +99,10 @@ def _look_up(
     output: mtf.Tensor,
     lowering: Lowering,
 ) -> None:
-    batch = [d for d in ids.shape.dims if d in table.shape.dims]
-    listed = [d for d in ids.shape.dims if d not in batch]
-    rest = [d for d in table.shape.dims if d != dim and d not in batch]
-    table_slice = _ordered(lowering.slice(table), table.shape.dims, [*batch, dim, *rest])
-    ids_slice = _ordered(lowering.slice(ids), ids.shape.dims, [*batch, *listed])
-    local, is_here = _local_ids(lowering.mesh_impl(table), dim, ids_slice)
-    rows = tf.gather(
-        table_slice, tf.where(is_here, local, 0), batch_dims=len(batch), axis=len(batch)
-    )
-    mask = tf.reshape(is_here, [*is_here.shape, *[1] * len(rest)])
-    rows = tf.where(mask, rows, tf.zeros([], rows.dtype))
-    value = _ordered(rows, [*batch, *listed, *rest], output.shape.dims)
+    rows = Rows(lowering, table.shape, ids, dim)
+    picked = rows.pick(lowering.slice(table), tf.zeros([], table.dtype))
+    rest = [d for d in table.shape.dims if d != dim and d not in ids.shape.dims]
+    value = _ordered(picked, [*ids.shape.dims, *rest], output.shape.dims)
     lowering.set_partial_sum(output, value, [dim])
 
 
@@ -121,33 +113,18 @@ def _sum_of_rows(
     output: mtf.Tensor,
     lowering: Lowering,
 ) -> None:
-    mesh_impl = lowering.mesh_impl(rows)
-    batch = [d for d in ids.shape.dims if d in output.shape.dims]
-    summed = [d for d in ids.shape.dims if d not in batch]
-    rest = [d for d in rows.shape.dims if d not in summed and d not in batch]
-    # A batch dimension that only the ids have is broadcast into the rows.
-    own_batch = [d for d in batch if d in rows.shape.dims]
-    rows_slice = _ordered(lowering.slice(rows), rows.shape.dims, [*own_batch, *summed, *rest])
-    sizes = mesh_impl.slice_shape(mtf.Shape([*batch, *summed, *rest]))
-    if own_batch != batch:
-        expanded = [n if d in own_batch else 1 for d, n in zip(batch, sizes, strict=False)]
-        rows_slice = tf.reshape(rows_slice, [*expanded, *sizes[len(batch) :]])
+    listed = ids.shape.dims
+    rest = [d for d in output.shape.dims if d != dim and d not in listed]
+    own = [d for d in listed if d in rows.shape.dims]
+    rows_slice = _ordered(lowering.slice(rows), rows.shape.dims, [*own, *rest])
+    if own != listed:
+        # A dimension that only the ids have is broadcast into the rows.
+        sizes = lowering.mesh_impl(rows).slice_shape(mtf.Shape([*listed, *rest]))
+        expanded = [n if d in own else 1 for d, n in zip(listed, sizes, strict=False)]
+        rows_slice = tf.reshape(rows_slice, [*expanded, *sizes[len(listed) :]])
         rows_slice = tf.broadcast_to(rows_slice, sizes)
-    ids_slice = _ordered(lowering.slice(ids), ids.shape.dims, [*batch, *summed])
-    local, is_here = _local_ids(mesh_impl, dim, ids_slice)
-    length = mesh_impl.slice_shape(mtf.Shape([dim]))[0]
-    num_batches = math.prod(sizes[: len(batch)])
-    flat_ids = tf.reshape(local, [num_batches, -1])
-    flat_ids += length * tf.range(num_batches, dtype=flat_ids.dtype)[:, None]
-    # A negative segment is dropped.
-    segments = tf.where(tf.reshape(is_here, [-1]), tf.reshape(flat_ids, [-1]), -1)
-    num_rows = math.prod(sizes[: len(batch) + len(summed)])
-    sums = tf.math.unsorted_segment_sum(
-        tf.reshape(rows_slice, [num_rows, -1]), segments, num_batches * length
-    )
-    rest_sizes = sizes[len(batch) + len(summed) :]
-    sums = tf.reshape(sums, [*sizes[: len(batch)], length, *rest_sizes])
-    value = _ordered(sums, [*batch, dim, *rest], output.shape.dims)
+    value = Rows(lowering, output.shape, ids, dim).add_up(rows_slice)
+    summed = [d for d in listed if d not in output.shape.dims]
     lowering.set_partial_sum(output, value, summed)
 
 
@@ -158,14 +135,3 @@ def _ordered(
     if list(dims) == list(wanted):
         return x
     return tf.transpose(x, [list(dims).index(d) for d in wanted])
-
-
-def _local_ids(
-    mesh_impl: SpmdMeshImpl, dim: mtf.Dimension, ids: tf.Tensor
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Ids counted from where this processor's slice of `dim` begins, and whether they are in it."""
-    length = mesh_impl.slice_shape(mtf.Shape([dim]))[0]
-    axis = mesh_impl.tensor_dimension_to_mesh_axis(dim)
-    if axis is not None:
-        ids -= tf.cast(mesh_impl.collectives.coordinate(axis) * length, ids.dtype)
-    return ids, tf.logical_and(ids >= 0, ids < length)

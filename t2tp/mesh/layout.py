@@ -8,12 +8,12 @@ work is done.
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from t2tp import upstream as mtf
+from t2tp.nearest import nearest, similar
 
 _PAIR = re.compile(r"^\s*([A-Za-z_][\w\-]*)\s*:\s*([^\s:]+)\s*$")
 
@@ -126,33 +126,7 @@ class Layout:
           LayoutError: two of its dimensions fall on one axis, or an axis does not divide its
             dimension.
         """
-        split_by: dict[str, str] = {}
-        for dim in shape.dims:
-            axis = self.axis_of(dim.name)
-            if axis is None:
-                continue
-            if axis.name in split_by:
-                first = split_by[axis.name]
-                raise LayoutError(
-                    f"Tensor {name!r} {describe(shape)}: the layout splits both its dimensions"
-                    f" {first!r} and {dim.name!r} over mesh axis {axis.name!r}, and an axis can"
-                    f" split"
-                    f" only one dimension of a tensor. Drop the rule '{first}:{axis.name}' or the"
-                    f" rule"
-                    f" '{dim.name}:{axis.name}', or give one of them another axis."
-                )
-            split_by[axis.name] = dim.name
-            if dim.size % axis.size:
-                fits = [n for n in range(1, dim.size + 1) if dim.size % n == 0]
-                near = sorted(sorted(fits, key=lambda n: abs(n - axis.size))[:3])
-                raise LayoutError(
-                    f"Tensor {name!r} {describe(shape)}: mesh axis {axis.name!r} of size"
-                    f" {axis.size}"
-                    f" does not divide dimension {dim.name!r} of size {dim.size}. Sizes of the"
-                    f" axis that"
-                    f" would work: {', '.join(map(str, near))}; or drop the rule"
-                    f" '{dim.name}:{axis.name}'."
-                )
+        self._check_dimensions(f"Tensor {name!r} {describe(shape)}", shape)
 
     def check_operation(self, op: mtf.Operation) -> None:
         """Refuses an operation that cannot be computed with its dimensions split as they are.
@@ -161,20 +135,61 @@ class Layout:
           LayoutError: the rules split one that cannot be, or two that meet in the operation (though
             no tensor has both) over one axis.
         """
+        met = {dim.name: dim for x in op.inputs for dim in x.shape.dims}
         if isinstance(op, mtf.EinsumOperation):
-            dims = dict.fromkeys(dim for x in op.inputs for dim in x.shape.dims)
-            self.check(op.name, mtf.Shape(list(dims)))
+            self._check_dimensions(_with_inputs(op), met.values())
         if hasattr(op, "joint_shape"):
-            self.check(op.name, op.joint_shape)
+            self._check_dimensions(_with_inputs(op), op.joint_shape.dims)
         for dim in sorted(op.unsplittable_dims):
             axis = self.axis_of(dim)
             if axis is not None and axis.size > 1:
                 raise LayoutError(
-                    f"Operation {op.name!r} ({type(op).__name__}) cannot be computed with"
-                    f" dimension {dim!r}"
-                    f" split, and the layout splits it over mesh axis {axis.name!r}. Drop the rule"
+                    f"{_with_inputs(op)} cannot be computed with dimension {dim!r} split, and the"
+                    f" layout splits it over mesh axis {axis.name!r}. Drop the rule"
                     f" '{dim}:{axis.name}', or rename the dimension around this operation."
                 )
+
+    def _check_dimensions(self, what: str, dims: Iterable[mtf.Dimension]) -> None:
+        """Refuses dimensions that are in one place and cannot be split together.
+
+        Args:
+          what: has them: the beginning of the error's sentence.
+          dims: with different names.
+        """
+        dims = list(dims)
+        split_by: dict[str, mtf.Dimension] = {}
+        for dim in dims:
+            axis = self.axis_of(dim.name)
+            if axis is None:
+                continue
+            first = split_by.setdefault(axis.name, dim)
+            if first is not dim:
+                raise LayoutError(
+                    f"{what}: the layout splits both its dimensions {first.name!r} and"
+                    f" {dim.name!r} over mesh axis {axis.name!r}, and an axis can split only one"
+                    f" dimension of a tensor. Drop the rule '{first.name}:{axis.name}' or the rule"
+                    f" '{dim.name}:{axis.name}', or give one of them another axis:"
+                    f" {self._other_axes((first, dim), dims)}."
+                )
+            if dim.size % axis.size:
+                raise LayoutError(
+                    f"{what}: mesh axis {axis.name!r} of size {axis.size} does not divide dimension"
+                    f" {dim.name!r} of size {dim.size}. {_what_divides(dim, axis)}"
+                )
+
+    def _other_axes(self, clashing: Sequence[mtf.Dimension], dims: Sequence[mtf.Dimension]) -> str:
+        """The rules that would do for one of the clashing dimensions."""
+        taken = {axis.name for dim in dims if (axis := self.axis_of(dim.name))}
+        free = [axis for axis in self.mesh_shape.dims if axis.name not in taken and axis.size > 1]
+        rules = [
+            f"'{dim.name}:{axis.name}'"
+            for axis in free
+            for dim in clashing
+            if dim.size % axis.size == 0
+        ]
+        if rules:
+            return f"{' or '.join(rules)} would do here"
+        return "this mesh has none that would do here"
 
     def slice_size(self, shape: mtf.Shape) -> tuple[int, ...]:
         """Shape of the slice of a tensor that one processor holds."""
@@ -211,33 +226,45 @@ class Layout:
         seen = {dim.name for shape in shapes for dim in shape.dims}
         said = []
         for dim, axis in self.rules:
+            idle = f"Layout rule '{dim}:{axis}' has no effect"
             if axis not in self._axis_index:
-                near = _nearest(axis, self._axis_index)
-                if near:
-                    said.append(
-                        f"Layout rule '{dim}:{axis}' has no effect: the mesh has no axis"
-                        f" {axis!r}{near}."
-                    )
+                if dim in self._axis_index and axis in seen:
+                    said.append(f"{idle}: it says axis:dimension; did you mean '{axis}:{dim}'?")
+                elif similar(axis, self._axis_index):
+                    meant = nearest(axis, self._axis_index, "axes")
+                    said.append(f"{idle}: the mesh has no axis {axis!r}; {meant}")
             elif dim not in seen:
-                said.append(
-                    f"Layout rule '{dim}:{axis}' has no effect: no tensor of the model has a"
-                    f" dimension"
-                    f" {dim!r}{_nearest(dim, seen)}."
-                )
+                meant = nearest(dim, seen, "dimensions")
+                said.append(f"{idle}: no tensor of the model has a dimension {dim!r}; {meant}")
         used = {self.axis_of(name).name for name in seen if self.axis_of(name)}  # type: ignore[union-attr]
+        free = sorted(name for name in seen if self.axis_of(name) is None)
+        unsplit = f"; no rule splits {', '.join(free)}" if free else ""
         for axis in self.mesh_shape.dims:
             if axis.name not in used and axis.size > 1:
                 said.append(
                     f"Mesh axis {axis.name!r} of size {axis.size} splits nothing: its processors"
-                    f" all do"
-                    " the same work."
+                    f" all do the same work{unsplit}."
                 )
         return said
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, list(known), n=2, cutoff=0.6)
-    return f" (did you mean {' or '.join(map(repr, near))}?)" if near else ""
+def _with_inputs(op: mtf.Operation) -> str:
+    """An operation for people, with the tensors that it is about."""
+    kind = type(op).__name__.removesuffix("Operation")
+    inputs = " and ".join(f"{x.name.removesuffix(':0')!r} {describe(x.shape)}" for x in op.inputs)
+    return f"Operation {op.name!r} ({kind}{f' of {inputs}' if inputs else ''})"
+
+
+def _what_divides(dim: mtf.Dimension, axis: mtf.Dimension) -> str:
+    """The sizes of an axis, or of a dimension, that would work."""
+    sizes = [n for n in range(1, dim.size + 1) if dim.size % n == 0]
+    near = sorted(sorted(sizes, key=lambda n: abs(n - axis.size))[:3])
+    below, above = dim.size // axis.size * axis.size, -(-dim.size // axis.size) * axis.size
+    return (
+        f"Sizes of the axis that would work: {', '.join(map(str, near))}; of the dimension:"
+        f" {', '.join(str(n) for n in (below, above) if n)}. Or drop the rule"
+        f" '{dim.name}:{axis.name}'."
+    )
 
 
 def describe(shape: mtf.Shape) -> str:

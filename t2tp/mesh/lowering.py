@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
 
 from t2tp import upstream as mtf
-from t2tp.mesh.effects import lower_depend, lower_print, lower_scalar_summary
+from t2tp.mesh.effects import (
+    lower_depend,
+    lower_only_if,
+    lower_print,
+    lower_scalar_summary,
+)
 from t2tp.mesh.einsum import lower_einsum, lower_one_hot
 from t2tp.mesh.gradients import lower_generic_gradient, lower_pool_gradient
 from t2tp.mesh.loops import lower_while_loop
@@ -18,6 +24,11 @@ from t2tp.mesh.random_operations import lower_random
 from t2tp.mesh.reductions import Reductions, surely_needed
 from t2tp.mesh.reshape import lower_reshape
 from t2tp.mesh.spmd import LaidOutTensor, SpmdMeshImpl
+
+T = TypeVar("T")
+
+# Elements. Each device compiles for itself, some 0.1 s of a core's time.
+_WORTH_COMPILING = 1 << 18
 
 # Operations that do something besides computing their outputs.
 _EFFECTS = (mtf.Assign, mtf.PrintOperation)
@@ -54,9 +65,9 @@ def _has_effect(op: mtf.Operation) -> bool:
 
 def _producers(op: mtf.Operation) -> set[mtf.Operation]:
     producers = {tensor.operation for tensor in op.inputs}
-    draw_after = _draw_after(op)
-    if draw_after is not None:
-        producers.add(draw_after.operation)
+    for tensor in (_draw_after(op), _only_if(op)):
+        if tensor is not None:
+            producers.add(tensor.operation)
     if isinstance(op, mtf.Assign):
         producers.update(op.variables)
     if isinstance(op, mtf.PrintOperation):
@@ -76,6 +87,11 @@ def _producers(op: mtf.Operation) -> set[mtf.Operation]:
 def _draw_after(op: mtf.Operation) -> mtf.Tensor | None:
     """A zero that the operation, if it draws random numbers, waits for: see `recompute_grad`."""
     return getattr(op, "draw_after", None)
+
+
+def _only_if(op: mtf.Operation) -> mtf.Tensor | None:
+    """A boolean scalar without which an operation is not carried out: see `only_if`."""
+    return getattr(op, "only_if", None)
 
 
 class Lowering(mtf.Lowering):
@@ -108,11 +124,20 @@ class Lowering(mtf.Lowering):
         needed = list(needed)
         live = live_operations(operations, needed)
         self._needed |= surely_needed(live) | set(needed)
+        (mesh_impl,) = self.mesh_to_impl.values()
         for op in live:
             zero = _draw_after(op)
             self._draw_after = None if zero is None else self.slice(zero)
-            with tf.name_scope(op.name):
-                _RULES.get(type(op), type(op).lower)(op, self)
+            with tf.name_scope(op.name), mesh_impl.collectives.asked_by(op.name):
+                self._lower(op)
+
+    def _lower(self, op: mtf.Operation) -> None:
+        rule = _RULES.get(type(op), type(op).lower)
+        flag = _only_if(op)
+        if flag is None:
+            rule(op, self)
+        else:
+            lower_only_if(op, flag, rule, self)
 
     @contextlib.contextmanager
     def inside_loop(self, iteration: tf.Tensor) -> Iterator[None]:
@@ -127,6 +152,23 @@ class Lowering(mtf.Lowering):
             yield
         finally:
             self._loop_iterations.pop()
+
+    def compiled(self, fn: Callable[..., T]) -> Callable[..., T]:
+        """`fn`, made one kernel by XLA where the program lets it and its inputs are large.
+
+        Args:
+          fn: from slices to slices, without collectives; worth it where it makes several passes
+            over something large.
+        """
+        (mesh_impl,) = self.mesh_to_impl.values()
+        compiled = tf.function(fn, jit_compile=True, autograph=False)
+
+        def call(*slices: tf.Tensor) -> T:
+            elements = sum(math.prod(x.shape.as_list()) for x in slices)
+            pays = mesh_impl.compiles_regions and elements >= _WORTH_COMPILING
+            return (compiled if pays else fn)(*slices)
+
+        return call
 
     def random_bits(self, name: str, shape: mtf.Shape) -> tf.Tensor:
         """32 random bits (uint32) for each element of this processor's slice.
@@ -145,6 +187,10 @@ class Lowering(mtf.Lowering):
         """The processor's slice of a lowered tensor, reduced if that was still to be done."""
         return self.tensors[tensor].to_laid_out_tensor().slice
 
+    def is_surely_needed(self, tensor: mtf.Tensor) -> bool:
+        """Whether an operation needs a tensor's value, so that a sum put off will be made."""
+        return tensor in self._needed
+
     def partial_sum(self, tensor: mtf.Tensor) -> tuple[tf.Tensor, list[int]]:
         """What this processor adds to its slice of a lowered tensor, and the mesh axes over which
         that is still to be summed up (none if the slice is complete)."""
@@ -156,7 +202,9 @@ class Lowering(mtf.Lowering):
     def set_tensor_lowering(self, tensor: mtf.Tensor, laid_out_tensor: Any) -> None:
         """Says what a tensor is; a sum over mesh axes is put off."""
         if type(laid_out_tensor) is mtf.LazyAllreduceSum:
-            laid_out_tensor = self._reductions.put_off(laid_out_tensor, tensor in self._needed)
+            laid_out_tensor = self._reductions.put_off(
+                laid_out_tensor, tensor.name, tensor in self._needed
+            )
         super().set_tensor_lowering(tensor, laid_out_tensor)
 
     def set_slice(self, tensor: mtf.Tensor, value: tf.Tensor) -> None:

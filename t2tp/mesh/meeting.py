@@ -17,6 +17,9 @@ from collections.abc import Iterator
 from t2tp.mesh.processes import Place, split_address
 
 MEETING_SECONDS = 300.0
+# Exit code of a process that ends because another one is gone.
+LOST_EXIT_CODE = 3
+
 _RETRY_SECONDS = 0.2
 _MESSAGE_SECONDS = 10.0  # To say one line, once connected.
 

@@ -1,4 +1,4 @@
-"""The other processes of a run: meets them at barriers, and finds out which of them is gone.
+"""The other processes of a run: meets them, and finds out which of them is gone.
 
 All of it rests on TensorFlow's coordination service, which process 0 serves: its heartbeats find a
 process that died or was stopped and abort the collectives of all others, and its store of keys and
@@ -17,14 +17,14 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.eager import context as eager_context
 
-from t2tp.mesh.meeting import MissingProcessError
+from t2tp.mesh.meeting import LOST_EXIT_CODE, MissingProcessError
 from t2tp.mesh.processes import split_address
 
 JOB = "worker"
@@ -33,9 +33,10 @@ HEARTBEAT_SECONDS = 30
 # How long a process that lost another one may take to end by itself.
 ENDING_SECONDS = 20.0
 LEAVING_SECONDS = 30.0
-# Exit code of a process that had to be ended because another one was gone.
-LOST_EXIT_CODE = 3
 
+# A key that is always there: whoever can read it knows that process 0 answers, and its value is
+# what was announced last. (To wait for a key that is not there costs process 0 memory each time.)
+_PULSE = "pulse"
 _WATCH_SECONDS = 2.0
 _REPORT_SECONDS = 3.0  # For the others to say what became of them.
 _SILENCE_SECONDS = 20.0  # Of process 0, after which it is taken for gone.
@@ -47,7 +48,8 @@ class Peers:
     Attributes:
       process_id: number of this process.
       addresses: `host:port` of each process.
-      advice: a sentence for whoever reads that a process is gone: how to go on.
+      advice: makes a sentence for whoever reads that a process is gone: how to go on.
+      notice: what was announced last, by any process.
     """
 
     def __init__(self, process_id: int, addresses: Sequence[str], nccl: bool) -> None:
@@ -63,7 +65,8 @@ class Peers:
         """
         self.process_id = process_id
         self.addresses = tuple(addresses)
-        self.advice = ""
+        self.advice: Callable[[], str] = str
+        self.notice = ""
         self._counts: Counter[str] = Counter()
         self._reported = False
         self._leaving = threading.Event()
@@ -71,7 +74,7 @@ class Peers:
         self._context = eager_context.context()
         self._start(nccl)
         if process_id == 0:
-            self._set("pulse", "")
+            self._set(_PULSE, "")
         threading.Thread(target=self._watch, name="peers", daemon=True).start()
         atexit.register(self._leave)
 
@@ -80,50 +83,46 @@ class Peers:
         """How many processes there are."""
         return len(self.addresses)
 
-    def barrier(self, name: str, seconds: float) -> None:
-        """Returns when all processes have come here.
+    def exchange(self, name: str, value: str, seconds: float) -> list[str]:
+        """What each process says; nobody returns before all have come.
 
         Args:
-          name: the same in all processes, which come to all barriers in the same order.
-          seconds: how long to wait.
+          name: what it is about, the same in all processes, which come to all exchanges of one name
+            in the same order.
+          value: what this process says.
+          seconds: how long to wait for the others.
+
+        Returns:
+          what was said, in the order of the processes.
 
         Raises:
           MissingProcessError: names the processes that did not come.
         """
         self._counts[name] += 1
-        place = f"barrier/{name}/{self._counts[name]}"
+        place = f"exchange/{name}/{self._counts[name]}"
         deadline = time.monotonic() + seconds
-        if self.process_id:
-            self._set(f"{place}/{self.process_id}", "")
-            self._wait(f"{place}/open", deadline, f"at {name!r}")
-            return
-        for peer in range(1, self.num_processes):
-            self._wait(f"{place}/{peer}", deadline, f"at {name!r}", peer)
-            self._delete(f"{place}/{peer}")
-        self._set(f"{place}/open", "")
-        # Whoever is here has left the one before.
-        self._delete(f"barrier/{name}/{self._counts[name] - 1}/open")
+        with self._others_needed():
+            if self.process_id:
+                self._set(f"{place}/{self.process_id}", value)
+                return json.loads(self._wait(f"{place}/all", deadline, f"at {name!r}"))
+            said = [value]
+            for peer in range(1, self.num_processes):
+                said.append(self._wait(f"{place}/{peer}", deadline, f"at {name!r}", peer))
+                self._delete(f"{place}/{peer}")
+            self._set(f"{place}/all", json.dumps(said))
+            # Whoever is here has left the one before.
+            self._delete(f"exchange/{name}/{self._counts[name] - 1}/all")
+        return said
 
-    def agree(self, name: str, value: str, seconds: float) -> str:
-        """What process 0 says.
+    def announce(self, text: str) -> None:
+        """Shows all processes a text, as their `notice`, within some seconds.
 
-        Between two agreements of one name all processes meet, in a step or at a barrier.
-
-        Args:
-          name: what it is about, the same in all processes.
-          value: what process 0 says; that of the others does not count.
-          seconds: how long to wait for it.
-
-        Raises:
-          MissingProcessError: it says nothing.
+        It takes the place of the one before. Of several that are announced at the same time, one is
+        shown. Nobody is told if process 0 is gone.
         """
-        self._counts[name] += 1
-        key = f"agree/{name}/{self._counts[name]}"
-        if self.process_id:
-            return self._wait(key, time.monotonic() + seconds, f"to agree on {name!r}")
-        self._set(key, value)
-        self._delete(f"agree/{name}/{self._counts[name] - 2}")
-        return value
+        with contextlib.suppress(tf.errors.OpError):  # Another process may announce now, too.
+            self._delete(_PULSE)
+            self._set(_PULSE, text)
 
     def report(self, kind: str, what: Any) -> None:
         """Tells the others that this process cannot go on; their collectives fail at once.
@@ -181,7 +180,7 @@ class Peers:
 
     def missing(self, text: str) -> MissingProcessError:
         """An error for the user, with the advice how to go on."""
-        return MissingProcessError(f"{text} {self.advice}".rstrip())
+        return MissingProcessError(f"{text} {self.advice()}".rstrip())
 
     def name(self, peer: int) -> str:
         """A process for people."""
@@ -247,7 +246,7 @@ class Peers:
             why = "This process failed." if self._reported else "The others gave it up."
             print(
                 f"t2tp: {lost or why} Process {self.process_id} did not end by"
-                f" itself within {ENDING_SECONDS:.0f} s, and is ended. {self.advice}",
+                f" itself within {ENDING_SECONDS:.0f} s, and is ended. {self.advice()}",
                 file=sys.stderr,
                 flush=True,
             )
@@ -269,7 +268,7 @@ class Peers:
             self.report("failed", in_a_line(error))
         if not self._reported and self._lost is None:
             with contextlib.suppress(MissingProcessError):
-                self.barrier("leave", LEAVING_SECONDS)
+                self.exchange("leave", "", LEAVING_SECONDS)
         self._leaving.set()
 
     def _wait(self, key: str, deadline: float, where: str, peer: int = 0) -> str:
@@ -285,8 +284,15 @@ class Peers:
                 if left <= 0:
                     text = f"{self.name(peer)} did not come in time {where}."
                     raise self.missing(self.explain() or text) from None
-            except tf.errors.OpError as error:
-                raise self.missing(self.explain() or f"{self.name(0)} is gone.") from error
+
+    @contextlib.contextmanager
+    def _others_needed(self) -> Iterator[None]:
+        """While this is active, what the service cannot do is the fault of a process that left."""
+        try:
+            yield
+        except tf.errors.OpError as error:
+            self._lost = self.explain() or f"{self.name(0)} is gone."
+            raise self.missing(self._lost) from error
 
     def _set(self, key: str, value: str) -> None:
         self._context.set_config_key_value(_key(key), value)
@@ -299,7 +305,9 @@ class Peers:
 
     def _leader_answers(self) -> bool:
         try:
-            self._context.get_config_key_value(_key("pulse"), int(1000 * _WATCH_SECONDS))
+            self.notice = self._context.get_config_key_value(
+                _key(_PULSE), int(1000 * _WATCH_SECONDS)
+            )
         except tf.errors.OpError:
             return False
         return True

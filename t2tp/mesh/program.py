@@ -111,7 +111,7 @@ class Program:
         cluster: Cluster | None = None,
         variables: Variables | None = None,
         seed: int = 0,
-        xla: bool = False,
+        xla: bool | None = None,
     ) -> None:
         """Builds the graph, refuses a layout that cannot work, and makes the variables that do not
         exist yet.
@@ -126,7 +126,10 @@ class Program:
             as needed.
           variables: those of another program of the same layout and cluster, to be shared.
           seed: of initial values and random operations.
-          xla: compile the whole step (one device only).
+          xla: True: XLA compiles the whole step (one device only); False: nothing; None: the whole
+            step on one GPU, where it is launches that cost, unless it prints; elsewhere only what
+            operations mark as worth it, because between them the libraries' own kernels are as
+            fast or faster (docs/benchmarks.md).
 
         Raises:
           LayoutError: the layout cannot work for a tensor of the model.
@@ -150,11 +153,15 @@ class Program:
                 f"Mesh shape {mesh_shape!r} has {self.layout.size} processors, and the cluster has"
                 f" {len(self.cluster.devices)} devices."
             )
-        self.variables = variables or Variables(self.layout, self.cluster, seed)
+        self.variables = (
+            Variables(self.layout, self.cluster, seed) if variables is None else variables
+        )
         self._used = [self.variables.create(VariableSpec.of(v)) for v in built.graph.all_variables]
         self._output_shapes = {name: t.shape for name, t in built.outputs.items()}
         self._log: list[Collective] = []
-        self._run = tf.function(self._program, autograph=False, jit_compile=xla or None)
+        whole_step = self._compiles_whole_step(built.graph) if xla is None else xla
+        self._compiles_regions = xla is None and not whole_step
+        self._run = tf.function(self._program, autograph=False, jit_compile=whole_step or None)
         self._concrete: tf.types.experimental.ConcreteFunction | None = None
         self._calls = Calls(self.layout, self.cluster)
 
@@ -228,6 +235,16 @@ class Program:
         self.trace()
         return summarize(self._log)
 
+    def collective_log(self) -> list[Collective]:
+        """The collectives of a step, one by one, in the order of the program."""
+        self.trace()
+        return list(self._log)
+
+    def graph(self) -> tuple[mtf.Graph, dict[str, mtf.Tensor]]:
+        """The step's mtf graph and its outputs, built once more to be looked at."""
+        built = self._build_for_shapes()
+        return built.graph, built.outputs
+
     def _call(self, pnum: int, step: int, slices: list[tf.Tensor]) -> dict[str, tf.Tensor]:
         """Runs processor `pnum`'s part, in its own thread."""
         with tf.device(self.cluster.devices[pnum]):
@@ -237,6 +254,11 @@ class Program:
                 [v.slice_of(pnum) for v in self._used],
                 slices,
             )
+
+    def _compiles_whole_step(self, graph: mtf.Graph) -> bool:
+        """Whether XLA is to compile the whole step where nobody said."""
+        prints = any(isinstance(op, mtf.PrintOperation) for op in all_operations(graph.operations))
+        return self.layout.size == 1 and "GPU" in self.cluster.devices[0] and not prints
 
     def _program(
         self,
@@ -255,6 +277,7 @@ class Program:
             step,
             self._seed,
             {v.spec.name: s for v, s in zip(self._used, variable_slices, strict=True)},
+            self._compiles_regions,
         )
         lowering = Lowering(built.graph, built.mesh, mesh_impl, built.outputs.values())
         outputs = {

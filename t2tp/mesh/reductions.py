@@ -19,7 +19,8 @@ from t2tp.mesh.spmd import LaidOutTensor, SpmdMeshImpl
 _SMALL = 1 << 20
 _LARGEST_TOGETHER = 1 << 24
 
-# Operations that can take a sum that is still to be made, and pass it on.
+# Operations that can take a sum that is still to be made, and pass it on; ours say so with an
+# attribute `passes_on_sums`.
 _PASSING_ON = (
     mtf.AddOperation,
     mtf.Depend,
@@ -32,16 +33,23 @@ _PASSING_ON = (
 
 def surely_needed(operations: list[mtf.Operation]) -> set[mtf.Tensor]:
     """Tensors of which an operation needs the value, so that a sum put off will be made."""
-    return {tensor for op in operations if not isinstance(op, _PASSING_ON) for tensor in op.inputs}
+    return {tensor for op in operations if not _passes_on(op) for tensor in op.inputs}
+
+
+def _passes_on(op: mtf.Operation) -> bool:
+    return isinstance(op, _PASSING_ON) or getattr(op, "passes_on_sums", False)
 
 
 class PendingSum(mtf.LazyAllreduceSum):
     """This processor's part of a sum over mesh axes, reduced when its value is asked for."""
 
-    def __init__(self, reductions: Reductions, part: LaidOutTensor, mesh_axes: list[int]) -> None:
+    def __init__(
+        self, reductions: Reductions, name: str, part: LaidOutTensor, mesh_axes: list[int]
+    ) -> None:
         """Made by `Reductions`."""
         super().__init__(reductions.mesh_impl, part, mesh_axes)
         self._reductions = reductions
+        self.name = name
         self.graph = part.slice.graph
 
     @property
@@ -78,14 +86,15 @@ class Reductions:
         self.mesh_impl = mesh_impl
         self._waiting: list[PendingSum] = []
 
-    def put_off(self, lazy: mtf.LazyAllreduceSum, is_needed: bool) -> PendingSum:
+    def put_off(self, lazy: mtf.LazyAllreduceSum, name: str, is_needed: bool) -> PendingSum:
         """Puts a sum off.
 
         Args:
           lazy: the part of the sum, and its axes.
+          name: of the tensor that is the sum.
           is_needed: whether it will surely be asked for: then it may be made before that.
         """
-        pending = PendingSum(self, lazy.laid_out_input, lazy.mesh_axes)
+        pending = PendingSum(self, name, lazy.laid_out_input, lazy.mesh_axes)
         if is_needed and pending.num_bytes <= _SMALL:
             self._waiting.append(pending)
         return pending
@@ -94,15 +103,24 @@ class Reductions:
         """Makes a sum, and with it those that can go along."""
         together = self._company(asked)
         self._waiting = [p for p in self._waiting if p not in together]
-        allreduce = self.mesh_impl.collectives.allreduce
+        names = [p.name for p in together]
         if len(together) == 1:
-            asked.set_reduced(allreduce(asked.part, asked.mesh_axes, "Add"))
+            asked.set_reduced(self._allreduce(asked.part, asked, names))
             return
         sizes = [math.prod(p.part.shape.as_list()) for p in together]
         flat = tf.concat([tf.reshape(p.part, [-1]) for p in together], axis=0)
-        sums = tf.split(allreduce(flat, asked.mesh_axes, "Add"), sizes)
+        sums = tf.split(self._allreduce(flat, asked, names), sizes)
         for pending, value in zip(together, sums, strict=True):
             pending.set_reduced(tf.reshape(value, pending.part.shape))
+
+    def _allreduce(self, part: tf.Tensor, asked: PendingSum, names: list[str]) -> tf.Tensor:
+        """The sum over the axes of `asked`; in float32 at least, where that costs nothing."""
+        dtype = part.dtype
+        is_narrow = dtype in (tf.bfloat16, tf.float16)
+        if is_narrow and asked.num_bytes <= _SMALL:
+            part = tf.cast(part, tf.float32)
+        allreduce = self.mesh_impl.collectives.allreduce
+        return tf.cast(allreduce(part, asked.mesh_axes, "Add", names), dtype)
 
     def _company(self, asked: PendingSum) -> list[PendingSum]:
         """The sum and those that are waiting for the same axes, up to a size."""

@@ -24,11 +24,14 @@ def lower_reshape(op: mtf.ReshapeOperation, lowering: Lowering) -> None:
     """Brings a tensor from one shape and layout to another."""
     mesh_impl = lowering.mesh_impl(op)
     old_shape, new_shape = op.inputs[0].shape, op.outputs[0].shape
-    moves = _Moves(mesh_impl, old_shape, new_shape)
-    value, summed_axes = lowering.partial_sum(op.inputs[0])
-    if not moves.may_precede_sum(summed_axes):
-        value, summed_axes = lowering.slice(op.inputs[0]), []
-    lowering.set_sum_over_axes(op.outputs[0], moves.carry_out(value), summed_axes)
+    moves = _Moves(mesh_impl, op.inputs[0].name, old_shape, new_shape)
+    summed_axes: list[int] = []
+    if moves.communicates or lowering.is_surely_needed(op.inputs[0]):
+        value = lowering.slice(op.inputs[0])
+    else:
+        value, summed_axes = lowering.partial_sum(op.inputs[0])
+    value, summed_axes = moves.carry_out(value, summed_axes)
+    lowering.set_sum_over_axes(op.outputs[0], value, summed_axes)
 
 
 class _Moves:
@@ -37,10 +40,14 @@ class _Moves:
     The dictionaries go from a mesh axis to the dimension, by its number, that it splits.
     """
 
-    def __init__(self, mesh_impl: SpmdMeshImpl, old_shape: mtf.Shape, new_shape: mtf.Shape) -> None:
+    def __init__(
+        self, mesh_impl: SpmdMeshImpl, name: str, old_shape: mtf.Shape, new_shape: mtf.Shape
+    ) -> None:
         self._mesh_impl = mesh_impl
+        self._name = name
         self._old_shape = old_shape
         self._new_shape = new_shape
+        self._summed_axes: list[int] = []
         self._is_split_by = _split_dims(mesh_impl, old_shape)
         self._wanted = _split_dims(mesh_impl, new_shape)
         # Where, in the old shape, an axis can split before the reshape what it is to split after.
@@ -55,17 +62,24 @@ class _Moves:
             if wanted is not None and old_shape.cumprod[dim] == new_shape.cumprod[wanted]:
                 self._place_before[axis] = dim
 
-    def may_precede_sum(self, summed_axes: list[int]) -> bool:
-        """Whether the parts of a sum over mesh axes may be moved before they are added up.
+    @property
+    def communicates(self) -> bool:
+        """Whether parts go from processor to processor: then the parts of a sum are added up
+        first."""
+        return any(self._place_before.get(a) != d for a, d in self._is_split_by.items())
 
-        Only if nothing is communicated, and no axis of the sum is to split the result: then each
-        of its processors would keep another part.
+    def carry_out(self, x: tf.Tensor, summed_axes: list[int]) -> tuple[tf.Tensor, list[int]]:
+        """The processor's slice in the old shape and layout -> in the new ones.
+
+        Args:
+          x: the slice, or its part of a sum over mesh axes.
+          summed_axes: these axes.
+
+        Returns:
+          the slice or part, and the axes over which it is still to be summed up: not those that
+          split the result, along which a reduce-scatter has made the sum.
         """
-        kept = all(self._place_before.get(a) == d for a, d in self._is_split_by.items())
-        return kept and not set(summed_axes) & set(self._wanted)
-
-    def carry_out(self, x: tf.Tensor) -> tf.Tensor:
-        """The processor's slice in the old shape and layout -> in the new ones."""
+        self._summed_axes = list(summed_axes)
         x, placed = self._move_before_reshape(x)
         sizes = self._new_shape.to_integer_list
         for axis in placed:
@@ -73,7 +87,7 @@ class _Moves:
         x = tf.reshape(x, sizes)
         for axis in sorted(self._wanted.keys() - placed):
             x = self._keep_own_part(x, axis, self._wanted[axis])
-        return x
+        return x, self._summed_axes
 
     def _move_before_reshape(self, x: tf.Tensor) -> tuple[tf.Tensor, set[int]]:
         """Ends with every axis where it is to be, or nowhere: cheap moves first.
@@ -108,6 +122,9 @@ class _Moves:
 
     def _keep_own_part(self, x: tf.Tensor, axis: int, dim: int) -> tf.Tensor:
         """Cuts a slice further, along a dimension that no axis splits yet."""
+        if axis in self._summed_axes:
+            self._summed_axes.remove(axis)
+            return self._mesh_impl.collectives.reducescatter(x, axis, dim, [self._name])
         size = x.shape.as_list()
         size[dim] //= self._mesh_impl.shape[axis].size
         begin: list[tf.Tensor | int] = [0] * len(size)

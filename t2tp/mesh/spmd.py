@@ -79,6 +79,7 @@ class SpmdMeshImpl(mtf.MeshImpl):
         step: tf.Tensor,
         seed: int,
         variable_slices: Mapping[str, tf.Variable],
+        compiles_regions: bool = True,
     ) -> None:
         """Prepares to lower one graph.
 
@@ -89,6 +90,7 @@ class SpmdMeshImpl(mtf.MeshImpl):
           step: the training step, an int64 scalar: random operations differ from step to step.
           seed: of random operations.
           variable_slices: the processor's slice of each variable, by name.
+          compiles_regions: whether XLA compiles what operations mark for it.
         """
         # An axis of one processor splits nothing, so that operations which cannot be split work.
         splitting = {axis.name for axis in layout.mesh_shape if axis.size > 1}
@@ -97,6 +99,7 @@ class SpmdMeshImpl(mtf.MeshImpl):
         self.layout = layout
         self.collectives = collectives
         self.variable_slices = variable_slices
+        self.compiles_regions = compiles_regions
         self._pnum = pnum
         self._step = step
         self._seed = seed

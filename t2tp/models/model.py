@@ -6,9 +6,14 @@ import abc
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import tensorflow as tf
+
 from t2tp import mtf
 from t2tp.hparam import HParams
 from t2tp.mesh.program import Mesh
+from t2tp.nearest import nearest
+
+_ACTIVATION_DTYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,19 @@ class Model(abc.ABC):
         """Keeps what the model is made from; variables are made when the graph is built."""
         self.hparams = hparams
         self.vocab_size = vocab_size
+
+    @property
+    def activation_dtype(self) -> tf.DType:
+        """What activations and products are computed in.
+
+        Raises:
+          ValueError: the hparam `activation_dtype` is none of float32, bfloat16 and float16.
+        """
+        name = self.hparams.activation_dtype
+        if name not in _ACTIVATION_DTYPES:
+            known = nearest(name, _ACTIVATION_DTYPES, "dtypes")
+            raise ValueError(f"activation_dtype is {name!r}: {known}")
+        return tf.as_dtype(name)
 
     @abc.abstractmethod
     def loss(self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool) -> LossOutput:

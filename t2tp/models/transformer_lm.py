@@ -72,7 +72,11 @@ class TransformerLm(Model):
         self, mesh: Mesh, name: str, dims: list[mtf.Dimension], stddev: float
     ) -> mtf.Tensor:
         return mtf.get_variable(
-            mesh, name, mtf.Shape(dims), initializer=tf1.random_normal_initializer(stddev=stddev)
+            mesh,
+            name,
+            mtf.Shape(dims),
+            dtype=mtf.VariableDType(activation_dtype=self.activation_dtype),
+            initializer=tf1.random_normal_initializer(stddev=stddev),
         )
 
     def _embedding_table(self, mesh: Mesh) -> mtf.Tensor:

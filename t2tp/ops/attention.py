@@ -2,23 +2,102 @@
 
 from __future__ import annotations
 
-import math
-
-import tensorflow as tf
+from dataclasses import dataclass
+from typing import Literal
 
 from t2tp import upstream as mtf
-from t2tp.mesh.lowering import Lowering
+from t2tp.ops.attention_operation import AttentionOperation, Options
 
-_MASKED = -1e9
+# From so many scores of a head on, block by block is faster; measured on CPUs.
+_LARGEST_DENSE = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class RelativeBias:
+    """A learned number for each head and range of distances, added to the scores.
+
+    C. Raffel et al. (T5, arXiv:1910.10683), section 2.1. In causal attention all buckets are for
+    what lies behind; otherwise half of them.
+
+    Attributes:
+      table: [heads, buckets].
+      max_distance: from here on all distances share a bucket.
+    """
+
+    table: mtf.Tensor
+    max_distance: int = 128
+
+
+def attention(
+    q: mtf.Tensor,
+    k: mtf.Tensor,
+    v: mtf.Tensor,
+    *,
+    causal: bool = False,
+    window: int | None = None,
+    segments: mtf.Tensor | None = None,
+    memory_segments: mtf.Tensor | None = None,
+    relative_bias: RelativeBias | None = None,
+    dropout_rate: float = 0.0,
+    method: Literal["dense", "blockwise"] | None = None,
+) -> mtf.Tensor:
+    """For each query the mean of the values, weighted by `softmax(q * k / sqrt(d_kv))`.
+
+    A. Vaswani et al., "Attention Is All You Need" (arXiv:1706.03762), section 3.2.1. Batch
+    dimensions, `heads` and `kv_heads` may be split; it goes without collectives if `kv_heads` is
+    split as `heads` is. The softmax is in float32. A query that sees nothing gives zeros.
+
+    Args:
+      q: [batch..., heads, length, d_kv].
+      k: [batch..., kv_heads, memory_length, d_kv]. kv_heads may be `heads` itself; otherwise its
+        size divides that of `heads`, and so many heads in a row share one. The dimension of the
+        memory may be `length` itself.
+      v: of the shape of `k`.
+      causal: each position sees itself and those before it.
+      window: how many positions each one sees, itself included: back, and if not `causal` as many
+        ahead.
+      segments: integers [batch..., length]: positions see those of the same number only.
+      memory_segments: the same for the memory, [batch..., memory_length]; by default `segments`.
+      relative_bias: a bias by the distance.
+      dropout_rate: the part of the weights to drop, in [0, 1), to a multiple of 2**-16. Which ones
+        depends on the seed, the step and the place in the global tensor, not on the mesh.
+      method: `dense` has all scores of a head in memory, `blockwise` a block of them, and computes
+        them twice. They give the same up to rounding, and drop the same. By default what is faster
+        for the lengths.
+
+    Returns:
+      like `q`.
+
+    Raises:
+      ValueError: shapes do not fit, or an option is out of range.
+      LayoutError: of the program, if `length`, the memory or `d_kv` is split.
+    """
+    _check_shapes(q, k, v)
+    length, memory = q.shape.dims[-2], k.shape.dims[-2]
+    _check_options(length, memory, causal, window, dropout_rate, method)
+    extras: dict[str, mtf.Tensor] = {}
+    if segments is not None or memory_segments is not None:
+        extras = _segments(q, k, segments, memory_segments)
+    if relative_bias is not None:
+        _check_bias(q, relative_bias, causal)
+        extras["bias_table"] = relative_bias.table
+    if method is None:
+        method = "dense" if length.size * memory.size <= _LARGEST_DENSE else "blockwise"
+    options = Options(
+        causal=causal,
+        window=window,
+        max_distance=relative_bias.max_distance if relative_bias else 0,
+        dropout_rate=dropout_rate,
+        is_blockwise=method == "blockwise",
+        extras=tuple(extras),
+    )
+    return AttentionOperation([q, k, v, *extras.values()], options).outputs[0]
 
 
 def causal_attention(
     q: mtf.Tensor, k: mtf.Tensor, v: mtf.Tensor, segments: mtf.Tensor
 ) -> mtf.Tensor:
     """Self-attention of each position to itself and those before it in its segment.
-
-    A. Vaswani et al., "Attention Is All You Need" (arXiv:1706.03762), section 3.2.1. Every
-    dimension but the length and the size of a head may be split. The softmax is in float32.
 
     Args:
       q, k, v: [batch, heads, length, d_kv].
@@ -27,72 +106,98 @@ def causal_attention(
     Returns:
       [batch, heads, length, d_kv].
     """
-    if not q.shape == k.shape == v.shape:
-        raise ValueError(f"q {q.shape}, k {k.shape} and v {v.shape} must have one shape.")
-    batch, _, length, _ = q.shape.dims
-    if segments.shape.dims != [batch, length]:
-        raise ValueError(f"segments {segments.shape} must be [{batch}, {length}].")
-    return AttentionOperation(q, k, v, segments).outputs[0]
+    return attention(q, k, v, causal=True, segments=segments)
 
 
-class AttentionOperation(mtf.Operation):
-    """Inputs q, k, v [batch, heads, length, d_kv] and segments [batch, length].
+def _check_shapes(q: mtf.Tensor, k: mtf.Tensor, v: mtf.Tensor) -> None:
+    if k.shape != v.shape:
+        raise ValueError(f"attention: k {k.shape} and v {v.shape} must have one shape.")
+    if q.shape.ndims < 3 or k.shape.ndims < 3:
+        raise ValueError(
+            f"attention: q {q.shape} must be [batch..., heads, length, d_kv], and k {k.shape}"
+            f" [batch..., kv_heads, memory_length, d_kv]."
+        )
+    if q.shape.dims[:-3] != k.shape.dims[:-3] or q.shape.dims[-1] != k.shape.dims[-1]:
+        raise ValueError(
+            f"attention: q {q.shape} and k {k.shape} must have the same batch dimensions (all but"
+            " the last three) and the same last dimension."
+        )
+    heads, kv_heads = q.shape.dims[-3], k.shape.dims[-3]
+    if heads.size % kv_heads.size:
+        raise ValueError(
+            f"attention: the size of k's {kv_heads} must divide that of q's {heads}, so that each"
+            " of its heads serves as many of q's."
+        )
+    dtypes = [x.dtype.name for x in (q, k, v)]
+    if len(set(dtypes)) > 1:
+        raise ValueError(f"attention: q, k and v must have one dtype, not {', '.join(dtypes)}.")
 
-    Outputs the result [batch, heads, length, d_kv] and the attention weights [batch, heads, length,
-    memory_length].
-    """
 
-    def __init__(self, q: mtf.Tensor, k: mtf.Tensor, v: mtf.Tensor, segments: mtf.Tensor) -> None:
-        super().__init__([q, k, v, segments], name="attention")
-        batch, heads, length, _ = q.shape.dims
-        memory_length = mtf.Dimension("memory_length", length.size)
-        weights_shape = mtf.Shape([batch, heads, length, memory_length])
-        self._outputs = [
-            mtf.Tensor(self, q.shape, q.dtype, index=0),
-            mtf.Tensor(self, weights_shape, q.dtype, index=1),
-        ]
-        self._splittable_dims, self._unsplittable_dims = (
-            self._initialize_splittable_and_unsplittable_dims(
-                "unsplittable", [batch.name, heads.name]
+def _check_options(
+    length: mtf.Dimension,
+    memory: mtf.Dimension,
+    causal: bool,
+    window: int | None,
+    dropout_rate: float,
+    method: str | None,
+) -> None:
+    if (causal or window is not None) and length.size != memory.size:
+        raise ValueError(
+            f"attention: causal and window compare places in q's {length} and k's {memory}, which"
+            " must have one size. (For a memory of its own, say what is seen by segments.)"
+        )
+    if window is not None and window < 1:
+        raise ValueError(
+            f"attention: window must be at least 1, the position itself, not {window}; None is no"
+            " window."
+        )
+    if not 0 <= dropout_rate < 1:
+        raise ValueError(f"attention: dropout_rate must be in [0, 1), not {dropout_rate}.")
+    if method not in (None, "dense", "blockwise"):
+        raise ValueError(f"attention: method must be 'dense' or 'blockwise', not {method!r}.")
+
+
+def _segments(
+    q: mtf.Tensor,
+    k: mtf.Tensor,
+    segments: mtf.Tensor | None,
+    memory_segments: mtf.Tensor | None,
+) -> dict[str, mtf.Tensor]:
+    """The segments as inputs of the operation; those of the memory only if they are others."""
+    if segments is None:
+        raise ValueError("attention: memory_segments are given; give segments of the queries too.")
+    *batch, _, length, _ = q.shape.dims
+    if segments.shape.dims != [*batch, length]:
+        raise ValueError(f"attention: segments {segments.shape} must be {[*batch, length]}.")
+    if memory_segments is None or memory_segments is segments:
+        if k.shape.dims[-2].size != length.size:
+            raise ValueError(
+                f"attention: the memory {k.shape.dims[-2]} is not as long as q's {length}: give"
+                " memory_segments."
             )
+        return {"segments": segments}
+    wanted = [*batch, k.shape.dims[-2]]
+    if memory_segments.shape.dims != wanted:
+        raise ValueError(f"attention: memory_segments {memory_segments.shape} must be {wanted}.")
+    return {"segments": segments, "memory_segments": memory_segments}
+
+
+def _check_bias(q: mtf.Tensor, bias: RelativeBias, causal: bool) -> None:
+    heads = q.shape.dims[-3]
+    if bias.table.shape.ndims != 2 or bias.table.shape.dims[0] != heads:
+        raise ValueError(
+            f"attention: the bias table {bias.table.shape} must be [{heads}, buckets]."
         )
-
-    def gradient(self, grad_ys: list[mtf.Tensor | None]) -> list[mtf.Tensor | None]:
-        q, k, v, _ = self.inputs
-        result, weights = self.outputs
-        return [*AttentionGradOperation(q, k, v, result, weights, grad_ys[0]).outputs, None]
-
-    def lower(self, lowering: Lowering) -> None:
-        q, k, v, segments = (lowering.slice(tensor) for tensor in self.inputs)
-        length, d_kv = q.shape[2], q.shape[3]
-        logits = tf.cast(tf.matmul(q, k, transpose_b=True), tf.float32) / math.sqrt(d_kv)
-        positions = tf.range(length)
-        is_visible = tf.logical_and(
-            positions[:, None] >= positions[None, :],
-            tf.equal(segments[:, :, None], segments[:, None, :]),
+    buckets = bias.table.shape.dims[1]
+    exact = buckets.size // (2 if causal else 4)
+    if exact < 1 or buckets.size % (2 if causal else 4):
+        raise ValueError(
+            f"attention: the bias table's {buckets} must be a multiple of {2 if causal else 4}"
+            " (T5 has 32): half of them are for one distance each"
+            + ("." if causal else ", behind and ahead.")
         )
-        logits += tf.where(is_visible, 0.0, _MASKED)[:, None]
-        weights = tf.cast(tf.nn.softmax(logits), q.dtype)
-        lowering.set_slice(self.outputs[0], tf.matmul(weights, v))
-        lowering.set_slice(self.outputs[1], weights)
-
-
-class AttentionGradOperation(mtf.Operation):
-    """Gradients of attention by q, k and v."""
-
-    def __init__(self, *inputs: mtf.Tensor) -> None:
-        """Takes q, k, v, the result, the attention weights and the gradient by the result."""
-        super().__init__(list(inputs), name="attention_grad")
-        self._outputs = [
-            mtf.Tensor(self, x.shape, x.dtype, index=i) for i, x in enumerate(inputs[:3])
-        ]
-
-    def lower(self, lowering: Lowering) -> None:
-        q, k, v, result, weights, dy = (lowering.slice(tensor) for tensor in self.inputs)
-        d_weights = tf.matmul(dy, v, transpose_b=True)
-        # sum_m weights * d_weights, for less: sum_d dy * result.
-        mean = tf.reduce_sum(dy * result, axis=-1, keepdims=True)
-        d_logits = weights * (d_weights - mean) / math.sqrt(q.shape[3])
-        lowering.set_slice(self.outputs[0], tf.matmul(d_logits, k))
-        lowering.set_slice(self.outputs[1], tf.matmul(d_logits, q, transpose_a=True))
-        lowering.set_slice(self.outputs[2], tf.matmul(weights, dy, transpose_a=True))
+    if bias.max_distance <= exact:
+        raise ValueError(
+            f"attention: max_distance {bias.max_distance} must be above {exact}, the distances"
+            f" that have one of the {buckets} each."
+        )

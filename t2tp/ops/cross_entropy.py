@@ -3,100 +3,205 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import tensorflow as tf
 
 from t2tp import upstream as mtf
-from t2tp.mesh.collectives import Collectives
 from t2tp.mesh.lowering import Lowering
 
 
+@dataclass(frozen=True)
+class _Options:
+    """See `softmax_cross_entropy`."""
+
+    z_loss: float
+    label_smoothing: float
+
+
 def softmax_cross_entropy(
-    logits: mtf.Tensor, targets: mtf.Tensor, vocab_dim: mtf.Dimension
+    logits: mtf.Tensor,
+    targets: mtf.Tensor,
+    vocab_dim: mtf.Dimension,
+    *,
+    z_loss: float = 0.0,
+    label_smoothing: float = 0.0,
 ) -> mtf.Tensor:
     """Negative log-likelihood of the targets under `softmax(logits)`.
 
     Where the vocabulary is split over the mesh, three numbers a token are reduced (maximum, sum of
     exponentials, the target's logit; the last two in one collective), never the logits: M. Shoeybi
-    et al., "Megatron-LM" (arXiv:1909.08053), section 3.
+    et al., "Megatron-LM" (arXiv:1909.08053), section 3. Label smoothing needs a fourth, the sum of
+    the logits, which goes with the last two. Between the reductions XLA makes one kernel each of
+    the passes over the logits; nothing of their size is kept for the gradient but they themselves.
 
     Args:
       logits: [..., vocab], any float dtype; computed with in float32.
       targets: [...], integers in [0, vocab).
       vocab_dim: the dimension of the classes.
+      z_loss: adds `z_loss * log(Z)**2`, where Z is the sum of exponentials, so that the logits do
+        not drift: A. Chowdhery et al., "PaLM" (arXiv:2204.02311), section 5, has 1e-4.
+      label_smoothing: probability that the target gives away, in equal parts to all *other*
+        classes: C. Szegedy et al. (arXiv:1512.00567), section 7, as tensor2tensor has it: the
+        entropy of the smoothed target is subtracted, so that the best loss is 0. Classes that only
+        round the vocabulary up take part.
 
     Returns:
-      float32 [...], in nats. Of a target that is no class it is NaN or, where the vocabulary is not
-      split, on CPUs, an error when the program runs.
+      float32 [...], in nats. Of a target that is no class it is NaN.
+
+    Raises:
+      ValueError: the targets do not have the dimensions of the logits without `vocab_dim`, z_loss
+        is negative, or label_smoothing is not in [0, 1) or has no other class to give to.
     """
     batch = logits.shape - vocab_dim
     if logits.shape.dims[-1] != vocab_dim:
         logits = mtf.transpose(logits, batch + vocab_dim)
     if targets.shape != batch:
         raise ValueError(f"Targets {targets.shape} do not have the dimensions of logits {batch}.")
-    return CrossEntropyOperation(logits, targets).outputs[0]
+    if z_loss < 0:
+        raise ValueError(f"z_loss must be 0 or above (PaLM has 1e-4), not {z_loss}.")
+    if not 0 <= label_smoothing < 1:
+        raise ValueError(
+            f"label_smoothing must be in [0, 1) (0.1 is usual), not {label_smoothing}."
+        )
+    if label_smoothing and vocab_dim.size == 1:
+        raise ValueError(f"label_smoothing needs at least two classes, and {vocab_dim} has one.")
+    options = _Options(z_loss, label_smoothing)
+    return CrossEntropyOperation(logits, targets, options).outputs[0]
 
 
 class CrossEntropyOperation(mtf.Operation):
-    """Inputs logits [..., vocab] and targets [...]; outputs the loss [...] and its gradient by the
-    logits [..., vocab]."""
+    """Inputs logits [..., vocab] and targets [...]; outputs the loss [...] and log(Z) [...], both
+    float32."""
 
-    def __init__(self, logits: mtf.Tensor, targets: mtf.Tensor) -> None:
+    def __init__(self, logits: mtf.Tensor, targets: mtf.Tensor, options: _Options) -> None:
         super().__init__([logits, targets], name="cross_entropy")
-        self._vocab_dim = logits.shape.dims[-1]
+        self._options = options
         self._outputs = [
             mtf.Tensor(self, targets.shape, tf.float32, index=0),
-            mtf.Tensor(self, logits.shape, logits.dtype, index=1),
+            mtf.Tensor(self, targets.shape, tf.float32, index=1),
         ]
 
     def gradient(self, grad_ys: list[mtf.Tensor | None]) -> list[mtf.Tensor | None]:
-        d_logits = self.outputs[1]
-        dy = mtf.cast(grad_ys[0], d_logits.dtype)
-        return [mtf.einsum([d_logits, dy], output_shape=d_logits.shape), None]
+        logits, targets = self.inputs
+        log_z = self.outputs[1]
+        grad = CrossEntropyGradOperation(logits, targets, log_z, grad_ys[0], self._options)
+        return [grad.outputs[0], None]
 
     def lower(self, lowering: Lowering) -> None:
-        mesh_impl = lowering.mesh_impl(self)
-        logits = tf.cast(lowering.slice(self.inputs[0]), tf.float32)
-        targets = tf.cast(lowering.slice(self.inputs[1]), tf.int32)
-        axis = mesh_impl.tensor_dimension_to_mesh_axis(self._vocab_dim)
-        if axis is None:
-            loss, d_logits = _whole_vocabulary(logits, targets)
-        else:
-            loss, d_logits = _split_vocabulary(
-                logits, targets, self._vocab_dim.size, axis, mesh_impl.collectives
-            )
-        lowering.set_slice(self.outputs[0], loss)
-        lowering.set_slice(self.outputs[1], tf.cast(d_logits, self.outputs[1].dtype))
+        logits, targets = (lowering.slice(x) for x in self.inputs)
+        vocab = _VocabSlice(lowering, self.inputs[0])
+        flat = tf.reshape(logits, [-1, logits.shape[-1]])
+        highest = tf.cast(tf.reduce_max(flat, axis=1), tf.float32)
+        highest = vocab.allreduce(highest, "Max")
+        smoothing = self._options.label_smoothing
+
+        def sums(logits: tf.Tensor, highest: tf.Tensor, local: tf.Tensor) -> tf.Tensor:
+            shifted = tf.cast(logits, tf.float32) - highest[:, None]
+            index, is_here = vocab.place(local)
+            parts = [
+                tf.reduce_sum(tf.exp(shifted), axis=1),
+                tf.where(is_here, tf.gather_nd(shifted, index), 0.0),
+            ]
+            if smoothing:
+                parts.append(tf.reduce_sum(shifted, axis=1))
+            return tf.stack(parts)
+
+        flat_targets = tf.reshape(tf.cast(targets, tf.int32), [-1])
+        local_sums = lowering.compiled(sums)(flat, highest, vocab.local(flat_targets))
+        total, at_target, *shifted_sum = tf.unstack(vocab.allreduce(local_sums, "Add"))
+        # A target that no processor holds must not give a loss that looks right.
+        is_class = tf.logical_and(flat_targets >= 0, flat_targets < vocab.size)
+        log_total = tf.where(is_class, tf.math.log(total), math.nan)
+        log_z = log_total + highest
+        loss = log_total - at_target + self._options.z_loss * tf.square(log_z)
+        if smoothing:
+            given_away = smoothing / (vocab.size - 1)
+            loss -= given_away * (shifted_sum[0] - vocab.size * at_target)
+            loss -= _entropy(smoothing, vocab.size)
+        lowering.set_slice(self.outputs[0], tf.reshape(loss, targets.shape))
+        lowering.set_slice(self.outputs[1], tf.reshape(log_z, targets.shape))
 
 
-def _whole_vocabulary(logits: tf.Tensor, targets: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    vocab_size = logits.shape[-1]
-    loss, d_logits = tf.raw_ops.SparseSoftmaxCrossEntropyWithLogits(
-        features=tf.reshape(logits, [-1, vocab_size]), labels=tf.reshape(targets, [-1])
-    )
-    return tf.reshape(loss, targets.shape), tf.reshape(d_logits, logits.shape)
+class CrossEntropyGradOperation(mtf.Operation):
+    """Inputs logits [..., vocab], targets, log(Z) and the loss's gradient [...]; output the
+    gradient by the logits."""
+
+    def __init__(
+        self,
+        logits: mtf.Tensor,
+        targets: mtf.Tensor,
+        log_z: mtf.Tensor,
+        d_loss: mtf.Tensor,
+        options: _Options,
+    ) -> None:
+        super().__init__([logits, targets, log_z, d_loss], name="cross_entropy_grad")
+        self._options = options
+        self._outputs = [mtf.Tensor(self, logits.shape, logits.dtype)]
+
+    def lower(self, lowering: Lowering) -> None:
+        logits, targets, log_z, d_loss = (lowering.slice(x) for x in self.inputs)
+        vocab = _VocabSlice(lowering, self.inputs[0])
+        z_loss, smoothing = self._options.z_loss, self._options.label_smoothing
+        given_away = smoothing / max(vocab.size - 1, 1)  # to each other class
+
+        def gradient(
+            logits: tf.Tensor, log_z: tf.Tensor, d_loss: tf.Tensor, local: tf.Tensor
+        ) -> tf.Tensor:
+            index, is_here = vocab.place(local)
+            # d loss / d log(Z) is 1 without z-loss; d log(Z) / d logits is the softmax.
+            by_log_z = d_loss * (1.0 + 2.0 * z_loss * log_z)
+            d_logits = tf.exp(tf.cast(logits, tf.float32) - log_z[:, None]) * by_log_z[:, None]
+            if smoothing:
+                d_logits -= given_away * d_loss[:, None]
+            at_target = tf.where(is_here, d_loss * (1.0 - smoothing - given_away), 0.0)
+            d_logits = tf.tensor_scatter_nd_sub(d_logits, index, at_target)
+            return tf.cast(d_logits, logits.dtype)
+
+        d_logits = lowering.compiled(gradient)(
+            tf.reshape(logits, [-1, logits.shape[-1]]),
+            tf.reshape(log_z, [-1]),
+            tf.reshape(tf.cast(d_loss, tf.float32), [-1]),
+            vocab.local(tf.reshape(tf.cast(targets, tf.int32), [-1])),
+        )
+        lowering.set_slice(self.outputs[0], tf.reshape(d_logits, logits.shape))
 
 
-def _split_vocabulary(
-    logits: tf.Tensor, targets: tf.Tensor, vocab_size: int, axis: int, collectives: Collectives
-) -> tuple[tf.Tensor, tf.Tensor]:
-    vocab_slice = logits.shape[-1]
-    flat = tf.reshape(logits, [-1, vocab_slice])
-    local = tf.reshape(targets, [-1]) - collectives.coordinate(axis) * vocab_slice
-    is_here = tf.logical_and(local >= 0, local < vocab_slice)
-    rows = tf.range(flat.shape[0])
-    index = tf.stack([rows, tf.clip_by_value(local, 0, vocab_slice - 1)], axis=1)
+class _VocabSlice:
+    """The classes whose logits this processor holds.
 
-    highest = collectives.allreduce(tf.reduce_max(flat, axis=1), [axis], "Max")
-    exponentials = tf.exp(flat - highest[:, None])
-    target_logit = tf.where(is_here, tf.gather_nd(flat, index) - highest, 0.0)
-    sums = collectives.allreduce(
-        tf.stack([tf.reduce_sum(exponentials, axis=1), target_logit]), [axis], "Add"
-    )
-    # A target that no processor holds must not give a loss that looks right.
-    is_class = tf.reshape(tf.logical_and(targets >= 0, targets < vocab_size), [-1])
-    total = tf.where(is_class, sums[0], math.nan)
-    loss = tf.math.log(total) - sums[1]
-    probabilities = exponentials / total[:, None]
-    d_logits = tf.tensor_scatter_nd_sub(probabilities, index, tf.cast(is_here, tf.float32))
-    return tf.reshape(loss, targets.shape), tf.reshape(d_logits, logits.shape)
+    Attributes:
+      size: number of all classes.
+    """
+
+    def __init__(self, lowering: Lowering, logits: mtf.Tensor) -> None:
+        """Of the last dimension of `logits`."""
+        mesh_impl = lowering.mesh_impl(logits)
+        dim = logits.shape.dims[-1]
+        axis = mesh_impl.tensor_dimension_to_mesh_axis(dim)
+        self.size = dim.size
+        self._slice_size = mesh_impl.slice_shape(mtf.Shape([dim]))[0]
+        self._axes = [] if axis is None else [axis]
+        self._collectives = mesh_impl.collectives
+
+    def allreduce(self, x: tf.Tensor, merge_op: str) -> tf.Tensor:
+        """Over the processors that hold the other classes."""
+        return self._collectives.allreduce(x, self._axes, merge_op)
+
+    def local(self, targets: tf.Tensor) -> tf.Tensor:
+        """Classes by their places in the slice; others are outside of it."""
+        first = sum(self._collectives.coordinate(axis) * self._slice_size for axis in self._axes)
+        return targets - first
+
+    def place(self, local: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """[token] -> row and column [token, 2] of each target's logit, and whether it is here."""
+        is_here = tf.logical_and(local >= 0, local < self._slice_size)
+        column = tf.clip_by_value(local, 0, self._slice_size - 1)
+        return tf.stack([tf.range(local.shape[0]), column], axis=1), is_here
+
+
+def _entropy(label_smoothing: float, vocab_size: int) -> float:
+    """Of a smoothed target, in nats."""
+    confidence = 1.0 - label_smoothing
+    given_away = label_smoothing / (vocab_size - 1)
+    return -confidence * math.log(confidence) - label_smoothing * math.log(given_away)

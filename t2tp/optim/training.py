@@ -6,8 +6,10 @@ import tensorflow as tf
 
 from t2tp import mtf, registry
 from t2tp.hparam import HParams
+from t2tp.mesh.effects import only_if
 from t2tp.mesh.lowering import Lowering
 from t2tp.mesh.program import Mesh
+from t2tp.optim.loss_scale import LossScale
 from t2tp.optim.schedules import learning_rate
 
 
@@ -20,30 +22,48 @@ def apply_gradients(
       loss: a scalar.
       mesh: the program's mesh.
       hparams: `optimizer`, `learning_rate_schedule`, `clip_grad_norm` (0: no clipping) and what
-        these read.
+        these read; `activation_dtype`: with float16 the loss is scaled (see `LossScale`), and a
+        step whose gradients overflow updates nothing.
       train_steps: steps of the whole training.
 
     Returns:
-      float32 scalars for people to look at: `learning_rate`, and `gradient_norm` before clipping.
+      float32 scalars for people to look at: `learning_rate`, `gradient_norm` before clipping and,
+      if there is one, `loss_scale`.
 
     Raises:
       ValueError: a trainable variable has no influence on the loss.
     """
     variables = list(mesh.graph.trainable_variables)
-    grads = mtf.gradients([loss], [v.value for v in variables])
+    loss_scale = LossScale(mesh) if hparams.activation_dtype == "float16" else None
+    scaled = loss if loss_scale is None else loss * loss_scale.value
+    grads = mtf.gradients([scaled], [v.value for v in variables])
     idle = [v.name for v, g in zip(variables, grads, strict=True) if g is None]
     if idle:
         raise ValueError(f"The loss does not depend on the variables {', '.join(idle)}.")
+    # Summed over the mesh, clipped and applied in float32, whatever they were computed in.
+    grads = [mtf.cast(grad, tf.float32) for grad in grads]
+    if loss_scale is not None:
+        grads = [grad / loss_scale.value for grad in grads]
     norm = global_norm(grads)
     if hparams.clip_grad_norm:
         limit = hparams.clip_grad_norm
         factor = mtf.slicewise(
             lambda n: limit / tf.maximum(n, limit), [norm], splittable_dims=[], name="clip"
         )
-        grads = [grad * mtf.cast(factor, grad.dtype) for grad in grads]
+        grads = [grad * factor for grad in grads]
     rate = learning_rate(mesh.step, hparams, train_steps)
-    registry.optimizer(hparams.optimizer)(rate, hparams).apply_grads(grads, variables)
-    return {"learning_rate": rate, "gradient_norm": norm}
+    optimizer = registry.optimizer(hparams.optimizer)(rate, hparams)
+    scalars = {"learning_rate": rate, "gradient_norm": norm}
+    if loss_scale is None:
+        optimizer.apply_grads(grads, variables)
+    else:
+        is_finite = mtf.slicewise(
+            tf.math.is_finite, [norm], output_dtype=tf.bool, splittable_dims=[], name="is_finite"
+        )
+        only_if(is_finite, optimizer.apply_grads(grads, variables))
+        loss_scale.update(is_finite)
+        scalars["loss_scale"] = loss_scale.value
+    return scalars
 
 
 def global_norm(tensors: list[mtf.Tensor]) -> mtf.Tensor:
@@ -67,8 +87,8 @@ class SumOfSquaresOperation(mtf.Operation):
         by_axes: dict[tuple[int, ...], list[tf.Tensor]] = {}
         for tensor in self.inputs:
             axes = tuple(sorted(set(mesh_impl.tensor_layout(tensor.shape)) - {None}))
-            square = tf.square(tf.cast(lowering.slice(tensor), tf.float32))
-            by_axes.setdefault(axes, []).append(tf.reduce_sum(square))
+            half = tf.nn.l2_loss(tf.cast(lowering.slice(tensor), tf.float32))
+            by_axes.setdefault(axes, []).append(2.0 * half)
         sums = [
             mesh_impl.collectives.allreduce(tf.add_n(squares), axes, "Add")
             for axes, squares in by_axes.items()

@@ -1,4 +1,4 @@
-"""One of several processes of a test: `one_process.py SCENARIO ARGUMENTS-AS-JSON`.
+"""One of several processes of a test: its arguments are a scenario and, as JSON, its options.
 
 Its last line is what the test looks at, as JSON.
 """
@@ -18,6 +18,7 @@ import tensorflow as tf
 import t2tp
 from t2tp import mtf
 from t2tp.checkpoint import latest
+from t2tp.mesh import peers
 from t2tp.mesh.cluster import Cluster, connect
 from t2tp.models.transformer_lm import TransformerLm
 from t2tp.optim import apply_gradients
@@ -96,7 +97,7 @@ def die(cluster: Cluster, mesh_shape: str, who: int, how: str) -> dict:
     """Process `who` goes away at step 3; the others go on, and should hear of it."""
     trained = program(cluster, mesh_shape)
     if cluster.peers is not None:
-        cluster.peers.advice = "Start again."
+        cluster.peers.advice = lambda: "Start again."
     for step in range(1000):
         if step == 3 and cluster.process_id == who:
             if how == "raise":
@@ -106,10 +107,26 @@ def die(cluster: Cluster, mesh_shape: str, who: int, how: str) -> dict:
             os.kill(os.getpid(), signal.SIGSTOP if how == "stop" else signal.SIGKILL)
         if how == "kill at a barrier":
             cluster.barrier("step")
+        if how == "kill before a barrier" and step == 3:
+            time.sleep(0.5)  # Nobody has noticed yet.
+            cluster.barrier("late")
         if how == "kill beside a sleeper" and step == 3:
             time.sleep(1000)
         trained({"x": X}, step=step)
     return {}
+
+
+def talk(cluster: Cluster) -> dict:
+    """All processes say something three times; number 0 decides; number 2 announces something."""
+    me = cluster.process_id
+    said = [cluster.exchange("greeting", f"{me}: {count}") for count in range(3)]
+    agreed = cluster.agree("decision", f"by {me}")
+    if me == 2:
+        cluster.peers.announce("from 2")
+    deadline = time.monotonic() + 20
+    while not cluster.peers.notice and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return {"said": said, "agreed": agreed, "notice": cluster.peers.notice}
 
 
 def device(cluster: Cluster, mesh_shape: str, how: str) -> dict:
@@ -166,14 +183,13 @@ def lm(cluster: Cluster, mesh_shape: str, steps: int) -> dict:
     return {"losses": [float(each["loss"]) for each in outputs]}
 
 
-SCENARIOS = {each.__name__: each for each in (train, resume, die, device, lm)}
+SCENARIOS = {each.__name__: each for each in (train, resume, die, talk, device, lm)}
 
 
 def main() -> None:
+    """Runs a scenario; what it returns is printed."""
     scenario, options = sys.argv[1], json.loads(sys.argv[2])
+    for name, seconds in options.pop("limits", {}).items():
+        setattr(peers, name, seconds)
     cluster = connect(options.pop("processors", 4), **options.pop("connect", {}))
     print(json.dumps(SCENARIOS[scenario](cluster, **options)))
-
-
-if __name__ == "__main__":
-    main()

@@ -17,13 +17,13 @@ LAYOUT = Layout("a:2;b:2;c:2")
 AXES = "abc"
 
 
-def run_everywhere(fn, values):
+def run_everywhere(fn, values, layout=LAYOUT):
     """Runs `fn(collectives, x)` on eight devices at once, device i with x = values[i]."""
     cluster = connect(8)
 
     @tf.function(autograph=False)
     def program(pnum, x):
-        return fn(Collectives(LAYOUT.mesh_shape, cluster.devices, pnum), x)
+        return fn(Collectives(layout.mesh_shape, cluster.devices, pnum), x)
 
     concrete = program.get_concrete_function(
         tf.TensorSpec([], tf.int32), tf.TensorSpec(values[0].shape, values[0].dtype)
@@ -113,6 +113,50 @@ def test_permute(axis, source):
         from_member = source[group.index(pnum)]
         wanted = 0 * values[0] if from_member is None else values[group[from_member]]
         np.testing.assert_array_equal(result, wanted)
+
+
+@pytest.mark.parametrize(
+    ("mesh_shape", "axis", "source", "moved"),
+    [
+        ("a:8", 0, [7, 0, 1, 2, 3, 4, 5, 6], ("permute", 2)),
+        ("a:8", 0, [None, 0, 1, 2, 3, 4, 5, 6], ("permute", 2)),
+        ("a:8", 0, [1, 2, 0, 4, 5, 3, 6, None], ("permute", 3)),  # rings of odd length
+        ("a:2;b:4", 1, [1, 2, 3, 0], ("permute", 2)),
+        ("a:4;b:2", 0, [2, 3, 0, 1], ("permute", 1)),
+        ("a:8", 0, [0, 0, 0, 0, 0, 0, 0, 7], ("allgather", 1)),  # one part for many
+    ],
+)
+def test_permute_exchanges_in_pairs(mesh_shape, axis, source, moved):
+    layout = Layout(mesh_shape)
+    values = random_values([2, 3])
+    logs = []
+
+    def permute(collectives, x):
+        y = collectives.permute(x, axis, source)
+        logs.append(collectives.log)
+        return y
+
+    results = run_everywhere(permute, values, layout)
+    name = layout.mesh_shape.dims[axis].name
+    for pnum, result in enumerate(results):
+        place = layout.coordinates(pnum)
+        from_member = source[place[name]]
+        members = [p for p in range(8) if layout.coordinates(p) == {**place, name: from_member}]
+        wanted = values[members[0]] if members else 0 * values[0]
+        np.testing.assert_array_equal(result, wanted)
+    assert [c.kind for c in logs[0]] == [moved[0]] * moved[1]
+    assert {c.bytes for c in logs[0]} == {2 * 3 * 4}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16", "int32"])
+@pytest.mark.parametrize(("axis", "scatter_axis"), [(0, 0), (1, 1), (2, 0)])
+def test_reducescatter(axis, scatter_axis, dtype):
+    values = random_values([4, 6], np.dtype(tf.as_dtype(dtype).as_numpy_dtype))
+    results = run_everywhere(lambda c, x: c.reducescatter(x, axis, scatter_axis), values)
+    for pnum, result in enumerate(results):
+        group = group_of(pnum, [axis])
+        total = sum(values[p] for p in group)
+        np.testing.assert_array_equal(result, np.split(total, 2, scatter_axis)[group.index(pnum)])
 
 
 @pytest.mark.parametrize(

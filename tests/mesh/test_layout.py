@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+import t2tp
 from t2tp import mtf
 from t2tp.mesh.layout import Layout, LayoutError
 
@@ -42,24 +43,88 @@ def test_malformed_text_is_refused(mesh_shape, rules, said):
         Layout(mesh_shape, rules)
 
 
+def refused(layout: Layout, *dims: tuple[str, int]) -> str:
+    """What is said of a tensor `w` of these dimensions."""
+    with pytest.raises(LayoutError) as error:
+        layout.check("w", mtf.Shape([mtf.Dimension(*dim) for dim in dims]))
+    return str(error.value)
+
+
 def test_two_dimensions_on_one_axis_are_refused():
-    with pytest.raises(LayoutError) as e:
-        Layout("data:2", "batch:data;d_ff:data").check("w", SHAPE)
-    said = str(e.value)
+    said = refused(Layout("data:2", "batch:data;d_ff:data"), ("batch", 8), ("d_ff", 12))
     assert "'w' [batch=8, d_ff=12]" in said and "'batch' and 'd_ff'" in said
     assert "axis 'data'" in said and "'d_ff:data'" in said
+    assert "this mesh has none that would do" in said
+
+
+def test_rules_that_would_do_are_named():
+    layout = Layout("model:2;expert:4;data:3;one:1", "heads:model;d_kv:model;batch:data")
+    said = refused(layout, ("batch", 6), ("heads", 8), ("d_kv", 6))
+    # Not d_kv:expert, which does not divide, nor the axes that split another dimension or nothing.
+    assert said.endswith("or give one of them another axis: 'heads:expert' would do here.")
 
 
 def test_indivisible_size_is_refused_with_sizes_that_work():
-    with pytest.raises(LayoutError) as e:
-        Layout("model:5", "d_ff:model").check("w", SHAPE)
-    said = str(e.value)
-    assert "size 5 does not divide dimension 'd_ff' of size 12" in said and "4, 6" in said
+    said = refused(Layout("model:5", "d_ff:model"), ("batch", 8), ("d_ff", 12))
+    assert "axis 'model' of size 5 does not divide dimension 'd_ff' of size 12" in said
+    assert (
+        "Sizes of the axis that would work: 3, 4, 6" in said and "of the dimension: 10, 15." in said
+    )
+    assert "drop the rule 'd_ff:model'" in said
+    assert "of the dimension: 5." in refused(Layout("model:5", "d_ff:model"), ("d_ff", 3))
+
+
+def refused_program(step_fn, layout: str, **features: str) -> str:
+    """What is said of a step that is fed tensors of these shapes."""
+    fed = {name: t2tp.Feature(shape) for name, shape in features.items()}
+    with pytest.raises(LayoutError) as error:
+        t2tp.Program(
+            lambda mesh, features: {"y": step_fn(**features)},
+            fed,
+            mesh_shape="data:2;model:2",
+            layout=layout,
+        )
+    return str(error.value)
+
+
+def test_dimensions_that_meet_in_a_product_are_refused_with_its_tensors():
+    said = refused_program(
+        lambda a, b: mtf.einsum([a, b], reduced_dims=[a.shape.dims[0], b.shape.dims[0]]),
+        "batch:data;length:data",
+        a="batch:4;d_model:6",
+        b="length:8;d_model:6",
+    )
+    operation = "Operation 'einsum' (Einsum of 'a' [batch=4, d_model=6] and 'b' [length=8, d_model"
+    assert said.startswith(operation)
+    assert "both its dimensions 'batch' and 'length' over mesh axis 'data'" in said
+    assert "'batch:model' or 'length:model' would do" in said
+
+
+def test_an_operation_that_cannot_be_split_is_refused_with_its_tensors():
+    said = refused_program(
+        lambda a: mtf.slicewise(lambda x: x, [a], splittable_dims=[a.shape.dims[0]]),
+        "batch:data;d_model:model",
+        a="batch:4;d_model:6",
+    )
+    assert "(Slicewise of 'a' [batch=4, d_model=6]) cannot be computed with dimension" in said
+    assert "'d_model' split, and the layout splits it over mesh axis 'model'" in said
+    assert "Drop the rule 'd_model:model'" in said
 
 
 def test_typing_errors_are_reported():
     warnings = Layout("data:2;model:2", "bacth:data;d_ff:model").warnings([SHAPE])
-    assert any("'bacth:data'" in w and "did you mean 'batch'" in w for w in warnings)
-    assert any("'data'" in w and "splits nothing" in w for w in warnings)
+    assert any("'bacth:data'" in w and "did you mean batch?" in w for w in warnings)
+    assert any("'data'" in w and "splits nothing" in w and "splits batch" in w for w in warnings)
     (warning,) = Layout("data:2", "batch:data;d_ff:dta").warnings([SHAPE])
-    assert "no axis 'dta'" in warning and "'data'" in warning
+    assert "no axis 'dta'; did you mean data?" in warning
+    (warning,) = Layout("data:2", "batch:data;sequence:data").warnings([SHAPE])
+    assert "no dimension" not in warning and "the dimensions are batch, d_ff" in warning
+
+
+def test_a_rule_the_wrong_way_round_is_reported():
+    rule, axis = Layout("data:2", "data:batch").warnings([SHAPE])
+    assert "did you mean 'batch:data'?" in rule and "'data' of size 2 splits nothing" in axis
+
+
+def test_an_axis_of_one_is_not_reported():
+    assert Layout("data:1", "").warnings([SHAPE]) == []

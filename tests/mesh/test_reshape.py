@@ -69,6 +69,22 @@ def test_a_sum_is_reduced_after_the_reshape():
     assert moved == {("allreduce", ("x",)): (1, 4 * 6 * 4)}
 
 
+def test_a_sum_that_its_axis_then_splits_is_a_reducescatter():
+    moved = reshape("a:8;c:6", "p:8;c:6", "x:4", "s:x;p:x", summed=4)
+    # Back again the gradient is gathered.
+    assert moved == {
+        ("reducescatter", ("x",)): (1, 8 * 6 * 4),
+        ("allgather", ("x",)): (1, 2 * 6 * 4),
+    }
+
+
+def test_of_a_sum_over_two_axes_only_one_is_scattered():
+    moved = reshape("a:8;c:6", "a:8;q:6", "x:2;y:2", "s:x;a:y;q:x", summed=4)
+    assert moved["reducescatter", ("x",)] == (1, 4 * 6 * 4)
+    moved = reshape("a:8;c:6", "p:8;c:6", "x:4", "s:x", summed=4)
+    assert moved == {("allreduce", ("x",)): (1, 8 * 6 * 4)}
+
+
 SHAPES = ["a:12;b:6", "a:2;c:6;b:6", "d:8;e:9", "f:72", "g:4;h:3;b:6", "e:9;d:8", "i:6;j:12"]
 
 

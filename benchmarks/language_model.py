@@ -1,0 +1,79 @@
+"""The language model that every peer trains: its sizes, initial values, data and arithmetic.
+
+A decoder of pre-norm blocks: RMS norms, causal attention, ReLU feed-forward, learned positions, an
+output tied to the embedding; Adam with clipping by the global norm. Only NumPy is needed here, so
+that every peer's environment can read it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+LEARNING_RATE, BETA1, BETA2, EPSILON, CLIP_NORM = 1e-3, 0.9, 0.98, 1e-9, 1.0
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of the model and of a batch."""
+
+    d_model: int = 256
+    heads: int = 8
+    d_ff: int = 1024
+    layers: int = 4
+    vocab: int = 8192
+    length: int = 128
+    batch: int = 16
+
+    @property
+    def d_kv(self) -> int:
+        return self.d_model // self.heads
+
+    def matmul_flops(self) -> int:
+        """Floating-point operations of a training step's matrix products: 2 for each product and
+        sum, forward once and backward twice; attention counted whole, as all peers compute it."""
+        tokens = self.batch * self.length
+        per_layer = 4 * self.d_model**2 + 2 * self.d_model * self.d_ff
+        attention = 2 * self.length * self.d_model
+        return 6 * tokens * (self.layers * (per_layer + attention) + self.vocab * self.d_model)
+
+
+CASES = {
+    "design": Sizes(),
+    "wide": Sizes(d_model=1024, heads=16, d_ff=4096, layers=2, batch=4),
+    "tiny": Sizes(d_model=32, heads=4, d_ff=64, layers=2, vocab=256, length=16, batch=8),
+}
+
+
+def initial_values(sizes: Sizes) -> dict[str, np.ndarray]:
+    """float32 weights by name; every peer begins with these."""
+    random = np.random.default_rng(0)
+
+    def normal(stddev: float, *shape: int) -> np.ndarray:
+        return (stddev * random.standard_normal(shape)).astype(np.float32)
+
+    d, h, k, f = sizes.d_model, sizes.heads, sizes.d_kv, sizes.d_ff
+    values = {
+        "embedding": normal(0.02, sizes.vocab, d),
+        "positions": normal(0.02, sizes.length, d),
+        "norm": np.ones(d, np.float32),
+    }
+    for layer in range(sizes.layers):
+        values |= {
+            f"{layer}/norm_1": np.ones(d, np.float32),
+            f"{layer}/q": normal(d**-0.5, d, h, k),
+            f"{layer}/k": normal(d**-0.5, d, h, k),
+            f"{layer}/v": normal(d**-0.5, d, h, k),
+            f"{layer}/out": normal(d**-0.5, h, k, d),
+            f"{layer}/norm_2": np.ones(d, np.float32),
+            f"{layer}/up": normal(d**-0.5, d, f),
+            f"{layer}/down": normal(f**-0.5, f, d),
+        }
+    return values
+
+
+def targets(sizes: Sizes) -> np.ndarray:
+    """int32 [batch, length]; token 0 is never among them: it stands before the first."""
+    random = np.random.default_rng(1)
+    return random.integers(1, sizes.vocab, (sizes.batch, sizes.length)).astype(np.int32)

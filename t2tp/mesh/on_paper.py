@@ -1,0 +1,68 @@
+"""Programs that are built to be looked at: no devices are needed, and no memory for variables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NoReturn
+
+import numpy as np
+from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
+
+from t2tp.mesh.cluster import Cluster
+from t2tp.mesh.layout import Layout
+from t2tp.mesh.program import Feature, Program, StepFn
+from t2tp.mesh.variables import SlicedVariable, Variables, VariableSpec
+
+
+class ProgramOnPaper(Program):
+    """The program that a step would be on a mesh of any size, on a machine of any kind.
+
+    It is traced like any program, so that its collectives and slices are those of the real one,
+    and cannot be called.
+    """
+
+    def __init__(
+        self,
+        step_fn: StepFn,
+        features: Mapping[str, Feature] | None = None,
+        *,
+        mesh_shape: str = "",
+        layout: str = "",
+    ) -> None:
+        """Builds the graph and refuses a layout that cannot work; arguments as for `Program`.
+
+        Raises:
+          LayoutError: the layout cannot work for a tensor of the model.
+        """
+        laid_out = Layout(mesh_shape, layout)
+        cluster = Cluster(("",) * laid_out.size)
+        super().__init__(
+            step_fn,
+            features,
+            mesh_shape=mesh_shape,
+            layout=layout,
+            cluster=cluster,
+            variables=_VariablesOnPaper(laid_out, cluster),
+        )
+
+    def place(self, features: Mapping[str, np.ndarray]) -> NoReturn:
+        """Refuses: there are no devices to put features on.
+
+        Raises:
+          ValueError: always.
+        """
+        raise ValueError(
+            "This program was made to be looked at, on no devices: make a t2tp.Program to run it."
+        )
+
+
+class _VariablesOnPaper(Variables):
+    """Variables whose slices have shapes and no values."""
+
+    def create(self, spec: VariableSpec) -> SlicedVariable:
+        """Makes one slice, which stands for those of all processors."""
+        if spec.name not in self:
+            shape = self._layout.slice_size(spec.shape)
+            slices = [UninitializedVariable(shape=shape, dtype=spec.dtype, name=spec.name)]
+            self._by_name[spec.name] = SlicedVariable(spec, self._layout, self.cluster, slices)
+        return self[spec.name]

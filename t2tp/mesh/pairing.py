@@ -1,0 +1,67 @@
+"""Permutations in pairs: who exchanges with whom, so that everybody gets what was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def pairings(source: Sequence[int | None]) -> list[list[int]] | None:
+    """Rounds of exchanges in pairs after which member k has met `source[k]`.
+
+    A member has at most two partners if everybody's part is wanted by at most one other: it takes
+    two rounds (three around a ring of odd length), whatever the number of members, where an
+    all-to-all takes as many parts as there are members.
+
+    Args:
+      source: for each member, the one whose part it wants; None or itself: nobody's.
+
+    Returns:
+      for each round, the partner of each member; None if there is no such plan: somebody's part is
+      wanted by several, or the number of members is odd, so that not all can be paired.
+    """
+    size = len(source)
+    edges = [(s, k) for k, s in enumerate(source) if s is not None and s != k]
+    wanted = [s for s, _ in edges]
+    if size % 2 or len(set(wanted)) < len(wanted):
+        return None
+    rounds: list[dict[int, int]] = []
+    for path in _paths(edges):
+        for number, (a, b) in enumerate(path):
+            free = (r for r in _alternating(rounds, number) if a not in r and b not in r)
+            met = next((r for r in rounds if r.get(a) == b), None)
+            if met is None:
+                met = next(free, None)
+            if met is None:
+                met = {}
+                rounds.append(met)
+            met[a], met[b] = b, a
+    return [_all_paired(r, size) for r in rounds]
+
+
+def _paths(edges: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:
+    """The edges in the order in which they follow each other, path by path, ring by ring."""
+    following = dict(edges)
+    starts = [a for a in following if a not in following.values()]
+    paths = []
+    while following:
+        at = starts.pop() if starts else next(iter(following))
+        path = []
+        while at in following:
+            path.append((at, following.pop(at)))
+            at = path[-1][1]
+        paths.append(path)
+    return paths
+
+
+def _alternating(rounds: Sequence[dict[int, int]], number: int) -> list[dict[int, int]]:
+    """The rounds, beginning with the one for every second edge of a path."""
+    first = number % 2
+    return [*rounds[first:], *rounds[:first]]
+
+
+def _all_paired(partners: dict[int, int], size: int) -> list[int]:
+    """Pairs those who are left over with each other."""
+    alone = [member for member in range(size) if member not in partners]
+    for a, b in zip(alone[::2], alone[1::2], strict=True):
+        partners[a], partners[b] = b, a
+    return [partners[member] for member in range(size)]

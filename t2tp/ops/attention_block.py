@@ -1,0 +1,72 @@
+"""A rectangle of the score matrix of attention, and products within it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import tensorflow as tf
+
+
+class Block(NamedTuple):
+    """Some queries and the part of the memory that they meet.
+
+    Attributes:
+      query: position of the first query, an integer or an int32 scalar.
+      queries: how many.
+      memory: position of the first key.
+      memories: how many.
+    """
+
+    query: int | tf.Tensor
+    queries: int
+    memory: int | tf.Tensor
+    memories: int
+
+
+def products(q: tf.Tensor, k: tf.Tensor) -> tf.Tensor:
+    """Of each query with each key of its head.
+
+    Args:
+      q: [batch, heads, queries, d].
+      k: [batch, kv_heads, memories, d]; query head h has kv head h // (heads / kv_heads).
+
+    Returns:
+      [batch, heads, queries, memories].
+    """
+    result = tf.matmul(_grouped(q, k), k, transpose_b=True)
+    return tf.reshape(result, [*q.shape[:3], k.shape[2]])
+
+
+def weighted(weights: tf.Tensor, v: tf.Tensor) -> tf.Tensor:
+    """Sums over the memory.
+
+    Args:
+      weights: [batch, heads, queries, memories].
+      v: [batch, kv_heads, memories, d].
+
+    Returns:
+      [batch, heads, queries, d].
+    """
+    result = tf.matmul(_grouped(weights, v), v)
+    return tf.reshape(result, [*weights.shape[:3], v.shape[3]])
+
+
+def collected(weights: tf.Tensor, y: tf.Tensor, kv_heads: int) -> tf.Tensor:
+    """Sums over the queries, and over the heads that share a kv head.
+
+    Args:
+      weights: [batch, heads, queries, memories].
+      y: [batch, heads, queries, d].
+      kv_heads: how many.
+
+    Returns:
+      [batch, kv_heads, memories, d].
+    """
+    shape = [weights.shape[0], kv_heads, -1]
+    grouped = [tf.reshape(x, [*shape, x.shape[3]]) for x in (weights, y)]
+    return tf.matmul(*grouped, transpose_a=True)
+
+
+def _grouped(x: tf.Tensor, memory: tf.Tensor) -> tf.Tensor:
+    """[batch, heads, queries, d] -> [batch, kv_heads, heads / kv_heads * queries, d]."""
+    return tf.reshape(x, [*memory.shape[:2], -1, x.shape[3]])

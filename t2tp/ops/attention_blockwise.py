@@ -1,0 +1,200 @@
+"""Attention block by block, in memory that grows with the length and not with its square.
+
+M. Milakov and N. Gimelshein, "Online normalizer calculation for softmax" (arXiv:1805.02867); M.
+Rabe and C. Staats, "Self-attention Does Not Need O(n^2) Memory" (arXiv:2112.05682). Of the scores
+only the logarithm of each query's sum of exponentials is kept, and the backward pass computes them
+again: T. Dao et al., "FlashAttention" (arXiv:2205.14135), section 3.1 and appendix B. Blocks of
+which nothing is seen are not computed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+from t2tp.ops.attention_block import Block, collected, products, weighted
+from t2tp.ops.attention_mask import MASKED, Mask
+from t2tp.ops.attention_terms import Gradients, Terms
+
+_QUERIES = 256
+_MEMORIES = 512
+
+
+def covered(length: int, memory_length: int) -> tuple[int, int]:
+    """How many queries and keys there are when the last blocks are filled up."""
+    queries, memories = _block_sizes(length, memory_length)
+    return length + -length % queries, memory_length + -memory_length % memories
+
+
+def forward(q: tf.Tensor, k: tf.Tensor, v: tf.Tensor, terms: Terms) -> tuple[tf.Tensor, tf.Tensor]:
+    """The result, and the logarithm of each query's sum of exponentials.
+
+    Args:
+      q: [batch, heads, length, d_kv], scaled.
+      k: [batch, kv_heads, memory_length, d_kv].
+      v: likewise.
+      terms: what else is in the scores.
+
+    Returns:
+      [batch, heads, length, d_kv] in the dtype of q and float32 [batch, heads, length].
+    """
+    length = q.shape[2]
+    queries, memories = _block_sizes(length, k.shape[2])
+    in_q, in_k, in_v = _cut(q, queries), _cut(k, memories), _cut(v, memories)
+    begin, end = _seen_blocks(terms.mask, length, queries, memories)
+
+    def row(i: tf.Tensor, ys: tf.TensorArray, logs: tf.TensorArray) -> tuple:
+        def step(j: tf.Tensor, log: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            block = Block(i * queries, queries, j * memories, memories)
+            scores = terms.added(tf.cast(products(in_q[i], in_k[j]), tf.float32), block)
+            weights = tf.nn.softmax(scores)
+            # The largest weight is that of the largest score: exp(score - log).
+            highest = tf.reduce_max(scores, axis=-1, keepdims=True)
+            log_here = highest - tf.math.log(tf.reduce_max(weights, axis=-1, keepdims=True))
+            if terms.dropout is not None:
+                weights = terms.dropout.dropped(weights, block)
+            y_here = tf.cast(weighted(tf.cast(weights, v.dtype), in_v[j]), tf.float32)
+            # Each of the two softmaxes counts for what its sum of exponentials is of both.
+            largest = tf.maximum(log, log_here)
+            both = largest + tf.math.log(tf.exp(log - largest) + tf.exp(log_here - largest))
+            return j + 1, both, y * tf.exp(log - both) + y_here * tf.exp(log_here - both)
+
+        start = (
+            tf.gather(begin, i),
+            tf.fill([*q.shape[:2], queries, 1], -math.inf),
+            tf.zeros([*q.shape[:2], queries, v.shape[3]]),
+        )
+        until = tf.gather(end, i)
+        _, log, y = _loop(lambda j, *_: j < until, step, start)
+        if terms.dropout is not None:
+            y *= terms.dropout.scale
+        # What a query that sees nothing has added up are masked scores.
+        is_blind = log < MASKED / 2
+        y = tf.cast(tf.where(is_blind, 0.0, y), q.dtype)
+        return i + 1, ys.write(i, y), logs.write(i, tf.where(is_blind, 0.0, log))
+
+    arrays = (tf.TensorArray(dtype, in_q.shape[0]) for dtype in (q.dtype, tf.float32))
+    _, ys, logs = _loop(lambda i, *_: i < in_q.shape[0], row, (tf.constant(0), *arrays))
+    return _joined(ys.stack(), length), tf.squeeze(_joined(logs.stack(), length), -1)
+
+
+def backward(
+    q: tf.Tensor,
+    k: tf.Tensor,
+    v: tf.Tensor,
+    y: tf.Tensor,
+    log: tf.Tensor,
+    dy: tf.Tensor,
+    terms: Terms,
+) -> Gradients:
+    """Gradients by q (scaled), k, v and the bias, from what `forward` gave and the gradient by its
+    result."""
+    length, memory_length, kv_heads = q.shape[2], k.shape[2], k.shape[1]
+    queries, memories = _block_sizes(length, memory_length)
+    # sum_m weights * d_weights, for less.
+    mean = tf.reduce_sum(tf.cast(dy, tf.float32) * tf.cast(y, tf.float32), -1, keepdims=True)
+    if terms.dropout is not None:
+        dy *= tf.cast(terms.dropout.scale, dy.dtype)
+    in_q, in_log, in_mean, in_dy = (_cut(x, queries) for x in (q, log[..., None], mean, dy))
+    in_k, in_v = _cut(k, memories), _cut(v, memories)
+    begin, end = _seeing_blocks(terms.mask, length, queries, memories)
+
+    def column(
+        j: tf.Tensor,
+        dqs: tf.Tensor,
+        d_bias: tf.Tensor,
+        dks: tf.TensorArray,
+        dvs: tf.TensorArray,
+    ) -> tuple:
+        def step(
+            i: tf.Tensor, dqs: tf.Tensor, d_bias: tf.Tensor, dk: tf.Tensor, dv: tf.Tensor
+        ) -> tuple[tf.Tensor, ...]:
+            block = Block(i * queries, queries, j * memories, memories)
+            scores = terms.added(tf.cast(products(in_q[i], in_k[j]), tf.float32), block)
+            weights = tf.exp(scores - in_log[i])
+            d_weights = tf.cast(products(in_dy[i], in_v[j]), tf.float32)
+            used = weights
+            if terms.dropout is not None:
+                used = terms.dropout.dropped(weights, block)
+                d_weights = terms.dropout.dropped(d_weights, block)
+            d_scores = weights * (d_weights - in_mean[i])
+            if terms.bias is not None:
+                d_bias = terms.bias.with_gradient(d_bias, block, d_scores)
+            d_scores = tf.cast(d_scores, q.dtype)
+            dv += tf.cast(collected(tf.cast(used, v.dtype), in_dy[i], kv_heads), tf.float32)
+            dk += tf.cast(collected(d_scores, in_q[i], kv_heads), tf.float32)
+            dq = tf.cast(weighted(d_scores, in_k[j]), tf.float32)
+            return i + 1, tf.tensor_scatter_nd_add(dqs, [[i]], dq[None]), d_bias, dk, dv
+
+        start = (
+            tf.gather(begin, j),
+            dqs,
+            d_bias,
+            tf.zeros(in_k.shape[1:]),
+            tf.zeros(in_v.shape[1:]),
+        )
+        until = tf.gather(end, j)
+        _, dqs, d_bias, dk, dv = _loop(lambda i, *_: i < until, step, start)
+        return (
+            j + 1,
+            dqs,
+            d_bias,
+            dks.write(j, tf.cast(dk, k.dtype)),
+            dvs.write(j, tf.cast(dv, v.dtype)),
+        )
+
+    no_bias = tf.zeros([]) if terms.bias is None else terms.bias.no_gradient()
+    arrays = (tf.TensorArray(x.dtype, in_k.shape[0]) for x in (k, v))
+    start = (tf.constant(0), tf.zeros(in_q.shape), no_bias, *arrays)
+    _, dqs, d_bias, dks, dvs = _loop(lambda j, *_: j < in_k.shape[0], column, start)
+    return Gradients(
+        tf.cast(_joined(dqs, length), q.dtype),
+        _joined(dks.stack(), memory_length),
+        _joined(dvs.stack(), memory_length),
+        None if terms.bias is None else d_bias,
+    )
+
+
+def _loop(condition: Callable, body: Callable, start: Sequence) -> tuple:
+    # One iteration at a time: several would each hold a block of scores.
+    return tf.while_loop(condition, body, start, parallel_iterations=1)
+
+
+def _block_sizes(length: int, memory_length: int) -> tuple[int, int]:
+    """Number of queries and keys of a block. (Even: see dropout.)"""
+    queries = min(_QUERIES, length + length % 2)
+    return queries, min(_MEMORIES, memory_length + memory_length % 2)
+
+
+def _cut(x: tf.Tensor, size: int) -> tf.Tensor:
+    """[batch, heads, length, d] -> [block, batch, heads, size, d], zeros beyond the end."""
+    x = tf.pad(x, [[0, 0], [0, 0], [0, -x.shape[2] % size], [0, 0]])
+    batch, heads, length, d = x.shape
+    return tf.transpose(tf.reshape(x, [batch, heads, length // size, size, d]), [2, 0, 1, 3, 4])
+
+
+def _joined(blocks: tf.Tensor, length: int) -> tf.Tensor:
+    """[block, batch, heads, size, d] -> [batch, heads, length, d]."""
+    count, batch, heads, size, d = blocks.shape
+    x = tf.reshape(tf.transpose(blocks, [1, 2, 0, 3, 4]), [batch, heads, count * size, d])
+    return x[:, :, :length]
+
+
+def _seen_blocks(
+    mask: Mask, length: int, queries: int, memories: int
+) -> tuple[list[int], list[int]]:
+    """For each block of queries, the first block of the memory that it sees, and the first after
+    these."""
+    seen = [mask.seen(i, queries) for i in range(0, length, queries)]
+    return [begin // memories for begin, _ in seen], [-(-end // memories) for _, end in seen]
+
+
+def _seeing_blocks(
+    mask: Mask, length: int, queries: int, memories: int
+) -> tuple[list[int], list[int]]:
+    """The same for each block of the memory: by which blocks of queries it is seen."""
+    begin, end = _seen_blocks(mask, length, queries, memories)
+    seeing = [[i for i in range(len(begin)) if begin[i] <= j < end[i]] for j in range(max(end))]
+    return [blocks[0] for blocks in seeing], [blocks[-1] + 1 for blocks in seeing]

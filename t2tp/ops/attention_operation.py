@@ -1,0 +1,213 @@
+"""Attention as an operation on a mesh, and its gradient: from slices to what one processor
+computes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import tensorflow as tf
+
+from t2tp import upstream as mtf
+from t2tp.mesh import random
+from t2tp.ops import attention_blockwise, attention_dense
+from t2tp.ops.attention_bias import Bias
+from t2tp.ops.attention_dropout import Dropout
+from t2tp.ops.attention_heads import SharedHeads
+from t2tp.ops.attention_mask import Mask
+from t2tp.ops.attention_terms import Terms
+
+if TYPE_CHECKING:
+    from t2tp.mesh.lowering import Lowering
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is the same in both passes; see `attention`.
+
+    Attributes:
+      extras: names of the inputs after q, k and v: `segments`, `memory_segments`, `bias_table`.
+    """
+
+    causal: bool
+    window: int | None
+    max_distance: int
+    dropout_rate: float
+    is_blockwise: bool
+    extras: tuple[str, ...]
+
+
+class AttentionOperation(mtf.Operation):
+    """Inputs q [batch..., heads, length, d_kv], k and v [batch..., kv_heads, memory, d_kv], extras.
+
+    Outputs the result, like q, and what the backward pass needs: blockwise the logarithm of each
+    query's sum of exponentials [batch..., heads, length], else the weights [batch..., heads,
+    length, memory].
+    """
+
+    def __init__(self, inputs: Sequence[mtf.Tensor], options: Options) -> None:
+        super().__init__(list(inputs), name="attention")
+        self._options = options
+        self._drawn_by = self.name
+        self.draw_after: mtf.Tensor | None = None  # set when this is a recomputation
+        q, k = inputs[:2]
+        *batch, heads, length, _ = q.shape.dims
+        kv_heads, memory, _ = k.shape.dims[-3:]
+        if options.is_blockwise:
+            kept = mtf.Tensor(self, mtf.Shape([*batch, heads, length]), tf.float32, index=1)
+        else:
+            if memory.name == length.name:
+                memory = mtf.Dimension(f"memory_{memory.name}", memory.size)
+            kept = mtf.Tensor(self, mtf.Shape([*batch, heads, length, memory]), q.dtype, index=1)
+        self._outputs = [mtf.Tensor(self, q.shape, q.dtype, index=0), kept]
+        self._splittable_dims, self._unsplittable_dims = (
+            self._initialize_splittable_and_unsplittable_dims(
+                "unsplittable", [d.name for d in (*batch, heads, kv_heads)]
+            )
+        )
+
+    def gradient(self, grad_ys: list[mtf.Tensor | None]) -> list[mtf.Tensor | None]:
+        inputs = [*self.inputs, *self.outputs, grad_ys[0]]
+        backward = AttentionGradOperation(inputs, self._options, self._drawn_by)
+        backward.draw_after = self.draw_after
+        extras: dict[str, mtf.Tensor | None] = dict.fromkeys(self._options.extras)
+        if "bias_table" in extras:
+            extras["bias_table"] = backward.outputs[3]
+        return [*backward.outputs[:3], *extras.values()]
+
+    def lower(self, lowering: Lowering) -> None:
+        part = _Part(lowering, self.inputs, self._options, self._drawn_by)
+        lowered = attention_blockwise if self._options.is_blockwise else attention_dense
+        values = lowered.forward(part.q, part.k, part.v, part.terms)
+        for output, value in zip(self.outputs, values, strict=True):
+            sizes = lowering.mesh_impl(self).slice_shape(output.shape)
+            lowering.set_slice(output, tf.reshape(value, sizes))
+
+
+class AttentionGradOperation(mtf.Operation):
+    """Inputs those of attention, its two outputs and the gradient by the result; outputs the
+    gradients by q, k, v and, if there is one, the bias table."""
+
+    def __init__(self, inputs: Sequence[mtf.Tensor], options: Options, drawn_by: str) -> None:
+        """Computes with the dropout mask of the operation named `drawn_by`."""
+        super().__init__(list(inputs), name="attention_grad")
+        self._options = options
+        self._drawn_by = drawn_by
+        self.draw_after: mtf.Tensor | None = None
+        by = list(inputs[:3])
+        if "bias_table" in options.extras:
+            by.append(inputs[3 + options.extras.index("bias_table")])
+        self._outputs = [mtf.Tensor(self, x.shape, x.dtype, index=i) for i, x in enumerate(by)]
+
+    def lower(self, lowering: Lowering) -> None:
+        part = _Part(lowering, self.inputs, self._options, self._drawn_by)
+        y, kept, dy = (lowering.slice(x) for x in self.inputs[-3:])
+        lowered = attention_blockwise if self._options.is_blockwise else attention_dense
+        kept = tf.reshape(kept, [*part.q.shape[:3], *kept.shape[self.inputs[0].shape.ndims - 1 :]])
+        grads = lowered.backward(
+            part.q,
+            part.k,
+            part.v,
+            part.with_one_batch(y),
+            kept,
+            part.with_one_batch(dy),
+            part.terms,
+        )
+        mesh_impl = lowering.mesh_impl(self)
+        q, *memory = self.outputs[:3]
+        d_q = tf.reshape(grads.q * part.scale, mesh_impl.slice_shape(q.shape))
+        lowering.set_slice(q, d_q)
+        for output, d in zip(memory, (grads.k, grads.v), strict=True):
+            d = tf.reshape(part.shared.restore(d), mesh_impl.slice_shape(output.shape))
+            lowering.set_sum_over_axes(output, d, part.shared.axes)
+        if part.terms.bias is not None:
+            table = self.outputs[3]
+            by_table = tf.cast(part.terms.bias.gradient_by_table(grads.bias), table.dtype)
+            lowering.set_partial_sum(table, by_table, q.shape.dims[:-3])
+
+
+class _Part:
+    """What one processor attends with.
+
+    Attributes:
+      q: its slice, scaled by 1 / sqrt(d_kv), with one batch dimension: [batch, heads, length,
+        d_kv].
+      k, v: [batch, kv_heads, memory, d_kv], the heads that those of q need.
+      scale: what q is scaled by.
+      shared: how k and v were found.
+      terms: mask, bias and dropout.
+    """
+
+    def __init__(
+        self, lowering: Lowering, inputs: Sequence[mtf.Tensor], options: Options, drawn_by: str
+    ) -> None:
+        q, k, v = inputs[:3]
+        heads, length, d_kv = q.shape.dims[-3:]
+        kv_heads, memory, _ = k.shape.dims[-3:]
+        mesh_impl = lowering.mesh_impl(q)
+        self.shared = SharedHeads(mesh_impl, heads, kv_heads)
+        q_slice = self.with_one_batch(lowering.slice(q))
+        self.scale = tf.constant(d_kv.size**-0.5, q.dtype)
+        self.q = q_slice * self.scale
+        self.k, self.v = (
+            self.shared.select(self.with_one_batch(lowering.slice(x))) for x in (k, v)
+        )
+        extras = {
+            name: lowering.slice(x) for name, x in zip(options.extras, inputs[3:], strict=False)
+        }
+        segments = _rows(extras.get("segments"))
+        # The same tensor twice is not given twice.
+        memory_segments = (
+            _rows(extras["memory_segments"]) if "memory_segments" in extras else segments
+        )
+        mask = Mask(
+            length.size,
+            memory.size,
+            causal=options.causal,
+            window=options.window,
+            segments=segments,
+            memory_segments=memory_segments,
+        )
+        bias = dropout = None
+        if "bias_table" in extras:
+            sizes = (length.size, memory.size)
+            bias = Bias(
+                extras["bias_table"],
+                *(attention_blockwise.covered(*sizes) if options.is_blockwise else sizes),
+                max_distance=options.max_distance,
+                both_ways=not options.causal,
+            )
+        if options.dropout_rate:
+            dropout = _dropout(lowering, q, memory.size, options.dropout_rate, drawn_by)
+        self.terms = Terms(mask, bias, dropout)
+
+    @staticmethod
+    def with_one_batch(x: tf.Tensor) -> tf.Tensor:
+        """[batch..., heads, length, d] -> [batch, heads, length, d]."""
+        return tf.reshape(x, [-1, *x.shape[-3:]])
+
+
+def _rows(segments: tf.Tensor | None) -> tf.Tensor | None:
+    """[batch..., length] -> [batch, length]."""
+    return None if segments is None else tf.reshape(segments, [-1, segments.shape[-1]])
+
+
+def _dropout(
+    lowering: Lowering, q: mtf.Tensor, memory_length: int, rate: float, drawn_by: str
+) -> Dropout:
+    """Dropout by the place in [batch..., heads, length, memory] of the global tensors."""
+    halves = lowering.random_bits(drawn_by, mtf.Shape([mtf.Dimension("halves_of_a_key", 2)]))
+    rows_shape = mtf.Shape(q.shape.dims[:-2])
+    mesh_impl = lowering.mesh_impl(q)
+    sizes = mesh_impl.slice_shape(rows_shape)
+    begin = mesh_impl.slice_begin_tensors(rows_shape)
+    rows = random.slice_index(rows_shape.to_integer_list, begin, sizes)
+    key = tf.bitwise.bitwise_or(tf.bitcast(halves, tf.uint64), tf.constant(1, tf.uint64))
+    return Dropout(
+        key,
+        tf.reshape(rows, [-1, sizes[-1]]),
+        q.shape.dims[-2].size,
+        memory_length,
+        rate,
+    )

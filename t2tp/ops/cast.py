@@ -1,0 +1,48 @@
+"""Conversion to another dtype."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import tensorflow as tf
+
+from t2tp import upstream as mtf
+
+if TYPE_CHECKING:
+    from t2tp.mesh.lowering import Lowering
+
+
+def cast(x: mtf.Tensor, dtype: tf.DType, name: str = "cast") -> mtf.Tensor:
+    """`x` in another dtype.
+
+    A sum over the mesh that is still to be made is made in the wider of two floating-point dtypes:
+    a gradient in bfloat16 that is cast to float32 is summed up in float32.
+
+    Args:
+      x: any tensor.
+      dtype: of the result; if it is that of `x`, the result is `x`.
+      name: of the operation.
+    """
+    dtype = tf.as_dtype(dtype)
+    return x if dtype == x.dtype else CastOperation(x, dtype, name).outputs[0]
+
+
+class CastOperation(mtf.Operation):
+    """Input x; output x in another dtype."""
+
+    def __init__(self, x: mtf.Tensor, dtype: tf.DType, name: str) -> None:
+        super().__init__([x], name=name)
+        both_float = x.dtype.is_floating and dtype.is_floating
+        self.passes_on_sums = both_float and dtype.size > x.dtype.size
+        self._outputs = [mtf.Tensor(self, x.shape, dtype)]
+
+    def gradient(self, grad_ys: list[mtf.Tensor | None]) -> list[mtf.Tensor]:
+        return [cast(grad_ys[0], self.inputs[0].dtype)]
+
+    def lower(self, lowering: Lowering) -> None:
+        (x,), (y,) = self.inputs, self.outputs
+        if self.passes_on_sums and not lowering.is_surely_needed(x):
+            part, axes = lowering.partial_sum(x)
+            lowering.set_sum_over_axes(y, tf.cast(part, y.dtype), axes)
+        else:
+            lowering.set_slice(y, tf.cast(lowering.slice(x), y.dtype))

@@ -1,0 +1,77 @@
+"""Attention written out: plain TensorFlow in float64, with the whole score matrix."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+
+
+def composed_attention(
+    *,
+    causal: bool = False,
+    window: int | None = None,
+    max_distance: int = 0,
+    kept: np.ndarray | None = None,
+) -> Callable[..., tf.Tensor]:
+    """A function of q [b, h, t, d], k and v [b, g, m, d], and `segments`, `memory_segments`,
+    `table`.
+
+    Args:
+      causal: see `attention`.
+      window: see `attention`.
+      max_distance: of the buckets of `table`.
+      kept: what to multiply the weights by, [b, h, t, m].
+    """
+
+    def attend(q, k, v, segments=None, memory_segments=None, table=None):
+        k, v = (tf.repeat(x, q.shape[1] // x.shape[1], axis=1) for x in (k, v))
+        scores = tf.einsum("bhtd,bhmd->bhtm", q, k) / math.sqrt(q.shape[-1])
+        if table is not None:
+            both_ways = not causal
+            number = [
+                [bucket(m - t, table.shape[1], max_distance, both_ways) for m in range(k.shape[2])]
+                for t in range(q.shape[2])
+            ]
+            scores += tf.gather(table, number, axis=1)
+        is_seen = seen(scores.shape, segments, memory_segments, causal, window)
+        # The softmax of nothing would be NaN, and its gradient.
+        weights = tf.nn.softmax(tf.where(is_seen, scores, -1e300)) * is_seen
+        return tf.einsum("bhtm,bhmd->bhtd", weights * (1.0 if kept is None else kept), v)
+
+    return attend
+
+
+def seen(shape, segments, memory_segments, causal, window) -> np.ndarray:
+    """Whether each query sees each key: [b, 1, t, m], 1.0 or 0.0."""
+    batch, _, length, memory_length = shape
+    result = np.zeros([batch, 1, length, memory_length])
+    for b in range(batch):
+        for t in range(length):
+            for m in range(memory_length):
+                is_seen = not causal or m <= t
+                if window is not None:
+                    is_seen &= t - m < window and m - t < window
+                if segments is not None:
+                    theirs = segments if memory_segments is None else memory_segments
+                    is_seen &= bool(segments[b, t] == theirs[b, m])
+                result[b, 0, t, m] = is_seen
+    return result
+
+
+def bucket(distance: int, buckets: int, max_distance: int, both_ways: bool) -> int:
+    """T5's bucket of one distance."""
+    first = 0
+    if both_ways:
+        buckets //= 2
+        first = buckets if distance > 0 else 0
+        back = abs(distance)
+    else:
+        back = max(-distance, 0)
+    exact = buckets // 2
+    if back < exact:
+        return first + back
+    far = exact + math.log(back / exact) / math.log(max_distance / exact) * (buckets - exact)
+    return first + min(int(far), buckets - 1)

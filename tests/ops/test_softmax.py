@@ -1,0 +1,78 @@
+"""Softmax: the plain one's values and gradients, in float32, wherever its dimension is split."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from t2tp import mtf
+from tests.ops.on_mesh import assert_close, in_float64, with_gradients
+
+LAYOUTS = [
+    ("", ""),
+    ("x:2", "a:x"),
+    ("x:4", "c:x"),
+    ("x:2;y:4", "a:x;c:y"),
+    ("x:2;y:2", "b:x;c:y"),
+]
+
+
+def inputs():
+    x = 3.0 * np.random.default_rng(0).normal(size=(4, 6, 8))
+    return {"x": ("a:4;b:6;c:8", x)}
+
+
+@pytest.mark.parametrize(("mesh_shape", "layout"), LAYOUTS)
+@pytest.mark.parametrize("dim", ["a", "b", "c"])
+def test_any_layout_gives_the_plain_softmax(mesh_shape, layout, dim):
+    ours = with_gradients(
+        lambda x: mtf.softmax(x, x.shape.get_dim_by_name(dim)), inputs(), mesh_shape, layout
+    )
+    wanted = in_float64(lambda x: tf.nn.softmax(x, axis="abc".index(dim)), inputs())
+    assert_close(ours, wanted, 2e-6)
+
+
+@pytest.mark.parametrize(("mesh_shape", "layout"), LAYOUTS)
+def test_its_gradient_has_a_gradient(mesh_shape, layout):
+    def ours(x):
+        y = mtf.softmax(x, x.shape.get_dim_by_name("c"))
+        (d_x,) = mtf.gradients([mtf.reduce_sum(mtf.square(y))], [x])
+        return d_x
+
+    def plain(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_sum(tf.square(tf.nn.softmax(x)))
+        return tape.gradient(loss, x)
+
+    assert_close(
+        with_gradients(ours, inputs(), mesh_shape, layout), in_float64(plain, inputs()), 2e-6
+    )
+
+
+@pytest.mark.parametrize(("mesh_shape", "layout"), LAYOUTS)
+@pytest.mark.parametrize("extra", [None, 0.5])
+def test_bfloat16_is_rounded_once(mesh_shape, layout, extra):
+    """At the end: sums of many small parts are not lost on the way."""
+
+    def ours(x):
+        extra_logit = None
+        if extra is not None:
+            extra_logit = mtf.constant(x.mesh, extra, dtype=x.dtype)
+        return mtf.softmax(x, x.shape.get_dim_by_name("c"), extra_logit=extra_logit)
+
+    def plain(x):
+        if extra is None:
+            return tf.nn.softmax(x)
+        padded = tf.pad(x, [[0, 0], [0, 0], [0, 1]], constant_values=extra)
+        return tf.nn.softmax(padded)[..., :-1]
+
+    values = with_gradients(ours, inputs(), mesh_shape, layout, tf.bfloat16)
+    wanted = in_float64(plain, inputs(), tf.bfloat16)
+    assert_close({"y": values["y"]}, {"y": wanted["y"]}, 2**-8)
+
+
+def test_a_dimension_that_is_not_there_is_refused():
+    with pytest.raises(ValueError, match="no dimension of"):
+        with_gradients(lambda x: mtf.softmax(x, mtf.Dimension("d", 2)), inputs())

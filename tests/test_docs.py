@@ -1,0 +1,23 @@
+"""What the pages in docs/ show is what comes of it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+DOCS = Path(__file__).parent.parent / "docs"
+
+
+def blocks(page: str, language: str) -> list[str]:
+    """The blocks of code in a page."""
+    return re.findall(rf"```{language}\n(.*?)```", (DOCS / page).read_text("utf-8"), re.DOTALL)
+
+
+def test_the_engine_s_example_says_what_the_page_shows(capsys):
+    (code,) = blocks("engine.md", "python")
+    exec(compile(code, "engine.md", "exec"), {})
+    said = capsys.readouterr().out
+    shown = [piece for block in blocks("engine.md", "text") for piece in block.split("...\n")]
+    assert len(shown) >= 3
+    for piece in shown:
+        assert piece.strip("\n") in said
