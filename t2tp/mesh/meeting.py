@@ -22,6 +22,7 @@ LOST_EXIT_CODE = 3
 
 _RETRY_SECONDS = 0.2
 _MESSAGE_SECONDS = 10.0  # To say one line, once connected.
+_LATE_SECONDS = 3.0  # To come, after it is known that the processes do not fit together.
 
 
 class MissingProcessError(RuntimeError):
@@ -57,17 +58,16 @@ def _host(place: Place, brings: str, seconds: float) -> list[str]:
     with contextlib.ExitStack() as stack:
         port = split_address(place.meeting_point, "coordinator")[1]
         listener = stack.enter_context(_listen(port, place.meeting_point))
-        while len(visitors) < place.num_processes - 1 and trouble is None:
+        while len(visitors) < place.num_processes - 1:
             visitor = _next_visitor(listener, deadline)
             if visitor is None:
-                absent = [str(p) for p in range(1, place.num_processes) if p not in visitors]
-                trouble = MissingProcessError(
-                    f"Of {place.num_processes} processes, number {', '.join(absent)} did not come"
-                    f" to {place.meeting_point} within {seconds:.0f} s."
-                )
+                trouble = trouble or _absence(place, visitors, seconds)
                 break
             stack.enter_context(visitor.connection)
-            trouble = _misfit(place, brings, visitor, visitors)
+            misfit = _misfit(place, brings, visitor, visitors)
+            if trouble is None and misfit is not None:
+                trouble = misfit  # Those who are about to come are to hear it, too.
+                deadline = min(deadline, time.monotonic() + _LATE_SECONDS)
             visitors[visitor.process_id] = visitor
             everybody.append(visitor)
         addresses = [place.address or place.meeting_point]
@@ -147,6 +147,14 @@ def _next_visitor(listener: socket.socket, deadline: float) -> _Visitor | None:
         except (OSError, ValueError, KeyError, TypeError):
             connection.close()  # Somebody who looks at ports, not one of us.
     return None
+
+
+def _absence(place: Place, visitors: dict[int, _Visitor], seconds: float) -> MissingProcessError:
+    absent = [str(p) for p in range(1, place.num_processes) if p not in visitors]
+    return MissingProcessError(
+        f"Of {place.num_processes} processes, number {', '.join(absent)} did not come to"
+        f" {place.meeting_point} within {seconds:.0f} s."
+    )
 
 
 def _misfit(

@@ -18,6 +18,7 @@ from t2tp.mesh.collectives import Collective, Collectives, summarize
 from t2tp.mesh.layout import Layout
 from t2tp.mesh.lowering import Lowering, all_operations
 from t2tp.mesh.outputs import Outputs, axes_to_gather
+from t2tp.mesh.sizes import refuse_two_sizes
 from t2tp.mesh.spmd import LaidOutTensor, SpmdMeshImpl
 from t2tp.mesh.variables import Variables, VariableSpec, fresh_variable_scopes, handles_for_masters
 
@@ -133,8 +134,8 @@ class Program:
 
         Raises:
           LayoutError: the layout cannot work for a tensor of the model.
-          ValueError: the mesh's size is not the number of devices, or a variable is asked for in
-            two shapes.
+          ValueError: the mesh's size is not the number of devices, a variable is asked for in two
+            shapes, or a dimension has two sizes in a sum or product of two tensors.
         """
         self.layout = Layout(mesh_shape, layout)
         if xla and self.layout.size > 1:
@@ -339,6 +340,9 @@ class Program:
             for tensor in op.outputs:
                 self.layout.check(tensor.name.removesuffix(":0"), tensor.shape)
                 shapes.append(tensor.shape)
+            # Operators such as x + y make operations without asking us.
+            if isinstance(op, (mtf.BinaryOpWithBroadcasting, mtf.EinsumOperation)):
+                refuse_two_sizes(op.name, op.inputs)
             # Of an imported tensor mesh-tensorflow says nothing may be split; it is cut by this
             # layout already.
             if not isinstance(op, mtf.ops.ImportLaidOutTensorOperation):

@@ -8,11 +8,10 @@ name, one size at least must be in both.)
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 from t2tp import upstream as mtf
-from t2tp.mesh.layout import describe
+from t2tp.mesh.sizes import described, refuse_two_sizes, sizes_of
 
 
 def einsum(
@@ -33,7 +32,7 @@ def einsum(
       ValueError: a dimension has two sizes, or `reduced_dims` contradict `output_shape`.
     """
     tensors = _tensors(xs)
-    _refuse_two_sizes("einsum", tensors)
+    refuse_two_sizes("einsum", tensors)
     if output_shape is not None:
         output_shape = mtf.convert_to_shape(output_shape)
         _refuse_strange_sizes("output_shape", output_shape.dims, tensors)
@@ -63,7 +62,7 @@ def add(
     Raises:
       ValueError: a dimension has two sizes.
     """
-    _refuse_two_sizes("add", _tensors((x1, x2)))
+    refuse_two_sizes("add", _tensors((x1, x2)))
     return mtf.add(x1, x2, output_shape, name)
 
 
@@ -78,24 +77,12 @@ def multiply(
     Raises:
       ValueError: a dimension has two sizes.
     """
-    _refuse_two_sizes("multiply", _tensors((x1, x2)))
+    refuse_two_sizes("multiply", _tensors((x1, x2)))
     return mtf.multiply(x1, x2, output_shape, name)
 
 
 def _tensors(xs: Sequence[mtf.Tensor | float]) -> list[mtf.Tensor]:
     return [x for x in xs if isinstance(x, mtf.Tensor)]
-
-
-def _refuse_two_sizes(what: str, tensors: Sequence[mtf.Tensor]) -> None:
-    """Refuses two tensors that have a dimension of one name, and no size of it in common."""
-    for a, b in itertools.combinations(tensors, 2):
-        names = set(a.shape.dimension_names) & set(b.shape.dimension_names)
-        for name in sorted(names - {d.name for d in a.shape.dims if d in b.shape.dims}):
-            raise ValueError(
-                f"{what}: dimension {name!r} has size {_sizes(name, a)} in {_described(a)} and size"
-                f" {_sizes(name, b)} in {_described(b)}. A dimension has one size: make them agree,"
-                " or rename one of them (mtf.rename_dimension)."
-            )
 
 
 def _refuse_strange_sizes(
@@ -107,13 +94,5 @@ def _refuse_strange_sizes(
         if owners and not any(dim in x.shape.dims for x in owners):
             raise ValueError(
                 f"einsum: dimension {dim.name!r} has size {dim.size} in {argument}, and size"
-                f" {_sizes(dim.name, owners[0])} in {_described(owners[0])}: make them agree."
+                f" {sizes_of(dim.name, owners[0])} in {described(owners[0])}: make them agree."
             )
-
-
-def _sizes(name: str, tensor: mtf.Tensor) -> str:
-    return " and ".join(str(d.size) for d in tensor.shape.dims if d.name == name)
-
-
-def _described(tensor: mtf.Tensor) -> str:
-    return f"{tensor.name.removesuffix(':0')!r} {describe(tensor.shape)}"

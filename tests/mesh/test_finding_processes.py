@@ -160,6 +160,19 @@ def test_processes_that_do_not_fit_together_all_get_the_same_sentence(visitors, 
         assert said in str(answer)
 
 
+def test_who_comes_late_hears_what_does_not_fit():
+    point = f"localhost:{free_port()}"
+    with ThreadPoolExecutor(3) as threads:
+        asked = [
+            threads.submit(meet, Place(i, 3, point), brings, 5.0)
+            for i, brings in ((0, "a mesh"), (2, "another"))
+        ]
+        threading.Event().wait(0.5)
+        asked.append(threads.submit(meet, Place(1, 3, point), "a mesh", 5.0))
+        for each in asked:
+            assert "Process 2 brings another" in str(each.exception())
+
+
 def test_a_process_that_does_not_come_is_named_to_those_who_did():
     point, answers = meet_all([(2, 4, "a mesh")], 4, seconds=1.0)
     for answer in answers:

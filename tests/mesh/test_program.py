@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator as op_module
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -239,3 +241,13 @@ def test_xla_gives_the_same_numbers():
     _, compiled = run(mlp_step, "", xla=True)
     for name in reference:
         np.testing.assert_allclose(compiled[name], reference[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("operator", ["add", "mul", "sub", "truediv"])
+def test_operators_on_a_dimension_of_two_sizes_are_refused(operator):
+    def step(mesh, features):
+        w = mtf.get_variable(mesh, "w", mtf.Shape([mtf.Dimension("d_in", 4)]))
+        return {"y": getattr(op_module, operator)(features["x"], w)}
+
+    with pytest.raises(ValueError, match=r"'d_in' has size 6 in 'x'.*and size 4 in"):
+        t2tp.Program(step, {"x": t2tp.Feature("batch:8;d_in:6")})
