@@ -1,8 +1,9 @@
-"""The same training run on four meshes: by how much do the loss curves differ?
+"""The same training run on four meshes and in three dtypes: by how much do the curves differ?
 
     python benchmarks/mesh_invariance.py DATA_DIR [STEPS]
 
-`transformer_lm_tiny` on `languagemodel_python_stdlib`, 300 steps, one seed, float32.
+`transformer_lm_tiny` on `languagemodel_python_stdlib`, 300 steps, one seed. The reference is one
+device and float32.
 """
 
 from __future__ import annotations
@@ -21,12 +22,21 @@ import t2tp.models
 import t2tp.problems
 from t2tp import mtf, optim, registry
 
-MESHES = ["data:1", "data:4", "model:4", "data:2;model:2"]
+RUNS = [
+    ("data:1", "float32"),
+    ("data:4", "float32"),
+    ("model:4", "float32"),
+    ("data:2;model:2", "float32"),
+    ("data:1", "bfloat16"),
+    ("data:2;model:2", "bfloat16"),
+    ("data:1", "float16"),
+]
 
 
-def loss_curve(mesh_shape: str, data_dir: str, steps: int) -> np.ndarray:
+def loss_curve(mesh_shape: str, dtype: str, data_dir: str, steps: int) -> np.ndarray:
     """Losses of a run, float32 [steps]."""
     hparams = registry.hparams("transformer_lm_tiny")
+    hparams.activation_dtype = dtype
     problem = registry.problem("languagemodel_python_stdlib")()
     model = registry.model("transformer_lm")(hparams, problem.vocab_size(data_dir))
     batch_size, length = hparams.batch_size, hparams.max_length
@@ -51,12 +61,14 @@ def loss_curve(mesh_shape: str, data_dir: str, steps: int) -> np.ndarray:
 def main(data_dir: str, steps: int = 300) -> None:
     tf.get_logger().setLevel("ERROR")
     t2tp.connect(4)
-    curves = {mesh: loss_curve(mesh, data_dir, steps) for mesh in MESHES}
-    reference = curves[MESHES[0]]
-    print(f"{'mesh':16} {'loss at the end':>16} {'relative difference: end':>26} {'largest':>9}")
-    for mesh, curve in curves.items():
+    print(f"{'mesh':16} {'dtype':9} {'loss at the end':>16} {'difference: end':>16} {'largest':>8}")
+    reference = None
+    for mesh, dtype in RUNS:
+        curve = loss_curve(mesh, dtype, data_dir, steps)
+        reference = curve if reference is None else reference
         difference = np.abs(curve - reference) / reference
-        print(f"{mesh:16} {curve[-1]:16.6f} {difference[-1]:26.1e} {difference.max():9.1e}")
+        figures = f"{curve[-1]:16.6f} {difference[-1]:16.1e} {difference.max():8.1e}"
+        print(f"{mesh:16} {dtype:9} {figures}", flush=True)
 
 
 if __name__ == "__main__":

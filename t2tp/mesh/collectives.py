@@ -33,7 +33,7 @@ class Collective:
     """One collective operation of a program.
 
     Attributes:
-      kind: `allreduce`, `reducescatter`, `allgather`, `alltoall` or `permute`.
+      kind: `allreduce`, `reducescatter`, `allgather`, `alltoall`, `permute` or `broadcast`.
       axes: names of the mesh axes that it runs over.
       group_size: number of processors in a group.
       bytes: size of the slice that each processor puts in.
@@ -183,6 +183,8 @@ class Collectives:
             return _carried(lambda c: self.permute(c, axis, source), x)
         place = self.coordinate(axis)
         wanted = tf.gather(tf.constant([-1 if s is None else s for s in source], tf.int32), place)
+        if source[0] is not None and len(set(source)) == 1:
+            return self._broadcast(x, axis, tf.equal(place, source[0]))
         rounds = pairings(source)
         result = tf.where(tf.equal(wanted, place), x, tf.zeros_like(x))
         if rounds is None:
@@ -194,6 +196,20 @@ class Collectives:
             theirs = self._exchange(x, axis, place, partner)
             result = tf.where(tf.equal(wanted, partner), theirs, result)
         return result
+
+    def _broadcast(self, x: tf.Tensor, axis: int, is_source: tf.Tensor) -> tf.Tensor:
+        """The `x` of the one member that is the source: the others add zeros to it."""
+        key, size = self._group((axis,))
+        self._record("broadcast", (axis,), x)
+        return tf.raw_ops.CollectiveReduceV2(
+            input=tf.where(is_source, x, tf.zeros_like(x)),
+            group_size=size,
+            group_key=key,
+            instance_key=next(_instance_keys),
+            ordering_token=[],
+            merge_op="Add",
+            final_op="Id",
+        )
 
     def _exchange(self, x: tf.Tensor, axis: int, place: tf.Tensor, partner: tf.Tensor) -> tf.Tensor:
         """The `x` of a partner, which gets this one's."""

@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf1
 from t2tp import mtf, registry
 from t2tp.hparam import HParams
 from t2tp.mesh.lowering import Lowering
+from t2tp.mesh.program import Mesh
 
 
 class Adam(mtf.optimize.Optimizer):
@@ -40,10 +41,31 @@ class Adam(mtf.optimize.Optimizer):
         self, grads: Sequence[mtf.Tensor], variables: Sequence[mtf.Variable]
     ) -> list[mtf.Operation]:
         """Updates the variables; returns the operations that do."""
-        return [op for g, v in zip(grads, variables, strict=True) for op in self.apply_grad(g, v)]
+        powers = self._powers(variables[0].mesh) if variables else []
+        return [self._update(grad, var, powers) for grad, var in zip(grads, variables, strict=True)]
 
     def apply_grad(self, grad: mtf.Tensor, var: mtf.Variable) -> list[mtf.Operation]:
         """Updates one variable and its moments."""
+        return self.apply_grads([grad], [var])
+
+    def _powers(self, mesh: Mesh) -> list[mtf.Tensor]:
+        """The betas to the power of the number of updates, float32 scalars."""
+
+        def power(beta: float) -> mtf.Tensor:
+            return mtf.slicewise(
+                lambda step: beta ** (tf.cast(step, tf.float32) + 1.0),
+                [mesh.step],
+                output_dtype=tf.float32,
+                splittable_dims=[],
+                grad_function=0,
+                name="beta_power",
+            )
+
+        return [power(self._beta1), power(self._beta2)]
+
+    def _update(
+        self, grad: mtf.Tensor, var: mtf.Variable, powers: list[mtf.Tensor]
+    ) -> mtf.Operation:
         moments = [
             mtf.get_variable(
                 var.mesh,
@@ -56,24 +78,21 @@ class Adam(mtf.optimize.Optimizer):
             for letter in "mv"
         ]
         decay = self._weight_decay if var.shape.ndims > 1 else 0.0
-        step = var.mesh.step
-        return [
-            AdamUpdateOperation(
-                [var, *moments],
-                [mtf.cast(grad, tf.float32), self._learning_rate, step],
-                self._beta1,
-                self._beta2,
-                self._epsilon,
-                decay,
-            )
-        ]
+        return AdamUpdateOperation(
+            [var, *moments],
+            [mtf.cast(grad, tf.float32), self._learning_rate, *powers],
+            self._beta1,
+            self._beta2,
+            self._epsilon,
+            decay,
+        )
 
 
 class AdamUpdateOperation(mtf.Assign):
     """Updates a variable and its two moments in place.
 
-    Inputs: the gradient (of the variable's shape), the learning rate (scalar), the step (integer
-      scalar, from 0).
+    Inputs: the gradient (of the variable's shape), the learning rate, and the betas to the power
+      of the number of updates (scalars).
     """
 
     def __init__(
@@ -92,9 +111,8 @@ class AdamUpdateOperation(mtf.Assign):
 
     def lower(self, lowering: Lowering) -> None:
         var, m, v = (lowering.variables[x].laid_out_tensor.slice for x in self.variables)
-        grad, rate, step = (lowering.slice(x) for x in self.inputs)
+        grad, rate, power1, power2 = (lowering.slice(x) for x in self.inputs)
         beta1, beta2 = self._betas
-        updates_done = tf.cast(step, tf.float32) + 1.0
         if self._weight_decay:
             shrink = tf.cast(rate * self._weight_decay, var.dtype)
             var.assign_sub(var * shrink, read_value=False)
@@ -103,8 +121,8 @@ class AdamUpdateOperation(mtf.Assign):
                 var=var.handle,
                 m=m.handle,
                 v=v.handle,
-                beta1_power=beta1**updates_done,
-                beta2_power=beta2**updates_done,
+                beta1_power=power1,
+                beta2_power=power2,
                 lr=rate,
                 beta1=beta1,
                 beta2=beta2,
@@ -114,7 +132,7 @@ class AdamUpdateOperation(mtf.Assign):
             return
         m.assign(beta1 * m + (1.0 - beta1) * grad, read_value=False)
         v.assign(beta2 * v + (1.0 - beta2) * tf.square(grad), read_value=False)
-        rate *= tf.sqrt(1.0 - beta2**updates_done) / (1.0 - beta1**updates_done)
+        rate *= tf.sqrt(1.0 - power2) / (1.0 - power1)
         update = rate * m / (tf.sqrt(v) + self._epsilon)
         var.assign_sub(tf.cast(update, var.dtype), read_value=False)
 

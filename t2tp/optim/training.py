@@ -88,9 +88,9 @@ class SumOfSquaresOperation(mtf.Operation):
         for tensor in self.inputs:
             axes = tuple(sorted(set(mesh_impl.tensor_layout(tensor.shape)) - {None}))
             half = tf.nn.l2_loss(tf.cast(lowering.slice(tensor), tf.float32))
-            by_axes.setdefault(axes, []).append(2.0 * half)
+            by_axes.setdefault(axes, []).append(half)
         sums = [
-            mesh_impl.collectives.allreduce(tf.add_n(squares), axes, "Add")
-            for axes, squares in by_axes.items()
+            mesh_impl.collectives.allreduce(2.0 * tf.add_n(halves), axes, "Add")
+            for axes, halves in by_axes.items()
         ]
         lowering.set_slice(self.outputs[0], tf.add_n(sums))

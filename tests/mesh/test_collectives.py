@@ -124,6 +124,7 @@ def test_permute(axis, source):
         ("a:2;b:4", 1, [1, 2, 3, 0], ("permute", 2)),
         ("a:4;b:2", 0, [2, 3, 0, 1], ("permute", 1)),
         ("a:8", 0, [0, 0, 0, 0, 0, 0, 0, 7], ("allgather", 1)),  # one part for many
+        ("a:2;b:4", 1, [2, 2, 2, 2], ("broadcast", 1)),
     ],
 )
 def test_permute_exchanges_in_pairs(mesh_shape, axis, source, moved):
