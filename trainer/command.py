@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from absl import flags as absl_flags
@@ -13,12 +15,15 @@ import t2tp.problems  # noqa: F401  (these three register what they hold)
 from t2tp import registry
 from t2tp.checkpoint import UnusableCheckpointError
 from t2tp.hparam import HParams, describe_differences
-from t2tp.mesh.layout import Layout, LayoutError
+from t2tp.mesh.cluster import Cluster
+from t2tp.mesh.layout import LayoutError
+from t2tp.mesh.processes import Place
 from t2tp.nearest import nearest
+from t2tp.problems.problem import Problem
 from t2tp.registry import UnknownNameError
-from t2tp.trainer import console, run_files
+from t2tp.trainer import console, run_files, together
 from t2tp.trainer.checkpointing import CheckpointMismatchError
-from t2tp.trainer.errors import UsageError, as_usage_error
+from t2tp.trainer.errors import LostError, UsageError, as_usage_error
 from t2tp.trainer.experiment import SCHEDULES, Experiment
 from t2tp.trainer.run_config import RunConfig
 from t2tp.trainer.run_files import SavedRun
@@ -31,6 +36,9 @@ _BUILD_ERRORS = (
     FileNotFoundError,
 )
 
+# Where --explain_layout draws, in output_dir.
+LAYOUT_FILE = "layout.html"
+
 # What a run keeps when it goes on, unless the flag is given; and what a new run has.
 _DEFAULTS = {
     "model": None,
@@ -41,36 +49,93 @@ _DEFAULTS = {
 }
 
 
-def run(flags: absl_flags.FlagValues) -> None:
+@dataclass(frozen=True)
+class _Plan:
+    """What the flags ask for, together with what the saved run has.
+
+    Attributes:
+      settings: what a run keeps, by the flags' names.
+      changes: a line for everything in which it is not the saved run.
+    """
+
+    settings: dict[str, Any]
+    problem: Problem
+    hparams: HParams
+    config: RunConfig
+    changes: list[str]
+
+
+def run(flags: absl_flags.FlagValues, place: Place | None = None) -> None:
     """Does what the flags say.
+
+    Args:
+      flags: of the command line.
+      place: which of several processes this is.
 
     Raises:
       UsageError: it cannot be done; nothing was written.
-      TrainingInterrupted: by SIGINT, after the step was saved.
+      TrainingInterrupted: by SIGINT or SIGTERM, after the step was saved.
+      LostError: another process is gone, or did not come.
     """
     if flags.registry_help:
         print(f"{registry.help_text()}\n\nSchedules:\n  {', '.join(SCHEDULES)}")
         return
-    console.use_plain_lines()
+    console.use_plain_lines(place)
     with as_usage_error(ValueError, LookupError, OSError):
-        experiment, changes = _experiment(flags)
+        plan = _plan(flags)
+    if flags.explain_layout:
+        _explain_layout(flags, plan)
+        return
+    try:
+        # The processes meet before anything that may start TensorFlow up, as making data does.
+        with as_usage_error(ValueError):
+            cluster = together.connect_as(plan.config)
+        with together.telling_the_others(cluster):
+            _carry_out(flags, plan, cluster)
+    except together.OTHERS_FAULT as error:
+        raise LostError(str(error)) from error
+
+
+def _carry_out(flags: absl_flags.FlagValues, plan: _Plan, cluster: Cluster) -> None:
+    """Makes the experiment, builds it, says what it is, and runs the schedule."""
+    with as_usage_error(ValueError, LookupError, OSError):
+        if flags.generate_data:
+            together.prepare_data(cluster, plan.problem, flags.data_dir, flags.tmp_dir)
+        experiment = _experiment(flags, plan)
         experiment.estimator.connect()
     # What goes wrong here besides is not the user's doing, and deserves its traceback.
     with as_usage_error(*_BUILD_ERRORS):
         experiment.build(flags.schedule)
-    for line in (*changes, experiment.describe()):
+    for line in (*plan.changes, experiment.describe()):
         logging.info("%s", line)
     if flags.schedule == "predict":
         sampled = experiment.predict(
             flags.decode_prompt, flags.decode_length, flags.decode_temperature
         )
-        print(flags.decode_prompt + sampled)
+        if cluster.leads:
+            print(flags.decode_prompt + sampled)
     else:
         getattr(experiment, flags.schedule)()
 
 
-def _experiment(flags: absl_flags.FlagValues) -> tuple[Experiment, list[str]]:
-    """The experiment, and a line for everything in which it is not the saved run."""
+def _explain_layout(flags: absl_flags.FlagValues, plan: _Plan) -> None:
+    """Prints how the training program lies on its mesh, and draws it in the run's folder."""
+    with as_usage_error(ValueError, LookupError, OSError):
+        if flags.generate_data:
+            plan.problem.prepare(flags.data_dir, flags.tmp_dir)
+        experiment = _experiment(flags, plan)
+    with as_usage_error(*_BUILD_ERRORS):
+        explanation = experiment.explain()
+    print(explanation)
+    path = Path(plan.config.output_dir, LAYOUT_FILE)
+    with as_usage_error(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        explanation.save(path)
+    logging.info("drawn in %s", path)
+
+
+def _plan(flags: absl_flags.FlagValues) -> _Plan:
+    """Reads the flags and the saved run, and refuses what cannot be."""
     if flags.schedule not in SCHEDULES:
         known = nearest(flags.schedule, SCHEDULES, "schedules")
         raise UsageError(f"unknown schedule {flags.schedule!r}: {known}")
@@ -93,22 +158,26 @@ def _experiment(flags: absl_flags.FlagValues) -> tuple[Experiment, list[str]]:
         save_checkpoints_steps=flags.save_checkpoints_steps,
         keep_checkpoint_max=flags.keep_checkpoint_max,
         log_step_count_steps=flags.log_step_count_steps,
+        num_processes=flags.num_processes,
+        process_id=flags.process_id,
+        coordinator=flags.coordinator,
     )
-    Layout(config.mesh_shape, config.layout)  # Before data are made, which may take long.
-    if flags.generate_data:
-        problem.prepare(flags.data_dir, flags.tmp_dir)
-    experiment = Experiment(
-        settings["model"],
-        settings["problem"],
-        hparams,
-        config,
+    changes += _changed_settings(saved, settings)
+    return _Plan(settings, problem, hparams, config, changes)
+
+
+def _experiment(flags: absl_flags.FlagValues, plan: _Plan) -> Experiment:
+    return Experiment(
+        plan.settings["model"],
+        plan.settings["problem"],
+        plan.hparams,
+        plan.config,
         data_dir=flags.data_dir,
-        train_steps=settings["train_steps"],
+        train_steps=plan.settings["train_steps"],
         eval_steps=flags.eval_steps,
         local_eval_frequency=flags.local_eval_frequency,
         flags=flags.flag_values_dict(),
     )
-    return experiment, [*changes, *_changed_settings(saved, settings)]
 
 
 def _setting(flags: absl_flags.FlagValues, name: str, saved: SavedRun | None) -> Any:

@@ -8,12 +8,15 @@ import sys
 from absl import logging as absl_logging
 from tqdm import tqdm
 
+from t2tp.mesh.processes import Place
+
 
 class _Lines(logging.Handler):
     """Writes messages as lines to stderr; a warning that was given once is not given again."""
 
-    def __init__(self) -> None:
+    def __init__(self, prefix: str) -> None:
         super().__init__()
+        self._prefix = prefix
         self._warned: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -23,12 +26,18 @@ class _Lines(logging.Handler):
                 return
             self._warned.add(line)
             line = f"warning: {line}" if record.levelno == logging.WARNING else f"error: {line}"
-        tqdm.write(line, file=sys.stderr)
+        tqdm.write(self._prefix + line, file=sys.stderr)
 
 
-def use_plain_lines() -> None:
-    """Shows what this process logs with `absl.logging` as plain lines on stderr."""
-    absl_logging.set_verbosity(absl_logging.INFO)
+def use_plain_lines(place: Place | None = None) -> None:
+    """Shows what this process logs with `absl.logging` as plain lines on stderr.
+
+    Args:
+      place: which of several processes this is. Of all but the first only warnings and errors are
+        shown, with the number of the process.
+    """
+    speaks = place is None or place.process_id == 0
+    absl_logging.set_verbosity(absl_logging.INFO if speaks else absl_logging.WARNING)
     logger = absl_logging.get_absl_logger()
-    logger.handlers[:] = [_Lines()]
+    logger.handlers[:] = [_Lines("" if speaks else f"process {place.process_id}: ")]
     logger.propagate = False

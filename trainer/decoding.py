@@ -66,6 +66,7 @@ def sample(
         )
     features = prediction_features(estimator.layout, hparams)
     generator = np.random.default_rng(estimator.config.random_seed)
+    cluster = estimator.connect()
     targets = np.zeros(features["targets"].shape.to_integer_list, np.int32)
 
     def next_token(tokens: list[int]) -> int:
@@ -73,7 +74,9 @@ def sample(
         targets[:, : len(seen)] = seen
         batch = {"targets": targets, "position": np.int32(len(seen))}
         logits = estimator.predict(features, batch)["logits"][0, :vocab_size]
-        return draw(logits, generator, temperature, top_k)
+        drawn = draw(logits, generator, temperature, top_k)
+        # What one process adds, all add: of logits that differ in a bit they might draw two tokens.
+        return int(cluster.agree("token", str(drawn)))
 
     return extend(prompt, length, next_token)
 

@@ -10,6 +10,10 @@ class UsageError(ValueError):
     """What the user asked for cannot be done; `str()` is the sentence that says why."""
 
 
+class LostError(RuntimeError):
+    """Another process is gone, or does not come; `str()` says which, and how to go on."""
+
+
 @contextlib.contextmanager
 def as_usage_error(*kinds: type[Exception]) -> Iterator[None]:
     """While this is active, exceptions of these kinds become a `UsageError`: the user's to mend."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,8 +14,10 @@ import tensorflow as tf
 from absl import logging
 
 from t2tp import checkpoint
-from t2tp.mesh.cluster import Cluster, connect
+from t2tp.explanation import Explanation, explain
+from t2tp.mesh.cluster import Cluster
 from t2tp.mesh.layout import Layout
+from t2tp.mesh.on_paper import ProgramOnPaper
 from t2tp.mesh.program import Feature, Placed, Program
 from t2tp.mesh.variables import Variables
 from t2tp.trainer import checkpointing
@@ -25,6 +29,7 @@ from t2tp.trainer.prefetch import Prefetcher
 from t2tp.trainer.progress import Progress
 from t2tp.trainer.run_config import RunConfig
 from t2tp.trainer.summaries import SummaryWriter
+from t2tp.trainer.together import connect_as
 
 
 class Estimator:
@@ -32,6 +37,9 @@ class Estimator:
 
     Training goes on from the newest checkpoint in `config.output_dir`; evaluation and prediction
     use the values in memory or, where there are none yet, that checkpoint's.
+
+    Of several processes each makes an estimator and calls the same methods in the same order; they
+    work together, and process 0 alone reports and writes summaries.
 
     Attributes:
       config: the `RunConfig`.
@@ -68,23 +76,20 @@ class Estimator:
         self._num_loaded = 0  # Variables that have got the values they begin with.
 
     def connect(self) -> Cluster:
-        """Finds the devices of the mesh, if that was not done.
+        """Finds the devices of the mesh, and the other processes, if that was not done.
 
         On GPUs this turns TensorFlow's op determinism on, without which sums over segments (the
         gradients of embeddings) differ from run to run. On CPUs our operations do not need it.
 
         Raises:
-          ValueError: there are not as many as the mesh has processors, or they belong to several
-            processes, which the trainer cannot use yet.
+          ValueError: there are not as many as the mesh has processors, or the processes do not fit
+            together.
+          MissingProcessError: other processes did not come.
         """
         if self._cluster is None:
-            cluster = connect(self.layout.size)
-            if cluster.num_processes > 1:
-                raise ValueError(
-                    f"this is one of {cluster.num_processes} processes, and the trainer runs in one"
-                    " so far; t2tp.Program runs in several (docs/many_processes.md)"
-                )
-            self._cluster = cluster
+            self._cluster = connect_as(self.config)
+            if self._cluster.peers is not None:
+                self._cluster.peers.advice = self._how_to_go_on
             if any("GPU" in device for device in self._cluster.devices):
                 tf.config.experimental.enable_op_determinism()
         return self._cluster
@@ -92,7 +97,11 @@ class Estimator:
     @property
     def latest_checkpoint(self) -> checkpoint.Checkpoint | None:
         """The newest finished checkpoint of the run."""
-        return checkpoint.latest(checkpointing.checkpoint_folder(self.config.output_dir))
+        return checkpoint.latest(self._checkpoints)
+
+    @property
+    def _checkpoints(self) -> Path:
+        return checkpointing.checkpoint_folder(self.config.output_dir)
 
     def build(self, mode: ModeKeys, features: Mapping[str, Feature]) -> Program:
         """Builds the program of a mode and gives its variables their values. Writes nothing.
@@ -126,6 +135,20 @@ class Estimator:
             self._programs[key] = program
         return self._programs[key]
 
+    def explain(self, mode: ModeKeys, features: Mapping[str, Feature]) -> Explanation:
+        """Says how the program of a mode lies on its mesh. Takes no devices, and no checkpoint.
+
+        Raises:
+          LayoutError: the layout cannot work for the model.
+        """
+        program = ProgramOnPaper(
+            lambda mesh, inputs: self._model_fn(mesh, inputs, mode, self._hparams).outputs(),
+            features,
+            mesh_shape=self.config.mesh_shape,
+            layout=self.config.layout,
+        )
+        return explain(program)
+
     def train(self, inputs: Inputs, max_steps: int, hooks: Sequence[Hook] = ()) -> None:
         """Trains until `max_steps` steps have been done since the beginning of the run.
 
@@ -135,7 +158,8 @@ class Estimator:
           hooks: are called around the steps, before the step is saved.
 
         Raises:
-          TrainingInterrupted: by SIGINT, after the step was saved.
+          TrainingInterrupted: by SIGINT or SIGTERM, after the step was saved.
+          MissingProcessError: another process failed or is gone.
         """
         program = self.build(ModeKeys.TRAIN, inputs.features)
         training = Training(self.steps_done, max_steps)
@@ -143,47 +167,51 @@ class Estimator:
             logging.info("%d of %d steps are done already", training.steps_done, max_steps)
             return
         program.trace()
+        save = CheckpointHook(
+            self.config.save_checkpoints_steps, lambda step: self._save(step, program.variables)
+        )
+        # Saving comes last: what others do at a step is done when it is saved.
+        all_hooks = [*hooks, save]
         with contextlib.ExitStack() as stack:
-            progress = stack.enter_context(Progress(training.steps_done, max_steps))
-            interrupt = stack.enter_context(InterruptHandler())
+            if program.cluster.leads:
+                progress = stack.enter_context(Progress(training.steps_done, max_steps))
+                all_hooks.insert(0, self._report_hook(inputs.batch_size, progress))
+            interrupt = stack.enter_context(InterruptHandler(program.cluster, training.steps_done))
             steps = range(training.steps_done, max_steps)
             placed = stack.enter_context(
                 Prefetcher(lambda step: program.place(inputs.stream[step]), steps)
             )
-            report = ReportHook(
-                self.config.log_step_count_steps,
-                inputs.batch_size,
-                progress,
-                SummaryWriter(self.config.output_dir),
-            )
-            save = CheckpointHook(
-                self.config.save_checkpoints_steps, lambda step: self._save(step, program.variables)
-            )
-            # Saving comes last: what others do at a step is done when it is saved.
-            all_hooks = [report, *hooks, save]
             self._run_steps(program, placed, training, all_hooks, interrupt)
-        if interrupt.requested:
-            raise TrainingInterrupted(f"interrupted after step {self.steps_done}, which is saved")
+            came = interrupt.result()
+        if came:
+            raise TrainingInterrupted(
+                f"interrupted after step {self.steps_done}, which is saved", came
+            )
 
     def evaluate(self, inputs: Inputs, steps: int = -1) -> dict[str, float]:
         """Adds up the model's metrics, and the host's counts, over batches.
+
+        Of several processes each counts in some of the batches.
 
         Args:
           inputs: with a stream that has a length.
           steps: how many batches; 0 or -1: all.
 
         Returns:
-          the sums, by name.
+          the sums, by name, the same in all processes.
         """
         program = self.build(ModeKeys.EVAL, inputs.features)
         count = len(inputs.stream)  # type: ignore[arg-type]
         if steps > 0:
             count = min(count, steps)
         sums: defaultdict[str, float] = defaultdict(float)
+        counted: defaultdict[str, float] = defaultdict(float)
+        cluster = program.cluster
 
         def prepare(step: int) -> tuple:
             batch = inputs.stream[step]
-            return program.place(batch), inputs.counts(batch)
+            mine = step % cluster.num_processes == cluster.process_id
+            return program.place(batch), inputs.counts(batch) if mine else {}
 
         with Prefetcher(prepare, range(count)) as prepared:
             for placed, counts in prepared:
@@ -191,8 +219,13 @@ class Estimator:
                 for name in outputs:
                     sums[name.removeprefix("metrics/")] += float(outputs[name])
                 for name, number in counts.items():
-                    sums[name] += number
-        return dict(sums)
+                    counted[name] += number
+        said = [json.loads(each) for each in cluster.exchange("sums", json.dumps([sums, counted]))]
+        total = defaultdict(float, said[0][0])  # The model's are whole in each process.
+        for _, counts in said:
+            for name, number in counts.items():
+                total[name] += number
+        return dict(total)
 
     def predict(self, features: Mapping[str, Feature], batch: Batch) -> Mapping[str, np.ndarray]:
         """The model's predictions for a batch.
@@ -214,11 +247,11 @@ class Estimator:
         return sizes[True], sizes[False]
 
     def _load(self, mode: ModeKeys, variables: Variables) -> None:
-        """Gives the variables the newest checkpoint's values.
+        """Gives the variables the values of the newest checkpoint, as process 0 sees it.
 
         Where there is none, training begins with the initial ones.
         """
-        saved = self.latest_checkpoint
+        saved = self._newest_for_all()
         if saved is not None:
             checkpointing.check_fit(saved, variables, whole=mode == ModeKeys.TRAIN)
             checkpointing.restore(saved, variables)
@@ -230,16 +263,39 @@ class Estimator:
                 f"{self.config.output_dir} holds no finished checkpoint; train there first"
             )
 
+    def _newest_for_all(self) -> checkpoint.Checkpoint | None:
+        """The newest checkpoint that process 0 finds, opened."""
+        cluster = self.connect()
+        found = self.latest_checkpoint if cluster.leads else None
+        step = json.loads(cluster.agree("checkpoint", json.dumps(found and found.step)))
+        if found is not None or step is None:
+            return found
+        return checkpoint.Checkpoint(checkpoint.step_folder(self._checkpoints, step))
+
     def _save(self, steps_done: int, variables: Variables) -> None:
         """Saves the variables, and deletes the checkpoints that are too many."""
-        directory = checkpointing.checkpoint_folder(self.config.output_dir)
         metadata = {
             "mesh_shape": self.config.mesh_shape,
             "layout": self.config.layout,
             "random_seed": self.config.random_seed,
         }
-        checkpointing.save(directory, steps_done, variables, metadata)
-        checkpoint.keep(directory, self.config.keep_checkpoint_max)
+        checkpointing.save(self._checkpoints, steps_done, variables, metadata)
+        if variables.cluster.leads:
+            checkpoint.keep(self._checkpoints, self.config.keep_checkpoint_max)
+
+    def _how_to_go_on(self) -> str:
+        """What to tell whoever reads that a process is gone."""
+        saved = checkpoint.last_finished(self._checkpoints)
+        if saved is None:
+            return f"{self._checkpoints} holds no finished checkpoint yet: start all again."
+        return (
+            f"The last finished checkpoint is {saved.path}, of step {saved.step}: start all"
+            " processes again, and they go on from there."
+        )
+
+    def _report_hook(self, batch_size: int, progress: Progress) -> ReportHook:
+        summaries = SummaryWriter(self.config.output_dir)
+        return ReportHook(self.config.log_step_count_steps, batch_size, progress, summaries)
 
     def _run_steps(
         self,
@@ -260,7 +316,7 @@ class Estimator:
             self.steps_done = training.steps_done
             for hook in hooks:
                 hook.after_step(training, outputs)
-            if interrupt.requested:
+            if interrupt.stops_after(training.steps_done):
                 break
         for hook in hooks:
             hook.end(training)

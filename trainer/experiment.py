@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -12,6 +13,7 @@ import tensorflow as tf
 from absl import logging
 
 from t2tp import mtf, registry
+from t2tp.explanation import Explanation
 from t2tp.hparam import HParams
 from t2tp.mesh.program import Feature
 from t2tp.problems.languagemodel import LanguageModelProblem
@@ -26,6 +28,10 @@ from t2tp.trainer.inputs import Inputs
 from t2tp.trainer.model_fn import ModeKeys, model_fn_of
 from t2tp.trainer.run_config import RunConfig
 from t2tp.trainer.summaries import SummaryWriter
+from t2tp.trainer.together import check_same
+
+# What may be different in each process of a run.
+_OWN_FLAGS = ("data_dir", "output_dir", "process_id", "tmp_dir")
 
 # schedule -> what it builds programs for
 SCHEDULES = {
@@ -48,6 +54,9 @@ class Experiment:
     )
     metrics = experiment.train_and_evaluate()
     ```
+
+    Of several processes each makes the same experiment and calls the same methods; process 0 alone
+    writes the run's files.
 
     Attributes:
       estimator: the `Estimator`.
@@ -105,6 +114,7 @@ class Experiment:
         self._train_steps = train_steps
         self._eval_steps = eval_steps
         self._local_eval_frequency = local_eval_frequency
+        self._is_checked = False
         self._flags = {
             **(flags or {}),
             **asdict(config),
@@ -125,7 +135,9 @@ class Experiment:
           LayoutError: the layout cannot work for the model.
           CheckpointMismatchError: the run's variables are others than the model's.
           FileNotFoundError: there is no checkpoint to evaluate or predict with.
+          OtherProcessesError: another process was started for something else.
         """
+        self._check_same()
         for mode in SCHEDULES[schedule]:
             features = {
                 ModeKeys.TRAIN: self._train_inputs.features,
@@ -151,11 +163,19 @@ class Experiment:
             ]
         )
 
+    def explain(self) -> Explanation:
+        """Says how the training program lies on its mesh; takes no devices, and writes nothing.
+
+        Raises:
+          LayoutError: the layout cannot work for the model.
+        """
+        return self.estimator.explain(ModeKeys.TRAIN, self._train_inputs.features)
+
     def train(self) -> None:
         """Trains to `train_steps`, from the newest checkpoint on.
 
         Raises:
-          TrainingInterrupted: by SIGINT, after the step was saved.
+          TrainingInterrupted: by SIGINT or SIGTERM, after the step was saved.
         """
         self._train("train", [])
 
@@ -166,7 +186,7 @@ class Experiment:
           the problem's metrics at the end.
 
         Raises:
-          TrainingInterrupted: by SIGINT, after the step was saved.
+          TrainingInterrupted: by SIGINT or SIGTERM, after the step was saved.
         """
         every = self._local_eval_frequency
         hooks = [EvaluationHook(every, self.evaluate)] if every else []
@@ -183,9 +203,10 @@ class Experiment:
         sums = self.estimator.evaluate(self._eval_inputs, self._eval_steps)
         metrics = self.problem.metrics(sums)
         step = self.estimator.steps_done
-        summaries = SummaryWriter(os.path.join(self.estimator.config.output_dir, "eval"))
-        summaries.write(step, metrics)
-        summaries.close()
+        if self.estimator.connect().leads:
+            summaries = SummaryWriter(os.path.join(self.estimator.config.output_dir, "eval"))
+            summaries.write(step, metrics)
+            summaries.close()
         said = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
         logging.info("evaluation at step %d  %s", step, said)
         return metrics
@@ -222,7 +243,11 @@ class Experiment:
 
     def _train(self, schedule: str, hooks: Sequence[Hook]) -> None:
         self.build(schedule)
-        run_files.write(self.estimator.config.output_dir, self.hparams, self._flags)
+        output_dir, cluster = self.estimator.config.output_dir, self.estimator.connect()
+        if cluster.leads:
+            run_files.write(output_dir, self.hparams, self._flags)
+        cluster.barrier("run files")
+        run_files.check_shared(output_dir)
         done = self.estimator.steps_done
         if done:
             logging.info("going on from the checkpoint of step %d", done)
@@ -252,6 +277,16 @@ class Experiment:
             for name, spec in specs.items()
         }
         return Inputs(features, stream, self.problem.counts)
+
+    def _check_same(self) -> None:
+        """Compares what this process was started for with what the others were, once."""
+        if not self._is_checked:
+            flags = {k: v for k, v in self._flags.items() if k not in _OWN_FLAGS}
+            files = self.problem.check_prepared(self.data_dir).files
+            digest = hashlib.sha256(repr(sorted(files.items())).encode()).hexdigest()
+            data = {f"data of {self.problem.name}": digest}
+            check_same(self.estimator.connect(), {**self.hparams.values(), **flags, **data})
+            self._is_checked = True
 
     def _changed_hparams(self) -> str:
         """The hparams that are not the saved run's, as the end of a sentence."""

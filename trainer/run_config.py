@@ -16,20 +16,27 @@ class RunConfig:
       mesh_shape: axes of the mesh and their sizes, such as `data:2;model:4`; empty: one device.
       layout: rules dimension:axis, such as `batch:data;d_ff:model`.
       random_seed: of initial values, dropout and the order of the data.
-      xla: compile the whole step (one device only).
+      xla: what XLA compiles; see `Program`.
       save_checkpoints_steps: steps from one checkpoint to the next; the last step is always saved.
       keep_checkpoint_max: how many of the newest checkpoints are kept.
       log_step_count_steps: steps from one line in the log, and point in TensorBoard, to the next.
+      num_processes: how many processes train together. This and the next two say what `connect`
+        would else find in TF_CONFIG, or ask Slurm for.
+      process_id: number of this process, from 0.
+      coordinator: `host:port`, a free port on the host of process 0.
     """
 
     output_dir: str
     mesh_shape: str = ""
     layout: str = ""
     random_seed: int = 0
-    xla: bool = False
+    xla: bool | None = None
     save_checkpoints_steps: int = 1000
     keep_checkpoint_max: int = 20
     log_step_count_steps: int = 100
+    num_processes: int | None = None
+    process_id: int | None = None
+    coordinator: str | None = None
 
     def __post_init__(self) -> None:
         """Refuses what cannot be meant.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,9 @@ from t2tp.hparam import HParams
 
 HPARAMS_FILE = "hparams.json"
 FLAGS_FILE = "flags.json"
+
+# Network file systems remember for up to a minute that a file was not there.
+_SEEN_SECONDS = 60.0
 
 # A run keeps these for its whole life.
 _FIXED_FLAGS = ("model", "problem")
@@ -67,6 +71,26 @@ def write(output_dir: str, hparams: HParams, flags: Mapping[str, Any]) -> None:
         unfinished.replace(folder / FLAGS_FILE)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def check_shared(output_dir: str, seconds: float = _SEEN_SECONDS) -> None:
+    """Refuses a folder other than that in which another process has written the run's files.
+
+    Args:
+      output_dir: the folder, as this process sees it.
+      seconds: how long the files of a network may take to be seen.
+
+    Raises:
+      FileNotFoundError: it does not hold them.
+    """
+    deadline = time.monotonic() + seconds
+    while not (Path(output_dir) / FLAGS_FILE).exists():
+        if time.monotonic() > deadline:
+            raise FileNotFoundError(
+                f"{output_dir} does not hold the {FLAGS_FILE} that process 0 has written:"
+                " output_dir must be a folder that all processes share"
+            )
+        time.sleep(0.1)
 
 
 def check_same_run(output_dir: str, saved: SavedRun, model: str, problem: str) -> None:

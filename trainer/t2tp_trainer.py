@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Sequence
 
+from t2tp.mesh import processes
+from t2tp.mesh.meeting import LOST_EXIT_CODE
 from t2tp.trainer import trainer_flags
-from t2tp.trainer.errors import UsageError
+from t2tp.trainer.errors import LostError, UsageError, as_usage_error
 from t2tp.trainer.quiet import quiet_import
 
-# Exit codes: what the user asked for cannot be done; SIGINT, as shells have it.
+# Exit codes: what the user asked for cannot be done; ended by a signal, as shells have it.
 WRONG_USAGE = 2
-INTERRUPTED = 130
+SIGNALLED = 128
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -23,21 +26,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
       the exit code.
     """
+    who, speaks = "t2tp_trainer", True
     try:
         flags = trainer_flags.parse(sys.argv if arguments is None else arguments)
         if flags.help:
             print(trainer_flags.help_text())
             return 0
+        with as_usage_error(ValueError):
+            place = processes.find(flags.num_processes, flags.process_id, flags.coordinator)
+        if place is not None:
+            who += f": process {place.process_id} of {place.num_processes}"
+            speaks = place.process_id == 0
         # TensorFlow takes seconds to import, and whoever mistyped a flag should not wait for it.
         with quiet_import():
             from t2tp.trainer import command
-        command.run(flags)
+        command.run(flags, place)
     except UsageError as error:
-        print(f"t2tp_trainer: {error}", file=sys.stderr)
+        print(f"{who}: {error}", file=sys.stderr)
         return WRONG_USAGE
+    except LostError as error:
+        print(f"{who}: {error}", file=sys.stderr)
+        return LOST_EXIT_CODE
     except KeyboardInterrupt as error:
-        print(f"t2tp_trainer: {error or 'interrupted'}", file=sys.stderr)
-        return INTERRUPTED
+        if speaks:
+            print(f"t2tp_trainer: {error or 'interrupted'}", file=sys.stderr)
+        return SIGNALLED + getattr(error, "signal_number", signal.SIGINT)
     return 0
 
 

@@ -15,6 +15,7 @@ def define() -> flags.FlagValues:
     _define_what(ours)
     _define_where(ours)
     _define_how(ours)
+    _define_processes(ours)
     _define_prediction(ours)
     return ours
 
@@ -73,6 +74,13 @@ def _define_what(ours: flags.FlagValues) -> None:
         flag_values=ours,
     )
     flags.DEFINE_bool(
+        "explain_layout",
+        False,
+        "Print how the training program lies on its mesh, draw it in layout.html in output_dir, and"
+        " leave. Takes no devices: the mesh may be any size.",
+        flag_values=ours,
+    )
+    flags.DEFINE_bool(
         "registry_help", False, "Print everything that is registered, and leave.", flag_values=ours
     )
     flags.DEFINE_bool("help", False, "Print this, and leave.", flag_values=ours)
@@ -124,7 +132,28 @@ def _define_how(ours: flags.FlagValues) -> None:
         flag_values=ours,
     )
     flags.DEFINE_bool(
-        "xla", False, "Compile the whole step; for a mesh of one device.", flag_values=ours
+        "xla",
+        None,
+        "Let XLA compile the whole step, on a mesh of one device; --noxla: nothing. By default the"
+        " engine chooses.",
+        flag_values=ours,
+    )
+
+
+def _define_processes(ours: flags.FlagValues) -> None:
+    flags.DEFINE_integer(
+        "num_processes",
+        None,
+        "How many processes train together. This and the next two need not be given where"
+        " TF_CONFIG, Slurm or t2tp_launch says it.",
+        flag_values=ours,
+    )
+    flags.DEFINE_integer("process_id", None, "Number of this process, from 0.", flag_values=ours)
+    flags.DEFINE_string(
+        "coordinator",
+        None,
+        "host:port at which process 0 awaits the others, such as node7:8476.",
+        flag_values=ours,
     )
 
 

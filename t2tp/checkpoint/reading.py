@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
+from typing import NamedTuple
 
 import tensorflow as tf
 from absl import logging
@@ -132,6 +134,27 @@ def latest(directory: str | PathLike[str]) -> Checkpoint | None:
         if found is None or step > found.step:
             logging.warning("Skipping %s: it was not finished, or is still being written.", path)
     return found
+
+
+class Finished(NamedTuple):
+    """Where a finished checkpoint is, and the training step that was saved."""
+
+    path: Path
+    step: int
+
+
+def last_finished(directory: str | PathLike[str]) -> Finished | None:
+    """Finds the newest finished checkpoint of a directory; None if there is none.
+
+    It is the one that `latest` opens, found without TensorFlow, and without a warning.
+    """
+    for step, path in reversed(files.step_folders(Path(directory)).items()):
+        with contextlib.suppress(UnusableCheckpointError):
+            marker = Marker.read(path)
+            marker.check_sizes(path)
+            if marker.step == step:
+                return Finished(path, step)
+    return None
 
 
 def all_steps(directory: str | PathLike[str]) -> list[int]:

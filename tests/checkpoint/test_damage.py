@@ -6,7 +6,14 @@ import shutil
 import pytest
 from absl import logging
 
-from t2tp.checkpoint import Checkpoint, UnusableCheckpointError, all_steps, latest, save
+from t2tp.checkpoint import (
+    Checkpoint,
+    UnusableCheckpointError,
+    all_steps,
+    last_finished,
+    latest,
+    save,
+)
 from tests.checkpoint import samples
 
 DATA = "variables.data-00000-of-00001"
@@ -84,6 +91,16 @@ def test_latest_skips_one_that_lacks_a_file_and_says_so(run, warnings, name):
     assert "step-00000002" in warning
     assert name in warning
     assert all_steps(run) == [1]
+
+
+def test_the_last_finished_is_the_latest_and_found_without_a_word(run, warnings):
+    assert last_finished(run) == (run / "step-00000002", 2)
+    (run / "step-00000003.tmp").mkdir()
+    (run / "step-00000002").rename(run / "step-00000004")
+    assert last_finished(run) == (run / "step-00000001", 1)
+    (run / "step-00000001" / "FINISHED").unlink()
+    assert last_finished(run) is last_finished(run / "nowhere") is None
+    assert warnings() == []
 
 
 def test_latest_skips_one_with_a_file_cut_short_and_says_so(run, warnings):

@@ -245,16 +245,18 @@ def test_an_error_in_the_data_reaches_the_user(tmp_path):
         estimator(tmp_path).train(toy.inputs(Broken()), 9)
 
 
-def test_sigint_saves_the_step_and_leaves(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_the_step_and_leaves(tmp_path, number):
     class Interrupt(Hook):
         def before_step(self, training: Training) -> None:
             if training.steps_done == 5:
-                os.kill(os.getpid(), signal.SIGINT)
+                os.kill(os.getpid(), number)
 
-    before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(TrainingInterrupted, match="interrupted after step 6, which is saved"):
+    before = signal.getsignal(number)
+    with pytest.raises(TrainingInterrupted, match="interrupted after step 6, which is saved") as e:
         estimator(tmp_path / "interrupted").train(toy.inputs(), 12, [Interrupt()])
-    assert signal.getsignal(signal.SIGINT) is before
+    assert e.value.signal_number == number
+    assert signal.getsignal(number) is before
     assert checkpoint.all_steps(tmp_path / "interrupted/checkpoints") == [4, 6]
     estimator(tmp_path / "interrupted").train(toy.inputs(), 12)
     estimator(tmp_path / "straight").train(toy.inputs(), 12)

@@ -7,6 +7,7 @@ import struct
 import pytest
 from absl import logging
 
+from t2tp.mesh.processes import Place
 from t2tp.trainer import console
 from t2tp.trainer.progress import Progress
 
@@ -36,6 +37,18 @@ def test_in_a_log_it_is_a_line_a_report(plain_lines, capfd):
     assert capfd.readouterr().err.splitlines() == [
         "step 11/132  loss 1.2500  4,096 tokens/s  500.0 ms/step  0:01:00 left",
         "step 12/132  loss 1.2500  4,096 tokens/s  500.0 ms/step  0:01:00 left",
+    ]
+
+
+def test_of_several_processes_the_first_speaks_and_the_others_only_warn(plain_lines, capfd):
+    for process_id in range(2):
+        console.use_plain_lines(Place(process_id, 2, "localhost:8476"))
+        logging.info("step 11")
+        logging.warning("the disk is nearly full")
+    assert capfd.readouterr().err.splitlines() == [
+        "step 11",
+        "warning: the disk is nearly full",
+        "process 1: warning: the disk is nearly full",
     ]
 
 

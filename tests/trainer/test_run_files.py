@@ -48,6 +48,13 @@ def test_where_nothing_can_be_written_is_refused_and_nothing_made(tmp_path):
     assert os.listdir(tmp_path) == ["file"]
 
 
+def test_a_folder_without_what_process_0_wrote_is_not_shared(tmp_path):
+    run_files.write(tmp_path / "run", HParams(), {})
+    run_files.check_shared(tmp_path / "run", seconds=0.0)
+    with pytest.raises(FileNotFoundError, match="must be a folder that all processes share"):
+        run_files.check_shared(tmp_path / "other", seconds=0.2)
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may write everywhere")
 def test_a_read_only_folder_is_refused(tmp_path):
     tmp_path.chmod(0o500)

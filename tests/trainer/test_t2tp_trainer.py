@@ -104,6 +104,11 @@ WRONG = {
     "checkpoint interval": ({"save_checkpoints_steps": 0}, "save_checkpoints_steps is 0"),
     "no run to evaluate": ({"schedule": "evaluate"}, "holds no finished checkpoint"),
     "no run to sample": ({"schedule": "predict"}, "holds no finished checkpoint"),
+    "process": ({"process_id": 1}, "num_processes is missing"),
+    "coordinator": (
+        {"num_processes": 2, "process_id": 1, "coordinator": "node7"},
+        "coordinator is 'node7', and must be host:port",
+    ),
     "flag": ({"problems": "x"}, "Did you mean: problem"),
 }
 

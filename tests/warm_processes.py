@@ -1,0 +1,138 @@
+"""Processes that start in a moment: forked from one that has imported TensorFlow, not started it.
+
+To import TensorFlow takes seconds, and tests of several processes start dozens. What is forked is a
+process like any other: with its own number, environment, signals, output, exit code and death.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import importlib
+import multiprocessing
+import os
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from multiprocessing import forkserver
+from pathlib import Path
+
+_PRELOADED = ["tests.mesh.one_process", "tests.trainer.tiny_problem", "t2tp.trainer.command"]
+_LOOK_SECONDS = 0.02
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(_PRELOADED)
+
+
+class WarmProcess:
+    """A process that runs a function without arguments.
+
+    Attributes:
+      out: the file that it writes its standard output to.
+      err: the same for its errors.
+    """
+
+    def __init__(
+        self, target: str, arguments: Sequence[str], environment: Mapping[str, str], folder: Path
+    ) -> None:
+        """Starts it.
+
+        Args:
+          target: `module:function`; what it returns is the exit code, None is 0.
+          arguments: of the command line.
+          environment: what is different from this process's.
+          folder: empty, gets its output.
+        """
+        _start_server()
+        folder.mkdir(parents=True)
+        self.out, self.err = folder / "out", folder / "err"
+        self._process = _context.Process(
+            target=_run, args=(target, list(arguments), dict(environment), self.out, self.err)
+        )
+        self._process.start()
+
+    def __enter__(self) -> WarmProcess:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self._process.kill()
+        self._process.join()
+
+    def signal(self, number: int) -> None:
+        """Sends it a signal."""
+        os.kill(self._process.pid, number)
+
+    def wait(self, seconds: float) -> int:
+        """Waits for its end; returns the exit code, -n if signal n ended it.
+
+        Raises:
+          TimeoutError: it goes on; says what it has said.
+        """
+        self._process.join(seconds)
+        if self._process.exitcode is None:
+            raise TimeoutError(f"it did not end in {seconds} s:\n{self.err.read_text()}")
+        return self._process.exitcode
+
+    def wait_for_line(self, beginning: str, seconds: float) -> str:
+        """Waits for a line on stderr that begins so; returns what was written there so far.
+
+        Raises:
+          TimeoutError: it did not come; says what did.
+        """
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and self._process.is_alive():
+            said = self.err.read_text() if self.err.exists() else ""
+            if f"\n{beginning}" in f"\n{said}":
+                return said
+            time.sleep(_LOOK_SECONDS)
+        raise TimeoutError(f"it never said {beginning!r}:\n{self.err.read_text()}")
+
+
+@contextlib.contextmanager
+def started(
+    target: str,
+    arguments: Sequence[Sequence[str]],
+    environments: Sequence[Mapping[str, str]],
+    folder: Path,
+) -> Iterator[list[WarmProcess]]:
+    """Several of them; killed at the end if they have not ended."""
+    with contextlib.ExitStack() as stack:
+        yield [
+            stack.enter_context(WarmProcess(target, own, environment, folder / str(number)))
+            for number, (own, environment) in enumerate(zip(arguments, environments, strict=True))
+        ]
+
+
+def _start_server() -> None:
+    """Starts the process to fork from; it keeps the log level that it has when it imports."""
+    level = os.environ.pop("TF_CPP_MIN_LOG_LEVEL", None)
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    try:
+        forkserver.ensure_running()
+    finally:
+        del os.environ["TF_CPP_MIN_LOG_LEVEL"]
+        if level is not None:
+            os.environ["TF_CPP_MIN_LOG_LEVEL"] = level
+
+
+def _run(
+    target: str, arguments: list[str], environment: dict[str, str], out: Path, err: Path
+) -> None:
+    """What the interpreter does with a program, from its beginning to its end."""
+    for path, descriptor in ((out, 1), (err, 2)):
+        with path.open("wb") as file:
+            os.dup2(file.fileno(), descriptor)
+    os.environ.update(environment)
+    sys.argv = [target, *arguments]
+    module, function = target.split(":")
+    code = 1
+    try:
+        code = getattr(importlib.import_module(module), function)() or 0
+    except BaseException as error:
+        sys.last_value = error
+        traceback.print_exc()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
