@@ -1,3 +1,13 @@
 """Registered problems: data, vocabulary, features, metrics."""
 
-from t2tp.problems import python_stdlib  # noqa: F401  (it registers itself)
+from t2tp.problems import (  # noqa: F401  (they register themselves)
+    algorithmic,
+    catalog_images,
+    catalog_text,
+    image_digits,
+    python_stdlib,
+    text_files,
+)
+from t2tp.problems.lookup import find
+
+__all__ = ["find"]

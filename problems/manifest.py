@@ -1,4 +1,4 @@
-"""What lies in a problem's folder: counts, and the size and SHA-256 of every file.
+"""What lies in a problem's folder: counts, versions, and the size and SHA-256 of every file.
 
 It is written last, so a folder with a manifest is complete; reading it back finds a file that was
 cut short, is missing, or does not belong to the others.
@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 FILE_NAME = "manifest.json"
 
 # Raised when the layout of the files changes, so that old data is refused and not misread.
-FORMAT = 1
+FORMAT = 2
 
 # Checking reads files up to this size, and of larger ones looks at the size only.
 _SMALL_BYTES = 4 << 20
@@ -27,17 +28,44 @@ class DamagedDataError(ValueError):
 
 @dataclass(frozen=True)
 class SplitSizes:
-    """How much a split holds.
+    """How much a split, or a shard of it, holds.
 
     Attributes:
-        documents: number of documents.
-        tokens: number of tokens, the ends of documents included.
-        bytes: length of the text in UTF-8.
+        examples: number of examples; of language modelling: documents.
+        values: how many numbers each stored feature has over all examples: tokens, pixels, ...
+        bytes: length of the text in UTF-8; 0 where there is no text.
+        skipped: how many samples of the source were left out, by the reason.
+        shards: number of parts that the files are in.
     """
 
-    documents: int
-    tokens: int
-    bytes: int
+    examples: int
+    values: dict[str, int]
+    bytes: int = 0
+    skipped: dict[str, int] = field(default_factory=dict)
+    shards: int = 1
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens the targets have, their ends included."""
+        return self.values["targets"]
+
+    def __add__(self, other: SplitSizes) -> SplitSizes:
+        return SplitSizes(
+            self.examples + other.examples,
+            _added(self.values, other.values),
+            self.bytes + other.bytes,
+            _added(self.skipped, other.skipped),
+            self.shards + other.shards,
+        )
+
+    def summary(self) -> str:
+        """Says in words how much it is."""
+        parts = [f"{self.examples:,} examples"]
+        parts += [f"{number:,} {name}" for name, number in self.values.items()]
+        if self.bytes:
+            parts.append(f"{self.bytes:,} bytes of text")
+        parts += [f"{number:,} skipped ({reason})" for reason, number in self.skipped.items()]
+        return ", ".join(parts)
 
 
 @dataclass(frozen=True)
@@ -52,6 +80,15 @@ class FileState:
     bytes: int
     sha256: str
 
+    @classmethod
+    def of(cls, path: Path) -> FileState:
+        """Reads a file to the end."""
+        digest = hashlib.sha256()
+        with path.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+        return cls(path.stat().st_size, digest.hexdigest())
+
 
 @dataclass(frozen=True)
 class Manifest:
@@ -59,26 +96,25 @@ class Manifest:
 
     Attributes:
         problem: name of the problem.
+        options: the problem's options that decide what is in the files: names to JSON values.
         origin: where the data came from, in the problem's own words: names to JSON values.
+        versions: of what made them, by the package's name.
+        columns: the NumPy dtype of each stored feature.
         splits: sizes by the split's name.
+        vocabulary: SHA-256 of the vocabulary; "" without one.
         files: every other file of the folder, by its path there.
         format: version of the layout of the files.
     """
 
     problem: str
+    options: dict[str, Any]
     origin: dict[str, Any]
+    versions: dict[str, str]
+    columns: dict[str, str]
     splits: dict[str, SplitSizes]
+    vocabulary: str
     files: dict[str, FileState]
     format: int = FORMAT
-
-    @classmethod
-    def of_folder(
-        cls, folder: Path, problem: str, origin: dict[str, Any], splits: dict[str, SplitSizes]
-    ) -> Manifest:
-        """Makes the manifest of the files that lie in a folder."""
-        paths = sorted(path for path in folder.rglob("*") if path.is_file())
-        files = {path.relative_to(folder).as_posix(): _state(path) for path in paths}
-        return cls(problem, origin, splits, files)
 
     def write(self, folder: Path) -> None:
         """Writes it into the folder."""
@@ -116,30 +152,35 @@ class Manifest:
             DamagedDataError: a file is missing or is not what was written; names it.
         """
         for name, wanted in self.files.items():
-            path = folder / name
-            if not path.is_file():
-                raise DamagedDataError(f"{path} is missing")
-            size = path.stat().st_size
-            if size != wanted.bytes:
-                raise DamagedDataError(f"{path} has {size} bytes, {wanted.bytes} were written")
-            if size <= _SMALL_BYTES and _state(path) != wanted:
-                raise DamagedDataError(
-                    f"{path} is not the file that the rest of the data was made with: "
-                    f"its SHA-256 is not {wanted.sha256}"
-                )
+            check_file(folder / name, wanted, read_up_to=_SMALL_BYTES)
 
     def summary(self) -> str:
         """Says in a line for each split how much it holds."""
-        return "\n".join(
-            f"{name}: {sizes.documents:,} documents, {sizes.tokens:,} tokens, "
-            f"{sizes.bytes:,} bytes of text"
-            for name, sizes in self.splits.items()
+        return "\n".join(f"{name}: {sizes.summary()}" for name, sizes in self.splits.items())
+
+
+def check_file(path: Path, wanted: FileState, read_up_to: int) -> None:
+    """Checks that a file is what was written.
+
+    Args:
+        path: the file.
+        wanted: as it was written.
+        read_up_to: of a file with more bytes only the size is looked at.
+
+    Raises:
+        DamagedDataError: it is not.
+    """
+    if not path.is_file():
+        raise DamagedDataError(f"{path} is missing")
+    size = path.stat().st_size
+    if size != wanted.bytes:
+        raise DamagedDataError(f"{path} has {size} bytes, {wanted.bytes} were written")
+    if size <= read_up_to and FileState.of(path) != wanted:
+        raise DamagedDataError(
+            f"{path} is not the file that the rest of the data was made with: "
+            f"its SHA-256 is not {wanted.sha256}"
         )
 
 
-def _state(path: Path) -> FileState:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return FileState(path.stat().st_size, digest.hexdigest())
+def _added(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    return {name: one.get(name, 0) + other.get(name, 0) for name in {**one, **other}}

@@ -8,21 +8,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from t2tp.problems.stream import EMPTY, FeatureSpec
-from t2tp.problems.token_files import TokenFile
+from t2tp.problems.columns import Column
+from t2tp.problems.fields import INT, fill_rows, token_specs
+from t2tp.problems.stream import EMPTY
 from t2tp.problems.vocabulary import Vocabulary
 
-_DIMENSIONS = ("batch", "length")
-
-FEATURES = {
-    "targets": FeatureSpec(_DIMENSIONS, np.dtype(np.int32)),
-    "targets_segmentation": FeatureSpec(_DIMENSIONS, np.dtype(np.int32)),
-    "targets_position": FeatureSpec(_DIMENSIONS, np.dtype(np.int32)),
-}
+FEATURES = token_specs("targets")
+_KINDS = dict(zip(FEATURES, ("tokens", "segmentation", "position"), strict=True))
 
 
 class PackedWindows:
-    """Example i is the tokens from i * length on.
+    """Example i is the tokens from i * length on; an `ExampleSource`.
 
     Its features, int32 [batch, length] and 0 where there is no token:
 
@@ -34,13 +30,23 @@ class PackedWindows:
 
     features = FEATURES
 
-    def __init__(self, file: TokenFile, length: int, vocabulary: Vocabulary):
-        self._file = file
+    def __init__(self, column: Column, length: int, vocabulary: Vocabulary, separate: bool = True):
+        """Takes the tokens of a split.
+
+        Args:
+            column: of the tokens.
+            length: of a window.
+            vocabulary: of the tokens.
+            separate: whether the documents of a window are segments of their own; else the whole
+                window is one, and attention sees the documents before.
+        """
+        self._column = column
         self._length = length
         self._vocabulary = vocabulary
+        self._separate = separate
 
     def __len__(self) -> int:
-        return -(-len(self._file.tokens) // self._length)
+        return -(-self._column.size // self._length)
 
     def shape(self, feature: str) -> tuple[int, ...]:
         """Returns (length,)."""
@@ -48,25 +54,16 @@ class PackedWindows:
 
     def read(self, feature: str, examples: np.ndarray, parts: tuple[slice, ...]) -> np.ndarray:
         """Reads columns of some windows; see `ExampleSource.read`."""
-        window = examples[:, None] * self._length  # [rows, 1]
-        place = window + np.arange(self._length)[parts[0]]  # [rows, columns], in the token file
-        real = (examples[:, None] != EMPTY) & (place < len(self._file.tokens))
-        if feature == "targets":
-            values = self._file.tokens[np.where(real, place, 0)]
-        else:
-            document = self._document(place)
-            if feature == "targets_segmentation":
-                values = document - self._document(window) + 1
-            else:
-                begins = self._file.begins[np.maximum(document, 0)]
-                values = place - np.maximum(begins, window)
-        return np.where(real, values, 0).astype(np.int32)
+        begins = np.where(examples == EMPTY, 0, examples * self._length)
+        ends = np.where(examples == EMPTY, 0, np.minimum(begins + self._length, self._column.size))
+        kind = _KINDS[feature]
+        if kind == "tokens" or self._separate:
+            return fill_rows(self._column, begins, ends, self._length, kind)[:, parts[0]]
+        place = np.arange(self._length)[parts[0]]
+        values = np.ones_like(place) if kind == "segmentation" else place
+        return np.where(place < (ends - begins)[:, None], values, 0).astype(INT)
 
     def count_bytes(self, examples: np.ndarray) -> int:
         """Returns the UTF-8 length of the text that some windows hold together."""
         tokens = self.read("targets", examples, (slice(None),))
         return int(self._vocabulary.byte_lengths[tokens].sum())
-
-    def _document(self, place: np.ndarray) -> np.ndarray:
-        """Returns the number of the document that each token lies in."""
-        return np.searchsorted(self._file.begins, place, side="right") - 1

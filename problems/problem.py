@@ -1,86 +1,168 @@
 """Problem: what is learned, from which data, and how it is scored.
 
-A problem is a registered class, made without arguments and named by its class:
+A problem is a registered class:
 
-    problem = registry.problem("languagemodel_python_stdlib")()
+    problem = problems.find("languagemodel_python_stdlib")
     problem.prepare(data_dir)
     stream = problem.stream(data_dir, "train", batch_size=64, length=256, seed=1)
     stream[1000]["targets"][0:8, :]  # rows 0 to 7 of the batch of step 1000
 
-Its data lie in `data_dir/<name>/`. A kind of problem (`LanguageModelProblem`) says how data are
-stored and read back; a problem of that kind says where they come from.
+Its data lie in `data_dir/<name>/`. A family of problems (`Text2TextProblem`, `Image2ClassProblem`,
+...) says what an example is, how it is stored and what a batch has; a problem of the family says
+where the samples come from (`samples`).
 """
 
 from __future__ import annotations
 
 import abc
-import math
+import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar
 
+import numpy as np
 from absl import logging
 
 from t2tp import registry
+from t2tp.hparam import HParams
 from t2tp.nearest import nearest
-from t2tp.problems import publish
-from t2tp.problems.manifest import DamagedDataError, Manifest, SplitSizes
+from t2tp.problems import manifest, publish
+from t2tp.problems.columns import Column
+from t2tp.problems.generation import Sample, Samples, ShuffledSamples, Stored, make_shards
+from t2tp.problems.manifest import DamagedDataError, FileState, Manifest
+from t2tp.problems.metrics import compute
+from t2tp.problems.shards import shard_name
 from t2tp.problems.stream import (
     Batch,
     ExampleSource,
     FeatureSpec,
     OnePassStream,
     ShuffledStream,
+    Stream,
 )
+from t2tp.problems.text_scores import score
 
 TRAIN = "train"
 
 AnyPath = str | PathLike[str]
 
-
-class Generated(NamedTuple):
-    """What `Problem.generate` wrote.
-
-    Attributes:
-        origin: where the data came from, for the manifest: names to JSON values.
-        splits: sizes by the split's name.
-    """
-
-    origin: dict[str, Any]
-    splits: dict[str, SplitSizes]
+# What the files depend on, beside our own code.
+_PACKAGES = ("t2tp", "numpy", "sentencepiece", "tensorflow-datasets")
 
 
 class Problem(abc.ABC):
     """The base of all problems.
 
     Attributes:
-        splits: names of the parts of the data. "train" is shuffled and repeated; the others are
-            gone through once, in order.
+        splits: names of the parts of the data, the first of which is trained on: it is shuffled
+            and repeated. The others are gone through once, in order.
+        metric_names: what an evaluation gives, of those in `metrics.METRICS`.
+        decode_metric_names: what decoded text is scored by, of those in `text_scores.SCORES`.
+        making_options: the options that decide what is in the files.
+        hparams_changes: values for hparams that suit the problem, set where the model's hparams
+            set declares them.
+        options: the problem's options, as they were given to it.
     """
 
     splits: tuple[str, ...] = (TRAIN, "validation", "test")
+    metric_names: tuple[str, ...] = ("loss", "accuracy", "neg_log_perplexity", "perplexity")
+    decode_metric_names: tuple[str, ...] = ()
+    making_options: tuple[str, ...] = ()
+    hparams_changes: ClassVar[Mapping[str, Any]] = {}
+
+    def __init__(self, options: str = ""):
+        """Takes options such as "vocab_size=4096,arrangement=packed".
+
+        Raises:
+            ValueError: the problem has no such option, or a value is not of its type.
+        """
+        self.options = self.default_options()
+        try:
+            self._given = self.options.parse(options)
+        except ValueError as error:
+            raise ValueError(f"options of {self.name}: {error}") from error
 
     @property
     def name(self) -> str:
         """The name it is registered by: its class's, in snake_case."""
         return registry.snake_case(type(self).__name__)
 
-    # What a kind of problem says.
+    # What a problem says.
 
     @abc.abstractmethod
-    def generate(self, folder: Path, tmp_dir: Path) -> Generated:
-        """Makes the data; called by `prepare`.
+    def samples(self, split: str, folder: Path, tmp_dir: Path) -> Samples:
+        """Opens the samples of a split: names to values, any of them by its number.
+
+        A list will do. Several processes open the same samples, after `download`. What a sample
+        has is said by the family.
 
         Args:
-            folder: empty, to be filled with the files of the problem.
+            split: one of `splits`.
+            folder: where the problem's data are being made.
+            tmp_dir: what `download` was given.
+        """
+
+    def download(self, folder: Path, tmp_dir: Path) -> None:  # noqa: B027
+        """Brings here what the samples are read from, if they are not here yet.
+
+        Args:
+            folder: where the problem's data are being made; what is put there stays.
             tmp_dir: for downloads and other things that are not needed afterwards.
         """
 
+    def origin(self, folder: Path, tmp_dir: Path) -> dict[str, Any]:
+        """Says for the manifest where the samples came from: names to JSON values."""
+        return {}
+
+    def plan(self) -> dict[str, Any]:
+        """Says what the data will depend on besides the options: names to JSON values.
+
+        What an interrupted run has made is used by the next only if this is the same.
+        """
+        return {}
+
+    # What a family says.
+
+    def default_options(self) -> HParams:
+        """Declares the options, with their defaults."""
+        return HParams()
+
+    def make_vocabulary(self, folder: Path, samples: Callable[[str], ShuffledSamples]) -> str:
+        """Writes the vocabulary into the folder, unless it is there already.
+
+        Args:
+            folder: where the problem's data are being made.
+            samples: split -> its samples.
+
+        Returns:
+            The name of its file; "" without one.
+        """
+        return ""
+
     @abc.abstractmethod
-    def vocab_size(self, data_dir: AnyPath) -> int:
-        """Returns the number of different token ids."""
+    def columns(self, folder: Path) -> dict[str, np.dtype]:
+        """Returns the dtype of each column that is stored."""
+
+    @abc.abstractmethod
+    def encoder(self, folder: Path) -> Callable[[Sample], Stored]:
+        """Returns what turns a sample into what is stored of it.
+
+        It may raise `SkippedSampleError`, with the reason, to leave the sample out.
+        """
+
+    @abc.abstractmethod
+    def decoder(self, folder: Path) -> Callable[[Mapping[str, np.ndarray]], dict[str, Any]]:
+        """Returns what turns stored columns back into the sample."""
+
+    @abc.abstractmethod
+    def vocab_sizes(self, data_dir: AnyPath) -> dict[str, int]:
+        """Returns how many different ids a feature has, for those that are ids.
+
+        "targets" is always there: the number of tokens, classes or pixel values to predict.
+        """
 
     @abc.abstractmethod
     def features(self, batch_size: int, length: int) -> dict[str, FeatureSpec]:
@@ -93,34 +175,43 @@ class Problem(abc.ABC):
         The data have been checked and the split is one of `splits`.
         """
 
-    @abc.abstractmethod
+    def train_stream(self, data_dir: AnyPath, batch_size: int, length: int, seed: int) -> Stream:
+        """Returns the endless batches that are trained on; see `stream`."""
+        return ShuffledStream(self.examples(data_dir, self.splits[0], length), batch_size, seed)
+
     def counts(self, batch: Batch) -> dict[str, float]:
         """Counts in a batch of `stream` what `metrics` divides by and no model knows."""
-
-    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Returns the figures of an evaluation from sums over all its batches.
-
-        Args:
-            sums: "nll" (nats), "tokens" (how many were predicted), "correct" (how many of those
-                were the most probable), and the sums of what `counts` returns.
-
-        Returns:
-            loss (nats a token), accuracy, neg_log_perplexity and perplexity.
-
-        Raises:
-            ValueError: no token was predicted.
-        """
-        if not sums["tokens"] > 0:
-            raise ValueError(f"no metrics without a predicted token: the sums are {dict(sums)}")
-        loss = sums["nll"] / sums["tokens"]
-        return {
-            "loss": loss,
-            "accuracy": sums["correct"] / sums["tokens"],
-            "neg_log_perplexity": -loss,
-            "perplexity": math.exp(loss) if loss < 700 else math.inf,
-        }
+        return {}
 
     # What all problems have in common.
+
+    def vocab_size(self, data_dir: AnyPath) -> int:
+        """Returns the number of different ids to predict."""
+        return self.vocab_sizes(data_dir)["targets"]
+
+    def change_hparams(self, hparams: HParams) -> None:
+        """Sets what suits the problem in a model's hparams; to be called before the user's own."""
+        for name, value in self.hparams_changes.items():
+            if name in hparams.values():
+                hparams.set(name, value)
+
+    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Returns the figures of an evaluation, by the names in `metric_names`.
+
+        Args:
+            sums: of what the model counted in all batches and of what `counts` returns;
+                "tokens" is how many symbols were predicted. See `metrics.METRICS`.
+
+        Raises:
+            ValueError: a sum that a metric needs is not there, or nothing was predicted.
+        """
+        return compute(self.metric_names, sums)
+
+    def decode_metrics(
+        self, predictions: Sequence[str], references: Sequence[str]
+    ) -> dict[str, float]:
+        """Scores decoded texts, by the names in `decode_metric_names`; see `text_scores.score`."""
+        return score(self.decode_metric_names, predictions, references)
 
     def folder(self, data_dir: AnyPath) -> Path:
         """Returns where the problem's data lie."""
@@ -131,13 +222,20 @@ class Problem(abc.ABC):
         data_dir: AnyPath,
         tmp_dir: AnyPath | None = None,
         overwrite: bool = False,
+        num_shards: int | None = None,
+        num_workers: int = 1,
     ) -> Manifest:
         """Makes the data, unless they are there already. They appear whole or not at all.
+
+        What a killed or interrupted attempt has finished is used.
 
         Args:
             data_dir: where the data of all problems lie, each in a folder of its own.
             tmp_dir: where downloads stay; without it they are removed at the end.
             overwrite: makes the data again, and replaces what there is only once that succeeded.
+            num_shards: in how many parts train is stored; by default one for each 500 samples,
+                up to 64. The batches do not depend on it.
+            num_workers: processes that encode; the files do not depend on it.
 
         Returns:
             What the folder holds.
@@ -147,6 +245,9 @@ class Problem(abc.ABC):
                 from what the problem finds.
             OSError: the folder cannot be written.
         """
+        if num_shards is not None:
+            check_positive(num_shards=num_shards)
+        check_positive(num_workers=num_workers)
         folder = self.folder(data_dir)
         if folder.exists() and not overwrite:
             return self.check_prepared(data_dir)
@@ -154,14 +255,9 @@ class Problem(abc.ABC):
             if folder.exists() and not overwrite:  # made while this process waited
                 return self.check_prepared(data_dir)
             logging.info("making the data of %s in %s", self.name, folder)
-            with publish.new_folder(folder) as partial:
-                self._make(partial, tmp_dir)
+            with publish.new_folder(folder, self._plan(num_shards)) as partial:
+                self._make(partial, tmp_dir, num_shards, num_workers)
         return Manifest.read(folder)
-
-    def _make(self, folder: Path, tmp_dir: AnyPath | None) -> None:
-        with publish.scratch_folder(folder, tmp_dir) as scratch:
-            generated = self.generate(folder, scratch)
-        Manifest.of_folder(folder, self.name, *generated).write(folder)
 
     def check_prepared(self, data_dir: AnyPath) -> Manifest:
         """Checks that the data are there and whole; takes milliseconds.
@@ -174,23 +270,39 @@ class Problem(abc.ABC):
 
         Raises:
             FileNotFoundError: there are none; says the command that makes them.
-            ValueError: they are damaged; says what is wrong and the command.
+            ValueError: they are damaged, or were made with other options than those given to the
+                problem; says what is wrong and the command.
         """
         folder = self.folder(data_dir)
-        command = shlex.join(["t2tp_datagen", f"--problem={self.name}", f"--data_dir={data_dir}"])
+        command = self.datagen_command(data_dir)
         if not folder.exists():
             raise FileNotFoundError(
                 f"{folder} does not exist: make the data of {self.name} with\n  {command}"
             )
         try:
-            manifest = Manifest.read(folder)
-            manifest.check(folder)
+            made = Manifest.read(folder)
+            made.check(folder)
         except DamagedDataError as error:
             raise DamagedDataError(
                 f"the data of {self.name} are damaged: {error}\n"
                 f"make them again with\n  {command} --overwrite"
             ) from error
-        return manifest
+        for name, value in made.options.items():
+            if name in self._given and self._given[name] != value:
+                raise ValueError(
+                    f"the data in {folder} were made with {name}={value}, not "
+                    f"{self._given[name]}: leave the option out, or make the data again with\n"
+                    f"  {command} --overwrite"
+                )
+        return made
+
+    def datagen_command(self, data_dir: AnyPath) -> str:
+        """Returns the command that makes the data."""
+        words = ["t2tp_datagen", f"--problem={self.name}", f"--data_dir={data_dir}"]
+        if self._given:
+            given = ",".join(f"{name}={value}" for name, value in self._given.items())
+            words.append(f"--problem_options={given}")
+        return shlex.join(words)
 
     def stream(
         self,
@@ -199,7 +311,7 @@ class Problem(abc.ABC):
         batch_size: int,
         length: int,
         seed: int = 0,
-    ) -> ShuffledStream | OnePassStream:
+    ) -> Stream:
         """Returns the batches of a split, by step.
 
         Args:
@@ -207,10 +319,10 @@ class Problem(abc.ABC):
             split: one of `splits`.
             batch_size: examples of the global batch.
             length: tokens of an example.
-            seed: which shuffle; only "train" is shuffled.
+            seed: which shuffle; only the first of `splits` is shuffled.
 
         Returns:
-            For "train" an endless `ShuffledStream`; else a `OnePassStream`.
+            For the first of `splits` an endless stream; else a `OnePassStream`.
 
         Raises:
             FileNotFoundError, ValueError: as `check_prepared`, or an argument cannot be.
@@ -218,10 +330,39 @@ class Problem(abc.ABC):
         self.check_split(split)
         check_positive(batch_size=batch_size, length=length)
         self.check_prepared(data_dir)
-        source = self.examples(data_dir, split, length)
-        if split == TRAIN:
-            return ShuffledStream(source, batch_size, seed)
-        return OnePassStream(source, batch_size)
+        if split == self.splits[0]:
+            return self.train_stream(data_dir, batch_size, length, seed)
+        return OnePassStream(self.examples(data_dir, split, length), batch_size)
+
+    def stored(self, data_dir: AnyPath, split: str) -> dict[str, Column]:
+        """Returns the stored columns of a split. The data have been checked."""
+        folder = self.folder(data_dir)
+        made = Manifest.read(folder)
+        shards = made.splits[split].shards
+        names = [shard_name(split, shard, shards) for shard in range(shards)]
+        return {
+            column: Column([folder / f"{name}.{column}" for name in names], np.dtype(dtype))
+            for column, dtype in made.columns.items()
+        }
+
+    def decode_example(self, data_dir: AnyPath, split: str, number: int) -> dict[str, Any]:
+        """Returns the sample that a stored example was made from.
+
+        Args:
+            data_dir: where the data were prepared.
+            split: one of `splits`.
+            number: of the example, in the order of the files.
+
+        Raises:
+            IndexError: there are not as many.
+        """
+        self.check_split(split)
+        columns = self.stored(data_dir, split)
+        count = len(next(iter(columns.values())))
+        if not 0 <= number < count:
+            raise IndexError(f"example {number} asked for, {split} of {self.name} has {count}")
+        decode = self.decoder(self.folder(data_dir))
+        return decode({name: column.example(number) for name, column in columns.items()})
 
     def check_split(self, split: str) -> None:
         """Raises ValueError, with the nearest, if the data have no split of this name."""
@@ -229,9 +370,68 @@ class Problem(abc.ABC):
             known = nearest(split, self.splits, f"splits of {self.name}")
             raise ValueError(f"unknown split {split!r}: {known}")
 
+    def _making(self) -> dict[str, Any]:
+        return {name: self.options.get(name) for name in self.making_options}
+
+    def _plan(self, num_shards: int | None) -> str:
+        fields = [self.name, self._making(), num_shards, _versions(), self.plan()]
+        return json.dumps(fields)
+
+    def _make(
+        self, folder: Path, tmp_dir: AnyPath | None, num_shards: int | None, num_workers: int
+    ) -> None:
+        with publish.scratch_folder(folder, tmp_dir) as scratch:
+            self.download(folder, scratch)
+            samples = {
+                split: ShuffledSamples(self.samples(split, folder, scratch))
+                for split in self.splits
+            }
+            for split, found in samples.items():
+                if not len(found):
+                    raise ValueError(f"{self.name} has no samples for its split {split}")
+            vocabulary = self.make_vocabulary(folder, samples.__getitem__)
+            sizes, files = make_shards(
+                self,
+                folder,
+                scratch,
+                {split: len(found) for split, found in samples.items()},
+                num_shards,
+                num_workers,
+            )
+            for split, made in sizes.items():
+                for reason, number in made.skipped.items():
+                    logging.warning("%s: %d samples skipped: %s", split, number, reason)
+                if not made.examples:
+                    raise ValueError(f"all samples of {split} were skipped: {made.skipped}")
+            origin = self.origin(folder, scratch)
+        for path in sorted(folder.rglob("*")):
+            name = path.relative_to(folder).as_posix()
+            if path.is_file() and name not in files and name not in (".plan", manifest.FILE_NAME):
+                files[name] = FileState.of(path)
+        Manifest(
+            self.name,
+            self._making(),
+            origin,
+            _versions(),
+            {name: np.dtype(dtype).str for name, dtype in self.columns(folder).items()},
+            sizes,
+            files[vocabulary].sha256 if vocabulary else "",
+            dict(sorted(files.items())),
+        ).write(folder)
+
 
 def check_positive(**sizes: int) -> None:
     """Raises ValueError if one of the named sizes is less than 1."""
     for name, size in sizes.items():
         if size < 1:
             raise ValueError(f"{name} must be at least 1, is {size}")
+
+
+def _versions() -> dict[str, str]:
+    versions = {}
+    for package in _PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:  # an extra that is not installed made nothing
+            continue
+    return versions

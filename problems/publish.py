@@ -1,4 +1,4 @@
-"""Makes a folder that is there whole or not at all."""
+"""Makes a folder that is there whole or not at all, in several attempts if need be."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from absl import logging
+
+_PLAN_FILE = ".plan"
 
 
 @contextmanager
@@ -37,20 +39,28 @@ def only_one_maker(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def new_folder(folder: Path) -> Iterator[Path]:
+def new_folder(folder: Path, plan: str) -> Iterator[Path]:
     """Gives a temporary folder beside `folder`, which takes its place if the block succeeds.
 
-    What was there before is replaced then; if the block fails it stays, and the temporary folder
-    is removed. Use it under `only_one_maker`.
+    What was there before is replaced then. If the process is killed or interrupted, or the disk
+    is full, the temporary folder stays, and the next maker of the same plan finds it as it was
+    left; every file in it must therefore be whole or have another name. After any other failure
+    it is removed. Use it under `only_one_maker`.
+
+    Args:
+        folder: what is made.
+        plan: what will be in it, in words. What an attempt with another plan left is removed.
     """
     partial = folder.with_name(f".{folder.name}.partial")
     replaced = folder.with_name(f".{folder.name}.replaced")
-    for left_by_killed in (partial, replaced):
-        shutil.rmtree(left_by_killed, ignore_errors=True)
-    partial.mkdir()
+    shutil.rmtree(replaced, ignore_errors=True)
+    _begin(partial, plan)
     try:
         yield partial
+        (partial / _PLAN_FILE).unlink()
         _flush(partial)
+    except (OSError, KeyboardInterrupt):
+        raise
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
@@ -61,15 +71,29 @@ def new_folder(folder: Path) -> Iterator[Path]:
     shutil.rmtree(replaced, ignore_errors=True)
 
 
+def _begin(partial: Path, plan: str) -> None:
+    """Makes the temporary folder, or keeps that of an earlier attempt with the same plan."""
+    written = partial / _PLAN_FILE
+    if written.is_file() and written.read_text(encoding="utf-8") == plan:
+        logging.info("going on with what an interrupted run left in %s", partial)
+        return
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    written.write_text(plan, encoding="utf-8")
+
+
 @contextmanager
 def scratch_folder(folder: Path, tmp_dir: str | os.PathLike[str] | None) -> Iterator[Path]:
-    """Gives `tmp_dir`, which stays, or else a folder inside `folder` which is removed."""
+    """Gives `tmp_dir`, which stays, or a folder inside `folder` which is removed at the end.
+
+    It is not removed if the block fails: what is in it may serve the next attempt.
+    """
     if tmp_dir is not None:
         Path(tmp_dir).mkdir(parents=True, exist_ok=True)
         yield Path(tmp_dir)
         return
     scratch = folder / "scratch"
-    scratch.mkdir()
+    scratch.mkdir(exist_ok=True)
     yield scratch
     shutil.rmtree(scratch)
 

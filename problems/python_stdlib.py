@@ -9,29 +9,50 @@ from typing import TYPE_CHECKING, Any
 
 from t2tp import registry
 from t2tp.problems.languagemodel import LanguageModelProblem
+from t2tp.problems.tfds_source import FromTfds
 
 if TYPE_CHECKING:
     import tensorflow_datasets as tfds
 
 
 @registry.register_problem
-class LanguagemodelPythonStdlib(LanguageModelProblem):
+class LanguagemodelPythonStdlib(FromTfds, LanguageModelProblem):
     """The standard library's .py sources, about 30 MB; the same Python gives the same data."""
 
     def source_dir(self) -> Path:
         """Returns the folder of the sources: the standard library of the Python that runs."""
         return Path(sysconfig.get_path("stdlib"))
 
-    def dataset_builder(self, folder: Path) -> tfds.core.DatasetBuilder:
-        """Returns the builder of the `python_stdlib` dataset."""
+    def dataset_builder(self, folder: Path, tmp_dir: Path) -> tfds.core.DatasetBuilder:
+        """Returns the builder of the `python_stdlib` dataset, which is kept with the data."""
         from t2tp.problems.python_stdlib_builder import PythonStdlib, SourcesConfig
 
         config = SourcesConfig(name=_python(), source_dir=self.source_dir())
-        return PythonStdlib(data_dir=folder, config=config, file_format="array_record")
+        return PythonStdlib(data_dir=folder / "dataset", config=config, file_format="array_record")
 
-    def origin(self, builder: tfds.core.DatasetBuilder) -> dict[str, Any]:
+    def origin(self, folder: Path, tmp_dir: Path) -> dict[str, Any]:
         """Says which Python it was, and how many of its files were skipped."""
-        return {"python": _python(), **builder.info.metadata}
+        metadata = self.dataset_builder(folder, tmp_dir).info.metadata
+        return {"python": _python(), **(metadata or {})}
+
+    def plan(self) -> dict[str, Any]:
+        """Says which Python it is."""
+        return {"python": _python(), "sources": str(self.source_dir())}
+
+
+@registry.register_problem
+class LanguagemodelPythonStdlibBytes(LanguagemodelPythonStdlib):
+    """The same, a token for each byte."""
+
+    vocabulary_kind = "byte"
+
+
+@registry.register_problem
+class LanguagemodelPythonStdlibCharacters(LanguagemodelPythonStdlib):
+    """The same, a token for each of the 256 most frequent characters."""
+
+    vocabulary_kind = "character"
+    vocabulary_size = 259 + 256
 
 
 def _python() -> str:

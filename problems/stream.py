@@ -7,7 +7,8 @@ resuming at step 10 does, and neither the mesh nor the number of processes can c
     stream[k]["targets"][2:4, 0:128]   # rows 2 and 3, the only ones that are read
 
 `ShuffledStream` has no end and gives each epoch an order of its own; `OnePassStream` gives each
-example once, in the order of the files, and fills its last batch up with empty rows.
+example once, in the order of the files, and fills its last batch up with empty rows. Others are
+`BucketedStream` and `MixtureStream`, in files of their own.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ class FeatureSpec(NamedTuple):
 class ExampleSource(Protocol):
     """Examples by number, any of them at any time: what a stream draws from."""
 
-    features: Mapping[str, FeatureSpec]
+    @property
+    def features(self) -> Mapping[str, FeatureSpec]:
+        """The features by name."""
 
     def __len__(self) -> int:
         """Returns how many examples there are."""
@@ -58,6 +61,16 @@ class ExampleSource(Protocol):
         Returns:
             An array [rows, *parts] of the feature's dtype.
         """
+
+
+class Stream(Protocol):
+    """Batches by the number of the step. Those that end have a length."""
+
+    def __getitem__(self, step: int) -> Batch:
+        """Returns the batch of this step, counted from 0; nothing of it is read yet."""
+
+    def shapes(self) -> list[dict[str, tuple[int, ...]]]:
+        """Returns the shapes of the features, for each kind of batch that the stream has."""
 
 
 class BatchFeature:
@@ -114,6 +127,30 @@ class Batch(Mapping[str, BatchFeature]):
         return len(self.source.features)
 
 
+def batch_shapes(source: ExampleSource, batch_size: int) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of the features of a batch."""
+    return {name: (batch_size, *source.shape(name)) for name in source.features}
+
+
+def shuffled(places: np.ndarray, size: int, *key: int | str) -> np.ndarray:
+    """Returns which example lies at each place of an endless shuffle.
+
+    Args:
+        places: int64 [any shape], counted from the beginning of the first epoch.
+        size: number of examples; each epoch has every one once, in an order of its own.
+        *key: which shuffle.
+
+    Returns:
+        int64 of the shape of `places`.
+    """
+    examples = np.empty(np.shape(places), np.int64)
+    epochs = places // size
+    for epoch in np.unique(epochs).tolist():
+        here = epochs == epoch
+        examples[here] = permute(places[here] % size, size, *key, epoch)
+    return examples
+
+
 class ShuffledStream:
     """Batches without end. Every epoch has its own order, and a batch may lie in two epochs.
 
@@ -129,21 +166,13 @@ class ShuffledStream:
 
     def __getitem__(self, step: int) -> Batch:
         """Returns the batch of this step, counted from 0."""
-        first = _checked_step(step) * self._batch_size
-        epoch, begin = divmod(first, self.examples_per_epoch)
-        taken = begin + np.arange(self._batch_size)
-        examples = np.empty(self._batch_size, np.int64)
-        epochs = taken // self.examples_per_epoch
-        for ahead in range(int(epochs[-1]) + 1):
-            rows = epochs == ahead
-            examples[rows] = permute(
-                taken[rows] % self.examples_per_epoch,
-                self.examples_per_epoch,
-                "epoch",
-                self._seed,
-                epoch + ahead,
-            )
+        places = checked_step(step) * self._batch_size + np.arange(self._batch_size)
+        examples = shuffled(places, self.examples_per_epoch, "epoch", self._seed)
         return Batch(self._source, examples)
+
+    def shapes(self) -> list[dict[str, tuple[int, ...]]]:
+        """Returns the shapes of the one kind of batch."""
+        return [batch_shapes(self._source, self._batch_size)]
 
 
 class OnePassStream:
@@ -163,13 +192,18 @@ class OnePassStream:
 
     def __getitem__(self, step: int) -> Batch:
         """Returns the batch of this step, counted from 0."""
-        if _checked_step(step) >= len(self):
+        if checked_step(step) >= len(self):
             raise IndexError(f"batch {step} asked for, one pass has {len(self)}")
         examples = step * self._batch_size + np.arange(self._batch_size)
         return Batch(self._source, np.where(examples < self.examples_per_epoch, examples, EMPTY))
 
+    def shapes(self) -> list[dict[str, tuple[int, ...]]]:
+        """Returns the shapes of the one kind of batch."""
+        return [batch_shapes(self._source, self._batch_size)]
 
-def _checked_step(step: int) -> int:
+
+def checked_step(step: int) -> int:
+    """Returns the step as an int; raises IndexError for a negative one."""
     step = operator.index(step)
     if step < 0:
         raise IndexError(f"batch {step} asked for, batches are counted from 0")

@@ -3,8 +3,8 @@
     t2tp_datagen --problem=languagemodel_python_stdlib --data_dir=data
 
 If they are there already it only checks them. An interrupted run leaves nothing that looks
-complete; start it again. Exit code 2: the flags are wrong, and nothing was touched. Exit code 1:
-the data could not be made.
+complete; start it again, and it goes on with what was finished. --inspect shows what was made.
+Exit code 2: the flags are wrong, and nothing was touched. Exit code 1: the data could not be made.
 """
 
 from __future__ import annotations
@@ -16,9 +16,23 @@ from typing import NoReturn
 
 from absl import app, flags, logging
 
-import t2tp.problems  # noqa: F401  (registers the problems)
-from t2tp import registry
+from t2tp import problems, registry
+from t2tp.problems.inspection import inspect
 from t2tp.problems.problem import Problem
+from t2tp.problems.user_dir import import_user_dir
+
+_NAMES = (
+    "problem",
+    "problem_options",
+    "data_dir",
+    "tmp_dir",
+    "t2t_usr_dir",
+    "num_shards",
+    "num_workers",
+    "vocab_size",
+    "overwrite",
+    "inspect",
+)
 
 
 def main() -> None:
@@ -32,15 +46,32 @@ def main() -> None:
 def _define_flags() -> None:
     flags.DEFINE_string("problem", None, "Name of the problem.", required=True)
     flags.DEFINE_string(
+        "problem_options", "", "Its options, as in 'files=texts/**/*.txt,documents=lines'."
+    )
+    flags.DEFINE_string(
         "data_dir", None, "Folder of all data; the problem gets its own in it.", required=True
     )
     flags.DEFINE_string("tmp_dir", None, "Folder where downloads stay; by default they do not.")
+    flags.DEFINE_string("t2t_usr_dir", None, "Folder of your own problems.")
+    flags.DEFINE_integer(
+        "num_shards",
+        None,
+        "Parts that the train split is stored in; by default one for each 500 samples, up to 64.",
+        lower_bound=1,
+    )
+    flags.DEFINE_integer(
+        "num_workers", os.cpu_count() or 1, "Processes that encode.", lower_bound=1
+    )
+    flags.DEFINE_integer("vocab_size", None, "Tokens of the vocabulary.", lower_bound=1)
     flags.DEFINE_bool("overwrite", False, "Make the data again although they are there.")
+    flags.DEFINE_bool(
+        "inspect", False, "Show examples, lengths and the share of padding of data that are there."
+    )
 
     # What --help prints: the docstring and flags of the module that the command line runs, which
     # is the console script and not this one.
     sys.modules["__main__"].__doc__ = __doc__
-    for name in ("problem", "data_dir", "tmp_dir", "overwrite"):
+    for name in _NAMES:
         flags.FLAGS.register_key_flag_for_module(sys.argv[0], flags.FLAGS[name])
 
 
@@ -57,19 +88,37 @@ def _parse(argv: Sequence[str]) -> list[str]:
 def _make(argv: Sequence[str]) -> None:
     del argv
     logging.set_verbosity(logging.INFO)
-    problem = _problem(flags.FLAGS.problem)
-    data_dir = flags.FLAGS.data_dir
+    given = flags.FLAGS
+    problem = _problem()
     try:
-        manifest = problem.prepare(data_dir, flags.FLAGS.tmp_dir, flags.FLAGS.overwrite)
-    except (OSError, ValueError) as error:
+        if given.inspect:
+            print(inspect(problem, given.data_dir))
+            return
+        manifest = problem.prepare(
+            given.data_dir,
+            given.tmp_dir,
+            given.overwrite,
+            num_shards=given.num_shards,
+            num_workers=given.num_workers,
+        )
+    except (OSError, ValueError, ModuleNotFoundError) as error:
         _end(error, code=1)
-    print(f"{problem.name} is ready in {problem.folder(data_dir)}\n{manifest.summary()}")
+    except KeyboardInterrupt:
+        _end("interrupted; started again it goes on with what was finished", code=1)
+    print(f"{problem.name} is ready in {problem.folder(given.data_dir)}\n{manifest.summary()}")
 
 
-def _problem(name: str) -> Problem:
+def _problem() -> Problem:
+    """The problem that the flags name."""
+    given = flags.FLAGS
+    options = given.problem_options
+    if given.vocab_size is not None:
+        options += f"{',' if options else ''}vocab_size={given.vocab_size}"
     try:
-        return registry.problem(name)()
-    except registry.UnknownNameError as error:
+        if given.t2t_usr_dir:
+            import_user_dir(given.t2t_usr_dir)
+        return problems.find(given.problem, options)
+    except (registry.UnknownNameError, ValueError, OSError) as error:
         _end(error, code=2)
 
 

@@ -20,8 +20,12 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 import t2tp
-from t2tp import mtf, upstream
+from t2tp import mtf as mended
+from t2tp import upstream
 from t2tp.mesh.layout import Layout
+
+# mesh-tensorflow as it is, or with our operations in the place of its own of the same names.
+mtf = upstream if args.engine == "placement" else mended
 
 sizes = lm.CASES[args.case]
 MESH_SHAPE = f"data:{args.data};model:{args.model}"

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from t2tp.problems.python_stdlib import LanguagemodelPythonStdlib
+from tests.problems.mocked_datasets import mocked_datasets
 
 AWKWARD = {
     "awkward/tabs.py": b"if x:\n\tpass\n\t\t  \n\n\n   ",
@@ -34,6 +35,7 @@ class TinyStdlib(LanguagemodelPythonStdlib):
     vocabulary_size = 1024
 
     def __init__(self, sources: Path):
+        super().__init__()
         self._sources = sources
 
     def source_dir(self) -> Path:
@@ -69,3 +71,10 @@ def data_dir(problem, tmp_path_factory) -> Path:
 def data_copy(data_dir, tmp_path) -> Path:
     """A copy of `data_dir` to spoil."""
     return Path(shutil.copytree(data_dir, tmp_path / "data"))
+
+
+@pytest.fixture
+def mocked():
+    """TFDS's catalog, made up: see `mocked_datasets`."""
+    with mocked_datasets():
+        yield

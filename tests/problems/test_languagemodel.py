@@ -7,7 +7,6 @@ from collections import Counter
 import pytest
 
 from t2tp.problems.python_stdlib_builder import read_sources, split_of
-from t2tp.problems.token_files import TokenFile
 from t2tp.problems.vocabulary import END_OF_DOCUMENT
 from tests.problems.conftest import AWKWARD
 
@@ -15,8 +14,8 @@ from tests.problems.conftest import AWKWARD
 def documents(problem, data_dir, split):
     """The documents of a split as the token files have them, without their ends."""
     found = [[]]
-    tokens = TokenFile(problem.folder(data_dir), split, problem.vocabulary_size).tokens
-    for token in tokens.tolist():
+    tokens = problem.stored(data_dir, split)["targets"]
+    for token in tokens.span(0, tokens.size).tolist():
         if token == END_OF_DOCUMENT:
             found.append([])
         else:
@@ -38,7 +37,7 @@ def test_every_document_comes_back(problem, data_dir, sources, split):
 def test_the_manifest_counts_what_there_is(problem, data_dir):
     for split, sizes in problem.check_prepared(data_dir).splits.items():
         stored = documents(problem, data_dir, split)
-        assert sizes.documents == len(stored)
+        assert sizes.examples == len(stored)
         assert sizes.tokens == sum(len(ids) + 1 for ids in stored)
         assert sizes.bytes == len(problem.split_text(data_dir, split))
 
@@ -99,7 +98,9 @@ def test_missing_data_are_answered_with_the_command_that_makes_them(problem, tmp
         assert f"t2tp_datagen --problem=tiny_stdlib --data_dir={tmp_path}" in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["train.tokens", "validation.documents"])
+@pytest.mark.parametrize(
+    "name", ["train-00000-of-00001.targets", "validation-00000-of-00001.targets.begins"]
+)
 def test_a_truncated_file_is_found_before_training(problem, data_copy, name):
     path = problem.folder(data_copy) / name
     path.write_bytes(path.read_bytes()[:-8])
@@ -127,9 +128,9 @@ def test_prepare_keeps_what_is_there(problem, data_copy):
 
 
 def test_prepare_does_not_take_damaged_data_for_good_nor_replace_them_unasked(problem, data_copy):
-    path = problem.folder(data_copy) / "train.tokens"
+    path = problem.folder(data_copy) / "train-00000-of-00001.targets"
     path.unlink()
-    with pytest.raises(ValueError, match=r"train\.tokens is missing"):
+    with pytest.raises(ValueError, match=r"train-00000-of-00001\.targets is missing"):
         problem.prepare(data_copy)
     assert not path.exists()
     problem.prepare(data_copy, overwrite=True)

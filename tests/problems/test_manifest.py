@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from t2tp.problems.manifest import DamagedDataError, Manifest, SplitSizes
+from t2tp.problems.manifest import DamagedDataError, FileState, Manifest, SplitSizes
 
 
 @pytest.fixture
@@ -12,7 +12,12 @@ def folder(tmp_path):
     (tmp_path / "small").write_bytes(b"abc")
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "large").write_bytes(bytes(5 << 20))
-    Manifest.of_folder(tmp_path, "p", {"from": "x"}, {"train": SplitSizes(1, 2, 3)}).write(tmp_path)
+    files = {name: FileState.of(tmp_path / name) for name in ("small", "sub/large")}
+    splits = {"train": SplitSizes(1, {"targets": 2}, 3)}
+    made = Manifest(
+        "p", {"o": 1}, {"from": "x"}, {"t2tp": "0"}, {"targets": "<u2"}, splits, "", files
+    )
+    made.write(tmp_path)
     return tmp_path
 
 
@@ -20,7 +25,8 @@ def test_what_is_written_is_read(folder):
     manifest = Manifest.read(folder)
     manifest.check(folder)
     assert manifest.origin == {"from": "x"}
-    assert manifest.splits == {"train": SplitSizes(documents=1, tokens=2, bytes=3)}
+    assert manifest.splits == {"train": SplitSizes(examples=1, values={"targets": 2}, bytes=3)}
+    assert (manifest.options, manifest.columns) == ({"o": 1}, {"targets": "<u2"})
     assert list(manifest.files) == ["small", "sub/large"]
     assert manifest.files["small"].sha256.startswith("ba7816bf")  # of "abc", from FIPS 180
 
@@ -45,7 +51,7 @@ def test_a_changed_file_of_the_same_size_is_found(folder):
         Manifest.read(folder).check(folder)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 1}', '{"format": 1, "splits": 3}'])
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 2}', '{"format": 2, "splits": 3}'])
 def test_what_is_no_manifest_is_said(folder, text):
     (folder / "manifest.json").write_text(text)
     with pytest.raises(DamagedDataError, match=r"manifest\.json is not a manifest"):
@@ -54,8 +60,8 @@ def test_what_is_no_manifest_is_said(folder, text):
 
 def test_another_format_is_refused(folder):
     fields = json.loads((folder / "manifest.json").read_text())
-    (folder / "manifest.json").write_text(json.dumps(fields | {"format": 2}))
-    with pytest.raises(DamagedDataError, match="has format 2, this version of t2tp reads 1"):
+    (folder / "manifest.json").write_text(json.dumps(fields | {"format": 1}))
+    with pytest.raises(DamagedDataError, match="has format 1, this version of t2tp reads 2"):
         Manifest.read(folder)
 
 

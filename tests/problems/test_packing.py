@@ -5,20 +5,28 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from t2tp.problems.characters import CharacterVocabulary
+from t2tp.problems.columns import Column
 from t2tp.problems.packing import PackedWindows
-from t2tp.problems.token_files import TokenFile, TokenWriter
-from t2tp.problems.vocabulary import train_vocabulary
+from t2tp.problems.shards import ShardWriter
 
 DOCUMENTS = [[10, 11, 12, 13, 1], [20, 1], [30, 31, 32, 1]]
 
 
-@pytest.fixture
-def windows(tmp_path) -> PackedWindows:
-    vocabulary = train_vocabulary(["x = 1\n"] * 5, 265)
-    with TokenWriter(tmp_path, "train", len(vocabulary)) as writer:
-        for document in DOCUMENTS:
-            writer.write(document)
-    return PackedWindows(TokenFile(tmp_path, "train", len(vocabulary)), 4, vocabulary)
+def column(folder, shards) -> Column:
+    """The documents, so many of them in each shard."""
+    documents = iter(DOCUMENTS)
+    for shard, count in enumerate(shards):
+        with ShardWriter(folder, str(shard), {"targets": np.dtype("<u2")}) as writer:
+            for _ in range(count):
+                writer.add({"targets": np.array(next(documents))})
+    files = [folder / f"{shard}.targets" for shard in range(len(shards))]
+    return Column(files, np.dtype("<u2"))
+
+
+@pytest.fixture(params=[(3,), (1, 2), (1, 0, 1, 1)], ids=str)
+def windows(tmp_path, request) -> PackedWindows:
+    return PackedWindows(column(tmp_path, request.param), 4, CharacterVocabulary())
 
 
 def read(windows, feature, examples, columns=slice(None)):
@@ -38,6 +46,16 @@ def test_segments_count_the_documents_of_a_window_from_1(windows):
         [1, 2, 2, 3],
         [1, 1, 1, 0],
     ]
+
+
+def test_documents_need_not_be_told_apart(tmp_path):
+    windows = PackedWindows(column(tmp_path, (3,)), 4, CharacterVocabulary(), separate=False)
+    assert read(windows, "targets_segmentation", [1, 2, -1]) == [
+        [1, 1, 1, 1],
+        [1, 1, 1, 0],
+        [0, 0, 0, 0],
+    ]
+    assert read(windows, "targets_position", [1, 2]) == [[0, 1, 2, 3], [0, 1, 2, 0]]
 
 
 def test_positions_restart_with_each_document_and_each_window(windows):

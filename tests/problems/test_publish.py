@@ -16,7 +16,7 @@ def contents(folder):
 
 def test_the_folder_appears_only_at_the_end(tmp_path):
     folder = tmp_path / "data"
-    with new_folder(folder) as partial:
+    with new_folder(folder, "plan") as partial:
         (partial / "file").write_text("new")
         assert not folder.exists()
     assert contents(folder) == {"file": "new"}
@@ -26,29 +26,40 @@ def test_the_folder_appears_only_at_the_end(tmp_path):
 def test_a_success_replaces_what_was_there(tmp_path):
     folder = tmp_path / "data"
     for text in ("old", "new"):
-        with new_folder(folder) as partial:
+        with new_folder(folder, "plan") as partial:
             (partial / text).write_text(text)
     assert contents(folder) == {"new": "new"}
     assert list(tmp_path.iterdir()) == [folder]
 
 
-@pytest.mark.parametrize("failure", [ValueError, KeyboardInterrupt])
+@pytest.mark.parametrize("failure", [ValueError, OSError, KeyboardInterrupt])
 def test_a_failure_leaves_what_was_there(tmp_path, failure):
     folder = tmp_path / "data"
-    with new_folder(folder) as partial:
+    with new_folder(folder, "plan") as partial:
         (partial / "file").write_text("old")
-    with pytest.raises(failure), new_folder(folder) as partial:
+    with pytest.raises(failure), new_folder(folder, "plan") as partial:
         (partial / "file").write_text("half")
         raise failure
     assert contents(folder) == {"file": "old"}
-    assert list(tmp_path.iterdir()) == [folder]
+    left = [] if failure is ValueError else [tmp_path / ".data.partial"]
+    assert sorted(tmp_path.iterdir()) == sorted([folder, *left])
+
+
+@pytest.mark.parametrize(("plan", "found"), [("plan", {"whole": "x"}), ("another", {})])
+def test_the_next_attempt_of_the_same_plan_finds_what_was_made(tmp_path, plan, found):
+    with pytest.raises(KeyboardInterrupt), new_folder(tmp_path / "data", "plan") as partial:
+        (partial / "whole").write_text("x")
+        raise KeyboardInterrupt
+    with new_folder(tmp_path / "data", plan):
+        pass
+    assert contents(tmp_path / "data") == found
 
 
 KILLED_MAKER = """
 import pathlib, sys, time
 from t2tp.problems.publish import new_folder, only_one_maker
 folder = pathlib.Path(sys.argv[1])
-with only_one_maker(folder), new_folder(folder) as partial:
+with only_one_maker(folder), new_folder(folder, 'other') as partial:
     (partial / "left").write_text("half")
     print("half done", flush=True)
     time.sleep(60)
@@ -64,7 +75,7 @@ def test_a_killed_maker_leaves_nothing_that_counts_and_does_not_block_the_next(t
     maker.send_signal(signal.SIGKILL)
     maker.communicate()
     assert not folder.exists()
-    with only_one_maker(folder), new_folder(folder) as partial:
+    with only_one_maker(folder), new_folder(folder, "plan") as partial:
         (partial / "file").write_text("new")
     assert contents(folder) == {"file": "new"}
     assert sorted(path.name for path in tmp_path.iterdir()) == [".data.lock", "data"]

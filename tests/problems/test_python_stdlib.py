@@ -59,7 +59,7 @@ def test_the_dataset_is_one_of_tfds_with_random_access(problem, data_dir, source
     folder = next(problem.folder(data_dir).glob("dataset/python_stdlib/*/1.0.0"))
     builder = tfds.builder_from_directory(folder)
     train = builder.as_data_source("train")
-    assert len(train) == problem.check_prepared(data_dir).splits["train"].documents
+    assert len(train) == problem.check_prepared(data_dir).splits["train"].examples
     for i in (len(train) - 1, 0):
         path = train[i]["path"].decode()
         assert train[i]["text"] == (sources / path).read_bytes()
@@ -84,7 +84,7 @@ def test_the_same_python_gives_the_same_bytes(problem, data_dir, sources, tmp_pa
     )
     first, second = (problem.folder(folder) for folder in (data_dir, tmp_path))
     names = {path.name for path in first.iterdir() if path.is_file()}
-    assert "train.tokens" in names and "vocabulary.model" in names
+    assert "train-00000-of-00001.targets" in names and "vocabulary.model" in names
     for name in names - {"manifest.json"}:
         assert (first / name).read_bytes() == (second / name).read_bytes(), name
 

@@ -27,7 +27,7 @@ def run(*arguments):
     [
         (
             [f"--problem={PROBLEM[:-1]}"],
-            f"unknown problem '{PROBLEM[:-1]}': did you mean {PROBLEM}?",
+            f"unknown problem '{PROBLEM[:-1]}': did you mean {PROBLEM}",
         ),
         ([], "Flag --problem must have a value"),
         (["--problems=x"], "Unknown command line flag 'problems'. Did you mean: problem"),

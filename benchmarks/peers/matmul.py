@@ -1,0 +1,15 @@
+"""The machine's own rate: a product of two large matrices, by TensorFlow's kernel."""
+
+from __future__ import annotations
+
+import turn
+
+args = turn.arguments()
+
+import tensorflow as tf
+
+SIZE = 2048
+FLOPS = 2 * SIZE**3
+x = tf.cast(tf.random.normal([SIZE, SIZE]), args.dtype)
+multiply = tf.function(lambda x: tf.reduce_max(tf.matmul(x, x)))
+turn.take_turns(lambda: float(multiply(x)), flops=FLOPS, version=f"tensorflow {tf.__version__}")

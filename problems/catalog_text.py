@@ -1,0 +1,110 @@
+"""Problems on the texts of TFDS's catalog, by tensor2tensor's names.
+
+Datasets that TFDS makes with Apache Beam (Wikipedia, C4) need the package apache-beam.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from t2tp import registry
+from t2tp.problems.generation import Sample
+from t2tp.problems.languagemodel import LanguageModelProblem
+from t2tp.problems.text_to_class import Text2ClassProblem
+from t2tp.problems.text_to_text import Text2TextProblem
+from t2tp.problems.tfds_source import FromTfds
+
+_32K = 1 << 15
+_8K = 1 << 13
+
+
+@registry.register_problem
+class LanguagemodelLm1b32k(FromTfds, LanguageModelProblem):
+    """The One Billion Word benchmark, sentences in random order."""
+
+    dataset = "lm1b"
+    dataset_splits = {"train": "train", "validation": "test[:50%]", "test": "test[50%:]"}
+    vocabulary_size = _32K
+
+
+@registry.register_problem
+class LanguagemodelWiki40bEn(FromTfds, LanguageModelProblem):
+    """English Wikipedia, cleaned (Wiki-40B)."""
+
+    dataset = "wiki40b/en"
+    vocabulary_size = _32K
+
+    def sample(self, example: Mapping[str, Any]) -> Sample:
+        """Makes line ends of the dataset's marks of structure."""
+        lines = example["text"].replace("_NEWLINE_", "\n").split("\n")
+        marks = ("_START_ARTICLE_", "_START_SECTION_", "_START_PARAGRAPH_")
+        kept = [line for line in lines if line and line not in marks]
+        return {"text": "\n".join(kept)}
+
+
+@registry.register_problem
+class LanguagemodelC4(FromTfds, LanguageModelProblem):
+    """Cleaned English pages of Common Crawl (C4)."""
+
+    dataset = "c4/en"
+    dataset_splits = {
+        "train": "train",
+        "validation": "validation[:50%]",
+        "test": "validation[50%:]",
+    }
+    vocabulary_size = _32K
+
+
+@registry.register_problem
+class TranslateEndeWmt32k(FromTfds, Text2TextProblem):
+    """English to German, WMT 2014."""
+
+    dataset = "wmt14_translate/de-en"
+    vocabulary_size = _32K
+    normalization = "nmt_nfkc"
+
+    def sample(self, example: Mapping[str, Any]) -> Sample:
+        """Says which language is read."""
+        return {"inputs": example["en"], "targets": example["de"]}
+
+
+@registry.register_problem
+class TranslateEnfrWmt32k(FromTfds, Text2TextProblem):
+    """English to French, WMT 2014."""
+
+    dataset = "wmt14_translate/fr-en"
+    vocabulary_size = _32K
+    normalization = "nmt_nfkc"
+
+    def sample(self, example: Mapping[str, Any]) -> Sample:
+        """Says which language is read."""
+        return {"inputs": example["en"], "targets": example["fr"]}
+
+
+@registry.register_problem
+class SummarizeCnnDailymail32k(FromTfds, Text2TextProblem):
+    """News articles to their highlights, a sentence a line."""
+
+    dataset = "cnn_dailymail"
+    vocabulary_size = _32K
+    decode_metric_names = ("rouge1", "rouge2", "rouge_l")
+
+    def sample(self, example: Mapping[str, Any]) -> Sample:
+        """Says what is read."""
+        return {"inputs": example["article"], "targets": example["highlights"]}
+
+
+@registry.register_problem
+class SentimentImdb(FromTfds, Text2ClassProblem):
+    """Whether a film review is good."""
+
+    dataset = "imdb_reviews"
+    dataset_splits = {"train": "train[:90%]", "validation": "train[90%:]", "test": "test"}
+    vocabulary_size = _8K
+    class_names = ("neg", "pos")
+    metric_names = (*Text2ClassProblem.metric_names, "f1")
+
+    def sample(self, example: Mapping[str, Any]) -> Sample:
+        """Says what is read."""
+        return {"inputs": example["text"], "label": example["label"]}

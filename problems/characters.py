@@ -1,0 +1,101 @@
+"""Vocabularies of single bytes and of single characters."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from t2tp.problems.vocabulary import FIRST_BYTE, SPELLING_TOKENS, Vocabulary, spelling_bytes, spelt
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+
+class CharacterVocabulary(Vocabulary):
+    """A token for each of some characters; the others are spelt in bytes.
+
+    Without characters of its own it is the vocabulary of bytes.
+    """
+
+    file_name = "vocabulary.json"
+
+    def __init__(self, characters: str = ""):
+        """Takes the characters that have tokens: ids 259, 260, ... in this order."""
+        self._characters = characters
+        self._ids = {
+            character: SPELLING_TOKENS + place for place, character in enumerate(characters)
+        }
+
+    @classmethod
+    def read(cls, contents: bytes) -> CharacterVocabulary:
+        """Makes the vocabulary that wrote these contents."""
+        return cls(json.loads(contents)["characters"])
+
+    def contents(self) -> bytes:
+        """Returns the characters as JSON."""
+        return (json.dumps({"characters": self._characters}) + "\n").encode()
+
+    def encode(self, text: str) -> list[int]:
+        """Returns a token for each character, or several; see `Vocabulary.encode`."""
+        if not self._ids:
+            return spelt(text)
+        ids: list[int] = []
+        for character in text:
+            token = self._ids.get(character)
+            ids.extend(spelt(character) if token is None else (token,))
+        return ids
+
+    def encode_in_graph(self, texts: tf.Tensor) -> tf.RaggedTensor:
+        """Returns the token ids of texts; see `Vocabulary.encode_in_graph`."""
+        import tensorflow as tf
+
+        single_bytes = tf.constant(spelling_bytes()[FIRST_BYTE:])
+        byte_tokens = tf.range(FIRST_BYTE, SPELLING_TOKENS)
+        byte_ids = tf.lookup.StaticHashTable(
+            tf.lookup.KeyValueTensorInitializer(single_bytes, byte_tokens),
+            default_value=0,
+        )
+        if not self._ids:
+            return tf.ragged.map_flat_values(byte_ids.lookup, tf.strings.bytes_split(texts))
+        own = tf.lookup.StaticHashTable(
+            tf.lookup.KeyValueTensorInitializer(
+                tf.constant([character.encode() for character in self._ids]),
+                tf.constant(list(self._ids.values())),
+            ),
+            default_value=0,
+        )
+        characters = tf.strings.unicode_split(texts, "UTF-8")  # [texts, (characters)]
+        own_ids = own.lookup(characters.flat_values)[:, None]
+        # Of each character either its token or, of an empty string instead, those of its bytes.
+        others = tf.where(own_ids[:, 0] > 0, "", characters.flat_values)
+        ids = tf.concat(
+            [
+                tf.ragged.boolean_mask(own_ids, own_ids > 0),
+                tf.ragged.map_flat_values(byte_ids.lookup, tf.strings.bytes_split(others)),
+            ],
+            axis=1,
+        )
+        return characters.with_values(ids).merge_dims(1, 2)
+
+    @cached_property
+    def token_bytes(self) -> list[bytes]:
+        """What each token stands for; see `Vocabulary.token_bytes`."""
+        return spelling_bytes() + [character.encode("utf-8") for character in self._characters]
+
+
+def count_characters(texts: Iterable[str], size: int) -> CharacterVocabulary:
+    """Makes the vocabulary of the most frequent characters.
+
+    Args:
+        texts: where they are counted.
+        size: most tokens of the vocabulary, of which 259 are the special ones and the bytes.
+    """
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(text)
+    # Characters alike in number stand in the order of Unicode, whatever that of the texts.
+    frequent = sorted(counts, key=lambda character: (-counts[character], character))
+    return CharacterVocabulary("".join(frequent[: max(0, size - SPELLING_TOKENS)]))

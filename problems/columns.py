@@ -1,0 +1,140 @@
+"""Stored columns read back: files that are mapped, not loaded, any number of any example in O(1).
+
+See `shards.py` for the files. All shards of a split look like one: example numbers and the places
+of values count through them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from t2tp.problems.shards import OFFSET
+
+# Counting goes through a mapped file in steps of so many values.
+_COUNT_STEP = 1 << 22
+
+
+class Column:
+    """One column of a split.
+
+    Attributes:
+        size: how many values all examples have together.
+        dtype: of the values.
+    """
+
+    def __init__(self, files: Sequence[Path], dtype: np.dtype):
+        """Maps the files.
+
+        Args:
+            files: of the values, a shard each, in order; ".begins" are beside them.
+            dtype: of the values.
+        """
+        self.dtype = np.dtype(dtype)
+        self._none = np.empty(0, self.dtype)
+        self._values = [_mapped(path, self.dtype) for path in files]
+        self._begins = [_mapped(path.with_name(f"{path.name}.begins"), OFFSET) for path in files]
+        # [shards + 1]: the number of the first example, and the place of the first value, of each.
+        self._first_example = _running([len(begins) - 1 for begins in self._begins])
+        self._first_value = _running([len(values) for values in self._values])
+        self.size = int(self._first_value[-1])
+
+    def __len__(self) -> int:
+        """Returns the number of examples."""
+        return int(self._first_example[-1])
+
+    def values(self, places: np.ndarray) -> np.ndarray:
+        """Returns the values at places, integers in range(size), of any shape."""
+        return self._over_shards(
+            places, self._first_value, self.dtype, lambda shard, inside: self._values[shard][inside]
+        )
+
+    def begins(self, examples: np.ndarray) -> np.ndarray:
+        """Returns the places where examples begin; for the number `len(self)`, the end."""
+
+        def begin(shard: int, inside: np.ndarray) -> np.ndarray:
+            return self._begins[shard][inside] + self._first_value[shard]
+
+        is_end = examples == len(self)
+        if not len(self):
+            return np.zeros(np.shape(examples), np.int64)
+        begins = self._over_shards(
+            np.where(is_end, 0, examples), self._first_example, np.dtype(np.int64), begin
+        )
+        return np.where(is_end, self.size, begins)
+
+    def span(self, begin: int, end: int) -> np.ndarray:
+        """Returns the values at the places from `begin` to before `end`."""
+        pieces = [self._values[shard][low:high] for shard, low, high in self._pieces(begin, end)]
+        return pieces[0] if len(pieces) == 1 else np.concatenate([self._none, *pieces])
+
+    def span_lengths(self, begin: int, end: int) -> np.ndarray:
+        """Returns how many places of a span each of its examples has: int64 [examples].
+
+        The first and the last example may lie in the span only in part.
+        """
+        lengths = []
+        for shard, low, high in self._pieces(begin, end):
+            begins = self._begins[shard]
+            first, last = begins.searchsorted((low, high - 1), side="right")
+            edges = np.empty(last - first + 2, np.int64)
+            edges[0], edges[1:-1], edges[-1] = low, begins[first:last], high
+            lengths.append(edges[1:] - edges[:-1])
+        return lengths[0] if len(lengths) == 1 else np.concatenate([[], *lengths]).astype(np.int64)
+
+    def _pieces(self, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
+        """Gives the shards that a span lies in, with its begin and end in each."""
+        shard = int(np.searchsorted(self._first_value, begin, side="right")) - 1
+        while begin < end:
+            first, next_first = self._first_value[shard : shard + 2].tolist()
+            stop = min(end, next_first)
+            if begin < stop:
+                yield shard, begin - first, stop - first
+            begin, shard = stop, shard + 1
+
+    def example(self, number: int) -> np.ndarray:
+        """Returns all values of an example."""
+        return self.span(*self.begins(np.array([number, number + 1])).tolist())
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """How many values each example has: int64 [examples]."""
+        return np.concatenate([np.diff(begins) for begins in self._begins])
+
+    def counts(self, size: int) -> np.ndarray:
+        """Returns how often each number below `size` occurs among the values: int64 [size]."""
+        counts = np.zeros(size, np.int64)
+        for values in self._values:
+            for begin in range(0, len(values), _COUNT_STEP):
+                counts += np.bincount(values[begin : begin + _COUNT_STEP], minlength=size)
+        return counts
+
+    def _over_shards(
+        self,
+        numbers: np.ndarray,
+        first: np.ndarray,
+        dtype: np.dtype,
+        take: Callable[[int, np.ndarray], np.ndarray],
+    ) -> np.ndarray:
+        """Takes from each number's shard what `take(shard, numbers within it)` gives."""
+        if len(self._values) == 1:
+            return take(0, numbers)
+        shards = np.searchsorted(first, numbers, side="right") - 1
+        taken = np.empty(np.shape(numbers), dtype)
+        for shard in np.unique(shards).tolist():
+            here = shards == shard
+            taken[here] = take(shard, numbers[here] - first[shard])
+        return taken
+
+
+def _mapped(path: Path, dtype: np.dtype) -> np.ndarray:
+    if not path.stat().st_size:  # an empty file cannot be mapped
+        return np.empty(0, dtype)
+    return np.asarray(np.memmap(path, dtype, "r"))  # still mapped; the subclass slices slowly
+
+
+def _running(sizes: list[int]) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)

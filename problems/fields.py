@@ -1,0 +1,167 @@
+"""Examples put together from fields: each feature of a batch is read by a field of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from t2tp.problems.columns import Column
+from t2tp.problems.stream import EMPTY, FeatureSpec
+
+INT = np.dtype(np.int32)
+FLOAT = np.dtype(np.float32)
+
+
+class Field(Protocol):
+    """Reads one feature."""
+
+    @property
+    def spec(self) -> FeatureSpec:
+        """Its named dimensions and dtype."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The sizes of its dimensions without "batch"."""
+
+    def read(self, rows: np.ndarray, parts: tuple[slice, ...]) -> np.ndarray:
+        """Reads parts of some rows; see `ExampleSource.read`."""
+
+
+class FieldSource:
+    """Rows whose features are fields; an `ExampleSource`.
+
+    Attributes:
+        features: specs by name.
+    """
+
+    def __init__(self, rows: int, fields: Mapping[str, Field]):
+        self._rows = rows
+        self._fields = fields
+        self.features = {name: field.spec for name, field in fields.items()}
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def shape(self, feature: str) -> tuple[int, ...]:
+        """Returns the sizes of the feature's dimensions without "batch"."""
+        return self._fields[feature].shape
+
+    def read(self, feature: str, examples: np.ndarray, parts: tuple[slice, ...]) -> np.ndarray:
+        """Reads a feature of some rows; see `ExampleSource.read`."""
+        return self._fields[feature].read(examples, parts)
+
+
+class RowPlan(NamedTuple):
+    """Which stored examples are in each row: those from `first` to before `end`.
+
+    Attributes:
+        first: int64 [rows].
+        end: int64 [rows].
+    """
+
+    first: np.ndarray
+    end: np.ndarray
+
+    def of(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns first and end of some rows, the same number for an empty one."""
+        safe = np.where(rows == EMPTY, 0, rows)
+        first = self.first[safe]
+        return first, np.where(rows == EMPTY, first, self.end[safe])
+
+
+class TokenField:
+    """The tokens of a row's examples, one after the other, then 0.
+
+    Of the three kinds, int32 [batch, length],
+
+    tokens: are the token ids;
+    segmentation: the number of the example in the row, from 1, and 0 where there is none;
+    position: the place of the token in its example, from 0.
+    """
+
+    def __init__(self, column: Column, plan: RowPlan, length: int, kind: str = "tokens"):
+        self.spec = FeatureSpec(("batch", "length"), INT)
+        self.shape = (length,)
+        self._column = column
+        self._plan = plan
+        self._kind = kind
+
+    def read(self, rows: np.ndarray, parts: tuple[slice, ...]) -> np.ndarray:
+        """Reads columns of some rows."""
+        first, end = self._plan.of(rows)
+        begins, ends = self._column.begins(first), self._column.begins(end)
+        return fill_rows(self._column, begins, ends, self.shape[0], self._kind)[:, parts[0]]
+
+
+def fill_rows(
+    column: Column, begins: np.ndarray, ends: np.ndarray, length: int, kind: str
+) -> np.ndarray:
+    """Puts spans of a column into rows.
+
+    Args:
+        column: of tokens.
+        begins: int64 [rows], the place where each span begins.
+        ends: int64 [rows], where it ends, at most `length` later.
+        length: of the rows.
+        kind: as of `TokenField`.
+
+    Returns:
+        int32 [rows, length].
+    """
+    filled = np.zeros((len(begins), length), INT)
+    places = np.arange(length)
+    for row, begin, end in zip(filled, begins.tolist(), ends.tolist(), strict=True):
+        size = end - begin
+        if kind == "tokens":
+            row[:size] = column.span(begin, end)
+            continue
+        lengths = column.span_lengths(begin, end)
+        if kind == "segmentation":
+            row[:size] = places[: len(lengths)].repeat(lengths) + 1
+        else:
+            row[:size] = places[:size] - (lengths.cumsum() - lengths).repeat(lengths)
+    return filled
+
+
+def token_fields(name: str, column: Column, plan: RowPlan, length: int) -> dict[str, Field]:
+    """Returns the three fields of a text: `name`, `name_segmentation` and `name_position`."""
+    return {
+        name: TokenField(column, plan, length),
+        f"{name}_segmentation": TokenField(column, plan, length, "segmentation"),
+        f"{name}_position": TokenField(column, plan, length, "position"),
+    }
+
+
+def token_specs(name: str) -> dict[str, FeatureSpec]:
+    """Returns the specs of `token_fields`."""
+    spec = FeatureSpec(("batch", "length"), INT)
+    return {name: spec, f"{name}_segmentation": spec, f"{name}_position": spec}
+
+
+class NumberField:
+    """A whole number of each example, such as its class: int32 [batch]."""
+
+    spec = FeatureSpec(("batch",), INT)
+    shape = ()
+
+    def __init__(self, column: Column, plan: RowPlan):
+        self._column = column
+        self._plan = plan
+
+    def read(self, rows: np.ndarray, parts: tuple[slice, ...]) -> np.ndarray:
+        """Reads the numbers of some rows."""
+        first, end = self._plan.of(rows)
+        return np.where(end > first, self._column.values(self._column.begins(first)), 0).astype(INT)
+
+
+class WeightField:
+    """1 for a row that is an example and 0 for one that is none: float32 [batch]."""
+
+    spec = FeatureSpec(("batch",), FLOAT)
+    shape = ()
+
+    def read(self, rows: np.ndarray, parts: tuple[slice, ...]) -> np.ndarray:
+        """Reads the weights of some rows."""
+        return (rows != EMPTY).astype(FLOAT)

@@ -1,0 +1,203 @@
+"""Problems with pictures: `Image2ClassProblem` names what is on them, `ImageGenerationProblem`
+makes them, a value of a channel of a pixel after the other.
+
+The stored columns are `image` (uint8, or the bytes of a JPEG file) and, of classes, `targets`.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from t2tp.problems.columns import Column
+from t2tp.problems.fields import (
+    Field,
+    FieldSource,
+    NumberField,
+    RowPlan,
+    WeightField,
+)
+from t2tp.problems.generation import Sample, Stored
+from t2tp.problems.pixels import EncodedPixelField, PixelField, pixel_spec
+from t2tp.problems.problem import AnyPath, Problem, check_positive
+from t2tp.problems.stream import FeatureSpec
+from t2tp.problems.text_to_class import check_label
+
+
+class ImageProblem(Problem):
+    """Pictures of one size. A sample has "image", integers [height, width, channels].
+
+    Attributes:
+        image_shape: height, width and channels.
+        levels: how many values a channel of a pixel has, from 0.
+        stored_as_jpeg: whether pictures are kept as JPEG files (of quality 95), which are some ten
+            times smaller, and slower to read; for large ones. Then pixels do not come back exactly.
+    """
+
+    image_shape: tuple[int, int, int]
+    levels = 256
+    stored_as_jpeg = False
+
+    def columns(self, folder: Path) -> dict[str, np.dtype]:
+        """Returns the dtype of the pictures."""
+        return {"image": np.dtype(np.uint8)}
+
+    def encoder(self, folder: Path) -> Callable[[Sample], Stored]:
+        """Returns what checks and stores a picture."""
+        return lambda sample: Stored({"image": self._stored_image(sample["image"])})
+
+    def decoder(self, folder: Path) -> Callable[[Mapping[str, np.ndarray]], dict[str, Any]]:
+        """Returns what makes a picture, uint8 [height, width, channels]."""
+        return lambda columns: {"image": self._image(columns["image"])}
+
+    def _stored_image(self, image: np.ndarray) -> np.ndarray:
+        image = np.asarray(image)
+        if image.shape != self.image_shape:
+            raise ValueError(
+                f"{self.name}: a picture has shape {image.shape}, not {self.image_shape}"
+            )
+        if image.min() < 0 or image.max() >= self.levels:
+            raise ValueError(
+                f"{self.name}: a picture has values from {image.min()} to {image.max()}, not below "
+                f"{self.levels}"
+            )
+        if self.stored_as_jpeg:
+            return np.frombuffer(_to_jpeg(image.astype(np.uint8)), np.uint8)
+        return image.astype(np.uint8).ravel()
+
+    def _image(self, values: np.ndarray) -> np.ndarray:
+        if self.stored_as_jpeg:
+            return _from_jpeg(values.tobytes(), self.image_shape)
+        return values.reshape(self.image_shape)
+
+    def image_field(self, column: Column, scale: float | None) -> PixelField | EncodedPixelField:
+        """Returns the feature of the pictures; see `PixelField`."""
+        if self.stored_as_jpeg:
+            return EncodedPixelField(
+                column, self.image_shape, scale, lambda file: _from_jpeg(file, self.image_shape)
+            )
+        return PixelField(column, self.image_shape, scale)
+
+
+class Image2ClassProblem(ImageProblem):
+    """Picture to class. A sample has "image" and "label", the number of its class.
+
+    Attributes:
+        class_names: of the classes 0, 1, ...
+    """
+
+    class_names: tuple[str, ...]
+    metric_names = ("loss", "accuracy", "accuracy_top5", "neg_log_perplexity")
+
+    def columns(self, folder: Path) -> dict[str, np.dtype]:
+        """Returns the dtypes of the pictures and classes."""
+        return {**super().columns(folder), "targets": np.dtype(np.int32)}
+
+    def encoder(self, folder: Path) -> Callable[[Sample], Stored]:
+        """Returns what checks and stores a picture and its class."""
+
+        def encode(sample: Sample) -> Stored:
+            label = np.array([check_label(sample["label"], self.class_names)])
+            return Stored({"image": self._stored_image(sample["image"]), "targets": label})
+
+        return encode
+
+    def decoder(self, folder: Path) -> Callable[[Mapping[str, np.ndarray]], dict[str, Any]]:
+        """Returns what makes a picture and its class."""
+        return lambda columns: {
+            "image": self._image(columns["image"]),
+            "label": int(columns["targets"][0]),
+        }
+
+    def vocab_sizes(self, data_dir: AnyPath) -> dict[str, int]:
+        """Returns the number of classes."""
+        return {"targets": len(self.class_names)}
+
+    def features(self, batch_size: int, length: int) -> dict[str, FeatureSpec]:
+        """Returns inputs (float32, 0 to 1), targets (the class) and weights."""
+        check_positive(batch_size=batch_size, length=length)
+        return {
+            "inputs": pixel_spec(1.0),
+            "targets": NumberField.spec,
+            "weights": WeightField.spec,
+        }
+
+    def examples(self, data_dir: AnyPath, split: str, length: int) -> FieldSource:
+        """Returns the pictures of a split; see `Problem.examples`."""
+        stored = self.stored(data_dir, split)
+        count = len(stored["image"])
+        plan = RowPlan(np.arange(count), np.arange(1, count + 1))
+        fields: dict[str, Field] = {
+            "inputs": self.image_field(stored["image"], self.levels - 1.0),
+            "targets": NumberField(stored["targets"], plan),
+            "weights": WeightField(),
+        }
+        return FieldSource(count, fields)
+
+
+class ImageGenerationProblem(ImageProblem):
+    """Pictures as sequences of values, each predicted from those before it."""
+
+    metric_names = ("loss", "bits_per_dim", "accuracy")
+
+    def vocab_sizes(self, data_dir: AnyPath) -> dict[str, int]:
+        """Returns the number of values of a channel."""
+        return {"targets": self.levels}
+
+    def features(self, batch_size: int, length: int) -> dict[str, FeatureSpec]:
+        """Returns targets, the pixels' values (int32), and weights."""
+        check_positive(batch_size=batch_size, length=length)
+        return {"targets": pixel_spec(None), "weights": WeightField.spec}
+
+    def examples(self, data_dir: AnyPath, split: str, length: int) -> FieldSource:
+        """Returns the pictures of a split; see `Problem.examples`."""
+        column = self.stored(data_dir, split)["image"]
+        fields: dict[str, Field] = {
+            "targets": self.image_field(column, None),
+            "weights": WeightField(),
+        }
+        return FieldSource(len(column), fields)
+
+
+def _to_jpeg(image: np.ndarray) -> bytes:
+    pillow = _pillow()
+    file = io.BytesIO()
+    pillow.fromarray(image).save(file, "jpeg", quality=95)
+    return file.getvalue()
+
+
+def _from_jpeg(file: bytes, shape: tuple[int, int, int]) -> np.ndarray:
+    return np.asarray(_pillow().open(io.BytesIO(file)).convert("RGB")).reshape(shape)
+
+
+def shrink_to_cover(image: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Scales a picture so that it just covers a size, and cuts out the middle.
+
+    Args:
+        image: uint8 [any, any, 3].
+        height: wanted.
+        width: wanted.
+
+    Returns:
+        uint8 [height, width, 3].
+    """
+    pillow = _pillow()
+    scale = max(height / image.shape[0], width / image.shape[1])
+    size = (max(width, round(image.shape[1] * scale)), max(height, round(image.shape[0] * scale)))
+    left, top = (size[0] - width) // 2, (size[1] - height) // 2
+    scaled = pillow.fromarray(image).resize(size, pillow.Resampling.BICUBIC)
+    return np.asarray(scaled.crop((left, top, left + width, top + height)))
+
+
+def _pillow() -> Any:
+    try:
+        from PIL import Image
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "pictures are decoded and scaled by Pillow: pip install 't2tp[images]'"
+        ) from error
+    return Image

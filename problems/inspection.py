@@ -1,0 +1,101 @@
+"""What `t2tp_datagen --inspect` shows: examples, lengths, and how much padding they will need."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from t2tp.problems.columns import Column
+from t2tp.problems.problem import AnyPath, Problem
+from t2tp.problems.rows import longest, one_a_row, packed, padding_share
+from t2tp.problems.text_to_text import PairProblem
+
+_EXAMPLES = 3
+_TEXT_CHARACTERS = 300
+_BAR = 40
+
+# From light to dark.
+_SHADES = " .:-=+*#%@"
+
+
+def inspect(problem: Problem, data_dir: AnyPath) -> str:
+    """Describes prepared data, in lines.
+
+    Raises:
+        FileNotFoundError, ValueError: as `Problem.check_prepared`.
+    """
+    manifest = problem.check_prepared(data_dir)
+    parts = [f"{problem.name}\n{manifest.summary()}"]
+    split = problem.splits[0]
+    columns = problem.stored(data_dir, split)
+    count = manifest.splits[split].examples
+    for number in np.linspace(0, count - 1, min(_EXAMPLES, count)).astype(int).tolist():
+        sample = problem.decode_example(data_dir, split, number)
+        parts.append(f"example {number} of {split}\n{_shown(sample)}")
+    for name, column in columns.items():
+        if len(np.unique(column.lengths)) > 1:
+            parts.append(f"lengths of {name} in {split}\n{_histogram(column.lengths)}")
+    if isinstance(problem, PairProblem):
+        parts.append(_paddings(columns, split))
+    return "\n\n".join(parts)
+
+
+def _shown(sample: Mapping[str, Any]) -> str:
+    return "\n".join(f"  {name}: {_value(value)}" for name, value in sample.items())
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, str):
+        cut = " ..." if len(value) > _TEXT_CHARACTERS else ""
+        return repr(value[:_TEXT_CHARACTERS]) + cut
+    if isinstance(value, np.ndarray):
+        return "\n" + picture(value)
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return str(value)
+
+
+def picture(image: np.ndarray) -> str:
+    """Draws a picture in letters, a line a row, at most 64 across.
+
+    Args:
+        image: integers [height, width, channels].
+    """
+    step = -(-image.shape[1] // 64)
+    grey = image[::step, ::step].mean(-1)
+    shades = (grey / max(1.0, image.max()) * (len(_SHADES) - 1)).round().astype(int)
+    return "\n".join("    " + "".join(_SHADES[shade] * 2 for shade in row) for row in shades)
+
+
+def _histogram(lengths: np.ndarray) -> str:
+    """Counts lengths between powers of two."""
+    edges = 2 ** np.arange(int(lengths.max()).bit_length() + 1)
+    counts = np.histogram(lengths, np.concatenate([[0], edges]))[0]
+    lines = [
+        f"  {low:>9,} to {high - 1:>9,}  {number:>11,}  {'#' * round(_BAR * number / counts.max())}"
+        for low, high, number in zip([0, *edges], edges, counts, strict=False)
+        if number
+    ]
+    average, largest = lengths.mean(), lengths.max()
+    return "\n".join([*lines, f"  {average:,.1f} on average, {largest:,} at most"])
+
+
+def _paddings(columns: Mapping[str, Column], split: str) -> str:
+    """The share of padding in rows of some lengths."""
+    pair: Sequence[Column] = list(columns.values())
+    lengths = longest(pair)
+    most = 1 << max(4, int(np.percentile(lengths, 99)).bit_length())
+    lines = [f"padding in rows of a length, in {split}   padded   packed   left out"]
+    for length in (most, 2 * most, 4 * most):
+        shares = [
+            padding_share(pair, arrange(pair, length, split), length)
+            for arrange in (one_a_row, packed)
+        ]
+        left_out = (lengths > length).mean()
+        lines.append(
+            f"  {length:>8,}".ljust(len(lines[0]) - 27)
+            + f"{shares[0]:>8.1%} {shares[1]:>8.1%} {left_out:>10.2%}"
+        )
+    return "\n".join(lines)

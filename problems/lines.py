@@ -1,0 +1,127 @@
+"""Text files of a user: found by a pattern, their documents and lines by number, errors by line."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+# A file is searched for line ends in pieces of so many bytes.
+_PIECE = 1 << 24
+
+
+def find_files(pattern: str, option: str) -> list[Path]:
+    """Returns the files that a pattern such as "~/notes/**/*.txt" matches, in order.
+
+    Args:
+        pattern: with "*", "?" and "**" (folders of any depth), or a path.
+        option: name of the option it was given by, for the errors.
+
+    Raises:
+        ValueError: there is no pattern, or it matches no file.
+    """
+    if not pattern:
+        raise ValueError(
+            f"which files? say it with the option {option}, as in "
+            f"--problem_options='{option}=texts/**/*.txt'"
+        )
+    found = glob.glob(str(Path(pattern).expanduser()), recursive=True)
+    files = sorted(path for path in map(Path, found) if path.is_file())
+    if not files:
+        raise ValueError(f"{option}={pattern} matches no file (in {Path.cwd()})")
+    return files
+
+
+def fingerprint(files: Sequence[Path]) -> str:
+    """Returns what changes when a file is changed, added or removed."""
+    digest = hashlib.sha256()
+    for path in files:
+        state = path.stat()
+        digest.update(f"{path}\0{state.st_size}\0{state.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
+
+
+def decode(contents: bytes, path: Path, first_line: int = 1) -> str:
+    """Decodes UTF-8.
+
+    Raises:
+        ValueError: it is not UTF-8; names the file and the line.
+    """
+    try:
+        return contents.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = first_line + contents[: error.start].count(b"\n")
+        raise ValueError(
+            f"{path}, line {line}: not UTF-8 ({error.reason}, byte 0x{contents[error.start]:02x})"
+        ) from error
+
+
+class Files:
+    """The files as documents."""
+
+    def __init__(self, paths: Sequence[Path]):
+        self._paths = paths
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __getitem__(self, number: int) -> str:
+        path = self._paths[number]
+        return decode(path.read_bytes(), path)
+
+
+class Lines:
+    """The lines of all files, without their ends ("\\n" or "\\r\\n")."""
+
+    def __init__(self, paths: Sequence[Path]):
+        self._paths = paths
+
+    def __len__(self) -> int:
+        return int(self._first[-1])
+
+    def __getitem__(self, number: int) -> str:
+        path, line, contents = self._line(number)
+        return decode(contents, path, line)
+
+    def place(self, number: int) -> str:
+        """Returns where a line is, as "FILE, line 12"."""
+        path, line, _ = self._line(number)
+        return f"{path}, line {line}"
+
+    def _line(self, number: int) -> tuple[Path, int, bytes]:
+        file = int(np.searchsorted(self._first, number, side="right")) - 1
+        line = int(number - self._first[file])
+        ends = self._ends[file]
+        begin = int(ends[line - 1]) + 1 if line else 0
+        with self._paths[file].open("rb") as opened:
+            opened.seek(begin)
+            contents = opened.read(int(ends[line]) - begin)
+        return self._paths[file], line + 1, contents.removesuffix(b"\r")
+
+    @cached_property
+    def _ends(self) -> list[np.ndarray]:
+        """Where the lines of each file end: int64 [lines]."""
+        return [_line_ends(path) for path in self._paths]
+
+    @cached_property
+    def _first(self) -> np.ndarray:
+        """The number of each file's first line, and the number of all: int64 [files + 1]."""
+        return np.concatenate([[0], np.cumsum([len(ends) for ends in self._ends])])
+
+
+def _line_ends(path: Path) -> np.ndarray:
+    size = path.stat().st_size
+    if not size:
+        return np.empty(0, np.int64)
+    contents = np.memmap(path, np.uint8, "r")
+    found = [
+        begin + np.flatnonzero(contents[begin : begin + _PIECE] == ord("\n"))
+        for begin in range(0, size, _PIECE)
+    ]
+    # The last line need not have an end.
+    last = [] if contents[-1] == ord("\n") else [np.array([size])]
+    return np.concatenate(found + last)

@@ -1,0 +1,51 @@
+"""From the name that a user types to the problem."""
+
+from __future__ import annotations
+
+from t2tp import registry
+from t2tp.problems import mixture, tfds_any
+from t2tp.problems.problem import Problem
+from t2tp.problems.text_to_text import PairProblem
+
+_SUFFIXES = ("_copy", "_rev")
+
+
+def find(name: str, options: str = "") -> Problem:
+    """Returns the problem of this name.
+
+    Args:
+        name: of a registered problem, which may end in `_rev` (inputs and targets change places),
+            `_copy` (the targets are the inputs) or `_rev_copy`, if it has both; or "tfds:" and the
+            name of a dataset (`tfds_any.py`); or "mixture:" and shares (`mixture.py`).
+        options: the problem's options, as in "vocab_size=4096,arrangement=packed".
+
+    Raises:
+        UnknownNameError: there is none; names the nearest.
+        ValueError: the options cannot be read, or the problem has no inputs to reverse.
+    """
+    if name.startswith(mixture.PREFIX):
+        if options:
+            raise ValueError(f"{name}: a mixture has no options, given {options!r}")
+        return mixture.parse(name, find)
+    if name.startswith(tfds_any.PREFIX):
+        return tfds_any.find_tfds(name, options)
+    plain, is_reversed, is_copy = _without_suffixes(name)
+    problem = registry.problem(plain)(options) if options else registry.problem(plain)()
+    if is_reversed or is_copy:
+        if not isinstance(problem, PairProblem):
+            raise ValueError(
+                f"{name}: {plain} does not go from tokens to tokens, so it has no _rev and no _copy"
+            )
+        problem.is_reversed, problem.is_copy = is_reversed, is_copy
+    return problem
+
+
+def _without_suffixes(name: str) -> tuple[str, bool, bool]:
+    found = []
+    plain = name
+    for suffix in _SUFFIXES:
+        has = plain.endswith(suffix) and plain not in registry.list_problems()
+        found.append(has)
+        if has:
+            plain = plain.removesuffix(suffix)
+    return plain, found[1], found[0]

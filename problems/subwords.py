@@ -1,0 +1,158 @@
+"""A SentencePiece vocabulary that loses nothing: tabs, newlines, runs of spaces, any Unicode."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from t2tp.problems.vocabulary import END_OF_DOCUMENT, PADDING, UNKNOWN, Vocabulary, spelt
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+# How SentencePiece writes a space inside its pieces (U+2581).
+_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
+
+# Training looks at this many bytes of text; more hardly changes the pieces, only the time.
+_SAMPLE_BYTES = 32 << 20
+# Training texts are cut, as SentencePiece drops what is longer than max_sentence_length.
+_CHUNK_CHARACTERS = 2000
+
+# Our word for a text taken as it is, and SentencePiece's; the others are the same.
+_NORMALIZATIONS = {"none": "identity", "nfkc": "nfkc", "nmt_nfkc": "nmt_nfkc"}
+
+
+class SubwordVocabulary(Vocabulary):
+    """Pieces of words, and bytes for what has no piece.
+
+    Attributes:
+        model: the serialized SentencePiece ModelProto, which tensorflow-text reads too.
+    """
+
+    file_name = "vocabulary.model"
+
+    def __init__(self, model: bytes):
+        import sentencepiece  # here: its library need not be loaded to import this package
+
+        self.model = model
+        self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+
+    def contents(self) -> bytes:
+        """Returns the ModelProto."""
+        return self.model
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the token ids of a text; see `Vocabulary.encode`."""
+        text.encode("utf-8")
+        # SentencePiece would read its own sign for a space as a space, so it is spelt in bytes.
+        first, *others = self._processor.encode(text.split(_SPACE))
+        return first + [token for ids in others for token in (*spelt(_SPACE), *ids)]
+
+    def encode_in_graph(self, texts: tf.Tensor) -> tf.RaggedTensor:
+        """Returns the token ids of texts; see `Vocabulary.encode_in_graph`.
+
+        Raises:
+            ModuleNotFoundError: tensorflow-text is not installed; says how to install it.
+        """
+        import tensorflow as tf
+
+        try:
+            import tensorflow_text
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                "sub-words inside a TensorFlow graph need tensorflow-text: pip install 't2tp[text]'"
+            ) from error
+        tokenizer = tensorflow_text.SentencepieceTokenizer(self.model)
+        parts = tf.strings.split(texts, _SPACE)  # [texts, (parts)]
+        ids = tokenizer.tokenize(parts)  # [texts, (parts), (tokens)]
+        sign = tf.tile(tf.constant([spelt(_SPACE)]), [tf.size(parts.flat_values), 1])
+        signs = parts.with_values(
+            tf.RaggedTensor.from_tensor(sign, row_splits_dtype=parts.row_splits.dtype)
+        )
+        # Every part has the sign before it; the first one's is cut off.
+        joined = tf.concat([signs, ids], axis=-1).merge_dims(1, 2)
+        return joined[:, len(spelt(_SPACE)) :]
+
+    @cached_property
+    def token_bytes(self) -> list[bytes]:
+        """What each piece stands for; see `Vocabulary.token_bytes`."""
+        return [self._bytes_of(token) for token in range(self._processor.vocab_size())]
+
+    def _bytes_of(self, token: int) -> bytes:
+        if self._processor.is_control(token) or self._processor.is_unknown(token):
+            return b""
+        piece = self._processor.id_to_piece(token)
+        if self._processor.is_byte(token):  # written <0x0A>
+            return bytes([int(piece[1:-1], 16)])
+        return piece.replace(_SPACE, " ").encode("utf-8")
+
+
+def train_subwords(
+    texts: Iterable[str], size: int, model_type: str = "bpe", normalization: str = "none"
+) -> SubwordVocabulary:
+    """Trains a vocabulary on the first 32 MiB of the texts.
+
+    The same texts give the same vocabulary, on any number of cores.
+
+    Args:
+        texts: in an order that makes the first ones a fair sample.
+        size: number of pieces wanted, of which 259 are the special ones and the single bytes.
+        model_type: "bpe" (byte-pair encoding) or "unigram" (T. Kudo, Subword Regularization,
+            arXiv:1804.10959).
+        normalization: "none" keeps every text as it is. "nfkc" and "nmt_nfkc" are Unicode's
+            compatibility forms, without and with the changes that translation likes; then a text
+            comes back normalized.
+
+    Raises:
+        ValueError: the texts do not have that many different pieces, or there is no such
+            normalization or model type.
+    """
+    import sentencepiece
+
+    if normalization not in _NORMALIZATIONS:
+        known = ", ".join(_NORMALIZATIONS)
+        raise ValueError(f"no normalization {normalization!r}: there are {known}")
+    if model_type not in ("bpe", "unigram"):
+        raise ValueError(f"no sub-word model {model_type!r}: there are bpe, unigram")
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=_chunks(texts),
+            model_writer=model,
+            model_type=model_type,
+            vocab_size=size,
+            pad_id=PADDING,
+            eos_id=END_OF_DOCUMENT,
+            unk_id=UNKNOWN,
+            bos_id=-1,
+            # Lossless: characters stay as they are, and what has no piece is spelt in bytes.
+            byte_fallback=True,
+            normalization_rule_name=_NORMALIZATIONS[normalization],
+            remove_extra_whitespaces=False,
+            add_dummy_prefix=False,
+            # For source code: pieces such as a line's indentation or "(self):\n".
+            allow_whitespace_only_pieces=True,
+            split_by_unicode_script=False,
+            max_sentencepiece_length=32,
+            max_sentence_length=4 * _CHUNK_CHARACTERS,  # bytes
+            num_threads=2,  # written in the model, so never the machine's number of cores
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        raise ValueError(
+            f"cannot train a vocabulary of {size} pieces on these texts: {error}"
+        ) from error
+    return SubwordVocabulary(model.getvalue())
+
+
+def _chunks(texts: Iterable[str]) -> Iterable[str]:
+    left = _SAMPLE_BYTES
+    for text in texts:
+        for begin in range(0, len(text), _CHUNK_CHARACTERS):
+            chunk = text[begin : begin + _CHUNK_CHARACTERS]
+            left -= len(chunk.encode("utf-8"))
+            if left < 0:
+                return
+            yield chunk

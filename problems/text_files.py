@@ -1,0 +1,217 @@
+"""Problems on a user's own files, which are named by options."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from t2tp import registry
+from t2tp.hparam import HParams
+from t2tp.problems.generation import Sample, Samples
+from t2tp.problems.languagemodel import LanguageModelProblem
+from t2tp.problems.lines import Files, Lines, find_files, fingerprint
+from t2tp.problems.permutation import permute
+from t2tp.problems.problem import Problem
+from t2tp.problems.text_to_text import Text2TextProblem
+
+# Share of all samples that each held-out split gets when it has no files of its own.
+_HELD_OUT = {"validation": 0.03, "test": 0.03}
+
+
+class FileProblem(Problem):
+    """Samples from files; to be put before the problem's family.
+
+    Attributes:
+        file_options: the options that name the files.
+        validation_options: those of files that are held out, in the same order; without them 3 %
+            of the samples each, drawn by lot, are for validation and test.
+    """
+
+    file_options: tuple[str, ...]
+    validation_options: tuple[str, ...]
+
+    def default_options(self) -> HParams:
+        """Declares the options that name files."""
+        options = super().default_options()
+        for name in self.file_options:
+            options.add(name, "", help="a path, or a pattern such as texts/**/*.txt")
+        for name in self.validation_options:
+            options.add(name, "", help="the same, held out for validation and test")
+        return options
+
+    def read(self, files: Sequence[Sequence[Path]]) -> Samples:
+        """Opens the samples of some files, a list for each of `file_options`."""
+        raise NotImplementedError
+
+    def samples(self, split: str, folder: Path, tmp_dir: Path) -> Samples:
+        """Opens the samples of a split; see `Problem.samples`."""
+        train = self.read(self._files(self.file_options))
+        if any(self.options.get(name) for name in self.validation_options):
+            if split == self.splits[0]:
+                return train
+            held_out = self.read(self._files(self.validation_options))
+            # The two halves, alternately.
+            return Chosen(held_out, np.arange(self.splits.index(split) - 1, len(held_out), 2))
+        return Chosen(train, _drawn(split, len(train), self.splits))
+
+    def plan(self) -> dict[str, Any]:
+        """Says which files there are, and what changes when one of them does."""
+        names = [*self.file_options]
+        if any(self.options.get(name) for name in self.validation_options):
+            names += self.validation_options
+        files = [path for paths in self._files(names) for path in paths]
+        return {"files": len(files), "fingerprint": fingerprint(files)}
+
+    def origin(self, folder: Path, tmp_dir: Path) -> dict[str, Any]:
+        """Says which files they were."""
+        return self.plan()
+
+    def _files(self, names: Sequence[str]) -> list[list[Path]]:
+        return [find_files(self.options.get(name), name) for name in names]
+
+
+class Chosen:
+    """Some of the samples, read when they are asked for."""
+
+    def __init__(self, samples: Samples, numbers: np.ndarray):
+        self._samples = samples
+        self._numbers = numbers
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, number: int) -> Sample:
+        return self._samples[int(self._numbers[number])]
+
+
+class Made:
+    """A sample for each number."""
+
+    def __init__(self, count: int, sample: Callable[[int], Sample]):
+        self._count = count
+        self._sample = sample
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, number: int) -> Sample:
+        return self._sample(int(number))
+
+
+def _drawn(split: str, count: int, splits: Sequence[str]) -> np.ndarray:
+    """Returns the numbers of the samples that a split gets by lot: int64 [any]."""
+    if count < len(splits):
+        raise ValueError(
+            f"{count} samples cannot be shared out among {', '.join(splits)}: there must be more, "
+            "or files of their own for validation"
+        )
+    order = permute(np.arange(count), count, "splits")
+    sizes = [max(1, round(share * count)) for share in _HELD_OUT.values()]
+    parts = np.split(order, np.cumsum(sizes))
+    return dict(zip((*splits[1:], splits[0]), parts, strict=True))[split]
+
+
+@registry.register_problem
+class LanguagemodelTextfiles(FileProblem, LanguageModelProblem):
+    """Language modelling on your own text files: --problem_options='files=texts/**/*.txt'.
+
+    Options, besides those of `LanguageModelProblem`:
+        files: a path or pattern.
+        validation_files: the same, for what is held out.
+        documents: "files" or "lines": what a document is.
+    """
+
+    file_options = ("files",)
+    validation_options = ("validation_files",)
+    making_options = (
+        *LanguageModelProblem.making_options,
+        "files",
+        "validation_files",
+        "documents",
+    )
+
+    def default_options(self) -> HParams:
+        """Declares the options."""
+        options = super().default_options()
+        options.add("documents", "files", help="files or lines: what a document is")
+        return options
+
+    def read(self, files: Sequence[Sequence[Path]]) -> Samples:
+        """Opens the documents."""
+        kinds: dict[str, type[Files] | type[Lines]] = {"files": Files, "lines": Lines}
+        if self.options.documents not in kinds:
+            raise ValueError(f"documents={self.options.documents}: it is one of files, lines")
+        documents = kinds[self.options.documents](files[0])
+        return Made(len(documents), lambda number: {"text": documents[number]})
+
+
+@registry.register_problem
+class TranslateTsv(FileProblem, Text2TextProblem):
+    """Text to text on your own files of two columns: --problem_options='files=pairs/*.tsv'.
+
+    A line has the inputs, a tab, and the targets. A line with an empty column is skipped, and
+    counted.
+
+    Options, besides those of `Text2TextProblem`:
+        files: a path or pattern.
+        validation_files: the same, for what is held out.
+    """
+
+    file_options = ("files",)
+    validation_options = ("validation_files",)
+    making_options = (*Text2TextProblem.making_options, "files", "validation_files")
+
+    def read(self, files: Sequence[Sequence[Path]]) -> Samples:
+        """Opens the pairs."""
+        lines = Lines(files[0])
+
+        def sample(number: int) -> Sample:
+            columns = lines[number].split("\t")
+            if len(columns) != 2:
+                raise ValueError(
+                    f"{lines.place(number)}: {len(columns)} columns, and there must be 2, with a "
+                    "tab between them"
+                )
+            return {"inputs": columns[0], "targets": columns[1]}
+
+        return Made(len(lines), sample)
+
+
+@registry.register_problem
+class TranslateTextfiles(FileProblem, Text2TextProblem):
+    """Text to text on your own files, line by line: --problem_options='inputs=a.en,targets=a.de'.
+
+    Line n of the files in `targets` belongs to line n of those in `inputs`. A pair with an empty
+    line is skipped, and counted.
+
+    Options, besides those of `Text2TextProblem`:
+        inputs, targets: paths or patterns.
+        validation_inputs, validation_targets: the same, for what is held out.
+    """
+
+    file_options = ("inputs", "targets")
+    validation_options = ("validation_inputs", "validation_targets")
+    making_options = (*Text2TextProblem.making_options, *file_options, *validation_options)
+
+    def read(self, files: Sequence[Sequence[Path]]) -> Samples:
+        """Opens the pairs."""
+        if len(files[0]) != len(files[1]):
+            raise ValueError(
+                f"{len(files[0])} files of inputs and {len(files[1])} of targets: there must be as "
+                "many of both"
+            )
+        for pair in zip(*files, strict=True):
+            counts = [len(Lines([path])) for path in pair]
+            if counts[0] != counts[1]:
+                raise ValueError(
+                    f"{pair[0]} has {counts[0]} lines and {pair[1]} has {counts[1]}: line n of one "
+                    "must belong to line n of the other"
+                )
+        inputs, targets = Lines(files[0]), Lines(files[1])
+        return Made(
+            len(inputs),
+            lambda number: {"inputs": inputs[number], "targets": targets[number]},
+        )

@@ -1,0 +1,122 @@
+"""Scores of decoded text, by the programs that papers use: sacrebleu, rouge-score."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+Texts = Sequence[str]
+
+
+def bleu(predictions: Texts, references: Texts) -> float:
+    """BLEU of the corpus, 0 to 100, as sacrebleu's default (13a tokens, cased)."""
+    return _sacrebleu().corpus_bleu(list(predictions), [list(references)]).score
+
+
+def chrf(predictions: Texts, references: Texts) -> float:
+    """ChrF2 of the corpus, 0 to 100, as sacrebleu's default."""
+    return _sacrebleu().corpus_chrf(list(predictions), [list(references)]).score
+
+
+def rouge1(predictions: Texts, references: Texts) -> float:
+    """ROUGE-1, the mean F1 of single words, 0 to 100."""
+    return _rouge("rouge1", predictions, references)
+
+
+def rouge2(predictions: Texts, references: Texts) -> float:
+    """ROUGE-2, the mean F1 of pairs of words, 0 to 100."""
+    return _rouge("rouge2", predictions, references)
+
+
+def rouge_l(predictions: Texts, references: Texts) -> float:
+    """ROUGE-L over sentences, each on a line of its own ("rougeLsum"), 0 to 100."""
+    return _rouge("rougeLsum", predictions, references)
+
+
+def word_f1(predictions: Texts, references: Texts) -> float:
+    """The mean F1 of the words that both have, 0 to 100.
+
+    As in SQuAD (P. Rajpurkar et al., arXiv:1606.05250, section 6.1): in lower case, without
+    punctuation and articles.
+    """
+    pairs = zip(predictions, references, strict=True)
+    return 100 * sum(_word_f1(*pair) for pair in pairs) / max(1, len(references))
+
+
+def exact_match(predictions: Texts, references: Texts) -> float:
+    """The share of predictions that are the very reference, 0 to 100."""
+    pairs = zip(predictions, references, strict=True)
+    return 100 * sum(one == other for one, other in pairs) / max(1, len(references))
+
+
+SCORES: dict[str, Callable[[Texts, Texts], float]] = {
+    "bleu": bleu,
+    "chrf": chrf,
+    "rouge1": rouge1,
+    "rouge2": rouge2,
+    "rouge_l": rouge_l,
+    "word_f1": word_f1,
+    "exact_match": exact_match,
+}
+
+
+def score(names: Sequence[str], predictions: Texts, references: Texts) -> dict[str, float]:
+    """Scores predictions.
+
+    Args:
+        names: of `SCORES`.
+        predictions: decoded texts.
+        references: what they should be, as many.
+
+    Raises:
+        ValueError: there are not as many, or none.
+        ModuleNotFoundError: the package that scores is not installed; says how to install it.
+    """
+    if len(predictions) != len(references) or not references:
+        raise ValueError(
+            f"{len(predictions)} predictions and {len(references)} references: there must be as "
+            "many of both, and some"
+        )
+    return {name: SCORES[name](predictions, references) for name in names}
+
+
+def _sacrebleu() -> Any:
+    try:
+        import sacrebleu
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "BLEU and chrF are scored by sacrebleu: pip install 't2tp[text]'"
+        ) from error
+    return sacrebleu
+
+
+def _rouge(kind: str, predictions: Texts, references: Texts) -> float:
+    try:
+        from rouge_score.rouge_scorer import RougeScorer
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "ROUGE is scored by rouge-score: pip install 't2tp[text]'"
+        ) from error
+    scorer = RougeScorer([kind], use_stemmer=True)
+    pairs = zip(references, predictions, strict=True)
+    values = [scorer.score(reference, prediction)[kind].fmeasure for reference, prediction in pairs]
+    return 100 * sum(values) / len(values)
+
+
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def _words(text: str) -> list[str]:
+    bare = text.lower().translate(_PUNCTUATION)
+    return re.sub(r"\b(a|an|the)\b", " ", bare).split()
+
+
+def _word_f1(prediction: str, reference: str) -> float:
+    predicted, wanted = _words(prediction), _words(reference)
+    common = sum((Counter(predicted) & Counter(wanted)).values())
+    if not (predicted and wanted):
+        return float(predicted == wanted)
+    return 2 * common / (len(predicted) + len(wanted))

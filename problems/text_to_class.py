@@ -1,0 +1,98 @@
+"""Text to class: sentiment, topics. The stored columns are `inputs` (tokens) and `targets`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from t2tp.problems.fields import (
+    Field,
+    FieldSource,
+    NumberField,
+    WeightField,
+    token_fields,
+    token_specs,
+)
+from t2tp.problems.generation import Sample, Stored
+from t2tp.problems.problem import AnyPath, check_positive
+from t2tp.problems.rows import one_a_row
+from t2tp.problems.shards import token_dtype
+from t2tp.problems.stream import FeatureSpec
+from t2tp.problems.text import TextProblem, load_vocabulary
+from t2tp.problems.vocabulary import END_OF_DOCUMENT
+
+
+class Text2ClassProblem(TextProblem):
+    """Text to class. A sample has "inputs", a text, and "label", the number of its class.
+
+    Attributes:
+        class_names: of the classes 0, 1, ...
+    """
+
+    class_names: tuple[str, ...]
+    metric_names: tuple[str, ...] = ("loss", "accuracy", "neg_log_perplexity")
+
+    def texts(self, sample: Sample) -> list[str]:
+        """Returns the text."""
+        return [sample["inputs"]]
+
+    def columns(self, folder: Path) -> dict[str, np.dtype]:
+        """Returns the dtypes of the tokens and of the class."""
+        return {"inputs": token_dtype(len(load_vocabulary(folder))), "targets": np.dtype(np.int32)}
+
+    def encoder(self, folder: Path) -> Callable[[Sample], Stored]:
+        """Returns what makes the tokens of a text; a class that does not exist is an error."""
+        vocabulary = load_vocabulary(folder)
+
+        def encode(sample: Sample) -> Stored:
+            ids = np.array([*vocabulary.encode(sample["inputs"]), END_OF_DOCUMENT])
+            label = np.array([check_label(sample["label"], self.class_names)])
+            return Stored(
+                {"inputs": ids, "targets": label}, int(vocabulary.byte_lengths[ids].sum())
+            )
+
+        return encode
+
+    def decoder(self, folder: Path) -> Callable[[Mapping[str, np.ndarray]], dict[str, Any]]:
+        """Returns what makes the text of its tokens."""
+        vocabulary = load_vocabulary(folder)
+        return lambda columns: {
+            "inputs": vocabulary.decode(columns["inputs"]),
+            "label": int(columns["targets"][0]),
+        }
+
+    def vocab_sizes(self, data_dir: AnyPath) -> dict[str, int]:
+        """Returns the number of tokens of the inputs and the number of classes."""
+        return {"inputs": len(self.vocabulary(data_dir)), "targets": len(self.class_names)}
+
+    def features(self, batch_size: int, length: int) -> dict[str, FeatureSpec]:
+        """Returns inputs with segmentation and position, targets (the class) and weights."""
+        check_positive(batch_size=batch_size, length=length)
+        return {
+            **token_specs("inputs"),
+            "targets": NumberField.spec,
+            "weights": WeightField.spec,
+        }
+
+    def examples(self, data_dir: AnyPath, split: str, length: int) -> FieldSource:
+        """Returns the texts of a split; see `Problem.examples`."""
+        stored = self.stored(data_dir, split)
+        plan = one_a_row([stored["inputs"]], length, f"{split} of {self.name}")
+        fields: dict[str, Field] = {
+            **token_fields("inputs", stored["inputs"], plan, length),
+            "targets": NumberField(stored["targets"], plan),
+            "weights": WeightField(),
+        }
+        return FieldSource(len(plan.first), fields)
+
+
+def check_label(label: int, class_names: tuple[str, ...]) -> int:
+    """Returns the label; raises ValueError if there is no such class."""
+    if not 0 <= label < len(class_names):
+        raise ValueError(
+            f"a sample has label {label}, and there are {len(class_names)} classes, from 0"
+        )
+    return int(label)

@@ -1,0 +1,158 @@
+"""Text to text: translation, summaries, anything that reads one text and writes another.
+
+The stored columns are `inputs` and `targets`, token ids that end with `END_OF_DOCUMENT`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from t2tp.hparam import HParams
+from t2tp.nearest import nearest
+from t2tp.problems.buckets import BucketedStream, bucket_lengths
+from t2tp.problems.columns import Column
+from t2tp.problems.fields import Field, FieldSource, RowPlan, token_fields, token_specs
+from t2tp.problems.generation import Sample, SkippedSampleError, Stored
+from t2tp.problems.problem import AnyPath, Problem, check_positive
+from t2tp.problems.rows import fitting, longest, one_a_row, packed
+from t2tp.problems.shards import token_dtype
+from t2tp.problems.stream import ExampleSource, FeatureSpec, ShuffledStream, Stream
+from t2tp.problems.text import TextProblem, load_vocabulary
+from t2tp.problems.vocabulary import END_OF_DOCUMENT
+
+ARRANGEMENTS = ("padded", "packed", "bucketed")
+
+
+class PairProblem(Problem):
+    """Sequences of tokens to sequences of tokens, whatever the tokens stand for.
+
+    In the suffix `_rev` of a problem's name inputs and targets change places; `_copy` makes the
+    targets those of the inputs. The data are the same.
+
+    Options:
+        arrangement: of what is trained on: "padded" gives each pair a row; "packed" puts as many
+            pairs into a row as fit, told apart by segments; "bucketed" makes batches of pairs of
+            like length. Other splits are always padded, so that a row is a sequence.
+    """
+
+    metric_names: tuple[str, ...] = (
+        "loss",
+        "accuracy",
+        "accuracy_per_sequence",
+        "neg_log_perplexity",
+        "perplexity",
+    )
+    is_reversed = False
+    is_copy = False
+
+    @property
+    def name(self) -> str:
+        """The registered name, and the suffixes."""
+        return super().name + "_rev" * self.is_reversed + "_copy" * self.is_copy
+
+    def folder(self, data_dir: AnyPath) -> Path:
+        """Returns where the data lie: those of the problem without suffixes."""
+        return Path(data_dir) / super().name
+
+    def default_options(self) -> HParams:
+        """Declares the options."""
+        options = super().default_options()
+        options.add("arrangement", "padded", help=f"one of {', '.join(ARRANGEMENTS)}")
+        return options
+
+    def features(self, batch_size: int, length: int) -> dict[str, FeatureSpec]:
+        """Returns inputs and targets, each with its segmentation and position."""
+        check_positive(batch_size=batch_size, length=length)
+        return {**token_specs("inputs"), **token_specs("targets")}
+
+    def examples(self, data_dir: AnyPath, split: str, length: int) -> FieldSource:
+        """Returns the pairs of a split, one a row; see `Problem.examples`."""
+        pair = self._pair(data_dir, split)
+        plan = one_a_row(list(pair.values()), length, f"{split} of {self.name}")
+        return _source(pair, plan, length)
+
+    def train_stream(self, data_dir: AnyPath, batch_size: int, length: int, seed: int) -> Stream:
+        """Returns the batches that are trained on, arranged as the option says."""
+        arrangement = self.options.arrangement
+        if arrangement not in ARRANGEMENTS:
+            known = nearest(arrangement, ARRANGEMENTS, "arrangements")
+            raise ValueError(f"unknown arrangement {arrangement!r}: {known}")
+        if arrangement == "padded":
+            return super().train_stream(data_dir, batch_size, length, seed)
+        split = self.splits[0]
+        pair = self._pair(data_dir, split)
+        columns, what = list(pair.values()), f"{split} of {self.name}"
+        if arrangement == "packed":
+            plan = packed(columns, length, what)
+            return ShuffledStream(_source(pair, plan, length), batch_size, seed)
+        fits, lengths = fitting(columns, length, what), longest(columns)
+        buckets: list[tuple[ExampleSource, int]] = []
+        for size in bucket_lengths(length):
+            shorter = size // 2 if size // 2 in bucket_lengths(length) else -1
+            first = np.flatnonzero(fits & (lengths > shorter) & (lengths <= size))
+            if len(first):
+                source = _source(pair, RowPlan(first, first + 1), size)
+                buckets.append((source, batch_size * (length // size)))
+        return BucketedStream(buckets, seed)
+
+    def _pair(self, data_dir: AnyPath, split: str) -> dict[str, Column]:
+        """The columns that are inputs and targets."""
+        stored = self.stored(data_dir, split)
+        inputs, targets = stored["inputs"], stored["targets"]
+        if self.is_reversed:
+            inputs, targets = targets, inputs
+        return {"inputs": inputs, "targets": inputs if self.is_copy else targets}
+
+
+class Text2TextProblem(TextProblem, PairProblem):
+    """Text to text with one vocabulary for both. A sample has "inputs" and "targets"."""
+
+    metric_names = (*PairProblem.metric_names, "approx_bleu")
+    decode_metric_names: tuple[str, ...] = ("bleu", "chrf")
+
+    def texts(self, sample: Sample) -> list[str]:
+        """Returns both texts."""
+        return [sample["inputs"], sample["targets"]]
+
+    def columns(self, folder: Path) -> dict[str, np.dtype]:
+        """Returns the dtype of the tokens."""
+        dtype = token_dtype(len(load_vocabulary(folder)))
+        return {"inputs": dtype, "targets": dtype}
+
+    def encoder(self, folder: Path) -> Callable[[Sample], Stored]:
+        """Returns what makes the tokens of both texts; a pair with an empty side is skipped."""
+        vocabulary = load_vocabulary(folder)
+
+        def encode(sample: Sample) -> Stored:
+            if not (sample["inputs"] and sample["targets"]):
+                raise SkippedSampleError("a side is empty")
+            columns = {
+                name: np.array([*vocabulary.encode(sample[name]), END_OF_DOCUMENT])
+                for name in ("inputs", "targets")
+            }
+            return Stored(
+                columns, sum(int(vocabulary.byte_lengths[ids].sum()) for ids in columns.values())
+            )
+
+        return encode
+
+    def decoder(self, folder: Path) -> Callable[[Mapping[str, np.ndarray]], dict[str, Any]]:
+        """Returns what makes the texts of their tokens."""
+        vocabulary = load_vocabulary(folder)
+        return lambda columns: {name: vocabulary.decode(ids) for name, ids in columns.items()}
+
+    def vocab_sizes(self, data_dir: AnyPath) -> dict[str, int]:
+        """Returns the number of tokens, which is the same for both."""
+        size = len(self.vocabulary(data_dir))
+        return {"inputs": size, "targets": size}
+
+
+def _source(pair: Mapping[str, Column], plan: RowPlan, length: int) -> FieldSource:
+    fields: dict[str, Field] = {}
+    for name, column in pair.items():
+        fields |= token_fields(name, column, plan, length)
+    return FieldSource(len(plan.first), fields)

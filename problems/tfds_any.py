@@ -1,0 +1,268 @@
+"""`tfds:NAME`: any dataset of TFDS as a problem, its features named by options."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from t2tp.hparam import HParams
+from t2tp.nearest import nearest
+from t2tp.problems.generation import Sample
+from t2tp.problems.images import (
+    Image2ClassProblem,
+    ImageGenerationProblem,
+    ImageProblem,
+    shrink_to_cover,
+)
+from t2tp.problems.languagemodel import LanguageModelProblem
+from t2tp.problems.problem import AnyPath, Problem
+from t2tp.problems.text_to_class import Text2ClassProblem
+from t2tp.problems.text_to_text import Text2TextProblem
+from t2tp.problems.tfds_source import FromTfds
+
+if TYPE_CHECKING:
+    import tensorflow_datasets as tfds
+
+PREFIX = "tfds:"
+
+# The option that says that nothing is read.
+_NONE = "-"
+
+# Of train, for each split that a dataset does not have.
+_PERCENT_HELD_OUT = 5
+
+# Larger pictures are kept as JPEG.
+_LARGEST_PLAIN = 128 * 128
+
+
+class AnyTfds(FromTfds, Problem):
+    """A dataset of TFDS; to be put before the family.
+
+    Options:
+        inputs, targets: the features that are read and to be predicted; by default those that the
+            dataset is made for. Without inputs the targets are modelled themselves.
+        train, validation, test: the dataset's splits, or parts of them ("train[:95%]"). By default
+            those of these names; where one is missing, 5 % of train.
+        height, width: what pictures are scaled and cut to.
+    """
+
+    making_options: tuple[str, ...] = (
+        "inputs",
+        "targets",
+        "train",
+        "validation",
+        "test",
+        "height",
+        "width",
+    )
+
+    def __init__(self, dataset: str, info: tfds.core.DatasetInfo, options: str):
+        """Takes the dataset's name as the user typed it, its description, and options."""
+        self.dataset = dataset
+        super().__init__(options)
+        inputs, targets = chosen_features(info, self.options.inputs, self.options.targets)
+        self.options.inputs, self.options.targets = inputs or _NONE, targets
+
+    @property
+    def name(self) -> str:
+        """ "tfds:" and the dataset's name."""
+        return PREFIX + self.dataset
+
+    def folder(self, data_dir: AnyPath) -> Path:
+        """Returns where the data lie."""
+        return Path(data_dir) / f"tfds_{self.dataset.replace('/', '_')}"
+
+    def default_options(self) -> HParams:
+        """Declares the options."""
+        options = super().default_options()
+        options.add("inputs", "", help="feature that is read; - for none")
+        options.add("targets", "", help="feature that is predicted")
+        for split in self.splits:
+            options.add(split, "", help="split of the dataset, or a part of one")
+        options.add("height", 0, help="of pictures; 0: as they are")
+        options.add("width", 0, help="of pictures; 0: as they are")
+        return options
+
+    def dataset_split(self, split: str, info: tfds.core.DatasetInfo) -> str:
+        """Returns the option, or the split of this name, or 5 % of train."""
+        if self.options.get(split):
+            return self.options.get(split)
+        held_out = self.splits[1:]
+        missing = [s for s in held_out if s not in info.splits and not self.options.get(s)]
+        kept = 100 - _PERCENT_HELD_OUT * len(missing)
+        if split in missing:
+            begin = kept + _PERCENT_HELD_OUT * missing.index(split)
+            return f"train[{begin}%:{begin + _PERCENT_HELD_OUT}%]"
+        return f"train[:{kept}%]" if split == "train" and missing else split
+
+
+class TfdsText2Text(AnyTfds, Text2TextProblem):
+    """Text to text."""
+
+    making_options = (*AnyTfds.making_options, *Text2TextProblem.making_options)
+
+    def sample(self, example: Mapping[str, Any]) -> Sample:
+        """Takes the two features."""
+        return {
+            "inputs": example[self.options.inputs],
+            "targets": example[self.options.targets],
+        }
+
+
+class TfdsLanguageModel(AnyTfds, LanguageModelProblem):
+    """Language modelling."""
+
+    making_options = (*AnyTfds.making_options, *LanguageModelProblem.making_options)
+
+    def sample(self, example: Mapping[str, Any]) -> Sample:
+        """Takes the text."""
+        return {"text": example[self.options.targets]}
+
+
+class TfdsText2Class(AnyTfds, Text2ClassProblem):
+    """Text to class."""
+
+    making_options = (*AnyTfds.making_options, *Text2ClassProblem.making_options)
+
+    def __init__(self, dataset: str, info: tfds.core.DatasetInfo, options: str):
+        """Takes the names of the classes besides."""
+        super().__init__(dataset, info, options)
+        self.class_names = tuple(info.features[self.options.targets].names)
+
+    def sample(self, example: Mapping[str, Any]) -> Sample:
+        """Takes the two features."""
+        return {
+            "inputs": example[self.options.inputs],
+            "label": int(example[self.options.targets]),
+        }
+
+
+class _AnyImage(AnyTfds, ImageProblem):
+    """Pictures."""
+
+    _feature: str
+
+    def _take_shape(self, info: tfds.core.DatasetInfo, feature: str) -> None:
+        height, width, channels = info.features[feature].shape
+        height, width = self.options.height or height, self.options.width or width
+        if None in (height, width, channels):
+            raise ValueError(
+                f"the pictures of {self.name} have no fixed size: say what they are to be scaled "
+                "and cut to, as in height=64,width=64"
+            )
+        self._feature = feature
+        self.image_shape = (height, width, channels)
+        self.stored_as_jpeg = height * width > _LARGEST_PLAIN
+
+    def _scaled(self, example: Mapping[str, Any]) -> np.ndarray:
+        image = example[self._feature]
+        if image.shape == self.image_shape:
+            return image
+        return shrink_to_cover(image, *self.image_shape[:2])
+
+
+class TfdsImage2Class(_AnyImage, Image2ClassProblem):
+    """Picture to class."""
+
+    def __init__(self, dataset: str, info: tfds.core.DatasetInfo, options: str):
+        """Takes the pictures' shape and the names of the classes besides."""
+        super().__init__(dataset, info, options)
+        self.class_names = tuple(info.features[self.options.targets].names)
+        self._take_shape(info, self.options.inputs)
+
+    def sample(self, example: Mapping[str, Any]) -> Sample:
+        """Takes the two features."""
+        return {"image": self._scaled(example), "label": int(example[self.options.targets])}
+
+
+class TfdsImageGeneration(_AnyImage, ImageGenerationProblem):
+    """Pictures themselves."""
+
+    def __init__(self, dataset: str, info: tfds.core.DatasetInfo, options: str):
+        """Takes the pictures' shape besides."""
+        super().__init__(dataset, info, options)
+        self._take_shape(info, self.options.targets)
+
+    def sample(self, example: Mapping[str, Any]) -> Sample:
+        """Takes the picture."""
+        return {"image": self._scaled(example)}
+
+
+# (kind of the inputs, kind of the targets) -> family
+_FAMILIES: dict[tuple[str, str], type[AnyTfds]] = {
+    ("Text", "Text"): TfdsText2Text,
+    ("", "Text"): TfdsLanguageModel,
+    ("Text", "ClassLabel"): TfdsText2Class,
+    ("Image", "ClassLabel"): TfdsImage2Class,
+    ("", "Image"): TfdsImageGeneration,
+}
+
+
+def find_tfds(name: str, options: str) -> Problem:
+    """Returns the problem of a dataset.
+
+    Args:
+        name: "tfds:" and the dataset's name in TFDS's catalog.
+        options: of `AnyTfds` and of the family, which follows from the features' kinds.
+
+    Raises:
+        ValueError: there is no such dataset or feature, or no family for its features.
+    """
+    import tensorflow_datasets as tfds
+
+    dataset = name.removeprefix(PREFIX)
+    try:
+        info = tfds.builder(dataset).info
+    except tfds.core.DatasetNotFoundError as error:
+        known = nearest(dataset, tfds.list_builders(), "datasets of TFDS")
+        raise ValueError(f"TFDS has no dataset {dataset!r}: {known}") from error
+    inputs, targets = chosen_features(info, _given(options, "inputs"), _given(options, "targets"))
+    kinds = tuple(type(info.features[each]).__name__ if each else "" for each in (inputs, targets))
+    if kinds not in _FAMILIES:
+        raise ValueError(
+            f"no problem goes from {inputs or 'nothing'} to {targets} of {name}: "
+            f"{_features(info)}; name others by the options inputs and targets"
+        )
+    return _FAMILIES[kinds](dataset, info, options)
+
+
+def _given(options: str, name: str) -> str:
+    """Returns an option's value before the family, and with it all options, is known."""
+    found = re.search(rf"(?:^|,)\s*{name}\s*=\s*([^,]*)", options)
+    return found.group(1).strip() if found else ""
+
+
+def chosen_features(info: tfds.core.DatasetInfo, inputs: str, targets: str) -> tuple[str, str]:
+    """Returns the features that are inputs ("" for none) and targets.
+
+    Args:
+        info: of the dataset.
+        inputs: the option: "" for what the dataset is made for, "-" for none.
+        targets: the option.
+
+    Raises:
+        ValueError: the dataset does not have them, or is not made for any.
+    """
+    if not targets:
+        if info.supervised_keys is None:
+            raise ValueError(
+                f"which features of {info.full_name}? say it with the options inputs and targets: "
+                f"{_features(info)}"
+            )
+        made_for_inputs, targets = info.supervised_keys[:2]
+        # Datasets of mere text name it twice.
+        inputs = inputs or (made_for_inputs if made_for_inputs != targets else "")
+    inputs = "" if inputs == _NONE else inputs
+    for feature in filter(None, (inputs, targets)):
+        if feature not in info.features:
+            raise ValueError(f"{info.full_name} has no feature {feature!r}: {_features(info)}")
+    return inputs, targets
+
+
+def _features(info: tfds.core.DatasetInfo) -> str:
+    found = [f"{name} ({type(feature).__name__})" for name, feature in info.features.items()]
+    return f"its features are {', '.join(found)}"

@@ -1,0 +1,156 @@
+"""What models count, on several meshes, beside what NumPy and sacrebleu make of the same."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import sacrebleu
+import tensorflow as tf
+
+import t2tp
+from t2tp import metrics, mtf
+from t2tp.problems.metrics import METRICS, compute, needed_sums
+
+BATCH, LENGTH, VOCAB = 4, 24, 8
+LAYOUTS = [("", ""), ("a:2;b:2", "batch:a;vocab:b"), ("a:4", "length:a")]
+
+
+@pytest.fixture(scope="module")
+def arrays():
+    random = np.random.default_rng(0)
+    targets = random.integers(0, VOCAB, (BATCH, LENGTH))
+    logits = random.normal(size=(BATCH, LENGTH, VOCAB)).astype(np.float32)
+    # Mostly right, so that there are matches of four; one row wholly right; one not there.
+    logits += 3 * np.eye(VOCAB, dtype=np.float32)[targets]
+    logits[1] += 20 * np.eye(VOCAB, dtype=np.float32)[targets[1]]
+    lengths = np.array([LENGTH, 19, 11, 0])
+    segmentation = (np.arange(LENGTH) < lengths[:, None]).astype(np.int32)
+    segmentation[0, 13:] = 2  # two sequences in a row
+    return {"logits": logits, "targets": targets, "segmentation": segmentation}
+
+
+def on_mesh(arrays, mesh_shape, layout):
+    batch, length, vocab = (
+        mtf.Dimension(*dim) for dim in (("batch", BATCH), ("length", LENGTH), ("vocab", VOCAB))
+    )
+    features = {
+        "logits": t2tp.Feature(mtf.Shape([batch, length, vocab]), tf.float32),
+        "targets": t2tp.Feature(mtf.Shape([batch, length]), tf.int32),
+        "segmentation": t2tp.Feature(mtf.Shape([batch, length]), tf.int32),
+    }
+
+    def step(mesh, given):
+        logits, targets = given["logits"], given["targets"]
+        weights = mtf.cast(mtf.not_equal(given["segmentation"], 0), tf.float32)
+        nll = mtf.layers.softmax_cross_entropy_with_logits(
+            logits, mtf.one_hot(targets, vocab), vocab
+        )
+        predicted = mtf.argmax(logits, vocab)
+        return {
+            **metrics.symbol_sums(nll, logits, targets, weights, vocab),
+            **metrics.correct_in_top_k(logits, targets, weights, vocab, k=2),
+            **metrics.sequence_sums(logits, targets, weights, vocab, batch),
+            **metrics.positive_sums(logits, targets, weights, vocab),
+            **metrics.bleu_sums(predicted, targets, given["segmentation"], length),
+        }
+
+    program = t2tp.Program(step, features, mesh_shape=mesh_shape, layout=layout)
+    outputs = program(arrays)
+    return {name: float(outputs[name]) for name in outputs}
+
+
+@pytest.fixture(scope="module", params=LAYOUTS, ids=str)
+def sums(arrays, request):
+    return on_mesh(arrays, *request.param)
+
+
+def test_symbols_and_sequences_are_counted(arrays, sums):
+    logits, targets = arrays["logits"].astype(np.float64), arrays["targets"]
+    real = arrays["segmentation"] > 0
+    logit = np.take_along_axis(logits, targets[..., None], -1)
+    right = logits.argmax(-1) == targets
+    rank = (logits > logit).sum(-1)
+    nll = np.log(np.exp(logits).sum(-1)) - logit[..., 0]
+    assert sums["tokens"] == real.sum()
+    assert sums["nll"] == pytest.approx(nll[real].sum(), rel=1e-6)
+    assert sums["correct"] == (right & real).sum() < real.sum()
+    assert sums["correct_top_2"] == ((rank < 2) & real).sum() > sums["correct"]
+    assert (sums["sequences"], sums["correct_sequences"]) == (3, 1)
+    predicted, positive = logits.argmax(-1) == 1, targets == 1
+    assert sums["positives"] == (positive & real).sum()
+    assert sums["predicted_positives"] == (predicted & real).sum()
+    assert sums["true_positives"] == (predicted & positive & real).sum()
+
+
+def test_bleu_is_that_of_sacrebleu(arrays, sums):
+    predicted, wanted = [], []
+    for row, segments in enumerate(arrays["segmentation"]):
+        for segment in range(1, segments.max() + 1):
+            here = segments == segment
+            for texts, tokens in (
+                (predicted, arrays["logits"].argmax(-1)),
+                (wanted, arrays["targets"]),
+            ):
+                texts.append(" ".join(map(str, tokens[row][here])))
+    reference = sacrebleu.corpus_bleu(
+        predicted, [wanted], tokenize="none", smooth_method="none", force=True
+    )
+    assert [sums[f"bleu_matches_{n}"] for n in (1, 2, 3, 4)] == reference.counts
+    assert [sums[f"bleu_possible_{n}"] for n in (1, 2, 3, 4)] == reference.totals
+    figures = compute(["approx_bleu"], sums)
+    assert 100 * figures["approx_bleu"] == pytest.approx(reference.score)
+    assert 20 < reference.score < 95
+
+
+def test_repeated_tokens_match_only_as_often_as_they_are_wanted(arrays):
+    logits = np.zeros((BATCH, LENGTH, VOCAB), np.float32)
+    logits[..., 3] = 1
+    targets = np.tile([3, 3, 5, 3], (BATCH, LENGTH // 4))
+    sums = on_mesh({**arrays, "logits": logits, "targets": targets}, "", "")
+    assert sums["bleu_matches_1"] < sums["bleu_possible_1"]
+    real = arrays["segmentation"] > 0
+    assert sums["bleu_matches_1"] == ((targets == 3) & real).sum()
+
+
+def test_logits_that_are_no_numbers_are_wrong(arrays):
+    sums = on_mesh({**arrays, "logits": np.full_like(arrays["logits"], np.nan)}, "", "")
+    assert sums["correct_top_2"] == 0
+
+
+def test_figures_are_ratios_of_sums():
+    sums = {
+        "nll": 8 * math.log(2),
+        "tokens": 4.0,
+        "correct": 3.0,
+        "correct_top_5": 4.0,
+        "sequences": 2.0,
+        "correct_sequences": 1.0,
+        "bytes": 16.0,
+        "true_positives": 2.0,
+        "positives": 3.0,
+        "predicted_positives": 5.0,
+    }
+    names = [name for name in METRICS if name != "approx_bleu"]
+    assert compute(names, sums) == pytest.approx(
+        {
+            "loss": 2 * math.log(2),
+            "neg_log_perplexity": -2 * math.log(2),
+            "perplexity": 4.0,
+            "bits_per_byte": 0.5,
+            "bits_per_dim": 2.0,
+            "accuracy": 0.75,
+            "accuracy_top5": 1.0,
+            "accuracy_per_sequence": 0.5,
+            "f1": 0.5,
+        }
+    )
+    assert needed_sums(["loss", "accuracy_top5"]) == {"nll", "tokens", "correct_top_5"}
+
+
+def test_a_sum_that_the_model_did_not_count_is_named():
+    with pytest.raises(
+        ValueError, match=r"accuracy_top5 needs the sums correct_top_5, and the mod"
+    ):
+        compute(["accuracy_top5"], {"nll": 1.0, "tokens": 1.0})

@@ -1,0 +1,301 @@
+"""Problems on TFDS's catalog: on TFDS's mocked data, and on archives made by hand."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import pickle
+import struct
+import tarfile
+
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+
+from t2tp import problems
+from t2tp.problems.languagemodel import LanguageModelProblem
+from t2tp.problems.text_to_text import Text2TextProblem
+from tests.problems.mocked_datasets import english, example
+
+TEXT = [
+    "languagemodel_lm1b32k",
+    "languagemodel_wiki40b_en",
+    "languagemodel_c4",
+    "translate_ende_wmt32k",
+    "translate_enfr_wmt32k",
+    "summarize_cnn_dailymail32k",
+    "sentiment_imdb",
+]
+IMAGES = [
+    "image_mnist",
+    "image_mnist_gen",
+    "image_cifar10",
+    "image_cifar10_gen",
+    "image_imagenet32",
+    "image_imagenet64_gen",
+    "image_imagenet224",
+]
+
+
+def check(problem, data_dir, length=512):
+    """Makes the data, decodes an example, reads a batch of each split."""
+    manifest = problem.prepare(data_dir)
+    for split in problem.splits:
+        assert manifest.splits[split].examples == 20
+        problem.decode_example(data_dir, split, 19)
+        batch = problem.stream(data_dir, split, 4, length)[0]
+        specs = problem.features(4, length)
+        for name, feature in batch.items():
+            whole = np.asarray(feature)
+            assert whole.dtype == specs[name].dtype
+            assert whole.shape == feature.shape
+            assert len(whole.shape) == len(specs[name].dimensions)
+        assert batch["targets"][:].max() < problem.vocab_size(data_dir)
+    return problem
+
+
+@pytest.mark.parametrize("name", TEXT)
+def test_texts_of_the_catalog(mocked, tmp_path, name):
+    problem = check(problems.find(name, "vocab_size=400"), tmp_path)
+    names = [field for field in problem.decode_example(tmp_path, "train", 0) if field != "label"]
+    stored = problem.decode_example(tmp_path, "train", 0)
+    builder = tfds.builder(problem.dataset)
+    originals = {value for n in range(20) for value in example(builder, n).values()}
+    for field in names:
+        assert stored[field] in originals
+    assert problem.check_prepared(tmp_path).origin["dataset"].startswith(problem.dataset)
+
+
+def test_translation_goes_from_english(mocked, tmp_path):
+    for name, other in (("translate_ende_wmt32k", "de"), ("translate_enfr_wmt32k", "fr")):
+        problem = problems.find(name)
+        sample = problem.samples("train", tmp_path, tmp_path)[3]
+        original = example(tfds.builder(problem.dataset), 3)
+        assert sample == {"inputs": original["en"], "targets": original[other]}
+
+
+def test_wikipedia_loses_its_marks():
+    text = "\n_START_ARTICLE_\nA\n_START_PARAGRAPH_\nOne._NEWLINE_Two."
+    problem = problems.find("languagemodel_wiki40b_en")
+    assert problem.sample({"text": text}) == {"text": "A\nOne.\nTwo."}
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_pictures_of_the_catalog(mocked, tmp_path, name):
+    problem = check(problems.find(name), tmp_path)
+    stored = problem.decode_example(tmp_path, "train", 0)
+    assert stored["image"].shape == problem.image_shape
+    if name.startswith(("image_mnist", "image_cifar10")):
+        originals = [example(tfds.builder(problem.dataset), n)["image"] for n in range(20)]
+        assert any(np.array_equal(stored["image"], original) for original in originals)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "family"),
+    [
+        ("tfds:imdb_reviews", "vocab_size=400", "Text2ClassProblem"),
+        ("tfds:lm1b", "vocab_size=400", "LanguageModelProblem"),
+        ("tfds:wiki40b/en", "targets=text,vocab_size=400", "LanguageModelProblem"),
+        ("tfds:cnn_dailymail", "vocab_size=400,arrangement=packed", "Text2TextProblem"),
+        ("tfds:wmt14_translate/de-en", "inputs=de,targets=en,vocab_size=400", "Text2TextProblem"),
+        ("tfds:kmnist", "", "Image2ClassProblem"),
+        ("tfds:kmnist", "inputs=-,targets=image", "ImageGenerationProblem"),
+        ("tfds:imagenet2012", "height=32,width=32", "Image2ClassProblem"),
+    ],
+)
+def test_any_dataset_by_its_features(mocked, tmp_path, name, options, family):
+    problem = check(problems.find(name, options), tmp_path)
+    assert family in [base.__name__ for base in type(problem).__mro__]
+    assert problem.name == name
+    assert [path.name for path in tmp_path.iterdir() if path.name[0] != "."] == [
+        name.replace(":", "_").replace("/", "_")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("tfds:mnst", "", "no dataset 'mnst': did you mean mnist"),
+        ("tfds:wiki40b/en", "", r"which features of .* text \(Text\)"),
+        (
+            "tfds:mnist",
+            "targets=digit",
+            r"no feature 'digit': its features are image \(Image\), lab",
+        ),
+        ("tfds:mnist", "inputs=label,targets=image", "no problem goes from label to image"),
+        ("tfds:imagenet2012", "", "have no fixed size: say what they are to be scaled"),
+        ("tfds:mnist", "vocab_size=300", "options of tfds:mnist: vocab_size=300"),
+    ],
+)
+def test_what_cannot_be_a_problem_is_said(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        problems.find(name, options)
+
+
+def test_splits_that_a_dataset_lacks_are_parts_of_train(mocked, tmp_path):
+    class Info:
+        splits = {"train": None}
+
+    problem = problems.find("tfds:kmnist")
+    parts = [problem.dataset_split(split, Info) for split in problem.splits]
+    assert parts == ["train[:90%]", "train[90%:95%]", "train[95%:100%]"]
+    Info.splits = {"train": None, "test": None}
+    parts = [problem.dataset_split(split, Info) for split in problem.splits]
+    assert parts == ["train[:95%]", "train[95%:100%]", "test"]
+    own = problems.find("tfds:kmnist", "validation=test[:50%],test=test[50%:]")
+    assert [own.dataset_split(split, Info) for split in own.splits] == [
+        "train",
+        "test[:50%]",
+        "test[50%:]",
+    ]
+
+
+# Archives as they are on the network, but small.
+
+
+def idx(array):
+    """The file format of MNIST, compressed."""
+    header = struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
+    return gzip.compress(header + array.tobytes())
+
+
+def mnist_archives(url):
+    count = 60000 if "train" in url else 10000  # TFDS's reader insists on these
+    random = np.random.default_rng(count)
+    if "images" in url:
+        return idx(random.integers(0, 256, (count, 28, 28)).astype(np.uint8))
+    return idx((np.arange(count) % 10).astype(np.uint8))
+
+
+def cifar_archive(url):
+    files = {}
+    random = np.random.default_rng(0)
+    for name in [f"data_batch_{i}.bin" for i in range(1, 6)] + ["test_batch.bin"]:
+        files[name] = random.integers(0, 10, (9100, 3073)).astype(np.uint8).tobytes()
+    labels = "airplane automobile bird cat deer dog frog horse ship truck"
+    files["batches.meta.txt"] = "\n".join(labels.split()).encode()
+    return tar(files, "cifar-10-batches-bin")
+
+
+def imdb_archive(url):
+    files = {}
+    for split in ("train", "test"):
+        for label in ("neg", "pos", "unsup"):
+            if (split, label) != ("test", "unsup"):
+                for i in range(40):
+                    text = f"{label} review\twith a tab, {english(i, 0)}<br />é"
+                    files[f"{split}/{label}/{i}_7.txt"] = text.encode()
+    return tar(files, "aclImdb")
+
+
+def lm1b_archive(url):
+    folder = "training-monolingual.tokenized.shuffled"
+    files = {f"{folder}/news.en-0000{i}-of-00100": lines(i) for i in (1, 2)}
+    held_out = "heldout-monolingual.tokenized.shuffled"
+    return tar(
+        {**files, f"{held_out}/news.en.heldout-00000-of-00050": lines(3)},
+        "1-billion-word-language-modeling-benchmark-r13output",
+    )
+
+
+def lines(seed):
+    return "\n".join(english(seed, number) for number in range(50)).encode()
+
+
+def tar(files, folder):
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=1) as archive:
+        for name, contents in files.items():
+            entry = tarfile.TarInfo(f"{folder}/{name}")
+            entry.size = len(contents)
+            archive.addfile(entry, io.BytesIO(contents))
+    return packed.getvalue()
+
+
+@pytest.fixture
+def network(monkeypatch, tmp_path):
+    """Answers TFDS's downloads with archives made by hand."""
+
+    def serve(archive):
+        def download(self, urls):
+            def one(url):
+                url = getattr(url, "url", url)
+                path = tmp_path / "served" / url.rsplit("/", 1)[-1]
+                path.parent.mkdir(exist_ok=True)
+                path.write_bytes(archive(url))
+                return path
+
+            if isinstance(urls, dict):
+                return {name: one(url) for name, url in urls.items()}
+            return one(urls)
+
+        def download_and_extract(self, urls):
+            found = self.download(urls)
+            if isinstance(found, dict):
+                return {name: self.extract(path) for name, path in found.items()}
+            return self.extract(found)
+
+        manager = tfds.download.DownloadManager
+        monkeypatch.setattr(manager, "download", download)
+        monkeypatch.setattr(manager, "download_and_extract", download_and_extract)
+
+    return serve
+
+
+def test_reviews_from_an_archive(network, tmp_path):
+    network(imdb_archive)
+    problem = problems.find("sentiment_imdb", "vocab_size=400")
+    manifest = problem.prepare(tmp_path / "data")
+    assert [sizes.examples for sizes in manifest.splits.values()] == [72, 8, 80]
+    for number in range(72):
+        sample = problem.decode_example(tmp_path / "data", "train", number)
+        name = problem.class_names[sample["label"]]
+        assert sample["inputs"].startswith(f"{name} review\twith a tab, ")
+        assert sample["inputs"].endswith("<br />é")
+    assert not list(problem.folder(tmp_path / "data").glob("scratch"))
+
+
+def test_sentences_from_an_archive(network, tmp_path):
+    network(lm1b_archive)
+    problem = problems.find("languagemodel_lm1b32k", "vocab_size=400")
+    manifest = problem.prepare(tmp_path / "data", tmp_dir=tmp_path / "tmp")
+    assert [sizes.examples for sizes in manifest.splits.values()] == [100, 25, 25]
+    text = problem.split_text(tmp_path / "data", "train").decode()
+    assert all(english(1, number) in text for number in range(50))
+    assert (tmp_path / "tmp" / "tfds" / "lm1b").is_dir()
+
+
+@pytest.mark.slow
+def test_digits_from_archives(network, tmp_path):
+    network(mnist_archives)
+    problem = problems.find("image_mnist")
+    manifest = problem.prepare(tmp_path / "data", num_workers=2)
+    assert [sizes.examples for sizes in manifest.splits.values()] == [55000, 5000, 10000]
+    images = np.random.default_rng(60000).integers(0, 256, (60000, 28, 28)).astype(np.uint8)
+    known = {image.tobytes(): number % 10 for number, image in enumerate(images)}
+    for number in range(0, 5000, 100):
+        sample = problem.decode_example(tmp_path / "data", "validation", number)
+        assert known[sample["image"].tobytes()] == sample["label"]
+
+
+@pytest.mark.slow
+def test_photographs_from_an_archive(network, tmp_path):
+    network(cifar_archive)
+    problem = problems.find("image_cifar10")
+    manifest = problem.prepare(tmp_path / "data")
+    assert manifest.splits["validation"].examples == 500
+
+
+def test_what_is_to_be_downloaded_by_hand_is_said(tmp_path):
+    with pytest.raises(ValueError, match=r"cannot make the dataset imagenet2012: (.|\n)*manual"):
+        problems.find("image_imagenet32").prepare(tmp_path, tmp_dir=tmp_path / "tmp")
+
+
+@pytest.mark.parametrize("name", [*TEXT, *IMAGES])
+def test_problems_can_be_sent_to_workers(name):
+    assert pickle.loads(pickle.dumps(problems.find(name))).name == name
+
+
+def test_families_are_what_the_names_say():
+    assert isinstance(problems.find("languagemodel_c4"), LanguageModelProblem)
+    assert isinstance(problems.find("summarize_cnn_dailymail32k_rev"), Text2TextProblem)

@@ -1,0 +1,212 @@
+"""How data are made: in parts, by several processes, in several attempts."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from t2tp import problems, registry
+from t2tp.problems import generation
+from t2tp.problems.algorithmic import AlgorithmicIdentityBinary40
+from t2tp.problems.generation import SkippedSampleError
+from t2tp.problems.shards import ShardWriter
+
+NAME = "algorithmic_identity_binary40"
+COMMAND = [sys.executable, "-m", "t2tp.trainer.t2tp_datagen", f"--problem={NAME}"]
+
+
+@registry.register_problem
+class FewDigits(AlgorithmicIdentityBinary40):
+    """A thousand of them."""
+
+    sample_counts = {"train": 1000, "validation": 20, "test": 20}
+
+
+def files_of(problem, data_dir):
+    folder = problem.folder(data_dir)
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    FewDigits().prepare(folder, num_shards=6)
+    return files_of(FewDigits(), folder)
+
+
+def test_the_number_of_workers_does_not_change_a_file(tmp_path, undisturbed):
+    FewDigits().prepare(tmp_path, num_shards=6, num_workers=2)
+    assert files_of(FewDigits(), tmp_path) == undisturbed
+    assert len([name for name in undisturbed if name.startswith("train-")]) == 5 * 6
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt, OSError])
+def test_finished_shards_are_not_made_again(tmp_path, monkeypatch, undisturbed, failure):
+    class FailingWriter(ShardWriter):
+        written = 0
+
+        def add(self, *example):
+            super().add(*example)
+            FailingWriter.written += 1
+            if FailingWriter.written == 400:
+                raise failure
+
+    with monkeypatch.context() as broken:
+        broken.setattr(generation, "ShardWriter", FailingWriter)
+        with pytest.raises(failure):
+            FewDigits().prepare(tmp_path, num_shards=6)
+    with pytest.raises(FileNotFoundError, match="make the data of few_digits with"):
+        FewDigits().check_prepared(tmp_path)
+    left = {path.name: path.stat() for path in (tmp_path / ".few_digits.partial").glob("train-*")}
+    assert len(left) == 2 * 5  # 166 or 167 samples each
+    FewDigits().prepare(tmp_path, num_shards=6)
+    assert files_of(FewDigits(), tmp_path) == undisturbed
+    for name, state in left.items():
+        now = (FewDigits().folder(tmp_path) / name).stat()
+        assert (now.st_ino, now.st_mtime_ns) == (state.st_ino, state.st_mtime_ns)
+
+
+def test_what_was_made_for_something_else_is_made_again(tmp_path, monkeypatch):
+    class Interrupted(FewDigits):
+        pass
+
+    monkeypatch.setattr(Interrupted, "origin", lambda *places: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        Interrupted().prepare(tmp_path, num_shards=6)
+    monkeypatch.undo()
+    assert Interrupted().prepare(tmp_path, num_shards=2).splits["train"].shards == 2
+    assert len(list(Interrupted().folder(tmp_path).glob("train-*.targets"))) == 2
+
+
+def test_skipped_samples_are_counted_by_their_reasons(tmp_path, monkeypatch, caplog):
+    class Choosy(FewDigits):
+        def encoder(self, folder):
+            encode = super().encoder(folder)
+
+            def choose(sample):
+                if len(sample["inputs"]) > 30:
+                    raise SkippedSampleError("too long")
+                return encode(sample)
+
+            return choose
+
+    manifest = Choosy().prepare(tmp_path, num_shards=3)
+    train = manifest.splits["train"]
+    assert train.skipped["too long"] + train.examples == 1000
+    assert f"train: {train.skipped['too long']} samples skipped: too long" in caplog.text
+    monkeypatch.setattr(Choosy, "encoder", lambda self, folder: skip_all)
+    with pytest.raises(ValueError, match="all samples of train were skipped: {'no': 1000}"):
+        Choosy().prepare(tmp_path, overwrite=True)
+    assert Choosy().check_prepared(tmp_path) == manifest
+
+
+def skip_all(sample):
+    raise SkippedSampleError("no")
+
+
+def test_no_samples_are_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(FewDigits, "samples", lambda *places: [])
+    with pytest.raises(ValueError, match="few_digits has no samples for its split train"):
+        FewDigits().prepare(tmp_path)
+
+
+def run(data_dir, *arguments, **options):
+    return subprocess.run(
+        [*COMMAND, f"--data_dir={data_dir}", *arguments], capture_output=True, text=True, **options
+    )
+
+
+def no_file_above_100_kilobytes():
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_full_disk_ends_with_a_sentence_and_making_goes_on_later(tmp_path, num_workers):
+    arguments = ("--num_shards=20", f"--num_workers={num_workers}")
+    # 5,000 samples of some 21 numbers of 2 bytes are more than fits.
+    full = run(tmp_path, *arguments, preexec_fn=no_file_above_100_kilobytes)
+    assert full.returncode == 1
+    assert "Traceback" not in full.stderr
+    assert "File too large: " in full.stderr.splitlines()[-1]
+    assert "/train-" in full.stderr.splitlines()[-1]
+    assert not (tmp_path / NAME).exists()
+    assert run(tmp_path, *arguments).returncode == 0
+    problems.find(NAME).check_prepared(tmp_path)
+
+
+def children_of(process):
+    return Path(f"/proc/{process}/task/{process}/children").read_text().split()
+
+
+def is_running(process):
+    try:
+        return ") Z " not in Path(f"/proc/{process}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def wait_until(condition):
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+@pytest.mark.slow
+def test_a_killed_maker_takes_its_workers_along(tmp_path):
+    maker = subprocess.Popen(
+        [*COMMAND, f"--data_dir={tmp_path}", "--num_shards=60", "--num_workers=2"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    partial = tmp_path / f".{NAME}.partial"
+    wait_until(lambda: len(list(partial.glob("train-*.json"))) > 2)
+    workers = children_of(maker.pid)
+    assert len(workers) >= 2
+    maker.send_signal(signal.SIGKILL)
+    maker.wait()
+    # They would write into the folder of the next maker.
+    wait_until(lambda: not any(is_running(worker) for worker in workers))
+    made = len(list(partial.glob("train-*.json")))
+    assert made < 60
+
+
+@pytest.mark.slow
+def test_killed_at_random_moments_it_makes_the_same_files(tmp_path):
+    arguments = ("--num_shards=20", "--num_workers=2")
+    assert run(tmp_path / "whole", *arguments).returncode == 0
+    for _ in range(3):
+        maker = subprocess.Popen(
+            [*COMMAND, f"--data_dir={tmp_path / 'killed'}", *arguments],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        time.sleep(random.uniform(1, 8))
+        maker.send_signal(signal.SIGKILL)
+        maker.wait()
+    again = run(tmp_path / "killed", *arguments)
+    assert again.returncode == 0, again.stderr
+    whole, killed = (files_of(problems.find(NAME), tmp_path / name) for name in ("whole", "killed"))
+    assert killed == whole
+
+
+def test_the_vocabulary_size_is_a_flag_and_inspect_shows_what_was_made(tmp_path):
+    (tmp_path / "a.tsv").write_text("".join(f"one {i}\teins {i}\n" for i in range(100)))
+    command = [sys.executable, "-m", "t2tp.trainer.t2tp_datagen", "--problem=translate_tsv"]
+    common = [f"--data_dir={tmp_path / 'data'}", f"--problem_options=files={tmp_path}/a.tsv"]
+    made = subprocess.run([*command, *common, "--vocab_size=280"], capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr
+    assert "train: 94 examples" in made.stdout
+    assert problems.find("translate_tsv").vocab_size(tmp_path / "data") == 280
+    shown = subprocess.run([*command, *common, "--inspect"], capture_output=True, text=True).stdout
+    assert "inputs: 'one " in shown and "targets: 'eins " in shown
+    assert "on average" in shown and "padding in rows of a length" in shown

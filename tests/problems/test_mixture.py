@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from t2tp import problems, registry
+from t2tp.problems.algorithmic import AlgorithmicIdentityBinary40, AlgorithmicReverseBinary40
+from t2tp.problems.mixture import ConcatenatedSource, Mixture, Stage
+from t2tp.problems.stream import OnePassStream
+
+NAMES = ("few_identities", "few_reverses")
+
+
+@registry.register_problem
+class FewIdentities(AlgorithmicIdentityBinary40):
+    """Seventy of them."""
+
+    sample_counts = {"train": 70, "validation": 9, "test": 4}
+
+
+@registry.register_problem
+class FewReverses(AlgorithmicReverseBinary40):
+    """Thirty of them."""
+
+    sample_counts = {"train": 30, "validation": 5, "test": 4}
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    problems.find("mixture:few_identities=1,few_reverses=1").prepare(folder)
+    return folder
+
+
+def stream(data_dir, shares, batch_size=6, seed=0, split="train"):
+    return problems.find(f"mixture:{shares}").stream(data_dir, split, batch_size, 64, seed)
+
+
+def rows(batches, begin, end):
+    """The examples of steps, end to end: below 70 those of the first problem."""
+    return np.concatenate([batches[step].examples for step in range(begin, end)])
+
+
+@pytest.mark.parametrize(
+    ("shares", "block", "of_first"),
+    [
+        ("few_identities=0.7,few_reverses=0.3", 10, 7),
+        ("few_identities=1,few_reverses=2", 3, 1),
+        ("few_identities=1/3,few_reverses=1/2", 5, 2),
+        ("few_identities=1,few_reverses=0", 1, 1),
+    ],
+)
+def test_shares_are_exact_in_every_block(data_dir, shares, block, of_first):
+    drawn = rows(stream(data_dir, shares), 0, 100).reshape(-1, block) < 70
+    assert (drawn.sum(1) == of_first).all()
+    if of_first < block:
+        assert len({tuple(each) for each in drawn.tolist()}) > 1  # in several orders
+
+
+def test_each_problem_has_its_epochs(data_dir):
+    drawn = rows(stream(data_dir, "few_identities=0.7,few_reverses=0.3", 10), 0, 30)
+    for low, high in ((0, 70), (70, 100)):
+        own = drawn[(drawn >= low) & (drawn < high)]
+        epochs = own.reshape(3, high - low)
+        for epoch in epochs:
+            assert sorted(epoch) == list(range(low, high))
+        assert epochs[0].tolist() != epochs[1].tolist()
+
+
+@pytest.mark.parametrize(
+    "shares",
+    [
+        "few_identities=3,few_reverses=4",
+        "few_identities=1,few_reverses=0;7:few_identities=2,few_reverses=3",
+    ],
+)
+def test_the_batch_of_a_step_is_the_same_whatever_was_read_before(data_dir, shares):
+    forwards = [np.asarray(stream(data_dir, shares)[step]["targets"]) for step in range(30)]
+    batches = stream(data_dir, shares)
+    for step in reversed(range(30)):
+        np.testing.assert_array_equal(np.asarray(batches[step]["targets"]), forwards[step])
+    other = stream(data_dir, shares, seed=1)
+    assert any((np.asarray(other[step]["targets"]) != forwards[step]).any() for step in range(30))
+    assert batches[10**12]["targets"].shape == (6, 64)
+
+
+def test_a_schedule_goes_on_where_the_stage_before_ended(data_dir):
+    shares = "few_identities=1,few_reverses=0;5:few_identities=1,few_reverses=4;9:few_reverses=1"
+    batches = stream(data_dir, shares, 6)
+    assert (rows(batches, 0, 5) < 70).all()
+    second = rows(batches, 5, 9)
+    assert (second.reshape(-1)[:20].reshape(-1, 5) < 70).sum(1).tolist() == [1] * 4
+    assert (rows(batches, 9, 40) >= 70).all()
+    drawn = rows(batches, 0, 80)
+    for low, high in ((0, 70), (70, 100)):  # no example again before all others were there
+        counts = Counter(drawn[(drawn >= low) & (drawn < high)].tolist())
+        numbers = [counts[example] for example in range(low, high)]
+        assert max(numbers) - min(numbers) <= 1
+
+
+def test_a_batch_has_the_rows_of_both(data_dir):
+    batch = stream(data_dir, "few_identities=1,few_reverses=1", 8)[3]
+    inputs, targets = (np.asarray(batch[name]) for name in ("inputs", "targets"))
+    for row, example in enumerate(batch.examples.tolist()):
+        length = int((targets[row] > 0).sum()) - 1
+        wanted = inputs[row, :length]
+        assert targets[row, :length].tolist() == (wanted if example < 70 else wanted[::-1]).tolist()
+        np.testing.assert_array_equal(
+            batch["targets"][row : row + 1, 3:9], targets[row : row + 1, 3:9]
+        )
+
+
+def test_an_evaluation_is_of_all_examples(data_dir):
+    validation = stream(data_dir, "few_identities=0.9,few_reverses=0.1", 4, split="validation")
+    assert len(validation) == 4  # 9 + 5 examples
+    assert rows(validation, 0, 4).tolist() == [*range(14), -1, -1]
+    last = np.asarray(validation[3]["targets_segmentation"])
+    assert last[:2].any() and not last[2:].any()
+
+
+def test_counts_are_those_of_the_problems(tmp_path):
+    for i, word in enumerate(("alpha", "beta")):
+        (tmp_path / f"{word}.txt").write_text("".join(f"{word} {n}\n" for n in range(300 + i)))
+    common = f"files={tmp_path}/alpha.txt,documents=lines,vocab_size=290"
+    one = problems.find("languagemodel_textfiles", common)
+    one.prepare(tmp_path / "one")
+    whole = one.examples(tmp_path / "one", "train", 32)
+    both = ConcatenatedSource([whole, whole])
+    mixture = Mixture("mixture:x", [one, one], [Stage(0, (1, 1))])
+    counted = sum(mixture.counts(batch)["bytes"] for batch in OnePassStream(both, 7))
+    assert counted == 2 * len(one.split_text(tmp_path / "one", "train"))
+
+
+def test_another_vocabulary_is_refused_with_what_helps(tmp_path):
+    @registry.register_problem
+    class FewDecimals(FewReverses):
+        """With other symbols."""
+
+        base = 10
+
+    mixture = problems.find("mixture:few_identities=1,few_decimals=1")
+    with pytest.raises(
+        ValueError, match=r"few_identities and few_decimals cannot be mixed, as thei"
+    ):
+        mixture.prepare(tmp_path)
+
+
+def test_a_vocabulary_can_be_another_problems(tmp_path):
+    for word in ("alpha", "beta"):
+        (tmp_path / f"{word}.tsv").write_text("".join(f"{word} {n}\t{n}\n" for n in range(100)))
+    problems.find("translate_tsv", f"files={tmp_path}/alpha.tsv,vocab_size=285").prepare(
+        tmp_path / "a"
+    )
+    borrowed = f"files={tmp_path}/beta.tsv,vocabulary_from={tmp_path}/a/translate_tsv"
+    problem = problems.find("translate_tsv", borrowed)
+    manifest = problem.prepare(tmp_path / "b")
+    assert (
+        manifest.vocabulary
+        == problems.find("translate_tsv").check_prepared(tmp_path / "a").vocabulary
+    )
+    assert problem.decode_example(tmp_path / "b", "train", 0)["inputs"].startswith("beta ")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("mixture:few_identities", "'few_identities' is no share"),
+        ("mixture:few_identities=x", "is no share"),
+        ("mixture:few_identities=1,few_identities=2", "each problem once"),
+        ("mixture:few_identities=-1", "is no share"),
+        ("mixture:few_identities=0,few_reverses=0", "all shares of a stage are 0"),
+        ("mixture:few_identities=0.123457,few_reverses=1", "round them"),
+        ("mixture:few_identities=1;few_reverses=1", "is no stage; after the first they begin with"),
+        ("mixture:few_identities=1;5:few_reverses=1;5:few_reverses=1", "each later than the one"),
+    ],
+)
+def test_what_is_no_mixture_is_said(name, message):
+    with pytest.raises(ValueError, match=message):
+        problems.find(name)
+
+
+def test_a_problem_that_is_not_there_is_named():
+    with pytest.raises(KeyError, match="did you mean few_identities"):
+        problems.find("mixture:few_identitis=1,few_reverses=1")
+
+
+def test_problems_of_other_features_are_refused():
+    mixture = problems.find("mixture:few_identities=1,image_digits=1")
+    with pytest.raises(ValueError, match="batches do not have the same features"):
+        mixture.features(4, 64)

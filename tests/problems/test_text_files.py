@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from t2tp import problems
+from t2tp.problems.lines import Files, Lines
+
+SMALL = "vocab_size=288"
+
+
+def pairs(folder, lines):
+    (folder / "pairs.tsv").write_bytes(lines)
+    return problems.find("translate_tsv", f"files={folder}/*.tsv,{SMALL}")
+
+
+GOOD = b"".join(b"a tab is no %d\tein Tab ist kein %d\r\n" % (i, i) for i in range(100))
+
+
+def stored(problem, data_dir):
+    return [
+        problem.decode_example(data_dir, split, number)
+        for split, sizes in problem.check_prepared(data_dir).splits.items()
+        for number in range(sizes.examples)
+    ]
+
+
+def test_pairs_of_a_tsv_come_back(tmp_path):
+    problem = pairs(tmp_path, GOOD)
+    manifest = problem.prepare(tmp_path / "data")
+    assert [sizes.examples for sizes in manifest.splits.values()] == [94, 3, 3]
+    assert manifest.splits["train"].bytes > 94 * 30
+    found = {(sample["inputs"], sample["targets"]) for sample in stored(problem, tmp_path / "data")}
+    assert found == {(f"a tab is no {i}", f"ein Tab ist kein {i}") for i in range(100)}
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (b"one column\n", r"pairs\.tsv, line 101: 1 columns, and there must be 2"),
+        (b"a\tb\tc\n", r"pairs\.tsv, line 101: 3 columns, and there must be 2"),
+        (b"a\t\xff\n", r"pairs\.tsv, line 101: not UTF-8 \(invalid start byte, byte 0xff\)"),
+    ],
+)
+def test_a_bad_line_is_named_and_nothing_is_left(tmp_path, lines, message):
+    with pytest.raises(ValueError, match=message):
+        pairs(tmp_path, GOOD + lines).prepare(tmp_path / "data")
+    assert [path.name for path in (tmp_path / "data").iterdir()] == [".translate_tsv.lock"]
+
+
+def test_an_empty_side_is_skipped_and_counted(tmp_path, caplog):
+    problem = pairs(tmp_path, GOOD + b"\tx\ny\t\n" * 50)
+    manifest = problem.prepare(tmp_path / "data")
+    skipped = sum(sizes.skipped.get("a side is empty", 0) for sizes in manifest.splits.values())
+    assert skipped == 100
+    assert "samples skipped: a side is empty" in caplog.text
+    assert "skipped (a side is empty)" in manifest.summary()
+
+
+@pytest.mark.parametrize(("lines", "message"), [(b"", "0 samples cannot be"), (b"a\tb", "1 samp")])
+def test_too_few_lines_are_said(tmp_path, lines, message):
+    with pytest.raises(ValueError, match=message):
+        pairs(tmp_path, lines).prepare(tmp_path / "data")
+
+
+def test_files_that_are_not_named_or_not_there_are_said(tmp_path):
+    with pytest.raises(ValueError, match="which files\\? say it with the option files"):
+        problems.find("translate_tsv").prepare(tmp_path)
+    with pytest.raises(ValueError, match=r"files=.*/\*\.tsv matches no file"):
+        problems.find("translate_tsv", f"files={tmp_path}/*.tsv").prepare(tmp_path)
+
+
+def test_parallel_files(tmp_path):
+    for name in ("train", "held_out"):
+        for language, word in (("en", "yes"), ("de", "ja")):
+            lines = [f"{word} {name} {i}" for i in range(50)]
+            (tmp_path / f"{name}.{language}").write_text("\n".join(lines))
+    options = ",".join(
+        f"{prefix}{side}={tmp_path}/{name}.{language}"
+        for prefix, name in (("", "train"), ("validation_", "held_out"))
+        for side, language in (("inputs", "en"), ("targets", "de"))
+    )
+    problem = problems.find("translate_textfiles", f"{options},{SMALL}")
+    manifest = problem.prepare(tmp_path / "data")
+    assert [sizes.examples for sizes in manifest.splits.values()] == [50, 25, 25]
+    for sample in stored(problem, tmp_path / "data"):
+        assert sample["targets"] == sample["inputs"].replace("yes", "ja")
+    again = problems.find("translate_textfiles")  # the data know what they were made from
+    assert again.decode_example(tmp_path / "data", "train", 0)["inputs"].startswith("yes train")
+    other = problems.find("translate_textfiles", "vocab_size=300")
+    with pytest.raises(ValueError, match="were made with vocab_size=288, not 300"):
+        other.check_prepared(tmp_path / "data")
+
+
+def test_parallel_files_of_other_lengths_are_refused(tmp_path):
+    (tmp_path / "a").write_text("1\n2\n3\n")
+    (tmp_path / "b").write_text("1\n2\n")
+    problem = problems.find("translate_textfiles", f"inputs={tmp_path}/a,targets={tmp_path}/b")
+    with pytest.raises(ValueError, match=r"a has 3 lines and .*b has 2"):
+        problem.prepare(tmp_path / "data")
+
+
+@pytest.mark.parametrize(("documents", "count"), [("files", 40), ("lines", 80)])
+def test_language_modelling_on_text_files(tmp_path, documents, count):
+    for i in range(40):
+        path = tmp_path / "texts" / str(i % 3) / f"{i}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"\tDocument {i}\nhas two  lines\n")
+    options = f"files={tmp_path}/texts/**/*.txt,documents={documents},{SMALL}"
+    problem = problems.find("languagemodel_textfiles", options)
+    manifest = problem.prepare(tmp_path / "data")
+    assert sum(sizes.examples for sizes in manifest.splits.values()) == count
+    text = b"".join(problem.split_text(tmp_path / "data", split) for split in manifest.splits)
+    size = sum(path.stat().st_size for path in tmp_path.glob("texts/*/*.txt"))
+    assert len(text) == size - (count if documents == "lines" else 0)
+    assert b"\tDocument 17" in text
+
+
+def test_a_document_that_is_not_utf8_is_named_with_its_line(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"one\ntwo\nthr\xe9e\n")
+    with pytest.raises(ValueError, match=r"a\.txt, line 3: not UTF-8 \(invalid cont"):
+        Files([tmp_path / "a.txt"])[0]
+
+
+def test_lines_of_several_files_are_numbered_through(tmp_path, monkeypatch):
+    monkeypatch.setattr("t2tp.problems.lines._PIECE", 3)
+    contents = [b"one\ntwo\r\n\nlast", b"", b"x\n"]
+    for name, each in zip("abc", contents, strict=True):
+        (tmp_path / name).write_bytes(each)
+    lines = Lines([tmp_path / name for name in "abc"])
+    assert [lines[number] for number in range(len(lines))] == ["one", "two", "", "last", "x"]
+    assert lines.place(3) == f"{tmp_path}/a, line 4"
+    assert lines.place(4) == f"{tmp_path}/c, line 1"
+
+
+def test_an_interrupted_run_does_not_mix_old_lines_with_new(tmp_path):
+    problem = pairs(tmp_path, GOOD)
+    before = problem.plan()
+    assert before == problem.plan()
+    (tmp_path / "pairs.tsv").write_bytes(GOOD + b"a\tb\n")
+    assert problem.plan() != before
+
+
+def test_sides_of_a_batch_have_the_same_vocabulary(tmp_path):
+    problem = pairs(tmp_path, GOOD)
+    problem.prepare(tmp_path / "data")
+    assert problem.vocab_sizes(tmp_path / "data") == {"inputs": 288, "targets": 288}
+    batch = problem.stream(tmp_path / "data", "train", 4, 64)[0]
+    text = problem.decode(tmp_path / "data", np.asarray(batch["targets"])[0])
+    assert text.startswith("ein Tab ist kein ")

@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import pytest
+
+from t2tp.problems.text_scores import SCORES, score
+
+REFERENCES = ["The cat sat on the mat near the door.", "It was a good day for all of us."]
+CLOSE = ["The cat sat on a mat near the door.", "It was a good day for us all."]
+
+
+def test_the_reference_itself_scores_full_marks():
+    figures = score(list(SCORES), REFERENCES, REFERENCES)
+    assert figures == pytest.approx(dict.fromkeys(SCORES, 100.0))
+
+
+def test_what_is_close_scores_less_and_what_is_other_next_to_nothing():
+    close = score(list(SCORES), CLOSE, REFERENCES)
+    other = score(list(SCORES), ["zzz qqq", "xxx"], REFERENCES)
+    for name in SCORES:
+        assert other[name] < 3
+        assert (50 if name != "exact_match" else -1) < close[name] < 100
+
+
+def test_words_count_without_case_articles_and_punctuation():
+    assert score(["word_f1"], ["the Cat, sat"], ["A cat sat!"])["word_f1"] == 100
+    # "cat" in common, of two and of three words: 2 * 1 / 5.
+    assert score(["word_f1"], ["cat ran"], ["cat sat down"])["word_f1"] == pytest.approx(40)
+    assert score(["word_f1"], ["", "x"], ["", ""])["word_f1"] == 50
+
+
+@pytest.mark.parametrize("predictions", [[], ["x"], ["x"] * 3])
+def test_there_must_be_a_prediction_for_each_reference(predictions):
+    with pytest.raises(ValueError, match="as many of both, and some"):
+        score(["bleu"], predictions, REFERENCES)

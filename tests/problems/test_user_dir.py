@@ -1,0 +1,90 @@
+"""The example of a user's own folder, as docs/new_problem.md walks through it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from t2tp import problems, registry
+from t2tp.problems.user_dir import import_user_dir
+
+REPOSITORY = Path(__file__).parents[2]
+PAGE = (REPOSITORY / "docs" / "new_problem.md").read_text()
+EXAMPLE = REPOSITORY / "examples" / "my_problems"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Where the page's commands have been run."""
+    folder = tmp_path_factory.mktemp("walk")
+    (folder / "examples").symlink_to(REPOSITORY / "examples")
+    (shell,) = re.findall(r"```sh\n(.*?)```", PAGE, re.S)
+    for line in shell.splitlines():
+        program, *arguments = shlex.split(line)
+        command = [sys.executable, "-m", f"t2tp.trainer.{program}", *arguments]
+        ended = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+        assert ended.returncode == 0, ended.stderr
+    assert re.search("targets: '[MDCLXVI]+'", ended.stdout)  # of --inspect
+    return folder
+
+
+def test_the_data_are_made(folder):
+    import_user_dir(EXAMPLE)
+    problem = problems.find("roman_numerals")
+    counts = [sizes.examples for sizes in problem.check_prepared(folder / "data").splits.values()]
+    assert counts == [3199, 400, 400]
+    numerals = {
+        sample["inputs"]: sample["targets"]
+        for sample in (problem.decode_example(folder / "data", "test", n) for n in range(400))
+    }
+    assert numerals["1999"] == "MCMXCIX" and numerals["9"] == "IX"
+
+
+def test_the_lines_of_python_on_the_page_work(folder):
+    lines = re.findall(r"```python\n(.*?)```", PAGE, re.S)[-1]
+    shown = subprocess.run(
+        [sys.executable, "-c", lines], cwd=folder, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    assert shown[0] == "(8, 16)"
+    assert re.fullmatch("[MDCLXVI]+", shown[1])
+
+
+def test_the_page_shows_what_is_in_the_file():
+    source = (EXAMPLE / "roman_numerals.py").read_text()
+    shown = re.findall(r"```python\n(.*?)```", PAGE, re.S)[0]
+    for line in shown.splitlines():
+        if not line.strip().startswith("def "):  # the page leaves the types out
+            assert line in source
+
+
+def test_hparams_sets_are_registered_too():
+    import_user_dir(EXAMPLE)
+    assert registry.hparams("transformer_lm_numerals").max_length == 16
+
+
+def test_without_an_init_every_module_is_imported(tmp_path):
+    usr_dir = tmp_path / "loose_modules"
+    usr_dir.mkdir()
+    (usr_dir / "one.py").write_text(
+        "from t2tp import registry\n@registry.register_hparams\ndef loose_set():\n    pass\n"
+    )
+    import_user_dir(usr_dir)
+    assert "loose_set" in registry.list_hparams()
+
+
+def test_what_cannot_be_imported_is_said(tmp_path):
+    with pytest.raises(NotADirectoryError, match="there is no such folder"):
+        import_user_dir(tmp_path / "nowhere")
+    (tmp_path / "my-problems").mkdir()
+    with pytest.raises(
+        ValueError, match="cannot import a folder named 'my-problems'.*'my_problems'"
+    ):
+        import_user_dir(tmp_path / "my-problems")
+    (tmp_path / "json").mkdir()
+    with pytest.raises(ValueError, match="another package is named json"):
+        import_user_dir(tmp_path / "json")
