@@ -10,9 +10,8 @@ from absl import flags as absl_flags
 from absl import logging
 
 import t2tp.hparams
-import t2tp.models
-import t2tp.problems  # noqa: F401  (these three register what they hold)
-from t2tp import registry
+import t2tp.models  # noqa: F401  (these and the problems register what they hold)
+from t2tp import problems, registry
 from t2tp.checkpoint import UnusableCheckpointError
 from t2tp.hparam import HParams, describe_differences
 from t2tp.mesh.cluster import Cluster
@@ -20,6 +19,7 @@ from t2tp.mesh.layout import LayoutError
 from t2tp.mesh.processes import Place
 from t2tp.nearest import nearest
 from t2tp.problems.problem import Problem
+from t2tp.problems.user_dir import import_user_dir
 from t2tp.registry import UnknownNameError
 from t2tp.trainer import console, run_files, together
 from t2tp.trainer.checkpointing import CheckpointMismatchError
@@ -43,6 +43,7 @@ LAYOUT_FILE = "layout.html"
 _DEFAULTS = {
     "model": None,
     "problem": None,
+    "problem_options": "",
     "hparams_set": None,
     "train_steps": 250_000,
     "random_seed": 0,
@@ -77,6 +78,9 @@ def run(flags: absl_flags.FlagValues, place: Place | None = None) -> None:
       TrainingInterrupted: by SIGINT or SIGTERM, after the step was saved.
       LostError: another process is gone, or did not come.
     """
+    if flags.t2t_usr_dir:
+        with as_usage_error(ValueError, OSError):
+            import_user_dir(flags.t2t_usr_dir)
     if flags.registry_help:
         print(f"{registry.help_text()}\n\nSchedules:\n  {', '.join(SCHEDULES)}")
         return
@@ -146,10 +150,10 @@ def _plan(flags: absl_flags.FlagValues) -> _Plan:
     saved = run_files.read(flags.output_dir)
     settings = {name: _setting(flags, name, saved) for name in _DEFAULTS}
     registry.model(settings["model"])
-    problem = registry.problem(settings["problem"])()
+    problem = problems.find(settings["problem"], settings["problem_options"])
     if saved is not None:
         run_files.check_same_run(flags.output_dir, saved, settings["model"], settings["problem"])
-    hparams, changes = _hparams(flags, saved)
+    hparams, changes = _hparams(flags, saved, problem)
     config = RunConfig.of(
         hparams,
         flags.output_dir,
@@ -172,6 +176,7 @@ def _experiment(flags: absl_flags.FlagValues, plan: _Plan) -> Experiment:
         plan.settings["problem"],
         plan.hparams,
         plan.config,
+        problem_options=plan.settings["problem_options"],
         data_dir=flags.data_dir,
         train_steps=plan.settings["train_steps"],
         eval_steps=flags.eval_steps,
@@ -192,9 +197,12 @@ def _setting(flags: absl_flags.FlagValues, name: str, saved: SavedRun | None) ->
     raise UsageError(f"--{name} is missing, and {flags.output_dir} holds no run to go on with")
 
 
-def _hparams(flags: absl_flags.FlagValues, saved: SavedRun | None) -> tuple[HParams, list[str]]:
+def _hparams(
+    flags: absl_flags.FlagValues, saved: SavedRun | None, problem: Problem
+) -> tuple[HParams, list[str]]:
     """The run's hparams, and a line for each that saved run, set and flags do not agree on."""
     preset = registry.hparams(_setting(flags, "hparams_set", saved))
+    problem.change_hparams(preset)
     hparams = preset.copy() if saved is None else run_files.resumed_hparams(saved.hparams, preset)
     given: dict[str, Any] = {}
     for text in flags.hparams:

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from t2tp import mtf, registry
+from t2tp import mtf, problems, registry
 from t2tp.explanation import Explanation
 from t2tp.hparam import HParams
 from t2tp.mesh.program import Feature
@@ -73,6 +73,7 @@ class Experiment:
         config: RunConfig,
         *,
         data_dir: str | PathLike[str],
+        problem_options: str = "",
         train_steps: int,
         eval_steps: int = -1,
         local_eval_frequency: int = 1000,
@@ -82,10 +83,11 @@ class Experiment:
 
         Args:
           model: name of a registered model.
-          problem: name of a registered problem.
+          problem: name of a problem; see `problems.find`.
           hparams: of the model and its training.
           config: how the run is carried out.
           data_dir: where the problem's data were prepared.
+          problem_options: the problem's options.
           train_steps: of the whole run.
           eval_steps: batches of an evaluation; 0 or -1: all.
           local_eval_frequency: steps from one evaluation to the next; 0: only one at the end.
@@ -100,7 +102,7 @@ class Experiment:
         """
         _check_at_least(0, train_steps=train_steps, local_eval_frequency=local_eval_frequency)
         _check_at_least(-1, eval_steps=eval_steps)
-        self.problem: Problem = registry.problem(problem)()
+        self.problem: Problem = problems.find(problem, problem_options)
         model_class = registry.model(model)
         self.hparams = hparams
         self.data_dir = data_dir
@@ -120,6 +122,7 @@ class Experiment:
             **asdict(config),
             "model": model,
             "problem": problem,
+            "problem_options": problem_options,
             "data_dir": str(data_dir),
             "train_steps": train_steps,
             "eval_steps": eval_steps,
@@ -262,6 +265,11 @@ class Experiment:
             length=self.hparams.max_length,
             seed=self.estimator.config.random_seed,
         )
+        if len(stream.shapes()) > 1:
+            raise ValueError(
+                f"the batches of {self.problem.name} have {len(stream.shapes())} shapes, and the"
+                " trainer takes one so far: choose another arrangement (docs/data.md)"
+            )
         specs = self.problem.features(self.hparams.batch_size, self.hparams.max_length)
         sizes = {name: feature.shape for name, feature in stream[0].items()}
         features = {

@@ -51,7 +51,24 @@ def help_text() -> str:
 
 
 def _define_what(ours: flags.FlagValues) -> None:
-    flags.DEFINE_string("problem", None, "Name of a registered problem.", flag_values=ours)
+    flags.DEFINE_string(
+        "problem",
+        None,
+        "Name of a problem: a registered one, tfds:NAME or mixture:...",
+        flag_values=ours,
+    )
+    flags.DEFINE_string(
+        "problem_options",
+        None,
+        "The problem's options, as in files=texts/**/*.txt,documents=lines.",
+        flag_values=ours,
+    )
+    flags.DEFINE_string(
+        "t2t_usr_dir",
+        None,
+        "Folder of your own problems, models and hparams sets.",
+        flag_values=ours,
+    )
     flags.DEFINE_string("model", None, "Name of a registered model.", flag_values=ours)
     flags.DEFINE_string("hparams_set", None, "Name of a registered hparams set.", flag_values=ours)
     flags.DEFINE_multi_string(
