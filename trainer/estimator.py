@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from t2tp.mesh.program import Feature, Placed, Program
 from t2tp.mesh.variables import Variables
 from t2tp.trainer import checkpointing
 from t2tp.trainer.hooks import CheckpointHook, Hook, ReportHook, Training
-from t2tp.trainer.inputs import Batch, Inputs
+from t2tp.trainer.inputs import Batch, Inputs, shapes_of_batch, shapes_of_features
 from t2tp.trainer.interrupt import InterruptHandler, TrainingInterrupted
 from t2tp.trainer.model_fn import ModeKeys, ModelFn
 from t2tp.trainer.prefetch import Prefetcher
@@ -161,6 +161,7 @@ class Estimator:
           TrainingInterrupted: by SIGINT or SIGTERM, after the step was saved.
           MissingProcessError: another process failed or is gone.
         """
+        place = self._placer(ModeKeys.TRAIN, inputs)
         program = self.build(ModeKeys.TRAIN, inputs.features)
         training = Training(self.steps_done, max_steps)
         if training.steps_done >= max_steps:
@@ -178,10 +179,8 @@ class Estimator:
                 all_hooks.insert(0, self._report_hook(inputs.batch_size, progress))
             interrupt = stack.enter_context(InterruptHandler(program.cluster, training.steps_done))
             steps = range(training.steps_done, max_steps)
-            placed = stack.enter_context(
-                Prefetcher(lambda step: program.place(inputs.stream[step]), steps)
-            )
-            self._run_steps(program, placed, training, all_hooks, interrupt)
+            placed = stack.enter_context(Prefetcher(lambda step: place(inputs.stream[step]), steps))
+            self._run_steps(placed, training, all_hooks, interrupt)
             came = interrupt.result()
         if came:
             raise TrainingInterrupted(
@@ -200,21 +199,21 @@ class Estimator:
         Returns:
           the sums, by name, the same in all processes.
         """
-        program = self.build(ModeKeys.EVAL, inputs.features)
+        place = self._placer(ModeKeys.EVAL, inputs)
         count = len(inputs.stream)  # type: ignore[arg-type]
         if steps > 0:
             count = min(count, steps)
         sums: defaultdict[str, float] = defaultdict(float)
         counted: defaultdict[str, float] = defaultdict(float)
-        cluster = program.cluster
+        cluster = self.connect()
 
         def prepare(step: int) -> tuple:
             batch = inputs.stream[step]
             mine = step % cluster.num_processes == cluster.process_id
-            return program.place(batch), inputs.counts(batch) if mine else {}
+            return place(batch), inputs.counts(batch) if mine else {}
 
         with Prefetcher(prepare, range(count)) as prepared:
-            for placed, counts in prepared:
+            for (program, placed), counts in prepared:
                 outputs = program(placed, step=self.steps_done)
                 for name in outputs:
                     sums[name.removeprefix("metrics/")] += float(outputs[name])
@@ -293,14 +292,24 @@ class Estimator:
             " processes again, and they go on from there."
         )
 
-    def _report_hook(self, batch_size: int, progress: Progress) -> ReportHook:
+    def _placer(self, mode: ModeKeys, inputs: Inputs) -> Callable[[Batch], tuple[Program, Placed]]:
+        """What finds the program for a batch, and puts the batch on the devices."""
+        programs = {shapes_of_features(kind): self.build(mode, kind) for kind in inputs.kinds}
+        usual = self.build(mode, inputs.features)
+
+        def place(batch: Batch) -> tuple[Program, Placed]:
+            program = programs.get(shapes_of_batch(batch), usual)  # which refuses what does not fit
+            return program, program.place(batch)
+
+        return place
+
+    def _report_hook(self, batch_size: int | None, progress: Progress) -> ReportHook:
         summaries = SummaryWriter(self.config.output_dir)
         return ReportHook(self.config.log_step_count_steps, batch_size, progress, summaries)
 
     def _run_steps(
         self,
-        program: Program,
-        placed: Iterable[Placed],
+        placed: Iterable[tuple[Program, Placed]],
         training: Training,
         hooks: Sequence[Hook],
         interrupt: InterruptHandler,
@@ -308,7 +317,7 @@ class Estimator:
         """The loop: a step for each placed batch, until somebody interrupts."""
         for hook in hooks:
             hook.begin(training)
-        for features in placed:
+        for program, features in placed:
             for hook in hooks:
                 hook.before_step(training)
             outputs = program(features, step=training.steps_done)

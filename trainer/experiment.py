@@ -18,6 +18,7 @@ from t2tp.hparam import HParams
 from t2tp.mesh.program import Feature
 from t2tp.problems.languagemodel import LanguageModelProblem
 from t2tp.problems.problem import Problem
+from t2tp.problems.stream import FeatureSpec
 from t2tp.trainer import run_files
 from t2tp.trainer.checkpointing import CheckpointMismatchError
 from t2tp.trainer.decoding import prediction_features, sample
@@ -142,13 +143,14 @@ class Experiment:
         """
         self._check_same()
         for mode in SCHEDULES[schedule]:
-            features = {
-                ModeKeys.TRAIN: self._train_inputs.features,
-                ModeKeys.EVAL: self._eval_inputs.features,
-                ModeKeys.PREDICT: prediction_features(self.estimator.layout, self.hparams),
+            kinds = {
+                ModeKeys.TRAIN: self._train_inputs.kinds,
+                ModeKeys.EVAL: self._eval_inputs.kinds,
+                ModeKeys.PREDICT: [prediction_features(self.estimator.layout, self.hparams)],
             }[mode]
             try:
-                self.estimator.build(mode, features)
+                for features in kinds:
+                    self.estimator.build(mode, features)
             except CheckpointMismatchError as error:
                 raise CheckpointMismatchError(f"{error}{self._changed_hparams()}") from error
 
@@ -265,26 +267,12 @@ class Experiment:
             length=self.hparams.max_length,
             seed=self.estimator.config.random_seed,
         )
-        if len(stream.shapes()) > 1:
-            raise ValueError(
-                f"the batches of {self.problem.name} have {len(stream.shapes())} shapes, and the"
-                " trainer takes one so far: choose another arrangement (docs/data.md)"
-            )
         specs = self.problem.features(self.hparams.batch_size, self.hparams.max_length)
-        sizes = {name: feature.shape for name, feature in stream[0].items()}
-        features = {
-            name: Feature(
-                mtf.Shape(
-                    [
-                        mtf.Dimension(dim, size)
-                        for dim, size in zip(spec.dimensions, sizes[name], strict=True)
-                    ]
-                ),
-                tf.as_dtype(spec.dtype),
-            )
-            for name, spec in specs.items()
-        }
-        return Inputs(features, stream, self.problem.counts)
+        kinds = [
+            {name: _feature(spec, sizes[name]) for name, spec in specs.items()}
+            for sizes in stream.shapes()
+        ]
+        return Inputs(kinds[0], stream, self.problem.counts, kinds[1:])
 
     def _check_same(self) -> None:
         """Compares what this process was started for with what the others were, once."""
@@ -307,6 +295,12 @@ class Experiment:
         return (
             f"; hparams that differ from the saved run's: {', '.join(changed)}" if changed else ""
         )
+
+
+def _feature(spec: FeatureSpec, sizes: Sequence[int]) -> Feature:
+    """A feature of batches of a kind, in named dimensions."""
+    dims = [mtf.Dimension(name, size) for name, size in zip(spec.dimensions, sizes, strict=True)]
+    return Feature(mtf.Shape(dims), tf.as_dtype(spec.dtype))
 
 
 def _check_at_least(least: int, **numbers: int) -> None:

@@ -51,13 +51,13 @@ class ReportHook(Hook):
     """Measures the speed, shows a line, writes scalars: every so many steps, and at the last."""
 
     def __init__(
-        self, every: int, batch_size: int, progress: Progress, summaries: SummaryWriter
+        self, every: int, batch_size: int | None, progress: Progress, summaries: SummaryWriter
     ) -> None:
         """Says how often, and where to.
 
         Args:
           every: steps from one report to the next.
-          batch_size: examples a step.
+          batch_size: examples a step; None if that is not always the same number.
           progress: shows loss and speed.
           summaries: gets all scalars.
         """
@@ -90,7 +90,9 @@ class ReportHook(Hook):
         steps, seconds = training.steps_done, training.clock.seconds()
         step_time = (seconds - self._last[1]) / (steps - self._last[0])
         self._last = (steps, seconds)
-        speed = {"step_time": step_time, "examples_per_second": self._batch_size / step_time}
+        speed = {"step_time": step_time}
+        if self._batch_size is not None:
+            speed["examples_per_second"] = self._batch_size / step_time
         if "metrics/tokens" in outputs:
             speed["tokens_per_second"] = float(outputs["metrics/tokens"]) / step_time
         return speed

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+import numpy as np
 
 from t2tp.mesh.program import Feature
 
@@ -25,6 +27,10 @@ def no_counts(batch: Batch) -> dict[str, float]:
     return {}
 
 
+# Feature names and sizes: what tells one kind of batch from another.
+Shapes = tuple[tuple[str, tuple[int, ...]], ...]
+
+
 @dataclass(frozen=True)
 class Inputs:
     """Batches and what is in them.
@@ -33,14 +39,37 @@ class Inputs:
       features: global shape in named dimensions, and dtype, of each feature.
       stream: the batches. One that is evaluated has a length.
       counts: batch -> numbers that the host counts in it, to be added up with the model's metrics.
+      other_features: the same as `features`, for each further kind of batch that the stream has:
+        shorter or longer ones.
     """
 
     features: Mapping[str, Feature]
     stream: Stream
     counts: Callable[[Batch], dict[str, float]] = no_counts
+    other_features: Sequence[Mapping[str, Feature]] = ()
 
     @property
-    def batch_size(self) -> int:
-        """Size of the dimension `batch`."""
-        dims = (dim for feature in self.features.values() for dim in feature.shape.dims)
-        return next(dim.size for dim in dims if dim.name == "batch")
+    def kinds(self) -> list[Mapping[str, Feature]]:
+        """The features of each kind of batch."""
+        return [self.features, *self.other_features]
+
+    @property
+    def batch_size(self) -> int | None:
+        """Size of the dimension `batch`; None if it is not the same in all kinds."""
+        dims = (d for kind in self.kinds for f in kind.values() for d in f.shape.dims)
+        sizes = {dim.size for dim in dims if dim.name == "batch"}
+        return sizes.pop() if len(sizes) == 1 else None
+
+
+def shapes_of_features(features: Mapping[str, Feature]) -> Shapes:
+    """The sizes of each feature."""
+    return tuple(sorted((name, tuple(f.shape.to_integer_list)) for name, f in features.items()))
+
+
+def shapes_of_batch(batch: Batch) -> Shapes:
+    """The sizes of each array; nothing is read."""
+    return tuple(sorted((name, _sizes(value)) for name, value in batch.items()))
+
+
+def _sizes(value: Any) -> tuple[int, ...]:
+    return tuple(value.shape) if hasattr(value, "shape") else np.shape(value)

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from t2tp import problems
 from t2tp.trainer import run_files
 from tests.trainer.conftest import PROBLEM
+from tests.trainer.events import read_scalars
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -27,6 +29,29 @@ def test_a_users_own_problem_is_made_and_trained_on(trainer, tmp_path):
     assert run_files.read(tmp_path / "run").hparams.max_length == 16  # 128 in the set
     assert trainer(**flags, output_dir=tmp_path / "other", hparams="max_length=32") == 0
     assert run_files.read(tmp_path / "other").hparams.max_length == 32
+
+
+def test_pairs_in_buckets_of_length_train(trainer, tmp_path):
+    """Batches of 4 x 32 and 8 x 16 symbols come in turn, each with a program of its own."""
+    name, options = "algorithmic_reverse_binary40", "arrangement=bucketed"
+    flags = {
+        "problem": name,
+        "problem_options": options,
+        "data_dir": tmp_path / "data",
+        "hparams_set": "transformer_lm_tiny",
+        "hparams": "batch_size=4,max_length=32",
+        "mesh_shape": "data:2",
+        "generate_data": True,
+        "schedule": "train",
+        "train_steps": 8,
+        "log_step_count_steps": 8,
+    }
+    assert trainer(**flags) == 0
+    shown = read_scalars(tmp_path / "run")
+    assert shown["loss"].keys() == {8}
+    assert "examples_per_second" not in shown
+    stream = problems.find(name, options).stream(tmp_path / "data", "train", 4, 32, seed=0)
+    assert {stream[step]["targets"].shape for step in range(8)} == {(4, 32), (8, 16)}
 
 
 def test_a_mixture_trains_and_is_evaluated(trainer, data_dir, tmp_path):

@@ -189,7 +189,8 @@ def test_the_installed_program_answers_a_wrong_flag_fast_and_quietly(tmp_path):
     )
     assert ended.returncode == 2
     assert ended.stderr == (
-        "t2tp_trainer: Unknown command line flag 'problm'. Did you mean: problem, problem_options ?\n"
+        "t2tp_trainer: Unknown command line flag 'problm'."
+        " Did you mean: problem, problem_options ?\n"
     )
 
 
