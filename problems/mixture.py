@@ -9,6 +9,7 @@ whole block.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
@@ -99,6 +100,11 @@ class Mixture(Problem):
         for problem in self._problems:
             problem.prepare(data_dir, tmp_dir, overwrite, num_shards, num_workers)
         return self.check_prepared(data_dir)
+
+    def digest(self, data_dir: AnyPath) -> str:
+        """Returns what tells the data of its problems from others."""
+        digests = [problem.digest(data_dir) for problem in self._problems]
+        return hashlib.sha256(" ".join(digests).encode()).hexdigest()
 
     def check_prepared(self, data_dir: AnyPath) -> Manifest:
         """Checks the data of all its problems, and that they have the same vocabulary.

@@ -15,6 +15,7 @@ where the samples come from (`samples`).
 from __future__ import annotations
 
 import abc
+import hashlib
 import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -258,6 +259,15 @@ class Problem(abc.ABC):
             with publish.new_folder(folder, self._plan(num_shards)) as partial:
                 self._make(partial, tmp_dir, num_shards, num_workers)
         return Manifest.read(folder)
+
+    def digest(self, data_dir: AnyPath) -> str:
+        """Returns what tells these data from others: a SHA-256 of the files' checksums.
+
+        Raises:
+            FileNotFoundError, DamagedDataError: see `check_prepared`.
+        """
+        files = self.check_prepared(data_dir).files
+        return hashlib.sha256(repr(sorted(files.items())).encode()).hexdigest()
 
     def check_prepared(self, data_dir: AnyPath) -> Manifest:
         """Checks that the data are there and whole; takes milliseconds.

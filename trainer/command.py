@@ -17,6 +17,7 @@ from t2tp.hparam import HParams, describe_differences
 from t2tp.mesh.cluster import Cluster
 from t2tp.mesh.layout import LayoutError
 from t2tp.mesh.processes import Place
+from t2tp.models.model import FeatureMismatchError
 from t2tp.nearest import nearest
 from t2tp.problems.problem import Problem
 from t2tp.problems.user_dir import import_user_dir
@@ -34,6 +35,8 @@ _BUILD_ERRORS = (
     CheckpointMismatchError,
     UnusableCheckpointError,
     FileNotFoundError,
+    FeatureMismatchError,
+    run_files.OtherRunError,
 )
 
 # Where --explain_layout draws, in output_dir.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -17,6 +16,7 @@ from t2tp.explanation import Explanation
 from t2tp.hparam import HParams
 from t2tp.mesh.program import Feature
 from t2tp.problems.languagemodel import LanguageModelProblem
+from t2tp.problems.metrics import compute, needed_sums
 from t2tp.problems.problem import Problem
 from t2tp.problems.stream import FeatureSpec
 from t2tp.trainer import run_files
@@ -28,11 +28,12 @@ from t2tp.trainer.hooks import EvaluationHook, Hook
 from t2tp.trainer.inputs import Inputs
 from t2tp.trainer.model_fn import ModeKeys, model_fn_of
 from t2tp.trainer.run_config import RunConfig
+from t2tp.trainer.run_files import OtherRunError
 from t2tp.trainer.summaries import SummaryWriter
 from t2tp.trainer.together import check_same
 
 # What may be different in each process of a run.
-_OWN_FLAGS = ("data_dir", "output_dir", "process_id", "tmp_dir")
+_OWN_FLAGS = ("data_digest", "data_dir", "output_dir", "process_id", "tmp_dir")
 
 # schedule -> what it builds programs for
 SCHEDULES = {
@@ -118,17 +119,29 @@ class Experiment:
         self._eval_steps = eval_steps
         self._local_eval_frequency = local_eval_frequency
         self._is_checked = False
-        self._flags = {
+        self._is_warned = False
+        self._flags: dict[str, Any] = {
             **(flags or {}),
             **asdict(config),
             "model": model,
             "problem": problem,
             "problem_options": problem_options,
             "data_dir": str(data_dir),
+            "data_digest": self.problem.digest(data_dir),
             "train_steps": train_steps,
             "eval_steps": eval_steps,
             "local_eval_frequency": local_eval_frequency,
         }
+
+    def _check_same_data(self) -> None:
+        """Refuses to go on with other data than the run has been trained on."""
+        before = self._saved and self._saved.flags.get("data_digest")
+        if before and before != self._flags["data_digest"]:
+            raise OtherRunError(
+                f"the data of {self.problem.name} in {self.data_dir} are not those that the run in"
+                f" {self.estimator.config.output_dir} was trained on: they were made again, from"
+                " other texts or with other options; choose another output_dir or the old data_dir"
+            )
 
     def build(self, schedule: str) -> None:
         """Builds what a schedule needs and restores the newest checkpoint; writes nothing.
@@ -140,7 +153,10 @@ class Experiment:
           CheckpointMismatchError: the run's variables are others than the model's.
           FileNotFoundError: there is no checkpoint to evaluate or predict with.
           OtherProcessesError: another process was started for something else.
+          OtherRunError: the run was trained on other data.
         """
+        if ModeKeys.TRAIN in SCHEDULES[schedule]:
+            self._check_same_data()
         self._check_same()
         for mode in SCHEDULES[schedule]:
             kinds = {
@@ -206,7 +222,7 @@ class Experiment:
         """
         self.build("evaluate")
         sums = self.estimator.evaluate(self._eval_inputs, self._eval_steps)
-        metrics = self.problem.metrics(sums)
+        metrics = self._metrics(sums)
         step = self.estimator.steps_done
         if self.estimator.connect().leads:
             summaries = SummaryWriter(os.path.join(self.estimator.config.output_dir, "eval"))
@@ -246,6 +262,24 @@ class Experiment:
         )
         return self.problem.decode(self.data_dir, tokens)
 
+    def _metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """The problem's metrics, but for those whose sums the model does not count."""
+        names = self.problem.metric_names
+        given = [name for name in names if needed_sums([name]) <= sums.keys()]
+        if not given:
+            return self.problem.metrics(sums)  # which says what is missing
+        if len(given) < len(names) and not self._is_warned:
+            absent = ", ".join(name for name in names if name not in given)
+            missing = ", ".join(sorted(needed_sums(names) - sums.keys()))
+            logging.warning(
+                "not evaluated: %s; the model %s does not count %s",
+                absent,
+                self._flags["model"],
+                missing,
+            )
+            self._is_warned = True
+        return compute(given, sums)
+
     def _train(self, schedule: str, hooks: Sequence[Hook]) -> None:
         self.build(schedule)
         output_dir, cluster = self.estimator.config.output_dir, self.estimator.connect()
@@ -278,9 +312,7 @@ class Experiment:
         """Compares what this process was started for with what the others were, once."""
         if not self._is_checked:
             flags = {k: v for k, v in self._flags.items() if k not in _OWN_FLAGS}
-            files = self.problem.check_prepared(self.data_dir).files
-            digest = hashlib.sha256(repr(sorted(files.items())).encode()).hexdigest()
-            data = {f"data of {self.problem.name}": digest}
+            data = {f"data of {self.problem.name}": self._flags["data_digest"]}
             check_same(self.estimator.connect(), {**self.hparams.values(), **flags, **data})
             self._is_checked = True
 

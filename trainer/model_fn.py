@@ -76,6 +76,7 @@ def model_fn_of(model_class: type[Model], vocab_size: int, train_steps: int) -> 
             return EstimatorSpec(
                 mode, predictions={"logits": model.next_token_logits(mesh, features)}
             )
+        model.check_features(features)
         output = model.loss(mesh, features, training=mode == ModeKeys.TRAIN)
         scalars = {}
         if mode == ModeKeys.TRAIN:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import tensorflow as tf
@@ -30,13 +30,20 @@ class LossOutput:
     metrics: Mapping[str, mtf.Tensor]
 
 
+class FeatureMismatchError(ValueError):
+    """A problem does not give the features that a model takes."""
+
+
 class Model(abc.ABC):
     """A family of models; the hparams choose the member.
 
     Attributes:
+      takes: names of the features that it needs.
       hparams: its `HParams`.
       vocab_size: number of tokens of the problem's vocabulary.
     """
+
+    takes: tuple[str, ...] = ()
 
     def __init__(self, hparams: HParams, vocab_size: int) -> None:
         """Keeps what the model is made from; variables are made when the graph is built."""
@@ -55,6 +62,19 @@ class Model(abc.ABC):
             known = nearest(name, _ACTIVATION_DTYPES, "dtypes")
             raise ValueError(f"activation_dtype is {name!r}: {known}")
         return tf.as_dtype(name)
+
+    def check_features(self, names: Iterable[str]) -> None:
+        """Refuses features that are not what the model takes.
+
+        Raises:
+          FeatureMismatchError: names what is missing.
+        """
+        missing = [name for name in self.takes if name not in set(names)]
+        if missing:
+            raise FeatureMismatchError(
+                f"the model {type(self).__name__} takes {', '.join(self.takes)}, and the problem"
+                f" gives {', '.join(sorted(names))}: {', '.join(missing)} is missing"
+            )
 
     @abc.abstractmethod
     def loss(self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool) -> LossOutput:

@@ -26,6 +26,8 @@ from t2tp.ops.normalization import rms_norm
 class TransformerLm(Model):
     """Decoder-only transformer language model."""
 
+    takes = ("targets", "targets_segmentation", "targets_position")
+
     def loss(self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool) -> LossOutput:
         """Mean negative log-likelihood of the real tokens, in nats.
 

@@ -72,3 +72,42 @@ def test_what_cannot_be_found_is_one_sentence(trainer, capfd, tmp_path, flags, s
     assert trainer(**flags) == 2
     assert said in capfd.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def test_metrics_that_the_model_does_not_count_are_named_and_left_out(trainer, tmp_path, capfd):
+    flags = {
+        "t2t_usr_dir": EXAMPLES / "my_problems",
+        "problem": "roman_numerals",
+        "data_dir": tmp_path / "data",
+        "hparams_set": "transformer_lm_tiny",
+        "generate_data": True,
+        "train_steps": 2,
+    }
+    assert trainer(**flags) == 0
+    said = capfd.readouterr().err
+    assert "not evaluated: accuracy_per_sequence" in said
+    assert "accuracy" in read_scalars(tmp_path / "run" / "eval")
+
+
+def test_a_model_that_takes_other_features_is_refused(trainer, tmp_path, capfd):
+    flags = {"problem": "image_digits", "data_dir": tmp_path / "data", "generate_data": True}
+    assert trainer(**flags) == 2
+    assert "TransformerLm takes targets, targets_segmentation" in capfd.readouterr().err
+
+
+def test_a_run_does_not_go_on_with_other_data(trainer, tmp_path, capfd):
+    flags = {
+        "t2t_usr_dir": EXAMPLES / "my_problems",
+        "problem": "roman_numerals",
+        "data_dir": tmp_path / "data",
+        "hparams_set": "transformer_lm_tiny",
+        "schedule": "train",
+        "generate_data": True,
+    }
+    assert trainer(**flags, train_steps=2) == 0
+    made_again = problems.find("roman_numerals")
+    made_again.samples = lambda split, folder, tmp_dir: [{"inputs": "1", "targets": "I"}] * 50
+    made_again.prepare(tmp_path / "other")
+    flags["data_dir"] = tmp_path / "other"
+    assert trainer(**flags, train_steps=4) == 2
+    assert "are not those that the run in" in capfd.readouterr().err

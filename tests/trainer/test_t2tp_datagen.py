@@ -73,7 +73,7 @@ def test_every_file_of_the_standard_library_comes_back(data_dir):
     problem = LanguagemodelPythonStdlib()
     vocabulary = problem.vocabulary(data_dir)
     texts = read_sources(problem.source_dir()).texts
-    assert len(texts) == sum(s.documents for s in problem.check_prepared(data_dir).splits.values())
+    assert len(texts) == sum(s.examples for s in problem.check_prepared(data_dir).splits.values())
     for path, text in texts.items():
         ids = vocabulary.encode(text)
         assert vocabulary.decode(ids) == text, path
