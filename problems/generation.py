@@ -13,6 +13,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import partial, reduce
 from multiprocessing.connection import wait as wait_for_any
@@ -127,6 +128,9 @@ def make_shards(
 
     Returns:
         The sizes of each split, and all files of the shards.
+
+    Raises:
+        ChildProcessError: a process died; the shards that were finished stay.
     """
     jobs = [
         _Job(split, shard, shards, count)
@@ -224,6 +228,11 @@ def _make_in_processes(
                 for job in ended:
                     job.result()
                 progress.show(done.value)
+        except BrokenProcessPool as error:
+            raise ChildProcessError(
+                "a worker process was killed, perhaps for lack of memory: run again to go on with "
+                f"what was finished, perhaps with fewer than --num_workers={num_workers}"
+            ) from error
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
             raise

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
+# Most files that an error names.
+_NAMED = 5
+
 # A file is searched for line ends in pieces of so many bytes.
 _PIECE = 1 << 24
 
@@ -22,7 +25,7 @@ def find_files(pattern: str, option: str) -> list[Path]:
         option: name of the option it was given by, for the errors.
 
     Raises:
-        ValueError: there is no pattern, or it matches no file.
+        ValueError: there is no pattern, or it matches no file, or only empty ones.
     """
     if not pattern:
         raise ValueError(
@@ -33,6 +36,10 @@ def find_files(pattern: str, option: str) -> list[Path]:
     files = sorted(path for path in map(Path, found) if path.is_file())
     if not files:
         raise ValueError(f"{option}={pattern} matches no file (in {Path.cwd()})")
+    if not any(path.stat().st_size for path in files):
+        named = ", ".join(map(str, files[:_NAMED]))
+        more = f" and {len(files) - _NAMED} more" if len(files) > _NAMED else ""
+        raise ValueError(f"{option}={pattern}: there is no text in {named}{more}")
     return files
 
 
@@ -46,17 +53,18 @@ def fingerprint(files: Sequence[Path]) -> str:
 
 
 def decode(contents: bytes, path: Path, first_line: int = 1) -> str:
-    """Decodes UTF-8.
+    """Decodes UTF-8, without the byte-order mark that a file may begin with.
 
     Raises:
         ValueError: it is not UTF-8; names the file and the line.
     """
     try:
-        return contents.decode("utf-8")
+        return contents.decode("utf-8-sig" if first_line == 1 else "utf-8")
     except UnicodeDecodeError as error:
-        line = first_line + contents[: error.start].count(b"\n")
+        read = error.object  # the contents without the mark
+        line = first_line + read[: error.start].count(b"\n")
         raise ValueError(
-            f"{path}, line {line}: not UTF-8 ({error.reason}, byte 0x{contents[error.start]:02x})"
+            f"{path}, line {line}: not UTF-8 ({error.reason}, byte 0x{read[error.start]:02x})"
         ) from error
 
 

@@ -307,11 +307,12 @@ class Problem(abc.ABC):
         return made
 
     def datagen_command(self, data_dir: AnyPath) -> str:
-        """Returns the command that makes the data."""
+        """Returns the command that makes the data, with the options they were made with before."""
         words = ["t2tp_datagen", f"--problem={self.name}", f"--data_dir={data_dir}"]
-        if self._given:
-            given = ",".join(f"{name}={value}" for name, value in self._given.items())
-            words.append(f"--problem_options={given}")
+        options = self._recorded(data_dir) | self._given
+        if options:
+            written = ",".join(f"{name}={_as_option(value)}" for name, value in options.items())
+            words.append(f"--problem_options={written}")
         return shlex.join(words)
 
     def stream(
@@ -380,6 +381,15 @@ class Problem(abc.ABC):
             known = nearest(split, self.splits, f"splits of {self.name}")
             raise ValueError(f"unknown split {split!r}: {known}")
 
+    def _recorded(self, data_dir: AnyPath) -> dict[str, Any]:
+        """Returns the options, other than the defaults, that the data there were made with."""
+        try:
+            made = Manifest.read(self.folder(data_dir)).options
+        except DamagedDataError:  # they are lost, or there are no data yet
+            return {}
+        defaults = self.default_options().values()
+        return {n: value for n, value in made.items() if n in defaults and value != defaults[n]}
+
     def _making(self) -> dict[str, Any]:
         return {name: self.options.get(name) for name in self.making_options}
 
@@ -435,6 +445,11 @@ def check_positive(**sizes: int) -> None:
     for name, size in sizes.items():
         if size < 1:
             raise ValueError(f"{name} must be at least 1, is {size}")
+
+
+def _as_option(value: Any) -> str:
+    """Writes a value as options have it: text with commas in quotes."""
+    return repr(value) if isinstance(value, str) and "," in value else str(value)
 
 
 def _versions() -> dict[str, str]:

@@ -18,6 +18,7 @@ _PLAN_FILE = ".plan"
 def only_one_maker(folder: Path) -> Iterator[None]:
     """Waits until no other process makes this folder, and keeps others waiting meanwhile.
 
+    If a maker was killed while it put a new folder in the old one's place that is finished first.
     The system lifts the lock of a process that dies.
 
     Raises:
@@ -35,6 +36,7 @@ def only_one_maker(folder: Path) -> Iterator[None]:
         except BlockingIOError:
             logging.info("another process is making %s: waiting for it", folder)
             fcntl.flock(lock, fcntl.LOCK_EX)
+        _finish(folder)
         yield
 
 
@@ -51,8 +53,7 @@ def new_folder(folder: Path, plan: str) -> Iterator[Path]:
         folder: what is made.
         plan: what will be in it, in words. What an attempt with another plan left is removed.
     """
-    partial = folder.with_name(f".{folder.name}.partial")
-    replaced = folder.with_name(f".{folder.name}.replaced")
+    partial, replaced = _neighbours(folder)
     shutil.rmtree(replaced, ignore_errors=True)
     _begin(partial, plan)
     try:
@@ -69,6 +70,22 @@ def new_folder(folder: Path, plan: str) -> Iterator[Path]:
     partial.rename(folder)
     _flush_one(folder.parent)
     shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _neighbours(folder: Path) -> tuple[Path, Path]:
+    """Returns where a folder is made, and where what was there before is put aside."""
+    return folder.with_name(f".{folder.name}.partial"), folder.with_name(f".{folder.name}.replaced")
+
+
+def _finish(folder: Path) -> None:
+    """Gives the folder its name if a maker was killed between putting aside and renaming."""
+    partial, replaced = _neighbours(folder)
+    if folder.exists() or not replaced.exists():
+        return
+    # What has no plan any more is complete: the old folder is put aside only after that.
+    is_complete = partial.is_dir() and not (partial / _PLAN_FILE).exists()
+    (partial if is_complete else replaced).rename(folder)
+    _flush_one(folder.parent)
 
 
 def _begin(partial: Path, plan: str) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -106,8 +107,9 @@ def train_subwords(
             comes back normalized.
 
     Raises:
-        ValueError: the texts do not have that many different pieces, or there is no such
-            normalization or model type.
+        ValueError: the texts do not have that many different pieces, have too many different
+            characters for so few, or are empty; or there is no such normalization or model type.
+        BaseException: whatever going through `texts` raises comes out as it is.
     """
     import sentencepiece
 
@@ -117,9 +119,10 @@ def train_subwords(
     if model_type not in ("bpe", "unigram"):
         raise ValueError(f"no sub-word model {model_type!r}: there are bpe, unigram")
     model = io.BytesIO()
+    chunks = _Chunks(texts)
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=_chunks(texts),
+            sentence_iterator=iter(chunks),
             model_writer=model,
             model_type=model_type,
             vocab_size=size,
@@ -141,18 +144,52 @@ def train_subwords(
             minloglevel=2,
         )
     except RuntimeError as error:
+        if chunks.failure is not None:
+            # SentencePiece makes of any exception a RuntimeError with lines of its own.
+            raise chunks.failure from None
         raise ValueError(
-            f"cannot train a vocabulary of {size} pieces on these texts: {error}"
+            f"cannot train a vocabulary of {size} pieces: {_in_our_words(str(error))}"
         ) from error
     return SubwordVocabulary(model.getvalue())
 
 
-def _chunks(texts: Iterable[str]) -> Iterable[str]:
-    left = _SAMPLE_BYTES
-    for text in texts:
-        for begin in range(0, len(text), _CHUNK_CHARACTERS):
-            chunk = text[begin : begin + _CHUNK_CHARACTERS]
-            left -= len(chunk.encode("utf-8"))
-            if left < 0:
-                return
-            yield chunk
+class _Chunks:
+    """The first 32 MiB of the texts in pieces, and what went wrong with reading them.
+
+    Attributes:
+        failure: the exception that reading the texts ended with.
+    """
+
+    def __init__(self, texts: Iterable[str]):
+        self._texts = texts
+        self.failure: BaseException | None = None
+
+    def __iter__(self) -> Iterator[str]:
+        try:
+            yield from self._pieces()
+        except (Exception, KeyboardInterrupt) as error:
+            self.failure = error
+            raise
+
+    def _pieces(self) -> Iterator[str]:
+        left = _SAMPLE_BYTES
+        for text in self._texts:
+            for begin in range(0, len(text), _CHUNK_CHARACTERS):
+                chunk = text[begin : begin + _CHUNK_CHARACTERS]
+                left -= len(chunk.encode("utf-8"))
+                if left < 0:
+                    return
+                yield chunk
+
+
+def _in_our_words(message: str) -> str:
+    """Says what SentencePiece says, without places in its sources and options we do not have."""
+    if found := re.search(r"Please set it to a value <= (\d+)", message):
+        most = found.group(1)
+        return f"the texts allow at most {most} pieces: give --vocab_size={most} or less"
+    if found := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
+        least = found.group(1)
+        return f"the texts need at least {least} pieces: give --vocab_size={least} or more"
+    if "!sentences_.empty()" in message:
+        return "the texts are empty"
+    return re.sub(r"^[A-Z_]+: (src/\S+ \[.*?\] )?", "", message)

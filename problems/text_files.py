@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,13 @@ class FileProblem(Problem):
         file_options: the options that name the files.
         validation_options: those of files that are held out, in the same order; without them 3 %
             of the samples each, drawn by lot, are for validation and test.
+        test_options: those of files for test; without them half of the samples that are held out
+            are for test.
     """
 
     file_options: tuple[str, ...]
     validation_options: tuple[str, ...]
+    test_options: tuple[str, ...]
 
     def default_options(self) -> HParams:
         """Declares the options that name files."""
@@ -40,6 +44,8 @@ class FileProblem(Problem):
             options.add(name, "", help="a path, or a pattern such as texts/**/*.txt")
         for name in self.validation_options:
             options.add(name, "", help="the same, held out for validation and test")
+        for name in self.test_options:
+            options.add(name, "", help="the same, for test; then the others are for validation")
         return options
 
     def read(self, files: Sequence[Sequence[Path]]) -> Samples:
@@ -48,20 +54,61 @@ class FileProblem(Problem):
 
     def samples(self, split: str, folder: Path, tmp_dir: Path) -> Samples:
         """Opens the samples of a split; see `Problem.samples`."""
-        train = self.read(self._files(self.file_options))
-        if any(self.options.get(name) for name in self.validation_options):
-            if split == self.splits[0]:
-                return train
-            held_out = self.read(self._files(self.validation_options))
-            # The two halves, alternately.
-            return Chosen(held_out, np.arange(self.splits.index(split) - 1, len(held_out), 2))
-        return Chosen(train, _drawn(split, len(train), self.splits))
+        train, validation, test = self.splits
+        held_out = self._held_out()
+        if validation not in held_out:
+            everything = self.read(self._files(self.file_options))
+            return Chosen(everything, self._drawn(split, len(everything)))
+        if split == train:
+            return self.read(self._files(self.file_options))
+        if test in held_out:
+            return self.read(self._files(held_out[split]))
+        # The two halves, alternately.
+        both = self.read(self._files(self.validation_options))
+        if len(both) < 2:
+            raise ValueError(self._too_few(len(both), (validation, test), self.test_options))
+        return Chosen(both, np.arange([validation, test].index(split), len(both), 2))
+
+    def more_samples(self) -> str:
+        """Returns the option that makes more samples of the same files; "" if there is none."""
+        return ""
+
+    def _held_out(self) -> dict[str, tuple[str, ...]]:
+        """Returns the options of each split that is held out and has files of its own."""
+        options = dict(
+            zip(self.splits[1:], (self.validation_options, self.test_options), strict=True)
+        )
+        given = {
+            split: names for split, names in options.items() if any(map(self.options.get, names))
+        }
+        if [*given] == [self.splits[-1]]:
+            missing = " and ".join(self.validation_options)
+            raise ValueError(
+                f"{' and '.join(self.test_options)} without {missing}: give {missing} too"
+            )
+        return given
+
+    def _drawn(self, split: str, count: int) -> np.ndarray:
+        """Returns the numbers of the samples that a split gets by lot: int64 [any]."""
+        if count < len(self.splits):
+            raise ValueError(self._too_few(count, self.splits, self.validation_options))
+        order = permute(np.arange(count), count, "splits")
+        sizes = [max(1, round(share * count)) for share in _HELD_OUT.values()]
+        parts = np.split(order, np.cumsum(sizes))
+        return dict(zip((*self.splits[1:], self.splits[0]), parts, strict=True))[split]
+
+    def _too_few(self, count: int, splits: Sequence[str], options: Sequence[str]) -> str:
+        advice = [f"{' and '.join(options)} besides"]
+        if self.more_samples():
+            advice.insert(0, self.more_samples())
+        return (
+            f"{count} sample{'' if count == 1 else 's'} cannot be shared out among "
+            f"{', '.join(splits)}: give {', or '.join(advice)}"
+        )
 
     def plan(self) -> dict[str, Any]:
         """Says which files there are, and what changes when one of them does."""
-        names = [*self.file_options]
-        if any(self.options.get(name) for name in self.validation_options):
-            names += self.validation_options
+        names = [*self.file_options, *chain.from_iterable(self._held_out().values())]
         files = [path for paths in self._files(names) for path in paths]
         return {"files": len(files), "fingerprint": fingerprint(files)}
 
@@ -101,19 +148,6 @@ class Made:
         return self._sample(int(number))
 
 
-def _drawn(split: str, count: int, splits: Sequence[str]) -> np.ndarray:
-    """Returns the numbers of the samples that a split gets by lot: int64 [any]."""
-    if count < len(splits):
-        raise ValueError(
-            f"{count} samples cannot be shared out among {', '.join(splits)}: there must be more, "
-            "or files of their own for validation"
-        )
-    order = permute(np.arange(count), count, "splits")
-    sizes = [max(1, round(share * count)) for share in _HELD_OUT.values()]
-    parts = np.split(order, np.cumsum(sizes))
-    return dict(zip((*splits[1:], splits[0]), parts, strict=True))[split]
-
-
 @registry.register_problem
 class LanguagemodelTextfiles(FileProblem, LanguageModelProblem):
     """Language modelling on your own text files: --problem_options='files=texts/**/*.txt'.
@@ -121,15 +155,18 @@ class LanguagemodelTextfiles(FileProblem, LanguageModelProblem):
     Options, besides those of `LanguageModelProblem`:
         files: a path or pattern.
         validation_files: the same, for what is held out.
+        test_files: the same, for test.
         documents: "files" or "lines": what a document is.
     """
 
     file_options = ("files",)
     validation_options = ("validation_files",)
+    test_options = ("test_files",)
     making_options = (
         *LanguageModelProblem.making_options,
-        "files",
-        "validation_files",
+        *file_options,
+        *validation_options,
+        *test_options,
         "documents",
     )
 
@@ -147,6 +184,10 @@ class LanguagemodelTextfiles(FileProblem, LanguageModelProblem):
         documents = kinds[self.options.documents](files[0])
         return Made(len(documents), lambda number: {"text": documents[number]})
 
+    def more_samples(self) -> str:
+        """Returns the option by which a file can be several documents."""
+        return "documents=lines" if self.options.documents == "files" else ""
+
 
 @registry.register_problem
 class TranslateTsv(FileProblem, Text2TextProblem):
@@ -158,11 +199,18 @@ class TranslateTsv(FileProblem, Text2TextProblem):
     Options, besides those of `Text2TextProblem`:
         files: a path or pattern.
         validation_files: the same, for what is held out.
+        test_files: the same, for test.
     """
 
     file_options = ("files",)
     validation_options = ("validation_files",)
-    making_options = (*Text2TextProblem.making_options, "files", "validation_files")
+    test_options = ("test_files",)
+    making_options = (
+        *Text2TextProblem.making_options,
+        *file_options,
+        *validation_options,
+        *test_options,
+    )
 
     def read(self, files: Sequence[Sequence[Path]]) -> Samples:
         """Opens the pairs."""
@@ -190,11 +238,18 @@ class TranslateTextfiles(FileProblem, Text2TextProblem):
     Options, besides those of `Text2TextProblem`:
         inputs, targets: paths or patterns.
         validation_inputs, validation_targets: the same, for what is held out.
+        test_inputs, test_targets: the same, for test.
     """
 
     file_options = ("inputs", "targets")
     validation_options = ("validation_inputs", "validation_targets")
-    making_options = (*Text2TextProblem.making_options, *file_options, *validation_options)
+    test_options = ("test_inputs", "test_targets")
+    making_options = (
+        *Text2TextProblem.making_options,
+        *file_options,
+        *validation_options,
+        *test_options,
+    )
 
     def read(self, files: Sequence[Sequence[Path]]) -> Samples:
         """Opens the pairs."""

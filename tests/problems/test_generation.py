@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
 import resource
@@ -72,6 +73,39 @@ def test_finished_shards_are_not_made_again(tmp_path, monkeypatch, undisturbed, 
     for name, state in left.items():
         now = (FewDigits().folder(tmp_path) / name).stat()
         assert (now.st_ino, now.st_mtime_ns) == (state.st_ino, state.st_mtime_ns)
+
+
+@registry.register_problem
+class DeadlyDigits(FewDigits):
+    """The system kills a worker that has encoded many."""
+
+    def encoder(self, folder):
+        encode = super().encoder(folder)
+        encoded = 0
+
+        def encode_or_die(sample):
+            nonlocal encoded
+            encoded += 1
+            if encoded == 400 and multiprocessing.parent_process() is not None:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return encode(sample)
+
+        return encode_or_die
+
+
+def test_a_killed_worker_is_said_and_finished_shards_stay(tmp_path):
+    with pytest.raises(ChildProcessError) as raised:
+        DeadlyDigits().prepare(tmp_path, num_shards=6, num_workers=2)
+    assert str(raised.value) == (
+        "a worker process was killed, perhaps for lack of memory: run again to go on with what was "
+        "finished, perhaps with fewer than --num_workers=2"
+    )
+    partial = tmp_path / ".deadly_digits.partial"
+    left = {path.name: path.stat().st_ino for path in partial.glob("train-*.json")}
+    assert len(left) >= 2  # 166 or 167 samples each
+    DeadlyDigits().prepare(tmp_path, num_shards=6)
+    made = DeadlyDigits().folder(tmp_path)
+    assert {name: (made / name).stat().st_ino for name in left} == left
 
 
 def test_what_was_made_for_something_else_is_made_again(tmp_path, monkeypatch):

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -79,6 +81,29 @@ def test_a_killed_maker_leaves_nothing_that_counts_and_does_not_block_the_next(t
         (partial / "file").write_text("new")
     assert contents(folder) == {"file": "new"}
     assert sorted(path.name for path in tmp_path.iterdir()) == [".data.lock", "data"]
+
+
+@pytest.mark.parametrize("is_new_there", [True, False])
+def test_what_a_killed_maker_put_aside_is_not_lost(tmp_path, monkeypatch, is_new_there):
+    folder, partial = tmp_path / "data", tmp_path / ".data.partial"
+    with new_folder(folder, "plan") as making:
+        (making / "file").write_text("old")
+    rename = Path.rename
+
+    def killed(path, target):
+        if path == partial:
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", killed)
+    with pytest.raises(KeyboardInterrupt), new_folder(folder, "plan") as making:
+        (making / "file").write_text("new")
+    monkeypatch.undo()
+    assert not folder.exists()
+    if not is_new_there:
+        shutil.rmtree(partial)
+    with only_one_maker(folder):
+        assert contents(folder) == {"file": "new" if is_new_there else "old"}
 
 
 def test_makers_wait_for_each_other(tmp_path):

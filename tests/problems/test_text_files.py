@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import shlex
+
 import numpy as np
 import pytest
 
@@ -37,14 +39,15 @@ def test_pairs_of_a_tsv_come_back(tmp_path):
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        (b"one column\n", r"pairs\.tsv, line 101: 1 columns, and there must be 2"),
-        (b"a\tb\tc\n", r"pairs\.tsv, line 101: 3 columns, and there must be 2"),
-        (b"a\t\xff\n", r"pairs\.tsv, line 101: not UTF-8 \(invalid start byte, byte 0xff\)"),
+        (b"one column\n", "1 columns, and there must be 2, with a tab between them"),
+        (b"a\tb\tc\n", "3 columns, and there must be 2, with a tab between them"),
+        (b"a\t\xff\n", "not UTF-8 (invalid start byte, byte 0xff)"),
     ],
 )
 def test_a_bad_line_is_named_and_nothing_is_left(tmp_path, lines, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError) as raised:
         pairs(tmp_path, GOOD + lines).prepare(tmp_path / "data")
+    assert str(raised.value) == f"{tmp_path}/pairs.tsv, line 101: {message}"
     assert [path.name for path in (tmp_path / "data").iterdir()] == [".translate_tsv.lock"]
 
 
@@ -57,10 +60,92 @@ def test_an_empty_side_is_skipped_and_counted(tmp_path, caplog):
     assert "skipped (a side is empty)" in manifest.summary()
 
 
-@pytest.mark.parametrize(("lines", "message"), [(b"", "0 samples cannot be"), (b"a\tb", "1 samp")])
-def test_too_few_lines_are_said(tmp_path, lines, message):
-    with pytest.raises(ValueError, match=message):
-        pairs(tmp_path, lines).prepare(tmp_path / "data")
+@pytest.mark.parametrize(
+    ("name", "files", "options", "message"),
+    [
+        (
+            "translate_tsv",
+            {"a.tsv": "a\tb"},
+            "files=a.tsv",
+            "1 sample cannot be shared out among train, validation, test: give validation_files "
+            "besides",
+        ),
+        (
+            "languagemodel_textfiles",
+            {"a.txt": "one\ntwo\n"},
+            "files=a.txt",
+            "1 sample cannot be shared out among train, validation, test: give documents=lines, "
+            "or validation_files besides",
+        ),
+        (
+            "languagemodel_textfiles",
+            {"a.txt": "one\ntwo\n", "b.txt": "three\n"},
+            "files=a.txt,validation_files=b.txt",
+            "1 sample cannot be shared out among validation, test: give documents=lines, or "
+            "test_files besides",
+        ),
+        (
+            "languagemodel_textfiles",
+            {"a.txt": "one\ntwo\n", "b.txt": "three\n"},
+            "files=a.txt,test_files=b.txt",
+            "test_files without validation_files: give validation_files too",
+        ),
+        (
+            "languagemodel_textfiles",
+            {f"{i}.txt": "" for i in range(5)},
+            "files=*.txt",
+            "files=*.txt: there is no text in 0.txt, 1.txt, 2.txt, 3.txt, 4.txt",
+        ),
+        (
+            "languagemodel_textfiles",
+            {f"{i}.txt": "" for i in range(7)} | {"a": "one\ntwo\n"},
+            "files=a,validation_files=*.txt",
+            "validation_files=*.txt: there is no text in 0.txt, 1.txt, 2.txt, 3.txt, 4.txt and 2 "
+            "more",
+        ),
+    ],
+)
+def test_too_little_text_is_said_with_what_to_do(
+    tmp_path, monkeypatch, name, files, options, message
+):
+    monkeypatch.chdir(tmp_path)
+    for path, text in files.items():
+        (tmp_path / path).write_text(text)
+    with pytest.raises(ValueError) as raised:
+        problems.find(name, options).prepare("data")
+    assert str(raised.value) == message
+
+
+@pytest.mark.parametrize("documents", ["files", "lines"])
+def test_a_file_for_each_split(tmp_path, documents):
+    for name in ("train", "valid", "test"):
+        (tmp_path / name).write_text(f"the {name} split\nhas two lines\n")
+    options = f"files={tmp_path}/train,validation_files={tmp_path}/valid,test_files={tmp_path}/test"
+    problem = problems.find(
+        "languagemodel_textfiles", f"{options},documents={documents},vocab_size=276"
+    )
+    count = {"files": 1, "lines": 2}[documents]
+    sizes = problem.prepare(tmp_path / "data").splits
+    assert {split: made.examples for split, made in sizes.items()} == {
+        "train": count,
+        "validation": count,
+        "test": count,
+    }
+    for split, name in (("train", "train"), ("validation", "valid"), ("test", "test")):
+        assert f"the {name} split".encode() in problem.split_text(tmp_path / "data", split)
+    before = problem.plan()
+    (tmp_path / "test").write_text("another")
+    assert problem.plan() != before
+
+
+def test_an_interruption_while_the_vocabulary_is_made_keeps_what_there_is(tmp_path, monkeypatch):
+    def interrupt(lines, number):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Lines, "__getitem__", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        pairs(tmp_path, GOOD).prepare(tmp_path / "data")
+    assert (tmp_path / "data" / ".translate_tsv.partial").is_dir()
 
 
 def test_files_that_are_not_named_or_not_there_are_said(tmp_path):
@@ -148,3 +233,24 @@ def test_sides_of_a_batch_have_the_same_vocabulary(tmp_path):
     batch = problem.stream(tmp_path / "data", "train", 4, 64)[0]
     text = problem.decode(tmp_path / "data", np.asarray(batch["targets"])[0])
     assert text.startswith("ein Tab ist kein ")
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path):
+    (tmp_path / "a").write_bytes(b"\xef\xbb\xbfone\n\xef\xbb\xbftwo\n")
+    (tmp_path / "b").write_bytes(b"\xef\xbb\xbfone\n\xff\n")
+    assert Files([tmp_path / "a"])[0] == "one\n\ufefftwo\n"
+    lines = Lines([tmp_path / "a"])
+    assert [lines[0], lines[1]] == ["one", "\ufefftwo"]
+    with pytest.raises(ValueError, match="b, line 2: not UTF-8 .*byte 0xff"):
+        Files([tmp_path / "b"])[0]
+
+
+def test_damaged_data_are_made_again_with_the_options_they_were_made_with(tmp_path):
+    pairs(tmp_path, GOOD).prepare(tmp_path / "data")
+    (tmp_path / "data" / "translate_tsv" / "vocabulary.model").unlink()
+    with pytest.raises(ValueError) as raised:
+        problems.find("translate_tsv", "arrangement=packed").check_prepared(tmp_path / "data")
+    options = f"vocab_size=288,files={tmp_path}/*.tsv,arrangement=packed"
+    command = ["t2tp_datagen", "--problem=translate_tsv", f"--data_dir={tmp_path / 'data'}"]
+    command += [f"--problem_options={options}", "--overwrite"]
+    assert shlex.split(str(raised.value).splitlines()[-1]) == command

@@ -157,6 +157,29 @@ def test_lone_surrogates_are_refused(vocabulary):
         vocabulary.encode("a\ud800")
 
 
-def test_too_little_text_for_the_vocabulary_is_said():
-    with pytest.raises(ValueError, match="cannot train a vocabulary of 8192 pieces"):
-        train_subwords(TEXTS, 8192)
+@pytest.mark.parametrize(
+    ("texts", "size", "message"),
+    [
+        (TEXTS, 8192, r"the texts allow at most (\d+) pieces: give --vocab_size=\1 or less"),
+        (TEXTS, 270, r"the texts need at least (\d+) pieces: give --vocab_size=\1 or more"),
+        (["", ""], 300, "the texts are empty"),
+        ([], 300, "the texts are empty"),
+    ],
+)
+def test_a_vocabulary_that_cannot_be_made_is_said_in_one_sentence(texts, size, message):
+    whole = f"^cannot train a vocabulary of {size} pieces: {message}$"
+    with pytest.raises(ValueError, match=whole):
+        train_subwords(texts, size)
+
+
+@pytest.mark.parametrize(
+    "failure", [ValueError("a.tsv, line 61"), OSError(5, "gone", "a.tsv"), KeyboardInterrupt()]
+)
+def test_what_is_wrong_with_the_texts_comes_out_as_it_is(failure):
+    def texts():
+        yield from TEXTS
+        raise failure
+
+    with pytest.raises(type(failure)) as raised:
+        train_subwords(texts(), 300)
+    assert raised.value is failure
