@@ -23,13 +23,16 @@ def folder(tmp_path_factory) -> Path:
     """Where the page's commands have been run."""
     folder = tmp_path_factory.mktemp("walk")
     (folder / "examples").symlink_to(REPOSITORY / "examples")
-    (shell,) = re.findall(r"```sh\n(.*?)```", PAGE, re.S)
+    shell = "".join(re.findall(r"```sh\n(.*?)```", PAGE, re.S)).replace("\\\n", " ")
+    said = ""
     for line in shell.splitlines():
         program, *arguments = shlex.split(line)
         command = [sys.executable, "-m", f"t2tp.trainer.{program}", *arguments]
         ended = subprocess.run(command, cwd=folder, capture_output=True, text=True)
         assert ended.returncode == 0, ended.stderr
-    assert re.search("targets: '[MDCLXVI]+'", ended.stdout)  # of --inspect
+        said += ended.stdout
+    assert re.search("targets: '[MDCLXVI]+'", said)  # of --inspect
+    assert (folder / "run" / "checkpoints").is_dir()
     return folder
 
 
