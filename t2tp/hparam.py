@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 
 from t2tp.hparam_types import ValueType, declared_type, inferred_type, split_at_commas
 from t2tp.nearest import nearest
+from t2tp.whole_file import write_text
 
 
 class _NotDeclared:
@@ -181,16 +182,7 @@ class HParams:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the JSON to a file, which appears (or is replaced) only when complete."""
-        path = Path(path)
-        unfinished = path.with_name(f"{path.name}.tmp-{os.getpid()}")
-        try:
-            with unfinished.open("w", encoding="utf-8") as file:
-                file.write(self.to_json())
-                file.flush()
-                os.fsync(file.fileno())
-            unfinished.replace(path)
-        finally:
-            unfinished.unlink(missing_ok=True)
+        write_text(path, self.to_json())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> HParams:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from t2tp.hparam import HParams
+from t2tp.whole_file import write_text
 
 HPARAMS_FILE = "hparams.json"
 FLAGS_FILE = "flags.json"
@@ -61,16 +62,7 @@ def write(output_dir: str, hparams: HParams, flags: Mapping[str, Any]) -> None:
     folder = Path(output_dir)
     folder.mkdir(parents=True, exist_ok=True)
     hparams.save(folder / HPARAMS_FILE)
-    unfinished = folder / f"{FLAGS_FILE}.tmp-{os.getpid()}"
-    try:
-        with unfinished.open("w", encoding="utf-8") as file:
-            json.dump(dict(flags), file, indent=2)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(folder / FLAGS_FILE)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    write_text(folder / FLAGS_FILE, json.dumps(dict(flags), indent=2) + "\n")
 
 
 def check_shared(output_dir: str, seconds: float = _SEEN_SECONDS) -> None:

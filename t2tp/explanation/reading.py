@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 
 from t2tp import upstream as mtf
 from t2tp.explanation.causes import GRADIENTS, Causes
@@ -21,6 +20,7 @@ from t2tp.explanation.text import text
 from t2tp.mesh.layout import Layout
 from t2tp.mesh.lowering import all_operations, live_operations
 from t2tp.mesh.program import Program
+from t2tp.whole_file import write_text
 
 # What optimizers append to a variable's name to name what they keep for it.
 _SLOT_SUFFIXES = ("/", "_slot_", "_momentum_")
@@ -59,16 +59,7 @@ class Explanation:
         Raises:
           OSError: it cannot be written there.
         """
-        path = Path(path)
-        unfinished = path.with_name(f"{path.name}.tmp-{os.getpid()}")
-        try:
-            with unfinished.open("w", encoding="utf-8") as file:
-                file.write(self.html())
-                file.flush()
-                os.fsync(file.fileno())
-            unfinished.replace(path)
-        finally:
-            unfinished.unlink(missing_ok=True)
+        write_text(path, self.html())
 
 
 def explain(program: Program) -> Explanation:
