@@ -101,17 +101,8 @@ class Collectives:
         axes = self._real_axes(axes)
         if not axes:
             return x
-        key, size = self._group(axes)
         self._record("allreduce", axes, x, sums)
-        return tf.raw_ops.CollectiveReduceV2(
-            input=x,
-            group_size=size,
-            group_key=key,
-            instance_key=next(_instance_keys),
-            ordering_token=[],
-            merge_op=merge_op,
-            final_op="Id",
-        )
+        return self._reduce(x, axes, merge_op)
 
     def allgather(self, x: tf.Tensor, axis: int, concat_axis: int) -> tf.Tensor:
         """Concatenation of the group's `x` along `concat_axis`, in the order of the mesh axis."""
@@ -128,17 +119,9 @@ class Collectives:
             return x
         if _carrier(x.dtype) != x.dtype:
             return _carried(lambda c: self.alltoall(c, axis, split_axis, concat_axis), x)
-        key, size = self._group((axis,))
         self._record("alltoall", (axis,), x)
-        parts = tf.stack(tf.split(x, size, axis=split_axis))
-        exchanged = tf.raw_ops.CollectiveAllToAllV2(
-            input=parts,
-            group_size=size,
-            group_key=key,
-            instance_key=next(_instance_keys),
-            ordering_token=[],
-        )
-        return _merge_leading(tf.ensure_shape(exchanged, parts.shape), concat_axis)
+        parts = tf.stack(tf.split(x, self._mesh_shape.dims[axis].size, axis=split_axis))
+        return _merge_leading(self._send_parts(parts, axis), concat_axis)
 
     def reducescatter(
         self, x: tf.Tensor, axis: int, scatter_axis: int, sums: Sequence[str] = ()
@@ -163,14 +146,7 @@ class Collectives:
             return tf.reshape(part, parts.shape[1:])
         # CPUs have no such kernel: the parts are sent to where they belong, and added up there.
         carried = tf.float32 if x.dtype == tf.bfloat16 else x.dtype
-        arrived = tf.raw_ops.CollectiveAllToAllV2(
-            input=tf.cast(parts, carried),
-            group_size=size,
-            group_key=key,
-            instance_key=next(_instance_keys),
-            ordering_token=[],
-        )
-        arrived = tf.ensure_shape(arrived, parts.shape)
+        arrived = self._send_parts(tf.cast(parts, carried), axis)
         return tf.cast(tf.reduce_sum(arrived, axis=0), x.dtype)
 
     def permute(self, x: tf.Tensor, axis: int, source: Sequence[int | None]) -> tf.Tensor:
@@ -179,12 +155,12 @@ class Collectives:
         size = self._mesh_shape.dims[axis].size
         if list(source) == list(range(size)):
             return x
+        if source[0] is not None and len(set(source)) == 1:
+            return self._broadcast(x, axis, source[0])
         if _carrier(x.dtype) != x.dtype:
             return _carried(lambda c: self.permute(c, axis, source), x)
         place = self.coordinate(axis)
         wanted = tf.gather(tf.constant([-1 if s is None else s for s in source], tf.int32), place)
-        if source[0] is not None and len(set(source)) == 1:
-            return self._broadcast(x, axis, tf.equal(place, source[0]))
         rounds = pairings(source)
         result = tf.where(tf.equal(wanted, place), x, tf.zeros_like(x))
         if rounds is None:
@@ -197,19 +173,40 @@ class Collectives:
             result = tf.where(tf.equal(wanted, partner), theirs, result)
         return result
 
-    def _broadcast(self, x: tf.Tensor, axis: int, is_source: tf.Tensor) -> tf.Tensor:
-        """The `x` of the one member that is the source: the others add zeros to it."""
-        key, size = self._group((axis,))
+    def _broadcast(self, x: tf.Tensor, axis: int, source: int) -> tf.Tensor:
+        """The `x` of one member: the others add zeros to it, as integers, which keeps every bit."""
+        if x.dtype.is_floating:
+            bits = {2: tf.uint16, 4: tf.int32, 8: tf.int64}[x.dtype.size]
+            return tf.bitcast(self._broadcast(tf.bitcast(x, bits), axis, source), x.dtype)
+        if _carrier(x.dtype) != x.dtype:
+            return _carried(lambda c: self._broadcast(c, axis, source), x)
         self._record("broadcast", (axis,), x)
+        own = tf.where(tf.equal(self.coordinate(axis), source), x, tf.zeros_like(x))
+        return self._reduce(own, (axis,), "Add")
+
+    def _reduce(self, x: tf.Tensor, axes: tuple[int, ...], merge_op: str) -> tf.Tensor:
+        key, size = self._group(axes)
         return tf.raw_ops.CollectiveReduceV2(
-            input=tf.where(is_source, x, tf.zeros_like(x)),
+            input=x,
             group_size=size,
             group_key=key,
             instance_key=next(_instance_keys),
             ordering_token=[],
-            merge_op="Add",
+            merge_op=merge_op,
             final_op="Id",
         )
+
+    def _send_parts(self, parts: tf.Tensor, axis: int) -> tf.Tensor:
+        """Sends part i of [member, ...] to member i; what came, by sender [member, ...]."""
+        key, size = self._group((axis,))
+        exchanged = tf.raw_ops.CollectiveAllToAllV2(
+            input=parts,
+            group_size=size,
+            group_key=key,
+            instance_key=next(_instance_keys),
+            ordering_token=[],
+        )
+        return tf.ensure_shape(exchanged, parts.shape)
 
     def _exchange(self, x: tf.Tensor, axis: int, place: tf.Tensor, partner: tf.Tensor) -> tf.Tensor:
         """The `x` of a partner, which gets this one's."""

@@ -20,7 +20,7 @@ from t2tp import mtf
 from t2tp.checkpoint import latest
 from t2tp.optim.adam import Adam
 from t2tp.trainer import checkpointing
-from tests.ops.attention_memory import peak_bytes
+from tests.peak_memory import peak_bytes
 
 BATCH, D_MODEL = mtf.Dimension("batch", 8), mtf.Dimension("d_model", 2048)
 D_FF = mtf.Dimension("d_ff", 8192)

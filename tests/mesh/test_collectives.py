@@ -175,6 +175,17 @@ def test_any_dtype_is_moved_bit_for_bit(dtype):
     np.testing.assert_array_equal(permuted[1], np.zeros_like(values[1]))
 
 
+@pytest.mark.parametrize("source", [[1, 1], [1, 0], [None, 0]])
+def test_no_bit_of_bfloat16_is_lost(source):
+    """Though it is moved as float16, where the first two are NaN, or as a part of a sum."""
+    dtype = tf.bfloat16.as_numpy_dtype
+    values = [np.array([2.68e36, -2.68e36, 1.0, 1e-38], dtype) + 0 * i for i in range(8)]
+    moved = run_everywhere(lambda c, x: c.permute(x, 2, source), values)
+    if source[0] is not None:
+        np.testing.assert_array_equal(moved[0].view(np.uint16), values[0].view(np.uint16))
+    np.testing.assert_array_equal(moved[1].view(np.uint16), values[0].view(np.uint16))
+
+
 def test_axes_of_size_one_cost_nothing():
     with tf.Graph().as_default():
         pnum = tf.compat.v1.placeholder(tf.int32, [])

@@ -6,15 +6,14 @@ once in a process.
 
 from __future__ import annotations
 
-import re
 import sys
-from pathlib import Path
 
 import numpy as np
 
 import t2tp
 from t2tp import mtf
 from t2tp.ops.attention import attention
+from tests.peak_memory import peak_bytes
 
 HEADS, D_KV = 2, 16
 
@@ -34,12 +33,6 @@ def run(method: str, length: int) -> int:
     before = peak_bytes()
     float(program(dict.fromkeys("qkv", array))["sum"])
     return peak_bytes() - before
-
-
-def peak_bytes() -> int:
-    """Of this program alone: `getrusage` counts what the process was before it became this one."""
-    status = Path("/proc/self/status").read_text()
-    return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) * 1024
 
 
 if __name__ == "__main__":
