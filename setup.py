@@ -2,7 +2,17 @@
 
 from setuptools import setup
 
-SUBPACKAGES = ("checkpoint", "explanation", "mesh", "metrics", "models", "ops", "optim")
+SUBPACKAGES = (
+    "checkpoint",
+    "decoding",
+    "explanation",
+    "layers",
+    "mesh",
+    "metrics",
+    "models",
+    "ops",
+    "optim",
+)
 
 setup(
     packages=[

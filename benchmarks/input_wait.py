@@ -26,7 +26,7 @@ WARM_UP = 5
 def main(data_dir: str, steps: int = 100) -> None:
     hparams = registry.hparams("transformer_lm_tiny")
     problem = problems.find("languagemodel_python_stdlib")
-    model = registry.model("transformer_lm")(hparams, problem.vocab_size(data_dir))
+    model = registry.model("transformer_lm")(hparams, problem.vocab_sizes(data_dir))
     batch_size, length = hparams.batch_size, hparams.max_length
     stream = problem.stream(data_dir, "train", batch_size=batch_size, length=length, seed=0)
     shape = mtf.convert_to_shape(f"batch:{batch_size};length:{length}")

@@ -38,7 +38,7 @@ def loss_curve(mesh_shape: str, dtype: str, data_dir: str, steps: int) -> np.nda
     hparams = registry.hparams("transformer_lm_tiny")
     hparams.activation_dtype = dtype
     problem = registry.problem("languagemodel_python_stdlib")()
-    model = registry.model("transformer_lm")(hparams, problem.vocab_size(data_dir))
+    model = registry.model("transformer_lm")(hparams, problem.vocab_sizes(data_dir))
     batch_size, length = hparams.batch_size, hparams.max_length
     stream = problem.stream(data_dir, split="train", batch_size=batch_size, length=length, seed=0)
     sizes = {"batch": batch_size, "length": length}

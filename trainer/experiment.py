@@ -111,7 +111,7 @@ class Experiment:
         self._saved = run_files.read(config.output_dir)
         if self._saved is not None:
             run_files.check_same_run(config.output_dir, self._saved, model, problem)
-        model_fn = model_fn_of(model_class, self.problem.vocab_size(data_dir), train_steps)
+        model_fn = model_fn_of(model_class, self.problem.vocab_sizes(data_dir), train_steps)
         self.estimator = Estimator(model_fn, config, hparams)
         self._train_inputs = self._inputs("train")
         self._eval_inputs = self._inputs("validation")

@@ -59,19 +59,21 @@ class EstimatorSpec:
 ModelFn = Callable[[Mesh, Mapping[str, mtf.Tensor], ModeKeys, Any], EstimatorSpec]
 
 
-def model_fn_of(model_class: type[Model], vocab_size: int, train_steps: int) -> ModelFn:
+def model_fn_of(
+    model_class: type[Model], vocab_sizes: Mapping[str, int], train_steps: int
+) -> ModelFn:
     """The model function of a registered model.
 
     Args:
       model_class: the model.
-      vocab_size: of the problem.
+      vocab_sizes: of the problem.
       train_steps: steps of the whole training; learning-rate schedules may end there.
     """
 
     def model_fn(
         mesh: Mesh, features: Mapping[str, mtf.Tensor], mode: ModeKeys, hparams: HParams
     ) -> EstimatorSpec:
-        model = model_class(hparams, vocab_size)
+        model = model_class(hparams, vocab_sizes)
         if mode == ModeKeys.PREDICT:
             return EstimatorSpec(
                 mode, predictions={"logits": model.next_token_logits(mesh, features)}

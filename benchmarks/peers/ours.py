@@ -28,7 +28,7 @@ hparams.parse(
 )
 if args.dtype != "float32":
     hparams.parse(f"activation_dtype={args.dtype}")
-model = registry.model("transformer_lm")(hparams, sizes.vocab)
+model = registry.model("transformer_lm")(hparams, {"targets": sizes.vocab})
 
 
 def step_fn(mesh, features):

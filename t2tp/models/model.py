@@ -40,15 +40,16 @@ class Model(abc.ABC):
     Attributes:
       takes: names of the features that it needs.
       hparams: its `HParams`.
-      vocab_size: number of tokens of the problem's vocabulary.
+      vocab_sizes: how many ids a feature of the problem has, by its name; `targets` is always
+        there: tokens, classes or pixel values to predict.
     """
 
     takes: tuple[str, ...] = ()
 
-    def __init__(self, hparams: HParams, vocab_size: int) -> None:
+    def __init__(self, hparams: HParams, vocab_sizes: Mapping[str, int]) -> None:
         """Keeps what the model is made from; variables are made when the graph is built."""
         self.hparams = hparams
-        self.vocab_size = vocab_size
+        self.vocab_sizes = vocab_sizes
 
     @property
     def activation_dtype(self) -> tf.DType:

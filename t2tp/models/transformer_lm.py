@@ -64,7 +64,7 @@ class TransformerLm(Model):
     @property
     def _vocab_dim(self) -> mtf.Dimension:
         divisor = self.hparams.vocab_divisor
-        return mtf.Dimension("vocab", math.ceil(self.vocab_size / divisor) * divisor)
+        return mtf.Dimension("vocab", math.ceil(self.vocab_sizes["targets"] / divisor) * divisor)
 
     @property
     def _d_model(self) -> mtf.Dimension:

@@ -165,7 +165,7 @@ def device(cluster: Cluster, mesh_shape: str, how: str) -> dict:
 def lm(cluster: Cluster, mesh_shape: str, steps: int) -> dict:
     """Losses of a small transformer language model, with dropout and Adam."""
     hparams = small_lm.make_hparams(layer_prepostprocess_dropout=0.1)
-    model = TransformerLm(hparams, small_lm.VOCAB_SIZE)
+    model = TransformerLm(hparams, {"targets": small_lm.VOCAB_SIZE})
 
     def step_fn(mesh, features):
         output = model.loss(mesh, features, training=True)

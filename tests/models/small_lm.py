@@ -78,7 +78,7 @@ def loss_program(
     made = make_hparams(**hparams)
 
     def step(mesh, features):
-        out = TransformerLm(made, VOCAB_SIZE).loss(mesh, features, training)
+        out = TransformerLm(made, {"targets": VOCAB_SIZE}).loss(mesh, features, training)
         gradients = {}
         if with_gradients:
             variables = mesh.graph.trainable_variables
@@ -95,7 +95,7 @@ def training_program(mesh_shape: str = "", **hparams: object) -> t2tp.Program:
     made = make_hparams(**hparams)
 
     def step(mesh, features):
-        out = TransformerLm(made, VOCAB_SIZE).loss(mesh, features, training=True)
+        out = TransformerLm(made, {"targets": VOCAB_SIZE}).loss(mesh, features, training=True)
         shown = apply_gradients(out.loss, mesh, made, TRAIN_STEPS)
         return {"loss": out.loss, **shown}
 

@@ -105,7 +105,7 @@ def test_packed_documents_cost_what_they_cost_alone():
 
 def next_token_program(mesh_shape=""):
     def step(mesh, features):
-        model = TransformerLm(make_hparams(num_hidden_layers=1), VOCAB_SIZE)
+        model = TransformerLm(make_hparams(num_hidden_layers=1), {"targets": VOCAB_SIZE})
         return {"logits": model.next_token_logits(mesh, features)}
 
     features = {"targets": FEATURES["targets"], "position": t2tp.Feature("", tf.int32)}

@@ -1,0 +1,1 @@
+"""Decoding: greedy, sampling, beam search."""
