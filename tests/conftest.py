@@ -1,4 +1,8 @@
-"""All tests share one process, whose CPU is eight virtual devices: meshes of up to eight."""
+"""All tests share one process, whose CPU is eight virtual devices: meshes of up to eight.
+
+With `T2TP_TEST_GPU=1` the machine's first GPU is cut into eight instead (docs/gpu.md); otherwise
+GPUs are not looked at.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +14,21 @@ import pytest
 import tensorflow as tf
 
 NUM_DEVICES = 8
+GPU_MEGABYTES = 2048  # of each of the eight
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0],
     [tf.config.LogicalDeviceConfiguration() for _ in range(NUM_DEVICES)],
 )
+if os.environ.get("T2TP_TEST_GPU"):
+    card = tf.config.list_physical_devices("GPU")[0]
+    tf.config.set_visible_devices([card], "GPU")
+    tf.config.set_logical_device_configuration(
+        card, [tf.config.LogicalDeviceConfiguration(GPU_MEGABYTES) for _ in range(NUM_DEVICES)]
+    )
+    tf.config.experimental.enable_tensor_float_32_execution(False)
+    tf.config.experimental.enable_op_determinism()
+else:
+    tf.config.set_visible_devices([], "GPU")
 
 
 @pytest.fixture(autouse=True)

@@ -39,6 +39,7 @@ class Cluster:
       num_processes: how many processes there are.
       peers: the link to the other processes; None if there are none.
       time_limit: how long, in seconds, processors wait for others before they give up.
+      nccl: whether NCCL carries the collectives: each device is a GPU on a card of its own.
     """
 
     devices: tuple[str, ...]
@@ -46,6 +47,7 @@ class Cluster:
     num_processes: int = 1
     peers: Peers | None = None
     time_limit: float = TIME_LIMIT
+    nccl: bool = False
 
     @property
     def local_pnums(self) -> range:
@@ -118,8 +120,9 @@ def connect(
 
     Args:
       num_processors: size of the mesh.
-      devices: names of the devices to use, in a single process; by default all GPUs of this machine
-        or, where there is none, as many virtual CPU devices as the mesh has processors.
+      devices: names of the devices to use, in a single process; by default all GPUs of this
+        machine, or as many as the mesh has processors of those that a card was cut into or, where
+        there is none, of virtual CPU devices.
       num_processes: how many processes there are.
       process_id: number of this process.
       coordinator: `host:port`, a free port on the host of process 0.
@@ -140,6 +143,8 @@ def connect(
         gpus = (
             [device.name for device in tf.config.list_logical_devices("GPU")] if _has_gpu() else []
         )
+        if gpus and not _cards_are_whole():
+            gpus = gpus[:num_processors]  # Like virtual CPUs: cut for trying things out.
         devices = gpus or _virtual_cpus(num_processors)
     if len(devices) != num_processors:
         raise ValueError(
@@ -148,7 +153,8 @@ def connect(
             f" or name"
             f" {num_processors} devices (CUDA_VISIBLE_DEVICES chooses among GPUs)."
         )
-    return Cluster(tuple(devices), time_limit=time_limit)
+    nccl = all("GPU" in name for name in devices) and _cards_are_whole()
+    return Cluster(tuple(devices), time_limit=time_limit, nccl=nccl)
 
 
 def _join(num_processors: int, place: processes.Place, time_limit: float) -> Cluster:
@@ -177,7 +183,7 @@ def _join(num_processors: int, place: processes.Place, time_limit: float) -> Clu
         for task in range(count)
         for device in range(each)
     )
-    return Cluster(tuple(names), place.process_id, count, peers, time_limit)
+    return Cluster(tuple(names), place.process_id, count, peers, time_limit, nccl=kind == "GPU")
 
 
 def _local_devices(each: int) -> str:
@@ -212,6 +218,12 @@ def _check_share(each: int) -> None:
 
 def _has_gpu() -> bool:
     return bool(tf.config.list_physical_devices("GPU"))
+
+
+def _cards_are_whole() -> bool:
+    """Whether no card is cut into several logical GPUs, which NCCL would refuse."""
+    logical, physical = tf.config.list_logical_devices, tf.config.list_physical_devices
+    return len(logical("GPU")) == len(physical("GPU"))
 
 
 def _make_virtual_cpus(count: int) -> None:

@@ -1,9 +1,9 @@
 """Collectives of one processor with the processors that differ from it only along some axes of the
 mesh.
 
-They are TensorFlow's own (NCCL on GPUs, rings on CPUs, gRPC between processes). The program is the
-same on all processors: a processor's group is a number computed from its own number `pnum`, which
-is an argument of the program.
+They are TensorFlow's own: NCCL's where each processor has a GPU of its own, else rings, and gRPC
+between processes. The program is the same on all processors: a processor's group is a number
+computed from its own number `pnum`, which is an argument of the program.
 """
 
 from __future__ import annotations
@@ -70,12 +70,23 @@ class Collectives:
       log: the collectives emitted so far.
     """
 
-    def __init__(self, mesh_shape: mtf.Shape, devices: Sequence[str], pnum: tf.Tensor) -> None:
-        """Makes the collectives of processor `pnum` (an int32 scalar) of a mesh bound to
-        `devices`."""
+    def __init__(
+        self, mesh_shape: mtf.Shape, devices: Sequence[str], pnum: tf.Tensor, nccl: bool = False
+    ) -> None:
+        """Makes the collectives of a processor.
+
+        Args:
+          mesh_shape: of the mesh.
+          devices: that the mesh is bound to.
+          pnum: the number of the processor, an int32 scalar.
+          nccl: whether NCCL carries them; otherwise rings do.
+        """
         self._mesh_shape = mesh_shape
         self._devices = tuple(devices)
         self._pnum = pnum
+        self._nccl = nccl
+        # TensorFlow would take rings on the GPUs of a single process.
+        self._hint = "nccl" if nccl else "auto"
         # By graph too: a tensor made inside a loop's body is of no use outside of it.
         self._groups: dict[tuple[tf.Graph, tuple[int, ...]], tuple[tf.Tensor, int]] = {}
         self._operation = ""
@@ -133,18 +144,19 @@ class Collectives:
         key, size = self._group((axis,))
         self._record("reducescatter", (axis,), x, sums)
         parts = tf.stack(tf.split(x, size, axis=scatter_axis))
-        if "GPU" in self._devices[0]:
+        if self._nccl:
             part = tf.raw_ops.CollectiveReduceScatterV2(
                 input=parts,
                 group_size=size,
                 group_key=key,
                 instance_key=next(_instance_keys),
                 ordering_token=[],
+                communication_hint=self._hint,
                 merge_op="Add",
                 final_op="Id",
             )
             return tf.reshape(part, parts.shape[1:])
-        # CPUs have no such kernel: the parts are sent to where they belong, and added up there.
+        # Only NCCL has such a kernel. Elsewhere parts are sent to where they belong, and added up.
         carried = tf.float32 if x.dtype == tf.bfloat16 else x.dtype
         arrived = self._send_parts(tf.cast(parts, carried), axis)
         return tf.cast(tf.reduce_sum(arrived, axis=0), x.dtype)
@@ -192,6 +204,7 @@ class Collectives:
             group_key=key,
             instance_key=next(_instance_keys),
             ordering_token=[],
+            communication_hint=self._hint,
             merge_op=merge_op,
             final_op="Id",
         )
@@ -205,6 +218,7 @@ class Collectives:
             group_key=key,
             instance_key=next(_instance_keys),
             ordering_token=[],
+            communication_hint=self._hint,
         )
         return tf.ensure_shape(exchanged, parts.shape)
 
@@ -217,6 +231,7 @@ class Collectives:
             group_key=self._pair(axis, partner - place),
             instance_key=next(_instance_keys),
             ordering_token=[],
+            communication_hint=self._hint,
         )
         both = tf.ensure_shape(both, [2, *x.shape])
         return tf.gather(both, tf.cast(place < partner, tf.int32))
@@ -231,6 +246,7 @@ class Collectives:
             group_key=key,
             instance_key=next(_instance_keys),
             ordering_token=[],
+            communication_hint=self._hint,
         )
         return tf.ensure_shape(gathered, [size, *x.shape])
 

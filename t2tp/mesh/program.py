@@ -270,7 +270,9 @@ class Program:
     ) -> dict[str, tf.Tensor]:
         """The program of one processor; traced once."""
         built = self._build(step, feature_slices)
-        collectives = Collectives(self.layout.mesh_shape, self.cluster.devices, pnum)
+        collectives = Collectives(
+            self.layout.mesh_shape, self.cluster.devices, pnum, self.cluster.nccl
+        )
         mesh_impl = SpmdMeshImpl(
             self.layout,
             collectives,
