@@ -1,0 +1,69 @@
+"""Where the time of a training step goes on the device: `python profile_t2tp.py --model=124M`.
+
+TensorFlow's profiler writes down every kernel of a few steps; kernels are told apart by name.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import peer
+import tensorflow as tf
+from tensorflow.tsl.profiler.protobuf import xplane_pb2
+from train_t2tp import step
+
+STEPS = 3
+# In this order; the rest is memory-bound: norms, additions, the optimizer.
+KINDS = {
+    "attention": re.compile(r"fmha|flash|attention|softmax", re.I),
+    "matmul": re.compile(r"gemm|matmul|dot|cutlass|xmma|nvjet|sm\d+_.*mma", re.I),
+    "copies": re.compile(r"memcpy|memset", re.I),
+}
+
+
+def kernels(folder: Path) -> list[tuple[str, int, int]]:
+    """(name, beginning, end) of each kernel, in picoseconds, in the order of time."""
+    found = []
+    for path in folder.rglob("*.xplane.pb"):
+        space = xplane_pb2.XSpace.FromString(path.read_bytes())
+        planes = [plane for plane in space.planes if plane.name.startswith("/device:GPU")]
+        for plane in planes or [plane for plane in space.planes if plane.name == "/host:CPU"]:
+            for line in plane.lines:
+                if planes and not line.name.startswith("Stream"):
+                    continue
+                for event in line.events:
+                    begin = line.timestamp_ns * 1000 + event.offset_ps
+                    name = plane.event_metadata[event.metadata_id].name
+                    found.append((name, begin, begin + event.duration_ps))
+    return sorted(found, key=lambda kernel: kernel[1])
+
+
+def shares(found: list[tuple[str, int, int]]) -> dict[str, float]:
+    """Share of the time for each kind of kernel; `gaps` is when no kernel ran."""
+    time: Counter[str] = Counter()
+    busy_until = found[0][1]
+    for name, begin, end in found:
+        kind = next((kind for kind, names in KINDS.items() if names.search(name)), "memory-bound")
+        time["gaps"] += max(0, begin - busy_until)
+        time[kind] += max(0, end - max(begin, busy_until))
+        busy_until = max(busy_until, end)
+    return {kind: round(part / time.total(), 4) for kind, part in time.most_common()}
+
+
+for _ in range(peer.WARM_UP):
+    step()
+with tempfile.TemporaryDirectory() as folder:
+    tf.profiler.experimental.start(folder)
+    for _ in range(STEPS):
+        step()
+    tf.profiler.experimental.stop()
+    found = kernels(Path(folder))
+longest: Counter[str] = Counter()
+for name, begin, end in found:
+    longest[name[:80]] += (end - begin) // STEPS
+peer.answer(
+    shares=shares(found), longest_ms={name: ps / 1e9 for name, ps in longest.most_common(15)}
+)

@@ -1,0 +1,51 @@
+"""GPT-2's training step in t2tp."""
+
+from __future__ import annotations
+
+import peer
+
+args = peer.arguments()
+
+import gpt
+import model_t2tp
+import numpy as np
+import tensorflow as tf
+
+import t2tp
+from t2tp import optim
+
+sizes = gpt.MODELS[args.model]
+hparams, model = model_t2tp.make(sizes, args.length)
+
+
+def step_fn(mesh, features):
+    loss = model.loss(mesh, features, training=True).loss
+    optim.apply_gradients(loss, mesh, hparams, train_steps=1000)
+    return {"loss": loss}
+
+
+feature = t2tp.Feature(f"batch:{args.batch};length:{args.length}", tf.int32)
+program = t2tp.Program(step_fn, {name: feature for name in model.takes})
+model_t2tp.load(program, sizes, args.length)
+targets = gpt.targets(sizes, args.batch, args.length)
+places = np.arange(args.length, dtype=np.int32)
+batch = program.place(
+    {
+        "targets": targets,
+        "targets_segmentation": np.ones_like(targets),
+        "targets_position": np.broadcast_to(places, targets.shape),
+    }
+)
+steps_done = 0
+
+
+def step() -> float:
+    global steps_done
+    loss = float(program(batch, step=steps_done)["loss"])
+    steps_done += 1
+    return loss
+
+
+if __name__ == "__main__":
+    tokens = args.batch * args.length
+    peer.measure(step, args.steps, tokens, model_t2tp.peak_bytes, version=model_t2tp.VERSION)
