@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import abc
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ class AlgorithmicProblem(PairProblem):
     max_symbols = 40
     sample_counts: Mapping[str, int] = {"train": 100_000, "validation": 2_000, "test": 2_000}
     hparams_changes = {"max_length": 64}
+    decode_metric_names = ("exact_match",)
 
     @property
     def num_symbols(self) -> int:
@@ -71,6 +72,26 @@ class AlgorithmicProblem(PairProblem):
     def decoder(self, folder: Path) -> Callable[[Mapping[str, np.ndarray]], dict[str, Any]]:
         """Returns what makes symbols of tokens."""
         return lambda columns: {name: self.symbols(ids) for name, ids in columns.items()}
+
+    def encode(self, data_dir: AnyPath, text: str) -> list[int]:
+        """Returns the tokens of symbols with spaces between them, without an end.
+
+        Raises:
+            ValueError: there is no such symbol.
+        """
+        symbols = text.split()
+        known = {str(symbol) for symbol in range(self.num_symbols)}
+        for symbol in symbols:
+            if symbol not in known:
+                raise ValueError(
+                    f"{self.name}: {symbol!r} is no symbol; they are 0 to {self.num_symbols - 1}, "
+                    "with spaces between them"
+                )
+        return [_FIRST_SYMBOL + int(symbol) for symbol in symbols]
+
+    def decode(self, data_dir: AnyPath, ids: Iterable[int]) -> str:
+        """Returns the symbols of tokens, with spaces between them."""
+        return " ".join(map(str, self.symbols(np.array(list(ids), np.int64))))
 
     def symbols(self, ids: np.ndarray) -> list[int]:
         """Returns the symbols of tokens; padding and ends stand for none."""

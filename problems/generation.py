@@ -41,6 +41,15 @@ _MOST_SHARDS = 64
 _REPORT_EVERY = 64
 
 
+# Most workers unless more are asked for: each holds a problem's samples open.
+_MOST_WORKERS = 32
+
+
+def default_workers() -> int:
+    """Returns how many processes make data unless it is said: one for each core, up to 32."""
+    return min(len(os.sched_getaffinity(0)), _MOST_WORKERS)
+
+
 class Samples(Protocol):
     """The samples of a split, any of them by its number: a list will do."""
 
@@ -124,7 +133,7 @@ def make_shards(
         sample_counts: number of samples of each split.
         num_shards: of the train split, and the most of another; by default a shard for each 500
             samples, up to 64.
-        num_workers: processes; 1: this one.
+        num_workers: most processes; 1: this one. A new one is not worth less than 500 samples.
 
     Returns:
         The sizes of each split, and all files of the shards.
@@ -141,9 +150,10 @@ def make_shards(
     missing = [job for job in jobs if finished(folder, job.name) is None]
     maker = _Maker(problem, folder, tmp_dir)
     total = sum(end - begin for begin, end in (job.places for job in missing))
+    num_workers = min(num_workers, len(missing), total // _SHARD_SAMPLES)
     with Progress(total, f"encoding {problem.name}") as progress:
-        if num_workers > 1 and len(missing) > 1:
-            _make_in_processes(maker, missing, min(num_workers, len(missing)), progress)
+        if num_workers > 1:
+            _make_in_processes(maker, missing, num_workers, progress)
         else:
             _make_here(maker, missing, progress)
     sizes: dict[str, list[SplitSizes]] = {split: [] for split in sample_counts}

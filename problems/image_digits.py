@@ -42,7 +42,11 @@ class ImageDigits(Image2ClassProblem):
 
 @registry.register_problem
 class ImageDigitsGen(ImageGenerationProblem):
-    """The pictures themselves, in 16 shades: the two darkest are one."""
+    """The pictures themselves, in 16 shades: 16 counts as 15.
+
+    The samples are these pictures, and what is stored gives them back. Shade 16 is that of blocks
+    of 4 x 4 pixels of the scan that are black all over; `image_digits` keeps all 17.
+    """
 
     image_shape = (8, 8, 1)
     levels = 16
@@ -54,8 +58,8 @@ class ImageDigitsGen(ImageGenerationProblem):
         return [{"image": image} for image in np.minimum(images, self.levels - 1)]
 
     def origin(self, folder: Path, tmp_dir: Path) -> dict[str, Any]:
-        """Says whose digits they are."""
-        return _origin()
+        """Says whose digits they are, and what was made of their shades."""
+        return {**_origin(), "shades": "16, as 16 counts as 15"}
 
 
 def _digits(split: str) -> tuple[np.ndarray, np.ndarray]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from t2tp.problems.columns import Column
+from t2tp.problems.frequencies import frequency_tables
+from t2tp.problems.mixture import Mixture
+from t2tp.problems.padding import padding_table
 from t2tp.problems.problem import AnyPath, Problem
-from t2tp.problems.rows import longest, one_a_row, packed, padding_share
-from t2tp.problems.text_to_text import PairProblem
 
 _EXAMPLES = 3
 _TEXT_CHARACTERS = 300
@@ -27,6 +27,9 @@ def inspect(problem: Problem, data_dir: AnyPath) -> str:
         FileNotFoundError, ValueError: as `Problem.check_prepared`.
     """
     manifest = problem.check_prepared(data_dir)
+    if isinstance(problem, Mixture):
+        inside = problem.parts_dir(data_dir)
+        return "\n\n".join(inspect(part, inside) for part in problem.parts)
     parts = [f"{problem.name}\n{manifest.summary()}"]
     split = problem.splits[0]
     columns = problem.stored(data_dir, split)
@@ -37,9 +40,9 @@ def inspect(problem: Problem, data_dir: AnyPath) -> str:
     for name, column in columns.items():
         if len(np.unique(column.lengths)) > 1:
             parts.append(f"lengths of {name} in {split}\n{_histogram(column.lengths)}")
-    if isinstance(problem, PairProblem):
-        parts.append(_paddings(columns, split))
-    return "\n\n".join(parts)
+    parts += frequency_tables(problem, data_dir, columns, split)
+    parts.append(padding_table(problem, columns, split))
+    return "\n\n".join(filter(None, parts))
 
 
 def _shown(sample: Mapping[str, Any]) -> str:
@@ -80,22 +83,3 @@ def _histogram(lengths: np.ndarray) -> str:
     ]
     average, largest = lengths.mean(), lengths.max()
     return "\n".join([*lines, f"  {average:,.1f} on average, {largest:,} at most"])
-
-
-def _paddings(columns: Mapping[str, Column], split: str) -> str:
-    """The share of padding in rows of some lengths."""
-    pair: Sequence[Column] = list(columns.values())
-    lengths = longest(pair)
-    most = 1 << max(4, int(np.percentile(lengths, 99)).bit_length())
-    lines = [f"padding in rows of a length, in {split}   padded   packed   left out"]
-    for length in (most, 2 * most, 4 * most):
-        shares = [
-            padding_share(pair, arrange(pair, length, split), length)
-            for arrange in (one_a_row, packed)
-        ]
-        left_out = (lengths > length).mean()
-        lines.append(
-            f"  {length:>8,}".ljust(len(lines[0]) - 27)
-            + f"{shares[0]:>8.1%} {shares[1]:>8.1%} {left_out:>10.2%}"
-        )
-    return "\n".join(lines)

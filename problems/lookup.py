@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from t2tp import registry
-from t2tp.problems import mixture, tfds_any
+from t2tp.problems import tfds_any
+from t2tp.problems.mixture import find_mixture
+from t2tp.problems.mixture_name import PREFIX
 from t2tp.problems.problem import Problem
 from t2tp.problems.text_to_text import PairProblem
 
@@ -16,17 +18,16 @@ def find(name: str, options: str = "") -> Problem:
     Args:
         name: of a registered problem, which may end in `_rev` (inputs and targets change places),
             `_copy` (the targets are the inputs) or `_rev_copy`, if it has both; or "tfds:" and the
-            name of a dataset (`tfds_any.py`); or "mixture:" and shares (`mixture.py`).
-        options: the problem's options, as in "vocab_size=4096,arrangement=packed".
+            name of a dataset (`tfds_any.py`); or "mixture:" and shares (`mixture_name.py`).
+        options: the problem's options, as in "vocab_size=4096,arrangement=packed"; of a mixture's
+            problem b, "b.arrangement=packed".
 
     Raises:
         UnknownNameError: there is none; names the nearest.
         ValueError: the options cannot be read, or the problem has no inputs to reverse.
     """
-    if name.startswith(mixture.PREFIX):
-        if options:
-            raise ValueError(f"{name}: a mixture has no options, given {options!r}")
-        return mixture.parse(name, find)
+    if name.startswith(PREFIX):
+        return find_mixture(name, options, find)
     if name.startswith(tfds_any.PREFIX):
         return tfds_any.find_tfds(name, options)
     plain, is_reversed, is_copy = _without_suffixes(name)

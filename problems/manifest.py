@@ -6,6 +6,7 @@ cut short, is missing, or does not belong to the others.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Mapping
@@ -13,7 +14,18 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from t2tp.whole_file import write_text
+
 FILE_NAME = "manifest.json"
+
+# The options again: where the manifest is lost they say how to make the data.
+OPTIONS_FILE = "options.json"
+
+# What a user's files were like that the data were made from; see `sources.py`.
+SOURCES_FILE = "sources.json"
+
+# These say where the data came from; the others are the data.
+_ABOUT = (OPTIONS_FILE, SOURCES_FILE)
 
 # Raised when the layout of the files changes, so that old data is refused and not misread.
 FORMAT = 2
@@ -118,8 +130,7 @@ class Manifest:
 
     def write(self, folder: Path) -> None:
         """Writes it into the folder."""
-        text = json.dumps(asdict(self), indent=2)
-        (folder / FILE_NAME).write_text(text + "\n", encoding="utf-8")
+        write_text(folder / FILE_NAME, json.dumps(asdict(self), indent=2) + "\n")
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
@@ -154,9 +165,30 @@ class Manifest:
         for name, wanted in self.files.items():
             check_file(folder / name, wanted, read_up_to=_SMALL_BYTES)
 
+    def digest(self) -> str:
+        """Returns what tells the data from others, wherever they came from: a SHA-256."""
+        data = [each for each in self.files.items() if Path(each[0]).name not in _ABOUT]
+        return hashlib.sha256(repr(sorted(data)).encode()).hexdigest()
+
     def summary(self) -> str:
         """Says in a line for each split how much it holds."""
         return "\n".join(f"{name}: {sizes.summary()}" for name, sizes in self.splits.items())
+
+
+def write_options(folder: Path, options: Mapping[str, Any]) -> None:
+    """Writes the options that data are made with into their folder."""
+    write_text(folder / OPTIONS_FILE, json.dumps(options, indent=2) + "\n")
+
+
+def read_options(folder: Path) -> dict[str, Any]:
+    """Returns the options that data were made with; none if they are not known."""
+    with contextlib.suppress(DamagedDataError):
+        return Manifest.read(folder).options
+    try:
+        options = json.loads((folder / OPTIONS_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # lost too, or there are no data yet
+        return {}
+    return options if isinstance(options, dict) else {}
 
 
 def check_file(path: Path, wanted: FileState, read_up_to: int) -> None:

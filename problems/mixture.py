@@ -1,79 +1,68 @@
 """`mixture:a=0.7,b=0.3`: several problems at once, in exact shares.
 
-A stage of the schedule has a share of rows for each problem. Shares are brought to whole numbers
-p_1, p_2, ... without a common divisor; of every block of p_1 + p_2 + ... rows exactly p_i are of
-problem i, in an order drawn for the block. So the place of any row in its problem's own stream
-follows from the row's number: nothing is stored to resume, and the shares hold exactly over every
-whole block.
+Problems whose vocabularies are trained need one for all of them, so the mixture then has data of
+its own, with the problems' in folders inside; other mixtures use the data that their problems have.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from fractions import Fraction
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from t2tp.hparam import HParams
+from t2tp.problems import making, manifest
 from t2tp.problems.generation import Sample, Samples, Stored
 from t2tp.problems.manifest import Manifest
-from t2tp.problems.permutation import permute
+from t2tp.problems.mixture_name import find_parts, read_name
+from t2tp.problems.mixture_stream import ConcatenatedSource, MixtureStream, Stage
 from t2tp.problems.problem import AnyPath, Problem
-from t2tp.problems.stream import (
-    EMPTY,
-    Batch,
-    ExampleSource,
-    FeatureSpec,
-    Stream,
-    batch_shapes,
-    checked_step,
-    shuffled,
-)
+from t2tp.problems.shared_vocabulary import agree, make_shared_vocabulary, sharing
+from t2tp.problems.stream import Batch, FeatureSpec, Stream
+from t2tp.problems.text import TextProblem
 
-PREFIX = "mixture:"
-
-# The largest number of rows in a block; shares of more digits are not needed.
-_LARGEST_BLOCK = 10_000
-
-
-class Stage(NamedTuple):
-    """Shares from a step on.
-
-    Attributes:
-        step: the first.
-        parts: whole numbers, one for each problem: rows in a block.
-    """
-
-    step: int
-    parts: tuple[int, ...]
+# A folder's name is cut where it has more characters.
+_LONGEST_FOLDER = 120
 
 
 class Mixture(Problem):
     """Problems whose batches have the same features, mixed row by row.
 
     Evaluated are all examples of all of them; to see how well one does, evaluate on it alone.
+
+    Attributes:
+        parts: the problems.
     """
 
-    def __init__(self, name: str, problems: Sequence[Problem], schedule: Sequence[Stage]):
-        """Takes what is mixed; see `parse`."""
-        super().__init__()
-        self._name = name
-        self._problems = list(problems)
-        self._schedule = list(schedule)
-        common = [split for split in self._problems[0].splits if self._all_have(split)]
-        self.splits = tuple(common)
-        self.metric_names = tuple(
-            metric
-            for metric in self._problems[0].metric_names
-            if all(metric in problem.metric_names for problem in self._problems)
-        )
+    def __init__(self, name: str, parts: Sequence[Problem], schedule: Sequence[Stage]):
+        """Takes what is mixed; see `find_mixture`.
 
-    def _all_have(self, split: str) -> bool:
-        return all(split in problem.splits for problem in self._problems)
+        Raises:
+            ValueError: their vocabularies cannot be one.
+        """
+        self._name = name
+        super().__init__()
+        self.parts = list(parts)
+        self._schedule = list(schedule)
+        self._sharing = sharing(parts)
+        if self._sharing:
+            agree(name, self._sharing)
+            for part in parts:
+                part.warns_of_changes = False  # the mixture does, as it is what can be made again
+        self.given_options = self._dotted(lambda part: part.given_options)
+        self.splits = tuple(self._common(lambda part: part.splits))
+        self.metric_names = tuple(self._common(lambda part: part.metric_names))
+        self.decode_metric_names = tuple(self._common(lambda part: part.decode_metric_names))
+
+    def _common(self, names: Callable[[Problem], Sequence[str]]) -> list[str]:
+        first, *others = self.parts
+        return [each for each in names(first) if all(each in names(other) for other in others)]
+
+    def _dotted(self, values: Callable[[Problem], Mapping[str, Any]]) -> dict[str, Any]:
+        return {f"{p.name}.{name}": value for p in self.parts for name, value in values(p).items()}
 
     @property
     def name(self) -> str:
@@ -81,12 +70,26 @@ class Mixture(Problem):
         return self._name
 
     def folder(self, data_dir: AnyPath) -> Path:
-        """Returns where the first problem's data lie; a mixture has none of its own."""
-        return self._problems[0].folder(data_dir)
+        """Returns where the mixture's own data lie, or, without any, the first problem's."""
+        if not self._sharing:
+            return self.parts[0].folder(data_dir)
+        names = dict.fromkeys(part.folder(data_dir).name for part in self.parts)
+        name = f"mixture_{'+'.join(names)}"
+        if len(name) > _LONGEST_FOLDER:
+            name = f"{name[:_LONGEST_FOLDER]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+        return Path(data_dir) / name
 
-    def default_options(self) -> HParams:
-        """A mixture has no options; its problems have their own."""
-        return HParams()
+    def parts_dir(self, data_dir: AnyPath) -> AnyPath:
+        """Returns what is the `data_dir` of the problems."""
+        return self.folder(data_dir) if self._sharing else data_dir
+
+    def made_with(self) -> dict[str, Any]:
+        """Returns the options of all problems, as in "b.documents"."""
+        return self._dotted(lambda part: part.made_with())
+
+    def default_made_with(self) -> dict[str, Any]:
+        """Returns the same options with their defaults."""
+        return self._dotted(lambda part: part.default_made_with())
 
     def prepare(
         self,
@@ -96,14 +99,68 @@ class Mixture(Problem):
         num_shards: int | None = None,
         num_workers: int = 1,
     ) -> Manifest:
-        """Makes the data of all its problems; see `Problem.prepare`. Returns the first's."""
-        for problem in self._problems:
-            problem.prepare(data_dir, tmp_dir, overwrite, num_shards, num_workers)
+        """Makes the mixture's data, or those of all its problems; see `Problem.prepare`."""
+        if self._sharing:
+            return super().prepare(data_dir, tmp_dir, overwrite, num_shards, num_workers)
+        for part in self.parts:
+            part.prepare(data_dir, tmp_dir, overwrite, num_shards, num_workers)
         return self.check_prepared(data_dir)
+
+    def plan(self) -> dict[str, Any]:
+        """Says what the problems' data depend on, and the shares that make the vocabulary."""
+        return {"shares": self._shares(), **self._dotted(lambda part: part.plan())}
+
+    def make(
+        self, folder: Path, scratch: Path, num_shards: int | None, num_workers: int
+    ) -> dict[str, Any]:
+        """Makes one vocabulary, and with it the data of each problem; see `Problem.make`."""
+        homes: dict[Path, TextProblem] = {part.folder(folder): part for part in self._sharing}
+        for home, part in homes.items():
+            home.mkdir(exist_ok=True)
+            part.download(home, scratch)
+        vocabulary = make_shared_vocabulary(
+            [(part, part.folder(folder)) for part in self._sharing],
+            self._shares(),
+            folder,
+            scratch,
+        )
+        made = {}
+        for home, part in homes.items():
+            manifest.write_options(home, part.made_with())
+            made[part.name] = part.make(home, scratch, num_shards, num_workers)
+            making.describe(home, **made[part.name])
+        splits = {s: [each["splits"][s] for each in made.values()] for s in self.splits}
+        origins = {name: each["origin"] for name, each in made.items()}
+        return {
+            "problem": self.name,
+            "options": self.made_with(),
+            "origin": {"shares": self._shares(), **origins},
+            "columns": self.columns(self.parts[0].folder(folder)),
+            "splits": {split: sum(rest, first) for split, (first, *rest) in splits.items()},
+            "vocabulary": vocabulary,
+            "known": {},
+        }
+
+    def _shares(self) -> list[float]:
+        """Returns the problems' shares, the mean of those of all stages."""
+        parts = np.array([stage.parts for stage in self._schedule], float)
+        return (parts / parts.sum(1, keepdims=True)).mean(0).round(6).tolist()
+
+    def changed_sources(self, folder: Path) -> str:
+        """Says what of its problems' sources has changed, and the shares of the vocabulary."""
+        homes = {part.folder(folder): part for part in self._sharing}
+        changed = [f"{part.name}, {part.changed_sources(home)}" for home, part in homes.items()]
+        found = [each for each in changed if not each.endswith(", ")]
+        if self._sharing and not self._sharing[0].options.vocabulary_from:
+            before = Manifest.read(folder).origin["shares"]
+            if before != self._shares():
+                found.append(f"the shares of their vocabulary's texts, which were {before}")
+        return "; ".join(found)
 
     def digest(self, data_dir: AnyPath) -> str:
         """Returns what tells the data of its problems from others."""
-        digests = [problem.digest(data_dir) for problem in self._problems]
+        self.check_prepared(data_dir)
+        digests = [part.digest(self.parts_dir(data_dir)) for part in self.parts]
         return hashlib.sha256(" ".join(digests).encode()).hexdigest()
 
     def check_prepared(self, data_dir: AnyPath) -> Manifest:
@@ -112,21 +169,22 @@ class Mixture(Problem):
         Raises:
             FileNotFoundError, ValueError: as `Problem.check_prepared`, or they cannot be mixed.
         """
-        manifests = [problem.check_prepared(data_dir) for problem in self._problems]
-        sizes = [problem.vocab_sizes(data_dir) for problem in self._problems]
-        first = self._problems[0]
-        for problem, manifest, size in zip(self._problems, manifests, sizes, strict=True):
-            if manifest.vocabulary != manifests[0].vocabulary or size != sizes[0]:
+        own = super().check_prepared(data_dir) if self._sharing else None
+        inside = self.parts_dir(data_dir)
+        manifests = [part.check_prepared(inside) for part in self.parts]
+        sizes = [part.vocab_sizes(inside) for part in self.parts]
+        for part, made, size in zip(self.parts, manifests, sizes, strict=True):
+            if made.vocabulary != manifests[0].vocabulary or size != sizes[0]:
                 raise ValueError(
-                    f"{first.name} and {problem.name} cannot be mixed, as their vocabularies are "
-                    f"not the same: make the data of {problem.name} again with "
-                    f"--problem_options=vocabulary_from={first.folder(data_dir)} --overwrite"
+                    f"{self.parts[0].name} and {part.name} cannot be mixed, as their symbols are "
+                    f"not the same: one has {sizes[0]['targets']}, the other {size['targets']}"
                 )
-        return manifests[0]
+        return own or manifests[0]
 
     def vocab_sizes(self, data_dir: AnyPath) -> dict[str, int]:
         """Returns the sizes that all have."""
-        return self._problems[0].vocab_sizes(data_dir)
+        self.check_prepared(data_dir)
+        return self.parts[0].vocab_sizes(self.parts_dir(data_dir))
 
     def features(self, batch_size: int, length: int) -> dict[str, FeatureSpec]:
         """Returns the features that all have.
@@ -134,39 +192,44 @@ class Mixture(Problem):
         Raises:
             ValueError: theirs are not the same.
         """
-        first = self._problems[0].features(batch_size, length)
-        for problem in self._problems[1:]:
-            if problem.features(batch_size, length) != first:
+        first = self.parts[0].features(batch_size, length)
+        for part in self.parts[1:]:
+            if part.features(batch_size, length) != first:
                 raise ValueError(
-                    f"{self._problems[0].name} and {problem.name} cannot be mixed, as their "
-                    "batches do not have the same features"
+                    f"{self.parts[0].name} and {part.name} cannot be mixed, as their batches do "
+                    "not have the same features"
                 )
         return first
 
     def examples(self, data_dir: AnyPath, split: str, length: int) -> ConcatenatedSource:
         """Returns the examples of all problems, those of the first first."""
         self.features(1, length)
-        return ConcatenatedSource(
-            [problem.examples(data_dir, split, length) for problem in self._problems]
-        )
+        inside = self.parts_dir(data_dir)
+        return ConcatenatedSource([part.examples(inside, split, length) for part in self.parts])
+
+    def train_examples(self, data_dir: AnyPath, length: int) -> ConcatenatedSource:
+        """Returns the rows that all problems are trained on."""
+        self.features(1, length)
+        inside = self.parts_dir(data_dir)
+        return ConcatenatedSource([part.train_examples(inside, length) for part in self.parts])
 
     def train_stream(self, data_dir: AnyPath, batch_size: int, length: int, seed: int) -> Stream:
-        """Returns the mixed batches; those of each problem are padded."""
-        source = self.examples(data_dir, self.splits[0], length)
+        """Returns the mixed batches."""
+        source = self.train_examples(data_dir, length)
         return MixtureStream(source, self._schedule, batch_size, seed)
 
     def counts(self, batch: Batch) -> dict[str, float]:
         """Adds up what each problem counts in its rows."""
         assert isinstance(batch.source, ConcatenatedSource)  # as `examples` made it
         sums: dict[str, float] = {}
-        for problem, part in zip(self._problems, batch.source.parts(batch), strict=True):
-            for name, count in problem.counts(part).items():
+        for part, rows in zip(self.parts, batch.source.parts(batch), strict=True):
+            for name, count in part.counts(rows).items():
                 sums[name] = sums.get(name, 0.0) + count
         return sums
 
     def change_hparams(self, hparams: HParams) -> None:
         """Sets what suits the first problem."""
-        self._problems[0].change_hparams(hparams)
+        self.parts[0].change_hparams(hparams)
 
     def samples(self, split: str, folder: Path, tmp_dir: Path) -> Samples:
         """A mixture has no samples of its own."""
@@ -174,191 +237,44 @@ class Mixture(Problem):
 
     def columns(self, folder: Path) -> dict[str, np.dtype]:
         """Those of the first problem."""
-        return self._problems[0].columns(folder)
+        return self.parts[0].columns(folder)
 
     def encoder(self, folder: Path) -> Callable[[Sample], Stored]:
         """That of the first problem."""
-        return self._problems[0].encoder(folder)
+        return self.parts[0].encoder(folder)
 
     def decoder(self, folder: Path) -> Callable[[Mapping[str, np.ndarray]], dict[str, Any]]:
         """That of the first problem."""
-        return self._problems[0].decoder(folder)
+        return self.parts[0].decoder(folder)
+
+    def decode_example(self, data_dir: AnyPath, split: str, number: int) -> dict[str, Any]:
+        """Returns a sample; the problems' are counted through. See `Problem.decode_example`."""
+        self.check_split(split)
+        inside, before = self.parts_dir(data_dir), 0
+        for part in self.parts:
+            count = Manifest.read(part.folder(inside)).splits[split].examples
+            if before <= number < before + count:
+                return part.decode_example(inside, split, number - before)
+            before += count
+        raise IndexError(f"example {number} asked for, {split} of {self.name} has {before}")
 
     def datagen_command(self, data_dir: AnyPath) -> str:
-        """Returns the commands that make the data."""
-        return "\n  ".join(problem.datagen_command(data_dir) for problem in self._problems)
+        """Returns the command that makes the data, or those that make the problems'."""
+        if self._sharing:
+            return super().datagen_command(data_dir)
+        return "\n  ".join(part.datagen_command(data_dir) for part in self.parts)
 
 
-class ConcatenatedSource:
-    """The examples of several sources, numbered through; an `ExampleSource`."""
-
-    def __init__(self, sources: Sequence[ExampleSource]):
-        self.sources = sources
-        self.features = sources[0].features
-        self.first = np.concatenate([[0], np.cumsum([len(source) for source in sources])])
-        for source in sources[1:]:
-            for name in self.features:
-                if source.shape(name) != sources[0].shape(name):
-                    raise ValueError(
-                        f"the feature {name} has shape {source.shape(name)} in one problem and "
-                        f"{sources[0].shape(name)} in another: they cannot be mixed"
-                    )
-
-    def __len__(self) -> int:
-        return int(self.first[-1])
-
-    def shape(self, feature: str) -> tuple[int, ...]:
-        """Returns the sizes of the feature's dimensions without "batch"."""
-        return self.sources[0].shape(feature)
-
-    def read(self, feature: str, examples: np.ndarray, parts: tuple[slice, ...]) -> np.ndarray:
-        """Reads a feature of some examples; see `ExampleSource.read`."""
-        # Rows without an example are read from the first source.
-        which = np.maximum(np.searchsorted(self.first, examples, side="right") - 1, 0)
-        values = None
-        for number in np.unique(which).tolist():
-            rows = which == number
-            inside = np.where(examples == EMPTY, EMPTY, examples - self.first[number])
-            read = self.sources[number].read(feature, inside[rows], parts)
-            if values is None:
-                values = np.empty((len(examples), *read.shape[1:]), read.dtype)
-            values[rows] = read
-        if values is None:  # no rows are asked for
-            return self.sources[0].read(feature, examples, parts)
-        return values
-
-    def parts(self, batch: Batch) -> Iterable[Batch]:
-        """Gives the rows of each source as a batch of it."""
-        for number, source in enumerate(self.sources):
-            inside = batch.examples - self.first[number]
-            yield Batch(source, inside[(inside >= 0) & (inside < len(source))])
-
-
-class MixtureStream:
-    """Batches without end in which every problem has its share of the rows."""
-
-    def __init__(
-        self, source: ConcatenatedSource, schedule: Sequence[Stage], batch_size: int, seed: int
-    ):
-        self._source = source
-        self._schedule = schedule
-        self._batch_size = batch_size
-        self._seed = seed
-        # [stages, problems]: how many rows of each problem there were before each stage.
-        self._before = np.zeros((len(schedule), len(source.sources)), np.int64)
-        for number in range(1, len(schedule)):
-            steps = schedule[number].step - schedule[number - 1].step
-            self._before[number] = self._before[number - 1] + self._rows_of(
-                number - 1, steps * batch_size
-            )
-
-    def __getitem__(self, step: int) -> Batch:
-        """Returns the batch of this step, counted from 0."""
-        step = checked_step(step)
-        stage = max(n for n, each in enumerate(self._schedule) if each.step <= step)
-        parts = np.array(self._schedule[stage].parts)
-        since = (step - self._schedule[stage].step) * self._batch_size
-        rows = since + np.arange(self._batch_size)
-        problem, rank = self._drawn(stage, rows)
-        edges = np.cumsum(parts) - parts
-        place = (
-            self._before[stage][problem]
-            + rows // parts.sum() * parts[problem]
-            + rank
-            - edges[problem]
-        )
-        examples = np.empty(self._batch_size, np.int64)
-        for number, source in enumerate(self._source.sources):
-            here = problem == number
-            if here.any():
-                own = shuffled(place[here], len(source), "epoch", self._seed)
-                examples[here] = own + self._source.first[number]
-        return Batch(self._source, examples)
-
-    def shapes(self) -> list[dict[str, tuple[int, ...]]]:
-        """Returns the shapes of the one kind of batch."""
-        return [batch_shapes(self._source, self._batch_size)]
-
-    def _drawn(self, stage: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the problem of each row of a stage, and the row's rank in its block."""
-        parts = np.array(self._schedule[stage].parts)
-        size = int(parts.sum())
-        blocks = rows // size
-        rank = np.empty(rows.shape, np.int64)
-        for block in np.unique(blocks).tolist():
-            here = blocks == block
-            rank[here] = permute(rows[here] % size, size, "mixture", self._seed, stage, block)
-        return np.searchsorted(np.cumsum(parts), rank, side="right"), rank
-
-    def _rows_of(self, stage: int, rows: int) -> np.ndarray:
-        """Returns how many of the first rows of a stage each problem has: int64 [problems]."""
-        parts = np.array(self._schedule[stage].parts)
-        whole, rest = divmod(rows, int(parts.sum()))
-        problem, _ = self._drawn(stage, whole * int(parts.sum()) + np.arange(rest))
-        return whole * parts + np.bincount(problem, minlength=len(parts))
-
-
-def parse(name: str, find: Callable[[str], Problem]) -> Mixture:
-    """Makes a mixture of its name.
-
-    "mixture:a=0.7,b=0.3" has seven rows of a to three of b; "mixture:a=1,b=0;1000:a=1,b=1" only
-    those of a, and from step 1000 on as many of both.
+def find_mixture(name: str, options: str, find: Callable[[str, str], Problem]) -> Mixture:
+    """Makes a mixture of its name and options.
 
     Args:
-        name: "mixture:" and the shares, with stages between ";".
-        find: name -> problem.
+        name: see `mixture_name.read_name`.
+        options: see `mixture_name.find_parts`.
+        find: name and options -> problem.
 
     Raises:
-        ValueError: it cannot be read; says what is wrong.
+        ValueError: it cannot be read, or the problems cannot be mixed; says what is wrong.
     """
-    stages = []
-    for number, text in enumerate(name.removeprefix(PREFIX).split(";")):
-        step, colon, shares = text.partition(":")
-        if not number:
-            stages.append((0, _shares(text, name)))
-        elif colon and step.isdigit() and int(step) > stages[-1][0]:
-            stages.append((int(step), _shares(shares, name)))
-        else:
-            raise ValueError(
-                f"{name}: {text!r} is no stage; after the first they begin with their step, each "
-                "later than the one before, as in mixture:a=1,b=0;1000:a=1,b=1"
-            )
-    names = list(dict.fromkeys(each for _, shares in stages for each in shares))
-    schedule = [
-        Stage(step, _whole([shares.get(each, Fraction(0)) for each in names], name))
-        for step, shares in stages
-    ]
-    return Mixture(name, [find(each) for each in names], schedule)
-
-
-def _shares(text: str, name: str) -> dict[str, Fraction]:
-    shares: dict[str, Fraction] = {}
-    for part in text.split(","):
-        problem, equals, share = part.rpartition("=")
-        try:
-            value = Fraction(share.strip())
-        except (ValueError, ZeroDivisionError):
-            value = Fraction(-1)
-        if not (equals and problem.strip()) or value < 0 or problem.strip() in shares:
-            raise ValueError(
-                f"{name}: {part!r} is no share; they are written as in mixture:a=0.7,b=0.3, each "
-                "problem once"
-            )
-        shares[problem.strip()] = value
-    return shares
-
-
-def _whole(shares: Sequence[Fraction], name: str) -> tuple[int, ...]:
-    """Returns the smallest whole numbers in the same proportion."""
-    scale = math.lcm(*(share.denominator for share in shares))
-    parts = [int(share * scale) for share in shares]
-    divisor = math.gcd(*parts)
-    if not divisor:
-        raise ValueError(f"{name}: all shares of a stage are 0")
-    parts = [part // divisor for part in parts]
-    if sum(parts) > _LARGEST_BLOCK:
-        raise ValueError(
-            f"{name}: these shares hold exactly only over {sum(parts)} rows; round them, so that "
-            f"it is at most {_LARGEST_BLOCK}"
-        )
-    return tuple(parts)
+    names, schedule = read_name(name)
+    return Mixture(name, find_parts(name, names, options, find), schedule)

@@ -15,11 +15,7 @@ where the samples come from (`samples`).
 from __future__ import annotations
 
 import abc
-import hashlib
-import json
-import shlex
 from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar
@@ -30,10 +26,10 @@ from absl import logging
 from t2tp import registry
 from t2tp.hparam import HParams
 from t2tp.nearest import nearest
-from t2tp.problems import manifest, publish
+from t2tp.problems import making, prepared, publish
 from t2tp.problems.columns import Column
-from t2tp.problems.generation import Sample, Samples, ShuffledSamples, Stored, make_shards
-from t2tp.problems.manifest import DamagedDataError, FileState, Manifest
+from t2tp.problems.generation import Sample, Samples, ShuffledSamples, Stored
+from t2tp.problems.manifest import Manifest
 from t2tp.problems.metrics import compute
 from t2tp.problems.shards import shard_name
 from t2tp.problems.stream import (
@@ -50,9 +46,6 @@ TRAIN = "train"
 
 AnyPath = str | PathLike[str]
 
-# What the files depend on, beside our own code.
-_PACKAGES = ("t2tp", "numpy", "sentencepiece", "tensorflow-datasets")
-
 
 class Problem(abc.ABC):
     """The base of all problems.
@@ -65,7 +58,9 @@ class Problem(abc.ABC):
         making_options: the options that decide what is in the files.
         hparams_changes: values for hparams that suit the problem, set where the model's hparams
             set declares them.
-        options: the problem's options, as they were given to it.
+        options: the problem's options.
+        given_options: those of them that were given, and the values.
+        warns_of_changes: whether the next look at its data says what has changed of their sources.
     """
 
     splits: tuple[str, ...] = (TRAIN, "validation", "test")
@@ -82,9 +77,10 @@ class Problem(abc.ABC):
         """
         self.options = self.default_options()
         try:
-            self._given = self.options.parse(options)
+            self.given_options = self.options.parse(options)
         except ValueError as error:
             raise ValueError(f"options of {self.name}: {error}") from error
+        self.warns_of_changes = True
 
     @property
     def name(self) -> str:
@@ -124,6 +120,14 @@ class Problem(abc.ABC):
         What an interrupted run has made is used by the next only if this is the same.
         """
         return {}
+
+    def changed_sources(self, folder: Path) -> str:
+        """Says what has changed of that which the data in the folder were made from.
+
+        Returns:
+            Half a sentence; "" if nothing has, or it is not there to be looked at.
+        """
+        return ""
 
     # What a family says.
 
@@ -176,15 +180,44 @@ class Problem(abc.ABC):
         The data have been checked and the split is one of `splits`.
         """
 
+    def train_examples(self, data_dir: AnyPath, length: int) -> ExampleSource:
+        """Returns the examples that are trained on; see `examples`."""
+        return self.examples(data_dir, self.splits[0], length)
+
     def train_stream(self, data_dir: AnyPath, batch_size: int, length: int, seed: int) -> Stream:
         """Returns the endless batches that are trained on; see `stream`."""
-        return ShuffledStream(self.examples(data_dir, self.splits[0], length), batch_size, seed)
+        return ShuffledStream(self.train_examples(data_dir, length), batch_size, seed)
 
     def counts(self, batch: Batch) -> dict[str, float]:
         """Counts in a batch of `stream` what `metrics` divides by and no model knows."""
         return {}
 
     # What all problems have in common.
+
+    def made_with(self) -> dict[str, Any]:
+        """Returns the options that decide what is in the files, with their values."""
+        return {name: self.options.get(name) for name in self.making_options}
+
+    def default_made_with(self) -> dict[str, Any]:
+        """Returns the same options with their defaults."""
+        defaults = self.default_options()
+        return {name: defaults.get(name) for name in self.making_options}
+
+    def make(
+        self, folder: Path, scratch: Path, num_shards: int | None, num_workers: int
+    ) -> dict[str, Any]:
+        """Puts all but the manifest into a folder, as far as it is not there yet.
+
+        Args:
+            folder: where the data are being made.
+            scratch: for downloads and what is not needed afterwards.
+            num_shards: as of `prepare`.
+            num_workers: as of `prepare`.
+
+        Returns:
+            The arguments of `making.describe`.
+        """
+        return making.fill(self, folder, scratch, num_shards, num_workers)
 
     def vocab_size(self, data_dir: AnyPath) -> int:
         """Returns the number of different ids to predict."""
@@ -255,9 +288,7 @@ class Problem(abc.ABC):
         with publish.only_one_maker(folder):
             if folder.exists() and not overwrite:  # made while this process waited
                 return self.check_prepared(data_dir)
-            logging.info("making the data of %s in %s", self.name, folder)
-            with publish.new_folder(folder, self._plan(num_shards)) as partial:
-                self._make(partial, tmp_dir, num_shards, num_workers)
+            making.make(self, folder, tmp_dir, num_shards, num_workers)
         return Manifest.read(folder)
 
     def digest(self, data_dir: AnyPath) -> str:
@@ -266,8 +297,7 @@ class Problem(abc.ABC):
         Raises:
             FileNotFoundError, DamagedDataError: see `check_prepared`.
         """
-        files = self.check_prepared(data_dir).files
-        return hashlib.sha256(repr(sorted(files.items())).encode()).hexdigest()
+        return self.check_prepared(data_dir).digest()
 
     def check_prepared(self, data_dir: AnyPath) -> Manifest:
         """Checks that the data are there and whole; takes milliseconds.
@@ -283,37 +313,22 @@ class Problem(abc.ABC):
             ValueError: they are damaged, or were made with other options than those given to the
                 problem; says what is wrong and the command.
         """
-        folder = self.folder(data_dir)
-        command = self.datagen_command(data_dir)
-        if not folder.exists():
-            raise FileNotFoundError(
-                f"{folder} does not exist: make the data of {self.name} with\n  {command}"
-            )
-        try:
-            made = Manifest.read(folder)
-            made.check(folder)
-        except DamagedDataError as error:
-            raise DamagedDataError(
-                f"the data of {self.name} are damaged: {error}\n"
-                f"make them again with\n  {command} --overwrite"
-            ) from error
-        for name, value in made.options.items():
-            if name in self._given and self._given[name] != value:
-                raise ValueError(
-                    f"the data in {folder} were made with {name}={value}, not "
-                    f"{self._given[name]}: leave the option out, or make the data again with\n"
-                    f"  {command} --overwrite"
+        made = prepared.check(self, data_dir)
+        if self.warns_of_changes:
+            self.warns_of_changes = False
+            if changed := self.changed_sources(self.folder(data_dir)):
+                logging.warning(
+                    "the data of %s do not have what has changed since they were made: %s; make "
+                    "them again with\n  %s --overwrite",
+                    self.name,
+                    changed,
+                    self.datagen_command(data_dir),
                 )
         return made
 
     def datagen_command(self, data_dir: AnyPath) -> str:
         """Returns the command that makes the data, with the options they were made with before."""
-        words = ["t2tp_datagen", f"--problem={self.name}", f"--data_dir={data_dir}"]
-        options = self._recorded(data_dir) | self._given
-        if options:
-            written = ",".join(f"{name}={_as_option(value)}" for name, value in options.items())
-            words.append(f"--problem_options={written}")
-        return shlex.join(words)
+        return prepared.datagen_command(self, data_dir)
 
     def stream(
         self,
@@ -381,82 +396,9 @@ class Problem(abc.ABC):
             known = nearest(split, self.splits, f"splits of {self.name}")
             raise ValueError(f"unknown split {split!r}: {known}")
 
-    def _recorded(self, data_dir: AnyPath) -> dict[str, Any]:
-        """Returns the options, other than the defaults, that the data there were made with."""
-        try:
-            made = Manifest.read(self.folder(data_dir)).options
-        except DamagedDataError:  # they are lost, or there are no data yet
-            return {}
-        defaults = self.default_options().values()
-        return {n: value for n, value in made.items() if n in defaults and value != defaults[n]}
-
-    def _making(self) -> dict[str, Any]:
-        return {name: self.options.get(name) for name in self.making_options}
-
-    def _plan(self, num_shards: int | None) -> str:
-        fields = [self.name, self._making(), num_shards, _versions(), self.plan()]
-        return json.dumps(fields)
-
-    def _make(
-        self, folder: Path, tmp_dir: AnyPath | None, num_shards: int | None, num_workers: int
-    ) -> None:
-        with publish.scratch_folder(folder, tmp_dir) as scratch:
-            self.download(folder, scratch)
-            samples = {
-                split: ShuffledSamples(self.samples(split, folder, scratch))
-                for split in self.splits
-            }
-            for split, found in samples.items():
-                if not len(found):
-                    raise ValueError(f"{self.name} has no samples for its split {split}")
-            vocabulary = self.make_vocabulary(folder, samples.__getitem__)
-            sizes, files = make_shards(
-                self,
-                folder,
-                scratch,
-                {split: len(found) for split, found in samples.items()},
-                num_shards,
-                num_workers,
-            )
-            for split, made in sizes.items():
-                for reason, number in made.skipped.items():
-                    logging.warning("%s: %d samples skipped: %s", split, number, reason)
-                if not made.examples:
-                    raise ValueError(f"all samples of {split} were skipped: {made.skipped}")
-            origin = self.origin(folder, scratch)
-        for path in sorted(folder.rglob("*")):
-            name = path.relative_to(folder).as_posix()
-            if path.is_file() and name not in files and name not in (".plan", manifest.FILE_NAME):
-                files[name] = FileState.of(path)
-        Manifest(
-            self.name,
-            self._making(),
-            origin,
-            _versions(),
-            {name: np.dtype(dtype).str for name, dtype in self.columns(folder).items()},
-            sizes,
-            files[vocabulary].sha256 if vocabulary else "",
-            dict(sorted(files.items())),
-        ).write(folder)
-
 
 def check_positive(**sizes: int) -> None:
     """Raises ValueError if one of the named sizes is less than 1."""
     for name, size in sizes.items():
         if size < 1:
             raise ValueError(f"{name} must be at least 1, is {size}")
-
-
-def _as_option(value: Any) -> str:
-    """Writes a value as options have it: text with commas in quotes."""
-    return repr(value) if isinstance(value, str) and "," in value else str(value)
-
-
-def _versions() -> dict[str, str]:
-    versions = {}
-    for package in _PACKAGES:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:  # an extra that is not installed made nothing
-            continue
-    return versions

@@ -11,7 +11,10 @@ from pathlib import Path
 
 from absl import logging
 
-_PLAN_FILE = ".plan"
+from t2tp.whole_file import write_text
+
+# What an unfinished folder has besides: it says what is being made.
+PLAN_FILE = ".plan"
 
 
 @contextmanager
@@ -58,7 +61,7 @@ def new_folder(folder: Path, plan: str) -> Iterator[Path]:
     _begin(partial, plan)
     try:
         yield partial
-        (partial / _PLAN_FILE).unlink()
+        (partial / PLAN_FILE).unlink()
         _flush(partial)
     except (OSError, KeyboardInterrupt):
         raise
@@ -83,20 +86,20 @@ def _finish(folder: Path) -> None:
     if folder.exists() or not replaced.exists():
         return
     # What has no plan any more is complete: the old folder is put aside only after that.
-    is_complete = partial.is_dir() and not (partial / _PLAN_FILE).exists()
+    is_complete = partial.is_dir() and not (partial / PLAN_FILE).exists()
     (partial if is_complete else replaced).rename(folder)
     _flush_one(folder.parent)
 
 
 def _begin(partial: Path, plan: str) -> None:
     """Makes the temporary folder, or keeps that of an earlier attempt with the same plan."""
-    written = partial / _PLAN_FILE
+    written = partial / PLAN_FILE
     if written.is_file() and written.read_text(encoding="utf-8") == plan:
         logging.info("going on with what an interrupted run left in %s", partial)
         return
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
-    written.write_text(plan, encoding="utf-8")
+    write_text(written, plan)
 
 
 @contextmanager

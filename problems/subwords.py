@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 
 # Training looks at this many bytes of text; more hardly changes the pieces, only the time.
-_SAMPLE_BYTES = 32 << 20
+SAMPLE_BYTES = 32 << 20
 # Training texts are cut, as SentencePiece drops what is longer than max_sentence_length.
 _CHUNK_CHARACTERS = 2000
 
@@ -172,7 +172,7 @@ class _Chunks:
             raise
 
     def _pieces(self) -> Iterator[str]:
-        left = _SAMPLE_BYTES
+        left = SAMPLE_BYTES
         for text in self._texts:
             for begin in range(0, len(text), _CHUNK_CHARACTERS):
                 chunk = text[begin : begin + _CHUNK_CHARACTERS]

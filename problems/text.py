@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import ClassVar
@@ -11,10 +12,11 @@ from absl import logging
 
 from t2tp.hparam import HParams
 from t2tp.problems.characters import CharacterVocabulary, count_characters
-from t2tp.problems.generation import Sample, ShuffledSamples
+from t2tp.problems.generation import Sample, ShuffledSamples, SkippedSampleError
 from t2tp.problems.problem import AnyPath, Problem
 from t2tp.problems.subwords import SubwordVocabulary, train_subwords
 from t2tp.problems.vocabulary import Vocabulary
+from t2tp.whole_file import write_bytes
 
 
 class TextProblem(Problem):
@@ -29,7 +31,7 @@ class TextProblem(Problem):
     Options:
         vocab_size: in place of `vocabulary_size`.
         vocabulary_from: the folder of another problem's data, whose vocabulary is used; problems
-            that are mixed, or trained one after the other, need the same.
+            that are trained one after the other need the same.
     """
 
     vocabulary_kind: ClassVar[str] = "subword"
@@ -51,18 +53,17 @@ class TextProblem(Problem):
 
     def make_vocabulary(self, folder: Path, samples: Callable[[str], ShuffledSamples]) -> str:
         """Writes the vocabulary; see `Problem.make_vocabulary`."""
+        made = find_vocabulary(folder)  # by an interrupted run, or for a mixture
+        if made is not None:
+            return made.name
         if self.options.vocabulary_from:
             vocabulary = load_vocabulary(Path(self.options.vocabulary_from).expanduser())
         else:
-            vocabulary = self._new_vocabulary(self._all_texts(samples(self.splits[0])))
-        path = folder / vocabulary.file_name
-        if not path.exists():
-            partial = path.with_name(f".{path.name}.partial")
-            partial.write_bytes(vocabulary.contents())
-            partial.rename(path)
-        return path.name
+            vocabulary = self.train_vocabulary(self.all_texts(samples(self.splits[0])))
+        return write_vocabulary(folder, vocabulary)
 
-    def _new_vocabulary(self, texts: Iterable[str]) -> Vocabulary:
+    def train_vocabulary(self, texts: Iterable[str]) -> Vocabulary:
+        """Makes a vocabulary of the problem's kind and size from texts."""
         size = self.options.vocab_size
         if self.vocabulary_kind == "byte":
             return CharacterVocabulary()
@@ -71,9 +72,11 @@ class TextProblem(Problem):
             return count_characters(texts, size)
         return train_subwords(texts, size, self.subword_model, self.normalization)
 
-    def _all_texts(self, samples: Iterable[Sample]) -> Iterator[str]:
+    def all_texts(self, samples: Iterable[Sample]) -> Iterator[str]:
+        """Gives the texts of samples, but for those that are left out."""
         for sample in samples:
-            yield from self.texts(sample)
+            with contextlib.suppress(SkippedSampleError):
+                yield from self.texts(sample)
 
     def vocabulary(self, data_dir: AnyPath) -> Vocabulary:
         """Loads the vocabulary of prepared data."""
@@ -89,19 +92,30 @@ class TextProblem(Problem):
         return self.vocabulary(data_dir).decode(ids)
 
 
+def write_vocabulary(folder: Path, vocabulary: Vocabulary) -> str:
+    """Writes the vocabulary into a problem's folder, and returns the name of its file."""
+    write_bytes(folder / vocabulary.file_name, vocabulary.contents())
+    return vocabulary.file_name
+
+
+def find_vocabulary(folder: Path) -> Path | None:
+    """Returns the file of the vocabulary that lies in a problem's folder; None: there is none."""
+    files = (folder / kind.file_name for kind in (SubwordVocabulary, CharacterVocabulary))
+    return next((file for file in files if file.is_file()), None)
+
+
 def load_vocabulary(folder: Path) -> Vocabulary:
     """Reads the vocabulary that lies in a problem's folder.
 
     Raises:
         FileNotFoundError: there is none.
     """
-    subwords, characters = (
-        folder / kind.file_name for kind in (SubwordVocabulary, CharacterVocabulary)
-    )
-    if subwords.is_file():
-        return SubwordVocabulary(subwords.read_bytes())
-    if characters.is_file():
-        return CharacterVocabulary.read(characters.read_bytes())
-    raise FileNotFoundError(
-        f"no vocabulary in {folder}: neither {subwords.name} nor {characters.name} is there"
-    )
+    file = find_vocabulary(folder)
+    if file is None:
+        raise FileNotFoundError(
+            f"no vocabulary in {folder}: neither {SubwordVocabulary.file_name} nor "
+            f"{CharacterVocabulary.file_name} is there"
+        )
+    if file.name == SubwordVocabulary.file_name:
+        return SubwordVocabulary(file.read_bytes())
+    return CharacterVocabulary.read(file.read_bytes())

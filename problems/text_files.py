@@ -16,6 +16,7 @@ from t2tp.problems.languagemodel import LanguageModelProblem
 from t2tp.problems.lines import Files, Lines, find_files, fingerprint
 from t2tp.problems.permutation import permute
 from t2tp.problems.problem import Problem
+from t2tp.problems.sources import changed_sources, write_sources
 from t2tp.problems.text_to_text import Text2TextProblem
 
 # Share of all samples that each held-out split gets when it has no files of its own.
@@ -108,13 +109,23 @@ class FileProblem(Problem):
 
     def plan(self) -> dict[str, Any]:
         """Says which files there are, and what changes when one of them does."""
-        names = [*self.file_options, *chain.from_iterable(self._held_out().values())]
-        files = [path for paths in self._files(names) for path in paths]
+        files = [path for paths in self._files(self._file_options_given()) for path in paths]
         return {"files": len(files), "fingerprint": fingerprint(files)}
+
+    def download(self, folder: Path, tmp_dir: Path) -> None:
+        """Notes what the files are like; see `sources.py`."""
+        write_sources(folder, [self.options.get(name) for name in self._file_options_given()])
 
     def origin(self, folder: Path, tmp_dir: Path) -> dict[str, Any]:
         """Says which files they were."""
         return self.plan()
+
+    def changed_sources(self, folder: Path) -> str:
+        """Says which files have changed."""
+        return changed_sources(folder)
+
+    def _file_options_given(self) -> list[str]:
+        return [*self.file_options, *chain.from_iterable(self._held_out().values())]
 
     def _files(self, names: Sequence[str]) -> list[list[Path]]:
         return [find_files(self.options.get(name), name) for name in names]

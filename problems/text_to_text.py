@@ -13,14 +13,14 @@ import numpy as np
 
 from t2tp.hparam import HParams
 from t2tp.nearest import nearest
-from t2tp.problems.buckets import BucketedStream, bucket_lengths
+from t2tp.problems.buckets import BucketedStream, bucketed
 from t2tp.problems.columns import Column
 from t2tp.problems.fields import Field, FieldSource, RowPlan, token_fields, token_specs
 from t2tp.problems.generation import Sample, SkippedSampleError, Stored
 from t2tp.problems.problem import AnyPath, Problem, check_positive
 from t2tp.problems.rows import fitting, longest, one_a_row, packed
 from t2tp.problems.shards import token_dtype
-from t2tp.problems.stream import ExampleSource, FeatureSpec, ShuffledStream, Stream
+from t2tp.problems.stream import ExampleSource, FeatureSpec, Stream
 from t2tp.problems.text import TextProblem, load_vocabulary
 from t2tp.problems.vocabulary import END_OF_DOCUMENT
 
@@ -75,28 +75,39 @@ class PairProblem(Problem):
         plan = one_a_row(list(pair.values()), length, f"{split} of {self.name}")
         return _source(pair, plan, length)
 
-    def train_stream(self, data_dir: AnyPath, batch_size: int, length: int, seed: int) -> Stream:
-        """Returns the batches that are trained on, arranged as the option says."""
-        arrangement = self.options.arrangement
+    def train_examples(self, data_dir: AnyPath, length: int) -> FieldSource:
+        """Returns the rows that are trained on, padded or packed.
+
+        Raises:
+            ValueError: the arrangement has batches and no rows of one length, or there is none of
+                this name.
+        """
+        arrangement, split = self.options.arrangement, self.splits[0]
         if arrangement not in ARRANGEMENTS:
             known = nearest(arrangement, ARRANGEMENTS, "arrangements")
             raise ValueError(f"unknown arrangement {arrangement!r}: {known}")
+        if arrangement == "bucketed":
+            raise ValueError(
+                f"{self.name}: batches of pairs of like length cannot be mixed with others; give "
+                "arrangement=padded or arrangement=packed"
+            )
         if arrangement == "padded":
-            return super().train_stream(data_dir, batch_size, length, seed)
-        split = self.splits[0]
+            return self.examples(data_dir, split, length)
         pair = self._pair(data_dir, split)
-        columns, what = list(pair.values()), f"{split} of {self.name}"
-        if arrangement == "packed":
-            plan = packed(columns, length, what)
-            return ShuffledStream(_source(pair, plan, length), batch_size, seed)
-        fits, lengths = fitting(columns, length, what), longest(columns)
+        plan = packed(list(pair.values()), length, f"{split} of {self.name}")
+        return _source(pair, plan, length)
+
+    def train_stream(self, data_dir: AnyPath, batch_size: int, length: int, seed: int) -> Stream:
+        """Returns the batches that are trained on, arranged as the option says."""
+        if self.options.arrangement != "bucketed":
+            return super().train_stream(data_dir, batch_size, length, seed)
+        pair = self._pair(data_dir, self.splits[0])
+        columns = list(pair.values())
+        fits = fitting(columns, length, f"{self.splits[0]} of {self.name}")
         buckets: list[tuple[ExampleSource, int]] = []
-        for size in bucket_lengths(length):
-            shorter = size // 2 if size // 2 in bucket_lengths(length) else -1
-            first = np.flatnonzero(fits & (lengths > shorter) & (lengths <= size))
-            if len(first):
-                source = _source(pair, RowPlan(first, first + 1), size)
-                buckets.append((source, batch_size * (length // size)))
+        for size, first in bucketed(np.where(fits, longest(columns), length + 1), length):
+            source = _source(pair, RowPlan(first, first + 1), size)
+            buckets.append((source, batch_size * (length // size)))
         return BucketedStream(buckets, seed)
 
     def _pair(self, data_dir: AnyPath, split: str) -> dict[str, Column]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import tarfile
+import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from absl import logging
 
-from t2tp.problems.generation import Sample, Samples
+from t2tp.problems.generation import Sample, Samples, SkippedSampleError
 
 if TYPE_CHECKING:  # importing it takes seconds, and only making data needs it
     import tensorflow_datasets as tfds
@@ -54,7 +57,8 @@ class FromTfds:
     def sample(self, example: Mapping[str, Any]) -> Sample:
         """Makes the family's sample of an example of the dataset, whose texts are str.
 
-        By default it is the example itself.
+        By default it is the example itself. One with a text that is looked at and is not UTF-8 is
+        skipped, and counted.
         """
         return example
 
@@ -68,20 +72,11 @@ class FromTfds:
 
         tfds.disable_progress_bar()  # its bars are drawn in logs too; ours are not
         builder = self.dataset_builder(folder, tmp_dir)
-        try:
+        with _one_sentence(builder.name, tmp_dir):
             builder.download_and_prepare(
                 download_dir=tmp_dir / "downloads",
                 download_config=tfds.download.DownloadConfig(try_download_gcs=False),
             )
-        except ModuleNotFoundError as error:
-            raise ValueError(
-                f"TFDS needs the package {error.name} to make the dataset {builder.name}: "
-                f"pip install {error.name}"
-            ) from error
-        except AssertionError as error:  # files that are to be downloaded by hand are not there
-            raise ValueError(f"TFDS cannot make the dataset {builder.name}: {error}") from error
-        except tfds.download.DownloadError as error:
-            raise OSError(f"TFDS cannot download the dataset {builder.name}: {error}") from error
         for left in Path(builder.data_dir).parent.glob("*incomplete*"):  # by a killed run
             shutil.rmtree(left)
 
@@ -98,6 +93,40 @@ class FromTfds:
             info = self.dataset_builder(folder, tmp_dir).info
         splits = {split: self.dataset_split(split, info) for split in self.splits}
         return {"dataset": info.full_name, "splits": splits}
+
+
+@contextmanager
+def _one_sentence(dataset: str, tmp_dir: Path) -> Iterator[None]:
+    """Says in a sentence why TFDS cannot make a dataset."""
+    import tensorflow as tf
+    import tensorflow_datasets as tfds
+
+    # What it raises for archives that are missing, cut short or not what they should be.
+    damaged = (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, tf.errors.OpError)
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"TFDS needs the package {error.name} to make the dataset {dataset}: "
+            f"pip install {error.name}"
+        ) from error
+    except (*damaged, AssertionError) as error:  # the latter: what is to be downloaded by hand
+        raise ValueError(
+            f"TFDS cannot make the dataset {dataset} from what is in {tmp_dir}: {error}"
+        ) from error
+    except tfds.download.DownloadError as error:
+        raise OSError(f"TFDS cannot download the dataset {dataset}: {error}") from error
+    except RuntimeError as error:
+        if type(error) is not RuntimeError:
+            raise
+        # What a dataset's files are written with says what went wrong, and of which file.
+        raise OSError(f"TFDS cannot write the dataset {dataset}: {error}") from error
+    except OSError as error:
+        if error.filename is not None or error.errno is None:
+            raise
+        raise OSError(  # a full disk: it does not say of which file
+            error.errno, f"TFDS cannot make the dataset {dataset}: {error.strerror}", str(tmp_dir)
+        ) from error
 
 
 @contextmanager
@@ -122,18 +151,40 @@ class _Mapped:
         return len(self._source)
 
     def __getitem__(self, number: int) -> Sample:
-        return self._sample(as_text(self._source[number]))
+        return self._sample(_Example(self._source[number]))
+
+
+class _Example(Mapping[str, Any]):
+    """An example whose texts are str, decoded when they are looked at: others may be no text."""
+
+    def __init__(self, example: Mapping[str, Any]):
+        self._example = example
+
+    def __getitem__(self, name: str) -> Any:
+        return as_text(self._example[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._example)
+
+    def __len__(self) -> int:
+        return len(self._example)
 
 
 def as_text(value: Any) -> Any:
-    """Turns the bytes in an example into str, at any depth. What is not UTF-8 stays bytes."""
+    """Turns the bytes in a feature of an example into str, at any depth.
+
+    Raises:
+        SkippedSampleError: they are not UTF-8.
+    """
     if isinstance(value, Mapping):
         return {name: as_text(each) for name, each in value.items()}
     if isinstance(value, np.ndarray) and value.dtype == object:
         return [as_text(each) for each in value.tolist()]
+    if isinstance(value, list):
+        return [as_text(each) for each in value]
     if isinstance(value, bytes):
         try:
             return value.decode("utf-8")
-        except UnicodeDecodeError:
-            return value
+        except UnicodeDecodeError as error:
+            raise SkippedSampleError("not UTF-8") from error
     return value

@@ -17,6 +17,7 @@ from typing import NoReturn
 from absl import app, flags, logging
 
 from t2tp import problems, registry
+from t2tp.problems.generation import default_workers
 from t2tp.problems.inspection import inspect
 from t2tp.problems.problem import Problem
 from t2tp.problems.user_dir import import_user_dir
@@ -60,7 +61,7 @@ def _define_flags() -> None:
         lower_bound=1,
     )
     flags.DEFINE_integer(
-        "num_workers", os.cpu_count() or 1, "Processes that encode.", lower_bound=1
+        "num_workers", default_workers(), "Most processes that encode.", lower_bound=1
     )
     flags.DEFINE_integer("vocab_size", None, "Tokens of the vocabulary.", lower_bound=1)
     flags.DEFINE_bool("overwrite", False, "Make the data again although they are there.")

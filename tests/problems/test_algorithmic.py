@@ -208,3 +208,14 @@ def test_parts_make_up_the_whole_of_a_packed_batch(data_dir):
         whole = np.asarray(feature)
         assert np.array_equal(feature[4:6, :], whole[4:])
         assert np.array_equal(feature[1:2, 16:32], whole[1:2, 16:32])
+
+
+def test_symbols_are_written_with_spaces_and_scored_by_exact_match(tmp_path):
+    problem = problems.find("algorithmic_addition_decimal40")
+    ids = problem.encode(tmp_path, "1 2 10 3")
+    assert ids == [3, 4, 12, 5]
+    assert problem.decode(tmp_path, [*ids, 1, 0, 0]) == "1 2 10 3"
+    with pytest.raises(ValueError, match="'11' is no symbol; they are 0 to 10, with spaces"):
+        problem.encode(tmp_path, "1 11")
+    scores = problem.decode_metrics(["1 2", "3"], ["1 2", "4"])
+    assert scores == {"exact_match": 50.0}

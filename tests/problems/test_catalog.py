@@ -1,12 +1,8 @@
-"""Problems on TFDS's catalog: on TFDS's mocked data, and on archives made by hand."""
+"""Problems on TFDS's catalog: on TFDS's mocked data. On archives: `test_archives.py`."""
 
 from __future__ import annotations
 
-import gzip
-import io
 import pickle
-import struct
-import tarfile
 
 import numpy as np
 import pytest
@@ -15,7 +11,7 @@ import tensorflow_datasets as tfds
 from t2tp import problems
 from t2tp.problems.languagemodel import LanguageModelProblem
 from t2tp.problems.text_to_text import Text2TextProblem
-from tests.problems.mocked_datasets import english, example
+from tests.problems.mocked_datasets import example
 
 TEXT = [
     "languagemodel_lm1b32k",
@@ -148,147 +144,6 @@ def test_splits_that_a_dataset_lacks_are_parts_of_train(mocked, tmp_path):
         "test[:50%]",
         "test[50%:]",
     ]
-
-
-# Archives as they are on the network, but small.
-
-
-def idx(array):
-    """The file format of MNIST, compressed."""
-    header = struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
-    return gzip.compress(header + array.tobytes())
-
-
-def mnist_archives(url):
-    count = 60000 if "train" in url else 10000  # TFDS's reader insists on these
-    random = np.random.default_rng(count)
-    if "images" in url:
-        return idx(random.integers(0, 256, (count, 28, 28)).astype(np.uint8))
-    return idx((np.arange(count) % 10).astype(np.uint8))
-
-
-def cifar_archive(url):
-    files = {}
-    random = np.random.default_rng(0)
-    for name in [f"data_batch_{i}.bin" for i in range(1, 6)] + ["test_batch.bin"]:
-        files[name] = random.integers(0, 10, (9100, 3073)).astype(np.uint8).tobytes()
-    labels = "airplane automobile bird cat deer dog frog horse ship truck"
-    files["batches.meta.txt"] = "\n".join(labels.split()).encode()
-    return tar(files, "cifar-10-batches-bin")
-
-
-def imdb_archive(url):
-    files = {}
-    for split in ("train", "test"):
-        for label in ("neg", "pos", "unsup"):
-            if (split, label) != ("test", "unsup"):
-                for i in range(40):
-                    text = f"{label} review\twith a tab, {english(i, 0)}<br />é"
-                    files[f"{split}/{label}/{i}_7.txt"] = text.encode()
-    return tar(files, "aclImdb")
-
-
-def lm1b_archive(url):
-    folder = "training-monolingual.tokenized.shuffled"
-    files = {f"{folder}/news.en-0000{i}-of-00100": lines(i) for i in (1, 2)}
-    held_out = "heldout-monolingual.tokenized.shuffled"
-    return tar(
-        {**files, f"{held_out}/news.en.heldout-00000-of-00050": lines(3)},
-        "1-billion-word-language-modeling-benchmark-r13output",
-    )
-
-
-def lines(seed):
-    return "\n".join(english(seed, number) for number in range(50)).encode()
-
-
-def tar(files, folder):
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=1) as archive:
-        for name, contents in files.items():
-            entry = tarfile.TarInfo(f"{folder}/{name}")
-            entry.size = len(contents)
-            archive.addfile(entry, io.BytesIO(contents))
-    return packed.getvalue()
-
-
-@pytest.fixture
-def network(monkeypatch, tmp_path):
-    """Answers TFDS's downloads with archives made by hand."""
-
-    def serve(archive):
-        def download(self, urls):
-            def one(url):
-                url = getattr(url, "url", url)
-                path = tmp_path / "served" / url.rsplit("/", 1)[-1]
-                path.parent.mkdir(exist_ok=True)
-                path.write_bytes(archive(url))
-                return path
-
-            if isinstance(urls, dict):
-                return {name: one(url) for name, url in urls.items()}
-            return one(urls)
-
-        def download_and_extract(self, urls):
-            found = self.download(urls)
-            if isinstance(found, dict):
-                return {name: self.extract(path) for name, path in found.items()}
-            return self.extract(found)
-
-        manager = tfds.download.DownloadManager
-        monkeypatch.setattr(manager, "download", download)
-        monkeypatch.setattr(manager, "download_and_extract", download_and_extract)
-
-    return serve
-
-
-def test_reviews_from_an_archive(network, tmp_path):
-    network(imdb_archive)
-    problem = problems.find("sentiment_imdb", "vocab_size=400")
-    manifest = problem.prepare(tmp_path / "data")
-    assert [sizes.examples for sizes in manifest.splits.values()] == [72, 8, 80]
-    for number in range(72):
-        sample = problem.decode_example(tmp_path / "data", "train", number)
-        name = problem.class_names[sample["label"]]
-        assert sample["inputs"].startswith(f"{name} review\twith a tab, ")
-        assert sample["inputs"].endswith("<br />é")
-    assert not list(problem.folder(tmp_path / "data").glob("scratch"))
-
-
-def test_sentences_from_an_archive(network, tmp_path):
-    network(lm1b_archive)
-    problem = problems.find("languagemodel_lm1b32k", "vocab_size=400")
-    manifest = problem.prepare(tmp_path / "data", tmp_dir=tmp_path / "tmp")
-    assert [sizes.examples for sizes in manifest.splits.values()] == [100, 25, 25]
-    text = problem.split_text(tmp_path / "data", "train").decode()
-    assert all(english(1, number) in text for number in range(50))
-    assert (tmp_path / "tmp" / "tfds" / "lm1b").is_dir()
-
-
-@pytest.mark.slow
-def test_digits_from_archives(network, tmp_path):
-    network(mnist_archives)
-    problem = problems.find("image_mnist")
-    manifest = problem.prepare(tmp_path / "data", num_workers=2)
-    assert [sizes.examples for sizes in manifest.splits.values()] == [55000, 5000, 10000]
-    images = np.random.default_rng(60000).integers(0, 256, (60000, 28, 28)).astype(np.uint8)
-    known = {image.tobytes(): number % 10 for number, image in enumerate(images)}
-    for number in range(0, 5000, 100):
-        sample = problem.decode_example(tmp_path / "data", "validation", number)
-        assert known[sample["image"].tobytes()] == sample["label"]
-
-
-@pytest.mark.slow
-def test_photographs_from_an_archive(network, tmp_path):
-    network(cifar_archive)
-    problem = problems.find("image_cifar10")
-    manifest = problem.prepare(tmp_path / "data")
-    assert manifest.splits["validation"].examples == 500
-
-
-def test_what_is_to_be_downloaded_by_hand_is_said(tmp_path):
-    with pytest.raises(ValueError, match=r"cannot make the dataset imagenet2012: (.|\n)*manual"):
-        problems.find("image_imagenet32").prepare(tmp_path, tmp_dir=tmp_path / "tmp")
 
 
 @pytest.mark.parametrize("name", [*TEXT, *IMAGES])

@@ -108,6 +108,29 @@ def test_a_killed_worker_is_said_and_finished_shards_stay(tmp_path):
     assert {name: (made / name).stat().st_ino for name in left} == left
 
 
+@registry.register_problem
+class WatchedDigits(FewDigits):
+    """Leaves the numbers of the processes that encode."""
+
+    def encoder(self, folder):
+        (folder.parent / f"encoder-{os.getpid()}").touch()
+        return super().encoder(folder)
+
+
+@pytest.mark.parametrize(("num_workers", "wanted"), [(1, 1), (2, 2), (99, 2)])
+def test_no_more_workers_are_started_than_are_worth_it(tmp_path, num_workers, wanted):
+    WatchedDigits().prepare(tmp_path, num_shards=6, num_workers=num_workers)
+    encoders = [path.name for path in tmp_path.glob("encoder-*")]
+    assert 1 <= len(encoders) <= wanted  # one of two may have been quicker than the other's start
+    assert (encoders == [f"encoder-{os.getpid()}"]) == (num_workers == 1)
+
+
+def test_there_is_a_worker_for_each_core(monkeypatch):
+    for cores, workers in ((1, 1), (8, 8), (200, 32)):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda process, n=cores: set(range(n)))
+        assert generation.default_workers() == workers
+
+
 def test_what_was_made_for_something_else_is_made_again(tmp_path, monkeypatch):
     class Interrupted(FewDigits):
         pass
@@ -137,7 +160,9 @@ def test_skipped_samples_are_counted_by_their_reasons(tmp_path, monkeypatch, cap
     assert train.skipped["too long"] + train.examples == 1000
     assert f"train: {train.skipped['too long']} samples skipped: too long" in caplog.text
     monkeypatch.setattr(Choosy, "encoder", lambda self, folder: skip_all)
-    with pytest.raises(ValueError, match="all samples of train were skipped: {'no': 1000}"):
+    with pytest.raises(
+        ValueError, match="all samples of train of choosy were skipped: {'no': 1000}"
+    ):
         Choosy().prepare(tmp_path, overwrite=True)
     assert Choosy().check_prepared(tmp_path) == manifest
 

@@ -7,7 +7,8 @@ import pytest
 
 from t2tp import problems, registry
 from t2tp.problems.algorithmic import AlgorithmicIdentityBinary40, AlgorithmicReverseBinary40
-from t2tp.problems.mixture import ConcatenatedSource, Mixture, Stage
+from t2tp.problems.mixture import Mixture
+from t2tp.problems.mixture_stream import ConcatenatedSource, Stage
 from t2tp.problems.stream import OnePassStream
 
 NAMES = ("few_identities", "few_reverses")

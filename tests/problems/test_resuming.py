@@ -12,62 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
-from t2tp import problems, registry
-from t2tp.problems.algorithmic import AlgorithmicReverseBinary40, AlgorithmicShiftBinary40
-from t2tp.problems.python_stdlib import LanguagemodelPythonStdlibBytes
-
-LENGTH, BATCH, STEPS = 64, 12, 40
-
-
-@registry.register_problem
-class SomeReverses(AlgorithmicReverseBinary40):
-    """Fewer than the steps below read: an epoch ends."""
-
-    sample_counts = {"train": 170, "validation": 20, "test": 4}
-
-
-@registry.register_problem
-class SomeShifts(AlgorithmicShiftBinary40):
-    """With as many symbols as the reverses are given."""
-
-    sample_counts = {"train": 90, "validation": 20, "test": 4}
-
-
-@registry.register_problem
-class SomeCopies(AlgorithmicReverseBinary40):
-    """More of the same kind, to be mixed."""
-
-    sample_counts = {"train": 45, "validation": 20, "test": 4}
-
-
-@registry.register_problem
-class SomeSources(LanguagemodelPythonStdlibBytes):
-    """The beginnings of the sources of `email`."""
-
-    def source_dir(self):
-        return Path(os.__file__).parent / "email"
-
-    def samples(self, split, folder, tmp_dir):
-        paths = sorted(self.source_dir().glob("*.py"))
-        return [{"text": path.read_text()[:600]} for path in paths]
-
-    def download(self, folder, tmp_dir):
-        pass
-
-    def origin(self, folder, tmp_dir):
-        return {}
-
-
-STREAMS = {
-    "windows": ("some_sources", ""),
-    "padded": ("some_reverses", ""),
-    "packed": ("some_shifts", "arrangement=packed"),
-    "bucketed": ("some_reverses", "arrangement=bucketed"),
-    "mixture": ("mixture:some_reverses=0.6,some_copies=0.4", ""),
-    "schedule": ("mixture:some_reverses=1,some_copies=0;9:some_reverses=1,some_copies=2", ""),
-    "pictures": ("image_digits", ""),
-}
+import t2tp
+from t2tp import mtf, problems
+from tests.problems.streams import BATCH, LENGTH, STEPS, STREAMS, open_stream
 
 # (rows are split over, columns are split over) processors.
 MESHES = [(1, 1), (2, 1), (4, 1), (1, 2), (2, 4), (12, 1)]
@@ -101,10 +50,6 @@ def digests(stream, steps, mesh):
     ]
 
 
-def open_stream(data_dir, kind):
-    return problems.find(*STREAMS[kind]).stream(data_dir, "train", BATCH, LENGTH, seed=5)
-
-
 @pytest.mark.parametrize("kind", STREAMS)
 def test_interrupted_anywhere_and_resumed_on_another_mesh(data_dir, kind):
     undisturbed = digests(open_stream(data_dir, kind), range(STEPS), (1, 1))
@@ -120,26 +65,86 @@ def test_interrupted_anywhere_and_resumed_on_another_mesh(data_dir, kind):
         assert resumed == undisturbed
 
 
-OTHER_PROCESS = """
+# One of several processes: reads its rows of the batches of some steps, of all kinds of streams.
+ONE_PROCESS = """
 import sys
-from tests.problems.test_resuming import STREAMS, digests, open_stream
-kinds = sys.argv[2:]
-print([digests(open_stream(sys.argv[1], kind), range(30, 35), (2, 4)) for kind in kinds])
+import numpy as np
+from tests.problems.streams import STREAMS, open_stream
+data_dir, file, begin, end, process, processes = sys.argv[1:]
+read = {}
+for kind in STREAMS:
+    stream = open_stream(data_dir, kind)
+    for step in range(int(begin), int(end)):
+        for name, feature in stream[step].items():
+            rows = feature.shape[0]
+            first, last = (rows * (int(process) + i) // int(processes) for i in (0, 1))
+            read[f"{kind} {step} {name}"] = feature[first:last]
+np.savez(file, **read)
 """
 
 
-def test_another_process_reads_the_same(data_dir):
-    kinds = list(STREAMS)
-    here = [digests(open_stream(data_dir, kind), range(30, 35), (1, 1)) for kind in kinds]
-    shown = subprocess.run(
-        [sys.executable, "-c", OTHER_PROCESS, str(data_dir), *kinds],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=Path(__file__).parents[2],
-        env=os.environ | {"PYTHONHASHSEED": "7"},
-    ).stdout
-    assert shown.strip() == str(here)
+def read_in_processes(data_dir, folder, begin, end, processes):
+    """The arrays of steps, put together from what each process has read of them."""
+    files = [folder / f"{begin}_{process}.npz" for process in range(processes)]
+    running = [
+        subprocess.Popen(
+            [
+                *(sys.executable, "-c", ONE_PROCESS, str(data_dir), str(file)),
+                *map(str, (begin, end, process, processes)),
+            ],
+            cwd=Path(__file__).parents[2],
+            env=os.environ | {"PYTHONHASHSEED": str(process + 7)},
+        )
+        for process, file in enumerate(files)
+    ]
+    assert [process.wait() for process in running] == [0] * processes
+    parts = [np.load(file) for file in files]
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0].files}
+
+
+def test_interrupted_and_resumed_on_other_numbers_of_processes(data_dir, tmp_path):
+    draw = random.Random()
+    stops = [0, *sorted(draw.sample(range(1, STEPS), 2)), STEPS]
+    for (begin, end), processes in zip(itertools.pairwise(stops), (2, 3, 1), strict=True):
+        read = read_in_processes(data_dir, tmp_path, begin, end, processes)
+        wanted = {
+            f"{kind} {step} {name}": np.asarray(feature)
+            for kind in STREAMS
+            for step in range(begin, end)
+            for name, feature in open_stream(data_dir, kind)[step].items()
+        }
+        assert read.keys() == wanted.keys()
+        for name, values in read.items():
+            assert values.dtype == wanted[name].dtype
+            assert values.tobytes() == wanted[name].tobytes(), (name, stops)
+
+
+@pytest.mark.parametrize("kind", ["windows", "mixture"])
+def test_devices_of_any_mesh_are_fed_the_same(data_dir, kind):
+    """Through the engine that trains: what its devices hold is brought back together."""
+    stream = open_stream(data_dir, kind)
+    problem = problems.find(*STREAMS[kind])
+    specs, (sizes,) = problem.features(BATCH, LENGTH), stream.shapes()
+    dims = {name: zip(spec.dimensions, sizes[name], strict=True) for name, spec in specs.items()}
+    features = {
+        name: t2tp.Feature(
+            mtf.Shape([mtf.Dimension(*dim) for dim in dims[name]]), tf.as_dtype(spec.dtype)
+        )
+        for name, spec in specs.items()
+    }
+    for mesh_shape, layout in (("a:4", "batch:a"), ("a:2;b:2", "batch:a;length:b")):
+        program = t2tp.Program(
+            lambda mesh, given: {name: mtf.identity(each) for name, each in given.items()},
+            features,
+            mesh_shape=mesh_shape,
+            layout=layout,
+        )
+        # The epochs of the mixture's problems end in the batches 9 and 23.
+        for step in (0, 9, 10, 23, 24, 1000):
+            held = program(stream[step], step=step)
+            for name in specs:
+                wanted = np.asarray(stream[step][name])
+                assert np.asarray(held[name]).tobytes() == wanted.tobytes(), (layout, step, name)
 
 
 class CountedSource:

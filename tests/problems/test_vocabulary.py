@@ -137,7 +137,7 @@ def test_the_same_texts_give_the_same_model(model_type):
 
 
 def test_the_sample_ends_within_a_text(vocabulary, monkeypatch):
-    monkeypatch.setattr("t2tp.problems.subwords._SAMPLE_BYTES", sum(len(text) for text in TEXTS))
+    monkeypatch.setattr("t2tp.problems.subwords.SAMPLE_BYTES", sum(len(text) for text in TEXTS))
     assert train_subwords([*TEXTS, "other" * 99], 330).model == vocabulary.model
 
 

@@ -1,0 +1,125 @@
+"""Reads the name of a mixture, and shares its options out among its problems."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+
+from t2tp.hparam_types import split_at_commas
+from t2tp.nearest import nearest
+from t2tp.problems.mixture_stream import Stage
+from t2tp.problems.problem import Problem
+
+PREFIX = "mixture:"
+
+# The largest number of rows in a block; shares of more digits are not needed.
+_LARGEST_BLOCK = 10_000
+
+
+def read_name(name: str) -> tuple[list[str], list[Stage]]:
+    """Reads a mixture's name.
+
+    "mixture:a=0.7,b=0.3" has seven rows of a to three of b; "mixture:a=1,b=0;1000:a=1,b=1" only
+    those of a, and from step 1000 on as many of both.
+
+    Args:
+        name: "mixture:" and the shares, with stages between ";".
+
+    Returns:
+        The names of the problems, and the stages.
+
+    Raises:
+        ValueError: it cannot be read; says what is wrong.
+    """
+    stages = []
+    for number, text in enumerate(name.removeprefix(PREFIX).split(";")):
+        step, colon, shares = text.partition(":")
+        if not number:
+            stages.append((0, _shares(text, name)))
+        elif colon and step.isdigit() and int(step) > stages[-1][0]:
+            stages.append((int(step), _shares(shares, name)))
+        else:
+            raise ValueError(
+                f"{name}: {text!r} is no stage; after the first they begin with their step, each "
+                "later than the one before, as in mixture:a=1,b=0;1000:a=1,b=1"
+            )
+    names = list(dict.fromkeys(each for _, shares in stages for each in shares))
+    schedule = [
+        Stage(step, _whole([shares.get(each, Fraction(0)) for each in names], name))
+        for step, shares in stages
+    ]
+    return names, schedule
+
+
+def find_parts(
+    name: str, names: Sequence[str], options: str, find: Callable[[str, str], Problem]
+) -> list[Problem]:
+    """Finds the problems of a mixture, each with its options.
+
+    Args:
+        name: of the mixture.
+        names: of its problems.
+        options: "b.documents=lines" is an option of the problem b; "vocab_size=4096" one of all
+            the problems that have such an option.
+        find: name and options -> problem.
+
+    Raises:
+        ValueError: none has an option of this name, or a value cannot be read.
+    """
+    own: dict[str, list[str]] = {each: [] for each in names}
+    common: list[str] = []
+    for piece in map(str.strip, split_at_commas(options) if options.strip() else []):
+        owners = [each for each in names if piece.startswith(f"{each}.")]
+        if owners:
+            owner = max(owners, key=len)
+            own[owner].append(piece.removeprefix(f"{owner}."))
+        else:
+            common.append(piece)
+    parts = {each: find(each, ",".join(own[each])) for each in names}
+    for piece in common:
+        option = piece.partition("=")[0].strip()
+        having = [each for each in names if option in parts[each].options]
+        if not having:
+            known = {each for part in parts.values() for each in part.options.values()}
+            raise ValueError(
+                f"options of {name}: no problem of it has the option {option!r}: "
+                f"{nearest(option, known, 'options')}"
+            )
+        for each in having:
+            own[each].append(piece)
+            parts[each] = find(each, ",".join(own[each]))
+    return list(parts.values())
+
+
+def _shares(text: str, name: str) -> dict[str, Fraction]:
+    shares: dict[str, Fraction] = {}
+    for part in text.split(","):
+        problem, equals, share = part.rpartition("=")
+        try:
+            value = Fraction(share.strip())
+        except (ValueError, ZeroDivisionError):
+            value = Fraction(-1)
+        if not (equals and problem.strip()) or value < 0 or problem.strip() in shares:
+            raise ValueError(
+                f"{name}: {part!r} is no share; they are written as in mixture:a=0.7,b=0.3, each "
+                "problem once"
+            )
+        shares[problem.strip()] = value
+    return shares
+
+
+def _whole(shares: Sequence[Fraction], name: str) -> tuple[int, ...]:
+    """Returns the smallest whole numbers in the same proportion."""
+    scale = math.lcm(*(share.denominator for share in shares))
+    parts = [int(share * scale) for share in shares]
+    divisor = math.gcd(*parts)
+    if not divisor:
+        raise ValueError(f"{name}: all shares of a stage are 0")
+    parts = [part // divisor for part in parts]
+    if sum(parts) > _LARGEST_BLOCK:
+        raise ValueError(
+            f"{name}: these shares hold exactly only over {sum(parts)} rows; round them, so that "
+            f"it is at most {_LARGEST_BLOCK}"
+        )
+    return tuple(parts)

@@ -1,0 +1,139 @@
+"""The batches of a mixture: rows of several sources, in exact shares.
+
+A stage of the schedule has a share of rows for each problem. Shares are brought to whole numbers
+p_1, p_2, ... without a common divisor; of every block of p_1 + p_2 + ... rows exactly p_i are of
+problem i, in an order drawn for the block. So the place of any row in its problem's own stream
+follows from the row's number: nothing is stored to resume, and the shares hold exactly over every
+whole block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from t2tp.problems.permutation import permute
+from t2tp.problems.stream import EMPTY, Batch, ExampleSource, batch_shapes, checked_step, shuffled
+
+
+class Stage(NamedTuple):
+    """Shares from a step on.
+
+    Attributes:
+        step: the first.
+        parts: whole numbers, one for each problem: rows in a block.
+    """
+
+    step: int
+    parts: tuple[int, ...]
+
+
+class ConcatenatedSource:
+    """The examples of several sources, numbered through; an `ExampleSource`."""
+
+    def __init__(self, sources: Sequence[ExampleSource]):
+        self.sources = sources
+        self.features = sources[0].features
+        self.first = np.concatenate([[0], np.cumsum([len(source) for source in sources])])
+        for source in sources[1:]:
+            for name in self.features:
+                if source.shape(name) != sources[0].shape(name):
+                    raise ValueError(
+                        f"the feature {name} has shape {source.shape(name)} in one problem and "
+                        f"{sources[0].shape(name)} in another: they cannot be mixed"
+                    )
+
+    def __len__(self) -> int:
+        return int(self.first[-1])
+
+    def shape(self, feature: str) -> tuple[int, ...]:
+        """Returns the sizes of the feature's dimensions without "batch"."""
+        return self.sources[0].shape(feature)
+
+    def read(self, feature: str, examples: np.ndarray, parts: tuple[slice, ...]) -> np.ndarray:
+        """Reads a feature of some examples; see `ExampleSource.read`."""
+        # Rows without an example are read from the first source.
+        which = np.maximum(np.searchsorted(self.first, examples, side="right") - 1, 0)
+        values = None
+        for number in np.unique(which).tolist():
+            rows = which == number
+            inside = np.where(examples == EMPTY, EMPTY, examples - self.first[number])
+            read = self.sources[number].read(feature, inside[rows], parts)
+            if values is None:
+                values = np.empty((len(examples), *read.shape[1:]), read.dtype)
+            values[rows] = read
+        if values is None:  # no rows are asked for
+            return self.sources[0].read(feature, examples, parts)
+        return values
+
+    def parts(self, batch: Batch) -> Iterable[Batch]:
+        """Gives the rows of each source as a batch of it."""
+        for number, source in enumerate(self.sources):
+            inside = batch.examples - self.first[number]
+            yield Batch(source, inside[(inside >= 0) & (inside < len(source))])
+
+
+class MixtureStream:
+    """Batches without end in which every problem has its share of the rows."""
+
+    def __init__(
+        self, source: ConcatenatedSource, schedule: Sequence[Stage], batch_size: int, seed: int
+    ):
+        self._source = source
+        self._schedule = schedule
+        self._batch_size = batch_size
+        self._seed = seed
+        # [stages, problems]: how many rows of each problem there were before each stage.
+        self._before = np.zeros((len(schedule), len(source.sources)), np.int64)
+        for number in range(1, len(schedule)):
+            steps = schedule[number].step - schedule[number - 1].step
+            self._before[number] = self._before[number - 1] + self._rows_of(
+                number - 1, steps * batch_size
+            )
+
+    def __getitem__(self, step: int) -> Batch:
+        """Returns the batch of this step, counted from 0."""
+        step = checked_step(step)
+        stage = max(n for n, each in enumerate(self._schedule) if each.step <= step)
+        parts = np.array(self._schedule[stage].parts)
+        since = (step - self._schedule[stage].step) * self._batch_size
+        rows = since + np.arange(self._batch_size)
+        problem, rank = self._drawn(stage, rows)
+        edges = np.cumsum(parts) - parts
+        place = (
+            self._before[stage][problem]
+            + rows // parts.sum() * parts[problem]
+            + rank
+            - edges[problem]
+        )
+        examples = np.empty(self._batch_size, np.int64)
+        for number, source in enumerate(self._source.sources):
+            here = problem == number
+            if here.any():
+                own = shuffled(place[here], len(source), "epoch", self._seed)
+                examples[here] = own + self._source.first[number]
+        return Batch(self._source, examples)
+
+    def shapes(self) -> list[dict[str, tuple[int, ...]]]:
+        """Returns the shapes of the one kind of batch."""
+        return [batch_shapes(self._source, self._batch_size)]
+
+    def _drawn(self, stage: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the problem of each row of a stage, and the row's rank in its block."""
+        parts = np.array(self._schedule[stage].parts)
+        size = int(parts.sum())
+        blocks = rows // size
+        rank = np.empty(rows.shape, np.int64)
+        for block in np.unique(blocks).tolist():
+            here = blocks == block
+            rank[here] = permute(rows[here] % size, size, "mixture", self._seed, stage, block)
+        return np.searchsorted(np.cumsum(parts), rank, side="right"), rank
+
+    def _rows_of(self, stage: int, rows: int) -> np.ndarray:
+        """Returns how many of the first rows of a stage each problem has: int64 [problems]."""
+        parts = np.array(self._schedule[stage].parts)
+        whole, rest = divmod(rows, int(parts.sum()))
+        problem, _ = self._drawn(stage, whole * int(parts.sum()) + np.arange(rest))
+        return whole * parts + np.bincount(problem, minlength=len(parts))

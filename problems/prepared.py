@@ -1,0 +1,59 @@
+"""Data that have been made: whether they are whole, and the command that makes them."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING, Any
+
+from t2tp.problems import manifest
+from t2tp.problems.manifest import DamagedDataError, Manifest
+
+if TYPE_CHECKING:
+    from t2tp.problems.problem import AnyPath, Problem
+
+
+def check(problem: Problem, data_dir: AnyPath) -> Manifest:
+    """Checks that the data are there and whole; see `Problem.check_prepared`."""
+    folder = problem.folder(data_dir)
+    command = problem.datagen_command(data_dir)
+    if not folder.exists():
+        raise FileNotFoundError(
+            f"{folder} does not exist: make the data of {problem.name} with\n  {command}"
+        )
+    try:
+        made = Manifest.read(folder)
+        made.check(folder)
+    except DamagedDataError as error:
+        raise DamagedDataError(
+            f"the data of {problem.name} are damaged: {error}\n"
+            f"make them again with\n  {command} --overwrite"
+        ) from error
+    given = problem.given_options
+    for name, value in made.options.items():
+        if name in given and given[name] != value:
+            raise ValueError(
+                f"the data in {folder} were made with {name}={value}, not {given[name]}: leave "
+                f"the option out, or make the data again with\n  {command} --overwrite"
+            )
+    return made
+
+
+def datagen_command(problem: Problem, data_dir: AnyPath) -> str:
+    """Returns the command that makes the data; see `Problem.datagen_command`."""
+    words = ["t2tp_datagen", f"--problem={problem.name}", f"--data_dir={data_dir}"]
+    defaults = problem.default_made_with()
+    recorded = manifest.read_options(problem.folder(data_dir))
+    options = {
+        name: value
+        for name, value in recorded.items()
+        if name in defaults and value != defaults[name]
+    } | problem.given_options
+    if options:
+        written = ",".join(f"{name}={_as_option(value)}" for name, value in options.items())
+        words.append(f"--problem_options={written}")
+    return shlex.join(words)
+
+
+def _as_option(value: Any) -> str:
+    """Writes a value as options have it: text with commas in quotes."""
+    return repr(value) if isinstance(value, str) and "," in value else str(value)

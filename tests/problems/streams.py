@@ -1,0 +1,66 @@
+"""Streams of every kind, of few examples. This module imports no TensorFlow."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from t2tp import problems, registry
+from t2tp.problems.algorithmic import AlgorithmicReverseBinary40, AlgorithmicShiftBinary40
+from t2tp.problems.python_stdlib import LanguagemodelPythonStdlibBytes
+
+LENGTH, BATCH, STEPS = 64, 12, 40
+
+
+@registry.register_problem
+class SomeReverses(AlgorithmicReverseBinary40):
+    """Fewer than the steps below read: an epoch ends."""
+
+    sample_counts = {"train": 170, "validation": 20, "test": 4}
+
+
+@registry.register_problem
+class SomeShifts(AlgorithmicShiftBinary40):
+    """With as many symbols as the reverses are given."""
+
+    sample_counts = {"train": 90, "validation": 20, "test": 4}
+
+
+@registry.register_problem
+class SomeCopies(AlgorithmicReverseBinary40):
+    """More of the same kind, to be mixed."""
+
+    sample_counts = {"train": 45, "validation": 20, "test": 4}
+
+
+@registry.register_problem
+class SomeSources(LanguagemodelPythonStdlibBytes):
+    """The beginnings of the sources of `email`."""
+
+    def source_dir(self):
+        return Path(os.__file__).parent / "email"
+
+    def samples(self, split, folder, tmp_dir):
+        paths = sorted(self.source_dir().glob("*.py"))
+        return [{"text": path.read_text()[:600]} for path in paths]
+
+    def download(self, folder, tmp_dir):
+        pass
+
+    def origin(self, folder, tmp_dir):
+        return {}
+
+
+STREAMS = {
+    "windows": ("some_sources", ""),
+    "padded": ("some_reverses", ""),
+    "packed": ("some_shifts", "arrangement=packed"),
+    "bucketed": ("some_reverses", "arrangement=bucketed"),
+    "mixture": ("mixture:some_reverses=0.6,some_copies=0.4", ""),
+    "schedule": ("mixture:some_reverses=1,some_copies=0;9:some_reverses=1,some_copies=2", ""),
+    "pictures": ("image_digits", ""),
+}
+
+
+def open_stream(data_dir, kind):
+    return problems.find(*STREAMS[kind]).stream(data_dir, "train", BATCH, LENGTH, seed=5)

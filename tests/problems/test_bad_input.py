@@ -1,0 +1,140 @@
+"""What goes wrong ends in one sentence that names what is wrong, and leaves nothing that counts."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from t2tp import problems
+
+DATAGEN = [sys.executable, "-m", "t2tp.trainer.t2tp_datagen"]
+GOOD = b"".join(b"line %d\tZeile %d\n" % (n, n) for n in range(100))
+
+
+def run(data_dir, problem, *arguments, **options):
+    command = [*DATAGEN, f"--problem={problem}", f"--data_dir={data_dir}", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, **options)
+
+
+def said_by(ended, code=1):
+    """The sentence that a run ended with; lines of the log come before it."""
+    assert ended.returncode == code, ended.stderr
+    assert "Traceback" not in ended.stderr
+    sentences = ended.stderr.split("t2tp_datagen: ")
+    assert len(sentences) == 2
+    return sentences[1].strip()
+
+
+@pytest.mark.parametrize(
+    ("problem", "contents", "sentence"),
+    [
+        ("languagemodel_textfiles", b"", "files={file}: there is no text in {file}"),
+        ("languagemodel_textfiles", b"\n" * 90, "cannot train a vocabulary of 300 pieces: the te"),
+        (
+            "languagemodel_textfiles",
+            GOOD + b"caf\xe9\n",
+            "{file}, line 101: not UTF-8 (unexpected end of data, byte 0xe9)",
+        ),
+        (
+            "translate_tsv",
+            GOOD + b"a\tb\tc\n",
+            "{file}, line 101: 3 columns, and there must be 2, with a tab between them",
+        ),
+    ],
+)
+def test_files_that_cannot_be_used(tmp_path, problem, contents, sentence):
+    file = tmp_path / "input.txt"
+    file.write_bytes(contents)
+    documents = ",documents=lines" if problem.startswith("languagemodel") else ""
+    options = f"--problem_options=files={file},vocab_size=300{documents}"
+    said = said_by(run(tmp_path / "data", problem, options))
+    assert said.startswith(sentence.format(file=file))
+    assert not [path for path in (tmp_path / "data").iterdir() if path.name[0] != "."]
+
+
+@pytest.fixture
+def made(tmp_path):
+    """Data of pairs, in a folder to spoil."""
+    (tmp_path / "a.tsv").write_bytes(GOOD)
+    options = f"files={tmp_path}/a.tsv,vocab_size=290"
+    problem = problems.find("translate_tsv", options)
+    problem.prepare(tmp_path / "data")
+    return problem.folder(tmp_path / "data")
+
+
+def shorten(path):
+    path.write_bytes(path.read_bytes()[:-2])
+
+
+def flip(path):
+    contents = bytearray(path.read_bytes())
+    contents[-1] ^= 1
+    path.write_bytes(contents)
+
+
+SPOILT = {
+    "a missing shard": ("train-00000-of-00001.inputs", "unlink", " is missing"),
+    "a truncated shard": ("train-00000-of-00001.targets", shorten, " bytes were written"),
+    "a changed vocabulary": ("vocabulary.model", flip, "is not the file that the rest"),
+    "a missing manifest": ("manifest.json", "unlink", "has no manifest.json"),
+    "a truncated manifest": ("manifest.json", shorten, "manifest.json is not a manifest"),
+}
+
+
+@pytest.mark.parametrize("what", SPOILT)
+def test_data_that_were_damaged(tmp_path, made, what):
+    name, spoil, sentence = SPOILT[what]
+    path = made / name
+    path.unlink() if spoil == "unlink" else spoil(path)
+    said = said_by(run(tmp_path / "data", "translate_tsv"))
+    assert said.startswith("the data of translate_tsv are damaged: ")
+    # "N bytes, M were written": the numbers are of no interest.
+    assert sentence.replace(" bytes were", " were") in said and name in said
+    command = said.splitlines()[-1].split()
+    assert command[:2] == ["t2tp_datagen", "--problem=translate_tsv"]
+    # With the options that they were made with, even where the manifest is lost.
+    options = command[3].removeprefix("'").removeprefix("--problem_options=").removesuffix("'")
+    assert problems.find("translate_tsv", options).made_with() == {
+        "vocab_size": 290,
+        "vocabulary_from": "",
+        "files": f"{tmp_path}/a.tsv",
+        "validation_files": "",
+        "test_files": "",
+    }
+    assert command[4] == "--overwrite"
+
+
+def test_a_manifest_that_does_not_fit_on_the_disk(tmp_path):
+    """A limit on files' size stands for the disk: the manifest is the largest of them."""
+    (tmp_path / "a.tsv").write_bytes(GOOD)
+    options = f"--problem_options=files={tmp_path}/a.tsv,vocab_size=280"
+    assert run(tmp_path / "whole", "translate_tsv", options, "--num_shards=30").returncode == 0
+    folder = problems.find("translate_tsv").folder(tmp_path / "whole")
+    sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
+    largest = sizes.pop("manifest.json") - 1
+    assert max(sizes.values()) < largest
+
+    def small_files():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest))
+
+    full = run(
+        tmp_path / "data", "translate_tsv", options, "--num_shards=30", preexec_fn=small_files
+    )
+    assert said_by(full).startswith("[Errno 27] File too large: ")
+    assert "/manifest.json'" in said_by(full)
+    assert not (tmp_path / "data" / "translate_tsv").exists()
+    assert run(tmp_path / "data", "translate_tsv", options, "--num_shards=30").returncode == 0
+
+
+def test_examples_that_are_too_long_are_counted_and_said(made, tmp_path, caplog):
+    problem = problems.find("translate_tsv")
+    stored = problem.stored(tmp_path / "data", "train").values()
+    longest = max(int(column.lengths.max()) for column in stored)
+    with pytest.raises(ValueError, match="none of the 94 examples of train of translate_tsv fits "):
+        problem.stream(tmp_path / "data", "train", 4, 2)
+    problem.stream(tmp_path / "data", "train", 4, longest - 1)
+    said = f"examples are left out, as they are longer than length {longest - 1}"
+    assert said in caplog.text

@@ -1,0 +1,257 @@
+"""Problems with text that are mixed have one vocabulary, and data of the mixture's own."""
+
+from __future__ import annotations
+
+import shlex
+from itertools import repeat
+
+import numpy as np
+import pytest
+
+from t2tp import problems
+from t2tp.problems import shared_vocabulary
+from t2tp.problems.generation import ShardWriter
+from t2tp.problems.inspection import inspect
+from t2tp.problems.manifest import Manifest
+from t2tp.problems.shared_vocabulary import in_shares
+from t2tp.problems.text import load_vocabulary
+
+MIXTURE = "mixture:translate_tsv=0.75,translate_textfiles=0.25"
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Pairs in a table, and in two files."""
+    folder = tmp_path_factory.mktemp("files")
+    lines = [f"apple number {n}\tApfel Nummer {n}\n" for n in range(600)]
+    (folder / "a.tsv").write_text("".join(lines))
+    for end, word in (("en", "banana count"), ("fr", "banane numero")):
+        (folder / f"b.{end}").write_text("".join(f"{word} {n}\n" for n in range(200)))
+    return folder
+
+
+def options_of(files, more=""):
+    return (
+        f"translate_tsv.files={files}/*.tsv,translate_textfiles.inputs={files}/b.en,"
+        f"translate_textfiles.targets={files}/b.fr{more}"
+    )
+
+
+@pytest.fixture(scope="module")
+def data_dir(files, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    problems.find(MIXTURE, options_of(files, ",vocab_size=310")).prepare(folder)
+    return folder
+
+
+def test_the_parts_share_a_vocabulary_of_the_texts_of_both(data_dir):
+    mixture = problems.find(MIXTURE)
+    assert mixture.vocab_sizes(data_dir) == {"inputs": 310, "targets": 310}
+    manifest = mixture.check_prepared(data_dir)
+    inside = mixture.parts_dir(data_dir)
+    assert {part.check_prepared(inside).vocabulary for part in mixture.parts} == {
+        manifest.vocabulary
+    }
+    pieces = {piece.decode("utf-8", "ignore") for piece in load_vocabulary(inside).token_bytes}
+    assert {"apple", "banan"} <= {piece.strip() for piece in pieces}
+    assert [path.name for path in data_dir.iterdir() if path.is_dir()] == [
+        "mixture_translate_tsv+translate_textfiles"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("share", "has", "lacks"), [(0.98, b"app", b"ban"), (0.02, b"ban", b"app")]
+)
+def test_a_problem_of_small_share_has_few_pieces(files, tmp_path, share, has, lacks):
+    """With room for few pieces: those of the texts that are met fifty times as often."""
+    mixture = problems.find(
+        f"mixture:translate_tsv={share},translate_textfiles={1 - share:.2f}",
+        options_of(files, ",vocab_size=300"),
+    )
+    mixture.prepare(tmp_path)
+    pieces = load_vocabulary(mixture.folder(tmp_path)).token_bytes
+    assert [piece for piece in pieces if has in piece]
+    assert not [piece for piece in pieces if lacks in piece]
+
+
+def test_a_batch_decodes_to_the_texts_of_both_in_their_shares(data_dir):
+    mixture = problems.find(MIXTURE)
+    batch = mixture.stream(data_dir, "train", batch_size=40, length=64, seed=1)[3]
+    part = mixture.parts[0]
+    texts = [part.decode(mixture.parts_dir(data_dir), row) for row in np.asarray(batch["inputs"])]
+    words = [text.split()[0] for text in texts]
+    assert words.count("apple") == 30 and words.count("banana") == 10
+    first, last = (mixture.decode_example(data_dir, "train", number) for number in (0, 700))
+    assert first["inputs"].startswith("apple") and last["inputs"].startswith("banana")
+    with pytest.raises(IndexError, match="example 752 asked for"):
+        mixture.decode_example(data_dir, "train", 752)
+
+
+def test_the_command_that_makes_them_again_has_the_options_of_each(files, data_dir):
+    command = shlex.split(problems.find(MIXTURE).datagen_command(data_dir))
+    assert command[:3] == ["t2tp_datagen", f"--problem={MIXTURE}", f"--data_dir={data_dir}"]
+    given = command[3].removeprefix("--problem_options=")
+    assert (
+        problems.find(MIXTURE, given).made_with()
+        == problems.find(MIXTURE, options_of(files, ",vocab_size=310")).made_with()
+    )
+
+
+def test_damage_anywhere_is_found(files, tmp_path):
+    mixture = problems.find(MIXTURE, options_of(files, ",vocab_size=300"))
+    mixture.prepare(tmp_path)
+    damaged = mixture.folder(tmp_path) / "translate_textfiles" / "vocabulary.model"
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    with pytest.raises(ValueError, match="translate_textfiles/vocabulary.model has .* bytes"):
+        mixture.check_prepared(tmp_path)
+
+
+def files_in(folder):
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+@pytest.mark.parametrize("written", [0, 300, 700])
+def test_interrupted_anywhere_it_makes_the_same_files(
+    files, data_dir, tmp_path, monkeypatch, written
+):
+    mixture = problems.find(MIXTURE, options_of(files, ",vocab_size=310"))
+    count = 0
+
+    class FailingWriter(ShardWriter):
+        def add(self, *example):
+            nonlocal count
+            if count == written:
+                raise KeyboardInterrupt
+            super().add(*example)
+            count += 1
+
+    with monkeypatch.context() as broken:
+        broken.setattr("t2tp.problems.generation.ShardWriter", FailingWriter)
+        with pytest.raises(KeyboardInterrupt):
+            mixture.prepare(tmp_path)
+        # What there is is used: nobody trains the vocabulary again.
+        broken.setattr(shared_vocabulary, "in_shares", None)
+        broken.setattr("t2tp.problems.generation.ShardWriter", ShardWriter)
+        mixture.prepare(tmp_path)
+    made, whole = mixture.folder(tmp_path), mixture.folder(data_dir)
+    assert files_in(made) == files_in(whole)
+
+
+def test_other_shares_use_the_same_data_and_that_is_said(data_dir, caplog):
+    other = problems.find("mixture:translate_tsv=1,translate_textfiles=1")
+    other.check_prepared(data_dir)
+    assert "the shares of their vocabulary's texts, which were [0.75, 0.25]" in caplog.text
+    caplog.clear()
+    problems.find(MIXTURE).check_prepared(data_dir)
+    assert not caplog.text
+    assert other.digest(data_dir) == problems.find(MIXTURE).digest(data_dir)
+
+
+def test_missing_data_and_changed_files_are_said_with_the_mixtures_command(tmp_path, caplog):
+    (tmp_path / "a.tsv").write_text("".join(f"apple {n}\tApfel {n}\n" for n in range(100)))
+    for end in ("en", "fr"):
+        (tmp_path / f"b.{end}").write_text("".join(f"{end} {n}\n" for n in range(100)))
+    mixture = problems.find(MIXTURE, options_of(tmp_path, ",vocab_size=290"))
+    for look in (mixture.vocab_sizes, mixture.check_prepared, mixture.digest):
+        with pytest.raises(FileNotFoundError) as raised:
+            look(tmp_path / "data")
+        assert f"t2tp_datagen --problem={MIXTURE} --data_dir={tmp_path}/data '" in str(raised.value)
+    mixture.prepare(tmp_path / "data")
+    (tmp_path / "b.en").write_text("other\n")
+    caplog.clear()
+    for _ in range(2):
+        problem = problems.find(MIXTURE)
+        problem.vocab_sizes(tmp_path / "data")
+        problem.vocab_sizes(tmp_path / "data")
+    assert len(caplog.messages) == 2
+    for said in caplog.messages:
+        assert f"translate_textfiles, changed: {tmp_path}/b.en; make them again with" in said
+        assert f"t2tp_datagen --problem={MIXTURE} --data_dir={tmp_path}/data '" in said
+
+
+def test_a_vocabulary_of_another_problem_can_be_taken(files, tmp_path):
+    alone = problems.find("translate_tsv", f"files={files}/a.tsv,vocab_size=290")
+    alone.prepare(tmp_path)
+    more = f",vocabulary_from={tmp_path}/translate_tsv"
+    made = problems.find(MIXTURE, options_of(files, more)).prepare(tmp_path)
+    assert made.vocabulary == Manifest.read(tmp_path / "translate_tsv").vocabulary
+
+
+def test_both_directions_of_a_problem_have_the_same_data(files, tmp_path):
+    options = f"files={files}/a.tsv,vocab_size=290"
+    mixture = problems.find("mixture:translate_tsv=1,translate_tsv_rev=1", options)
+    assert mixture.prepare(tmp_path).splits["train"].examples == 564  # once, not twice
+    batch = mixture.stream(tmp_path, "train", 8, 64)[0]
+    decode, inside = mixture.parts[0].decode, mixture.parts_dir(tmp_path)
+    words = [decode(inside, row).split()[0] for row in np.asarray(batch["inputs"])]
+    assert sorted(words) == ["Apfel"] * 4 + ["apple"] * 4
+    with pytest.raises(ValueError, match="have the same data, made with the same options"):
+        problems.find(mixture.name, f"translate_tsv.files={files}/a.tsv")
+
+
+def test_a_part_can_be_packed(data_dir):
+    mixture = problems.find(MIXTURE, "translate_tsv.arrangement=packed")
+    batch = mixture.stream(data_dir, "train", 4, 64)[0]
+    segments = np.asarray(batch["targets_segmentation"])
+    assert sorted(segments.max(1) > 1) == [False, True, True, True]
+    bucketed = problems.find(MIXTURE, "arrangement=bucketed")
+    with pytest.raises(ValueError, match="of like length cannot be mixed with others"):
+        bucketed.stream(data_dir, "train", 4, 64)
+
+
+def test_what_is_made_can_be_looked_at(data_dir):
+    shown = inspect(problems.find(MIXTURE), data_dir)
+    assert "inputs: 'apple number" in shown and "targets: 'banane numero" in shown
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        (MIXTURE, "documents=lines", "no problem of it has the option 'documents': "),
+        (MIXTURE, "translate_tsv.vocab_sise=3", "no hyperparameter 'vocab_sise': did you mean"),
+        (
+            MIXTURE,
+            "translate_tsv.vocab_size=300,translate_textfiles.vocab_size=400",
+            "give vocab_size once, without the name of a problem",
+        ),
+        (
+            "mixture:languagemodel_python_stdlib=1,languagemodel_python_stdlib_bytes=1",
+            "",
+            "vocabularies are of other kinds: bpe sub-words .* and bytes",
+        ),
+        (
+            "mixture:translate_tsv=1,translate_ende_wmt32k=1",
+            "",
+            "with normalization none and bpe sub-words of texts with normalization nmt_nfkc",
+        ),
+    ],
+)
+def test_what_cannot_be_mixed_is_said(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        problems.find(name, options)
+
+
+def test_bytes_need_no_vocabulary_of_their_own():
+    mixture = problems.find("mixture:languagemodel_python_stdlib_bytes=1")
+    assert mixture.folder("data") == mixture.parts[0].folder("data")
+
+
+def test_each_source_has_its_share_of_the_bytes():
+    short, long = ["ab"] * 50, ["x" * 30] * 3
+    given = list(in_shares([short, long], [0.75, 0.25], 10**6))
+    assert sum(map(len, given[: len(given) // 2])) > 0
+    for end in range(20, len(given)):
+        of_long = sum(len(text) for text in given[:end] if len(text) == 30)
+        total = sum(map(len, given[:end]))
+        assert abs(of_long - 0.25 * total) <= 30
+    assert given.count("ab") >= 50 and given.count("x" * 30) >= 3
+
+
+def test_texts_are_enough_at_some_size_and_sources_may_be_empty():
+    assert sum(map(len, in_shares([repeat("abc"), ["de"]], [1, 1], 1000))) < 1003
+    assert list(in_shares([[], ["a"], ["b"]], [1, 1, 0], 100)) == ["a"]
+    assert list(in_shares([[], []], [1, 1], 100)) == []
