@@ -140,6 +140,8 @@ class Layout:
             self._check_dimensions(_with_inputs(op), met.values())
         if hasattr(op, "joint_shape"):
             self._check_dimensions(_with_inputs(op), op.joint_shape.dims)
+        if hasattr(op, "check_layout"):
+            op.check_layout(self)
         for dim in sorted(op.unsplittable_dims):
             axis = self.axis_of(dim)
             if axis is not None and axis.size > 1:

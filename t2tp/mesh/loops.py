@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import tensorflow as tf
@@ -12,13 +14,24 @@ if TYPE_CHECKING:
     from t2tp.mesh.lowering import Lowering
 
 
-def lower_while_loop(op: mtf.WhileLoopOperation, lowering: Lowering) -> None:
+def lower_while_loop(
+    op: mtf.WhileLoopOperation,
+    lowering: Lowering,
+    inside: Callable[[tf.Tensor], contextlib.AbstractContextManager] | None = None,
+) -> None:
     """Lowers a while loop.
 
     A loop variable is reduced over the mesh before the next iteration sees it. An accumulator (an
     output of the body that is no loop variable) is summed over the iterations first, and reduced
     over the mesh once, after the loop.
+
+    Args:
+      op: the loop.
+      lowering: of the graph.
+      inside: called with the number of the iteration, an int64 scalar, for what is active while the
+        condition and the body are lowered; by default `lowering.inside_loop`.
     """
+    inside = inside or lowering.inside_loop
     num_inputs = len(op.inputs)
     accumulators = op._body_outputs[num_inputs:]
     _reduce_what_comes_from_outside(op, lowering)
@@ -29,13 +42,13 @@ def lower_while_loop(op: mtf.WhileLoopOperation, lowering: Lowering) -> None:
             lowering.set_slice(placeholder, value)
 
     def condition(iteration: tf.Tensor, *values: tf.Tensor) -> tf.Tensor:
-        with lowering.inside_loop(iteration):
+        with inside(iteration):
             bind(op._cond_inputs, values[:num_inputs])
             lowering.lower_operations(op._cond_ops, [op._cond_output])
             return lowering.slice(op._cond_output)
 
     def body(iteration: tf.Tensor, *values: tf.Tensor) -> list[tf.Tensor]:
-        with lowering.inside_loop(iteration):
+        with inside(iteration):
             bind(op._body_inputs, values[:num_inputs])
             lowering.lower_operations(op._body_ops, op._body_outputs)
             results = [lowering.slice(tensor) for tensor in op._body_outputs[:num_inputs]]

@@ -20,6 +20,7 @@ from t2tp.mesh.effects import (
 from t2tp.mesh.einsum import lower_einsum, lower_one_hot
 from t2tp.mesh.gradients import lower_generic_gradient, lower_pool_gradient
 from t2tp.mesh.loops import lower_while_loop
+from t2tp.mesh.random import BatchPart
 from t2tp.mesh.random_operations import lower_random
 from t2tp.mesh.reductions import Reductions, surely_needed
 from t2tp.mesh.reshape import lower_reshape
@@ -112,6 +113,7 @@ class Lowering(mtf.Lowering):
         self.variables: dict = {}
         self._counters: list = []
         self._loop_iterations: list[tf.Tensor] = []
+        self._batch_part: BatchPart | None = None
         self._draw_after: tf.Tensor | None = None
         self._reductions = Reductions(mesh_impl)
         self._needed: set[mtf.Tensor] = set()
@@ -153,6 +155,16 @@ class Lowering(mtf.Lowering):
         finally:
             self._loop_iterations.pop()
 
+    @contextlib.contextmanager
+    def inside_part(self, part: BatchPart) -> Iterator[None]:
+        """While this is active, what is to be done with a part of a batch is lowered: random
+        operations draw what they would draw for it in the whole batch."""
+        self._batch_part = part
+        try:
+            yield
+        finally:
+            self._batch_part = None
+
     def compiled(self, fn: Callable[..., T]) -> Callable[..., T]:
         """`fn`, made one kernel by XLA where the program lets it and its inputs are large.
 
@@ -181,7 +193,9 @@ class Lowering(mtf.Lowering):
           shape: the global shape.
         """
         (mesh_impl,) = self.mesh_to_impl.values()
-        return mesh_impl.random_bits(name, shape, self._loop_iterations, self._draw_after).slice
+        return mesh_impl.random_bits(
+            name, shape, self._loop_iterations, self._draw_after, self._batch_part
+        ).slice
 
     def slice(self, tensor: mtf.Tensor) -> tf.Tensor:
         """The processor's slice of a lowered tensor, reduced if that was still to be done."""

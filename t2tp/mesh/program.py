@@ -186,6 +186,28 @@ class Program:
         slices = self._calls(lambda pnum: self._call(pnum, step, by_pnum[pnum]), self._log)
         return Outputs(self.layout, self.cluster, self._output_shapes, slices)
 
+    def on_tensors(self, features: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        """The step of a program of one device on TensorFlow's tensors, inside of a `tf.function`:
+        what is exported. Its variables are those in `variables`.
+
+        Args:
+          features: whole tensors by name.
+
+        Raises:
+          ValueError: the mesh has several devices.
+        """
+        if self.layout.size > 1:
+            raise ValueError(
+                f"A program of {self.layout.size} devices does not go into one graph: build it"
+                " without a mesh."
+            )
+        return self.trace()(
+            tf.constant(0, tf.int32),
+            tf.constant(0, tf.int64),
+            [v.slices[0] for v in self._used],
+            [features[name] for name in self._features],
+        )
+
     def place(self, features: Mapping[str, np.ndarray]) -> Placed:
         """Cuts features and puts the slice of each processor of this process on its device.
 

@@ -11,11 +11,29 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import tensorflow as tf
 
+from t2tp import upstream as mtf
+
 # A counter is step * 2**40 + element: tensors of up to 2**40 elements, 2**24 steps.
 _STEP_SHIFT = 40
+
+
+@dataclass(frozen=True)
+class BatchPart:
+    """Which part of a batch is at work: of each processor's slice the same one of `count` parts.
+
+    Attributes:
+      dim: the batch dimension of a part.
+      count: how many parts the batch is cut into.
+      number: of this part, an integer scalar.
+    """
+
+    dim: mtf.Dimension
+    count: int
+    number: tf.Tensor
 
 
 def make_key(*parts: object) -> int:

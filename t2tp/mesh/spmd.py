@@ -170,6 +170,7 @@ class SpmdMeshImpl(mtf.MeshImpl):
         shape: mtf.Shape,
         loop_iterations: Sequence[tf.Tensor] = (),
         draw_after: tf.Tensor | None = None,
+        part: random.BatchPart | None = None,
     ) -> LaidOutTensor:
         """32 random bits an element (uint32), the same global tensor on every mesh.
 
@@ -179,10 +180,16 @@ class SpmdMeshImpl(mtf.MeshImpl):
           loop_iterations: numbers of the iterations of the loops around the operation, int64
             scalars, the outer loop's first.
           draw_after: a zero that must be there before the bits are drawn.
+          part: if `shape` is a part's, what part of the batch it is: the bits are then those of
+            that part of the whole batch's tensor.
         """
-        index = random.slice_index(
-            shape.to_integer_list, self.slice_begin_tensors(shape), self.slice_shape(shape)
-        )
+        whole, begin = shape.to_integer_list, self.slice_begin_tensors(shape)
+        size = self.slice_shape(shape)
+        if part is not None and part.dim in shape.dims:
+            axis = shape.dims.index(part.dim)
+            whole[axis] *= part.count
+            begin[axis] = begin[axis] * part.count + tf.cast(part.number, tf.int32) * size[axis]
+        index = random.slice_index(whole, begin, size)
         key: int | tf.Tensor = random.make_key(self._seed, "operation", name)
         for iteration in loop_iterations:
             key = random.fold_in(key, iteration)

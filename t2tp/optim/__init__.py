@@ -1,6 +1,14 @@
 """Optimizers and learning-rate schedules."""
 
-from t2tp.optim import adafactor, adam, schedules, sgd  # noqa: F401  (they register themselves)
-from t2tp.optim.training import apply_gradients
+from t2tp.optim import (  # noqa: F401  (they register themselves)
+    adafactor,
+    adam,
+    lamb,
+    lion,
+    schedules,
+    sgd,
+)
+from t2tp.optim.averages import read_averages
+from t2tp.optim.training import TrainStep, apply_gradients, train_step
 
-__all__ = ["apply_gradients"]
+__all__ = ["TrainStep", "apply_gradients", "read_averages", "train_step"]

@@ -1,14 +1,170 @@
-"""Adafactor."""
+"""Adafactor: second moments kept as the means of rows and of columns."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import tensorflow as tf
+
 from t2tp import mtf, registry
 from t2tp.hparam import HParams
-from t2tp.optim.weight_decay import refuse_weight_decay
+from t2tp.mesh.program import Mesh
+from t2tp.optim.adafactor_statistics import (
+    DirectionSquaresOperation,
+    Moments,
+    StatisticsOperation,
+)
+from t2tp.optim.update import Optimizer, UpdateOperation, shrink, slot, take
+from t2tp.optim.weight_decay import WeightDecay
+
+# Smaller dimensions are not worth factoring, and worse estimates (mesh-tensorflow's number).
+_LEAST_SIZE_TO_FACTOR = 128
+
+
+@dataclass(frozen=True)
+class AdafactorSettings:
+    """What an Adafactor does; the defaults are tensor2tensor's and T5's.
+
+    Attributes:
+      beta1: of an average over updates; 0: none.
+      factored: whether second moments are kept as row and column means where that pays.
+      memory_exponent: a second moment is averaged over about `step ** memory_exponent` steps.
+      clipping_threshold: largest root mean square of a variable's update, before the learning rate;
+        0: any.
+      multiply_by_parameter_scale: whether updates are in proportion to the root mean square of the
+        variable (at least 1e-3), so that the learning rate is relative.
+    """
+
+    beta1: float = 0.0
+    factored: bool = True
+    memory_exponent: float = 0.8
+    clipping_threshold: float = 1.0
+    multiply_by_parameter_scale: bool = True
+
+
+class Adafactor(Optimizer):
+    """N. Shazeer and M. Stern, "Adafactor" (arXiv:1804.04235), algorithms 4 and 5.
+
+    A variable of two or more dimensions of at least 128 is factored along its two largest, as
+    mesh-tensorflow does: with further dimensions, such as `heads` of [d_model, heads, d_kv], there
+    are row and column means for each place along them. Means and norms are of whole variables,
+    whatever the layout; those of all variables that are split alike are summed up together.
+    """
+
+    def __init__(
+        self,
+        learning_rate: mtf.Tensor,
+        settings: AdafactorSettings | None = None,
+        weight_decay: WeightDecay | None = None,
+    ) -> None:
+        """Takes the learning rate, relative by default, as a float32 scalar."""
+        super().__init__(learning_rate, weight_decay)
+        self._settings = settings or AdafactorSettings()
+
+    def apply_grads(
+        self, grads: Sequence[mtf.Tensor], variables: Sequence[mtf.Variable]
+    ) -> list[mtf.Operation]:
+        """Updates the variables; returns the operations that do."""
+        if not variables:
+            return []
+        decay_rate = self._decay_rate(variables[0].mesh)
+        moments = [self._moments(var) for var in variables]
+        grads = [mtf.cast(grad, tf.float32) for grad in grads]
+        # All sums are asked for before the first is needed, so that they are made together.
+        statistics = [
+            StatisticsOperation(grad, var, kept)
+            for grad, var, kept in zip(grads, variables, moments, strict=True)
+        ]
+        squares = [DirectionSquaresOperation(op, decay_rate) for op in statistics]
+        decays = self._weight_decay.of_each(variables)
+        return [self._update(*each) for each in zip(squares, decays, strict=True)]
+
+    def _update(self, squares: DirectionSquaresOperation, weight_decay: float) -> mtf.Operation:
+        statistics = squares.statistics
+        var = statistics.variable
+        kept = [var, *statistics.moments.variables]
+        if self._settings.beta1:
+            kept.append(slot(var, "adafactor_m"))
+        return UpdateOperation(
+            "adafactor",
+            kept,
+            [self._learning_rate, squares.outputs[0], *squares.inputs],
+            functools.partial(self._assign, statistics.moments, var.size, weight_decay),
+        )
+
+    def _assign(
+        self,
+        moments: Moments,
+        size: int,
+        weight_decay: float,
+        var: tf.Variable,
+        *rest: tf.Variable | tf.Tensor,
+    ) -> None:
+        """Assigns to `var` and its slots; `rest` are the slots and the operation's inputs."""
+        settings, count = self._settings, len(moments.variables)
+        second, rest = rest[:count], rest[count:]
+        average, rest = (rest[0], rest[1:]) if settings.beta1 else (None, rest)
+        rate, squares, decay_rate, grad, var_squares, *sums = rest
+        direction, next_second = moments.direction(second, grad, decay_rate, sums)
+        for kept, value in zip(second, next_second, strict=True):
+            kept.assign(value, read_value=False)
+        factor = rate
+        if settings.multiply_by_parameter_scale:
+            factor *= tf.maximum(tf.sqrt(var_squares / size), 1e-3)
+        if settings.clipping_threshold:
+            factor /= tf.maximum(1.0, tf.sqrt(squares / size) / settings.clipping_threshold)
+        update = factor * direction
+        if average is not None:
+            update = settings.beta1 * average + (1.0 - settings.beta1) * update
+            average.assign(update, read_value=False)
+        shrink(var, rate, weight_decay)
+        take(var, update)
+
+    def _moments(self, var: mtf.Variable) -> Moments:
+        """The second moments of a variable, factored or whole."""
+        rows, columns = _two_largest(var.shape) if self._settings.factored else (None, None)
+        if rows is None or columns is None:
+            return Moments(var.shape, None, (slot(var, "adafactor_v"),))
+        return Moments(
+            var.shape,
+            (rows, columns),
+            (
+                slot(var, "adafactor_vr", var.shape - columns),
+                slot(var, "adafactor_vc", var.shape - rows),
+            ),
+        )
+
+    def _decay_rate(self, mesh: Mesh) -> mtf.Tensor:
+        """What is left of a second moment after a step, a float32 scalar; nothing at first."""
+        exponent = self._settings.memory_exponent
+        return mtf.slicewise(
+            lambda step: 1.0 - (tf.cast(step, tf.float32) + 1.0) ** -exponent,
+            [mesh.step],
+            output_dtype=tf.float32,
+            splittable_dims=[],
+            grad_function=0,
+            name="adafactor_decay_rate",
+        )
+
+
+def _two_largest(shape: mtf.Shape) -> tuple[mtf.Dimension | None, mtf.Dimension | None]:
+    """The two largest dimensions, the larger first, if both are worth factoring."""
+    by_size = sorted(shape.dims, key=lambda dim: -dim.size)
+    if len(by_size) < 2 or by_size[1].size < _LEAST_SIZE_TO_FACTOR:
+        return None, None
+    return by_size[0], by_size[1]
 
 
 @registry.register_optimizer
-def adafactor(learning_rate: mtf.Tensor, hparams: HParams) -> mtf.optimize.Optimizer:
-    """Adafactor, second moments factored (N. Shazeer and M. Stern, arXiv:1804.04235)."""
-    refuse_weight_decay(hparams)
-    return mtf.optimize.AdafactorOptimizer(learning_rate=learning_rate)
+def adafactor(learning_rate: mtf.Tensor, hparams: HParams) -> Adafactor:
+    """Adafactor, with a learning rate relative to the size of the weights."""
+    settings = AdafactorSettings(
+        beta1=hparams.optimizer_adafactor_beta1,
+        factored=hparams.optimizer_adafactor_factored,
+        memory_exponent=hparams.optimizer_adafactor_memory_exponent,
+        clipping_threshold=hparams.optimizer_adafactor_clipping_threshold,
+        multiply_by_parameter_scale=hparams.optimizer_adafactor_multiply_by_parameter_scale,
+    )
+    return Adafactor(learning_rate, settings, WeightDecay.of(hparams))

@@ -3,6 +3,9 @@
 `learning_rate_schedule="constant*linear_warmup*rsqrt_decay"` with `learning_rate_constant=2.0` is
 twice the warm-up times the decay. A factor is a registered function of the step (a float32 scalar,
 from 0), the hparams and the number of training steps.
+
+A float32 holds whole numbers up to 2**24 = 16.7 million, so steps are exact until then; factors
+subtract whole numbers before they divide, which keeps small rates at the end of long trainings.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ def learning_rate(step: mtf.Tensor, hparams: HParams, train_steps: int) -> mtf.T
 
     Raises:
       UnknownNameError: the schedule names an unknown factor.
+      ValueError: a factor cannot be what the hparams say.
     """
     factors = [
         registry.learning_rate_schedule(name.strip())
@@ -68,18 +72,130 @@ def rsqrt_decay(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tenso
 
 
 @registry.register_learning_rate_schedule
+def rsqrt_normalized_decay(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor:
+    """`rsqrt_decay`, scaled to begin at 1."""
+    warmup = max(1, hparams.learning_rate_warmup_steps)
+    return math.sqrt(warmup) * rsqrt_decay(step, hparams, train_steps)
+
+
+@registry.register_learning_rate_schedule
+def rsqrt_hidden_size(step: tf.Tensor, hparams: HParams, train_steps: int) -> float:
+    """1 / sqrt(`d_model`)."""
+    del step, train_steps
+    return hparams.d_model**-0.5
+
+
+@registry.register_learning_rate_schedule
+def relative_step(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor:
+    """min(0.01, 1 / sqrt(step + 1)): Adafactor's own (arXiv:1804.04235, section 9)."""
+    del hparams, train_steps
+    return tf.minimum(0.01, tf.math.rsqrt(step + 1.0))
+
+
+@registry.register_learning_rate_schedule
 def linear_decay(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor:
-    """Falls to 0 at the end of the training, over its last `learning_rate_decay_steps` (0: all)."""
-    over = hparams.learning_rate_decay_steps or train_steps
-    return tf.clip_by_value((train_steps - step) / over, 0.0, 1.0)
+    """Falls to `learning_rate_decay_floor` at the end of the training, over its last
+    `learning_rate_decay_steps` (0: all)."""
+    return _above_floor(_left_at_the_end(step, hparams, train_steps), hparams)
+
+
+@registry.register_learning_rate_schedule
+def sqrt_decay(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor:
+    """The same, as 1 - sqrt(what is done of the decay): the end of "warm-up, stable, decay".
+
+    A. Hägele et al., "Scaling Laws and Compute-Optimal Training Beyond Fixed Training Durations"
+    (arXiv:2405.18392), equation 1.
+    """
+    done = 1.0 - _left_at_the_end(step, hparams, train_steps)
+    return _above_floor(1.0 - tf.sqrt(done), hparams)
 
 
 @registry.register_learning_rate_schedule
 def cosine_decay(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor:
-    """Falls from 1 to 0 along half a cosine over `learning_rate_decay_steps` (0: the whole
-    training).
+    """Falls from 1 to `learning_rate_decay_floor` along half a cosine over
+    `learning_rate_decay_steps` (0: the whole training).
 
     I. Loshchilov and F. Hutter, "SGDR" (arXiv:1608.03983), equation 5, without restarts.
     """
     over = hparams.learning_rate_decay_steps or train_steps
-    return 0.5 * (1.0 + tf.cos(math.pi * tf.minimum(1.0, step / over)))
+    left = tf.maximum(0.0, (over - step) / over)
+    # (1 + cos(pi * step / over)) / 2, without the difference of two numbers near 1 at the end.
+    return _above_floor(tf.square(tf.sin(0.5 * math.pi * left)), hparams)
+
+
+@registry.register_learning_rate_schedule
+def cosdecay(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor:
+    """tensor2tensor's: 1 in the warm-up, then (1 + cos(pi * step / `learning_rate_decay_steps`)) /
+    2 of the step itself, which rises again after the decay's end."""
+    over = _decay_steps("cosdecay", hparams)
+    del train_steps
+    decayed = 0.5 * (1.0 + tf.cos(math.pi * step / over))
+    return tf.where(step <= hparams.learning_rate_warmup_steps, 1.0, decayed)
+
+
+@registry.register_learning_rate_schedule
+def single_cycle_cos_decay(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor:
+    """Half a cosine from 1 at the end of the warm-up to 0 at the end of the training."""
+    warmup = hparams.learning_rate_warmup_steps
+    if train_steps <= warmup:
+        raise ValueError(
+            f"single_cycle_cos_decay falls from the end of the warm-up to that of the training, and"
+            f" learning_rate_warmup_steps={warmup} is not below train_steps={train_steps}"
+        )
+    left = tf.maximum(0.0, train_steps - tf.maximum(step, warmup)) / (train_steps - warmup)
+    return tf.square(tf.sin(0.5 * math.pi * left))
+
+
+@registry.register_learning_rate_schedule
+def multi_cycle_cos_decay(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor:
+    """A cosine between 1 and 0 after the warm-up, down in `learning_rate_decay_steps` and up in as
+    many."""
+    del train_steps
+    over = _decay_steps("multi_cycle_cos_decay", hparams)
+    since = tf.maximum(step - hparams.learning_rate_warmup_steps, 0.0)
+    return 0.5 * (1.0 + tf.cos(math.pi * tf.math.mod(since, 2.0 * over) / over))
+
+
+@registry.register_learning_rate_schedule
+def exp_decay(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor:
+    """After the warm-up, times `learning_rate_decay_rate` every `learning_rate_decay_steps`; with
+    `learning_rate_decay_staircase`, at once at the end of each."""
+    del train_steps
+    over = _decay_steps("exp_decay", hparams)
+    times = tf.maximum(step - hparams.learning_rate_warmup_steps, 0.0) / over
+    if hparams.learning_rate_decay_staircase:
+        times = tf.floor(times)
+    return tf.pow(hparams.learning_rate_decay_rate, times)
+
+
+@registry.register_learning_rate_schedule
+def piecewise(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor:
+    """1 up to and including the first of `learning_rate_boundaries`, then one after the other of
+    `learning_rate_multiples`, each of 1 and not of the one before."""
+    del train_steps
+    boundaries, multiples = hparams.learning_rate_boundaries, hparams.learning_rate_multiples
+    if len(boundaries) != len(multiples) or sorted(set(boundaries)) != boundaries:
+        raise ValueError(
+            "piecewise needs rising learning_rate_boundaries and as many learning_rate_multiples,"
+            f" and was given {boundaries} and {multiples}"
+        )
+    place = tf.reduce_sum(tf.cast(step > tf.constant(boundaries, tf.float32), tf.int32))
+    return tf.gather(tf.constant([1.0, *multiples], tf.float32), place)
+
+
+def _left_at_the_end(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor:
+    """What is left of the last `learning_rate_decay_steps` (0: all) of the training: 1 to 0."""
+    over = hparams.learning_rate_decay_steps or train_steps
+    return tf.clip_by_value((train_steps - step) / over, 0.0, 1.0)
+
+
+def _above_floor(decay: tf.Tensor, hparams: HParams) -> tf.Tensor:
+    """1 to 0 as 1 to the floor."""
+    floor = hparams.learning_rate_decay_floor
+    return floor + (1.0 - floor) * decay if floor else decay
+
+
+def _decay_steps(name: str, hparams: HParams) -> int:
+    if hparams.learning_rate_decay_steps < 1:
+        raise ValueError(f"{name} needs learning_rate_decay_steps, which are 0: set them")
+    return hparams.learning_rate_decay_steps

@@ -1,39 +1,100 @@
-"""Stochastic gradient descent."""
+"""Stochastic gradient descent, with momentum."""
 
 from __future__ import annotations
 
-import tensorflow.compat.v1 as tf1
+import functools
+from collections.abc import Sequence
+
+import tensorflow as tf
 
 from t2tp import mtf, registry
 from t2tp.hparam import HParams
-from t2tp.optim.weight_decay import refuse_weight_decay
+from t2tp.optim.update import Optimizer, UpdateOperation, shrink, slot, take
+from t2tp.optim.weight_decay import WeightDecay
 
 
-class Momentum(mtf.optimize.MomentumOptimizer):
-    """Gradient descent with momentum: `v = momentum * v + rate * gradient; variable -= v`.
+class Sgd(Optimizer):
+    """`v = momentum * v - rate * gradient; variable += v`.
 
-    mesh-tensorflow's own takes for granted that a variable, read after it was assigned to, has its
-    new value.
+    Nesterov's momentum adds `momentum * v - rate * gradient` instead, with the new `v`
+    (I. Sutskever et al., "On the importance of initialization and momentum in deep learning", 2013,
+    as Keras and TensorFlow write it).
     """
 
-    def apply_grad(self, grad: mtf.Tensor, var: mtf.Variable) -> list[mtf.Operation]:
-        """Updates one variable and its velocity."""
-        velocity = mtf.get_variable(
-            var.mesh,
-            f"{var.name}_momentum_v",
-            var.shape,
-            dtype=var.dtype,
-            initializer=tf1.zeros_initializer(),
-            trainable=False,
-        )
-        moved = grad * self.lr + velocity * self.momentum
-        return [mtf.assign(velocity, moved), mtf.assign_sub(var, moved)]
+    def __init__(
+        self,
+        learning_rate: mtf.Tensor,
+        momentum: float = 0.0,
+        nesterov: bool = False,
+        weight_decay: WeightDecay | None = None,
+    ) -> None:
+        """Without momentum there are no slots.
+
+        Raises:
+          ValueError: `nesterov` without momentum.
+        """
+        super().__init__(learning_rate, weight_decay)
+        if nesterov and not momentum:
+            raise ValueError(
+                "optimizer_momentum_nesterov needs momentum, and optimizer_momentum is 0: set it,"
+                " to 0.9 for instance"
+            )
+        self._momentum = momentum
+        self._nesterov = nesterov
+
+    def apply_grads(
+        self, grads: Sequence[mtf.Tensor], variables: Sequence[mtf.Variable]
+    ) -> list[mtf.Operation]:
+        """Updates the variables; returns the operations that do."""
+        return [
+            UpdateOperation(
+                "sgd",
+                [var, slot(var, "momentum")] if self._momentum else [var],
+                [mtf.cast(grad, tf.float32), self._learning_rate],
+                functools.partial(self._move if self._momentum else self._descend, decay),
+            )
+            for grad, var, decay in zip(
+                grads, variables, self._weight_decay.of_each(variables), strict=True
+            )
+        ]
+
+    def _descend(self, decay: float, var: tf.Variable, grad: tf.Tensor, rate: tf.Tensor) -> None:
+        shrink(var, rate, decay)
+        if var.dtype == tf.float32:
+            tf.raw_ops.ResourceApplyGradientDescent(var=var.handle, alpha=rate, delta=grad)
+        else:
+            take(var, rate * grad)
+
+    def _move(
+        self,
+        decay: float,
+        var: tf.Variable,
+        velocity: tf.Variable,
+        grad: tf.Tensor,
+        rate: tf.Tensor,
+    ) -> None:
+        shrink(var, rate, decay)
+        if var.dtype == tf.float32:
+            tf.raw_ops.ResourceApplyKerasMomentum(
+                var=var.handle,
+                accum=velocity.handle,
+                lr=rate,
+                grad=grad,
+                momentum=self._momentum,
+                use_nesterov=self._nesterov,
+            )
+            return
+        moved = self._momentum * velocity - rate * grad
+        velocity.assign(moved, read_value=False)
+        take(var, rate * grad - self._momentum * moved if self._nesterov else -moved)
 
 
 @registry.register_optimizer
-def sgd(learning_rate: mtf.Tensor, hparams: HParams) -> mtf.optimize.Optimizer:
-    """Gradient descent, with momentum if `optimizer_momentum` is above 0."""
-    refuse_weight_decay(hparams)
-    if hparams.optimizer_momentum:
-        return Momentum(learning_rate, hparams.optimizer_momentum)
-    return mtf.optimize.SgdOptimizer(learning_rate)
+def sgd(learning_rate: mtf.Tensor, hparams: HParams) -> Sgd:
+    """Gradient descent; with `optimizer_momentum` above 0, with momentum."""
+    return Sgd(
+        learning_rate,
+        hparams.optimizer_momentum,
+        hparams.optimizer_momentum_nesterov,
+        WeightDecay.of(hparams),
+    )

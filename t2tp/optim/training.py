@@ -2,15 +2,70 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
 import tensorflow as tf
 
 from t2tp import mtf, registry
 from t2tp.hparam import HParams
 from t2tp.mesh.effects import only_if
-from t2tp.mesh.lowering import Lowering
 from t2tp.mesh.program import Mesh
+from t2tp.optim.accumulation import LossFn, accumulate, gradients_by_variables
+from t2tp.optim.averages import average_weights
+from t2tp.optim.clipping import clip
+from t2tp.optim.guards import StepGuard, finite
 from t2tp.optim.loss_scale import LossScale
+from t2tp.optim.norms import Movement
 from t2tp.optim.schedules import learning_rate
+
+
+@dataclass(frozen=True)
+class TrainStep:
+    """What a training step shows.
+
+    Attributes:
+      loss: of the batch, a float32 scalar.
+      metrics: sums over the batch, float32 scalars.
+      scalars: see `apply_gradients`.
+    """
+
+    loss: mtf.Tensor
+    metrics: Mapping[str, mtf.Tensor]
+    scalars: dict[str, mtf.Tensor]
+
+
+def train_step(
+    loss_fn: LossFn,
+    features: Mapping[str, mtf.Tensor],
+    mesh: Mesh,
+    hparams: HParams,
+    train_steps: int,
+) -> TrainStep:
+    """Adds a whole training step to the graph: the loss, its gradients and their application.
+
+    Args:
+      loss_fn: builds the loss of features.
+      features: the batch, by name.
+      mesh: the program's mesh.
+      hparams: `microbatches`: into how many parts the batch is cut, which makes no difference to
+        the result (see `accumulate`); and what `apply_gradients` reads.
+      train_steps: steps of the whole training.
+
+    Raises:
+      ValueError: as `accumulate` and `apply_gradients`.
+    """
+    if hparams.microbatches == 1:
+        output = loss_fn(features)
+        scalars = apply_gradients(output.loss, mesh, hparams, train_steps)
+        return TrainStep(output.loss, output.metrics, scalars)
+    loss_scale = _loss_scale(mesh, hparams)
+    scale = None if loss_scale is None else loss_scale.value
+    batch = accumulate(loss_fn, features, hparams.microbatches, mesh, scale)
+    scalars = _apply(
+        batch.gradients, batch.divisor, batch.loss, loss_scale, mesh, hparams, train_steps
+    )
+    return TrainStep(batch.loss, batch.metrics, scalars)
 
 
 def apply_gradients(
@@ -21,76 +76,67 @@ def apply_gradients(
     Args:
       loss: a scalar.
       mesh: the program's mesh.
-      hparams: `optimizer`, `learning_rate_schedule`, `clip_grad_norm` (0: no clipping) and what
-        these read; `activation_dtype`: with float16 the loss is scaled (see `LossScale`), and a
-        step whose gradients overflow updates nothing.
+      hparams: `optimizer` and `learning_rate_schedule` and what these read; `clip_grad_norm` and
+        `clip_grad_value` (0: no clipping); `ema_decay` (0: no averages of the weights);
+        `skip_nonfinite_steps`, `skip_step_sigma` and `skip_step_window` (see `StepGuard`);
+        `show_movement`; `activation_dtype`: with float16 the loss is scaled (see `LossScale`), and
+        a step whose gradients overflow updates nothing.
       train_steps: steps of the whole training.
 
     Returns:
-      float32 scalars for people to look at: `learning_rate`, `gradient_norm` before clipping and,
-      if there is one, `loss_scale`.
+      float32 scalars for people to look at: `learning_rate`, `gradient_norm` before clipping,
+      `is_finite` (1: loss and gradients are) and, if there are such, `loss_scale`,
+      `skipped_steps`, `parameter_norm` (before the step) and `update_norm`.
 
     Raises:
-      ValueError: a trainable variable has no influence on the loss.
+      ValueError: a trainable variable has no influence on the loss, or hparams contradict.
     """
+    loss_scale = _loss_scale(mesh, hparams)
+    scale = None if loss_scale is None else loss_scale.value
+    grads = gradients_by_variables(loss, mesh, scale)
+    return _apply(grads, scale, loss, loss_scale, mesh, hparams, train_steps)
+
+
+def _apply(
+    grads: Sequence[mtf.Tensor],
+    divisor: mtf.Tensor | None,
+    loss: mtf.Tensor,
+    loss_scale: LossScale | None,
+    mesh: Mesh,
+    hparams: HParams,
+    train_steps: int,
+) -> dict[str, mtf.Tensor]:
+    """Clips gradients, which are too large by `divisor`, and updates the variables."""
     variables = list(mesh.graph.trainable_variables)
-    loss_scale = LossScale(mesh) if hparams.activation_dtype == "float16" else None
-    scaled = loss if loss_scale is None else loss * loss_scale.value
-    grads = mtf.gradients([scaled], [v.value for v in variables])
-    idle = [v.name for v, g in zip(variables, grads, strict=True) if g is None]
-    if idle:
-        raise ValueError(f"The loss does not depend on the variables {', '.join(idle)}.")
-    # Summed over the mesh, clipped and applied in float32, whatever they were computed in.
-    grads = [mtf.cast(grad, tf.float32) for grad in grads]
-    if loss_scale is not None:
-        grads = [grad / loss_scale.value for grad in grads]
-    norm = global_norm(grads)
-    if hparams.clip_grad_norm:
-        limit = hparams.clip_grad_norm
-        factor = mtf.slicewise(
-            lambda n: limit / tf.maximum(n, limit), [norm], splittable_dims=[], name="clip"
-        )
-        grads = [grad * factor for grad in grads]
+    grads, norm = clip(grads, divisor, hparams)
     rate = learning_rate(mesh.step, hparams, train_steps)
-    optimizer = registry.optimizer(hparams.optimizer)(rate, hparams)
-    scalars = {"learning_rate": rate, "gradient_norm": norm}
-    if loss_scale is None:
-        optimizer.apply_grads(grads, variables)
-    else:
-        is_finite = mtf.slicewise(
-            tf.math.is_finite, [norm], output_dtype=tf.bool, splittable_dims=[], name="is_finite"
-        )
-        only_if(is_finite, optimizer.apply_grads(grads, variables))
-        loss_scale.update(is_finite)
+    is_finite = finite([mtf.cast(loss, tf.float32), norm])
+    scalars = {
+        "learning_rate": rate,
+        "gradient_norm": norm,
+        "is_finite": mtf.cast(is_finite, tf.float32),
+    }
+    is_good = None
+    if StepGuard.asked_for(hparams):
+        guard = StepGuard(loss, norm, is_finite, hparams)
+        is_good, scalars["skipped_steps"] = guard.is_good, guard.skipped_steps
+    if loss_scale is not None:
+        fits = finite([norm])
+        is_good = fits if is_good is None else mtf.logical_and(is_good, fits)
+        loss_scale.update(fits)
         scalars["loss_scale"] = loss_scale.value
+    movement = Movement(variables) if hparams.show_movement else None
+    optimizer = registry.optimizer(hparams.optimizer)(rate, hparams)
+    updates = list(optimizer.apply_grads(grads, variables))
+    if hparams.ema_decay:
+        updates += average_weights(variables, hparams.ema_decay)
+    if is_good is not None:
+        only_if(is_good, updates)
+    if movement is not None:
+        scalars["parameter_norm"] = movement.parameter_norm
+        scalars["update_norm"] = movement.update_norm()
     return scalars
 
 
-def global_norm(tensors: list[mtf.Tensor]) -> mtf.Tensor:
-    """Square root of the sum of squares of all elements of all tensors: a float32 scalar."""
-    return mtf.sqrt(SumOfSquaresOperation(tensors).outputs[0])
-
-
-class SumOfSquaresOperation(mtf.Operation):
-    """Inputs any tensors; output the sum of the squares of all their elements, a float32 scalar.
-
-    It costs one reduction for each set of mesh axes that tensors are split over, where
-    `mtf.reduce_sum` would cost one a tensor.
-    """
-
-    def __init__(self, tensors: list[mtf.Tensor]) -> None:
-        super().__init__(tensors, name="sum_of_squares")
-        self._outputs = [mtf.Tensor(self, mtf.Shape([]), tf.float32)]
-
-    def lower(self, lowering: Lowering) -> None:
-        mesh_impl = lowering.mesh_impl(self)
-        by_axes: dict[tuple[int, ...], list[tf.Tensor]] = {}
-        for tensor in self.inputs:
-            axes = tuple(sorted(set(mesh_impl.tensor_layout(tensor.shape)) - {None}))
-            half = tf.nn.l2_loss(tf.cast(lowering.slice(tensor), tf.float32))
-            by_axes.setdefault(axes, []).append(half)
-        sums = [
-            mesh_impl.collectives.allreduce(2.0 * tf.add_n(halves), axes, "Add")
-            for axes, halves in by_axes.items()
-        ]
-        lowering.set_slice(self.outputs[0], tf.add_n(sums))
+def _loss_scale(mesh: Mesh, hparams: HParams) -> LossScale | None:
+    return LossScale(mesh) if hparams.activation_dtype == "float16" else None

@@ -37,25 +37,37 @@ def make_hparams(**values: object) -> HParams:
     return hparams
 
 
-def loss_of(mesh: mtf.Mesh, x: mtf.Tensor) -> mtf.Tensor:
+def loss_of(mesh: mtf.Mesh, x: mtf.Tensor, dtype: tf.DType = tf.float32) -> mtf.Tensor:
     """Mean square error of reconstructing x."""
     w, scale, v = (
-        mtf.get_variable(mesh, name, mtf.Shape(dims), initializer=initial_value)
+        mtf.get_variable(
+            mesh,
+            name,
+            mtf.Shape(dims),
+            dtype=mtf.VariableDType(dtype, dtype, tf.float32),
+            initializer=initial_value,
+        )
         for name, dims in SHAPES.items()
     )
     hidden = mtf.tanh(mtf.einsum([x, w], [BATCH, D_FF])) * scale
     return mtf.reduce_mean(mtf.square(mtf.einsum([hidden, v], [BATCH, D_IN]) - x))
 
 
-def train(hparams: HParams, mesh_shape: str) -> dict[str, np.ndarray]:
-    """Each variable after 20 steps of ours, and `loss`: each step's."""
+def train(
+    hparams: HParams,
+    mesh_shape: str,
+    layout: str = LAYOUT,
+    dtype: tf.DType = tf.float32,
+    xla: bool | None = None,
+) -> dict[str, np.ndarray]:
+    """Each variable, kept in `dtype`, after 20 steps of ours; and `loss`: each step's."""
 
     def step(mesh, features):
-        loss = loss_of(mesh, features["x"])
+        loss = loss_of(mesh, features["x"], dtype)
         return {"loss": loss} | apply_gradients(loss, mesh, hparams, STEPS)
 
     features = {"x": t2tp.Feature(mtf.Shape([BATCH, D_IN]))}
-    program = t2tp.Program(step, features, mesh_shape=mesh_shape, layout=LAYOUT)
+    program = t2tp.Program(step, features, mesh_shape=mesh_shape, layout=layout, xla=xla)
     losses = [program({"x": X[k]}, step=k)["loss"] for k in range(STEPS)]
     return {"loss": np.array(losses)} | {name: program.variables[name].numpy() for name in SHAPES}
 

@@ -15,6 +15,7 @@ from tests.optim.regression import make_hparams
 TRAIN_STEPS = 1000
 WARMUP = 100
 STEPS = [0, 1, 50, 98, 99, 100, 101, 500, 799, 800, 801, 998, 999, 1000, 1500]
+PIECES = {"learning_rate_boundaries": [50, 800], "learning_rate_multiples": [0.5, 0.1]}
 
 
 def warmup(step):
@@ -34,35 +35,112 @@ def cosine(step, over):
     return (1 + math.cos(math.pi * min(step, over) / over)) / 2
 
 
-# Schedule, learning_rate_decay_steps, formula.
+def after_warmup(step):
+    return max(step - WARMUP, 0)
+
+
+# Schedule, what it reads besides the warm-up, formula (tensor2tensor's, where it has the factor).
 CASES = [
-    ("constant", 0, lambda step: 2.0),
-    ("linear_warmup", 0, warmup),
-    ("rsqrt_decay", 0, rsqrt),
-    ("linear_decay", 0, lambda step: linear(step, TRAIN_STEPS)),
-    ("linear_decay", 200, lambda step: linear(step, 200)),
-    ("cosine_decay", 0, lambda step: cosine(step, TRAIN_STEPS)),
-    ("cosine_decay", 800, lambda step: cosine(step, 800)),
-    ("constant*linear_warmup * rsqrt_decay", 0, lambda step: 2 * warmup(step) * rsqrt(step)),
+    ("constant", {}, lambda step: 2.0),
+    ("linear_warmup", {}, warmup),
+    ("rsqrt_decay", {}, rsqrt),
+    ("rsqrt_normalized_decay", {}, lambda step: 10 * rsqrt(step)),
+    ("rsqrt_hidden_size", {"d_model": 64}, lambda step: 1 / 8),
+    ("relative_step", {}, lambda step: min(0.01, (step + 1) ** -0.5)),
+    ("linear_decay", {}, lambda step: linear(step, TRAIN_STEPS)),
+    ("linear_decay", {"learning_rate_decay_steps": 200}, lambda step: linear(step, 200)),
+    (
+        "linear_decay",
+        {"learning_rate_decay_steps": 200, "learning_rate_decay_floor": 0.1},
+        lambda step: 0.1 + 0.9 * linear(step, 200),
+    ),
+    (
+        "sqrt_decay",
+        {"learning_rate_decay_steps": 200},
+        lambda step: 1 - math.sqrt(1 - linear(step, 200)),
+    ),
+    ("cosine_decay", {}, lambda step: cosine(step, TRAIN_STEPS)),
+    ("cosine_decay", {"learning_rate_decay_steps": 800}, lambda step: cosine(step, 800)),
+    (
+        "cosine_decay",
+        {"learning_rate_decay_floor": 0.25},
+        lambda step: 0.25 + 0.75 * cosine(step, TRAIN_STEPS),
+    ),
+    (
+        "cosdecay",
+        {"learning_rate_decay_steps": 800},
+        lambda step: 1.0 if step <= WARMUP else (1 + math.cos(math.pi * step / 800)) / 2,
+    ),
+    (
+        "single_cycle_cos_decay",
+        {},
+        lambda step: (1 + math.cos(math.pi * min(after_warmup(step) / 900, 1.0))) / 2,
+    ),
+    (
+        "multi_cycle_cos_decay",
+        {"learning_rate_decay_steps": 300},
+        lambda step: (1 + math.cos(math.pi * after_warmup(step) / 300)) / 2,
+    ),
+    (
+        "exp_decay",
+        {"learning_rate_decay_steps": 300, "learning_rate_decay_rate": 0.5},
+        lambda step: 0.5 ** (after_warmup(step) / 300),
+    ),
+    (
+        "exp_decay",
+        {
+            "learning_rate_decay_steps": 300,
+            "learning_rate_decay_rate": 0.5,
+            "learning_rate_decay_staircase": True,
+        },
+        lambda step: 0.5 ** (after_warmup(step) // 300),
+    ),
+    ("piecewise", PIECES, lambda step: 1.0 if step <= 50 else 0.5 if step <= 800 else 0.1),
+    ("constant*linear_warmup * rsqrt_decay", {}, lambda step: 2 * warmup(step) * rsqrt(step)),
 ]
 
 
-def rates(schedule, **hparams):
-    hparams = make_hparams(learning_rate_schedule=schedule, learning_rate_constant=2.0, **hparams)
-    program = t2tp.Program(lambda mesh, _: {"rate": learning_rate(mesh.step, hparams, TRAIN_STEPS)})
-    return [float(program(step=step)["rate"]) for step in STEPS]
+def rates(schedule, steps=STEPS, train_steps=TRAIN_STEPS, d_model=None, **values):
+    hparams = make_hparams(
+        learning_rate_schedule=schedule,
+        **{"learning_rate_constant": 2.0, "learning_rate_warmup_steps": WARMUP, **values},
+    )
+    if d_model is not None:
+        hparams.add("d_model", d_model)
+    program = t2tp.Program(lambda mesh, _: {"rate": learning_rate(mesh.step, hparams, train_steps)})
+    return [float(program(step=step)["rate"]) for step in steps]
 
 
-@pytest.mark.parametrize(("schedule", "decay_steps", "formula"), CASES)
-def test_each_step_has_the_formulas_rate(schedule, decay_steps, formula):
-    ours = rates(schedule, learning_rate_warmup_steps=WARMUP, learning_rate_decay_steps=decay_steps)
-    np.testing.assert_allclose(ours, [formula(step) for step in STEPS], rtol=1e-5, atol=1e-7)
+@pytest.mark.parametrize(("schedule", "values", "formula"), CASES)
+def test_each_step_has_the_formulas_rate(schedule, values, formula):
+    wanted = [formula(step) for step in STEPS]
+    np.testing.assert_allclose(rates(schedule, **values), wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_without_warmup_steps_the_first_rate_is_whole():
     wanted = [max(step, 1) ** -0.5 for step in STEPS]
     ours = rates("linear_warmup*rsqrt_decay", learning_rate_warmup_steps=0)
     np.testing.assert_allclose(ours, wanted, rtol=1e-5)
+
+
+@pytest.mark.parametrize("train_steps", [1_000_000, 16_000_000])
+@pytest.mark.parametrize(
+    ("schedule", "formula"),
+    [
+        ("linear_decay", lambda left, over: left / over),
+        ("cosine_decay", lambda left, over: math.sin(math.pi / 2 * left / over) ** 2),
+        ("single_cycle_cos_decay", lambda left, over: math.sin(math.pi / 2 * left / over) ** 2),
+    ],
+)
+def test_the_last_rates_of_a_long_training_are_exact(schedule, formula, train_steps):
+    lefts = [3, 2, 1, 0]
+    ours = rates(
+        schedule,
+        [train_steps - left for left in lefts],
+        train_steps,
+        learning_rate_warmup_steps=0,
+    )
+    np.testing.assert_allclose(ours, [formula(left, train_steps) for left in lefts], rtol=1e-5)
 
 
 def test_every_registered_schedule_is_tested_here():
@@ -73,3 +151,22 @@ def test_every_registered_schedule_is_tested_here():
 def test_an_unknown_factor_names_the_nearest():
     with pytest.raises(registry.UnknownNameError, match="'linear_warmpu'.*linear_warmup"):
         rates("constant*linear_warmpu")
+
+
+@pytest.mark.parametrize("schedule", ["cosdecay", "multi_cycle_cos_decay", "exp_decay"])
+def test_decays_that_need_a_length_say_so(schedule):
+    with pytest.raises(ValueError, match=f"{schedule} needs learning_rate_decay_steps"):
+        rates(schedule)
+
+
+def test_a_warmup_longer_than_the_training_leaves_no_cycle():
+    with pytest.raises(ValueError, match="warmup_steps=1000 is not below train_steps=1000"):
+        rates("single_cycle_cos_decay", learning_rate_warmup_steps=1000)
+
+
+@pytest.mark.parametrize(
+    ("boundaries", "multiples"), [([1, 2], [0.5]), ([2, 1], [0.5, 0.1]), ([1, 1], [0.5, 0.1])]
+)
+def test_pieces_that_do_not_fit_are_refused(boundaries, multiples):
+    with pytest.raises(ValueError, match=r"rising learning_rate_boundaries and as many"):
+        rates("piecewise", learning_rate_boundaries=boundaries, learning_rate_multiples=multiples)

@@ -8,9 +8,9 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 import t2tp
-from t2tp import mtf, registry
+from t2tp import mtf
 from t2tp.optim import apply_gradients
-from t2tp.optim.training import global_norm
+from t2tp.optim.clipping import global_norm
 from tests.optim.regression import make_hparams
 
 A, B, C = (mtf.Dimension(n, s) for n, s in (("a", 8), ("b", 12), ("c", 4)))
@@ -32,11 +32,9 @@ def true_norm():
     return np.sqrt(sum(np.sum(np.float64(g) ** 2) for g in make_gradients().values()))
 
 
-def run(mesh_shape, clip_grad_norm):
+def run(mesh_shape, **values):
     """One step of gradient descent from zero at a rate of 1, by gradients that are known."""
-    hparams = make_hparams(
-        optimizer="sgd", learning_rate_constant=1.0, clip_grad_norm=clip_grad_norm
-    )
+    hparams = make_hparams(optimizer="sgd", learning_rate_constant=1.0, **values)
 
     def step(mesh, features):
         loss = mtf.constant(mesh, 0.0, dtype=tf.float32)
@@ -67,6 +65,32 @@ def test_gradients_below_the_limit_or_without_one_stay_as_they_are(limit):
     np.testing.assert_allclose(shown["gradient_norm"], true_norm(), rtol=1e-6)
     for name, gradient in make_gradients().items():
         np.testing.assert_array_equal(updates[name], gradient, err_msg=name)
+
+
+@pytest.mark.parametrize("mesh_shape", ["", "data:2;model:2"])
+def test_gradients_are_clipped_by_value(mesh_shape):
+    shown, updates = run(mesh_shape, clip_grad_value=0.75)
+    np.testing.assert_allclose(shown["gradient_norm"], true_norm(), rtol=1e-6)
+    for name, gradient in make_gradients().items():
+        np.testing.assert_array_equal(updates[name], np.clip(gradient, -0.75, 0.75), err_msg=name)
+
+
+@pytest.mark.parametrize("mesh_shape", MESHES)
+def test_the_norms_of_the_variables_and_of_what_a_step_changes(mesh_shape):
+    hparams = make_hparams(optimizer="sgd", learning_rate_constant=0.5, show_movement=True)
+
+    def step(mesh, features):
+        loss = mtf.constant(mesh, 0.0, dtype=tf.float32)
+        for name, gradient in make_gradients().items():
+            shape = mtf.Shape(SHAPES[name])
+            variable = mtf.get_variable(mesh, name, shape, initializer=tf1.ones_initializer())
+            loss += mtf.reduce_sum(variable * mtf.import_tf_tensor(mesh, gradient, shape=shape))
+        return apply_gradients(loss, mesh, hparams, train_steps=1)
+
+    shown = t2tp.Program(step, mesh_shape=mesh_shape, layout=LAYOUT)()
+    size = sum(gradient.size for gradient in make_gradients().values())
+    np.testing.assert_allclose(shown["parameter_norm"], size**0.5, rtol=1e-6)
+    np.testing.assert_allclose(shown["update_norm"], 0.5 * true_norm(), rtol=1e-5)
 
 
 def test_the_norm_of_many_tensors_costs_one_reduction_for_each_set_of_axes():
@@ -105,8 +129,11 @@ def test_an_unknown_optimizer_names_the_nearest():
         t2tp.Program(step)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adafactor"])
-def test_weight_decay_that_would_be_ignored_is_refused(optimizer):
-    hparams = make_hparams(optimizer=optimizer, weight_decay=0.1)
-    with pytest.raises(ValueError, match=f"'{optimizer}' has no weight decay"):
-        registry.optimizer(optimizer)(0.1, hparams)
+def test_clipping_by_value_and_by_norm_at_once_is_refused():
+    def step(mesh, features):
+        loss = mtf.reduce_sum(mtf.get_variable(mesh, "w", mtf.Shape([A])))
+        hparams = make_hparams(clip_grad_norm=1.0, clip_grad_value=0.5)
+        return apply_gradients(loss, mesh, hparams, train_steps=1)
+
+    with pytest.raises(ValueError, match="clip_grad_norm is 1.0 and clip_grad_value 0.5"):
+        t2tp.Program(step)

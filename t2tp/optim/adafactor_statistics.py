@@ -1,0 +1,161 @@
+"""Adafactor's second moments, of variables that may be split over the mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from t2tp import mtf
+from t2tp.mesh.lowering import Lowering
+from t2tp.optim.update import mesh_axes, variable_slice
+
+# Added to squares, so that nothing is divided by zero (the paper's epsilon 1).
+_LEAST_SQUARE = 1e-30
+
+
+@dataclass(frozen=True)
+class Moments:
+    """How the second moments of a variable are kept.
+
+    Attributes:
+      shape: of the variable.
+      factored: the dimensions of which one is kept in each factor (rows, columns); None: the
+        moments are kept whole.
+      variables: the slots: means along the columns [..., rows] and along the rows [..., columns];
+        or the moments [...].
+    """
+
+    shape: mtf.Shape
+    factored: tuple[mtf.Dimension, mtf.Dimension] | None
+    variables: tuple[mtf.Variable, ...]
+
+    def sums(self) -> list[tuple[mtf.Shape, list[mtf.Dimension]]]:
+        """Of what `partial_means` returns: shape, and the dimensions that are summed over."""
+        if self.factored is None:
+            return []
+        rows, columns = self.factored
+        rest = self.shape - rows - columns
+        return [
+            (self.shape - columns, [columns]),
+            (self.shape - rows, [rows]),
+            (rest, [rows, columns]),
+            (rest, [rows]),
+        ]
+
+    def partial_means(self, slots: Sequence[tf.Tensor], grad: tf.Tensor) -> list[tf.Tensor]:
+        """What a processor adds to means: of the squares of the gradient along the columns, along
+        the rows and along both, and of the first slot along the rows.
+
+        The last two give the mean of the first slot's next value, without waiting for it.
+        """
+        if self.factored is None:
+            return []
+        rows, columns = self.factored
+        squares = tf.square(grad) + _LEAST_SQUARE
+        by_row = tf.reduce_sum(squares, self._axis(columns)) / columns.size
+        by_column = tf.reduce_sum(squares, self._axis(rows)) / rows.size
+        place = (self.shape - columns).dims.index(rows)
+        return [
+            by_row,
+            by_column,
+            tf.reduce_sum(by_row, place) / rows.size,
+            tf.reduce_sum(slots[0], place) / rows.size,
+        ]
+
+    def direction(
+        self,
+        slots: Sequence[tf.Tensor],
+        grad: tf.Tensor,
+        decay_rate: tf.Tensor,
+        means: Sequence[tf.Tensor],
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """The gradient divided by the root of its second moments, and the slots' next values.
+
+        Args:
+          slots: slices of the slots.
+          grad: the gradient's slice.
+          decay_rate: what is left of a slot, a scalar.
+          means: what `partial_means` gave, summed up over the mesh.
+        """
+
+        def mixed(old: tf.Tensor, new: tf.Tensor) -> tf.Tensor:
+            return decay_rate * old + (1.0 - decay_rate) * new
+
+        if self.factored is None:
+            (moments,) = slots
+            moments = mixed(moments, tf.square(grad) + _LEAST_SQUARE)
+            return grad * tf.math.rsqrt(moments), [moments]
+        rows, columns = self.factored
+        by_row, by_column, of_all, of_slot = means
+        next_rows, next_columns = mixed(slots[0], by_row), mixed(slots[1], by_column)
+        place = (self.shape - columns).dims.index(rows)
+        mean = tf.expand_dims(mixed(of_slot, of_all), place)
+        along_rows = tf.expand_dims(tf.math.rsqrt(next_rows / mean), self._axis(columns))
+        along_columns = tf.expand_dims(tf.math.rsqrt(next_columns), self._axis(rows))
+        return grad * along_rows * along_columns, [next_rows, next_columns]
+
+    def _axis(self, dim: mtf.Dimension) -> int:
+        return self.shape.dims.index(dim)
+
+
+class StatisticsOperation(mtf.Operation):
+    """Sums over a variable and its gradient.
+
+    Input: the gradient, float32. Outputs, float32: the sum of the squares of the variable, a
+      scalar; and the means of `Moments.sums`.
+
+    Attributes:
+      variable: the variable.
+      moments: its second moments.
+    """
+
+    def __init__(self, grad: mtf.Tensor, variable: mtf.Variable, moments: Moments) -> None:
+        read = [x.value for x in (variable, *moments.variables)]
+        super().__init__([grad, *read], name="adafactor_statistics")
+        self.variable = variable
+        self.moments = moments
+        shapes = [mtf.Shape([]), *(shape for shape, _ in moments.sums())]
+        self._outputs = [
+            mtf.Tensor(self, shape, tf.float32, index=i) for i, shape in enumerate(shapes)
+        ]
+
+    def lower(self, lowering: Lowering) -> None:
+        grad, var = lowering.slice(self.inputs[0]), variable_slice(lowering, self.variable)
+        squares = 2.0 * tf.nn.l2_loss(tf.cast(var, tf.float32))
+        axes = mesh_axes(lowering, self, self.variable.shape)
+        lowering.set_sum_over_axes(self.outputs[0], squares, axes)
+        slots = [variable_slice(lowering, x) for x in self.moments.variables]
+        for output, value, (_, summed) in zip(
+            self.outputs[1:],
+            self.moments.partial_means(slots, grad),
+            self.moments.sums(),
+            strict=True,
+        ):
+            lowering.set_partial_sum(output, value, summed)
+
+
+class DirectionSquaresOperation(mtf.Operation):
+    """The sum of the squares of what a variable is to be moved by, before it is clipped.
+
+    Inputs: the rate of decay (a scalar), the gradient, and the outputs of the statistics. Output: a
+      float32 scalar.
+
+    Attributes:
+      statistics: the `StatisticsOperation`.
+    """
+
+    def __init__(self, statistics: StatisticsOperation, decay_rate: mtf.Tensor) -> None:
+        grad = statistics.inputs[0]
+        super().__init__([decay_rate, grad, *statistics.outputs], name="adafactor_direction")
+        self.statistics = statistics
+        self._outputs = [mtf.Tensor(self, mtf.Shape([]), tf.float32)]
+
+    def lower(self, lowering: Lowering) -> None:
+        moments = self.statistics.moments
+        slots = [variable_slice(lowering, x) for x in moments.variables]
+        decay_rate, grad, _, *means = (lowering.slice(x) for x in self.inputs)
+        direction, _ = moments.direction(slots, grad, decay_rate, means)
+        axes = mesh_axes(lowering, self, moments.shape)
+        lowering.set_sum_over_axes(self.outputs[0], 2.0 * tf.nn.l2_loss(direction), axes)

@@ -1,0 +1,70 @@
+"""Weights averaged over the steps of a training, which often evaluate better than the last ones.
+
+B. Polyak and A. Juditsky, "Acceleration of stochastic approximation by averaging" (1992); an
+exponential moving average as in TensorFlow's `ExponentialMovingAverage`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+import tensorflow.compat.v1 as tf1
+
+from t2tp import mtf
+from t2tp.mesh.program import Mesh
+from t2tp.optim.update import UpdateOperation, slot
+
+_AVERAGE = "average"
+
+
+def average_weights(variables: Sequence[mtf.Variable], decay: float) -> list[mtf.Operation]:
+    """Moves the average of each variable towards its present value, after it was updated.
+
+    The averages are variables `<variable>/average`, float32. They begin with the values after the
+    first step in which they are kept.
+
+    Args:
+      variables: whose updates are in the graph.
+      decay: what is left of an average after a step, such as 0.999.
+
+    Returns:
+      the operations that do it.
+
+    Raises:
+      ValueError: `decay` is not below 1.
+    """
+    if not 0.0 < decay < 1.0:
+        raise ValueError(
+            f"ema_decay is {decay}, and must be from 0 (no averages) to below 1, such as 0.999"
+        )
+    if not variables:
+        return []
+    count = mtf.get_variable(
+        variables[0].mesh,
+        "weight_averages/count",
+        mtf.Shape([]),
+        initializer=tf1.zeros_initializer(),
+        trainable=False,
+    )
+
+    def update(average: tf.Variable, var: tf.Variable, count: tf.Tensor) -> None:
+        part = tf.where(tf.equal(count, 0.0), 1.0, 1.0 - decay)
+        average.assign_sub(part * (average - tf.cast(var, tf.float32)), read_value=False)
+
+    operations = [
+        UpdateOperation("average", [slot(var, _AVERAGE), var], [count], update) for var in variables
+    ]
+    one = mtf.constant(count.mesh, 1.0, dtype=tf.float32)
+    return [*operations, mtf.assign_add(count, one)]
+
+
+def read_averages(mesh: Mesh) -> None:
+    """Lets a graph that was built to evaluate or predict read the averages in place of the
+    trainable variables, which it then does without."""
+    averaged = list(mesh.graph.trainable_variables)
+    mesh.graph.trainable_variables.clear()
+    for var in averaged:
+        var._name = f"{var.name}/{_AVERAGE}"
+        var._trainable = False
+        var._dtype = mtf.VariableDType(tf.float32, tf.float32, var.activation_dtype)

@@ -1,0 +1,126 @@
+"""Steps that are better not made: the variables stay as they are, and the step is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+import tensorflow.compat.v1 as tf1
+
+from t2tp import mtf
+from t2tp.hparam import HParams
+from t2tp.mesh.program import Mesh
+
+
+def finite(tensors: Sequence[mtf.Tensor]) -> mtf.Tensor:
+    """Whether scalars are all finite numbers: a boolean scalar."""
+
+    def all_finite(*values: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_all([tf.math.is_finite(value) for value in values])
+
+    return mtf.slicewise(
+        all_finite,
+        list(tensors),
+        output_dtype=tf.bool,
+        splittable_dims=[],
+        grad_function=0,
+        name="is_finite",
+    )
+
+
+class StepGuard:
+    """Says whether a step is to be made, and counts those that are not.
+
+    With `skip_nonfinite_steps` a step is not made if its loss or the norm of its gradients is
+    infinite or no number. With `skip_step_sigma` above 0 it is not made if one of the two is more
+    than so many standard deviations above its mean over the last `skip_step_window` steps, of which
+    there must be half the window. A step that is not made is in the window too, so that a
+    lasting change is accepted; one that is not finite never is.
+
+    What it knows is in variables `step_guard/...`, which checkpoints have.
+
+    Attributes:
+      is_good: whether to make the step, a boolean scalar.
+      skipped_steps: how many steps were not made, this one included: a float32 scalar.
+    """
+
+    def __init__(
+        self, loss: mtf.Tensor, norm: mtf.Tensor, is_finite: mtf.Tensor, hparams: HParams
+    ) -> None:
+        """Adds the decision, and what it has to remember, to the graph.
+
+        Args:
+          loss: of the step, a scalar.
+          norm: of its gradients, a float32 scalar.
+          is_finite: whether both are finite numbers.
+          hparams: of which `asked_for`.
+
+        Raises:
+          ValueError: `skip_step_window` is below 2.
+        """
+        mesh = loss.mesh
+        self.is_good = is_finite if hparams.skip_nonfinite_steps else None
+        if hparams.skip_step_sigma:
+            calm = self._calm(mesh, mtf.cast(loss, tf.float32), norm, is_finite, hparams)
+            self.is_good = calm if self.is_good is None else mtf.logical_and(self.is_good, calm)
+        skipped = _remembered(mesh, "skipped_steps")
+        self.skipped_steps = skipped + mtf.cast(mtf.logical_not(self.is_good), tf.float32)
+        mtf.assign(skipped, self.skipped_steps)
+
+    @staticmethod
+    def asked_for(hparams: HParams) -> bool:
+        """Whether hparams say that steps may be skipped."""
+        return bool(hparams.skip_nonfinite_steps or hparams.skip_step_sigma)
+
+    @staticmethod
+    def _calm(
+        mesh: Mesh, loss: mtf.Tensor, norm: mtf.Tensor, is_finite: mtf.Tensor, hparams: HParams
+    ) -> mtf.Tensor:
+        """Whether neither the loss nor the norm is a spike; writes them down."""
+        window, sigma = hparams.skip_step_window, hparams.skip_step_sigma
+        if window < 2:
+            raise ValueError(f"skip_step_window is {window}, and must be at least 2")
+        count = _remembered(mesh, "count")
+        calm = None
+        for name, value in (("losses", loss), ("gradient_norms", norm)):
+            last = _remembered(mesh, name, [mtf.Dimension("step_guard_window", window)])
+
+            def is_usual(value: tf.Tensor, last: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+                known = tf.cast(tf.range(window, dtype=tf.float32) < count, tf.float32)
+                number = tf.maximum(tf.reduce_sum(known), 1.0)
+                mean = tf.reduce_sum(last * known) / number
+                variance = tf.reduce_sum(tf.square(last - mean) * known) / number
+                return (count < window // 2) | ~(value > mean + sigma * tf.sqrt(variance))
+
+            def written(
+                last: tf.Tensor, count: tf.Tensor, value: tf.Tensor, finite: tf.Tensor
+            ) -> tf.Tensor:
+                place = tf.equal(tf.range(window, dtype=tf.float32), tf.math.mod(count, window))
+                return tf.where(place & finite, value, last)
+
+            usual = mtf.slicewise(
+                is_usual,
+                [value, last, count],
+                output_dtype=tf.bool,
+                grad_function=0,
+                name="is_usual",
+            )
+            calm = usual if calm is None else mtf.logical_and(calm, usual)
+            mtf.assign(
+                last,
+                mtf.slicewise(
+                    written, [last, count, value, is_finite], grad_function=0, name="written"
+                ),
+            )
+        mtf.assign(count, count + mtf.cast(is_finite, tf.float32))
+        return calm
+
+
+def _remembered(mesh: Mesh, name: str, dims: Sequence[mtf.Dimension] = ()) -> mtf.Tensor:
+    return mtf.get_variable(
+        mesh,
+        f"step_guard/{name}",
+        mtf.Shape(list(dims)),
+        initializer=tf1.zeros_initializer(),
+        trainable=False,
+    )

@@ -1,0 +1,145 @@
+"""LAMB: Adam with a step as long, for each variable, as the variable's norm says."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+from t2tp import mtf, registry
+from t2tp.hparam import HParams
+from t2tp.mesh.lowering import Lowering
+from t2tp.optim.adam import beta_power
+from t2tp.optim.update import Optimizer, UpdateOperation, mesh_axes, slot, take, variable_slice
+from t2tp.optim.weight_decay import WeightDecay
+
+# From slices of a variable, its moments, the gradient and the powers of the betas to where the
+# variable is to go, and the next moments.
+DirectionFn = Callable[..., tuple[tf.Tensor, tf.Tensor, tf.Tensor]]
+
+
+class Lamb(Optimizer):
+    """Y. You et al., "Large Batch Optimization for Deep Learning" (arXiv:1904.00962), algorithm 2,
+    without bounds on the norm of a variable.
+
+    Norms are of whole variables, whatever the layout; those of all variables that are split alike
+    cost one reduction. Where a norm is 0 the step is Adam's.
+    """
+
+    def __init__(
+        self,
+        learning_rate: mtf.Tensor,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-6,
+        weight_decay: WeightDecay | None = None,
+    ) -> None:
+        """Args as in the paper."""
+        super().__init__(learning_rate, weight_decay)
+        self._beta1 = beta1
+        self._beta2 = beta2
+        self._epsilon = epsilon
+
+    def apply_grads(
+        self, grads: Sequence[mtf.Tensor], variables: Sequence[mtf.Variable]
+    ) -> list[mtf.Operation]:
+        """Updates the variables; returns the operations that do."""
+        if not variables:
+            return []
+        powers = [beta_power(variables[0].mesh, beta) for beta in (self._beta1, self._beta2)]
+        directions = []
+        for grad, var, decay in zip(
+            grads, variables, self._weight_decay.of_each(variables), strict=True
+        ):
+            kept = [var, slot(var, "lamb_m"), slot(var, "lamb_v")]
+            inputs = [mtf.cast(grad, tf.float32), *powers]
+            directions.append(
+                DirectionNormsOperation(kept, inputs, functools.partial(self._direction, decay))
+            )
+        # All norms are asked for before the first is needed, so that they are summed up together.
+        return [
+            UpdateOperation(
+                "lamb",
+                op.variables,
+                [self._learning_rate, *op.outputs, *op.direction_inputs],
+                functools.partial(self._update, op.direction),
+            )
+            for op in directions
+        ]
+
+    def _direction(
+        self,
+        decay: float,
+        var: tf.Variable,
+        m: tf.Variable,
+        v: tf.Variable,
+        grad: tf.Tensor,
+        power1: tf.Tensor,
+        power2: tf.Tensor,
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Where to go, and the next moments."""
+        next_m = self._beta1 * m + (1.0 - self._beta1) * grad
+        next_v = self._beta2 * v + (1.0 - self._beta2) * tf.square(grad)
+        root = tf.sqrt(next_v / (1.0 - power2)) + self._epsilon
+        direction = next_m / (1.0 - power1) / root
+        if decay:
+            direction += decay * tf.cast(var, tf.float32)
+        return direction, next_m, next_v
+
+    @staticmethod
+    def _update(
+        direction_of: DirectionFn,
+        var: tf.Variable,
+        m: tf.Variable,
+        v: tf.Variable,
+        rate: tf.Tensor,
+        var_squares: tf.Tensor,
+        direction_squares: tf.Tensor,
+        *inputs: tf.Tensor,
+    ) -> None:
+        direction, next_m, next_v = direction_of(var, m, v, *inputs)
+        m.assign(next_m, read_value=False)
+        v.assign(next_v, read_value=False)
+        are_above_zero = (var_squares > 0.0) & (direction_squares > 0.0)
+        ratio = tf.sqrt(tf.math.divide_no_nan(var_squares, direction_squares))
+        take(var, rate * tf.where(are_above_zero, ratio, 1.0) * direction)
+
+
+class DirectionNormsOperation(mtf.Operation):
+    """Sums of squares of a variable, and of the direction in which it is to go: float32 scalars.
+
+    Attributes:
+      variables: the variable and its moments.
+      direction_inputs: what besides them the direction is computed from.
+      direction: computes it, first of a tuple, from slices.
+    """
+
+    def __init__(
+        self, variables: list[mtf.Variable], inputs: list[mtf.Tensor], direction: DirectionFn
+    ) -> None:
+        super().__init__([*inputs, *(x.value for x in variables)], name="lamb_norms")
+        self.variables = variables
+        self.direction_inputs = inputs
+        self.direction = direction
+        self._outputs = [mtf.Tensor(self, mtf.Shape([]), tf.float32, index=i) for i in range(2)]
+
+    def lower(self, lowering: Lowering) -> None:
+        var, *slots = (variable_slice(lowering, x) for x in self.variables)
+        given = (lowering.slice(x) for x in self.direction_inputs)
+        direction, *_ = self.direction(var, *slots, *given)
+        axes = mesh_axes(lowering, self, self.variables[0].shape)
+        for output, x in zip(self.outputs, (tf.cast(var, tf.float32), direction), strict=True):
+            lowering.set_sum_over_axes(output, 2.0 * tf.nn.l2_loss(x), axes)
+
+
+@registry.register_optimizer
+def lamb(learning_rate: mtf.Tensor, hparams: HParams) -> Lamb:
+    """LAMB, with Adam's betas and epsilon."""
+    return Lamb(
+        learning_rate,
+        hparams.optimizer_adam_beta1,
+        hparams.optimizer_adam_beta2,
+        hparams.optimizer_adam_epsilon,
+        WeightDecay.of(hparams),
+    )

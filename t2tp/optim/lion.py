@@ -1,0 +1,67 @@
+"""Lion: steps of one size, in the direction of the sign."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from t2tp import mtf, registry
+from t2tp.hparam import HParams
+from t2tp.optim.update import Optimizer, UpdateOperation, shrink, slot, take
+from t2tp.optim.weight_decay import WeightDecay
+
+
+class Lion(Optimizer):
+    """X. Chen et al., "Symbolic Discovery of Optimization Algorithms" (arXiv:2302.06675),
+    program 1.
+
+    Learning rates are 3 to 10 times smaller than Adam's, weight decay larger by as much.
+    """
+
+    def __init__(
+        self,
+        learning_rate: mtf.Tensor,
+        beta1: float = 0.9,
+        beta2: float = 0.99,
+        weight_decay: WeightDecay | None = None,
+    ) -> None:
+        """Args as in the paper."""
+        super().__init__(learning_rate, weight_decay)
+        self._beta1 = beta1
+        self._beta2 = beta2
+
+    def apply_grads(
+        self, grads: Sequence[mtf.Tensor], variables: Sequence[mtf.Variable]
+    ) -> list[mtf.Operation]:
+        """Updates the variables; returns the operations that do."""
+        return [
+            UpdateOperation(
+                "lion",
+                [var, slot(var, "lion_m")],
+                [mtf.cast(grad, tf.float32), self._learning_rate],
+                functools.partial(self._update, decay),
+            )
+            for grad, var, decay in zip(
+                grads, variables, self._weight_decay.of_each(variables), strict=True
+            )
+        ]
+
+    def _update(
+        self, decay: float, var: tf.Variable, m: tf.Variable, grad: tf.Tensor, rate: tf.Tensor
+    ) -> None:
+        shrink(var, rate, decay)
+        take(var, rate * tf.sign(self._beta1 * m + (1.0 - self._beta1) * grad))
+        m.assign(self._beta2 * m + (1.0 - self._beta2) * grad, read_value=False)
+
+
+@registry.register_optimizer
+def lion(learning_rate: mtf.Tensor, hparams: HParams) -> Lion:
+    """Lion."""
+    return Lion(
+        learning_rate,
+        hparams.optimizer_lion_beta1,
+        hparams.optimizer_lion_beta2,
+        WeightDecay.of(hparams),
+    )

@@ -1,0 +1,70 @@
+"""How large the variables are, and by how much a step moves them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from t2tp import mtf
+from t2tp.mesh.lowering import Lowering
+from t2tp.optim.clipping import sum_of_squares
+from t2tp.optim.update import variable_slice
+
+
+class Movement:
+    """The norm of variables, and of what the operations built after it change.
+
+    Attributes:
+      parameter_norm: before the step, a float32 scalar.
+    """
+
+    def __init__(self, variables: Sequence[mtf.Variable]) -> None:
+        """Remembers where the variables are: build it before their updates."""
+        self._variables = list(variables)
+        self._before = SnapshotOperation(self._variables).outputs
+        self.parameter_norm = self._norm(subtracted=[])
+
+    def update_norm(self) -> mtf.Tensor:
+        """The norm of what has changed, a float32 scalar: build it after the updates."""
+        return self._norm(subtracted=self._before)
+
+    def _norm(self, subtracted: list[mtf.Tensor]) -> mtf.Tensor:
+        return mtf.sqrt(SquaresNowOperation(self._variables, subtracted).outputs[0])
+
+
+class SnapshotOperation(mtf.Operation):
+    """Outputs what variables are at this point of the step, in the dtype that they are kept in."""
+
+    def __init__(self, variables: list[mtf.Variable]) -> None:
+        super().__init__([var.value for var in variables], name="snapshot")
+        self._variables = variables
+        self._outputs = [
+            mtf.Tensor(self, var.shape, var.slice_dtype, index=i) for i, var in enumerate(variables)
+        ]
+
+    def lower(self, lowering: Lowering) -> None:
+        for var, output in zip(self._variables, self.outputs, strict=True):
+            lowering.set_slice(output, variable_slice(lowering, var).read_value())
+
+
+class SquaresNowOperation(mtf.Operation):
+    """Output: the sum of the squares of variables at this point of the step, less the inputs if
+    there are any; a float32 scalar."""
+
+    def __init__(self, variables: list[mtf.Variable], subtracted: list[mtf.Tensor]) -> None:
+        super().__init__([*(var.value for var in variables), *subtracted], name="squares_now")
+        self._variables = variables
+        self._subtracted = subtracted
+        self._outputs = [mtf.Tensor(self, mtf.Shape([]), tf.float32)]
+
+    def lower(self, lowering: Lowering) -> None:
+        slices = [variable_slice(lowering, var).read_value() for var in self._variables]
+        if self._subtracted:
+            before = (lowering.slice(x) for x in self._subtracted)
+            slices = [
+                tf.cast(now, tf.float32) - tf.cast(then, tf.float32)
+                for now, then in zip(slices, before, strict=True)
+            ]
+        shaped = [(var.shape, x) for var, x in zip(self._variables, slices, strict=True)]
+        lowering.set_slice(self.outputs[0], sum_of_squares(lowering, self, shaped))

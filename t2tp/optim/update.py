@@ -1,0 +1,91 @@
+"""The update of a variable and of what an optimizer keeps for it, as one operation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import tensorflow as tf
+import tensorflow.compat.v1 as tf1
+
+from t2tp import mtf
+from t2tp.mesh.lowering import Lowering
+from t2tp.optim.weight_decay import WeightDecay
+
+
+class Optimizer(mtf.optimize.Optimizer):
+    """What our optimizers have in common; subclasses define `apply_grads`.
+
+    Each makes one `UpdateOperation` a variable. Slots are float32 and laid out like the variable.
+    """
+
+    def __init__(self, learning_rate: mtf.Tensor, weight_decay: WeightDecay | None) -> None:
+        """Takes a float32 scalar, and by default no decay."""
+        self._learning_rate = learning_rate
+        self._weight_decay = weight_decay or WeightDecay()
+
+    def apply_grad(self, grad: mtf.Tensor, var: mtf.Variable) -> list[mtf.Operation]:
+        """Updates one variable and its slots; returns the operations that do."""
+        return self.apply_grads([grad], [var])
+
+
+class UpdateOperation(mtf.Assign):
+    """Updates a variable and its slots in place.
+
+    Inputs: the gradient, of the variable's shape, and small tensors.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        variables: list[mtf.Variable],
+        inputs: list[mtf.Tensor],
+        update: Callable[..., None],
+    ) -> None:
+        """Makes the operation.
+
+        Args:
+          name: of the operation.
+          variables: the variable and its slots.
+          inputs: what the update is computed from.
+          update: called with the processor's slices of the variables (`tf.Variable`), then of the
+            inputs (`tf.Tensor`); assigns.
+        """
+        super().__init__(variables, inputs, assign_fn=None, name=name)
+        self._update = update
+
+    def lower(self, lowering: Lowering) -> None:
+        slices = [variable_slice(lowering, x) for x in self.variables]
+        self._update(*slices, *(lowering.slice(x) for x in self.inputs))
+
+
+def slot(var: mtf.Variable, name: str, shape: mtf.Shape | None = None) -> mtf.Variable:
+    """A float32 variable `<var>/<name>` that begins at zero; by default of the shape of `var`."""
+    return mtf.get_variable(
+        var.mesh,
+        f"{var.name}/{name}",
+        var.shape if shape is None else shape,
+        dtype=tf.float32,
+        initializer=tf1.zeros_initializer(),
+        trainable=False,
+    ).operation
+
+
+def variable_slice(lowering: Lowering, var: mtf.Variable) -> tf.Variable:
+    """The processor's slice of a variable, which reads as what it is at this point of the step."""
+    return lowering.variables[var].laid_out_tensor.slice
+
+
+def mesh_axes(lowering: Lowering, op: mtf.Operation, shape: mtf.Shape) -> list[int]:
+    """The axes of the mesh that split a tensor of this shape."""
+    return sorted(set(lowering.mesh_impl(op).tensor_layout(shape)) - {None})
+
+
+def take(var: tf.Variable, update: tf.Tensor) -> None:
+    """Subtracts a float32 update from a slice of any dtype."""
+    var.assign_sub(tf.cast(update, var.dtype), read_value=False)
+
+
+def shrink(var: tf.Variable, rate: tf.Tensor, weight_decay: float) -> None:
+    """Takes the part `rate * weight_decay` of a slice away from it."""
+    if weight_decay:
+        var.assign_sub(var * tf.cast(rate * weight_decay, var.dtype), read_value=False)

@@ -1,0 +1,175 @@
+"""Microbatches: the large batch's loss, gradients and dropout, with less memory."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import t2tp
+from t2tp import mtf
+from t2tp.models.model import LossOutput
+from t2tp.models.transformer_lm import TransformerLm
+from t2tp.optim import train_step
+from tests.models import small_lm
+from tests.optim.regression import make_hparams
+
+# Gradient descent, so that what is compared is the gradient and not its sign; clipped.
+DESCENT = {
+    "optimizer": "sgd",
+    "learning_rate_schedule": "constant",
+    "learning_rate_constant": 1.0,
+    "clip_grad_norm": 0.5,
+    "weight_decay": 0.0,
+    "layer_prepostprocess_dropout": 0.2,
+}
+STEPS = 3
+
+
+def program_of(hparams, mesh_shape="", features=None):
+    def step(mesh, features):
+        model = TransformerLm(hparams, {"targets": small_lm.VOCAB_SIZE})
+        done = train_step(
+            lambda part: model.loss(mesh, part, training=True),
+            features,
+            mesh,
+            hparams,
+            small_lm.TRAIN_STEPS,
+        )
+        return {"loss": done.loss, **done.metrics, **done.scalars}
+
+    return t2tp.Program(
+        step, features or small_lm.FEATURES, mesh_shape=mesh_shape, layout=hparams.layout
+    )
+
+
+@functools.cache
+def trained(mesh_shape, microbatches, **values):
+    """What three steps show, and the variables afterwards. Rows have 12 to 0 tokens."""
+    hparams = small_lm.make_hparams(microbatches=microbatches, **{**DESCENT, **values})
+    program = program_of(hparams, mesh_shape)
+    shown = [program(small_lm.make_batch(k), step=k) for k in range(STEPS)]
+    steps = {
+        f"{name} of step {k}": np.asarray(outputs[name])
+        for k, outputs in enumerate(shown)
+        for name in ("loss", "nll", "tokens", "gradient_norm")
+    }
+    return program, steps, {v.spec.name: v.numpy() for v in program.variables}
+
+
+@pytest.mark.parametrize("mesh_shape", ["", "data:2", "data:2;model:2"])
+@pytest.mark.parametrize("microbatches", [2, 4])
+def test_microbatches_give_the_large_batchs_training(mesh_shape, microbatches):
+    _, wanted_steps, wanted_values = trained("", 1)
+    _, steps, values = trained(mesh_shape, microbatches)
+    for name, wanted in wanted_steps.items():
+        np.testing.assert_allclose(steps[name], wanted, rtol=1e-6, err_msg=name)
+    for name, wanted in wanted_values.items():
+        scale = np.abs(wanted).max()
+        np.testing.assert_allclose(values[name], wanted, atol=1e-6 * scale, rtol=0, err_msg=name)
+
+
+def test_dropout_matters_here():
+    assert trained("", 1)[1]["loss of step 0"] != pytest.approx(
+        trained("", 1, layer_prepostprocess_dropout=0.0)[1]["loss of step 0"], rel=1e-3
+    )
+
+
+def test_gradients_are_summed_over_the_mesh_once():
+    once, accumulated = (trained("data:2", n)[0].collectives() for n in (1, 4))
+    assert accumulated == once
+
+
+def test_float16_is_scaled():
+    shown = [trained("", n, activation_dtype="float16")[1] for n in (1, 4)]
+    assert shown[1]["gradient_norm of step 0"] == pytest.approx(
+        shown[0]["gradient_norm of step 0"], rel=1e-2
+    )
+
+
+@pytest.mark.slow
+def test_eight_parts_need_a_fraction_of_the_memory():
+    def needed(microbatches):
+        command = [sys.executable, "-m", "tests.optim.accumulation_memory", str(microbatches)]
+        return int(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
+
+    assert needed(8) < needed(1) / 3
+
+
+def test_a_batch_that_cannot_be_cut_says_into_how_many_parts_it_can():
+    with pytest.raises(ValueError, match="microbatches=3 does not divide a batch of 8.*1, 2, 4, 8"):
+        program_of(small_lm.make_hparams(microbatches=3))
+
+
+def test_parts_that_a_mesh_cannot_split_are_refused_by_name():
+    with pytest.raises(t2tp.mesh.layout.LayoutError, match="microbatch.*batch"):
+        program_of(small_lm.make_hparams(microbatches=4), "data:4")
+
+
+def linear_program(microbatches, with_weight, feature="batch:8", mesh_shape="data:2", xla=None):
+    """The weighted mean of w * x."""
+    hparams = make_hparams(optimizer="sgd", learning_rate_constant=1.0, microbatches=microbatches)
+
+    def step(mesh, features):
+        w = mtf.get_variable(mesh, "w", mtf.Shape([]), initializer=tf.ones_initializer())
+
+        def loss_fn(part):
+            weights = part["weights"]
+            weight = mtf.reduce_sum(weights)
+            mtf.scalar_summary("sum_of_x", mtf.reduce_sum(part["x"]))
+            mean = mtf.reduce_sum(w * part["x"] * weights) / mtf.maximum(weight, 1e-6)
+            return LossOutput(mean, {}, weight if with_weight else None)
+
+        return {"loss": train_step(loss_fn, features, mesh, hparams, 1).loss}
+
+    features = {name: t2tp.Feature(feature) for name in ("x", "weights")}
+    return t2tp.Program(step, features, mesh_shape=mesh_shape, layout="batch:data", xla=xla)
+
+
+@pytest.mark.parametrize("microbatches", [1, 2, 4])
+@pytest.mark.parametrize(
+    "weights", [[1, 0, 0, 0, 2, 2, 0, 3], [0.25, 0, 0, 0, 0, 0, 0, 0], [0] * 8]
+)
+def test_parts_count_by_their_weights(microbatches, weights):
+    x = np.arange(1, 9, dtype=np.float32)
+    program = linear_program(microbatches, with_weight=True)
+    outputs = program({"x": x, "weights": np.array(weights, np.float32)})
+    loss = outputs["loss"]
+    wanted = np.dot(x, weights) / max(sum(weights), 1e-6)
+    assert loss == pytest.approx(wanted, rel=1e-6)
+    assert program.variables["w"].numpy() == pytest.approx(1 - wanted, rel=1e-6)
+
+
+def test_the_loop_compiles_as_a_whole():
+    """As it is compiled on one GPU."""
+    program = linear_program(4, with_weight=True, mesh_shape="", xla=True)
+    x = np.arange(8, dtype=np.float32)
+    assert program({"x": x, "weights": np.ones(8, np.float32)})["loss"] == pytest.approx(3.5)
+
+
+def test_of_scalar_summaries_the_average_is_shown():
+    x = np.array([1, 2, 3, 4, 5, 6, 7, 9], np.float32)
+    program = linear_program(2, with_weight=True)
+    # On two devices the first part has rows 0, 1, 4 and 5, and here a third of the weights.
+    weights = np.array([1, 1, 1, 1, 0, 0, 1, 1], np.float32)
+    outputs = program({"x": x, "weights": weights})
+    assert outputs["summaries/sum_of_x"] == pytest.approx((1 + 2 + 5 + 6) / 3 + 2 * 23 / 3)
+
+
+def test_a_loss_that_does_not_say_its_weight_is_refused():
+    with pytest.raises(ValueError, match=r"microbatches=2 needs the weight.*LossOutput\(.*weight="):
+        linear_program(2, with_weight=False)
+
+
+def test_features_without_a_batch_are_refused():
+    with pytest.raises(ValueError, match="one dimension 'batch', and they have 0: x.*rows"):
+        linear_program(2, with_weight=True, feature="rows:8")
+
+
+def test_the_layout_is_explained():
+    explained = str(t2tp.explain(trained("data:2", 4)[0]))
+    assert "layer_{00..01}/attention/q" in explained

@@ -1,0 +1,166 @@
+"""LAMB and Adafactor, whose steps depend on whole variables: the papers' formulas in float64."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.optim import quadratic
+from tests.optim.regression import make_hparams
+
+RATE = 0.02
+LAID_OUT = [
+    ("", ""),
+    ("data:2;model:2", "d_in:data;d_ff:model"),
+    ("data:2;model:2", "d_ff:data;heads:model"),
+    ("all:4", "d_in:all"),
+]
+
+
+def rms(x):
+    return np.sqrt(np.mean(np.square(x)))
+
+
+def lamb(name, step, value, grad, state):
+    """Algorithm 2 of arXiv:1904.00962."""
+    beta1, beta2, epsilon, decay = 0.9, 0.98, 1e-6, 0.1 if value.ndim > 1 else 0.0
+    m = state["m"] = beta1 * state.get("m", 0.0) + (1 - beta1) * grad
+    v = state["v"] = beta2 * state.get("v", 0.0) + (1 - beta2) * grad**2
+    direction = m / (1 - beta1 ** (step + 1))
+    direction = direction / (np.sqrt(v / (1 - beta2 ** (step + 1))) + epsilon) + decay * value
+    ratio = np.linalg.norm(value) / np.linalg.norm(direction)
+    return value - RATE * ratio * direction
+
+
+# Of each variable, the axes along which row and column means are taken, if it is factored.
+FACTORED = {"matrix": (0, 1), "cube": (0, 2)}
+
+
+def adafactor(
+    name, step, value, grad, state, beta1=0.0, clipping=1.0, scaled=True, factored=True, decay=0.0
+):
+    """Algorithms 4 and 5 of arXiv:1804.04235."""
+    rest = 1 - (step + 1.0) ** -0.8
+    squares = grad**2 + 1e-30
+    if factored and name in FACTORED:
+        first, second = FACTORED[name]
+        for axis in (first, second):
+            mean = squares.mean(axis, keepdims=True)
+            state[axis] = rest * state.get(axis, 0.0) + (1 - rest) * mean
+        moments = state[first] * state[second] / state[second].mean(first, keepdims=True)
+    else:
+        moments = state["v"] = rest * state.get("v", 0.0) + (1 - rest) * squares
+    update = grad / np.sqrt(moments)
+    if clipping:
+        update = update / max(1.0, rms(update) / clipping)
+    update = update * RATE * (max(rms(value), 1e-3) if scaled else 1.0)
+    if beta1:
+        update = state["m"] = beta1 * state.get("m", 0.0) + (1 - beta1) * update
+    return value - (RATE * decay * value if value.ndim > 1 else 0.0) - update
+
+
+CASES = {
+    "lamb": (
+        lamb,
+        {"optimizer": "lamb", "weight_decay": 0.1, "optimizer_adam_epsilon": 1e-6},
+    ),
+    "adafactor": (adafactor, {"optimizer": "adafactor"}),
+    "adafactor with all it can": (
+        functools.partial(adafactor, beta1=0.9, clipping=0.7, decay=0.3),
+        {
+            "optimizer": "adafactor",
+            "optimizer_adafactor_beta1": 0.9,
+            "optimizer_adafactor_clipping_threshold": 0.7,
+            "weight_decay": 0.3,
+        },
+    ),
+    "adafactor with nothing": (
+        functools.partial(adafactor, clipping=0.0, scaled=False, factored=False),
+        {
+            "optimizer": "adafactor",
+            "optimizer_adafactor_clipping_threshold": 0.0,
+            "optimizer_adafactor_multiply_by_parameter_scale": False,
+            "optimizer_adafactor_factored": False,
+        },
+    ),
+}
+
+
+@functools.cache
+def in_float64(name):
+    return quadratic.descend_by(CASES[name][0])
+
+
+@functools.cache
+def ours(name, mesh_shape, layout):
+    hparams = make_hparams(learning_rate_constant=RATE, **CASES[name][1])
+    program = quadratic.descend(hparams, mesh_shape, layout)
+    return {each: program.variables[each].numpy() for each in quadratic.SHAPES}
+
+
+@pytest.mark.parametrize(("mesh_shape", "layout"), LAID_OUT)
+@pytest.mark.parametrize("name", CASES)
+def test_twenty_steps_are_those_of_the_formula(name, mesh_shape, layout):
+    for each, wanted in in_float64(name).items():
+        start = quadratic.initial_value(wanted.shape).numpy()
+        assert np.abs(wanted - start).max() > 0.1
+        value = ours(name, mesh_shape, layout)[each]
+        np.testing.assert_allclose(value, wanted, rtol=2e-5, atol=2e-6, err_msg=each)
+
+
+@pytest.mark.parametrize(("mesh_shape", "layout"), LAID_OUT[1:])
+@pytest.mark.parametrize("name", CASES)
+def test_twenty_steps_are_the_same_on_any_layout(name, mesh_shape, layout):
+    for each, wanted in ours(name, "", "").items():
+        value = ours(name, mesh_shape, layout)[each]
+        np.testing.assert_allclose(value, wanted, rtol=2e-6, atol=1e-6, err_msg=each)
+
+
+def test_adafactor_is_that_of_keras():
+    """Keras factors every matrix, so only those that we factor too are compared."""
+    variables = {
+        name: tf.Variable(quadratic.initial_value([dim.size for dim in dims]))
+        for name, dims in quadratic.SHAPES.items()
+    }
+    optimizer = tf.keras.optimizers.Adafactor(RATE)
+    for _ in range(quadratic.STEPS):
+        grads = [2.0 * quadratic.weights()[n] * v for n, v in variables.items()]
+        optimizer.apply_gradients(zip(grads, variables.values(), strict=True))
+    for name in ("matrix", "vector"):
+        value = ours("adafactor", *LAID_OUT[1])[name]
+        np.testing.assert_allclose(
+            value, variables[name].numpy(), rtol=2e-5, atol=2e-5, err_msg=name
+        )
+
+
+@pytest.mark.parametrize(("optimizer", "times"), [("lamb", 1), ("adafactor", 2)])
+def test_sums_of_variables_that_are_split_alike_are_made_together(optimizer, times):
+    """LAMB's norms; Adafactor's means, and then the norms of its updates."""
+
+    def reductions(**values):
+        layout = LAID_OUT[1]
+        made = quadratic.descend(make_hparams(**values), *layout).collectives()
+        return {axes: count for (_, axes), (count, _) in made.items()}
+
+    without = reductions(optimizer="sgd", learning_rate_constant=1e-3)
+    assert len(without) == 3
+    wanted = {axes: count + times for axes, count in without.items()}
+    assert reductions(optimizer=optimizer) == wanted
+
+
+def test_slots_of_a_factored_variable_are_its_means():
+    hparams = make_hparams(optimizer="adafactor")
+    variables = quadratic.descend(hparams, "", "").variables
+    sizes = {v.spec.name: v.spec.shape.to_integer_list for v in variables}
+    kept = {name: size for name, size in sizes.items() if "/" in name}
+    assert kept == {
+        "matrix/adafactor_vr": [160],
+        "matrix/adafactor_vc": [128],
+        "cube/adafactor_vr": [160, 4],
+        "cube/adafactor_vc": [4, 128],
+        "thin/adafactor_v": [128, 6],
+        "vector/adafactor_v": [160],
+    }
