@@ -12,6 +12,8 @@ from pathlib import Path
 _STEP_FOLDER = re.compile(r"step-(\d{8,})")
 # A folder that is being written, and one that is being deleted. Neither name is a checkpoint's.
 _TEMPORARY, _DISCARDED = ".tmp", ".discarded"
+# One that could not be read, kept for whoever wants to know why.
+_DAMAGED = ".damaged"
 _BLOCK = 1 << 20
 
 
@@ -59,6 +61,18 @@ def discard(folder: Path) -> None:
     folder.rename(rubbish)
     sync(folder.parent)
     shutil.rmtree(rubbish)
+
+
+def set_aside(folder: Path) -> Path:
+    """Gives a damaged checkpoint's folder a name that is no checkpoint's; returns the new path."""
+    aside = folder.with_name(folder.name + _DAMAGED)
+    number = 1
+    while aside.exists():
+        number += 1
+        aside = folder.with_name(f"{folder.name}{_DAMAGED}-{number}")
+    folder.rename(aside)
+    sync(folder.parent)
+    return aside
 
 
 def sync(path: Path) -> None:

@@ -43,12 +43,14 @@ class Marker:
       files: the other files of the folder, by name.
       float16: the names of the tensors that are float16; see `t2tp.checkpoint.writing`.
       writers: for each process, a word that no other save has.
+      saved_at: when, in seconds since 1970; None if that was not noted yet when it was saved.
     """
 
     step: int
     files: dict[str, FileRecord]
     float16: tuple[str, ...]
     writers: tuple[str, ...]
+    saved_at: float | None
 
     def write(self, folder: Path) -> None:
         """Writes the marker, after which the folder needs nothing but its final name."""
@@ -83,6 +85,7 @@ class Marker:
             files={name: FileRecord(**record) for name, record in fields["files"].items()},
             float16=tuple(fields["float16"]),
             writers=tuple(fields["writers"]),
+            saved_at=fields.get("saved_at"),
         )
 
     def check_sizes(self, folder: Path) -> None:

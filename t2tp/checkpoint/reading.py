@@ -25,6 +25,7 @@ class Checkpoint:
     Attributes:
       path: its folder.
       step: the training step that was saved.
+      saved_at: when, in seconds since 1970; None if that is not known.
       metadata: what was saved along with the tensors.
     """
 
@@ -38,6 +39,7 @@ class Checkpoint:
         self._marker = Marker.read(self.path)
         self._marker.check_sizes(self.path)
         self.step = self._marker.step
+        self.saved_at = self._marker.saved_at
         self.metadata: dict = json.loads((self.path / METADATA).read_bytes())
         reader = tf.train.load_checkpoint(self.prefix)
         self._shapes = {
@@ -92,7 +94,7 @@ class Checkpoint:
         except (tf.errors.DataLossError, tf.errors.OutOfRangeError, tf.errors.NotFoundError) as e:
             raise UnusableCheckpointError(
                 f"The checkpoint {self.path} is damaged: its content is not what was saved"
-                f" ({reason(e)}). Delete its folder to go on from the one before."
+                f" ({reason(e)})."
             ) from e
 
     def verify(self) -> None:
@@ -117,15 +119,19 @@ class Checkpoint:
             )
 
 
-def latest(directory: str | PathLike[str]) -> Checkpoint | None:
+def latest(directory: str | PathLike[str], before: int | None = None) -> Checkpoint | None:
     """Opens the newest finished checkpoint of a directory; None if there is none.
 
     One that is unfinished or damaged is skipped with a warning that names it and says why.
+
+    Args:
+      directory: holds the run's checkpoints.
+      before: only those of smaller steps are looked at.
     """
     directory = Path(directory)
-    unfinished = files.temporary_folders(directory)
-    for path in reversed(list(files.step_folders(directory).values())):
-        found = _open_or_warn(path)
+    unfinished = files.temporary_folders(directory) if before is None else {}
+    for step, path in reversed(files.step_folders(directory).items()):
+        found = _open_or_warn(path) if before is None or step < before else None
         if found is not None:
             break
     else:

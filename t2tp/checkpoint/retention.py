@@ -3,15 +3,48 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 
 from t2tp.checkpoint import files
+from t2tp.checkpoint.marker import Marker
+from t2tp.checkpoint.metrics import Goal
 from t2tp.checkpoint.reading import all_steps
 
 
-def keep(directory: str | PathLike[str], max_to_keep: int) -> None:
-    """Deletes the oldest finished checkpoints of a directory, and what crashes left there.
+@dataclass(frozen=True)
+class Retention:
+    """Which finished checkpoints stay.
+
+    Attributes:
+      max_to_keep: how many of the newest, at least 1.
+      every_n_hours: the oldest stays besides, and then one every so many hours; None: no others.
+      best: the best one stays besides; None: no other.
+    """
+
+    max_to_keep: int
+    every_n_hours: float | None = None
+    best: Goal | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_to_keep < 1:
+            raise ValueError(f"At least one checkpoint has to be kept, not {self.max_to_keep}.")
+        if self.every_n_hours is not None and not self.every_n_hours > 0:
+            raise ValueError(f"One checkpoint every {self.every_n_hours} hours cannot be kept.")
+
+    def stays(self, folders: dict[int, Path]) -> set[int]:
+        """The steps that stay, of some finished checkpoints: their folders by step, ascending."""
+        stay = set(list(folders)[-self.max_to_keep :])
+        if self.every_n_hours is not None:
+            stay |= _every(3600 * self.every_n_hours, folders)
+        if self.best is not None and (best := self.best.best(folders)) is not None:
+            stay.add(best[0])
+        return stay
+
+
+def keep(directory: str | PathLike[str], retention: Retention) -> None:
+    """Deletes finished checkpoints of a directory, and what crashes left there.
 
     Damaged checkpoints do not count and are not touched. Temporary folders are deleted up to the
     newest finished step: one of a later step may be a save that is going on. With several
@@ -19,19 +52,33 @@ def keep(directory: str | PathLike[str], max_to_keep: int) -> None:
 
     Args:
       directory: holds the run's checkpoints.
-      max_to_keep: how many finished ones stay, at least 1.
-
-    Raises:
-      ValueError: `max_to_keep` is less than 1.
+      retention: which finished ones stay.
     """
-    if max_to_keep < 1:
-        raise ValueError(f"At least one checkpoint has to be kept, not {max_to_keep}.")
     directory = Path(directory)
     steps = all_steps(directory)
-    for step in steps[:-max_to_keep]:
-        files.discard(files.step_folder(directory, step))
+    folders = {step: files.step_folder(directory, step) for step in steps}
+    stay = retention.stays(folders)
+    for step, folder in folders.items():
+        if step not in stay:
+            files.discard(folder)
     for step, path in files.temporary_folders(directory).items():
         if steps and step <= steps[-1]:
             shutil.rmtree(path)
     for path in files.discarded_folders(directory):
         shutil.rmtree(path)
+
+
+def _every(seconds: float, folders: dict[int, Path]) -> set[int]:
+    """The oldest checkpoint, and each that is so much younger than the last of these.
+
+    What is chosen depends on the checkpoints alone, so that it is the same after a restart, and
+    each time when those between have been deleted.
+    """
+    chosen: set[int] = set()
+    last: float | None = None
+    for step, folder in folders.items():
+        saved_at = Marker.read(folder).saved_at
+        if saved_at is not None and (last is None or saved_at - last >= seconds):
+            chosen.add(step)
+            last = saved_at
+    return chosen

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import tensorflow as tf
@@ -50,6 +50,10 @@ class Slice:
         """The slice that is all of the tensor."""
         shape = tuple(shape)
         return cls(name, shape, (0,) * len(shape), shape, dtype)
+
+    def with_dtype(self, dtype: tf.DType) -> Slice:
+        """The same place in a tensor of another dtype."""
+        return replace(self, dtype=dtype)
 
     @property
     def is_whole(self) -> bool:

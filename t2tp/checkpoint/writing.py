@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 import uuid
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from absl import logging
 from t2tp.checkpoint import files
 from t2tp.checkpoint.errors import UnusableCheckpointError, reason
 from t2tp.checkpoint.marker import METADATA, VARIABLES, FileRecord, Marker
+from t2tp.checkpoint.metrics import record_metrics
 from t2tp.checkpoint.slices import Slice, check_tiling
 
 # The dtypes whose slices TensorFlow restores, and float16, which we store as float32.
@@ -40,6 +42,7 @@ def save(
     values: Sequence[tuple[Slice, tf.Tensor]],
     metadata: dict,
     *,
+    metrics: Mapping[str, float] | None = None,
     process_id: int = 0,
     num_processes: int = 1,
     barrier: Callable[[str], None] | None = None,
@@ -55,6 +58,7 @@ def save(
       values: slices and their values (`tf.Tensor`s or `tf.Variable`s of the slice's size and
         dtype). Over all processes, the slices of a tensor cover each element exactly once.
       metadata: what else belongs to the checkpoint, as plain JSON; that of process 0 counts.
+      metrics: what an evaluation of the step has found, see `record_metrics`.
       process_id: which of the processes this is.
       num_processes: how many processes save together.
       barrier: called with a name; returns when all processes have called it with that name.
@@ -75,7 +79,7 @@ def save(
     phases = {
         "begin": lambda: saving.begin(values, metadata),
         "write": lambda: saving.write(values),
-        "finish": lambda: saving.finish(metadata),
+        "finish": lambda: saving.finish(metadata, metrics or {}),
     }
     failure: Exception | None = None
     for name, phase in phases.items():
@@ -91,6 +95,41 @@ def save(
         saving.clean_up()
         raise saving.explained(failure) from failure
     saving.check_finished()
+    return saving.folder
+
+
+def save_in_parts(
+    directory: str | PathLike[str],
+    step: int,
+    parts: Iterable[Sequence[tuple[Slice, tf.Tensor]]],
+    metadata: dict,
+) -> Path:
+    """Saves like `save`, in one process, with no more in memory than a part at a time.
+
+    Args:
+      directory: holds the checkpoints; made if it is not there.
+      step: the training step, at least 0.
+      parts: slices and their values, which are asked for as they are written; each part becomes a
+        file.
+      metadata: as of `save`.
+
+    Returns:
+      The folder of the finished checkpoint.
+
+    Raises:
+      ValueError, OSError: as of `save`.
+    """
+    saving = _Saving(Path(directory), step, 0, 1, uuid.uuid4().hex)
+    try:
+        saving.begin([], metadata)
+        count = 0
+        for count, values in enumerate(parts, start=1):
+            _check_values(values)
+            replace(saving, process_id=count - 1).write(values)
+        replace(saving, num_processes=count).finish(metadata, {})
+    except Exception as error:
+        saving.clean_up()
+        raise saving.explained(error) from error
     return saving.folder
 
 
@@ -149,7 +188,7 @@ class _Saving:
             note["data"] = {"size": record.size, "sha256": record.sha256}
         files.write_synced(_note(self.temporary, self.process_id), json.dumps(note).encode())
 
-    def finish(self, metadata: dict) -> None:
+    def finish(self, metadata: dict, metrics: Mapping[str, float]) -> None:
         """Process 0 joins the parts, writes the marker and gives the folder its final name."""
         if self.process_id != 0:
             return
@@ -166,7 +205,9 @@ class _Saving:
             records[name] = FileRecord.of(self.temporary / name)
         float16 = sorted({each.name for each in slices if each.dtype == tf.float16})
         words = tuple(note["word"] for note in notes)
-        Marker(self.step, records, tuple(float16), words).write(self.temporary)
+        if metrics:
+            record_metrics(self.temporary, metrics)
+        Marker(self.step, records, tuple(float16), words, time.time()).write(self.temporary)
         files.sync(self.temporary)
         if self.folder.exists():
             logging.warning("%s is unfinished or damaged; it is saved anew.", self.folder)

@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from t2tp.checkpoint import keep, latest, save
+from t2tp.checkpoint import Retention, keep, latest, save
 from tests.checkpoint import samples
 
 FILE_OPERATIONS = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir")
@@ -30,7 +30,7 @@ def save_next(directory: str) -> None:
     found = latest(directory)
     step = found.step + 1 if found else 1
     save(directory, step, samples.of_step(step), {"seen": step * 10})
-    keep(directory, 2)
+    keep(directory, Retention(2))
 
 
 def die_at_file_operation(number: int) -> None:

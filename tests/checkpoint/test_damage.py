@@ -103,6 +103,13 @@ def test_the_last_finished_is_the_latest_and_found_without_a_word(run, warnings)
     assert warnings() == []
 
 
+def test_the_latest_before_a_step(run):
+    save(run, 7, samples.of_step(7), {"seen": 70})
+    samples.assert_is_step(latest(run, before=7), 2)
+    samples.assert_is_step(latest(run, before=2), 1)
+    assert latest(run, before=1) is None
+
+
 def test_latest_skips_one_with_a_file_cut_short_and_says_so(run, warnings):
     with open(run / "step-00000002" / DATA, "r+b") as file:
         file.truncate(100)

@@ -7,7 +7,17 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from t2tp.checkpoint import Checkpoint, Slice, all_steps, latest, save
+from t2tp.checkpoint import (
+    Checkpoint,
+    Slice,
+    UnusableCheckpointError,
+    all_steps,
+    latest,
+    read_metrics,
+    save,
+    save_in_parts,
+    set_aside,
+)
 from tests.checkpoint import samples
 
 
@@ -218,3 +228,47 @@ def test_a_disk_that_fills_up_costs_no_earlier_checkpoint(tmp_path, size, metada
     assert [each.name for each in tmp_path.iterdir()] == ["step-00000001"]
     samples.assert_is_step(latest(tmp_path), 1)
     samples.assert_is_step(Checkpoint(save_step(tmp_path, 2)), 2)
+
+
+def test_what_is_saved_in_parts_is_one_checkpoint(tmp_path):
+    values = samples.of_step(4)
+    path = save_in_parts(tmp_path, 4, (values[at : at + 3] for at in (0, 3, 6, 9)), {"seen": 40})
+    checkpoint = Checkpoint(path)
+    checkpoint.verify()
+    samples.assert_is_step(checkpoint, 4)
+    assert len(list(path.glob("variables.data-*-of-00004"))) == 4
+    assert len(list(path.iterdir())) == 7
+
+
+def test_parts_that_are_not_all_there_are_refused_and_leave_nothing(tmp_path):
+    def parts():
+        yield samples.of_step(4)[:3]
+        raise UnusableCheckpointError("it is damaged")
+
+    with pytest.raises(OSError, match="step 4 could not be saved in .*: it is damaged"):
+        save_in_parts(tmp_path, 4, parts(), {})
+    with pytest.raises(ValueError, match=r"'table' have to cover"):
+        save_in_parts(tmp_path, 4, [samples.of_step(4)[:3]], {})
+    with pytest.raises(ValueError, match="no slices"):
+        save_in_parts(tmp_path, 4, [], {})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_metrics_come_with_the_checkpoint_and_are_no_part_of_what_is_sealed(tmp_path):
+    path = save(tmp_path, 3, samples.of_step(3), {}, metrics={"loss": np.float32(0.5)})
+    assert read_metrics(path) == {"loss": 0.5}
+    (path / "metrics.json").unlink()
+    Checkpoint(path).verify()
+    assert read_metrics(path) == {}
+
+
+def test_it_knows_when_it_was_saved(tmp_path, monkeypatch):
+    monkeypatch.setattr("time.time", lambda: 1234.5)
+    assert Checkpoint(save_step(tmp_path, 3)).saved_at == 1234.5
+
+
+def test_what_is_set_aside_is_no_checkpoint_and_its_step_can_be_saved_again(tmp_path):
+    for name in ("step-00000003.damaged", "step-00000003.damaged-2"):
+        assert set_aside(save_step(tmp_path, 3)) == tmp_path / name
+        assert latest(tmp_path) is None
+    samples.assert_is_step(Checkpoint(tmp_path / name), 3)

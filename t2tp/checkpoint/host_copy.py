@@ -1,0 +1,28 @@
+"""Copies values off the devices, so that training may go on while they are written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from t2tp.checkpoint.slices import Slice
+
+
+def copy_to_host(values: Sequence[tuple[Slice, tf.Tensor]]) -> list[tuple[Slice, tf.Tensor]]:
+    """Copies slices into memory of the host that nobody else writes to.
+
+    Args:
+      values: slices and their values (`tf.Tensor`s or `tf.Variable`s), on any device.
+
+    Returns:
+      the same slices with their present values, on the CPU.
+    """
+    with tf.device("CPU:0"):
+        return [(each, _copied(value)) for each, value in values]
+
+
+def _copied(value: tf.Tensor | tf.Variable) -> tf.Tensor:
+    on_cpu = tf.identity(value)  # From a GPU this is a copy.
+    # From a CPU device it is the variable's own memory, which the next step writes over.
+    return tf.raw_ops.DeepCopy(x=on_cpu) if "CPU" in value.device else on_cpu

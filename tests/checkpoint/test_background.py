@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from t2tp.checkpoint import Background
+
+
+def test_a_second_task_waits_for_the_first():
+    done, go = [], threading.Event()
+    background = Background("test")
+    background.start(lambda: (go.wait(20), done.append(1)))
+    assert background.is_busy
+    background.check()  # Does not wait.
+    threading.Timer(0.05, go.set).start()
+    background.start(lambda: done.append(2))
+    assert done[0] == 1
+    background.wait()
+    assert done == [1, 2]
+    assert not background.is_busy
+
+
+@pytest.mark.parametrize("ask", ["check", "wait", "start"])
+def test_an_error_is_raised_once_where_it_is_asked_for(ask):
+    background = Background("test")
+    background.start(lambda: 1 / 0)
+    while background.is_busy:
+        pass
+    arguments = [lambda: None] if ask == "start" else []
+    with pytest.raises(ZeroDivisionError):
+        getattr(background, ask)(*arguments)
+    background.wait()

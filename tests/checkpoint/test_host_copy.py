@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from t2tp.checkpoint import Slice, copy_to_host
+
+DTYPES = [
+    *(tf.bfloat16, tf.float16, tf.float32, tf.float64, tf.complex64),
+    *(tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8, tf.bool),
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize("shape", [(), (3, 2), (0, 2)])
+def test_a_copy_keeps_its_value_when_the_variable_changes(dtype, shape):
+    variable = tf.Variable(tf.cast(tf.ones(shape), dtype))
+    whole = Slice.whole("v", shape, dtype)
+    ((part, value),) = copy_to_host([(whole, variable)])
+    variable.assign(tf.cast(tf.zeros(shape), dtype))
+    assert part == whole
+    assert value.dtype == dtype
+    np.testing.assert_array_equal(tf.cast(value, tf.int32), tf.ones(shape, tf.int32))
+
+
+def test_a_copy_shares_no_memory_with_the_variable():
+    variable = tf.Variable(tf.zeros([100, 100]))
+    ((_, value),) = copy_to_host([(Slice.whole("v", (100, 100), tf.float32), variable)])
+    assert not np.shares_memory(value._numpy(), variable.read_value()._numpy())
