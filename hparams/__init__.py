@@ -1,3 +1,13 @@
 """Registered hparams sets, a file a model family."""
 
-from t2tp.hparams import transformer_lm  # noqa: F401  (it registers itself)
+from t2tp.hparams import (  # noqa: F401  (they register themselves)
+    image_transformer,
+    mlp,
+    ranges,
+    resnet,
+    transformer,
+    transformer_encoder,
+    transformer_lm,
+    transformer_moe,
+    vit,
+)

@@ -24,10 +24,14 @@ class LossOutput:
       loss: what training minimizes, a float32 scalar.
       metrics: float32 scalars by name, each a sum over the batch, so that a problem can add up
         batches and derive its figures.
+      weight: the sum of the weights of which the loss is an average (the number of tokens, say), a
+        float32 scalar: parts of a batch count by it when gradients are accumulated. None: the
+        model cannot be trained with `microbatches` above 1.
     """
 
     loss: mtf.Tensor
     metrics: Mapping[str, mtf.Tensor]
+    weight: mtf.Tensor | None = None
 
 
 class FeatureMismatchError(ValueError):
@@ -86,19 +90,3 @@ class Model(abc.ABC):
           features: the problem's features by name.
           training: whether dropout is on.
         """
-
-    def next_token_logits(self, mesh: Mesh, features: Mapping[str, mtf.Tensor]) -> mtf.Tensor:
-        """Builds the logits of the token at a position, if the model writes text token by token.
-
-        Args:
-          mesh: the program's mesh.
-          features: `targets`, integers [batch, length] of which those before the position count;
-            `position`, an integer scalar.
-
-        Returns:
-          float32 [batch, vocab].
-
-        Raises:
-          NotImplementedError: the model does not write text.
-        """
-        raise NotImplementedError(f"{type(self).__name__} does not write text token by token")

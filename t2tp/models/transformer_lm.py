@@ -1,32 +1,44 @@
 """A decoder-only transformer language model.
 
-Pre-norm blocks with RMS norms, learned positions, and an output that shares the embedding's
-weights. All is in named dimensions; Megatron's way of splitting it (M. Shoeybi et al.,
+By default pre-norm blocks with RMS norms, learned positions, and an output that shares the
+embedding's weights. All is in named dimensions; Megatron's way of splitting it (M. Shoeybi et al.,
 arXiv:1909.08053, section 3) is the layout `batch:data;heads:model;d_ff:model;vocab:model` and
 nothing else: each block then costs two reductions over the model axis forward and two backward.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import tensorflow as tf
-import tensorflow.compat.v1 as tf1
 
 from t2tp import mtf, registry
+from t2tp.hparam import HParams
+from t2tp.layers.attention import Sequence
+from t2tp.layers.mixture_of_experts import ExpertSums
+from t2tp.layers.passes import BeginPass, StepPass, WholePass
 from t2tp.mesh.program import Mesh
-from t2tp.models.model import LossOutput, Model
-from t2tp.ops.attention import causal_attention
-from t2tp.ops.cross_entropy import softmax_cross_entropy
-from t2tp.ops.normalization import rms_norm
+from t2tp.metrics import sequence_sums
+from t2tp.models.autoregressive import AutoregressiveModel, State
+from t2tp.models.model import LossOutput
+from t2tp.models.transformer_losses import predicted, weights_of, with_experts, with_metrics
+from t2tp.models.transformer_parts import TransformerParts, places, shifted_right
 
 
 @registry.register_model
-class TransformerLm(Model):
+class TransformerLm(AutoregressiveModel):
     """Decoder-only transformer language model."""
 
     takes = ("targets", "targets_segmentation", "targets_position")
+    has_experts = False
+
+    def __init__(self, hparams: HParams, vocab_sizes: Mapping[str, int]) -> None:
+        """Chooses the layers; see `Model`."""
+        super().__init__(hparams, vocab_sizes)
+        self._parts = TransformerParts(hparams, self.activation_dtype, self.has_experts)
+        self._vocab = self._parts.vocab(vocab_sizes["targets"])
+        self._embedding = self._parts.embedding(self._vocab)
+        self._stack = self._parts.stack(hparams.num_hidden_layers, causal=True)
 
     def loss(self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool) -> LossOutput:
         """Mean negative log-likelihood of the real tokens, in nats.
@@ -37,149 +49,58 @@ class TransformerLm(Model):
         Raises:
           ValueError: the length is above `max_length`.
         """
-        targets = features["targets"]
-        segments = features["targets_segmentation"]
-        logits = self._logits(mesh, targets, segments, features["targets_position"], training)
-        nll = softmax_cross_entropy(logits, targets, self._vocab_dim)
-        is_real = mtf.cast(mtf.not_equal(segments, 0), tf.float32)
-        nll_sum = mtf.reduce_sum(nll * is_real)
-        tokens = mtf.reduce_sum(is_real)
-        metrics = {"nll": nll_sum, "tokens": tokens}
+        logits, counted = self.logits(mesh, features, training)
+        targets, weights = features["targets"], weights_of(features["targets_segmentation"])
+        out = predicted(self.hparams, logits, targets, weights, self._vocab, training)
         if not training:
-            is_right = mtf.cast(mtf.equal(mtf.argmax(logits, self._vocab_dim), targets), tf.float32)
-            metrics["correct"] = mtf.reduce_sum(is_right * is_real)
-        return LossOutput(nll_sum / mtf.maximum(tokens, 1.0), metrics)
+            rows = targets.shape.dims[0]
+            sums = sequence_sums(logits, targets, weights, self._vocab, rows)
+            out = with_metrics(out, sums)
+        return with_experts(out, self.hparams, counted, training)
 
-    def next_token_logits(self, mesh: Mesh, features: Mapping[str, mtf.Tensor]) -> mtf.Tensor:
-        """See `Model`."""
-        targets, position = features["targets"], features["position"]
-        length = targets.shape.dims[-1]
-        one_segment = mtf.ones_like(targets)
-        positions = mtf.broadcast(mtf.range(mesh, length, tf.int32), targets.shape)
-        hidden = self._hidden(mesh, targets, one_segment, positions, training=False)
-        at_position = mtf.one_hot(position, length, dtype=hidden.dtype)
-        hidden = mtf.einsum([hidden, at_position], reduced_dims=[length])
-        return mtf.cast(self._project_to_vocab(mesh, hidden), tf.float32)
+    def logits(
+        self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool
+    ) -> tuple[mtf.Tensor, list[ExpertSums]]:
+        """Logits of each target from those before it, [batch, length, vocab], and what experts
+        counted; see `loss`."""
+        segments = features["targets_segmentation"]
+        sequence = Sequence(features["targets_position"], segments)
+        symbols = shifted_right(features["targets"], segments)
+        x = self._embedding(symbols, self._parts.dtype)
+        x = self._parts.with_positions(x, sequence.positions, training, sequence.length.size)
+        bias = self._parts.relative_bias(mesh)
+        x, counted = self._stack(x, WholePass(sequence, training, relative_bias=bias))
+        return self._embedding.logits(x), counted
 
-    @property
-    def _vocab_dim(self) -> mtf.Dimension:
-        divisor = self.hparams.vocab_divisor
-        return mtf.Dimension("vocab", math.ceil(self.vocab_sizes["targets"] / divisor) * divisor)
+    def begin(self, mesh: Mesh, features: Mapping[str, mtf.Tensor], length: mtf.Dimension) -> State:
+        """See `AutoregressiveModel`.
 
-    @property
-    def _d_model(self) -> mtf.Dimension:
-        return mtf.Dimension("d_model", self.hparams.d_model)
-
-    def _variable(
-        self, mesh: Mesh, name: str, dims: list[mtf.Dimension], stddev: float
-    ) -> mtf.Tensor:
-        return mtf.get_variable(
-            mesh,
-            name,
-            mtf.Shape(dims),
-            dtype=mtf.VariableDType(activation_dtype=self.activation_dtype),
-            initializer=tf1.random_normal_initializer(stddev=stddev),
-        )
-
-    def _embedding_table(self, mesh: Mesh) -> mtf.Tensor:
-        dims = [self._vocab_dim, self._d_model]
-        return self._variable(mesh, "embedding", dims, self.hparams.initializer_stddev)
-
-    def _logits(
-        self,
-        mesh: Mesh,
-        targets: mtf.Tensor,
-        segments: mtf.Tensor,
-        positions: mtf.Tensor,
-        training: bool,
-    ) -> mtf.Tensor:
-        hidden = self._hidden(mesh, targets, segments, positions, training)
-        return self._project_to_vocab(mesh, hidden)
-
-    def _project_to_vocab(self, mesh: Mesh, hidden: mtf.Tensor) -> mtf.Tensor:
-        """[..., d_model] -> [..., vocab]."""
-        shape = hidden.shape - self._d_model + self._vocab_dim
-        return mtf.einsum([hidden, self._embedding_table(mesh)], output_shape=shape)
-
-    def _hidden(
-        self,
-        mesh: Mesh,
-        targets: mtf.Tensor,
-        segments: mtf.Tensor,
-        positions: mtf.Tensor,
-        training: bool,
-    ) -> mtf.Tensor:
-        """What the last block says of each position, normalized: [batch, length, d_model]."""
-        length = targets.shape.dims[-1]
-        if length.size > self.hparams.max_length:
+        Raises:
+          ValueError: there is no prefix, so that nothing says how large the batch is.
+        """
+        if "prefix" not in features:
             raise ValueError(
-                f"The features have length {length.size}, and the model has positions for"
-                f" max_length={self.hparams.max_length}: feed at most as many tokens, or train with"
-                f" a larger max_length."
+                f"{type(self).__name__} begins with the feature `prefix`, int32 [batch,"
+                " prefix_length]; zeros [batch, 1] are no prefix at all."
             )
-        # A position sees the token before it in its segment; the first of a segment sees token 0.
-        before = mtf.shift(targets, 1, length, wrap=False)
-        continues = mtf.equal(segments, mtf.shift(segments, 1, length, wrap=False))
-        inputs = before * mtf.cast(continues, before.dtype)
+        prefix = features["prefix"]
+        positions = places(prefix)
+        state: State = {}
+        x = self._embedding(shifted_right(prefix, None), self._parts.dtype)
+        x = self._parts.with_positions(x, positions, False, length.size)
+        bias = self._parts.relative_bias(mesh)
+        self._stack(x, BeginPass(Sequence(positions), length, state, relative_bias=bias))
+        return state
 
-        max_length = mtf.Dimension("max_length", self.hparams.max_length)
-        position_table = self._variable(
-            mesh, "positions", [max_length, self._d_model], self.hparams.initializer_stddev
-        )
-        x = mtf.gather(self._embedding_table(mesh), inputs, self._vocab_dim)
-        x += mtf.gather(position_table, positions, max_length)
-        x = self._dropout(x, training)
-        for layer in range(self.hparams.num_hidden_layers):
-            with tf1.variable_scope(f"layer_{layer:02d}"):
-                with tf1.variable_scope("attention"):
-                    x += self._dropout(
-                        self._attention(mesh, self._norm(mesh, x), segments), training
-                    )
-                with tf1.variable_scope("feed_forward"):
-                    x += self._dropout(self._feed_forward(mesh, self._norm(mesh, x)), training)
-        with tf1.variable_scope("final"):
-            return self._norm(mesh, x)
-
-    def _norm(self, mesh: Mesh, x: mtf.Tensor) -> mtf.Tensor:
-        scale = mtf.get_variable(
-            mesh, "norm_scale", mtf.Shape([self._d_model]), initializer=tf1.ones_initializer()
-        )
-        return rms_norm(x, scale, self._d_model)
-
-    def _dropout(self, x: mtf.Tensor, training: bool) -> mtf.Tensor:
-        rate = self.hparams.layer_prepostprocess_dropout
-        return mtf.dropout(x, is_training=training, rate=rate) if rate else x
-
-    def _attention(self, mesh: Mesh, x: mtf.Tensor, segments: mtf.Tensor) -> mtf.Tensor:
-        """[batch, length, d_model] -> [batch, length, d_model]."""
-        batch, length, d_model = x.shape.dims
-        heads = mtf.Dimension("heads", self.hparams.num_heads)
-        d_kv = mtf.Dimension("d_kv", self.hparams.d_kv)
-        per_head = mtf.Shape([batch, heads, length, d_kv])
-        q, k, v = (
-            mtf.einsum(
-                [x, self._variable(mesh, name, [d_model, heads, d_kv], d_model.size**-0.5)],
-                output_shape=per_head,
-            )
-            for name in ("q", "k", "v")
-        )
-        attended = causal_attention(q, k, v, segments)
-        w_out = self._variable(
-            mesh, "output", [heads, d_kv, d_model], self._output_stddev(heads, d_kv)
-        )
-        return mtf.einsum([attended, w_out], output_shape=x.shape)
-
-    def _feed_forward(self, mesh: Mesh, x: mtf.Tensor) -> mtf.Tensor:
-        """[batch, length, d_model] -> [batch, length, d_model]."""
-        d_model = x.shape.dims[-1]
-        d_ff = mtf.Dimension("d_ff", self.hparams.d_ff)
-        w_in = self._variable(mesh, "input", [d_model, d_ff], d_model.size**-0.5)
-        w_out = self._variable(mesh, "output", [d_ff, d_model], self._output_stddev(d_ff))
-        hidden = mtf.relu(mtf.einsum([x, w_in], output_shape=x.shape - d_model + d_ff))
-        return mtf.einsum([hidden, w_out], output_shape=x.shape)
-
-    def _output_stddev(self, *fan_in: mtf.Dimension) -> float:
-        """Smaller for deeper models, so that the sum of the blocks does not grow (GPT-2, section
-        2.3)."""
-        blocks = 2 * self.hparams.num_hidden_layers
-        return (mtf.Shape(list(fan_in)).size * blocks) ** -0.5
+    def step(
+        self, mesh: Mesh, symbols: mtf.Tensor, positions: mtf.Tensor, state: State
+    ) -> tuple[mtf.Tensor, State]:
+        """See `AutoregressiveModel`."""
+        is_first = mtf.equal(positions, 0)
+        before = mtf.where(is_first, mtf.zeros_like(symbols), symbols)
+        x = self._embedding(before, self._parts.dtype)
+        x = self._parts.with_positions(x, positions, False, 1)
+        state = dict(state)
+        bias = self._parts.relative_bias(mesh)
+        x, _ = self._stack(x, StepPass(positions, state, relative_bias=bias))
+        return mtf.cast(self._embedding.logits(x), tf.float32), state

@@ -35,6 +35,7 @@ def attention(
     *,
     causal: bool = False,
     window: int | None = None,
+    memory_stride: int = 1,
     segments: mtf.Tensor | None = None,
     memory_segments: mtf.Tensor | None = None,
     relative_bias: RelativeBias | None = None,
@@ -56,6 +57,9 @@ def attention(
       causal: each position sees itself and those before it.
       window: how many positions each one sees, itself included: back, and if not `causal` as many
         ahead.
+      memory_stride: how many positions in a row each key stands for, as in memory-compressed
+        attention: causal attention sees a key once all of them are behind or here. Positions that
+        make no whole key have none.
       segments: integers [batch..., length]: positions see those of the same number only.
       memory_segments: the same for the memory, [batch..., memory_length]; by default `segments`.
       relative_bias: a bias by the distance.
@@ -74,11 +78,13 @@ def attention(
     """
     _check_shapes(q, k, v)
     length, memory = q.shape.dims[-2], k.shape.dims[-2]
-    _check_options(length, memory, causal, window, dropout_rate, method)
+    _check_options(length, memory, causal, window, memory_stride, dropout_rate, method)
     extras: dict[str, mtf.Tensor] = {}
     if segments is not None or memory_segments is not None:
         extras = _segments(q, k, segments, memory_segments)
     if relative_bias is not None:
+        if memory_stride > 1:
+            raise ValueError("attention: a relative bias needs a memory_stride of 1.")
         _check_bias(q, relative_bias, causal)
         extras["bias_table"] = relative_bias.table
     if method is None:
@@ -86,6 +92,7 @@ def attention(
     options = Options(
         causal=causal,
         window=window,
+        memory_stride=memory_stride,
         max_distance=relative_bias.max_distance if relative_bias else 0,
         dropout_rate=dropout_rate,
         is_blockwise=method == "blockwise",
@@ -138,10 +145,21 @@ def _check_options(
     memory: mtf.Dimension,
     causal: bool,
     window: int | None,
+    memory_stride: int,
     dropout_rate: float,
     method: str | None,
 ) -> None:
-    if (causal or window is not None) and length.size != memory.size:
+    if memory_stride < 1 or (memory_stride > 1 and window is not None):
+        raise ValueError(
+            f"attention: memory_stride must be at least 1, and above 1 there is no window, not"
+            f" {memory_stride} with window {window}."
+        )
+    if memory_stride > 1 and memory.size != length.size // memory_stride:
+        raise ValueError(
+            f"attention: with a memory_stride of {memory_stride} q's {length.size} positions make"
+            f" {length.size // memory_stride} keys, and k has {memory.size}."
+        )
+    if (causal or window is not None) and memory_stride == 1 and length.size != memory.size:
         raise ValueError(
             f"attention: causal and window compare places in q's {length} and k's {memory}, which"
             " must have one size. (For a memory of its own, say what is seen by segments.)"

@@ -26,6 +26,7 @@ class Mask:
         window: int | None,
         segments: tf.Tensor | None,
         memory_segments: tf.Tensor | None,
+        memory_stride: int = 1,
     ) -> None:
         """Says who sees whom; see `attention`.
 
@@ -36,15 +37,17 @@ class Mask:
           window: how far they see, or None.
           segments: [batch, length] or None.
           memory_segments: [batch, memory_length] or None.
+          memory_stride: how many places in a row of the queries' each key stands for.
         """
         self._length = length
         self._memory_length = memory_length
         self._causal = causal
         self._window = window
+        self._stride = memory_stride
         self._segments = segments
         self._memory_segments = memory_segments
         # Where a query's segment is the memory's at its place, it sees itself.
-        self.may_be_blind = segments is not memory_segments
+        self.may_be_blind = segments is not memory_segments or memory_stride > 1
 
     def seen(self, query: int, queries: int) -> tuple[int, int]:
         """Where the memory begins and ends of which some of these queries see something."""
@@ -53,7 +56,7 @@ class Mask:
             begin = max(0, query - self._window + 1)
             end = min(end, query + queries + self._window - 1)
         if self._causal:
-            end = min(end, query + queries)
+            end = min(end, (query + queries) // self._stride)
         return begin, end
 
     def block(self, block: Block) -> tf.Tensor | None:
@@ -81,7 +84,7 @@ class Mask:
         there = (block.memory + tf.range(block.memories))[None, None, :]
         conditions = []
         if self._causal:
-            conditions.append(there <= here)
+            conditions.append(there * self._stride + self._stride - 1 <= here)
         if self._window is not None:
             conditions.append(there > here - self._window)
             if not self._causal:

@@ -32,6 +32,7 @@ class Options:
 
     causal: bool
     window: int | None
+    memory_stride: int
     max_distance: int
     dropout_rate: float
     is_blockwise: bool
@@ -66,6 +67,11 @@ class AttentionOperation(mtf.Operation):
                 "unsplittable", [d.name for d in (*batch, heads, kv_heads)]
             )
         )
+
+    @property
+    def window(self) -> int | None:
+        """How many places a query sees at most; None: all."""
+        return self._options.window
 
     def gradient(self, grad_ys: list[mtf.Tensor | None]) -> list[mtf.Tensor | None]:
         inputs = [*self.inputs, *self.outputs, grad_ys[0]]
@@ -166,6 +172,7 @@ class _Part:
             memory.size,
             causal=options.causal,
             window=options.window,
+            memory_stride=options.memory_stride,
             segments=segments,
             memory_segments=memory_segments,
         )

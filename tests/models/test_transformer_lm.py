@@ -70,9 +70,11 @@ def test_any_layout_gives_the_loss_and_all_gradients_of_the_description(mesh_sha
 def test_evaluation_counts_the_real_tokens_and_those_it_got_right():
     batch = make_batch()
     values = loss_program("data:2;model:2", num_hidden_layers=1)(batch)
-    assert set(values) == {"loss", "nll", "tokens", "correct"}
+    of_sequences = {"sequences", "correct_sequences"}
+    assert set(values) == {"loss", "nll", "tokens", "correct", "correct_top_5"} | of_sequences
     assert values["tokens"] == np.count_nonzero(batch["targets_segmentation"])
-    assert 0 < values["correct"] < values["tokens"]
+    assert 0 < values["correct"] < values["correct_top_5"] < values["tokens"]
+    assert values["sequences"] == np.count_nonzero(batch["targets_segmentation"].any(axis=1))
 
 
 def test_a_batch_of_padding_has_no_loss():
@@ -103,41 +105,36 @@ def test_packed_documents_cost_what_they_cost_alone():
     assert float(program(together)["nll"]) != pytest.approx(separate, rel=1e-3)
 
 
-def next_token_program(mesh_shape=""):
+def logits_program(mesh_shape=""):
     def step(mesh, features):
         model = TransformerLm(make_hparams(num_hidden_layers=1), {"targets": VOCAB_SIZE})
-        return {"logits": model.next_token_logits(mesh, features)}
+        return {"logits": model.logits(mesh, features, training=False)[0]}
 
-    features = {"targets": FEATURES["targets"], "position": t2tp.Feature("", tf.int32)}
-    return t2tp.Program(step, features, mesh_shape=mesh_shape, layout=MEGATRON)
-
-
-def all_logits(program, targets):
-    """[length, batch, vocab]."""
-    return np.stack([program({"targets": targets, "position": t})["logits"] for t in range(LENGTH)])
+    return t2tp.Program(step, FEATURES, mesh_shape=mesh_shape, layout=MEGATRON)
 
 
 @pytest.mark.parametrize("mesh_shape", ["", "data:2;model:2"])
-def test_next_token_logits_are_what_the_loss_sees(mesh_shape):
-    targets = random_targets(2)
-    logits = all_logits(next_token_program(mesh_shape), targets).astype(np.float64)
+def test_the_loss_is_that_of_the_logits(mesh_shape):
+    batch = one_document_a_row(random_targets(2))
+    logits = logits_program(mesh_shape)(batch)["logits"].astype(np.float64)
     log_probabilities = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-    of_targets = np.take_along_axis(log_probabilities, targets.T[..., None], axis=-1)
-    values = loss_program(mesh_shape, num_hidden_layers=1)(one_document_a_row(targets))
+    targets = batch["targets"]
+    of_targets = np.take_along_axis(log_probabilities, targets[..., None], axis=-1)
+    values = loss_program(mesh_shape, num_hidden_layers=1)(batch)
     assert float(values["nll"]) == pytest.approx(-of_targets.sum(), rel=1e-6)
-    assert float(values["correct"]) == np.sum(logits.argmax(-1) == targets.T)
+    assert float(values["correct"]) == np.sum(logits.argmax(-1) == targets)
 
 
 def test_a_token_changes_only_what_comes_after_it():
     targets = random_targets(3)
-    program = next_token_program()
-    before = all_logits(program, targets)
+    program = logits_program()
+    before = program(one_document_a_row(targets))["logits"]
     for changed in (0, 5, LENGTH - 1):
         other = targets.copy()
         other[:, changed] = other[:, changed] % (VOCAB_SIZE - 1) + 1
-        differs = (all_logits(program, other) != before).any(axis=-1)
-        assert not differs[: changed + 1].any()
-        assert differs[changed + 1 :].all()
+        differs = (program(one_document_a_row(other))["logits"] != before).any(axis=2)
+        assert not differs[:, : changed + 1].any()
+        assert differs[:, changed + 1 :].all()
 
 
 def test_a_length_without_positions_is_refused():

@@ -1,0 +1,195 @@
+"""Sets of `mtf_image_transformer`, which makes pictures value by value.
+
+Names, sizes and meshes are tensor2tensor's, where they can work: there `base` split a batch of 1
+over 8 devices, `mp64` 4 heads over 8, and `tiny_8gpu` had 4 heads for 8 devices.
+"""
+
+from __future__ import annotations
+
+from t2tp import registry
+from t2tp.hparam import HParams
+from t2tp.hparams.base import base_hparams
+
+_MEGATRON = "batch:data;heads:model;d_ff:model;vocab:model"
+_SPACE = "height:rows;width:columns"
+
+
+@registry.register_hparams
+def mtf_image_transformer_base() -> HParams:
+    """6 layers of 256 for 32 x 32 pixels, in blocks of 128 values, over 8 devices."""
+    hparams = base_hparams()
+    hparams.batch_size = 8
+    hparams.mesh_shape = "data:8"
+    hparams.layout = f"{_MEGATRON};length:length"
+    hparams.learning_rate_constant = 5e-4
+    hparams.learning_rate_warmup_steps = 10000
+    add = hparams.add
+    add("image_shape", [32, 32, 3], help="height, width and channels of the pictures")
+    add("attention_type", "local_1d", help="full, local_1d or local_2d")
+    add("block_length", 128, help="values of a block of local_1d; each sees the block before too")
+    add("block_height", 16, help="rows of a block of local_2d")
+    add("block_width", 16, help="values of a row of it, channels counted")
+    add("d_model", 256)
+    add("d_ff", 2048)
+    add("num_heads", 8)
+    add("d_kv", 64, help="size of a head")
+    add("num_hidden_layers", 6)
+    add("layer_prepostprocess_dropout", 0.1, help="of the embedding and of each block's output")
+    add("relu_dropout", 0.0, help="inside of d_ff")
+    add("recompute", "none", help="what the backward pass makes again: layer, attention, ...")
+    add("initializer_stddev", 0.02, help="of the embeddings and positions")
+    add("vocab_divisor", 16, help="values are rounded up to a multiple, so that meshes divide them")
+    return hparams
+
+
+@registry.register_hparams
+def mtf_image_transformer_base_single() -> HParams:
+    """The same on one device."""
+    hparams = mtf_image_transformer_base()
+    hparams.mesh_shape = ""
+    return hparams
+
+
+@registry.register_hparams
+def mtf_image_transformer_single() -> HParams:
+    """4 layers of 128 on one device: for pictures of 8 x 8 in 16 shades, tests and CPUs."""
+    hparams = mtf_image_transformer_base_single()
+    hparams.batch_size = 64
+    hparams.image_shape = [8, 8, 1]
+    hparams.block_length = 16
+    hparams.block_height = 4
+    hparams.block_width = 4
+    hparams.d_model = 128
+    hparams.d_ff = 256
+    hparams.num_heads = 4
+    hparams.d_kv = 32
+    hparams.num_hidden_layers = 4
+    hparams.learning_rate_constant = 2e-3
+    hparams.learning_rate_warmup_steps = 100
+    return hparams
+
+
+@registry.register_hparams
+def mtf_image_transformer_tiny() -> HParams:
+    """The same over 2 devices."""
+    hparams = mtf_image_transformer_single()
+    hparams.mesh_shape = "data:2"
+    return hparams
+
+
+@registry.register_hparams
+def mtf_image_transformer_tiny_8gpu() -> HParams:
+    """The same with 8 heads, all that can be split over 8 devices."""
+    hparams = mtf_image_transformer_single()
+    hparams.mesh_shape = "model:8"
+    hparams.num_heads = 8
+    return hparams
+
+
+@registry.register_hparams
+def mtf_image_transformer_tiny_spatial1d() -> HParams:
+    """Rows of pictures over 2 devices, in blocks of rows and columns."""
+    hparams = mtf_image_transformer_single()
+    hparams.mesh_shape = "rows:2"
+    hparams.layout = f"{_MEGATRON};{_SPACE}"
+    hparams.attention_type = "local_2d"
+    return hparams
+
+
+@registry.register_hparams
+def mtf_image_transformer_tiny_spatial2d() -> HParams:
+    """Rows and columns of pictures over 2 x 2 devices."""
+    hparams = mtf_image_transformer_tiny_spatial1d()
+    hparams.mesh_shape = "rows:2;columns:2"
+    return hparams
+
+
+@registry.register_hparams
+def mtf_image_transformer_length_sharded() -> HParams:
+    """The sequence of all values over 2 devices."""
+    hparams = mtf_image_transformer_single()
+    hparams.mesh_shape = "all:2"
+    hparams.layout = "length:all"
+    return hparams
+
+
+@registry.register_hparams
+def mtf_image_transformer_base_cifar() -> HParams:
+    """12 layers of 512 for 32 x 32 pixels, in blocks of 256 values, over 8 devices."""
+    hparams = mtf_image_transformer_base()
+    hparams.batch_size = 32
+    hparams.block_length = 256
+    hparams.d_model = 512
+    hparams.num_heads = 4
+    hparams.num_hidden_layers = 12
+    hparams.layer_prepostprocess_dropout = 0.3
+    return hparams
+
+
+@registry.register_hparams
+def mtf_image_transformer_cifar_4x() -> HParams:
+    """Four times the devices, and four times the batch."""
+    hparams = mtf_image_transformer_base_cifar()
+    hparams.mesh_shape = "data:32"
+    hparams.batch_size = 128
+    return hparams
+
+
+@registry.register_hparams
+def mtf_image_transformer_cifar_mp_4x() -> HParams:
+    """Four times the devices, and four times the model's width inside of its blocks."""
+    hparams = mtf_image_transformer_base_cifar()
+    hparams.mesh_shape = "data:8;model:4"
+    hparams.num_heads = 8
+    hparams.d_ff = 8192
+    return hparams
+
+
+@registry.register_hparams
+def mtf_image_transformer_base_imagenet() -> HParams:
+    """The model of `base_cifar` on 32 x 32 pixels of ImageNet, over 32 devices."""
+    return mtf_image_transformer_cifar_4x()
+
+
+@registry.register_hparams
+def mtf_image_transformer_base_imagenet_mp() -> HParams:
+    """The model of `cifar_mp_4x` on 32 x 32 pixels of ImageNet."""
+    return mtf_image_transformer_cifar_mp_4x()
+
+
+@registry.register_hparams
+def mtf_image_transformer_imagenet_mp() -> HParams:
+    """`mtf_image_transformer_base_imagenet_mp` by its short name."""
+    return mtf_image_transformer_base_imagenet_mp()
+
+
+@registry.register_hparams
+def mtf_image_transformer_base_imagenet_mp64() -> HParams:
+    """8 layers for 64 x 64 pixels, over 32 devices."""
+    hparams = mtf_image_transformer_base_imagenet_mp()
+    hparams.mesh_shape = "data:4;model:8"
+    hparams.batch_size = 8
+    hparams.image_shape = [64, 64, 3]
+    hparams.num_hidden_layers = 8
+    return hparams
+
+
+@registry.register_hparams
+def mtf_image_transformer_base_imagenet_mp128() -> HParams:
+    """4 layers for 128 x 128 pixels in blocks of 128 values, over 32 devices."""
+    hparams = mtf_image_transformer_base_imagenet_mp64()
+    hparams.image_shape = [128, 128, 3]
+    hparams.block_length = 128
+    hparams.d_ff = 4096
+    hparams.num_hidden_layers = 4
+    return hparams
+
+
+@registry.register_hparams
+def mtf_image_transformer_base_imagenet_mp_sp() -> HParams:
+    """128 x 128 pixels whose columns are split, not the model."""
+    hparams = mtf_image_transformer_base_imagenet_mp128()
+    hparams.mesh_shape = "data:4;columns:8"
+    hparams.layout = f"{_MEGATRON};{_SPACE}"
+    hparams.attention_type = "local_2d"
+    return hparams

@@ -1,0 +1,32 @@
+"""Sets of `mlp`, the multi-layer perceptron on pictures."""
+
+from __future__ import annotations
+
+from t2tp import registry
+from t2tp.hparam import HParams
+from t2tp.hparams.base import base_hparams
+
+
+@registry.register_hparams
+def mlp_base() -> HParams:
+    """Two hidden layers of 1024."""
+    hparams = base_hparams()
+    hparams.batch_size = 128
+    hparams.layout = "batch:data;d_ff:model"
+    add = hparams.add
+    add("num_hidden_layers", 2)
+    add("hidden_size", 1024, help="of every hidden layer")
+    add("dropout", 0.2, help="of every hidden layer's output")
+    add("label_smoothing", 0.0, help="probability given to the other classes in training")
+    return hparams
+
+
+@registry.register_hparams
+def mlp_tiny() -> HParams:
+    """Two hidden layers of 128: for tests, demos and CPUs."""
+    hparams = mlp_base()
+    hparams.batch_size = 64
+    hparams.hidden_size = 128
+    hparams.dropout = 0.1
+    hparams.learning_rate_constant = 3e-3
+    return hparams

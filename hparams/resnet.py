@@ -1,0 +1,119 @@
+"""Sets of `mtf_resnet`, residual networks on pictures."""
+
+from __future__ import annotations
+
+from t2tp import registry
+from t2tp.hparam import HParams
+from t2tp.hparams.base import base_hparams
+
+
+def _resnet() -> HParams:
+    """ResNet-50 and what its training needs, on one device."""
+    hparams = base_hparams()
+    hparams.batch_size = 32
+    hparams.layout = "batch:data;height:rows;width:columns;filters:model"
+    hparams.optimizer = "sgd"
+    hparams.optimizer_momentum = 0.9
+    hparams.weight_decay = 1e-4
+    hparams.clip_grad_norm = 0.0
+    hparams.learning_rate_constant = 0.0125
+    hparams.learning_rate_warmup_steps = 5000
+    add = hparams.add
+    add("stem", "imagenet", help="imagenet: 7x7 convolution and pooling, a quarter; cifar: 3x3")
+    add("block", "bottleneck", help="basic: two 3x3 convolutions; bottleneck: 1x1, 3x3, 1x1")
+    add("layer_sizes", [3, 4, 6, 3], help="blocks of each stage; from the second on a half each")
+    add("filter_sizes", [64, 64, 128, 256, 512], help="of the stem and of each stage")
+    add(
+        "num_partitioned_stages",
+        3,
+        help="stages in which height and width are split if the layout says so; 7 rows seldom"
+        " divide",
+    )
+    add("norm_type", "batch", help="batch or group")
+    add("norm_momentum", 0.9, help="of the running averages of batch norm")
+    add("norm_epsilon", 1e-5)
+    add("norm_groups", 32, help="of group norm")
+    add("label_smoothing", 0.0, help="probability given to the other classes in training")
+    return hparams
+
+
+@registry.register_hparams
+def mtf_resnet_50() -> HParams:
+    """ResNet-50 v1.5 for 224 x 224 pixels: 25.6 million parameters; a rate of 0.1 for 256."""
+    hparams = _resnet()
+    hparams.batch_size = 256
+    hparams.learning_rate_constant = 0.1
+    hparams.learning_rate_warmup_steps = 25000
+    hparams.label_smoothing = 0.1
+    return hparams
+
+
+@registry.register_hparams
+def mtf_resnet_base() -> HParams:
+    """tensor2tensor's: ResNet-50, 32 pictures over 8 devices."""
+    hparams = _resnet()
+    hparams.mesh_shape = "data:8"
+    return hparams
+
+
+@registry.register_hparams
+def mtf_resnet_base_single() -> HParams:
+    """The same on one device."""
+    hparams = mtf_resnet_base()
+    hparams.mesh_shape = ""
+    return hparams
+
+
+@registry.register_hparams
+def mtf_resnet_base_spatial() -> HParams:
+    """The same, pictures cut into four parts each."""
+    hparams = mtf_resnet_base()
+    hparams.mesh_shape = "data:2;rows:2;columns:2"
+    return hparams
+
+
+@registry.register_hparams
+def mtf_resnet_cifar() -> HParams:
+    """ResNet-20 for 32 x 32 pixels (arXiv:1512.03385, section 4.2): 0.27 million parameters."""
+    hparams = _resnet()
+    hparams.batch_size = 128
+    hparams.stem = "cifar"
+    hparams.block = "basic"
+    hparams.layer_sizes = [3, 3, 3]
+    hparams.filter_sizes = [16, 16, 32, 64]
+    hparams.learning_rate_constant = 0.1
+    hparams.learning_rate_warmup_steps = 400
+    return hparams
+
+
+@registry.register_hparams
+def mtf_resnet_base_cifar() -> HParams:
+    """tensor2tensor's: the blocks of ResNet-50 on 32 x 32 pixels, over 32 devices."""
+    hparams = mtf_resnet_base()
+    hparams.mesh_shape = "data:32"
+    hparams.stem = "cifar"
+    hparams.num_partitioned_stages = 4
+    return hparams
+
+
+@registry.register_hparams
+def mtf_resnet_tiny() -> HParams:
+    """Two stages of two basic blocks, for pictures of 8 x 8 or more, over 2 devices."""
+    hparams = mtf_resnet_cifar()
+    hparams.batch_size = 64
+    hparams.mesh_shape = "data:2"
+    hparams.layer_sizes = [2, 2]
+    hparams.filter_sizes = [16, 16, 32]
+    hparams.num_partitioned_stages = 2
+    hparams.optimizer = "adam"
+    hparams.learning_rate_constant = 3e-3
+    hparams.learning_rate_warmup_steps = 50
+    return hparams
+
+
+@registry.register_hparams
+def mtf_resnet_single() -> HParams:
+    """The same on one device."""
+    hparams = mtf_resnet_tiny()
+    hparams.mesh_shape = ""
+    return hparams

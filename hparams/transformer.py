@@ -1,0 +1,68 @@
+"""Sets of `transformer`, the encoder-decoder."""
+
+from __future__ import annotations
+
+from t2tp import registry
+from t2tp.hparam import HParams
+from t2tp.hparams import transformer_parts
+
+
+@registry.register_hparams
+def transformer_base() -> HParams:
+    """6 + 6 layers of 512: the size of "Attention Is All You Need", with pre-norm layers."""
+    hparams = transformer_parts.base_transformer()
+    hparams.max_length = 256
+    hparams.d_model = 512
+    hparams.d_ff = 2048
+    hparams.num_heads = 8
+    hparams.num_hidden_layers = 6
+    hparams.position = "sinusoidal"
+    hparams.norm_type = "layer"
+    hparams.use_bias = True
+    hparams.scale_embeddings = True
+    hparams.initializer_stddev = 512**-0.5
+    hparams.layer_prepostprocess_dropout = 0.1
+    hparams.layer_prepostprocess_dropout_broadcast_dims = ["length"]
+    hparams.attention_dropout = 0.1
+    hparams.relu_dropout = 0.1
+    hparams.label_smoothing = 0.1
+    hparams.weight_decay = 0.0
+    hparams.add("num_encoder_layers", 0, help="0: num_hidden_layers")
+    hparams.add("num_decoder_layers", 0, help="0: num_hidden_layers")
+    return hparams
+
+
+@registry.register_hparams
+def transformer_large() -> HParams:
+    """6 + 6 layers of 1024: the big one of "Attention Is All You Need"."""
+    hparams = transformer_base()
+    hparams.d_model = 1024
+    hparams.d_ff = 4096
+    hparams.num_heads = 16
+    hparams.initializer_stddev = 1024**-0.5
+    hparams.layer_prepostprocess_dropout = 0.3
+    hparams.learning_rate_constant = 3e-4
+    return hparams
+
+
+@registry.register_hparams
+def transformer_small() -> HParams:
+    """6 + 6 layers of 384."""
+    hparams = transformer_base()
+    transformer_parts.small(hparams)
+    hparams.max_length = 256
+    hparams.initializer_stddev = 384**-0.5
+    return hparams
+
+
+@registry.register_hparams
+def transformer_tiny() -> HParams:
+    """2 + 2 layers of 128: for tests, demos and CPUs."""
+    hparams = transformer_base()
+    transformer_parts.tiny(hparams)
+    hparams.initializer_stddev = 128**-0.5
+    hparams.layer_prepostprocess_dropout = 0.0
+    hparams.attention_dropout = 0.0
+    hparams.relu_dropout = 0.0
+    hparams.label_smoothing = 0.0
+    return hparams

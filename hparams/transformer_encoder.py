@@ -1,0 +1,46 @@
+"""Sets of `transformer_encoder`: classes of texts, and masked language models."""
+
+from __future__ import annotations
+
+from t2tp import registry
+from t2tp.hparam import HParams
+from t2tp.hparams import transformer_parts
+
+
+@registry.register_hparams
+def transformer_encoder_base() -> HParams:
+    """12 layers of 768, as in BERT base: 85 million parameters besides the embedding."""
+    hparams = transformer_parts.base_transformer()
+    hparams.max_length = 512
+    hparams.mlp = "gelu"
+    hparams.norm_type = "layer"
+    hparams.use_bias = True
+    hparams.layer_prepostprocess_dropout = 0.1
+    hparams.attention_dropout = 0.1
+    hparams.learning_rate_constant = 1e-4
+    return hparams
+
+
+@registry.register_hparams
+def transformer_encoder_large() -> HParams:
+    """24 layers of 1024, as in BERT large: 302 million parameters besides the embedding."""
+    hparams = transformer_encoder_base()
+    transformer_parts.large(hparams)
+    hparams.learning_rate_constant = 1e-4
+    return hparams
+
+
+@registry.register_hparams
+def transformer_encoder_small() -> HParams:
+    """6 layers of 384: 11 million parameters besides the embedding."""
+    hparams = transformer_encoder_base()
+    transformer_parts.small(hparams)
+    return hparams
+
+
+@registry.register_hparams
+def transformer_encoder_tiny() -> HParams:
+    """2 layers of 128: for tests, demos and CPUs."""
+    hparams = transformer_encoder_base()
+    transformer_parts.tiny(hparams)
+    return hparams

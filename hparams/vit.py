@@ -1,0 +1,71 @@
+"""Sets of `vit`, the vision transformer."""
+
+from __future__ import annotations
+
+from t2tp import registry
+from t2tp.hparam import HParams
+from t2tp.hparams.base import base_hparams
+
+
+@registry.register_hparams
+def vit_base() -> HParams:
+    """ViT-B/16 (arXiv:2010.11929, table 1): 86 million parameters."""
+    hparams = base_hparams()
+    hparams.batch_size = 1024
+    hparams.layout = "batch:data;heads:model;d_ff:model;height:rows;width:columns"
+    hparams.optimizer_adam_beta2 = 0.999
+    hparams.weight_decay = 0.1
+    hparams.learning_rate_constant = 1e-3
+    hparams.learning_rate_warmup_steps = 10000
+    add = hparams.add
+    add("patch_size", 16, help="rows and columns of a patch")
+    add("pooling", "class", help="class: of a token of its own; mean: of all patches")
+    add("d_model", 768)
+    add("d_ff", 3072)
+    add("num_heads", 12)
+    add("d_kv", 64, help="size of a head")
+    add("num_hidden_layers", 12)
+    add("dropout", 0.1, help="of the embedding, of each block's output and inside of d_ff")
+    add("norm_epsilon", 1e-6)
+    add("recompute", "none", help="what the backward pass makes again: layer, attention, ...")
+    add("initializer_stddev", 0.02, help="of the positions")
+    add("label_smoothing", 0.0, help="probability given to the other classes in training")
+    return hparams
+
+
+@registry.register_hparams
+def vit_small() -> HParams:
+    """ViT-S/16 (arXiv:2012.12877): 22 million parameters."""
+    hparams = vit_base()
+    hparams.d_model = 384
+    hparams.d_ff = 1536
+    hparams.num_heads = 6
+    return hparams
+
+
+@registry.register_hparams
+def vit_large() -> HParams:
+    """ViT-L/16 (arXiv:2010.11929, table 1): 304 million parameters."""
+    hparams = vit_base()
+    hparams.d_model = 1024
+    hparams.d_ff = 4096
+    hparams.num_heads = 16
+    hparams.num_hidden_layers = 24
+    return hparams
+
+
+@registry.register_hparams
+def vit_tiny() -> HParams:
+    """Patches of 2 x 2, 4 layers of 64: for pictures of 8 x 8, tests and CPUs."""
+    hparams = vit_base()
+    hparams.batch_size = 64
+    hparams.patch_size = 2
+    hparams.pooling = "mean"
+    hparams.d_model = 64
+    hparams.d_ff = 256
+    hparams.num_heads = 4
+    hparams.d_kv = 16
+    hparams.num_hidden_layers = 4
+    hparams.learning_rate_constant = 2e-3
+    hparams.learning_rate_warmup_steps = 100
+    return hparams

@@ -1,0 +1,98 @@
+"""Attention of a sequence or a picture to itself, in blocks that a mesh can split."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Sizes
+
+import tensorflow as tf
+
+from t2tp import mtf
+from t2tp.layers.attention import Sequence, State
+from t2tp.layers.heads import Heads
+from t2tp.ops.attention import RelativeBias
+from t2tp.ops.attention_step import attention_step
+from t2tp.ops.local_attention import local_attention, seen_by
+from t2tp.ops.write_at import write_at
+
+
+class BlockAttention:
+    """Causal attention of each block to itself and its neighbours; see `t2tp.ops.local_attention`.
+
+    It has the three faces of `SelfAttention`. Of a picture x is [batch..., height, width, d_model],
+    and its places are numbered row by row.
+    """
+
+    def __init__(self, heads: Heads, space: Sizes[mtf.Dimension], block: Sizes[int]) -> None:
+        """Says where.
+
+        Args:
+          heads: the projections, with as many heads of keys and values as of queries.
+          space: [length], or [height, width].
+          block: the size of a block along each of them.
+        """
+        self._heads = heads
+        self._space = list(space)
+        self._block = list(block)
+
+    def attend(
+        self,
+        x: mtf.Tensor,
+        sequence: Sequence,
+        training: bool,
+        relative_bias: RelativeBias | None = None,
+    ) -> mtf.Tensor:
+        """[batch..., space..., d_model] -> the same. The places of `sequence` are not asked for."""
+        del sequence, training, relative_bias
+        q = self._heads.queries(x, self._space[-1])
+        k, v = self._heads.keys_and_values(x, self._space[-1])
+        return self._attend(x, q, k, v)
+
+    def begin(
+        self,
+        x: mtf.Tensor,
+        sequence: Sequence,
+        length: mtf.Dimension,
+        state: State,
+        name: str,
+        relative_bias: RelativeBias | None = None,
+    ) -> mtf.Tensor:
+        """What `attend` gives, of x with all places; keys and values go into the state, as
+        `<name>/k` and `<name>/v`: [batch..., heads, length, d_kv]."""
+        del sequence, relative_bias
+        q = self._heads.queries(x, self._space[-1])
+        k, v = self._heads.keys_and_values(x, self._space[-1])
+        batch = [dim for dim in x.shape.dims[:-1] if dim not in self._space]
+        heads, d_kv = self._heads.heads, self._heads.d_kv
+        for key, tensor in (("k", k), ("v", v)):
+            in_order = mtf.transpose(tensor, [*batch, heads, *self._space, d_kv])
+            state[f"{name}/{key}"] = mtf.reshape(in_order, [*batch, heads, length, d_kv])
+        return self._attend(x, q, k, v)
+
+    def step(
+        self,
+        x: mtf.Tensor,
+        positions: mtf.Tensor,
+        state: State,
+        name: str,
+        relative_bias: RelativeBias | None = None,
+    ) -> mtf.Tensor:
+        """[batch..., d_model] at `positions`, int32 [batch...] -> the same; the state gets them."""
+        del relative_bias
+        q = self._heads.queries(x, None)
+        length = state[f"{name}/k"].shape.dims[-2]
+        for key, new in zip(("k", "v"), self._heads.keys_and_values(x, None), strict=True):
+            state[f"{name}/{key}"] = write_at(state[f"{name}/{key}"], new, positions, length)
+        is_seen = mtf.slicewise(
+            lambda here: seen_by(here, length.size, self._block, self._space[-1].size),
+            [positions],
+            output_shape=positions.shape + length,
+            output_dtype=tf.bool,
+            splittable_dims=positions.shape.dims,
+            name="is_seen",
+        )
+        attended = attention_step(q, state[f"{name}/k"], state[f"{name}/v"], is_seen=is_seen)
+        return self._heads.output(attended, x.shape)
+
+    def _attend(self, x: mtf.Tensor, q: mtf.Tensor, k: mtf.Tensor, v: mtf.Tensor) -> mtf.Tensor:
+        attended = local_attention(q, k, v, self._space, self._block)
+        return self._heads.output(attended, x.shape)

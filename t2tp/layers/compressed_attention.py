@@ -1,0 +1,189 @@
+"""Memory-compressed attention: a query sees blocks of positions, each as one key."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from t2tp import mtf
+from t2tp.layers import variables
+from t2tp.layers.attention import Sequence, State
+from t2tp.layers.heads import Heads, padded_to
+from t2tp.ops.attention import RelativeBias, attention
+from t2tp.ops.attention_step import attention_step
+from t2tp.ops.write_at import write_at
+
+
+class CompressedSelfAttention:
+    """Self-attention whose keys and values a strided convolution has made fewer.
+
+    P. Liu et al., "Generating Wikipedia by Summarizing Long Sequences" (arXiv:1801.10198), section
+    4.2.3: the convolution is as wide as its stride, and mixes within a head. It is meant to take
+    turns with local attention: the positions of a block that is not complete are not seen, and
+    neither are those of a block that begins in another segment. Blocks count from the begin of the
+    row, so a document that is packed behind another one is cut otherwise than alone. Its faces are
+    those of `SelfAttention`.
+    """
+
+    def __init__(self, heads: Heads, *, causal: bool, factor: int, dropout: float = 0.0) -> None:
+        """Says how much to compress.
+
+        Args:
+          heads: the projections.
+          causal: whether a position sees only blocks that end at it or before it.
+          factor: how many positions become one key.
+          dropout: of the attention weights.
+
+        Raises:
+          ValueError: the factor is below 2.
+        """
+        if factor < 2:
+            raise ValueError(f"a compression factor must be at least 2, not {factor}.")
+        self.heads = heads
+        self._causal = causal
+        self._factor = factor
+        self._dropout = dropout
+
+    def attend(
+        self,
+        x: mtf.Tensor,
+        sequence: Sequence,
+        training: bool,
+        relative_bias: RelativeBias | None = None,
+    ) -> mtf.Tensor:
+        """[batch..., length, d_model] -> [batch..., length, d_model].
+
+        Raises:
+          ValueError: a relative bias is given: distances mean nothing here.
+        """
+        _refuse(relative_bias)
+        k, v = self.heads.keys_and_values(x, sequence.length)
+        return self._attend(
+            x, self._compressed(k, "k"), self._compressed(v, "v"), sequence, training
+        )
+
+    def begin(
+        self,
+        x: mtf.Tensor,
+        sequence: Sequence,
+        length: mtf.Dimension,
+        state: State,
+        name: str,
+        relative_bias: RelativeBias | None = None,
+    ) -> mtf.Tensor:
+        """What `attend` gives; the state gets keys and values of the positions, and of the
+        blocks."""
+        _refuse(relative_bias)
+        blocks = mtf.Dimension("compressed_length", length.size // self._factor)
+        made = []
+        for key, whole in zip("kv", self.heads.keys_and_values(x, sequence.length), strict=True):
+            compressed = self._compressed(whole, key)
+            made.append(compressed)
+            state[f"{name}/{key}"] = padded_to(whole, sequence.length, length)
+            state[f"{name}/{key}_blocks"] = padded_to(compressed, compressed.shape.dims[-2], blocks)
+        return self._attend(x, made[0], made[1], sequence, False)
+
+    def step(
+        self,
+        x: mtf.Tensor,
+        positions: mtf.Tensor,
+        state: State,
+        name: str,
+        relative_bias: RelativeBias | None = None,
+    ) -> mtf.Tensor:
+        """[batch..., d_model] at `positions`, int32 [batch...] -> the same; the state gets them."""
+        _refuse(relative_bias)
+        for key, new in zip("kv", self.heads.keys_and_values(x, None), strict=True):
+            whole = state[f"{name}/{key}"]
+            whole = write_at(whole, new, positions, whole.shape.dims[-2])
+            state[f"{name}/{key}"] = whole
+            # The block that the position is in, as far as it is there; it is seen when complete.
+            state[f"{name}/{key}_blocks"] = self._with_block(
+                state[f"{name}/{key}_blocks"], whole, positions, key
+            )
+        attended = attention_step(
+            self.heads.queries(x, None),
+            state[f"{name}/k_blocks"],
+            state[f"{name}/v_blocks"],
+            positions=positions,
+            memory_stride=self._factor,
+        )
+        return self.heads.output(attended, x.shape)
+
+    def _with_block(
+        self, blocks: mtf.Tensor, whole: mtf.Tensor, positions: mtf.Tensor, key: str
+    ) -> mtf.Tensor:
+        """Computes the block of a position once more. The last positions, which make no whole
+        block, count for the last one again, which then stays as it was."""
+        dim, length = blocks.shape.dims[-2], whole.shape.dims[-2]
+        number = mtf.minimum(mtf.floordiv(positions, self._factor), dim.size - 1)
+        within = mtf.Dimension("compression", self._factor)
+        places = mtf.add(
+            number * self._factor,
+            mtf.range(whole.mesh, within, tf.int32),
+            output_shape=number.shape + within,
+        )
+        *batch, kv_heads, _, d_kv = whole.shape.dims
+        block = mtf.gather(
+            whole, places, length, output_shape=mtf.Shape([*batch, kv_heads, within, d_kv])
+        )
+        return write_at(blocks, self._convolved(block, key, blocks.shape - dim), number, dim)
+
+    def _compressed(self, x: mtf.Tensor, key: str) -> mtf.Tensor:
+        """[batch..., kv_heads, length, d_kv] -> [batch..., kv_heads, compressed_length, d_kv]."""
+        *first, length, d_kv = x.shape.dims
+        blocks = mtf.Dimension("compressed_length", length.size // self._factor)
+        within = mtf.Dimension("compression", self._factor)
+        x = _first(x, length, blocks.size * self._factor)
+        x = mtf.reshape(x, mtf.Shape([*first, blocks, within, d_kv]))
+        return self._convolved(x, key, mtf.Shape([*first, blocks, d_kv]))
+
+    def _convolved(self, x: mtf.Tensor, key: str, shape: mtf.Shape) -> mtf.Tensor:
+        """[..., compression, d_kv] -> `shape`, without the compression."""
+        within, d_kv = x.shape.dims[-2:]
+        to = mtf.Dimension("d_kv_compressed", d_kv.size)
+        dims = [self.heads.kv_heads, within, d_kv, to]
+        stddev = (within.size * d_kv.size) ** -0.5
+        matrix = variables.weight(x.mesh, f"{key}_compression", dims, stddev, x.dtype)
+        y = mtf.einsum([x, matrix], output_shape=mtf.Shape([*shape.dims[:-1], to]))
+        return mtf.reshape(y, shape)
+
+    def _attend(
+        self, x: mtf.Tensor, k: mtf.Tensor, v: mtf.Tensor, sequence: Sequence, training: bool
+    ) -> mtf.Tensor:
+        memory_segments = None
+        if sequence.segments is not None:
+            memory_segments = self._block_segments(sequence.segments, k.shape.dims[-2])
+        attended = attention(
+            self.heads.queries(x, sequence.length),
+            k,
+            v,
+            causal=self._causal,
+            memory_stride=self._factor,
+            segments=sequence.segments,
+            memory_segments=memory_segments,
+            dropout_rate=self._dropout if training else 0.0,
+        )
+        return self.heads.output(attended, x.shape)
+
+    def _block_segments(self, segments: mtf.Tensor, blocks: mtf.Dimension) -> mtf.Tensor:
+        """The segment of each block, and -1, which is nobody's, of one that has several."""
+        *batch, length = segments.shape.dims
+        within = mtf.Dimension("compression", self._factor)
+        whole = _first(segments, length, blocks.size * self._factor)
+        cut = mtf.reshape(whole, mtf.Shape([*batch, blocks, within]))
+        lowest = mtf.reduce_min(cut, reduced_dim=within)
+        highest = mtf.reduce_max(cut, reduced_dim=within)
+        return mtf.where(mtf.equal(lowest, highest), lowest, mtf.zeros_like(lowest) - 1)
+
+
+def _first(x: mtf.Tensor, dim: mtf.Dimension, size: int) -> mtf.Tensor:
+    """The first `size` places along a dimension."""
+    return x if size == dim.size else mtf.slice(x, 0, size, dim.name)
+
+
+def _refuse(relative_bias: RelativeBias | None) -> None:
+    if relative_bias is not None:
+        raise ValueError(
+            "memory-compressed attention knows no distances: take learned or sinusoidal positions"
+            " instead of relative ones."
+        )

@@ -1,0 +1,142 @@
+"""Convolutions and what they are normalized by."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+import tensorflow.compat.v1 as tf1
+
+from t2tp import mtf
+from t2tp.layers import variables
+from t2tp.nearest import nearest
+from t2tp.ops.batch_norm import batch_norm
+from t2tp.ops.convolution import convolution
+from t2tp.ops.group_norm import group_norm
+
+NORM_TYPES = ("batch", "group")
+
+
+class Convolution:
+    """A convolution with what it learns, the variable `filters` of the current scope (and `bias`).
+
+    Filters begin as K. He et al. (arXiv:1502.01852), section 2.2, have it: normal, with a
+    variance of 2 / (kernel height * kernel width * filters).
+    """
+
+    def __init__(
+        self, filters: mtf.Dimension, kernel: int, stride: int = 1, *, use_bias: bool = False
+    ) -> None:
+        """Says which.
+
+        Args:
+          filters: the dimension of the result's channels.
+          kernel: height and width of a window.
+          stride: how far windows go at a time.
+          use_bias: whether to add a bias.
+        """
+        self._filters = filters
+        self._kernel = kernel
+        self._stride = stride
+        self._use_bias = use_bias
+
+    def __call__(self, x: mtf.Tensor) -> mtf.Tensor:
+        """[batch..., height, width, channels] -> [batch..., height / stride, width / stride,
+        filters]; see `t2tp.ops.convolution`."""
+        channels = x.shape.dims[-1]
+        if channels.name == self._filters.name:
+            # The filters have both dimensions; the channels of the input are then whole.
+            x = mtf.rename_dimension(x, channels.name, f"input_{channels.name}")
+            channels = x.shape.dims[-1]
+        size = self._kernel
+        dims = [
+            mtf.Dimension("kernel_height", size),
+            mtf.Dimension("kernel_width", size),
+            channels,
+            self._filters,
+        ]
+        stddev = (2.0 / (size * size * self._filters.size)) ** 0.5
+        filters = variables.weight(x.mesh, "filters", dims, stddev, x.dtype)
+        y = convolution(x, filters, self._stride)
+        if not self._use_bias:
+            return y
+        return y + variables.zeros(x.mesh, "bias", [self._filters], x.dtype)
+
+
+class BatchNorm:
+    """Batch norm (arXiv:1502.03167): by the batch when training, by running averages otherwise.
+
+    The batch is the whole one, however it is split. The averages, `moving_mean` and
+    `moving_variance`, are variables that no gradient changes; a step of training moves them.
+    """
+
+    def __init__(self, momentum: float, epsilon: float) -> None:
+        """Says how.
+
+        Args:
+          momentum: the part of an average that stays, each step.
+          epsilon: added to the variance.
+
+        Raises:
+          ValueError: the momentum is not in [0, 1).
+        """
+        if not 0 <= momentum < 1:
+            raise ValueError(f"norm_momentum must be in [0, 1), not {momentum}.")
+        self._momentum = momentum
+        self._epsilon = epsilon
+
+    def __call__(self, x: mtf.Tensor, training: bool) -> mtf.Tensor:
+        """[..., channels] -> the same; variables `norm_scale`, `norm_offset` and the averages."""
+        channels = x.shape.dims[-1]
+        scale, offset = _scale_and_offset(x.mesh, channels)
+        moving_mean = _average(x.mesh, "moving_mean", channels, tf1.zeros_initializer())
+        moving_variance = _average(x.mesh, "moving_variance", channels, tf1.ones_initializer())
+        if training:
+            y, mean, variance = batch_norm(x, scale, offset, moving_mean, self._epsilon)
+            for average, value in ((moving_mean, mean), (moving_variance, variance)):
+                mtf.assign_add(average, (1.0 - self._momentum) * (value - average))
+            return y
+        factor = scale * mtf.rsqrt(moving_variance + self._epsilon)
+        y = (mtf.cast(x, tf.float32) - moving_mean) * factor + offset
+        return mtf.cast(y, x.dtype)
+
+
+class GroupNorm:
+    """Group norm (arXiv:1803.08494), which knows no batch and is the same in evaluation."""
+
+    def __init__(self, groups: int, epsilon: float) -> None:
+        """Says how; see `t2tp.ops.group_norm`."""
+        self._groups = groups
+        self._epsilon = epsilon
+
+    def __call__(self, x: mtf.Tensor, training: bool) -> mtf.Tensor:
+        """[batch..., height, width, channels] -> the same; see `BatchNorm` for the variables."""
+        del training
+        scale, offset = _scale_and_offset(x.mesh, x.shape.dims[-1])
+        return group_norm(x, scale, offset, self._groups, self._epsilon)
+
+
+def make_norm(
+    norm_type: str, *, momentum: float, epsilon: float, groups: int
+) -> BatchNorm | GroupNorm:
+    """The norm of a name; arguments are those of `BatchNorm` and `GroupNorm`.
+
+    Raises:
+      ValueError: there is none of that name.
+    """
+    if norm_type == "batch":
+        return BatchNorm(momentum, epsilon)
+    if norm_type == "group":
+        return GroupNorm(groups, epsilon)
+    raise ValueError(f"norm_type is {norm_type!r}: {nearest(norm_type, NORM_TYPES, 'norms')}")
+
+
+def _scale_and_offset(mesh: mtf.Mesh, channels: mtf.Dimension) -> tuple[mtf.Tensor, mtf.Tensor]:
+    return (
+        variables.ones(mesh, "norm_scale", [channels], tf.float32),
+        variables.zeros(mesh, "norm_offset", [channels], tf.float32),
+    )
+
+
+def _average(mesh: mtf.Mesh, name: str, channels: mtf.Dimension, initializer: object) -> mtf.Tensor:
+    return mtf.get_variable(
+        mesh, name, mtf.Shape([channels]), initializer=initializer, trainable=False
+    )

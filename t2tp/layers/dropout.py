@@ -1,0 +1,45 @@
+"""Dropout whose decisions may be shared along dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from t2tp import mtf
+
+
+class Dropout:
+    """Dropout at one rate."""
+
+    def __init__(self, rate: float, broadcast_dims: Sequence[str] = ()) -> None:
+        """Says what to drop.
+
+        Args:
+          rate: the part to drop, in [0, 1).
+          broadcast_dims: names of dimensions along which one decision is made for all, such as
+            `length`: of a row each feature is dropped at every place or at none.
+
+        Raises:
+          ValueError: the rate is out of range.
+        """
+        if not 0 <= rate < 1:
+            raise ValueError(f"the rate of dropout must be in [0, 1), not {rate}.")
+        self._rate = rate
+        self._broadcast_dims = tuple(broadcast_dims)
+
+    def __call__(self, x: mtf.Tensor, training: bool) -> mtf.Tensor:
+        """`x`, in training with elements dropped and the others scaled up.
+
+        Raises:
+          ValueError: `x` lacks a dimension that decisions are to be shared along.
+        """
+        if not self._rate or not training:
+            return x
+        names = x.shape.dimension_names
+        for name in self._broadcast_dims:
+            if name not in names:
+                raise ValueError(
+                    f"dropout is to be the same along {name!r}, and {x.name!r} {x.shape} has no"
+                    " such dimension."
+                )
+        drawn = [d for d in x.shape.dims if d.name not in self._broadcast_dims]
+        return mtf.dropout(x, is_training=True, rate=self._rate, noise_shape=mtf.Shape(drawn))

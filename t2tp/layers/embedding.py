@@ -1,0 +1,98 @@
+"""From symbols to vectors, and from vectors to logits."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import tensorflow as tf
+from absl import logging
+
+from t2tp import mtf
+from t2tp.layers import variables
+
+
+def vocab_dimension(size: int, divisor: int, mesh_axis_size: int = 1) -> mtf.Dimension:
+    """The dimension `vocab`: the vocabulary rounded up, so that a mesh can split it.
+
+    Says so in the log, once.
+
+    Args:
+      size: how many symbols there are.
+      divisor: it is rounded up to a multiple of this, whatever the mesh: then a checkpoint fits
+        other meshes too.
+      mesh_axis_size: of the mesh axis that splits the vocabulary; it is rounded up further if this
+        needs it.
+
+    Raises:
+      ValueError: a number is not positive.
+    """
+    if min(size, divisor, mesh_axis_size) < 1:
+        raise ValueError(
+            f"a vocabulary of {size} cannot be rounded up to a multiple of {divisor} and"
+            f" {mesh_axis_size}: all must be at least 1."
+        )
+    multiple = math.lcm(divisor, mesh_axis_size)
+    rounded = -(-size // multiple) * multiple
+    if rounded != size:
+        _say_rounded(size, rounded, multiple)
+    return mtf.Dimension("vocab", rounded)
+
+
+@functools.cache
+def _say_rounded(size: int, rounded: int, multiple: int) -> None:
+    logging.info(
+        "The vocabulary of %d is rounded up to %d, a multiple of %d; the symbols beyond it are"
+        " never seen.",
+        size,
+        rounded,
+        multiple,
+    )
+
+
+class Embedding:
+    """A vector for each symbol, and logits from vectors.
+
+    The look-up and the product are parallel in the vocabulary where the layout splits `vocab`.
+    """
+
+    def __init__(
+        self,
+        vocab: mtf.Dimension,
+        d_model: mtf.Dimension,
+        *,
+        stddev: float,
+        is_tied: bool = True,
+        is_scaled: bool = False,
+    ) -> None:
+        """Says what is embedded.
+
+        Args:
+          vocab: see `vocab_dimension`.
+          d_model: of the vectors.
+          stddev: of the initial values.
+          is_tied: whether logits are products with the same vectors (O. Press and L. Wolf,
+            arXiv:1608.05859) or with others, `output_embedding`.
+          is_scaled: whether vectors are multiplied by sqrt(d_model) when they are looked up, as in
+            tensor2tensor (arXiv:1706.03762, section 3.4).
+        """
+        self.vocab = vocab
+        self.d_model = d_model
+        self._stddev = stddev
+        self._is_tied = is_tied
+        self._is_scaled = is_scaled
+
+    def __call__(self, symbols: mtf.Tensor, dtype: tf.DType) -> mtf.Tensor:
+        """Integers [...] -> [..., d_model]; the variable `embedding` of the current scope."""
+        x = mtf.gather(self._table(symbols.mesh, "embedding", dtype), symbols, self.vocab)
+        return x * self.d_model.size**0.5 if self._is_scaled else x
+
+    def logits(self, x: mtf.Tensor) -> mtf.Tensor:
+        """[..., d_model] -> [..., vocab]."""
+        name = "embedding" if self._is_tied else "output_embedding"
+        shape = x.shape - self.d_model + self.vocab
+        return mtf.einsum([x, self._table(x.mesh, name, x.dtype)], output_shape=shape)
+
+    def _table(self, mesh: mtf.Mesh, name: str, dtype: tf.DType) -> mtf.Tensor:
+        dims = [self.vocab, self.d_model]
+        return variables.weight(mesh, name, dims, self._stddev, dtype)

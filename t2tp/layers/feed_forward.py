@@ -1,0 +1,84 @@
+"""The network that a transformer applies to each position."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from t2tp import mtf
+from t2tp.layers import variables
+from t2tp.layers.dropout import Dropout
+from t2tp.nearest import nearest
+
+_ACTIVATIONS: dict[str, Callable[[mtf.Tensor], mtf.Tensor]] = {
+    "relu": mtf.relu,
+    "gelu": mtf.gelu,
+    "silu": mtf.swish,
+    "swiglu": mtf.swish,
+    "geglu": mtf.gelu,
+}
+_GATED = ("swiglu", "geglu")
+
+
+class FeedForward:
+    """Two matrices with an activation between them, or three with a gate.
+
+    `relu`, `gelu` (its tanh form) and `silu`: `activation(x input) output`; `swiglu` and `geglu`
+    (N. Shazeer, arXiv:2002.05202): `(activation(x gate) * x input) output`.
+    """
+
+    def __init__(
+        self,
+        mlp: str,
+        d_ff: int,
+        *,
+        use_bias: bool = False,
+        dropout: float = 0.0,
+        output_scale: float = 1.0,
+        experts: Sequence[mtf.Dimension] = (),
+    ) -> None:
+        """Says which.
+
+        Args:
+          mlp: relu, gelu, silu, swiglu or geglu.
+          d_ff: size of what is between the matrices.
+          use_bias: whether to add a bias after each matrix.
+          dropout: of what is between, relu_dropout in tensor2tensor.
+          output_scale: factor of the initial values of `output`.
+          experts: dimensions of `x` along which the variables differ.
+
+        Raises:
+          ValueError: there is no such network.
+        """
+        if mlp not in _ACTIVATIONS:
+            raise ValueError(f"mlp is {mlp!r}: {nearest(mlp, _ACTIVATIONS, 'networks')}")
+        self._activation = _ACTIVATIONS[mlp]
+        self._is_gated = mlp in _GATED
+        self._d_ff = mtf.Dimension("d_ff", d_ff)
+        self._use_bias = use_bias
+        self._dropout = Dropout(dropout)
+        self._output_scale = output_scale
+        self._experts = list(experts)
+
+    def __call__(self, x: mtf.Tensor, training: bool) -> mtf.Tensor:
+        """[..., d_model] -> [..., d_model]; variables `input`, `output`, `gate`, and biases."""
+        d_model = x.shape.dims[-1]
+        hidden = self._times(x, "input", self._d_ff, d_model.size**-0.5)
+        if self._is_gated:
+            gate = self._times(x, "gate", self._d_ff, d_model.size**-0.5)
+            hidden = self._activation(gate) * hidden
+        else:
+            hidden = self._activation(hidden)
+        hidden = self._dropout(hidden, training)
+        stddev = self._d_ff.size**-0.5 * self._output_scale
+        return self._times(hidden, "output", d_model, stddev)
+
+    def _times(self, x: mtf.Tensor, name: str, to: mtf.Dimension, stddev: float) -> mtf.Tensor:
+        """[..., d] -> [..., to]."""
+        dim = x.shape.dims[-1]
+        dims = [*self._experts, dim, to]
+        matrix = variables.weight(x.mesh, name, dims, stddev, x.dtype)
+        y = mtf.einsum([x, matrix], output_shape=x.shape - dim + to)
+        if not self._use_bias:
+            return y
+        bias = variables.zeros(x.mesh, f"{name}_bias", [*self._experts, to], x.dtype)
+        return mtf.add(y, bias, output_shape=y.shape)

@@ -1,0 +1,37 @@
+"""Tokens in groups, within which experts have their capacity."""
+
+from __future__ import annotations
+
+import math
+
+from t2tp import mtf
+
+
+def grouped(x: mtf.Tensor, group_size: int) -> mtf.Tensor:
+    """Arranges the tokens of a batch in groups of one size, whatever the mesh.
+
+    Args:
+      x: [batch, ..., d_model].
+      group_size: how many tokens a group has at most; 0: those of a row. It is lowered until rows
+        make whole groups, or groups whole rows.
+
+    Returns:
+      [batch, group, d_model]: the dimension of the groups has the name of the first one of `x`, so
+      that it is split as that is.
+    """
+    rows, per_row, d_model = x.shape.dims[0], _size(x.shape.dims[1:-1]), x.shape.dims[-1]
+    size = group_size or per_row
+    if size <= per_row:
+        group = _largest_divisor(per_row, size)
+    else:
+        group = per_row * _largest_divisor(rows.size, size // per_row)
+    groups = mtf.Dimension(rows.name, rows.size * per_row // group)
+    return mtf.reshape(x, mtf.Shape([groups, mtf.Dimension("group", group), d_model]))
+
+
+def _size(dims: list[mtf.Dimension]) -> int:
+    return math.prod(d.size for d in dims)
+
+
+def _largest_divisor(number: int, most: int) -> int:
+    return next(n for n in range(min(number, max(most, 1)), 0, -1) if number % n == 0)

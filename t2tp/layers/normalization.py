@@ -1,0 +1,42 @@
+"""Norms over the last dimension."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from t2tp import mtf
+from t2tp.layers import variables
+from t2tp.nearest import nearest
+from t2tp.ops.normalization import layer_norm, rms_norm
+
+NORM_TYPES = ("rms", "layer")
+
+
+class Norm:
+    """Root-mean-square norm or layer norm, with what it learns in the current scope."""
+
+    def __init__(self, norm_type: str = "rms", epsilon: float = 1e-6) -> None:
+        """Says which.
+
+        Args:
+          norm_type: `rms` (arXiv:1910.07467; a scale) or `layer` (arXiv:1607.06450; a scale and a
+            bias).
+          epsilon: added to the mean square, or to the variance.
+
+        Raises:
+          ValueError: there is no such norm.
+        """
+        if norm_type not in NORM_TYPES:
+            known = nearest(norm_type, NORM_TYPES, "norms")
+            raise ValueError(f"norm_type is {norm_type!r}: {known}")
+        self._norm_type = norm_type
+        self._epsilon = epsilon
+
+    def __call__(self, x: mtf.Tensor) -> mtf.Tensor:
+        """[..., d_model] -> [..., d_model]; variables `norm_scale`, and `norm_bias` if `layer`."""
+        dim = x.shape.dims[-1]
+        scale = variables.ones(x.mesh, "norm_scale", [dim], tf.float32)
+        if self._norm_type == "rms":
+            return rms_norm(x, scale, dim, self._epsilon)
+        bias = variables.zeros(x.mesh, "norm_bias", [dim], tf.float32)
+        return layer_norm(x, scale, bias, dim, self._epsilon)

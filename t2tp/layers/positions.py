@@ -1,0 +1,85 @@
+"""What tells a model where a symbol stands, besides rotary positions (`t2tp.ops.rotary`)."""
+
+from __future__ import annotations
+
+import math
+
+import tensorflow as tf
+
+from t2tp import mtf
+from t2tp.layers import variables
+from t2tp.ops.attention import RelativeBias
+
+POSITIONS = ("learned", "sinusoidal", "rotary", "relative", "none")
+
+
+def sinusoidal(
+    positions: mtf.Tensor, d_model: mtf.Dimension, dtype: tf.DType, slowest: float = 10000.0
+) -> mtf.Tensor:
+    """Sines of half of the features, cosines of the other half, as tensor2tensor has them.
+
+    A. Vaswani et al. (arXiv:1706.03762), section 3.5. Feature i of d_model / 2 has the wavelength
+    `2 pi * slowest ** (i / (d_model / 2 - 1))`.
+
+    Args:
+      positions: integers [...].
+      d_model: an even dimension; it may be split.
+      dtype: of the result.
+      slowest: the longest wavelength, by 2 pi.
+
+    Returns:
+      [..., d_model].
+
+    Raises:
+      ValueError: d_model is odd.
+    """
+    if d_model.size % 2:
+        raise ValueError(f"sines and cosines come in pairs: the size of {d_model} must be even.")
+    half = d_model.size // 2
+    feature = mtf.range(positions.mesh, d_model, tf.int32)
+    is_cosine = mtf.cast(mtf.greater_equal(feature, half), tf.float32)
+    number = mtf.cast(feature, tf.float32) - half * is_cosine
+    turns = mtf.exp(number * (-math.log(slowest) / max(half - 1, 1)))
+    shape = positions.shape + d_model
+    angle = mtf.einsum([mtf.cast(positions, tf.float32), turns], output_shape=shape)
+    return mtf.cast(mtf.sin(mtf.add(angle, is_cosine * (math.pi / 2), output_shape=shape)), dtype)
+
+
+class LearnedPositions:
+    """A vector learned for each position, the variable `positions` of the current scope."""
+
+    def __init__(self, max_length: int, stddev: float) -> None:
+        """Says how many.
+
+        Args:
+          max_length: positions are below this.
+          stddev: of the initial values.
+        """
+        self._dim = mtf.Dimension("max_length", max_length)
+        self._stddev = stddev
+
+    def __call__(
+        self, positions: mtf.Tensor, d_model: mtf.Dimension, dtype: tf.DType
+    ) -> mtf.Tensor:
+        """Integers [...] in [0, max_length) -> [..., d_model]."""
+        dims = [self._dim, d_model]
+        table = variables.weight(positions.mesh, "positions", dims, self._stddev, dtype)
+        return mtf.gather(table, positions, self._dim)
+
+
+class RelativePositions:
+    """A number learned for each head and range of distances, the variable `relative_bias` of the
+    current scope; all layers of a stack share it (C. Raffel et al., arXiv:1910.10683, section
+    2.1)."""
+
+    def __init__(self, buckets: int = 32, max_distance: int = 128) -> None:
+        """Says how distances are told apart; see `t2tp.ops.attention.RelativeBias`."""
+        self._buckets = mtf.Dimension("relative_buckets", buckets)
+        self._max_distance = max_distance
+
+    def __call__(self, mesh: mtf.Mesh, heads: mtf.Dimension) -> RelativeBias:
+        """The bias of the heads."""
+        dims = [heads, self._buckets]
+        stddev = heads.size**-0.5
+        table = variables.weight(mesh, "relative_bias", dims, stddev, tf.float32)
+        return RelativeBias(table, self._max_distance)

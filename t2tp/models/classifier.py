@@ -1,0 +1,25 @@
+"""What a model that names classes is to those who use it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol, runtime_checkable
+
+from t2tp import mtf
+from t2tp.mesh.program import Mesh
+
+
+@runtime_checkable
+class Classifier(Protocol):
+    """A model from features to one of the classes of `targets`."""
+
+    def class_logits(self, mesh: Mesh, features: Mapping[str, mtf.Tensor]) -> mtf.Tensor:
+        """Builds the logits of the classes, without dropout.
+
+        Args:
+          mesh: the program's mesh.
+          features: the problem's, without `targets` and `weights`.
+
+        Returns:
+          [batch, classes].
+        """

@@ -1,0 +1,113 @@
+"""Residual networks on pictures that may be split in space.
+
+K. He et al., "Deep Residual Learning for Image Recognition" (arXiv:1512.03385), with the stride of
+a bottleneck in its 3 x 3 convolution (known as v1.5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import tensorflow.compat.v1 as tf1
+
+from t2tp import mtf, registry
+from t2tp.layers.convolution import Convolution, make_norm
+from t2tp.mesh.program import Mesh
+from t2tp.models.image_classifier import ImageClassifier
+from t2tp.nearest import nearest
+from t2tp.ops.pooling import pool
+
+# How many times the filters of its inside a block's result has.
+_EXPANSION = {"basic": 1, "bottleneck": 4}
+_STEMS = ("imagenet", "cifar")
+
+
+@registry.register_model
+class MtfResnet(ImageClassifier):
+    """A stem, stages of blocks, and the mean over what is left of height and width.
+
+    Dimensions: `height` and `width`, which halve from stage to stage, can be split with the
+    pictures; `filters`, inside of a block, as a transformer's `d_ff` is; `d_model` is the
+    residual's. From the stage `num_partitioned_stages` on height and width are called
+    `whole_height` and `whole_width`, because a mesh axis that divides 56 rows may not divide 7.
+    """
+
+    def logits(self, mesh: Mesh, inputs: mtf.Tensor, training: bool) -> mtf.Tensor:
+        """See `ImageClassifier`.
+
+        Raises:
+          ValueError: the stem, the block or the norm does not exist, or there are not as many
+            `filter_sizes` as the stem and the `layer_sizes` need.
+        """
+        hparams = self.hparams
+        self._check()
+        with tf1.variable_scope("stem"):
+            x = self._stem(inputs, training)
+        for stage, layers in enumerate(hparams.layer_sizes):
+            if stage == hparams.num_partitioned_stages:
+                x = mtf.rename_dimension(x, "height", "whole_height")
+                x = mtf.rename_dimension(x, "width", "whole_width")
+            for layer in range(layers):
+                stride = 2 if stage and not layer else 1
+                with tf1.variable_scope(f"stage_{stage}/layer_{layer:02d}"):
+                    x = self._block(x, hparams.filter_sizes[stage + 1], stride, training)
+        batch, *_, d_model = x.shape.dims
+        return self.classify(mtf.reduce_mean(x, output_shape=mtf.Shape([batch, d_model])))
+
+    def _check(self) -> None:
+        hparams = self.hparams
+        for name, known in (("stem", _STEMS), ("block", _EXPANSION)):
+            value = getattr(hparams, name)
+            if value not in known:
+                raise ValueError(f"{name} is {value!r}: {nearest(value, known, f'{name}s')}")
+        if len(hparams.filter_sizes) != len(hparams.layer_sizes) + 1:
+            raise ValueError(
+                f"filter_sizes {hparams.filter_sizes} must be one for the stem and one for each of"
+                f" the {len(hparams.layer_sizes)} stages that layer_sizes {hparams.layer_sizes}"
+                " says."
+            )
+
+    def _stem(self, x: mtf.Tensor, training: bool) -> mtf.Tensor:
+        """[batch, height, width, channels] -> [batch, height, width, d_model]; a large picture is
+        halved twice."""
+        d_model = mtf.Dimension("d_model", self.hparams.filter_sizes[0])
+        is_large = self.hparams.stem == "imagenet"
+        x = self._convolved(x, Convolution(d_model, *((7, 2) if is_large else (3, 1))), training)
+        x = mtf.relu(x)
+        return pool(x, "max", 3, 2) if is_large else x
+
+    def _block(self, x: mtf.Tensor, size: int, stride: int, training: bool) -> mtf.Tensor:
+        """[batch, height, width, d_model] -> [batch, height / stride, width / stride, d_model]."""
+        filters = mtf.Dimension("filters", size)
+        d_model = mtf.Dimension("d_model", size * _EXPANSION[self.hparams.block])
+        if self.hparams.block == "basic":
+            inside = [Convolution(filters, 3, stride), Convolution(d_model, 3)]
+        else:
+            inside = [
+                Convolution(filters, 1),
+                Convolution(filters, 3, stride),
+                Convolution(d_model, 1),
+            ]
+        y = x
+        for number, layer in enumerate(inside):
+            with tf1.variable_scope(f"convolution_{number}"):
+                y = self._convolved(y, layer, training)
+            if number < len(inside) - 1:
+                y = mtf.relu(y)
+        if y.shape != x.shape:
+            with tf1.variable_scope("shortcut"):
+                x = self._convolved(x, Convolution(d_model, 1, stride), training)
+        return mtf.relu(x + y)
+
+    def _convolved(
+        self, x: mtf.Tensor, layer: Callable[[mtf.Tensor], mtf.Tensor], training: bool
+    ) -> mtf.Tensor:
+        """A convolution and the norm after it."""
+        hparams = self.hparams
+        norm = make_norm(
+            hparams.norm_type,
+            momentum=hparams.norm_momentum,
+            epsilon=hparams.norm_epsilon,
+            groups=hparams.norm_groups,
+        )
+        return norm(layer(x), training)

@@ -1,0 +1,156 @@
+"""The encoder-decoder transformer (A. Vaswani et al., "Attention Is All You Need",
+arXiv:1706.03762)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import tensorflow as tf
+import tensorflow.compat.v1 as tf1
+
+from t2tp import mtf, registry
+from t2tp.hparam import HParams
+from t2tp.layers.attention import Memory, Sequence
+from t2tp.layers.mixture_of_experts import ExpertSums
+from t2tp.layers.passes import BeginPass, StepPass, WholePass
+from t2tp.mesh.program import Mesh
+from t2tp.metrics import bleu_sums, sequence_sums
+from t2tp.models.autoregressive import AutoregressiveModel, State
+from t2tp.models.model import LossOutput
+from t2tp.models.transformer_losses import predicted, weights_of, with_experts, with_metrics
+from t2tp.models.transformer_parts import TransformerParts, places, shifted_right
+
+
+@registry.register_model
+class Transformer(AutoregressiveModel):
+    """Encoder-decoder transformer: from one sequence to another.
+
+    With tied embeddings, inputs, targets and logits share one table if the vocabularies are of one
+    size; otherwise only targets and logits do.
+    """
+
+    takes = (
+        "inputs",
+        "inputs_segmentation",
+        "inputs_position",
+        "targets",
+        "targets_segmentation",
+        "targets_position",
+    )
+    has_experts = False
+
+    def __init__(self, hparams: HParams, vocab_sizes: Mapping[str, int]) -> None:
+        """Chooses the layers; see `Model`."""
+        super().__init__(hparams, vocab_sizes)
+        self._parts = TransformerParts(hparams, self.activation_dtype, self.has_experts)
+        vocab = self._parts.vocab(vocab_sizes["targets"])
+        self._vocab = vocab
+        self._embedding = self._parts.embedding(vocab)
+        same_size = vocab_sizes["inputs"] == vocab_sizes["targets"]
+        self._is_shared = hparams.tie_embeddings and same_size
+        self._inputs_embedding = self._embedding
+        if not self._is_shared:
+            self._inputs_embedding = self._parts.embedding(self._parts.vocab(vocab_sizes["inputs"]))
+        layers = hparams.num_hidden_layers
+        self._encoder = self._parts.stack(hparams.num_encoder_layers or layers, causal=False)
+        self._decoder = self._parts.stack(
+            hparams.num_decoder_layers or layers, causal=True, cross=True
+        )
+
+    def loss(self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool) -> LossOutput:
+        """Mean negative log-likelihood of the real targets, in nats.
+
+        Features: `inputs` and `targets`, each with its `_segmentation` (0: padding; a segment of
+          the targets sees that of the same number of the inputs) and `_position`: integers [batch,
+          length].
+        """
+        logits, counted = self.logits(mesh, features, training)
+        targets, segments = features["targets"], features["targets_segmentation"]
+        weights = weights_of(segments)
+        out = predicted(self.hparams, logits, targets, weights, self._vocab, training)
+        if not training:
+            rows, length = targets.shape.dims
+            best = mtf.argmax(logits, self._vocab)
+            out = with_metrics(
+                out,
+                {
+                    **sequence_sums(logits, targets, weights, self._vocab, rows),
+                    **bleu_sums(best, targets, segments, length),
+                },
+            )
+        return with_experts(out, self.hparams, counted, training)
+
+    def logits(
+        self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool
+    ) -> tuple[mtf.Tensor, list[ExpertSums]]:
+        """Logits of each target from the inputs and the targets before it, [batch, length, vocab],
+        and what experts counted; see `loss`."""
+        targets, segments = features["targets"], features["targets_segmentation"]
+        sequence = Sequence(features["targets_position"], segments)
+        memory, of_encoder = self._encode(mesh, features, training)
+        x = self._embed_targets(shifted_right(targets, segments), sequence.positions, training)
+        with tf1.variable_scope("decoder"):
+            bias = self._parts.relative_bias(mesh)
+            x, of_decoder = self._decoder(x, WholePass(sequence, training, memory, bias))
+        return self._logits(x), [*of_encoder, *of_decoder]
+
+    def begin(self, mesh: Mesh, features: Mapping[str, mtf.Tensor], length: mtf.Dimension) -> State:
+        """See `AutoregressiveModel`. Features besides `prefix`: `inputs` and `inputs_segmentation`
+        (1; 0: padding)."""
+        memory, _ = self._encode(mesh, features, training=False)
+        state: State = {"inputs_segmentation": memory.segments}
+        prefix = features.get("prefix")
+        if prefix is None:
+            rows = mtf.Shape([features["inputs"].shape.dims[0], mtf.Dimension("prefix_length", 1)])
+            prefix = mtf.zeros(mesh, rows, tf.int32)
+        positions = places(prefix)
+        x = self._embed_targets(shifted_right(prefix, None), positions, False, length.size)
+        with tf1.variable_scope("decoder"):
+            bias = self._parts.relative_bias(mesh)
+            self._decoder(x, BeginPass(Sequence(positions), length, state, memory, bias))
+        return state
+
+    def step(
+        self, mesh: Mesh, symbols: mtf.Tensor, positions: mtf.Tensor, state: State
+    ) -> tuple[mtf.Tensor, State]:
+        """See `AutoregressiveModel`."""
+        is_first = mtf.equal(positions, 0)
+        before = mtf.where(is_first, mtf.zeros_like(symbols), symbols)
+        x = self._embed_targets(before, positions, False, 1)
+        state = dict(state)
+        with tf1.variable_scope("decoder"):
+            bias = self._parts.relative_bias(mesh)
+            x, _ = self._decoder(x, StepPass(positions, state, state["inputs_segmentation"], bias))
+        return mtf.cast(self._logits(x), tf.float32), state
+
+    def _encode(
+        self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool
+    ) -> tuple[Memory, list[ExpertSums]]:
+        """What the encoder says of the inputs; their dimension becomes `memory_length`."""
+        inputs, segments = features["inputs"], features["inputs_segmentation"]
+        positions = features.get("inputs_position")
+        sequence = Sequence(places(inputs) if positions is None else positions, segments)
+        with tf1.variable_scope("" if self._is_shared else "encoder"):
+            x = self._inputs_embedding(inputs, self._parts.dtype)
+        with tf1.variable_scope("encoder"):
+            x = self._parts.with_positions(x, sequence.positions, training, sequence.length.size)
+            bias = self._parts.relative_bias(mesh)
+            x, counted = self._encoder(x, WholePass(sequence, training, relative_bias=bias))
+        x, segments = (
+            mtf.rename_dimension(tensor, sequence.length.name, "memory_length")
+            for tensor in (x, segments)
+        )
+        return Memory(x, segments), counted
+
+    def _embed_targets(
+        self, symbols: mtf.Tensor, positions: mtf.Tensor, training: bool, longest: int | None = None
+    ) -> mtf.Tensor:
+        longest = symbols.shape.dims[-1].size if longest is None else longest
+        with tf1.variable_scope("" if self._is_shared else "decoder"):
+            x = self._embedding(symbols, self._parts.dtype)
+        with tf1.variable_scope("decoder"):
+            return self._parts.with_positions(x, positions, training, longest)
+
+    def _logits(self, x: mtf.Tensor) -> mtf.Tensor:
+        with tf1.variable_scope("" if self._is_shared else "decoder"):
+            return self._embedding.logits(x)

@@ -1,0 +1,139 @@
+"""The encoder alone: classes of texts, and words that were masked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import tensorflow as tf
+import tensorflow.compat.v1 as tf1
+
+from t2tp import mtf, registry
+from t2tp.hparam import HParams
+from t2tp.layers import variables
+from t2tp.layers.attention import Sequence
+from t2tp.layers.mixture_of_experts import ExpertSums
+from t2tp.layers.passes import WholePass
+from t2tp.mesh.program import Mesh
+from t2tp.metrics import positive_sums
+from t2tp.models.model import LossOutput, Model
+from t2tp.models.transformer_losses import predicted, weights_of, with_experts, with_metrics
+from t2tp.models.transformer_parts import TransformerParts
+
+_OF_CLASSES = ("inputs", "inputs_segmentation", "inputs_position", "targets", "weights")
+_OF_MASKED = ("targets", "targets_segmentation", "targets_position")
+
+# BERT (arXiv:1810.04805), section 3.1: of the symbols, and of those what becomes the mask, or any
+# symbol; the others stay.
+_MASKED, _AS_MASK, _AS_ANY = 0.15, 0.8, 0.1
+
+
+@registry.register_model
+class TransformerEncoder(Model):
+    """Bidirectional transformer: on a problem of classes (which has `inputs`) it classifies rows;
+    on one of language it is a masked language model (J. Devlin et al., "BERT", arXiv:1810.04805).
+    """
+
+    has_experts = False
+
+    def __init__(self, hparams: HParams, vocab_sizes: Mapping[str, int]) -> None:
+        """Chooses the layers; see `Model`."""
+        super().__init__(hparams, vocab_sizes)
+        self._classifies = "inputs" in vocab_sizes
+        self.takes = _OF_CLASSES if self._classifies else _OF_MASKED
+        self._parts = TransformerParts(hparams, self.activation_dtype, self.has_experts)
+        # The symbol after the last one is the mask.
+        self._mask_id = vocab_sizes["inputs" if self._classifies else "targets"]
+        self._vocab = self._parts.vocab(self._mask_id + 1)
+        self._embedding = self._parts.embedding(self._vocab)
+        self._stack = self._parts.stack(hparams.num_hidden_layers, causal=False)
+
+    def loss(self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool) -> LossOutput:
+        """Mean negative log-likelihood, in nats: of the classes, or of the masked symbols.
+
+        Features: to classify, `inputs`, `inputs_segmentation` (0: padding), `inputs_position`,
+          integers [batch, length], `targets`, the classes [batch], and `weights`, float32 [batch];
+          else `targets`, `targets_segmentation` and `targets_position`.
+        """
+        if self._classifies:
+            return self._loss_of_classes(mesh, features, training)
+        return self._loss_of_masked(mesh, features, training)
+
+    def class_logits(self, mesh: Mesh, features: Mapping[str, mtf.Tensor]) -> mtf.Tensor:
+        """See `Classifier`.
+
+        Raises:
+          ValueError: it was made as a masked language model.
+        """
+        if not self._classifies:
+            raise ValueError(
+                "this transformer_encoder is a masked language model: it has classes only on a"
+                " problem with `inputs`, and classes as `targets`."
+            )
+        return self._class_logits(mesh, features, training=False)[0]
+
+    def _class_logits(
+        self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool
+    ) -> tuple[mtf.Tensor, list[ExpertSums]]:
+        segments = features["inputs_segmentation"]
+        sequence = Sequence(features["inputs_position"], segments)
+        x, counted = self._hidden(mesh, features["inputs"], sequence, training)
+        classes = mtf.Dimension("classes", self.vocab_sizes["targets"])
+        with tf1.variable_scope("classifier"):
+            return self._classified(x, weights_of(segments), classes), counted
+
+    def _loss_of_classes(
+        self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool
+    ) -> LossOutput:
+        logits, counted = self._class_logits(mesh, features, training)
+        targets, classes = features["targets"], logits.shape.dims[-1]
+        weights = mtf.cast(features["weights"], tf.float32)
+        out = predicted(self.hparams, logits, targets, weights, classes, training)
+        if not training and classes.size == 2:
+            out = with_metrics(out, positive_sums(logits, targets, weights, classes))
+        return with_experts(out, self.hparams, counted, training)
+
+    def _classified(self, x: mtf.Tensor, is_real: mtf.Tensor, classes: mtf.Dimension) -> mtf.Tensor:
+        """The mean of a row's symbols [batch, length, d_model] -> logits [batch, classes]."""
+        batch, length, d_model = x.shape.dims
+        count = mtf.maximum(mtf.reduce_sum(is_real, reduced_dim=length), 1.0)
+        share = mtf.cast(is_real / count, x.dtype)
+        mean = mtf.einsum([x, share], output_shape=mtf.Shape([batch, d_model]))
+        matrix = variables.weight(x.mesh, "kernel", [d_model, classes], d_model.size**-0.5, x.dtype)
+        bias = variables.zeros(x.mesh, "bias", [classes], x.dtype)
+        return mtf.einsum([mean, matrix], output_shape=mtf.Shape([batch, classes])) + bias
+
+    def _loss_of_masked(
+        self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool
+    ) -> LossOutput:
+        targets, segments = features["targets"], features["targets_segmentation"]
+        symbols, is_masked = self._masked(targets, segments)
+        sequence = Sequence(features["targets_position"], segments)
+        x, counted = self._hidden(mesh, symbols, sequence, training)
+        logits = self._embedding.logits(x)
+        out = predicted(self.hparams, logits, targets, is_masked, self._vocab, training)
+        return with_experts(out, self.hparams, counted, training)
+
+    def _masked(self, targets: mtf.Tensor, segments: mtf.Tensor) -> tuple[mtf.Tensor, mtf.Tensor]:
+        """What the model sees, and 1.0 where it is to say what was there.
+
+        Drawn anew each step, from the seed and the place: the same on any mesh.
+        """
+        mesh, shape = targets.mesh, targets.shape
+        with tf1.variable_scope("masking"):
+            drawn, how = (mtf.random_uniform(mesh, shape, dtype=tf.float32) for _ in range(2))
+            anything = mtf.random_uniform(mesh, shape, maxval=self._mask_id, dtype=tf.int32)
+        anything = mtf.cast(anything, targets.dtype)
+        is_masked = mtf.logical_and(mtf.less(drawn, _MASKED), mtf.not_equal(segments, 0))
+        mask = mtf.zeros_like(targets) + self._mask_id
+        shown = mtf.where(mtf.less(how, _AS_MASK + _AS_ANY), anything, targets)
+        shown = mtf.where(mtf.less(how, _AS_MASK), mask, shown)
+        return mtf.where(is_masked, shown, targets), mtf.cast(is_masked, tf.float32)
+
+    def _hidden(
+        self, mesh: Mesh, symbols: mtf.Tensor, sequence: Sequence, training: bool
+    ) -> tuple[mtf.Tensor, list[ExpertSums]]:
+        """What the last layer says of each position: [batch, length, d_model]."""
+        x = self._embedding(symbols, self._parts.dtype)
+        x = self._parts.with_positions(x, sequence.positions, training, sequence.length.size)
+        bias = self._parts.relative_bias(mesh)
+        return self._stack(x, WholePass(sequence, training, relative_bias=bias))

@@ -1,0 +1,232 @@
+"""The layers that the hparams of a transformer describe."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from t2tp import mtf
+from t2tp.hparam import HParams
+from t2tp.layers.attention import CrossAttention, SelfAttention
+from t2tp.layers.compressed_attention import CompressedSelfAttention
+from t2tp.layers.dropout import Dropout
+from t2tp.layers.embedding import Embedding, vocab_dimension
+from t2tp.layers.feed_forward import FeedForward
+from t2tp.layers.heads import Heads
+from t2tp.layers.mixture_of_experts import MixtureOfExperts, Routing
+from t2tp.layers.normalization import Norm
+from t2tp.layers.passes import AnySelfAttention
+from t2tp.layers.positions import POSITIONS, LearnedPositions, RelativePositions, sinusoidal
+from t2tp.layers.stack import Layer, Residual, Stack
+from t2tp.mesh.layout import Layout
+from t2tp.nearest import nearest
+from t2tp.ops.attention import RelativeBias
+
+ATTENTION_TYPES = ("full", "local", "compressed")
+
+
+class TransformerParts:
+    """Makes layers; variables are made when they are used.
+
+    Attributes:
+      d_model: the dimension of activations between layers.
+      dtype: what is computed in.
+    """
+
+    def __init__(self, hparams: HParams, dtype: tf.DType, has_experts: bool) -> None:
+        """Reads the hparams.
+
+        Args:
+          hparams: see `t2tp.hparams.transformer`.
+          dtype: of activations.
+          has_experts: whether every `moe_every`-th layer has experts.
+
+        Raises:
+          ValueError: a choice that does not exist, or two that do not go together.
+        """
+        self._hparams = hparams
+        self._has_experts = has_experts
+        self.d_model = mtf.Dimension("d_model", hparams.d_model)
+        self.dtype = dtype
+        self._dropout = Dropout(
+            hparams.layer_prepostprocess_dropout,
+            hparams.layer_prepostprocess_dropout_broadcast_dims,
+        )
+        self._position = hparams.position
+        self._learned = LearnedPositions(hparams.max_length, hparams.initializer_stddev)
+        self._relative = RelativePositions(hparams.relative_buckets, hparams.relative_max_distance)
+        self._rotary_base = hparams.rotary_base if self._position == "rotary" else None
+        self._check()
+
+    def _check(self) -> None:
+        hparams = self._hparams
+        if self._position not in POSITIONS:
+            known = nearest(self._position, POSITIONS, "kinds of positions")
+            raise ValueError(f"position is {self._position!r}: {known}")
+        kind = hparams.attention_type
+        if kind not in ATTENTION_TYPES:
+            known = nearest(kind, ATTENTION_TYPES, "types of attention")
+            raise ValueError(f"attention_type is {kind!r}: {known}")
+        if kind != "full" and hparams.attention_window < 1:
+            raise ValueError(
+                f"attention_type={kind} needs an attention_window of at least 1, not"
+                f" {hparams.attention_window}."
+            )
+        if kind == "compressed" and self._position in ("rotary", "relative"):
+            raise ValueError(
+                f"position={self._position} does not go with attention_type=compressed, whose keys"
+                " stand for several positions: take learned or sinusoidal."
+            )
+
+    def vocab(self, size: int) -> mtf.Dimension:
+        """The vocabulary, rounded up for meshes."""
+        hparams = self._hparams
+        axis = Layout(hparams.mesh_shape, hparams.layout).axis_of("vocab")
+        return vocab_dimension(size, hparams.vocab_divisor, axis.size if axis else 1)
+
+    def embedding(self, vocab: mtf.Dimension) -> Embedding:
+        """Of symbols, and logits."""
+        return Embedding(
+            vocab,
+            self.d_model,
+            stddev=self._hparams.initializer_stddev,
+            is_tied=self._hparams.tie_embeddings,
+            is_scaled=self._hparams.scale_embeddings,
+        )
+
+    def with_positions(
+        self, x: mtf.Tensor, positions: mtf.Tensor, training: bool, longest: int
+    ) -> mtf.Tensor:
+        """Embeddings of symbols as the first layer gets them.
+
+        Args:
+          x: [batch..., d_model].
+          positions: int32 [batch...].
+          training: whether dropout is on.
+          longest: how many positions there may be.
+
+        Raises:
+          ValueError: there are more than positions were learned for.
+        """
+        if self._position == "learned":
+            if longest > self._hparams.max_length:
+                raise ValueError(
+                    f"The features have length {longest}, and the model has positions for"
+                    f" max_length={self._hparams.max_length}: feed at most as many tokens, or"
+                    " train with a larger max_length."
+                )
+            x += self._learned(positions, self.d_model, self.dtype)
+        elif self._position == "sinusoidal":
+            x += sinusoidal(positions, self.d_model, self.dtype)
+        return self._dropout(x, training)
+
+    def relative_bias(self, mesh: mtf.Mesh) -> RelativeBias | None:
+        """What self-attention adds to its scores, if positions are relative."""
+        if self._position != "relative":
+            return None
+        return self._relative(mesh, mtf.Dimension("heads", self._hparams.num_heads))
+
+    def stack(self, num_layers: int, *, causal: bool, cross: bool = False) -> Stack:
+        """Layers of an encoder or a decoder.
+
+        Args:
+          num_layers: how many.
+          causal: whether a position sees only what is before it.
+          cross: whether layers see a memory too.
+        """
+        hparams = self._hparams
+        if self._has_experts and causal and hparams.moe_gating == "expert_choice":
+            raise ValueError(
+                "moe_gating=expert_choice looks at the whole sequence, so that a model which"
+                " predicts the next symbol would see it: take top_1 or top_2."
+            )
+        # The sum of all blocks does not grow with their number (GPT-2, section 2.3).
+        scale = (num_layers * (3 if cross else 2)) ** -0.5
+        layers = [
+            Layer(
+                self._self_attention(number, causal, scale),
+                self._feed_forward(number, scale),
+                CrossAttention(self._heads(scale), dropout=hparams.attention_dropout)
+                if cross
+                else None,
+            )
+            for number in range(num_layers)
+        ]
+        norm = Norm(hparams.norm_type, hparams.norm_epsilon)
+        return Stack(
+            layers,
+            Residual(norm, hparams.norm_position, self._dropout),
+            share_layers=hparams.share_layers,
+            recompute=hparams.recompute,
+        )
+
+    def _heads(self, output_scale: float) -> Heads:
+        hparams = self._hparams
+        return Heads(
+            hparams.num_heads,
+            hparams.d_kv,
+            num_kv_heads=hparams.num_kv_heads,
+            use_bias=hparams.use_bias,
+            output_scale=output_scale,
+        )
+
+    def _self_attention(self, number: int, causal: bool, scale: float) -> AnySelfAttention:
+        """Of layer `number`: with compressed attention every other layer is local, as in section
+        4.2.4 of arXiv:1801.10198."""
+        hparams = self._hparams
+        window, factor = hparams.attention_window, hparams.compression_factor
+        heads, dropout = self._heads(scale), hparams.attention_dropout
+        if hparams.attention_type == "compressed" and number % 2:
+            return CompressedSelfAttention(heads, causal=causal, factor=factor, dropout=dropout)
+        return SelfAttention(
+            heads,
+            causal=causal,
+            window=None if hparams.attention_type == "full" else window,
+            rotary_base=self._rotary_base,
+            dropout=dropout,
+        )
+
+    def _feed_forward(self, number: int, scale: float) -> FeedForward | MixtureOfExperts:
+        hparams = self._hparams
+        if not self._has_experts or (number + 1) % hparams.moe_every:
+            return FeedForward(
+                hparams.mlp,
+                hparams.d_ff,
+                use_bias=hparams.use_bias,
+                dropout=hparams.relu_dropout,
+                output_scale=scale,
+            )
+        routing = Routing(
+            hparams.num_experts,
+            hparams.moe_gating,
+            hparams.moe_capacity_factor_train,
+            hparams.moe_capacity_factor_eval,
+            hparams.moe_group_size,
+        )
+        return MixtureOfExperts(
+            routing,
+            mlp=hparams.mlp,
+            d_ff=hparams.d_ff,
+            use_bias=hparams.use_bias,
+            dropout=hparams.relu_dropout,
+            output_scale=scale,
+        )
+
+
+def shifted_right(targets: mtf.Tensor, segments: mtf.Tensor | None) -> mtf.Tensor:
+    """What predicts each target: the one before it in its segment, 0 for the first.
+
+    Args:
+      targets: integers [batch, length].
+      segments: integers [batch, length]; None: a row is one segment.
+    """
+    length = targets.shape.dims[-1]
+    before = mtf.shift(targets, 1, length, wrap=False)
+    if segments is None:
+        return before
+    continues = mtf.equal(segments, mtf.shift(segments, 1, length, wrap=False))
+    return before * mtf.cast(continues, before.dtype)
+
+
+def places(x: mtf.Tensor) -> mtf.Tensor:
+    """Where each symbol of [batch, length] stands in its row: int32 of that shape."""
+    return mtf.broadcast(mtf.range(x.mesh, x.shape.dims[-1], tf.int32), x.shape)

@@ -1,0 +1,153 @@
+"""Pooling over height and width, either of which may be split over the mesh."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import tensorflow as tf
+
+from t2tp import upstream as mtf
+from t2tp.mesh.layout import Layout
+from t2tp.mesh.spmd import SpmdMeshImpl
+from t2tp.ops.sliding import Window, Windows, check_windows, with_one_batch
+
+if TYPE_CHECKING:
+    from t2tp.mesh.lowering import Lowering
+
+Kind = Literal["max", "mean"]
+
+
+def pool(x: mtf.Tensor, kind: Kind, size: int, stride: int) -> mtf.Tensor:
+    """The largest element, or the mean, of each window.
+
+    As TensorFlow's pooling with padding "SAME": what is beyond the picture's edge does not count.
+    Any dimension may be split.
+
+    Args:
+      x: [batch..., height, width, channels], floats.
+      kind: "max" or "mean".
+      size: height and width of a window.
+      stride: how far windows go at a time.
+
+    Returns:
+      [batch..., ceil(height / stride), ceil(width / stride), channels].
+
+    Raises:
+      ValueError: x has fewer than three dimensions, or another argument is out of range.
+      LayoutError: of the program, if slices are too short for the windows, or the stride does not
+        divide them.
+    """
+    if x.shape.ndims < 3:
+        raise ValueError(f"pool: x {x.shape} must be [batch..., height, width, channels].")
+    if kind not in ("max", "mean"):
+        raise ValueError(f"pool: kind must be 'max' or 'mean', not {kind!r}.")
+    if size < 1 or stride < 1:
+        raise ValueError(f"pool: size {size} and stride {stride} must be at least 1.")
+    height, width = x.shape.dims[-3:-1]
+    windows = (Window(height, size, stride), Window(width, size, stride))
+    return PoolOperation(x, kind, windows).outputs[0]
+
+
+class PoolOperation(mtf.Operation):
+    """Input x [batch..., height, width, channels]; output the same with fewer rows and columns."""
+
+    def __init__(self, x: mtf.Tensor, kind: Kind, windows: tuple[Window, Window]) -> None:
+        super().__init__([x], name=f"pool_{kind}")
+        self._kind = kind
+        self._windows = windows
+        *batch, _, _, channels = x.shape.dims
+        shape = mtf.Shape([*batch, *(window.result for window in windows), channels])
+        self._outputs = [mtf.Tensor(self, shape, x.dtype)]
+
+    def check_layout(self, layout: Layout) -> None:
+        """Refuses slices in which the windows cannot slide."""
+        check_windows(layout, f"Pooling {self.name!r}", self._windows)
+
+    def gradient(self, grad_ys: list[mtf.Tensor]) -> list[mtf.Tensor]:
+        return PoolGradOperation(self, self._kind, self._windows, grad_ys[0]).outputs
+
+    def lower(self, lowering: Lowering) -> None:
+        (output,) = self.outputs
+        pooling = _Pooling(lowering.mesh_impl(self), self._kind, self._windows)
+        y = pooling.forward(pooling.with_edges(lowering.slice(self.inputs[0])))
+        lowering.set_slice(
+            output, tf.reshape(y, lowering.mesh_impl(self).slice_shape(output.shape))
+        )
+
+
+class PoolGradOperation(mtf.Operation):
+    """Inputs x, the pooled y and the gradient by it; output the gradient by x."""
+
+    def __init__(
+        self, forward: PoolOperation, kind: Kind, windows: tuple[Window, Window], dy: mtf.Tensor
+    ) -> None:
+        super().__init__([*forward.inputs, *forward.outputs, dy], name=f"pool_{kind}_grad")
+        self._kind = kind
+        self._windows = windows
+        self._outputs = [mtf.Tensor(self, self.inputs[0].shape, dy.dtype)]
+
+    def lower(self, lowering: Lowering) -> None:
+        x, y, dy = (lowering.slice(tensor) for tensor in self.inputs)
+        pooling = _Pooling(lowering.mesh_impl(self), self._kind, self._windows)
+        dx = pooling.backward(pooling.with_edges(x), with_one_batch(y), with_one_batch(dy))
+        lowering.set_slice(self.outputs[0], tf.reshape(dx, x.shape))
+
+
+class _Pooling:
+    """Pooling of a processor's slice."""
+
+    def __init__(self, mesh_impl: SpmdMeshImpl, kind: Kind, sliding: tuple[Window, Window]) -> None:
+        self._mesh_impl = mesh_impl
+        self._kind = kind
+        self._sliding = sliding
+        self._windows = Windows(mesh_impl, *sliding, pads_all=True)
+
+    def with_edges(self, x: tf.Tensor) -> tf.Tensor:
+        """[batch..., height, width, channels] -> [batch, height, width, channels] with what the
+        windows see beyond; outside of the picture the lowest number or 0."""
+        x = self._windows.with_edges(with_one_batch(x))
+        if self._kind == "mean":
+            return x
+        inside = self._inside(x.shape[1:3].as_list())
+        return tf.where(inside[None, :, :, None], x, x.dtype.min)
+
+    def forward(self, x: tf.Tensor) -> tf.Tensor:
+        """What `with_edges` gave -> [batch, height, width, channels]."""
+        if self._kind == "max":
+            return tf.raw_ops.MaxPool(input=x, **self._options())
+        mean = tf.raw_ops.AvgPool(value=x, **self._options())
+        return mean * self._share_inside(x)
+
+    def backward(self, x: tf.Tensor, y: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
+        """The gradient by x, a slice without edges."""
+        if self._kind == "max":
+            dx = tf.raw_ops.MaxPoolGrad(orig_input=x, orig_output=y, grad=dy, **self._options())
+        else:
+            dx = tf.raw_ops.AvgPoolGrad(
+                orig_input_shape=x.shape.as_list(),
+                grad=dy * self._share_inside(x),
+                **self._options(),
+            )
+        return self._windows.without_edges(dx)
+
+    def _share_inside(self, x: tf.Tensor) -> tf.Tensor:
+        """By how much a window's mean over itself is to be multiplied, to be that over its part
+        inside the picture: [1, height, width, 1]."""
+        inside = tf.cast(self._inside(x.shape[1:3].as_list()), tf.float32)
+        share = tf.raw_ops.AvgPool(value=inside[None, :, :, None], **self._options())
+        return tf.cast(1.0 / share, x.dtype)
+
+    def _inside(self, sizes: list[int]) -> tf.Tensor:
+        """Which places of a slice with edges are in the picture: booleans [height, width]."""
+        inside = []
+        for window, size in zip(self._sliding, sizes, strict=True):
+            (begin,) = self._mesh_impl.slice_begin_tensors(mtf.Shape([window.dim]))
+            place = begin - window.padding[0] + np.arange(size, dtype=np.int32)
+            inside.append((place >= 0) & (place < window.dim.size))
+        return tf.logical_and(inside[0][:, None], inside[1][None, :])
+
+    def _options(self) -> dict[str, Any]:
+        sizes = [1, *(window.size for window in self._sliding), 1]
+        strides = [1, *(window.stride for window in self._sliding), 1]
+        return {"ksize": sizes, "strides": strides, "padding": "VALID"}

@@ -1,0 +1,69 @@
+"""Builds a layer, runs it on a mesh, and says what its variables are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import tensorflow as tf
+
+import t2tp
+from t2tp import mtf
+
+# Name -> (shape in words, array). Integers are fed as int32.
+Inputs = Mapping[str, tuple[str, np.ndarray]]
+
+
+class Ran(dict):
+    """The outputs by name.
+
+    Attributes:
+      variables: their values by name, float64.
+      program: the program.
+    """
+
+    variables: dict[str, np.ndarray]
+    program: t2tp.Program
+
+
+def run(
+    build: Callable[..., Mapping[str, mtf.Tensor]],
+    inputs: Inputs,
+    mesh_shape: str = "",
+    layout: str = "",
+    change: Callable[[str, np.ndarray], np.ndarray] | None = None,
+) -> Ran:
+    """The outputs of `build(**inputs)`.
+
+    Args:
+      build: from named tensors to named tensors.
+      inputs: what it is given.
+      mesh_shape: of the mesh.
+      layout: of the program.
+      change: from a variable's name and value to the value that it is given before it runs.
+    """
+    features = {
+        name: t2tp.Feature(shape, tf.float32 if array.dtype.kind == "f" else tf.int32)
+        for name, (shape, array) in inputs.items()
+    }
+    program = t2tp.Program(
+        lambda mesh, given: build(**given), features, mesh_shape=mesh_shape, layout=layout
+    )
+    for variable in program.variables if change else ():
+        value = change(variable.spec.name, variable.numpy())
+        for pnum in program.cluster.local_pnums:
+            part = program.layout.slices(variable.spec.shape, pnum)
+            variable.slice_of(pnum).assign(value[part])
+    outputs = program({name: array for name, (_, array) in inputs.items()})
+    ran = Ran({name: np.asarray(outputs[name], np.float64) for name in outputs})
+    ran.variables = {v.spec.name: v.numpy().astype(np.float64) for v in program.variables}
+    ran.program = program
+    return ran
+
+
+def not_zero(name: str, value: np.ndarray) -> np.ndarray:
+    """Biases begin as zeros, and norms' scales as ones: makes other numbers of them."""
+    if value.any() and not (value == 1).all():
+        return value
+    generator = np.random.default_rng(sum(name.encode()))
+    return (value + 0.3 * generator.normal(size=value.shape)).astype(value.dtype)

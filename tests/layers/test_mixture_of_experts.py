@@ -1,0 +1,227 @@
+"""Experts: what a loop over the tokens gives, on any mesh."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import t2tp
+from t2tp import mtf
+from t2tp.layers.mixture_of_experts import MixtureOfExperts, Routing
+from tests.layers.running import run
+
+BATCH, LENGTH, D_MODEL, EXPERTS, D_FF = 8, 6, 8, 4, 12
+LAYOUTS = [
+    ("", ""),
+    ("data:4", "batch:data;experts:data"),
+    ("data:2;model:2", "batch:data;experts:data;d_ff:model"),
+    ("expert:4", "experts:expert"),
+    ("data:2;expert:2", "batch:data;experts:expert;expert_groups:data"),
+    ("data:2;expert:2;model:2", "batch:data;experts:expert;expert_groups:data;d_ff:model"),
+    ("data:2;model:2", "batch:data;experts:data;d_model:model"),
+]
+ROUTINGS = {
+    "switch": Routing(EXPERTS, "top_1", 1.0, 4.0),
+    "gshard": Routing(EXPERTS, "top_2", 0.75, 4.0),
+    "expert_choice": Routing(EXPERTS, "expert_choice", 0.6, 4.0),
+    "small_groups": Routing(EXPERTS, "top_1", 1.0, 4.0, group_size=3),
+    "large_groups": Routing(EXPERTS, "top_2", 0.75, 4.0, group_size=12),
+}
+
+
+def inputs():
+    generator = np.random.default_rng(0)
+    is_real = np.arange(LENGTH)[None] < np.array([6, 6, 5, 3, 1, 0, 6, 6])[:, None]
+    return {
+        "x": (
+            f"batch:{BATCH};length:{LENGTH};d_model:{D_MODEL}",
+            generator.normal(size=[BATCH, LENGTH, D_MODEL]),
+        ),
+        "is_real": (f"batch:{BATCH};length:{LENGTH}", is_real.astype(int)),
+    }
+
+
+def layer(routing, training=True, mlp="relu"):
+    def build(x, is_real):
+        experts = MixtureOfExperts(routing, mlp=mlp, d_ff=D_FF)
+        y, sums = experts(x, training, mtf.not_equal(is_real, 0))
+        return {"y": y, **sums._asdict()}
+
+    return build
+
+
+def apply(variables, expert, token):
+    hidden = np.maximum(token @ variables["input"][expert], 0)
+    return hidden @ variables["output"][expert]
+
+
+def loop(routing, variables, training=True):
+    """Group by group, token by token."""
+    x, is_real = (array for _, array in inputs().values())
+    size = routing.group_size or LENGTH
+    tokens, real = x.reshape(-1, size, D_MODEL), is_real.reshape(-1, size)
+    y = np.zeros_like(tokens)
+    sums = dict.fromkeys(("load_balance", "router_z", "tokens", "choices", "dropped"), 0.0)
+    factor = routing.capacity_factor_train if training else routing.capacity_factor_eval
+    for group, (vectors, is_token) in enumerate(zip(tokens, real, strict=True)):
+        logits = vectors @ variables["router"]
+        z = np.log(np.exp(logits).sum(-1))
+        p = np.exp(logits - z[:, None]) * is_token[:, None]
+        sums["router_z"] += (z**2 * is_token).sum()
+        sums["tokens"] += is_token.sum()
+        fill = fill_by_expert if routing.gating == "expert_choice" else fill_by_token
+        fill(routing, variables, vectors, is_token, p, factor, y[group], sums)
+    return {"y": y.reshape(x.shape), **sums}
+
+
+def fill_by_token(routing, variables, vectors, is_token, p, factor, y, sums):
+    k = 2 if routing.gating == "top_2" else 1
+    capacity = max(1, min(len(p), math.ceil(len(p) * k * factor / EXPERTS)))
+    order = np.argsort(-p, axis=-1, kind="stable")
+    used = np.zeros(EXPERTS, int)
+    for choice in range(k):
+        for t in np.flatnonzero(is_token):
+            expert = order[t, choice]
+            gate = p[t, expert] / (p[t, order[t, :k]].sum() if k > 1 else 1)
+            if used[expert] < capacity:
+                y[t] += gate * apply(variables, expert, vectors[t])
+            else:
+                sums["dropped"] += 1
+            used[expert] += 1
+            sums["choices"] += 1
+    count = max(is_token.sum(), 1)
+    share = np.bincount(order[is_token == 1, 0], minlength=EXPERTS) / count
+    sums["load_balance"] += EXPERTS * (share * p.sum(0)).sum()
+
+
+def fill_by_expert(routing, variables, vectors, is_token, p, factor, y, sums):
+    capacity = max(1, min(len(p), math.ceil(len(p) * factor / EXPERTS)))
+    has_expert = np.zeros(len(p), bool)
+    for expert in range(EXPERTS):
+        for t in np.argsort(-p[:, expert], kind="stable")[:capacity]:
+            y[t] += p[t, expert] * apply(variables, expert, vectors[t])
+            has_expert[t] |= p[t, expert] > 0
+    sums["choices"] += is_token.sum()
+    sums["dropped"] += (is_token * ~has_expert).sum()
+
+
+def assert_same(got, wanted):
+    assert set(got) == set(wanted)
+    for name, value in wanted.items():
+        np.testing.assert_allclose(got[name], value, rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("name", ROUTINGS)
+@pytest.mark.parametrize("training", [True, False])
+def test_it_is_a_loop_over_the_tokens(name, training):
+    ran = run(layer(ROUTINGS[name], training), inputs())
+    wanted = loop(ROUTINGS[name], ran.variables, training)
+    assert_same(ran, wanted)
+    assert training is bool(wanted["dropped"])
+
+
+@pytest.mark.parametrize("name", ["switch", "gshard", "expert_choice"])
+@pytest.mark.parametrize(("mesh_shape", "layout"), LAYOUTS[1:])
+def test_any_layout_gives_the_same(mesh_shape, layout, name):
+    ran = run(layer(ROUTINGS[name]), inputs(), mesh_shape, layout)
+    assert_same(ran, loop(ROUTINGS[name], ran.variables))
+
+
+@pytest.mark.parametrize("name", ["switch", "gshard", "expert_choice"])
+def test_tokens_go_to_experts_by_one_all_to_all_and_back_by_another(name):
+    """Each moves what a processor holds: its groups' places, [groups / 4, experts, capacity,
+    d_model]."""
+    routing = ROUTINGS[name]
+
+    def build(x, is_real):
+        y, _ = MixtureOfExperts(routing, mlp="relu", d_ff=D_FF)(x, True)
+        return {"y": y}
+
+    program = run(build, inputs(), "data:4", "batch:data;experts:data").program
+    capacity = routing.capacity(LENGTH, training=True)
+    size = BATCH // 4 * EXPERTS * capacity * D_MODEL * 4
+    assert program.collectives() == {("alltoall", ("data",)): (2, 2 * size)}
+
+
+def test_gradients_cost_two_more():
+    def build(x, is_real):
+        y, _ = MixtureOfExperts(ROUTINGS["gshard"], mlp="relu", d_ff=D_FF)(x, True)
+        (gradient,) = mtf.gradients([mtf.reduce_sum(mtf.square(y))], [x])
+        return {"d": gradient}
+
+    program = run(build, inputs(), "data:4", "batch:data;experts:data").program
+    assert {kind: n for (kind, _), (n, _) in program.collectives().items()} == {"alltoall": 4}
+
+
+def test_gates_reach_the_router():
+    def build(x, is_real):
+        y, sums = MixtureOfExperts(ROUTINGS["switch"], mlp="relu", d_ff=D_FF)(x, True)
+        (router,) = [v for v in x.graph.trainable_variables if v.name == "router"]
+        outputs = {"y": mtf.reduce_sum(y), "balance": sums.load_balance, "z": sums.router_z}
+        return {name: mtf.gradients([loss], [router.value])[0] for name, loss in outputs.items()}
+
+    for gradient in run(build, inputs()).values():
+        assert np.abs(gradient).max() > 1e-3
+
+
+def test_decoding_turns_nobody_away():
+    routing = Routing(EXPERTS, "top_1", 0.25, 0.25)
+
+    def build(x, is_real):
+        experts = MixtureOfExperts(routing, mlp="relu", d_ff=D_FF)
+        whole = experts.decode(x)
+        first = mtf.gather(x, mtf.constant(x.mesh, 0, dtype=tf.int32), x.shape.dims[1])
+        return {"whole": whole, "one": experts.decode(first), "cut": experts(x, False)[0]}
+
+    ran = run(build, inputs(), "data:4", "batch:data;experts:data")
+    everything = {name: (shape, array) for name, (shape, array) in inputs().items()}
+    tokens = everything["x"][1]
+    p = tokens @ ran.variables["router"]
+    p = np.exp(p) / np.exp(p).sum(-1, keepdims=True)
+    best = p.argmax(-1)
+    wanted = np.array(
+        [
+            [p[b, t, best[b, t]] * apply(ran.variables, best[b, t], tokens[b, t]) for t in range(6)]
+            for b in range(BATCH)
+        ]
+    )
+    np.testing.assert_allclose(ran["whole"], wanted, atol=1e-5)
+    np.testing.assert_allclose(ran["one"], wanted[:, 0], atol=1e-5)
+    assert (ran["cut"] == 0).all(-1).any()
+
+
+def test_experts_may_be_gated_networks():
+    ran = run(layer(ROUTINGS["switch"], mlp="swiglu"), inputs())
+    assert {name: value.shape for name, value in ran.variables.items()} == {
+        "router": (D_MODEL, EXPERTS),
+        "input": (EXPERTS, D_MODEL, D_FF),
+        "gate": (EXPERTS, D_MODEL, D_FF),
+        "output": (EXPERTS, D_FF, D_MODEL),
+    }
+
+
+@pytest.mark.parametrize(
+    ("routing", "message"),
+    [
+        (Routing(4, "top_3"), "did you mean top_"),
+        (Routing(1, "top_2"), "at least 2 experts"),
+        (Routing(4, group_size=-1), "0 .a row. or above"),
+        (Routing(4, capacity_factor_train=0.0), "above 0"),
+    ],
+)
+def test_what_cannot_work_is_refused(routing, message):
+    with pytest.raises(ValueError, match=message):
+        MixtureOfExperts(routing, mlp="relu", d_ff=8)
+
+
+def test_experts_that_choose_do_not_decode():
+    def build(x, is_real):
+        return {"y": MixtureOfExperts(ROUTINGS["expert_choice"], mlp="relu", d_ff=8).decode(x)}
+
+    with pytest.raises(ValueError, match="take top_1 or top_2"):
+        t2tp.Program(
+            lambda mesh, given: build(given["x"], None), {"x": t2tp.Feature(inputs()["x"][0])}
+        )

@@ -1,0 +1,188 @@
+"""Norms, positions, networks, embeddings, dropout: what their formulas say."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from t2tp import mtf
+from t2tp.layers import embedding as embedding_module
+from t2tp.layers.dropout import Dropout
+from t2tp.layers.embedding import Embedding, vocab_dimension
+from t2tp.layers.feed_forward import FeedForward
+from t2tp.layers.grouping import grouped
+from t2tp.layers.normalization import Norm
+from t2tp.layers.positions import LearnedPositions, sinusoidal
+from tests.layers.running import not_zero, run
+
+X = np.random.default_rng(0).normal(size=[4, 6, 8])
+INPUTS = {"x": ("batch:4;length:6;d_model:8", X)}
+LAYOUTS = [("", ""), ("a:2;b:2", "batch:a;d_ff:b"), ("a:2;b:2", "batch:a;d_model:b")]
+
+
+@pytest.mark.parametrize(("mesh_shape", "layout"), LAYOUTS)
+def test_layer_norm_has_scale_and_bias_and_rms_norm_a_scale(mesh_shape, layout):
+    ran = run(lambda x: {"y": Norm("layer", 1e-3)(x)}, INPUTS, mesh_shape, layout, not_zero)
+    centred = X - X.mean(-1, keepdims=True)
+    wanted = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-3)
+    wanted = wanted * ran.variables["norm_scale"] + ran.variables["norm_bias"]
+    np.testing.assert_allclose(ran["y"], wanted, atol=3e-6)
+    ran = run(lambda x: {"y": Norm("rms", 1e-3)(x)}, INPUTS, mesh_shape, layout, not_zero)
+    wanted = X / np.sqrt((X**2).mean(-1, keepdims=True) + 1e-3) * ran.variables["norm_scale"]
+    np.testing.assert_allclose(ran["y"], wanted, atol=3e-6)
+    assert set(ran.variables) == {"norm_scale"}
+
+
+def gelu(x):
+    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+def silu(x):
+    return x / (1 + np.exp(-x))
+
+
+NETWORKS = {
+    "relu": lambda x, _: np.maximum(x, 0),
+    "gelu": lambda x, _: gelu(x),
+    "silu": lambda x, _: silu(x),
+    "swiglu": lambda x, gate: silu(gate) * x,
+    "geglu": lambda x, gate: gelu(gate) * x,
+}
+
+
+@pytest.mark.parametrize("mlp", NETWORKS)
+@pytest.mark.parametrize("use_bias", [False, True])
+def test_each_network_is_its_formula(mlp, use_bias):
+    for mesh_shape, layout in LAYOUTS:
+        network = FeedForward(mlp, 12, use_bias=use_bias)
+        ran = run(lambda x: {"y": network(x, False)}, INPUTS, mesh_shape, layout, not_zero)  # noqa: B023
+        variables = ran.variables
+
+        def times(x, name):
+            return x @ variables[name] + variables.get(f"{name}_bias", 0)  # noqa: B023
+
+        gate = times(X, "gate") if mlp.endswith("glu") and mlp != "gelu" else None
+        wanted = times(NETWORKS[mlp](times(X, "input"), gate), "output")
+        np.testing.assert_allclose(ran["y"], wanted, atol=2e-5)
+
+
+def test_dropout_of_a_network_is_for_training():
+    network = FeedForward("relu", 64, dropout=0.5)
+    ran = run(lambda x: {"on": network(x, True), "off": network(x, False)}, INPUTS)
+    plain = run(lambda x: {"y": FeedForward("relu", 64)(x, True)}, INPUTS)
+    np.testing.assert_array_equal(ran["off"], plain["y"])
+    assert np.abs(ran["on"] - ran["off"]).max() > 0.1
+
+
+def positions(*sizes):
+    return np.random.default_rng(1).integers(0, 30, sizes)
+
+
+@pytest.mark.parametrize(("mesh_shape", "layout"), LAYOUTS)
+def test_sinusoidal_positions_are_tensor2tensors(mesh_shape, layout):
+    given = {"at": ("batch:4;length:6", positions(4, 6))}
+    d_model = mtf.Dimension("d_model", 8)
+    ran = run(lambda at: {"y": sinusoidal(at, d_model, tf.float32)}, given, mesh_shape, layout)
+    turns = np.exp(-np.arange(4) * math.log(10000.0) / 3)
+    angle = given["at"][1][..., None] * turns
+    wanted = np.concatenate([np.sin(angle), np.cos(angle)], -1)
+    np.testing.assert_allclose(ran["y"], wanted, atol=5e-6)
+
+
+def test_sinusoidal_positions_need_pairs():
+    with pytest.raises(ValueError, match="must be even"):
+        run(
+            lambda at: {"y": sinusoidal(at, mtf.Dimension("d_model", 7), tf.float32)},
+            {"at": ("batch:4", positions(4))},
+        )
+
+
+def test_learned_positions_are_rows_of_a_table():
+    given = {"at": ("batch:4;length:6", positions(4, 6))}
+    learned = LearnedPositions(30, 0.5)
+    ran = run(lambda at: {"y": learned(at, mtf.Dimension("d_model", 8), tf.float32)}, given)
+    table = ran.variables["positions"]
+    np.testing.assert_array_equal(ran["y"], table[given["at"][1]])
+    assert 0.4 < table.std() < 0.6
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+@pytest.mark.parametrize("is_scaled", [True, False])
+def test_embeddings_and_logits(is_tied, is_scaled):
+    vocab, d_model = vocab_dimension(30, 8), mtf.Dimension("d_model", 8)
+    ids = {"ids": ("batch:4;length:6", positions(4, 6))}
+    for mesh_shape, layout in [("", ""), ("a:2;b:2", "batch:a;vocab:b")]:
+        made = Embedding(vocab, d_model, stddev=1.0, is_tied=is_tied, is_scaled=is_scaled)
+        ran = run(
+            lambda ids, x: {"x": made(ids, tf.float32), "logits": made.logits(x)},  # noqa: B023
+            {**ids, **INPUTS},
+            mesh_shape,
+            layout,
+        )
+        table = ran.variables["embedding"]
+        factor = 8**0.5 if is_scaled else 1.0
+        np.testing.assert_allclose(ran["x"], factor * table[ids["ids"][1]], rtol=1e-6)
+        out = table if is_tied else ran.variables["output_embedding"]
+        np.testing.assert_allclose(ran["logits"], X @ out.T, atol=1e-5)
+
+
+def test_a_vocabulary_is_rounded_up_and_the_log_says_so_once(caplog):
+    embedding_module._say_rounded.cache_clear()
+    with caplog.at_level("INFO", logger="absl"):
+        sizes = [vocab_dimension(*given).size for given in [(30, 8), (30, 8), (32, 8), (30, 8, 3)]]
+    assert sizes == [32, 32, 32, 48]
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 2
+    assert "vocabulary of 30 is rounded up to 32, a multiple of 8" in said[0]
+    with pytest.raises(ValueError, match="at least 1"):
+        vocab_dimension(30, 0)
+
+
+def test_decisions_of_dropout_can_be_shared_along_a_dimension():
+    given = {"x": (INPUTS["x"][0], np.ones_like(X))}
+    dropout = Dropout(0.5, ["length"])
+    y = run(lambda x: {"y": dropout(x, True), "off": dropout(x, False)}, given)
+    assert set(np.unique(y["y"])) == {0.0, 2.0}
+    assert (y["y"] == y["y"][:, :1]).all()
+    assert (y["off"] == 1).all()
+    alone = run(lambda x: {"y": Dropout(0.5)(x, True)}, given)["y"]
+    assert (alone != alone[:, :1]).any()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Norm("rsm"), "did you mean rms"),
+        (lambda: FeedForward("swigl", 8), "did you mean swiglu"),
+        (lambda: Dropout(1.0), r"must be in \[0, 1\)"),
+    ],
+)
+def test_what_does_not_exist_is_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_a_dimension_that_is_not_there_is_named():
+    with pytest.raises(ValueError, match="'lenght', and .* has no such dimension"):
+        run(lambda x: {"y": Dropout(0.5, ["lenght"])(x, True)}, INPUTS)
+
+
+@pytest.mark.parametrize(
+    ("size", "wanted"),
+    [
+        (0, [4, 6]),
+        (6, [4, 6]),
+        (4, [8, 3]),
+        (1, [24, 1]),
+        (12, [2, 12]),
+        (18, [2, 12]),
+        (99, [1, 24]),
+    ],
+)
+def test_groups_divide_rows_or_rows_divide_groups(size, wanted):
+    y = run(lambda x: {"y": grouped(x, size)}, INPUTS)["y"]
+    assert list(y.shape) == [*wanted, 8]
+    np.testing.assert_allclose(y.reshape(24, 8), X.reshape(24, 8), rtol=1e-6)

@@ -1,0 +1,120 @@
+"""Stacks: recomputation that changes nothing, layers that are one, norms before and after."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+
+from t2tp import mtf
+from t2tp.layers.attention import SelfAttention, Sequence
+from t2tp.layers.dropout import Dropout
+from t2tp.layers.feed_forward import FeedForward
+from t2tp.layers.heads import Heads
+from t2tp.layers.mixture_of_experts import MixtureOfExperts, Routing
+from t2tp.layers.normalization import Norm
+from t2tp.layers.passes import WholePass
+from t2tp.layers.stack import Layer, Residual, Stack
+from tests.layers.running import run
+
+SHAPE = "batch:4;length:6"
+INPUTS = {
+    "x": (f"{SHAPE};d_model:8", np.random.default_rng(0).normal(size=[4, 6, 8])),
+    "segments": (SHAPE, np.array([[1] * 6, [1, 1, 2, 2, 2, 0], [1] * 6, [1, 2, 3, 4, 5, 6]])),
+    "positions": (SHAPE, np.tile(np.arange(6), (4, 1))),
+}
+
+
+def layer(with_experts=False):
+    attention = SelfAttention(Heads(2, 4), causal=True, dropout=0.2)
+    network = FeedForward("relu", 16, dropout=0.2)
+    if with_experts:
+        network = MixtureOfExperts(Routing(4), mlp="relu", d_ff=16)
+    return Layer(attention, network)
+
+
+def stack(layers, norm_position="pre", dropout=0.2, **options):
+    return Stack(layers, Residual(Norm(), norm_position, Dropout(dropout)), **options)
+
+
+@functools.cache
+def trained_with(recompute, mesh_shape=""):
+    """Loss and gradients, with dropout on and experts in the second layer."""
+
+    def build(x, segments, positions):
+        layers = [layer(), layer(with_experts=True)]
+        way = WholePass(Sequence(positions, segments), training=True)
+        y, (sums,) = stack(layers, recompute=recompute)(x, way)
+        loss = mtf.reduce_sum(mtf.square(y)) + sums.load_balance
+        variables = x.graph.trainable_variables
+        grads = mtf.gradients([loss], [x, *(v.value for v in variables)])
+        names = ["x", *(v.name for v in variables)]
+        return {"loss": loss, **dict(zip(names, grads, strict=True))}
+
+    return run(build, INPUTS, mesh_shape, "batch:data;experts:data;heads:model;d_ff:model")
+
+
+@pytest.mark.parametrize("mesh_shape", ["", "data:2;model:2"])
+@pytest.mark.parametrize("recompute", ["layer", "attention", "feed_forward"])
+def test_computing_again_changes_no_bit_of_the_loss(recompute, mesh_shape):
+    plain, again = trained_with("none", mesh_shape), trained_with(recompute, mesh_shape)
+    assert plain["loss"] == again["loss"]
+    assert set(plain) == set(again)
+    for name, gradient in plain.items():
+        scale = np.abs(gradient).max()
+        np.testing.assert_allclose(again[name], gradient, rtol=0, atol=2e-6 * scale, err_msg=name)
+
+
+def test_a_layer_computed_again_repeats_its_sums():
+    """Of the two blocks of a layer the second one's sum is not needed again."""
+
+    def reductions(recompute):
+        collectives = trained_with(recompute, "data:2;model:2").program.collectives()
+        return collectives["allreduce", ("model",)][0]
+
+    plain = reductions("none")
+    assert reductions("layer") > plain
+    assert reductions("attention") >= plain
+
+
+def test_shared_layers_have_one_set_of_variables_and_know_their_number():
+    def build(x, segments, positions, share):
+        way = WholePass(Sequence(positions, segments), training=False)
+        y, _ = stack([layer(), layer(), layer()], share_layers=share)(x, way)
+        return {"y": y}
+
+    shared, own = (run(functools.partial(build, share=share), INPUTS) for share in (True, False))
+    blocks = ("attention/norm_scale", "attention/q", "attention/k", "attention/v")
+    blocks += ("attention/output", "feed_forward/norm_scale", "feed_forward/input")
+    blocks += ("feed_forward/output",)
+    assert set(shared.variables) == {f"shared_layer/{b}" for b in blocks} | {"final/norm_scale"}
+    assert len(own.variables) == 3 * len(blocks) + 1
+
+
+def test_norms_come_before_the_blocks_or_after_them():
+    def build(x, segments, positions, norm_position):
+        way = WholePass(Sequence(positions, segments), training=False)
+        y, _ = stack([layer()], norm_position)(x, way)
+        return {"y": y}
+
+    before, after = (
+        run(functools.partial(build, norm_position=where), INPUTS) for where in ("pre", "post")
+    )
+    assert "final/norm_scale" in before.variables
+    assert "final/norm_scale" not in after.variables
+    assert np.abs(before["y"] - after["y"]).max() > 0.1
+    np.testing.assert_allclose(np.sqrt((after["y"] ** 2).mean(-1)), 1.0, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: stack([layer()], "pro"), "norm_position is 'pro'"),
+        (lambda: stack([layer()], recompute="layers"), "did you mean layer"),
+        (lambda: stack([layer(), layer(True)], share_layers=True), "moe_every=1"),
+    ],
+)
+def test_what_cannot_work_is_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

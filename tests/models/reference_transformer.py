@@ -1,0 +1,171 @@
+"""The families of transformers once more, from their descriptions: plain TensorFlow, float64, one
+device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import tensorflow as tf
+
+from t2tp.hparam import HParams
+from tests.models.reference_lm import inputs_and_mask
+
+Params = Mapping[str, tf.Tensor]
+Features = Mapping[str, np.ndarray]
+
+
+class Reference:
+    """A model's numbers from its variables, with the hparams of its set."""
+
+    def __init__(self, params: Params, hparams: HParams) -> None:
+        """Takes the variables by name, float64."""
+        self.params = params
+        self.hparams = hparams
+        self.balance: list[tf.Tensor] = []
+        self.router_z: list[tf.Tensor] = []
+
+    def language_model(self, features: Features) -> tf.Tensor:
+        """Logits [batch, length, vocab]."""
+        targets, segments = features["targets"], features["targets_segmentation"]
+        inputs, is_seen = inputs_and_mask(targets, segments)
+        x = self.embedded(inputs, features["targets_position"], "", "embedding")
+        return self.stack(x, "", is_seen, segments != 0) @ tf.transpose(self.params["embedding"])
+
+    def encoder_decoder(self, features: Features) -> tf.Tensor:
+        """Logits [batch, length, vocab]."""
+        theirs = features["inputs_segmentation"]
+        x = self.embedded(features["inputs"], features["inputs_position"], "encoder/", "embedding")
+        memory = self.stack(x, "encoder/", theirs[:, :, None] == theirs[:, None], theirs != 0)
+        targets, ours = features["targets"], features["targets_segmentation"]
+        inputs, is_seen = inputs_and_mask(targets, ours)
+        x = self.embedded(inputs, features["targets_position"], "decoder/", "embedding")
+        memory_is_seen = ours[:, :, None] == theirs[:, None]
+        x = self.stack(x, "decoder/", is_seen, ours != 0, memory, memory_is_seen)
+        return x @ tf.transpose(self.params["embedding"])
+
+    def classes(self, features: Features) -> tf.Tensor:
+        """Logits [batch, classes]: of the mean of a row's symbols."""
+        segments = features["inputs_segmentation"]
+        x = self.embedded(features["inputs"], features["inputs_position"], "", "embedding")
+        x = self.stack(x, "", segments[:, :, None] == segments[:, None], segments != 0)
+        is_real = (segments != 0).astype(float)
+        share = is_real / np.maximum(is_real.sum(1, keepdims=True), 1)
+        mean = tf.einsum("btd,bt->bd", x, share)
+        return mean @ self.params["classifier/kernel"] + self.params["classifier/bias"]
+
+    def masked(self, features: Features, symbols: np.ndarray) -> tf.Tensor:
+        """Logits [batch, length, vocab] from the symbols that the model is shown."""
+        segments = features["targets_segmentation"]
+        x = self.embedded(symbols, features["targets_position"], "", "embedding")
+        x = self.stack(x, "", segments[:, :, None] == segments[:, None], segments != 0)
+        return x @ tf.transpose(self.params["embedding"])
+
+    def embedded(self, symbols, positions, scope: str, table: str) -> tf.Tensor:
+        """[batch, length, d_model]."""
+        x = tf.gather(self.params[table], symbols)
+        d_model = x.shape[-1]
+        if self.hparams.scale_embeddings:
+            x *= math.sqrt(d_model)
+        if self.hparams.position == "learned":
+            return x + tf.gather(self.params[f"{scope}positions"], positions)
+        half = d_model // 2
+        turns = np.exp(-np.arange(half) * math.log(10000.0) / (half - 1))
+        angle = positions[..., None] * turns
+        return x + np.concatenate([np.sin(angle), np.cos(angle)], -1)
+
+    def stack(self, x, scope, is_seen, is_real, memory=None, memory_is_seen=None) -> tf.Tensor:
+        """All layers, pre-norm, and the last norm."""
+        for number in range(self.hparams.num_hidden_layers):
+            layer = f"{scope}layer_{number:02d}"
+            block = f"{layer}/attention"
+            y = self.norm(x, block)
+            x += self.attention(block, y, y, is_seen)
+            if memory is not None:
+                block = f"{layer}/cross_attention"
+                x += self.attention(block, self.norm(x, block), memory, memory_is_seen)
+            if f"{layer}/experts/router" in self.params:
+                block = f"{layer}/experts"
+                x += self.experts(block, self.norm(x, block), is_real)
+            else:
+                block = f"{layer}/feed_forward"
+                x += self.feed_forward(block, self.norm(x, block))
+        return self.norm(x, f"{scope}final")
+
+    def norm(self, x, block: str) -> tf.Tensor:
+        """Over the last dimension."""
+        y = x
+        if self.hparams.norm_type == "layer":
+            y = x - tf.reduce_mean(x, axis=-1, keepdims=True)
+        y /= tf.sqrt(tf.reduce_mean(y**2, axis=-1, keepdims=True) + self.hparams.norm_epsilon)
+        return y * self.params[f"{block}/norm_scale"] + self.bias(f"{block}/norm")
+
+    def bias(self, name: str) -> tf.Tensor | float:
+        """Zero where there is none."""
+        return self.params.get(f"{name}_bias", 0.0)
+
+    def attention(self, block: str, x, memory, is_seen) -> tf.Tensor:
+        """[batch, length, d_model]; `is_seen` is [batch, length, memory_length]."""
+
+        def projected(y, name):
+            y = tf.einsum("btd,dhk->bthk", y, self.params[f"{block}/{name}"])
+            return y + self.bias(f"{block}/{name}")
+
+        q, k, v = projected(x, "q"), projected(memory, "k"), projected(memory, "v")
+        scores = tf.einsum("bthk,bmhk->bhtm", q, k) / math.sqrt(q.shape[-1])
+        is_seen = np.broadcast_to(is_seen[:, None], scores.shape)
+        weights = tf.nn.softmax(tf.where(is_seen, scores, -1e300)) * is_seen.astype(float)
+        y = tf.einsum("bhtm,bmhk->bthk", weights, v)
+        y = tf.einsum("bthk,hkd->btd", y, self.params[f"{block}/output"])
+        return y + self.bias(f"{block}/output")
+
+    def feed_forward(self, block: str, x) -> tf.Tensor:
+        """The network of one layer, or of one expert."""
+        activation = {"relu": tf.nn.relu, "gelu": lambda y: tf.nn.gelu(y, approximate=True)}
+        hidden = x @ self.params[f"{block}/input"] + self.bias(f"{block}/input")
+        hidden = activation[self.hparams.mlp](hidden)
+        return hidden @ self.params[f"{block}/output"] + self.bias(f"{block}/output")
+
+    def experts(self, block: str, x, is_real) -> tf.Tensor:
+        """All experts read all tokens; gates say which of it counts."""
+        logits = x @ self.params[f"{block}/router"]
+        log_z = tf.reduce_logsumexp(logits, -1)
+        p = tf.nn.softmax(logits) * is_real[..., None].astype(float)
+        gates, first = self.gates(p, is_real)
+        count = np.maximum(is_real.sum(1), 1)[:, None]
+        num_experts = p.shape[-1]
+        balance = num_experts * tf.reduce_sum(first.sum(1) / count * tf.reduce_sum(p, 1))
+        self.balance.append(balance / is_real.sum())
+        self.router_z.append(tf.reduce_sum(log_z**2 * is_real) / is_real.sum())
+        y = tf.zeros_like(x)
+        for expert in range(num_experts):
+            mine = {
+                f"expert/{name.rpartition('/')[2]}": value[expert]
+                for name, value in self.params.items()
+                if name.startswith(f"{block}/") and "router" not in name and "norm" not in name
+            }
+            network = Reference(mine, self.hparams)
+            y += gates[..., expert, None] * network.feed_forward("expert", x)
+        return y
+
+    def gates(self, p: tf.Tensor, is_real: np.ndarray) -> tuple[tf.Tensor, np.ndarray]:
+        """[batch, length, experts]: what each expert's output counts, and the first choices."""
+        k = {"top_1": 1, "top_2": 2}[self.hparams.moe_gating]
+        batch, length, num_experts = p.shape
+        factor = self.hparams.moe_capacity_factor_train
+        capacity = max(1, min(length, math.ceil(length * k * factor / num_experts)))
+        order = np.argsort(-p.numpy(), -1, kind="stable")[..., :k]
+        chosen, first = np.zeros(p.shape), np.zeros(p.shape)
+        for b in range(batch):
+            used = np.zeros(num_experts, int)
+            for choice in range(k):
+                for t in np.flatnonzero(is_real[b]):
+                    expert = order[b, t, choice]
+                    first[b, t, expert] += choice == 0
+                    chosen[b, t, expert] = used[expert] < capacity
+                    used[expert] += 1
+        if k == 1:
+            return p * chosen, first
+        both = tf.reduce_sum(tf.gather(p, order, batch_dims=2), -1, keepdims=True)
+        return p * chosen / tf.maximum(both, 1e-9), first

@@ -1,0 +1,112 @@
+"""Small models of pictures, and pictures to feed them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import tensorflow as tf
+
+import t2tp
+import t2tp.hparams
+import t2tp.models
+from t2tp import mtf, registry
+from t2tp.hparam import HParams
+from t2tp.mesh.on_paper import ProgramOnPaper
+
+BATCH, CLASSES = 8, 10
+
+
+def make_hparams(hparams_set: str, **values: object) -> HParams:
+    """A registered set on one device, with changes."""
+    hparams = registry.hparams(hparams_set)
+    for name, value in {"mesh_shape": "", **values}.items():
+        hparams.set(name, value)
+    return hparams
+
+
+def make_batch(height: int = 8, width: int = 8, channels: int = 1) -> dict[str, np.ndarray]:
+    """Pictures of noise, the last of which do not count."""
+    random = np.random.default_rng(0)
+    return {
+        "inputs": random.uniform(size=[BATCH, height, width, channels]).astype(np.float32),
+        "targets": random.integers(CLASSES, size=BATCH).astype(np.int32),
+        "weights": np.array([1.0] * (BATCH - 2) + [0.0] * 2, np.float32),
+    }
+
+
+def features_of(batch: Mapping[str, np.ndarray]) -> dict[str, t2tp.Feature]:
+    """What a program is told of a batch."""
+    names = ("batch", "height", "width", "channels")
+    return {
+        name: t2tp.Feature(
+            mtf.Shape(list(map(mtf.Dimension, names, value.shape))), tf.as_dtype(value.dtype)
+        )
+        for name, value in batch.items()
+    }
+
+
+def loss_program(
+    model: str,
+    hparams: HParams,
+    batch: Mapping[str, np.ndarray],
+    mesh_shape: str = "",
+    layout: str | None = None,
+    training: bool = True,
+    levels: int = CLASSES,
+) -> t2tp.Program:
+    """A program that gives `loss` and the metrics and, in training, the gradient by each variable
+    as `d_<name>`."""
+
+    def step(mesh, features):
+        made = registry.model(model)(hparams, {"targets": levels})
+        made.check_features(features)
+        out = made.loss(mesh, features, training)
+        gradients = {}
+        if training:
+            variables = mesh.graph.trainable_variables
+            grads = mtf.gradients([out.loss], [v.value for v in variables])
+            gradients = {f"d_{v.name}": g for v, g in zip(variables, grads, strict=True)}
+        return {"loss": out.loss, **out.metrics, **gradients}
+
+    return t2tp.Program(
+        step,
+        features_of(batch),
+        mesh_shape=mesh_shape,
+        layout=hparams.layout if layout is None else layout,
+    )
+
+
+def num_parameters(
+    model: str, hparams: HParams, batch: Mapping[str, np.ndarray], levels: int
+) -> int:
+    """What the optimizer changes, counted without making it."""
+
+    def step(mesh, features):
+        registry.model(model)(hparams, {"targets": levels}).loss(mesh, features, training=True)
+        return {}
+
+    program = ProgramOnPaper(step, features_of(batch))
+    return sum(v.shape.size for v in program.graph()[0].trainable_variables)
+
+
+def float64_params(program: t2tp.Program) -> dict[str, tf.Tensor]:
+    """The initial values of the variables that the optimizer changes, by name."""
+    return {
+        v.spec.name: tf.constant(v.numpy(), tf.float64)
+        for v in program.variables
+        if v.spec.trainable
+    }
+
+
+def assert_close(
+    values: Mapping[str, np.ndarray], wanted: Mapping[str, np.ndarray], tolerance: float
+) -> None:
+    """Differences are at most `tolerance` of each tensor's largest element, or of a millionth of
+    the largest of all: of what is zero only rounding is left."""
+    largest = max(np.abs(value).max() for value in wanted.values())
+    for name, value in wanted.items():
+        scale = max(np.abs(value).max(), 1e-3 * largest)
+        np.testing.assert_allclose(
+            values[name], value, rtol=0, atol=tolerance * scale, err_msg=name
+        )

@@ -1,0 +1,151 @@
+"""Every family of transformers with a few thousand parameters, and batches to feed it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import tensorflow as tf
+
+import t2tp
+import t2tp.hparams
+import t2tp.models
+from t2tp import mtf, registry
+from t2tp.hparam import HParams
+from t2tp.models.model import Model
+from tests.models.small_lm import BATCH, LENGTH, VOCAB_SIZE, make_batch
+
+SHAPE = f"batch:{BATCH};length:{LENGTH}"
+SMALLER = {
+    "batch_size": BATCH,
+    "max_length": LENGTH,
+    "d_model": 16,
+    "d_ff": 32,
+    "num_heads": 4,
+    "d_kv": 8,
+    "num_hidden_layers": 1,
+    "vocab_divisor": 8,
+    "initializer_stddev": 1.0,
+}
+WITH_EXPERTS = {"num_experts": 4, "moe_every": 1, "moe_capacity_factor_train": 1.0}
+NO_DROPOUT = {"layer_prepostprocess_dropout": 0.0, "attention_dropout": 0.0}
+ALL_DROPOUT = {
+    "layer_prepostprocess_dropout": 0.2,
+    "layer_prepostprocess_dropout_broadcast_dims": ["length"],
+    "attention_dropout": 0.1,
+    "relu_dropout": 0.1,
+}
+
+
+@dataclass(frozen=True)
+class Family:
+    """A model with its tiny set made smaller.
+
+    Attributes:
+      model: its registered name.
+      batch: makes what it is fed.
+      vocab_sizes: of the problem.
+      changes: of hparams.
+    """
+
+    model: str
+    batch: Callable[[], dict[str, np.ndarray]]
+    vocab_sizes: dict[str, int]
+    changes: dict[str, object]
+
+    def hparams(self, **changes: object) -> HParams:
+        """The tiny set, smaller, with changes."""
+        hparams = registry.hparams(f"{self.model}_tiny")
+        for name, value in {**SMALLER, **self.changes, **changes}.items():
+            hparams.set(name, value)
+        return hparams
+
+    def make(self, **changes: object) -> Model:
+        """The model."""
+        return registry.model(self.model)(self.hparams(**changes), self.vocab_sizes)
+
+    def features(self) -> dict[str, t2tp.Feature]:
+        """What a program is fed."""
+        return {name: feature_of(array) for name, array in self.batch().items()}
+
+
+def feature_of(array: np.ndarray, length: str = "length") -> t2tp.Feature:
+    """Of an array [batch] or [batch, length]."""
+    names = ("batch", length)[: array.ndim]
+    shape = ";".join(f"{name}:{size}" for name, size in zip(names, array.shape, strict=True))
+    return t2tp.Feature(shape, tf.float32 if array.dtype == np.float32 else tf.int32)
+
+
+def pairs() -> dict[str, np.ndarray]:
+    """Packed sequences; the inputs of a row are the targets of the row two above it, so that
+    lengths differ, and some segments have no inputs."""
+    targets = make_batch(0)
+    inputs = {name: np.roll(array, 2, axis=0) for name, array in make_batch(1).items()}
+    return {**targets, **{name.replace("targets", "inputs"): x for name, x in inputs.items()}}
+
+
+def classes(count: int = 2) -> dict[str, np.ndarray]:
+    """Rows with a class each; the last one is no example."""
+    inputs = {name.replace("targets", "inputs"): x for name, x in make_batch(1).items()}
+    return {
+        **inputs,
+        "targets": np.arange(BATCH, dtype=np.int32) % count,
+        "weights": np.array([1.0] * (BATCH - 1) + [0.0], np.float32),
+    }
+
+
+BOTH = {"inputs": VOCAB_SIZE, "targets": VOCAB_SIZE}
+FAMILIES = {
+    "lm": Family("transformer_lm", make_batch, {"targets": VOCAB_SIZE}, {}),
+    "encdec": Family("transformer", pairs, BOTH, {}),
+    "classes": Family(
+        "transformer_encoder", classes, {"inputs": VOCAB_SIZE, "targets": 2}, NO_DROPOUT
+    ),
+    "masked": Family("transformer_encoder", make_batch, {"targets": VOCAB_SIZE}, NO_DROPOUT),
+    "moe": Family("transformer_moe", make_batch, {"targets": VOCAB_SIZE}, WITH_EXPERTS),
+    "moe_encdec": Family(
+        "transformer_moe_encdec", pairs, BOTH, {**WITH_EXPERTS, "moe_gating": "top_2"}
+    ),
+}
+
+MEGATRON = "batch:data;experts:data;heads:model;kv_heads:model;d_ff:model;vocab:model"
+LAYOUTS = {
+    "one device": ("", ""),
+    "data": ("data:4", MEGATRON),
+    "tensor": ("model:4", "heads:model;d_ff:model;vocab:model"),
+    "both": ("data:2;model:2", MEGATRON),
+    "features": ("data:2;model:2", "batch:data;d_model:model"),
+    "three axes": ("a:2;b:2;c:2", "batch:a;heads:b;d_ff:b;vocab:b;d_model:c"),
+    "experts": ("data:2;expert:2", "batch:data;experts:expert;expert_groups:data;vocab:expert"),
+}
+
+
+def loss_program(
+    family: Family,
+    mesh_shape: str = "",
+    layout: str = MEGATRON,
+    training: bool = True,
+    with_gradients: bool = True,
+    **changes: object,
+) -> t2tp.Program:
+    """A program that gives `loss`, the metrics, and gradients by each variable as `d_<name>`."""
+
+    def step(mesh, features):
+        out = family.make(**changes).loss(mesh, features, training)
+        gradients = {}
+        if with_gradients:
+            variables = mesh.graph.trainable_variables
+            grads = mtf.gradients([out.loss], [v.value for v in variables])
+            gradients = {f"d_{v.name}": g for v, g in zip(variables, grads, strict=True)}
+        return {"loss": out.loss, **out.metrics, **gradients}
+
+    return t2tp.Program(step, family.features(), mesh_shape=mesh_shape, layout=layout)
+
+
+def assert_close(values, wanted, tolerance=5e-6):
+    """Float32's rounding adds up to some 1e-6 of a tensor's largest element; of a gradient that is
+    zero in exact arithmetic, such as by a bias of the keys, nothing else is left."""
+    for name, value in wanted.items():
+        atol = tolerance * np.abs(value).max() + 1e-7
+        np.testing.assert_allclose(values[name], value, rtol=0, atol=atol, err_msg=name)

@@ -1,0 +1,180 @@
+"""The classifiers' numbers: those of their descriptions, in any layout."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+
+from t2tp import registry
+from t2tp.mesh.layout import LayoutError
+from tests.models import reference_images
+from tests.models.small_images import (
+    assert_close,
+    float64_params,
+    loss_program,
+    make_batch,
+    make_hparams,
+    num_parameters,
+)
+
+BLOCKS = {"filter_sizes": [8, 4, 8], "layer_sizes": [1, 2], "norm_groups": 2}
+# Name -> model, its set and changes, the pictures' size
+MODELS = {
+    "mlp": ("mlp", "mlp_tiny", {"hidden_size": 32, "num_hidden_layers": 3}, (8, 8, 1)),
+    "basic": ("mtf_resnet", "mtf_resnet_tiny", BLOCKS, (8, 8, 2)),
+    "bottleneck": (
+        "mtf_resnet",
+        "mtf_resnet_base",
+        {**BLOCKS, "num_partitioned_stages": 1},
+        (32, 32, 3),
+    ),
+    "group_norm": ("mtf_resnet", "mtf_resnet_tiny", {**BLOCKS, "norm_type": "group"}, (8, 8, 2)),
+    "vit_class": ("vit", "vit_tiny", {"pooling": "class", "num_hidden_layers": 2}, (8, 8, 3)),
+    "vit_mean": ("vit", "vit_tiny", {"num_hidden_layers": 1}, (8, 16, 1)),
+}
+SPLIT = "batch:data;d_ff:model;heads:model;filters:model;height:rows;width:columns"
+MESHES = [
+    "",
+    "data:4",
+    "model:2",
+    "data:2;model:2",
+    "rows:2",
+    "rows:2;columns:2",
+    "data:2;rows:2;model:2",
+]
+
+
+def make(name, **values):
+    model, hparams_set, changes, size = MODELS[name]
+    hparams = make_hparams(hparams_set, **{**changes, **values})
+    if "dropout" in hparams.values():
+        hparams.set("dropout", values.get("dropout", 0.0))
+    hparams.set("label_smoothing", values.get("label_smoothing", 0.0))
+    return model, hparams, make_batch(*size)
+
+
+@functools.cache
+def reference(name):
+    model, hparams, batch = make(name)
+    params = float64_params(loss_program(model, hparams, batch))
+    logits_of = getattr(reference_images, {"mtf_resnet": "resnet"}.get(model, model))
+    return reference_images.loss_and_gradients(logits_of, params, batch, hparams)
+
+
+# Those that differ from these in a layer have two meshes only.
+CASES = [
+    *((name, mesh_shape) for name in ("mlp", "basic", "vit_class") for mesh_shape in MESHES),
+    *(
+        (name, mesh_shape)
+        for name in ("bottleneck", "group_norm", "vit_mean")
+        for mesh_shape in ("", MESHES[-1])
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "mesh_shape"), CASES)
+def test_any_layout_gives_the_loss_and_all_gradients_of_the_description(name, mesh_shape):
+    model, hparams, batch = make(name)
+    values = loss_program(model, hparams, batch, mesh_shape, SPLIT)(batch)
+    wanted = reference(name)
+    assert {key for key in values if key.startswith("d_")} == wanted.keys() - {"loss"}
+    assert_close(values, wanted, 2e-5)
+
+
+@pytest.mark.parametrize("name", ["mlp", "basic", "vit_mean"])
+def test_evaluation_counts_the_pictures_that_have_weight(name):
+    model, hparams, batch = make(name)
+    values = loss_program(model, hparams, batch, "data:2;model:2", SPLIT, training=False)(batch)
+    assert set(values) == {"loss", "nll", "tokens", "correct", "correct_top_5"}
+    assert values["tokens"] == batch["weights"].sum()
+    assert 0 <= values["correct"] <= values["correct_top_5"] <= values["tokens"]
+    # What has no weight does not count, whatever it is.
+    other = {**batch, "targets": np.where(batch["weights"] > 0, batch["targets"], 0)}
+    again = loss_program(model, hparams, batch, training=False)(other)
+    for key in values:
+        assert float(again[key]) == pytest.approx(float(values[key]), rel=1e-5)
+
+
+def test_the_running_averages_move_in_training_and_serve_evaluation():
+    """After many steps on one batch they are that batch's: evaluation is then what training is."""
+    model, hparams, batch = make("basic", norm_momentum=0.5)
+    batch["weights"][:] = 1
+    training = loss_program(model, hparams, batch, "data:2;rows:2", SPLIT)
+    before = float(loss_program(model, hparams, batch, training=False)(batch)["loss"])
+    losses = [float(training(batch)["loss"]) for _ in range(30)]
+    assert losses[0] == pytest.approx(losses[-1], rel=1e-5)
+    averages = {v.spec.name: v.numpy() for v in training.variables if not v.spec.trainable}
+    assert len(averages) == 2 * sum("norm_scale" in v.spec.name for v in training.variables)
+    evaluation = loss_program(model, hparams, batch, training=False)
+    for variable in evaluation.variables:
+        if variable.spec.name in averages:
+            variable.slice_of(0).assign(averages[variable.spec.name])
+    assert float(evaluation(batch)["loss"]) == pytest.approx(losses[-1], rel=1e-4)
+    assert before != pytest.approx(losses[-1], rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["mlp", "vit_mean"])
+def test_dropout_is_the_same_on_any_mesh_and_off_in_evaluation(name):
+    losses = []
+    for mesh_shape in ("", "data:2;model:2"):
+        program = loss_program(*make(name, dropout=0.3), mesh_shape, SPLIT)
+        batch = make(name)[2]
+        losses.append([float(program(batch, step=step)["loss"]) for step in range(2)])
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
+    assert losses[0][0] != losses[0][1]
+    model, hparams, batch = make(name, dropout=0.3)
+    evaluated = loss_program(model, hparams, batch, training=False)(batch)["loss"]
+    assert float(evaluated) == pytest.approx(float(reference(name)["loss"]), rel=1e-5)
+
+
+def test_label_smoothing_is_for_training_only():
+    model, hparams, batch = make("mlp", label_smoothing=0.1)
+    plain = float(reference("mlp")["loss"])
+    assert float(loss_program(model, hparams, batch)(batch)["loss"]) != pytest.approx(plain)
+    evaluated = loss_program(model, hparams, batch, training=False)(batch)
+    assert float(evaluated["loss"]) == pytest.approx(plain, rel=1e-5)
+
+
+# Of torchvision's resnet50, the paper's ResNet-20 with projections, and timm's vit_*_patch16_224.
+@pytest.mark.parametrize(
+    ("model", "hparams_set", "size", "classes", "parameters"),
+    [
+        ("mtf_resnet", "mtf_resnet_50", (224, 224, 3), 1000, 25_557_032),
+        ("mtf_resnet", "mtf_resnet_cifar", (32, 32, 3), 10, 272_474),
+        ("vit", "vit_small", (224, 224, 3), 1000, 22_050_664),
+        ("vit", "vit_base", (224, 224, 3), 1000, 86_567_656),
+        ("vit", "vit_large", (224, 224, 3), 1000, 304_326_632),
+    ],
+)
+def test_parameters_are_as_many_as_published(model, hparams_set, size, classes, parameters):
+    hparams = registry.hparams(hparams_set)
+    assert num_parameters(model, hparams, make_batch(*size), classes) == parameters
+
+
+def test_seven_rows_are_not_split():
+    """224 rows over 2 processors, but all of the last 7 on each; the axis divides no others."""
+    hparams = make_hparams("mtf_resnet_50", layer_sizes=[1, 1, 1, 1], filter_sizes=[4] * 5)
+    batch = make_batch(224, 224, 3)
+    loss_program("mtf_resnet", hparams, batch, "rows:2;columns:2", training=False)
+    hparams.num_partitioned_stages = 4
+    with pytest.raises(LayoutError, match="does not divide dimension 'height' of size 7"):
+        loss_program("mtf_resnet", hparams, batch, "rows:2", training=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("basic", {"block": "basics"}, "block is 'basics': did you mean basic"),
+        ("basic", {"stem": "large"}, "stem is 'large': the stems are cifar, imagenet"),
+        ("basic", {"norm_type": "layer"}, "norm_type is 'layer'"),
+        ("basic", {"filter_sizes": [8, 8]}, "must be one for the stem and one for each of the 2"),
+        ("basic", {"norm_momentum": 1.5}, "norm_momentum must be in"),
+        ("vit_mean", {"pooling": "max"}, "pooling is 'max'"),
+        ("vit_mean", {"patch_size": 3}, "patch_size 3 must divide the pictures' 8 rows and 16"),
+    ],
+)
+def test_what_cannot_be_is_refused(name, values, message):
+    with pytest.raises(ValueError, match=message):
+        loss_program(*make(name, **values))

@@ -1,0 +1,65 @@
+"""What a step of each family moves between devices: as many collectives as the textbooks say."""
+
+from __future__ import annotations
+
+import pytest
+
+from t2tp.mesh.on_paper import ProgramOnPaper
+from t2tp.optim import apply_gradients
+from tests.models.small_transformers import FAMILIES
+
+MODEL = "heads:model;d_ff:model;vocab:model"
+EXPERTS = "batch:data;experts:data"
+# Reductions over the model axis: forward and backward, each (besides layers, a layer).
+# Forward: an embedding is one, the loss of a split vocabulary two, a block one. Backward: a block
+# one, the logits' gradient by what enters them one; what all cross-attention reads, one; and one
+# number for the norm of the gradient.
+REDUCTIONS = {
+    "lm": ((3, 2), (2, 2)),
+    "moe": ((3, 2), (2, 2)),
+    "masked": ((3, 2), (2, 2)),
+    "classes": ((1, 2), (1, 2)),
+    "encdec": ((4, 5), (3, 5)),
+}
+
+
+def collectives(name, mesh_shape, layout, backward=True, **changes):
+    """How many there are, by kind and axes."""
+    family = FAMILIES[name]
+    hparams = family.hparams(**changes)
+
+    def step(mesh, features):
+        out = family.make(**changes).loss(mesh, features, training=True)
+        if backward:
+            apply_gradients(out.loss, mesh, hparams, 100)
+        return {"loss": out.loss}
+
+    program = ProgramOnPaper(step, family.features(), mesh_shape=mesh_shape, layout=layout)
+    return {key: count for key, (count, _) in program.collectives().items()}
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_each_block_costs_a_reduction_forward_and_one_backward(name, layers):
+    (first, each), (first_back, each_back) = REDUCTIONS[name]
+    forward = first + each * layers
+    counted = collectives(name, "model:4", MODEL, backward=False, num_hidden_layers=layers)
+    assert counted == {("allreduce", ("model",)): forward}
+    both = forward + first_back + each_back * layers
+    counted = collectives(name, "model:4", MODEL, num_hidden_layers=layers)
+    assert counted == {("allreduce", ("model",)): both}
+
+
+@pytest.mark.parametrize("name", ["encdec", "classes"])
+def test_data_parallel_training_reduces_each_gradient_once(name):
+    """All in one go; besides, two numbers: the sum of the losses and how many they are of."""
+    assert collectives(name, "data:4", "batch:data") == {("allreduce", ("data",)): 2}
+
+
+@pytest.mark.parametrize(("name", "layers_of_experts"), [("moe", 1), ("moe_encdec", 2)])
+def test_a_layer_of_experts_costs_two_all_to_alls_forward_and_two_backward(name, layers_of_experts):
+    forward = collectives(name, "data:4", EXPERTS, backward=False)
+    both = collectives(name, "data:4", EXPERTS)
+    assert forward["alltoall", ("data",)] == 2 * layers_of_experts
+    assert both["alltoall", ("data",)] == 4 * layers_of_experts
+    assert {kind for kind, _ in both} == {"alltoall", "allreduce"}

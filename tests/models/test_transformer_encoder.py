@@ -1,0 +1,100 @@
+"""The encoder: what it masks, what it counts, and what it sees."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import t2tp
+from t2tp.models.model import FeatureMismatchError
+from tests.models.small_lm import VOCAB_SIZE, make_batch
+from tests.models.small_transformers import FAMILIES, Family, classes, loss_program
+
+
+def test_symbols_are_masked_as_bert_does():
+    """15 % of the real ones; of these 80 % become the mask, 10 % anything, 10 % stay."""
+    model = FAMILIES["masked"].make()
+
+    def step(mesh, features):
+        shown, is_masked = model._masked(features["targets"], features["segments"])
+        return {"shown": shown, "is_masked": is_masked}
+
+    shape, rows = "batch:64;length:512", (64, 512)
+    features = {n: t2tp.Feature(shape, np.int32) for n in ("targets", "segments")}
+    targets = np.random.default_rng(0).integers(1, VOCAB_SIZE, rows).astype(np.int32)
+    segments = (np.arange(512) < 400).astype(np.int32) * np.ones(rows, np.int32)
+    program = t2tp.Program(step, features, mesh_shape="data:2", layout="batch:data")
+    out = program({"targets": targets, "segments": segments})
+    is_masked, shown = out["is_masked"] == 1, out["shown"]
+    assert not is_masked[segments == 0].any()
+    assert is_masked[segments == 1].mean() == pytest.approx(0.15, abs=0.01)
+    np.testing.assert_array_equal(shown[~is_masked], targets[~is_masked])
+    became_mask = shown[is_masked] == VOCAB_SIZE
+    stayed = shown[is_masked] == targets[is_masked]
+    assert became_mask.mean() == pytest.approx(0.8, abs=0.02)
+    assert stayed.mean() == pytest.approx(0.1 + 0.1 / VOCAB_SIZE, abs=0.02)
+    assert shown.max() == VOCAB_SIZE
+    again = program({"targets": targets, "segments": segments}, step=1)
+    assert (again["is_masked"] != out["is_masked"]).any()
+
+
+def test_the_loss_is_of_masked_symbols_only():
+    values = loss_program(FAMILIES["masked"], training=False, with_gradients=False)(make_batch())
+    assert set(values) == {"loss", "nll", "tokens", "correct", "correct_top_5"}
+    assert 0 < values["tokens"] < 0.4 * np.count_nonzero(make_batch()["targets_segmentation"])
+    assert float(values["loss"]) == pytest.approx(float(values["nll"] / values["tokens"]))
+
+
+def test_rows_without_weight_do_not_count():
+    program = loss_program(FAMILIES["classes"], "data:2", training=False, with_gradients=False)
+    batch = classes()
+    values = program(batch)
+    positives = {"positives", "predicted_positives", "true_positives"}
+    assert set(values) == {"loss", "nll", "tokens", "correct", "correct_top_5"} | positives
+    assert values["tokens"] == 7
+    assert values["positives"] == 3
+    other = {**batch, "targets": np.where(batch["weights"] == 0, 0, batch["targets"])}
+    assert float(program(other)["loss"]) == float(values["loss"])
+
+
+def test_many_classes_have_no_positives():
+    family = Family("transformer_encoder", classes, {"inputs": VOCAB_SIZE, "targets": 10}, {})
+    values = loss_program(family, training=False, with_gradients=False)(classes(10))
+    assert "positives" not in values
+    assert values["correct"] <= values["correct_top_5"]
+
+
+def test_class_logits_are_what_the_loss_sees():
+    family, batch = FAMILIES["classes"], classes()
+    features = {n: f for n, f in family.features().items() if n.startswith("inputs")}
+    program = t2tp.Program(
+        lambda mesh, given: {"logits": family.make().class_logits(mesh, given)}, features
+    )
+    logits = program({n: batch[n] for n in features})["logits"].astype(np.float64)
+    log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    nll = -(log_p[np.arange(len(logits)), batch["targets"]] * batch["weights"]).sum()
+    values = loss_program(family, training=False, with_gradients=False)(batch)
+    assert float(values["nll"]) == pytest.approx(nll, rel=1e-5)
+
+
+def test_a_masked_language_model_has_no_classes():
+    with pytest.raises(ValueError, match="is a masked language model"):
+        FAMILIES["masked"].make().class_logits(None, {})
+
+
+def test_padding_changes_no_class():
+    program = loss_program(FAMILIES["classes"], training=False, with_gradients=False)
+    batch = classes()
+    other = np.where(batch["inputs_segmentation"] == 0, 7, batch["inputs"])
+    assert (other != batch["inputs"]).any()
+    values, changed = program(batch), program({**batch, "inputs": other})
+    assert float(values["loss"]) == pytest.approx(float(changed["loss"]), rel=1e-6)
+
+
+def test_the_features_of_the_other_kind_of_problem_are_refused():
+    with pytest.raises(FeatureMismatchError, match="weights is missing"):
+        FAMILIES["classes"].make().check_features(
+            ["inputs", "inputs_segmentation", "inputs_position", "targets"]
+        )
+    with pytest.raises(FeatureMismatchError, match="targets_segmentation"):
+        FAMILIES["masked"].make().check_features(["targets"])

@@ -1,0 +1,171 @@
+"""Every family of transformers: loss and all gradients are those of the description in float64, on
+any mesh."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import t2tp
+from t2tp.optim import train_step
+from tests.models.reference_transformer import Reference
+from tests.models.small_transformers import (
+    ALL_DROPOUT,
+    FAMILIES,
+    LAYOUTS,
+    NO_DROPOUT,
+    WITH_EXPERTS,
+    Family,
+    assert_close,
+    classes,
+    loss_program,
+)
+
+OF_THE_REFERENCE = {
+    "lm": Reference.language_model,
+    "moe": Reference.language_model,
+    "encdec": Reference.encoder_decoder,
+    "moe_encdec": Reference.encoder_decoder,
+    "classes": Reference.classes,
+    "masked": Reference.masked,
+}
+
+
+@functools.cache
+def shown_by_masking():
+    """What a masked language model sees in step 0, and where it is asked."""
+    family = FAMILIES["masked"]
+
+    def step(mesh, features):
+        symbols, is_masked = family.make()._masked(
+            features["targets"], features["targets_segmentation"]
+        )
+        return {"symbols": symbols, "is_masked": is_masked}
+
+    return dict(t2tp.Program(step, family.features())(family.batch()))
+
+
+@functools.cache
+def reference(name):
+    """Loss, sums and gradients of the initial values."""
+    family = FAMILIES[name]
+    batch, hparams = family.batch(), family.hparams()
+    variables = loss_program(family, with_gradients=False).variables
+    params = {v.spec.name: tf.constant(v.numpy(), tf.float64) for v in variables}
+    extra, targets = {}, batch["targets"]
+    if name == "masked":
+        shown = shown_by_masking()
+        extra, weights = {"symbols": shown["symbols"]}, shown["is_masked"].astype(np.float64)
+    elif name == "classes":
+        weights = batch["weights"].astype(np.float64)
+    else:
+        weights = (batch["targets_segmentation"] != 0).astype(np.float64)
+    with tf.GradientTape() as tape:
+        tape.watch(params)
+        made = Reference(params, hparams)
+        log_p = tf.nn.log_softmax(OF_THE_REFERENCE[name](made, batch, **extra))
+        nll = -tf.reduce_sum(tf.gather(log_p, targets, batch_dims=targets.ndim) * weights)
+        loss = nll / weights.sum()
+        if made.balance:
+            layers = len(made.balance)
+            loss += hparams.moe_load_balance_loss * sum(made.balance) / layers
+            loss += hparams.moe_router_z_loss * sum(made.router_z) / layers
+    gradients = tape.gradient(loss, params, unconnected_gradients="zero")
+    values = {"loss": loss, "nll": nll, "tokens": weights.sum()}
+    return values | {f"d_{n}": tf.convert_to_tensor(g) for n, g in gradients.items()}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_any_layout_gives_the_loss_and_all_gradients_of_the_description(name, layout):
+    values = loss_program(FAMILIES[name], *LAYOUTS[layout])(FAMILIES[name].batch())
+    wanted = reference(name)
+    assert set(wanted) == {n for n in values if not n.startswith(("summaries/", "expert_"))}
+    assert_close(values, wanted)
+
+
+@functools.cache
+def with_dropout(name, layout):
+    program = loss_program(FAMILIES[name], *LAYOUTS[layout], with_gradients=False, **ALL_DROPOUT)
+    batch = FAMILIES[name].batch()
+    return [float(program(batch, step=k)["loss"]) for k in range(3)]
+
+
+@pytest.mark.parametrize("name", ["encdec", "moe", "masked"])
+def test_dropout_and_masking_are_the_same_on_any_mesh(name):
+    wanted = with_dropout(name, "one device")
+    assert len(set(wanted)) == 3
+    np.testing.assert_allclose(with_dropout(name, "both"), wanted, rtol=3e-6)
+
+
+# Every value of every choice, with something that could go wrong beside it.
+CHOICES = {
+    "sinusoidal gelu": {"position": "sinusoidal", "mlp": "gelu", "use_bias": True},
+    "rotary swiglu grouped": {"position": "rotary", "mlp": "swiglu", "num_kv_heads": 2},
+    "relative geglu": {"position": "relative", "mlp": "geglu", "relative_max_distance": 20},
+    "none silu untied": {"position": "none", "mlp": "silu", "tie_embeddings": False},
+    "post layer norm": {"norm_position": "post", "norm_type": "layer", "norm_epsilon": 1e-5},
+    "local multi-query": {"attention_type": "local", "attention_window": 3, "num_kv_heads": 1},
+    "compressed": {"attention_type": "compressed", "attention_window": 3, "num_hidden_layers": 2},
+    "shared": {"share_layers": True, "num_hidden_layers": 2, "scale_embeddings": True},
+    "smoothing": {"label_smoothing": 0.1, "z_loss": 1e-2},
+}
+
+
+@functools.cache
+def plain_loss(name):
+    program = loss_program(FAMILIES[name], with_gradients=False)
+    return float(program(FAMILIES[name].batch())["loss"])
+
+
+@pytest.mark.parametrize(
+    ("name", "choice"),
+    [("lm", choice) for choice in CHOICES]
+    + [("encdec", choice) for choice in ("relative geglu", "none silu untied", "compressed")],
+)
+def test_any_choice_is_the_same_split(name, choice):
+    family, changes = FAMILIES[name], CHOICES[choice]
+    if changes.get("num_kv_heads") == 1:
+        layout = ("data:2;model:2", "batch:data;heads:model;d_ff:model;vocab:model")
+    else:
+        layout = LAYOUTS["both"]
+    whole = loss_program(family, **changes)(family.batch())
+    split = loss_program(family, *layout, **changes)(family.batch())
+    assert_close(split, whole, 1e-5)
+    assert float(whole["loss"]) != pytest.approx(plain_loss(name), rel=1e-3)
+
+
+@pytest.mark.parametrize("gating", ["top_1", "top_2", "expert_choice"])
+def test_experts_of_an_encoder_are_the_same_split(gating):
+    changes = {**WITH_EXPERTS, **NO_DROPOUT}
+    family = Family("transformer_moe_encoder", classes, FAMILIES["classes"].vocab_sizes, changes)
+    whole = loss_program(family, moe_gating=gating)(family.batch())
+    split = loss_program(family, *LAYOUTS["both"], moe_gating=gating)(family.batch())
+    assert_close(split, whole, 1e-5)
+
+
+@pytest.mark.parametrize("name", ["moe", "moe_encdec"])
+def test_experts_do_not_choose_among_what_is_still_to_come(name):
+    with pytest.raises(ValueError, match="take top_1 or top_2"):
+        FAMILIES[name].make(moe_gating="expert_choice")
+
+
+def loss_in_parts(name, microbatches):
+    """Of a training step, with experts' balance and router losses."""
+    family = FAMILIES[name]
+    hparams = family.hparams(microbatches=microbatches)
+
+    def step(mesh, features):
+        def loss_fn(part):
+            return family.make().loss(mesh, part, training=True)
+
+        return {"loss": train_step(loss_fn, features, mesh, hparams, 100).loss}
+
+    return float(t2tp.Program(step, family.features())(family.batch())["loss"])
+
+
+def test_a_batch_in_parts_has_the_loss_of_the_whole():
+    assert loss_in_parts("moe", 2) == pytest.approx(loss_in_parts("moe", 1), rel=1e-6)
