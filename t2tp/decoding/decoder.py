@@ -1,0 +1,300 @@
+"""Decodes lists of rows: puts rows of like length into batches, and takes the results apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from t2tp import mtf
+from t2tp.decoding.decode import decode
+from t2tp.decoding.options import DecodeOptions
+from t2tp.decoding.rows import row_features, row_keys
+from t2tp.mesh.cluster import Cluster
+from t2tp.mesh.layout import Layout
+from t2tp.mesh.program import Feature, Program
+from t2tp.mesh.variables import Variables
+from t2tp.models.autoregressive import AutoregressiveModel
+
+# What runs a decoding program: features, which say shapes, and a batch -> outputs, whole arrays.
+Predict = Callable[[Mapping[str, Feature], Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
+
+
+@dataclass(frozen=True)
+class Request:
+    """A row to decode.
+
+    Attributes:
+      prefix: symbols that it begins with.
+      inputs: symbols that the model reads; None for a model that reads none.
+      limit: most symbols to write, the end among them; by default `DecodeOptions.extra_length`
+        more than there are inputs.
+    """
+
+    prefix: Sequence[int] = ()
+    inputs: Sequence[int] | None = None
+    limit: int | None = None
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """A sequence that was found.
+
+    Attributes:
+      symbols: those after the prefix, without the end.
+      log_prob: natural logarithm of the probability of the symbols and the end, given the prefix.
+      score: what sequences are ordered by: of beam search, divided by the length penalty.
+      has_ended: whether it has an end; if not it was cut at its limit.
+    """
+
+    symbols: list[int]
+    log_prob: float
+    score: float
+    has_ended: bool
+
+
+class Decoder:
+    """Decodes rows with a model.
+
+    ```python
+    decoder = Decoder.of_model(model, DecodeOptions(beam_size=4), mesh_shape="data:2", ...)
+    [[best], ...] = decoder([Request(prefix=[5, 7]), ...])
+    ```
+
+    Rows are decoded in batches of like length; each shape of a batch is a program, traced once. A
+    row's result depends on neither its batch nor the mesh; what is drawn for it depends on the seed
+    and its number in the list.
+
+    Attributes:
+      options: the `DecodeOptions`.
+    """
+
+    def __init__(
+        self,
+        predict: Predict,
+        layout: Layout,
+        options: DecodeOptions,
+        *,
+        seed: int = 0,
+        max_length: int | None = None,
+    ) -> None:
+        """Decodes with programs that somebody else makes, such as `Estimator.predict`.
+
+        Args:
+          predict: runs `decode` of the model with these options.
+          layout: of the mesh; a batch has rows for each of its parts.
+          options: how to decode.
+          seed: of what is drawn.
+          max_length: most positions that the model knows, of inputs as of what is written.
+        """
+        self.options = options
+        self._predict = predict
+        self._seed = seed
+        self._max_length = max_length
+        axis = layout.axis_of("batch")
+        parts = axis.size if axis else 1
+        self._batch_size = -(-options.batch_size // parts) * parts
+
+    @classmethod
+    def of_model(
+        cls,
+        model: AutoregressiveModel,
+        options: DecodeOptions | None = None,
+        *,
+        mesh_shape: str = "",
+        layout: str = "",
+        variables: Variables | None = None,
+        cluster: Cluster | None = None,
+        seed: int = 0,
+        xla: bool | None = None,
+    ) -> Decoder:
+        """Decodes with programs of its own.
+
+        Args:
+          model: a model that writes.
+          options: how to decode; by default beam search of width 4.
+          mesh_shape: such as `data:2;model:4`.
+          layout: such as `batch:data;heads:model`.
+          variables: those of the model, of another program on the same mesh; by default new ones.
+          cluster: the devices; see `Program`.
+          seed: of what is drawn, and of new variables.
+          xla: see `Program`.
+        """
+        chosen = options or DecodeOptions()
+        programs: dict[tuple, Program] = {}
+
+        def predict(
+            features: Mapping[str, Feature], batch: Mapping[str, np.ndarray]
+        ) -> Mapping[str, np.ndarray]:
+            key = tuple((name, f.shape.to_string) for name, f in features.items())
+            if key not in programs:
+                made = list(programs.values())
+                programs[key] = Program(
+                    lambda mesh, given: decode(model, mesh, given, chosen),
+                    features,
+                    mesh_shape=mesh_shape,
+                    layout=layout,
+                    cluster=made[0].cluster if made else cluster,
+                    variables=made[0].variables if made else variables,
+                    seed=seed,
+                    xla=xla,
+                )
+            return programs[key](batch)
+
+        max_length = model.hparams.max_length if "max_length" in model.hparams else None
+        return cls(predict, Layout(mesh_shape, layout), chosen, seed=seed, max_length=max_length)
+
+    def __call__(self, requests: Sequence[Request]) -> list[list[Hypothesis]]:
+        """Decodes rows.
+
+        Returns:
+          for each row what was found, the best first: one sequence, or with `return_beams` up to
+          `beam_size`.
+
+        Raises:
+          ValueError: see `iterate`.
+        """
+        found = dict(self.iterate(requests))
+        return [found[number] for number in range(len(requests))]
+
+    def iterate(self, requests: Sequence[Request]) -> Iterator[tuple[int, list[Hypothesis]]]:
+        """Decodes rows; gives each with its number as soon as its batch is done.
+
+        Raises:
+          ValueError: a row is longer than the model's `max_length`, some rows have inputs and some
+            have not, or the model's logits are not numbers.
+        """
+        sizes = [self._sizes(number, request) for number, request in enumerate(requests)]
+        if len({request.inputs is None for request in requests}) > 1:
+            raise ValueError("some rows have inputs and some have none: decode them apart")
+        order = sorted(range(len(requests)), key=lambda number: sizes[number])
+        for begin in range(0, len(order), self._batch_size):
+            numbers = order[begin : begin + self._batch_size]
+            features, batch = self._batch(numbers, requests, [sizes[n] for n in numbers])
+            outputs = self._predict(features, batch)
+            arrays = {name: np.asarray(outputs[name]) for name in _OUTPUTS}
+            if np.isnan(arrays["log_probs"]).any():
+                raise ValueError("the model's logits are not numbers (NaN): nothing can be chosen")
+            for row, number in enumerate(numbers):
+                yield number, self._hypotheses({n: array[row] for n, array in arrays.items()})
+
+    def smallest_features(self, reads_inputs: bool) -> dict[str, Feature]:
+        """The features of the program for rows of one symbol."""
+        inputs = [0] if reads_inputs else None
+        features, _ = self._batch([0], [Request(inputs=inputs)], [(len(inputs or ()), 0, 1)])
+        return features
+
+    def _sizes(self, number: int, request: Request) -> tuple[int, int, int]:
+        """Length of a row's inputs, of its prefix, and most symbols to write."""
+        inputs, prefix = len(request.inputs or ()), len(request.prefix)
+        limit = request.limit
+        if limit is None:
+            limit = inputs + self.options.extra_length
+        if self._max_length is not None:
+            for name, size in (("inputs", inputs), ("prefix", prefix)):
+                if size > self._max_length:
+                    raise ValueError(
+                        f"row {number}: its {name} are {size} symbols, and the model's max_length"
+                        f" is {self._max_length}"
+                    )
+            room = self._max_length - prefix
+            if request.limit is not None and limit > room:
+                logging.warning(
+                    "row %d: at most %d symbols are written, not %d: the model's max_length is %d",
+                    number,
+                    room,
+                    limit,
+                    self._max_length,
+                )
+            limit = min(limit, room)
+        return inputs, prefix, limit
+
+    def _batch(
+        self,
+        numbers: Sequence[int],
+        requests: Sequence[Request],
+        sizes: Sequence[tuple[int, int, int]],
+    ) -> tuple[dict[str, Feature], dict[str, np.ndarray]]:
+        """Features and arrays for some of the requests."""
+        rows = self._batch_size
+        length = self._rounded(max(1, *(prefix + limit for _, prefix, limit in sizes)))
+        prefix_length = max(prefix for _, prefix, _ in sizes)
+        if prefix_length:
+            prefix_length = min(length, self._rounded(prefix_length))
+        elif requests[numbers[0]].inputs is None:
+            prefix_length = 1  # of which nothing counts: what says how many rows there are
+        features = row_features(rows, length, prefix_length)
+        batch = {
+            name: np.zeros(f.shape.to_integer_list, f.dtype.as_numpy_dtype)
+            for name, f in features.items()
+        }
+        batch["keys"][: len(numbers)] = row_keys(self._seed, np.array(numbers, np.int64))
+        for row, (number, (_, prefix, limit)) in enumerate(zip(numbers, sizes, strict=True)):
+            symbols = requests[number].prefix
+            # A row that is full already (its limit is 0) has no next position.
+            batch["positions"][row] = min(prefix, length - 1)
+            batch["limits"][row] = limit
+            if prefix:
+                batch["previous"][row] = symbols[-1]
+                batch["prefix"][row, :prefix] = symbols
+        if requests[numbers[0]].inputs is not None:
+            inputs_length = self._rounded(max(1, *(inputs for inputs, _, _ in sizes)))
+            inputs = [requests[number].inputs or () for number in numbers]
+            arrays = segmented("inputs", inputs, rows, inputs_length)
+            dims = [mtf.Dimension("batch", rows), mtf.Dimension("length", inputs_length)]
+            features |= {name: Feature(mtf.Shape(dims), tf.int32) for name in arrays}
+            batch |= arrays
+        return features, batch
+
+    def _rounded(self, size: int) -> int:
+        """Few different lengths, so that few programs are traced."""
+        rounded = round_up(size)
+        return rounded if self._max_length is None else min(rounded, self._max_length)
+
+    def _hypotheses(self, row: Mapping[str, np.ndarray]) -> list[Hypothesis]:
+        """The sequences of a row."""
+        count = len(row["scores"]) if self.options.return_beams else 1
+        return [
+            Hypothesis(
+                row["symbols"][place, : row["sizes"][place]].tolist(),
+                float(row["log_probs"][place]),
+                float(row["scores"][place]),
+                bool(row["ended"][place]),
+            )
+            for place in range(count)
+            if np.isfinite(row["scores"][place])
+        ]
+
+
+_OUTPUTS = ("symbols", "sizes", "log_probs", "scores", "ended")
+
+
+def round_up(size: int) -> int:
+    """The next of 8, 12, 16, 24, 32, 48, 64, ...: at most half more than there is."""
+    power = 8
+    while power < size:
+        power *= 2
+    return power * 3 // 4 if size <= power * 3 // 4 and power > 8 else power
+
+
+def segmented(
+    name: str, sequences: Sequence[Sequence[int]], rows: int, length: int
+) -> dict[str, np.ndarray]:
+    """Sequences as a model is fed them: int32 [rows, length] each, zeros where there is nothing.
+
+    Args:
+      name: of the feature; those named `<name>_segmentation` and `<name>_position` belong to it.
+      sequences: symbols, `rows` sequences or fewer, of at most `length`.
+      rows: of the batch.
+      length: of the batch.
+    """
+    symbols, segments, positions = np.zeros([3, rows, length], np.int32)
+    for row, sequence in enumerate(sequences):
+        size = len(sequence)
+        symbols[row, :size] = sequence
+        segments[row, :size] = 1
+        positions[row, :size] = np.arange(size)
+    return {name: symbols, f"{name}_segmentation": segments, f"{name}_position": positions}

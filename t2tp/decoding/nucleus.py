@@ -1,0 +1,67 @@
+"""Top-p: the fewest of the most probable symbols that have a given probability together.
+
+No logits are gathered, and nothing is sorted: the smallest logit that belongs to the nucleus is
+found digit by digit. Each pass adds up the probability of the logits that have the digits found so
+far, by their next digit; four passes of eight bits find a float32 exactly.
+"""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from t2tp.decoding.vocab_part import VocabPart
+
+_DIGIT_BITS = 8
+_DIGITS = 1 << _DIGIT_BITS
+_SIGN = 1 << 31
+
+
+def in_nucleus(part: VocabPart, logits: tf.Tensor, top_p: float) -> tf.Tensor:
+    """Which symbols of a part are in the nucleus.
+
+    Args:
+      part: where the logits come from.
+      logits: float32 [rows, part], -infinity where a symbol must not be chosen.
+      top_p: in (0, 1).
+
+    Returns:
+      booleans [rows, part]. Of symbols that tie with the last one all are in.
+    """
+    highest = part.highest(tf.reduce_max(logits, -1, keepdims=True))
+    weights = tf.exp(logits - highest)
+    total = part.add_up(tf.reduce_sum(weights, -1))
+    keys = _ordered(logits)
+    prefix = tf.zeros_like(total, tf.int64)  # the digits found so far, of each row
+    above = tf.zeros_like(total)  # the weight of the logits that are surely larger
+    for shift in (24, 16, 8, 0):
+        has_prefix = tf.equal(_shifted(keys, shift + _DIGIT_BITS), prefix[:, None])
+        digits = tf.cast(_shifted(keys, shift) % _DIGITS, tf.int32)
+        by_digit = part.add_up(_sums(tf.where(has_prefix, weights, 0.0), digits))
+        from_top = above[:, None] + tf.cumsum(by_digit, -1, reverse=True)
+        # The largest digit with which the nucleus is full; rounding may leave none.
+        is_full = from_top >= top_p * total[:, None]
+        digit = tf.reduce_max(tf.where(is_full, tf.range(_DIGITS), 0), -1)
+        here = tf.gather(by_digit, digit, batch_dims=1)
+        above = tf.gather(from_top, digit, batch_dims=1) - here
+        prefix = prefix * _DIGITS + tf.cast(digit, tf.int64)
+    return (keys >= prefix[:, None]) & (weights > 0)
+
+
+def _ordered(x: tf.Tensor) -> tf.Tensor:
+    """Integers of 32 bits, as int64, in the order of the floats."""
+    bits = tf.cast(tf.bitcast(x, tf.uint32), tf.int64)
+    return tf.where(bits >= _SIGN, 2 * _SIGN - 1 - bits, bits + _SIGN)
+
+
+def _shifted(keys: tf.Tensor, bits: int) -> tf.Tensor:
+    return tf.bitwise.right_shift(keys, tf.constant(bits, tf.int64))
+
+
+def _sums(weights: tf.Tensor, digits: tf.Tensor) -> tf.Tensor:
+    """The weights of each row [rows, part], added up by digit: [rows, digits]."""
+    rows = weights.shape[0]
+    segments = digits + tf.range(rows)[:, None] * _DIGITS
+    sums = tf.math.unsorted_segment_sum(
+        tf.reshape(weights, [-1]), tf.reshape(segments, [-1]), rows * _DIGITS
+    )
+    return tf.reshape(sums, [rows, _DIGITS])

@@ -1,0 +1,69 @@
+"""How probable a model finds given targets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from t2tp import mtf
+from t2tp.decoding.decoder import Predict, round_up, segmented
+from t2tp.mesh.layout import Layout
+from t2tp.mesh.program import Feature
+
+
+class Scorer:
+    """Sums up the log-probabilities of the symbols of targets, in one forward pass a row.
+
+    The pass is the model's `loss`, whose sums are those of a whole batch; so a batch has one row
+    that counts, and empty ones where the layout wants more.
+    """
+
+    def __init__(self, evaluate: Predict, layout: Layout, max_length: int) -> None:
+        """Scores with programs that somebody else makes.
+
+        Args:
+          evaluate: runs a model's `loss` without dropout; gives its metrics, of which it has to
+            have `nll`.
+          layout: of the mesh.
+          max_length: most symbols of targets, and of inputs.
+        """
+        self._evaluate = evaluate
+        self._max_length = max_length
+        axis = layout.axis_of("batch")
+        self._rows = axis.size if axis else 1
+
+    def iterate(
+        self, targets: Sequence[Sequence[int]], inputs: Sequence[Sequence[int]] | None = None
+    ) -> Iterator[float]:
+        """Scores rows, one after the other.
+
+        Args:
+          targets: symbols, with their end.
+          inputs: what the model reads for each; None for a model that reads none.
+
+        Yields:
+          the natural logarithm of the probability of the row's symbols.
+
+        Raises:
+          ValueError: a row is longer than `max_length`.
+        """
+        for number, sequence in enumerate(targets):
+            read = {"targets": sequence}
+            if inputs is not None:
+                read["inputs"] = inputs[number]
+            features: dict[str, Feature] = {}
+            batch: dict[str, np.ndarray] = {}
+            for name, symbols in read.items():
+                if len(symbols) > self._max_length:
+                    raise ValueError(
+                        f"row {number}: its {name} are {len(symbols)} symbols, and the model's"
+                        f" max_length is {self._max_length}"
+                    )
+                length = min(round_up(len(symbols)), self._max_length)
+                dims = [mtf.Dimension("batch", self._rows), mtf.Dimension("length", length)]
+                arrays = segmented(name, [symbols], self._rows, length)
+                features |= {each: Feature(mtf.Shape(dims), tf.int32) for each in arrays}
+                batch |= arrays
+            yield -float(np.asarray(self._evaluate(features, batch)["nll"]))

@@ -1,0 +1,88 @@
+"""Lists of rows: batches, lengths, limits, ends."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import t2tp
+from t2tp.decoding import DecodeOptions, Decoder, Request, decode
+from t2tp.decoding.decoder import round_up
+from t2tp.decoding.rows import row_features, row_keys
+from t2tp.hparam import HParams
+from tests.decoding.table_model import EOS, LOGITS, TableModel
+
+GREEDY = DecodeOptions(beam_size=1, extra_length=5, batch_size=3)
+
+
+def always_ending_after(steps: int) -> np.ndarray:
+    """Logits of a model that counts 2, 2, ... by what came before and then ends."""
+    logits = np.full(LOGITS.shape, -9.0, np.float32)
+    logits[:, :, 2] = 0.0
+    if steps == 2:
+        logits[2, 2, EOS] = 9.0
+    return logits
+
+
+@pytest.mark.parametrize("options", [DecodeOptions(beam_size=1), DecodeOptions(beam_size=2)])
+@pytest.mark.parametrize(("mesh_shape", "layout"), [("", ""), ("x:2", "batch:x")])
+def test_the_loop_ends_when_all_rows_have_ended(options, mesh_shape, layout):
+    model = TableModel(always_ending_after(2))
+    program = t2tp.Program(
+        lambda mesh, features: decode(model, mesh, features, options),
+        row_features(batch=2, length=50, prefix_length=1),
+        mesh_shape=mesh_shape,
+        layout=layout,
+    )
+    fed = {name: np.zeros(f.shape.to_integer_list) for name, f in program._features.items()}
+    fed["limits"] = np.array([50, 50])
+    outputs = program(fed)
+    assert outputs["steps"] <= 4
+    np.testing.assert_array_equal(outputs["sizes"][:, 0], [2, 2])
+    fed["limits"] = np.array([0, 1])  # a row that is none, and one of a symbol
+    outputs = program(fed)
+    assert outputs["steps"] == 1
+    # Beam search prefers a sequence that ends at once to one without an end.
+    np.testing.assert_array_equal(outputs["sizes"][:, 0], [0, 1 if options.width == 1 else 0])
+
+
+def test_rows_come_back_in_their_order():
+    decoder = Decoder.of_model(TableModel(), GREEDY)
+    requests = [Request([2] * size) for size in (9, 1, 30, 4, 0, 17, 2)]
+    together = decoder(requests)
+    assert together == [decoder([request])[0] for request in requests]
+    assert len({tuple(row[0].symbols) for row in together}) > 1
+
+
+def test_what_is_drawn_for_a_row_does_not_depend_on_the_others():
+    options = DecodeOptions(temperature=1.0, extra_length=5, batch_size=2)
+    decoder = Decoder.of_model(TableModel(), options)
+    first, *_ = decoder([Request([3]), Request([2]), Request([4, 4])])
+    assert first == decoder([Request([3])])[0]
+
+
+def test_rows_are_kept_to_the_length_of_the_model():
+    model = TableModel(always_ending_after(0))
+    model.hparams = HParams(max_length=6)
+    decoder = Decoder.of_model(model, GREEDY)
+    found = decoder([Request([2] * size) for size in (0, 4, 6)])
+    assert [len(row[0].symbols) for row in found] == [5, 2, 0]
+    with pytest.raises(ValueError, match="row 1: its prefix are 7 symbols.*max_length is 6"):
+        decoder([Request(), Request([2] * 7)])
+
+
+def test_rows_with_and_without_inputs_are_not_mixed():
+    decoder = Decoder.of_model(TableModel(), GREEDY)
+    with pytest.raises(ValueError, match="some rows have inputs"):
+        decoder([Request(), Request(inputs=[2])])
+
+
+def test_lengths_are_few_and_not_much_too_long():
+    rounded = [round_up(size) for size in range(1, 1000)]
+    assert len(set(rounded)) < 18
+    assert all(size <= up <= max(8, 1.5 * size) for size, up in enumerate(rounded, start=1))
+
+
+def test_keys_of_rows_differ():
+    keys = [row_keys(seed, np.arange(1000)) for seed in range(3)]
+    assert len(set(np.concatenate(keys).tolist())) == 3000

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import pytest
+
+from t2tp.decoding import DecodeOptions
+
+
+def test_text_is_read():
+    options = DecodeOptions.parse("beam_size=2, alpha=0.8,extra_length=50,return_beams=true")
+    assert options == DecodeOptions(beam_size=2, alpha=0.8, extra_length=50, return_beams=True)
+    assert DecodeOptions.parse("", batch_size=3).batch_size == 3
+    assert DecodeOptions.parse("batch_size=5", batch_size=3).batch_size == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "method", "width"),
+    [
+        ("", "beam", 4),
+        ("beam_size=1", "greedy", 1),
+        ("temperature=0", "greedy", 1),
+        ("beam_size=7", "beam", 7),
+        ("temperature=0.5", "sample", 1),
+        ("top_k=5", "sample", 1),
+        ("top_p=0.5,beam_size=1", "sample", 1),
+    ],
+)
+def test_the_method_follows_from_what_is_given(text, method, width):
+    options = DecodeOptions.parse(text)
+    assert (options.method, options.width) == (method, width)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("beam=4", "beam_size"),
+        ("beam_size=0", "at least 1"),
+        ("beam_size=4,temperature=0.5", "one or the other"),
+        ("beam_size=2,top_k=3", "one or the other"),
+        ("temperature=0,top_k=3", "temperature=0"),
+        ("top_p=0", "above 0"),
+        ("top_p=1.5", "at most 1"),
+        ("alpha=-1", "at least 0"),
+        ("temperature=1,return_beams=true", "sample"),
+        ("eos_id=-2", "at least -1"),
+        ("beam_size=many", "many"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(text, said):
+    with pytest.raises(ValueError, match=said) as error:
+        DecodeOptions.parse(text)
+    assert str(error.value).startswith("decode_hparams: ")
