@@ -6,8 +6,10 @@ VENV ?= .venv
 DEMO ?= demo
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+BENCH_STAMP := $(VENV)/.installed-bench
+PEERS := benchmarks/environments/jax benchmarks/environments/torch
 
-.PHONY: demo test test-fast lint format bench clean
+.PHONY: demo test test-fast lint format bench bench-full bench-check clean
 
 $(STAMP): setup.py pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -33,13 +35,33 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-bench: $(STAMP) benchmarks/environments/jax
-	$(BIN)/python benchmarks/training_step.py
+bench: $(BENCH_STAMP) $(PEERS)
+	$(BIN)/python benchmarks/run.py --suite=short --turns=4 --steps=2
 
-# Peers whose dependencies clash with ours; those that are not there are reported as absent.
+# An hour and a half on two cores; then docs/benchmarks.md says what came of it.
+bench-full: $(BENCH_STAMP) $(PEERS) benchmarks/data
+	$(BIN)/python benchmarks/run.py --suite=full
+	$(BIN)/python benchmarks/report.py
+
+bench-check: bench
+	$(BIN)/python benchmarks/check.py
+
+$(BENCH_STAMP): $(STAMP)
+	$(BIN)/pip install --quiet --editable '.[bench]'
+	touch $@
+
+benchmarks/data: $(STAMP)
+	$(BIN)/t2tp_datagen --problem=languagemodel_python_stdlib --data_dir=$@
+
+# Peers whose dependencies clash with ours. One that cannot be installed is reported as absent, with
+# the last line of its log.
 benchmarks/environments/jax:
 	$(PYTHON) -m venv $@
-	$@/bin/pip install --quiet jax optax || rm -rf $@
+	$@/bin/pip install jax optax >$@.log 2>&1 || rm -rf $@
+
+benchmarks/environments/torch:
+	$(PYTHON) -m venv $@
+	$@/bin/pip install torch numpy transformers >$@.log 2>&1 || rm -rf $@
 
 clean:
 	rm -rf $(VENV) $(DEMO) build *.egg-info .pytest_cache .ruff_cache .mypy_cache

@@ -39,9 +39,11 @@ class Sizes:
         return 6 * tokens * (self.layers * (per_layer + attention) + self.vocab * self.d_model)
 
 
-CASES = {
+SIZES = {
     "design": Sizes(),
     "wide": Sizes(d_model=1024, heads=16, d_ff=4096, layers=2, batch=4),
+    # Its split dimensions divide by 128, for the meshes that tracing is measured on.
+    "meshes": Sizes(heads=128, d_model=256, layers=4, batch=16),
     "tiny": Sizes(d_model=32, heads=4, d_ff=64, layers=2, vocab=256, length=16, batch=8),
 }
 

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import statistics
+import re
+import select
+import signal
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+from hardware import cores
 
 HERE = Path(__file__).parent
+
+# A peer that says nothing for so long, in seconds, hangs; one that is told to end takes less.
+PATIENCE = 600.0
+TIDYING_UP = 10.0
+
+# Relative difference of first losses that rounding explains.
+LOSS_TOLERANCE = {"float32": 1e-4, "bfloat16": 1e-2}
+
+_ERROR = re.compile(r"\w+(Error|Exception)\b.*")
 
 
 class AbsentError(Exception):
@@ -25,10 +41,13 @@ class Peer:
 
     Attributes:
       name: in the tables.
-      program: `peers/<program>.py`.
+      program: `peers/<program>.py`, or a path.
       arguments: for the program.
       environment: whose Python runs it: `environments/<environment>` here, or t2tp's own.
-      seconds: of each of its steps so far.
+      measures: what a turn gives: "step": seconds of each of its steps. Otherwise the program
+        starts afresh for each turn, which gives one number: "start_up": seconds from its command to
+        the end of its first step; any other: the fact of that name.
+      turns: seconds of each turn so far.
       facts: what it said of itself when it had warmed up.
     """
 
@@ -36,108 +55,168 @@ class Peer:
     program: str
     arguments: Sequence[str] = ()
     environment: str = ""
-    variables: dict[str, str] = field(default_factory=dict)
-    seconds: list[float] = field(default_factory=list)
+    measures: str = "step"
+    turns: list[list[float]] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
     _process: subprocess.Popen | None = None
+    _errors: IO[bytes] | None = None
+
+    @property
+    def dtype(self) -> str:
+        """What it computes in."""
+        return "bfloat16" if "--dtype=bfloat16" in self.arguments else "float32"
 
     def start(self) -> None:
         """Starts it, and waits until it has warmed up.
 
         Raises:
-          AbsentError: it is not installed, or fails.
+          AbsentError: it is not installed, fails, or hangs.
         """
-        python = sys.executable
-        if self.environment:
-            python = str(HERE / "environments" / self.environment / "bin" / "python")
-            if not os.path.exists(python):
-                raise AbsentError("not installed (make bench installs it)")
-        command = [python, str(HERE / "peers" / f"{self.program}.py"), *self.arguments]
+        command = [_python(self.environment), str(HERE / "peers" / f"{self.program}.py")]
+        threads = {"OMP_NUM_THREADS": str(cores()), "TF_CPP_MIN_LOG_LEVEL": "3"}
+        # A pipe that nobody reads would stop a program that says much.
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (stop() closes it)
+        began = time.perf_counter()
         self._process = subprocess.Popen(
-            command,
+            [*command, *self.arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=self._errors,
             text=True,
-            env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"} | self.variables,
+            env=os.environ | threads,
+            start_new_session=True,
         )
         self.facts = self._answer()
+        self.facts["start_up"] = time.perf_counter() - began - self.facts.pop("warming_up", 0.0)
 
-    def run(self, steps: int) -> None:
-        """Gives it a turn."""
-        assert self._process is not None and self._process.stdin is not None
-        print(steps, file=self._process.stdin, flush=True)
-        self.seconds += self._answer()
+    def take_turn(self, steps: int) -> None:
+        """Gives it a turn.
+
+        Raises:
+          AbsentError: it fails or hangs.
+        """
+        if self.measures == "step":
+            assert self._process is not None and self._process.stdin is not None
+            try:
+                print(steps, file=self._process.stdin, flush=True)
+            except BrokenPipeError as error:
+                raise AbsentError(self._last_words()) from error
+            self.turns.append(self._answer())
+        else:
+            self.start()
+            self.stop()
+            self.turns.append([self.facts[self.measures]])
 
     def stop(self) -> None:
-        """Ends its process."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.communicate()
+        """Ends its processes: at the end of its input it tidies up, if it still can."""
+        if self._process is not None and self._errors is not None:
+            assert self._process.stdin is not None
+            with contextlib.suppress(BrokenPipeError, subprocess.TimeoutExpired):
+                self._process.stdin.close()
+                self._process.wait(TIDYING_UP)
+            # It leads a session of its own, so that what it started ends with it.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            assert self._process.stdout is not None
+            self._process.stdout.close()
+            self._errors.close()
             self._process = None
-
-    @property
-    def median(self) -> float:
-        """Seconds of a step."""
-        return statistics.median(self.seconds)
-
-    @property
-    def spread(self) -> float:
-        """Half the distance between the quartiles, as a share of the median."""
-        low, _, high = statistics.quantiles(self.seconds, n=4)
-        return (high - low) / 2 / self.median
 
     def _answer(self) -> Any:
         assert self._process is not None and self._process.stdout is not None
+        ready, _, _ = select.select([self._process.stdout], [], [], PATIENCE)
+        if not ready:
+            raise AbsentError(f"said nothing for {PATIENCE:.0f} seconds")
         line = self._process.stdout.readline()
         if not line:
-            _, errors = self._process.communicate()
-            raise AbsentError((errors.strip() or "no message").splitlines()[-1][:300])
+            raise AbsentError(self._last_words())
         return json.loads(line)
+
+    def _last_words(self) -> str:
+        """What it says of its end: the last line that names an error."""
+        assert self._process is not None and self._errors is not None
+        self._process.wait()
+        self._errors.seek(0)
+        said = self._errors.read().decode(errors="replace").strip().splitlines()
+        named = [found.group() for line in said if (found := _ERROR.search(line))]
+        last = (named or said or ["it says nothing"])[-1].replace(f"{HERE}/", "")
+        return f"ended with code {self._process.returncode}: {last[:300]}"
+
+
+def _python(environment: str) -> str:
+    """The Python of an environment.
+
+    Raises:
+      AbsentError: it is not installed.
+    """
+    if not environment:
+        return sys.executable
+    python = HERE / "environments" / environment / "bin" / "python"
+    if python.exists():
+        return str(python)
+    log = HERE / "environments" / f"{environment}.log"
+    said = log.read_text("utf-8").strip().splitlines() if log.exists() else []
+    why = said[-1][:300] if said else "make bench installs it"
+    raise AbsentError(f"the environment {environment!r} is not installed ({why})")
 
 
 def take_turns(peers: Sequence[Peer], turns: int, steps: int) -> tuple[list[Peer], dict[str, str]]:
     """Times the peers.
 
     Args:
-      peers: the competitors.
-      turns: how often each gets its turn.
+      peers: the competitors, t2tp first.
+      turns: how often each gets its turn, after a warm-up.
       steps: in a turn.
 
     Returns:
-      those that ran, and for each of the others the reason why not.
-
-    Raises:
-      AssertionError: the losses of the first step disagree: somebody computes something else.
+      those that ran, and for each of the others the reason why not. One whose first loss is not
+      that of the first peer computes something else, and is among the others.
     """
     running: list[Peer] = []
     absent: dict[str, str] = {}
-    try:
+
+    def without_the_absent(do, peers: Sequence[Peer]) -> list[Peer]:
+        still: list[Peer] = []
         for peer in peers:
             try:
-                peer.start()
-                running.append(peer)
+                do(peer)
+                still.append(peer)
             except AbsentError as error:
                 absent[peer.name] = str(error)
-        check_equal(running)
+                peer.stop()
+        return still
+
+    try:
+        running = without_the_absent(_warm_up, peers)
+        absent |= other_computations(running)
+        running = [peer for peer in running if peer.name not in absent]
         for _ in range(turns):
-            for peer in running:
-                peer.run(steps)
+            running = without_the_absent(lambda peer: peer.take_turn(steps), running)
     finally:
         for peer in peers:
             peer.stop()
     return running, absent
 
 
-def check_equal(peers: Sequence[Peer]) -> None:
-    """Refuses to compare peers whose first losses differ by more than their precision explains."""
-    losses = {p.name: p.facts["losses"][0] for p in peers if p.program != "matmul"}
-    reference = statistics.median(losses.values())
-    narrow = {p.name for p in peers if "--dtype=bfloat16" in p.arguments}
-    wrong = [
-        name
-        for name, loss in losses.items()
-        if abs(loss / reference - 1) > (1e-2 if name in narrow else 1e-4)
-    ]
-    if wrong:
-        raise AssertionError(f"the first step's losses disagree: {losses}")
+def _warm_up(peer: Peer) -> None:
+    """Starts a peer; one that starts afresh for each turn leaves its files in memory."""
+    peer.start()
+    if peer.measures != "step":
+        peer.stop()
+
+
+def other_computations(peers: Sequence[Peer]) -> dict[str, str]:
+    """Who computes something else than the first peer: its first loss differs by more than
+    precision explains."""
+    with_losses = [peer for peer in peers if peer.facts.get("losses")]
+    wrong = {}
+    for peer in with_losses[1:]:
+        loss, reference = (p.facts["losses"][0] for p in (peer, with_losses[0]))
+        tolerance = max(LOSS_TOLERANCE[p.dtype] for p in (peer, with_losses[0]))
+        if not abs(loss / reference - 1) <= tolerance:
+            wrong[peer.name] = (
+                f"computes something else: its first loss is {loss:.6g}, that of"
+                f" {with_losses[0].name} {reference:.6g}"
+            )
+    return wrong

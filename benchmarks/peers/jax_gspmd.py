@@ -22,7 +22,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-sizes = lm.CASES[args.case]
+sizes = turn.sizes(args)
 dtype = jnp.dtype(args.dtype)
 mesh = Mesh(np.array(jax.devices()).reshape(args.data, args.model), ("data", "model"))
 SPECS = {

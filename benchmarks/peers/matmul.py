@@ -12,4 +12,11 @@ SIZE = 2048
 FLOPS = 2 * SIZE**3
 x = tf.cast(tf.random.normal([SIZE, SIZE]), args.dtype)
 multiply = tf.function(lambda x: tf.reduce_max(tf.matmul(x, x)))
-turn.take_turns(lambda: float(multiply(x)), flops=FLOPS, version=f"tensorflow {tf.__version__}")
+
+
+def step() -> float:
+    float(multiply(x))
+    return 0.0
+
+
+turn.take_turns(step, work=FLOPS, version=f"tensorflow {tf.__version__}")

@@ -27,7 +27,7 @@ from t2tp.mesh.layout import Layout
 # mesh-tensorflow as it is, or with our operations in the place of its own of the same names.
 mtf = upstream if args.engine == "placement" else mended
 
-sizes = lm.CASES[args.case]
+sizes = turn.sizes(args)
 MESH_SHAPE = f"data:{args.data};model:{args.model}"
 LAYOUT = "batch:data;heads:model;d_ff:model;vocab:model"
 BATCH, LENGTH = mtf.Dimension("batch", sizes.batch), mtf.Dimension("length", sizes.length)

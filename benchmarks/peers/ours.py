@@ -2,38 +2,40 @@
 
 from __future__ import annotations
 
+import os
+
 import turn
 
+turn.PARSER.add_argument("--only_trace", action="store_true", help="end when it is traced")
 args = turn.arguments()
 
 import time
 
 import language_model as lm
 import numpy as np
+import ours_model
 import tensorflow as tf
 
-import t2tp.hparams
-import t2tp.models
-from t2tp import optim, registry
+import t2tp
+from t2tp import optim
 
-sizes = lm.CASES[args.case]
-hparams = registry.hparams("transformer_lm_tiny")
-hparams.parse(
-    f"d_model={sizes.d_model},d_ff={sizes.d_ff},num_heads={sizes.heads},d_kv={sizes.d_kv},"
-    f"num_hidden_layers={sizes.layers},max_length={sizes.length},"
-    f"layer_prepostprocess_dropout=0.0,clip_grad_norm={lm.CLIP_NORM},optimizer=adam,"
-    f"learning_rate_schedule=constant,learning_rate_constant={lm.LEARNING_RATE},"
-    f"optimizer_adam_beta1={lm.BETA1},optimizer_adam_beta2={lm.BETA2},"
-    f"optimizer_adam_epsilon={lm.EPSILON},weight_decay=0.0"
-)
-if args.dtype != "float32":
-    hparams.parse(f"activation_dtype={args.dtype}")
-model = registry.model("transformer_lm")(hparams, {"targets": sizes.vocab})
+sizes = turn.sizes(args)
+model = ours_model.model(sizes, args.dtype)
+devices = args.data * args.model
+cluster = None
+if args.processes > 1:
+    address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    cluster = t2tp.connect(
+        devices,
+        num_processes=args.processes,
+        process_id=int(os.environ["RANK"]),
+        coordinator=address,
+    )
 
 
 def step_fn(mesh, features):
     loss = model.loss(mesh, features, training=True).loss
-    optim.apply_gradients(loss, mesh, hparams, train_steps=1000)
+    optim.apply_gradients(loss, mesh, model.hparams, train_steps=1000)
     return {"loss": loss}
 
 
@@ -42,8 +44,9 @@ program = t2tp.Program(
     step_fn,
     {n: feature for n in ("targets", "targets_segmentation", "targets_position")},
     mesh_shape=f"data:{args.data};model:{args.model}",
-    layout="batch:data;heads:model;d_ff:model;vocab:model",
-    xla=args.xla,
+    layout=ours_model.LAYOUT,
+    cluster=cluster,
+    xla=args.xla or None,
 )
 
 
@@ -68,8 +71,12 @@ for name, value in lm.initial_values(sizes).items():
         part = value[program.layout.slices(variable.spec.shape, pnum)]
         variable.slice_of(pnum).assign(part)
 start = time.process_time()
-program.trace()
-trace_seconds = time.process_time() - start  # of one core: tracing is Python
+graph = program.trace().graph
+traced = {
+    "trace": time.process_time() - start,  # of one core: tracing is Python
+    "operations": len(graph.get_operations()),
+    "version": f"t2tp on tensorflow {tf.__version__}",
+}
 targets = lm.targets(sizes)
 batch = program.place(
     {
@@ -88,4 +95,7 @@ def step() -> float:
     return loss
 
 
-turn.take_turns(step, version=f"t2tp on tensorflow {tf.__version__}", trace=trace_seconds)
+if args.only_trace:
+    turn.say(traced)
+else:
+    turn.take_turns(step, **traced)

@@ -2,49 +2,83 @@
 
 On standard output: one JSON line when the peer has warmed up, and one for each turn. On standard
 input: the number of steps of the next turn.
+
+A peer of several processes (--processes) starts itself once for each, with torchrun's variables
+RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; all take each turn together, and the first answers.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
+import socket
+import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-from language_model import CASES
+from language_model import SIZES, Sizes
+
+WARM_UP_STEPS = 3
+PROFILED_STEPS = 5
 
 # What every peer is told.
 PARSER = argparse.ArgumentParser()
-PARSER.add_argument("--case", choices=CASES, default="design")
+PARSER.add_argument("--size", choices=SIZES, default="design")
+PARSER.add_argument("--batch", type=int, help="other than the size's own")
 PARSER.add_argument("--data", type=int, default=1, help="devices that split the batch")
 PARSER.add_argument("--model", type=int, default=1, help="devices that split the weights")
+PARSER.add_argument("--processes", type=int, default=1, help="that bring the devices")
 PARSER.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
 PARSER.add_argument("--xla", action="store_true")
+PARSER.add_argument("--profile", help="folder for TensorFlow's profile of some steps")
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
-    return PARSER.parse_args()
+    """The command line; of several processes, only the first one's children come back here."""
+    args = PARSER.parse_args()
+    if args.processes > 1 and "RANK" not in os.environ:
+        sys.exit(_start_processes(args.processes))
+    return args
+
+
+def sizes(args: argparse.Namespace) -> Sizes:
+    """The language model that is asked for."""
+    chosen = SIZES[args.size]
+    return dataclasses.replace(chosen, batch=args.batch) if args.batch else chosen
+
+
+def say(facts: Mapping[str, object]) -> None:
+    """Reports facts, of a peer that takes no turns."""
+    print(json.dumps(facts), flush=True)
 
 
 def take_turns(step: Callable[[], float], **facts: object) -> None:
     """Warms up, then runs steps when asked.
 
     Args:
-      step: trains a step, waits for its end, and returns its loss.
+      step: does what is timed, waits for its end, and returns its loss; 0 where there is none.
       **facts: what else to report, such as versions.
     """
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # What libraries print is no answer.
     start = time.perf_counter()
     losses = [step()]
-    tracing = time.perf_counter() - start
-    losses += [step() for _ in range(3)]
-    print(json.dumps({"losses": losses, "first_step": tracing, **facts}), file=answers, flush=True)
+    first_step = time.perf_counter() - start
+    start = time.perf_counter()
+    losses += [step() for _ in range(WARM_UP_STEPS)]
+    facts |= {"first_step": first_step, "warming_up": time.perf_counter() - start}
+    folder = PARSER.parse_args().profile
+    if folder:
+        _profile(step, folder)
+    if any(losses):
+        facts["losses"] = losses
+    print(json.dumps(facts), file=answers, flush=True)
     for line in sys.stdin:
         seconds = []
         for _ in range(int(line)):
@@ -52,3 +86,52 @@ def take_turns(step: Callable[[], float], **facts: object) -> None:
             step()
             seconds.append(time.perf_counter() - start)
         print(json.dumps(seconds), file=answers, flush=True)
+
+
+def _profile(step: Callable[[], float], folder: str) -> None:
+    """Lets TensorFlow write down what it does in some steps."""
+    import tensorflow as tf
+
+    with tf.profiler.experimental.Profile(folder):
+        for number in range(PROFILED_STEPS):
+            with tf.profiler.experimental.Trace("benchmark_step", step_num=number):
+                step()
+
+
+def _start_processes(count: int) -> int:
+    """Starts this program `count` times, and hands each turn on to all of them."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    own = os.environ | {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    # Together they may use what a peer of one process may use.
+    own |= {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // count))}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, *sys.argv],
+            stdin=subprocess.PIPE,
+            stdout=None if rank == 0 else subprocess.DEVNULL,
+            text=True,
+            env=own | {"RANK": str(rank), "WORLD_SIZE": str(count)},
+        )
+        for rank in range(count)
+    ]
+    threading.Thread(target=_end_if_one_fails, args=(processes,), daemon=True).start()
+    for line in sys.stdin:
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.write(line)
+            process.stdin.flush()
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.close()
+    return max(abs(process.wait()) for process in processes)
+
+
+def _end_if_one_fails(processes: list[subprocess.Popen]) -> None:
+    """The others would wait for it, and the benchmark for them."""
+    while not any(codes := [process.poll() for process in processes]):
+        time.sleep(0.1)
+    for process in processes:
+        process.kill()
+    os._exit(max(abs(code) for code in codes if code))

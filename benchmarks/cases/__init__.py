@@ -1,0 +1,1 @@
+"""What is measured: each case is groups of peers that do the same."""

@@ -1,0 +1,36 @@
+"""Greedy decoding of one language model, with a key/value cache."""
+
+from __future__ import annotations
+
+from turns import Peer
+
+from cases.group import Group
+
+BATCHES = (1, 16, 64)
+NEW_TOKENS = 64
+PROMPT = 16
+
+
+def groups(meshes: tuple[str, ...], size: str) -> list[Group]:
+    """A group for each mesh and batch that its devices can share."""
+    return [
+        Group(f"{mesh}, batch {batch}", _peers(mesh, batch, size), batch * NEW_TOKENS, "tokens")
+        for mesh in meshes
+        for batch in BATCHES
+        if batch % int(mesh.split("x")[0]) == 0
+    ]
+
+
+def _peers(mesh: str, batch: int, size: str) -> list[Peer]:
+    data, model = mesh.split("x")
+    asked = [
+        f"--size={size}",
+        f"--batch={batch}",
+        f"--new_tokens={NEW_TOKENS}",
+        f"--prompt={PROMPT}",
+    ]
+    split = [f"--data={data}", f"--model={model}"]
+    return [
+        Peer("t2tp", "decode_ours", [*asked, *split]),
+        Peer("transformers (PyTorch)", "decode_transformers", asked, "torch"),
+    ]

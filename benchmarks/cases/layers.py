@@ -1,0 +1,57 @@
+"""A training step of single layers: a mixture of experts, and a convolution block."""
+
+from __future__ import annotations
+
+from layer_sizes import CONVOLUTIONS, EXPERTS
+from turns import Peer
+
+from cases.group import Group, matmul
+
+# Devices that split the batch (and the experts) x devices that split d_ff, or the pictures.
+MESHES = ("1x1", "2x2")
+
+
+def experts(size: str) -> list[Group]:
+    """A mixture of experts."""
+    return [_group(mesh, size, EXPERTS[size].matmul_flops(), _experts) for mesh in MESHES]
+
+
+def convolutions(size: str) -> list[Group]:
+    """A convolution block."""
+    return [_group(mesh, size, CONVOLUTIONS[size].matmul_flops(), _convolutions) for mesh in MESHES]
+
+
+def _group(mesh: str, size: str, flops: int, peers) -> Group:
+    data, model = mesh.split("x")
+    asked = [f"--size={size}", f"--data={data}", f"--model={model}"]
+    return Group(mesh, [*peers(asked, mesh == "1x1"), matmul()], flops, "FLOP")
+
+
+def _experts(asked: list[str], on_one_device: bool) -> list[Peer]:
+    peers = [
+        Peer("t2tp", "experts_ours", asked),
+        Peer("mesh-tensorflow", "experts_mtf", asked),
+    ]
+    if on_one_device:
+        peers += [
+            Peer("JAX, jit", "experts_jax", asked, "jax"),
+            Peer("PyTorch, eager", "experts_torch", asked, "torch"),
+        ]
+    else:
+        peers.append(Peer("t2tp, one device", "experts_ours", asked[:1]))
+    return peers
+
+
+def _convolutions(asked: list[str], on_one_device: bool) -> list[Peer]:
+    peers = [Peer("t2tp", "convolution_ours", asked)]
+    if not on_one_device:
+        return [*peers, Peer("t2tp, one device", "convolution_ours", asked[:1])]
+    return [
+        *peers,
+        Peer("t2tp, XLA", "convolution_ours", [*asked, "--xla"]),
+        Peer("plain TensorFlow", "convolution_tf", asked),
+        Peer("plain TensorFlow, XLA", "convolution_tf", [*asked, "--xla"]),
+        Peer("JAX, jit", "convolution_jax", asked, "jax"),
+        Peer("PyTorch, eager", "convolution_torch", asked, "torch"),
+        Peer("PyTorch, compiled", "convolution_torch", [*asked, "--compile"], "torch"),
+    ]

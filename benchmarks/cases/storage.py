@@ -1,0 +1,40 @@
+"""What training reads and writes: batches and checkpoints."""
+
+from __future__ import annotations
+
+from turns import HERE, Peer
+
+from cases.group import Group
+
+DATA_DIR = HERE / "data"
+MEGABYTES = {"design": 200, "tiny": 2}
+
+
+def input_pipeline(size: str) -> list[Group]:
+    """Examples/s beside plain tf.data, on data that `make bench-full` generates."""
+    batches = 100 if size == "design" else 5
+    asked = [f"--data_dir={DATA_DIR}", f"--batches={batches}"]
+    peers = [
+        Peer("t2tp, one thread", "input_pipeline", [*asked, "--what=t2tp"]),
+        Peer("tf.data, all cores", "input_pipeline", [*asked, "--what=tf_data"]),
+    ]
+    return [Group("64 x 256 tokens", peers, batches * 64, "examples")]
+
+
+def checkpoints(size: str) -> list[Group]:
+    """GB/s of saving and restoring, beside a plain copy of a file of that size."""
+    megabytes = MEGABYTES[size]
+    asked = [f"--mb={megabytes}"]
+    return [
+        Group(
+            f"{what}, {megabytes} MB",
+            [
+                Peer("t2tp", "checkpoint", [*asked, f"--what=t2tp_{what}"]),
+                Peer("tf.train.Checkpoint", "checkpoint", [*asked, f"--what=tf_{what}"]),
+                Peer("copy of a file", "checkpoint", [*asked, "--what=copy"]),
+            ],
+            megabytes * 1e6,
+            "bytes",
+        )
+        for what in ("save", "restore")
+    ]

@@ -1,0 +1,63 @@
+"""A training step of one language model, in t2tp and in what else its users might take."""
+
+from __future__ import annotations
+
+from language_model import SIZES
+from turns import Peer
+
+from cases.group import Group, matmul
+
+# Devices that split the batch x devices that split the weights.
+SHORT = (("1x1", "float32"), ("2x4", "float32"))
+FULL = tuple(
+    (mesh, dtype)
+    for dtype in ("float32", "bfloat16")
+    for mesh in ("1x1", "2x1", "1x2", "2x2", "2x4", "8x1")
+)
+WIDE = (("1x1", "float32"), ("2x2", "float32"))
+
+
+def groups(meshes: tuple[tuple[str, str], ...], size: str) -> list[Group]:
+    """A group for each mesh and dtype."""
+    return [
+        Group(f"{mesh} {dtype}", _peers(mesh, size, dtype), SIZES[size].matmul_flops(), "FLOP")
+        for mesh, dtype in meshes
+    ]
+
+
+def _peers(mesh: str, size: str, dtype: str) -> list[Peer]:
+    data, model = map(int, mesh.split("x"))
+    asked = [f"--size={size}", f"--dtype={dtype}", f"--data={data}", f"--model={model}"]
+    if data * model == 1:
+        peers = _on_one_device(asked)
+    else:
+        processes = [*asked, f"--processes={data * model}"]
+        peers = [
+            Peer("t2tp", "ours", asked),
+            Peer("JAX, GSPMD", "jax_gspmd", asked, "jax"),
+            Peer("TF DTensor", "tf_dtensor", asked),
+            Peer(f"PyTorch, {data * model} processes", "torch_lm", processes, "torch"),
+        ]
+        if dtype == "float32":
+            peers.append(Peer("t2tp, one device", "ours", asked[:2]))
+    if dtype == "float32":  # mesh-tensorflow's graph below is written in float32.
+        peers += [
+            Peer("mesh-tensorflow", "mtf_graph", [*asked, "--engine=placement"]),
+            Peer("its graph, our engine", "mtf_graph", [*asked, "--engine=t2tp"]),
+        ]
+    else:
+        peers.append(matmul(dtype))
+    return [*peers, matmul()]
+
+
+def _on_one_device(asked: list[str]) -> list[Peer]:
+    return [
+        Peer("t2tp", "ours", asked),
+        Peer("t2tp, XLA", "ours", [*asked, "--xla"]),
+        Peer("plain TensorFlow", "plain_tf", asked),
+        Peer("plain TensorFlow, XLA", "plain_tf", [*asked, "--xla"]),
+        Peer("Keras 3 on TensorFlow", "keras_lm", asked),
+        Peer("JAX, jit", "jax_gspmd", asked, "jax"),
+        Peer("PyTorch, eager", "torch_lm", asked, "torch"),
+        Peer("PyTorch, compiled", "torch_lm", [*asked, "--compile"], "torch"),
+    ]

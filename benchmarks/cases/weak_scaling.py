@@ -1,0 +1,33 @@
+"""More processes train a batch that grows with them: t2tp beside DistributedDataParallel.
+
+The cores do not grow, so at best tokens/s stay what they are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from language_model import SIZES
+from turns import Peer
+
+from cases.group import Group, matmul
+
+PROCESSES = (1, 2, 4)
+ROWS_EACH = 4
+
+
+def groups(size: str) -> list[Group]:
+    """A group for each number of processes."""
+    return [_group(count, size) for count in PROCESSES]
+
+
+def _group(count: int, size: str) -> Group:
+    batch = ROWS_EACH * count
+    asked = [f"--size={size}", f"--batch={batch}", f"--data={count}", f"--processes={count}"]
+    peers = [
+        Peer("t2tp", "ours", asked),
+        Peer("PyTorch, DDP" if count > 1 else "PyTorch", "torch_lm", asked, "torch"),
+        matmul(),
+    ]
+    work = dataclasses.replace(SIZES[size], batch=batch).matmul_flops()
+    return Group(f"{count} processes" if count > 1 else "1 process", peers, work, "FLOP")

@@ -1,0 +1,48 @@
+"""The picture of docs/benchmarks.md: t2tp's time as a share of each peer's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from results import Results
+
+_INCHES_A_ROW = 0.22
+
+
+def draw(results: Iterable[Results], path: Path) -> None:
+    """Draws a row for each peer of each group, with its spread; left of the line t2tp is faster.
+
+    Args:
+      results: of the cases, in their order.
+      path: of the PNG.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    rows = []
+    for run in results:
+        for measured in run.measured:
+            for timed in measured.timed:
+                ratio = measured.ratio(timed) if timed.is_other else None
+                if ratio is not None:
+                    rows.append((f"{run.case}, {measured.group}: {timed.name}", ratio))
+    figure, axes = plt.subplots(figsize=(9, 1 + _INCHES_A_ROW * len(rows)))
+    for place, (_, ratio) in enumerate(rows):
+        color = "tab:green" if ratio.value <= 1 else "tab:red"
+        axes.errorbar(
+            ratio.value, place, xerr=ratio.value * ratio.spread, fmt="o", color=color, ms=4
+        )
+    axes.axvline(1, color="black", linewidth=1)
+    axes.set_yticks(range(len(rows)), [label for label, _ in rows], fontsize=7)
+    axes.invert_yaxis()
+    axes.set_xscale("log")
+    axes.set_xlabel("t2tp's time / its time (left of the line t2tp is faster)")
+    axes.grid(axis="x", which="both", alpha=0.3)
+    figure.tight_layout()
+    unfinished = path.with_name(path.name + ".tmp")
+    figure.savefig(unfinished, format="png", dpi=120)
+    plt.close(figure)
+    unfinished.replace(path)

@@ -1,0 +1,132 @@
+"""Compares ratios with those of a stored baseline; fails if t2tp has lost against a peer.
+
+    python benchmarks/check.py [FOLDER]           compares what `make bench` left
+    python benchmarks/check.py --store [FOLDER]   makes it the baseline
+
+Ratios of times on one machine, taken in turns, stay what they are on another day where the times do
+not. A loss of more than 15 % beyond the spread of both is one too many.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from results import Ratio, Results, load_all, write_whole
+from turns import HERE
+
+BASELINE = HERE / "baseline.json"
+TOLERANCE = 0.15
+
+
+@dataclass(frozen=True)
+class Change:
+    """A ratio then and now.
+
+    Attributes:
+      name: case, group and peer.
+      was: of the baseline.
+      now: None if it was not measured.
+    """
+
+    name: str
+    was: Ratio
+    now: Ratio | None
+
+    @property
+    def allowed(self) -> float:
+        """The largest ratio that is no loss."""
+        spread = self.was.spread + (self.now.spread if self.now else 0.0)
+        return self.was.value * (1 + TOLERANCE + spread)
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether t2tp has lost against this peer."""
+        return self.now is not None and self.now.value > self.allowed
+
+
+def ratios_of(results: Mapping[str, Results]) -> dict[str, Ratio]:
+    """t2tp's time as a share of each other peer's, by case, group and peer."""
+    ratios = {}
+    for case, run in results.items():
+        for measured in run.measured:
+            for timed in measured.timed:
+                ratio = measured.ratio(timed) if timed.is_other else None
+                if ratio is not None:
+                    ratios[f"{case}, {measured.group}, {timed.name}"] = ratio
+    return ratios
+
+
+def compare(baseline: Mapping[str, Ratio], now: Mapping[str, Ratio]) -> list[Change]:
+    """Each ratio of the baseline, and what has become of it."""
+    return [Change(name, was, now.get(name)) for name, was in baseline.items()]
+
+
+def load(path: Path) -> dict[str, Ratio]:
+    """Reads a baseline.
+
+    Raises:
+      FileNotFoundError: there is none.
+    """
+    if not path.exists():
+        raise FileNotFoundError(
+            f"there is no {path.name} to compare with: `make bench`, and if its figures are good,"
+            " `python benchmarks/check.py --store`"
+        )
+    stored = json.loads(path.read_text("utf-8"))
+    return {name: Ratio(**ratio) for name, ratio in stored.items()}
+
+
+def store(path: Path, ratios: Mapping[str, Ratio]) -> None:
+    """Writes a baseline."""
+    stored = {name: asdict(ratio) for name, ratio in ratios.items()}
+    write_whole(path, json.dumps(stored, indent=1) + "\n")
+
+
+def report(changes: list[Change]) -> str:
+    """A line for each ratio."""
+    lines = []
+    for change in changes:
+        if change.now is None:
+            lines.append(f"not measured  {change.name} (was {change.was.value:.2f})")
+        else:
+            verdict = "LOST" if change.is_loss else "ok"
+            lines.append(
+                f"{verdict:12}  {change.name}: {change.was.value:.2f} -> {change.now.value:.2f}"
+                f" (allowed {change.allowed:.2f})"
+            )
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, nargs="?", default=HERE / "results" / "short")
+    parser.add_argument("--store", action="store_true")
+    parser.add_argument("--baseline", type=Path, default=BASELINE)
+    args = parser.parse_args()
+    now = ratios_of(load_all(args.folder))
+    if not now:
+        print(f"no ratios in {args.folder}: `make bench` measures them", file=sys.stderr)
+        return 2
+    if args.store:
+        store(args.baseline, now)
+        print(f"{len(now)} ratios are the baseline now")
+        return 0
+    try:
+        changes = compare(load(args.baseline), now)
+    except FileNotFoundError as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(report(changes))
+    if all(change.now is None for change in changes):
+        print(f"{args.folder} has none of the ratios of the baseline", file=sys.stderr)
+        return 2
+    return 1 if any(change.is_loss for change in changes) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

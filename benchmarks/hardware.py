@@ -1,0 +1,51 @@
+"""What a benchmark ran on: the machine, and the versions of what took part."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+# Instruction sets that decide how fast matrices are multiplied.
+_INSTRUCTION_SETS = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_tile")
+
+
+def cores() -> int:
+    """How many cores this process, and every peer that it starts, may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def describe() -> dict[str, Any]:
+    """This machine, as /proc says it, and the date."""
+    about = _first_processor(Path("/proc/cpuinfo").read_text("utf-8"))
+    memory = Path("/proc/meminfo").read_text("utf-8").split()[1]
+    flags = about.get("flags", "").split()
+    return {
+        "date": time.strftime("%Y-%m-%d %H:%M", time.gmtime()),
+        "processor": about.get("model name", platform.processor()),
+        "cores": cores(),
+        "instruction_sets": [name for name in _INSTRUCTION_SETS if name in flags],
+        "memory_gb": round(int(memory) / 2**20, 1),
+        "load_before": os.getloadavg()[0],
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+        "commit": _commit(),
+    }
+
+
+def _first_processor(cpuinfo: str) -> dict[str, str]:
+    lines = (line.partition(":") for line in cpuinfo.split("\n\n")[0].splitlines())
+    return {name.strip(): value.strip() for name, _, value in lines}
+
+
+def _commit() -> str:
+    """The commit of this checkout, with a + if files differ from it; "" outside a repository."""
+    here = Path(__file__).parent
+    command = ["git", "-C", str(here), "describe", "--always", "--dirty=+", "--exclude=*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""

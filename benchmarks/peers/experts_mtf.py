@@ -1,0 +1,95 @@
+"""A mixture of experts in mesh-tensorflow: its own layer on its own engine, PlacementMeshImpl."""
+
+from __future__ import annotations
+
+import turn
+
+args = turn.arguments()
+
+import importlib.util
+import sys
+import types
+from pathlib import Path
+
+import tensorflow as tf
+import tensorflow.compat.v1 as tf1
+from layer_sizes import EXPERTS, LEARNING_RATE
+
+from t2tp import upstream as mtf  # mends what mesh-tensorflow misses in today's TensorFlow
+from t2tp.mesh.layout import Layout
+
+
+def its_module(name: str):
+    """A file of mesh_tensorflow.transformer. As a package that cannot be imported any more: it
+    wants tf.estimator and TPU configuration. Of it, this file takes the base class of layers."""
+    package = types.ModuleType("mesh_tensorflow.transformer")
+    package.transformer = types.SimpleNamespace(TransformerLayer=object)
+    sys.modules[package.__name__] = package
+    path = Path(mtf.ops.__file__).parent / "transformer" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"{package.__name__}.{name}", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+moe = its_module("moe")
+sizes = EXPERTS[args.size]
+layout = Layout(
+    f"data:{args.data};model:{args.model}", "batch:data;experts:data;expert_hidden:model"
+)
+# Its capacity is said as for one expert a token. train=False: no second choice is left out at
+# random, nor is anything else; gradients are as in training.
+hparams = moe.MoE1D(
+    num_experts=sizes.experts,
+    hidden_size=sizes.d_ff,
+    group_size=sizes.length,
+    capacity_factor_eval=2 * sizes.capacity_factor,
+    second_policy_eval="all",
+)._hparams
+VARIABLES = {"top_2_gating/kernel": "router", "wi/kernel": "up", "wo/kernel": "down"}
+
+
+def build():
+    graph = mtf.Graph()
+    mesh = mtf.Mesh(graph, "mesh")
+    shape = mtf.Shape(
+        [
+            mtf.Dimension("batch", sizes.batch),
+            mtf.Dimension("length", sizes.length),
+            mtf.Dimension("d_model", sizes.d_model),
+        ]
+    )
+    inputs, targets = (
+        mtf.import_tf_tensor(mesh, tf.constant(value), shape=shape) for value in sizes.data()
+    )
+    y, _ = moe.transformer_moe_layer_v1(
+        inputs,
+        shape.dims[-1],
+        hparams,
+        train=False,
+        variable_dtype=mtf.VariableDType(),
+        layout=layout.mtf_rules,
+        mesh_shape=layout.mesh_shape,
+    )
+    loss = mtf.reduce_mean(mtf.square(y - targets))
+    variables = graph.trainable_variables
+    gradients = mtf.gradients([loss], [v.outputs[0] for v in variables])
+    updates = [
+        mtf.assign_sub(v, LEARNING_RATE * g) for v, g in zip(variables, gradients, strict=True)
+    ]
+    devices = [f"cpu:{i}" for i in range(layout.size)]
+    impl = mtf.placement_mesh_impl.PlacementMeshImpl(layout.mesh_shape, layout.mtf_rules, devices)
+    lowering = mtf.Lowering(graph, {mesh: impl})
+    run = tf.group(*[lowering.lowered_operation(op) for op in updates])
+    loss = lowering.export_to_tf_tensor(loss)
+    session = tf1.Session(config=tf1.ConfigProto(device_count={"CPU": layout.size}))
+    session.run(tf1.global_variables_initializer())
+    values = sizes.initial_values()
+    for master in tf1.global_variables():
+        master.load(values[VARIABLES[master.op.name]], session)
+    session.run(lowering.copy_masters_to_slices())
+    return lambda: float(session.run([loss, run])[0])
+
+
+with tf.Graph().as_default():
+    turn.take_turns(build(), version=f"tensorflow {tf.__version__}")

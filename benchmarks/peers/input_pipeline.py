@@ -1,0 +1,77 @@
+"""Reads batches of the standard library's tokens, by t2tp or by plain tf.data.
+
+t2tp reads in one thread, shuffled over everything. tf.data is what one would write without it: the
+same windows in a TFRecord file, shuffled in a buffer, parsed, batched, prefetched, on all cores.
+"""
+
+from __future__ import annotations
+
+import turn
+
+turn.PARSER.add_argument("--what", choices=("t2tp", "tf_data"), required=True)
+turn.PARSER.add_argument("--data_dir", required=True)
+turn.PARSER.add_argument("--batches", type=int, default=100, help="that a step reads")
+args = turn.arguments()
+
+import itertools
+import os
+import tempfile
+from collections.abc import Iterator
+
+import numpy as np
+import tensorflow as tf
+
+from t2tp import problems
+
+BATCH, LENGTH, BUFFER = 64, 256, 10_000
+problem = problems.find("languagemodel_python_stdlib")
+stream = problem.stream(args.data_dir, "train", BATCH, LENGTH)
+
+
+def ours() -> Iterator[dict[str, np.ndarray]]:
+    """Every feature of each batch, whole, in this thread."""
+    for step in itertools.count():
+        yield {name: np.asarray(feature) for name, feature in stream[step].items()}
+
+
+def write_records(path: str) -> None:
+    """The windows of an epoch, an example each."""
+    with tf.io.TFRecordWriter(path) as writer:
+        for step in range(stream.examples_per_epoch // BATCH):
+            batch = {name: np.asarray(feature) for name, feature in stream[step].items()}
+            for row in range(BATCH):
+                values = {
+                    name: tf.train.Feature(int64_list=tf.train.Int64List(value=array[row]))
+                    for name, array in batch.items()
+                }
+                example = tf.train.Example(features=tf.train.Features(feature=values))
+                writer.write(example.SerializeToString())
+
+
+def plain(path: str) -> Iterator[dict[str, np.ndarray]]:
+    """The same features by tf.data."""
+    spec = {name: tf.io.FixedLenFeature([LENGTH], tf.int64) for name in stream[0]}
+    dataset = tf.data.TFRecordDataset(path).repeat().shuffle(BUFFER, seed=0).batch(BATCH)
+    dataset = dataset.map(
+        lambda records: {
+            name: tf.cast(value, tf.int32)
+            for name, value in tf.io.parse_example(records, spec).items()
+        },
+        num_parallel_calls=tf.data.AUTOTUNE,
+    )
+    return dataset.prefetch(tf.data.AUTOTUNE).as_numpy_iterator()
+
+
+with tempfile.TemporaryDirectory() as folder:
+    path = os.path.join(folder, "train.tfrecord")
+    if args.what == "tf_data":
+        write_records(path)
+    batches = ours() if args.what == "t2tp" else plain(path)
+
+    def step() -> float:
+        for _ in range(args.batches):
+            assert len(next(batches)["targets"]) == BATCH
+        return 0.0
+
+    work = args.batches * BATCH
+    turn.take_turns(step, version=f"tensorflow {tf.__version__}", work=work)

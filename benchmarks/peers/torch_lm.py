@@ -1,0 +1,158 @@
+"""The language model's training step in PyTorch.
+
+With --compile, by torch.compile. In several processes over gloo: DistributedDataParallel where only
+the batch is split (--data), torch's own tensor parallelism where only the weights are (--model),
+and fully_shard over tensor parallelism where both are, which is how torch combines them.
+"""
+
+from __future__ import annotations
+
+import turn
+
+turn.PARSER.add_argument("--compile", action="store_true")
+args = turn.arguments()
+
+import contextlib
+
+import language_model as lm
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    loss_parallel,
+    parallelize_module,
+)
+
+sizes = turn.sizes(args)
+dtype = getattr(torch, args.dtype)
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        d, f = sizes.d_model, sizes.d_ff
+        self.norm_1, self.norm_2 = nn.RMSNorm(d, eps=1e-6), nn.RMSNorm(d, eps=1e-6)
+        self.q, self.k, self.v = (nn.Linear(d, d, bias=False) for _ in "qkv")
+        self.out = nn.Linear(d, d, bias=False)
+        self.up, self.down = nn.Linear(d, f, bias=False), nn.Linear(f, d, bias=False)
+
+    def forward(self, x):
+        y = self.norm_1(x)
+        # [batch, heads, length, d_kv]; tensor parallelism leaves each process its own heads.
+        q, k, v = (
+            layer(y).unflatten(-1, (-1, sizes.d_kv)).transpose(1, 2)
+            for layer in (self.q, self.k, self.v)
+        )
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(attended.transpose(1, 2).flatten(2))
+        return x + self.down(F.relu(self.up(self.norm_2(x))))
+
+
+class LanguageModel(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(sizes.vocab, sizes.d_model)
+        self.positions = nn.Parameter(torch.empty(sizes.length, sizes.d_model))
+        self.blocks = nn.ModuleList(Block() for _ in range(sizes.layers))
+        self.norm = nn.RMSNorm(sizes.d_model, eps=1e-6)
+        self.output = nn.Linear(sizes.d_model, sizes.vocab, bias=False)
+        self.output.weight = self.embedding.weight
+
+    def forward(self, targets):
+        x = self.embedding(F.pad(targets[:, :-1], (1, 0))) + self.positions
+        for block in self.blocks:
+            x = block(x)
+        logits = self.output(self.norm(x)).float()
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def load_initial_values(model: nn.Module) -> None:
+    """Ours have inputs first and separate heads; a Linear has outputs first."""
+    names = {"embedding": "embedding.weight", "norm": "norm.weight", "positions": "positions"}
+    state = {}
+    for name, value in lm.initial_values(sizes).items():
+        layer, _, weight = name.rpartition("/")
+        tensor = torch.from_numpy(value)
+        if weight == "out":
+            tensor = tensor.reshape(-1, sizes.d_model).T
+        elif layer and not weight.startswith("norm"):
+            tensor = tensor.reshape(len(tensor), -1).T
+        state[f"blocks.{layer}.{weight}.weight" if layer else names[name]] = tensor
+    model.load_state_dict(state | {"output.weight": state["embedding.weight"]})
+
+
+def in_processes(model: nn.Module) -> nn.Module:
+    """The model, split over the processes."""
+    dist.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", (args.data, args.model), mesh_dim_names=("data", "model"))
+    if args.model == 1:
+        return nn.parallel.DistributedDataParallel(model)
+    columns, rows = ColwiseParallel(), RowwiseParallel()
+    split = {"q": columns, "k": columns, "v": columns, "out": rows, "up": columns, "down": rows}
+    for block in model.blocks:
+        parallelize_module(block, mesh["model"], split)
+    vocabulary = {
+        "embedding": RowwiseParallel(input_layouts=Replicate()),
+        "output": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False),
+    }
+    parallelize_module(model, mesh["model"], vocabulary)
+    model.output.weight = model.embedding.weight
+    if args.data > 1:
+        for block in model.blocks:
+            fully_shard(block, mesh=mesh["data"])
+        fully_shard(model, mesh=mesh["data"])
+    return model
+
+
+model = LanguageModel()
+load_initial_values(model)
+targets = torch.from_numpy(lm.targets(sizes)).long()
+if args.processes > 1:
+    model = in_processes(model)
+    targets = targets.chunk(args.data)[dist.get_rank() // args.model]
+# torch's fused operations take no tensors that are split in several ways.
+by_split = {}
+for parameter in model.parameters():
+    by_split.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
+optimizer = torch.optim.Adam(
+    [{"params": group} for group in by_split.values()],
+    lm.LEARNING_RATE,
+    (lm.BETA1, lm.BETA2),
+    lm.EPSILON,
+    fused=True,
+)
+compiled = torch.compile(model) if args.compile else model
+
+
+def clip_gradients() -> None:
+    norms = [nn.utils.get_total_norm([p.grad for p in group]) for group in by_split.values()]
+    norms = [n.full_tensor() if isinstance(n, DTensor) else n for n in norms]
+    norm = torch.stack(norms).norm()
+    for group in by_split.values():
+        nn.utils.clip_grads_with_norm_(group, lm.CLIP_NORM, norm)
+
+
+def step() -> float:
+    is_split = args.model > 1
+    with loss_parallel() if is_split else contextlib.nullcontext():
+        with torch.autocast("cpu", dtype, enabled=args.dtype != "float32"):
+            loss = compiled(targets)
+        loss.backward()
+    clip_gradients()
+    optimizer.step()
+    optimizer.zero_grad()
+    loss = loss.detach()
+    loss = loss.full_tensor() if isinstance(loss, DTensor) else loss
+    if args.data > 1:  # Of all processes.
+        dist.all_reduce(loss)
+        loss /= args.processes
+    return float(loss)
+
+
+turn.take_turns(step, version=f"torch {torch.__version__}", threads=torch.get_num_threads())

@@ -1,0 +1,151 @@
+"""Where the time of a training step on one device goes: t2tp's, and plain TensorFlow's.
+
+    python benchmarks/profile_step.py [--size=design] [PEER ...]
+
+From TensorFlow's profiler, which notes when each operation begins and ends on which thread. Each
+moment of a step is shared out equally among the operations that run at that moment; where none
+runs, it counts as between operations (starting the step, handing over, threads that wait for the
+rest of an operation's parts are inside it). So the shares add up to the step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from language_model import SIZES
+from turns import HERE
+
+# What an operation belongs to: the first whose pattern is found in `name:type`.
+PARTS = {
+    # The whole of scores, softmax and weighted sum; not the products before and after it.
+    "attention": r"attention/attention/|^(gradient_tape/)?attention/",
+    "cross-entropy": r"cross_entropy",
+    "optimizer": r"adam|beta_power|clip_by_global_norm|global_norm|optimizer",
+    "products of matrices": r":.*(MatMul|Einsum)",
+    "norms": r"rms_norm",
+    "the rest": r"",
+}
+BETWEEN = "between operations"
+PEERS = ("ours", "plain_tf")
+_OPERATION = re.compile(r"^[^:]+:_?[A-Z]\w*$")
+# They only wait for what they call, which is noted too.
+_CALLERS = re.compile(r":.*(PartitionedCall|While)$")
+
+
+class Span(NamedTuple):
+    """When an operation ran, in picoseconds."""
+
+    begin: int
+    end: int
+    part: str
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("peers", nargs="*", default=PEERS, metavar="PEER", help="of peers/")
+    parser.add_argument("--size", choices=SIZES, default="design")
+    args = parser.parse_args()
+    profiles = {peer: profile(peer, args.size) for peer in args.peers}
+    print("| ms of a step | " + " | ".join(profiles) + " |")
+    print("| --- |" + " --- |" * len(profiles))
+    for part in (*PARTS, BETWEEN):
+        print(f"| {part} | " + " | ".join(_cell(p, part) for p in profiles.values()) + " |")
+    totals = (f"{1e3 * sum(p.values()):.1f}" for p in profiles.values())
+    print("| together | " + " | ".join(totals) + " |")
+
+
+def profile(peer: str, size: str) -> Counter[str]:
+    """Seconds of a step by part.
+
+    Raises:
+      RuntimeError: the peer failed.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        program = HERE / "peers" / f"{peer}.py"
+        ended = subprocess.run(
+            [sys.executable, program, f"--size={size}", f"--profile={folder}"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"},
+        )
+        if ended.returncode:
+            raise RuntimeError(f"{peer} failed: {ended.stderr.strip().splitlines()[-1]}")
+        (file,) = Path(folder).rglob("*.xplane.pb")
+        steps, spans = read(file)
+    seconds: Counter[str] = Counter()
+    for step in steps:
+        seconds.update(shared_out(step, spans))
+    return Counter({part: value / len(steps) for part, value in seconds.items()})
+
+
+def read(path: Path) -> tuple[list[Span], list[Span]]:
+    """The steps and the operations of a profile."""
+    # Only in TensorFlow's own environment, and slow to import.
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+    space = xplane_pb2.XSpace()
+    space.ParseFromString(path.read_bytes())
+    events = [
+        (plane.event_metadata[event.metadata_id].name, begin, begin + event.duration_ps)
+        for plane in space.planes
+        for line in plane.lines
+        for event in line.events
+        if (begin := line.timestamp_ns * 1000 + event.offset_ps) >= 0
+    ]
+    steps = [Span(begin, end, "") for name, begin, end in events if name == "benchmark_step"]
+    spans = [
+        Span(begin, end, part_of(name))
+        for name, begin, end in events
+        if _OPERATION.match(name) and not _CALLERS.search(name)
+    ]
+    return steps, spans
+
+
+def part_of(operation: str) -> str:
+    """What an operation, `name:type`, belongs to."""
+    return next(part for part, pattern in PARTS.items() if re.search(pattern, operation))
+
+
+def shared_out(step: Span, spans: list[Span]) -> Counter[str]:
+    """Seconds of a step by part."""
+    picoseconds: Counter[str] = Counter()
+    running: Counter[str] = Counter()
+    before = step.begin
+    for moment, part, change in (*_moments(step, spans), (step.end, BETWEEN, 0)):
+        count = running.total()
+        for each, number in running.items():
+            picoseconds[each] += (moment - before) * number / count
+        if not count:
+            picoseconds[BETWEEN] += moment - before
+        running[part] += change
+        running += Counter()  # without those that no longer run
+        before = moment
+    return Counter({part: value / 1e12 for part, value in picoseconds.items()})
+
+
+def _moments(step: Span, spans: list[Span]) -> Iterator[tuple[int, str, int]]:
+    """Where operations of a step begin (+1) and end (-1), in order."""
+    moments = []
+    for span in spans:
+        begin, end = max(span.begin, step.begin), min(span.end, step.end)
+        if begin < end:
+            moments += [(begin, span.part, 1), (end, span.part, -1)]
+    yield from sorted(moments)
+
+
+def _cell(seconds: Counter[str], part: str) -> str:
+    return f"{1e3 * seconds[part]:.1f} ({seconds[part] / sum(seconds.values()):.0%})"
+
+
+if __name__ == "__main__":
+    main()

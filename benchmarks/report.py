@@ -1,0 +1,98 @@
+"""Writes docs/benchmarks.md and its picture from the stored results.
+
+    python benchmarks/report.py
+
+The prose is in benchmarks/page.md; in it, `{{table CASE}}` is a case's table, `{{conditions CASE}}`
+where and how it was measured, `{{headline}}` the summary and `{{picture}}` the picture.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import chart
+from results import Results, load_all, write_whole
+from tables import table
+from turns import HERE
+
+RESULTS = HERE / "results"
+TEMPLATE = HERE / "page.md"
+PAGE = HERE.parent / "docs" / "benchmarks.md"
+PICTURE = PAGE.with_name("benchmarks.png")
+
+
+def main() -> None:
+    results = load_all(RESULTS)
+    write_whole(PAGE, page(TEMPLATE.read_text("utf-8"), results))
+    if results:
+        chart.draw(results.values(), PICTURE)
+
+
+def page(template: str, results: Mapping[str, Results]) -> str:
+    """The page.
+
+    Args:
+      template: its prose, with what is to be put in.
+      results: by case.
+
+    Raises:
+      ValueError: the template asks for something else.
+    """
+
+    def filled(found: re.Match[str]) -> str:
+        what, _, case = found.group(1).partition(" ")
+        if what == "headline":
+            return headline(results)
+        if what == "picture":
+            return f"![t2tp's time as a share of its peers']({PICTURE.name})" if results else ""
+        if what not in ("table", "conditions"):
+            raise ValueError(f"{TEMPLATE.name}: {found.group()} is none of table, conditions, ...")
+        if case not in results:
+            return _missing(case) if what == "table" else ""
+        return table(results[case].measured) if what == "table" else conditions(results[case])
+
+    return re.sub(r"\{\{(.+?)\}\}", filled, template)
+
+
+def _missing(case: str) -> str:
+    return f"Not measured yet: `python benchmarks/run.py --suite=full --case={case}`"
+
+
+def headline(results: Mapping[str, Results]) -> str:
+    """Beside the fastest of the others, in each group of each case."""
+    lines = ["| | | fastest other | t2tp / it |", "| --- | --- | --- | --- |"]
+    for case, run in results.items():
+        for measured in run.measured:
+            others = [timed for timed in measured.timed if timed.is_other]
+            if others and measured.has_ours:
+                best = min(others, key=lambda timed: timed.seconds)
+                ratio = measured.ratio(best)
+                assert ratio is not None
+                figure = f"{ratio.value:.2f} ± {ratio.value * ratio.spread:.2f}"
+                lines.append(f"| {case} | {measured.group} | {best.name} | {figure} |")
+    return "\n".join(lines) if len(lines) > 2 else "Not measured yet: `make bench-full`"
+
+
+def conditions(results: Results) -> str:
+    """Where, when and how a case was measured."""
+    machine = results.machine
+    versions = sorted(
+        {
+            version
+            for measured in results.measured
+            for timed in measured.timed
+            if (version := timed.facts.get("version"))
+        }
+    )
+    sets = ", ".join(machine["instruction_sets"])
+    return (
+        f"{machine['date']} UTC, commit {machine['commit']}, {machine['cores']} cores of"
+        f" {machine['processor']} ({sets}), {machine['memory_gb']} GB, load before:"
+        f" {machine['load_before']:.1f}; {machine['turns']} turns of {machine['steps']} steps;"
+        f" Python {machine['python']}, {', '.join(versions)}."
+    )
+
+
+if __name__ == "__main__":
+    main()

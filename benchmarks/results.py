@@ -1,0 +1,167 @@
+"""What a run of benchmarks measured: every repetition, kept as JSON; and what follows from it."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from turns import Peer
+
+# The program whose rate is the machine's peak.
+PEAK = "matmul"
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A peer that took its turns.
+
+    Attributes:
+      name: in the tables.
+      program: in `peers/`.
+      arguments: of the program.
+      turns: seconds, [turn][step].
+      facts: what the program said of itself.
+    """
+
+    name: str
+    program: str
+    arguments: list[str]
+    turns: list[list[float]]
+    facts: dict[str, Any]
+
+    @classmethod
+    def of(cls, peer: Peer) -> Timed:
+        """What is kept of a peer."""
+        return cls(peer.name, peer.program, list(peer.arguments), peer.turns, peer.facts)
+
+    @property
+    def is_other(self) -> bool:
+        """Whether it is somebody else's work, and the same: not the machine's peak."""
+        is_ours = self.name.startswith("t2tp") or "--engine=t2tp" in self.arguments
+        return self.program != PEAK and not is_ours
+
+    @property
+    def seconds(self) -> float:
+        """Of a step: the median of all."""
+        return statistics.median(s for turn in self.turns for s in turn)
+
+    @property
+    def spread(self) -> float:
+        """Of the steps' seconds, as a share of their median."""
+        return half_quartile_distance([s for turn in self.turns for s in turn]) / self.seconds
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """t2tp's time as a share of a peer's: below 1, t2tp is faster.
+
+    Attributes:
+      value: the median over the turns, each of which compares steps that ran one after the other.
+      spread: half the distance between the quartiles, as a share of the value.
+    """
+
+    value: float
+    spread: float
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Peers that were compared with each other.
+
+    Attributes:
+      group: what they have in common, such as "2x4 float32".
+      ours: the name of t2tp's own entry.
+      work: what a step does, in `unit`s.
+      unit: FLOP, tokens, examples, bytes; or "" where only time counts.
+      timed: those that ran.
+      absent: why the others did not.
+    """
+
+    group: str
+    ours: str
+    work: float
+    unit: str
+    timed: list[Timed]
+    absent: dict[str, str]
+
+    @property
+    def has_ours(self) -> bool:
+        """Whether t2tp itself ran."""
+        return any(timed.name == self.ours for timed in self.timed)
+
+    def peak(self) -> float | None:
+        """The machine's rate, in units a second: the fastest product of two large matrices."""
+        rates = [self.work_of(t) / t.seconds for t in self.timed if t.program == PEAK]
+        return max(rates, default=None)
+
+    def work_of(self, timed: Timed) -> float:
+        """What a step of a peer does."""
+        return timed.facts.get("work", self.work)
+
+    def ratio(self, timed: Timed) -> Ratio | None:
+        """t2tp's time as a share of another's; None of the peak, and where t2tp did not run."""
+        ours = next((each for each in self.timed if each.name == self.ours), None)
+        if ours is None or timed.program == PEAK:
+            return None
+        pairs = zip(ours.turns, timed.turns, strict=True)
+        shares = [statistics.median(our) / statistics.median(its) for our, its in pairs]
+        middle = statistics.median(shares)
+        return Ratio(middle, half_quartile_distance(shares) / middle)
+
+
+@dataclass(frozen=True)
+class Results:
+    """A run of a case.
+
+    Attributes:
+      case: its name.
+      machine: what `hardware.describe` said, and how the case was run.
+      measured: the groups, in their order.
+    """
+
+    case: str
+    machine: dict[str, Any]
+    measured: list[Measured]
+
+    def save(self, path: Path) -> None:
+        """Writes the JSON, whole or not at all."""
+        write_whole(path, json.dumps(asdict(self), indent=1) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> Results:
+        """Reads what `save` wrote."""
+        stored = json.loads(path.read_text("utf-8"))
+        measured = [
+            Measured(**{**each, "timed": [Timed(**timed) for timed in each["timed"]]})
+            for each in stored["measured"]
+        ]
+        return cls(stored["case"], stored["machine"], measured)
+
+
+def load_all(folder: Path) -> dict[str, Results]:
+    """The results in a folder, by their case."""
+    loaded = [Results.load(path) for path in sorted(folder.glob("*.json"))]
+    return {results.case: results for results in loaded}
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes or replaces a file, whole or not at all."""
+    unfinished = path.with_name(path.name + ".tmp")
+    with unfinished.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(path)
+
+
+def half_quartile_distance(values: Sequence[float]) -> float:
+    """Half the distance between the quartiles; 0 of a single value."""
+    if len(values) < 2:
+        return 0.0
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return (high - low) / 2

@@ -1,0 +1,75 @@
+"""Runs benchmarks: t2tp beside its peers, in turns, on this machine.
+
+    python benchmarks/run.py [--suite=short|full] [--case=NAME ...] [--output=FOLDER]
+
+Prints a table for each case, and keeps every repetition in a JSON file each.
+`--size=tiny --turns=1 --steps=1 --output=/tmp/tried` tries whether everything runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import time
+from pathlib import Path
+
+import hardware
+import suites
+from cases.group import Group
+from results import Measured, Results, Timed
+from tables import table
+from turns import HERE, take_turns
+
+# What docs/benchmarks.md is made of, and what `make bench` measures.
+FOLDERS = {"full": HERE / "results", "short": HERE / "results" / "short"}
+
+
+def main() -> int:
+    args = _arguments()
+    # What is told to end ends its peers, which do not hear of it by themselves.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    suite = suites.SUITES[args.suite]
+    folder = args.output or FOLDERS[args.suite]
+    folder.mkdir(parents=True, exist_ok=True)
+    unknown = set(args.case or ()) - set(suite)
+    if unknown:
+        print(f"no case {', '.join(unknown)} in {args.suite}: {', '.join(suite)}", file=sys.stderr)
+        return 2
+    good = True
+    for case in args.case or suite:
+        machine = hardware.describe()
+        began = time.monotonic()
+        measured = [_measured(case, g, args.turns, args.steps) for g in suite[case](args.size)]
+        machine |= {"size": args.size, "turns": args.turns, "steps": args.steps}
+        machine["minutes"] = round((time.monotonic() - began) / 60, 1)
+        path = folder / f"{case}.json"
+        Results(case, machine, measured).save(path)
+        print(f"\n{case} ({machine['minutes']} minutes; {path})\n\n{table(measured)}", flush=True)
+        good = good and all(each.has_ours for each in measured)
+    return 0 if good else 1
+
+
+def _measured(case: str, group: Group, turns: int, steps: int) -> Measured:
+    timed, absent = take_turns(group.peers, turns, steps)
+    for name, why in absent.items():
+        print(f"{case}, {group.name}: {name} is absent: {why}", file=sys.stderr, flush=True)
+    ours = group.peers[0].name
+    return Measured(
+        group.name, ours, group.work, group.unit, [Timed.of(peer) for peer in timed], absent
+    )
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--suite", choices=suites.SUITES, default="short")
+    parser.add_argument("--case", action="append", help="default: all of the suite")
+    parser.add_argument("--size", choices=suites.SIZES, default="design")
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=3, help="in a turn")
+    parser.add_argument("--output", type=Path, help="folder of the JSON files")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,33 @@
+"""Which cases a command runs, in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from cases import before_training, decoding, layers, storage, training_step, weak_scaling
+from cases.group import Group
+
+Cases = Mapping[str, Callable[[str], list[Group]]]
+
+# `make bench`: less than ten minutes on two cores.
+SHORT: Cases = {
+    "training_step": lambda size: training_step.groups(training_step.SHORT, size),
+    "decoding": lambda size: decoding.groups(("1x1",), size),
+}
+FULL: Cases = {
+    "training_step": lambda size: training_step.groups(training_step.FULL, size),
+    "wide_step": lambda size: training_step.groups(
+        training_step.WIDE, "wide" if size == "design" else size
+    ),
+    "experts": layers.experts,
+    "convolutions": layers.convolutions,
+    "decoding": lambda size: decoding.groups(("1x1", "2x2"), size),
+    "start_up": before_training.start_up,
+    "tracing": before_training.tracing,
+    "weak_scaling": weak_scaling.groups,
+    "input_pipeline": storage.input_pipeline,
+    "checkpoints": storage.checkpoints,
+}
+SUITES = {"short": SHORT, "full": FULL}
+# "tiny" tries whether everything runs.
+SIZES = ("design", "tiny")

@@ -1,0 +1,8 @@
+"""The benchmarks are programs in a folder of their own."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))

@@ -1,0 +1,31 @@
+"""Made-up results."""
+
+from __future__ import annotations
+
+from results import Measured, Results, Timed
+
+MACHINE = {
+    "date": "2026-01-02 03:04",
+    "commit": "abc",
+    "cores": 2,
+    "processor": "Abacus",
+    "instruction_sets": ["beads"],
+    "memory_gb": 1.0,
+    "load_before": 0.5,
+    "turns": 3,
+    "steps": 2,
+    "python": "3.11.7",
+    "size": "design",
+    "minutes": 1.0,
+}
+
+
+def timed(name: str, *turns: float, program: str = "peer", **facts: object) -> Timed:
+    """A peer whose two steps of each turn took the same."""
+    return Timed(name, program, [], [[seconds, seconds] for seconds in turns], facts)
+
+
+def results(*peers: Timed, absent: dict[str, str] | None = None) -> Results:
+    """A case of one group, in which a step has 1e9 operations."""
+    measured = Measured("1x1", "t2tp", 1e9, "FLOP", list(peers), absent or {})
+    return Results("training_step", MACHINE, [measured])

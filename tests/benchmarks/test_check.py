@@ -1,0 +1,65 @@
+"""`make bench-check` fails on a loss beyond 15 % and the spread, and on nothing less."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import check
+import pytest
+from results import Ratio
+
+from tests.benchmarks.made_up import results, timed
+
+
+@pytest.mark.parametrize(
+    ("now", "is_loss"),
+    [
+        (Ratio(0.80, 0.0), False),
+        (Ratio(0.50, 0.0), False),
+        (Ratio(0.95, 0.0), False),  # 0.8 * (1.15 + 0.05) = 0.96
+        (Ratio(0.97, 0.0), True),
+        (Ratio(0.97, 0.1), False),
+    ],
+)
+def test_a_loss_is_beyond_15_percent_and_the_spread_of_both(now, is_loss):
+    (change,) = check.compare({"peer": Ratio(0.8, 0.05)}, {"peer": now})
+    assert change.is_loss is is_loss
+
+
+def test_what_was_not_measured_is_said_and_is_no_loss():
+    (change,) = check.compare({"peer": Ratio(0.8, 0.05)}, {"another": Ratio(2.0, 0.0)})
+    assert not change.is_loss
+    assert check.report([change]) == "not measured  peer (was 0.80)"
+
+
+def test_only_other_people_s_programs_count():
+    run = results(
+        timed("t2tp", 1.0),
+        timed("t2tp, XLA", 1.0),
+        timed("matmul, float32", 1.0, program="matmul"),
+        timed("other", 2.0),
+    )
+    ratios = check.ratios_of({"training_step": run})
+    assert ratios == {"training_step, 1x1, other": Ratio(0.5, 0.0)}
+
+
+def test_the_command(tmp_path):
+    def run_check(*arguments: str) -> subprocess.CompletedProcess:
+        program = Path(check.__file__)
+        command = [sys.executable, program, tmp_path, f"--baseline={tmp_path}/baseline", *arguments]
+        return subprocess.run(command, capture_output=True, text=True)
+
+    stored = tmp_path / "training_step.json"
+    assert run_check().returncode == 2
+    results(timed("t2tp", 1.0), timed("other", 1.0)).save(stored)
+    assert "no baseline to compare with" in run_check().stderr
+    assert run_check("--store").returncode == 0
+    assert run_check().returncode == 0
+    results(timed("t2tp", 1.2), timed("other", 1.0)).save(stored)
+    lost = run_check()
+    assert lost.returncode == 1
+    assert "LOST          training_step, 1x1, other: 1.00 -> 1.20 (allowed 1.15)" in lost.stdout
+    results(timed("t2tp", 1.0), absent={"other": "gone"}).save(stored)
+    assert run_check().returncode == 2

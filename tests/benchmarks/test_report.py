@@ -1,0 +1,58 @@
+"""docs/benchmarks.md is what the stored results give."""
+
+from __future__ import annotations
+
+import chart
+import pytest
+import report
+from results import load_all
+
+from tests.benchmarks.made_up import results, timed
+
+TEMPLATE = "a\n{{headline}}\n{{picture}}\n{{table training_step}}\n{{conditions training_step}}\nz"
+
+
+def test_the_page_is_what_the_stored_results_give():
+    made = report.page(report.TEMPLATE.read_text("utf-8"), load_all(report.RESULTS))
+    assert report.PAGE.read_text("utf-8") == made, "run `python benchmarks/report.py`"
+
+
+def test_every_stored_case_is_on_the_page():
+    template = report.TEMPLATE.read_text("utf-8")
+    for case in load_all(report.RESULTS):
+        assert f"{{{{table {case}}}}}" in template
+
+
+def test_a_page_has_headline_tables_and_conditions():
+    run = results(
+        timed("t2tp", 1.0, version="t2tp on tensorflow 2"),
+        timed("slow", 3.0),
+        timed("fast", 2.0),
+        timed("matmul", 0.1, program="matmul"),
+    )
+    page = report.page(TEMPLATE, {"training_step": run})
+    assert "| training_step | 1x1 | fast | 0.50 ± 0.00 |" in page
+    assert "| 1x1 | slow | 3,000 | 0% | 0.33 ± 0.00 |" in page
+    assert "2 cores of Abacus (beads)" in page
+    assert "3 turns of 2 steps" in page
+    assert "t2tp on tensorflow 2." in page
+    assert "benchmarks.png" in page
+
+
+def test_without_results_the_page_says_so():
+    page = report.page(TEMPLATE, {})
+    assert "Not measured yet: `python benchmarks/run.py --suite=full --case=training_step`" in page
+    assert "png" not in page
+
+
+def test_a_template_that_asks_for_something_else_is_refused():
+    with pytest.raises(ValueError, match="tabel training_step"):
+        report.page("{{tabel training_step}}", {})
+
+
+def test_the_picture_is_drawn(tmp_path):
+    pytest.importorskip("matplotlib")
+    run = results(timed("t2tp", 1.0, 1.1, 1.2), timed("other", 2.0, 2.5, 2.0))
+    chart.draw([run], tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+    assert len(list(tmp_path.iterdir())) == 1

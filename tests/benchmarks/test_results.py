@@ -1,0 +1,56 @@
+"""Ratios, rates and tables follow from the repetitions that are kept."""
+
+from __future__ import annotations
+
+import pytest
+from results import Results
+from tables import table
+
+from tests.benchmarks.made_up import results, timed
+
+
+def test_a_ratio_compares_what_ran_one_after_the_other():
+    # The machine was twice as slow in the second turn, for both.
+    run = results(timed("t2tp", 1.0, 2.0, 1.0), timed("other", 2.0, 4.0, 2.0))
+    ratio = run.measured[0].ratio(run.measured[0].timed[1])
+    assert (ratio.value, ratio.spread) == (0.5, 0.0)
+    assert run.measured[0].timed[1].spread > 0
+
+
+def test_the_spread_of_a_ratio_is_half_the_distance_of_its_quartiles():
+    run = results(timed("t2tp", 1.0, 2.0, 3.0), timed("other", 2.0, 2.0, 2.0))
+    ratio = run.measured[0].ratio(run.measured[0].timed[1])
+    assert ratio.value == pytest.approx(1.0)
+    assert ratio.spread == pytest.approx(0.25)
+
+
+def test_the_peak_is_the_fastest_product_and_has_no_ratio():
+    run = results(
+        timed("t2tp", 1.0),
+        timed("matmul, float32", 0.5, program="matmul", work=2e9),
+        timed("matmul, bfloat16", 1.0, program="matmul", work=2e9),
+    )
+    measured = run.measured[0]
+    assert measured.peak() == 4e9
+    assert measured.ratio(measured.timed[1]) is None
+    assert "| 1x1 | t2tp | 1,000 | 0% | 1 | 1 | 25% |" in table(run.measured)
+
+
+def test_without_t2tp_there_are_no_ratios():
+    run = results(timed("other", 1.0), absent={"t2tp": "broken"})
+    assert not run.measured[0].has_ours
+    assert run.measured[0].ratio(run.measured[0].timed[0]) is None
+    assert "| 1x1 | t2tp | absent: broken |" in table(run.measured)
+
+
+def test_a_bar_in_an_error_does_not_end_its_cell():
+    shown = table(results(timed("t2tp", 1.0), absent={"other": "no a|b"}).measured)
+    assert "no a\\|b" in shown
+    assert len({line.replace("\\|", "").count("|") for line in shown.splitlines()}) == 1
+
+
+def test_what_is_saved_can_be_loaded(tmp_path):
+    run = results(timed("t2tp", 1.0, losses=[2.0]), timed("other", 2.0), absent={"x": "why"})
+    run.save(tmp_path / "training_step.json")
+    assert Results.load(tmp_path / "training_step.json") == run
+    assert [path.name for path in tmp_path.iterdir()] == ["training_step.json"]
