@@ -29,6 +29,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, overload
 
 from t2tp.hparam import HParams
 from t2tp.nearest import nearest
+from t2tp.ranged_hparams import RangedHParams
 
 _T = TypeVar("_T", bound=Callable[..., Any])
 
@@ -186,11 +187,62 @@ def _open(kind: str) -> tuple[_Register, Callable[[str], Any], Callable[[], list
 
 register_model, model, list_models = _open("model")
 register_problem, problem, list_problems = _open("problem")
-register_hparams, _hparams_function, list_hparams = _open("hparams set")
+_register_hparams, _hparams_function, list_hparams = _open("hparams set")
+register_ranged_hparams, _ranged_hparams_function, list_ranged_hparams = _open("ranged hparams set")
 register_optimizer, optimizer, list_optimizers = _open("optimizer")
 register_learning_rate_schedule, learning_rate_schedule, list_learning_rate_schedules = _open(
     "learning-rate schedule"
 )
+
+
+_models_of_sets: dict[str, str] = {}
+
+
+@overload
+def register_hparams(target: str | None = None, *, model: str = "") -> Callable[[_T], _T]: ...
+
+
+@overload
+def register_hparams(target: _T) -> _T: ...
+
+
+def register_hparams(target: Any = None, *, model: str = "") -> Any:
+    """Registers a function that makes an hparams set; see `Registry.register`.
+
+    Args:
+        target: the function (a bare decorator), or the set's name.
+        model: the model that the set is for, where the set's name does not begin with it.
+    """
+    if target is not None and not isinstance(target, str):
+        return _register_hparams(target)
+
+    def decorate(function: _T) -> _T:
+        registered = _register_hparams(target)(function)
+        if model:
+            _models_of_sets[target or snake_case(function.__name__)] = model
+        return registered
+
+    return decorate
+
+
+def model_of_hparams(name: str) -> str:
+    """Returns the name of the model that an hparams set is for.
+
+    It is the one that the set was registered with, else the longest with which its name begins:
+    `transformer_lm` for `transformer_lm_tiny`.
+
+    Raises:
+        UnknownNameError: no hparams set has the name, or it does not say its model.
+    """
+    _hparams_function(name)
+    said = _models_of_sets.get(name)
+    begins = [model for model in list_models() if name.startswith(model)]
+    if said is None and not begins:
+        raise UnknownNameError(
+            f"the hparams set {name!r} does not say which model it is for: name it after its model,"
+            " or register it with @registry.register_hparams(model='...')"
+        )
+    return said or max(begins, key=len)
 
 
 def hparams(name: str) -> HParams:
@@ -207,6 +259,17 @@ def hparams(name: str) -> HParams:
             f"returned {made!r}, not an HParams: forgot to return hparams?"
         )
     return made
+
+
+def ranged_hparams(name: str) -> RangedHParams:
+    """Gives the registered function of this name an empty ranged set, and returns it filled.
+
+    Raises:
+        UnknownNameError: no ranged set has the name; names the nearest.
+    """
+    ranged = RangedHParams(name)
+    _ranged_hparams_function(name)(ranged)
+    return ranged
 
 
 def help_text() -> str:

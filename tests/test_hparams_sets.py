@@ -1,12 +1,15 @@
-"""Registered hparams sets: each builds its model, lays it out, and declares nothing in vain.
+"""Registered hparams sets: each builds its model on its mesh, and says nothing in vain.
 
-Graphs are built and variables are not made, so the largest set costs little.
+Graphs are built on paper, without devices and memory, so the largest set costs little.
 """
 
 from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import tensorflow as tf
@@ -14,24 +17,83 @@ import tensorflow as tf
 import t2tp
 import t2tp.hparams
 import t2tp.models
-from t2tp import registry
+from t2tp import mtf, registry
 from t2tp.hparam import HParams
-from t2tp.mesh.layout import Layout
+from t2tp.mesh.on_paper import ProgramOnPaper
+from t2tp.models.image_classifier import ImageClassifier
 from t2tp.optim import apply_gradients
-from t2tp.optim.schedules import learning_rate
+from t2tp.trainer.batch_size import sequences_per_batch
+
+assert t2tp.hparams, t2tp.models  # Importing them registers sets and models.
 
 SETS = registry.list_hparams()
-MESHES = ["", "data:4", "model:2", "data:2;model:2", "data:8;model:2"]
-VOCAB_SIZE, TRAIN_STEPS = 8000, 1000
-# What the trainer makes the features and the mesh of.
-READ_BY_THE_TRAINER = {"batch_size", "max_length", "mesh_shape", "layout"}
+VOCAB_SIZE, TRAIN_STEPS = 32768, 100_000
+# Where a set leaves the mesh to its user, it is to work on this one.
+USUAL_MESH = "data:2;model:2"
+READ_BY_THE_TRAINER = {"batch_size", "batch_size_unit", "max_length", "mesh_shape", "layout"}
+# Hparams whose values decide which others are read, and values that read what others do not.
+SWITCHES = {
+    "optimizer": registry.list_optimizers(),
+    "learning_rate_schedule": [
+        # Those that cannot go with few training steps, or none to decay in, read nothing else.
+        *(name for name in registry.list_learning_rate_schedules() if "cosdecay" != name),
+        "cosdecay",
+    ],
+    "position": ["rotary"],
+    "attention_type": ["full", "local_1d", "local_2d"],
+}
+# Pictures' sets say the blocks of each way of attention, so that a child only takes another way.
+SAID_FOR_CHILDREN = {"block_length", "block_height", "block_width"}
+SMALL_PICTURES = ("mlp_tiny", "vit_tiny", "mtf_resnet_tiny", "mtf_resnet_single")
+
+# set -> vocabulary, published number of parameters, by how much ours may be off
+PUBLISHED = {
+    "gpt2_small": (50257, 124_439_808, 0),
+    "gpt2_medium": (50257, 354_823_168, 0),
+    "gpt2_large": (50257, 774_030_080, 0),
+    "gpt2_xl": (50257, 1_557_611_200, 0),
+    "gpt3_175b": (50257, 175e9, 0.01),
+    "llama_1b": (32000, 1_100_048_384, 0),
+    "llama_3b": (128256, 3_212_749_824, 0),
+    "llama_7b": (32000, 6_738_415_616, 0),
+    "llama_8b": (128256, 8_030_261_248, 0),
+    "llama_13b": (32000, 13_015_864_320, 0),
+    "llama_70b": (32000, 68_976_648_192, 0),
+    "t5_small": (32128, 60_506_624, 0),
+    "t5_base": (32128, 222_903_552, 0),
+    "t5_large": (32128, 737_668_096, 0),
+    "bert_base": (30522, 109_482_240, 0.01),
+    "bert_large": (30522, 335_141_888, 0.01),
+    "mtf_transformer_paper_lm_m1": (32768, 0.14e9, 0.03),
+    "mtf_transformer_paper_lm_0": (32768, 0.22e9, 0.01),
+    "mtf_transformer_paper_lm_1": (32768, 0.37e9, 0.01),
+    "mtf_transformer_paper_lm_2": (32768, 0.67e9, 0.01),
+    "mtf_transformer_paper_lm_3": (32768, 1.28e9, 0.01),
+    "mtf_transformer_paper_lm_4": (32768, 2.48e9, 0.01),
+    "mtf_transformer_paper_lm_5": (32768, 4.90e9, 0.01),
+    "mqp_ende_base": (32768, 211e6, 0.01),
+    "mqp_ende_mq8": (32768, 178e6, 0.01),
+    "mqp_ende_mq8_ff5440": (32768, 211e6, 0.01),
+    "xmoe_dense_4k": (8192, 30e6, 0.02),
+    "xmoe_dense_8k": (8192, 46e6, 0.01),
+    "xmoe_dense_64k": (8192, 282e6, 0.01),
+    "xmoe_top_2": (8192, 282e6, 0.01),
+    "xmoe_tr_dense_2k": (32768, 119e6, 0.01),
+    "xmoe_tr_dense_32k": (32768, 623e6, 0.01),
+    "xmoe_tr_1d": (32768, 623e6, 0.01),
+    # Given to the billion.
+    "switch_base": (32128, 7e9, 0.07),
+    "switch_large": (32128, 26e9, 0.02),
+}
 
 
 class RecordingHParams(HParams):
     """An HParams that remembers which values were asked for."""
 
     def __init__(self, hparams: HParams):
-        super().__init__(**hparams.values())
+        super().__init__()
+        self._declarations.update(hparams._declarations)
+        self._values.update(hparams.values())
         object.__setattr__(self, "_asked_for", set())
 
     def get(self, name):
@@ -39,82 +101,208 @@ class RecordingHParams(HParams):
         return super().get(name)
 
 
-def model_of(hparams_set):
-    """A set is named after its model: transformer_lm_tiny after transformer_lm."""
-    return max((m for m in registry.list_models() if hparams_set.startswith(m)), key=len)
+@dataclass(frozen=True)
+class Built:
+    """What building a set's model showed."""
+
+    parameters: int
+    dimensions: frozenset[str]  # of all tensors
+    idle: tuple[str, ...]  # what the layout says of itself
+    read: frozenset[str]  # hparams
 
 
-def features_of(hparams):
-    shape = f"batch:{hparams.batch_size};length:{hparams.max_length}"
-    names = ("targets", "targets_segmentation", "targets_position")
+def features_of(hparams_set: str, hparams: HParams, rows: int) -> dict[str, t2tp.Feature]:
+    """The features of a problem that fits the set's model."""
+    model = registry.model(registry.model_of_hparams(hparams_set))
+    batch = mtf.Dimension("batch", rows)
+    if model.takes == ("targets", "weights"):
+        shape = mtf.Shape([batch, *picture(*hparams.image_shape)])
+        return {"targets": t2tp.Feature(shape, tf.int32), "weights": t2tp.Feature([batch])}
+    if issubclass(model, ImageClassifier):
+        shape = mtf.Shape([batch, *picture(*size_of_pictures(hparams_set))])
+        rows_only = mtf.Shape([batch])
+        return {
+            "inputs": t2tp.Feature(shape),
+            "targets": t2tp.Feature(rows_only, tf.int32),
+            "weights": t2tp.Feature(rows_only),
+        }
+    shape = mtf.Shape([batch, mtf.Dimension("length", hparams.max_length)])
+    names = made(hparams_set, hparams, VOCAB_SIZE).takes
     return {name: t2tp.Feature(shape, tf.int32) for name in names}
 
 
-def build(hparams_set, hparams):
-    """The graph of a training step, which is the same for all meshes."""
-    model = registry.model(model_of(hparams_set))(hparams, VOCAB_SIZE)
+def picture(height: int, width: int, channels: int) -> list[mtf.Dimension]:
+    sizes = {"height": height, "width": width, "channels": channels}
+    return [mtf.Dimension(name, size) for name, size in sizes.items()]
+
+
+def size_of_pictures(hparams_set: str) -> tuple[int, int, int]:
+    if hparams_set in SMALL_PICTURES:
+        return (8, 8, 1)
+    is_small = hparams_set.startswith("mlp") or "cifar" in hparams_set
+    return (32, 32, 3) if is_small else (224, 224, 3)
+
+
+def made(hparams_set: str, hparams: HParams, vocab_size: int):
+    """The set's model, for a problem of its kind."""
+    name = registry.model_of_hparams(hparams_set)
+    sizes = {"targets": vocab_size}
+    if "inputs" in registry.model(name).takes:
+        sizes["inputs"] = vocab_size
+    return registry.model(name)(hparams, sizes)
+
+
+def build(hparams_set: str, changes: Mapping[str, object] | None = None, vocab=VOCAB_SIZE) -> Built:
+    """Builds the loss of one microbatch on the set's mesh, and the update of a weight."""
+    changed = registry.hparams(hparams_set)
+    for name, value in (changes or {}).items():
+        changed.set(name, value)
+    hparams = RecordingHParams(changed)
+    shapes = []
 
     def step(mesh, features):
-        out = model.loss(mesh, features, training=True)
-        return {"loss": out.loss, **apply_gradients(out.loss, mesh, hparams, TRAIN_STEPS)}
+        loss = made(hparams_set, hparams, vocab).loss(mesh, features, training=True).loss
+        shapes.extend(t.shape for op in mesh.graph.operations for t in op.outputs)
+        return {"loss": loss}
 
-    program = t2tp.Program(lambda mesh, features: {}, features_of(hparams))
-    program._step_fn = step
-    return program._build_for_shapes()
+    rows = sequences_per_batch(changed)
+    assert rows % changed.microbatches == 0
+    program = ProgramOnPaper(
+        step,
+        features_of(hparams_set, changed, rows // changed.microbatches),
+        mesh_shape=changed.mesh_shape,
+        layout=changed.layout,
+    )
+    update_a_weight(hparams)
+    return Built(
+        parameters=sum(v.spec.shape.size for v in program._used),
+        dimensions=frozenset(name for shape in shapes for name in shape.dimension_names),
+        idle=tuple(program.layout.warnings(shapes)),
+        read=frozenset(hparams._asked_for) | READ_BY_THE_TRAINER | {"microbatches"},
+    )
+
+
+def update_a_weight(hparams: HParams) -> None:
+    """What reads the hparams of optimizers and schedules, in a model of one matrix."""
+
+    def step(mesh, features):
+        dims = [mtf.Dimension("d_model", 128), mtf.Dimension("d_ff", 128)]
+        weight = mtf.get_variable(mesh, "weight", mtf.Shape(dims))
+        loss = mtf.reduce_mean(mtf.square(weight))
+        return apply_gradients(loss, mesh, hparams, TRAIN_STEPS)
+
+    ProgramOnPaper(step).trace()
 
 
 @functools.cache
-def built(hparams_set):
-    return build(hparams_set, registry.hparams(hparams_set))
+def on_its_mesh(hparams_set: str) -> Built:
+    mesh_shape = registry.hparams(hparams_set).mesh_shape or USUAL_MESH
+    return build(hparams_set, {"mesh_shape": mesh_shape})
 
 
-def test_there_are_sets_of_every_model():
-    assert {model_of(hparams_set) for hparams_set in SETS} == set(registry.list_models())
+def said_by(hparams_set: str, monkeypatch) -> list[str]:
+    """The hparams that the set and its parents set, in this order."""
+    said = []
+    original = HParams.set
+
+    def noting(self, name, value):
+        said.append(name)
+        original(self, name, value)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(HParams, "set", noting)
+        registry.hparams(hparams_set)
+    return said
 
 
-@pytest.mark.parametrize("mesh_shape", MESHES)
+@pytest.mark.slow
 @pytest.mark.parametrize("hparams_set", SETS)
-def test_each_set_lays_its_model_out(hparams_set, mesh_shape):
+def test_each_set_is_laid_out_on_its_mesh_where_nothing_is_idle(hparams_set):
     hparams = registry.hparams(hparams_set)
-    program = t2tp.Program(
-        lambda mesh, features: {},
-        features_of(hparams),
-        mesh_shape=mesh_shape,
-        layout=hparams.layout,
-        cluster=t2tp.Cluster(("cpu:0",) * Layout(mesh_shape).size),
-    )
-    program._check(built(hparams_set))
+    built = on_its_mesh(hparams_set)
+    if hparams.mesh_shape:
+        assert built.idle == ()
+    assert {rule.split(":")[0] for rule in hparams.layout.split(";")} - built.dimensions == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hparams_set", SETS)
-def test_no_rule_of_a_sets_layout_is_without_effect(hparams_set):
-    layout = Layout("data:2;model:2", registry.hparams(hparams_set).layout)
-    tensors = (t for op in built(hparams_set).graph.operations for t in op.outputs)
-    assert layout.warnings(t.shape for t in tensors) == []
+def test_what_a_set_says_is_read(hparams_set, monkeypatch):
+    """Unless a switch, set later, turned it off: an optimizer that has no such thing, say."""
+    said = said_by(hparams_set, monkeypatch)
+    last_switch = max((n for n, name in enumerate(said) if name in SWITCHES), default=0)
+    since = set(said[last_switch:]) - SAID_FOR_CHILDREN
+    assert since - on_its_mesh(hparams_set).read == set()
 
 
-@pytest.mark.parametrize("hparams_set", SETS)
-def test_every_hparam_of_a_set_is_read(hparams_set):
-    """By one of the optimizers or learning-rate schedules, if by nothing else."""
-    read = set(READ_BY_THE_TRAINER)
-    for optimizer in registry.list_optimizers():
-        hparams = registry.hparams(hparams_set)
-        hparams.optimizer = optimizer
-        hparams.weight_decay = 0.1 if optimizer == "adam" else 0.0
-        hparams.num_hidden_layers = 1
-        recording = RecordingHParams(hparams)
-        build(hparams_set, recording)
-        read |= recording._asked_for
-    recording.learning_rate_schedule = "*".join(registry.list_learning_rate_schedules())
-    t2tp.Program(lambda mesh, _: {"": learning_rate(mesh.step, recording, TRAIN_STEPS)}).trace()
-    read |= recording._asked_for
-    assert set(registry.hparams(hparams_set).values()) - read == set()
+@pytest.mark.slow
+@pytest.mark.parametrize("model", registry.list_models())
+def test_every_hparam_that_the_sets_of_a_model_declare_is_read(model):
+    """With one value of a switch or another, if not with the sets' own."""
+    sets = [name for name in SETS if registry.model_of_hparams(name) == model]
+    assert sets, "no set is for this model"
+    smallest = min(sets, key=lambda name: on_its_mesh(name).parameters)
+    read = set().union(*(on_its_mesh(name).read for name in sets))
+    needed = {"learning_rate_decay_steps": 10, "skip_step_sigma": 6.0, "mesh_shape": ""}
+    for switch, values in SWITCHES.items():
+        for value in values:
+            if switch == "attention_type" and model != "mtf_image_transformer":
+                continue
+            if switch in registry.hparams(smallest):
+                read |= build(smallest, {**needed, switch: value}).read
+    declared = set().union(*(registry.hparams(name).values() for name in sets))
+    assert declared - read == set()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("hparams_set", PUBLISHED)
+def test_a_set_has_the_published_number_of_parameters(hparams_set):
+    vocab, published, tolerance = PUBLISHED[hparams_set]
+    # BERT's mask is a symbol of the published vocabulary, and ours comes after it.
+    vocab -= hparams_set.startswith("bert")
+    alone = {"vocab_divisor": 1, "mesh_shape": ""}
+    parameters = build(hparams_set, alone, vocab).parameters
+    assert parameters == pytest.approx(published, rel=tolerance, abs=0)
+    page = (Path(__file__).parent.parent / "docs/hparams_sets.md").read_text("utf-8")
+    (row,) = [line for line in page.splitlines() if line.startswith(f"| `{hparams_set}` |")]
+    assert f" {parameters:,} " in row
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("hparams_set", ["transformer_lm_base", "transformer_lm_small"])
 def test_a_set_has_the_parameters_that_its_description_says(hparams_set):
     description = getattr(t2tp.hparams.transformer_lm, hparams_set).__doc__
     millions = int(re.search(r"(\d+) million parameters besides the embedding", description)[1])
-    variables = built(hparams_set).graph.trainable_variables
-    rest = sum(v.size for v in variables if v.name not in ("embedding", "positions"))
-    assert round(rest / 1e6) == millions
+    hparams = registry.hparams(hparams_set)
+    tables = (VOCAB_SIZE + hparams.max_length) * hparams.d_model
+    assert round((on_its_mesh(hparams_set).parameters - tables) / 1e6) == millions
+
+
+def test_a_set_says_its_model_by_its_name_or_when_it_is_registered():
+    assert registry.model_of_hparams("transformer_lm_tiny") == "transformer_lm"
+    assert registry.model_of_hparams("transformer_moe_encdec_tiny") == "transformer_moe_encdec"
+    assert registry.model_of_hparams("gpt3_175b") == "transformer_lm"
+    with pytest.raises(registry.UnknownNameError, match="gpt3_175b"):
+        registry.model_of_hparams("gpt3_175")
+
+
+# A ranged set -> the sets that it is for.
+RANGES = {
+    "basic1": "",
+    "transformer_base_range": "transformer_",
+    "transformer_moe_range": "transformer_moe_",
+    "adafactor_range": "mtf_transformer_",
+    "mtf_image_transformer_range": "mtf_image_transformer_",
+    "image_classifier_range": ("vit_", "mlp_"),
+    "mtf_resnet_range": "mtf_resnet_",
+}
+
+
+@pytest.mark.parametrize("name", registry.list_ranged_hparams())
+def test_a_ranged_set_fits_the_sets_of_its_family(name):
+    sets = [hparams_set for hparams_set in SETS if hparams_set.startswith(RANGES[name])]
+    assert sets
+    for hparams_set in sets:
+        hparams = registry.hparams(hparams_set)
+        drawn = registry.ranged_hparams(name).apply(0, hparams)
+        assert {key: hparams.get(key) for key in drawn} == drawn

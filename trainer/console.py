@@ -36,8 +36,8 @@ def use_plain_lines(place: Place | None = None) -> None:
       place: which of several processes this is. Of all but the first only warnings and errors are
         shown, with the number of the process.
     """
-    speaks = place is None or place.process_id == 0
-    absl_logging.set_verbosity(absl_logging.INFO if speaks else absl_logging.WARNING)
+    number = 0 if place is None else place.process_id
+    absl_logging.set_verbosity(absl_logging.WARNING if number else absl_logging.INFO)
     logger = absl_logging.get_absl_logger()
-    logger.handlers[:] = [_Lines("" if speaks else f"process {place.process_id}: ")]
+    logger.handlers[:] = [_Lines(f"process {number}: " if number else "")]
     logger.propagate = False

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -13,23 +15,43 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from t2tp import checkpoint
+from t2tp import checkpoint, mtf
 from t2tp.explanation import Explanation, explain
 from t2tp.mesh.cluster import Cluster
 from t2tp.mesh.layout import Layout
 from t2tp.mesh.on_paper import ProgramOnPaper
-from t2tp.mesh.program import Feature, Placed, Program
+from t2tp.mesh.program import Feature, Mesh, Placed, Program, StepFn
 from t2tp.mesh.variables import Variables
-from t2tp.trainer import checkpointing
-from t2tp.trainer.hooks import CheckpointHook, Hook, ReportHook, Training
-from t2tp.trainer.inputs import Batch, Inputs, shapes_of_batch, shapes_of_features
+from t2tp.trainer import checkpointing, restoring
+from t2tp.trainer.bad_step import Rerun, TrainingDivergedError, begin_anew, counting_step
+from t2tp.trainer.checkpoint_hook import CheckpointHook, EverySeconds, EverySteps
+from t2tp.trainer.errors import UsageError
+from t2tp.trainer.guards import NonfiniteStepError, check_skips
+from t2tp.trainer.heartbeat import Heartbeat
+from t2tp.trainer.hooks import Hook, Training
+from t2tp.trainer.inputs import (
+    Batch,
+    InputFn,
+    Inputs,
+    number_of_batches,
+    shapes_of_batch,
+    shapes_of_features,
+)
 from t2tp.trainer.interrupt import InterruptHandler, TrainingInterrupted
-from t2tp.trainer.model_fn import ModeKeys, ModelFn
+from t2tp.trainer.json_log import JsonLog
+from t2tp.trainer.model_fn import EstimatorSpec, ModeKeys, ModelFn
 from t2tp.trainer.prefetch import Prefetcher
 from t2tp.trainer.progress import Progress
 from t2tp.trainer.run_config import RunConfig
-from t2tp.trainer.summaries import SummaryWriter
+from t2tp.trainer.run_lock import RunLock, RunLockedError
+from t2tp.trainer.run_saver import RunSaver, retention_of
+from t2tp.trainer.saved_model import Signatures, of_features, write_saved_model
 from t2tp.trainer.together import connect_as
+from t2tp.trainer.warm_start import WarmStart, warm_start
+from t2tp.trainer.watching import watching_hooks
+
+# From one checkpoint to the next, where nobody says anything.
+DEFAULT_SAVE_STEPS = 1000
 
 
 class Estimator:
@@ -45,19 +67,22 @@ class Estimator:
       config: the `RunConfig`.
       layout: the `Layout`.
       steps_done: training steps behind the variables' present values.
+      log: `config.log_json`; in all processes but the first nothing is written.
     """
 
     def __init__(self, model_fn: ModelFn, config: RunConfig, hparams: Any = None) -> None:
         """Builds nothing yet.
 
         Args:
-          model_fn: `(mesh, features, mode, hparams) -> EstimatorSpec`, building an mtf graph.
+          model_fn: `(mesh, features, mode, hparams) -> EstimatorSpec`, building an mtf graph. If it
+            has a parameter `config` too, it gets the config.
           config: the mesh, the folder, how often to save.
           hparams: handed to `model_fn`.
 
         Raises:
           LayoutError: mesh shape or layout cannot be read.
-          ValueError: `config.xla` with a mesh of several devices.
+          ValueError: `config.xla` with a mesh of several devices, a precision that the model
+            function is not told or told otherwise, or a setting of checkpoints that cannot be read.
         """
         self.config = config
         self.layout = Layout(config.mesh_shape, config.layout)
@@ -68,12 +93,22 @@ class Estimator:
             )
         self.steps_done = 0
         self._model_fn = model_fn
+        self._takes_config = "config" in inspect.signature(model_fn).parameters
         self._hparams = hparams
+        self._check_precision()
+        check_skips(config, hparams)
         self._cluster: Cluster | None = None
         self._variables: Variables | None = None
         self._programs: dict[tuple, Program] = {}
         self._has_trained = False
         self._num_loaded = 0  # Variables that have got the values they begin with.
+        self._damaged: tuple[Path, ...] = ()  # Checkpoints that were passed over when restoring.
+        self._retention = retention_of(config)
+        self._warm_start = WarmStart.parse(config.warm_start_from)
+        self._lock: RunLock | None = None
+        self._saver: RunSaver | None = None
+        self.log = JsonLog()
+        self._heartbeat: Heartbeat | None = None  # Only while training.
 
     def connect(self) -> Cluster:
         """Finds the devices of the mesh, and the other processes, if that was not done.
@@ -92,6 +127,8 @@ class Estimator:
                 self._cluster.peers.advice = self._how_to_go_on
             if any("GPU" in device for device in self._cluster.devices):
                 tf.config.experimental.enable_op_determinism()
+            if self._cluster.leads:
+                self.log = JsonLog(self.config.log_json)
         return self._cluster
 
     @property
@@ -112,20 +149,11 @@ class Estimator:
           LayoutError: the layout cannot work for the model.
           CheckpointMismatchError: the newest checkpoint has other variables.
           FileNotFoundError: there is no checkpoint to evaluate or predict with.
-          UnusableCheckpointError: the checkpoint is damaged.
+          UnusableCheckpointError: the checkpoint is damaged, and there is none before it.
         """
         key = (mode, *((name, f.shape.to_string, f.dtype) for name, f in features.items()))
         if key not in self._programs:
-            program = Program(
-                lambda mesh, inputs: self._model_fn(mesh, inputs, mode, self._hparams).outputs(),
-                features,
-                mesh_shape=self.config.mesh_shape,
-                layout=self.config.layout,
-                cluster=self.connect(),
-                variables=self._variables,
-                seed=self.config.random_seed,
-                xla=self.config.xla,
-            )
+            program = self._program(self._step_fn(mode), features)
             self._variables = program.variables
             training_begins = mode == ModeKeys.TRAIN and not self._has_trained
             if training_begins or len(program.variables) > self._num_loaded:
@@ -142,25 +170,37 @@ class Estimator:
           LayoutError: the layout cannot work for the model.
         """
         program = ProgramOnPaper(
-            lambda mesh, inputs: self._model_fn(mesh, inputs, mode, self._hparams).outputs(),
+            self._step_fn(mode),
             features,
             mesh_shape=self.config.mesh_shape,
             layout=self.config.layout,
         )
         return explain(program)
 
-    def train(self, inputs: Inputs, max_steps: int, hooks: Sequence[Hook] = ()) -> None:
+    def lock(self) -> RunLock:
+        """What keeps other processes from training in `output_dir`; `train` takes it, too."""
+        if self._lock is None:
+            self._lock = RunLock(self.config.output_dir, self.connect())
+        return self._lock
+
+    def train(self, inputs: Inputs | InputFn, max_steps: int, hooks: Sequence[Hook] = ()) -> None:
         """Trains until `max_steps` steps have been done since the beginning of the run.
 
         Args:
-          inputs: step k is fed `inputs.stream[k]`.
+          inputs: step k is fed `inputs.stream[k]`; or a function that gives them, which may run
+            TensorFlow operations: it is called when the devices of the mesh have been made.
           max_steps: of the whole run; if as many are done, nothing happens.
           hooks: are called around the steps, before the step is saved.
 
         Raises:
           TrainingInterrupted: by SIGINT or SIGTERM, after the step was saved.
           MissingProcessError: another process failed or is gone.
+          RunLockedError: another process trains in `output_dir`, or has done so meanwhile.
+          SavingError: a checkpoint could not be written.
+          TrainingDivergedError: a step's loss or gradients are not finite, and
+            `config.on_nonfinite` is `stop`. The newest checkpoint is of the step before.
         """
+        inputs = self._opened(inputs)
         place = self._placer(ModeKeys.TRAIN, inputs)
         program = self.build(ModeKeys.TRAIN, inputs.features)
         training = Training(self.steps_done, max_steps)
@@ -168,41 +208,39 @@ class Estimator:
             logging.info("%d of %d steps are done already", training.steps_done, max_steps)
             return
         program.trace()
-        save = CheckpointHook(
-            self.config.save_checkpoints_steps, lambda step: self._save(step, program.variables)
-        )
-        # Saving comes last: what others do at a step is done when it is saved.
-        all_hooks = [*hooks, save]
-        with contextlib.ExitStack() as stack:
-            if program.cluster.leads:
-                progress = stack.enter_context(Progress(training.steps_done, max_steps))
-                all_hooks.insert(0, self._report_hook(inputs.batch_size, progress))
-            interrupt = stack.enter_context(InterruptHandler(program.cluster, training.steps_done))
-            steps = range(training.steps_done, max_steps)
-            placed = stack.enter_context(Prefetcher(lambda step: place(inputs.stream[step]), steps))
-            self._run_steps(placed, training, all_hooks, interrupt)
-            came = interrupt.result()
+        with self.lock():
+            self._check_untouched()
+            self.log.open()
+            with self._new_saver(program.variables) as saver:
+                try:
+                    came = self._train_with(saver, program, inputs, place, training, hooks)
+                except NonfiniteStepError as bad:
+                    raise self._explained(bad, saver, inputs, place) from None
         if came:
+            self.log.write("interrupted", self.steps_done, {"signal": came})
             raise TrainingInterrupted(
                 f"interrupted after step {self.steps_done}, which is saved", came
             )
+        self.log.write("ended", self.steps_done, {"reason": training.stop_reason or "train_steps"})
 
-    def evaluate(self, inputs: Inputs, steps: int = -1) -> dict[str, float]:
+    def evaluate(self, inputs: Inputs | InputFn, steps: int = -1) -> dict[str, float]:
         """Adds up the model's metrics, and the host's counts, over batches.
 
         Of several processes each counts in some of the batches.
 
         Args:
-          inputs: with a stream that has a length.
+          inputs: as in `train`, with a stream that has an end.
           steps: how many batches; 0 or -1: all.
 
         Returns:
           the sums, by name, the same in all processes.
+
+        Raises:
+          ValueError: the stream does not know its length, and no number of steps is given.
         """
+        inputs = self._opened(inputs)
         place = self._placer(ModeKeys.EVAL, inputs)
-        count = len(inputs.stream)  # type: ignore[arg-type]
-        if steps > 0:
-            count = min(count, steps)
+        count = number_of_batches(inputs.stream, steps)
         sums: defaultdict[str, float] = defaultdict(float)
         counted: defaultdict[str, float] = defaultdict(float)
         cluster = self.connect()
@@ -215,6 +253,8 @@ class Estimator:
         with Prefetcher(prepare, range(count)) as prepared:
             for (program, placed), counts in prepared:
                 outputs = program(placed, step=self.steps_done)
+                if self._heartbeat is not None:
+                    self._heartbeat.beat(self.steps_done, "evaluating")
                 for name in outputs:
                     sums[name.removeprefix("metrics/")] += float(outputs[name])
                 for name, number in counts.items():
@@ -238,6 +278,51 @@ class Estimator:
         """
         return self.build(ModeKeys.PREDICT, features)(batch)
 
+    def export_saved_model(
+        self,
+        path: str | PathLike[str],
+        features: Mapping[str, Feature],
+        signatures: Signatures | None = None,
+    ) -> Path:
+        """Writes what the model function predicts as a SavedModel, whole or not at all.
+
+        Args:
+          path: of the new folder.
+          features: what the model function predicts from.
+          signatures: makes what the SavedModel can be asked; by default `serving_default`, from the
+            features, of exactly these shapes, to the predictions.
+
+        Returns:
+          the folder.
+
+        Raises:
+          UsageError: the folder exists, or the config has a mesh: an exported model runs on one
+            device. The checkpoint may be of any mesh.
+          FileNotFoundError, CheckpointMismatchError, UnusableCheckpointError: see `build`.
+          OSError: it cannot be written.
+        """
+        if self.layout.size > 1:
+            raise UsageError(
+                f"an exported model runs on one device, and this estimator has the mesh"
+                f" {self.config.mesh_shape}: make one without, its checkpoints may be of any mesh"
+            )
+        program = self.build(ModeKeys.PREDICT, features)
+        return write_saved_model(program, path, signatures or of_features(features))
+
+    def restore(self, saved: checkpoint.Checkpoint) -> None:
+        """Gives the variables of all programs built so far the values of a checkpoint.
+
+        Raises:
+          CheckpointMismatchError: the checkpoint has other variables.
+          UnusableCheckpointError: the checkpoint is damaged, or gone.
+          ValueError: nothing has been built.
+        """
+        if self._variables is None:
+            raise ValueError("there are no variables to restore: build a program first")
+        checkpointing.check_fit(saved, self._variables, whole=self._has_trained)
+        checkpointing.restore(saved, self._variables)
+        self.steps_done = saved.step
+
     def parameter_counts(self) -> tuple[int, int]:
         """How many numbers the model learns, and how many the optimizer keeps besides."""
         sizes: Counter[bool] = Counter()
@@ -245,42 +330,93 @@ class Estimator:
             sizes[variable.spec.trainable] += variable.spec.shape.size
         return sizes[True], sizes[False]
 
-    def _load(self, mode: ModeKeys, variables: Variables) -> None:
-        """Gives the variables the values of the newest checkpoint, as process 0 sees it.
+    def record_metrics(self, metrics: Mapping[str, float]) -> None:
+        """Notes what an evaluation of the present values has found, with their checkpoint.
 
-        Where there is none, training begins with the initial ones.
+        The checkpoint is that of `steps_done`, saved before or next. One that was named in
+        `config.checkpoint_path` is left as it is.
         """
-        saved = self._newest_for_all()
-        if saved is not None:
-            checkpointing.check_fit(saved, variables, whole=mode == ModeKeys.TRAIN)
-            checkpointing.restore(saved, variables)
-            self.steps_done = saved.step
-        elif mode == ModeKeys.TRAIN:
-            self.steps_done = 0
-        else:
+        if self.config.checkpoint_path:
+            return
+        if self._saver is not None:
+            self._saver.note_metrics(self.steps_done, metrics)
+        if self.connect().leads:
+            # Another process that trains may have deleted it, or there is none yet.
+            with contextlib.suppress(FileNotFoundError):
+                folder = checkpoint.step_folder(self._checkpoints, self.steps_done)
+                checkpoint.record_metrics(folder, metrics)
+
+    def _load(self, mode: ModeKeys, variables: Variables) -> None:
+        """Gives the variables the values of the newest checkpoint that can be read, or of the one
+        that the config names.
+
+        Where there is none, training begins with the initial ones, or those of another run.
+        """
+        is_training = mode == ModeKeys.TRAIN
+        if self.config.checkpoint_path:
+            self._load_named(is_training)
+            return
+        restored = restoring.restore_newest(self._checkpoints, variables, whole=is_training)
+        if restored is not None:
+            self.steps_done, self._damaged = restored.step, restored.damaged
+            return
+        if not is_training:
             raise FileNotFoundError(
                 f"{self.config.output_dir} holds no finished checkpoint; train there first"
             )
+        self.steps_done = 0
+        if self._warm_start is not None:
+            table = warm_start(self._warm_start, variables)
+            if variables.cluster.leads:
+                logging.info("%s", table)
 
-    def _newest_for_all(self) -> checkpoint.Checkpoint | None:
-        """The newest checkpoint that process 0 finds, opened."""
-        cluster = self.connect()
-        found = self.latest_checkpoint if cluster.leads else None
-        step = json.loads(cluster.agree("checkpoint", json.dumps(found and found.step)))
-        if found is not None or step is None:
-            return found
-        return checkpoint.Checkpoint(checkpoint.step_folder(self._checkpoints, step))
+    def _load_named(self, is_training: bool) -> None:
+        """Gives the variables the values of `config.checkpoint_path`, and of no other."""
+        path = self.config.checkpoint_path
+        if is_training:
+            raise UsageError(
+                f"checkpoint_path={path} says what to evaluate or predict with; to train from it,"
+                f" begin a new run with warm_start_from={path}"
+            )
+        self.restore(checkpointing.find(path))
 
-    def _save(self, steps_done: int, variables: Variables) -> None:
-        """Saves the variables, and deletes the checkpoints that are too many."""
-        metadata = {
-            "mesh_shape": self.config.mesh_shape,
-            "layout": self.config.layout,
-            "random_seed": self.config.random_seed,
-        }
-        checkpointing.save(self._checkpoints, steps_done, variables, metadata)
-        if variables.cluster.leads:
-            checkpoint.keep(self._checkpoints, self.config.keep_checkpoint_max)
+    def _check_untouched(self) -> None:
+        """Sees to it, when the run is locked, that its newest checkpoint is where we go on from."""
+        newest = None
+        if self.connect().leads:
+            for folder in self._damaged:
+                if folder.exists():
+                    logging.warning("%s is kept as %s", folder, checkpoint.set_aside(folder))
+            newest = checkpoint.last_finished(self._checkpoints)
+        step = json.loads(self.connect().agree("newest", json.dumps(newest and newest.step)))
+        self._damaged = ()
+        if step is not None and step > self.steps_done:
+            raise RunLockedError(
+                f"{self.config.output_dir} has been trained in by another process: its newest"
+                f" checkpoint is of step {step}, and this process is at step {self.steps_done}."
+                " Start again, to go on from there"
+            )
+
+    def _new_saver(self, variables: Variables) -> RunSaver:
+        """What saves the training that begins."""
+        config = self.config
+        metadata = checkpointing.metadata_of(variables, config.mesh_shape, config.layout)
+        metadata["random_seed"] = config.random_seed
+        self._saver = RunSaver(
+            self._checkpoints,
+            variables,
+            self._retention,
+            metadata,
+            saved=lambda step: self.log.write("checkpoint", step),
+        )
+        return self._saver
+
+    def _checkpoint_hook(self, saver: RunSaver, steps_done: int) -> CheckpointHook:
+        """What saves when it is time."""
+        steps, seconds = self.config.save_checkpoints_steps, self.config.save_checkpoints_secs
+        if seconds is not None:
+            return CheckpointHook(EverySeconds(seconds, self.connect(), steps_done), saver)
+        return CheckpointHook(EverySteps(steps or DEFAULT_SAVE_STEPS), saver)
 
     def _how_to_go_on(self) -> str:
         """What to tell whoever reads that a process is gone."""
@@ -291,6 +427,49 @@ class Estimator:
             f"The last finished checkpoint is {saved.path}, of step {saved.step}: start all"
             " processes again, and they go on from there."
         )
+
+    def _program(self, step_fn: StepFn, features: Mapping[str, Feature]) -> Program:
+        """A program on the run's mesh, with the run's variables."""
+        return Program(
+            step_fn,
+            features,
+            mesh_shape=self.config.mesh_shape,
+            layout=self.config.layout,
+            cluster=self.connect(),
+            variables=self._variables,
+            seed=self.config.random_seed,
+            xla=self.config.xla,
+        )
+
+    def _step_fn(self, mode: ModeKeys) -> StepFn:
+        """What a program of a mode is built from."""
+        return lambda mesh, features: self._spec(mode, mesh, features).outputs()
+
+    def _spec(self, mode: ModeKeys, mesh: Mesh, features: dict[str, mtf.Tensor]) -> EstimatorSpec:
+        """What the model function builds."""
+        more = {"config": self.config} if self._takes_config else {}
+        return self._model_fn(mesh, features, mode, self._hparams, **more)
+
+    def _check_precision(self) -> None:
+        """Refuses a precision of which the model function would not know."""
+        wanted, told = self.config.precision, None
+        if self._hparams is not None and "activation_dtype" in self._hparams:
+            told = self._hparams.get("activation_dtype")
+            if told != wanted:
+                raise ValueError(
+                    f"the config's precision is {wanted}, and the hparam activation_dtype is"
+                    f" {told}: make the config with RunConfig.of(hparams, ...)"
+                )
+        elif wanted != "float32" and not self._takes_config:
+            raise ValueError(
+                f"the config's precision is {wanted}, and the model function has no parameter"
+                " `config` to read it from"
+            )
+
+    def _opened(self, inputs: Inputs | InputFn) -> Inputs:
+        """The inputs, or what the function gives; TensorFlow may start up in it."""
+        self.connect()
+        return inputs() if callable(inputs) else inputs
 
     def _placer(self, mode: ModeKeys, inputs: Inputs) -> Callable[[Batch], tuple[Program, Placed]]:
         """What finds the program for a batch, and puts the batch on the devices."""
@@ -303,9 +482,76 @@ class Estimator:
 
         return place
 
-    def _report_hook(self, batch_size: int | None, progress: Progress) -> ReportHook:
-        summaries = SummaryWriter(self.config.output_dir)
-        return ReportHook(self.config.log_step_count_steps, batch_size, progress, summaries)
+    def _train_with(
+        self,
+        saver: RunSaver,
+        program: Program,
+        inputs: Inputs,
+        place: Callable[[Batch], tuple[Program, Placed]],
+        training: Training,
+        hooks: Sequence[Hook],
+    ) -> int:
+        """Trains with all that watches and saves; returns the signal that ended it, or 0."""
+        first_step, config = training.steps_done, self.config
+        with contextlib.ExitStack() as stack:
+            checkpoints = self._checkpoint_hook(saver, first_step)
+            progress = None
+            if program.cluster.leads:
+                progress = Progress(first_step, training.max_steps, checkpoints.next)
+                stack.enter_context(progress)
+                self._heartbeat = Heartbeat(config.output_dir)
+                stack.callback(setattr, self, "_heartbeat", None)
+            watching = watching_hooks(
+                config,
+                program,
+                inputs,
+                self._hparams,
+                self._loss_fn,
+                first_step=first_step,
+                log=self.log,
+                heartbeat=self._heartbeat,
+                progress=progress,
+            )
+            self.log.write("began", first_step, {"max_steps": training.max_steps})
+            interrupt = stack.enter_context(
+                InterruptHandler(program.cluster, first_step, config.grace_seconds)
+            )
+            steps = range(first_step, training.max_steps)
+            placed = stack.enter_context(Prefetcher(lambda step: place(inputs.stream[step]), steps))
+            # Saving comes last: what others do at a step is done when it is saved.
+            self._run_steps(placed, training, [*watching, *hooks, checkpoints], interrupt)
+            return interrupt.result()
+
+    def _explained(
+        self,
+        bad: NonfiniteStepError,
+        saver: RunSaver,
+        inputs: Inputs,
+        place: Callable[[Batch], tuple[Program, Placed]],
+    ) -> TrainingDivergedError:
+        """Goes back to before a bad step, and finds what was wrong with it."""
+        self.log.write("diverged", bad.step, {"what": str(bad)})
+
+        def go_back() -> int:
+            variables = saver.variables
+            begin_anew(variables, Variables(self.layout, self.connect(), self.config.random_seed))
+            self._load(ModeKeys.TRAIN, variables)
+            return self.steps_done
+
+        def look(step: int) -> Mapping[str, np.ndarray]:
+            batch = inputs.stream[step]
+            shapes = shapes_of_batch(batch)
+            features = next(kind for kind in inputs.kinds if shapes_of_features(kind) == shapes)
+            return self._program(counting_step(self._loss_fn), features)(batch, step=step)
+
+        return Rerun(go_back, lambda step: place(inputs.stream[step]), look, saver).explain(bad)
+
+    def _loss_fn(self, mesh: Mesh, features: dict[str, mtf.Tensor]) -> mtf.Tensor:
+        """The loss as training computes it."""
+        loss = self._spec(ModeKeys.LOSS, mesh, features).loss
+        if loss is None:
+            raise ValueError("The model function returned no loss in the mode LOSS.")
+        return loss
 
     def _run_steps(
         self,
@@ -317,7 +563,7 @@ class Estimator:
         """The loop: a step for each placed batch, until somebody interrupts."""
         for hook in hooks:
             hook.begin(training)
-        for program, features in placed:
+        for program, features in training.clock.counted("data", placed):
             for hook in hooks:
                 hook.before_step(training)
             outputs = program(features, step=training.steps_done)
@@ -326,6 +572,9 @@ class Estimator:
             for hook in hooks:
                 hook.after_step(training, outputs)
             if interrupt.stops_after(training.steps_done):
+                break
+            if training.stop_reason:
+                logging.info("stopping after step %d: %s", self.steps_done, training.stop_reason)
                 break
         for hook in hooks:
             hook.end(training)

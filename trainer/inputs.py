@@ -31,6 +31,28 @@ def no_counts(batch: Batch) -> dict[str, float]:
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
 
+def number_of_batches(stream: Stream, steps: int) -> int:
+    """How many batches an evaluation has.
+
+    Args:
+      stream: of a length, or not.
+      steps: at most so many; 0 or -1: all.
+
+    Raises:
+      ValueError: all are wanted of a stream that has no length.
+    """
+    try:
+        length = len(stream)  # type: ignore[arg-type]
+    except TypeError as error:
+        if steps > 0:
+            return steps
+        raise ValueError(
+            "the stream does not know how many batches it has: say how many to evaluate (steps=N);"
+            " to a tf.data.Dataset, apply tf.data.experimental.assert_cardinality(N)"
+        ) from error
+    return min(length, steps) if steps > 0 else length
+
+
 @dataclass(frozen=True)
 class Inputs:
     """Batches and what is in them.
@@ -41,12 +63,14 @@ class Inputs:
       counts: batch -> numbers that the host counts in it, to be added up with the model's metrics.
       other_features: the same as `features`, for each further kind of batch that the stream has:
         shorter or longer ones.
+      metric_names: of the metrics (see `t2tp.problems.metrics`) that are shown while training.
     """
 
     features: Mapping[str, Feature]
     stream: Stream
-    counts: Callable[[Batch], dict[str, float]] = no_counts
+    counts: Callable[[Any], dict[str, float]] = no_counts
     other_features: Sequence[Mapping[str, Feature]] = ()
+    metric_names: Sequence[str] = ()
 
     @property
     def kinds(self) -> list[Mapping[str, Feature]]:
@@ -59,6 +83,10 @@ class Inputs:
         dims = (d for kind in self.kinds for f in kind.values() for d in f.shape.dims)
         sizes = {dim.size for dim in dims if dim.name == "batch"}
         return sizes.pop() if len(sizes) == 1 else None
+
+
+# What `Estimator.train` and `evaluate` take as well as inputs.
+InputFn = Callable[[], Inputs]
 
 
 def shapes_of_features(features: Mapping[str, Feature]) -> Shapes:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
 from types import FrameType, TracebackType
 
@@ -35,14 +37,20 @@ class InterruptHandler:
     Only a program's main thread receives signals; in another thread nothing changes.
     """
 
-    def __init__(self, cluster: Cluster, steps_done: int) -> None:
+    def __init__(
+        self, cluster: Cluster, steps_done: int, grace_seconds: float | None = None
+    ) -> None:
         """Nothing is changed before entering the context.
 
         Args:
           cluster: the processes that train.
           steps_done: steps that were done before the training.
+          grace_seconds: how long the program may take to leave after the signal. It then ends
+            without what is not saved; checkpoints are whole or not there. None: no limit.
         """
         self._cluster = cluster
+        self._grace_seconds = grace_seconds
+        self._timer: threading.Timer | None = None
         self._steps_done = steps_done
         self._came = 0
         self._vote: StopVote | None = None
@@ -66,6 +74,8 @@ class InterruptHandler:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
         if self._vote is not None:
             self._vote.close()
         if self._in_main_thread:
@@ -92,4 +102,18 @@ class InterruptHandler:
         if self._came:
             raise KeyboardInterrupt
         self._came = number
+        if self._grace_seconds is not None:
+            self._timer = threading.Timer(self._grace_seconds, self._leave)
+            self._timer.daemon = True
+            self._timer.start()
         logging.info("interrupted: finishing the step and saving it (again: leave at once)")
+
+    def _leave(self) -> None:
+        """Ends the process when the time is over, whatever the main thread is doing."""
+        logging.error(
+            "the step is not finished and saved within the %g s of grace: leaving with the"
+            " checkpoint before it",
+            self._grace_seconds,
+        )
+        sys.stderr.flush()
+        os._exit(128 + self._came)

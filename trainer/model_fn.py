@@ -7,11 +7,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import tensorflow as tf
+
 from t2tp import mtf
+from t2tp.decoding import DecodeOptions, decode
 from t2tp.hparam import HParams
 from t2tp.mesh.program import Mesh
-from t2tp.models.model import Model
-from t2tp.optim import apply_gradients
+from t2tp.models.autoregressive import AutoregressiveModel
+from t2tp.models.classifier import Classifier
+from t2tp.models.model import LossOutput, Model
+from t2tp.optim import read_averages, train_step
 
 
 class ModeKeys(enum.Enum):
@@ -20,6 +25,7 @@ class ModeKeys(enum.Enum):
     TRAIN = "train"
     EVAL = "eval"
     PREDICT = "predict"
+    LOSS = "loss"  # As TRAIN, but nothing is updated: to look at what a step computes.
 
 
 @dataclass(frozen=True)
@@ -60,7 +66,10 @@ ModelFn = Callable[[Mesh, Mapping[str, mtf.Tensor], ModeKeys, Any], EstimatorSpe
 
 
 def model_fn_of(
-    model_class: type[Model], vocab_sizes: Mapping[str, int], train_steps: int
+    model_class: type[Model],
+    vocab_sizes: Mapping[str, int],
+    train_steps: int,
+    decode_options: DecodeOptions | None = None,
 ) -> ModelFn:
     """The model function of a registered model.
 
@@ -68,6 +77,7 @@ def model_fn_of(
       model_class: the model.
       vocab_sizes: of the problem.
       train_steps: steps of the whole training; learning-rate schedules may end there.
+      decode_options: how a model that writes decodes when it predicts.
     """
 
     def model_fn(
@@ -76,13 +86,47 @@ def model_fn_of(
         model = model_class(hparams, vocab_sizes)
         if mode == ModeKeys.PREDICT:
             return EstimatorSpec(
-                mode, predictions={"logits": model.next_token_logits(mesh, features)}
+                mode, predictions=_predictions(model, mesh, features, decode_options)
             )
         model.check_features(features)
-        output = model.loss(mesh, features, training=mode == ModeKeys.TRAIN)
-        scalars = {}
-        if mode == ModeKeys.TRAIN:
-            scalars = apply_gradients(output.loss, mesh, hparams, train_steps)
-        return EstimatorSpec(mode, output.loss, output.metrics, scalars=scalars)
+        if mode == ModeKeys.LOSS:
+            return EstimatorSpec(mode, model.loss(mesh, features, training=True).loss)
+        if mode == ModeKeys.EVAL:
+            output = model.loss(mesh, features, training=False)
+            return EstimatorSpec(mode, output.loss, output.metrics)
 
-    return model_fn
+        def loss_fn(part: Mapping[str, mtf.Tensor]) -> LossOutput:
+            return model.loss(mesh, part, training=True)
+
+        step = train_step(loss_fn, features, mesh, hparams, train_steps)
+        return EstimatorSpec(mode, step.loss, step.metrics, scalars=step.scalars)
+
+    def with_averages(
+        mesh: Mesh, features: Mapping[str, mtf.Tensor], mode: ModeKeys, hparams: HParams
+    ) -> EstimatorSpec:
+        spec = model_fn(mesh, features, mode, hparams)
+        if hparams.ema_decay and mode in (ModeKeys.EVAL, ModeKeys.PREDICT):
+            read_averages(mesh)
+        return spec
+
+    return with_averages
+
+
+def _predictions(
+    model: Model,
+    mesh: Mesh,
+    features: Mapping[str, mtf.Tensor],
+    decode_options: DecodeOptions | None,
+) -> Mapping[str, mtf.Tensor]:
+    """What a model writes (see `t2tp.decoding.decode`), or `classes`, int32 [batch], and
+    `probabilities`, float32 [batch, classes]."""
+    if isinstance(model, AutoregressiveModel):
+        return decode(model, mesh, features, decode_options or DecodeOptions())
+    if isinstance(model, Classifier):
+        logits = mtf.cast(model.class_logits(mesh, features), tf.float32)
+        classes = logits.shape.dims[-1]
+        return {
+            "classes": mtf.argmax(logits, classes),
+            "probabilities": mtf.softmax(logits, classes),
+        }
+    raise NotImplementedError(f"{type(model).__name__} neither writes nor names classes")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 
 from absl import logging
@@ -14,15 +14,19 @@ from tqdm import tqdm
 class Progress:
     """Shows steps, loss, speed and the time left, on stderr."""
 
-    def __init__(self, first_step: int, last_step: int) -> None:
+    def __init__(
+        self, first_step: int, last_step: int, next_checkpoint: Callable[[int], str]
+    ) -> None:
         """Says where training begins and ends; the bar appears on entering the context.
 
         Args:
           first_step: steps done before.
           last_step: steps done at the end.
+          next_checkpoint: steps done -> when the next checkpoint comes, for the bar.
         """
         self._first_step = first_step
         self._last_step = last_step
+        self._next_checkpoint = next_checkpoint
         self._bar: tqdm | None = None
 
     def __enter__(self) -> Progress:
@@ -60,7 +64,7 @@ class Progress:
         if "tokens_per_second" in scalars:
             said.append(f"{scalars['tokens_per_second']:,.0f} tokens/s")
         if self._bar is not None:
-            self._bar.set_postfix_str("  ".join(said))
+            self._bar.set_postfix_str("  ".join([*said, self._next_checkpoint(step)]))
             return
         left = datetime.timedelta(seconds=round((self._last_step - step) * scalars["step_time"]))
         said += [f"{1000 * scalars['step_time']:.1f} ms/step", f"{left} left"]

@@ -1,14 +1,16 @@
-"""Scalars for TensorBoard."""
+"""What is written for TensorBoard."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 
 class SummaryWriter:
-    """Writes scalars to an event file, which is made when there is something to write."""
+    """Writes to an event file, which is made when there is something to write."""
 
     def __init__(self, directory: str) -> None:
         """Says where.
@@ -21,15 +23,50 @@ class SummaryWriter:
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
         """Writes scalars of a step, into the file at once: a crash loses none."""
-        if self._writer is None:
-            self._writer = tf.summary.create_file_writer(self._directory)
-        with self._writer.as_default(step):
+        with self._opened().as_default(step):
             for name, value in scalars.items():
                 tf.summary.scalar(name, value)
-        self._writer.flush()
+        self.flush()
+
+    def text(self, step: int, name: str, markdown: str) -> None:
+        """Writes a text, in which TensorBoard reads Markdown."""
+        with self._opened().as_default(step):
+            tf.summary.text(name, markdown)
+
+    def images(self, step: int, name: str, pictures: np.ndarray) -> None:
+        """Writes pictures, all of them: uint8 [count, height, width, channels]."""
+        with self._opened().as_default(step):
+            tf.summary.image(name, pictures, max_outputs=len(pictures))
+
+    def histogram(self, step: int, name: str, values: tf.Tensor) -> None:
+        """Writes how values are distributed. Those that are not finite are left out."""
+        with self._opened().as_default(step), tf.device("CPU:0"):
+            tf.summary.histogram(name, tf.boolean_mask(values, tf.math.is_finite(values)))
+
+    def hparams(self, values: Mapping[str, Any]) -> None:
+        """Writes hyperparameters, by which TensorBoard compares runs (its hparams plugin)."""
+        from tensorboard.plugins.hparams import api  # Takes long, and only training needs it.
+
+        plain = {
+            name: value if isinstance(value, (bool, int, float, str)) else repr(value)
+            for name, value in values.items()
+            if value is not None
+        }
+        with self._opened().as_default(0):
+            api.hparams(plain, trial_id=self._directory)
+
+    def flush(self) -> None:
+        """Sees to it that all is in the file."""
+        if self._writer is not None:
+            self._writer.flush()
 
     def close(self) -> None:
         """Closes the file."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+
+    def _opened(self) -> tf.summary.SummaryWriter:
+        if self._writer is None:
+            self._writer = tf.summary.create_file_writer(self._directory)
+        return self._writer

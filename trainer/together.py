@@ -9,10 +9,13 @@ from collections.abc import Iterator, Mapping
 from os import PathLike
 from typing import Any
 
+import tensorflow as tf
+
 from t2tp.mesh.calls import CollectiveTimeoutError
 from t2tp.mesh.cluster import Cluster, connect
 from t2tp.mesh.layout import Layout
 from t2tp.mesh.meeting import MissingProcessError
+from t2tp.problems.generation import default_workers
 from t2tp.problems.problem import Problem
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.interrupt import TrainingInterrupted
@@ -32,15 +35,35 @@ def connect_as(config: RunConfig) -> Cluster:
     Raises:
       LayoutError: mesh shape or layout cannot be read.
       ValueError: there are not as many devices as the mesh has processors, or the processes do not
-        fit together.
+        fit together, or TensorFlow has started with other numbers of threads than the config's.
       MissingProcessError: other processes did not come.
     """
+    _choose_threads(config)
     return connect(
         Layout(config.mesh_shape, config.layout).size,
         num_processes=config.num_processes,
         process_id=config.process_id,
         coordinator=config.coordinator,
     )
+
+
+def _choose_threads(config: RunConfig) -> None:
+    """Gives TensorFlow's thread pools their sizes, which cannot be changed once it has started."""
+    chosen = {
+        "intra_op_parallelism_threads": tf.config.threading.set_intra_op_parallelism_threads,
+        "inter_op_parallelism_threads": tf.config.threading.set_inter_op_parallelism_threads,
+    }
+    for name, choose in chosen.items():
+        threads = getattr(config, name)
+        if not threads:
+            continue
+        try:
+            choose(threads)
+        except RuntimeError as error:
+            raise ValueError(
+                f"{name}={threads} comes too late: TensorFlow has started up with another number;"
+                " make the estimator before anything else that runs a TensorFlow operation"
+            ) from error
 
 
 @contextlib.contextmanager
@@ -89,8 +112,8 @@ def prepare_data(
       ValueError, OSError: as `Problem.prepare`.
     """
     if cluster.leads:
-        problem.prepare(data_dir, tmp_dir)
+        problem.prepare(data_dir, tmp_dir, num_workers=default_workers())
     cluster.barrier("data of process 0", math.inf)
     if not cluster.leads:
-        problem.prepare(data_dir, tmp_dir)
+        problem.prepare(data_dir, tmp_dir, num_workers=default_workers())
     cluster.barrier("data of all", math.inf)

@@ -2,17 +2,55 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 import tensorflow as tf
+
+
+class Event(NamedTuple):
+    """A value that was written.
+
+    Attributes:
+      plugin: of TensorBoard that shows it: `scalars`, `text`, `images`, `histograms`, `hparams`.
+      name: its tag.
+      step: of the training.
+      value: as it was written.
+      data: what else the plugin is told.
+    """
+
+    plugin: str
+    name: str
+    step: int
+    value: np.ndarray
+    data: bytes
+
+
+def read(folder: Path) -> Iterator[Event]:
+    """All values in the event files of a folder, the oldest file first."""
+    for path in sorted(folder.glob("events.out.tfevents.*"), key=lambda path: path.name):
+        for event in tf.compat.v1.train.summary_iterator(str(path)):
+            for value in event.summary.value:
+                about = value.metadata.plugin_data
+                array = tf.make_ndarray(value.tensor)
+                yield Event(about.plugin_name, value.tag, event.step, array, about.content)
 
 
 def read_scalars(folder: Path) -> dict[str, dict[int, float]]:
     """name -> step -> value, from all event files of a folder; a later file wins."""
     scalars: dict[str, dict[int, float]] = {}
-    for path in sorted(folder.glob("events.out.tfevents.*"), key=lambda path: path.name):
-        for event in tf.compat.v1.train.summary_iterator(str(path)):
-            for value in event.summary.value:
-                number = tf.make_ndarray(value.tensor).item()
-                scalars.setdefault(value.tag, {})[event.step] = number
+    for event in read(folder):
+        if event.plugin == "scalars":
+            scalars.setdefault(event.name, {})[event.step] = event.value.item()
     return scalars
+
+
+def read_texts(folder: Path) -> dict[tuple[str, int], str]:
+    """(name, step) -> text, likewise."""
+    return {
+        (event.name, event.step): event.value.item().decode()
+        for event in read(folder)
+        if event.plugin == "text"
+    }

@@ -1,46 +1,64 @@
+"""Between files and symbols."""
+
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from t2tp.trainer.decoding import draw, extend
-
-LOGITS = np.log(np.array([0.5, 0.1, 0.25, 0.15], np.float32))
-
-
-def drawn(temperature: float, top_k: int = 0, count: int = 4000) -> np.ndarray:
-    """How often each token came."""
-    generator = np.random.default_rng(0)
-    tokens = [draw(LOGITS, generator, temperature, top_k) for _ in range(count)]
-    return np.bincount(tokens, minlength=4) / count
+from t2tp import problems
+from t2tp.decoding import DecodeOptions
+from t2tp.trainer import decode_files
+from t2tp.trainer.codecs import codec_of
+from t2tp.trainer.decoding import Decoded
+from t2tp.trainer.errors import UsageError
 
 
-def test_temperature_0_takes_the_most_probable_token():
-    assert drawn(0.0, count=20)[0] == 1
+def test_numbers_are_symbols(tmp_path):
+    codec = codec_of(problems.find("algorithmic_reverse_binary40"), tmp_path)
+    request = codec.request("1 0 1 1")
+    assert request.inputs == [3, 2, 3, 3, 1]
+    assert codec.decode(request.inputs) == "1 0 1 1"
+    with pytest.raises(ValueError, match="numbers from 0 to 1"):
+        codec.encode("0 2")
 
 
-def test_temperature_1_draws_as_the_model_says():
-    np.testing.assert_allclose(drawn(1.0), np.exp(LOGITS), atol=0.03)
+def test_problems_without_text_are_refused(tmp_path):
+    with pytest.raises(UsageError, match="nothing to decode"):
+        codec_of(problems.find("image_digits"), tmp_path)
 
 
-def test_a_low_temperature_sharpens():
-    np.testing.assert_allclose(drawn(0.5), np.exp(2 * LOGITS) / np.exp(2 * LOGITS).sum(), atol=0.03)
+def test_a_prompt_begins_targets_and_a_source_is_inputs_with_an_end(data_dir):
+    codec = codec_of(problems.find("languagemodel_encodings"), data_dir)
+    request = codec.request("import codecs")
+    assert request.inputs is None
+    assert codec.decode(request.prefix) == "import codecs"
 
 
-def test_top_k_leaves_only_the_most_probable():
-    np.testing.assert_allclose(drawn(1.0, top_k=2), [2 / 3, 0, 1 / 3, 0], atol=0.03)
+def test_lines_are_read_as_they_are(tmp_path):
+    path = tmp_path / "lines.txt"
+    path.write_bytes("\ufeffone\n\n two \u2028x\r\nlast".encode())
+    assert decode_files.read_lines(path) == ["one", "", " two \u2028x", "last"]
+    path.write_bytes(b"")
+    assert decode_files.read_lines(path) == []
+    path.write_bytes(b"one\ntwo \xff\n")
+    with pytest.raises(ValueError, match="line 2: not UTF-8"):
+        decode_files.read_lines(path)
 
 
-@pytest.mark.parametrize("temperature", [1e-3, 1.0])
-def test_huge_logits_are_no_trouble(temperature):
-    logits = np.array([-1e4, 1e4], np.float32)
-    assert draw(logits, np.random.default_rng(0), temperature) == 1
+def test_a_line_stays_a_line():
+    found = [Decoded("a\tb\nc", -1.0), Decoded("d", -2.5)]
+    assert decode_files.line_of(found, DecodeOptions()) == "a\\tb\\nc\td"
+    scored = decode_files.line_of(found, DecodeOptions(write_beam_scores=True))
+    assert scored == "a\\tb\\nc\t-1.0000\td\t-2.5000"
 
 
-def test_a_continuation_ends_with_the_document_or_the_length():
-    def count_down(tokens: list[int]) -> int:
-        return tokens[-1] - 1
-
-    assert extend([9], 3, count_down) == [8, 7, 6]
-    assert extend([1, 5], 9, count_down) == [4, 3, 2]  # 1 ends a document.
-    assert extend([9], 0, count_down) == []
+@pytest.mark.parametrize("channels", [1, 3])
+def test_pictures_are_written_in_all_their_shades(tmp_path, channels):
+    image = pytest.importorskip("PIL.Image")
+    pictures = np.random.default_rng(0).integers(0, 17, [2, 4, 5, channels]).astype(np.uint8)
+    paths = decode_files.write_pictures(tmp_path / "made" / "x", pictures, levels=17)
+    assert [path.name for path in paths] == ["x-000.png", "x-001.png"]
+    assert sorted(p.name for p in (tmp_path / "made").iterdir()) == ["x-000.png", "x-001.png"]
+    for picture, path in zip(pictures, paths, strict=True):
+        shades = np.asarray(image.open(path)).reshape(picture.shape)
+        np.testing.assert_array_equal(np.rint(shades / 255 * 16), picture)

@@ -223,9 +223,9 @@ def test_only_the_newest_checkpoints_are_kept_and_the_last_step_is_one(tmp_path)
 def test_scalars_come_at_the_steps_asked_for(tmp_path):
     estimator(tmp_path, log_step_count_steps=4).train(toy.inputs(), 10)
     scalars = read_scalars(tmp_path)
-    names = {"loss", "w_sum", "step_time", "examples_per_second", "tokens_per_second"}
-    assert set(scalars) == names
-    assert all(sorted(by_step) == [4, 8, 10] for by_step in scalars.values())
+    always = {"loss", "w_sum", "step_time", "examples_per_second", "tokens_per_second"}
+    assert always <= set(scalars)
+    assert all(sorted(scalars[name]) == [4, 8, 10] for name in always)
     for step in (4, 8, 10):
         seconds = scalars["step_time"][step]
         assert scalars["examples_per_second"][step] == pytest.approx(toy.BATCH / seconds, rel=1e-5)
@@ -266,7 +266,7 @@ def test_a_signal_saves_the_step_and_leaves(tmp_path, number):
 def test_the_clock_stands_while_it_is_stopped():
     clock = TrainingClock()
     before = clock.seconds()
-    with clock.stopped():
+    with clock.stopped("evaluation"):
         time.sleep(0.3)
     assert clock.seconds() - before < 0.2
     time.sleep(0.3)

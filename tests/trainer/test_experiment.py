@@ -12,6 +12,7 @@ import pytest
 
 from t2tp import registry
 from t2tp.checkpoint import all_steps
+from t2tp.decoding import DecodeOptions
 from t2tp.hparam import HParams
 from t2tp.registry import UnknownNameError
 from t2tp.trainer.checkpointing import CheckpointMismatchError
@@ -30,7 +31,8 @@ def experiment(folder: Path, data_dir: Path, changes: str = "", **settings) -> E
     hparams.parse(changes)
     seed = settings.pop("random_seed", 0)
     config = RunConfig.of(hparams, str(folder), random_seed=seed, log_step_count_steps=1)
-    settings = {"train_steps": 6, "eval_steps": 2, **settings}
+    draws = DecodeOptions(temperature=1.0, batch_size=1)
+    settings = {"train_steps": 6, "eval_steps": 2, "decode_options": draws, **settings}
     names = {"model": "transformer_lm", "problem": PROBLEM} | {
         name: settings.pop(name) for name in ("model", "problem") if name in settings
     }
@@ -81,7 +83,7 @@ def test_the_seed_decides_on_the_order_of_the_data_and_on_samples(tmp_path, data
     np.testing.assert_array_equal(first, again)
     assert (first != other).any()
     runs[0].train()
-    first, again, other = (run.predict("def ", 8, 1.0) for run in runs)
+    first, again, other = (run.predict("def ", 8) for run in runs)
     assert first == again != other
 
 
@@ -108,14 +110,13 @@ def test_building_and_describing_write_nothing(tmp_path, data_dir):
 def test_a_sample_continues_the_prompt(tmp_path, data_dir):
     run = experiment(tmp_path, data_dir, "mesh_shape=data:2;model:2", train_steps=2)
     run.train()
-    long = "import codecs\n" * 20  # More than the model sees at once.
-    for prompt in ("", "def ", long):
-        sampled = run.predict(prompt, 5, 1.0)
-        assert sampled == experiment(tmp_path, data_dir).predict(prompt, 5, 1.0)
-        assert 0 < len(sampled) <= 5 * 32
-    assert run.predict("def ", 0, 1.0) == ""
-    with pytest.raises(ValueError, match="temperature -1"):
-        run.predict("def ", 5, -1.0)
+    for prompt in ("", "def "):
+        sampled = run.predict(prompt, 5)
+        assert sampled == experiment(tmp_path, data_dir).predict(prompt, 5)
+        assert len(sampled) <= 5 * 32
+    assert run.predict("def ", 0) == ""
+    with pytest.raises(ValueError, match="max_length is 32"):
+        run.predict("import codecs\n" * 20)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +159,11 @@ def test_a_run_keeps_its_model_and_its_shape(tmp_path, data_dir):
 
 def test_the_documented_lines_of_python_work(tmp_path, monkeypatch, data_dir):
     text = (DOCS / "trainer.md").read_text(encoding="utf-8")
-    code = re.search(r"```python\n(.*?)```", text, re.DOTALL)[1]
+    (code,) = [
+        block
+        for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+        if "Experiment(" in block
+    ]
     assert len(code.strip().splitlines()) <= 16
     monkeypatch.chdir(tmp_path)
     settings = {

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from t2tp import problems
-from t2tp.trainer import run_files
+from t2tp.mesh.cluster import connect
+from t2tp.trainer import run_files, together
+from tests.problems.test_generation import WatchedDigits
 from tests.trainer.conftest import PROBLEM
 from tests.trainer.events import read_scalars
 
@@ -111,3 +114,13 @@ def test_a_run_does_not_go_on_with_other_data(trainer, tmp_path, capfd):
     flags["data_dir"] = tmp_path / "other"
     assert trainer(**flags, train_steps=4) == 2
     assert "are not those that the run in" in capfd.readouterr().err
+
+
+def test_data_are_made_by_a_process_for_each_core(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
+    problem = WatchedDigits()
+    together.prepare_data(connect(1), problem, tmp_path, None)
+    encoders = {path.name for path in tmp_path.glob("encoder-*")}
+    assert encoders and f"encoder-{os.getpid()}" not in encoders
+    WatchedDigits().prepare(tmp_path / "one")
+    assert problem.digest(tmp_path) == problem.digest(tmp_path / "one")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from t2tp import registry
 from t2tp.checkpoint import all_steps
 from t2tp.hparam import HParams
 from tests.trainer.conftest import PROBLEM
@@ -67,6 +68,43 @@ def test_mesh_and_layout_are_short_for_hparams(trainer, tmp_path):
     assert trainer(schedule="train", train_steps=2, **both) == 0
 
 
+def test_gpus_and_precision_are_short_for_hparams(trainer, tmp_path):
+    assert trainer(schedule="train", train_steps=1, worker_gpu=2, precision="bfloat16") == 0
+    hparams = HParams.load(tmp_path / "run/hparams.json")
+    assert (hparams.mesh_shape, hparams.activation_dtype) == ("data:2", "bfloat16")
+
+
+def test_a_trial_is_drawn_into_the_set_of_another_run(trainer, tmp_path):
+    assert trainer(schedule="train", train_steps=1, hparams="d_ff=64") == 0
+    saved, other = tmp_path / "run/hparams.json", tmp_path / "other"
+    new = {"hparams_set": saved, "hparams_range": "basic1", "trial": 4, "output_dir": other}
+    assert trainer(schedule="train", train_steps=1, hparams="weight_decay=0.5", **new) == 0
+    hparams = HParams.load(other / "hparams.json")
+    drawn = registry.ranged_hparams("basic1").draw(4)
+    assert hparams.learning_rate_constant == drawn["learning_rate_constant"]
+    assert (hparams.d_ff, hparams.weight_decay) == (64, 0.5)
+    saved.unlink()  # The run knows its hparams.
+    forgotten = dict.fromkeys(("problem", "model", "hparams_set"))
+    assert trainer(schedule="train", train_steps=2, output_dir=other, **forgotten) == 0
+    assert HParams.load(other / "hparams.json") == hparams
+
+
+def test_evaluations_stop_a_training(trainer, tmp_path):
+    stopping = {"eval_early_stopping_steps": 2, "eval_early_stopping_metric_delta": 9}
+    assert trainer(train_steps=20, local_eval_frequency=1, **stopping) == 0
+    assert all_steps(tmp_path / "run/checkpoints") == [3]
+
+
+@pytest.mark.slow
+def test_what_operations_do_is_written_down(tmp_path, data_dir):
+    command = ["-m", "tests.trainer.tiny_problem", f"--problem={PROBLEM}", "--train_steps=1"]
+    command += ["--model=transformer_lm", "--hparams_set=transformer_lm_test", "--schedule=train"]
+    command += [f"--data_dir={data_dir}", f"--output_dir={tmp_path / 'run'}"]
+    command += [f"--dump_debug_info={tmp_path / 'dump'}"]
+    subprocess.run([sys.executable, *command], check=True, capture_output=True, timeout=300)
+    assert list((tmp_path / "dump").glob("tfdbg_events.*.graph_execution_traces"))
+
+
 def test_a_rule_without_effect_is_said_once(trainer, capfd):
     assert trainer(train_steps=1, mesh_shape="data:2", layout="batch:data;heds:data") == 0
     said = capfd.readouterr().err
@@ -96,6 +134,28 @@ WRONG = {
         "and an axis can split only one dimension",
     ),
     "devices": ({"mesh_shape": "data:16", "hparams": "batch_size=16"}, "16 virtual CPU devices"),
+    "two meshes in two ways": (
+        {"worker_gpu": 2, "mesh_shape": "data:4"},
+        "--worker_gpu=2 and --hparams=mesh_shape=data:4 differ",
+    ),
+    "gpus that split nothing": (
+        {"worker_gpu": 2, "layout": "d_ff:data"},
+        "does not split the batch: add the rule batch:data",
+    ),
+    "precision": ({"precision": "float15"}, "did you mean float16"),
+    "set in a file": ({"hparams_set": "/nowhere/hparams.json"}, "there is no such file"),
+    "trial": ({"trial": 3}, "belong together"),
+    "range": ({"hparams_range": "basic", "trial": 3}, "did you mean basic1"),
+    "early stopping": (
+        {"schedule": "train", "eval_early_stopping_steps": 3},
+        "the schedule train does not evaluate again and again",
+    ),
+    "early stopping's metric": (
+        {"eval_early_stopping_steps": 3, "eval_early_stopping_metric": "los"},
+        "did you mean loss",
+    ),
+    "threads": ({"inter_op_parallelism_threads": 77}, "comes too late"),
+    "tensor2tensor's flag": ({"use_tpu": True}, "'use_tpu'. tensor2tensor's flag is gone"),
     "xla": ({"xla": True, "mesh_shape": "data:2"}, "the mesh data:2 has 2"),
     "optimizer": ({"hparams": "optimizer=adams"}, "did you mean adam"),
     "learning rate": ({"hparams": "learning_rate_schedule=constnt"}, "did you mean constant"),

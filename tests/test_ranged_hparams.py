@@ -1,0 +1,107 @@
+"""Ranges, and the points that are drawn from them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+import t2tp.hparams
+from t2tp import registry
+from t2tp.hparam import HParams
+from t2tp.ranged_hparams import RangedHParams
+from t2tp.registry import UnknownNameError
+
+assert t2tp.hparams  # Importing it registers the ranged sets.
+
+
+def ranged(name: str = "mine") -> RangedHParams:
+    made = RangedHParams(name)
+    made.set_float("rate", 1e-4, 1e-2, scale=made.LOG_SCALE)
+    made.set_float("dropout", 0.0, 0.3)
+    made.set_float("beta", 0.5, 0.999, scale=made.REVERSE_LOG_SCALE)
+    made.set_int("layers", 1, 4)
+    made.set_discrete("width", [32, 64])
+    made.set_categorical("kind", ["adam", "sgd"])
+    return made
+
+
+def test_a_trial_is_always_the_same_point_and_others_are_other_points():
+    assert ranged().draw(3) == ranged().draw(3)
+    points = [tuple(ranged().draw(trial).values()) for trial in range(20)]
+    assert len(set(points)) == 20
+    assert ranged("other").draw(3) != ranged().draw(3)
+
+
+def test_another_range_changes_no_other_value():
+    more = ranged()
+    more.set_float("momentum", 0.0, 0.9)
+    drawn = more.draw(5)
+    assert 0.0 <= drawn.pop("momentum") <= 0.9
+    assert drawn == ranged().draw(5)
+
+
+def test_points_fill_their_ranges_on_their_scales():
+    points = [ranged().draw(trial) for trial in range(2000)]
+    assert {p["layers"] for p in points} == {1, 2, 3, 4}
+    assert {p["width"] for p in points} == {32, 64}
+    assert {p["kind"] for p in points} == {"adam", "sgd"}
+    assert all(1e-4 <= p["rate"] <= 1e-2 and 0.5 <= p["beta"] <= 0.999 for p in points)
+
+    def share(name: str, below: float) -> float:
+        return sum(p[name] < below for p in points) / len(points)
+
+    assert share("dropout", 0.15) == pytest.approx(0.5, abs=0.05)
+    assert share("rate", 1e-3) == pytest.approx(0.5, abs=0.05)  # half of the decades
+    assert share("beta", 0.75) == pytest.approx(0.42, abs=0.05)  # sparser at the lower end
+
+
+def test_whole_numbers_on_a_logarithmic_scale_are_in_the_range():
+    made = RangedHParams("whole")
+    made.set_int("steps", 1, 1000, scale=made.LOG_SCALE)
+    drawn = [made.draw(trial)["steps"] for trial in range(3000)]
+    assert (min(drawn), max(drawn)) == (1, pytest.approx(1000, abs=20))
+    assert sum(steps <= 31 for steps in drawn) / 3000 == pytest.approx(
+        math.log(32) / math.log(1001), abs=0.05
+    )
+
+
+def test_a_trial_sets_hparams_or_nothing():
+    hparams = HParams(rate=0.0, dropout=0.0, beta=0.0, layers=2, width=16, kind="sgd")
+    drawn = ranged().apply(1, hparams)
+    assert drawn == hparams.values() == ranged().draw(1)
+    for lacking, says in (
+        (HParams(rate=0.0), "draws dropout, which the hparams do not have"),
+        (
+            HParams(rate=0.0, dropout=0.0, beta=0.0, layers=2, width=16, kind=3),
+            "kind: expected int",
+        ),
+    ):
+        before = lacking.copy()
+        with pytest.raises(ValueError, match=says):
+            ranged().apply(1, lacking)
+        assert lacking == before
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda r: r.set_float("rate", 0.0, 1.0), "two ranges of rate"),
+        (lambda r: r.set_float("x", 2.0, 1.0), "range of x is empty: from 2.0 to 1.0"),
+        (lambda r: r.set_float("x", 0.0, 1.0, scale="log"), "must be above 0"),
+        (lambda r: r.set_float("x", 1.0, 2.0, scale="lgo"), "did you mean log"),
+        (lambda r: r.set_discrete("x", []), "range of x is empty"),
+        (lambda r: r.draw(-1), "counted from 0"),
+    ],
+)
+def test_what_cannot_be_is_refused(call, says):
+    with pytest.raises(ValueError, match=says):
+        call(ranged())
+
+
+def test_registered_sets_fit_the_hparams_that_they_are_for():
+    for name in registry.list_ranged_hparams():
+        registry.ranged_hparams(name).apply(0, registry.hparams("transformer_lm_tiny"))
+    with pytest.raises(UnknownNameError, match="unknown ranged hparams set 'basic': did you mean"):
+        registry.ranged_hparams("basic")
+    assert "basic1: What every set has" in registry.help_text()

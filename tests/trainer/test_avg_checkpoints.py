@@ -1,0 +1,104 @@
+"""`t2tp_avg_checkpoints` on runs of the toy model."""
+
+from __future__ import annotations
+
+import re
+import shutil
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from t2tp.checkpoint import Checkpoint, Slice
+from t2tp.trainer import averaging, checkpointing
+from t2tp.trainer.t2tp_avg_checkpoints import main
+from tests.trainer import toy
+from tests.trainer.test_estimator import estimator
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run with checkpoints of the steps 4, 8, 12 and 13."""
+    folder = tmp_path_factory.mktemp("averaged") / "run"
+    estimator(folder).train(toy.inputs(), 13)
+    (folder / "hparams.json").write_text("hparams")
+    (folder / "flags.json").write_text("flags")
+    return folder
+
+
+def read(path, name="w"):
+    return checkpointing.find(str(path)).read([Slice.whole(name, (6, 4), tf.float32)])[0].numpy()
+
+
+def step(run, number):
+    return run / f"checkpoints/step-{number:08d}"
+
+
+def test_the_average_of_the_last_ones_evaluates_in_place_of_a_run(run, tmp_path, capsys):
+    out = tmp_path / "average"
+    flags = [f"--output_dir={run}", "--num_last_checkpoints=3", f"--output_path={out}"]
+    assert main(flags) == 0
+    said = capsys.readouterr().out
+    assert "averaged the trainable variables of 3 checkpoints" in said
+    assert f"in {step(out, 13)}; all other variables are those of its step" in said
+    wanted = np.mean([read(step(run, s)) for s in (8, 12, 13)], axis=0, dtype=np.float64)
+    np.testing.assert_array_equal(read(out), wanted.astype(np.float32))
+    np.testing.assert_array_equal(read(out, "w_momentum_v"), read(step(run, 13), "w_momentum_v"))
+    saved = Checkpoint(step(out, 13))
+    saved.verify()
+    newest = Checkpoint(step(run, 13))
+    assert saved.metadata == newest.metadata | {"averaged": [8, 12, 13]}
+    assert (out / "hparams.json").read_text() == "hparams"
+    assert (out / "flags.json").read_text() == "flags"
+    sums = estimator(out, "model").evaluate(toy.inputs())
+    assert sums == pytest.approx(estimator(run, checkpoint_path=str(out)).evaluate(toy.inputs()))
+    assert sums != estimator(run).evaluate(toy.inputs())
+
+
+def test_a_list_of_checkpoints_of_any_meshes(run, tmp_path):
+    estimator(tmp_path / "other", "one device", random_seed=1).train(toy.inputs(), 8)
+    both = [step(run, 12), tmp_path / "other"]
+    assert main([f"--checkpoints={both[0]},{both[1]}", f"--output_path={tmp_path / 'out'}"]) == 0
+    wanted = (read(both[0]).astype(np.float64) + read(both[1])) / 2
+    np.testing.assert_array_equal(read(tmp_path / "out"), wanted.astype(np.float32))
+
+
+def test_it_is_written_in_parts_of_bounded_size(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(averaging, "_PART_BYTES", 40)
+    assert (
+        main([f"--output_dir={run}", "--num_last_checkpoints=2", f"--output_path={tmp_path}"]) == 0
+    )
+    assert len(list(step(tmp_path, 13).glob("variables.data-*"))) == 4  # Two slices of each.
+    np.testing.assert_allclose(
+        read(tmp_path), (read(step(run, 12)) + read(step(run, 13))) / 2, rtol=1e-6
+    )
+
+
+def test_what_cannot_be_averaged_is_a_sentence_and_writes_nothing(run, tmp_path, capsys):
+    estimator(tmp_path / "plain", hparams={"momentum": False}).train(toy.inputs(), 4)
+    shutil.copytree(step(run, 8), tmp_path / "cut")
+    with open(tmp_path / "cut/variables.data-00000-of-00001", "r+b") as file:
+        file.truncate(5)
+    shutil.copytree(step(run, 8), tmp_path / "wrong")
+    data = bytearray((tmp_path / "wrong/variables.data-00000-of-00001").read_bytes())
+    data[0] ^= 1
+    (tmp_path / "wrong/variables.data-00000-of-00001").write_bytes(data)
+    out = f"--output_path={tmp_path / 'out'}"
+    for flags, said in (
+        ([f"--output_dir={run}"], "8 checkpoints are to be averaged, and .* holds 4: steps 4, 8"),
+        ([f"--checkpoints={run},{tmp_path / 'plain'}"], "w_momentum_v is absent in .*plain"),
+        ([f"--checkpoints={run},{tmp_path / 'cut'}"], "cut is damaged: .* has 5 bytes"),
+        ([f"--checkpoints={run},{tmp_path / 'wrong'}"], "wrong is damaged"),
+        ([f"--checkpoints={tmp_path / 'none'}"], "none does not exist"),
+    ):
+        assert main([*flags, out]) == 2
+        error = capsys.readouterr().err
+        assert len(error.splitlines()) == 1
+        assert re.search(f"^t2tp_avg_checkpoints: .*{said}", error), error
+    assert not list((tmp_path / "out").rglob("step-*"))
+    in_place = [f"--output_dir={run}", "--num_last_checkpoints=2", f"--output_path={run}"]
+    assert main(in_place) == 2
+    assert "Step 13 is already saved" in capsys.readouterr().err
+    for flags in ([out], [out, f"--output_dir={run}", "--checkpoints=a"]):
+        with pytest.raises(SystemExit):
+            main(flags)

@@ -1,0 +1,72 @@
+"""When a metric has reached its plateau, and the record that it is read from."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from t2tp.trainer.early_stopping import EarlyStopping
+from t2tp.trainer.evaluation_record import EvaluationRecord
+
+# The evaluations' losses, every 10 steps; and whether that is a plateau of 20 steps and 0.1.
+CURVES = {
+    "nothing yet": ([], False),
+    "too short": ([5.0, 5.0], False),
+    "flat": ([5.0, 5.0, 5.0], True),
+    "falling": ([5.0, 4.5, 4.0], False),
+    "falling too slowly": ([5.0, 4.97, 4.94], True),
+    "rising": ([5.0, 6.0, 7.0], True),
+    "better once, and then worse": ([5.0, 4.5, 5.5], False),
+    "flat after a fall": ([9.0, 5.0, 5.0, 5.0], True),
+}
+
+
+@pytest.mark.parametrize("name", CURVES)
+def test_a_plateau_is_what_tensor2tensor_calls_one(name):
+    losses, is_plateau = CURVES[name]
+    by_step = {10 * n: {"loss": loss} for n, loss in enumerate(losses, start=1)}
+    assert bool(EarlyStopping(20, delta=0.1).plateau(by_step)) == is_plateau
+    rising = {step: {"accuracy": -m["loss"]} for step, m in by_step.items()}
+    stopping = EarlyStopping(20, "accuracy", delta=0.1, minimize=False)
+    assert bool(stopping.plateau(rising)) == is_plateau
+
+
+def test_the_reference_is_the_last_evaluation_that_is_old_enough():
+    by_step = {1: {"loss": 9.0}, 5: {"loss": 3.0}, 11: {"loss": 3.0}}
+    assert "loss was 3.0000 at step 5" in EarlyStopping(6).plateau(by_step)
+    assert EarlyStopping(10).plateau(by_step) == ""
+
+
+def test_just_enough_is_enough():
+    by_step = {1: {"loss": 5.0}, 2: {"loss": 4.75}}
+    assert EarlyStopping(1, delta=0.25).plateau(by_step) == ""
+    assert EarlyStopping(1, delta=0.26).plateau(by_step) != ""
+
+
+def test_what_cannot_be_is_refused():
+    for settings in ({"steps": 0}, {"steps": 1, "delta": -1.0}):
+        with pytest.raises(ValueError, match="early stopping after"):
+            EarlyStopping(**settings)
+
+
+def test_the_record_keeps_the_later_of_two_evaluations_of_a_step(tmp_path):
+    record = EvaluationRecord(tmp_path / "eval")
+    assert record.by_step() == {}
+    for step, loss in ((4, 3.0), (8, 2.0), (4, 2.5)):
+        record.add(step, {"loss": loss})
+    assert record.by_step() == {4: {"loss": 2.5}, 8: {"loss": 2.0}}
+    assert EvaluationRecord(tmp_path / "eval").by_step(up_to=7) == {4: {"loss": 2.5}}
+    lines = (tmp_path / "eval/eval.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [4, 8, 4]
+
+
+def test_half_a_line_counts_as_none_and_is_replaced(tmp_path):
+    record = EvaluationRecord(tmp_path)
+    record.add(4, {"loss": 3.0})
+    path = tmp_path / "eval.jsonl"
+    path.write_bytes(path.read_bytes() + b'{"step": 8, "metr')
+    assert list(record.by_step()) == [4]
+    record.add(8, {"loss": 2.0})
+    assert list(record.by_step()) == [4, 8]
+    assert b"metr\n" not in path.read_bytes()

@@ -1,0 +1,134 @@
+"""Schedules that evaluate: early stopping, following another run, other splits, the rehearsal."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+
+import pytest
+
+from t2tp.checkpoint import all_steps, step_folder
+from t2tp.trainer.early_stopping import EarlyStopping
+from t2tp.trainer.evaluation_record import EvaluationRecord
+from tests.trainer.events import read_scalars
+from tests.trainer.test_experiment import experiment
+
+# A change of 9 nats never comes: training stops two evaluations after the first one.
+NEVER_BETTER = EarlyStopping(steps=4, delta=9.0)
+
+
+def evaluated(folder, name: str = "eval") -> list[int]:
+    return list(EvaluationRecord(folder / name).by_step())
+
+
+def test_training_stops_on_a_plateau_and_stays_stopped(tmp_path, data_dir):
+    settings = {"train_steps": 30, "local_eval_frequency": 2, "early_stopping": NEVER_BETTER}
+    metrics = experiment(tmp_path, data_dir, **settings).train_and_evaluate()
+    assert evaluated(tmp_path) == [2, 4, 6]
+    assert all_steps(tmp_path / "checkpoints") == [6]
+    assert max(read_scalars(tmp_path)["loss"]) == 6
+    again = experiment(tmp_path, data_dir, **settings).continuous_train_and_eval()
+    assert again == pytest.approx(metrics)
+    assert all_steps(tmp_path / "checkpoints") == [6]
+    experiment(tmp_path, data_dir, train_steps=7).train_and_evaluate()  # Not asked to stop.
+    assert evaluated(tmp_path) == [2, 4, 6, 7]
+
+
+def test_a_restarted_training_stops_where_an_undisturbed_one_does(tmp_path, data_dir):
+    settings = {"train_steps": 4, "local_eval_frequency": 2, "early_stopping": NEVER_BETTER}
+    experiment(tmp_path, data_dir, **settings).train_and_evaluate()
+    settings["train_steps"] = 30
+    experiment(tmp_path, data_dir, **settings).train_and_evaluate()
+    assert all_steps(tmp_path / "checkpoints") == [4, 6]
+
+
+def test_what_is_better_does_not_stop(tmp_path, data_dir):
+    always = EarlyStopping(steps=2, metric="accuracy", delta=0.0, minimize=False)
+    settings = {"train_steps": 8, "local_eval_frequency": 2, "early_stopping": always}
+    experiment(tmp_path, data_dir, **settings).train_and_evaluate()
+    assert evaluated(tmp_path) == [2, 4, 6, 8]
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"early_stopping": EarlyStopping(2, "los")}, "unknown metric 'los': did you mean loss"),
+        (
+            {"early_stopping": EarlyStopping(2), "local_eval_frequency": 0},
+            "early stopping needs evaluations",
+        ),
+        ({"eval_split": "tset"}, "unknown split 'tset': did you mean test"),
+    ],
+)
+def test_what_could_never_be_is_refused(tmp_path, data_dir, settings, says):
+    with pytest.raises(ValueError, match=says):
+        experiment(tmp_path / "run", data_dir, **settings)
+
+
+def test_each_split_has_its_folder(tmp_path, data_dir):
+    experiment(tmp_path, data_dir, train_steps=2).train()
+    run = experiment(tmp_path, data_dir, eval_split="test", eval_steps=1)
+    on_test, on_train = run.evaluate(), run.evaluate_on_train_data()
+    assert on_test != on_train
+    assert EvaluationRecord(tmp_path / "eval_test").by_step() == {2: on_test}
+    assert EvaluationRecord(tmp_path / "eval_train").by_step() == {2: on_train}
+    assert read_scalars(tmp_path / "eval_train")["loss"][2] == pytest.approx(on_train["loss"])
+    assert not (tmp_path / "eval").exists()
+
+
+def test_another_runs_checkpoints_are_evaluated_once_each_as_they_come(tmp_path, data_dir):
+    experiment(tmp_path / "source", data_dir, train_steps=2).train()
+    trained = experiment(tmp_path / "source", data_dir, train_steps=4)
+    trained.train()
+    source = tmp_path / "source/checkpoints"
+    run = tmp_path / "run"
+
+    def appear(step: int) -> None:
+        target = step_folder(run / "checkpoints", step)
+        shutil.copytree(step_folder(source, step), run / "new")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        (run / "new").rename(target)
+
+    def come_later() -> None:
+        time.sleep(0.5)
+        appear(2)
+        time.sleep(1.0)
+        appear(4)
+
+    coming = threading.Thread(target=come_later)
+    coming.start()
+    follower = experiment(run, data_dir, train_steps=4, eval_timeout_mins=1.0)
+    found = follower.continuous_eval()
+    coming.join()
+    assert list(found) == [2, 4]
+    assert found[4] == pytest.approx(trained.evaluate())
+    assert found[2]["loss"] != found[4]["loss"]
+    # Started again it has nothing to do, and waits for nothing.
+    assert experiment(run, data_dir, train_steps=4).continuous_eval() == found
+    lines = (run / "eval/eval.jsonl").read_text().splitlines()
+    assert len(lines) == 2
+
+
+def test_following_ends_when_nothing_comes(tmp_path, data_dir):
+    nothing = experiment(tmp_path / "run", data_dir, eval_timeout_mins=0.01)
+    with pytest.raises(FileNotFoundError, match=r"none has come in 0.01 minutes"):
+        nothing.continuous_eval()
+    experiment(tmp_path / "run", data_dir, train_steps=1).train()
+    one = experiment(tmp_path / "run", data_dir, train_steps=9, eval_timeout_mins=0.01)
+    assert list(one.continuous_eval()) == [1]
+
+
+@pytest.mark.slow
+def test_the_rehearsal_leaves_nothing_behind(tmp_path, data_dir):
+    mesh = "mesh_shape=data:2;model:2"
+    metrics = experiment(tmp_path / "runs/run", data_dir, mesh, train_steps=1000).test()
+    assert metrics["loss"] > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_rehearsal_leaves_nothing_behind_when_it_fails(tmp_path, data_dir):
+    broken = experiment(tmp_path / "run", data_dir, "optimizer=adamm")
+    with pytest.raises(LookupError, match="did you mean adam"):
+        broken.test()
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,47 @@
+"""Small trained runs, for tests of what is done with a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from t2tp import registry
+from t2tp.trainer.t2tp_decoder import main as decoder
+from t2tp.trainer.t2tp_trainer import main as trainer
+from tests.trainer import tiny_pairs, tiny_problem
+
+assert tiny_pairs and tiny_problem  # Importing them registers problems and hparams.
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that was trained for a few steps.
+
+    Attributes:
+      output_dir: its folder.
+      data_dir: of its data.
+      problem: name of its problem.
+    """
+
+    output_dir: Path
+    data_dir: Path
+    problem: str
+
+    def decode(self, **flags: object) -> int:
+        """`t2tp_decoder` on it: flags by name -> exit code."""
+        return decoder(["t2tp_decoder", *self.flags(**flags)])
+
+    def flags(self, **flags: object) -> list[str]:
+        """A command line's flags for the run."""
+        given = {"output_dir": self.output_dir, "data_dir": self.data_dir, **flags}
+        return [f"--{name}={value}" for name, value in given.items()]
+
+
+def train(folder: Path, problem: str, model: str, hparams_set: str, **flags: object) -> Run:
+    """Makes data, trains a few steps."""
+    registry.problem(problem)().prepare(folder / "data")
+    run = Run(folder / "run", folder / "data", problem)
+    settings = {"problem": problem, "model": model, "hparams_set": hparams_set}
+    few = {"train_steps": 30, "schedule": "train", **flags}
+    assert trainer(["t2tp_trainer", *run.flags(**settings, **few)]) == 0
+    return run

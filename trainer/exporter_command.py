@@ -1,0 +1,48 @@
+"""What `t2tp_exporter` does once its flags are read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from absl import flags as absl_flags
+
+from t2tp import registry
+from t2tp.decoding import DecodeOptions
+from t2tp.problems.user_dir import import_user_dir
+from t2tp.trainer import console, plan, run_files
+from t2tp.trainer.command import BUILD_ERRORS
+from t2tp.trainer.errors import UsageError, as_usage_error
+from t2tp.trainer.export import RunExporter
+
+
+def run(flags: absl_flags.FlagValues) -> None:
+    """Exports what the flags name, and prints where it is.
+
+    Args:
+      flags: of the command line.
+
+    Raises:
+      UsageError: it cannot be done; nothing was written.
+    """
+    if flags.t2t_usr_dir:
+        with as_usage_error(ValueError, OSError):
+            import_user_dir(flags.t2t_usr_dir)
+    if flags.registry_help:
+        print(registry.help_text())
+        return
+    console.use_plain_lines()
+    with as_usage_error(ValueError, LookupError, OSError, ModuleNotFoundError):
+        if flags.output_dir and run_files.read(flags.output_dir) is None:
+            raise UsageError(f"{flags.output_dir} holds no run: --output_dir names a run's folder")
+        made = plan.make(flags)
+        exporter = RunExporter(
+            made.settings["model"],
+            made.problem,
+            flags.data_dir,
+            made.hparams,
+            made.config,
+            DecodeOptions.parse(flags.decode_hparams, batch_size=1),
+            flags.max_input_length,
+        )
+    with as_usage_error(OSError, ModuleNotFoundError, *BUILD_ERRORS):
+        print(exporter.export(flags.export_dir or Path(flags.output_dir, "export")))

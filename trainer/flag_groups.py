@@ -1,0 +1,87 @@
+"""The flags of a program, in groups: defined, read, and explained by `--help`."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from absl import flags
+
+from t2tp.trainer.errors import UsageError
+from t2tp.trainer.tensor2tensor_flags import advice
+
+_WIDTH = 100
+
+
+class Group(NamedTuple):
+    """Flags about one subject.
+
+    Attributes:
+      heading: the subject.
+      define: adds the flags to a holder.
+    """
+
+    heading: str
+    define: Callable[[flags.FlagValues], None]
+
+
+def define(groups: Sequence[Group]) -> flags.FlagValues:
+    """Defines flags, with a holder of their own: no other module's flags get among them."""
+    ours = flags.FlagValues()
+    for group in groups:
+        group.define(ours)
+    flags.DEFINE_bool("help", False, "Print this, and leave.", flag_values=ours)
+    return ours
+
+
+def parse(groups: Sequence[Group], arguments: Sequence[str]) -> flags.FlagValues:
+    """Reads a command line.
+
+    Args:
+      groups: of the program's flags.
+      arguments: with the program's name first.
+
+    Raises:
+      UsageError: a flag is unknown or its value wrong, or an argument is no flag.
+    """
+    ours = define(groups)
+    try:
+        rest = ours(list(arguments))[1:]
+    except flags.UnrecognizedFlagError as error:
+        advised = advice(error.flagname)
+        said = f"Unknown command line flag {error.flagname!r}. {advised}" if advised else str(error)
+        raise UsageError(said) from error
+    except flags.Error as error:
+        raise UsageError(str(error)) from error
+    if rest:
+        raise UsageError(f"{rest[0]!r} is no flag; flags are written --name=value")
+    return ours
+
+
+def help_text(intro: str, groups: Sequence[Group]) -> str:
+    """What `--help` prints: a line for each flag, group by group.
+
+    Args:
+      intro: what the program does, and how it is called most often.
+      groups: of its flags.
+    """
+    lines = [intro.strip()]
+    for group in groups:
+        holder = flags.FlagValues()
+        group.define(holder)
+        lines += ["", f"{group.heading}:", *(_line(holder[name]) for name in holder)]
+    return "\n".join(lines)
+
+
+def _line(flag: flags.Flag) -> str:
+    name = f"--[no]{flag.name}" if flag.boolean else f"--{flag.name}"
+    default = "" if flag.default in (None, "", []) else f" (default: {flag.default})"
+    help = " ".join(flag.help.split())
+    return textwrap.fill(
+        f"{name}  {help}{default}",
+        _WIDTH,
+        initial_indent="  ",
+        subsequent_indent=" " * 8,
+        break_on_hyphens=False,
+    )

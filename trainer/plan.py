@@ -1,0 +1,174 @@
+"""What a run is: the flags, what the saved run has, and the defaults, put together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from absl import flags as absl_flags
+
+from t2tp import problems, registry
+from t2tp.hparam import HParams, describe_differences
+from t2tp.problems.problem import Problem
+from t2tp.trainer import run_files
+from t2tp.trainer.errors import UsageError
+from t2tp.trainer.run_config import RunConfig
+from t2tp.trainer.run_files import SavedRun
+
+# What a run keeps when it goes on, unless the flag is given; and what a new run has.
+_DEFAULTS = {
+    "model": None,
+    "problem": None,
+    "problem_options": "",
+    "hparams_set": None,
+    "train_steps": 250_000,
+    "random_seed": 0,
+}
+
+# flag -> the hparam that it is short for
+_SHORT = {"mesh_shape": "mesh_shape", "layout": "layout", "precision": "activation_dtype"}
+
+# Fields of the RunConfig that do not come from a flag of their name alone.
+_NOT_FLAGS = ("output_dir", "random_seed", *_SHORT)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the flags ask for, together with what the saved run has.
+
+    Attributes:
+      settings: what a run keeps, by the flags' names.
+      problem: the problem.
+      hparams: with all changes.
+      config: how the run is carried out.
+      changes: a line for everything in which it is not the saved run.
+    """
+
+    settings: dict[str, Any]
+    problem: Problem
+    hparams: HParams
+    config: RunConfig
+    changes: list[str]
+
+
+def make(flags: absl_flags.FlagValues) -> Plan:
+    """Reads the flags and the saved run, and refuses what cannot be.
+
+    Args:
+      flags: those of `t2tp_trainer`, or of a program that has some of them.
+
+    Raises:
+      UsageError, ValueError, LookupError, OSError: it cannot be; nothing was written.
+    """
+    for name in ("output_dir", "data_dir"):
+        if not flags[name].value:
+            raise UsageError(f"--{name} is missing")
+    saved = run_files.read(flags.output_dir)
+    settings = {name: _setting(flags, name, saved) for name in _DEFAULTS}
+    registry.model(settings["model"])
+    problem = problems.find(settings["problem"], settings["problem_options"])
+    if saved is not None:
+        run_files.check_same_run(flags.output_dir, saved, settings["model"], settings["problem"])
+    hparams, changes = _hparams(flags, settings["hparams_set"], saved, problem)
+    given = {f.name: value_of(flags, f.name) for f in fields(RunConfig) if f.name not in _NOT_FLAGS}
+    config = RunConfig.of(
+        hparams,
+        flags.output_dir,
+        random_seed=settings["random_seed"],
+        **{name: value for name, value in given.items() if value is not None},
+    )
+    changes += _changed_settings(saved, settings)
+    return Plan(settings, problem, hparams, config, changes)
+
+
+def value_of(flags: absl_flags.FlagValues, name: str) -> Any:
+    """The value of a flag; None if the program has no such flag."""
+    return flags[name].value if name in flags else None
+
+
+def _setting(flags: absl_flags.FlagValues, name: str, saved: SavedRun | None) -> Any:
+    """The flag's value if it is given, else the saved run's, else the default.
+
+    Raises:
+      UsageError: there is none.
+    """
+    for value in (value_of(flags, name), saved and saved.flags.get(name), _DEFAULTS[name]):
+        if value is not None:
+            return value
+    if name == "hparams_set" and saved is not None:
+        return ""  # A run that was begun from Python; it has its hparams, and no set.
+    raise UsageError(f"--{name} is missing, and {flags.output_dir} holds no run to go on with")
+
+
+def _hparams(
+    flags: absl_flags.FlagValues, set_name: str, saved: SavedRun | None, problem: Problem
+) -> tuple[HParams, list[str]]:
+    """The run's hparams, and a line for each that saved run, set and flags do not agree on."""
+    preset = _preset(set_name, value_of(flags, "hparams_set") is not None, saved)
+    problem.change_hparams(preset)
+    hparams = preset.copy() if saved is None else run_files.resumed_hparams(saved.hparams, preset)
+    given = _drawn(flags, hparams)
+    for text in flags.hparams:
+        given.update(hparams.parse(text))
+    for flag, name, value in _short_flags(flags):
+        value = hparams.parse(f"{name}={value}")[name]
+        if given.setdefault(name, value) != value:
+            raise UsageError(
+                f"--{flag}={flags[flag].value} and --hparams={name}={given[name]} differ: give one"
+                " of them"
+            )
+    _check_worker_gpu(flags, hparams)
+    return hparams, describe_differences(saved.hparams, preset, given) if saved else []
+
+
+def _preset(set_name: str, is_given: bool, saved: SavedRun | None) -> HParams:
+    """A registered set, or what was saved with a run."""
+    if saved is not None and not is_given and (not set_name or set_name.endswith(".json")):
+        return saved.hparams.copy()
+    if not set_name.endswith(".json"):
+        return registry.hparams(set_name)
+    if not Path(set_name).is_file():
+        raise FileNotFoundError(f"--hparams_set={set_name}: there is no such file")
+    return HParams.load(set_name)
+
+
+def _drawn(flags: absl_flags.FlagValues, hparams: HParams) -> dict[str, Any]:
+    """Sets what --hparams_range and --trial draw; returns it by name."""
+    name, trial = value_of(flags, "hparams_range"), value_of(flags, "trial")
+    if (name is None) != (trial is None):
+        raise UsageError("--hparams_range=NAME and --trial=K belong together: give both or neither")
+    return {} if name is None else registry.ranged_hparams(name).apply(trial, hparams)
+
+
+def _short_flags(flags: absl_flags.FlagValues) -> list[tuple[str, str, str]]:
+    """(flag, hparam, value) for each flag that is given and short for an hparam."""
+    short = [(flag, name, value_of(flags, flag)) for flag, name in _SHORT.items()]
+    workers = value_of(flags, "worker_gpu")
+    short.append(("worker_gpu", "mesh_shape", workers and f"data:{workers}"))
+    reaction = value_of(flags, "on_nonfinite")
+    short.append(("on_nonfinite", "skip_nonfinite_steps", reaction and str(reaction == "skip")))
+    return [(flag, name, value) for flag, name, value in short if value is not None]
+
+
+def _check_worker_gpu(flags: absl_flags.FlagValues, hparams: HParams) -> None:
+    """Refuses --worker_gpu with a layout that does not split the batch over its axis."""
+    if value_of(flags, "worker_gpu") is None:
+        return
+    rules = [rule.strip() for rule in hparams.layout.split(";")]
+    if "batch:data" not in rules:
+        raise UsageError(
+            f"--worker_gpu={flags.worker_gpu} is a mesh with the axis 'data', over which the layout"
+            f" {hparams.layout!r} does not split the batch: add the rule batch:data to --layout"
+        )
+
+
+def _changed_settings(saved: SavedRun | None, settings: dict[str, Any]) -> list[str]:
+    """A line for each flag that is not what the saved run had."""
+    if saved is None:
+        return []
+    return [
+        f"{name}: {saved.flags[name]} in the saved run; using {value} from --{name}"
+        for name, value in settings.items()
+        if name in saved.flags and saved.flags[name] != value
+    ]

@@ -1,0 +1,70 @@
+"""The batches of a problem, in named dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from os import PathLike
+
+import tensorflow as tf
+
+from t2tp import mtf
+from t2tp.hparam import HParams
+from t2tp.mesh.program import Feature
+from t2tp.problems.problem import Problem
+from t2tp.problems.stream import FeatureSpec, OnePassStream
+from t2tp.trainer.batch_size import sequences_per_batch
+from t2tp.trainer.inputs import Inputs
+
+
+def training_inputs(
+    problem: Problem, data_dir: str | PathLike[str], hparams: HParams, seed: int
+) -> Inputs:
+    """The endless, shuffled batches of the split that is trained on.
+
+    Args:
+      problem: whose data were prepared.
+      data_dir: where.
+      hparams: `max_length`, and what `sequences_per_batch` reads.
+      seed: of the order.
+
+    Raises:
+      FileNotFoundError, ValueError: as `Problem.stream` and `sequences_per_batch`.
+    """
+    size, length = sequences_per_batch(hparams), hparams.max_length
+    stream = problem.stream(data_dir, problem.splits[0], batch_size=size, length=length, seed=seed)
+    specs = problem.features(size, length)
+    kinds = [
+        {name: _feature(spec, sizes[name]) for name, spec in specs.items()}
+        for sizes in stream.shapes()
+    ]
+    return Inputs(kinds[0], stream, problem.counts, kinds[1:], problem.metric_names)
+
+
+def evaluation_inputs(
+    problem: Problem, data_dir: str | PathLike[str], hparams: HParams, split: str
+) -> Inputs:
+    """Every example of a split once, in order; rows that fill the last batch up count nowhere.
+
+    Args:
+      problem: whose data were prepared.
+      data_dir: where.
+      hparams: `max_length`, and what `sequences_per_batch` reads.
+      split: one of `problem.splits`; the one that is trained on will do.
+
+    Raises:
+      FileNotFoundError, ValueError: as `Problem.stream` and `sequences_per_batch`.
+    """
+    size, length = sequences_per_batch(hparams), hparams.max_length
+    problem.check_split(split)
+    problem.check_prepared(data_dir)
+    stream = OnePassStream(problem.examples(data_dir, split, length), size)
+    (sizes,) = stream.shapes()
+    specs = problem.features(size, length)
+    features = {name: _feature(spec, sizes[name]) for name, spec in specs.items()}
+    return Inputs(features, stream, problem.counts)
+
+
+def _feature(spec: FeatureSpec, sizes: Sequence[int]) -> Feature:
+    """A feature of batches of a kind, in named dimensions."""
+    dims = [mtf.Dimension(name, size) for name, size in zip(spec.dimensions, sizes, strict=True)]
+    return Feature(mtf.Shape(dims), tf.as_dtype(spec.dtype))

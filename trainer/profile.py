@@ -1,0 +1,54 @@
+"""`--profile_steps=100:105`: what the devices do in a few steps, for TensorBoard's profiler."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from t2tp.trainer.hooks import Hook, Training, wait_for
+
+
+class ProfileHook(Hook):
+    """Records steps. A run that goes on after the first of them records none."""
+
+    def __init__(self, steps: tuple[int, int], folder: str) -> None:
+        """Says what, and where to.
+
+        Args:
+          steps: the first and the last, counted from 1.
+          folder: TensorFlow writes into `plugins/profile/` below it, where TensorBoard looks.
+        """
+        self._first, self._last = steps
+        self._folder = folder
+        self._is_on = False
+
+    def before_step(self, training: Training) -> None:
+        """Begins before the first of the steps."""
+        if training.steps_done + 1 == self._first:
+            tf.profiler.experimental.start(self._folder)
+            self._is_on = True
+
+    def after_step(self, training: Training, outputs: Mapping[str, np.ndarray]) -> None:
+        """Ends after the last of them."""
+        if self._is_on and training.steps_done >= self._last:
+            wait_for(training, outputs)
+            self._stop(training)
+
+    def end(self, training: Training) -> None:
+        """Writes what there is, if the training ends before the last of the steps."""
+        if self._is_on:
+            self._stop(training)
+
+    def _stop(self, training: Training) -> None:
+        with training.clock.stopped("profile"):
+            tf.profiler.experimental.stop()
+        self._is_on = False
+        logging.info(
+            "profile of the steps %d to %d: %s/plugins/profile",
+            self._first,
+            training.steps_done,
+            self._folder,
+        )
