@@ -4,6 +4,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 DEMO ?= demo
+# How many processes test, each a file at a time.
+JOBS ?= 2
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 BENCH_STAMP := $(VENV)/.installed-bench
@@ -21,15 +23,18 @@ demo: $(STAMP)
 	PATH="$(abspath $(BIN)):$$PATH" sh examples/demo.sh $(DEMO)
 
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 test-fast: $(STAMP)
-	$(BIN)/python -m pytest -m 'not slow'
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m 'not slow'
 
+# mypy sees the packages as they are installed.
 lint: $(STAMP)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy
+	rm -rf build/typed && mkdir -p build/typed && cp -r t2tp build/typed/
+	cp -r hparams problems trainer build/typed/t2tp/
+	cd build/typed && $(abspath $(BIN))/mypy --config-file=$(CURDIR)/pyproject.toml
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -30,9 +31,8 @@ def sharing(parts: Sequence[Problem]) -> list[TextProblem]:
         ValueError: some of them have a vocabulary that the others cannot use.
     """
     texts = [part for part in parts if isinstance(part, TextProblem)]
-    first, *others = texts or [None]
-    for other in others:
-        if first is not None and _kind(first) != _kind(other):
+    for first, other in itertools.pairwise(texts):
+        if _kind(first) != _kind(other):
             raise ValueError(
                 f"{first.name} and {other.name} cannot be mixed, as their vocabularies are of "
                 f"other kinds: {_kind(first)} and {_kind(other)}"

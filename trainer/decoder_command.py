@@ -132,7 +132,7 @@ class _Decoding:
             elif flags.decode_from_file:
                 self._file()
             elif isinstance(self._problem, ImageGenerationProblem):
-                self._pictures()
+                self._pictures(self._problem.levels)
             else:
                 self._split()
 
@@ -204,8 +204,8 @@ class _Decoding:
         outputs, targets = [row.outputs[0].text for row in rows], [row.targets for row in rows]
         self._report(self._flags.split, outputs, targets)
 
-    def _pictures(self) -> None:
-        """Pictures that the model makes up, into PNG files."""
+    def _pictures(self, levels: int) -> None:
+        """Pictures that the model makes up, of so many shades, into PNG files."""
         count = self._options.num_samples
         if count < 1:
             raise UsageError(
@@ -214,7 +214,7 @@ class _Decoding:
             )
         pictures = self._decoder.pictures(count)
         if self._leads:
-            paths = decode_files.write_pictures(self._base, pictures, self._problem.levels)
+            paths = decode_files.write_pictures(self._base, pictures, levels)
             logging.info("%d pictures, %s to %s", count, paths[0], paths[-1])
 
     def _score(self) -> None:

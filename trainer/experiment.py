@@ -17,6 +17,7 @@ from t2tp.explanation import Explanation
 from t2tp.hparam import HParams
 from t2tp.mesh.program import Feature
 from t2tp.nearest import nearest
+from t2tp.problems.images import ImageGenerationProblem
 from t2tp.problems.problem import Problem
 from t2tp.trainer import run_files
 from t2tp.trainer.checkpointing import CheckpointMismatchError, checkpoint_folder, find
@@ -136,6 +137,8 @@ class Experiment:
             early_stopping.check(self.problem.metric_names, local_eval_frequency)
         self._model = model
         self._decode_options = decode_options or DecodeOptions()
+        if isinstance(self.problem, ImageGenerationProblem):  # No value of a pixel ends a picture.
+            self._decode_options = replace(self._decode_options, eos_id=-1)
         model_fn = model_fn_of(
             model_class, self.problem.vocab_sizes(data_dir), train_steps, self._decode_options
         )

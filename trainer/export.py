@@ -26,7 +26,7 @@ from t2tp.trainer.estimator import Estimator
 from t2tp.trainer.model_fn import model_fn_of
 from t2tp.trainer.problem_inputs import evaluation_inputs
 from t2tp.trainer.run_config import RunConfig
-from t2tp.trainer.saved_model import Concrete, Signatures, traced
+from t2tp.trainer.saved_model import Signatures, traced
 from t2tp.trainer.serving import Step, TextDecoding, TokenDecoding, in_chunks
 
 
@@ -121,7 +121,7 @@ class RunExporter:
         """`tokens`, and where the problem has text `serving_default` from text to text."""
         problem = self._problem
 
-        def signatures(step: Step) -> dict[str, Concrete]:
+        def signatures(step: Step) -> dict[str, tf.types.experimental.ConcreteFunction]:
             def serve_tokens(ids: tf.Tensor, lengths: tf.Tensor) -> Mapping[str, tf.Tensor]:
                 return tokens(step, ids, lengths)
 
@@ -156,7 +156,7 @@ class RunExporter:
             for name, f in features.items()
         }
 
-        def signatures(step: Step) -> dict[str, Concrete]:
+        def signatures(step: Step) -> dict[str, tf.types.experimental.ConcreteFunction]:
             def serve(**rows: tf.Tensor) -> Mapping[str, tf.Tensor]:
                 return in_chunks(step.run, rows, size, step.outputs)
 

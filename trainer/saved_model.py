@@ -14,10 +14,8 @@ from t2tp.mesh.program import Feature, Program
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.serving import Step
 
-Concrete = tf.types.experimental.ConcreteFunction
-
 # From a program inside of a graph to signatures by name.
-Signatures = Callable[[Step], Mapping[str, Concrete]]
+Signatures = Callable[[Step], Mapping[str, "tf.types.experimental.ConcreteFunction"]]
 
 
 def write_saved_model(program: Program, path: str | PathLike[str], signatures: Signatures) -> Path:
@@ -61,7 +59,9 @@ def write_saved_model(program: Program, path: str | PathLike[str], signatures: S
     return path
 
 
-def traced(fn: Callable[..., Mapping[str, tf.Tensor]], **specs: tf.TensorSpec) -> Concrete:
+def traced(
+    fn: Callable[..., Mapping[str, tf.Tensor]], **specs: tf.TensorSpec
+) -> tf.types.experimental.ConcreteFunction:
     """A signature: a function of tensors by name, traced."""
     return tf.function(lambda **given: dict(fn(**given)), autograph=False).get_concrete_function(
         **specs

@@ -23,14 +23,13 @@ from t2tp.trainer import checkpointing
 from t2tp.trainer.checkpoint_hook import EverySeconds
 from t2tp.trainer.checkpointing import CheckpointMismatchError
 from t2tp.trainer.errors import UsageError
-from t2tp.trainer.hooks import Hook
 from t2tp.trainer.interrupt import TrainingInterrupted
 from t2tp.trainer.model_fn import ModeKeys
 from t2tp.trainer.run_config import RunConfig
 from t2tp.trainer.run_lock import RunLockedError
 from t2tp.trainer.run_saver import RunSaver, SavingError
 from tests.trainer import toy
-from tests.trainer.test_estimator import Crash, Note, estimator, losses
+from tests.trainer.test_estimator import At, Crash, Note, estimator, losses
 
 
 def data_file(run: Path, step: int) -> Path:
@@ -47,17 +46,6 @@ def flip_a_byte(path: Path) -> None:
 
 def folder_of(run: Path, step: int) -> Path:
     return checkpoint.step_folder(run / "checkpoints", step)
-
-
-class At(Hook):
-    """Does something at a step."""
-
-    def __init__(self, step: int, what: Any) -> None:
-        self.step, self.what = step, what
-
-    def after_step(self, training: Any, outputs: Any) -> None:
-        if training.steps_done == self.step:
-            self.what()
 
 
 # What is saved.
@@ -171,7 +159,7 @@ def test_an_interrupt_waits_for_what_is_being_written(tmp_path, slow_saves):
     threading.Timer(1.0, slow_saves.set).start()
     stop = At(5, lambda: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(TrainingInterrupted, match="after step 5, which is saved"):
-        estimator(tmp_path).train(toy.inputs(), 7, [stop])
+        estimator(tmp_path, grace_seconds=30.0).train(toy.inputs(), 7, [stop])
     assert all_steps(tmp_path / "checkpoints") == [4, 5]
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from t2tp.trainer.run_config import RunConfig
 from tests.trainer import toy
 from tests.trainer.events import read_scalars
 
+ROOT = Path(__file__).parents[2]
 MESHES = {
     "one device": ("", ""),
     "data": ("data:4", "batch:data"),
@@ -56,6 +59,17 @@ class Crash(Hook):
     def after_step(self, training: Training, outputs: Mapping[str, np.ndarray]) -> None:
         if training.steps_done == self.at:
             raise RuntimeError("crash")
+
+
+class At(Hook):
+    """Does something at a step."""
+
+    def __init__(self, step: int, what: Callable[[], object]) -> None:
+        self.step, self.what = step, what
+
+    def after_step(self, training: Training, outputs: Mapping[str, np.ndarray]) -> None:
+        if training.steps_done == self.step:
+            self.what()
 
 
 class Note(Hook):
@@ -261,6 +275,30 @@ def test_a_signal_saves_the_step_and_leaves(tmp_path, number):
     estimator(tmp_path / "interrupted").train(toy.inputs(), 12)
     estimator(tmp_path / "straight").train(toy.inputs(), 12)
     assert losses(tmp_path / "interrupted") == losses(tmp_path / "straight")
+
+
+STUCK = """
+import os, signal, sys, threading, time
+from tests.trainer import toy
+from tests.trainer.test_estimator import At, estimator
+
+def stuck():
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(60)
+
+estimator(sys.argv[1], grace_seconds=1.0).train(toy.inputs(), 12, [At(6, stuck)])
+"""
+
+
+@pytest.mark.slow
+def test_when_the_time_of_grace_is_over_it_leaves_with_what_is_saved(tmp_path):
+    command = [sys.executable, "-c", STUCK, str(tmp_path)]
+    begin = time.monotonic()
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 128 + signal.SIGTERM, done.stderr
+    assert "within the 1 s of grace" in done.stderr
+    assert time.monotonic() - begin < 60
+    assert checkpoint.all_steps(tmp_path / "checkpoints") == [4]
 
 
 def test_the_clock_stands_while_it_is_stopped():

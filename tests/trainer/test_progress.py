@@ -33,7 +33,7 @@ def train(progress: Progress) -> None:
 
 
 def test_in_a_log_it_is_a_line_a_report(plain_lines, capfd):
-    train(Progress(10, 132))
+    train(Progress(10, 132, lambda step: f"saves at {step + 9}"))
     assert capfd.readouterr().err.splitlines() == [
         "step 11/132  loss 1.2500  4,096 tokens/s  500.0 ms/step  0:01:00 left",
         "step 12/132  loss 1.2500  4,096 tokens/s  500.0 ms/step  0:01:00 left",
@@ -58,7 +58,7 @@ def test_on_a_terminal_it_is_a_bar_and_log_lines_stand_above_it(plain_lines, mon
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 120, 0, 0))
     with os.fdopen(terminal, "w") as stderr:
         monkeypatch.setattr("sys.stderr", stderr)
-        with Progress(10, 132) as progress:
+        with Progress(10, 132, lambda step: f"saves at {step + 9}") as progress:
             progress.advance()
             progress.report(11, SCALARS)
             logging.info("evaluation at step 11")
@@ -70,7 +70,7 @@ def test_on_a_terminal_it_is_a_bar_and_log_lines_stand_above_it(plain_lines, mon
             shown += chunk
     shown = shown.decode()
     assert "11/132 [" in shown
-    assert "loss 1.2500  4,096 tokens/s" in shown
+    assert "loss 1.2500  4,096 tokens/s  saves at 20" in shown
     assert "\revaluation at step 11\r\n" in shown
     assert shown.count("warning: twice") == 1
     assert "ms/step" not in shown

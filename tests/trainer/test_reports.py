@@ -22,11 +22,11 @@ def run(tmp_path_factory):
 
     class Slow(toy.Stream):
         def __getitem__(self, step):
-            time.sleep(0.05 if step in (5, 6) else 0)
+            time.sleep(0.2 if step in (5, 6) else 0)
             return super().__getitem__(step)
 
     folder = tmp_path_factory.mktemp("run")
-    evaluate = EvaluationHook(4, lambda: time.sleep(0.1), str)
+    evaluate = EvaluationHook(8, lambda: time.sleep(0.1), str)
     settings = {"log_step_count_steps": 4, "save_checkpoints_steps": 8}
     estimator(folder, **settings).train(toy.inputs(Slow()), 12, [evaluate])
     return folder
@@ -37,8 +37,8 @@ def test_the_time_of_a_step_is_split(run):
     for step, seconds in scalars["step_time"].items():
         parts = scalars["time/data"][step] + scalars["time/compute"][step]
         assert parts == pytest.approx(seconds, rel=1e-4)
-    assert scalars["time/data"][8] > 2 * 0.05 / 4 * 0.8  # Two batches that take 0.05 s to read.
-    assert scalars["time/evaluation"][8] >= 0.1 / 4  # After step 4.
+    assert scalars["time/data"][8] > 0.2 / 4  # Two batches that take 0.2 s to read.
+    assert scalars["time/evaluation"][12] >= 0.1 / 4  # After step 8.
     assert scalars["step_time"][12] < 0.1  # Evaluations are no part of it.
     assert scalars["time/checkpoint"][12] > 0
     assert 8 not in scalars["time/checkpoint"]
