@@ -9,7 +9,13 @@ def base_hparams() -> HParams:
     """Parent of all sets; declares what the trainer itself reads."""
     hparams = HParams()
     add = hparams.add
-    add("batch_size", 16, help="sequences a step, over all devices")
+    add("batch_size", 16, help="of a step; batch_size_unit says of what")
+    add(
+        "batch_size_unit",
+        "sequences_per_batch",
+        help="sequences_per_batch, tokens_per_batch, sequences_per_replica or tokens_per_replica; a"
+        " sequence counts as max_length tokens",
+    )
     add("max_length", 256, help="tokens a sequence")
     add(
         "mesh_shape",

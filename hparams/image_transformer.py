@@ -193,3 +193,21 @@ def mtf_image_transformer_base_imagenet_mp_sp() -> HParams:
     hparams.layout = f"{_MEGATRON};{_SPACE}"
     hparams.attention_type = "local_2d"
     return hparams
+
+
+@registry.register_hparams
+def mtf_image_transformer_small() -> HParams:
+    """4 layers of 256 for 32 x 32 pixels, on one device."""
+    hparams = mtf_image_transformer_base_single()
+    hparams.d_ff = 1024
+    hparams.num_hidden_layers = 4
+    return hparams
+
+
+@registry.register_hparams
+def mtf_image_transformer_large() -> HParams:
+    """24 layers of 512 for 32 x 32 pixels, in blocks of 256 values, over 8 x 4 devices."""
+    hparams = mtf_image_transformer_cifar_mp_4x()
+    hparams.num_hidden_layers = 24
+    hparams.recompute = "layer"
+    return hparams

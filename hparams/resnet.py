@@ -117,3 +117,20 @@ def mtf_resnet_single() -> HParams:
     hparams = mtf_resnet_tiny()
     hparams.mesh_shape = ""
     return hparams
+
+
+@registry.register_hparams
+def mtf_resnet_small() -> HParams:
+    """ResNet-18 for 224 x 224 pixels (arXiv:1512.03385, table 1): 11.7 million parameters."""
+    hparams = mtf_resnet_50()
+    hparams.block = "basic"
+    hparams.layer_sizes = [2, 2, 2, 2]
+    return hparams
+
+
+@registry.register_hparams
+def mtf_resnet_large() -> HParams:
+    """ResNet-152 for 224 x 224 pixels (arXiv:1512.03385, table 1): 60.2 million parameters."""
+    hparams = mtf_resnet_50()
+    hparams.layer_sizes = [3, 8, 36, 3]
+    return hparams

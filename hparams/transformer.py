@@ -10,7 +10,7 @@ from t2tp.hparams import transformer_parts
 @registry.register_hparams
 def transformer_base() -> HParams:
     """6 + 6 layers of 512: the size of "Attention Is All You Need", with pre-norm layers."""
-    hparams = transformer_parts.base_transformer()
+    hparams = transformer_parts.base_encoder_decoder()
     hparams.max_length = 256
     hparams.d_model = 512
     hparams.d_ff = 2048
@@ -27,8 +27,6 @@ def transformer_base() -> HParams:
     hparams.relu_dropout = 0.1
     hparams.label_smoothing = 0.1
     hparams.weight_decay = 0.0
-    hparams.add("num_encoder_layers", 0, help="0: num_hidden_layers")
-    hparams.add("num_decoder_layers", 0, help="0: num_hidden_layers")
     return hparams
 
 

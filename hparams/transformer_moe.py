@@ -12,6 +12,8 @@ from t2tp.hparams.transformer import (
 )
 from t2tp.hparams.transformer_encoder import (
     transformer_encoder_base,
+    transformer_encoder_large,
+    transformer_encoder_small,
     transformer_encoder_tiny,
 )
 from t2tp.hparams.transformer_lm import (
@@ -92,5 +94,21 @@ def transformer_moe_encoder_base() -> HParams:
 def transformer_moe_encoder_tiny() -> HParams:
     """`transformer_encoder_tiny`; in the second layer 8 experts, which choose their tokens."""
     hparams = _with_experts(transformer_encoder_tiny(), 8)
+    hparams.moe_gating = "expert_choice"
+    return hparams
+
+
+@registry.register_hparams
+def transformer_moe_encoder_small() -> HParams:
+    """`transformer_encoder_small`; in every other layer 16 experts, which choose their tokens."""
+    hparams = _with_experts(transformer_encoder_small(), 16)
+    hparams.moe_gating = "expert_choice"
+    return hparams
+
+
+@registry.register_hparams
+def transformer_moe_encoder_large() -> HParams:
+    """`transformer_encoder_large`; in every other layer 128 experts, which choose their tokens."""
+    hparams = _with_experts(transformer_encoder_large(), 128)
     hparams.moe_gating = "expert_choice"
     return hparams

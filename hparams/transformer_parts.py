@@ -37,6 +37,14 @@ def base_transformer() -> HParams:
     return hparams
 
 
+def base_encoder_decoder() -> HParams:
+    """Parent of the sets of encoder-decoders."""
+    hparams = base_transformer()
+    hparams.add("num_encoder_layers", 0, help="0: num_hidden_layers")
+    hparams.add("num_decoder_layers", 0, help="0: num_hidden_layers")
+    return hparams
+
+
 def declare_experts(hparams: HParams) -> None:
     """Declares the mixture of experts; a layer's experts each have a hidden layer of d_ff."""
     add = hparams.add

@@ -210,6 +210,7 @@ def test_help_has_a_section_a_kind():
         "Models:",
         "Problems:",
         "Hparams sets:",
+        "Ranged hparams sets:",
         "Optimizers:",
         "Learning-rate schedules:",
     ]
