@@ -10,8 +10,13 @@ import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
+import hypothesis
 import pytest
 import tensorflow as tf
+
+# How long an example takes says more about the machine than about us.
+hypothesis.settings.register_profile("any machine", deadline=None)
+hypothesis.settings.load_profile("any machine")
 
 NUM_DEVICES = 8
 GPU_MEGABYTES = 2048  # of each of the eight

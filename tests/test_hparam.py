@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import doctest
+import errno
 import json
 import keyword
 import math
@@ -415,12 +416,12 @@ def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
     before = path.read_text()
 
     def full_disk(_):
-        raise OSError("no space left")
+        raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full_disk)
     changed = sample()
     changed.num_layers = 99
-    with pytest.raises(OSError, match="no space"):
+    with pytest.raises(OSError, match="No space left on device.*hparams.json"):
         changed.save(path)
     assert path.read_text() == before
     assert os.listdir(tmp_path) == ["hparams.json"]

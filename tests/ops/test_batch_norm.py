@@ -70,6 +70,25 @@ def test_any_layout_gives_the_composed_value_and_gradients(ours, composed, mesh_
     assert_close(values, in_float64(composed, inputs), 3e-6)
 
 
+@pytest.mark.parametrize("xla", [True, False])
+def test_what_is_written_out_for_xla_gives_the_kernels_gradients(xla):
+    inputs = make_inputs()
+    features = {name: t2tp.Feature(shape) for name, (shape, _) in inputs.items()}
+
+    def step(mesh, given):
+        del mesh
+        y = our_batch_norm(**given)
+        loss = mtf.reduce_sum(mtf.square(y) * given["x"])
+        grads = mtf.gradients([loss], list(given.values()))
+        return {"y": y} | dict(zip(given, grads, strict=True))
+
+    arrays = {name: array for name, (_, array) in inputs.items()}
+    kernels, written_out = (
+        t2tp.Program(step, features, xla=which)(arrays) for which in (None, xla)
+    )
+    assert_close(dict(written_out), dict(kernels), 3e-6)
+
+
 @both_norms
 def test_bfloat16_is_computed_with_in_float32(ours, composed):
     inputs = make_inputs()
@@ -78,7 +97,7 @@ def test_bfloat16_is_computed_with_in_float32(ours, composed):
     assert_close(values, in_float64(composed, inputs, tf.bfloat16), 3 * 2**-8)
 
 
-def statistics(mesh_shape, layout, mean, pivot):
+def statistics(mesh_shape, layout, mean, pivot, xla=None):
     def step(mesh, given):
         pivots = mtf.constant(mesh, pivot, given["scale"].shape)
         _, mean, variance = batch_norm(*given.values(), pivots, EPSILON)
@@ -86,7 +105,7 @@ def statistics(mesh_shape, layout, mean, pivot):
 
     inputs = make_inputs(mean)
     features = {name: t2tp.Feature(shape) for name, (shape, _) in inputs.items()}
-    program = t2tp.Program(step, features, mesh_shape=mesh_shape, layout=layout)
+    program = t2tp.Program(step, features, mesh_shape=mesh_shape, layout=layout, xla=xla)
     return program({name: array for name, (_, array) in inputs.items()}), inputs["x"][1]
 
 
@@ -94,10 +113,19 @@ def statistics(mesh_shape, layout, mean, pivot):
 @pytest.mark.parametrize(("mean", "pivot"), [(0.7, 0.0), (4096.0, 4095.0)])
 def test_statistics_are_those_of_the_whole_batch(mesh_shape, layout, mean, pivot):
     """Far from zero the digits are not lost, if the pivot is near."""
-    values, x = statistics(mesh_shape, layout, mean, pivot)
+    check_statistics(*statistics(mesh_shape, layout, mean, pivot), rtol=1e-3 if pivot else 1e-5)
+
+
+@pytest.mark.parametrize("xla", [True, False])
+@pytest.mark.parametrize("mean", [0.7, 4096.0])
+def test_xla_keeps_the_digits_too(xla, mean):
+    check_statistics(*statistics("", "", mean, 0.0, xla), rtol=1e-3 if mean > 1 else 1e-5)
+
+
+def check_statistics(values, x, rtol):
     x = x.astype(np.float32).astype(np.float64)
     np.testing.assert_allclose(values["mean"], x.mean((0, 1, 2)), rtol=1e-6)
-    np.testing.assert_allclose(values["variance"], x.var((0, 1, 2)), rtol=1e-3 if pivot else 1e-5)
+    np.testing.assert_allclose(values["variance"], x.var((0, 1, 2)), rtol=rtol)
 
 
 def test_batch_norm_moves_two_numbers_a_channel_each_way():

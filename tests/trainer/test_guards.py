@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from t2tp import checkpoint
+from t2tp import checkpoint, registry
 from t2tp.checkpoint import Checkpoint
 from t2tp.trainer.bad_step import TrainingDivergedError
+from t2tp.trainer.estimator import Estimator
 from t2tp.trainer.run_config import RunConfig
 from tests.trainer import toy
 from tests.trainer.test_estimator import estimator
@@ -74,9 +75,27 @@ def test_it_goes_on_if_told_to(tmp_path):
     assert np.isnan(saved(tmp_path, 5)["w"]).any()
 
 
-def test_what_to_do_is_one_of_three():
-    with pytest.raises(ValueError, match="on_nonfinite is 'halt'"):
-        RunConfig("run", on_nonfinite="halt")
+WRONG = {
+    "another word": ({"on_nonfinite": "halt"}, "on_nonfinite is 'halt'"),
+    "no steps": ({"profile_steps": "100"}, "profile_steps is '100', and must be FIRST:LAST"),
+    "backwards": ({"profile_steps": "5:3"}, "profile_steps is '5:3'"),
+    "no time": ({"grace_seconds": 0.0}, "grace_seconds is 0.0"),
+    "never": ({"histogram_steps": 0}, "histogram_steps is 0"),
+}
+
+
+@pytest.mark.parametrize(("settings", "said"), WRONG.values(), ids=WRONG)
+def test_settings_that_cannot_be_meant_are_refused(settings, said):
+    with pytest.raises(ValueError, match=said):
+        RunConfig("run", **settings)
+
+
+def test_config_and_hparams_agree_on_what_is_skipped():
+    hparams = registry.hparams("transformer_lm_test")
+    with pytest.raises(ValueError, match="on_nonfinite=skip, and the .* skip_nonfinite_steps is F"):
+        Estimator(toy.model_fn, RunConfig("run", on_nonfinite="skip"), hparams)
+    hparams.skip_nonfinite_steps = True
+    assert RunConfig.of(hparams, "run").on_nonfinite == "skip"
 
 
 def test_the_trainer_names_the_first_bad_tensor(trainer, tmp_path, capfd):
