@@ -25,8 +25,9 @@ from t2tp.mesh.variables import Variables
 from t2tp.trainer import checkpointing, restoring
 from t2tp.trainer.bad_step import Rerun, TrainingDivergedError, begin_anew, counting_step
 from t2tp.trainer.checkpoint_hook import CheckpointHook, EverySeconds, EverySteps
+from t2tp.trainer.config_checks import check_precision, check_skips
 from t2tp.trainer.errors import UsageError
-from t2tp.trainer.guards import NonfiniteStepError, check_skips
+from t2tp.trainer.guards import NonfiniteStepError
 from t2tp.trainer.heartbeat import Heartbeat
 from t2tp.trainer.hooks import Hook, Training
 from t2tp.trainer.inputs import (
@@ -95,7 +96,7 @@ class Estimator:
         self._model_fn = model_fn
         self._takes_config = "config" in inspect.signature(model_fn).parameters
         self._hparams = hparams
-        self._check_precision()
+        check_precision(config, hparams, self._takes_config)
         check_skips(config, hparams)
         self._cluster: Cluster | None = None
         self._variables: Variables | None = None
@@ -449,22 +450,6 @@ class Estimator:
         """What the model function builds."""
         more = {"config": self.config} if self._takes_config else {}
         return self._model_fn(mesh, features, mode, self._hparams, **more)
-
-    def _check_precision(self) -> None:
-        """Refuses a precision of which the model function would not know."""
-        wanted, told = self.config.precision, None
-        if self._hparams is not None and "activation_dtype" in self._hparams:
-            told = self._hparams.get("activation_dtype")
-            if told != wanted:
-                raise ValueError(
-                    f"the config's precision is {wanted}, and the hparam activation_dtype is"
-                    f" {told}: make the config with RunConfig.of(hparams, ...)"
-                )
-        elif wanted != "float32" and not self._takes_config:
-            raise ValueError(
-                f"the config's precision is {wanted}, and the model function has no parameter"
-                " `config` to read it from"
-            )
 
     def _opened(self, inputs: Inputs | InputFn) -> Inputs:
         """The inputs, or what the function gives; TensorFlow may start up in it."""

@@ -8,10 +8,8 @@ from collections.abc import Mapping
 import numpy as np
 from absl import logging
 
-from t2tp.hparam import HParams
 from t2tp.trainer.hooks import Hook, Training
 from t2tp.trainer.json_log import JsonLog
-from t2tp.trainer.run_config import RunConfig
 
 
 class NonfiniteStepError(Exception):
@@ -25,22 +23,6 @@ class NonfiniteStepError(Exception):
         """Says which step, and what it has shown."""
         self.step = step
         super().__init__(f"step {step} is not finite: {_shown(loss, gradient_norm)}")
-
-
-def check_skips(config: RunConfig, hparams: object) -> None:
-    """Refuses a config that counts on a guard in the graph which hparams do not ask for.
-
-    Raises:
-      ValueError: they contradict.
-    """
-    if not isinstance(hparams, HParams) or "skip_nonfinite_steps" not in hparams:
-        return
-    if (config.on_nonfinite == "skip") != bool(hparams.skip_nonfinite_steps):
-        raise ValueError(
-            f"the config says on_nonfinite={config.on_nonfinite}, and the hparam"
-            f" skip_nonfinite_steps is {hparams.skip_nonfinite_steps}: make the config with"
-            " RunConfig.of(hparams, ...)"
-        )
 
 
 class StepsHook(Hook):
