@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
@@ -21,7 +21,7 @@ class TrainingClock:
         """Starts the watch."""
         self._started = time.perf_counter()
         self._stopped = 0.0
-        self._parts: Counter[str] = Counter()
+        self._parts: defaultdict[str, float] = defaultdict(float)
 
     def seconds(self) -> float:
         """Seconds since the start, less those it was stopped for."""

@@ -91,5 +91,6 @@ def _shown(loss: float, norm: float | None) -> str:
 
 def _is_finite(loss: float, norm: float | None, outputs: Mapping[str, np.ndarray]) -> bool:
     # Where the loss is scaled, gradients overflow now and then; the scale takes care of that.
-    norm_counts = norm is not None and "scalars/loss_scale" not in outputs
-    return math.isfinite(loss) and (not norm_counts or math.isfinite(norm))
+    if norm is None or "scalars/loss_scale" in outputs:
+        return math.isfinite(loss)
+    return math.isfinite(loss) and math.isfinite(norm)

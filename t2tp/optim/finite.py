@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import tensorflow as tf
 
@@ -49,7 +50,7 @@ def nonfinite_counts(loss: mtf.Tensor, mesh: Mesh) -> dict[str, mtf.Tensor]:
     return {name: CountNonfiniteOperation(x).outputs[0] for name, x in named.items()}
 
 
-def first_nonfinite(counts: Mapping[str, int]) -> str | None:
+def first_nonfinite(counts: Mapping[str, Any]) -> str | None:
     """The first name with a count above 0, if there is one."""
     return next((name for name in counts if counts[name]), None)
 
