@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import inspect
 import json
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,7 @@ from t2tp.trainer.run_config import RunConfig
 from t2tp.trainer.run_lock import RunLock, RunLockedError
 from t2tp.trainer.run_saver import RunSaver, retention_of
 from t2tp.trainer.saved_model import Signatures, of_features, write_saved_model
+from t2tp.trainer.steps import add_up, train_on
 from t2tp.trainer.together import connect_as
 from t2tp.trainer.warm_start import WarmStart, warm_start
 from t2tp.trainer.watching import watching_hooks
@@ -242,8 +243,6 @@ class Estimator:
         inputs = self._opened(inputs)
         place = self._placer(ModeKeys.EVAL, inputs)
         count = number_of_batches(inputs.stream, steps)
-        sums: defaultdict[str, float] = defaultdict(float)
-        counted: defaultdict[str, float] = defaultdict(float)
         cluster = self.connect()
 
         def prepare(step: int) -> tuple:
@@ -251,21 +250,12 @@ class Estimator:
             mine = step % cluster.num_processes == cluster.process_id
             return place(batch), inputs.counts(batch) if mine else {}
 
+        def counted() -> None:
+            if self._heartbeat is not None:
+                self._heartbeat.beat(self.steps_done, "evaluating")
+
         with Prefetcher(prepare, range(count)) as prepared:
-            for (program, placed), counts in prepared:
-                outputs = program(placed, step=self.steps_done)
-                if self._heartbeat is not None:
-                    self._heartbeat.beat(self.steps_done, "evaluating")
-                for name in outputs:
-                    sums[name.removeprefix("metrics/")] += float(outputs[name])
-                for name, number in counts.items():
-                    counted[name] += number
-        said = [json.loads(each) for each in cluster.exchange("sums", json.dumps([sums, counted]))]
-        total = defaultdict(float, said[0][0])  # The model's are whole in each process.
-        for _, counts in said:
-            for name, number in counts.items():
-                total[name] += number
-        return dict(total)
+            return add_up(prepared, self.steps_done, cluster, counted)
 
     def predict(self, features: Mapping[str, Feature], batch: Batch) -> Mapping[str, np.ndarray]:
         """The model's predictions for a batch.
@@ -504,7 +494,8 @@ class Estimator:
             steps = range(first_step, training.max_steps)
             placed = stack.enter_context(Prefetcher(lambda step: place(inputs.stream[step]), steps))
             # Saving comes last: what others do at a step is done when it is saved.
-            self._run_steps(placed, training, [*watching, *hooks, checkpoints], interrupt)
+            all_hooks = [*watching, *hooks, checkpoints]
+            train_on(placed, training, all_hooks, interrupt, self._count_steps)
             return interrupt.result()
 
     def _explained(
@@ -538,28 +529,5 @@ class Estimator:
             raise ValueError("The model function returned no loss in the mode LOSS.")
         return loss
 
-    def _run_steps(
-        self,
-        placed: Iterable[tuple[Program, Placed]],
-        training: Training,
-        hooks: Sequence[Hook],
-        interrupt: InterruptHandler,
-    ) -> None:
-        """The loop: a step for each placed batch, until somebody interrupts."""
-        for hook in hooks:
-            hook.begin(training)
-        for program, features in training.clock.counted("data", placed):
-            for hook in hooks:
-                hook.before_step(training)
-            outputs = program(features, step=training.steps_done)
-            training.steps_done += 1
-            self.steps_done = training.steps_done
-            for hook in hooks:
-                hook.after_step(training, outputs)
-            if interrupt.stops_after(training.steps_done):
-                break
-            if training.stop_reason:
-                logging.info("stopping after step %d: %s", self.steps_done, training.stop_reason)
-                break
-        for hook in hooks:
-            hook.end(training)
+    def _count_steps(self, steps_done: int) -> None:
+        self.steps_done = steps_done

@@ -220,7 +220,10 @@ class MixtureOfExperts:
         here = mtf.Dimension("expert_groups", groups.size)
         places = mtf.Dimension("capacity", capacity)
         at_experts = mtf.reshape(sent, mtf.Shape([here, self._experts, places, d_model]))
-        return mtf.reshape(self._feed_forward(at_experts, training), sent.shape)
+        # An expert's tokens in one piece: its products, and their gradients, then need no copies.
+        in_one_piece = mtf.Shape([self._experts, here, places, d_model])
+        made = self._feed_forward(mtf.transpose(at_experts, in_one_piece), training)
+        return mtf.reshape(mtf.transpose(made, at_experts.shape), sent.shape)
 
 
 def _one_hot(choice: Choice, slots: mtf.Dimension, dtype: tf.DType) -> mtf.Tensor:

@@ -79,16 +79,16 @@ class BatchNormOperation(mtf.Operation):
         x, scale, offset, pivot = (
             tf.cast(lowering.slice(tensor), tf.float32) for tensor in self.inputs
         )
-        rows = list(range(x.shape.rank - 1))
-        mean = tf.reduce_mean(x, rows)
-        variance = tf.reduce_mean(tf.math.squared_difference(x, mean), rows)
-        away = mean - pivot
-        # Slices are of one size: the mean of all is the mean of theirs.
-        means = tf.stack([away, variance + tf.square(away)])
-        away, square = tf.unstack(_mean_over_slices(lowering, self.inputs[0], means))
-        mean, variance = pivot + away, tf.maximum(square - tf.square(away), 0.0)
-        factor = tf.math.rsqrt(variance + self._epsilon) * scale
-        y = (x - mean) * factor + offset
+        norm = _norm(lowering, self.inputs[0], self._epsilon)
+        y, mean, variance = norm.of_slice(x, scale, offset)
+        axes = _axes_of_places(lowering, self.inputs[0])
+        if axes:
+            away = mean - pivot
+            # Slices are of one size: the mean of all is the mean of theirs.
+            means = tf.stack([away, variance + tf.square(away)])
+            away, square = tf.unstack(_mean_over(axes, lowering, self.inputs[0], means))
+            mean, variance = pivot + away, tf.maximum(square - tf.square(away), 0.0)
+            y = norm.given(x, mean, variance, scale, offset)
         lowering.set_slice(self.outputs[0], tf.cast(y, self.outputs[0].dtype))
         lowering.set_slice(self.outputs[1], mean)
         lowering.set_slice(self.outputs[2], variance)
@@ -109,21 +109,150 @@ class BatchNormGradOperation(mtf.Operation):
         x, scale, _, mean, variance, dy = (
             tf.cast(lowering.slice(tensor), tf.float32) for tensor in self.inputs
         )
-        inverse = tf.math.rsqrt(variance + self._epsilon)
-        normed = (x - mean) * inverse
-        rows = list(range(x.shape.rank - 1))
-        means = tf.stack([tf.reduce_mean(dy * normed, rows), tf.reduce_mean(dy, rows)])
-        by_scale, by_offset = tf.unstack(_mean_over_slices(lowering, self.inputs[0], means))
-        dx = scale * inverse * (dy - by_offset - normed * by_scale)
+        norm = _norm(lowering, self.inputs[0], self._epsilon)
+        straight, *sums = norm.straight_gradients(x, mean, variance, scale, dy)
+        count = math.prod(x.shape[:-1])
+        axes = _axes_of_places(lowering, self.inputs[0])
+        means = _mean_over(axes, lowering, self.inputs[0], tf.stack(sums) / count)
+        by_scale, by_offset = tf.unstack(means)
+        # What x does by way of the mean and the variance.
+        factor = scale * tf.math.rsqrt(variance + self._epsilon)
+        dx = straight - norm.given(x, mean, variance, factor * by_scale, factor * by_offset)
         count = math.prod(dim.size for dim in self.inputs[0].shape.dims[:-1])
         d_scale, d_offset = count * by_scale, count * by_offset
         for output, value in zip(self.outputs, (dx, d_scale, d_offset), strict=True):
             lowering.set_slice(output, tf.cast(value, output.dtype))
 
 
-def _mean_over_slices(lowering: Lowering, tensor: mtf.Tensor, x: tf.Tensor) -> tf.Tensor:
+class _Kernels:
+    """Batch norm of a slice x [..., channels] by TensorFlow's own kernels; statistics, scale and
+    offset are [channels], and all is float32."""
+
+    def __init__(self, epsilon: float) -> None:
+        self._epsilon = epsilon
+
+    def of_slice(
+        self, x: tf.Tensor, scale: tf.Tensor, offset: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """x normalized by its own mean and variance, and these."""
+        y, mean, variance, *_ = tf.raw_ops.FusedBatchNormV3(
+            x=_pictures(x), scale=scale, offset=offset, mean=[], variance=[], epsilon=self._epsilon
+        )
+        count = math.prod(x.shape[:-1])
+        # The kernel's is that of a sample.
+        return tf.reshape(y, x.shape), mean, variance * ((count - 1) / count)
+
+    def given(
+        self,
+        x: tf.Tensor,
+        mean: tf.Tensor,
+        variance: tf.Tensor,
+        scale: tf.Tensor,
+        offset: tf.Tensor,
+    ) -> tf.Tensor:
+        """x normalized by a given mean and variance."""
+        y, *_ = tf.raw_ops.FusedBatchNormV3(
+            x=_pictures(x),
+            scale=scale,
+            offset=offset,
+            mean=mean,
+            variance=variance,
+            epsilon=self._epsilon,
+            is_training=False,
+        )
+        return tf.reshape(y, x.shape)
+
+    def straight_gradients(
+        self,
+        x: tf.Tensor,
+        mean: tf.Tensor,
+        variance: tf.Tensor,
+        scale: tf.Tensor,
+        dy: tf.Tensor,
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """The gradients of `given` by x, scale and offset."""
+        dx, d_scale, d_offset, *_ = tf.raw_ops.FusedBatchNormGradV3(
+            y_backprop=_pictures(dy),
+            x=_pictures(x),
+            scale=scale,
+            reserve_space_1=mean,
+            reserve_space_2=variance,
+            reserve_space_3=tf.zeros([0]),
+            epsilon=self._epsilon,
+            is_training=False,
+        )
+        return tf.reshape(dx, x.shape), d_scale, d_offset
+
+
+class _Composed:
+    """The same, written out. XLA, which has no such kernels, makes as few passes of it; of
+    TensorFlow's operations it would take the variance as a difference of large numbers."""
+
+    def __init__(self, epsilon: float) -> None:
+        self._epsilon = epsilon
+
+    def of_slice(
+        self, x: tf.Tensor, scale: tf.Tensor, offset: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """See `_Kernels`."""
+        rows = _rows(x)
+        mean = tf.reduce_mean(x, rows)
+        variance = tf.reduce_mean(tf.math.squared_difference(x, mean), rows)
+        return self.given(x, mean, variance, scale, offset), mean, variance
+
+    def given(
+        self,
+        x: tf.Tensor,
+        mean: tf.Tensor,
+        variance: tf.Tensor,
+        scale: tf.Tensor,
+        offset: tf.Tensor,
+    ) -> tf.Tensor:
+        """See `_Kernels`."""
+        return self._normed(x, mean, variance) * scale + offset
+
+    def straight_gradients(
+        self,
+        x: tf.Tensor,
+        mean: tf.Tensor,
+        variance: tf.Tensor,
+        scale: tf.Tensor,
+        dy: tf.Tensor,
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """See `_Kernels`."""
+        rows = _rows(x)
+        factor = tf.math.rsqrt(variance + self._epsilon) * scale
+        d_scale = tf.reduce_sum(dy * self._normed(x, mean, variance), rows)
+        return dy * factor, d_scale, tf.reduce_sum(dy, rows)
+
+    def _normed(self, x: tf.Tensor, mean: tf.Tensor, variance: tf.Tensor) -> tf.Tensor:
+        return (x - mean) * tf.math.rsqrt(variance + self._epsilon)
+
+
+def _norm(lowering: Lowering, tensor: mtf.Tensor, epsilon: float) -> _Kernels | _Composed:
+    """What computes with slices of a tensor in this program."""
+    # A program in which XLA compiles regions has kernels of TensorFlow's between them.
+    uses_kernels = lowering.mesh_impl(tensor).compiles_regions
+    return _Kernels(epsilon) if uses_kernels else _Composed(epsilon)
+
+
+def _pictures(x: tf.Tensor) -> tf.Tensor:
+    """[..., channels] with four dimensions, which the kernels want."""
+    return x if x.shape.rank == 4 else tf.reshape(x, [-1, 1, 1, x.shape[-1]])
+
+
+def _rows(x: tf.Tensor) -> list[int]:
+    return list(range(x.shape.rank - 1))
+
+
+def _axes_of_places(lowering: Lowering, tensor: mtf.Tensor) -> list[int]:
+    """The mesh axes that split what is normalized over."""
+    places = mtf.Shape(tensor.shape.dims[:-1])
+    return sorted(set(lowering.mesh_impl(tensor).tensor_layout(places)) - {None})
+
+
+def _mean_over(axes: list[int], lowering: Lowering, tensor: mtf.Tensor, x: tf.Tensor) -> tf.Tensor:
     """Of the processors that hold the same channels and other places."""
     mesh_impl = lowering.mesh_impl(tensor)
-    axes = sorted(set(mesh_impl.tensor_layout(mtf.Shape(tensor.shape.dims[:-1]))) - {None})
     slices = math.prod(mesh_impl.shape[axis].size for axis in axes)
     return mesh_impl.collectives.allreduce(x, axes, "Add") / slices

@@ -86,7 +86,7 @@ class ConvolutionOperation(mtf.Operation):
         mesh_impl = lowering.mesh_impl(self)
         windows = Windows(mesh_impl, *self.windows)
         y = tf.raw_ops.Conv2D(
-            input=windows.with_edges(with_one_batch(lowering.slice(x))),
+            input=_seen(windows.with_edges(with_one_batch(lowering.slice(x))), self.windows),
             filter=lowering.slice(filters),
             **_options(self.windows, windows),
         )
@@ -115,13 +115,15 @@ class ConvolutionInputGradOperation(mtf.Operation):
         (output,) = self.outputs
         mesh_impl = lowering.mesh_impl(self)
         windows = Windows(mesh_impl, *self._windows)
+        shape = windows.shape_with_edges(mesh_impl.slice_shape(output.shape))
         dx = tf.raw_ops.Conv2DBackpropInput(
-            input_sizes=windows.shape_with_edges(mesh_impl.slice_shape(output.shape)),
+            input_sizes=_seen_shape(shape, self._windows),
             filter=lowering.slice(filters),
             out_backprop=with_one_batch(lowering.slice(dy)),
             **_options(self._windows, windows),
         )
-        dx = tf.reshape(windows.without_edges(dx), mesh_impl.slice_shape(output.shape))
+        dx = windows.without_edges(_with_unseen(dx, shape, self._windows))
+        dx = tf.reshape(dx, mesh_impl.slice_shape(output.shape))
         lowering.set_partial_sum(output, dx, [filters.shape.dims[-1]])
 
 
@@ -146,7 +148,7 @@ class ConvolutionFiltersGradOperation(mtf.Operation):
         mesh_impl = lowering.mesh_impl(self)
         windows = Windows(mesh_impl, *self._windows)
         d_filters = tf.raw_ops.Conv2DBackpropFilter(
-            input=windows.with_edges(with_one_batch(lowering.slice(x))),
+            input=_seen(windows.with_edges(with_one_batch(lowering.slice(x))), self._windows),
             filter_sizes=mesh_impl.slice_shape(output.shape),
             out_backprop=with_one_batch(lowering.slice(dy)),
             **_options(self._windows, windows),
@@ -162,9 +164,37 @@ def _all_but_kernel(op: mtf.Operation, filters: mtf.Shape) -> tuple[frozenset, f
 
 def _options(sliding: tuple[Window, Window], windows: Windows) -> dict[str, Any]:
     """Attributes that the three kernels share."""
-    height, width = windows.padding
-    return {
-        "strides": [1, *(window.stride for window in sliding), 1],
-        "padding": "EXPLICIT",
-        "explicit_paddings": [0, 0, *height, *width, 0, 0],
-    }
+    strides = [window.stride // step for window, step in zip(sliding, _steps(sliding), strict=True)]
+    return {"strides": [1, *strides, 1], "padding": windows.padding}
+
+
+def _steps(sliding: tuple[Window, Window]) -> list[int]:
+    """How far windows of one element go; 1 for larger ones.
+
+    What they skip is left out beforehand, which costs less than to let the kernels skip it. (And
+    oneDNN's gradient of strided 1x1 convolutions has crashed programs of several CPU devices.)
+    """
+    return [window.stride if window.size == 1 else 1 for window in sliding]
+
+
+def _seen(x: tf.Tensor, sliding: tuple[Window, Window]) -> tf.Tensor:
+    """[batch, height, width, channels] without the rows and columns that no window sees."""
+    rows, columns = _steps(sliding)
+    return x if rows == columns == 1 else x[:, ::rows, ::columns]
+
+
+def _seen_shape(shape: list[int], sliding: tuple[Window, Window]) -> list[int]:
+    """The shape of `_seen` of an x of some shape."""
+    batch, height, width, channels = shape
+    rows, columns = _steps(sliding)
+    return [batch, -(-height // rows), -(-width // columns), channels]
+
+
+def _with_unseen(dx: tf.Tensor, shape: list[int], sliding: tuple[Window, Window]) -> tf.Tensor:
+    """The gradient by what `_seen` gave -> the gradient by its x, of this shape."""
+    rows, columns = _steps(sliding)
+    if rows == columns == 1:
+        return dx
+    return tf.raw_ops.StridedSliceGrad(
+        shape=shape, begin=[0] * 4, end=shape, strides=[1, rows, columns, 1], dy=dx
+    )

@@ -45,23 +45,22 @@ class Windows:
     """The windows of a processor: over [batch, height, width, channels].
 
     Attributes:
-      padding: zeros that the kernel is to add to height and width, [before, after] each: where no
-        axis splits them.
+      padding: what the kernel is to add, "SAME" (where neither height nor width is split) or
+        "VALID". (TensorFlow has fast kernels for these on CPUs, and none for paddings in numbers.)
     """
 
     def __init__(
         self, mesh_impl: SpmdMeshImpl, height: Window, width: Window, pads_all: bool = False
     ) -> None:
         """Prepares a processor's windows; `pads_all`: leaves no padding to the kernel."""
-        self._halos: list[Halo] = []
-        self.padding: list[tuple[int, int]] = []
-        for tensor_axis, window in ((1, height), (2, width)):
-            is_whole = mesh_impl.tensor_dimension_to_mesh_axis(window.dim) is None
-            if is_whole and not pads_all:
-                self.padding.append(window.padding)
-            else:
-                self._halos.append(Halo(mesh_impl, window.dim, tensor_axis, *window.padding))
-                self.padding.append((0, 0))
+        space = mtf.Shape([height.dim, width.dim])
+        is_split = any(axis is not None for axis in mesh_impl.tensor_layout(space))
+        self.padding = "VALID" if is_split or pads_all else "SAME"
+        self._halos = [
+            Halo(mesh_impl, window.dim, tensor_axis, *window.padding)
+            for tensor_axis, window in ((1, height), (2, width))
+            if self.padding == "VALID"
+        ]
 
     def with_edges(self, x: tf.Tensor) -> tf.Tensor:
         """The slice, with what its windows see of the neighbours' slices; at corners too, because
