@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 
 import pytest
@@ -233,8 +234,12 @@ def test_the_page_is_written_whole_or_not_at_all(tmp_path, monkeypatch, fails):
     path = tmp_path / "layout.html"
     path.write_text("the one before")
     if fails:
-        monkeypatch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError("disk full")))
-        with pytest.raises(OSError, match="disk full"):
+
+        def full_disk(_):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr("os.fsync", full_disk)
+        with pytest.raises(OSError, match="No space left on device.*layout.html"):
             explanation.save(path)
     else:
         explanation.save(str(path))

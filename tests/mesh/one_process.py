@@ -23,6 +23,7 @@ from t2tp.mesh.cluster import Cluster, connect
 from t2tp.models.transformer_lm import TransformerLm
 from t2tp.optim import apply_gradients
 from t2tp.trainer import checkpointing
+from tests.mesh.saving import save
 from tests.models import small_lm
 
 BATCH, D_IN, D_FF = mtf.Dimension("batch", 8), mtf.Dimension("d_in", 6), mtf.Dimension("d_ff", 12)
@@ -74,7 +75,7 @@ def train(cluster: Cluster, mesh_shape: str, steps: int, directory: str | None =
     batch = OnlyOurPart()
     outputs = [trained({"x": batch}, step=k) for k in range(steps)]
     if directory is not None:
-        checkpointing.save(Path(directory), steps, trained.variables, {})
+        save(Path(directory), steps, trained.variables)
     return {
         "losses": [float(each["loss"]) for each in outputs],
         "y": outputs[-1]["y"].tolist(),

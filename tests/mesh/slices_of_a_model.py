@@ -20,6 +20,7 @@ from t2tp import mtf
 from t2tp.checkpoint import latest
 from t2tp.optim.adam import Adam
 from t2tp.trainer import checkpointing
+from tests.mesh.saving import save
 from tests.peak_memory import peak_bytes
 
 BATCH, D_MODEL = mtf.Dimension("batch", 8), mtf.Dimension("d_model", 2048)
@@ -58,7 +59,7 @@ def main() -> None:
     feature = {"x": t2tp.Feature(mtf.Shape([BATCH, D_MODEL]))}
     program = t2tp.Program(step_fn(num_layers), feature, **MESH)
     first = float(program(x, step=0)["loss"])
-    checkpointing.save(directory, 1, program.variables, {})
+    save(directory, 1, program.variables)
     second = float(program(x, step=1)["loss"])
     checkpointing.restore(latest(directory), program.variables)
     again = float(program(x, step=1)["loss"])
