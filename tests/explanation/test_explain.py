@@ -42,11 +42,11 @@ def test_memory_of_a_megatron_mlp():
     assert (memory["variables"].on_device, memory["variables"].whole) == (2 * 144, 2 * 288)
     assert memory["optimizer slots"].on_device == 2 * 144
     assert memory["features"].on_device == 4 * 6 * 4
-    # What the backward pass needs: before and after relu (4 x 6 of 8 x 12), the difference y - x
-    # (4 x 6 of 8 x 6), and the 1 that the gradients begin with.
+    # What the backward pass needs: what relu gives (4 x 6 of 8 x 12), the difference y - x (4 x 6
+    # of 8 x 6), and the 1 that the gradients begin with.
     kept = memory["activations kept for the backward pass"]
-    assert kept.on_device == 3 * 96 + 4
-    assert kept.whole == 2 * 8 * 12 * 4 + 8 * 6 * 4 + 4
+    assert kept.on_device == 2 * 96 + 4
+    assert kept.whole == 8 * 12 * 4 + 8 * 6 * 4 + 4
     assert memory["largest activation"].on_device == 144
 
 
