@@ -21,6 +21,19 @@ class AutoregressiveModel(Model):
     dimension; `step` takes more of them, such as [batch, beam], with a state that has them too.
     """
 
+    def prefix_of(self, features: Mapping[str, mtf.Tensor]) -> mtf.Tensor:
+        """The feature `prefix`, for a model that nothing else tells how large the batch is.
+
+        Raises:
+          ValueError: there is none.
+        """
+        if "prefix" not in features:
+            raise ValueError(
+                f"{type(self).__name__} begins with the feature `prefix`, int32 [batch,"
+                " prefix_length]; zeros [batch, 1] are no prefix at all."
+            )
+        return features["prefix"]
+
     @abc.abstractmethod
     def begin(self, mesh: Mesh, features: Mapping[str, mtf.Tensor], length: mtf.Dimension) -> State:
         """Reads what decoding begins with.
@@ -55,3 +68,13 @@ class AutoregressiveModel(Model):
           never to be chosen; and the state that has this position too, with the same names and
           shapes.
         """
+
+
+def symbols_before(symbols: mtf.Tensor, positions: mtf.Tensor) -> mtf.Tensor:
+    """The symbols that `step` is given, with the 0 that stands before the first position.
+
+    Args:
+      symbols: int32 [batch...].
+      positions: int32 [batch...].
+    """
+    return mtf.where(mtf.equal(positions, 0), mtf.zeros_like(symbols), symbols)

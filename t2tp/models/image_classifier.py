@@ -8,11 +8,11 @@ from collections.abc import Mapping
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
-from t2tp import metrics, mtf
+from t2tp import mtf
 from t2tp.layers import variables
 from t2tp.mesh.program import Mesh
+from t2tp.models.losses import predicted
 from t2tp.models.model import LossOutput, Model
-from t2tp.ops.cross_entropy import softmax_cross_entropy
 
 
 class ImageClassifier(Model):
@@ -40,18 +40,14 @@ class ImageClassifier(Model):
         Features: `inputs`; `targets`, integers [batch], the classes; `weights`, float32 [batch]: 0
           for rows that are no pictures.
         """
-        targets, weights, classes = features["targets"], features["weights"], self.classes
-        logits = self._float_logits(mesh, features, training)
-        nll = softmax_cross_entropy(logits, targets, classes)
-        sums = {"nll": mtf.reduce_sum(nll * weights), "tokens": mtf.reduce_sum(weights)}
-        if not training:
-            sums = metrics.symbol_sums(nll, logits, targets, weights, classes)
-            sums |= metrics.correct_in_top_k(logits, targets, weights, classes)
-        objective, smoothing = sums["nll"], self.hparams.label_smoothing
-        if training and smoothing:
-            smoothed = softmax_cross_entropy(logits, targets, classes, label_smoothing=smoothing)
-            objective = mtf.reduce_sum(smoothed * weights)
-        return LossOutput(objective / mtf.maximum(sums["tokens"], 1.0), sums, sums["tokens"])
+        return predicted(
+            self._float_logits(mesh, features, training),
+            features["targets"],
+            features["weights"],
+            self.classes,
+            training,
+            label_smoothing=self.hparams.label_smoothing,
+        )
 
     def class_logits(self, mesh: Mesh, features: Mapping[str, mtf.Tensor]) -> mtf.Tensor:
         """See `Classifier`."""

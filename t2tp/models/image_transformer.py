@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-from t2tp import metrics, mtf, registry
+from t2tp import mtf, registry
 from t2tp.hparam import HParams
 from t2tp.layers import variables
 from t2tp.layers.attention import SelfAttention, Sequence
@@ -23,10 +23,10 @@ from t2tp.layers.normalization import Norm
 from t2tp.layers.passes import AnySelfAttention, BeginPass, StepPass, WholePass
 from t2tp.layers.stack import Layer, Residual, Stack
 from t2tp.mesh.program import Mesh
-from t2tp.models.autoregressive import AutoregressiveModel, State
+from t2tp.models.autoregressive import AutoregressiveModel, State, symbols_before
+from t2tp.models.losses import predicted
 from t2tp.models.model import LossOutput
 from t2tp.nearest import nearest
-from t2tp.ops.cross_entropy import softmax_cross_entropy
 
 _ATTENTION_TYPES = ("full", "local_1d", "local_2d")
 
@@ -89,11 +89,7 @@ class MtfImageTransformer(AutoregressiveModel):
         logits = mtf.cast(self._embedding.logits(hidden), tf.float32)
         targets = mtf.reshape(targets, places)
         weights = mtf.broadcast(weights, places)
-        nll = softmax_cross_entropy(logits, targets, self._vocab)
-        sums = {"nll": mtf.reduce_sum(nll * weights), "tokens": mtf.reduce_sum(weights)}
-        if not training:
-            sums = metrics.symbol_sums(nll, logits, targets, weights, self._vocab)
-        return LossOutput(sums["nll"] / mtf.maximum(sums["tokens"], 1.0), sums, sums["tokens"])
+        return predicted(logits, targets, weights, self._vocab, training, top_5=False)
 
     def begin(self, mesh: Mesh, features: Mapping[str, mtf.Tensor], length: mtf.Dimension) -> State:
         """See `AutoregressiveModel`; a prefix is the first values of a picture.
@@ -102,18 +98,14 @@ class MtfImageTransformer(AutoregressiveModel):
           ValueError: there is no prefix, so that nothing says how large the batch is, or the
             length is not that of a picture.
         """
-        if "prefix" not in features:
-            raise ValueError(
-                f"{type(self).__name__} begins with the feature `prefix`, int32 [batch,"
-                " prefix_length]; zeros [batch, 1] are no prefix at all."
-            )
+        prefix = self.prefix_of(features)
         if length.size != self._length.size:
             raise ValueError(
                 f"Pictures of image_shape={self.hparams.image_shape} have {self._length.size}"
                 f" values, not {length.size}: decode so many."
             )
-        batch, prefix_length = features["prefix"].shape.dims
-        values = padded_to(features["prefix"], prefix_length, self._length)
+        batch, prefix_length = prefix.shape.dims
+        values = padded_to(prefix, prefix_length, self._length)
         state: State = {}
         self._stack(self._embedded(values), BeginPass(self._sequence(mesh, batch), length, state))
         return state
@@ -122,8 +114,7 @@ class MtfImageTransformer(AutoregressiveModel):
         self, mesh: Mesh, symbols: mtf.Tensor, positions: mtf.Tensor, state: State
     ) -> tuple[mtf.Tensor, State]:
         """See `AutoregressiveModel`."""
-        is_first = mtf.equal(positions, 0)
-        before = mtf.where(is_first, mtf.zeros_like(symbols), symbols)
+        before = symbols_before(symbols, positions)
         x = self._embedding(before, self.activation_dtype)
         x += mtf.gather(self._positions(mesh), positions, self._length)
         state = dict(state)

@@ -15,9 +15,10 @@ from t2tp.layers.mixture_of_experts import ExpertSums
 from t2tp.layers.passes import BeginPass, StepPass, WholePass
 from t2tp.mesh.program import Mesh
 from t2tp.metrics import bleu_sums, sequence_sums
-from t2tp.models.autoregressive import AutoregressiveModel, State
+from t2tp.models.autoregressive import AutoregressiveModel, State, symbols_before
+from t2tp.models.losses import with_metrics
 from t2tp.models.model import LossOutput
-from t2tp.models.transformer_losses import predicted, weights_of, with_experts, with_metrics
+from t2tp.models.transformer_losses import predicted, weights_of, with_experts
 from t2tp.models.transformer_parts import TransformerParts, places, shifted_right
 
 
@@ -114,8 +115,7 @@ class Transformer(AutoregressiveModel):
         self, mesh: Mesh, symbols: mtf.Tensor, positions: mtf.Tensor, state: State
     ) -> tuple[mtf.Tensor, State]:
         """See `AutoregressiveModel`."""
-        is_first = mtf.equal(positions, 0)
-        before = mtf.where(is_first, mtf.zeros_like(symbols), symbols)
+        before = symbols_before(symbols, positions)
         x = self._embed_targets(before, positions, False, 1)
         state = dict(state)
         with tf1.variable_scope("decoder"):

@@ -15,8 +15,9 @@ from t2tp.layers.mixture_of_experts import ExpertSums
 from t2tp.layers.passes import WholePass
 from t2tp.mesh.program import Mesh
 from t2tp.metrics import positive_sums
+from t2tp.models.losses import with_metrics
 from t2tp.models.model import LossOutput, Model
-from t2tp.models.transformer_losses import predicted, weights_of, with_experts, with_metrics
+from t2tp.models.transformer_losses import predicted, weights_of, with_experts
 from t2tp.models.transformer_parts import TransformerParts
 
 _OF_CLASSES = ("inputs", "inputs_segmentation", "inputs_position", "targets", "weights")

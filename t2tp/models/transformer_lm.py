@@ -19,9 +19,10 @@ from t2tp.layers.mixture_of_experts import ExpertSums
 from t2tp.layers.passes import BeginPass, StepPass, WholePass
 from t2tp.mesh.program import Mesh
 from t2tp.metrics import sequence_sums
-from t2tp.models.autoregressive import AutoregressiveModel, State
+from t2tp.models.autoregressive import AutoregressiveModel, State, symbols_before
+from t2tp.models.losses import with_metrics
 from t2tp.models.model import LossOutput
-from t2tp.models.transformer_losses import predicted, weights_of, with_experts, with_metrics
+from t2tp.models.transformer_losses import predicted, weights_of, with_experts
 from t2tp.models.transformer_parts import TransformerParts, places, shifted_right
 
 
@@ -78,12 +79,7 @@ class TransformerLm(AutoregressiveModel):
         Raises:
           ValueError: there is no prefix, so that nothing says how large the batch is.
         """
-        if "prefix" not in features:
-            raise ValueError(
-                f"{type(self).__name__} begins with the feature `prefix`, int32 [batch,"
-                " prefix_length]; zeros [batch, 1] are no prefix at all."
-            )
-        prefix = features["prefix"]
+        prefix = self.prefix_of(features)
         positions = places(prefix)
         state: State = {}
         x = self._embedding(shifted_right(prefix, None), self._parts.dtype)
@@ -96,8 +92,7 @@ class TransformerLm(AutoregressiveModel):
         self, mesh: Mesh, symbols: mtf.Tensor, positions: mtf.Tensor, state: State
     ) -> tuple[mtf.Tensor, State]:
         """See `AutoregressiveModel`."""
-        is_first = mtf.equal(positions, 0)
-        before = mtf.where(is_first, mtf.zeros_like(symbols), symbols)
+        before = symbols_before(symbols, positions)
         x = self._embedding(before, self._parts.dtype)
         x = self._parts.with_positions(x, positions, False, 1)
         state = dict(state)

@@ -1,4 +1,4 @@
-"""From logits to what training minimizes and evaluation counts."""
+"""What the losses of all transformers have in common."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import tensorflow as tf
 from t2tp import mtf
 from t2tp.hparam import HParams
 from t2tp.layers.mixture_of_experts import ExpertSums
-from t2tp.metrics import correct_in_top_k, symbol_sums
+from t2tp.models import losses
 from t2tp.models.model import LossOutput
-from t2tp.ops.cross_entropy import softmax_cross_entropy
 
 
 def predicted(
@@ -23,43 +22,16 @@ def predicted(
     vocab: mtf.Dimension,
     training: bool,
 ) -> LossOutput:
-    """The mean loss of the targets, and what is counted of each.
-
-    Label smoothing and z-loss are for training only, and are in the loss; `nll` is without them.
-
-    Args:
-      hparams: label_smoothing and z_loss.
-      logits: [..., vocab].
-      targets: integers [...].
-      weights: float32 [...]: 1 where there is a target, 0 where there is none.
-      vocab: the dimension of the classes.
-      training: whether it is.
-
-    Returns:
-      the loss, and the sums `nll` and `tokens`; if not training, `correct` and `correct_top_5` too.
-    """
-    smoothing, z_loss = hparams.label_smoothing, hparams.z_loss
-    nll = softmax_cross_entropy(logits, targets, vocab)
-    if training:
-        metrics = {"nll": mtf.reduce_sum(nll * weights), "tokens": mtf.reduce_sum(weights)}
-    else:
-        metrics = {
-            **symbol_sums(nll, logits, targets, weights, vocab),
-            **correct_in_top_k(logits, targets, weights, vocab),
-        }
-    objective = metrics["nll"]
-    if training and (smoothing or z_loss):
-        smoothed = softmax_cross_entropy(
-            logits, targets, vocab, z_loss=z_loss, label_smoothing=smoothing
-        )
-        objective = mtf.reduce_sum(smoothed * weights)
-    tokens = metrics["tokens"]
-    return LossOutput(objective / mtf.maximum(tokens, 1.0), metrics, weight=tokens)
-
-
-def with_metrics(out: LossOutput, metrics: dict[str, mtf.Tensor]) -> LossOutput:
-    """The same, with more sums."""
-    return dataclasses.replace(out, metrics={**out.metrics, **metrics})
+    """`losses.predicted`, with the `label_smoothing` and the `z_loss` of the hparams."""
+    return losses.predicted(
+        logits,
+        targets,
+        weights,
+        vocab,
+        training,
+        label_smoothing=hparams.label_smoothing,
+        z_loss=hparams.z_loss,
+    )
 
 
 def with_experts(
@@ -84,7 +56,7 @@ def with_experts(
         z = _sum([c.router_z / n for c, n in zip(counted, tokens, strict=True)]) / layers
         loss += balance * hparams.moe_load_balance_loss + z * hparams.moe_router_z_loss
     metrics = {"expert_choices": choices, "expert_dropped": dropped}
-    return with_metrics(dataclasses.replace(out, loss=loss), metrics)
+    return losses.with_metrics(dataclasses.replace(out, loss=loss), metrics)
 
 
 def weights_of(segments: mtf.Tensor) -> mtf.Tensor:
