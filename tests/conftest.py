@@ -13,6 +13,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import hypothesis
 import pytest
 import tensorflow as tf
+from absl import logging
 
 # How long an example takes says more about the machine than about us.
 hypothesis.settings.register_profile("any machine", deadline=None)
@@ -34,6 +35,16 @@ if os.environ.get("T2TP_TEST_GPU"):
     tf.config.experimental.enable_op_determinism()
 else:
     tf.config.set_visible_devices([], "GPU")
+
+LOGGER = logging.get_absl_logger()
+HANDLERS, PROPAGATES, VERBOSITY = LOGGER.handlers[:], LOGGER.propagate, logging.get_verbosity()
+
+
+@pytest.fixture(autouse=True)
+def _log_as_at_the_start() -> None:
+    """The programs choose what is logged, and how, for their whole process."""
+    LOGGER.handlers[:], LOGGER.propagate = HANDLERS, PROPAGATES
+    logging.set_verbosity(VERBOSITY)
 
 
 @pytest.fixture(autouse=True)

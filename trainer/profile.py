@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 
 import numpy as np
@@ -24,12 +25,19 @@ class ProfileHook(Hook):
         self._first, self._last = steps
         self._folder = folder
         self._is_on = False
+        self._mark = contextlib.ExitStack()
 
     def before_step(self, training: Training) -> None:
-        """Begins before the first of the steps."""
+        """Begins before the first of the steps, and marks each of them."""
         if training.steps_done + 1 == self._first:
             tf.profiler.experimental.start(self._folder)
             self._is_on = True
+        if self._is_on:
+            # A root event (`_r`) with a number is what the profiler takes for a step. It lasts until
+            # the next one: the devices work on while the loop goes round.
+            mark = tf.profiler.experimental.Trace("train", step_num=training.steps_done + 1, _r=1)
+            self._mark.close()
+            self._mark.enter_context(mark)
 
     def after_step(self, training: Training, outputs: Mapping[str, np.ndarray]) -> None:
         """Ends after the last of them."""
@@ -43,6 +51,7 @@ class ProfileHook(Hook):
             self._stop(training)
 
     def _stop(self, training: Training) -> None:
+        self._mark.close()
         with training.clock.stopped("profile"):
             tf.profiler.experimental.stop()
         self._is_on = False

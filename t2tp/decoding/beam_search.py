@@ -35,7 +35,7 @@ def search(
       options: width, length penalty, end.
 
     Returns:
-      `symbols`, int32 [batch, beam, length], those after the prefix, without the end, then zeros,
+      `symbols`, int32 [batch, beam, written], those after the prefix, without the end, then zeros,
       the best sequences first; `sizes`, int32 [batch, beam], how many; `log_probs`, float32 [batch,
       beam], of symbols and end; `scores`, these divided by the length penalty, -infinity where the
       beam has no sequence; `ended`, int32 [batch, beam], 1 if the sequence has an end (a row has
@@ -43,7 +43,7 @@ def search(
     """
     batch, beam = rows.batch, mtf.Dimension("beam", options.width)
     beams = _Beams(options, rows.length.size)
-    shapes, dtypes = beams.variables(batch, beam, rows.length)
+    shapes, dtypes = beams.variables(batch, beam, rows.written)
     loop = _Loop(model, mesh, rows, options, beams, tuple(state), shapes, dtypes)
     state = {
         name: _for_each(tensor, batch, beam) if batch in tensor.shape.dims else tensor
@@ -170,8 +170,8 @@ def _of_parents(
 class _Beams:
     """The unfinished and finished sequences of each row, on a processor's slices of them.
 
-    The loop's variables are: alive [batch, beam, length] (symbols of the unfinished sequences),
-    log_probs [batch, beam] (-infinity: no sequence), finished [batch, beam, length], their
+    The loop's variables are: alive [batch, beam, written] (symbols of the unfinished sequences),
+    log_probs [batch, beam] (-infinity: no sequence), finished [batch, beam, written], their
     log-probabilities, scores and sizes [batch, beam], done [batch] (1: the row is finished with).
     """
 
@@ -184,10 +184,10 @@ class _Beams:
         self._least_wanted = tf.reduce_min if options.return_beams else tf.reduce_max
 
     def variables(
-        self, batch: mtf.Dimension, beam: mtf.Dimension, length: mtf.Dimension
+        self, batch: mtf.Dimension, beam: mtf.Dimension, written: mtf.Dimension
     ) -> tuple[list[mtf.Shape], list[tf.DType]]:
         """Shapes and dtypes of the loop's variables."""
-        sequences, one_each = mtf.Shape([batch, beam, length]), mtf.Shape([batch, beam])
+        sequences, one_each = mtf.Shape([batch, beam, written]), mtf.Shape([batch, beam])
         shapes = [sequences, one_each, sequences, one_each, one_each, one_each, mtf.Shape([batch])]
         dtypes = [tf.int32, tf.float32, tf.int32, tf.float32, tf.float32, tf.int32, tf.int32]
         return shapes, dtypes

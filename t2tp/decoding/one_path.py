@@ -25,7 +25,7 @@ def follow_one_path(
       options: how symbols are chosen.
 
     Returns:
-      `symbols`, int32 [batch, beam=1, length], those after the prefix, without the end, then
+      `symbols`, int32 [batch, beam=1, written], those after the prefix, without the end, then
       zeros; `sizes`, int32 [batch, beam], how many; `log_probs` and `scores`, both the natural
       logarithm of the probability of symbols and end, float32 [batch, beam]; `ended`, int32 [batch,
       beam], 1 if the end was chosen; `steps`, an int32 scalar.
@@ -33,7 +33,7 @@ def follow_one_path(
     batch, names = rows.batch, list(state)
     walk = _Walk(options, rows.length.size)
     row_shape = mtf.Shape([batch])
-    buffer_shape = mtf.Shape([batch, rows.length])
+    buffer_shape = mtf.Shape([batch, rows.written])
     shapes = [row_shape, row_shape, buffer_shape, row_shape, row_shape, row_shape]
     dtypes = [tf.int32, tf.int32, tf.int32, tf.int32, tf.float32, tf.int32]
 
@@ -76,7 +76,7 @@ def follow_one_path(
     ended = mtf.cast(mtf.equal(status, _ENDED), tf.int32)
     found = {"sizes": sizes, "log_probs": log_probs, "scores": log_probs, "ended": ended}
     return {
-        "symbols": mtf.reshape(symbols, [batch, beam, rows.length]),
+        "symbols": mtf.reshape(symbols, [batch, beam, rows.written]),
         **{name: mtf.reshape(tensor, [batch, beam]) for name, tensor in found.items()},
         "steps": steps,
     }

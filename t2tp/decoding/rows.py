@@ -52,6 +52,11 @@ class Rows:
         return self.previous.shape.dims[0]
 
     @property
+    def written(self) -> mtf.Dimension:
+        """The dimension of what is written: as long, and whole where a layout splits `length`."""
+        return mtf.Dimension("written", self.length.size)
+
+    @property
     def mesh(self) -> mtf.Mesh:
         """The program's mesh."""
         return self.previous.mesh

@@ -83,11 +83,11 @@ class BlockAttention:
         for key, new in zip(("k", "v"), self._heads.keys_and_values(x, None), strict=True):
             state[f"{name}/{key}"] = write_at(state[f"{name}/{key}"], new, positions, length)
         is_seen = mtf.slicewise(
-            lambda here: seen_by(here, length.size, self._block, self._space[-1].size),
-            [positions],
+            lambda here, places: seen_by(here, places, self._block, self._space[-1].size),
+            [positions, mtf.range(x.mesh, length, tf.int32)],
             output_shape=positions.shape + length,
             output_dtype=tf.bool,
-            splittable_dims=positions.shape.dims,
+            splittable_dims=[*positions.shape.dims, length],
             name="is_seen",
         )
         attended = attention_step(q, state[f"{name}/k"], state[f"{name}/v"], is_seen=is_seen)

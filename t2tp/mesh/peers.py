@@ -241,16 +241,20 @@ class Peers:
         if lost is not None and not self._reported:
             self._lost = lost
             self.report("waited", {})
-            self._context.abort_collective_ops(tf.errors.ABORTED, lost)
-        if not self._leaving.wait(ENDING_SECONDS):
-            why = "This process failed." if self._reported else "The others gave it up."
-            print(
-                f"t2tp: {lost or why} Process {self.process_id} did not end by"
-                f" itself within {ENDING_SECONDS:.0f} s, and is ended. {self.advice()}",
-                file=sys.stderr,
-                flush=True,
-            )
-            os._exit(LOST_EXIT_CODE)
+        deadline = time.monotonic() + ENDING_SECONDS
+        while time.monotonic() < deadline:
+            if self._lost is not None:  # Again and again: a step that begins now has to end, too.
+                self._context.abort_collective_ops(tf.errors.ABORTED, self._lost)
+            if self._leaving.wait(_WATCH_SECONDS):
+                return
+        why = "This process failed." if self._reported else "The others gave it up."
+        print(
+            f"t2tp: {lost or why} Process {self.process_id} did not end by"
+            f" itself within {ENDING_SECONDS:.0f} s, and is ended. {self.advice()}",
+            file=sys.stderr,
+            flush=True,
+        )
+        os._exit(LOST_EXIT_CODE)
 
     def _neighbour_serves(self) -> bool:
         """Whether the next process is there.

@@ -6,12 +6,16 @@ import numpy as np
 import tensorflow as tf
 
 from t2tp import upstream as mtf
+from t2tp.mesh.collectives import Collectives
 from t2tp.mesh.lowering import Lowering
 from t2tp.ops.attention import RelativeBias
 from t2tp.ops.attention_bias import distance_buckets
 from t2tp.ops.attention_block import products, weighted
 from t2tp.ops.attention_heads import SharedHeads
 from t2tp.ops.attention_mask import MASKED
+
+# Numbers of the places of a processor's part of the memory: int32 [memory].
+Places = np.ndarray | tf.Tensor
 
 
 def attention_step(
@@ -27,7 +31,8 @@ def attention_step(
 ) -> mtf.Tensor:
     """What `attention` gives for the query at a position, from a memory that is longer.
 
-    There is no gradient: decoding has none.
+    There is no gradient: decoding has none. Where the memory is split, each processor attends to
+    its part; the largest score and the sums are then put together over the mesh axis.
 
     Args:
       q: [batch..., heads, d_kv].
@@ -90,7 +95,7 @@ class AttentionStepOperation(mtf.Operation):
         self._max_distance = max_distance
         q, k, _ = qkv
         self._outputs = [mtf.Tensor(self, q.shape, q.dtype)]
-        splittable = [d.name for d in (*q.shape.dims[:-1], k.shape.dims[-3])]
+        splittable = [d.name for d in (*q.shape.dims[:-1], *k.shape.dims[-3:-1])]
         self._splittable_dims, self._unsplittable_dims = (
             self._initialize_splittable_and_unsplittable_dims("unsplittable", splittable)
         )
@@ -111,28 +116,32 @@ class AttentionStepOperation(mtf.Operation):
             name: lowering.slice(x) for name, x in zip(self._extras, self.inputs[3:], strict=True)
         }
         scores = tf.cast(products(queries, keys), tf.float32)
+        part = mtf.Shape([memory])
+        (begin,) = mesh_impl.slice_begin_tensors(part)
+        places = np.arange(mesh_impl.slice_shape(part)[0], dtype=np.int32) + begin
         if "bias_table" in extras:
-            scores += self._bias(extras["bias_table"], extras["positions"], memory.size)
-        seen = self._seen(extras, memory.size)
-        if seen is None:
-            weights = tf.nn.softmax(scores)
+            table, positions = extras["bias_table"], extras["positions"]
+            scores += self._bias(table, positions, places, memory.size)
+        seen = self._seen(extras, places)
+        axis = mesh_impl.tensor_dimension_to_mesh_axis(memory)
+        if axis is None:
+            y = weighted(tf.cast(_softmax(scores, seen), q.dtype), values)
         else:
-            weights = tf.nn.softmax(tf.where(seen, scores, MASKED))
-            weights = tf.where(seen, weights, 0.0)
-        y = weighted(tf.cast(weights, q.dtype), values)
+            y = _attended_in_parts(scores, seen, values, mesh_impl.collectives, axis)
         lowering.set_slice(self.outputs[0], tf.reshape(y, mesh_impl.slice_shape(q.shape)))
 
-    def _seen(self, extras: dict[str, tf.Tensor], length: int) -> tf.Tensor | None:
+    def _seen(self, extras: dict[str, tf.Tensor], places: Places) -> tf.Tensor | None:
         """Booleans [batch, 1, 1, memory]; None: everything is seen."""
         conditions = []
         if "positions" in extras:
             here = tf.reshape(extras["positions"], [-1, 1, 1, 1])
-            last = np.arange(length, dtype=np.int32) * self._stride + self._stride - 1
+            last = places * self._stride + self._stride - 1
             conditions.append(last <= here)
             if self._window is not None:
                 conditions.append(last > here - self._window)
         if "is_seen" in extras:
-            conditions.append(tf.reshape(extras["is_seen"], [-1, 1, 1, length]))
+            is_seen = extras["is_seen"]
+            conditions.append(tf.reshape(is_seen, [-1, 1, 1, is_seen.shape[-1]]))
         if not conditions:
             return None
         seen = conditions[0]
@@ -140,12 +149,52 @@ class AttentionStepOperation(mtf.Operation):
             seen = tf.logical_and(seen, condition)
         return seen
 
-    def _bias(self, table: tf.Tensor, positions: tf.Tensor, length: int) -> tf.Tensor:
+    def _bias(
+        self, table: tf.Tensor, positions: tf.Tensor, places: Places, length: int
+    ) -> tf.Tensor:
         """Float32 [batch, heads, 1, memory]."""
         buckets = distance_buckets(
             -np.arange(length), table.shape[1], self._max_distance, both_ways=False
         )
         by_distance = tf.transpose(tf.gather(tf.cast(table, tf.float32), buckets, axis=1))
-        back = tf.reshape(positions, [-1, 1]) - np.arange(length, dtype=np.int32)
+        back = tf.reshape(positions, [-1, 1]) - places
         bias = tf.gather(by_distance, tf.clip_by_value(back, 0, length - 1))
         return tf.transpose(bias, [0, 2, 1])[:, :, None]
+
+
+def _softmax(scores: tf.Tensor, seen: tf.Tensor | None) -> tf.Tensor:
+    """Weights of what is seen, and zeros."""
+    if seen is None:
+        return tf.nn.softmax(scores)
+    return tf.where(seen, tf.nn.softmax(tf.where(seen, scores, MASKED)), 0.0)
+
+
+def _attended_in_parts(
+    scores: tf.Tensor,
+    seen: tf.Tensor | None,
+    values: tf.Tensor,
+    collectives: Collectives,
+    axis: int,
+) -> tf.Tensor:
+    """The weighted sum of the values of all processors along a mesh axis.
+
+    Args:
+      scores: float32 [batch, heads, 1, part of the memory].
+      seen: see `_softmax`.
+      values: [batch, kv_heads, part of the memory, d_kv].
+      collectives: of this processor.
+      axis: the mesh axis that splits the memory.
+
+    Returns:
+      [batch, heads, 1, d_kv].
+    """
+    if seen is not None:
+        scores = tf.where(seen, scores, MASKED)
+    highest = tf.reduce_max(scores, -1, keepdims=True)
+    weights = tf.exp(scores - collectives.allreduce(highest, [axis], "Max"))
+    if seen is not None:
+        weights = tf.where(seen, weights, 0.0)
+    y = weighted(tf.cast(weights, values.dtype), values)
+    sums = [tf.cast(y, tf.float32), tf.reduce_sum(weights, -1, keepdims=True)]
+    sums = collectives.allreduce(tf.concat(sums, -1), [axis], "Add")
+    return tf.cast(tf.math.divide_no_nan(sums[..., :-1], sums[..., -1:]), values.dtype)

@@ -72,16 +72,17 @@ def local_attention(
     return LocalAttentionOperation([q, k, v], tuple(space), tuple(block)).outputs[0]
 
 
-def seen_by(positions: tf.Tensor, length: int, block: Sequence[int], width: int) -> tf.Tensor:
-    """Which places a position sees in `local_attention`: booleans [..., length].
+def seen_by(
+    positions: tf.Tensor, places: tf.Tensor, block: Sequence[int], width: int
+) -> tf.Tensor:
+    """Which places a position sees in `local_attention`: booleans [..., places].
 
     Args:
       positions: int32 [...], of a sequence or, row by row, of a picture.
-      length: how many places there are.
+      places: int32 [places], the places that are asked about.
       block: see `local_attention`.
       width: of the picture; of a sequence its length.
     """
-    places = np.arange(length, dtype=np.int32)
     here = positions[..., None]
     rows, columns = (1, *block)[-2:]
     down = here // width // rows - places // width // rows

@@ -18,6 +18,8 @@ LAYOUTS = [
     ("a:2;b:2", "batch:a;heads:b;kv_heads:b"),
     ("a:4", "heads:a"),
     ("a:2", "kv_heads:a"),
+    ("a:3", "length:a"),
+    ("a:2;b:3", "heads:a;length:b"),
 ]
 OPTIONS = {"full": {}, "window": {"window": 3}, "bias": {"max_distance": MAX_DISTANCE}}
 
@@ -79,7 +81,8 @@ def test_a_beam_is_more_rows():
     np.testing.assert_allclose(y.reshape(12, 4, 8), wanted(arrays, positions), atol=3e-6)
 
 
-def test_what_is_not_seen_does_not_count_and_nothing_gives_zeros():
+@pytest.mark.parametrize(("mesh_shape", "layout"), [("", ""), ("a:3", "length:a")])
+def test_what_is_not_seen_does_not_count_and_nothing_gives_zeros(mesh_shape, layout):
     arrays = make(4)
     is_seen = np.random.default_rng(1).integers(0, 2, [4, LENGTH])
     is_seen[2] = 0
@@ -89,7 +92,12 @@ def test_what_is_not_seen_does_not_count_and_nothing_gives_zeros():
         "v": t2tp.Feature(f"batch:4;heads:4;length:{LENGTH};d_kv:8"),
         "is_seen": t2tp.Feature(f"batch:4;length:{LENGTH}", tf.bool),
     }
-    program = t2tp.Program(lambda mesh, given: {"y": attention_step(**given)}, features)
+    program = t2tp.Program(
+        lambda mesh, given: {"y": attention_step(**given)},
+        features,
+        mesh_shape=mesh_shape,
+        layout=layout,
+    )
     fed = {"q": arrays["q"][:, :, 0], "k": arrays["k"], "v": arrays["v"], "is_seen": is_seen}
     y = program(fed)["y"]
     scores = np.einsum("bhd,bhmd->bhm", fed["q"], fed["k"]) / 8**0.5

@@ -101,7 +101,7 @@ def test_dimensions_may_come_in_any_order():
 def test_a_place_is_said_to_see_what_it_sees(case):
     length = math.prod(case["space"].values())
     width = list(case["space"].values())[-1]
-    seen = seen_by(tf.range(length), length, case["block"], width)
+    seen = seen_by(tf.range(length), tf.range(length), case["block"], width)
     np.testing.assert_array_equal(seen, visible(case))
 
 

@@ -70,6 +70,7 @@ def test_made_again_they_are_what_they_are_now(made, caplog, tmp_path):
     options = f"files={texts}/*.txt,documents=lines,vocab_size=280"
     problem = problems.find("languagemodel_textfiles", options)
     problem.prepare(tmp_path / "data", overwrite=True)
+    caplog.clear()
     check()
     assert not caplog.text
     assert b"other 17" in b"".join(

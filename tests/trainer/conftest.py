@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from absl import logging
 
 from t2tp import registry
 from t2tp.trainer.t2tp_trainer import main
@@ -25,7 +24,7 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def trainer(tmp_path: Path, data_dir: Path) -> Iterator[Callable[..., int]]:
+def trainer(tmp_path: Path, data_dir: Path) -> Callable[..., int]:
     """`t2tp_trainer` in this process: flags by name -> exit code. A flag of None is left out."""
     defaults = {
         "problem": PROBLEM,
@@ -42,8 +41,4 @@ def trainer(tmp_path: Path, data_dir: Path) -> Iterator[Callable[..., int]]:
         given = {k: v for k, v in {**defaults, **flags}.items() if v is not None}
         return main(["t2tp_trainer", *(f"--{name}={value}" for name, value in given.items())])
 
-    logger = logging.get_absl_logger()
-    before = (logger.handlers[:], logger.propagate, logging.get_verbosity())
-    yield run
-    logger.handlers[:], logger.propagate = before[:2]
-    logging.set_verbosity(before[2])
+    return run

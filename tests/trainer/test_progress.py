@@ -16,13 +16,8 @@ SCALARS = {"loss": 1.25, "step_time": 0.5, "tokens_per_second": 4096.0}
 
 @pytest.fixture
 def plain_lines():
-    """What the program does to the log, undone afterwards."""
-    logger = logging.get_absl_logger()
-    before = (logger.handlers[:], logger.propagate, logging.get_verbosity())
+    """What the program does to the log."""
     console.use_plain_lines()
-    yield
-    logger.handlers[:], logger.propagate = before[:2]
-    logging.set_verbosity(before[2])
 
 
 def train(progress: Progress) -> None:

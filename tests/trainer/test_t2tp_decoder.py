@@ -5,26 +5,14 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from absl import logging
 
 from tests.trainer import events
 from tests.trainer.trained_runs import Run, train
 
 SOURCES = ["two one", "", "sechs sieben acht", "naïve five", "one"]
-
-
-@pytest.fixture(autouse=True)
-def _as_it_was() -> Iterator[None]:
-    """The program chooses how lines are logged."""
-    logger = logging.get_absl_logger()
-    before = (logger.handlers[:], logger.propagate, logging.get_verbosity())
-    yield
-    logger.handlers[:], logger.propagate = before[:2]
-    logging.set_verbosity(before[2])
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,52 @@
+"""What can be had without a network, to put beside what was learned."""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from t2tp.problems.problem import Problem
+
+
+def gzipped(problem: Problem, data_dir: Path, split: str) -> str:
+    """The text compressed by gzip."""
+    text = problem.split_text(data_dir, split)
+    return f"gzip -9: bits_per_byte {8 * len(gzip.compress(text, 9)) / len(text):.4f}"
+
+
+def xz(problem: Problem, data_dir: Path, split: str) -> str:
+    """The text compressed by xz, which looks back over all of it."""
+    text = problem.split_text(data_dir, split)
+    return f"xz -9: bits_per_byte {8 * len(lzma.compress(text, preset=9)) / len(text):.4f}"
+
+
+def uniform(problem: Problem, data_dir: Path, split: str) -> str:
+    """Every value of a pixel equally likely."""
+    return f"every value equally likely: bits_per_dim {math.log2(problem.levels):.4f}"
+
+
+def independent_pixels(problem: Problem, data_dir: Path, split: str) -> str:
+    """A model that counts how often each pixel has each value, once more than it does."""
+    train, held_out = _pictures(problem, "train"), _pictures(problem, split)
+    counts = 1.0 + (train[:, :, None] == np.arange(problem.levels)).sum(0)
+    probabilities = counts / counts.sum(-1, keepdims=True)
+    bits = -np.log2(probabilities[np.arange(train.shape[1]), held_out]).mean()
+    return f"each pixel by itself: bits_per_dim {bits:.4f}"
+
+
+def _pictures(problem: Problem, split: str) -> np.ndarray:
+    """[picture, pixel]."""
+    samples = problem.samples(split, Path(), Path())
+    return np.stack([np.ravel(sample["image"]) for sample in samples])
+
+
+# problem -> what is printed for each of its splits
+BASELINES: dict[str, tuple[Callable[[Problem, Path, str], str], ...]] = {
+    "languagemodel_python_stdlib": (gzipped, xz),
+    "image_digits_gen": (uniform, independent_pixels),
+}

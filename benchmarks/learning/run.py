@@ -1,0 +1,159 @@
+"""What the registered models learn: real runs, each of minutes to an hour on two cores.
+
+    python benchmarks/learning/run.py reverse addition --mesh_shape="data:2;model:2"
+
+Shows each evaluation as it comes, then for each case the figures of its held-out splits, and
+beside them what can be had without a network (`baselines.py`). With `--folder` the runs stay, and
+one that was stopped goes on. docs/learning.md has what came of them.
+
+The accuracy of whole sequences is that of greedy decoding: a sequence is right if each symbol is
+the most probable one after the right ones before it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from baselines import BASELINES
+
+from t2tp import hparams as _hparams  # noqa: F401  (it registers the sets)
+from t2tp import models as _models  # noqa: F401
+from t2tp import problems, registry
+from t2tp.trainer import console
+from t2tp.trainer.experiment import Experiment
+from t2tp.trainer.run_config import RunConfig
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is trained.
+
+    Attributes:
+      model: name of the model.
+      problem: name of the problem.
+      hparams_set: name of the set.
+      changes: to the set.
+      steps: of the training.
+      evaluate_every: so many steps; 0: at the end only.
+      splits: that are evaluated on at the end.
+    """
+
+    model: str
+    problem: str
+    hparams_set: str
+    changes: str
+    steps: int
+    evaluate_every: int = 0
+    splits: tuple[str, ...] = ("validation", "test")
+
+
+_MOE = "batch_size=16,max_length=256,learning_rate_constant=0.002,position=rotary"
+
+CASES = {
+    "reverse": Case(
+        "transformer",
+        "algorithmic_reverse_binary40",
+        "transformer_tiny",
+        "batch_size=64,max_length=48,learning_rate_constant=0.001",
+        2000,
+        500,
+    ),
+    "addition": Case(
+        "transformer",
+        "algorithmic_addition_decimal40",
+        "transformer_tiny",
+        "batch_size=64,max_length=48,learning_rate_constant=0.001,num_hidden_layers=3",
+        20000,
+        1000,
+    ),
+    "language_model": Case(
+        "transformer_lm",
+        "languagemodel_python_stdlib",
+        "transformer_lm_tiny",
+        "batch_size=8,max_length=256,d_model=256,d_ff=1024,num_heads=8,num_hidden_layers=4,"
+        "position=rotary,learning_rate_constant=0.002",
+        6000,
+        1000,
+    ),
+    "dense": Case(
+        "transformer_lm", "languagemodel_python_stdlib", "transformer_lm_tiny", _MOE, 1000
+    ),
+    "experts": Case(
+        "transformer_moe", "languagemodel_python_stdlib", "transformer_moe_tiny", _MOE, 1000
+    ),
+    "mlp": Case("mlp", "image_digits", "mlp_tiny", "", 600),
+    "vit": Case("vit", "image_digits", "vit_tiny", "", 600),
+    "mtf_resnet": Case("mtf_resnet", "image_digits", "mtf_resnet_single", "", 300),
+    "mtf_image_transformer": Case(
+        "mtf_image_transformer",
+        "image_digits_gen",
+        "mtf_image_transformer_single",
+        "attention_type=full,d_model=64,d_kv=16,num_hidden_layers=3,learning_rate_constant=0.004",
+        300,
+    ),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("cases", nargs="+", choices=CASES)
+    parser.add_argument("--hparams", default="", help="changes, after the case's own")
+    parser.add_argument("--mesh_shape", default="", help="as in data:2;model:2")
+    parser.add_argument("--steps", type=int, default=0, help="0: the case's")
+    parser.add_argument("--folder", default="", help="by default a new one, which is removed")
+    parser.add_argument("--data_dir", default="", help="by default in the folder")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    console.use_plain_lines()
+    with tempfile.TemporaryDirectory() as scratch:
+        for name in args.cases:
+            report(name, Path(args.folder or scratch), args)
+
+
+def report(name: str, folder: Path, args: argparse.Namespace) -> None:
+    """Trains a case and prints what it has learned."""
+    case = CASES[name]
+    steps = args.steps or case.steps
+    data_dir = Path(args.data_dir or folder / "data")
+    problem = problems.find(case.problem)
+    problem.prepare(data_dir)
+    hparams = registry.hparams(case.hparams_set)
+    problem.change_hparams(hparams)
+    hparams.mesh_shape = args.mesh_shape
+    for text in (case.changes, args.hparams):
+        hparams.parse(text)
+    config = RunConfig.of(hparams, output_dir=str(folder / name), random_seed=args.seed)
+    experiments = {
+        split: Experiment(
+            case.model,
+            case.problem,
+            hparams,
+            config,
+            data_dir=data_dir,
+            train_steps=steps,
+            local_eval_frequency=case.evaluate_every,
+            eval_split=split,
+        )
+        for split in case.splits
+    }
+    begin = time.perf_counter()
+    experiments[case.splits[0]].train_and_evaluate()
+    minutes = (time.perf_counter() - begin) / 60
+    changes = ",".join(filter(None, [case.changes, args.hparams])) or "as it is"
+    mesh = args.mesh_shape or "one device"
+    print(f"{name}: {case.model} on {case.problem} ({case.hparams_set}, {changes})")
+    print(f"  {mesh}, {steps} steps, {minutes:.1f} min")
+    for split, experiment in experiments.items():
+        figures = experiment.evaluate()
+        said = ", ".join(f"{metric} {value:.4f}" for metric, value in figures.items())
+        print(f"  {split}: {said}")
+        for baseline in BASELINES.get(case.problem, ()):
+            print(f"  {split}, {baseline(problem, data_dir, split)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
