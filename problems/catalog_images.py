@@ -23,7 +23,7 @@ class _Mnist(FromTfds, ImageProblem):
     """Handwritten digits."""
 
     dataset = "mnist"
-    dataset_splits = {"train": "train[:55000]", "validation": "train[55000:]", "test": "test"}
+    dataset_splits = {"train": "train[:-5000]", "validation": "train[-5000:]", "test": "test"}
     image_shape = (28, 28, 1)
 
 
@@ -43,7 +43,7 @@ class _Cifar10(FromTfds, ImageProblem):
     """Small photographs."""
 
     dataset = "cifar10"
-    dataset_splits = {"train": "train[:45000]", "validation": "train[45000:]", "test": "test"}
+    dataset_splits = {"train": "train[:-5000]", "validation": "train[-5000:]", "test": "test"}
     image_shape = (32, 32, 3)
 
 

@@ -35,6 +35,9 @@ if os.environ.get("T2TP_TEST_GPU"):
     tf.config.experimental.enable_op_determinism()
 else:
     tf.config.set_visible_devices([], "GPU")
+    # A program runs only a few steps here, for which Grappler takes as long as all the rest of
+    # TensorFlow to get ready. The programs that tests start as processes of their own have it.
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
 
 LOGGER = logging.get_absl_logger()
 HANDLERS, PROPAGATES, VERBOSITY = LOGGER.handlers[:], LOGGER.propagate, logging.get_verbosity()

@@ -131,7 +131,7 @@ def _plan(flags: absl_flags.FlagValues) -> Plan:
             f"--eval_early_stopping_steps: the schedule {flags.schedule} does not evaluate again"
             f" and again; {', '.join(STOPPING_SCHEDULES)} do"
         )
-    if flags.output_dir:
+    if flags.output_dir and flags.schedule != "predict":
         run_files.check_writable(flags.output_dir)
     return plan.make(flags)
 

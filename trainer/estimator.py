@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
@@ -22,9 +21,8 @@ from t2tp.mesh.layout import Layout
 from t2tp.mesh.on_paper import ProgramOnPaper
 from t2tp.mesh.program import Feature, Mesh, Placed, Program, StepFn
 from t2tp.mesh.variables import Variables
-from t2tp.trainer import checkpointing, restoring
+from t2tp.trainer import checkpointing
 from t2tp.trainer.bad_step import Rerun, TrainingDivergedError, begin_anew, counting_step
-from t2tp.trainer.checkpoint_hook import CheckpointHook, EverySeconds, EverySteps
 from t2tp.trainer.config_checks import check_precision, check_skips
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.guards import NonfiniteStepError
@@ -43,17 +41,14 @@ from t2tp.trainer.json_log import JsonLog
 from t2tp.trainer.model_fn import EstimatorSpec, ModeKeys, ModelFn
 from t2tp.trainer.prefetch import Prefetcher
 from t2tp.trainer.progress import Progress
+from t2tp.trainer.run_checkpoints import RunCheckpoints
 from t2tp.trainer.run_config import RunConfig
-from t2tp.trainer.run_lock import RunLock, RunLockedError
-from t2tp.trainer.run_saver import RunSaver, retention_of
+from t2tp.trainer.run_lock import RunLock
+from t2tp.trainer.run_saver import RunSaver
 from t2tp.trainer.saved_model import Signatures, of_features, write_saved_model
 from t2tp.trainer.steps import add_up, train_on
 from t2tp.trainer.together import connect_as
-from t2tp.trainer.warm_start import WarmStart, warm_start
 from t2tp.trainer.watching import watching_hooks
-
-# From one checkpoint to the next, where nobody says anything.
-DEFAULT_SAVE_STEPS = 1000
 
 
 class Estimator:
@@ -104,11 +99,8 @@ class Estimator:
         self._programs: dict[tuple, Program] = {}
         self._has_trained = False
         self._num_loaded = 0  # Variables that have got the values they begin with.
-        self._damaged: tuple[Path, ...] = ()  # Checkpoints that were passed over when restoring.
-        self._retention = retention_of(config)
-        self._warm_start = WarmStart.parse(config.warm_start_from)
+        self._checkpoints = RunCheckpoints(config)
         self._lock: RunLock | None = None
-        self._saver: RunSaver | None = None
         self.log = JsonLog()
         self._heartbeat: Heartbeat | None = None  # Only while training.
 
@@ -126,7 +118,7 @@ class Estimator:
         if self._cluster is None:
             self._cluster = connect_as(self.config)
             if self._cluster.peers is not None:
-                self._cluster.peers.advice = self._how_to_go_on
+                self._cluster.peers.advice = self._checkpoints.how_to_go_on
             if any("GPU" in device for device in self._cluster.devices):
                 tf.config.experimental.enable_op_determinism()
             if self._cluster.leads:
@@ -136,11 +128,7 @@ class Estimator:
     @property
     def latest_checkpoint(self) -> checkpoint.Checkpoint | None:
         """The newest finished checkpoint of the run."""
-        return checkpoint.latest(self._checkpoints)
-
-    @property
-    def _checkpoints(self) -> Path:
-        return checkpointing.checkpoint_folder(self.config.output_dir)
+        return self._checkpoints.latest
 
     def build(self, mode: ModeKeys, features: Mapping[str, Feature]) -> Program:
         """Builds the program of a mode and gives its variables their values. Writes nothing.
@@ -157,11 +145,11 @@ class Estimator:
         if key not in self._programs:
             program = self._program(self._step_fn(mode), features)
             self._variables = program.variables
-            training_begins = mode == ModeKeys.TRAIN and not self._has_trained
-            if training_begins or len(program.variables) > self._num_loaded:
-                self._load(mode, program.variables)
+            trains = mode == ModeKeys.TRAIN
+            if (trains and not self._has_trained) or len(program.variables) > self._num_loaded:
+                self.steps_done = self._checkpoints.load(program.variables, to_train=trains)
                 self._num_loaded = len(program.variables)
-            self._has_trained |= mode == ModeKeys.TRAIN
+            self._has_trained |= trains
             self._programs[key] = program
         return self._programs[key]
 
@@ -211,9 +199,9 @@ class Estimator:
             return
         program.trace()
         with self.lock():
-            self._check_untouched()
+            self._checkpoints.check_untouched(self.connect(), self.steps_done)
             self.log.open()
-            with self._new_saver(program.variables) as saver:
+            with self._checkpoints.saver_of(program.variables, self._note_saved) as saver:
                 try:
                     came = self._train_with(saver, program, inputs, place, training, hooks)
                 except NonfiniteStepError as bad:
@@ -327,97 +315,7 @@ class Estimator:
         The checkpoint is that of `steps_done`, saved before or next. One that was named in
         `config.checkpoint_path` is left as it is.
         """
-        if self.config.checkpoint_path:
-            return
-        if self._saver is not None:
-            self._saver.note_metrics(self.steps_done, metrics)
-        if self.connect().leads:
-            # Another process that trains may have deleted it, or there is none yet.
-            with contextlib.suppress(FileNotFoundError):
-                folder = checkpoint.step_folder(self._checkpoints, self.steps_done)
-                checkpoint.record_metrics(folder, metrics)
-
-    def _load(self, mode: ModeKeys, variables: Variables) -> None:
-        """Gives the variables the values of the newest checkpoint that can be read, or of the one
-        that the config names.
-
-        Where there is none, training begins with the initial ones, or those of another run.
-        """
-        is_training = mode == ModeKeys.TRAIN
-        if self.config.checkpoint_path:
-            self._load_named(is_training)
-            return
-        restored = restoring.restore_newest(self._checkpoints, variables, whole=is_training)
-        if restored is not None:
-            self.steps_done, self._damaged = restored.step, restored.damaged
-            return
-        if not is_training:
-            raise FileNotFoundError(
-                f"{self.config.output_dir} holds no finished checkpoint; train there first"
-            )
-        self.steps_done = 0
-        if self._warm_start is not None:
-            table = warm_start(self._warm_start, variables)
-            if variables.cluster.leads:
-                logging.info("%s", table)
-
-    def _load_named(self, is_training: bool) -> None:
-        """Gives the variables the values of `config.checkpoint_path`, and of no other."""
-        path = self.config.checkpoint_path
-        if is_training:
-            raise UsageError(
-                f"checkpoint_path={path} says what to evaluate or predict with; to train from it,"
-                f" begin a new run with warm_start_from={path}"
-            )
-        self.restore(checkpointing.find(path))
-
-    def _check_untouched(self) -> None:
-        """Sees to it, when the run is locked, that its newest checkpoint is where we go on from."""
-        newest = None
-        if self.connect().leads:
-            for folder in self._damaged:
-                if folder.exists():
-                    logging.warning("%s is kept as %s", folder, checkpoint.set_aside(folder))
-            newest = checkpoint.last_finished(self._checkpoints)
-        step = json.loads(self.connect().agree("newest", json.dumps(newest and newest.step)))
-        self._damaged = ()
-        if step is not None and step > self.steps_done:
-            raise RunLockedError(
-                f"{self.config.output_dir} has been trained in by another process: its newest"
-                f" checkpoint is of step {step}, and this process is at step {self.steps_done}."
-                " Start again, to go on from there"
-            )
-
-    def _new_saver(self, variables: Variables) -> RunSaver:
-        """What saves the training that begins."""
-        config = self.config
-        metadata = checkpointing.metadata_of(variables, config.mesh_shape, config.layout)
-        metadata["random_seed"] = config.random_seed
-        self._saver = RunSaver(
-            self._checkpoints,
-            variables,
-            self._retention,
-            metadata,
-            saved=lambda step: self.log.write("checkpoint", step),
-        )
-        return self._saver
-
-    def _checkpoint_hook(self, saver: RunSaver, steps_done: int) -> CheckpointHook:
-        """What saves when it is time."""
-        steps, seconds = self.config.save_checkpoints_steps, self.config.save_checkpoints_secs
-        if seconds is not None:
-            return CheckpointHook(EverySeconds(seconds, self.connect(), steps_done), saver)
-        return CheckpointHook(EverySteps(steps or DEFAULT_SAVE_STEPS), saver)
-
-    def _how_to_go_on(self) -> str:
-        """What to tell whoever reads that a process is gone."""
-        saved = checkpoint.last_finished(self._checkpoints)
-        if saved is None:
-            return f"{self._checkpoints} holds no finished checkpoint yet: start all again."
-        return (
-            f"The last finished checkpoint is {saved.path}, of step {saved.step}: start all"
-            " processes again, and they go on from there."
-        )
+        self._checkpoints.record_metrics(self.steps_done, metrics, self.connect())
 
     def _program(self, step_fn: StepFn, features: Mapping[str, Feature]) -> Program:
         """A program on the run's mesh, with the run's variables."""
@@ -469,7 +367,7 @@ class Estimator:
         """Trains with all that watches and saves; returns the signal that ended it, or 0."""
         first_step, config = training.steps_done, self.config
         with contextlib.ExitStack() as stack:
-            checkpoints = self._checkpoint_hook(saver, first_step)
+            checkpoints = self._checkpoints.hook(saver, first_step)
             progress = None
             if program.cluster.leads:
                 progress = Progress(first_step, training.max_steps, checkpoints.next)
@@ -511,7 +409,7 @@ class Estimator:
         def go_back() -> int:
             variables = saver.variables
             begin_anew(variables, Variables(self.layout, self.connect(), self.config.random_seed))
-            self._load(ModeKeys.TRAIN, variables)
+            self.steps_done = self._checkpoints.load(variables, to_train=True)
             return self.steps_done
 
         def look(step: int) -> Mapping[str, np.ndarray]:
@@ -531,3 +429,6 @@ class Estimator:
 
     def _count_steps(self, steps_done: int) -> None:
         self.steps_done = steps_done
+
+    def _note_saved(self, step: int) -> None:
+        self.log.write("checkpoint", step)

@@ -8,6 +8,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from t2tp.trainer.errors import UsageError
+
 FILE_NAME = "eval.jsonl"
 
 
@@ -34,19 +36,25 @@ class EvaluationRecord:
           metrics: by name.
 
         Raises:
-          OSError: it cannot be written.
+          UsageError: it cannot be written; the disk is full, say.
         """
         line = {
             "step": step,
             "metrics": dict(metrics),
             "at": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         }
+        try:
+            self._write(json.dumps(line).encode() + b"\n")
+        except OSError as error:  # of which Python does not say which file it is about
+            raise UsageError(f"{self._path} cannot be written: {error}") from error
+
+    def _write(self, line: bytes) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("ab") as file:
             whole = _end_of_last_line(self._path)
             if whole < file.tell():
                 file.truncate(whole)
-            file.write(json.dumps(line).encode() + b"\n")
+            file.write(line)
             file.flush()
             os.fsync(file.fileno())
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from t2tp.trainer.errors import as_usage_error
 from t2tp.trainer.hooks import Hook, Training
 from t2tp.whole_file import write_text
 
@@ -45,6 +46,9 @@ class Heartbeat:
           step: how many steps were done.
           state: `training`, `evaluating` or `ended`.
           at_once: writes it also if it was written just now.
+
+        Raises:
+          UsageError: it cannot be written; the disk is full, say.
         """
         now = self._clock()
         if not at_once and now - self._last < BEAT_SECONDS:
@@ -58,7 +62,8 @@ class Heartbeat:
             "pid": os.getpid(),
             "host": socket.gethostname(),
         }
-        write_text(self._path, json.dumps(said) + "\n")
+        with as_usage_error(OSError):
+            write_text(self._path, json.dumps(said) + "\n")
 
 
 class HeartbeatHook(Hook):

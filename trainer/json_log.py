@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import math
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -40,13 +41,11 @@ class JsonLog:
         """
         if self._path in ("", STDOUT) or self._file is not None:
             return
-        try:
+        with self._refused():
             path = Path(self._path)
             path.parent.mkdir(parents=True, exist_ok=True)
             _cut_off_unfinished_line(path)
             self._file = path.open("a", encoding="utf-8")
-        except OSError as error:
-            raise UsageError(f"log_json={self._path} cannot be written: {error}") from error
 
     def write(self, event: str, step: int, facts: Mapping[str, Any] | None = None) -> None:
         """Writes a line.
@@ -55,6 +54,9 @@ class JsonLog:
           event: what happened: see docs/watching.md.
           step: how many steps were done.
           facts: what else there is to say, plain JSON.
+
+        Raises:
+          UsageError: it cannot be written.
         """
         if not self._path:
             return
@@ -62,8 +64,16 @@ class JsonLog:
         now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")
         line = {"event": event, "step": step, "at": now, **(facts or {})}
         text = json.dumps({name: _plain(value) for name, value in line.items()}, allow_nan=False)
-        with self._lock:
+        with self._lock, self._refused():
             print(text, file=self._file, flush=True)  # Of no file: stdout.
+
+    @contextlib.contextmanager
+    def _refused(self) -> Iterator[None]:
+        """While this is active, what the system says against writing is said to the user."""
+        try:
+            yield
+        except OSError as error:
+            raise UsageError(f"log_json={self._path} cannot be written: {error}") from error
 
 
 def _plain(value: Any) -> Any:

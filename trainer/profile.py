@@ -33,8 +33,8 @@ class ProfileHook(Hook):
             tf.profiler.experimental.start(self._folder)
             self._is_on = True
         if self._is_on:
-            # A root event (`_r`) with a number is what the profiler takes for a step. It lasts until
-            # the next one: the devices work on while the loop goes round.
+            # A root event (`_r`) with a number is what the profiler takes for a step. It lasts
+            # until the next one: the devices work on while the loop goes round.
             mark = tf.profiler.experimental.Trace("train", step_num=training.steps_done + 1, _r=1)
             self._mark.close()
             self._mark.enter_context(mark)

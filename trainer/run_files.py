@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from t2tp.hparam import HParams
+from t2tp.trainer.errors import as_usage_error
 from t2tp.whole_file import write_text
 
 HPARAMS_FILE = "hparams.json"
@@ -58,11 +59,16 @@ def read(output_dir: str) -> SavedRun | None:
 
 
 def write(output_dir: str, hparams: HParams, flags: Mapping[str, Any]) -> None:
-    """Writes both files, each whole or not at all. The folder is made if needed."""
+    """Writes both files, each whole or not at all. The folder is made if needed.
+
+    Raises:
+      UsageError: they cannot be written; the disk is full, say.
+    """
     folder = Path(output_dir)
-    folder.mkdir(parents=True, exist_ok=True)
-    hparams.save(folder / HPARAMS_FILE)
-    write_text(folder / FLAGS_FILE, json.dumps(dict(flags), indent=2) + "\n")
+    with as_usage_error(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        hparams.save(folder / HPARAMS_FILE)
+        write_text(folder / FLAGS_FILE, json.dumps(dict(flags), indent=2) + "\n")
 
 
 def check_shared(output_dir: str, seconds: float = _SEEN_SECONDS) -> None:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from t2tp.trainer.errors import UsageError
+
 
 class SummaryWriter:
-    """Writes to an event file, which is made when there is something to write."""
+    """Writes to an event file, which is made when there is something to write.
+
+    Whatever writes raises a `UsageError` if that cannot be done; the disk is full, say.
+    """
 
     def __init__(self, directory: str) -> None:
         """Says where.
@@ -23,24 +30,24 @@ class SummaryWriter:
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
         """Writes scalars of a step, into the file at once: a crash loses none."""
-        with self._opened().as_default(step):
+        with self._opened() as writer, writer.as_default(step):
             for name, value in scalars.items():
                 tf.summary.scalar(name, value)
         self.flush()
 
     def text(self, step: int, name: str, markdown: str) -> None:
         """Writes a text, in which TensorBoard reads Markdown."""
-        with self._opened().as_default(step):
+        with self._opened() as writer, writer.as_default(step):
             tf.summary.text(name, markdown)
 
     def images(self, step: int, name: str, pictures: np.ndarray) -> None:
         """Writes pictures, all of them: uint8 [count, height, width, channels]."""
-        with self._opened().as_default(step):
+        with self._opened() as writer, writer.as_default(step):
             tf.summary.image(name, pictures, max_outputs=len(pictures))
 
     def histogram(self, step: int, name: str, values: tf.Tensor) -> None:
         """Writes how values are distributed. Those that are not finite are left out."""
-        with self._opened().as_default(step), tf.device("CPU:0"):
+        with self._opened() as writer, writer.as_default(step), tf.device("CPU:0"):
             tf.summary.histogram(name, tf.boolean_mask(values, tf.math.is_finite(values)))
 
     def hparams(self, values: Mapping[str, Any]) -> None:
@@ -52,21 +59,32 @@ class SummaryWriter:
             for name, value in values.items()
             if value is not None
         }
-        with self._opened().as_default(0):
-            api.hparams(plain, trial_id=self._directory)
+        with self._opened() as writer, writer.as_default(0):
+            # Runs of one name in different folders are different runs.
+            api.hparams(plain, trial_id=os.path.abspath(self._directory))
 
     def flush(self) -> None:
         """Sees to it that all is in the file."""
         if self._writer is not None:
-            self._writer.flush()
+            with self._opened() as writer:
+                writer.flush()
 
     def close(self) -> None:
         """Closes the file."""
         if self._writer is not None:
-            self._writer.close()
+            with self._opened() as writer:
+                writer.close()
             self._writer = None
 
-    def _opened(self) -> tf.summary.SummaryWriter:
-        if self._writer is None:
-            self._writer = tf.summary.create_file_writer(self._directory)
-        return self._writer
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[tf.summary.SummaryWriter]:
+        """TensorFlow's writer; while it is in use, its errors become the user's."""
+        try:
+            if self._writer is None:
+                self._writer = tf.summary.create_file_writer(self._directory)
+            yield self._writer
+        except tf.errors.OpError as error:
+            what = error.message.splitlines()[0].rpartition("}} ")[2]  # Without the operation.
+            raise UsageError(
+                f"what TensorBoard shows cannot be written into {self._directory}: {what}"
+            ) from error

@@ -74,10 +74,10 @@ CASES = {
         "transformer_lm",
         "languagemodel_python_stdlib",
         "transformer_lm_tiny",
-        "batch_size=8,max_length=256,d_model=256,d_ff=1024,num_heads=8,num_hidden_layers=4,"
-        "position=rotary,learning_rate_constant=0.002",
-        6000,
-        1000,
+        "batch_size=8,max_length=256,d_model=256,d_ff=704,num_heads=8,num_hidden_layers=4,"
+        "mlp=swiglu,position=rotary,learning_rate_constant=0.0015",
+        5500,
+        500,
     ),
     "dense": Case(
         "transformer_lm", "languagemodel_python_stdlib", "transformer_lm_tiny", _MOE, 1000

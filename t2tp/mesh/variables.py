@@ -199,17 +199,20 @@ class Variables:
             return self._by_name[spec.name]
         size = self._layout.slice_size(spec.shape)
         slices = []
+        values: dict[tuple[int, ...], tf.Tensor] = {}  # Processors with the same slice share it.
         for pnum in self.cluster.local_pnums:
+            begin = self._layout.slice_begin(spec.shape, pnum)
             with tf.device(self.cluster.devices[pnum]):
-                value = initial_slice(
-                    spec.initializer,
-                    spec.name,
-                    spec.shape.to_integer_list,
-                    self._layout.slice_begin(spec.shape, pnum),
-                    size,
-                    spec.dtype,
-                    self._seed,
-                )
-                slices.append(tf.Variable(value, name=spec.name, trainable=spec.trainable))
+                if begin not in values:
+                    values[begin] = initial_slice(
+                        spec.initializer,
+                        spec.name,
+                        spec.shape.to_integer_list,
+                        begin,
+                        size,
+                        spec.dtype,
+                        self._seed,
+                    )
+                slices.append(tf.Variable(values[begin], name=spec.name, trainable=spec.trainable))
         self._by_name[spec.name] = SlicedVariable(spec, self._layout, self.cluster, slices)
         return self._by_name[spec.name]

@@ -102,3 +102,11 @@ def test_perplexity_and_learning_rate_and_norms_are_shown(trainer, tmp_path):
     for name in ("learning_rate", "gradient_norm", "update_norm", "parameter_norm"):
         assert scalars[name][2] > 0
     assert scalars["perplexity"][2] == pytest.approx(np.exp(scalars["loss"][2]), rel=1e-3)
+
+
+def test_the_loss_scale_and_the_steps_left_out_are_shown(trainer, tmp_path):
+    hparams = "activation_dtype=float16,skip_nonfinite_steps=true"
+    assert trainer(schedule="train", train_steps=2, hparams=hparams) == 0
+    scalars = read_scalars(tmp_path / "run")
+    assert scalars["loss_scale"][2] > 1
+    assert scalars["skipped_steps"][2] + scalars["is_finite"][2] >= 1
