@@ -32,7 +32,8 @@ def logits_of(mesh, features, vocab):
         entries = mtf.Dimension("entries", 512)
         x = mtf.reduce_mean(embedded(mesh, inputs, entries), reduced_dim=inputs.shape.dims[1])
         return einsum(mesh, x, [D_MODEL], vocab)
-    return einsum(mesh, inputs, inputs.shape.dims[1:], vocab)
+    seen = mtf.reduce_mean(inputs, reduced_dim=inputs.shape.dims[1])  # Of each column of pixels.
+    return einsum(mesh, seen, seen.shape.dims[1:], vocab)
 
 
 def embedded(mesh, ids, entries):
@@ -79,7 +80,7 @@ def program_of(problem, data_dir, stream):
             predicted = mtf.argmax(logits, vocab)
             segments = given["targets_segmentation"]
             sums |= metrics.bleu_sums(predicted, targets, segments, targets.shape.dims[1])
-        # A weight of a picture sees hundreds of pixels.
+        # A weight of a picture sees a whole column.
         rate = 0.02 if "inputs" in given and given["inputs"].dtype == tf.float32 else 0.5
         variables = [variable.outputs[0] for variable in mesh.graph.trainable_variables]
         gradients = mtf.gradients([sums["nll"] / sums["tokens"]], variables)
