@@ -144,8 +144,8 @@ class Decoder:
                 )
             return programs[key](batch)
 
-        max_length = model.hparams.max_length if "max_length" in model.hparams else None
-        return cls(predict, Layout(mesh_shape, layout), chosen, seed=seed, max_length=max_length)
+        laid_out = Layout(mesh_shape, layout)
+        return cls(predict, laid_out, chosen, seed=seed, max_length=model.max_length)
 
     def __call__(self, requests: Sequence[Request]) -> list[list[Hypothesis]]:
         """Decodes rows.

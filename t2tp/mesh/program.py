@@ -162,6 +162,7 @@ class Program:
         self._log: list[Collective] = []
         whole_step = self._compiles_whole_step(built.graph) if xla is None else xla
         self._compiles_regions = xla is None and not whole_step
+        self._scatters_copy = not whole_step and "GPU" not in self.cluster.devices[0]
         self._run = tf.function(self._program, autograph=False, jit_compile=whole_step or None)
         self._concrete: tf.types.experimental.ConcreteFunction | None = None
         self._calls = Calls(self.layout, self.cluster)
@@ -303,6 +304,7 @@ class Program:
             self._seed,
             {v.spec.name: s for v, s in zip(self._used, variable_slices, strict=True)},
             self._compiles_regions,
+            self._scatters_copy,
         )
         lowering = Lowering(built.graph, built.mesh, mesh_impl, built.outputs.values())
         outputs = {

@@ -80,6 +80,7 @@ class SpmdMeshImpl(mtf.MeshImpl):
         seed: int,
         variable_slices: Mapping[str, tf.Variable],
         compiles_regions: bool = True,
+        scatters_copy: bool = True,
     ) -> None:
         """Prepares to lower one graph.
 
@@ -91,6 +92,8 @@ class SpmdMeshImpl(mtf.MeshImpl):
           seed: of random operations.
           variable_slices: the processor's slice of each variable, by name.
           compiles_regions: whether XLA compiles what operations mark for it.
+          scatters_copy: whether TensorFlow's scatters copy what they write into. Those of CPUs do;
+            those of GPUs and XLA's do not where nothing else needs it.
         """
         # An axis of one processor splits nothing, so that operations which cannot be split work.
         splitting = {axis.name for axis in layout.mesh_shape if axis.size > 1}
@@ -100,6 +103,7 @@ class SpmdMeshImpl(mtf.MeshImpl):
         self.collectives = collectives
         self.variable_slices = variable_slices
         self.compiles_regions = compiles_regions
+        self.scatters_copy = scatters_copy
         self._pnum = pnum
         self._step = step
         self._seed = seed

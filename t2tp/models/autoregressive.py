@@ -21,6 +21,11 @@ class AutoregressiveModel(Model):
     dimension; `step` takes more of them, such as [batch, beam], with a state that has them too.
     """
 
+    @property
+    def max_length(self) -> int | None:
+        """Most symbols of a row, of its inputs as of what is written; None: any number."""
+        return self.hparams.max_length if "max_length" in self.hparams else None
+
     def prefix_of(self, features: Mapping[str, mtf.Tensor]) -> mtf.Tensor:
         """The feature `prefix`, for a model that nothing else tells how large the batch is.
 

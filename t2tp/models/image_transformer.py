@@ -16,7 +16,7 @@ from t2tp.layers import variables
 from t2tp.layers.attention import SelfAttention, Sequence
 from t2tp.layers.block_attention import BlockAttention
 from t2tp.layers.dropout import Dropout
-from t2tp.layers.embedding import Embedding, vocab_dimension
+from t2tp.layers.embedding import Embedding
 from t2tp.layers.feed_forward import FeedForward
 from t2tp.layers.heads import Heads, padded_to
 from t2tp.layers.normalization import Norm
@@ -25,7 +25,7 @@ from t2tp.layers.stack import Layer, Residual, Stack
 from t2tp.mesh.program import Mesh
 from t2tp.models.autoregressive import AutoregressiveModel, State, symbols_before
 from t2tp.models.losses import predicted
-from t2tp.models.model import LossOutput
+from t2tp.models.model import LossOutput, vocab_of
 from t2tp.nearest import nearest
 
 _ATTENTION_TYPES = ("full", "local_1d", "local_2d")
@@ -65,10 +65,15 @@ class MtfImageTransformer(AutoregressiveModel):
         is_picture = hparams.attention_type == "local_2d"
         self._space = [self._height, self._width] if is_picture else [self._length]
         self._d_model = mtf.Dimension("d_model", hparams.d_model)
-        self._vocab = vocab_dimension(vocab_sizes["targets"], hparams.vocab_divisor)
+        self._vocab = vocab_of(hparams, vocab_sizes["targets"])
         self._embedding = Embedding(self._vocab, self._d_model, stddev=hparams.initializer_stddev)
         self._dropout = Dropout(hparams.layer_prepostprocess_dropout)
         self._stack = self._make_stack()
+
+    @property
+    def max_length(self) -> int:
+        """As many as a picture has values."""
+        return self._length.size
 
     def loss(self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool) -> LossOutput:
         """Mean negative log-likelihood of the values, in nats.
@@ -116,7 +121,10 @@ class MtfImageTransformer(AutoregressiveModel):
         """See `AutoregressiveModel`."""
         before = symbols_before(symbols, positions)
         x = self._embedding(before, self.activation_dtype)
-        x += mtf.gather(self._positions(mesh), positions, self._length)
+        rows, columns = self._positions(mesh)
+        width = self._width.size
+        x += mtf.gather(rows, mtf.floordiv(positions, width), self._height)
+        x += mtf.gather(columns, mtf.mod(positions, width), self._width)
         state = dict(state)
         x, _ = self._stack(x, StepPass(positions, state))
         return mtf.cast(self._embedding.logits(x), tf.float32), state
@@ -155,23 +163,20 @@ class MtfImageTransformer(AutoregressiveModel):
         before = mtf.shift(values, 1, length, wrap=False)
         before = mtf.reshape(before, [batch, *self._space])
         x = self._embedding(before, self.activation_dtype)
-        return x + mtf.reshape(self._positions(values.mesh), [*self._space, self._d_model])
-
-    def _positions(self, mesh: Mesh) -> mtf.Tensor:
-        """What is learned of each place, of its row and of its place in the row: [length,
-        d_model]."""
-        rows, columns = (
-            variables.weight(
-                mesh,
-                name,
-                [dim, self._d_model],
-                self.hparams.initializer_stddev,
-                self.activation_dtype,
-            )
-            for name, dim in (("row_positions", self._height), ("column_positions", self._width))
-        )
+        rows, columns = self._positions(values.mesh)
         grid = mtf.Shape([self._height, self._width, self._d_model])
-        return mtf.reshape(mtf.add(rows, columns, output_shape=grid), [self._length, self._d_model])
+        places = mtf.add(rows, columns, output_shape=grid)
+        return x + mtf.reshape(places, [*self._space, self._d_model])
+
+    def _positions(self, mesh: Mesh) -> tuple[mtf.Tensor, mtf.Tensor]:
+        """What is learned of each row, [height, d_model], and of each place in a row, [width,
+        d_model]."""
+        stddev, dtype = self.hparams.initializer_stddev, self.activation_dtype
+        of_rows, of_columns = [self._height, self._d_model], [self._width, self._d_model]
+        return (
+            variables.weight(mesh, "row_positions", of_rows, stddev, dtype),
+            variables.weight(mesh, "column_positions", of_columns, stddev, dtype),
+        )
 
     def _check_shape(self, shape: mtf.Shape) -> None:
         sizes = shape.to_integer_list[1:]

@@ -10,6 +10,8 @@ import tensorflow as tf
 
 from t2tp import mtf
 from t2tp.hparam import HParams
+from t2tp.layers.embedding import vocab_dimension
+from t2tp.mesh.layout import Layout
 from t2tp.mesh.program import Mesh
 from t2tp.nearest import nearest
 
@@ -90,3 +92,10 @@ class Model(abc.ABC):
           features: the problem's features by name.
           training: whether dropout is on.
         """
+
+
+def vocab_of(hparams: HParams, size: int) -> mtf.Dimension:
+    """The dimension of a vocabulary of `size`, rounded up for meshes: to a multiple of
+    `vocab_divisor`, and of the mesh axis that splits it."""
+    axis = Layout(hparams.mesh_shape, hparams.layout).axis_of("vocab")
+    return vocab_dimension(size, hparams.vocab_divisor, axis.size if axis else 1)

@@ -17,7 +17,7 @@ from t2tp.mesh.program import Mesh
 from t2tp.metrics import bleu_sums, sequence_sums
 from t2tp.models.autoregressive import AutoregressiveModel, State, symbols_before
 from t2tp.models.losses import with_metrics
-from t2tp.models.model import LossOutput
+from t2tp.models.model import LossOutput, vocab_of
 from t2tp.models.transformer_losses import predicted, weights_of, with_experts
 from t2tp.models.transformer_parts import TransformerParts, places, shifted_right
 
@@ -44,14 +44,14 @@ class Transformer(AutoregressiveModel):
         """Chooses the layers; see `Model`."""
         super().__init__(hparams, vocab_sizes)
         self._parts = TransformerParts(hparams, self.activation_dtype, self.has_experts)
-        vocab = self._parts.vocab(vocab_sizes["targets"])
+        vocab = vocab_of(hparams, vocab_sizes["targets"])
         self._vocab = vocab
         self._embedding = self._parts.embedding(vocab)
         same_size = vocab_sizes["inputs"] == vocab_sizes["targets"]
         self._is_shared = hparams.tie_embeddings and same_size
         self._inputs_embedding = self._embedding
         if not self._is_shared:
-            self._inputs_embedding = self._parts.embedding(self._parts.vocab(vocab_sizes["inputs"]))
+            self._inputs_embedding = self._parts.embedding(vocab_of(hparams, vocab_sizes["inputs"]))
         layers = hparams.num_hidden_layers
         self._encoder = self._parts.stack(hparams.num_encoder_layers or layers, causal=False)
         self._decoder = self._parts.stack(

@@ -16,7 +16,7 @@ from t2tp.layers.passes import WholePass
 from t2tp.mesh.program import Mesh
 from t2tp.metrics import positive_sums
 from t2tp.models.losses import with_metrics
-from t2tp.models.model import LossOutput, Model
+from t2tp.models.model import LossOutput, Model, vocab_of
 from t2tp.models.transformer_losses import predicted, weights_of, with_experts
 from t2tp.models.transformer_parts import TransformerParts
 
@@ -44,7 +44,7 @@ class TransformerEncoder(Model):
         self._parts = TransformerParts(hparams, self.activation_dtype, self.has_experts)
         # The symbol after the last one is the mask.
         self._mask_id = vocab_sizes["inputs" if self._classifies else "targets"]
-        self._vocab = self._parts.vocab(self._mask_id + 1)
+        self._vocab = vocab_of(hparams, self._mask_id + 1)
         self._embedding = self._parts.embedding(self._vocab)
         self._stack = self._parts.stack(hparams.num_hidden_layers, causal=False)
 

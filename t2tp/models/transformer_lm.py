@@ -21,7 +21,7 @@ from t2tp.mesh.program import Mesh
 from t2tp.metrics import sequence_sums
 from t2tp.models.autoregressive import AutoregressiveModel, State, symbols_before
 from t2tp.models.losses import with_metrics
-from t2tp.models.model import LossOutput
+from t2tp.models.model import LossOutput, vocab_of
 from t2tp.models.transformer_losses import predicted, weights_of, with_experts
 from t2tp.models.transformer_parts import TransformerParts, places, shifted_right
 
@@ -37,7 +37,7 @@ class TransformerLm(AutoregressiveModel):
         """Chooses the layers; see `Model`."""
         super().__init__(hparams, vocab_sizes)
         self._parts = TransformerParts(hparams, self.activation_dtype, self.has_experts)
-        self._vocab = self._parts.vocab(vocab_sizes["targets"])
+        self._vocab = vocab_of(hparams, vocab_sizes["targets"])
         self._embedding = self._parts.embedding(self._vocab)
         self._stack = self._parts.stack(hparams.num_hidden_layers, causal=True)
 

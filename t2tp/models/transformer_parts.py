@@ -9,7 +9,7 @@ from t2tp.hparam import HParams
 from t2tp.layers.attention import CrossAttention, SelfAttention
 from t2tp.layers.compressed_attention import CompressedSelfAttention
 from t2tp.layers.dropout import Dropout
-from t2tp.layers.embedding import Embedding, vocab_dimension
+from t2tp.layers.embedding import Embedding
 from t2tp.layers.feed_forward import FeedForward
 from t2tp.layers.heads import Heads
 from t2tp.layers.mixture_of_experts import MixtureOfExperts, Routing
@@ -17,7 +17,6 @@ from t2tp.layers.normalization import Norm
 from t2tp.layers.passes import AnySelfAttention
 from t2tp.layers.positions import POSITIONS, LearnedPositions, RelativePositions, sinusoidal
 from t2tp.layers.stack import Layer, Residual, Stack
-from t2tp.mesh.layout import Layout
 from t2tp.nearest import nearest
 from t2tp.ops.attention import RelativeBias
 
@@ -76,12 +75,6 @@ class TransformerParts:
                 f"position={self._position} does not go with attention_type=compressed, whose keys"
                 " stand for several positions: take learned or sinusoidal."
             )
-
-    def vocab(self, size: int) -> mtf.Dimension:
-        """The vocabulary, rounded up for meshes."""
-        hparams = self._hparams
-        axis = Layout(hparams.mesh_shape, hparams.layout).axis_of("vocab")
-        return vocab_dimension(size, hparams.vocab_divisor, axis.size if axis else 1)
 
     def embedding(self, vocab: mtf.Dimension) -> Embedding:
         """Of symbols, and logits."""

@@ -154,7 +154,9 @@ class _Part:
         mesh_impl = lowering.mesh_impl(q)
         self.shared = SharedHeads(mesh_impl, heads, kv_heads)
         q_slice = self.with_one_batch(lowering.slice(q))
-        self.scale = tf.constant(d_kv.size**-0.5, q.dtype)
+        # Not a scalar, which TensorFlow would move behind the product with k and fuse with that and
+        # with a mask, for which oneDNN has but its slow reference kernel.
+        self.scale = tf.constant([d_kv.size**-0.5] * d_kv.size, q.dtype)
         self.q = q_slice * self.scale
         self.k, self.v = (
             self.shared.select(self.with_one_batch(lowering.slice(x))) for x in (k, v)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import numpy as np
 import tensorflow as tf
 
@@ -15,7 +17,7 @@ from t2tp.ops.attention_heads import SharedHeads
 from t2tp.ops.attention_mask import MASKED
 
 # Numbers of the places of a processor's part of the memory: int32 [memory].
-Places = np.ndarray | tf.Tensor
+Places: TypeAlias = "np.ndarray | tf.Tensor"
 
 
 def attention_step(

@@ -72,9 +72,7 @@ def local_attention(
     return LocalAttentionOperation([q, k, v], tuple(space), tuple(block)).outputs[0]
 
 
-def seen_by(
-    positions: tf.Tensor, places: tf.Tensor, block: Sequence[int], width: int
-) -> tf.Tensor:
+def seen_by(positions: tf.Tensor, places: tf.Tensor, block: Sequence[int], width: int) -> tf.Tensor:
     """Which places a position sees in `local_attention`: booleans [..., places].
 
     Args:

@@ -19,8 +19,8 @@ def write_at(
 ) -> mtf.Tensor:
     """`x`, in which `update` stands at `positions` along `dim`.
 
-    It becomes a scatter, which TensorFlow and XLA carry out in place where nothing else needs `x`:
-    a step then costs what it writes and not what the cache is long.
+    It is carried out in place where nothing else needs `x`: a step then costs what it writes and
+    not what the cache is long.
 
     Args:
       x: [batch..., ..., dim, ...]; `dim` may be split.
@@ -80,16 +80,37 @@ class WriteAtOperation(mtf.Operation):
         table = tf.reshape(x, [num_rows * length, -1])
         new = tf.reshape(update, [num_rows, -1])
         first_of_row = tf.range(num_rows) * length
-        if mesh_impl.tensor_dimension_to_mesh_axis(self._dim) is None:
-            is_here = tf.logical_and(at >= 0, at < length)
-        else:
+        is_valid = tf.logical_and(at >= 0, at < self._dim.size)
+        if mesh_impl.tensor_dimension_to_mesh_axis(self._dim) is not None:
             # Where the place is another processor's, what is there stays.
-            is_valid = tf.logical_and(at >= 0, at < self._dim.size)
             at -= mesh_impl.slice_begin_tensors(mtf.Shape([self._dim]))[0]
             is_ours = tf.logical_and(at >= 0, at < length)
             at = tf.clip_by_value(at, 0, length - 1)
             new = tf.where(is_ours[:, None], new, tf.gather(table, first_of_row + at))
-            is_here = is_valid
-        rows = tf.where(is_here, first_of_row + at, -1)
-        written = tf.tensor_scatter_nd_update(table, rows[:, None], new)
+        rows = first_of_row + at
+        if mesh_impl.scatters_copy:
+            with tf.control_dependencies([self._refuse_out_of_range(is_valid, positions)]):
+                written = _written(table, rows, new)
+        else:
+            rows = tf.where(is_valid, rows, -1)
+            written = tf.tensor_scatter_nd_update(table, rows[:, None], new)
         lowering.set_slice(self.outputs[0], tf.reshape(written, sizes))
+
+    def _refuse_out_of_range(self, is_valid: tf.Tensor, positions: tf.Tensor) -> tf.Operation:
+        """Fails, when the program runs, if a position is not one of the dimension's."""
+        message = f"write_at along {self._dim}: positions must be below its size and not negative:"
+        data = [message, positions]
+        return tf.raw_ops.Assert(condition=tf.reduce_all(is_valid), data=data, summarize=9)
+
+
+def _written(table: tf.Tensor, rows: tf.Tensor, new: tf.Tensor) -> tf.Tensor:
+    """The table with some of its rows replaced; rows out of range are not noticed.
+
+    The operation that writes the first row copies the table if anything else needs it. What it
+    gives is then ours alone, so that the one which writes the others, and never copies, may.
+    """
+    first = rows[:1]
+    own = tf.raw_ops.TensorStridedSliceUpdate(
+        input=table, begin=first, end=first + 1, strides=[1], value=new[:1]
+    )
+    return tf.raw_ops.InplaceUpdate(x=own, i=rows, v=new)

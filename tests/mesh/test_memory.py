@@ -9,7 +9,9 @@ import sys
 
 import pytest
 
+import t2tp
 from tests.mesh.slices_of_a_model import LAYER_BYTES
+from tests.models.small_lm import make_batch, training_program
 
 PROCESSES, FEW, MANY = 8, 1, 16
 PER_WEIGHT = 3  # Adam keeps two numbers besides the weight.
@@ -29,6 +31,20 @@ def peaks_and_losses(num_layers, directory):
     assert second < first
     assert again == second  # after the checkpoint of before was restored
     return max(each["peak"] for each in said)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adafactor", "sgd"])
+def test_a_device_holds_what_the_shapes_of_weights_and_slots_say(optimizer):
+    program = training_program("data:2;model:2", optimizer=optimizer)
+    program(make_batch())
+    said = {line.what: line for line in t2tp.explain(program).contents.memory()}
+    kept = [said["variables"], said["optimizer slots"]]
+    for pnum, device in enumerate(program.cluster.devices):
+        slices = [v.slice_of(pnum) for v in program.variables]
+        assert {x.device.rpartition("/")[2] for x in slices} == {device.rpartition("/")[2]}
+        assert sum(x.numpy().nbytes for x in slices) == sum(line.on_device for line in kept)
+    # All but positions and norms is split in two; the data axis splits no weights.
+    assert 0.5 < kept[0].on_device / kept[0].whole < 0.6
 
 
 @pytest.mark.slow

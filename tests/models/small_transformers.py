@@ -107,6 +107,12 @@ FAMILIES = {
     "moe_encdec": Family(
         "transformer_moe_encdec", pairs, BOTH, {**WITH_EXPERTS, "moe_gating": "top_2"}
     ),
+    "moe_classes": Family(
+        "transformer_moe_encoder",
+        classes,
+        {"inputs": VOCAB_SIZE, "targets": 2},
+        {**WITH_EXPERTS, **NO_DROPOUT, "moe_gating": "top_2"},
+    ),
 }
 
 MEGATRON = "batch:data;experts:data;heads:model;kv_heads:model;d_ff:model;vocab:model"

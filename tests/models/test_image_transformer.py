@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 
 import numpy as np
 import pytest
@@ -13,30 +12,17 @@ import t2tp
 from t2tp import mtf
 from t2tp.mesh.layout import LayoutError
 from t2tp.models.image_transformer import MtfImageTransformer
-from tests.models.small_images import (
-    BATCH,
-    assert_close,
-    float64_params,
-    loss_program,
-    make_hparams,
+from tests.models.small_image_transformer import (
+    LENGTH,
+    LEVELS,
+    SHAPE,
+    SMALLER,
+    SPLIT,
+    make,
+    reference_logits,
 )
+from tests.models.small_images import BATCH, assert_close, float64_params, loss_program
 
-LEVELS = 14  # Rounded up to 16.
-SHAPE = (4, 8, 2)
-LENGTH = math.prod(SHAPE)
-SMALLER = {
-    "image_shape": list(SHAPE),
-    "d_model": 16,
-    "d_ff": 32,
-    "d_kv": 8,
-    "num_hidden_layers": 2,
-    "block_length": 8,
-    "block_height": 2,
-    "block_width": 4,
-    "initializer_stddev": 1.0,
-    "layer_prepostprocess_dropout": 0.0,
-}
-SPLIT = "batch:data;heads:model;d_ff:model;vocab:model;height:rows;width:columns;length:all"
 CASES = [
     ("full", ""),
     ("full", "data:4"),
@@ -53,11 +39,6 @@ CASES = [
 ]
 
 
-def make(attention_type, **values):
-    changes = {**SMALLER, "attention_type": attention_type, **values}
-    return make_hparams("mtf_image_transformer_single", **changes)
-
-
 @functools.cache
 def make_batch():
     random = np.random.default_rng(0)
@@ -72,45 +53,6 @@ def program_of(attention_type, mesh_shape="", training=True, **values):
     return loss_program(
         "mtf_image_transformer", hparams, make_batch(), mesh_shape, SPLIT, training, LEVELS
     )
-
-
-def visible(attention_type):
-    """[place, place]: which places each one sees, from the description."""
-    place = np.arange(LENGTH)
-    width = SHAPE[1] * SHAPE[2]
-    if attention_type == "full":
-        near = np.ones([LENGTH, LENGTH], bool)
-    elif attention_type == "local_1d":
-        block = place // SMALLER["block_length"]
-        near = block[:, None] - block[None, :] <= 1
-    else:
-        row, column = place // width // 2, place % width // 4
-        up, left = row[:, None] - row[None, :], column[:, None] - column[None, :]
-        near = ((up == 1) & (abs(left) <= 1)) | ((up == 0) & (left >= 0) & (left <= 1))
-    return near & (place[None, :] <= place[:, None])
-
-
-def reference_logits(params, targets, attention_type):
-    """Float64 [batch, length, vocab]."""
-
-    def norm(x, scope):
-        mean_square = tf.reduce_mean(x**2, axis=-1, keepdims=True)
-        return x / tf.sqrt(mean_square + 1e-6) * params[f"{scope}/norm_scale"]
-
-    before = np.pad(targets.reshape(-1, LENGTH)[:, :-1], [[0, 0], [1, 0]])
-    positions = params["row_positions"][:, None] + params["column_positions"][None]
-    x = tf.gather(params["embedding"], before) + tf.reshape(positions, [LENGTH, -1])
-    for layer in range(SMALLER["num_hidden_layers"]):
-        scope = f"layer_{layer:02d}/attention"
-        normed = norm(x, scope)
-        q, k, v = (tf.einsum("btd,dhk->bhtk", normed, params[f"{scope}/{n}"]) for n in "qkv")
-        scores = tf.einsum("bhtk,bhmk->bhtm", q, k) / math.sqrt(q.shape[-1])
-        weights = tf.nn.softmax(tf.where(visible(attention_type), scores, -math.inf))
-        attended = tf.einsum("bhtm,bhmk->bhtk", weights, v)
-        x += tf.einsum("bhtk,hkd->btd", attended, params[f"{scope}/output"])
-        scope = f"layer_{layer:02d}/feed_forward"
-        x += tf.nn.relu(norm(x, scope) @ params[f"{scope}/input"]) @ params[f"{scope}/output"]
-    return tf.einsum("btd,vd->btv", norm(x, "final"), params["embedding"])
 
 
 @functools.cache
@@ -161,7 +103,7 @@ def test_evaluation_counts_the_values_of_the_pictures_that_have_weight():
 def begin_program(attention_type, prefix_length, mesh_shape):
     def step(mesh, given):
         model = MtfImageTransformer(make(attention_type), {"targets": LEVELS})
-        return model.begin(mesh, given, mtf.Dimension("memory_length", LENGTH))
+        return model.begin(mesh, given, mtf.Dimension("length", LENGTH))
 
     features = {"prefix": t2tp.Feature(f"batch:{BATCH};prefix_length:{prefix_length}", tf.int32)}
     return t2tp.Program(step, features, mesh_shape=mesh_shape, layout=SPLIT)
@@ -170,7 +112,7 @@ def begin_program(attention_type, prefix_length, mesh_shape):
 def step_program(attention_type, mesh_shape, batch):
     """Of batch dimensions such as "batch:8;beam:2"."""
     state = {
-        f"layer_{layer:02d}/self/{name}": f"{batch};heads:4;memory_length:{LENGTH};d_kv:8"
+        f"layer_{layer:02d}/self/{name}": f"{batch};heads:4;length:{LENGTH};d_kv:8"
         for layer in range(SMALLER["num_hidden_layers"])
         for name in "kv"
     }
@@ -191,7 +133,13 @@ def step_program(attention_type, mesh_shape, batch):
 
 @pytest.mark.parametrize(
     ("attention_type", "mesh_shape"),
-    [("full", ""), ("local_1d", "data:2;model:2"), ("local_2d", "model:2")],
+    [
+        ("full", ""),
+        ("local_1d", "data:2;model:2"),
+        ("local_1d", "data:2;all:2"),
+        ("local_2d", "model:2"),
+        ("local_2d", "rows:2;columns:2"),
+    ],
 )
 def test_steps_give_the_logits_of_the_whole_picture(attention_type, mesh_shape):
     """From prefixes of unequal lengths, each row at its own place."""
@@ -244,6 +192,16 @@ def test_pictures_of_another_shape_are_refused():
 def test_what_cannot_be_is_refused(values, message):
     with pytest.raises(ValueError, match=message):
         program_of(**{"attention_type": "full", **values})
+
+
+def test_the_levels_are_rounded_up_to_the_mesh():
+    """14 to 16, and over three processors to 24: as if 24 had been asked for."""
+    over_three = make("full", mesh_shape="model:3", layout="vocab:model", vocab_divisor=8)
+    fed = (make_batch(), "model:3", "vocab:model", True, LEVELS)
+    program = loss_program("mtf_image_transformer", over_three, *fed)
+    assert program.variables["embedding"].spec.shape.dims[0] == mtf.Dimension("vocab", 24)
+    wanted = program_of("full", vocab_divisor=24)(make_batch())
+    assert_close(program(make_batch()), wanted, 1e-5)
 
 
 def test_full_attention_of_a_split_sequence_is_refused():

@@ -16,11 +16,8 @@ from tests.models.small_transformers import (
     ALL_DROPOUT,
     FAMILIES,
     LAYOUTS,
-    NO_DROPOUT,
-    WITH_EXPERTS,
-    Family,
+    LENGTH,
     assert_close,
-    classes,
     loss_program,
 )
 
@@ -31,6 +28,7 @@ OF_THE_REFERENCE = {
     "moe_encdec": Reference.encoder_decoder,
     "classes": Reference.classes,
     "masked": Reference.masked,
+    "moe_classes": Reference.classes,
 }
 
 
@@ -59,7 +57,7 @@ def reference(name):
     if name == "masked":
         shown = shown_by_masking()
         extra, weights = {"symbols": shown["symbols"]}, shown["is_masked"].astype(np.float64)
-    elif name == "classes":
+    elif name in ("classes", "moe_classes"):
         weights = batch["weights"].astype(np.float64)
     else:
         weights = (batch["targets_segmentation"] != 0).astype(np.float64)
@@ -140,11 +138,29 @@ def test_any_choice_is_the_same_split(name, choice):
 
 @pytest.mark.parametrize("gating", ["top_1", "top_2", "expert_choice"])
 def test_experts_of_an_encoder_are_the_same_split(gating):
-    changes = {**WITH_EXPERTS, **NO_DROPOUT}
-    family = Family("transformer_moe_encoder", classes, FAMILIES["classes"].vocab_sizes, changes)
+    family = FAMILIES["moe_classes"]
     whole = loss_program(family, moe_gating=gating)(family.batch())
     split = loss_program(family, *LAYOUTS["both"], moe_gating=gating)(family.batch())
     assert_close(split, whole, 1e-5)
+
+
+@pytest.mark.parametrize("layout", ["one device", "both", "experts"])
+def test_the_share_of_tokens_that_find_no_place_is_said(layout):
+    """With room for one token in each expert of a row, most are dropped: as many on any mesh."""
+
+    def said(factor):
+        changes = {"moe_capacity_factor_train": factor}
+        program = loss_program(FAMILIES["moe"], *LAYOUTS[layout], with_gradients=False, **changes)
+        values = program(FAMILIES["moe"].batch())
+        share = float(values["summaries/experts/dropped_share"])
+        return share, float(values["expert_choices"]), float(values["expert_dropped"])
+
+    tokens = np.count_nonzero(FAMILIES["moe"].batch()["targets_segmentation"])
+    assert said(8.0) == (0.0, tokens, 0.0)
+    share, choices, dropped = said(1 / LENGTH)
+    assert choices == tokens and share == pytest.approx(dropped / choices)
+    rows = FAMILIES["moe"].batch()["targets_segmentation"].any(axis=1).sum()
+    assert tokens - 4 * rows <= dropped < tokens
 
 
 @pytest.mark.parametrize("name", ["moe", "moe_encdec"])

@@ -55,6 +55,34 @@ def test_positions_may_lack_a_dimension():
     assert_close(got, in_float64(composed, inputs(True)), 1e-6)
 
 
+@pytest.mark.parametrize(("mesh_shape", "layout"), MESHES)
+def test_what_is_written_into_stays_as_it_is_for_others(mesh_shape, layout):
+    def step(mesh, given):
+        x, update, positions = (given[name] for name in ("x", "update", "positions"))
+        written = ours(x, update, positions)
+        again = ours(written, update * 2.0, positions)
+        other = ours(x, update * 2.0, positions * 0)
+        return {"x": x * 1.0, "written": written * 1.0, "again": again, "other": other}
+
+    features = {
+        name: t2tp.Feature(shape, tf.int32 if name == "positions" else tf.float32)
+        for name, (shape, _) in inputs().items()
+    }
+    made = t2tp.Program(step, features, mesh_shape=mesh_shape, layout=layout)
+    x, update, _ = (array for _, array in inputs().values())
+    placed = made.place({"x": x, "update": update, "positions": POSITIONS})
+    wanted = {
+        "x": x,
+        "written": composed(x, update, POSITIONS),
+        "again": composed(x, update * 2, POSITIONS),
+        "other": composed(x, update * 2, POSITIONS * 0),
+    }
+    for _ in range(2):
+        got = made(placed)
+        for name, value in wanted.items():
+            np.testing.assert_allclose(got[name], value, rtol=1e-6, err_msg=name)
+
+
 def program(mesh_shape="", layout=""):
     features = {
         name: t2tp.Feature(shape, tf.int32 if name == "positions" else tf.float32)
@@ -69,7 +97,9 @@ def program(mesh_shape="", layout=""):
 def test_a_position_out_of_range_is_refused(position):
     arrays = {name: array for name, (_, array) in inputs().items()}
     arrays["positions"] = np.array([0, position, 1, 2])
-    with pytest.raises(tf.errors.InvalidArgumentError, match="out of bound|does not index"):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="along .*positions must be below its size"
+    ):
         dict(program()(arrays))
 
 

@@ -1,0 +1,57 @@
+"""One of several processes that decode with a cache of which each holds a part.
+
+    t2tp_launch -n 4 python -m tests.decoding.slices_of_a_cache LENGTH
+
+Each process prints a line of JSON: the largest amount of memory that it ever used (bytes).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+
+import t2tp
+import t2tp.hparams
+from t2tp import registry
+from t2tp.decoding import DecodeOptions, decode
+from t2tp.decoding.rows import row_features
+from t2tp.models.transformer_lm import TransformerLm
+from tests.peak_memory import peak_bytes
+
+assert t2tp.hparams  # Importing them registers them.
+ROWS, LAYERS, HEADS, D_KV = 4, 2, 4, 256
+PLACE_BYTES = 2 * 4 * ROWS * LAYERS * HEADS * D_KV  # keys and values of one place of all rows
+MESH = {"mesh_shape": "data:2;model:2", "layout": "batch:data;heads:model"}
+
+
+def make_model() -> TransformerLm:
+    """Of few parameters and large heads."""
+    hparams = registry.hparams("transformer_lm_tiny")
+    sizes = {"d_model": 16, "d_ff": 16, "num_heads": HEADS, "d_kv": D_KV, "position": "none"}
+    for name, value in {**sizes, "num_hidden_layers": LAYERS}.items():
+        hparams.set(name, value)
+    return TransformerLm(hparams, {"targets": 30})
+
+
+def decoding_program(length: int, options: str = "beam_size=1,eos_id=-1") -> t2tp.Program:
+    """Of rows with room for so many symbols."""
+    model, chosen = make_model(), DecodeOptions.parse(options)
+    return t2tp.Program(
+        lambda mesh, features: decode(model, mesh, features, chosen),
+        row_features(ROWS, length, prefix_length=1),
+        **MESH,
+    )
+
+
+def main() -> None:
+    program = decoding_program(int(sys.argv[1]))
+    fed = {name: np.zeros(f.shape.to_integer_list) for name, f in program._features.items()}
+    fed["limits"] += 4  # symbols are written, of all the places there are
+    assert program(fed)["steps"] == 4
+    print(json.dumps({"peak": peak_bytes()}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
