@@ -29,8 +29,8 @@ def _peers(mesh: str, batch: int, size: str) -> list[Peer]:
         f"--new_tokens={NEW_TOKENS}",
         f"--prompt={PROMPT}",
     ]
-    split = [f"--data={data}", f"--model={model}"]
-    return [
-        Peer("t2tp", "decode_ours", [*asked, *split]),
-        Peer("transformers (PyTorch)", "decode_transformers", asked, "torch"),
-    ]
+    theirs = Peer("transformers (PyTorch)", "decode_transformers", asked, "torch")
+    if mesh == "1x1":  # Where t2tp_decoder lets XLA compile the loop, unless there is little to do.
+        ours = Peer("t2tp", "decode_ours", [*asked, "--xla"])
+        return [ours, Peer("t2tp, not compiled", "decode_ours", asked), theirs]
+    return [Peer("t2tp", "decode_ours", [*asked, f"--data={data}", f"--model={model}"]), theirs]
