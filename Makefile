@@ -43,7 +43,7 @@ format: $(STAMP)
 bench: $(BENCH_STAMP) $(PEERS)
 	$(BIN)/python benchmarks/run.py --suite=short --turns=4 --steps=2
 
-# An hour and a half on two cores; then docs/benchmarks.md says what came of it.
+# Hours on two cores; then docs/benchmarks.md says what came of it. run.py takes a --case at a time.
 bench-full: $(BENCH_STAMP) $(PEERS) benchmarks/data
 	$(BIN)/python benchmarks/run.py --suite=full
 	$(BIN)/python benchmarks/report.py
