@@ -21,7 +21,7 @@ from t2tp.mesh.layout import Layout
 from t2tp.mesh.on_paper import ProgramOnPaper
 from t2tp.mesh.program import Feature, Mesh, Placed, Program, StepFn
 from t2tp.mesh.variables import Variables
-from t2tp.trainer import checkpointing
+from t2tp.trainer import restoring
 from t2tp.trainer.bad_step import Rerun, TrainingDivergedError, begin_anew, counting_step
 from t2tp.trainer.config_checks import check_precision, check_skips
 from t2tp.trainer.errors import UsageError
@@ -298,8 +298,7 @@ class Estimator:
         """
         if self._variables is None:
             raise ValueError("there are no variables to restore: build a program first")
-        checkpointing.check_fit(saved, self._variables, whole=self._has_trained)
-        checkpointing.restore(saved, self._variables)
+        restoring.restore(saved, self._variables, whole=self._has_trained)
         self.steps_done = saved.step
 
     def parameter_counts(self) -> tuple[int, int]:

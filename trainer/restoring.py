@@ -27,6 +27,22 @@ class Restored:
     damaged: tuple[Path, ...]
 
 
+def restore(saved: Checkpoint, variables: Variables, *, whole: bool) -> None:
+    """Gives the variables the values of a checkpoint, if it is one of theirs.
+
+    Args:
+      saved: the checkpoint.
+      variables: get the values.
+      whole: see `checkpointing.check_fit`.
+
+    Raises:
+      CheckpointMismatchError: the checkpoint holds other variables.
+      UnusableCheckpointError: the checkpoint is damaged, or gone.
+    """
+    checkpointing.check_fit(saved, variables, whole)
+    checkpointing.restore(saved, variables)
+
+
 def restore_newest(directory: Path, variables: Variables, *, whole: bool) -> Restored | None:
     """Gives the variables the values of the newest checkpoint that can be read.
 
@@ -76,8 +92,7 @@ def _restored_or_why_not(
     """Restores from a checkpoint; says in a sentence why it cannot be read, if it cannot."""
     try:
         saved = found or Checkpoint(folder)
-        checkpointing.check_fit(saved, variables, whole)
-        checkpointing.restore(saved, variables)
+        restore(saved, variables, whole=whole)
     except UnusableCheckpointError as error:
         return str(error)
     return ""

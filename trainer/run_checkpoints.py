@@ -92,8 +92,7 @@ class RunCheckpoints:
                 f" begin a new run with warm_start_from={path}"
             )
         saved = checkpointing.find(path)
-        checkpointing.check_fit(saved, variables, whole=False)
-        checkpointing.restore(saved, variables)
+        restoring.restore(saved, variables, whole=False)
         return saved.step
 
     def check_untouched(self, cluster: Cluster, steps_done: int) -> None:

@@ -141,15 +141,15 @@ def report(name: str, folder: Path, args: argparse.Namespace) -> None:
         for split in case.splits
     }
     begin = time.perf_counter()
-    experiments[case.splits[0]].train_and_evaluate()
+    figures = {case.splits[0]: experiments[case.splits[0]].train_and_evaluate()}
     minutes = (time.perf_counter() - begin) / 60
     changes = ",".join(filter(None, [case.changes, args.hparams])) or "as it is"
     mesh = args.mesh_shape or "one device"
     print(f"{name}: {case.model} on {case.problem} ({case.hparams_set}, {changes})")
     print(f"  {mesh}, {steps} steps, {minutes:.1f} min")
-    for split, experiment in experiments.items():
-        figures = experiment.evaluate()
-        said = ", ".join(f"{metric} {value:.4f}" for metric, value in figures.items())
+    figures |= {split: experiments[split].evaluate() for split in case.splits[1:]}
+    for split, values in figures.items():
+        said = ", ".join(f"{metric} {value:.4f}" for metric, value in values.items())
         print(f"  {split}: {said}")
         for baseline in BASELINES.get(case.problem, ()):
             print(f"  {split}, {baseline(problem, data_dir, split)}", flush=True)

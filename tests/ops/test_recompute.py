@@ -63,10 +63,11 @@ def test_gradients_are_those_of_the_plain_function(apply, mesh_shape):
 def operations_run(step):
     """How many of each kind TensorFlow runs, after its optimizer has merged what is the same."""
     context = eager_context.context()
+    is_off = tf.config.optimizer.get_experimental_options().get("disable_meta_optimizer", False)
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
     context.enable_graph_collection()
     run(step)
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": is_off})
     graphs = [g.post_optimization_graph for g in context.export_run_metadata().function_graphs]
     context.disable_graph_collection()
     kinds = [Counter(node.op for node in graph.node) for graph in graphs]
