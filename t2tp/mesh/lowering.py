@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -117,6 +117,8 @@ class Lowering(mtf.Lowering):
         self._draw_after: tf.Tensor | None = None
         self._reductions = Reductions(mesh_impl)
         self._needed: set[mtf.Tensor] = set()
+        # By graph too: a tensor made inside a loop's body is of no use outside of it.
+        self._shared: dict[tuple[tf.Graph, Hashable], Any] = {}
         self.lower_operations(graph.operations, needed)
 
     def lower_operations(
@@ -181,6 +183,20 @@ class Lowering(mtf.Lowering):
             return (compiled if pays else fn)(*slices)
 
         return call
+
+    def shared(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What several operations compute alike, made once, by the first that asks for it.
+
+        In a loop of small operations, such as decoding, each one more costs.
+
+        Args:
+          key: all that it depends on.
+          make: makes it, of tensors that were lowered outside of any condition.
+        """
+        where = (tf.compat.v1.get_default_graph(), key)
+        if where not in self._shared:
+            self._shared[where] = make()
+        return self._shared[where]
 
     def random_bits(self, name: str, shape: mtf.Shape) -> tf.Tensor:
         """32 random bits (uint32) for each element of this processor's slice.

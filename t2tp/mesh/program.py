@@ -3,7 +3,9 @@ time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+import gc
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -249,9 +251,10 @@ class Program:
                 tf.TensorSpec(self.layout.slice_size(f.shape), f.dtype)
                 for f in self._features.values()
             ]
-            self._concrete = self._run.get_concrete_function(
-                *scalars, [v.slices[0] for v in self._used], slices
-            )
+            with _without_garbage_collection():
+                self._concrete = self._run.get_concrete_function(
+                    *scalars, [v.slices[0] for v in self._used], slices
+                )
         return self._concrete
 
     def collectives(self) -> dict[tuple[str, tuple[str, ...]], tuple[int, int]]:
@@ -292,6 +295,9 @@ class Program:
         feature_slices: list[tf.Tensor],
     ) -> dict[str, tf.Tensor]:
         """The program of one processor; traced once."""
+        # TensorFlow takes every int32 argument for one of the first CPU. A loop that uses one would
+        # then run there too, and send it over in each iteration.
+        pnum, *feature_slices = [tf.identity(x) for x in (pnum, *feature_slices)]
         built = self._build(step, feature_slices)
         collectives = Collectives(
             self.layout.mesh_shape, self.cluster.devices, pnum, self.cluster.nccl
@@ -375,3 +381,19 @@ class Program:
                 self.layout.check_operation(op)
         for warning in self.layout.warnings(shapes):
             logging.warning(warning)
+
+
+@contextlib.contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """While this is active, Python does not look for cycles among all that there is.
+
+    Tracing makes many objects that stay, and each such look visits the variables of all devices:
+    with 64 of them it took as long as the rest.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -124,10 +124,16 @@ class AttentionStepOperation(mtf.Operation):
         if "bias_table" in extras:
             table, positions = extras["bias_table"], extras["positions"]
             scores += self._bias(table, positions, places, memory.size)
-        seen = self._seen(extras, places)
+        # The same for every layer that has a memory of this kind.
+        seen = lowering.shared(
+            (self._extras, *self.inputs[3:], memory, self._window, self._stride, "seen"),
+            lambda: self._seen(extras, places),
+        )
         axis = mesh_impl.tensor_dimension_to_mesh_axis(memory)
         if axis is None:
-            y = weighted(tf.cast(_softmax(scores, seen), q.dtype), values)
+            # A query sees at least its own place, unless that is hidden or not complete.
+            surely = "is_seen" not in extras and self._stride == 1
+            y = weighted(tf.cast(_softmax(scores, seen, surely), q.dtype), values)
         else:
             y = _attended_in_parts(scores, seen, values, mesh_impl.collectives, axis)
         lowering.set_slice(self.outputs[0], tf.reshape(y, mesh_impl.slice_shape(q.shape)))
@@ -164,11 +170,12 @@ class AttentionStepOperation(mtf.Operation):
         return tf.transpose(bias, [0, 2, 1])[:, :, None]
 
 
-def _softmax(scores: tf.Tensor, seen: tf.Tensor | None) -> tf.Tensor:
-    """Weights of what is seen, and zeros."""
+def _softmax(scores: tf.Tensor, seen: tf.Tensor | None, surely: bool) -> tf.Tensor:
+    """Weights of what is seen, and zeros; `surely`: each query sees something."""
     if seen is None:
         return tf.nn.softmax(scores)
-    return tf.where(seen, tf.nn.softmax(tf.where(seen, scores, MASKED)), 0.0)
+    weights = tf.nn.softmax(tf.where(seen, scores, MASKED))
+    return weights if surely else tf.where(seen, weights, 0.0)
 
 
 def _attended_in_parts(

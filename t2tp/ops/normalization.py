@@ -50,7 +50,7 @@ class RmsNormOperation(mtf.Operation):
     def lower(self, lowering: Lowering) -> None:
         x = tf.cast(lowering.slice(self.inputs[0]), tf.float32)
         scale = tf.cast(lowering.slice(self.inputs[1]), tf.float32)
-        (mean_square,) = _means(lowering, self.inputs[0], tf.reduce_sum(tf.square(x), axis=-1))
+        (mean_square,) = _means(lowering, self.inputs[0], tf.square(x))
         inverse = tf.math.rsqrt(mean_square + self._epsilon)
         y = x * inverse * scale
         lowering.set_slice(self.outputs[0], tf.cast(y, self.outputs[0].dtype))
@@ -77,7 +77,7 @@ class RmsNormGradOperation(mtf.Operation):
         normed = x * inverse
         d_scale = tf.reduce_sum(dy * normed, axis=list(range(x.shape.rank - 1)))
         scaled = dy * scale
-        (projection,) = _means(lowering, self.inputs[0], tf.reduce_sum(scaled * normed, axis=-1))
+        (projection,) = _means(lowering, self.inputs[0], scaled * normed)
         dx = inverse * (scaled - normed * projection)
         lowering.set_slice(self.outputs[0], tf.cast(dx, self.outputs[0].dtype))
         lowering.set_partial_sum(
@@ -166,12 +166,7 @@ class LayerNormGradOperation(mtf.Operation):
         inverse = inverse[..., None]
         normed = (x - mean[..., None]) * inverse
         scaled = dy * scale
-        mean_scaled, projection = _means(
-            lowering,
-            self.inputs[0],
-            tf.reduce_sum(scaled, axis=-1),
-            tf.reduce_sum(scaled * normed, axis=-1),
-        )
+        mean_scaled, projection = _means(lowering, self.inputs[0], scaled, scaled * normed)
         dx = inverse * (scaled - mean_scaled - normed * projection)
         lowering.set_slice(self.outputs[0], tf.cast(dx, self.outputs[0].dtype))
         rows = list(range(x.shape.rank - 1))
@@ -201,13 +196,14 @@ def _moments(lowering: Lowering, tensor: mtf.Tensor, x: tf.Tensor) -> tuple[tf.T
     return mean, tf.reduce_mean(variances, axis=-1, keepdims=True) + between
 
 
-def _means(lowering: Lowering, tensor: mtf.Tensor, *sums: tf.Tensor) -> list[tf.Tensor]:
-    """Means over the last dimension of `tensor`, which may be split, from the sums [...] over the
-    tensor's slice: [..., 1] each."""
+def _means(lowering: Lowering, tensor: mtf.Tensor, *parts: tf.Tensor) -> list[tf.Tensor]:
+    """Means [..., 1] over the last dimension of `tensor`, which may be split, of tensors of which
+    the `parts` are the slices; one collective for all."""
     dim = tensor.shape.dims[-1]
     mesh_impl = lowering.mesh_impl(tensor)
     axis = mesh_impl.tensor_dimension_to_mesh_axis(dim)
-    totals = tf.stack(sums)
-    if axis is not None:
-        totals = mesh_impl.collectives.allreduce(totals, [axis], "Add")
+    if axis is None:
+        return [tf.reduce_sum(part, axis=-1, keepdims=True) / dim.size for part in parts]
+    totals = tf.stack([tf.reduce_sum(part, axis=-1) for part in parts])
+    totals = mesh_impl.collectives.allreduce(totals, [axis], "Add")
     return tf.unstack(totals[..., None] / dim.size)

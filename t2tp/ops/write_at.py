@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import tensorflow as tf
 
@@ -67,34 +67,47 @@ class WriteAtOperation(mtf.Operation):
         return [by_x, gather(dy, positions, self._dim, update.shape), None]
 
     def lower(self, lowering: Lowering) -> None:
-        x, update, positions = (lowering.slice(tensor) for tensor in self.inputs)
-        shape, place = self.inputs[0].shape, self.inputs[0].shape.dims.index(self._dim)
+        x, update, positions = self.inputs
+        shape, place = x.shape, x.shape.dims.index(self._dim)
         mesh_impl = lowering.mesh_impl(self)
         sizes = mesh_impl.slice_shape(shape)
-        num_rows, length = math.prod(sizes[:place]), sizes[place]
-        positions = tf.cast(positions, tf.int32)
-        spread = mtf.ops._expand_dims(
-            positions, self.inputs[2].shape, mtf.Shape(shape.dims[:place])
+        leading = mtf.Shape(shape.dims[:place])
+        # A step of decoding writes keys and values of every layer at the same places.
+        rows = lowering.shared(
+            ("write_at", positions, leading.to_string, self._dim),
+            lambda: self._rows(lowering, positions, leading),
         )
-        at = tf.reshape(tf.broadcast_to(spread, sizes[:place]), [num_rows])
-        table = tf.reshape(x, [num_rows * length, -1])
-        new = tf.reshape(update, [num_rows, -1])
-        first_of_row = tf.range(num_rows) * length
-        is_valid = tf.logical_and(at >= 0, at < self._dim.size)
-        if mesh_impl.tensor_dimension_to_mesh_axis(self._dim) is not None:
-            # Where the place is another processor's, what is there stays.
-            at -= mesh_impl.slice_begin_tensors(mtf.Shape([self._dim]))[0]
-            is_ours = tf.logical_and(at >= 0, at < length)
-            at = tf.clip_by_value(at, 0, length - 1)
-            new = tf.where(is_ours[:, None], new, tf.gather(table, first_of_row + at))
-        rows = first_of_row + at
+        table = tf.reshape(lowering.slice(x), [math.prod(sizes[: place + 1]), -1])
+        new = tf.reshape(lowering.slice(update), [math.prod(sizes[:place]), -1])
+        if rows.are_ours is not None:
+            new = tf.where(rows.are_ours[:, None], new, tf.gather(table, rows.numbers))
         if mesh_impl.scatters_copy:
-            with tf.control_dependencies([self._refuse_out_of_range(is_valid, positions)]):
-                written = _written(table, rows, new)
+            written = _written(table, rows, new)
         else:
-            rows = tf.where(is_valid, rows, -1)
-            written = tf.tensor_scatter_nd_update(table, rows[:, None], new)
+            written = tf.tensor_scatter_nd_update(table, rows.numbers[:, None], new)
         lowering.set_slice(self.outputs[0], tf.reshape(written, sizes))
+
+    def _rows(self, lowering: Lowering, positions: mtf.Tensor, leading: mtf.Shape) -> _Rows:
+        """Finds the rows; those of places out of range are -1, or refused when the program runs."""
+        mesh_impl = lowering.mesh_impl(self)
+        sizes = mesh_impl.slice_shape(leading)
+        count, (length,) = math.prod(sizes), mesh_impl.slice_shape(mtf.Shape([self._dim]))
+        given = tf.cast(lowering.slice(positions), tf.int32)
+        spread = mtf.ops._expand_dims(given, positions.shape, leading)
+        at = tf.reshape(tf.broadcast_to(spread, sizes), [count])
+        are_valid = tf.logical_and(at >= 0, at < self._dim.size)
+        are_ours = None
+        if mesh_impl.tensor_dimension_to_mesh_axis(self._dim) is not None:
+            at -= mesh_impl.slice_begin_tensors(mtf.Shape([self._dim]))[0]
+            are_ours = tf.logical_and(at >= 0, at < length)
+            at = tf.clip_by_value(at, 0, length - 1)
+        numbers = tf.range(count) * length + at
+        if mesh_impl.scatters_copy:
+            with tf.control_dependencies([self._refuse_out_of_range(are_valid, given)]):
+                numbers = tf.identity(numbers)
+        else:
+            numbers = tf.where(are_valid, numbers, -1)
+        return _Rows(numbers, numbers[:1], numbers[:1] + 1, are_ours)
 
     def _refuse_out_of_range(self, is_valid: tf.Tensor, positions: tf.Tensor) -> tf.Operation:
         """Fails, when the program runs, if a position is not one of the dimension's."""
@@ -103,14 +116,30 @@ class WriteAtOperation(mtf.Operation):
         return tf.raw_ops.Assert(condition=tf.reduce_all(is_valid), data=data, summarize=9)
 
 
-def _written(table: tf.Tensor, rows: tf.Tensor, new: tf.Tensor) -> tf.Tensor:
+class _Rows(NamedTuple):
+    """Which rows of a flat table [leading... * dim, rest] are written.
+
+    Attributes:
+      numbers: int32 [leading...].
+      first: [1], the first of them.
+      after_first: [1], the number after it.
+      are_ours: where `dim` is split, booleans [leading...]: whether the place is this processor's.
+        Where it is not, what stands in the row must stay.
+    """
+
+    numbers: tf.Tensor
+    first: tf.Tensor
+    after_first: tf.Tensor
+    are_ours: tf.Tensor | None
+
+
+def _written(table: tf.Tensor, rows: _Rows, new: tf.Tensor) -> tf.Tensor:
     """The table with some of its rows replaced; rows out of range are not noticed.
 
     The operation that writes the first row copies the table if anything else needs it. What it
     gives is then ours alone, so that the one which writes the others, and never copies, may.
     """
-    first = rows[:1]
     own = tf.raw_ops.TensorStridedSliceUpdate(
-        input=table, begin=first, end=first + 1, strides=[1], value=new[:1]
+        input=table, begin=rows.first, end=rows.after_first, strides=[1], value=new[:1]
     )
-    return tf.raw_ops.InplaceUpdate(x=own, i=rows, v=new)
+    return tf.raw_ops.InplaceUpdate(x=own, i=rows.numbers, v=new)

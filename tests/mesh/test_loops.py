@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 import t2tp
 from t2tp import mtf
@@ -126,6 +127,33 @@ def test_loop_variables_that_are_not_asked_for_are_not_made_variables_of_the_mod
     program, values = run(step, "data:2;model:2")
     np.testing.assert_allclose(values["total"], X.sum() * (1 + 2 + 4 + 8), rtol=1e-5)
     assert len(program.variables) == 0
+
+
+def test_a_loop_runs_on_its_own_device_only():
+    """Also one that uses integers, whose arguments TensorFlow puts on the first CPU."""
+
+    def step(mesh, features):
+        n = features["n"]
+        (m,) = mtf.while_loop(
+            lambda m: mtf.less(mtf.reduce_max(m), 9), lambda m: [m + n], [mtf.zeros_like(n)]
+        )
+        return {"m": m}
+
+    features = {"n": t2tp.Feature(mtf.Shape([BATCH]), tf.int32)}
+    program = t2tp.Program(step, features, mesh_shape="data:2", layout=LAYOUT)
+    tf.config.list_logical_devices()  # Nothing can be noted before TensorFlow has started up.
+    context.context().enable_graph_collection()
+    values = program({"n": np.arange(8, dtype=np.int32)})
+    notes = context.context().export_run_metadata()
+    context.context().disable_graph_collection()
+    loops = [
+        {tf.DeviceSpec.from_string(node.device).device_index for node in graph.node}
+        for function in notes.function_graphs
+        for graph in function.partition_graphs
+        if any(node.op == "NextIteration" for node in graph.node)
+    ]
+    np.testing.assert_array_equal(values["m"], 2 * np.arange(8))
+    assert sorted(map(sorted, loops)) == [[0], [1]]
 
 
 def test_the_oracle_agrees_where_it_can():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import operator as op_module
 
 import numpy as np
@@ -126,6 +127,17 @@ def test_the_program_does_not_grow_with_the_mesh():
         return len(program.trace().graph.get_operations())
 
     assert num_operations("data:4;model:2") == num_operations("data:2;model:2")
+
+
+def test_nobody_collects_garbage_while_it_is_traced():
+    collects = []
+
+    def step(mesh, features):
+        collects.append(gc.isenabled())
+        return mlp_step(mesh, features)
+
+    run(step, "")
+    assert collects == [True, False] and gc.isenabled()
 
 
 def test_programs_share_variables():
