@@ -21,7 +21,7 @@ FULL: Cases = {
     ),
     "experts": layers.experts,
     "convolutions": layers.convolutions,
-    "decoding": lambda size: decoding.groups(("1x1", "2x2"), size),
+    "decoding": lambda size: decoding.groups(("1x1", "2x1", "2x2"), size),
     "start_up": before_training.start_up,
     "tracing": before_training.tracing,
     "weak_scaling": weak_scaling.groups,

@@ -32,6 +32,7 @@ def mtf_image_transformer_base() -> HParams:
     add("d_model", 256)
     add("d_ff", 2048)
     add("num_heads", 8)
+    add("num_kv_heads", 0, help="heads of keys and values; 0: num_heads")
     add("d_kv", 64, help="size of a head")
     add("num_hidden_layers", 6)
     add("layer_prepostprocess_dropout", 0.1, help="of the embedding and of each block's output")

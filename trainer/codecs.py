@@ -39,11 +39,16 @@ class Codec(abc.ABC):
         """Returns the text of symbols."""
 
     def request(self, text: str) -> Request:
-        """What is to be decoded for a line: inputs with their end, or a prompt."""
-        symbols = self.encode(text)
-        if self.reads_inputs:
-            return Request(inputs=[*symbols, END_OF_DOCUMENT])
-        return Request(prefix=symbols)
+        """What is to be decoded for a line: inputs with their end and, after a tab, how the targets
+        begin; or a prompt.
+
+        Raises:
+          ValueError: see `encode`.
+        """
+        if not self.reads_inputs:
+            return Request(prefix=self.encode(text))
+        inputs, _, prefix = text.partition("\t")
+        return Request(inputs=[*self.encode(inputs), END_OF_DOCUMENT], prefix=self.encode(prefix))
 
 
 class _TextCodec(Codec):

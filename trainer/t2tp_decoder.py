@@ -61,7 +61,8 @@ def _define_decoding(ours: flags.FlagValues) -> None:
     flags.DEFINE_string(
         "decode_from_file",
         None,
-        "File to decode: a source, or of a language model a prompt, on each line.",
+        "File to decode: a source, or of a language model a prompt, on each line. After a source, a"
+        " tab and how the result begins.",
         flag_values=ours,
     )
     flags.DEFINE_string(

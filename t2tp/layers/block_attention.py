@@ -26,7 +26,7 @@ class BlockAttention:
         """Says where.
 
         Args:
-          heads: the projections, with as many heads of keys and values as of queries.
+          heads: the projections.
           space: [length], or [height, width].
           block: the size of a block along each of them.
         """
@@ -57,12 +57,12 @@ class BlockAttention:
         relative_bias: RelativeBias | None = None,
     ) -> mtf.Tensor:
         """What `attend` gives, of x with all places; keys and values go into the state, as
-        `<name>/k` and `<name>/v`: [batch..., heads, length, d_kv]."""
+        `<name>/k` and `<name>/v`: [batch..., kv_heads, length, d_kv]."""
         del sequence, relative_bias
         q = self._heads.queries(x, self._space[-1])
         k, v = self._heads.keys_and_values(x, self._space[-1])
         batch = [dim for dim in x.shape.dims[:-1] if dim not in self._space]
-        heads, d_kv = self._heads.heads, self._heads.d_kv
+        heads, d_kv = self._heads.kv_heads, self._heads.d_kv
         for key, tensor in (("k", k), ("v", v)):
             in_order = mtf.transpose(tensor, [*batch, heads, *self._space, d_kv])
             state[f"{name}/{key}"] = mtf.reshape(in_order, [*batch, heads, length, d_kv])
@@ -94,5 +94,6 @@ class BlockAttention:
         return self._heads.output(attended, x.shape)
 
     def _attend(self, x: mtf.Tensor, q: mtf.Tensor, k: mtf.Tensor, v: mtf.Tensor) -> mtf.Tensor:
+        k, v = (self._heads.for_each_query(tensor) for tensor in (k, v))
         attended = local_attention(q, k, v, self._space, self._block)
         return self._heads.output(attended, x.shape)

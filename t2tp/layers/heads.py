@@ -65,6 +65,17 @@ class Heads:
         k, v = (self._project(x, name, self.kv_heads, length) for name in ("k", "v"))
         return k, v
 
+    def for_each_query(self, x: mtf.Tensor) -> mtf.Tensor:
+        """[..., kv_heads, ...] -> [..., heads, ...]: each head of queries gets the one that serves
+        it, query head h number h // (heads / kv_heads)."""
+        if self.kv_heads == self.heads:
+            return x
+        at = x.shape.dims.index(self.kv_heads)
+        before, after = x.shape.dims[:at], x.shape.dims[at + 1 :]
+        served = mtf.Dimension("served_heads", self.heads.size // self.kv_heads.size)
+        spread = mtf.broadcast(x, mtf.Shape([*before, self.kv_heads, served, *after]))
+        return mtf.reshape(spread, mtf.Shape([*before, self.heads, *after]))
+
     def output(self, attended: mtf.Tensor, shape: mtf.Shape) -> mtf.Tensor:
         """[batch..., heads, length, d_kv] -> `shape`, [batch..., length, d_model]. The variable
         `output`."""

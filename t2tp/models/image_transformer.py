@@ -134,7 +134,14 @@ class MtfImageTransformer(AutoregressiveModel):
         # The sum of all blocks does not grow with their number (GPT-2, section 2.3).
         scale = (2 * hparams.num_hidden_layers) ** -0.5
         layer = Layer(
-            self._attention(Heads(hparams.num_heads, hparams.d_kv, output_scale=scale)),
+            self._attention(
+                Heads(
+                    hparams.num_heads,
+                    hparams.d_kv,
+                    num_kv_heads=hparams.num_kv_heads,
+                    output_scale=scale,
+                )
+            ),
             FeedForward("relu", hparams.d_ff, dropout=hparams.relu_dropout, output_scale=scale),
         )
         return Stack(

@@ -16,12 +16,15 @@ BATCH, HEADS, D_KV, D_MODEL = 2, 4, 4, 8
 SIZES = {"length": 16}, {"height": 4, "width": 8}
 BLOCKS = [4], [2, 4]
 CASES = [
-    (0, "", ""),
-    (0, "a:4", "length:a"),
-    (0, "a:2;b:2", "batch:a;heads:b"),
-    (1, "", ""),
-    (1, "a:2;b:2", "height:a;width:b"),
-    (1, "a:2;b:2;c:2", "batch:a;heads:b;width:c"),
+    (0, 0, "", ""),
+    (0, 0, "a:4", "length:a"),
+    (0, 0, "a:2;b:2", "batch:a;heads:b"),
+    (0, 1, "a:2;b:2", "length:a;heads:b"),
+    (0, 2, "a:2;b:2", "length:a;heads:b;kv_heads:b"),
+    (1, 0, "", ""),
+    (1, 0, "a:2;b:2", "height:a;width:b"),
+    (1, 0, "a:2;b:2;c:2", "batch:a;heads:b;width:c"),
+    (1, 2, "a:2;b:2", "batch:a;kv_heads:b"),
 ]
 
 
@@ -38,8 +41,8 @@ def visible(kind: int) -> np.ndarray:
     return near & (numbers[None] <= numbers[:, None])
 
 
-@pytest.mark.parametrize(("kind", "mesh_shape", "layout"), CASES)
-def test_it_is_its_formula_and_steps_go_on_from_any_place(kind, mesh_shape, layout):
+@pytest.mark.parametrize(("kind", "kv_heads", "mesh_shape", "layout"), CASES)
+def test_it_is_its_formula_and_steps_go_on_from_any_place(kind, kv_heads, mesh_shape, layout):
     sizes = SIZES[kind]
     length = int(np.prod(list(sizes.values())))
     space = [mtf.Dimension(name, size) for name, size in sizes.items()]
@@ -53,7 +56,7 @@ def test_it_is_its_formula_and_steps_go_on_from_any_place(kind, mesh_shape, layo
     }
 
     def build(x, at, here):
-        attention = BlockAttention(Heads(HEADS, D_KV), space, BLOCKS[kind])
+        attention = BlockAttention(Heads(HEADS, D_KV, num_kv_heads=kv_heads), space, BLOCKS[kind])
         positions = mtf.zeros(x.mesh, mtf.Shape(x.shape.dims[:1] + space), tf.int32)
         state = {}
         begun = attention.begin(
@@ -68,6 +71,7 @@ def test_it_is_its_formula_and_steps_go_on_from_any_place(kind, mesh_shape, layo
     ran = run(build, given, mesh_shape, layout)
     flat = x.reshape(BATCH, length, D_MODEL)
     q, k, v = (np.einsum("btd,dhk->bhtk", flat, ran.variables[name]) for name in "qkv")
+    k, v = (np.repeat(x, HEADS // x.shape[1], axis=1) for x in (k, v))
     weights = np.exp(np.einsum("bhtk,bhmk->bhtm", q, k) / D_KV**0.5) * visible(kind)
     weights /= weights.sum(-1, keepdims=True)
     attended = np.einsum("bhtm,bhmk->bhtk", weights, v)

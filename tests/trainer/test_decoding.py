@@ -18,6 +18,9 @@ def test_numbers_are_symbols(tmp_path):
     request = codec.request("1 0 1 1")
     assert request.inputs == [3, 2, 3, 3, 1]
     assert codec.decode(request.inputs) == "1 0 1 1"
+    assert list(request.prefix) == []
+    begun = codec.request("1 0 1 1\t1 1")
+    assert (begun.inputs, begun.prefix) == (request.inputs, [3, 3])
     with pytest.raises(ValueError, match="numbers from 0 to 1"):
         codec.encode("0 2")
 
