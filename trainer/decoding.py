@@ -86,6 +86,7 @@ class RunDecoder:
             options,
             seed=estimator.config.random_seed,
             max_length=longest,
+            compiled=bool(estimator.config.xla),
         )
 
     @property
