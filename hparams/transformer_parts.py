@@ -117,6 +117,11 @@ def _declare_blocks(hparams: HParams) -> None:
         "none",
         help="whose activations are computed again, not kept: none, layer, attention, feed_forward",
     )
+    add(
+        "sequence_parallel",
+        False,
+        help="whether length is residual_length between blocks, where a layout may then split it",
+    )
 
 
 def _declare_attention(hparams: HParams) -> None:

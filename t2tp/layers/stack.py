@@ -16,6 +16,7 @@ from t2tp.layers.mixture_of_experts import ExpertSums, MixtureOfExperts
 from t2tp.layers.normalization import Norm
 from t2tp.layers.passes import AnySelfAttention, Pass
 from t2tp.layers.positions import sinusoidal
+from t2tp.layers.sequence_parallel import between_blocks, inside_blocks
 from t2tp.nearest import nearest
 
 NORM_POSITIONS = ("pre", "post")
@@ -27,13 +28,22 @@ _Block = Callable[[mtf.Tensor], mtf.Tensor]
 class Residual:
     """Adds what a block makes: `x + dropout(block(norm(x)))`, or `norm(x + dropout(block(x)))`."""
 
-    def __init__(self, norm: Norm, norm_position: str, dropout: Dropout) -> None:
+    def __init__(
+        self,
+        norm: Norm,
+        norm_position: str,
+        dropout: Dropout,
+        *,
+        sequence_parallel: bool = False,
+    ) -> None:
         """Says how.
 
         Args:
           norm: the norm.
           norm_position: `pre` (R. Xiong et al., arXiv:2002.04745) or `post` (arXiv:1706.03762).
           dropout: of the block's output.
+          sequence_parallel: whether the length has another name between blocks; see
+            `t2tp.layers.sequence_parallel`.
 
         Raises:
           ValueError: there is no such position.
@@ -44,12 +54,21 @@ class Residual:
         self.norm = norm
         self.is_pre = norm_position == "pre"
         self._dropout = dropout
+        self._sequence_parallel = sequence_parallel
 
     def __call__(self, x: mtf.Tensor, block: _Block, training: bool) -> mtf.Tensor:
-        """[..., d_model] -> [..., d_model]."""
-        if self.is_pre:
-            return x + self._dropout(block(self.norm(x)), training)
-        return self.norm(x + self._dropout(block(x), training))
+        """[..., d_model] -> [..., d_model], both as they are between blocks."""
+        y = self.inside(self.norm(x) if self.is_pre else x)
+        x += self._dropout(self.between(block(y)), training)
+        return x if self.is_pre else self.norm(x)
+
+    def between(self, x: mtf.Tensor) -> mtf.Tensor:
+        """What a block made, as it is between blocks."""
+        return between_blocks(x) if self._sequence_parallel else x
+
+    def inside(self, x: mtf.Tensor) -> mtf.Tensor:
+        """What goes through between blocks, as a block takes it."""
+        return inside_blocks(x) if self._sequence_parallel else x
 
 
 @dataclass(frozen=True)
@@ -115,6 +134,7 @@ class Stack:
           like `x`, and what each layer of experts counted.
         """
         counted = []
+        x = self._residual.between(x)
         for number, layer in enumerate(self._layers):
             name = f"layer_{number:02d}"
             if self._share_layers:
@@ -127,7 +147,7 @@ class Stack:
         if self._residual.is_pre:
             with tf1.variable_scope("final"):
                 x = self._residual.norm(x)
-        return x, counted
+        return self._residual.inside(x), counted
 
     def _layer(self, layer: Layer, x: mtf.Tensor, way: Pass, name: str) -> tuple[mtf.Tensor, ...]:
         """One layer: its output, and what its experts counted."""

@@ -131,7 +131,7 @@ class Collectives:
         if _carrier(x.dtype) != x.dtype:
             return _carried(lambda c: self.alltoall(c, axis, split_axis, concat_axis), x)
         self._record("alltoall", (axis,), x)
-        parts = tf.stack(tf.split(x, self._mesh_shape.dims[axis].size, axis=split_axis))
+        parts = _split_leading(x, self._mesh_shape.dims[axis].size, split_axis)
         return _merge_leading(self._send_parts(parts, axis), concat_axis)
 
     def reducescatter(
@@ -143,7 +143,7 @@ class Collectives:
             return x
         key, size = self._group((axis,))
         self._record("reducescatter", (axis,), x, sums)
-        parts = tf.stack(tf.split(x, size, axis=scatter_axis))
+        parts = _split_leading(x, size, scatter_axis)
         if self._nccl:
             part = tf.raw_ops.CollectiveReduceScatterV2(
                 input=parts,
@@ -320,6 +320,13 @@ def _carried(move: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor) -> tf.Tensor:
     if carrier.size == x.dtype.size:
         return tf.bitcast(move(tf.bitcast(x, carrier)), x.dtype)
     return tf.cast(move(tf.cast(x, carrier)), x.dtype)
+
+
+def _split_leading(x: tf.Tensor, parts: int, axis: int) -> tf.Tensor:
+    """[..., parts * d, ...] -> [parts, ..., d, ...], where parts * d is dimension `axis`."""
+    shape = x.shape.as_list()
+    cut = tf.reshape(x, [*shape[:axis], parts, shape[axis] // parts, *shape[axis + 1 :]])
+    return tf.transpose(cut, [axis, *range(axis), *range(axis + 1, len(shape) + 1)])
 
 
 def _merge_leading(x: tf.Tensor, axis: int) -> tf.Tensor:

@@ -16,6 +16,7 @@ from t2tp.layers.mixture_of_experts import MixtureOfExperts, Routing
 from t2tp.layers.normalization import Norm
 from t2tp.layers.passes import AnySelfAttention
 from t2tp.layers.positions import POSITIONS, LearnedPositions, RelativePositions, sinusoidal
+from t2tp.layers.sequence_parallel import BETWEEN, INSIDE, between_blocks
 from t2tp.layers.stack import Layer, Residual, Stack
 from t2tp.nearest import nearest
 from t2tp.ops.attention import RelativeBias
@@ -46,10 +47,10 @@ class TransformerParts:
         self._has_experts = has_experts
         self.d_model = mtf.Dimension("d_model", hparams.d_model)
         self.dtype = dtype
-        self._dropout = Dropout(
-            hparams.layer_prepostprocess_dropout,
-            hparams.layer_prepostprocess_dropout_broadcast_dims,
-        )
+        broadcast_dims = hparams.layer_prepostprocess_dropout_broadcast_dims
+        if hparams.sequence_parallel:
+            broadcast_dims = [BETWEEN if name == INSIDE else name for name in broadcast_dims]
+        self._dropout = Dropout(hparams.layer_prepostprocess_dropout, broadcast_dims)
         self._position = hparams.position
         self._learned = LearnedPositions(hparams.max_length, hparams.initializer_stddev)
         self._relative = RelativePositions(hparams.relative_buckets, hparams.relative_max_distance)
@@ -89,7 +90,7 @@ class TransformerParts:
     def with_positions(
         self, x: mtf.Tensor, positions: mtf.Tensor, training: bool, longest: int
     ) -> mtf.Tensor:
-        """Embeddings of symbols as the first layer gets them.
+        """Embeddings of symbols as the first layer gets them, named as between blocks.
 
         Args:
           x: [batch..., d_model].
@@ -100,6 +101,8 @@ class TransformerParts:
         Raises:
           ValueError: there are more than positions were learned for.
         """
+        if self._hparams.sequence_parallel:
+            x, positions = between_blocks(x), between_blocks(positions)
         if self._position == "learned":
             if longest > self._hparams.max_length:
                 raise ValueError(
@@ -147,7 +150,12 @@ class TransformerParts:
         norm = Norm(hparams.norm_type, hparams.norm_epsilon)
         return Stack(
             layers,
-            Residual(norm, hparams.norm_position, self._dropout),
+            Residual(
+                norm,
+                hparams.norm_position,
+                self._dropout,
+                sequence_parallel=hparams.sequence_parallel,
+            ),
             share_layers=hparams.share_layers,
             recompute=hparams.recompute,
         )

@@ -17,6 +17,7 @@ from tests.models.small_transformers import (
     FAMILIES,
     LAYOUTS,
     LENGTH,
+    MEGATRON,
     assert_close,
     loss_program,
 )
@@ -83,6 +84,25 @@ def test_any_layout_gives_the_loss_and_all_gradients_of_the_description(name, la
     wanted = reference(name)
     assert set(wanted) == {n for n in values if not n.startswith(("summaries/", "expert_"))}
     assert_close(values, wanted)
+
+
+SEQUENCE_PARALLEL = ("data:2;model:2", f"{MEGATRON};residual_length:model")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_length_split_between_blocks_changes_nothing(name):
+    program = loss_program(FAMILIES[name], *SEQUENCE_PARALLEL, sequence_parallel=True)
+    assert_close(program(FAMILIES[name].batch()), reference(name))
+
+
+def test_dropout_shared_along_the_length_is_the_same_where_that_is_split():
+    changes = {**ALL_DROPOUT, "layer_prepostprocess_dropout_broadcast_dims": ["length"]}
+    family = FAMILIES["encdec"]
+    whole = loss_program(family, with_gradients=False, **changes)
+    split = loss_program(
+        family, *SEQUENCE_PARALLEL, with_gradients=False, sequence_parallel=True, **changes
+    )
+    assert_close(split(family.batch()), whole(family.batch()), 1e-5)
 
 
 @functools.cache

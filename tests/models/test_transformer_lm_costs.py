@@ -47,6 +47,27 @@ def test_a_split_layer_costs_two_more_reductions_backward(layers):
 
 
 @pytest.mark.parametrize("layers", [1, 2])
+def test_a_length_split_between_blocks_makes_a_gather_and_a_scatter_of_each_reduction(layers):
+    """Forward: the embedding's rows are scattered, each block gathers what it gets and scatters
+    what it adds, and logits are made of all. Backward the other way round. What remains: the
+    cross-entropy's, and the gradients of norms and positions, each of which sees its part."""
+    program = training_program(
+        "model:4",
+        layout="heads:model;d_ff:model;vocab:model;residual_length:model",
+        num_hidden_layers=layers,
+        sequence_parallel=True,
+    )
+    moved = program.collectives()
+    blocks = 2 * layers
+    scattered = moved["reducescatter", ("model",)]
+    gathered = moved["allgather", ("model",)]
+    assert scattered == (2 + 2 * blocks, (2 + 2 * blocks) * ACTIVATIONS)
+    assert gathered == (2 + 2 * blocks, (2 + 2 * blocks) * ACTIVATIONS // 4)
+    count, size = moved[MODEL]
+    assert count <= 5 and size < ACTIVATIONS
+
+
+@pytest.mark.parametrize("layers", [1, 2])
 def test_data_parallel_training_reduces_each_gradient_once_and_all_in_one_go(layers):
     """Besides: two numbers together, the sum of the losses and how many tokens it is of."""
     program = training_program("data:4", num_hidden_layers=layers)
