@@ -1,11 +1,12 @@
-"""Where the time of a training step on one device goes: t2tp's, and plain TensorFlow's.
+"""Where the time of a training step goes: t2tp's, and plain TensorFlow's on one device.
 
-    python benchmarks/profile_step.py [--size=design] [PEER ...]
+    python benchmarks/profile_step.py [--size=design] [--mesh=1x1] [PEER ...]
 
 From TensorFlow's profiler, which notes when each operation begins and ends on which thread. Each
 moment of a step is shared out equally among the operations that run at that moment; where none
 runs, it counts as between operations (starting the step, handing over, threads that wait for the
-rest of an operation's parts are inside it). So the shares add up to the step.
+rest of an operation's parts are inside it). Collectives wait for other devices most of their time,
+so they count only where nothing else runs. The shares add up to the step.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ from typing import NamedTuple
 from language_model import SIZES
 from turns import HERE
 
+COLLECTIVES = "collectives"
 # What an operation belongs to: the first whose pattern is found in `name:type`.
 PARTS = {
+    COLLECTIVES: r":Collective",
     # The whole of scores, softmax and weighted sum; not the products before and after it.
     "attention": r"attention/attention/|^(gradient_tape/)?attention/",
     "cross-entropy": r"cross_entropy",
@@ -35,7 +38,6 @@ PARTS = {
     "the rest": r"",
 }
 BETWEEN = "between operations"
-PEERS = ("ours", "plain_tf")
 _OPERATION = re.compile(r"^[^:]+:_?[A-Z]\w*$")
 # They only wait for what they call, which is noted too.
 _CALLERS = re.compile(r":.*(PartitionedCall|While)$")
@@ -51,10 +53,14 @@ class Span(NamedTuple):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("peers", nargs="*", default=PEERS, metavar="PEER", help="of peers/")
+    parser.add_argument("peers", nargs="*", metavar="PEER", help="of peers/")
     parser.add_argument("--size", choices=SIZES, default="design")
+    parser.add_argument("--mesh", default="1x1", help="devices for the batch x for the weights")
     args = parser.parse_args()
-    profiles = {peer: profile(peer, args.size) for peer in args.peers}
+    data, model = args.mesh.split("x")
+    arguments = [f"--size={args.size}", f"--data={data}", f"--model={model}"]
+    peers = args.peers or (("ours", "plain_tf") if args.mesh == "1x1" else ("ours",))
+    profiles = {peer: profile(peer, arguments) for peer in peers}
     print("| ms of a step | " + " | ".join(profiles) + " |")
     print("| --- |" + " --- |" * len(profiles))
     for part in (*PARTS, BETWEEN):
@@ -63,7 +69,7 @@ def main() -> None:
     print("| together | " + " | ".join(totals) + " |")
 
 
-def profile(peer: str, size: str) -> Counter[str]:
+def profile(peer: str, arguments: list[str]) -> Counter[str]:
     """Seconds of a step by part.
 
     Raises:
@@ -72,7 +78,7 @@ def profile(peer: str, size: str) -> Counter[str]:
     with tempfile.TemporaryDirectory() as folder:
         program = HERE / "peers" / f"{peer}.py"
         ended = subprocess.run(
-            [sys.executable, program, f"--size={size}", f"--profile={folder}"],
+            [sys.executable, program, *arguments, f"--profile={folder}"],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -122,10 +128,10 @@ def shared_out(step: Span, spans: list[Span]) -> Counter[str]:
     running: Counter[str] = Counter()
     before = step.begin
     for moment, part, change in (*_moments(step, spans), (step.end, BETWEEN, 0)):
-        count = running.total()
-        for each, number in running.items():
-            picoseconds[each] += (moment - before) * number / count
-        if not count:
+        sharing = {p: n for p, n in running.items() if p != COLLECTIVES} or running
+        for each, number in sharing.items():
+            picoseconds[each] += (moment - before) * number / sum(sharing.values())
+        if not sharing:
             picoseconds[BETWEEN] += moment - before
         running[part] += change
         running += Counter()  # without those that no longer run

@@ -21,6 +21,7 @@ SECOND = 10**12
         ("adam_1/ResourceApplyAdam:ResourceApplyAdam", "optimizer"),
         ("layer_00/attention/rms_norm/Sum:Sum", "norms"),
         ("shift/Pad:Pad", "the rest"),
+        ("layer_00/attention/add/CollectiveReduceV2:CollectiveReduceV2", "collectives"),
     ],
 )
 def test_what_an_operation_belongs_to(operation, part):
@@ -40,3 +41,9 @@ def test_a_moment_is_shared_among_what_runs_then():
         profile_step.BETWEEN: 1 + 2,
     }
     assert sum(shares.values()) == 10
+
+
+def test_a_collective_counts_where_nothing_else_runs():
+    spans = [Span(0, 4 * SECOND, profile_step.COLLECTIVES), Span(0, 3 * SECOND, "norms")]
+    shares = shared_out(Span(0, 5 * SECOND, ""), spans)
+    assert shares == {"norms": 3, profile_step.COLLECTIVES: 1, profile_step.BETWEEN: 1}
