@@ -7,7 +7,7 @@ from pathlib import Path
 
 from results import Results
 
-_INCHES_A_ROW = 0.22
+_INCHES_A_ROW = 0.18
 
 
 def draw(results: Iterable[Results], path: Path) -> None:
@@ -38,11 +38,13 @@ def draw(results: Iterable[Results], path: Path) -> None:
     axes.axvline(1, color="black", linewidth=1)
     axes.set_yticks(range(len(rows)), [label for label, _ in rows], fontsize=7)
     axes.invert_yaxis()
-    axes.set_xscale("log")
+    axes.margins(y=0.01)
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:g}")
     axes.set_xlabel("t2tp's time / its time (left of the line t2tp is faster)")
     axes.grid(axis="x", which="both", alpha=0.3)
     figure.tight_layout()
     unfinished = path.with_name(path.name + ".tmp")
-    figure.savefig(unfinished, format="png", dpi=120)
+    figure.savefig(unfinished, format="png", dpi=90)
     plt.close(figure)
     unfinished.replace(path)
