@@ -45,6 +45,6 @@ def draw(results: Iterable[Results], path: Path) -> None:
     axes.grid(axis="x", which="both", alpha=0.3)
     figure.tight_layout()
     unfinished = path.with_name(path.name + ".tmp")
-    figure.savefig(unfinished, format="png", dpi=90)
+    figure.savefig(unfinished, format="png", dpi=90, bbox_inches="tight")
     plt.close(figure)
     unfinished.replace(path)
