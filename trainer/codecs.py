@@ -38,17 +38,22 @@ class Codec(abc.ABC):
     def decode(self, symbols: Sequence[int]) -> str:
         """Returns the text of symbols."""
 
-    def request(self, text: str) -> Request:
-        """What is to be decoded for a line: inputs with their end and, after a tab, how the targets
-        begin; or a prompt.
+    def request(self, text: str, beginning: str = "") -> Request:
+        """What is to be decoded for a line.
+
+        Args:
+          text: inputs, which get their end; or a prompt.
+          beginning: how the targets for inputs begin.
 
         Raises:
-          ValueError: see `encode`.
+          ValueError: a prompt has another beginning; or see `encode`.
         """
-        if not self.reads_inputs:
-            return Request(prefix=self.encode(text))
-        inputs, _, prefix = text.partition("\t")
-        return Request(inputs=[*self.encode(inputs), END_OF_DOCUMENT], prefix=self.encode(prefix))
+        if self.reads_inputs:
+            inputs = [*self.encode(text), END_OF_DOCUMENT]
+            return Request(inputs=inputs, prefix=self.encode(beginning))
+        if beginning:
+            raise ValueError("a prompt is itself how a language model's text begins")
+        return Request(prefix=self.encode(text))
 
 
 class _TextCodec(Codec):

@@ -79,8 +79,9 @@ def _check(flags: absl_flags.FlagValues) -> None:
         raise UsageError(
             f"give one of {', '.join(f'--{name}' for name in _SOURCES)}: {said} is given"
         )
-    if flags.decode_reference and not flags.decode_from_file:
-        raise UsageError("--decode_reference is for --decode_from_file")
+    for name in ("decode_reference", "decode_prefix_file"):
+        if flags[name].value and not flags.decode_from_file:
+            raise UsageError(f"--{name} is for --decode_from_file")
     if flags.decode_to_file and flags.decode_interactive:
         raise UsageError("--decode_interactive prints, and --decode_to_file is for files")
     if flags.output_dir and run_files.read(flags.output_dir) is None:
@@ -152,16 +153,9 @@ class _Decoding:
     def _file(self) -> None:
         """From a file into a file."""
         flags, lines = self._flags, self._lines
-        references = None
-        if flags.decode_reference:
-            references = decode_files.read_lines(flags.decode_reference)
-            if len(references) != len(lines):
-                raise UsageError(
-                    f"{flags.decode_reference} has {len(references)} lines, and"
-                    f" {flags.decode_from_file} has {len(lines)}: they must have as many"
-                )
+        references = self._beside(flags.decode_reference)
         found = {}
-        for number, decoded in self._decoder.texts(lines):
+        for number, decoded in self._decoder.texts(lines, self._beside(flags.decode_prefix_file)):
             found[number] = decoded
             if len(found) % 100 == 0:
                 logging.info("decoded %d of %d", len(found), len(lines))
@@ -173,6 +167,22 @@ class _Decoding:
         logging.info("%d lines in %s", len(lines), path)
         if references is not None:
             self._report("file", [decoded[0].text for decoded in in_order], references)
+
+    def _beside(self, path: str | None) -> list[str] | None:
+        """The lines of a file that has one for each line of the file to decode; None without one.
+
+        Raises:
+          UsageError: it has more or fewer.
+        """
+        if not path:
+            return None
+        lines = decode_files.read_lines(path)
+        if len(lines) != len(self._lines):
+            raise UsageError(
+                f"{path} has {len(lines)} lines, and {self._flags.decode_from_file} has"
+                f" {len(self._lines)}: they must have as many"
+            )
+        return lines
 
     def _interactive(self) -> None:
         """From the keyboard to the screen, until the end of input."""

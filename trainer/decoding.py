@@ -113,8 +113,14 @@ class RunDecoder:
         [[best, *_]] = self._decoder([replace(codec.request(text), limit=length)])
         return codec.decode(best.symbols)
 
-    def texts(self, lines: Sequence[str]) -> Iterator[tuple[int, list[Decoded]]]:
+    def texts(
+        self, lines: Sequence[str], beginnings: Sequence[str] | None = None
+    ) -> Iterator[tuple[int, list[Decoded]]]:
         """Decodes sources, or continues prompts.
+
+        Args:
+          lines: the sources or prompts.
+          beginnings: how what is decoded for each source begins; what is given is what follows.
 
         Yields:
           the number of a line and what was decoded for it, the best first, in the order in which
@@ -122,10 +128,12 @@ class RunDecoder:
 
         Raises:
           UsageError: the problem has no text.
-          ValueError: a line is too long for the model, or is not what the problem takes.
+          ValueError: a line is too long for the model, or is not what the problem takes; or a
+            prompt has another beginning.
         """
         codec = codec_of(self._problem, self._data_dir)
-        requests = [codec.request(line) for line in lines]
+        beginnings = [""] * len(lines) if beginnings is None else beginnings
+        requests = [codec.request(*each) for each in zip(lines, beginnings, strict=True)]
         for number, found in self._decoder.iterate(requests):
             yield number, [Decoded(codec.decode(each.symbols), each.score) for each in found]
 

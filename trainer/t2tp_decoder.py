@@ -61,8 +61,7 @@ def _define_decoding(ours: flags.FlagValues) -> None:
     flags.DEFINE_string(
         "decode_from_file",
         None,
-        "File to decode: a source, or of a language model a prompt, on each line. After a source, a"
-        " tab and how the result begins.",
+        "File to decode: a source, or of a language model a prompt, on each line.",
         flag_values=ours,
     )
     flags.DEFINE_string(
@@ -79,6 +78,12 @@ def _define_decoding(ours: flags.FlagValues) -> None:
         "decode_reference",
         None,
         "With --decode_from_file: a file of references, a line for each source, to score against.",
+        flag_values=ours,
+    )
+    flags.DEFINE_string(
+        "decode_prefix_file",
+        None,
+        "With --decode_from_file: a file of how each result begins, a line for each source.",
         flag_values=ours,
     )
     flags.DEFINE_string(

@@ -19,7 +19,7 @@ def test_numbers_are_symbols(tmp_path):
     assert request.inputs == [3, 2, 3, 3, 1]
     assert codec.decode(request.inputs) == "1 0 1 1"
     assert list(request.prefix) == []
-    begun = codec.request("1 0 1 1\t1 1")
+    begun = codec.request("1 0 1 1", "1 1")
     assert (begun.inputs, begun.prefix) == (request.inputs, [3, 3])
     with pytest.raises(ValueError, match="numbers from 0 to 1"):
         codec.encode("0 2")
@@ -35,6 +35,8 @@ def test_a_prompt_begins_targets_and_a_source_is_inputs_with_an_end(data_dir):
     request = codec.request("import codecs")
     assert request.inputs is None
     assert codec.decode(request.prefix) == "import codecs"
+    with pytest.raises(ValueError, match="a prompt is itself"):
+        codec.request("import", " codecs")
 
 
 def test_lines_are_read_as_they_are(tmp_path):

@@ -54,6 +54,20 @@ def test_beams_are_written_with_their_scores(pairs, tmp_path):
         assert scores == sorted(scores, reverse=True) and len(fields) == 2 * len(scores)
 
 
+def test_results_begin_as_they_are_told(pairs, tmp_path, capsys):
+    options = "beam_size=1,extra_length=5"
+    beginnings = tmp_path / "beginnings.txt"
+    beginnings.write_text("\nONE\n", encoding="utf-8")
+    lines = ["two one", "two one"]
+    (alone,) = decoded(pairs, tmp_path, lines[:1], options)
+    plain, begun = decoded(pairs, tmp_path, lines, options, decode_prefix_file=beginnings)
+    assert plain == alone != begun
+    beginnings.write_text("ONE\n", encoding="utf-8")
+    files = {"decode_from_file": tmp_path / "sources.txt", "decode_prefix_file": beginnings}
+    assert pairs.decode(**files) == 2
+    assert "they must have as many" in capsys.readouterr().err
+
+
 def test_a_split_is_decoded_into_three_files_and_scored(pairs, capsys):
     assert pairs.decode(split="validation", decode_hparams="beam_size=1,num_samples=4") == 0
     files = {path.suffix: path for path in (pairs.output_dir / "decodes").iterdir()}
