@@ -43,7 +43,8 @@ format: $(STAMP)
 bench: $(BENCH_STAMP) $(PEERS)
 	$(BIN)/python benchmarks/run.py --suite=short --turns=4 --steps=2
 
-# Hours on two cores; then docs/benchmarks.md says what came of it. run.py takes a --case at a time.
+# An hour or more on two cores (47 minutes with --turns=3 --steps=2); then docs/benchmarks.md says
+# what came of it. run.py takes a --case at a time.
 bench-full: $(BENCH_STAMP) $(PEERS) benchmarks/data
 	$(BIN)/python benchmarks/run.py --suite=full
 	$(BIN)/python benchmarks/report.py
