@@ -4,7 +4,8 @@
     python benchmarks/check.py --store [FOLDER]   makes it the baseline
 
 Ratios of times on one machine, taken in turns, stay what they are on another day where the times do
-not. A loss of more than 15 % beyond the spread of both is one too many.
+not. A loss of more than 15 % beyond the spread of both is one too many. So is a peer that is gone
+from a group which was measured: it would hide a loss.
 """
 
 from __future__ import annotations
@@ -31,11 +32,13 @@ class Change:
       name: case, group and peer.
       was: of the baseline.
       now: None if it was not measured.
+      is_gone: whether others of its group were measured, and it was not.
     """
 
     name: str
     was: Ratio
     now: Ratio | None
+    is_gone: bool = False
 
     @property
     def allowed(self) -> float:
@@ -63,7 +66,16 @@ def ratios_of(results: Mapping[str, Results]) -> dict[str, Ratio]:
 
 def compare(baseline: Mapping[str, Ratio], now: Mapping[str, Ratio]) -> list[Change]:
     """Each ratio of the baseline, and what has become of it."""
-    return [Change(name, was, now.get(name)) for name, was in baseline.items()]
+    groups = {_group(name) for name in now}
+    return [
+        Change(name, was, now.get(name), name not in now and _group(name) in groups)
+        for name, was in baseline.items()
+    ]
+
+
+def _group(name: str) -> str:
+    """Case and mesh of a ratio's name, `case, mesh[, more], peer[, more]`."""
+    return ", ".join(name.split(", ")[:2])
 
 
 def load(path: Path) -> dict[str, Ratio]:
@@ -92,7 +104,8 @@ def report(changes: list[Change]) -> str:
     lines = []
     for change in changes:
         if change.now is None:
-            lines.append(f"not measured  {change.name} (was {change.was.value:.2f})")
+            verdict = "GONE" if change.is_gone else "not measured"
+            lines.append(f"{verdict:12}  {change.name} (was {change.was.value:.2f})")
         else:
             verdict = "LOST" if change.is_loss else "ok"
             lines.append(
@@ -122,10 +135,10 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 2
     print(report(changes))
-    if all(change.now is None for change in changes):
+    if all(change.now is None and not change.is_gone for change in changes):
         print(f"{args.folder} has none of the ratios of the baseline", file=sys.stderr)
         return 2
-    return 1 if any(change.is_loss for change in changes) else 0
+    return 1 if any(change.is_loss or change.is_gone for change in changes) else 0
 
 
 if __name__ == "__main__":

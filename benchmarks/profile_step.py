@@ -1,6 +1,6 @@
 """Where the time of a training step goes: t2tp's, and plain TensorFlow's on one device.
 
-    python benchmarks/profile_step.py [--size=design] [--mesh=1x1] [PEER ...]
+    python benchmarks/profile_step.py [--size=design] [--mesh=1x1] [--dtype=float32] [PEER ...]
 
 From TensorFlow's profiler, which notes when each operation begins and ends on which thread. Each
 moment of a step is shared out equally among the operations that run at that moment; where none
@@ -56,9 +56,11 @@ def main() -> None:
     parser.add_argument("peers", nargs="*", metavar="PEER", help="of peers/")
     parser.add_argument("--size", choices=SIZES, default="design")
     parser.add_argument("--mesh", default="1x1", help="devices for the batch x for the weights")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     args = parser.parse_args()
     data, model = args.mesh.split("x")
     arguments = [f"--size={args.size}", f"--data={data}", f"--model={model}"]
+    arguments.append(f"--dtype={args.dtype}")
     peers = args.peers or (("ours", "plain_tf") if args.mesh == "1x1" else ("ours",))
     profiles = {peer: profile(peer, arguments) for peer in peers}
     print("| ms of a step | " + " | ".join(profiles) + " |")

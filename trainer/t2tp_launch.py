@@ -20,6 +20,9 @@ from t2tp.mesh.processes import DEVICES_VARIABLE
 WRONG_USAGE = 2
 NO_SUCH_COMMAND = 127  # As shells have it.
 
+# TensorFlow takes it for the number of threads that an operation is cut for.
+THREADS_VARIABLE = "TF_NUM_INTRAOP_THREADS"
+
 # After one process has failed, the others find out by themselves, and say what they know.
 ENDING_SECONDS = 40.0
 KILL_SECONDS = 10.0
@@ -56,7 +59,8 @@ def environments_of(
     environment: Mapping[str, str],
     gpus: Sequence[str],
 ) -> list[dict[str, str]]:
-    """The environment of each process, which says who it is and which GPUs it uses.
+    """The environment of each process, which says who it is, which GPUs it uses, and, unless
+    somebody has said it already, its share of the cores: together they are to use all of them once.
 
     Args:
       num_processes: how many there are.
@@ -76,10 +80,12 @@ def environments_of(
             " give each fewer with --devices_per_process."
         )
     cluster = {"worker": [f"localhost:{free_port()}" for _ in range(num_processes)]}
+    share = max(1, len(os.sched_getaffinity(0)) // num_processes)
     environments = []
     for process_id in range(num_processes):
         task = {"type": "worker", "index": process_id}
-        own = {**environment, "TF_CONFIG": json.dumps({"cluster": cluster, "task": task})}
+        own = {THREADS_VARIABLE: str(share), **environment}
+        own["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": task})
         if devices_per_process is not None:
             own[DEVICES_VARIABLE] = str(devices_per_process)
         if gpus:

@@ -32,5 +32,8 @@ def _peers(mesh: str, batch: int, size: str) -> list[Peer]:
     theirs = Peer("transformers (PyTorch)", "decode_transformers", asked, "torch")
     if mesh == "1x1":  # Where t2tp_decoder lets XLA compile the loop, unless there is little to do.
         ours = Peer("t2tp", "decode_ours", [*asked, "--xla"])
-        return [ours, Peer("t2tp, not compiled", "decode_ours", asked), theirs]
+        compiled = Peer(
+            "transformers, compiled", "decode_transformers", [*asked, "--compile"], "torch"
+        )
+        return [ours, Peer("t2tp, not compiled", "decode_ours", asked), theirs, compiled]
     return [Peer("t2tp", "decode_ours", [*asked, f"--data={data}", f"--model={model}"]), theirs]

@@ -31,15 +31,18 @@ def _peers(mesh: str, size: str, dtype: str) -> list[Peer]:
     if data * model == 1:
         peers = _on_one_device(asked)
     else:
-        processes = [*asked, f"--processes={data * model}"]
+        count = data * model
+        processes = [*asked, f"--processes={count}"]
         peers = [
             Peer("t2tp", "ours", asked),
+            Peer("t2tp, one device", "ours", asked[:2]),
             Peer("JAX, GSPMD", "jax_gspmd", asked, "jax"),
             Peer("TF DTensor", "tf_dtensor", asked),
-            Peer(f"PyTorch, {data * model} processes", "torch_lm", processes, "torch"),
+            Peer(f"PyTorch, {count} processes", "torch_lm", processes, "torch"),
         ]
-        if dtype == "float32":
-            peers.append(Peer("t2tp, one device", "ours", asked[:2]))
+        if count == 2:  # Each process compiles for itself, at the same time.
+            compiled = [*processes, "--compile"]
+            peers.append(Peer("PyTorch, 2 processes, compiled", "torch_lm", compiled, "torch"))
     if dtype == "float32":  # mesh-tensorflow's graph below is written in float32.
         peers += [
             Peer("mesh-tensorflow", "mtf_graph", [*asked, "--engine=placement"]),

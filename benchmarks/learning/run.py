@@ -40,6 +40,7 @@ class Case:
       steps: of the training.
       evaluate_every: so many steps; 0: at the end only.
       splits: that are evaluated on at the end.
+      problem_options: of the problem.
     """
 
     model: str
@@ -49,6 +50,7 @@ class Case:
     steps: int
     evaluate_every: int = 0
     splits: tuple[str, ...] = ("validation", "test")
+    problem_options: str = ""
 
 
 _MOE = "batch_size=16,max_length=256,learning_rate_constant=0.002,position=rotary"
@@ -66,9 +68,11 @@ CASES = {
         "transformer",
         "algorithmic_addition_decimal40",
         "transformer_tiny",
-        "batch_size=64,max_length=48,learning_rate_constant=0.001,num_hidden_layers=3",
-        20000,
-        1000,
+        "batch_size=12,max_length=128,num_hidden_layers=3,learning_rate_constant=0.002,"
+        "learning_rate_warmup_steps=500,activation_dtype=bfloat16",
+        12000,
+        2000,
+        problem_options="arrangement=packed",
     ),
     "language_model": Case(
         "transformer_lm",
@@ -119,7 +123,7 @@ def report(name: str, folder: Path, args: argparse.Namespace) -> None:
     case = CASES[name]
     steps = args.steps or case.steps
     data_dir = Path(args.data_dir or folder / "data")
-    problem = problems.find(case.problem)
+    problem = problems.find(case.problem, case.problem_options)
     problem.prepare(data_dir)
     hparams = registry.hparams(case.hparams_set)
     problem.change_hparams(hparams)
@@ -134,6 +138,7 @@ def report(name: str, folder: Path, args: argparse.Namespace) -> None:
             hparams,
             config,
             data_dir=data_dir,
+            problem_options=case.problem_options,
             train_steps=steps,
             local_eval_frequency=case.evaluate_every,
             eval_split=split,

@@ -1,4 +1,5 @@
 """Greedy decoding in Hugging Face transformers: a GPT-2 of the same size, with its key/value cache.
+With --compile the cache has a fixed size, and torch.compile makes a step of it.
 
 GPT-2 has biases and layer norms where the language model of the other benchmarks has none, which
 costs little; its weights are its own initial ones, so its tokens are not those of t2tp.
@@ -10,6 +11,7 @@ import turn
 
 turn.PARSER.add_argument("--new_tokens", type=int, default=64)
 turn.PARSER.add_argument("--prompt", type=int, default=16, help="tokens of each prompt")
+turn.PARSER.add_argument("--compile", action="store_true")
 args = turn.arguments()
 
 import language_model as lm
@@ -32,6 +34,9 @@ config = transformers.GPT2Config(
 model = transformers.GPT2LMHeadModel(config).eval().to(getattr(torch, args.dtype))
 prompts = torch.from_numpy(lm.targets(sizes)[:, : args.prompt]).long()
 everything = torch.ones_like(prompts)
+cache = {"cache_implementation": "static"} if args.compile else {}
+if args.compile:  # By itself generate() does so on accelerators only.
+    model.forward = torch.compile(model.forward)
 
 
 @torch.inference_mode()
@@ -43,6 +48,7 @@ def step() -> float:
         use_cache=True,
         max_new_tokens=args.new_tokens,
         pad_token_id=0,
+        **cache,
     )
     assert written.shape[1] == args.prompt + args.new_tokens
     return 0.0

@@ -18,6 +18,8 @@ dtype = tf.as_dtype(args.dtype)
 count = args.data * args.model
 cpu = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
+# Each device has its share of the cores, as our engine has it.
+tf.config.threading.set_intra_op_parallelism_threads(turn.share_of_cores(count))
 dtensor.initialize_accelerator_system("CPU")
 mesh = dtensor.create_mesh(
     [("data", args.data), ("model", args.model)], devices=[f"CPU:{i}" for i in range(count)]

@@ -2,7 +2,9 @@
 
 With --compile, by torch.compile. In several processes over gloo: DistributedDataParallel where only
 the batch is split (--data), torch's own tensor parallelism where only the weights are (--model),
-and fully_shard over tensor parallelism where both are, which is how torch combines them.
+and fully_shard over tensor parallelism where both are, as in torch's tutorial of the two; weights
+that were gathered for the forward pass stay for the backward pass. In bfloat16 (autocast) residuals
+and norms stay float32, as torch's users have it; the other peers keep them in bfloat16.
 """
 
 from __future__ import annotations
@@ -105,8 +107,8 @@ def in_processes(model: nn.Module) -> nn.Module:
     model.output.weight = model.embedding.weight
     if args.data > 1:
         for block in model.blocks:
-            fully_shard(block, mesh=mesh["data"])
-        fully_shard(model, mesh=mesh["data"])
+            fully_shard(block, mesh=mesh["data"], reshard_after_forward=False)
+        fully_shard(model, mesh=mesh["data"], reshard_after_forward=False)
     return model
 
 

@@ -53,6 +53,11 @@ def sizes(args: argparse.Namespace) -> Sizes:
     return dataclasses.replace(chosen, batch=args.batch) if args.batch else chosen
 
 
+def share_of_cores(count: int) -> int:
+    """Threads for each of so many that work at the same time, on the cores that we may use."""
+    return max(1, len(os.sched_getaffinity(0)) // count)
+
+
 def say(facts: Mapping[str, object]) -> None:
     """Reports facts, of a peer that takes no turns."""
     print(json.dumps(facts), flush=True)
@@ -104,8 +109,8 @@ def _start_processes(count: int) -> int:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     own = os.environ | {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
-    # Together they may use what a peer of one process may use.
-    own |= {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // count))}
+    # Together they may use what a peer of one process may use. (t2tp_launch says so too.)
+    own |= dict.fromkeys(("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS"), str(share_of_cores(count)))
     processes = [
         subprocess.Popen(
             [sys.executable, *sys.argv],

@@ -34,6 +34,13 @@ def test_what_was_not_measured_is_said_and_is_no_loss():
     assert check.report([change]) == "not measured  peer (was 0.80)"
 
 
+def test_a_peer_that_is_gone_from_a_group_that_was_measured_fails():
+    baseline = {"step, 2x1, one": Ratio(0.8, 0.05), "step, 1x1, one": Ratio(0.8, 0.05)}
+    gone, elsewhere = check.compare(baseline, {"step, 2x1, another, compiled": Ratio(0.5, 0.0)})
+    assert gone.is_gone and not elsewhere.is_gone
+    assert check.report([gone]) == "GONE          step, 2x1, one (was 0.80)"
+
+
 def test_only_other_people_s_programs_count():
     run = results(
         timed("t2tp", 1.0),
@@ -61,5 +68,7 @@ def test_the_command(tmp_path):
     lost = run_check()
     assert lost.returncode == 1
     assert "LOST          training_step, 1x1, other: 1.00 -> 1.20 (allowed 1.15)" in lost.stdout
+    results(timed("t2tp", 1.0), timed("third", 1.0), absent={"other": "gone"}).save(stored)
+    assert run_check().returncode == 1
     results(timed("t2tp", 1.0), absent={"other": "gone"}).save(stored)
     assert run_check().returncode == 2

@@ -109,3 +109,11 @@ def test_each_process_is_told_who_it_is():
     assert config["task"] == {"type": "worker", "index": 1}
     assert len(set(config["cluster"]["worker"])) == 2
     assert json.loads(first["TF_CONFIG"])["cluster"] == config["cluster"]
+
+
+def test_the_processes_share_the_cores():
+    def threads(environment: dict[str, str]) -> set[str]:
+        return {own["TF_NUM_INTRAOP_THREADS"] for own in environments_of(2, None, environment, [])}
+
+    assert threads({}) == {str(max(1, len(os.sched_getaffinity(0)) // 2))}
+    assert threads({"TF_NUM_INTRAOP_THREADS": "7"}) == {"7"}
