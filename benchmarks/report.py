@@ -3,7 +3,8 @@
     python benchmarks/report.py
 
 The prose is in benchmarks/page.md; in it, `{{table CASE}}` is a case's table, `{{conditions CASE}}`
-where and how it was measured, `{{headline}}` the summary and `{{picture}}` the picture.
+where and how it was measured, `{{headline}}` the summary, `{{targets}}` what was aimed at and
+`{{picture}}` the picture.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import re
 from collections.abc import Mapping
 
 import chart
+import targets
 from results import Results, load_all, write_whole
 from tables import table
 from turns import HERE
@@ -44,6 +46,8 @@ def page(template: str, results: Mapping[str, Results]) -> str:
         what, _, case = found.group(1).partition(" ")
         if what == "headline":
             return headline(results)
+        if what == "targets":
+            return targets.table(results)
         if what == "picture":
             return f"![t2tp's time as a share of its peers']({PICTURE.name})" if results else ""
         if what not in ("table", "conditions"):

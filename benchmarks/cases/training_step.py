@@ -30,6 +30,8 @@ def _peers(mesh: str, size: str, dtype: str) -> list[Peer]:
     asked = [f"--size={size}", f"--dtype={dtype}", f"--data={data}", f"--model={model}"]
     if data * model == 1:
         peers = _on_one_device(asked)
+        if dtype != "float32":
+            peers.append(Peer("t2tp, float32", "ours", asked[:1]))
     else:
         count = data * model
         processes = [*asked, f"--processes={count}"]

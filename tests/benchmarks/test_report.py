@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import chart
 import pytest
 import report
-from results import load_all
+import suites
+import targets
+from results import Ratio, load_all
 
 from tests.benchmarks.made_up import results, timed
 
@@ -56,3 +60,20 @@ def test_the_picture_is_drawn(tmp_path):
     chart.draw([run], tmp_path / "picture.png")
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_targets_are_beside_what_was_measured():
+    aim = targets.Target("ours", "training_step", "1x1", ("slow", "fast"), 0.5)
+    run = {"training_step": results(timed("t2tp", 1.0), timed("slow", 4.0), timed("fast", 1.6))}
+    assert targets.measured(aim, run) == Ratio(0.625, 0.0)
+    growth = replace(aim, others=("fast",), is_growth=True)
+    assert targets.measured(growth, run) == Ratio(1.6, 0.0)
+    assert targets.measured(aim, {}) is None
+    assert "| not measured |" in targets.table({})
+
+
+def test_every_target_is_a_case_of_the_suite():
+    for target in targets.TARGETS:
+        groups = suites.FULL[target.case]("design")
+        (names,) = [{p.name for p in g.peers} for g in groups if g.name == target.group]
+        assert names.issuperset(target.others)

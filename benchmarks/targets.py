@@ -1,0 +1,89 @@
+"""What t2tp aims at, beside what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from results import Ratio, Results
+
+
+@dataclass(frozen=True)
+class Target:
+    """A ratio of times that t2tp is to reach.
+
+    Attributes:
+      what: is compared, in words.
+      case: where it is measured.
+      group: of the case.
+      others: t2tp's time is a share of theirs; of several, of the fastest's.
+      most: that the share may be.
+      is_growth: whether the aim is on the other's time as a share of t2tp's own: how much more a
+        larger mesh takes.
+    """
+
+    what: str
+    case: str
+    group: str
+    others: tuple[str, ...]
+    most: float
+    is_growth: bool = False
+
+
+def _step(what: str, group: str, most: float, *others: str) -> Target:
+    return Target(what, "training_step", group, others, most)
+
+
+def _decoding(mesh: str, batch: int) -> Target:
+    what = f"decoding on {mesh}, batch {batch}, beside transformers"
+    return Target(what, "decoding", f"{mesh}, batch {batch}", ("transformers (PyTorch)",), 1.0)
+
+
+TARGETS = (
+    _step(
+        "one device beside plain TensorFlow's best",
+        "1x1 float32",
+        1.05,
+        "plain TensorFlow",
+        "plain TensorFlow, XLA",
+    ),
+    _step("one device beside JAX", "1x1 float32", 0.65, "JAX, jit"),
+    _step("one device, bfloat16 beside float32", "1x1 bfloat16", 0.75, "t2tp, float32"),
+    _step("2x4 beside JAX's GSPMD", "2x4 float32", 0.65, "JAX, GSPMD"),
+    _step("2x4 beside mesh-tensorflow", "2x4 float32", 0.75, "mesh-tensorflow"),
+    _step("2x4 beside one device", "2x4 float32", 1.25, "t2tp, one device"),
+    Target("tracing 1x64 beside 1x2", "tracing", "trace, one axis", ("t2tp on 1x64",), 1.3, True),
+    Target("tracing 8x8 beside 2x2", "tracing", "trace, two axes", ("t2tp on 8x8",), 1.3, True),
+    *(_decoding(mesh, batch) for mesh in ("1x1", "2x2") for batch in (1, 16)),
+)
+
+
+def measured(target: Target, results: Mapping[str, Results]) -> Ratio | None:
+    """What came of a target; None if it was not measured."""
+    if target.case not in results:
+        return None
+    ratios = [
+        ratio
+        for group in results[target.case].measured
+        if group.group == target.group
+        for timed in group.timed
+        if timed.name in target.others and (ratio := group.ratio(timed)) is not None
+    ]
+    if not ratios:
+        return None
+    ratio = max(ratios, key=lambda each: each.value)
+    return Ratio(1 / ratio.value, ratio.spread) if target.is_growth else ratio
+
+
+def table(results: Mapping[str, Results]) -> str:
+    """Each target and what came of it, in Markdown."""
+    lines = ["| | aim | measured | |", "| --- | --- | --- | --- |"]
+    for target in TARGETS:
+        ratio = measured(target, results)
+        if ratio is None:
+            figure, verdict = "", "not measured"
+        else:
+            figure = f"{ratio.value:.2f} ± {ratio.value * ratio.spread:.2f}"
+            verdict = "met" if ratio.value <= target.most else "not met"
+        lines.append(f"| {target.what} | <= {target.most:.2f} | {figure} | {verdict} |")
+    return "\n".join(lines)
