@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any
 from t2tp import upstream
 from t2tp.ops.cast import cast  # noqa: F401
 from t2tp.ops.cumsum import cumsum  # noqa: F401
+from t2tp.ops.division import floordiv, mod  # noqa: F401
 from t2tp.ops.dropout import dropout  # noqa: F401
 from t2tp.ops.einsum import add, einsum, matmul, multiply  # noqa: F401
 from t2tp.ops.extrema import maximum, minimum, reduce_max, reduce_min  # noqa: F401
 from t2tp.ops.gather import gather  # noqa: F401
 from t2tp.ops.many_outputs import slicewise, unstack  # noqa: F401
+from t2tp.ops.mean import reduce_mean  # noqa: F401
 from t2tp.ops.recompute import recompute_grad  # noqa: F401
 from t2tp.ops.relu import relu  # noqa: F401
 from t2tp.ops.softmax import log_softmax, reduce_logsumexp, softmax  # noqa: F401
@@ -28,7 +30,7 @@ from t2tp.ops.where import where  # noqa: F401
 from t2tp.ops.while_loop import while_loop  # noqa: F401
 
 if TYPE_CHECKING:
-    from t2tp.upstream import beam_search, layers, optimize
+    from t2tp.upstream import beam_search, layers, ops, optimize
 
     def __getattr__(name: str) -> Any: ...  # mesh-tensorflow has no type hints
 
@@ -62,3 +64,9 @@ if not TYPE_CHECKING:
     optimize = _on_our_operations(upstream.optimize)
     vars(optimize)["layers"] = layers
     beam_search = _on_our_operations(upstream.beam_search)
+    ops = types.ModuleType(f"{__name__}.ops", upstream.ops.__doc__)
+    vars(ops).update(
+        (name, globals().get(name, value))
+        for name, value in vars(upstream.ops).items()
+        if not name.startswith("__")
+    )

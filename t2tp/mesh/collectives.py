@@ -112,6 +112,10 @@ class Collectives:
         axes = self._real_axes(axes)
         if not axes:
             return x
+        reduced_as = _reduced_as(x.dtype)
+        if reduced_as != x.dtype:
+            wide = tf.cast(x, reduced_as)
+            return tf.cast(self.allreduce(wide, axes, merge_op, sums), x.dtype)
         self._record("allreduce", axes, x, sums)
         return self._reduce(x, axes, merge_op)
 
@@ -312,6 +316,16 @@ def _carrier(dtype: tf.DType) -> tf.DType:
     if dtype == tf.bfloat16:
         return tf.float16
     raise ValueError(f"Tensors of dtype {dtype.name} cannot be moved between processors.")
+
+
+def _reduced_as(dtype: tf.DType) -> tf.DType:
+    """What a dtype that TensorFlow's collectives cannot reduce is reduced as. (Of a sum that is too
+    large the same low bits stay.)"""
+    if dtype in (tf.int8, tf.uint8, tf.int16, tf.uint16):
+        return tf.int32
+    if dtype == tf.uint64:
+        raise ValueError("Tensors of dtype uint64 cannot be reduced between processors.")
+    return tf.int64 if dtype == tf.uint32 else dtype
 
 
 def _carried(move: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor) -> tf.Tensor:

@@ -235,6 +235,10 @@ class Layout:
                 elif similar(axis, self._axis_index):
                     meant = nearest(axis, self._axis_index, "axes")
                     said.append(f"{idle}: the mesh has no axis {axis!r}; {meant}")
+                elif dim not in seen:
+                    said.append(
+                        f"{idle}: there is neither an axis {axis!r} nor a dimension {dim!r}"
+                    )
             elif dim not in seen:
                 meant = nearest(dim, seen, "dimensions")
                 said.append(f"{idle}: no tensor of the model has a dimension {dim!r}; {meant}")

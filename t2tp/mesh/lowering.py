@@ -25,6 +25,7 @@ from t2tp.mesh.random_operations import lower_random
 from t2tp.mesh.reductions import Reductions, surely_needed
 from t2tp.mesh.reshape import lower_reshape
 from t2tp.mesh.spmd import LaidOutTensor, SpmdMeshImpl
+from t2tp.mesh.transposed_convolution import lower_transposed_convolution
 
 T = TypeVar("T")
 
@@ -279,6 +280,8 @@ _RULES: dict[type[mtf.Operation], Callable[[mtf.Operation, Lowering], None]] = {
     mtf.EinsumOperation: lower_einsum,
     mtf.OneHotOperation: lower_one_hot,
     mtf.Constant: lower_constant,
+    mtf.Conv2dTransposeOperation: lower_transposed_convolution,
+    mtf.Conv3dTransposeOperation: lower_transposed_convolution,
     mtf.Depend: lower_depend,
     mtf.GenericGradOperation: lower_generic_gradient,
     mtf.PoolBackPropOperation: lower_pool_gradient,

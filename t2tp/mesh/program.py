@@ -258,7 +258,10 @@ class Program:
         return self._concrete
 
     def collectives(self) -> dict[tuple[str, tuple[str, ...]], tuple[int, int]]:
-        """What a step moves: (kind, mesh axes) -> (how many, bytes that each processor puts in)."""
+        """What a step moves: (kind, mesh axes) -> (how many, bytes that each processor puts in).
+
+        Those of a loop's body are counted once, however often it runs.
+        """
         self.trace()
         return summarize(self._log)
 

@@ -23,10 +23,18 @@ def lower_random(op: mtf.RandomOperation, lowering: Lowering) -> None:
         if output.dtype.is_integer:
             if high is None:
                 raise ValueError(f"{op.name}: random integers need a maxval.")
-            span = tf.cast(high - low, tf.uint32)
+            if not 0 < high - low < 1 << 32:
+                raise ValueError(
+                    f"{op.name}: random integers from {low} and below {high}; of a span of 1 to"
+                    " 2**32 - 1 they can be drawn."
+                )
+            span = tf.constant(high - low, tf.uint32)
             value = tf.cast(low, output.dtype) + tf.cast(bits % span, output.dtype)
         else:
-            value = low + ((1.0 if high is None else high) - low) * random.uniform(bits)
+            high = 1.0 if high is None else high
+            value = tf.cast(low + (high - low) * random.uniform(bits), output.dtype)
+            # The next number to `high` may be `high` when it is rounded.
+            value = tf.where(value < tf.cast(high, output.dtype), value, tf.cast(low, output.dtype))
     elif op._tf_fn is tf.compat.v1.random.normal:
         value = kwargs.pop("mean", 0.0) + kwargs.pop("stddev", 1.0) * random.normal(bits)
     else:

@@ -1,7 +1,8 @@
-"""Softmax and its kin, computed in float32 whatever the dtype of the tensor."""
+"""Softmax and its kin, computed in float32 or, of float64, in float64."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import tensorflow as tf
@@ -71,7 +72,7 @@ class SoftmaxOperation(mtf.Operation):
 
     def lower(self, lowering: Lowering) -> None:
         (x,), (y,) = self.inputs, self.outputs
-        logits = tf.cast(lowering.slice(x), tf.float32)
+        logits = tf.cast(lowering.slice(x), _wide_dtype(x))
         place, axes = _place(lowering, x, self._dim)
         if axes:
             allreduce = lowering.mesh_impl(self).collectives.allreduce
@@ -80,7 +81,7 @@ class SoftmaxOperation(mtf.Operation):
             total = allreduce(tf.reduce_sum(exponentials, place, keepdims=True), axes, "Add")
             value = exponentials / total
         else:
-            value = tf.nn.softmax(logits, axis=place)
+            value = _softmax(logits, place)
         lowering.set_slice(y, tf.cast(value, y.dtype))
 
 
@@ -93,8 +94,8 @@ class SoftmaxGradOperation(mtf.Operation):
         self._outputs = [mtf.Tensor(self, y.shape, y.dtype)]
 
     def gradient(self, grad_ys: list[mtf.Tensor | None]) -> list[mtf.Tensor]:
-        y, dy = (cast(tensor, tf.float32) for tensor in self.inputs)
-        ddx = cast(grad_ys[0], tf.float32)
+        dtype = _wide_dtype(self.inputs[0])
+        y, dy, ddx = (cast(tensor, dtype) for tensor in (*self.inputs, grad_ys[0]))
         mean = mtf.reduce_sum(y * dy, reduced_dim=self._dim)
         second_mean = mtf.reduce_sum(y * ddx, reduced_dim=self._dim)
         by_y = ddx * (dy - mean) - second_mean * dy
@@ -102,17 +103,34 @@ class SoftmaxGradOperation(mtf.Operation):
         return [cast(by_y, self.inputs[0].dtype), cast(by_dy, self.inputs[1].dtype)]
 
     def lower(self, lowering: Lowering) -> None:
-        y, dy = (tf.cast(lowering.slice(tensor), tf.float32) for tensor in self.inputs)
+        dtype = _wide_dtype(self.inputs[0])
+        y, dy = (tf.cast(lowering.slice(tensor), dtype) for tensor in self.inputs)
         place, axes = _place(lowering, self.inputs[0], self._dim)
         mean = tf.reduce_sum(y * dy, place, keepdims=True)
         mean = lowering.mesh_impl(self).collectives.allreduce(mean, axes, "Add")
         lowering.set_slice(self.outputs[0], tf.cast(y * (dy - mean), self.outputs[0].dtype))
 
 
+def _softmax(logits: tf.Tensor, place: int) -> tf.Tensor:
+    """Along one dimension; TensorFlow's kernel for CPUs takes five dimensions at most."""
+    shape = logits.shape.as_list()
+    last = place == len(shape) - 1
+    flat = tf.reshape(
+        logits,
+        [-1, shape[place]] if last else [-1, shape[place], math.prod(shape[place + 1 :])],
+    )
+    return tf.reshape(tf.nn.softmax(flat, axis=1), shape)
+
+
 def _place(lowering: Lowering, x: mtf.Tensor, dim: mtf.Dimension) -> tuple[int, list[int]]:
     """Where a dimension is in a tensor, and the mesh axes that split it."""
     axis = lowering.mesh_impl(x).tensor_dimension_to_mesh_axis(dim)
     return x.shape.dims.index(dim), [] if axis is None else [axis]
+
+
+def _wide_dtype(x: mtf.Tensor) -> tf.DType:
+    """What is computed in."""
+    return tf.float64 if x.dtype == tf.float64 else tf.float32
 
 
 def _wide(x: mtf.Tensor | float | None) -> mtf.Tensor | float | None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import tensorflow as tf
 
 from t2tp import upstream as mtf
+from t2tp.mesh.sizes import refuse_two_sizes
 
 if TYPE_CHECKING:
     from t2tp.mesh.lowering import Lowering
@@ -35,8 +36,8 @@ def where(
       a tensor with the dimensions of all three.
 
     Raises:
-      ValueError: `condition` is not boolean, the dtypes differ, or `output_shape` lacks a
-        dimension.
+      ValueError: `condition` is not boolean, the dtypes differ, a dimension has two sizes, or
+        `output_shape` lacks a dimension.
     """
     if_true, if_false = mtf.ops.binary_arguments_to_tensors(if_true, if_false)
     if condition.dtype != tf.bool or if_true.dtype != if_false.dtype:
@@ -44,6 +45,7 @@ def where(
             "where takes booleans and two tensors of one dtype, not"
             f" {condition.dtype.name}, {if_true.dtype.name} and {if_false.dtype.name}."
         )
+    refuse_two_sizes("where", [condition, if_true, if_false])
     output_shape = mtf.convert_to_shape(output_shape)
     if output_shape is None:
         output_shape = mtf.ops._infer_binary_broadcast_shape(

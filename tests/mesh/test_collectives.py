@@ -81,6 +81,16 @@ def test_allreduce_of_any_size_and_type(shape, dtype):
         np.testing.assert_array_equal(result.astype(np.float32), wanted)
 
 
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.uint16, np.uint32])
+@pytest.mark.parametrize(("merge_op", "reduction"), [("Add", np.sum), ("Max", np.max)])
+def test_integers_that_tensorflow_does_not_reduce(dtype, merge_op, reduction):
+    values = [np.array([pnum, np.iinfo(dtype).max - pnum], dtype) for pnum in range(8)]
+    results = run_everywhere(lambda c, x: c.allreduce(x, [0, 1, 2], merge_op), values)
+    wanted = reduction(values, axis=0, dtype=dtype) if merge_op == "Add" else np.max(values, axis=0)
+    for result in results:
+        np.testing.assert_array_equal(result, wanted)
+
+
 @pytest.mark.parametrize("axis", range(3))
 @pytest.mark.parametrize("concat_axis", [0, 1])
 def test_allgather(axis, concat_axis):

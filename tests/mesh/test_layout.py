@@ -119,6 +119,8 @@ def test_typing_errors_are_reported():
     assert "no axis 'dta'; did you mean data?" in warning
     (warning,) = Layout("data:2", "batch:data;sequence:data").warnings([SHAPE])
     assert "no dimension" not in warning and "the dimensions are batch, d_ff" in warning
+    (warning,) = Layout("data:2", "batch:data;q:y").warnings([SHAPE])
+    assert warning.endswith("there is neither an axis 'y' nor a dimension 'q'")
 
 
 def test_a_rule_the_wrong_way_round_is_reported():

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import t2tp
+from t2tp import mtf
 from t2tp.mesh import random
 from t2tp.mesh.initializers import initial_slice
 
@@ -109,3 +111,32 @@ def test_initial_values_are_distributed_as_the_initializer_says(ours, theirs):
     assert abs(mine.std() / reference.std() - 1) < 0.02
     assert abs(mine.max() / reference.max() - 1) < 0.05
     assert abs(mine.mean()) < 0.02 * mine.std()
+
+
+@pytest.mark.parametrize("dtype", [tf.bfloat16, tf.float16, tf.float32])
+def test_uniform_stays_below_its_end(dtype):
+    shape = mtf.Shape([mtf.Dimension("a", 1 << 16)])
+
+    def step(mesh, features):
+        del features
+        return {
+            "unit": mtf.random_uniform(mesh, shape, dtype=dtype),
+            "other": mtf.random_uniform(mesh, shape, minval=1.0, maxval=2.0, dtype=dtype),
+        }
+
+    outputs = t2tp.Program(step)()
+    for name, low in (("unit", 0.0), ("other", 1.0)):
+        values = np.asarray(outputs[name], np.float64)
+        assert low <= values.min() and values.max() < low + 1.0
+        assert abs(values.mean() - low - 0.5) < 0.01
+
+
+@pytest.mark.parametrize("span", [0, 1 << 32])
+def test_a_span_that_cannot_be_drawn_is_refused(span):
+    def step(mesh, features):
+        del features
+        shape = mtf.Shape([mtf.Dimension("a", 4)])
+        return {"x": mtf.random_uniform(mesh, shape, maxval=span, dtype=tf.int64)}
+
+    with pytest.raises(ValueError, match="of a span of 1 to 2"):
+        t2tp.Program(step)()

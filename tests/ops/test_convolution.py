@@ -173,3 +173,30 @@ def test_what_does_not_fit_is_refused(filters, stride, message):
     }
     with pytest.raises(ValueError, match=message):
         t2tp.Program(step, features)
+
+
+@pytest.mark.parametrize("rank", [2, 3])
+@pytest.mark.parametrize("layout", ["filters:x", "channels:x", "filters:x;batch:y", "channels:y"])
+def test_transposed_convolutions_with_split_channels(rank, layout):
+    places = ";".join(f"{name}:4" for name in "dhw"[-rank:])
+    windows = ";".join(f"window_{i}:3" for i in range(rank))
+    random = np.random.default_rng(0)
+    given = {
+        "x": (f"batch:2;{places};channels:6", random.normal(size=(2, *[4] * rank, 6))),
+        "w": (f"{windows};filters:8;channels:6", random.normal(size=(*[3] * rank, 8, 6))),
+    }
+    kind, theirs, strides = (
+        (mtf.Conv2dTransposeOperation, tf.nn.conv2d_transpose, [1, 2, 2, 1])
+        if rank == 2
+        else (mtf.Conv3dTransposeOperation, tf.nn.conv3d_transpose, [1, 1, 2, 2, 1])
+    )
+
+    def op(x, w):
+        return kind(x, w, strides, "SAME").outputs[0]
+
+    def composed(x, w):
+        sizes = [2, *(4 * stride for stride in strides[1:-1]), 8]
+        return theirs(x, w, sizes, strides, "SAME")
+
+    ours = with_gradients(op, given, "x:2;y:2", layout)
+    assert_close(ours, in_float64(composed, given), 1e-5)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import t2tp
 from t2tp import mtf
 from tests.ops.on_mesh import assert_close, in_float64, with_gradients
 
@@ -76,3 +77,34 @@ def test_bfloat16_is_rounded_once(mesh_shape, layout, extra):
 def test_a_dimension_that_is_not_there_is_refused():
     with pytest.raises(ValueError, match="no dimension of"):
         with_gradients(lambda x: mtf.softmax(x, mtf.Dimension("d", 2)), inputs())
+
+
+def test_more_dimensions_than_tensorflows_kernel_takes():
+    x = np.random.default_rng(0).normal(size=(2, 2, 1, 3, 2, 4))
+    given = {"x": ("a:2;b:2;c:1;d:3;e:2;f:4", x)}
+    for place, dim in enumerate("abcdef"):
+        ours = with_gradients(
+            lambda x, dim=dim: mtf.softmax(x, x.shape.get_dim_by_name(dim)), given, "x:2", "a:x"
+        )
+        wanted = in_float64(lambda x, place=place: tf.nn.softmax(x, axis=place), given)
+        assert_close(ours, wanted, 2e-6)
+
+
+@pytest.mark.parametrize(("mesh_shape", "layout"), [("", ""), ("x:4", "c:x")])
+def test_float64_is_computed_in_float64(mesh_shape, layout):
+    def step(mesh, features):
+        x = features["x"]
+        y = mtf.softmax(x, x.shape.dims[-1])
+        return {"y": y, "dx": mtf.gradients([y * x], [x])[0]}
+
+    shape, array = inputs()["x"]
+    feature = t2tp.Feature(shape, tf.float64)
+    program = t2tp.Program(step, {"x": feature}, mesh_shape=mesh_shape, layout=layout)
+    x = tf.constant(array)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = tf.nn.softmax(x)
+        loss = tf.reduce_sum(y * x)
+    outputs = program({"x": array})
+    np.testing.assert_allclose(outputs["y"], y, rtol=1e-13)
+    np.testing.assert_allclose(outputs["dx"], tape.gradient(loss, x), atol=1e-13)

@@ -78,3 +78,12 @@ def test_what_is_not_boolean_or_of_two_dtypes_is_refused():
     ]:
         with pytest.raises(ValueError, match=said):
             with_gradients(wrong, make_inputs())
+
+
+def test_a_dimension_of_two_sizes_is_refused():
+    def step(mesh, features):
+        a, b = features["a"], features["b"]
+        return {"y": mtf.where(mtf.greater(a, 0.0), a, b)}
+
+    with pytest.raises(ValueError, match="where: dimension 'd' has size 4 in"):
+        t2tp.Program(step, {"a": t2tp.Feature("d:4"), "b": t2tp.Feature("d:6")})

@@ -1,0 +1,36 @@
+"""Means that do not overflow where the sum would."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from t2tp import upstream as mtf
+from t2tp.ops.cast import cast
+
+
+def reduce_mean(
+    x: mtf.Tensor,
+    disable_positional_args: None = None,
+    output_shape: mtf.Shape | None = None,
+    reduced_dim: mtf.Dimension | None = None,
+    name: str | None = None,
+) -> mtf.Tensor:
+    """The mean along some dimensions, computed in float32 at least: the sum of a float16 tensor may
+    be infinite where its mean is not.
+
+    Args:
+      x: any float dtype.
+      disable_positional_args: leave it None; what follows is given by name.
+      output_shape: the dimensions that stay; or
+      reduced_dim: the one that goes. Without either, all go.
+      name: of the operation.
+    """
+    is_narrow = x.dtype in (tf.float16, tf.bfloat16)
+    mean = mtf.reduce_mean(
+        cast(x, tf.float32) if is_narrow else x,
+        disable_positional_args,
+        output_shape=output_shape,
+        reduced_dim=reduced_dim,
+        name=name,
+    )
+    return cast(mean, x.dtype) if is_narrow else mean
