@@ -182,6 +182,12 @@ class Program:
         Returns:
           the outputs by name, whole: a mapping that fetches a value when it is asked for. What
           `mtf.scalar_summary(name, x)` was given is among them, as `summaries/<name>`.
+
+        Raises:
+          tf.errors.OpError: the step failed on a processor. If others were left waiting in a
+            collective, this process can run no more collectives, of any program.
+          CollectiveTimeoutError: processors waited too long for others.
+          MissingProcessError: another process of the cluster failed, is gone or does not answer.
         """
         placed = features if isinstance(features, Placed) else self.place(features or {})
         self.trace()
