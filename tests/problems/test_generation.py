@@ -131,11 +131,15 @@ def test_there_is_a_worker_for_each_core(monkeypatch):
         assert generation.default_workers() == workers
 
 
+def interrupt(*places):
+    signal.raise_signal(signal.SIGINT)  # In this thread, which notices at once.
+
+
 def test_what_was_made_for_something_else_is_made_again(tmp_path, monkeypatch):
     class Interrupted(FewDigits):
         pass
 
-    monkeypatch.setattr(Interrupted, "origin", lambda *places: os.kill(os.getpid(), signal.SIGINT))
+    monkeypatch.setattr(Interrupted, "origin", interrupt)
     with pytest.raises(KeyboardInterrupt):
         Interrupted().prepare(tmp_path, num_shards=6)
     monkeypatch.undo()
