@@ -144,7 +144,7 @@ def on_placement():
     lowering = mtf.Lowering(graph, {mesh: impl})
     loss = lowering.export_to_tf_tensor(loss)
     run = tf.group(*[lowering.lowered_operation(op) for op in updates])
-    # Each device has its share of the cores, as our engine has it: all for each is slower.
+    # Each device has its share of the cores, as our engine has it.
     config = tf1.ConfigProto(device_count={"CPU": layout.size})
     config.intra_op_parallelism_threads = turn.share_of_cores(layout.size)
     session = tf1.Session(config=config)
