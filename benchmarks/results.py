@@ -6,7 +6,7 @@ import json
 import os
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +127,11 @@ class Results:
     case: str
     machine: dict[str, Any]
     measured: list[Measured]
+
+    def with_groups(self, again: Sequence[Measured]) -> Results:
+        """The same, with groups that were measured again in the place of what they were."""
+        newer = {measured.group: measured for measured in again}
+        return replace(self, measured=[newer.get(old.group, old) for old in self.measured])
 
     def save(self, path: Path) -> None:
         """Writes the JSON, whole or not at all."""

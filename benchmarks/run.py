@@ -2,7 +2,8 @@
 
     python benchmarks/run.py [--suite=short|full] [--case=NAME ...] [--output=FOLDER]
 
-Prints a table for each case, and keeps every repetition in a JSON file each.
+Prints a table for each case, and keeps every repetition in a JSON file each. With `--group` one
+that something disturbed is measured again, and takes the place of what it was in the file.
 `--size=tiny --turns=1 --steps=1 --output=/tmp/tried` tries whether everything runs.
 """
 
@@ -40,11 +41,15 @@ def main() -> int:
     for case in args.case or suite:
         machine = hardware.describe()
         began = time.monotonic()
-        measured = [_measured(case, g, args.turns, args.steps) for g in suite[case](args.size)]
+        groups = [g for g in suite[case](args.size) if args.group in (None, g.name)]
+        measured = [_measured(case, g, args.turns, args.steps) for g in groups]
         machine |= {"size": args.size, "turns": args.turns, "steps": args.steps}
         machine["minutes"] = round((time.monotonic() - began) / 60, 1)
         path = folder / f"{case}.json"
-        Results(case, machine, measured).save(path)
+        results = Results(case, machine, measured)
+        if args.group:
+            results = Results.load(path).with_groups(measured)
+        results.save(path)
         print(f"\n{case} ({machine['minutes']} minutes; {path})\n\n{table(measured)}", flush=True)
         good = good and all(each.has_ours for each in measured)
     return 0 if good else 1
@@ -64,6 +69,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--suite", choices=suites.SUITES, default="short")
     parser.add_argument("--case", action="append", help="default: all of the suite")
+    parser.add_argument("--group", help="only this one of the case, as in '1x1 float32'")
     parser.add_argument("--size", choices=suites.SIZES, default="design")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--steps", type=int, default=3, help="in a turn")

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from results import Results
 from tables import table
 
 from tests.benchmarks.made_up import results, timed
+
+
+def test_a_group_that_is_measured_again_takes_its_place():
+    before, after = (results(timed("t2tp", seconds)) for seconds in (1.0, 2.0))
+    assert before.with_groups(after.measured) == after
+    other = [replace(after.measured[0], group="2x2")]
+    assert before.with_groups(other) == before
 
 
 def test_a_ratio_compares_what_ran_one_after_the_other():
