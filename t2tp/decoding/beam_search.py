@@ -15,7 +15,7 @@ import tensorflow as tf
 from t2tp import mtf
 from t2tp.decoding.candidates import candidates
 from t2tp.decoding.options import DecodeOptions
-from t2tp.decoding.rows import Rows
+from t2tp.decoding.rows import Rows, most_steps
 from t2tp.mesh.program import Mesh
 from t2tp.models.autoregressive import AutoregressiveModel, State
 
@@ -52,11 +52,11 @@ def search(
     start = beams.start(mesh, rows, shapes)
     zero = mtf.zeros(mesh, mtf.Shape([]), tf.int32)
     results = mtf.while_loop(
-        lambda step, going, *values: mtf.greater(going, 0),
+        lambda step, *values: mtf.equal(values[len(shapes) - 1], 0),
         loop.body,
-        [zero, _number_going(start[-1]), *start, *state.values()],
+        [zero, *start, *state.values()],
     )
-    steps, own = results[0], results[2 : 2 + len(shapes)]
+    steps, own = results[0], results[1 : 1 + len(shapes)]
     outputs = mtf.slicewise(
         beams.result,
         [rows.limits, *own],
@@ -65,7 +65,7 @@ def search(
         splittable_dims=[batch],
     )
     names = ["symbols", "sizes", "log_probs", "scores", "ended"]
-    return {**dict(zip(names, outputs, strict=True)), "steps": steps}
+    return {**dict(zip(names, outputs, strict=True)), "steps": most_steps(steps, batch)}
 
 
 @dataclass(frozen=True)
@@ -88,9 +88,8 @@ class _Loop:
     shapes: list[mtf.Shape]
     dtypes: list[tf.DType]
 
-    def body(self, step: mtf.Tensor, going: mtf.Tensor, *values: mtf.Tensor) -> list[mtf.Tensor]:
+    def body(self, step: mtf.Tensor, *values: mtf.Tensor) -> list[mtf.Tensor]:
         """Makes all sequences one symbol longer; the loop's next values."""
-        del going
         rows, one_each = self.rows, self.shapes[1]
         batch, beam = one_each.dims
         own = values[: len(self.shapes)]
@@ -122,7 +121,7 @@ class _Loop:
             else _of_parents(after[name], parents, batch, beam)
             for name in self.names
         ]
-        return [step + 1, _number_going(advanced[-1]), *advanced, *kept]
+        return [step + 1, *advanced, *kept]
 
 
 def _last_symbols(
@@ -137,10 +136,6 @@ def _last_symbols(
     shape = mtf.Shape([rows.batch, beam])
     inputs = [step, alive, rows.previous]
     return mtf.slicewise(last, inputs, shape, tf.int32, splittable_dims=[rows.batch])
-
-
-def _number_going(done: mtf.Tensor) -> mtf.Tensor:
-    return mtf.reduce_sum(mtf.cast(mtf.equal(done, 0), tf.int32))
 
 
 def _for_each(tensor: mtf.Tensor, batch: mtf.Dimension, beam: mtf.Dimension) -> mtf.Tensor:

@@ -7,7 +7,7 @@ import tensorflow as tf
 from t2tp import mtf
 from t2tp.decoding.choice import choose
 from t2tp.decoding.options import DecodeOptions
-from t2tp.decoding.rows import Rows
+from t2tp.decoding.rows import Rows, most_steps
 from t2tp.mesh.program import Mesh
 from t2tp.models.autoregressive import AutoregressiveModel, State
 
@@ -37,8 +37,7 @@ def follow_one_path(
     shapes = [row_shape, row_shape, buffer_shape, row_shape, row_shape, row_shape]
     dtypes = [tf.int32, tf.int32, tf.int32, tf.int32, tf.float32, tf.int32]
 
-    def body(step: mtf.Tensor, going: mtf.Tensor, *values: mtf.Tensor) -> list[mtf.Tensor]:
-        del going
+    def body(step: mtf.Tensor, *values: mtf.Tensor) -> list[mtf.Tensor]:
         own, kept = values[:6], dict(zip(names, values[6:], strict=True))
         previous, positions = own[:2]
         logits, kept = model.step(mesh, previous, positions, kept)
@@ -53,15 +52,14 @@ def follow_one_path(
             dtypes,
             splittable_dims=[batch],
         )
-        return [step + 1, _number_going(own[-1]), *own, *(kept[name] for name in names)]
+        return [step + 1, *own, *(kept[name] for name in names)]
 
     status = mtf.cast(mtf.less_equal(rows.limits, 0), tf.int32) * _AT_LIMIT
     results = mtf.while_loop(
-        lambda step, going, *values: mtf.greater(going, 0),
+        lambda step, *values: mtf.equal(values[5], _GOING),
         body,
         [
             mtf.zeros(mesh, mtf.Shape([]), tf.int32),
-            _number_going(status),
             rows.previous,
             rows.positions,
             mtf.zeros(mesh, buffer_shape, tf.int32),
@@ -71,23 +69,19 @@ def follow_one_path(
             *(state[name] for name in names),
         ],
     )
-    steps, _, _, _, symbols, sizes, log_probs, status = results[:8]
+    steps, _, _, symbols, sizes, log_probs, status = results[:7]
     beam = mtf.Dimension("beam", 1)
     ended = mtf.cast(mtf.equal(status, _ENDED), tf.int32)
     found = {"sizes": sizes, "log_probs": log_probs, "scores": log_probs, "ended": ended}
     return {
         "symbols": mtf.reshape(symbols, [batch, beam, rows.written]),
         **{name: mtf.reshape(tensor, [batch, beam]) for name, tensor in found.items()},
-        "steps": steps,
+        "steps": most_steps(steps, batch),
     }
 
 
 # What a row is doing.
 _GOING, _ENDED, _AT_LIMIT = 0, 1, 2
-
-
-def _number_going(status: mtf.Tensor) -> mtf.Tensor:
-    return mtf.reduce_sum(mtf.cast(mtf.equal(status, _GOING), tf.int32))
 
 
 class _Walk:

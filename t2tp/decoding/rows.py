@@ -85,6 +85,11 @@ def row_features(batch: int, length: int, prefix_length: int = 0) -> dict[str, F
     return features
 
 
+def most_steps(steps: mtf.Tensor, batch: mtf.Dimension) -> mtf.Tensor:
+    """Of what a loop over rows counted, which may differ between the parts of the batch."""
+    return mtf.reduce_max(mtf.broadcast(steps, [batch]), output_shape=mtf.Shape([]))
+
+
 def row_keys(seed: int, numbers: Number) -> Number:
     """The keys of rows: what is drawn for a row depends on the seed and the row's number.
 

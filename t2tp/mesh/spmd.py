@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import tensorflow as tf
 
 from t2tp import upstream as mtf
-from t2tp.mesh import random
+from t2tp.mesh import products, random
 from t2tp.mesh.collectives import Collectives
 from t2tp.mesh.layout import Layout
 
@@ -121,6 +121,10 @@ class SpmdMeshImpl(mtf.MeshImpl):
             # A cast to its own dtype: read now, not when somebody uses it and it may have changed.
             result = result.read_value()
         return LaidOutTensor([result])
+
+    def einsum(self, equation: str, *slices: tf.Tensor) -> tf.Tensor:
+        """The product of slices, summed over what the result lacks."""
+        return products.einsum(equation, *slices)
 
     def allreduce(
         self, x: LaidOutTensor, mesh_axes: Sequence[int], reduction_fn_string: str

@@ -21,7 +21,11 @@ def while_loop(
     loop; gradients may be taken inside one.
 
     Args:
-      cond_fn: from the loop variables to a boolean scalar.
+      cond_fn: from the loop variables to a boolean scalar, or to booleans [rows...]: the loop goes
+        on while one of them is true, and where one is false the body leaves the row as it is.
+        Processors then leave the loop when their own rows are done, without waiting for those that
+        have others (unless something in the body is reduced or sent between them); loop variables
+        without the dimensions of the rows, such as a number of iterations, may end differently.
       body_fn: from the loop variables to their next values.
       inputs: their first values.
       num_loop_vars: return only so many of them. (mesh-tensorflow makes model variables of the

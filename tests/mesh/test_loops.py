@@ -162,3 +162,43 @@ def test_the_oracle_agrees_where_it_can():
     ours = run(power_step, "data:2")[1]
     for name in theirs:
         np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-6)
+
+
+def rows_step(together):
+    """Rows that count down from a number of their own, and how often each was visited."""
+
+    def step(mesh, features):
+        n = features["n"]
+
+        def body(i, left, visits):
+            goes_on = mtf.cast(mtf.greater(left, 0), tf.int32)
+            if together:
+                visits += mtf.reduce_sum(goes_on) * 0
+            return [i + 1, left - goes_on, visits + 1]
+
+        start = [mtf.constant(mesh, 0, dtype=tf.int32), n, mtf.zeros_like(n)]
+        _, left, visits = mtf.while_loop(lambda i, left, visits: mtf.greater(left, 0), body, start)
+        return {"left": left, "visits": visits}
+
+    return step
+
+
+@pytest.mark.parametrize("mesh_shape", ["", "model:2", "data:2", "data:4;model:2"])
+@pytest.mark.parametrize("together", [False, True])
+def test_processors_leave_a_loop_when_their_own_rows_are_done(mesh_shape, together):
+    n = np.array([1, 2, 0, 5, 3, 3, 7, 2], np.int32)
+    features = {"n": t2tp.Feature(mtf.Shape([BATCH]), tf.int32)}
+    program = t2tp.Program(rows_step(together), features, mesh_shape=mesh_shape, layout=LAYOUT)
+    values = program({"n": n})
+    np.testing.assert_array_equal(values["left"], np.zeros(8))
+    data = program.layout.axis_of("batch")
+    parts = data.size if data and not together else 1
+    longest = np.repeat(n.reshape(parts, -1).max(1), 8 // parts)
+    np.testing.assert_array_equal(values["visits"], longest)
+
+
+def test_rows_with_nothing_to_do_are_not_visited_at_all():
+    features = {"n": t2tp.Feature(mtf.Shape([BATCH]), tf.int32)}
+    program = t2tp.Program(rows_step(False), features, mesh_shape="data:2", layout=LAYOUT)
+    values = program({"n": np.zeros(8, np.int32)})
+    np.testing.assert_array_equal(values["visits"], np.zeros(8))
