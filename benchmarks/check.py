@@ -16,6 +16,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from results import Ratio, Results, load_all, write_whole
 from turns import HERE
@@ -24,18 +25,29 @@ BASELINE = HERE / "baseline.json"
 TOLERANCE = 0.15
 
 
+class Name(NamedTuple):
+    """Whose ratio it is."""
+
+    case: str
+    group: str
+    peer: str
+
+    def __str__(self) -> str:
+        return ", ".join(self)
+
+
 @dataclass(frozen=True)
 class Change:
     """A ratio then and now.
 
     Attributes:
-      name: case, group and peer.
+      name: of the peer.
       was: of the baseline.
       now: None if it was not measured.
       is_gone: whether others of its group were measured, and it was not.
     """
 
-    name: str
+    name: Name
     was: Ratio
     now: Ratio | None
     is_gone: bool = False
@@ -52,33 +64,28 @@ class Change:
         return self.now is not None and self.now.value > self.allowed
 
 
-def ratios_of(results: Mapping[str, Results]) -> dict[str, Ratio]:
-    """t2tp's time as a share of each other peer's, by case, group and peer."""
+def ratios_of(results: Mapping[str, Results]) -> dict[Name, Ratio]:
+    """t2tp's time as a share of each other peer's."""
     ratios = {}
     for case, run in results.items():
         for measured in run.measured:
             for timed in measured.timed:
                 ratio = measured.ratio(timed) if timed.is_other else None
                 if ratio is not None:
-                    ratios[f"{case}, {measured.group}, {timed.name}"] = ratio
+                    ratios[Name(case, measured.group, timed.name)] = ratio
     return ratios
 
 
-def compare(baseline: Mapping[str, Ratio], now: Mapping[str, Ratio]) -> list[Change]:
+def compare(baseline: Mapping[Name, Ratio], now: Mapping[Name, Ratio]) -> list[Change]:
     """Each ratio of the baseline, and what has become of it."""
-    groups = {_group(name) for name in now}
+    groups = {name[:2] for name in now}
     return [
-        Change(name, was, now.get(name), name not in now and _group(name) in groups)
+        Change(name, was, now.get(name), name not in now and name[:2] in groups)
         for name, was in baseline.items()
     ]
 
 
-def _group(name: str) -> str:
-    """Case and mesh of a ratio's name, `case, mesh[, more], peer[, more]`."""
-    return ", ".join(name.split(", ")[:2])
-
-
-def load(path: Path) -> dict[str, Ratio]:
+def load(path: Path) -> dict[Name, Ratio]:
     """Reads a baseline.
 
     Raises:
@@ -90,12 +97,12 @@ def load(path: Path) -> dict[str, Ratio]:
             " `python benchmarks/check.py --store`"
         )
     stored = json.loads(path.read_text("utf-8"))
-    return {name: Ratio(**ratio) for name, ratio in stored.items()}
+    return {Name(**each["name"]): Ratio(**each["ratio"]) for each in stored}
 
 
-def store(path: Path, ratios: Mapping[str, Ratio]) -> None:
+def store(path: Path, ratios: Mapping[Name, Ratio]) -> None:
     """Writes a baseline."""
-    stored = {name: asdict(ratio) for name, ratio in ratios.items()}
+    stored = [{"name": n._asdict(), "ratio": asdict(ratio)} for n, ratio in ratios.items()]
     write_whole(path, json.dumps(stored, indent=1) + "\n")
 
 

@@ -31,14 +31,16 @@ PARTS = {
     COLLECTIVES: r":Collective",
     # The whole of scores, softmax and weighted sum; not the products before and after it.
     "attention": r"attention/attention/|^(gradient_tape/)?attention/",
-    "cross-entropy": r"cross_entropy",
+    # Of t2tp's step only the passes over the logits are compiled.
+    "cross-entropy": r"cross_entropy|^CpuExecutable",
     "optimizer": r"adam|beta_power|clip_by_global_norm|global_norm|optimizer",
     "products of matrices": r":.*(MatMul|Einsum)",
     "norms": r"rms_norm",
     "the rest": r"",
 }
 BETWEEN = "between operations"
-_OPERATION = re.compile(r"^[^:]+:_?[A-Z]\w*$")
+# An operation, or a region that XLA made a program of.
+_OPERATION = re.compile(r"^[^:]+:_?[A-Z]\w*$|^CpuExecutable::ExecuteAsyncOnStream$")
 # They only wait for what they call, which is noted too.
 _CALLERS = re.compile(r":.*(PartitionedCall|While)$")
 

@@ -14,6 +14,8 @@ from turns import Peer
 
 # The program whose rate is the machine's peak.
 PEAK = "matmul"
+# Programs of the least operations that it takes on TensorFlow.
+BARE = ("bare_step", "bare_decoding")
 
 
 @dataclass(frozen=True)
@@ -41,9 +43,14 @@ class Timed:
 
     @property
     def is_other(self) -> bool:
-        """Whether it is somebody else's work, and the same: not the machine's peak."""
+        """Whether it is somebody else's work, and the same."""
         is_ours = self.name.startswith("t2tp") or "--engine=t2tp" in self.arguments
-        return self.program != PEAK and not is_ours
+        return not self.is_yardstick and not is_ours
+
+    @property
+    def is_yardstick(self) -> bool:
+        """Whether it is no competitor: the machine's peak, or a part of the work."""
+        return self.program in (PEAK, *BARE)
 
     @property
     def seconds(self) -> float:
@@ -58,7 +65,7 @@ class Timed:
 
 @dataclass(frozen=True)
 class Ratio:
-    """t2tp's time as a share of a peer's: below 1, t2tp is faster.
+    """The time of one, mostly t2tp, as a share of another's: below 1, it is faster.
 
     Attributes:
       value: the median over the turns, each of which compares steps that ran one after the other.
@@ -67,6 +74,14 @@ class Ratio:
 
     value: float
     spread: float
+
+
+def share(one: Timed, other: Timed) -> Ratio:
+    """The time of one as a share of another's."""
+    pairs = zip(one.turns, other.turns, strict=True)
+    shares = [statistics.median(its) / statistics.median(theirs) for its, theirs in pairs]
+    middle = statistics.median(shares)
+    return Ratio(middle, half_quartile_distance(shares) / middle)
 
 
 @dataclass(frozen=True)
@@ -106,12 +121,13 @@ class Measured:
     def ratio(self, timed: Timed) -> Ratio | None:
         """t2tp's time as a share of another's; None of the peak, and where t2tp did not run."""
         ours = next((each for each in self.timed if each.name == self.ours), None)
-        if ours is None or timed.program == PEAK:
-            return None
-        pairs = zip(ours.turns, timed.turns, strict=True)
-        shares = [statistics.median(our) / statistics.median(its) for our, its in pairs]
-        middle = statistics.median(shares)
-        return Ratio(middle, half_quartile_distance(shares) / middle)
+        return None if ours is None or timed.program == PEAK else share(ours, timed)
+
+    def least(self, timed: Timed) -> Ratio | None:
+        """The share of another's time that the least operations take; None if that was not
+        measured."""
+        bare = next((each for each in self.timed if each.program in BARE), None)
+        return None if bare is None else share(bare, timed)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from results import PEAK, Measured, Timed
+from results import Measured, Timed
 
 _RATES = {
     "FLOP": ("GFLOP/s", 1e9),
@@ -39,7 +39,7 @@ def _cells(measured: Measured, timed: Timed) -> list[str]:
     relative = f"{ratio.value:.2f} ± {ratio.value * ratio.spread:.2f}" if ratio else ""
     if timed.name == measured.ours:
         relative = "1"
-    name = f"*{timed.name}*" if timed.program == PEAK else timed.name
+    name = f"*{timed.name}*" if timed.is_yardstick else timed.name
     cells = [measured.group, name, _milliseconds(timed.seconds), f"{timed.spread:.0%}", relative]
     if measured.unit:
         rate = measured.work_of(timed) / timed.seconds

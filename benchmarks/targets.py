@@ -58,32 +58,52 @@ TARGETS = (
 )
 
 
-def measured(target: Target, results: Mapping[str, Results]) -> Ratio | None:
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a target.
+
+    Attributes:
+      ratio: t2tp's time as a share of the other's.
+      least: the share of the same other's time that the least operations take; None if that was
+        not measured.
+    """
+
+    ratio: Ratio
+    least: Ratio | None = None
+
+
+def measured(target: Target, results: Mapping[str, Results]) -> Outcome | None:
     """What came of a target; None if it was not measured."""
     if target.case not in results:
         return None
-    ratios = [
-        ratio
+    outcomes = [
+        Outcome(ratio, group.least(timed))
         for group in results[target.case].measured
         if group.group == target.group
         for timed in group.timed
         if timed.name in target.others and (ratio := group.ratio(timed)) is not None
     ]
-    if not ratios:
+    if not outcomes:
         return None
-    ratio = max(ratios, key=lambda each: each.value)
-    return Ratio(1 / ratio.value, ratio.spread) if target.is_growth else ratio
+    outcome = max(outcomes, key=lambda each: each.ratio.value)
+    if target.is_growth:
+        return Outcome(Ratio(1 / outcome.ratio.value, outcome.ratio.spread))
+    return outcome
 
 
 def table(results: Mapping[str, Results]) -> str:
     """Each target and what came of it, in Markdown."""
-    lines = ["| | aim | measured | |", "| --- | --- | --- | --- |"]
+    lines = ["| | aim | measured | | least |", "|" + " --- |" * 5]
     for target in TARGETS:
-        ratio = measured(target, results)
-        if ratio is None:
-            figure, verdict = "", "not measured"
-        else:
-            figure = f"{ratio.value:.2f} ± {ratio.value * ratio.spread:.2f}"
-            verdict = "met" if ratio.value <= target.most else "not met"
-        lines.append(f"| {target.what} | <= {target.most:.2f} | {figure} | {verdict} |")
+        outcome = measured(target, results)
+        figure, verdict, least = "", "not measured", ""
+        if outcome is not None:
+            figure = _figure(outcome.ratio)
+            verdict = "met" if outcome.ratio.value <= target.most else "not met"
+            least = _figure(outcome.least) if outcome.least else ""
+        lines.append(f"| {target.what} | <= {target.most:.2f} | {figure} | {verdict} | {least} |")
     return "\n".join(lines)
+
+
+def _figure(ratio: Ratio) -> str:
+    return f"{ratio.value:.2f} ± {ratio.value * ratio.spread:.2f}"

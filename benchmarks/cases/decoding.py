@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from turns import Peer
 
-from cases.group import Group
+from cases.group import Group, bare
 
 BATCHES = (1, 16, 64)
 NEW_TOKENS = 64
@@ -12,8 +12,7 @@ PROMPT = 16
 
 
 def groups(meshes: tuple[str, ...], size: str) -> list[Group]:
-    """A group for each mesh and batch. On devices that split a batch of one, t2tp decodes an empty
-    row beside it."""
+    """A group for each mesh and batch. Of devices that split a batch of one, half have nothing."""
     return [
         Group(f"{mesh}, batch {batch}", _peers(mesh, batch, size), batch * NEW_TOKENS, "tokens")
         for mesh in meshes
@@ -36,4 +35,5 @@ def _peers(mesh: str, batch: int, size: str) -> list[Peer]:
             "transformers, compiled", "decode_transformers", [*asked, "--compile"], "torch"
         )
         return [ours, Peer("t2tp, not compiled", "decode_ours", asked), theirs, compiled]
-    return [Peer("t2tp", "decode_ours", [*asked, f"--data={data}", f"--model={model}"]), theirs]
+    asked += [f"--data={data}", f"--model={model}"]
+    return [Peer("t2tp", "decode_ours", asked), theirs, bare("bare_decoding", asked)]

@@ -12,6 +12,9 @@ from results import Ratio
 
 from tests.benchmarks.made_up import results, timed
 
+PEER = check.Name("step", "1x1", "peer")
+ANOTHER = check.Name("step", "1x1", "another")
+
 
 @pytest.mark.parametrize(
     ("now", "is_loss"),
@@ -24,21 +27,23 @@ from tests.benchmarks.made_up import results, timed
     ],
 )
 def test_a_loss_is_beyond_15_percent_and_the_spread_of_both(now, is_loss):
-    (change,) = check.compare({"peer": Ratio(0.8, 0.05)}, {"peer": now})
+    (change,) = check.compare({PEER: Ratio(0.8, 0.05)}, {PEER: now})
     assert change.is_loss is is_loss
 
 
 def test_what_was_not_measured_is_said_and_is_no_loss():
-    (change,) = check.compare({"peer": Ratio(0.8, 0.05)}, {"another": Ratio(2.0, 0.0)})
+    (change,) = check.compare(
+        {PEER: Ratio(0.8, 0.05)}, {PEER._replace(case="else"): Ratio(2.0, 0.0)}
+    )
     assert not change.is_loss
-    assert check.report([change]) == "not measured  peer (was 0.80)"
+    assert check.report([change]) == "not measured  step, 1x1, peer (was 0.80)"
 
 
 def test_a_peer_that_is_gone_from_a_group_that_was_measured_fails():
-    baseline = {"step, 2x1, one": Ratio(0.8, 0.05), "step, 1x1, one": Ratio(0.8, 0.05)}
-    gone, elsewhere = check.compare(baseline, {"step, 2x1, another, compiled": Ratio(0.5, 0.0)})
+    baseline = {PEER: Ratio(0.8, 0.05), PEER._replace(group="2x1"): Ratio(0.8, 0.05)}
+    gone, elsewhere = check.compare(baseline, {ANOTHER: Ratio(0.5, 0.0)})
     assert gone.is_gone and not elsewhere.is_gone
-    assert check.report([gone]) == "GONE          step, 2x1, one (was 0.80)"
+    assert check.report([gone]) == "GONE          step, 1x1, peer (was 0.80)"
 
 
 def test_only_other_people_s_programs_count():
@@ -49,7 +54,7 @@ def test_only_other_people_s_programs_count():
         timed("other", 2.0),
     )
     ratios = check.ratios_of({"training_step": run})
-    assert ratios == {"training_step, 1x1, other": Ratio(0.5, 0.0)}
+    assert ratios == {check.Name("training_step", "1x1", "other"): Ratio(0.5, 0.0)}
 
 
 def test_the_command(tmp_path):

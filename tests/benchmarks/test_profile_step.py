@@ -18,6 +18,7 @@ SECOND = 10**12
         ("layer_00/attention/einsum_2/einsum/Einsum:_MklEinsum", "products of matrices"),
         ("matmul_10/MatMul:_MklBatchMatMulV2", "products of matrices"),
         ("cross_entropy/sub_1:Sub", "cross-entropy"),
+        ("CpuExecutable::ExecuteAsyncOnStream", "cross-entropy"),
         ("adam_1/ResourceApplyAdam:ResourceApplyAdam", "optimizer"),
         ("layer_00/attention/rms_norm/Sum:Sum", "norms"),
         ("shift/Pad:Pad", "the rest"),

@@ -65,11 +65,19 @@ def test_the_picture_is_drawn(tmp_path):
 def test_targets_are_beside_what_was_measured():
     aim = targets.Target("ours", "training_step", "1x1", ("slow", "fast"), 0.5)
     run = {"training_step": results(timed("t2tp", 1.0), timed("slow", 4.0), timed("fast", 1.6))}
-    assert targets.measured(aim, run) == Ratio(0.625, 0.0)
+    assert targets.measured(aim, run) == targets.Outcome(Ratio(0.625, 0.0))
     growth = replace(aim, others=("fast",), is_growth=True)
-    assert targets.measured(growth, run) == Ratio(1.6, 0.0)
+    assert targets.measured(growth, run) == targets.Outcome(Ratio(1.6, 0.0))
     assert targets.measured(aim, {}) is None
     assert "| not measured |" in targets.table({})
+
+
+def test_the_least_operations_are_beside_a_target_and_no_peer():
+    bare = timed("the least", 0.4, program="bare_step")
+    run = {"training_step": results(timed("t2tp", 1.0), timed("slow", 4.0), bare)}
+    aim = targets.Target("ours", "training_step", "1x1", ("slow",), 0.5)
+    assert targets.measured(aim, run) == targets.Outcome(Ratio(0.25, 0.0), Ratio(0.1, 0.0))
+    assert not bare.is_other
 
 
 def test_every_target_is_a_case_of_the_suite():

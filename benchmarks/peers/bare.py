@@ -1,0 +1,71 @@
+"""Operations of TensorFlow on each of several virtual CPU devices, and sums between them."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import itertools
+from collections.abc import Callable
+
+import tensorflow as tf
+import turn
+
+
+class Mesh:
+    """Devices that split the batch x devices that split the weights; threads as t2tp has them."""
+
+    def __init__(self, data: int, model: int, working: int | None = None) -> None:
+        """Makes the devices; the first `working` of them have something to do, by default all."""
+        self._data, self._model = data, model
+        count = data * model
+        self._working = range(count if working is None else working)
+        tf.config.set_logical_device_configuration(
+            tf.config.list_physical_devices("CPU")[0],
+            [tf.config.LogicalDeviceConfiguration()] * count,
+        )
+        tf.config.threading.set_intra_op_parallelism_threads(turn.share_of_cores(count))
+        self._threads = concurrent.futures.ThreadPoolExecutor(count)
+        self._instances = itertools.count(1)
+
+    def sum_over_model(self, x: tf.Tensor, pnum: tf.Tensor) -> tf.Tensor:
+        """Over the devices that have the same part of the batch; `pnum` is the device's number."""
+        return self._sum(x, self._model, pnum // self._model)
+
+    def sum_over_data(self, x: tf.Tensor, pnum: tf.Tensor) -> tf.Tensor:
+        """Over the devices that have the same part of the weights."""
+        return self._sum(x, self._data, self._data + pnum % self._model)
+
+    def _sum(self, x: tf.Tensor, size: int, group: tf.Tensor) -> tf.Tensor:
+        if size == 1:
+            return x
+        return tf.raw_ops.CollectiveReduceV2(
+            input=x,
+            group_size=size,
+            group_key=group,
+            instance_key=next(self._instances),
+            ordering_token=[],
+            merge_op="Add",
+            final_op="Id",
+        )
+
+    def step(
+        self, fn: Callable[..., object], make: Callable[[], list[tf.Tensor]]
+    ) -> Callable[[], float]:
+        """A step that runs `fn(pnum, *tensors)` on each device, with tensors that `make` makes."""
+        traced = tf.function(fn)
+
+        def arguments(pnum: int) -> list[tf.Tensor]:
+            with tf.device(f"CPU:{pnum}"):
+                return [tf.constant(pnum), *make()]
+
+        given = [arguments(pnum) for pnum in self._working]
+        compute = traced.get_concrete_function(*given[0])  # once: the sums have one number
+
+        def run(pnum: int) -> None:
+            with tf.device(f"CPU:{pnum}"):
+                compute(*given[pnum])
+
+        def step() -> float:
+            list(self._threads.map(run, self._working))
+            return 0.0
+
+        return step
