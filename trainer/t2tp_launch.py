@@ -15,13 +15,10 @@ from types import FrameType
 from typing import IO
 
 from t2tp.mesh.meeting import free_port
-from t2tp.mesh.processes import DEVICES_VARIABLE
+from t2tp.mesh.processes import DEVICES_VARIABLE, THREADS_VARIABLE
 
 WRONG_USAGE = 2
 NO_SUCH_COMMAND = 127  # As shells have it.
-
-# TensorFlow takes it for the number of threads that an operation is cut for.
-THREADS_VARIABLE = "TF_NUM_INTRAOP_THREADS"
 
 # After one process has failed, the others find out by themselves, and say what they know.
 ENDING_SECONDS = 40.0

@@ -10,6 +10,7 @@ from t2tp import upstream as mtf
 from t2tp.explanation.contents import Share
 from t2tp.mesh.collectives import Collective
 from t2tp.mesh.layout import Layout
+from t2tp.mesh.linear import is_linear
 
 # mtf.gradients makes the gradients of an operation in a scope of this name below the operation's.
 GRADIENTS = "/gradients/"
@@ -70,7 +71,8 @@ class Causes:
                 variable = _variable_behind(x)
                 if variable is not None and set(lost) & set(x.shape.dimension_names):
                     used[variable.name] = None
-        gradient_of = self._gradient_of(tensor)
+        found = (self._gradient_of(t) for t in (tensor, *_sources(tensor)))
+        gradient_of = next(filter(None, found), None)
         return Share(tensor.name, num_bytes, tuple(over), True, tuple(used), gradient_of, together)
 
     def _gradient_of(self, tensor: mtf.Tensor) -> str | None:
@@ -95,9 +97,11 @@ class Causes:
 
 
 def _sources(tensor: mtf.Tensor) -> Iterator[mtf.Tensor]:
-    """The tensor or, where it was only passed on or added up, those that it was made of."""
-    if isinstance(tensor.operation, _PASSING_ON):
-        for x in tensor.operation.inputs:
+    """The tensor or, where it was only passed on, scaled or added up, those that it was made of."""
+    op = tensor.operation
+    passes_on = isinstance(op, _PASSING_ON) or getattr(op, "passes_on_sums", False)
+    if passes_on or is_linear(op):
+        for x in op.inputs:
             yield from _sources(x)
     else:
         yield tensor

@@ -242,7 +242,7 @@ def _make_virtual_cpus(count: int) -> None:
     is_chosen = tf.config.threading.get_intra_op_parallelism_threads() != 0
     if count > 1 and not is_chosen:
         # Whoever starts several processes on a host says by this what each may use.
-        said = os.environ.get("TF_NUM_INTRAOP_THREADS", "")
+        said = os.environ.get(processes.THREADS_VARIABLE, "")
         cores = int(said) if said.isdigit() else len(os.sched_getaffinity(0))
         tf.config.threading.set_intra_op_parallelism_threads(max(1, cores // count))
 

@@ -112,6 +112,8 @@ class Collectives:
         axes = self._real_axes(axes)
         if not axes:
             return x
+        if x.dtype == tf.uint64:
+            return _as_int64(lambda c: self.allreduce(c, axes, merge_op, sums), x, merge_op)
         reduced_as = _reduced_as(x.dtype)
         if reduced_as != x.dtype:
             wide = tf.cast(x, reduced_as)
@@ -323,9 +325,14 @@ def _reduced_as(dtype: tf.DType) -> tf.DType:
     large the same low bits stay.)"""
     if dtype in (tf.int8, tf.uint8, tf.int16, tf.uint16):
         return tf.int32
-    if dtype == tf.uint64:
-        raise ValueError("Tensors of dtype uint64 cannot be reduced between processors.")
     return tf.int64 if dtype == tf.uint32 else dtype
+
+
+def _as_int64(reduce: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor, merge_op: str) -> tf.Tensor:
+    """Reduces uint64 as int64: sums have the same bits; for the others, the order is kept."""
+    highest_bit = tf.constant(0 if merge_op == "Add" else 1 << 63, tf.uint64)
+    reduced = reduce(tf.bitcast(tf.bitwise.bitwise_xor(x, highest_bit), tf.int64))
+    return tf.bitwise.bitwise_xor(tf.bitcast(reduced, tf.uint64), highest_bit)
 
 
 def _carried(move: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor) -> tf.Tensor:

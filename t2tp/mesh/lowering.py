@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -19,6 +20,7 @@ from t2tp.mesh.effects import (
 )
 from t2tp.mesh.einsum import lower_einsum, lower_one_hot
 from t2tp.mesh.gradients import lower_generic_gradient, lower_pool_gradient
+from t2tp.mesh.linear import lower_linear, puts_off
 from t2tp.mesh.loops import lower_while_loop
 from t2tp.mesh.random import BatchPart
 from t2tp.mesh.random_operations import lower_random
@@ -118,6 +120,8 @@ class Lowering(mtf.Lowering):
         self._draw_after: tf.Tensor | None = None
         self._reductions = Reductions(mesh_impl)
         self._needed: set[mtf.Tensor] = set()
+        self._users: dict[mtf.Tensor, list[mtf.Operation | None]] = defaultdict(list)
+        self._users_known: set[mtf.Operation] = set()
         # By graph too: a tensor made inside a loop's body is of no use outside of it.
         self._shared: dict[tuple[tf.Graph, Hashable], Any] = {}
         self.lower_operations(graph.operations, needed)
@@ -128,7 +132,8 @@ class Lowering(mtf.Lowering):
         """Lowers those of the operations that `needed` tensors or effects depend on."""
         needed = list(needed)
         live = live_operations(operations, needed)
-        self._needed |= surely_needed(live) | set(needed)
+        self._note_users(live, needed)
+        self._needed |= surely_needed(live, self.users) | set(needed)
         (mesh_impl,) = self.mesh_to_impl.values()
         for op in live:
             zero = _draw_after(op)
@@ -136,8 +141,22 @@ class Lowering(mtf.Lowering):
             with tf.name_scope(op.name), mesh_impl.collectives.asked_by(op.name):
                 self._lower(op)
 
+    def _note_users(
+        self, operations: Iterable[mtf.Operation], needed: Iterable[mtf.Tensor]
+    ) -> None:
+        """Notes who uses each tensor, also inside of loops, before these are lowered."""
+        for op in all_operations(operations):
+            if op not in self._users_known:
+                self._users_known.add(op)
+                for tensor in op.inputs:
+                    self._users[tensor].append(op)
+        for tensor in needed:
+            self._users[tensor].append(None)
+
     def _lower(self, op: mtf.Operation) -> None:
         rule = _RULES.get(type(op), type(op).lower)
+        if puts_off(op, self.users):
+            rule = lower_linear
         flag = _only_if(op)
         if flag is None:
             rule(op, self)
@@ -221,6 +240,10 @@ class Lowering(mtf.Lowering):
     def is_surely_needed(self, tensor: mtf.Tensor) -> bool:
         """Whether an operation needs a tensor's value, so that a sum put off will be made."""
         return tensor in self._needed
+
+    def users(self, tensor: mtf.Tensor) -> Sequence[mtf.Operation | None]:
+        """The operations that use a tensor; None stands for who asks for an output."""
+        return self._users[tensor]
 
     def partial_sum(self, tensor: mtf.Tensor) -> tuple[tf.Tensor, list[int]]:
         """What this processor adds to its slice of a lowered tensor, and the mesh axes over which

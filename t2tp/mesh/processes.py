@@ -7,8 +7,10 @@ import os
 import re
 from dataclasses import dataclass
 
-# Set by t2tp_launch: how many devices each process is to bring.
+# Set by t2tp_launch: how many devices each process is to bring; and how many threads an operation
+# of its own is cut for, which TensorFlow reads too.
 DEVICES_VARIABLE = "T2TP_DEVICES_PER_PROCESS"
+THREADS_VARIABLE = "TF_NUM_INTRAOP_THREADS"
 
 _SLURM_PORTS = 12_000  # Ports of jobs begin at 20000 + job number % this, below the ephemeral ones.
 _FIRST_HOST = re.compile(r"([^,\[]+)(?:\[(\d+))?")  # Of node[07-12,15],other1: node, 07.

@@ -13,6 +13,7 @@ import math
 import tensorflow as tf
 
 from t2tp import upstream as mtf
+from t2tp.mesh.linear import Users, puts_off
 from t2tp.mesh.spmd import LaidOutTensor, SpmdMeshImpl
 
 # What is larger gains nothing from company: copying it costs what a second collective would.
@@ -31,13 +32,14 @@ _PASSING_ON = (
 )
 
 
-def surely_needed(operations: list[mtf.Operation]) -> set[mtf.Tensor]:
+def surely_needed(operations: list[mtf.Operation], users: Users) -> set[mtf.Tensor]:
     """Tensors of which an operation needs the value, so that a sum put off will be made."""
-    return {tensor for op in operations if not _passes_on(op) for tensor in op.inputs}
+    return {tensor for op in operations if not _passes_on(op, users) for tensor in op.inputs}
 
 
-def _passes_on(op: mtf.Operation) -> bool:
-    return isinstance(op, _PASSING_ON) or getattr(op, "passes_on_sums", False)
+def _passes_on(op: mtf.Operation, users: Users) -> bool:
+    passes_on = isinstance(op, _PASSING_ON) or getattr(op, "passes_on_sums", False)
+    return passes_on or puts_off(op, users)
 
 
 class PendingSum(mtf.LazyAllreduceSum):

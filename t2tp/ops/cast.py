@@ -27,6 +27,11 @@ def cast(x: mtf.Tensor, dtype: tf.DType, name: str = "cast") -> mtf.Tensor:
     return x if dtype == x.dtype else CastOperation(x, dtype, name).outputs[0]
 
 
+def at_least_float32(x: mtf.Tensor) -> mtf.Tensor:
+    """`x`, in float32 if it is of 16 bits."""
+    return cast(x, tf.float32) if x.dtype in (tf.bfloat16, tf.float16) else x
+
+
 class CastOperation(mtf.Operation):
     """Input x; output x in another dtype."""
 

@@ -1,4 +1,4 @@
-"""Division of integers and its remainder, with the gradients that mesh-tensorflow has not."""
+"""Division to a whole number and its remainder, with the gradients that mesh-tensorflow has not."""
 
 from __future__ import annotations
 
@@ -61,7 +61,5 @@ def _operation(
     output_shape: mtf.Shape | None,
 ) -> mtf.Tensor:
     x1, x2 = mtf.ops.binary_arguments_to_tensors(x1, x2)
-    output_shape = mtf.convert_to_shape(output_shape)
-    if output_shape is None:
-        output_shape = mtf.ops._infer_binary_broadcast_shape(x1.shape, x2.shape)
-    return kind(x1, x2, output_shape).outputs[0]
+    shape = mtf.ops._infer_binary_broadcast_shape(x1.shape, x2.shape, output_shape)
+    return kind(x1, x2, shape).outputs[0]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import tensorflow as tf
-
 from t2tp import upstream as mtf
-from t2tp.ops.cast import cast
+from t2tp.ops.cast import at_least_float32, cast
 
 
 def reduce_mean(
@@ -25,12 +23,11 @@ def reduce_mean(
       reduced_dim: the one that goes. Without either, all go.
       name: of the operation.
     """
-    is_narrow = x.dtype in (tf.float16, tf.bfloat16)
     mean = mtf.reduce_mean(
-        cast(x, tf.float32) if is_narrow else x,
+        at_least_float32(x),
         disable_positional_args,
         output_shape=output_shape,
         reduced_dim=reduced_dim,
         name=name,
     )
-    return cast(mean, x.dtype) if is_narrow else mean
+    return cast(mean, x.dtype)

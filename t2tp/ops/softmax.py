@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import tensorflow as tf
 
 from t2tp import upstream as mtf
-from t2tp.ops.cast import cast
+from t2tp.ops.cast import at_least_float32, cast
 
 if TYPE_CHECKING:
     from t2tp.mesh.lowering import Lowering
@@ -134,5 +134,4 @@ def _wide_dtype(x: mtf.Tensor) -> tf.DType:
 
 
 def _wide(x: mtf.Tensor | float | None) -> mtf.Tensor | float | None:
-    is_narrow = isinstance(x, mtf.Tensor) and x.dtype in (tf.bfloat16, tf.float16)
-    return cast(x, tf.float32) if is_narrow else x
+    return at_least_float32(x) if isinstance(x, mtf.Tensor) else x

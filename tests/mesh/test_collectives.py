@@ -81,7 +81,7 @@ def test_allreduce_of_any_size_and_type(shape, dtype):
         np.testing.assert_array_equal(result.astype(np.float32), wanted)
 
 
-@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.uint16, np.uint32])
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.uint16, np.uint32, np.uint64])
 @pytest.mark.parametrize(("merge_op", "reduction"), [("Add", np.sum), ("Max", np.max)])
 def test_integers_that_tensorflow_does_not_reduce(dtype, merge_op, reduction):
     values = [np.array([pnum, np.iinfo(dtype).max - pnum], dtype) for pnum in range(8)]
