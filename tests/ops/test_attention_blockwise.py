@@ -80,7 +80,7 @@ def test_long_ones_are_computed_block_by_block(length, options, method):
         q = mtf.zeros(mesh, mtf.convert_to_shape(f"heads:1;length:{length};d_kv:4"))
         y = attention(q, q, q, **options)
         kept = y.operation.outputs[1].shape.dimension_names
-        names["method"] = "dense" if "memory_length" in kept else "blockwise"
+        names["method"] = "dense" if "whole length" in kept else "blockwise"
         return {"y": mtf.reduce_sum(y)}
 
     t2tp.Program(step)
