@@ -26,7 +26,6 @@ MEMORY_LAYOUTS = [
     ("a:2", "memory:a"),
     ("a:2", "length:a;memory:a"),
     ("a:2;b:2", "length:a;memory:b"),
-    ("a:2", "heads:a;memory:a"),
     ("a:2;b:2", "batch:b;length:a;memory:a"),
 ]
 SHARED_LAYOUTS = [
@@ -35,6 +34,7 @@ SHARED_LAYOUTS = [
     ("a:2;b:2", "length:a;memory:b;heads:b"),
     ("a:2;b:2", "length:a;memory:b;kv_heads:a"),
     ("a:2;b:2", "length:b;memory:b;kv_heads:a"),
+    ("a:2;b:2", "length:b;memory:a;heads:a"),
 ]
 
 
