@@ -114,6 +114,9 @@ def padded_to(x: mtf.Tensor, dim: mtf.Dimension, length: mtf.Dimension) -> mtf.T
     beyond = length.size - dim.size
     if beyond < 0:
         raise ValueError(f"{dim.size} symbols do not fit into the {length.size} that are decoded.")
+    name = dim.name
     if beyond:
-        x = mtf.pad(x, [0, beyond], dim.name)
-    return mtf.rename_dimension(x, dim.name, length.name) if dim.name != length.name else x
+        # What is padded must be whole, and no layout has a name of two words.
+        name = f"whole {dim.name}"
+        x = mtf.pad(mtf.rename_dimension(x, dim.name, name), [0, beyond], name)
+    return mtf.rename_dimension(x, name, length.name) if name != length.name else x

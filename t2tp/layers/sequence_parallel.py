@@ -1,10 +1,9 @@
 """A second name for the length of a sequence, so that a layout can split it between blocks.
 
 V. Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models"
-(arXiv:2205.05198), section 4.2.2. Inside of a block the length is `length`, which attention needs
-whole, and a mesh axis splits the heads; between blocks it is `residual_length`, which the same axis
-may split. On the way in parts are then gathered, and on the way out what would be an allreduce is a
-reduce-scatter.
+(arXiv:2205.05198), section 4.2.2. Inside of a block the length is `length`, and a mesh axis splits
+the heads; between blocks it is `residual_length`, which the same axis may split. On the way in
+parts are then gathered, and on the way out what would be an allreduce is a reduce-scatter.
 """
 
 from __future__ import annotations

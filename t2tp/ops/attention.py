@@ -44,9 +44,15 @@ def attention(
 ) -> mtf.Tensor:
     """For each query the mean of the values, weighted by `softmax(q * k / sqrt(d_kv))`.
 
-    A. Vaswani et al., "Attention Is All You Need" (arXiv:1706.03762), section 3.2.1. Batch
-    dimensions, `heads` and `kv_heads` may be split; it goes without collectives if `kv_heads` is
-    split as `heads` is. The softmax is in float32. A query that sees nothing gives zeros.
+    A. Vaswani et al., "Attention Is All You Need" (arXiv:1706.03762), section 3.2.1. The softmax is
+    in float32. A query that sees nothing gives zeros.
+
+    Batch dimensions, `heads`, `kv_heads`, `length` and the memory may be split. It goes without
+    collectives if `kv_heads` is split as `heads` is, and the memory is not. Keys and values of a
+    memory that is split are gathered in both passes, which with a split `length` is the context
+    parallelism of A. Grattafiori et al., "The Llama 3 Herd of Models" (arXiv:2407.21783), section
+    3.3.2; unlike there, a processor's queries are neighbours, so that the last has most to do if
+    they are causal.
 
     Args:
       q: [batch..., heads, length, d_kv].
@@ -74,7 +80,7 @@ def attention(
 
     Raises:
       ValueError: shapes do not fit, or an option is out of range.
-      LayoutError: of the program, if `length`, the memory or `d_kv` is split.
+      LayoutError: of the program, if `d_kv` or the buckets of the bias are split.
     """
     _check_shapes(q, k, v)
     length, memory = q.shape.dims[-2], k.shape.dims[-2]

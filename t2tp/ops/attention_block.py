@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 
@@ -21,6 +22,35 @@ class Block(NamedTuple):
     queries: int
     memory: int | tf.Tensor
     memories: int
+
+
+class Queries:
+    """Which of all queries a processor has: one of several slices of the length.
+
+    Attributes:
+      size: how many it has.
+      begins: positions of the first query of each slice.
+      begin: that of its own, an integer or an int32 scalar.
+    """
+
+    def __init__(self, size: int, slices: int = 1, place: int | tf.Tensor = 0) -> None:
+        """Says which.
+
+        Args:
+          size: how many queries a slice has.
+          slices: how many slices there are.
+          place: number of the processor's own, an integer or an int32 scalar.
+        """
+        self.size = size
+        self.begins = range(0, slices * size, size)
+        self.begin = place * size
+        self._place = place
+
+    def own(self, by_slice: np.ndarray) -> np.ndarray | tf.Tensor:
+        """What [slice, ...] says of its own: [...]."""
+        if isinstance(self._place, int):
+            return by_slice[self._place]
+        return tf.gather(by_slice, self._place)
 
 
 def products(q: tf.Tensor, k: tf.Tensor) -> tf.Tensor:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import tensorflow as tf
 
 from t2tp.ops.attention_block import Block, collected, products, weighted
@@ -23,7 +24,7 @@ _MEMORIES = 512
 
 
 def covered(length: int, memory_length: int) -> tuple[int, int]:
-    """How many queries and keys there are when the last blocks are filled up."""
+    """How many queries and keys a processor has when the last blocks are filled up."""
     queries, memories = _block_sizes(length, memory_length)
     return length + -length % queries, memory_length + -memory_length % memories
 
@@ -43,11 +44,12 @@ def forward(q: tf.Tensor, k: tf.Tensor, v: tf.Tensor, terms: Terms) -> tuple[tf.
     length = q.shape[2]
     queries, memories = _block_sizes(length, k.shape[2])
     in_q, in_k, in_v = _cut(q, queries), _cut(k, memories), _cut(v, memories)
-    begin, end = _seen_blocks(terms.mask, length, queries, memories)
+    first = terms.mask.queries.begin
+    seen = terms.mask.queries.own(_seen_blocks(terms.mask, queries, memories))
 
     def row(i: tf.Tensor, ys: tf.TensorArray, logs: tf.TensorArray) -> tuple:
         def step(j: tf.Tensor, log: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, ...]:
-            block = Block(i * queries, queries, j * memories, memories)
+            block = Block(first + i * queries, queries, j * memories, memories)
             scores = terms.added(tf.cast(products(in_q[i], in_k[j]), tf.float32), block)
             weights = tf.nn.softmax(scores)
             # The largest weight is that of the largest score: exp(score - log).
@@ -62,11 +64,11 @@ def forward(q: tf.Tensor, k: tf.Tensor, v: tf.Tensor, terms: Terms) -> tuple[tf.
             return j + 1, both, y * tf.exp(log - both) + y_here * tf.exp(log_here - both)
 
         start = (
-            tf.gather(begin, i),
+            tf.gather(seen[0], i),
             tf.fill([*q.shape[:2], queries, 1], -math.inf),
             tf.zeros([*q.shape[:2], queries, v.shape[3]]),
         )
-        until = tf.gather(end, i)
+        until = tf.gather(seen[1], i)
         _, log, y = _loop(lambda j, *_: j < until, step, start)
         if terms.dropout is not None:
             y *= terms.dropout.scale
@@ -99,7 +101,8 @@ def backward(
         dy *= tf.cast(terms.dropout.scale, dy.dtype)
     in_q, in_log, in_mean, in_dy = (_cut(x, queries) for x in (q, log[..., None], mean, dy))
     in_k, in_v = _cut(k, memories), _cut(v, memories)
-    begin, end = _seeing_blocks(terms.mask, length, queries, memories)
+    first = terms.mask.queries.begin
+    seeing = terms.mask.queries.own(_seeing_blocks(terms.mask, queries, memories))
 
     def column(
         j: tf.Tensor,
@@ -111,7 +114,7 @@ def backward(
         def step(
             i: tf.Tensor, dqs: tf.Tensor, d_bias: tf.Tensor, dk: tf.Tensor, dv: tf.Tensor
         ) -> tuple[tf.Tensor, ...]:
-            block = Block(i * queries, queries, j * memories, memories)
+            block = Block(first + i * queries, queries, j * memories, memories)
             scores = terms.added(tf.cast(products(in_q[i], in_k[j]), tf.float32), block)
             weights = tf.exp(scores - in_log[i])
             d_weights = tf.cast(products(in_dy[i], in_v[j]), tf.float32)
@@ -129,13 +132,13 @@ def backward(
             return i + 1, tf.tensor_scatter_nd_add(dqs, [[i]], dq[None]), d_bias, dk, dv
 
         start = (
-            tf.gather(begin, j),
+            tf.gather(seeing[0], j),
             dqs,
             d_bias,
             tf.zeros(in_k.shape[1:]),
             tf.zeros(in_v.shape[1:]),
         )
-        until = tf.gather(end, j)
+        until = tf.gather(seeing[1], j)
         _, dqs, d_bias, dk, dv = _loop(lambda i, *_: i < until, step, start)
         return (
             j + 1,
@@ -182,19 +185,26 @@ def _joined(blocks: tf.Tensor, length: int) -> tf.Tensor:
     return x[:, :, :length]
 
 
-def _seen_blocks(
-    mask: Mask, length: int, queries: int, memories: int
-) -> tuple[list[int], list[int]]:
+def _seen_blocks(mask: Mask, queries: int, memories: int) -> np.ndarray:
     """For each block of queries, the first block of the memory that it sees, and the first after
-    these."""
-    seen = [mask.seen(i, queries) for i in range(0, length, queries)]
-    return [begin // memories for begin, _ in seen], [-(-end // memories) for _, end in seen]
+    these: int32 [slice of the length, 2, block of queries]."""
+    size = mask.queries.size
+    seen = [
+        [mask.seen(first + i, min(queries, size - i)) for i in range(0, size, queries)]
+        for first in mask.queries.begins
+    ]
+    begin, end = np.moveaxis(np.array(seen, np.int32), -1, 0)
+    return np.stack([begin // memories, -(-end // memories)], axis=1)
 
 
-def _seeing_blocks(
-    mask: Mask, length: int, queries: int, memories: int
-) -> tuple[list[int], list[int]]:
-    """The same for each block of the memory: by which blocks of queries it is seen."""
-    begin, end = _seen_blocks(mask, length, queries, memories)
-    seeing = [[i for i in range(len(begin)) if begin[i] <= j < end[i]] for j in range(max(end))]
-    return [blocks[0] for blocks in seeing], [blocks[-1] + 1 for blocks in seeing]
+def _seeing_blocks(mask: Mask, queries: int, memories: int) -> np.ndarray:
+    """The same for each block of the memory: by which blocks of queries it is seen; of a slice that
+    sees nothing of it, none."""
+    count = -(-mask.memory_length // memories)
+    result = np.zeros([len(mask.queries.begins), 2, count], np.int32)
+    for place, (begin, end) in enumerate(_seen_blocks(mask, queries, memories)):
+        for j in range(count):
+            blocks = np.flatnonzero((begin <= j) & (j < end))
+            if len(blocks):
+                result[place, :, j] = blocks[0], blocks[-1] + 1
+    return result

@@ -21,7 +21,7 @@ def forward(q: tf.Tensor, k: tf.Tensor, v: tf.Tensor, terms: Terms) -> tuple[tf.
     Returns:
       [batch, heads, length, d_kv] and [batch, heads, length, memory_length] in the dtype of q.
     """
-    block = _whole(q, k)
+    block = _whole(q, k, terms)
     scores = terms.added(tf.cast(products(q, k), tf.float32), block)
     weights = tf.nn.softmax(scores)
     if terms.mask.may_be_blind:
@@ -44,7 +44,7 @@ def backward(
     terms: Terms,
 ) -> Gradients:
     """Gradients by q (scaled), k, v and the bias."""
-    block = _whole(q, k)
+    block = _whole(q, k, terms)
     # sum_m weights * d_weights, for less.
     mean = tf.reduce_sum(tf.cast(dy, tf.float32) * tf.cast(y, tf.float32), -1, keepdims=True)
     if terms.dropout is None:
@@ -66,5 +66,5 @@ def backward(
     )
 
 
-def _whole(q: tf.Tensor, k: tf.Tensor) -> Block:
-    return Block(0, q.shape[2], 0, k.shape[2])
+def _whole(q: tf.Tensor, k: tf.Tensor, terms: Terms) -> Block:
+    return Block(terms.mask.queries.begin, q.shape[2], 0, k.shape[2])

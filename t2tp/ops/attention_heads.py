@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
 import tensorflow as tf
 
 from t2tp import upstream as mtf
 from t2tp.mesh.spmd import SpmdMeshImpl
+from t2tp.ops.attention_gathered import Gathered
 
 
 class SharedHeads:
@@ -20,6 +22,7 @@ class SharedHeads:
 
     Attributes:
       axes: mesh axes over which gradients are still to be summed up.
+      gathered: how kv heads that are split elsewhere than the heads of q are put together.
     """
 
     def __init__(
@@ -27,9 +30,8 @@ class SharedHeads:
     ) -> None:
         self._collectives = mesh_impl.collectives
         self._kv_heads = kv_heads.size
-        (self._kv_slice,) = mesh_impl.slice_shape(mtf.Shape([kv_heads]))
         axis, kv_axis = (mesh_impl.tensor_dimension_to_mesh_axis(d) for d in (heads, kv_heads))
-        self._gathered_axis = None if kv_axis == axis else kv_axis
+        self.gathered = Gathered(mesh_impl, None if kv_axis == axis else kv_axis, 1)
         self.axes = [] if axis in (kv_axis, None) else [axis]
         self._chosen = None
         if self.axes:
@@ -38,21 +40,21 @@ class SharedHeads:
 
     def select(self, x: tf.Tensor) -> tf.Tensor:
         """The slice of k or v -> [batch, the kv heads needed here, memory, d]."""
-        if self._gathered_axis is not None:
-            x = self._collectives.allgather(x, self._gathered_axis, 1)
+        x = self.gathered.whole(x)
         return x if self._chosen is None else tf.gather(x, self._chosen, axis=1)
 
-    def restore(self, dx: tf.Tensor) -> tf.Tensor:
-        """The gradient by what `select` gave -> a part of that by the slice, to be summed over
-        `axes`."""
+    def restore(self, dx: tf.Tensor, summed: Collection[int]) -> tf.Tensor:
+        """The gradient by what `select` gave -> a part of that by the slice.
+
+        Args:
+          dx: [batch, the kv heads needed here, memory, d].
+          summed: mesh axes over which it is to be summed up; that of `gathered` then is.
+        """
         if self._chosen is not None:
             by_head = tf.transpose(dx, [1, 0, 2, 3])
             by_head = tf.math.unsorted_segment_sum(by_head, self._chosen, self._kv_heads)
             dx = tf.transpose(by_head, [1, 0, 2, 3])
-        if self._gathered_axis is None:
-            return dx
-        begin = self._collectives.coordinate(self._gathered_axis) * self._kv_slice
-        return tf.slice(dx, [0, begin, 0, 0], [dx.shape[0], self._kv_slice, *dx.shape[2:]])
+        return self.gathered.own_part(dx, summed)
 
     def _chosen_heads(self, shared_by: int, size: int, axis: int) -> tf.Tensor:
         """Numbers of the kv heads that `size` heads of this processor need: one for as many heads

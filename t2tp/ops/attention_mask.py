@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from t2tp.ops.attention_block import Block
+from t2tp.ops.attention_block import Block, Queries
 
 # Added to a score that does not count. No sum of a score and this comes near a score.
 MASKED = -1e9
@@ -14,44 +14,47 @@ class Mask:
     """What the queries of one processor's slice see of the memory.
 
     Attributes:
+      queries: which those are.
+      memory_length: number of keys.
       may_be_blind: whether there may be a query that sees nothing: its result is zero.
     """
 
     def __init__(
         self,
-        length: int,
+        queries: Queries,
         memory_length: int,
         *,
-        causal: bool,
-        window: int | None,
-        segments: tf.Tensor | None,
-        memory_segments: tf.Tensor | None,
+        causal: bool = False,
+        window: int | None = None,
+        segments: tf.Tensor | None = None,
+        memory_segments: tf.Tensor | None = None,
         memory_stride: int = 1,
+        may_be_blind: bool = False,
     ) -> None:
         """Says who sees whom; see `attention`.
 
         Args:
-          length: number of queries.
+          queries: which of all queries these are.
           memory_length: number of keys.
           causal: whether queries see no later position.
           window: how far they see, or None.
-          segments: [batch, length] or None.
-          memory_segments: [batch, memory_length] or None.
+          segments: of these queries, [batch, queries], or None.
+          memory_segments: of the whole memory, [batch, memory_length], or None.
           memory_stride: how many places in a row of the queries' each key stands for.
+          may_be_blind: whether segments or stride may leave a query without anything to see.
         """
-        self._length = length
-        self._memory_length = memory_length
+        self.queries = queries
+        self.memory_length = memory_length
+        self.may_be_blind = may_be_blind
         self._causal = causal
         self._window = window
         self._stride = memory_stride
         self._segments = segments
         self._memory_segments = memory_segments
-        # Where a query's segment is the memory's at its place, it sees itself.
-        self.may_be_blind = segments is not memory_segments or memory_stride > 1
 
     def seen(self, query: int, queries: int) -> tuple[int, int]:
         """Where the memory begins and ends of which some of these queries see something."""
-        begin, end = 0, self._memory_length
+        begin, end = 0, self.memory_length
         if self._window is not None:
             begin = max(0, query - self._window + 1)
             end = min(end, query + queries + self._window - 1)
@@ -63,12 +66,12 @@ class Mask:
         """What to add to the scores: float32 [batch or 1, 1, queries, memories], 0 or `MASKED`;
         None for nothing.
 
-        What is beyond the end of the memory is seen by no query; beyond the last query all is
-        well, because nobody looks.
+        What is beyond the end of the memory is seen by no query; beyond the last of these
+        queries all is well, because nobody looks.
         """
         conditions = self._conditions_on_places(block)
         if self._segments is not None:
-            ours = _part(self._segments, block.query, block.queries)
+            ours = _part(self._segments, block.query - self.queries.begin, block.queries)
             theirs = _part(self._memory_segments, block.memory, block.memories)
             conditions.append(tf.equal(ours[:, :, None], theirs[:, None, :]))
         if not conditions:
@@ -89,8 +92,8 @@ class Mask:
             conditions.append(there > here - self._window)
             if not self._causal:
                 conditions.append(there < here + self._window)
-        if self._memory_length % block.memories:
-            conditions.append(there < self._memory_length)
+        if self.memory_length % block.memories:
+            conditions.append(there < self.memory_length)
         return conditions
 
 

@@ -13,13 +13,16 @@ from t2tp import upstream as mtf
 from t2tp.mesh import random
 from t2tp.ops import attention_blockwise, attention_dense
 from t2tp.ops.attention_bias import Bias
+from t2tp.ops.attention_block import Queries
 from t2tp.ops.attention_dropout import Dropout
+from t2tp.ops.attention_gathered import Gathered
 from t2tp.ops.attention_heads import SharedHeads
 from t2tp.ops.attention_mask import Mask
 from t2tp.ops.attention_terms import Terms
 
 if TYPE_CHECKING:
     from t2tp.mesh.lowering import Lowering
+    from t2tp.mesh.spmd import SpmdMeshImpl
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ class AttentionOperation(mtf.Operation):
 
     Outputs the result, like q, and what the backward pass needs: blockwise the logarithm of each
     query's sum of exponentials [batch..., heads, length], else the weights [batch..., heads,
-    length, memory].
+    length, memory], whose memory is whole even where a layout splits that of k and v.
     """
 
     def __init__(self, inputs: Sequence[mtf.Tensor], options: Options) -> None:
@@ -58,13 +61,13 @@ class AttentionOperation(mtf.Operation):
         if options.is_blockwise:
             kept = mtf.Tensor(self, mtf.Shape([*batch, heads, length]), tf.float32, index=1)
         else:
-            if memory.name == length.name:
-                memory = mtf.Dimension(f"memory_{memory.name}", memory.size)
-            kept = mtf.Tensor(self, mtf.Shape([*batch, heads, length, memory]), q.dtype, index=1)
+            # No layout has a name of two words.
+            whole = mtf.Dimension(f"whole {memory.name}", memory.size)
+            kept = mtf.Tensor(self, mtf.Shape([*batch, heads, length, whole]), q.dtype, index=1)
         self._outputs = [mtf.Tensor(self, q.shape, q.dtype, index=0), kept]
         self._splittable_dims, self._unsplittable_dims = (
             self._initialize_splittable_and_unsplittable_dims(
-                "unsplittable", [d.name for d in (*batch, heads, kv_heads)]
+                "unsplittable", [d.name for d in (*batch, heads, kv_heads, length, memory)]
             )
         )
 
@@ -125,23 +128,28 @@ class AttentionGradOperation(mtf.Operation):
         d_q = tf.reshape(grads.q * part.scale, mesh_impl.slice_shape(q.shape))
         lowering.set_slice(q, d_q)
         for output, d in zip(memory, (grads.k, grads.v), strict=True):
-            d = tf.reshape(part.shared.restore(d), mesh_impl.slice_shape(output.shape))
-            lowering.set_sum_over_axes(output, d, part.shared.axes)
+            d, axes = part.restored(d)
+            d = tf.reshape(d, mesh_impl.slice_shape(output.shape))
+            lowering.set_sum_over_axes(output, d, axes)
         if part.terms.bias is not None:
             table = self.outputs[3]
             by_table = tf.cast(part.terms.bias.gradient_by_table(grads.bias), table.dtype)
-            lowering.set_partial_sum(table, by_table, q.shape.dims[:-3])
+            summed = [dim for dim in q.shape.dims[:-1] if dim not in table.shape.dims]
+            lowering.set_partial_sum(table, by_table, summed)
 
 
 class _Part:
     """What one processor attends with.
 
+    Where the memory is split, all of it is gathered (context parallelism): A. Grattafiori et al.,
+    "The Llama 3 Herd of Models" (arXiv:2407.21783), section 3.3.2. With positions counted in the
+    whole length, its own queries then see what they would see on one device.
+
     Attributes:
-      q: its slice, scaled by 1 / sqrt(d_kv), with one batch dimension: [batch, heads, length,
+      q: its slice, scaled by 1 / sqrt(d_kv), with one batch dimension: [batch, heads, queries,
         d_kv].
-      k, v: [batch, kv_heads, memory, d_kv], the heads that those of q need.
+      k, v: [batch, kv_heads, memory, d_kv], the heads that those of q need, and the whole memory.
       scale: what q is scaled by.
-      shared: how k and v were found.
       terms: mask, bias and dropout.
     """
 
@@ -152,38 +160,51 @@ class _Part:
         heads, length, d_kv = q.shape.dims[-3:]
         kv_heads, memory, _ = k.shape.dims[-3:]
         mesh_impl = lowering.mesh_impl(q)
-        self.shared = SharedHeads(mesh_impl, heads, kv_heads)
+        length_axis, memory_axis = (
+            mesh_impl.tensor_dimension_to_mesh_axis(dim) for dim in (length, memory)
+        )
+        self._shared = SharedHeads(mesh_impl, heads, kv_heads)
+        self._memory = Gathered(mesh_impl, memory_axis, 2)
+        # Over which the queries of a key are spread.
+        self._summed = {*self._shared.axes, length_axis} - {None}
         q_slice = self.with_one_batch(lowering.slice(q))
         # Not a scalar, which TensorFlow would move behind the product with k and fuse with that and
         # with a mask, for which oneDNN has but its slow reference kernel.
         self.scale = tf.constant([d_kv.size**-0.5] * d_kv.size, q.dtype)
         self.q = q_slice * self.scale
         self.k, self.v = (
-            self.shared.select(self.with_one_batch(lowering.slice(x))) for x in (k, v)
+            self._shared.select(self._memory.whole(self.with_one_batch(lowering.slice(x))))
+            for x in (k, v)
         )
-        extras = {
-            name: lowering.slice(x) for name, x in zip(options.extras, inputs[3:], strict=False)
-        }
-        segments = _rows(extras.get("segments"))
-        # The same tensor twice is not given twice.
-        memory_segments = (
-            _rows(extras["memory_segments"]) if "memory_segments" in extras else segments
-        )
+        extras = dict(zip(options.extras, inputs[3:], strict=False))
+        queries = _queries(mesh_impl, length, length_axis)
+        segments = memory_segments = None
+        if "segments" in extras:
+            segments = _rows(lowering.slice(extras["segments"]))
+            # The same tensor twice is not given twice.
+            memory_segments = _whole_rows(
+                lowering, extras.get("memory_segments", extras["segments"])
+            )
         mask = Mask(
-            length.size,
+            queries,
             memory.size,
             causal=options.causal,
             window=options.window,
             memory_stride=options.memory_stride,
             segments=segments,
             memory_segments=memory_segments,
+            # Where a query's segment is the memory's at its place, it sees itself.
+            may_be_blind="memory_segments" in extras or options.memory_stride > 1,
         )
         bias = dropout = None
         if "bias_table" in extras:
-            sizes = (length.size, memory.size)
+            sizes = (queries.size, memory.size)
+            if options.is_blockwise:
+                sizes = attention_blockwise.covered(*sizes)
             bias = Bias(
-                extras["bias_table"],
-                *(attention_blockwise.covered(*sizes) if options.is_blockwise else sizes),
+                lowering.slice(extras["bias_table"]),
+                queries.begins[-1] + sizes[0],
+                sizes[1],
                 max_distance=options.max_distance,
                 both_ways=not options.causal,
             )
@@ -196,10 +217,34 @@ class _Part:
         """[batch..., heads, length, d] -> [batch, heads, length, d]."""
         return tf.reshape(x, [-1, *x.shape[-3:]])
 
+    def restored(self, dx: tf.Tensor) -> tuple[tf.Tensor, list[int]]:
+        """The gradient by `k` or `v` here -> what this processor adds to that by its slice of the
+        input, and the mesh axes over which that is still to be summed up."""
+        dx = self._memory.own_part(self._shared.restore(dx, self._summed), self._summed)
+        return dx, sorted(self._summed - {self._memory.axis, self._shared.gathered.axis})
 
-def _rows(segments: tf.Tensor | None) -> tf.Tensor | None:
+
+def _queries(mesh_impl: SpmdMeshImpl, length: mtf.Dimension, axis: int | None) -> Queries:
+    """Those of this processor, where a mesh axis splits the length."""
+    if axis is None:
+        return Queries(length.size)
+    slices = mesh_impl.shape[axis].size
+    return Queries(length.size // slices, slices, mesh_impl.collectives.coordinate(axis))
+
+
+def _rows(segments: tf.Tensor) -> tf.Tensor:
     """[batch..., length] -> [batch, length]."""
-    return None if segments is None else tf.reshape(segments, [-1, segments.shape[-1]])
+    return tf.reshape(segments, [-1, segments.shape[-1]])
+
+
+def _whole_rows(lowering: Lowering, segments: mtf.Tensor) -> tf.Tensor:
+    """The same, gathered along the length, by the first layer for all of them."""
+    mesh_impl = lowering.mesh_impl(segments)
+    axis = mesh_impl.tensor_dimension_to_mesh_axis(segments.shape.dims[-1])
+    gathered = Gathered(mesh_impl, axis, 1)
+    return lowering.shared(
+        (segments, "whole rows"), lambda: gathered.whole(_rows(lowering.slice(segments)))
+    )
 
 
 def _dropout(

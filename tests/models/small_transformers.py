@@ -123,6 +123,8 @@ LAYOUTS = {
     "both": ("data:2;model:2", MEGATRON),
     "features": ("data:2;model:2", "batch:data;d_model:model"),
     "three axes": ("a:2;b:2;c:2", "batch:a;heads:b;d_ff:b;vocab:b;d_model:c"),
+    "context": ("seq:2", "length:seq"),
+    "context and both": ("data:2;seq:2;model:2", f"{MEGATRON};length:seq"),
     "experts": ("data:2;expert:2", "batch:data;experts:expert;expert_groups:data;vocab:expert"),
 }
 

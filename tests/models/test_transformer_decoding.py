@@ -159,6 +159,14 @@ def test_steps_are_the_same_on_any_mesh(name, layout):
     assert_steps_are(whole_logits(name, NO_DROPS if "moe" in name else {}), program, fed)
 
 
+@pytest.mark.parametrize("case", ["lm", "lm relative post", "moe_encdec"])
+def test_prefix_inputs_and_what_is_remembered_may_be_split_along_the_length(case):
+    name, changes = CASES[case]
+    layout = "prefix_length:a;decode_length:a;inputs_length:b"
+    program, fed = step_program(name, changes, "a:2;b:3", layout, 0)
+    assert_steps_are(whole_logits(name, changes), program, fed)
+
+
 def test_an_encoder_decoder_begins_without_a_prefix():
     program, fed = step_program("encdec", {}, "", "", 0, with_prefix=False)
     wanted = whole_logits("encdec", {})

@@ -105,6 +105,13 @@ def test_dropout_shared_along_the_length_is_the_same_where_that_is_split():
     assert_close(split(family.batch()), whole(family.batch()), 1e-5)
 
 
+@pytest.mark.parametrize("family", ["lm", "encdec"])
+def test_between_blocks_the_length_may_be_split_over_another_axis(family):
+    layout = "length:seq;residual_length:model;heads:model;d_ff:model;vocab:model"
+    program = loss_program(FAMILIES[family], "seq:2;model:2", layout, sequence_parallel=True)
+    assert_close(program(FAMILIES[family].batch()), reference(family))
+
+
 @functools.cache
 def with_dropout(name, layout):
     program = loss_program(FAMILIES[name], *LAYOUTS[layout], with_gradients=False, **ALL_DROPOUT)
@@ -116,7 +123,8 @@ def with_dropout(name, layout):
 def test_dropout_and_masking_are_the_same_on_any_mesh(name):
     wanted = with_dropout(name, "one device")
     assert len(set(wanted)) == 3
-    np.testing.assert_allclose(with_dropout(name, "both"), wanted, rtol=3e-6)
+    for layout in ("both", "context"):
+        np.testing.assert_allclose(with_dropout(name, layout), wanted, rtol=3e-6)
 
 
 # Every value of every choice, with something that could go wrong beside it.
@@ -139,19 +147,19 @@ def plain_loss(name):
     return float(program(FAMILIES[name].batch())["loss"])
 
 
+@pytest.mark.parametrize("layout", ["both", "context"])
 @pytest.mark.parametrize(
     ("name", "choice"),
     [("lm", choice) for choice in CHOICES]
     + [("encdec", choice) for choice in ("relative geglu", "none silu untied", "compressed")],
 )
-def test_any_choice_is_the_same_split(name, choice):
+def test_any_choice_is_the_same_split(name, choice, layout):
     family, changes = FAMILIES[name], CHOICES[choice]
+    mesh_shape, rules = LAYOUTS[layout]
     if changes.get("num_kv_heads") == 1:
-        layout = ("data:2;model:2", "batch:data;heads:model;d_ff:model;vocab:model")
-    else:
-        layout = LAYOUTS["both"]
+        rules = rules.replace("kv_heads:model;", "")
     whole = loss_program(family, **changes)(family.batch())
-    split = loss_program(family, *layout, **changes)(family.batch())
+    split = loss_program(family, mesh_shape, rules, **changes)(family.batch())
     assert_close(split, whole, 1e-5)
     assert float(whole["loss"]) != pytest.approx(plain_loss(name), rel=1e-3)
 

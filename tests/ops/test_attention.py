@@ -202,7 +202,7 @@ def test_what_is_masked_has_no_influence_at_all(method):
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("dim", ["length", "d_kv", "buckets"])
+@pytest.mark.parametrize("dim", ["d_kv", "buckets"])
 def test_a_dimension_that_attention_runs_along_is_refused(dim, method):
     inputs = make_inputs(bias=True)
     with pytest.raises(t2tp.LayoutError, match=f"cannot be computed with dimension '{dim}' split"):

@@ -12,6 +12,8 @@ import t2tp
 from t2tp import mtf
 from t2tp.ops import attention_blockwise
 from t2tp.ops.attention import attention
+from t2tp.ops.attention_block import Queries
+from t2tp.ops.attention_mask import Mask
 from tests.ops.attention_memory import D_KV, HEADS
 
 LENGTH = 24
@@ -47,13 +49,8 @@ def test_blocks_of_which_nothing_is_seen_are_not_computed(monkeypatch, options, 
 
 def test_blocks_computed_are_half_of_all_for_causal_and_a_band_for_a_window():
     def computed(length, **options):
-        mask = attention_blockwise.Mask(
-            length,
-            length,
-            **{"causal": False, "window": None, "segments": None, "memory_segments": None}
-            | options,
-        )
-        begin, end = attention_blockwise._seen_blocks(mask, length, 64, 64)
+        mask = Mask(Queries(length), length, **options)
+        ((begin, end),) = attention_blockwise._seen_blocks(mask, 64, 64)
         return int(np.sum(end) - np.sum(begin))
 
     assert computed(4096) == 64 * 64
@@ -61,6 +58,16 @@ def test_blocks_computed_are_half_of_all_for_causal_and_a_band_for_a_window():
     assert computed(4096, causal=True, window=65) == 2 * 64 - 1
     assert computed(4096, window=65) == 3 * 64 - 2
     assert computed(8192, causal=True, window=65) == 2 * 128 - 1
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"causal": True, "window": 65}])
+def test_slices_of_the_length_compute_together_what_the_whole_does(options):
+    length, slices = 1024, 4
+    whole = Mask(Queries(length), length, **options)
+    split = Mask(Queries(length // slices, slices), length, **options)
+    for bounds in (attention_blockwise._seen_blocks, attention_blockwise._seeing_blocks):
+        counts = [np.diff(bounds(mask, 64, 64), axis=1).sum() for mask in (whole, split)]
+        assert counts[0] == counts[1] > 0
 
 
 @pytest.mark.parametrize(
@@ -80,7 +87,7 @@ def test_long_ones_are_computed_block_by_block(length, options, method):
         q = mtf.zeros(mesh, mtf.convert_to_shape(f"heads:1;length:{length};d_kv:4"))
         y = attention(q, q, q, **options)
         kept = y.operation.outputs[1].shape.dimension_names
-        names["method"] = "dense" if "memory_length" in kept else "blockwise"
+        names["method"] = "dense" if "whole length" in kept else "blockwise"
         return {"y": mtf.reduce_sum(y)}
 
     t2tp.Program(step)

@@ -19,6 +19,8 @@ MESHES = [
     ("data:2", "batch:data"),
     ("model:4", "heads:model"),
     ("model:2;data:2", "batch:data;heads:model"),
+    ("seq:5", "length:seq"),
+    ("seq:2;model:2", "length:seq;heads:model"),
 ]
 METHODS = ["dense", "blockwise"]
 
@@ -73,10 +75,11 @@ def test_any_mesh_drops_the_same(mesh_shape, layout, method):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_values_and_gradients_are_those_of_what_is_kept(method):
+@pytest.mark.parametrize("layout", ["batch:data;heads:model", "batch:data;length:model"])
+def test_values_and_gradients_are_those_of_what_is_kept(layout, method):
     inputs = make_inputs()
     kept = kept_weights() / (1 - round(RATE * 2**16) / 2**16)
-    values = with_gradients(make_ours(method), inputs, "data:2;model:2", "batch:data;heads:model")
+    values = with_gradients(make_ours(method), inputs, "data:2;model:2", layout)
     assert_close(values, in_float64(composed_attention(kept=kept), inputs), 3e-6)
 
 

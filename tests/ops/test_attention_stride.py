@@ -11,8 +11,14 @@ from t2tp.ops import attention_blockwise
 from t2tp.ops.attention import RelativeBias, attention
 from tests.ops.on_mesh import assert_close, in_float64, with_gradients
 
-STRIDE, LENGTH = 3, 11  # Three whole keys, and two positions that make none.
-LAYOUTS = [("", ""), ("a:2;b:2", "batch:a;heads:b;kv_heads:b"), ("a:2", "heads:a")]
+STRIDE, LENGTH = 3, 14  # Four whole keys, and two positions that make none.
+LAYOUTS = [
+    ("", ""),
+    ("a:2;b:2", "batch:a;heads:b;kv_heads:b"),
+    ("a:2", "heads:a"),
+    ("a:2", "length:a"),
+    ("a:2;b:2", "length:a;compressed_length:b"),
+]
 
 
 @pytest.fixture(autouse=True)
