@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
 import chart
 import targets
@@ -92,11 +93,18 @@ def conditions(results: Results) -> str:
         }
     )
     sets = ", ".join(machine["instruction_sets"])
+    again = "".join(f" {group}: {_how(m)}." for group, m in machine.get("again", {}).items())
     return (
-        f"{machine['date']} UTC, commit {machine['commit']}, {machine['cores']} cores of"
-        f" {machine['processor']} ({sets}), {machine['memory_gb']} GB, load before:"
-        f" {machine['load_before']:.1f}; {machine['turns']} turns of {machine['steps']} steps;"
-        f" Python {machine['python']}, {', '.join(versions)}."
+        f"{_how(machine)}; {machine['cores']} cores of {machine['processor']} ({sets}),"
+        f" {machine['memory_gb']} GB; Python {machine['python']}, {', '.join(versions)}.{again}"
+    )
+
+
+def _how(machine: Mapping[str, Any]) -> str:
+    """When and how often it was measured."""
+    return (
+        f"{machine['date']} UTC, commit {machine['commit']}, {machine['turns']} turns of"
+        f" {machine['steps']} steps, load before: {machine['load_before']:.1f}"
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -144,10 +144,16 @@ class Results:
     machine: dict[str, Any]
     measured: list[Measured]
 
-    def with_groups(self, again: Sequence[Measured]) -> Results:
-        """The same, with groups that were measured again in the place of what they were."""
+    def with_groups(self, again: Sequence[Measured], machine: Mapping[str, Any]) -> Results:
+        """The same, with groups that were measured again in the place of what they were; `machine`
+        says how."""
         newer = {measured.group: measured for measured in again}
-        return replace(self, measured=[newer.get(old.group, old) for old in self.measured])
+        later = {**self.machine.get("again", {}), **{group: dict(machine) for group in newer}}
+        return replace(
+            self,
+            machine={**self.machine, "again": later},
+            measured=[newer.get(old.group, old) for old in self.measured],
+        )
 
     def save(self, path: Path) -> None:
         """Writes the JSON, whole or not at all."""

@@ -48,7 +48,7 @@ def main() -> int:
         path = folder / f"{case}.json"
         results = Results(case, machine, measured)
         if args.group:
-            results = Results.load(path).with_groups(measured)
+            results = Results.load(path).with_groups(measured, machine)
         results.save(path)
         print(f"\n{case} ({machine['minutes']} minutes; {path})\n\n{table(measured)}", flush=True)
         good = good and all(each.has_ours for each in measured)

@@ -13,6 +13,7 @@ import argparse
 import dataclasses
 import json
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -75,9 +76,10 @@ def take_turns(step: Callable[[], float], **facts: object) -> None:
     start = time.perf_counter()
     losses = [step()]
     first_step = time.perf_counter() - start
-    start = time.perf_counter()
+    start, used = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF)
     losses += [step() for _ in range(WARM_UP_STEPS)]
     facts |= {"first_step": first_step, "warming_up": time.perf_counter() - start}
+    facts |= _of_the_kernel(used)
     folder = PARSER.parse_args().profile
     if folder:
         _profile(step, folder)
@@ -91,6 +93,16 @@ def take_turns(step: Callable[[], float], **facts: object) -> None:
             step()
             seconds.append(time.perf_counter() - start)
         print(json.dumps(seconds), file=answers, flush=True)
+
+
+def _of_the_kernel(before: resource.struct_rusage) -> dict[str, float]:
+    """What a step of warming up cost the operating system: seconds, and pages of memory that it had
+    to find."""
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    return {
+        "kernel_seconds": (after.ru_stime - before.ru_stime) / WARM_UP_STEPS,
+        "page_faults": (after.ru_minflt - before.ru_minflt) / WARM_UP_STEPS,
+    }
 
 
 def _profile(step: Callable[[], float], folder: str) -> None:
