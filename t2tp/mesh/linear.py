@@ -55,5 +55,14 @@ def lower_linear(op: mtf.Operation, lowering: Lowering) -> None:
     lowering.set_sum_over_axes(y, lowering.slice(y), axes)
 
 
+def lower_add(op: mtf.AddOperation, lowering: Lowering) -> None:
+    """Adds; what is summed up over the mesh for others anyway is added after that, and not summed
+    up once more."""
+    if all(lowering.is_surely_needed(x) for x in op.inputs):
+        for x in op.inputs:
+            lowering.set_slice(x, lowering.slice(x))
+    op.lower(lowering)
+
+
 def _negates(op: mtf.Operation) -> bool:
     return isinstance(op, mtf.SlicewiseOperation) and op._tf_fn is tf.negative

@@ -20,7 +20,7 @@ from t2tp.mesh.effects import (
 )
 from t2tp.mesh.einsum import lower_einsum, lower_one_hot
 from t2tp.mesh.gradients import lower_generic_gradient, lower_pool_gradient
-from t2tp.mesh.linear import lower_linear, puts_off
+from t2tp.mesh.linear import lower_add, lower_linear, puts_off
 from t2tp.mesh.loops import lower_while_loop
 from t2tp.mesh.random import BatchPart
 from t2tp.mesh.random_operations import lower_random
@@ -300,6 +300,7 @@ def lower_constant(op: mtf.Constant, lowering: Lowering) -> None:
 
 # Operations that are lowered otherwise than mesh-tensorflow does.
 _RULES: dict[type[mtf.Operation], Callable[[mtf.Operation, Lowering], None]] = {
+    mtf.AddOperation: lower_add,
     mtf.EinsumOperation: lower_einsum,
     mtf.OneHotOperation: lower_one_hot,
     mtf.Constant: lower_constant,

@@ -81,3 +81,16 @@ def test_sums_that_are_scaled_and_then_used_are_reduced_together():
     np.testing.assert_allclose(y, np.tanh(2 * A_SUM), rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(z, np.tanh(0.1 * B_SUM), rtol=1e-4, atol=1e-6)
     assert moved[ALLREDUCE] == (1, 2 * 8 * 6 * 4)
+
+
+def test_a_sum_of_what_is_reduced_anyway_is_not_reduced_once_more():
+    ys, moved = run(lambda a, b: [mtf.sin(a), mtf.sin(b), mtf.sin(a + b)])
+    for y, wanted in zip(ys, (A_SUM, B_SUM, A_SUM + B_SUM), strict=True):
+        np.testing.assert_allclose(y, np.sin(wanted), rtol=1e-4, atol=1e-5)
+    assert moved[ALLREDUCE] == (1, 2 * 8 * 6 * 4)
+
+
+def test_a_sum_of_which_one_part_is_reduced_anyway():
+    ys, moved = run(lambda a, b: [mtf.sin(a), mtf.sin(a + b)])
+    np.testing.assert_allclose(ys[1], np.sin(A_SUM + B_SUM), rtol=1e-4, atol=1e-5)
+    assert moved[ALLREDUCE][1] == 2 * 8 * 6 * 4
