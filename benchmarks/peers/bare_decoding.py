@@ -1,5 +1,6 @@
 """The least that greedy decoding takes on TensorFlow: in each step the products of a row's last
-symbol with the weights and with the cache, and the sums between devices. See bare_step.py.
+symbol with the weights and with the cache, the sums between devices, and one operation for each
+other step of the model, as in bare_step.py. Nothing is written into the cache.
 
 Devices whose part of the batch is empty do nothing.
 """
@@ -26,29 +27,31 @@ LAYER += [[sizes.d_model, d_ff], [d_ff, sizes.d_model]]
 
 
 def zeros() -> list[tf.Tensor]:
-    """Activations, one memory for all keys and values, the table, and the layers' weights."""
+    """One memory for all keys and values, the table, a norm's scale, and the layers' weights."""
     memory = [rows, heads, args.prompt + args.new_tokens, sizes.d_kv]
-    shapes = [[rows, sizes.d_model], memory, [vocab, sizes.d_model], *LAYER * sizes.layers]
+    d_model = [sizes.d_model]
+    shapes = [memory, [vocab, *d_model], d_model, *LAYER * sizes.layers]
     return [tf.zeros(shape, args.dtype) for shape in shapes]
 
 
-def compute(pnum, x, memory, table, *weights):
+def compute(pnum, memory, table, scale, *weights):
     layers = [weights[i : i + len(LAYER)] for i in range(0, len(weights), len(LAYER))]
 
-    def token(number, x):
-        x = mesh.sum_over_model(x, pnum)  # what was looked up
+    def token(number, symbols):
+        x = mesh.sum_over_model(tf.gather(table, symbols), pnum)
         for qkv, out, up, down in layers:
-            q = tf.reshape((x @ qkv)[:, :inner], [rows, heads, 1, sizes.d_kv])
-            attended = tf.matmul(q, memory, transpose_b=True) @ memory
-            x = mesh.sum_over_model(tf.reshape(attended, [rows, inner]) @ out, pnum)
-            x = mesh.sum_over_model(x @ up @ down, pnum)
-        logits = tf.matmul(x, table, transpose_b=True)
-        chosen = mesh.sum_over_model(logits[:, :1], pnum)  # as small as what is chosen by
-        return number + 1, x + chosen
+            q = tf.reshape((x * scale @ qkv)[:, :inner], [rows, heads, 1, sizes.d_kv])
+            attention = tf.nn.softmax(tf.matmul(q, memory, transpose_b=True))
+            attended = tf.reshape(attention @ memory, [rows, inner])
+            x += mesh.sum_over_model(attended @ out, pnum)
+            x += mesh.sum_over_model(tf.nn.relu(x * scale @ up) @ down, pnum)
+        logits = tf.matmul(x * scale, table, transpose_b=True)
+        chosen = tf.argmax(logits, -1, tf.int32)
+        return number + 1, mesh.sum_over_model(chosen, pnum)
 
-    start = [tf.constant(0), x]
+    start = [tf.constant(0), tf.zeros([rows], tf.int32)]
     return tf.while_loop(
-        lambda number, x: number < args.new_tokens, token, start, parallel_iterations=1
+        lambda number, symbols: number < args.new_tokens, token, start, parallel_iterations=1
     )
 
 

@@ -10,7 +10,6 @@ import tensorflow as tf
 
 import t2tp
 from t2tp import mtf
-from t2tp.mesh.layout import LayoutError
 from t2tp.models.image_transformer import MtfImageTransformer
 from tests.models.small_image_transformer import (
     LENGTH,
@@ -204,9 +203,8 @@ def test_the_levels_are_rounded_up_to_the_mesh():
     assert_close(program(make_batch()), wanted, 1e-5)
 
 
-def test_full_attention_of_a_split_sequence_is_refused():
-    with pytest.raises(LayoutError, match="'length' split"):
-        program_of("full", "all:2")
+def test_full_attention_of_a_split_sequence():
+    assert_close(program_of("full", "all:2")(make_batch()), program_of("full")(make_batch()), 1e-5)
 
 
 def test_decoding_needs_a_prefix_and_the_pictures_length():

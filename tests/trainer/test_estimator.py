@@ -168,7 +168,7 @@ def test_predictions_are_the_trained_models(tmp_path):
     features = {"x": Feature(f"batch:{toy.BATCH};d_in:{toy.D_IN}")}
     w = next(v for v in trained._variables if v.spec.name == "w").numpy()
     y = estimator(tmp_path, "model").predict(features, {"x": x})["y"]
-    np.testing.assert_allclose(y, x @ w, rtol=1e-5)
+    np.testing.assert_allclose(y, x @ w, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("act", ["evaluate", "predict"])
