@@ -21,6 +21,11 @@ LAYOUTS = [
     ("model:4", "heads:model"),
     ("data:2;model:4", "batch:data;heads:model"),
     ("model:2;data:2", "batch:model;heads:data"),
+    # Context parallelism: see test_attention_split_length.py for the rest.
+    ("seq:2", "length:seq"),
+    ("seq:5", "length:seq"),
+    ("data:2;seq:2", "batch:data;length:seq"),
+    ("seq:2;model:2", "length:seq;heads:model"),
 ]
 # For heads that share keys and values.
 SHARED_LAYOUTS = [
@@ -106,11 +111,13 @@ def make_composed(causal=False, window=None, kept=None, **_):
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
-def test_every_option_gives_the_composed_value_and_gradients(options, method):
+@pytest.mark.parametrize(
+    ("mesh_shape", "layout"),
+    [("data:2;model:2", "batch:data;heads:model"), ("seq:2", "length:seq")],
+)
+def test_every_option_gives_the_composed_value_and_gradients(options, method, mesh_shape, layout):
     inputs = make_inputs(**options)
-    values = with_gradients(
-        make_ours(method, **options), inputs, "data:2;model:2", "batch:data;heads:model"
-    )
+    values = with_gradients(make_ours(method, **options), inputs, mesh_shape, layout)
     assert_close(values, in_float64(make_composed(**options), inputs), 3e-6)
 
 
