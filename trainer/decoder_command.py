@@ -13,7 +13,7 @@ from absl import logging
 
 from t2tp import registry
 from t2tp.decoding import DecodeOptions
-from t2tp.mesh.cluster import Cluster
+from t2tp.mesh.cluster import Cluster, has_gpu
 from t2tp.mesh.layout import Layout
 from t2tp.mesh.processes import Place
 from t2tp.problems.images import ImageGenerationProblem
@@ -26,6 +26,7 @@ from t2tp.trainer.errors import LostError, UsageError, as_usage_error
 from t2tp.trainer.estimator import Estimator
 from t2tp.trainer.model_fn import model_fn_of
 from t2tp.trainer.plan import Plan
+from t2tp.trainer.run_config import RunConfig
 from t2tp.trainer.summaries import SummaryWriter
 
 _SOURCES = ("decode_from_file", "decode_interactive", "split", "score_file")
@@ -59,6 +60,10 @@ def run(flags: absl_flags.FlagValues, place: Place | None = None) -> None:
         made = plan.make(flags)
         options = DecodeOptions.parse(flags.decode_hparams)
         check_writes(made.settings["model"])
+        path = flags.decode_from_file or flags.score_file
+        lines = decode_files.read_lines(path) if path else []
+        if made.config.xla is None and pays_to_compile(flags, made.config, options, lines, place):
+            made = replace(made, config=replace(made.config, xla=True))
     try:
         with as_usage_error(ValueError):
             cluster = together.connect_as(made.config)
@@ -66,7 +71,7 @@ def run(flags: absl_flags.FlagValues, place: Place | None = None) -> None:
             if flags.generate_data:
                 with as_usage_error(ValueError, LookupError, OSError):
                     together.prepare_data(cluster, made.problem, flags.data_dir, flags.tmp_dir)
-            _Decoding(flags, made, options, cluster).run()
+            _Decoding(flags, made, options, lines, cluster).run()
     except together.OTHERS_FAULT as error:
         raise LostError(str(error)) from error
 
@@ -88,11 +93,38 @@ def _check(flags: absl_flags.FlagValues) -> None:
         raise UsageError(f"{flags.output_dir} holds no run: --output_dir names a run's folder")
 
 
+def pays_to_compile(
+    flags: absl_flags.FlagValues,
+    config: RunConfig,
+    options: DecodeOptions,
+    lines: Sequence[str],
+    place: Place | None,
+) -> bool:
+    """Whether XLA can compile decoding (see `Program`), and there is so much to decode that the
+    seconds pay which that takes for each shape of a batch and each device.
+
+    Decoding is a loop of many small steps: compiled it is several times as fast.
+    """
+    devices = Layout(config.mesh_shape, config.layout).size
+    if devices > 1 and (place is not None or has_gpu()):
+        return False
+    if flags.split:
+        return True
+    return bool(flags.decode_from_file) and len(lines) >= (
+        _MANY_BATCHES * options.batch_size * devices
+    )
+
+
 class _Decoding:
     """One call of the program."""
 
     def __init__(
-        self, flags: absl_flags.FlagValues, made: Plan, options: DecodeOptions, cluster: Cluster
+        self,
+        flags: absl_flags.FlagValues,
+        made: Plan,
+        options: DecodeOptions,
+        lines: list[str],
+        cluster: Cluster,
     ) -> None:
         self._flags = flags
         self._made = made
@@ -103,13 +135,7 @@ class _Decoding:
         if flags.decode_interactive:
             options = replace(options, batch_size=1)
         self._options = options
-        config = made.config
-        with as_usage_error(ValueError, OSError):
-            self._lines = self._read(flags.decode_from_file or flags.score_file)
-        is_one_device = Layout(config.mesh_shape, config.layout).size == 1
-        if config.xla is None and is_one_device and self._is_long:
-            # A loop of many small steps: compiled it is several times as fast.
-            config = replace(config, xla=True)
+        self._lines = lines
         with as_usage_error(*BUILD_ERRORS):
             model_fn = model_fn_of(
                 registry.model(made.settings["model"]),
@@ -117,7 +143,7 @@ class _Decoding:
                 made.settings["train_steps"],
                 options,
             )
-            self._estimator = Estimator(model_fn, config, made.hparams)
+            self._estimator = Estimator(model_fn, made.config, made.hparams)
             self._decoder = RunDecoder(
                 self._estimator, made.problem, flags.data_dir, made.hparams, options
             )
@@ -136,19 +162,6 @@ class _Decoding:
                 self._pictures(self._problem.levels)
             else:
                 self._split()
-
-    @staticmethod
-    def _read(path: str | None) -> list[str]:
-        return decode_files.read_lines(path) if path else []
-
-    @property
-    def _is_long(self) -> bool:
-        """Whether there is so much to decode that the seconds pay which XLA takes for each shape
-        of a batch."""
-        if self._flags.split:
-            return True
-        batches = len(self._lines) / self._options.batch_size
-        return bool(self._flags.decode_from_file) and batches >= _MANY_BATCHES
 
     def _file(self) -> None:
         """From a file into a file."""

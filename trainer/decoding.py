@@ -86,7 +86,6 @@ class RunDecoder:
             options,
             seed=estimator.config.random_seed,
             max_length=longest,
-            compiled=bool(estimator.config.xla),
         )
 
     @property

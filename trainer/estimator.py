@@ -78,16 +78,11 @@ class Estimator:
 
         Raises:
           LayoutError: mesh shape or layout cannot be read.
-          ValueError: `config.xla` with a mesh of several devices, a precision that the model
-            function is not told or told otherwise, or a setting of checkpoints that cannot be read.
+          ValueError: a precision that the model function is not told or told otherwise, or a
+            setting of checkpoints that cannot be read.
         """
         self.config = config
         self.layout = Layout(config.mesh_shape, config.layout)
-        if config.xla and self.layout.size > 1:
-            raise ValueError(
-                f"xla compiles the step of one device, and the mesh {config.mesh_shape} has"
-                f" {self.layout.size}: choose one or the other"
-            )
         self.steps_done = 0
         self._model_fn = model_fn
         self._takes_config = "config" in inspect.signature(model_fn).parameters

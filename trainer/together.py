@@ -44,6 +44,7 @@ def connect_as(config: RunConfig) -> Cluster:
         num_processes=config.num_processes,
         process_id=config.process_id,
         coordinator=config.coordinator,
+        joint=bool(config.xla),
     )
 
 

@@ -80,7 +80,6 @@ class Decoder:
         *,
         seed: int = 0,
         max_length: int | None = None,
-        compiled: bool = False,
     ) -> None:
         """Decodes with programs that somebody else makes, such as `Estimator.predict`.
 
@@ -90,7 +89,6 @@ class Decoder:
           options: how to decode.
           seed: of what is drawn.
           max_length: most positions that the model knows, of inputs as of what is written.
-          compiled: whether XLA compiles the programs.
         """
         self.options = options
         self._predict = predict
@@ -98,10 +96,7 @@ class Decoder:
         self._max_length = max_length
         axis = layout.axis_of("batch")
         parts = axis.size if axis else 1
-        # XLA makes naive loops of products with a vector on a CPU: two rows take half the time of
-        # one.
-        rows = max(options.batch_size, 2) if compiled else options.batch_size
-        self._batch_size = -(-rows // parts) * parts
+        self._batch_size = -(-options.batch_size // parts) * parts
 
     @classmethod
     def of_model(
@@ -150,9 +145,7 @@ class Decoder:
             return programs[key](batch)
 
         laid_out = Layout(mesh_shape, layout)
-        return cls(
-            predict, laid_out, chosen, seed=seed, max_length=model.max_length, compiled=bool(xla)
-        )
+        return cls(predict, laid_out, chosen, seed=seed, max_length=model.max_length)
 
     def __call__(self, requests: Sequence[Request]) -> list[list[Hypothesis]]:
         """Decodes rows.

@@ -112,6 +112,7 @@ def connect(
     process_id: int | None = None,
     coordinator: str | None = None,
     time_limit: float = TIME_LIMIT,
+    joint: bool = False,
 ) -> Cluster:
     """Finds (or, on CPU, makes) the devices for a mesh of `num_processors` processors.
 
@@ -127,6 +128,8 @@ def connect(
       process_id: number of this process.
       coordinator: `host:port`, a free port on the host of process 0.
       time_limit: how long, in seconds, processors wait for others before they give up.
+      joint: whether XLA is to make one program of those of all virtual CPU devices: its operations
+        may use all cores, while those of separate programs have a device's share.
 
     Raises:
       ValueError: the number of devices is not the size of the mesh, or the processes do not fit
@@ -141,11 +144,11 @@ def connect(
     _check_share(num_processors)
     if devices is None:
         gpus = (
-            [device.name for device in tf.config.list_logical_devices("GPU")] if _has_gpu() else []
+            [device.name for device in tf.config.list_logical_devices("GPU")] if has_gpu() else []
         )
         if gpus and not _cards_are_whole():
             gpus = gpus[:num_processors]  # Like virtual CPUs: cut for trying things out.
-        devices = gpus or _virtual_cpus(num_processors)
+        devices = gpus or _virtual_cpus(num_processors, joint)
     if len(devices) != num_processors:
         raise ValueError(
             f"The mesh has {num_processors} processors, but there are {len(devices)} devices:"
@@ -197,7 +200,7 @@ def _local_devices(each: int) -> str:
     if gpus:
         return "GPU"
     try:
-        _make_virtual_cpus(each)
+        _make_virtual_cpus(each, joint=False)
     except RuntimeError as error:
         raise ValueError(
             "TensorFlow has started up already, as the only process: connect to the others before"
@@ -216,7 +219,8 @@ def _check_share(each: int) -> None:
         )
 
 
-def _has_gpu() -> bool:
+def has_gpu() -> bool:
+    """Whether this process sees a GPU, so that processors of a mesh are not virtual CPUs."""
     return bool(tf.config.list_physical_devices("GPU"))
 
 
@@ -226,8 +230,8 @@ def _cards_are_whole() -> bool:
     return len(logical("GPU")) == len(physical("GPU"))
 
 
-def _make_virtual_cpus(count: int) -> None:
-    """Makes the devices, and gives each its share of the cores.
+def _make_virtual_cpus(count: int, joint: bool) -> None:
+    """Makes the devices, and gives each its share of the cores, unless they run a joint program.
 
     An operation that is cut for all cores while other devices keep them busy costs more than it
     gains: 2x4 devices on 2 cores ran 20 % faster without.
@@ -240,19 +244,19 @@ def _make_virtual_cpus(count: int) -> None:
         [tf.config.LogicalDeviceConfiguration() for _ in range(count)],
     )
     is_chosen = tf.config.threading.get_intra_op_parallelism_threads() != 0
-    if count > 1 and not is_chosen:
+    if count > 1 and not joint and not is_chosen:
         # Whoever starts several processes on a host says by this what each may use.
         said = os.environ.get(processes.THREADS_VARIABLE, "")
         cores = int(said) if said.isdigit() else len(os.sched_getaffinity(0))
         tf.config.threading.set_intra_op_parallelism_threads(max(1, cores // count))
 
 
-def _virtual_cpus(count: int) -> list[str]:
+def _virtual_cpus(count: int, joint: bool) -> list[str]:
     cpu = tf.config.list_physical_devices("CPU")[0]
     if tf.config.get_logical_device_configuration(cpu) is None:
         # It is too late once TensorFlow has started up, with one CPU device.
         with contextlib.suppress(RuntimeError):
-            _make_virtual_cpus(count)
+            _make_virtual_cpus(count, joint)
     names = [device.name for device in tf.config.list_logical_devices("CPU")]
     if len(names) < count:
         raise ValueError(

@@ -14,6 +14,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import tensorflow as tf
 
@@ -26,6 +27,9 @@ _group_keys = itertools.count(1)
 _instance_keys = itertools.count(1)
 _axes_keys: dict[tuple, int] = {}
 _pair_keys: dict[tuple, int] = {}
+
+# For each processor of the mesh, the members of its group, in their order.
+Groups: TypeAlias = "Sequence[Sequence[int]]"
 
 
 @dataclass(frozen=True)
@@ -63,11 +67,25 @@ def summarize(
     return {key: (count[key], size[key]) for key in count}
 
 
+@dataclass(frozen=True)
+class _Group:
+    """Processors that meet in a collective.
+
+    Attributes:
+      key: its number, an int32 scalar, in the program of one of them.
+      members: the groups of all processors.
+    """
+
+    key: tf.Tensor
+    members: Groups
+
+
 class Collectives:
     """Emits the collectives of one processor into the current TensorFlow graph.
 
     Attributes:
       log: the collectives emitted so far.
+      groups: those of the collectives, by the instance keys of TensorFlow's operations.
     """
 
     def __init__(
@@ -88,9 +106,10 @@ class Collectives:
         # TensorFlow would take rings on the GPUs of a single process.
         self._hint = "nccl" if nccl else "auto"
         # By graph too: a tensor made inside a loop's body is of no use outside of it.
-        self._groups: dict[tuple[tf.Graph, tuple[int, ...]], tuple[tf.Tensor, int]] = {}
+        self._groups: dict[tuple[tf.Graph, tuple[int, ...]], _Group] = {}
         self._operation = ""
         self.log: list[Collective] = []
+        self.groups: dict[int, Groups] = {}
 
     @contextlib.contextmanager
     def asked_by(self, operation: str) -> Iterator[None]:
@@ -147,17 +166,13 @@ class Collectives:
         the tensor."""
         if not self._real_axes([axis]):
             return x
-        key, size = self._group((axis,))
         self._record("reducescatter", (axis,), x, sums)
-        parts = _split_leading(x, size, scatter_axis)
+        parts = _split_leading(x, self._mesh_shape.dims[axis].size, scatter_axis)
         if self._nccl:
-            part = tf.raw_ops.CollectiveReduceScatterV2(
-                input=parts,
-                group_size=size,
-                group_key=key,
-                instance_key=next(_instance_keys),
-                ordering_token=[],
-                communication_hint=self._hint,
+            part = self._emit(
+                tf.raw_ops.CollectiveReduceScatterV2,
+                parts,
+                self._group((axis,)),
                 merge_op="Add",
                 final_op="Id",
             )
@@ -186,9 +201,9 @@ class Collectives:
             own = tf.gather(arrived, tf.maximum(wanted, 0))
             return tf.where(wanted < 0, tf.zeros_like(x), own)
         for partners in rounds:
-            partner = tf.gather(tf.constant(partners, tf.int32), place)
-            theirs = self._exchange(x, axis, place, partner)
-            result = tf.where(tf.equal(wanted, partner), theirs, result)
+            theirs = self._exchange(x, axis, place, partners)
+            is_wanted = [s == partner for s, partner in zip(source, partners, strict=True)]
+            result = tf.where(tf.gather(tf.constant(is_wanted), place), theirs, result)
         return result
 
     def _broadcast(self, x: tf.Tensor, axis: int, source: int) -> tf.Tensor:
@@ -203,65 +218,53 @@ class Collectives:
         return self._reduce(own, (axis,), "Add")
 
     def _reduce(self, x: tf.Tensor, axes: tuple[int, ...], merge_op: str) -> tf.Tensor:
-        key, size = self._group(axes)
-        return tf.raw_ops.CollectiveReduceV2(
-            input=x,
-            group_size=size,
-            group_key=key,
-            instance_key=next(_instance_keys),
-            ordering_token=[],
-            communication_hint=self._hint,
-            merge_op=merge_op,
-            final_op="Id",
-        )
+        group = self._group(axes)
+        return self._emit(tf.raw_ops.CollectiveReduceV2, x, group, merge_op=merge_op, final_op="Id")
 
     def _send_parts(self, parts: tf.Tensor, axis: int) -> tf.Tensor:
         """Sends part i of [member, ...] to member i; what came, by sender [member, ...]."""
-        key, size = self._group((axis,))
-        exchanged = tf.raw_ops.CollectiveAllToAllV2(
-            input=parts,
-            group_size=size,
-            group_key=key,
-            instance_key=next(_instance_keys),
-            ordering_token=[],
-            communication_hint=self._hint,
-        )
+        exchanged = self._emit(tf.raw_ops.CollectiveAllToAllV2, parts, self._group((axis,)))
         return tf.ensure_shape(exchanged, parts.shape)
 
-    def _exchange(self, x: tf.Tensor, axis: int, place: tf.Tensor, partner: tf.Tensor) -> tf.Tensor:
-        """The `x` of a partner, which gets this one's."""
+    def _exchange(
+        self, x: tf.Tensor, axis: int, place: tf.Tensor, partners: Sequence[int]
+    ) -> tf.Tensor:
+        """The `x` of a partner, which gets this one's; `partners` names that of each member."""
         self._record("permute", (axis,), x)
-        both = tf.raw_ops.CollectiveGatherV2(
-            input=x[None],
-            group_size=2,
-            group_key=self._pair(axis, partner - place),
-            instance_key=next(_instance_keys),
-            ordering_token=[],
-            communication_hint=self._hint,
-        )
+        partner = tf.gather(tf.constant(partners, tf.int32), place)
+        pair = self._pair(axis, partner - place, partners)
+        both = self._emit(tf.raw_ops.CollectiveGatherV2, x[None], pair)
         both = tf.ensure_shape(both, [2, *x.shape])
         return tf.gather(both, tf.cast(place < partner, tf.int32))
 
     def _each_to_all(self, x: tf.Tensor, axis: int) -> tf.Tensor:
         """The `x` of all members [member, ...]."""
-        key, size = self._group((axis,))
         self._record("allgather", (axis,), x)
-        gathered = tf.raw_ops.CollectiveGatherV2(
-            input=x[None],
-            group_size=size,
-            group_key=key,
-            instance_key=next(_instance_keys),
+        gathered = self._emit(tf.raw_ops.CollectiveGatherV2, x[None], self._group((axis,)))
+        return tf.ensure_shape(gathered, [self._mesh_shape.dims[axis].size, *x.shape])
+
+    def _emit(
+        self, raw_op: Callable[..., tf.Tensor], x: tf.Tensor, group: _Group, **merging: str
+    ) -> tf.Tensor:
+        """One of TensorFlow's operations, on `x` of all members of the group."""
+        instance = next(_instance_keys)
+        self.groups[instance] = group.members
+        return raw_op(
+            input=x,
+            group_size=len(group.members[0]),
+            group_key=group.key,
+            instance_key=instance,
             ordering_token=[],
             communication_hint=self._hint,
+            **merging,
         )
-        return tf.ensure_shape(gathered, [size, *x.shape])
 
     def _stride(self, axis: int) -> int:
         """The distance in number of two neighbours along an axis."""
         return math.prod(self._mesh_shape.to_integer_list[axis + 1 :])
 
-    def _pair(self, axis: int, distance: tf.Tensor) -> tf.Tensor:
-        """Key of the group of this processor and the one at a distance along an axis."""
+    def _pair(self, axis: int, distance: tf.Tensor, partners: Sequence[int]) -> _Group:
+        """The group of this processor and the one at a distance along an axis."""
         count = len(self._devices)
         if self._devices not in _pair_keys:
             _pair_keys[self._devices] = next(_group_keys)
@@ -269,14 +272,19 @@ class Collectives:
                 next(_group_keys)
         partner = self._pnum + distance * self._stride(axis)
         low, high = tf.minimum(self._pnum, partner), tf.maximum(self._pnum, partner)
-        return _pair_keys[self._devices] + low * count + high
+        members = []
+        for pnum in range(count):
+            place = pnum // self._stride(axis) % self._mesh_shape.dims[axis].size
+            other = pnum + (partners[place] - place) * self._stride(axis)
+            members.append(sorted((pnum, other)))
+        return _Group(_pair_keys[self._devices] + low * count + high, members)
 
     def _real_axes(self, axes: Sequence[int]) -> tuple[int, ...]:
         """Drops axes of size one: nothing moves along them."""
         return tuple(sorted(a for a in axes if self._mesh_shape.dims[a].size > 1))
 
-    def _group(self, axes: tuple[int, ...]) -> tuple[tf.Tensor, int]:
-        """Key (int32 scalar tensor) and size of the group along `axes`."""
+    def _group(self, axes: tuple[int, ...]) -> _Group:
+        """The group along `axes`."""
         where = (tf.compat.v1.get_default_graph(), axes)
         if where not in self._groups:
             sizes = self._mesh_shape.to_integer_list
@@ -289,10 +297,10 @@ class Collectives:
             for axis, size in enumerate(sizes):
                 if axis not in axes:
                     group = group * size + self.coordinate(axis)
-            self._groups[where] = (
-                group + _axes_keys[identity],
-                math.prod(sizes[a] for a in axes),
-            )
+            places = list(itertools.product(*map(range, sizes)))  # of each processor
+            others = [_without(place, axes) for place in places]
+            members = [[p for p, there in enumerate(others) if there == here] for here in others]
+            self._groups[where] = _Group(group + _axes_keys[identity], members)
         return self._groups[where]
 
     def _record(
@@ -305,6 +313,11 @@ class Collectives:
         self.log.append(
             Collective(kind, names, size, num_bytes, scope, self._operation, tuple(sums))
         )
+
+
+def _without(place: Sequence[int], axes: Sequence[int]) -> list[int]:
+    """A processor's places on the other axes."""
+    return [at for axis, at in enumerate(place) if axis not in axes]
 
 
 def _carrier(dtype: tf.DType) -> tf.DType:

@@ -108,6 +108,8 @@ class _Condition:
         """The answer of all processors that differ only along some mesh axes."""
         split = self._mesh_impl.tensor_layout(self._op._cond_output.shape)
         names = self._mesh_impl.shape.dimension_names
+        if self._mesh_impl.leaves_loops_together:
+            axes = names
         chosen = [axis for axis in split if axis is not None and names[axis] in axes]
         collectives = self._mesh_impl.collectives
         return collectives.allreduce(tf.cast(answer, tf.int32), chosen, "Max") > 0

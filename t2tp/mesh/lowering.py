@@ -57,13 +57,14 @@ def live_operations(
     wanted = {tensor.operation for tensor in needed}
     live = []
     for op in reversed(operations):
-        if op in wanted or _has_effect(op):
+        if op in wanted or has_effect(op):
             live.append(op)
             wanted.update(_producers(op))
     return live[::-1]
 
 
-def _has_effect(op: mtf.Operation) -> bool:
+def has_effect(op: mtf.Operation) -> bool:
+    """Whether an operation, or one inside of it, assigns or prints."""
     return any(isinstance(inner, _EFFECTS) for inner in all_operations([op]))
 
 

@@ -72,4 +72,7 @@ def _matrix(x: tf.Tensor, num_summed: int, sums_first: bool) -> tuple[list[int],
     free = last if sums_first else first
     if len(sizes) == 2:
         return free, x
-    return free, tf.reshape(x, [math.prod(first), math.prod(last)])
+    # Weights that a loop multiplies by are reshaped before it: where the other operand is a vector,
+    # XLA would make one naive loop of reshape and product.
+    with x.graph.as_default():
+        return free, tf.reshape(x, [math.prod(first), math.prod(last)])

@@ -16,9 +16,10 @@ from absl import logging
 from t2tp import upstream as mtf
 from t2tp.mesh.calls import Calls
 from t2tp.mesh.cluster import Cluster, connect
-from t2tp.mesh.collectives import Collective, Collectives, summarize
-from t2tp.mesh.layout import Layout
-from t2tp.mesh.lowering import Lowering, all_operations
+from t2tp.mesh.collectives import Collective, Collectives, Groups, summarize
+from t2tp.mesh.joint import JointProgram
+from t2tp.mesh.layout import Layout, LayoutError
+from t2tp.mesh.lowering import Lowering, all_operations, has_effect
 from t2tp.mesh.outputs import Outputs, axes_to_gather
 from t2tp.mesh.sizes import refuse_two_sizes
 from t2tp.mesh.spmd import LaidOutTensor, SpmdMeshImpl
@@ -129,28 +130,28 @@ class Program:
             as needed.
           variables: those of another program of the same layout and cluster, to be shared.
           seed: of initial values and random operations.
-          xla: True: XLA compiles the whole step (one device only); False: nothing; None: the whole
+          xla: True: XLA compiles the whole step, of several devices only if they are virtual CPUs
+            of one process and nothing is assigned (`JointProgram`); False: nothing; None: the whole
             step on one GPU, where it is launches that cost, unless it prints; elsewhere only what
             operations mark as worth it, because between them the libraries' own kernels are as
             fast or faster (docs/benchmarks.md).
 
         Raises:
-          LayoutError: the layout cannot work for a tensor of the model.
+          LayoutError: the layout cannot work for a tensor of the model, or XLA cannot compile the
+            step on such a mesh.
           ValueError: the mesh's size is not the number of devices, a variable is asked for in two
             shapes, or a dimension has two sizes in a sum or product of two tensors.
         """
         self.layout = Layout(mesh_shape, layout)
-        if xla and self.layout.size > 1:
-            raise ValueError(
-                f"xla compiles the step of one device; the mesh {mesh_shape!r} has"
-                f" {self.layout.size}."
-            )
         self._step_fn = step_fn
         self._features = dict(features or {})
         self._seed = seed
         built = self._build_for_shapes()
         self._check(built)
-        self.cluster = cluster or connect(self.layout.size)
+        self._is_joint = bool(xla) and self.layout.size > 1
+        self.cluster = cluster or connect(self.layout.size, joint=self._is_joint)
+        if self._is_joint:
+            self._check_can_be_joined(built.graph)
         if len(self.cluster.devices) != self.layout.size:
             raise ValueError(
                 f"Mesh shape {mesh_shape!r} has {self.layout.size} processors, and the cluster has"
@@ -165,9 +166,12 @@ class Program:
         whole_step = self._compiles_whole_step(built.graph) if xla is None else xla
         self._compiles_regions = xla is None and not whole_step
         self._scatters_copy = not whole_step and "GPU" not in self.cluster.devices[0]
-        self._run = tf.function(self._program, autograph=False, jit_compile=whole_step or None)
+        compiles = whole_step and not self._is_joint
+        self._run = tf.function(self._program, autograph=False, jit_compile=compiles or None)
         self._concrete: tf.types.experimental.ConcreteFunction | None = None
         self._calls = Calls(self.layout, self.cluster)
+        self._groups: dict[int, Groups] = {}
+        self._joint: JointProgram | None = None
 
     def __call__(
         self, features: Mapping[str, np.ndarray] | Placed | None = None, step: int = 0
@@ -191,8 +195,11 @@ class Program:
         """
         placed = features if isinstance(features, Placed) else self.place(features or {})
         self.trace()
-        by_pnum = dict(zip(self.cluster.local_pnums, placed.slices, strict=True))
-        slices = self._calls(lambda pnum: self._call(pnum, step, by_pnum[pnum]), self._log)
+        if self._is_joint:
+            slices = self._joined()(step, placed.slices)
+        else:
+            by_pnum = dict(zip(self.cluster.local_pnums, placed.slices, strict=True))
+            slices = self._calls(lambda pnum: self._call(pnum, step, by_pnum[pnum]), self._log)
         return Outputs(self.layout, self.cluster, self._output_shapes, slices)
 
     def on_tensors(self, features: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
@@ -291,6 +298,12 @@ class Program:
                 slices,
             )
 
+    def _joined(self) -> JointProgram:
+        """The programs of all processors as one, made by the first call."""
+        if self._joint is None:
+            self._joint = JointProgram(self.trace(), self._groups, self._used, self.cluster)
+        return self._joint
+
     def _compiles_whole_step(self, graph: mtf.Graph) -> bool:
         """Whether XLA is to compile the whole step where nobody said."""
         prints = any(isinstance(op, mtf.PrintOperation) for op in all_operations(graph.operations))
@@ -320,13 +333,14 @@ class Program:
             {v.spec.name: s for v, s in zip(self._used, variable_slices, strict=True)},
             self._compiles_regions,
             self._scatters_copy,
+            self._is_joint,
         )
         lowering = Lowering(built.graph, built.mesh, mesh_impl, built.outputs.values())
         outputs = {
             name: self._gathered(tensor.shape, lowering.slice(tensor), collectives)
             for name, tensor in built.outputs.items()
         }
-        self._log = collectives.log
+        self._log, self._groups = collectives.log, collectives.groups
         return outputs
 
     def _gathered(self, shape: mtf.Shape, part: tf.Tensor, collectives: Collectives) -> tf.Tensor:
@@ -390,6 +404,18 @@ class Program:
                 self.layout.check_operation(op)
         for warning in self.layout.warnings(shapes):
             logging.warning(warning)
+
+    def _check_can_be_joined(self, graph: mtf.Graph) -> None:
+        """Refuses a program of several devices that XLA cannot compile."""
+        condition = f"xla compiles the program of {self.layout.size} devices only if"
+        if self.cluster.num_processes > 1 or "GPU" in self.cluster.devices[0]:
+            raise LayoutError(f"{condition} they are virtual CPUs of one process.")
+        effects = [op.name for op in graph.operations if has_effect(op)]
+        if effects:
+            raise LayoutError(
+                f"{condition} it assigns and prints nothing; this one has {effects[0]!r} and"
+                f" {len(effects) - 1} more such operations."
+            )
 
 
 @contextlib.contextmanager

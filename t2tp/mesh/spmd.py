@@ -81,6 +81,7 @@ class SpmdMeshImpl(mtf.MeshImpl):
         variable_slices: Mapping[str, tf.Variable],
         compiles_regions: bool = True,
         scatters_copy: bool = True,
+        leaves_loops_together: bool = False,
     ) -> None:
         """Prepares to lower one graph.
 
@@ -94,6 +95,7 @@ class SpmdMeshImpl(mtf.MeshImpl):
           compiles_regions: whether XLA compiles what operations mark for it.
           scatters_copy: whether TensorFlow's scatters copy what they write into. Those of CPUs do;
             those of GPUs and XLA's do not where nothing else needs it.
+          leaves_loops_together: whether no processor leaves a loop before the others do.
         """
         # An axis of one processor splits nothing, so that operations which cannot be split work.
         splitting = {axis.name for axis in layout.mesh_shape if axis.size > 1}
@@ -104,6 +106,7 @@ class SpmdMeshImpl(mtf.MeshImpl):
         self.variable_slices = variable_slices
         self.compiles_regions = compiles_regions
         self.scatters_copy = scatters_copy
+        self.leaves_loops_together = leaves_loops_together
         self._pnum = pnum
         self._step = step
         self._seed = seed

@@ -51,11 +51,11 @@ def requests(name: str) -> list[Request]:
     return [Request(prefix, row) for prefix, row in zip(PREFIXES, inputs, strict=True)]
 
 
-def decoder(name: str, options: str, layout: str) -> Decoder:
+def decoder(name: str, options: str, layout: str, xla: bool | None = None) -> Decoder:
     chosen = DecodeOptions.parse(f"{options},batch_size={len(PREFIXES)}")
     mesh_shape, rules = LAYOUTS[layout]
     model = FAMILIES[name].make(**CHANGES[name])
-    return Decoder.of_model(model, chosen, mesh_shape=mesh_shape, layout=rules)
+    return Decoder.of_model(model, chosen, mesh_shape=mesh_shape, layout=rules, xla=xla)
 
 
 def most_probable(
@@ -111,24 +111,39 @@ def test_greedy_decodes_are_those_of_the_description(name, layout):
     assert len({tuple(symbols) for symbols in wanted(name)}) == len(PREFIXES)
 
 
+@pytest.mark.parametrize("layout", some_slow(["both", "context and both", "experts"]))
+@pytest.mark.parametrize("name", CHANGES)
+def test_greedy_decodes_are_the_same_where_xla_compiles_them(name, layout):
+    found = decoder(name, "beam_size=1", layout, xla=True)(requests(name))
+    assert [row[0].symbols for row in found] == wanted(name)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.parametrize("how", ["beam_size=3,return_beams=true", "temperature=1"])
 def test_any_layout_gives_the_same_beams_and_draws(how, name):
     options = f"{how},extra_length=6"
     alone = decoder(name, options, "one device")(requests(name))
-    for layout in ("data", "tensor", "both", "experts"):
-        split = decoder(name, options, layout)(requests(name))
+    for layout, xla in (
+        ("data", None),
+        ("tensor", None),
+        ("both", None),
+        ("both", True),
+        ("experts", None),
+    ):
+        split = decoder(name, options, layout, xla)(requests(name))
         for ours, theirs in zip(split, alone, strict=True):
             assert [h.symbols for h in ours] == [h.symbols for h in theirs]
             scores = [h.score for h in theirs]
             np.testing.assert_allclose([h.score for h in ours], scores, rtol=1e-4, atol=1e-4)
 
 
-def image_decoder(options: str, attention_type: str, mesh_shape: str) -> Decoder:
+def image_decoder(
+    options: str, attention_type: str, mesh_shape: str, xla: bool | None = None
+) -> Decoder:
     model = MtfImageTransformer(image.make(attention_type), {"targets": image.LEVELS})
     chosen = DecodeOptions.parse(f"{options},eos_id=-1,batch_size={len(GIVEN)}")
-    return Decoder.of_model(model, chosen, mesh_shape=mesh_shape, layout=image.SPLIT)
+    return Decoder.of_model(model, chosen, mesh_shape=mesh_shape, layout=image.SPLIT, xla=xla)
 
 
 def begun_pictures() -> list[list[int]]:
@@ -152,12 +167,22 @@ def wanted_pictures(attention_type: str) -> list[list[int]]:
     )
 
 
-@pytest.mark.parametrize("layout", some_slow(PICTURES))
-def test_greedy_pictures_are_those_of_the_description(layout):
+def greedy_pictures(layout: str, xla: bool | None = None) -> list[list[int]]:
     attention_type, mesh_shape = PICTURES[layout]
     begun = [Request(row, limit=image.LENGTH - len(row)) for row in begun_pictures()]
-    found = image_decoder("beam_size=1", attention_type, mesh_shape)(begun)
-    assert [row[0].symbols for row in found] == wanted_pictures(attention_type)
+    found = image_decoder("beam_size=1", attention_type, mesh_shape, xla)(begun)
+    return [row[0].symbols for row in found]
+
+
+@pytest.mark.parametrize("layout", some_slow(PICTURES))
+def test_greedy_pictures_are_those_of_the_description(layout):
+    assert greedy_pictures(layout) == wanted_pictures(PICTURES[layout][0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["length-sharded and both", "spatial"])
+def test_greedy_pictures_are_the_same_where_xla_compiles_them(layout):
+    assert greedy_pictures(layout, xla=True) == wanted_pictures(PICTURES[layout][0])
 
 
 @pytest.mark.slow

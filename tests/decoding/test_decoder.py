@@ -54,14 +54,6 @@ def test_rows_come_back_in_their_order():
     assert len({tuple(row[0].symbols) for row in together}) > 1
 
 
-def test_where_xla_compiles_no_row_is_alone():
-    options = DecodeOptions(beam_size=1, extra_length=5, batch_size=1)
-    alone, beside = (Decoder.of_model(TableModel(), options, xla=xla) for xla in (False, True))
-    assert alone.smallest_features(False)["previous"].shape.size == 1
-    assert beside.smallest_features(False)["previous"].shape.size == 2
-    assert alone([Request([2])]) == beside([Request([2])])
-
-
 def test_what_is_drawn_for_a_row_does_not_depend_on_the_others():
     options = DecodeOptions(temperature=1.0, extra_length=5, batch_size=2)
     decoder = Decoder.of_model(TableModel(), options)

@@ -169,9 +169,12 @@ def make_step(recipe: Recipe, m: ModuleType) -> Callable:
     return step
 
 
-def run_ours(recipe: Recipe, mesh_shape: str = "", layout: str = "") -> dict[str, np.ndarray]:
+def run_ours(
+    recipe: Recipe, mesh_shape: str = "", layout: str = "", xla: bool | None = None
+) -> dict[str, np.ndarray]:
     features = {name: t2tp.Feature(shape) for name, shape in INPUTS.items()}
-    program = t2tp.Program(make_step(recipe, mtf), features, mesh_shape=mesh_shape, layout=layout)
+    step = make_step(recipe, mtf)
+    program = t2tp.Program(step, features, mesh_shape=mesh_shape, layout=layout, xla=xla)
     return dict(program(ARRAYS))
 
 
@@ -191,22 +194,38 @@ def graph_of(recipe: Recipe) -> mtf.Graph:
         return graph
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
-@given(recipes, st.sampled_from(MESHES), st.data())
-def test_any_mesh_and_layout_give_the_same_values_and_gradients(recipe, mesh_shape, data):
+def drawn_layout(recipe: Recipe, mesh_shape: str, data: st.DataObject) -> str:
     graph = graph_of(recipe)
     axes = [pair.split(":")[0] for pair in mesh_shape.split(";")]
     dims = data.draw(st.permutations(layouts.dimension_names(graph)))
     candidates = [(dim, data.draw(st.sampled_from(axes))) for dim in dims]
-    layout = layouts.rules_that_work(graph, mesh_shape, candidates)
+    return layouts.rules_that_work(graph, mesh_shape, candidates)
 
+
+def assert_same(
+    values: dict[str, np.ndarray], reference: dict[str, np.ndarray], layout: str
+) -> None:
+    assert set(values) == set(reference)
+    for name, wanted in reference.items():
+        scale = max(1.0, np.abs(wanted).max())
+        np.testing.assert_allclose(
+            values[name], wanted, rtol=0, atol=1e-5 * scale, err_msg=f"{name} {layout}"
+        )
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(recipes, st.sampled_from(MESHES), st.data())
+def test_any_mesh_and_layout_give_the_same_values_and_gradients(recipe, mesh_shape, data):
+    layout = drawn_layout(recipe, mesh_shape, data)
     values = run_ours(recipe, mesh_shape, layout)
     has_reshape = any(kind in RESHAPES for kind, *_ in recipe)
     theirs = run_theirs(recipe) if has_reshape else run_theirs(recipe, mesh_shape, layout)
     for reference in (run_ours(recipe), theirs):
-        assert set(values) == set(reference)
-        for name, wanted in reference.items():
-            scale = max(1.0, np.abs(wanted).max())
-            np.testing.assert_allclose(
-                values[name], wanted, rtol=0, atol=1e-5 * scale, err_msg=f"{name} {layout}"
-            )
+        assert_same(values, reference, layout)
+
+
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(recipes, st.sampled_from(MESHES), st.data())
+def test_as_one_program_all_processors_give_the_same(recipe, mesh_shape, data):
+    layout = drawn_layout(recipe, mesh_shape, data)
+    assert_same(run_ours(recipe, mesh_shape, layout, xla=True), run_ours(recipe), layout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -11,32 +12,52 @@ import tensorflow as tf
 from t2tp import mtf
 from t2tp.mesh.cluster import connect
 from t2tp.mesh.collectives import Collectives
+from t2tp.mesh.joint import JointProgram
 from t2tp.mesh.layout import Layout
 
 LAYOUT = Layout("a:2;b:2;c:2")
 AXES = "abc"
 
 
-def run_everywhere(fn, values, layout=LAYOUT):
-    """Runs `fn(collectives, x)` on eight devices at once, device i with x = values[i]."""
+def traced(fn, values, layout):
+    """The program of one of eight processors, with `fn(collectives, x)`, and its collectives."""
     cluster = connect(8)
+    emitted = []
 
     @tf.function(autograph=False)
-    def program(pnum, x):
-        return fn(Collectives(layout.mesh_shape, cluster.devices, pnum), x)
+    def program(pnum, step, variables, features):
+        del step, variables
+        emitted.append(Collectives(layout.mesh_shape, cluster.devices, pnum))
+        return {"y": fn(emitted[0], *features)}
 
-    concrete = program.get_concrete_function(
-        tf.TensorSpec([], tf.int32), tf.TensorSpec(values[0].shape, values[0].dtype)
-    )
+    scalars = [tf.TensorSpec([], tf.int32), tf.TensorSpec([], tf.int64)]
+    part = tf.TensorSpec(values[0].shape, values[0].dtype)
+    return cluster, program.get_concrete_function(*scalars, [], [part]), emitted[0]
+
+
+def apart(fn, values, layout=LAYOUT):
+    """`fn(collectives, x)` on eight devices at once, device i with x = values[i]."""
+    cluster, concrete, _ = traced(fn, values, layout)
 
     def call(pnum):
         with tf.device(cluster.devices[pnum]):
-            return concrete(tf.constant(pnum), tf.constant(values[pnum])).numpy()
-
-    from concurrent.futures import ThreadPoolExecutor
+            given = [tf.constant(pnum), tf.constant(0, tf.int64), [], [tf.constant(values[pnum])]]
+            return concrete(*given)["y"].numpy()
 
     with ThreadPoolExecutor(8) as threads:
         return list(threads.map(call, range(8)))
+
+
+def jointly(fn, values, layout=LAYOUT):
+    """The same as one program."""
+    cluster, concrete, collectives = traced(fn, values, layout)
+    joint = JointProgram(concrete, collectives.groups, [], cluster)
+    return [outputs["y"].numpy() for outputs in joint(0, [[tf.constant(x)] for x in values])]
+
+
+@pytest.fixture(params=[apart, jointly], ids=lambda how: how.__name__)
+def run_everywhere(request):
+    return request.param
 
 
 def group_of(pnum, axes):
@@ -63,7 +84,7 @@ ALL_AXES = [axes for n in (1, 2, 3) for axes in itertools.combinations(range(3),
 @pytest.mark.parametrize(
     ("merge_op", "reduction"), [("Add", np.sum), ("Max", np.max), ("Min", np.min)]
 )
-def test_allreduce(axes, merge_op, reduction):
+def test_allreduce(run_everywhere, axes, merge_op, reduction):
     values = random_values([3, 5])
     results = run_everywhere(lambda c, x: c.allreduce(x, axes, merge_op), values)
     for pnum, result in enumerate(results):
@@ -73,7 +94,7 @@ def test_allreduce(axes, merge_op, reduction):
 
 @pytest.mark.parametrize("shape", [[], [1], [7], [1023], [1024], [2, 513]])
 @pytest.mark.parametrize("dtype", [np.float32, np.int32, tf.bfloat16.as_numpy_dtype])
-def test_allreduce_of_any_size_and_type(shape, dtype):
+def test_allreduce_of_any_size_and_type(run_everywhere, shape, dtype):
     values = random_values(shape, dtype)
     results = run_everywhere(lambda c, x: c.allreduce(x, [0, 1, 2], "Add"), values)
     wanted = np.sum([v.astype(np.float32) for v in values], axis=0)
@@ -83,7 +104,7 @@ def test_allreduce_of_any_size_and_type(shape, dtype):
 
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.uint16, np.uint32, np.uint64])
 @pytest.mark.parametrize(("merge_op", "reduction"), [("Add", np.sum), ("Max", np.max)])
-def test_integers_that_tensorflow_does_not_reduce(dtype, merge_op, reduction):
+def test_integers_that_tensorflow_does_not_reduce(run_everywhere, dtype, merge_op, reduction):
     values = [np.array([pnum, np.iinfo(dtype).max - pnum], dtype) for pnum in range(8)]
     results = run_everywhere(lambda c, x: c.allreduce(x, [0, 1, 2], merge_op), values)
     wanted = reduction(values, axis=0, dtype=dtype) if merge_op == "Add" else np.max(values, axis=0)
@@ -93,7 +114,7 @@ def test_integers_that_tensorflow_does_not_reduce(dtype, merge_op, reduction):
 
 @pytest.mark.parametrize("axis", range(3))
 @pytest.mark.parametrize("concat_axis", [0, 1])
-def test_allgather(axis, concat_axis):
+def test_allgather(run_everywhere, axis, concat_axis):
     values = random_values([2, 3])
     results = run_everywhere(lambda c, x: c.allgather(x, axis, concat_axis), values)
     for pnum, result in enumerate(results):
@@ -103,7 +124,7 @@ def test_allgather(axis, concat_axis):
 
 @pytest.mark.parametrize("axis", range(3))
 @pytest.mark.parametrize(("split_axis", "concat_axis"), [(0, 1), (1, 0), (0, 0)])
-def test_alltoall(axis, split_axis, concat_axis):
+def test_alltoall(run_everywhere, axis, split_axis, concat_axis):
     values = random_values([4, 6])
     results = run_everywhere(lambda c, x: c.alltoall(x, axis, split_axis, concat_axis), values)
     for pnum, result in enumerate(results):
@@ -115,7 +136,7 @@ def test_alltoall(axis, split_axis, concat_axis):
 
 @pytest.mark.parametrize("source", [[1, 0], [None, 0], [1, 1], [None, None], [0, 1]])
 @pytest.mark.parametrize("axis", range(3))
-def test_permute(axis, source):
+def test_permute(run_everywhere, axis, source):
     values = random_values([2, 3])
     results = run_everywhere(lambda c, x: c.permute(x, axis, source), values)
     for pnum, result in enumerate(results):
@@ -137,7 +158,7 @@ def test_permute(axis, source):
         ("a:2;b:4", 1, [2, 2, 2, 2], ("broadcast", 1)),
     ],
 )
-def test_permute_exchanges_in_pairs(mesh_shape, axis, source, moved):
+def test_permute_exchanges_in_pairs(run_everywhere, mesh_shape, axis, source, moved):
     layout = Layout(mesh_shape)
     values = random_values([2, 3])
     logs = []
@@ -161,7 +182,7 @@ def test_permute_exchanges_in_pairs(mesh_shape, axis, source, moved):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16", "int32"])
 @pytest.mark.parametrize(("axis", "scatter_axis"), [(0, 0), (1, 1), (2, 0)])
-def test_reducescatter(axis, scatter_axis, dtype):
+def test_reducescatter(run_everywhere, axis, scatter_axis, dtype):
     values = random_values([4, 6], np.dtype(tf.as_dtype(dtype).as_numpy_dtype))
     results = run_everywhere(lambda c, x: c.reducescatter(x, axis, scatter_axis), values)
     for pnum, result in enumerate(results):
@@ -174,7 +195,7 @@ def test_reducescatter(axis, scatter_axis, dtype):
     "dtype",
     ["bool", "int8", "uint8", "int16", "uint32", "uint64", "bfloat16", "float16", "float64"],
 )
-def test_any_dtype_is_moved_bit_for_bit(dtype):
+def test_any_dtype_is_moved_bit_for_bit(run_everywhere, dtype):
     values = random_values([4, 2], np.dtype(tf.as_dtype(dtype).as_numpy_dtype))
     gathered = run_everywhere(lambda c, x: c.allgather(x, 2, 0), values)
     exchanged = run_everywhere(lambda c, x: c.alltoall(x, 2, 0, 1), values)
@@ -186,7 +207,7 @@ def test_any_dtype_is_moved_bit_for_bit(dtype):
 
 
 @pytest.mark.parametrize("source", [[1, 1], [1, 0], [None, 0]])
-def test_no_bit_of_bfloat16_is_lost(source):
+def test_no_bit_of_bfloat16_is_lost(run_everywhere, source):
     """Though it is moved as float16, where the first two are NaN, or as a part of a sum."""
     dtype = tf.bfloat16.as_numpy_dtype
     values = [np.array([2.68e36, -2.68e36, 1.0, 1e-38], dtype) + 0 * i for i in range(8)]

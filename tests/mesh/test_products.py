@@ -41,7 +41,7 @@ def operands(equation: str) -> list[tf.Tensor]:
 @pytest.mark.parametrize("equation", MATRICES + OTHERS)
 def test_products_are_those_of_einsum(equation):
     xs = operands(equation)
-    ours = products.einsum(equation, *xs)
+    ours = tf.function(products.einsum)(equation, *xs)
     np.testing.assert_allclose(ours, tf.einsum(equation, *xs), rtol=1e-12, atol=1e-12)
 
 
@@ -54,6 +54,23 @@ def test_two_matrices_are_multiplied_as_such(equation):
 @pytest.mark.parametrize("equation", OTHERS)
 def test_what_is_no_product_of_two_matrices_is_left_to_tensorflow(equation):
     assert "Einsum" in kinds(equation)
+
+
+def test_weights_are_reshaped_before_the_loop_that_multiplies_by_them():
+    """As a producer of the product XLA would fuse the reshape with it, into a naive loop."""
+
+    @tf.function(autograph=False)
+    def powers(x, w):
+        def step(i, x):
+            return i + 1, products.einsum("ab,bcd->acd", x, w)[:, 0]
+
+        return tf.while_loop(lambda i, x: i < 3, step, [0, x])
+
+    graph = powers.get_concrete_function(tf.ones([2, 6]), tf.ones([6, 5, 6])).graph
+    (loop,) = (op for op in graph.get_operations() if "While" in op.type)
+    shapes = [x.shape.as_list() for x in loop.inputs]
+    assert [6, 30] in shapes
+    assert [6, 5, 6] not in shapes
 
 
 def kinds(equation: str) -> set[str]:

@@ -5,10 +5,15 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from t2tp.decoding import DecodeOptions
+from t2tp.mesh.processes import Place
+from t2tp.trainer import decoder_command
+from t2tp.trainer.run_config import RunConfig
 from tests.trainer import events
 from tests.trainer.trained_runs import Run, train
 
@@ -30,11 +35,13 @@ def texts(tmp_path_factory) -> Run:
     )
 
 
-def decoded(run: Run, tmp_path, lines: list[str], options: str, **flags) -> list[str]:
+def decoded(
+    run: Run, tmp_path, lines: list[str], options: str, xla: str = "false", **flags
+) -> list[str]:
     source, result = tmp_path / "sources.txt", tmp_path / "decoded.txt"
     source.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     files = {"decode_from_file": source, "decode_to_file": result}
-    assert run.decode(**files, decode_hparams=options, xla="false", **flags) == 0
+    assert run.decode(**files, decode_hparams=options, xla=xla, **flags) == 0
     return result.read_text(encoding="utf-8").split("\n")[:-1]
 
 
@@ -101,6 +108,34 @@ def test_samples_are_the_same_on_any_mesh(texts, tmp_path):
     wanted = decoded(texts, tmp_path, lines, options)  # the run's own mesh
     assert wanted == decoded(texts, tmp_path, lines, options, mesh_shape="", layout="")
     assert wanted != decoded(texts, tmp_path, lines, options, random_seed=5)
+
+
+def test_samples_are_the_same_where_xla_compiles_a_mesh(texts, tmp_path):
+    options = "temperature=1,top_k=20,extra_length=8,batch_size=2"
+    lines = ["import", "def f", "x"]
+    assert decoded(texts, tmp_path, lines, options, xla="true") == decoded(
+        texts, tmp_path, lines, options
+    )
+
+
+@pytest.mark.parametrize(
+    ("mesh_shape", "lines", "given", "pays"),
+    [
+        ("", 16, {}, True),
+        ("", 15, {}, False),
+        ("data:2;model:2", 64, {}, True),  # of several devices it takes as many times as long
+        ("data:2;model:2", 63, {}, False),
+        ("data:2;model:2", 0, {"split": "test", "decode_from_file": None}, True),
+        ("", 64, {"score_file": "x", "decode_from_file": None}, False),
+        ("data:2;model:2", 64, {"place": Place(0, 2, "localhost:1")}, False),  # two processes
+    ],
+)
+def test_much_is_decoded_by_what_xla_compiles(mesh_shape, lines, given, pays):
+    flags = {"split": None, "decode_from_file": "x", "score_file": None, **given}
+    place = flags.pop("place", None)
+    config, options = RunConfig("run", mesh_shape=mesh_shape), DecodeOptions(batch_size=2)
+    flags = SimpleNamespace(**flags)
+    assert decoder_command.pays_to_compile(flags, config, options, [""] * lines, place) == pays
 
 
 def test_scores_are_those_of_a_beam_search(pairs, tmp_path):

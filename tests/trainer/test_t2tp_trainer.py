@@ -156,7 +156,10 @@ WRONG = {
     ),
     "threads": ({"inter_op_parallelism_threads": 77}, "comes too late"),
     "tensor2tensor's flag": ({"use_tpu": True}, "'use_tpu'. tensor2tensor's flag is gone"),
-    "xla": ({"xla": True, "mesh_shape": "data:2"}, "the mesh data:2 has 2"),
+    "xla": (
+        {"xla": True, "mesh_shape": "data:2"},
+        "the program of 2 devices only if it assigns",
+    ),
     "optimizer": ({"hparams": "optimizer=adams"}, "did you mean adam"),
     "learning rate": ({"hparams": "learning_rate_schedule=constnt"}, "did you mean constant"),
     "data": ({"data_dir": "/nowhere"}, f"t2tp_datagen --problem={PROBLEM}"),

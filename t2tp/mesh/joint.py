@@ -1,0 +1,214 @@
+"""The programs of all processors of one process as a single one, for XLA.
+
+TensorFlow lets XLA compile no collective of CPUs, and one processor's program without them falls
+into pieces that are too small to be worth it. Virtual CPU devices share their memory, though: here
+the program of one processor, as it was traced, is written once for each of them into one function,
+in which a collective is an operation on what all of its members put in. What processors have in
+common, such as the slices of a variable that are equal, or what is computed from them alone, is
+there once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+import tensorflow as tf
+
+from t2tp.mesh.cluster import Cluster
+from t2tp.mesh.collectives import Groups
+from t2tp.mesh.variables import SlicedVariable
+
+# For each processor, the inputs or the outputs of an operation.
+_Each: TypeAlias = "list[list[tf.Tensor]]"
+
+_MERGE = {"Add": tf.add, "Max": tf.maximum, "Min": tf.minimum}
+
+
+class JointProgram:
+    """A program that assigns nothing, for all processors at once."""
+
+    def __init__(
+        self,
+        concrete: tf.types.experimental.ConcreteFunction,
+        groups: Mapping[int, Groups],
+        variables: Sequence[SlicedVariable],
+        cluster: Cluster,
+    ) -> None:
+        """Of one processor's program; XLA compiles it when it is first called.
+
+        Args:
+          concrete: the program: `(pnum, step, variable slices, feature slices) -> outputs` by name.
+          groups: of its collectives, by their instance keys.
+          variables: whose slices it is given.
+          cluster: virtual CPU devices of this process.
+        """
+        self._concrete = concrete
+        self._groups = groups
+        self._cluster = cluster
+        # The slices that differ; and for each processor, which of them are its own.
+        self._slices: list[tf.Variable] = []
+        self._own: list[list[int]] = [[] for _ in cluster.local_pnums]
+        for variable in variables:
+            numbers: dict[tuple[int, ...], int] = {}
+            for pnum, own in zip(cluster.local_pnums, self._own, strict=True):
+                begin = variable.begin(pnum)
+                if begin not in numbers:
+                    numbers[begin] = len(self._slices)
+                    self._slices.append(variable.slice_of(pnum))
+                own.append(numbers[begin])
+        self._run = tf.function(self._all, jit_compile=True, autograph=False)
+
+    def __call__(
+        self, step: int, features: Sequence[list[tf.Tensor]]
+    ) -> list[dict[str, tf.Tensor]]:
+        """Runs it: from each processor's slices of the features to its slices of the outputs."""
+        with tf.device(self._cluster.devices[0]):
+            weights = [part.read_value() for part in self._slices]
+            return self._run(tf.constant(step, tf.int64), weights, list(features))
+
+    def _all(
+        self, step: tf.Tensor, weights: list[tf.Tensor], features: list[list[tf.Tensor]]
+    ) -> list[dict[str, tf.Tensor]]:
+        """The function that XLA compiles."""
+        inputs = [
+            [
+                tf.constant(pnum, tf.int32),
+                step,
+                *(weights[number] for number in own),
+                *slices,
+                *self._concrete.captured_inputs,
+            ]
+            for pnum, (own, slices) in enumerate(zip(self._own, features, strict=True))
+        ]
+        outputs = self._copied(self._concrete.graph, inputs)
+        structure = self._concrete.structured_outputs
+        return [tf.nest.pack_sequence_as(structure, mine) for mine in outputs]
+
+    def _copied(self, graph: tf.Graph, inputs: _Each) -> _Each:
+        """Writes a function's graph into the current one for each processor; its outputs."""
+        values = [
+            {parameter.ref(): x for parameter, x in zip(graph.inputs, mine, strict=True)}
+            for mine in inputs
+        ]
+        for op in _needed(graph):
+            results = self._copied_operation(op, [[v[x.ref()] for x in op.inputs] for v in values])
+            for mine, outputs in zip(values, results, strict=True):
+                mine |= {out.ref(): x for out, x in zip(op.outputs, outputs, strict=True)}
+        return [[v[x.ref()] for x in graph.outputs] for v in values]
+
+    def _copied_operation(self, op: tf.Operation, operands: _Each) -> _Each:
+        """Writes an operation for each processor, once for those with the same operands."""
+        if op.type in _COLLECTIVES:
+            instance = tf.get_static_value(op.inputs[3])
+            parts = [mine[0] for mine in operands]
+            return [[x] for x in _COLLECTIVES[op.type](op, parts, self._groups[int(instance)])]
+        if op.type in ("While", "StatelessWhile"):
+            return self._loop(op, operands)
+        write = _ON_VARIABLES.get(op.type, _copy)
+        if op.op_def.is_stateful:  # such as a draw of TensorFlow's own
+            return [write(op, mine) for mine in operands]
+        made: dict[tuple, list[tf.Tensor]] = {}
+        for mine in operands:
+            same = tuple(x.ref() for x in mine)
+            if same not in made:
+                made[same] = write(op, mine)
+        return [made[tuple(x.ref() for x in mine)] for mine in operands]
+
+    def _loop(self, op: tf.Operation, operands: _Each) -> _Each:
+        """One loop of all processors, which they leave together."""
+        condition, body = op._cond_graph, op._body_graph
+        # What the body only hands on is not a variable of the loop: the same tensors stay the same.
+        varying = [i for i, x in enumerate(body.outputs) if x is not body.inputs[i]]
+
+        def inside(flat: Sequence[tf.Tensor]) -> _Each:
+            inputs = [list(mine) for mine in operands]
+            rest = iter(flat)
+            for mine in inputs:
+                for i in varying:
+                    mine[i] = next(rest)
+            return inputs
+
+        def step(*flat: tf.Tensor) -> list[tf.Tensor]:
+            outputs = self._copied(body, inside(flat))
+            return [mine[i] for mine in outputs for i in varying]
+
+        return inside(
+            tf.while_loop(
+                lambda *flat: self._copied(condition, inside(flat))[0][0],
+                step,
+                [mine[i] for mine in operands for i in varying],
+            )
+        )
+
+
+def _needed(graph: tf.Graph) -> list[tf.Operation]:
+    """The operations that a function's outputs are computed from, in their order."""
+    wanted = {x.op for x in graph.outputs}
+    needed = []
+    parameters = {x.op for x in graph.inputs}
+    for op in reversed(graph.get_operations()):
+        if op in wanted and op not in parameters:
+            needed.append(op)
+            wanted.update(x.op for x in op.inputs)
+    return needed[::-1]
+
+
+def _copy(op: tf.Operation, operands: list[tf.Tensor]) -> list[tf.Tensor]:
+    """The operation on other operands, in the current graph."""
+    node = op.node_def
+    copied = tf.compat.v1.get_default_graph().create_op(
+        op.type,
+        operands,
+        [x.dtype for x in op.outputs],
+        name=op.name,
+        attrs={name: node.attr[name] for name in node.attr},
+    )
+    return list(copied.outputs)
+
+
+def _sums(op: tf.Operation, parts: list[tf.Tensor], groups: Groups) -> list[tf.Tensor]:
+    merge = _MERGE[op.get_attr("merge_op").decode()]
+
+    def merged(members: Sequence[int]) -> tf.Tensor:
+        result = parts[members[0]]
+        for member in members[1:]:
+            result = merge(result, parts[member])
+        return result
+
+    return _once(groups, merged)
+
+
+def _gathered(op: tf.Operation, parts: list[tf.Tensor], groups: Groups) -> list[tf.Tensor]:
+    del op
+    return _once(groups, lambda members: tf.concat([parts[member] for member in members], 0))
+
+
+def _exchanged(op: tf.Operation, parts: list[tf.Tensor], groups: Groups) -> list[tf.Tensor]:
+    del op
+    cut = [tf.unstack(part) for part in parts]
+    return [
+        tf.stack([cut[member][members.index(pnum)] for member in members])
+        for pnum, members in enumerate(groups)
+    ]
+
+
+def _once(groups: Groups, make: Callable[[Sequence[int]], tf.Tensor]) -> list[tf.Tensor]:
+    """What the members of each group get, made once for all of them."""
+    made = {members: make(members) for members in dict.fromkeys(map(tuple, groups))}
+    return [made[tuple(members)] for members in groups]
+
+
+_COLLECTIVES = {
+    "CollectiveReduceV2": _sums,
+    "CollectiveGatherV2": _gathered,
+    "CollectiveAllToAllV2": _exchanged,
+}
+
+# Here a variable is its value.
+_ON_VARIABLES: dict[str, Callable[[tf.Operation, list[tf.Tensor]], list[tf.Tensor]]] = {
+    "ReadVariableOp": lambda op, operands: operands,
+    "ResourceGather": lambda op, operands: [
+        tf.gather(*operands, batch_dims=op.get_attr("batch_dims"))
+    ],
+}
