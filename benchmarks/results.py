@@ -14,8 +14,8 @@ from turns import Peer
 
 # The program whose rate is the machine's peak.
 PEAK = "matmul"
-# Programs of the least operations that it takes on TensorFlow.
-BARE = ("bare_step", "bare_decoding")
+# The program of the least operations that a step takes on TensorFlow.
+BARE = "bare_step"
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Timed:
     @property
     def is_yardstick(self) -> bool:
         """Whether it is no competitor: the machine's peak, or a part of the work."""
-        return self.program in (PEAK, *BARE)
+        return self.program in (PEAK, BARE)
 
     @property
     def seconds(self) -> float:
@@ -126,7 +126,7 @@ class Measured:
     def least(self, timed: Timed) -> Ratio | None:
         """The share of another's time that the least operations take; None if that was not
         measured."""
-        bare = next((each for each in self.timed if each.program in BARE), None)
+        bare = next((each for each in self.timed if each.program == BARE), None)
         return None if bare is None else share(bare, timed)
 
 

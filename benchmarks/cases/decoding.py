@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from turns import Peer
 
-from cases.group import Group, bare
+from cases.group import Group
 
 BATCHES = (1, 16, 64)
 NEW_TOKENS = 64
@@ -12,7 +12,7 @@ PROMPT = 16
 
 
 def groups(meshes: tuple[str, ...], size: str) -> list[Group]:
-    """A group for each mesh and batch. Of devices that split a batch of one, half have nothing."""
+    """A group for each mesh and batch."""
     return [
         Group(f"{mesh}, batch {batch}", _peers(mesh, batch, size), batch * NEW_TOKENS, "tokens")
         for mesh in meshes
@@ -27,13 +27,13 @@ def _peers(mesh: str, batch: int, size: str) -> list[Peer]:
         f"--batch={batch}",
         f"--new_tokens={NEW_TOKENS}",
         f"--prompt={PROMPT}",
+        f"--data={data}",
+        f"--model={model}",
     ]
-    theirs = Peer("transformers (PyTorch)", "decode_transformers", asked, "torch")
-    if mesh == "1x1":  # Where t2tp_decoder lets XLA compile the loop, unless there is little to do.
-        ours = Peer("t2tp", "decode_ours", [*asked, "--xla"])
-        compiled = Peer(
-            "transformers, compiled", "decode_transformers", [*asked, "--compile"], "torch"
-        )
-        return [ours, Peer("t2tp, not compiled", "decode_ours", asked), theirs, compiled]
-    asked += [f"--data={data}", f"--model={model}"]
-    return [Peer("t2tp", "decode_ours", asked), theirs, bare("bare_decoding", asked)]
+    return [
+        # As t2tp_decoder has it unless there is little to do.
+        Peer("t2tp", "decode_ours", [*asked, "--xla"]),
+        Peer("t2tp, not compiled", "decode_ours", asked),
+        Peer("transformers (PyTorch)", "decode_transformers", asked, "torch"),
+        Peer("transformers, compiled", "decode_transformers", [*asked, "--compile"], "torch"),
+    ]

@@ -27,8 +27,3 @@ class Group:
 def matmul(dtype: str = "float32") -> Peer:
     """The machine's own rate."""
     return Peer(f"matmul, {dtype}", "matmul", [f"--dtype={dtype}"])
-
-
-def bare(program: str, arguments: list[str]) -> Peer:
-    """The least that it takes on TensorFlow's kernels."""
-    return Peer("least operations", program, arguments)

@@ -13,11 +13,10 @@ import turn
 class Mesh:
     """Devices that split the batch x devices that split the weights; threads as t2tp has them."""
 
-    def __init__(self, data: int, model: int, working: int | None = None) -> None:
-        """Makes the devices; the first `working` of them have something to do, by default all."""
+    def __init__(self, data: int, model: int) -> None:
+        """Makes the devices."""
         self._data, self._model = data, model
         count = data * model
-        self._working = range(count if working is None else working)
         tf.config.set_logical_device_configuration(
             tf.config.list_physical_devices("CPU")[0],
             [tf.config.LogicalDeviceConfiguration()] * count,
@@ -57,7 +56,8 @@ class Mesh:
             with tf.device(f"CPU:{pnum}"):
                 return [tf.constant(pnum), *make()]
 
-        given = [arguments(pnum) for pnum in self._working]
+        pnums = range(self._data * self._model)
+        given = [arguments(pnum) for pnum in pnums]
         compute = traced.get_concrete_function(*given[0])  # once: the sums have one number
 
         def run(pnum: int) -> None:
@@ -65,7 +65,7 @@ class Mesh:
                 compute(*given[pnum])
 
         def step() -> float:
-            list(self._threads.map(run, self._working))
+            list(self._threads.map(run, pnums))
             return 0.0
 
         return step
