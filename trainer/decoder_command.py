@@ -103,7 +103,7 @@ def pays_to_compile(
     """Whether XLA can compile decoding (see `Program`), and there is so much to decode that the
     seconds pay which that takes for each shape of a batch and each device.
 
-    Decoding is a loop of many small steps: compiled it is several times as fast.
+    Decoding is a loop of many small steps: compiled it is up to twice as fast.
     """
     devices = Layout(config.mesh_shape, config.layout).size
     if devices > 1 and (place is not None or has_gpu()):

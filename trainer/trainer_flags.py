@@ -280,8 +280,8 @@ def _define_mesh(ours: flags.FlagValues) -> None:
     flags.DEFINE_bool(
         "xla",
         None,
-        "Let XLA compile the whole step, on a mesh of one device; --noxla: nothing. By default the"
-        " engine chooses.",
+        "Let XLA compile the whole step, on a mesh of several devices only what changes nothing, on"
+        " virtual CPUs of one process; --noxla: nothing. By default the engine chooses.",
         flag_values=ours,
     )
     flags.DEFINE_integer(

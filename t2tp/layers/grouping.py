@@ -16,21 +16,22 @@ def grouped(x: mtf.Tensor, group_size: int) -> mtf.Tensor:
         make whole groups, or groups whole rows.
 
     Returns:
-      [batch, group, d_model]: the dimension of the groups has the name of the first one of `x`, so
-      that it is split as that is.
+      [batch, group, d_model], or, of [batch, length, d_model] whose rows make several groups,
+      [batch, length, group, d_model]: the dimensions of the groups have the names of those of `x`,
+      so that they are split as those are.
     """
-    rows, per_row, d_model = x.shape.dims[0], _size(x.shape.dims[1:-1]), x.shape.dims[-1]
+    rows, *within, d_model = x.shape.dims
+    per_row = math.prod(dim.size for dim in within)
     size = group_size or per_row
     if size <= per_row:
         group = _largest_divisor(per_row, size)
     else:
         group = per_row * _largest_divisor(rows.size, size // per_row)
-    groups = mtf.Dimension(rows.name, rows.size * per_row // group)
-    return mtf.reshape(x, mtf.Shape([groups, mtf.Dimension("group", group), d_model]))
-
-
-def _size(dims: list[mtf.Dimension]) -> int:
-    return math.prod(d.size for d in dims)
+    if len(within) == 1 and group < per_row:
+        groups = [rows, mtf.Dimension(within[0].name, per_row // group)]
+    else:
+        groups = [mtf.Dimension(rows.name, rows.size * per_row // group)]
+    return mtf.reshape(x, mtf.Shape([*groups, mtf.Dimension("group", group), d_model]))
 
 
 def _largest_divisor(number: int, most: int) -> int:

@@ -65,8 +65,10 @@ class MixtureOfExperts:
 
     The experts are the dimension `experts`. Split over the axis that splits the batch, tokens go to
     their experts by one all-to-all, and come back by another (GShard, arXiv:2006.16668, section
-    3.2). Split over an axis of their own, say `expert_groups:<the batch's axis>` too: each
-    processor then picks what its experts get, and their results are gathered over the axis.
+    3.2). Split over another axis, say `expert_groups:<the batch's axis>` too. If that axis splits
+    the length, and rows make several groups, the all-to-alls are over it; otherwise each processor
+    of it picks what its experts get, and their results are gathered. (`expert_length` are the
+    groups of a row at the experts, for an axis that splits the length and no experts.)
     """
 
     def __init__(self, routing: Routing, **feed_forward: object) -> None:
@@ -132,14 +134,14 @@ class MixtureOfExperts:
         """The tokens in groups, and what the router says of them; it computes in float32."""
         size = self._routing.group_size if group_size is None else group_size
         tokens = grouped(x, size)
-        groups, group, d_model = tokens.shape.dims
+        *groups, group, d_model = tokens.shape.dims
         dims = [d_model, self._router_experts]
         matrix = variables.weight(x.mesh, "router", dims, d_model.size**-0.5, tf.float32)
         logits = mtf.einsum(
             [mtf.cast(tokens, tf.float32), matrix],
-            output_shape=mtf.Shape([groups, group, self._router_experts]),
+            output_shape=mtf.Shape([*groups, group, self._router_experts]),
         )
-        shape = mtf.Shape([groups, group])
+        shape = mtf.Shape([*groups, group])
         if is_real is None:
             real = mtf.ones(x.mesh, shape, tf.float32)
         else:
@@ -168,12 +170,12 @@ class MixtureOfExperts:
         """Tokens choose: [groups, group, d_model], and the load balance, choices and dropped."""
         k = 2 if self._routing.gating == "top_2" else 1
         choices, load_balance = token_choices(router, k, capacity)
-        groups, _, d_model = tokens.shape.dims
+        *groups, _, d_model = tokens.shape.dims
         slots = mtf.Dimension("expert_slots", self._experts.size * capacity)
         sent = [
             mtf.einsum(
                 [_one_hot(choice, slots, tokens.dtype), tokens],
-                output_shape=mtf.Shape([groups, slots, d_model]),
+                output_shape=mtf.Shape([*groups, slots, d_model]),
             )
             for choice in choices
         ]
@@ -192,13 +194,13 @@ class MixtureOfExperts:
         self, tokens: mtf.Tensor, router: Router, capacity: int, training: bool
     ) -> tuple[mtf.Tensor, ...]:
         """Experts choose: the same. There is nothing to balance."""
-        groups, group, d_model = tokens.shape.dims
+        *groups, group, d_model = tokens.shape.dims
         places = mtf.Dimension("capacity", capacity)
         chosen, gates = expert_choices(router, places)
-        wanted = mtf.Shape([groups, self._router_experts, places, d_model])
+        wanted = mtf.Shape([*groups, self._router_experts, places, d_model])
         sent = mtf.gather(tokens, chosen, group, output_shape=wanted)
         slots = mtf.Dimension("expert_slots", self._experts.size * capacity)
-        sent = mtf.reshape(sent, mtf.Shape([groups, slots, d_model]))
+        sent = mtf.reshape(sent, mtf.Shape([*groups, slots, d_model]))
         made = mtf.reshape(self._apply(sent, capacity, training), wanted)
         y = mtf.einsum(
             [mtf.one_hot(chosen, group, dtype=made.dtype), made * mtf.cast(gates, made.dtype)],
@@ -207,7 +209,7 @@ class MixtureOfExperts:
         ones = mtf.cast(mtf.greater(gates, 0.0), tf.float32)
         experts_of = mtf.einsum(
             [mtf.one_hot(chosen, group, dtype=tf.float32), ones],
-            output_shape=mtf.Shape([groups, group]),
+            output_shape=mtf.Shape([*groups, group]),
         )
         is_left = mtf.cast(mtf.equal(experts_of, 0.0), tf.float32) * router.is_real
         count = mtf.reduce_sum(router.is_real)
@@ -216,12 +218,13 @@ class MixtureOfExperts:
     def _apply(self, sent: mtf.Tensor, capacity: int, training: bool) -> mtf.Tensor:
         """What the experts make of [groups, expert_slots, d_model]; the reshapes bring tokens to
         their experts and back."""
-        groups, _, d_model = sent.shape.dims
-        here = mtf.Dimension("expert_groups", groups.size)
+        *groups, _, d_model = sent.shape.dims
+        names = ("expert_groups", "expert_length")[: len(groups)]
+        here = [mtf.Dimension(n, dim.size) for n, dim in zip(names, groups, strict=True)]
         places = mtf.Dimension("capacity", capacity)
-        at_experts = mtf.reshape(sent, mtf.Shape([here, self._experts, places, d_model]))
+        at_experts = mtf.reshape(sent, mtf.Shape([*here, self._experts, places, d_model]))
         # An expert's tokens in one piece: its products, and their gradients, then need no copies.
-        in_one_piece = mtf.Shape([self._experts, here, places, d_model])
+        in_one_piece = mtf.Shape([self._experts, *here, places, d_model])
         made = self._feed_forward(mtf.transpose(at_experts, in_one_piece), training)
         return mtf.reshape(mtf.transpose(made, at_experts.shape), sent.shape)
 

@@ -22,6 +22,9 @@ LAYOUTS = [
     ("data:2;expert:2", "batch:data;experts:expert;expert_groups:data"),
     ("data:2;expert:2;model:2", "batch:data;experts:expert;expert_groups:data;d_ff:model"),
     ("data:2;model:2", "batch:data;experts:data;d_model:model"),
+    ("expert:2", "length:expert;experts:expert"),
+    ("data:2;expert:2", "batch:data;length:expert;experts:expert;expert_groups:data"),
+    ("data:2;seq:2", "batch:data;length:seq;experts:data;expert_length:seq"),
 ]
 ROUTINGS = {
     "switch": Routing(EXPERTS, "top_1", 1.0, 4.0),
@@ -29,6 +32,7 @@ ROUTINGS = {
     "expert_choice": Routing(EXPERTS, "expert_choice", 0.6, 4.0),
     "small_groups": Routing(EXPERTS, "top_1", 1.0, 4.0, group_size=3),
     "large_groups": Routing(EXPERTS, "top_2", 0.75, 4.0, group_size=12),
+    "small_groups_choose": Routing(EXPERTS, "expert_choice", 0.6, 4.0, group_size=3),
 }
 
 
@@ -123,7 +127,7 @@ def test_it_is_a_loop_over_the_tokens(name, training):
     assert training is bool(wanted["dropped"])
 
 
-@pytest.mark.parametrize("name", ["switch", "gshard", "expert_choice"])
+@pytest.mark.parametrize("name", ROUTINGS)
 @pytest.mark.parametrize(("mesh_shape", "layout"), LAYOUTS[1:])
 def test_any_layout_gives_the_same(mesh_shape, layout, name):
     ran = run(layer(ROUTINGS[name]), inputs(), mesh_shape, layout)
@@ -146,13 +150,35 @@ def test_tokens_go_to_experts_by_one_all_to_all_and_back_by_another(name):
     assert program.collectives() == {("alltoall", ("data",)): (2, 2 * size)}
 
 
-def test_gradients_cost_two_more():
+# Where experts have an axis of their own, it splits the length, and rows make several groups.
+OWN_AXIS = ("data:2;expert:2", "batch:data;length:expert;experts:expert;expert_groups:data")
+
+
+@pytest.mark.parametrize("name", ["small_groups", "small_groups_choose"])
+def test_on_an_axis_of_their_own_they_do_so_too(name):
+    routing = ROUTINGS[name]
+
     def build(x, is_real):
-        y, _ = MixtureOfExperts(ROUTINGS["gshard"], mlp="relu", d_ff=D_FF)(x, True)
+        y, _ = MixtureOfExperts(routing, mlp="relu", d_ff=D_FF)(x, True)
+        return {"y": y}
+
+    program = run(build, inputs(), *OWN_AXIS).program
+    groups = BATCH * LENGTH // routing.group_size
+    size = groups // 4 * EXPERTS * routing.capacity(routing.group_size, True) * D_MODEL * 4
+    assert program.collectives() == {("alltoall", ("expert",)): (2, 2 * size)}
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh"),
+    [("gshard", ("data:4", "batch:data;experts:data")), ("small_groups", OWN_AXIS)],
+)
+def test_gradients_cost_two_more(name, mesh):
+    def build(x, is_real):
+        y, _ = MixtureOfExperts(ROUTINGS[name], mlp="relu", d_ff=D_FF)(x, True)
         (gradient,) = mtf.gradients([mtf.reduce_sum(mtf.square(y))], [x])
         return {"d": gradient}
 
-    program = run(build, inputs(), "data:4", "batch:data;experts:data").program
+    program = run(build, inputs(), *mesh).program
     assert {kind: n for (kind, _), (n, _) in program.collectives().items()} == {"alltoall": 4}
 
 

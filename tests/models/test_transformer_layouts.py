@@ -164,6 +164,14 @@ def test_any_choice_is_the_same_split(name, choice, layout):
     assert float(whole["loss"]) != pytest.approx(plain_loss(name), rel=1e-3)
 
 
+@pytest.mark.parametrize("name", ["moe", "moe_encdec"])
+def test_experts_on_the_axis_of_the_length_are_the_same(name):
+    layout = "batch:data;length:expert;experts:expert;expert_groups:data;heads:model;d_ff:model"
+    family, changes = FAMILIES[name], {"moe_group_size": 6}
+    split = loss_program(family, "data:2;expert:2;model:2", layout, **changes)(family.batch())
+    assert_close(split, loss_program(family, **changes)(family.batch()))
+
+
 @pytest.mark.parametrize("gating", ["top_1", "top_2", "expert_choice"])
 def test_experts_of_an_encoder_are_the_same_split(gating):
     family = FAMILIES["moe_classes"]
