@@ -51,6 +51,12 @@ def _log_as_at_the_start() -> None:
 
 
 @pytest.fixture(autouse=True)
+def _joint_programs_are_of_cpus(request: pytest.FixtureRequest) -> None:
+    if os.environ.get("T2TP_TEST_GPU") and request.node.get_closest_marker("joint"):
+        pytest.skip("only the programs of virtual CPUs become one")
+
+
+@pytest.fixture(autouse=True)
 def _quiet_mesh_tensorflow() -> None:
     """mesh-tensorflow warns of every variable without an initializer."""
     tf.get_logger().setLevel("ERROR")

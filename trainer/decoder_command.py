@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -64,6 +65,7 @@ def run(flags: absl_flags.FlagValues, place: Place | None = None) -> None:
         lines = decode_files.read_lines(path) if path else []
         if made.config.xla is None and pays_to_compile(flags, made.config, options, lines, place):
             made = replace(made, config=replace(made.config, xla=True))
+            logging.info("XLA compiles what decodes (--noxla: nothing)")
     try:
         with as_usage_error(ValueError):
             cluster = together.connect_as(made.config)
@@ -100,19 +102,22 @@ def pays_to_compile(
     lines: Sequence[str],
     place: Place | None,
 ) -> bool:
-    """Whether XLA can compile decoding (see `Program`), and there is so much to decode that the
-    seconds pay which that takes for each shape of a batch and each device.
+    """Whether decoding gains by being compiled: XLA can (see `Program`), and there is so much to
+    decode that the seconds pay which that takes for each shape of a batch and each device.
 
-    Decoding is a loop of many small steps: compiled it is up to twice as fast.
+    Decoding is a loop of many small steps: compiled it is up to twice as fast. (Devices that share
+    nothing but a batch are as fast without.)
     """
-    devices = Layout(config.mesh_shape, config.layout).size
-    if devices > 1 and (place is not None or has_gpu()):
-        return False
+    layout = Layout(config.mesh_shape, config.layout)
+    if layout.size > 1:
+        batch = layout.axis_of("batch")
+        if place is not None or has_gpu() or (batch and batch.size == layout.size):
+            return False
     if flags.split:
-        return True
-    return bool(flags.decode_from_file) and len(lines) >= (
-        _MANY_BATCHES * options.batch_size * devices
-    )
+        rows = math.inf if options.num_samples < 0 else options.num_samples
+    else:
+        rows = len(lines) if flags.decode_from_file else 0
+    return rows >= _MANY_BATCHES * options.batch_size * layout.size
 
 
 class _Decoding:

@@ -16,9 +16,9 @@ def grouped(x: mtf.Tensor, group_size: int) -> mtf.Tensor:
         make whole groups, or groups whole rows.
 
     Returns:
-      [batch, group, d_model], or, of [batch, length, d_model] whose rows make several groups,
-      [batch, length, group, d_model]: the dimensions of the groups have the names of those of `x`,
-      so that they are split as those are.
+      [batch, group, d_model]: the dimension of the groups has the name of the first one of `x`, so
+      that it is split as that is; or, of [batch, length, d_model] whose rows make several groups,
+      [batch, length_groups, group, d_model].
     """
     rows, *within, d_model = x.shape.dims
     per_row = math.prod(dim.size for dim in within)
@@ -28,7 +28,7 @@ def grouped(x: mtf.Tensor, group_size: int) -> mtf.Tensor:
     else:
         group = per_row * _largest_divisor(rows.size, size // per_row)
     if len(within) == 1 and group < per_row:
-        groups = [rows, mtf.Dimension(within[0].name, per_row // group)]
+        groups = [rows, mtf.Dimension(f"{within[0].name}_groups", per_row // group)]
     else:
         groups = [mtf.Dimension(rows.name, rows.size * per_row // group)]
     return mtf.reshape(x, mtf.Shape([*groups, mtf.Dimension("group", group), d_model]))

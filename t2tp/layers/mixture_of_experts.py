@@ -65,10 +65,11 @@ class MixtureOfExperts:
 
     The experts are the dimension `experts`. Split over the axis that splits the batch, tokens go to
     their experts by one all-to-all, and come back by another (GShard, arXiv:2006.16668, section
-    3.2). Split over another axis, say `expert_groups:<the batch's axis>` too. If that axis splits
-    the length, and rows make several groups, the all-to-alls are over it; otherwise each processor
-    of it picks what its experts get, and their results are gathered. (`expert_length` are the
-    groups of a row at the experts, for an axis that splits the length and no experts.)
+    3.2). Split over another axis, say `expert_groups:<the batch's axis>` too: each processor of it
+    then picks what its experts get, and their results are gathered. If that axis splits the length
+    elsewhere, and rows make several groups, say `length_groups:<that axis>`: the all-to-alls are
+    then over it. (An axis that splits the length and no experts may split `length_groups`, and
+    `expert_length_groups`, which they are called at the experts.)
     """
 
     def __init__(self, routing: Routing, **feed_forward: object) -> None:
@@ -219,7 +220,7 @@ class MixtureOfExperts:
         """What the experts make of [groups, expert_slots, d_model]; the reshapes bring tokens to
         their experts and back."""
         *groups, _, d_model = sent.shape.dims
-        names = ("expert_groups", "expert_length")[: len(groups)]
+        names = ("expert_groups", "expert_length_groups")[: len(groups)]
         here = [mtf.Dimension(n, dim.size) for n, dim in zip(names, groups, strict=True)]
         places = mtf.Dimension("capacity", capacity)
         at_experts = mtf.reshape(sent, mtf.Shape([*here, self._experts, places, d_model]))

@@ -19,7 +19,7 @@ from tensorflow.python.eager import context as eager_context
 
 from t2tp.mesh.cluster import Cluster
 from t2tp.mesh.collectives import Collective
-from t2tp.mesh.layout import Layout
+from t2tp.mesh.layout import Layout, group
 from t2tp.mesh.peers import Peers, in_a_line
 
 T = TypeVar("T")
@@ -115,9 +115,10 @@ class Calls:
             text = f"Processors did not finish {limit}, and none of them waited in a collective."
             return CollectiveTimeoutError(f"{text} {advice}".rstrip())
         place, pnum, node = min(waiting)
-        group = self._group(pnum, log[place].axes) if place < len(log) else list(where)
-        there = [p for p in group if where.get(p) == node]
-        absent = [p for p in group if where.get(p) != node]
+        axes = log[place].axes if place < len(log) else ()
+        met = group(self._layout.mesh_shape, pnum, axes) if axes else list(where)
+        there = [p for p in met if where.get(p) == node]
+        absent = [p for p in met if where.get(p) != node]
         text = f"{_processors(there, self._cluster)} waited in"
         text += f" {_describe(log[place]) if place < len(log) else node}"
         if absent:
@@ -127,14 +128,6 @@ class Calls:
         else:
             text += f", to which all came, and which did not end {limit}."
         return CollectiveTimeoutError(f"{text} {advice}".rstrip())
-
-    def _group(self, pnum: int, axes: Sequence[str]) -> list[int]:
-        """The processors that differ from `pnum` only in their places on `axes`."""
-
-        def others(p: int) -> dict[str, int]:
-            return {a: i for a, i in self._layout.coordinates(p).items() if a not in axes}
-
-        return [p for p in range(self._layout.size) if others(p) == others(pnum)]
 
 
 def _errors(calls: Mapping[int, concurrent.futures.Future]) -> dict[int, BaseException]:

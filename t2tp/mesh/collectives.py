@@ -19,6 +19,7 @@ from typing import TypeAlias
 import tensorflow as tf
 
 from t2tp import upstream as mtf
+from t2tp.mesh import layout
 from t2tp.mesh.pairing import pairings
 
 # Group keys name groups of devices, and instance keys a collective within its group, for the life
@@ -297,9 +298,8 @@ class Collectives:
             for axis, size in enumerate(sizes):
                 if axis not in axes:
                     group = group * size + self.coordinate(axis)
-            places = list(itertools.product(*map(range, sizes)))  # of each processor
-            others = [_without(place, axes) for place in places]
-            members = [[p for p, there in enumerate(others) if there == here] for here in others]
+            names = [self._mesh_shape.dims[axis].name for axis in axes]
+            members = [layout.group(self._mesh_shape, p, names) for p in range(len(self._devices))]
             self._groups[where] = _Group(group + _axes_keys[identity], members)
         return self._groups[where]
 
@@ -313,11 +313,6 @@ class Collectives:
         self.log.append(
             Collective(kind, names, size, num_bytes, scope, self._operation, tuple(sums))
         )
-
-
-def _without(place: Sequence[int], axes: Sequence[int]) -> list[int]:
-    """A processor's places on the other axes."""
-    return [at for axis, at in enumerate(place) if axis not in axes]
 
 
 def _carrier(dtype: tf.DType) -> tf.DType:

@@ -3,9 +3,9 @@
 TensorFlow lets XLA compile no collective of CPUs, and one processor's program without them falls
 into pieces that are too small to be worth it. Virtual CPU devices share their memory, though: here
 the program of one processor, as it was traced, is written once for each of them into one function,
-in which a collective is an operation on what all of its members put in. What processors have in
-common, such as the slices of a variable that are equal, or what is computed from them alone, is
-there once.
+in which a collective is an operation on what all of its members put in. Equal slices of a variable
+are there once, and so is what processors compute from the same tensors. (Of a loop's variables each
+processor has its own.)
 """
 
 from __future__ import annotations
@@ -17,12 +17,21 @@ import tensorflow as tf
 
 from t2tp.mesh.cluster import Cluster
 from t2tp.mesh.collectives import Groups
+from t2tp.mesh.layout import LayoutError
 from t2tp.mesh.variables import SlicedVariable
 
 # For each processor, the inputs or the outputs of an operation.
 _Each: TypeAlias = "list[list[tf.Tensor]]"
 
 _MERGE = {"Add": tf.add, "Max": tf.maximum, "Min": tf.minimum}
+
+
+def refusal(effect: str) -> LayoutError:
+    """What to raise of a program of several devices that does something besides computing."""
+    return LayoutError(
+        "xla compiles the program of several devices only if it assigns and prints nothing, and"
+        f" here is {effect!r}: leave xla out (--noxla)."
+    )
 
 
 class JointProgram:
@@ -62,7 +71,11 @@ class JointProgram:
     def __call__(
         self, step: int, features: Sequence[list[tf.Tensor]]
     ) -> list[dict[str, tf.Tensor]]:
-        """Runs it: from each processor's slices of the features to its slices of the outputs."""
+        """Runs it: from each processor's slices of the features to its slices of the outputs.
+
+        Raises:
+          LayoutError: a function in it assigns or prints.
+        """
         with tf.device(self._cluster.devices[0]):
             weights = [part.read_value() for part in self._slices]
             return self._run(tf.constant(step, tf.int64), weights, list(features))
@@ -87,6 +100,7 @@ class JointProgram:
 
     def _copied(self, graph: tf.Graph, inputs: _Each) -> _Each:
         """Writes a function's graph into the current one for each processor; its outputs."""
+        _refuse_effects(graph)
         values = [
             {parameter.ref(): x for parameter, x in zip(graph.inputs, mine, strict=True)}
             for mine in inputs
@@ -103,20 +117,28 @@ class JointProgram:
             instance = tf.get_static_value(op.inputs[3])
             parts = [mine[0] for mine in operands]
             return [[x] for x in _COLLECTIVES[op.type](op, parts, self._groups[int(instance)])]
-        if op.type in ("While", "StatelessWhile"):
+        if _is_loop(op) and _has_collectives(op):
             return self._loop(op, operands)
-        write = _ON_VARIABLES.get(op.type, _copy)
-        if op.op_def.is_stateful:  # such as a draw of TensorFlow's own
-            return [write(op, mine) for mine in operands]
+        each_has_its_own = op.op_def.is_stateful and op.type not in _ON_VALUES  # TensorFlow's draws
         made: dict[tuple, list[tf.Tensor]] = {}
-        for mine in operands:
-            same = tuple(x.ref() for x in mine)
+        results = []
+        for pnum, mine in enumerate(operands):
+            same = (pnum if each_has_its_own else None, *(x.ref() for x in mine))
             if same not in made:
-                made[same] = write(op, mine)
-        return [made[tuple(x.ref() for x in mine)] for mine in operands]
+                made[same] = self._copied_alone(op, mine)
+            results.append(made[same])
+        return results
+
+    def _copied_alone(self, op: tf.Operation, operands: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Writes an operation for one processor, or for several with the same operands."""
+        if _is_loop(op):  # which each processor leaves when it likes
+            return self._loop(op, [operands])[0]
+        if op.type in _ON_VALUES and operands[0].dtype != tf.resource:
+            return _ON_VALUES[op.type](op, operands)
+        return _copy(op, operands)
 
     def _loop(self, op: tf.Operation, operands: _Each) -> _Each:
-        """One loop of all processors, which they leave together."""
+        """One loop of some processors, which they leave together."""
         condition, body = op._cond_graph, op._body_graph
         # What the body only hands on is not a variable of the loop: the same tensors stay the same.
         varying = [i for i, x in enumerate(body.outputs) if x is not body.inputs[i]]
@@ -152,6 +174,29 @@ def _needed(graph: tf.Graph) -> list[tf.Operation]:
             needed.append(op)
             wanted.update(x.op for x in op.inputs)
     return needed[::-1]
+
+
+def _refuse_effects(graph: tf.Graph) -> None:
+    """Refuses what functions of a model's author do besides computing: it would be left out.
+
+    XLA makes no assertions either, on any number of devices.
+    """
+    for op in graph.get_operations():
+        if op.op_def.is_stateful and not op.outputs and op.type != "Assert":
+            raise refusal(op.name)
+
+
+def _is_loop(op: tf.Operation) -> bool:
+    return op.type in ("While", "StatelessWhile")
+
+
+def _has_collectives(loop: tf.Operation) -> bool:
+    """Whether there are any in a loop, or in one inside of it."""
+    return any(
+        op.type in _COLLECTIVES or (_is_loop(op) and _has_collectives(op))
+        for graph in (loop._cond_graph, loop._body_graph)
+        for op in graph.get_operations()
+    )
 
 
 def _copy(op: tf.Operation, operands: list[tf.Tensor]) -> list[tf.Tensor]:
@@ -205,8 +250,8 @@ _COLLECTIVES = {
     "CollectiveAllToAllV2": _exchanged,
 }
 
-# Here a variable is its value.
-_ON_VARIABLES: dict[str, Callable[[tf.Operation, list[tf.Tensor]], list[tf.Tensor]]] = {
+# What reads the program's variables, which here are values.
+_ON_VALUES: dict[str, Callable[[tf.Operation, list[tf.Tensor]], list[tf.Tensor]]] = {
     "ReadVariableOp": lambda op, operands: operands,
     "ResourceGather": lambda op, operands: [
         tf.gather(*operands, batch_dims=op.get_attr("batch_dims"))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from t2tp import upstream as mtf
 from t2tp.nearest import nearest, similar
@@ -20,6 +20,24 @@ _PAIR = re.compile(r"^\s*([A-Za-z_][\w\-]*)\s*:\s*([^\s:]+)\s*$")
 
 class LayoutError(ValueError):
     """A mesh shape or layout that cannot work."""
+
+
+def coordinates(mesh_shape: mtf.Shape, pnum: int) -> dict[str, int]:
+    """Place of processor `pnum` on each axis of the mesh (the last axis varies fastest)."""
+    place = {}
+    for axis in reversed(mesh_shape.dims):
+        place[axis.name] = pnum % axis.size
+        pnum //= axis.size
+    return place
+
+
+def group(mesh_shape: mtf.Shape, pnum: int, axes: Collection[str]) -> list[int]:
+    """The processors that differ from `pnum` only in their places on `axes`, in their order."""
+
+    def others(p: int) -> dict[str, int]:
+        return {a: i for a, i in coordinates(mesh_shape, p).items() if a not in axes}
+
+    return [p for p in range(mesh_shape.size) if others(p) == others(pnum)]
 
 
 def _pairs(text: str, what: str, example: str) -> Iterator[tuple[str, str]]:
@@ -109,11 +127,7 @@ class Layout:
 
     def coordinates(self, pnum: int) -> dict[str, int]:
         """Place of processor `pnum` on each axis of the mesh (the last axis varies fastest)."""
-        place = {}
-        for axis in reversed(self.mesh_shape.dims):
-            place[axis.name] = pnum % axis.size
-            pnum //= axis.size
-        return place
+        return coordinates(self.mesh_shape, pnum)
 
     def check(self, name: str, shape: mtf.Shape) -> None:
         """Refuses a tensor that the rules cannot lay out.

@@ -31,7 +31,7 @@ def einsum(equation: str, *slices: tf.Tensor) -> tf.Tensor:
 
     Args:
       equation: such as `abc,cd->abd`, without repeated letters in a term.
-      *slices: floats, of static shapes.
+      *slices: floats, of static shapes, in a graph.
     """
     found = _as_matrices(equation)
     if found is None:

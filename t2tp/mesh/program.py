@@ -17,7 +17,7 @@ from t2tp import upstream as mtf
 from t2tp.mesh.calls import Calls
 from t2tp.mesh.cluster import Cluster, connect
 from t2tp.mesh.collectives import Collective, Collectives, Groups, summarize
-from t2tp.mesh.joint import JointProgram
+from t2tp.mesh.joint import JointProgram, refusal
 from t2tp.mesh.layout import Layout, LayoutError
 from t2tp.mesh.lowering import Lowering, all_operations, has_effect
 from t2tp.mesh.outputs import Outputs, axes_to_gather
@@ -149,9 +149,11 @@ class Program:
         built = self._build_for_shapes()
         self._check(built)
         self._is_joint = bool(xla) and self.layout.size > 1
+        if self._is_joint:
+            _refuse_effects(built.graph)
         self.cluster = cluster or connect(self.layout.size, joint=self._is_joint)
         if self._is_joint:
-            self._check_can_be_joined(built.graph)
+            _refuse_what_is_apart(self.cluster)
         if len(self.cluster.devices) != self.layout.size:
             raise ValueError(
                 f"Mesh shape {mesh_shape!r} has {self.layout.size} processors, and the cluster has"
@@ -405,17 +407,22 @@ class Program:
         for warning in self.layout.warnings(shapes):
             logging.warning(warning)
 
-    def _check_can_be_joined(self, graph: mtf.Graph) -> None:
-        """Refuses a program of several devices that XLA cannot compile."""
-        condition = f"xla compiles the program of {self.layout.size} devices only if"
-        if self.cluster.num_processes > 1 or "GPU" in self.cluster.devices[0]:
-            raise LayoutError(f"{condition} they are virtual CPUs of one process.")
-        effects = [op.name for op in graph.operations if has_effect(op)]
-        if effects:
-            raise LayoutError(
-                f"{condition} it assigns and prints nothing; this one has {effects[0]!r} and"
-                f" {len(effects) - 1} more such operations."
-            )
+
+def _refuse_effects(graph: mtf.Graph) -> None:
+    """Refuses a program of several devices that XLA is to compile and that is not only a function
+    of its inputs."""
+    for op in graph.operations:
+        if has_effect(op):
+            raise refusal(op.name)
+
+
+def _refuse_what_is_apart(cluster: Cluster) -> None:
+    """Refuses devices whose programs XLA cannot make one of."""
+    if cluster.num_processes > 1 or "GPU" in cluster.devices[0]:
+        raise LayoutError(
+            "xla compiles the program of several devices only if they are virtual CPUs of one"
+            " process: leave xla out (--noxla)."
+        )
 
 
 @contextlib.contextmanager

@@ -22,9 +22,15 @@ LAYOUTS = [
     ("data:2;expert:2", "batch:data;experts:expert;expert_groups:data"),
     ("data:2;expert:2;model:2", "batch:data;experts:expert;expert_groups:data;d_ff:model"),
     ("data:2;model:2", "batch:data;experts:data;d_model:model"),
-    ("expert:2", "length:expert;experts:expert"),
-    ("data:2;expert:2", "batch:data;length:expert;experts:expert;expert_groups:data"),
-    ("data:2;seq:2", "batch:data;length:seq;experts:data;expert_length:seq"),
+    ("expert:2", "length:expert;length_groups:expert;experts:expert"),
+    (
+        "data:2;expert:2",
+        "batch:data;length:expert;length_groups:expert;experts:expert;expert_groups:data",
+    ),
+    (
+        "data:2;seq:2",
+        "batch:data;length:seq;length_groups:seq;experts:data;expert_length_groups:seq",
+    ),
 ]
 ROUTINGS = {
     "switch": Routing(EXPERTS, "top_1", 1.0, 4.0),
@@ -151,7 +157,10 @@ def test_tokens_go_to_experts_by_one_all_to_all_and_back_by_another(name):
 
 
 # Where experts have an axis of their own, it splits the length, and rows make several groups.
-OWN_AXIS = ("data:2;expert:2", "batch:data;length:expert;experts:expert;expert_groups:data")
+OWN_AXIS = (
+    "data:2;expert:2",
+    "batch:data;length:expert;length_groups:expert;experts:expert;expert_groups:data",
+)
 
 
 @pytest.mark.parametrize("name", ["small_groups", "small_groups_choose"])

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import ModuleType
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -224,6 +225,7 @@ def test_any_mesh_and_layout_give_the_same_values_and_gradients(recipe, mesh_sha
         assert_same(values, reference, layout)
 
 
+@pytest.mark.joint
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(recipes, st.sampled_from(MESHES), st.data())
 def test_as_one_program_all_processors_give_the_same(recipe, mesh_shape, data):

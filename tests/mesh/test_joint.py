@@ -13,6 +13,8 @@ import t2tp
 from t2tp import mtf
 from t2tp.mesh.cluster import Cluster
 
+pytestmark = pytest.mark.joint
+
 BATCH, D, E = mtf.Dimension("batch", 8), mtf.Dimension("d", 4), mtf.Dimension("e", 6)
 FEATURES = {"x": t2tp.Feature(mtf.Shape([BATCH, D]))}
 X = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
@@ -80,6 +82,23 @@ def test_functions_and_conditions_of_a_model_author_work():
     np.testing.assert_array_equal(program({"x": x})["y"], np.concatenate([x[:4] / 2, x[4:]]))
 
 
+def test_each_processor_leaves_a_loop_of_a_model_author_when_it_likes():
+    """Here the first one has done with its own slice before the last one."""
+
+    def doubled_up_to_hundred(x):
+        return tf.while_loop(lambda y: tf.reduce_max(y) < 100.0, lambda y: [y * 2.0], [x])[0]
+
+    def step(mesh, features):
+        del mesh
+        x = features["x"]
+        return {"y": mtf.slicewise(doubled_up_to_hundred, [x], splittable_dims=x.shape.dims)}
+
+    x = np.tile(np.array([64, 1, 32, 2, 16, 4, 8, 1], np.float32)[:, None], [1, 4])
+    split = {"mesh_shape": "data:8", "layout": "batch:data"}
+    program = t2tp.Program(step, FEATURES, **split, xla=True)
+    np.testing.assert_array_equal(program({"x": x})["y"], np.full([8, 4], 128.0))
+
+
 def test_each_processor_makes_draws_of_tensorflows_own():
     def step(mesh, features):
         del mesh
@@ -97,8 +116,29 @@ def test_a_program_that_assigns_is_refused():
         mtf.assign(mesh.graph.all_variables[0], w + 1.0)
         return {"x": features["x"]}
 
-    with pytest.raises(t2tp.LayoutError, match="4 devices only if it assigns and prints nothing"):
+    with pytest.raises(
+        t2tp.LayoutError, match="only if it assigns and prints nothing, and here is 'assign'"
+    ):
         t2tp.Program(step, FEATURES, **SPLIT, xla=True)
+
+
+@pytest.mark.parametrize("effect", ["prints", "assigns"])
+def test_so_is_a_function_in_it_that_does(effect):
+    counter = tf.Variable(0.0)
+
+    def with_effect(x):
+        done = tf.print(x) if effect == "prints" else counter.assign_add(1.0).op
+        with tf.control_dependencies([done]):
+            return tf.identity(x)
+
+    def step(mesh, features):
+        del mesh
+        x = features["x"]
+        return {"y": mtf.slicewise(with_effect, [x], splittable_dims=x.shape.dims)}
+
+    program = t2tp.Program(step, FEATURES, **SPLIT, xla=True)
+    with pytest.raises(t2tp.LayoutError, match="assigns and prints nothing, and here is"):
+        program({"x": X})
 
 
 @pytest.mark.parametrize(

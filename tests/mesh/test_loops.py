@@ -38,7 +38,7 @@ def power_step(mesh, features):
     return {"i": i, "x": x}
 
 
-@pytest.mark.parametrize("xla", [None, True])
+@pytest.mark.parametrize("xla", [None, pytest.param(True, marks=pytest.mark.joint)])
 @pytest.mark.parametrize("mesh_shape", MESHES)
 def test_loop_variables_are_reduced_in_each_iteration(mesh_shape, xla):
     _, values = run(power_step, mesh_shape, xla=xla)
@@ -82,7 +82,7 @@ def random_step(mesh, features):
     return {"draws": draws}
 
 
-@pytest.mark.parametrize("xla", [None, True])
+@pytest.mark.parametrize("xla", [None, pytest.param(True, marks=pytest.mark.joint)])
 @pytest.mark.parametrize("mesh_shape", MESHES)
 def test_each_iteration_draws_its_own_numbers_the_same_on_any_mesh(mesh_shape, xla):
     draws = run(random_step, mesh_shape, xla=xla)[1]["draws"]
@@ -199,6 +199,7 @@ def test_processors_leave_a_loop_when_their_own_rows_are_done(mesh_shape, togeth
     np.testing.assert_array_equal(values["visits"], longest)
 
 
+@pytest.mark.joint
 @pytest.mark.parametrize("mesh_shape", ["data:2", "data:4;model:2"])
 def test_of_a_joint_program_all_leave_a_loop_with_the_last(mesh_shape):
     n = np.array([1, 2, 0, 5, 3, 3, 7, 2], np.int32)

@@ -68,7 +68,7 @@ def test_a_layer_of_experts_costs_two_all_to_alls_forward_and_two_backward(name,
 @pytest.mark.parametrize(("name", "layers_of_experts"), [("moe", 1), ("moe_encdec", 2)])
 def test_so_it_does_on_an_axis_of_its_own(name, layers_of_experts):
     """It splits the length elsewhere: no device computes what another one does."""
-    layout = "batch:data;length:expert;experts:expert;expert_groups:data"
+    layout = "batch:data;length:expert;length_groups:expert;experts:expert;expert_groups:data"
     for backward, count in ((False, 2), (True, 4)):
         counted = collectives(name, "data:2;expert:2", layout, backward, moe_group_size=6)
         assert counted["alltoall", ("expert",)] == count * layers_of_experts

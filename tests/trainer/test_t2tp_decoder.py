@@ -125,17 +125,24 @@ def test_samples_are_the_same_where_xla_compiles_a_mesh(texts, tmp_path):
         ("", 15, {}, False),
         ("data:2;model:2", 64, {}, True),  # of several devices it takes as many times as long
         ("data:2;model:2", 63, {}, False),
+        ("data:4", 64, {}, False),  # they share nothing
         ("data:2;model:2", 0, {"split": "test", "decode_from_file": None}, True),
+        ("data:2;model:2", 0, {"split": "test", "num_samples": 63}, False),
+        ("", 0, {"split": "test", "num_samples": 16}, True),
         ("", 64, {"score_file": "x", "decode_from_file": None}, False),
         ("data:2;model:2", 64, {"place": Place(0, 2, "localhost:1")}, False),  # two processes
     ],
 )
-def test_much_is_decoded_by_what_xla_compiles(mesh_shape, lines, given, pays):
+def test_much_is_decoded_by_what_xla_compiles(mesh_shape, lines, given, pays, monkeypatch):
     flags = {"split": None, "decode_from_file": "x", "score_file": None, **given}
     place = flags.pop("place", None)
-    config, options = RunConfig("run", mesh_shape=mesh_shape), DecodeOptions(batch_size=2)
-    flags = SimpleNamespace(**flags)
-    assert decoder_command.pays_to_compile(flags, config, options, [""] * lines, place) == pays
+    options = DecodeOptions(batch_size=2, num_samples=flags.pop("num_samples", -1))
+    config = RunConfig("run", mesh_shape=mesh_shape, layout="batch:data;heads:model")
+    asked = (SimpleNamespace(**flags), config, options, [""] * lines, place)
+    monkeypatch.setattr(decoder_command, "has_gpu", lambda: False)
+    assert decoder_command.pays_to_compile(*asked) == pays
+    monkeypatch.setattr(decoder_command, "has_gpu", lambda: True)
+    assert decoder_command.pays_to_compile(*asked) == (pays and not mesh_shape)
 
 
 def test_scores_are_those_of_a_beam_search(pairs, tmp_path):

@@ -158,7 +158,7 @@ WRONG = {
     "tensor2tensor's flag": ({"use_tpu": True}, "'use_tpu'. tensor2tensor's flag is gone"),
     "xla": (
         {"xla": True, "mesh_shape": "data:2"},
-        "the program of 2 devices only if it assigns",
+        "assigns and prints nothing, and here is",
     ),
     "optimizer": ({"hparams": "optimizer=adams"}, "did you mean adam"),
     "learning rate": ({"hparams": "learning_rate_schedule=constnt"}, "did you mean constant"),
