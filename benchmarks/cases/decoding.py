@@ -30,10 +30,13 @@ def _peers(mesh: str, batch: int, size: str) -> list[Peer]:
         f"--data={data}",
         f"--model={model}",
     ]
+    compiled = [*asked, "--xla"]
+    # As t2tp_decoder has it unless there is little to do, and the other way.
+    both = {"t2tp": compiled, "t2tp, not compiled": asked}
+    if model == "1" and data != "1":
+        both = {"t2tp": asked, "t2tp, compiled": compiled}
     return [
-        # As t2tp_decoder has it unless there is little to do.
-        Peer("t2tp", "decode_ours", [*asked, "--xla"]),
-        Peer("t2tp, not compiled", "decode_ours", asked),
+        *(Peer(name, "decode_ours", arguments) for name, arguments in both.items()),
         Peer("transformers (PyTorch)", "decode_transformers", asked, "torch"),
         Peer("transformers, compiled", "decode_transformers", [*asked, "--compile"], "torch"),
     ]
