@@ -4,8 +4,8 @@ TensorFlow lets XLA compile no collective of CPUs, and one processor's program w
 into pieces that are too small to be worth it. Virtual CPU devices share their memory, though: here
 the program of one processor, as it was traced, is written once for each of them into one function,
 in which a collective is an operation on what all of its members put in. Equal slices of a variable
-are there once, and so is what processors compute from the same tensors. (Of a loop's variables each
-processor has its own.)
+are there once, and so is what processors compute from the same tensors; rows that several multiply
+by the same matrix are multiplied together. (Of a loop's variables each processor has its own.)
 """
 
 from __future__ import annotations
@@ -119,6 +119,8 @@ class JointProgram:
             return [[x] for x in _COLLECTIVES[op.type](op, parts, self._groups[int(instance)])]
         if _is_loop(op) and _has_collectives(op):
             return self._loop(op, operands)
+        if op.type == "MatMul" and not op.get_attr("transpose_a"):
+            return _products(op, operands)
         each_has_its_own = op.op_def.is_stateful and op.type not in _ON_VALUES  # TensorFlow's draws
         made: dict[tuple, list[tf.Tensor]] = {}
         results = []
@@ -210,6 +212,22 @@ def _copy(op: tf.Operation, operands: list[tf.Tensor]) -> list[tf.Tensor]:
         attrs={name: node.attr[name] for name in node.attr},
     )
     return list(copied.outputs)
+
+
+def _products(op: tf.Operation, operands: _Each) -> _Each:
+    """Products of rows with a matrix: those with the same matrix as one, in which it is read once.
+    That is most of what a product of few rows takes."""
+    by_matrix: dict[object, dict[object, tf.Tensor]] = {}
+    for rows, matrix in operands:
+        by_matrix.setdefault(matrix.ref(), {})[rows.ref()] = rows
+    made: dict[tuple, list[tf.Tensor]] = {}
+    for matrix, rows in by_matrix.items():
+        each = list(rows.values())
+        together = each[0] if len(each) == 1 else tf.concat(each, 0)
+        (product,) = _copy(op, [together, matrix.deref()])
+        parts = [product] if len(each) == 1 else tf.split(product, [x.shape[0] for x in each])
+        made |= {(ref, matrix): [part] for ref, part in zip(rows, parts, strict=True)}
+    return [made[rows.ref(), matrix.ref()] for rows, matrix in operands]
 
 
 def _sums(op: tf.Operation, parts: list[tf.Tensor], groups: Groups) -> list[tf.Tensor]:
