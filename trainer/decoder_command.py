@@ -12,7 +12,7 @@ from pathlib import Path
 from absl import flags as absl_flags
 from absl import logging
 
-from t2tp import registry
+from t2tp import checkpoint, registry
 from t2tp.decoding import DecodeOptions
 from t2tp.mesh.cluster import Cluster, has_gpu
 from t2tp.mesh.layout import Layout
@@ -20,7 +20,7 @@ from t2tp.mesh.processes import Place
 from t2tp.problems.images import ImageGenerationProblem
 from t2tp.problems.text_scores import score
 from t2tp.problems.user_dir import import_user_dir
-from t2tp.trainer import console, decode_files, plan, run_files, together
+from t2tp.trainer import checkpointing, console, decode_files, plan, run_files, together
 from t2tp.trainer.command import BUILD_ERRORS
 from t2tp.trainer.decoding import RunDecoder, check_writes
 from t2tp.trainer.errors import LostError, UsageError, as_usage_error
@@ -33,6 +33,8 @@ from t2tp.trainer.summaries import SummaryWriter
 _SOURCES = ("decode_from_file", "decode_interactive", "split", "score_file")
 
 _MANY_BATCHES = 8
+# Of larger models the products take all the time, and XLA's are slower than TensorFlow's.
+_MOST_WEIGHTS = 50_000_000
 
 # Of a problem whose decoded text has no scores of its own.
 _DEFAULT_SCORES = ("exact_match",)
@@ -63,7 +65,10 @@ def run(flags: absl_flags.FlagValues, place: Place | None = None) -> None:
         check_writes(made.settings["model"])
         path = flags.decode_from_file or flags.score_file
         lines = decode_files.read_lines(path) if path else []
-        if made.config.xla is None and pays_to_compile(flags, made.config, options, lines, place):
+        weights = _num_weights(made.config)
+        if made.config.xla is None and pays_to_compile(
+            flags, made.config, options, lines, weights, place
+        ):
             made = replace(made, config=replace(made.config, xla=True))
             logging.info("XLA compiles what decodes (--noxla: nothing)")
     try:
@@ -100,14 +105,17 @@ def pays_to_compile(
     config: RunConfig,
     options: DecodeOptions,
     lines: Sequence[str],
+    weights: int,
     place: Place | None,
 ) -> bool:
     """Whether decoding gains by being compiled: XLA can (see `Program`), and there is so much to
     decode that the seconds pay which that takes for each shape of a batch and each device.
 
     Decoding is a loop of many small steps: compiled it is up to twice as fast. (Devices that share
-    nothing but a batch are as fast without.)
+    nothing but a batch are as fast without, and so are large models.)
     """
+    if weights > _MOST_WEIGHTS:
+        return False
     layout = Layout(config.mesh_shape, config.layout)
     if layout.size > 1:
         batch = layout.axis_of("batch")
@@ -118,6 +126,17 @@ def pays_to_compile(
     else:
         rows = len(lines) if flags.decode_from_file else 0
     return rows >= _MANY_BATCHES * options.batch_size * layout.size
+
+
+def _num_weights(config: RunConfig) -> int:
+    """How many numbers the run's model has learned, as far as its newest checkpoint says."""
+    saved = checkpoint.latest(checkpointing.checkpoint_folder(config.output_dir))
+    if saved is None:
+        return 0
+    shapes = saved.shapes()
+    return sum(
+        math.prod(shapes[name]) for name in saved.metadata.get(checkpointing.TRAINABLE, shapes)
+    )
 
 
 class _Decoding:

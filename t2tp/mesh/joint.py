@@ -11,7 +11,7 @@ by the same matrix are multiplied together. (Of a loop's variables each processo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
@@ -217,7 +217,7 @@ def _copy(op: tf.Operation, operands: list[tf.Tensor]) -> list[tf.Tensor]:
 def _products(op: tf.Operation, operands: _Each) -> _Each:
     """Products of rows with a matrix: those with the same matrix as one, in which it is read once.
     That is most of what a product of few rows takes."""
-    by_matrix: dict[object, dict[object, tf.Tensor]] = {}
+    by_matrix: dict[Any, dict[Any, tf.Tensor]] = {}
     for rows, matrix in operands:
         by_matrix.setdefault(matrix.ref(), {})[rows.ref()] = rows
     made: dict[tuple, list[tf.Tensor]] = {}

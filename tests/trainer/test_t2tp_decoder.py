@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from t2tp import checkpoint
 from t2tp.decoding import DecodeOptions
 from t2tp.mesh.processes import Place
 from t2tp.trainer import decoder_command
@@ -126,6 +127,7 @@ def test_samples_are_the_same_where_xla_compiles_a_mesh(texts, tmp_path):
         ("data:2;model:2", 64, {}, True),  # of several devices it takes as many times as long
         ("data:2;model:2", 63, {}, False),
         ("data:4", 64, {}, False),  # they share nothing
+        ("", 16, {"weights": 124_000_000}, False),  # products take all the time
         ("data:2;model:2", 0, {"split": "test", "decode_from_file": None}, True),
         ("data:2;model:2", 0, {"split": "test", "num_samples": 63}, False),
         ("", 0, {"split": "test", "num_samples": 16}, True),
@@ -138,11 +140,20 @@ def test_much_is_decoded_by_what_xla_compiles(mesh_shape, lines, given, pays, mo
     place = flags.pop("place", None)
     options = DecodeOptions(batch_size=2, num_samples=flags.pop("num_samples", -1))
     config = RunConfig("run", mesh_shape=mesh_shape, layout="batch:data;heads:model")
-    asked = (SimpleNamespace(**flags), config, options, [""] * lines, place)
+    weights = flags.pop("weights", 1_000_000)
+    asked = (SimpleNamespace(**flags), config, options, [""] * lines, weights, place)
     monkeypatch.setattr(decoder_command, "has_gpu", lambda: False)
     assert decoder_command.pays_to_compile(*asked) == pays
     monkeypatch.setattr(decoder_command, "has_gpu", lambda: True)
     assert decoder_command.pays_to_compile(*asked) == (pays and not mesh_shape)
+
+
+def test_the_weights_of_a_run_are_counted_without_what_its_optimizer_keeps(texts):
+    saved = checkpoint.latest(texts.output_dir / "checkpoints")
+    shapes = saved.shapes()
+    found = decoder_command._num_weights(RunConfig(str(texts.output_dir)))
+    assert found == sum(np.prod(shapes[name]) for name in saved.metadata["trainable"])
+    assert 0 < found < sum(np.prod(shape) for shape in shapes.values())
 
 
 def test_scores_are_those_of_a_beam_search(pairs, tmp_path):
