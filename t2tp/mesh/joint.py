@@ -67,6 +67,7 @@ class JointProgram:
                     self._slices.append(variable.slice_of(pnum))
                 own.append(numbers[begin])
         self._run = tf.function(self._all, jit_compile=True, autograph=False)
+        self._compiled: tf.types.experimental.ConcreteFunction | None = None
 
     def __call__(
         self, step: int, features: Sequence[list[tf.Tensor]]
@@ -78,7 +79,10 @@ class JointProgram:
         """
         with tf.device(self._cluster.devices[0]):
             weights = [part.read_value() for part in self._slices]
-            return self._run(tf.constant(step, tf.int64), weights, list(features))
+            given = (tf.constant(step, tf.int64), weights, list(features))
+            if self._compiled is None:  # TensorFlow warns of many functions of one name.
+                self._compiled = self._run.get_concrete_function(*given)
+            return self._compiled(*given)
 
     def _all(
         self, step: tf.Tensor, weights: list[tf.Tensor], features: list[list[tf.Tensor]]
