@@ -65,10 +65,7 @@ def run(flags: absl_flags.FlagValues, place: Place | None = None) -> None:
         check_writes(made.settings["model"])
         path = flags.decode_from_file or flags.score_file
         lines = decode_files.read_lines(path) if path else []
-        weights = _num_weights(made.config)
-        if made.config.xla is None and pays_to_compile(
-            flags, made.config, options, lines, weights, place
-        ):
+        if made.config.xla is None and pays_to_compile(flags, made.config, options, lines, place):
             made = replace(made, config=replace(made.config, xla=True))
             logging.info("XLA compiles what decodes (--noxla: nothing)")
     try:
@@ -105,7 +102,6 @@ def pays_to_compile(
     config: RunConfig,
     options: DecodeOptions,
     lines: Sequence[str],
-    weights: int,
     place: Place | None,
 ) -> bool:
     """Whether decoding gains by being compiled: XLA can (see `Program`), and there is so much to
@@ -114,8 +110,6 @@ def pays_to_compile(
     Decoding is a loop of many small steps: compiled it is up to twice as fast. (Devices that share
     nothing but a batch are as fast without, and so are large models.)
     """
-    if weights > _MOST_WEIGHTS:
-        return False
     layout = Layout(config.mesh_shape, config.layout)
     if layout.size > 1:
         batch = layout.axis_of("batch")
@@ -125,7 +119,8 @@ def pays_to_compile(
         rows = math.inf if options.num_samples < 0 else options.num_samples
     else:
         rows = len(lines) if flags.decode_from_file else 0
-    return rows >= _MANY_BATCHES * options.batch_size * layout.size
+    is_much = rows >= _MANY_BATCHES * options.batch_size * layout.size
+    return is_much and _num_weights(config) <= _MOST_WEIGHTS
 
 
 def _num_weights(config: RunConfig) -> int:

@@ -19,7 +19,7 @@ from tensorflow.python.eager import context as eager_context
 
 from t2tp.mesh.cluster import Cluster
 from t2tp.mesh.collectives import Collective
-from t2tp.mesh.layout import Layout, group
+from t2tp.mesh.layout import Layout, groups
 from t2tp.mesh.peers import Peers, in_a_line
 
 T = TypeVar("T")
@@ -116,7 +116,7 @@ class Calls:
             return CollectiveTimeoutError(f"{text} {advice}".rstrip())
         place, pnum, node = min(waiting)
         axes = log[place].axes if place < len(log) else ()
-        met = group(self._layout.mesh_shape, pnum, axes) if axes else list(where)
+        met = groups(self._layout.mesh_shape, axes)[pnum] if axes else list(where)
         there = [p for p in met if where.get(p) == node]
         absent = [p for p in met if where.get(p) != node]
         text = f"{_processors(there, self._cluster)} waited in"

@@ -299,7 +299,7 @@ class Collectives:
                 if axis not in axes:
                     group = group * size + self.coordinate(axis)
             names = [self._mesh_shape.dims[axis].name for axis in axes]
-            members = [layout.group(self._mesh_shape, p, names) for p in range(len(self._devices))]
+            members = layout.groups(self._mesh_shape, names)
             self._groups[where] = _Group(group + _axes_keys[identity], members)
         return self._groups[where]
 

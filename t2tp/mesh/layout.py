@@ -12,6 +12,8 @@ import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
+import numpy as np
+
 from t2tp import upstream as mtf
 from t2tp.nearest import nearest, similar
 
@@ -22,22 +24,15 @@ class LayoutError(ValueError):
     """A mesh shape or layout that cannot work."""
 
 
-def coordinates(mesh_shape: mtf.Shape, pnum: int) -> dict[str, int]:
-    """Place of processor `pnum` on each axis of the mesh (the last axis varies fastest)."""
-    place = {}
-    for axis in reversed(mesh_shape.dims):
-        place[axis.name] = pnum % axis.size
-        pnum //= axis.size
-    return place
-
-
-def group(mesh_shape: mtf.Shape, pnum: int, axes: Collection[str]) -> list[int]:
-    """The processors that differ from `pnum` only in their places on `axes`, in their order."""
-
-    def others(p: int) -> dict[str, int]:
-        return {a: i for a, i in coordinates(mesh_shape, p).items() if a not in axes}
-
-    return [p for p in range(mesh_shape.size) if others(p) == others(pnum)]
+def groups(mesh_shape: mtf.Shape, axes: Collection[str]) -> list[list[int]]:
+    """For each processor, those that differ from it only in their places on `axes`, in order."""
+    numbers = np.arange(mesh_shape.size).reshape(mesh_shape.to_integer_list)
+    along = [i for i, axis in enumerate(mesh_shape.dims) if axis.name in axes]
+    rows = np.moveaxis(numbers, along, range(-len(along), 0)).reshape(
+        -1, math.prod(mesh_shape.dims[i].size for i in along)
+    )
+    group_of = {pnum: row for row in rows.tolist() for pnum in row}
+    return [group_of[pnum] for pnum in range(mesh_shape.size)]
 
 
 def _pairs(text: str, what: str, example: str) -> Iterator[tuple[str, str]]:
@@ -127,7 +122,11 @@ class Layout:
 
     def coordinates(self, pnum: int) -> dict[str, int]:
         """Place of processor `pnum` on each axis of the mesh (the last axis varies fastest)."""
-        return coordinates(self.mesh_shape, pnum)
+        place = {}
+        for axis in reversed(self.mesh_shape.dims):
+            place[axis.name] = pnum % axis.size
+            pnum //= axis.size
+        return place
 
     def check(self, name: str, shape: mtf.Shape) -> None:
         """Refuses a tensor that the rules cannot lay out.

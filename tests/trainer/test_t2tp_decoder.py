@@ -141,7 +141,8 @@ def test_much_is_decoded_by_what_xla_compiles(mesh_shape, lines, given, pays, mo
     options = DecodeOptions(batch_size=2, num_samples=flags.pop("num_samples", -1))
     config = RunConfig("run", mesh_shape=mesh_shape, layout="batch:data;heads:model")
     weights = flags.pop("weights", 1_000_000)
-    asked = (SimpleNamespace(**flags), config, options, [""] * lines, weights, place)
+    monkeypatch.setattr(decoder_command, "_num_weights", lambda config: weights)
+    asked = (SimpleNamespace(**flags), config, options, [""] * lines, place)
     monkeypatch.setattr(decoder_command, "has_gpu", lambda: False)
     assert decoder_command.pays_to_compile(*asked) == pays
     monkeypatch.setattr(decoder_command, "has_gpu", lambda: True)
