@@ -1,4 +1,4 @@
-"""`mixture:a=0.7,b=0.3`: several problems at once, in exact shares.
+"""`mixture:a=0.7,b=0.3`: several problems at once, in exact shares; `mixture:a,b`: by their sizes.
 
 Problems whose vocabularies are trained need one for all of them, so the mixture then has data of
 its own, with the problems' in folders inside; other mixtures use the data that their problems have.
@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from absl import logging
 
 from t2tp.hparam import HParams
+from t2tp.hparam_types import split_at_commas
 from t2tp.problems import making, manifest
 from t2tp.problems.generation import Sample, Samples, Stored
 from t2tp.problems.manifest import Manifest
-from t2tp.problems.mixture_name import find_parts, read_name
+from t2tp.problems.mixture_name import find_parts, proportional_parts, read_name
 from t2tp.problems.mixture_stream import ConcatenatedSource, MixtureStream, Stage
 from t2tp.problems.problem import AnyPath, Problem
 from t2tp.problems.shared_vocabulary import agree, make_shared_vocabulary, sharing
@@ -27,24 +29,43 @@ from t2tp.problems.text import TextProblem
 # A folder's name is cut where it has more characters.
 _LONGEST_FOLDER = 120
 
+# Options of a mixture that are not its problems'.
+_OPTIONS = ("temperature", "max_rows")
+
 
 class Mixture(Problem):
     """Problems whose batches have the same features, mixed row by row.
 
     Evaluated are all examples of all of them; to see how well one does, evaluate on it alone.
 
+    Options, where the name has no shares; see `mixture_name.proportional_parts`:
+        temperature: of the proportions.
+        max_rows: what more rows than that of a problem count as; 0: no limit.
+
     Attributes:
         parts: the problems.
     """
 
-    def __init__(self, name: str, parts: Sequence[Problem], schedule: Sequence[Stage]):
+    def __init__(
+        self, name: str, parts: Sequence[Problem], schedule: Sequence[Stage], options: str = ""
+    ):
         """Takes what is mixed; see `find_mixture`.
 
         Raises:
-            ValueError: their vocabularies cannot be one.
+            ValueError: their vocabularies cannot be one, or an option cannot be.
         """
         self._name = name
-        super().__init__()
+        super().__init__(options)
+        if self.given_options and schedule:
+            raise ValueError(
+                f"options of {name}: {' and '.join(self.given_options)} makes shares of the "
+                "problems' sizes, and the name has shares: leave one of them out"
+            )
+        if self.options.temperature <= 0 or self.options.max_rows < 0:
+            raise ValueError(
+                f"options of {name}: temperature must be more than 0 and max_rows at least 0, "
+                f"given temperature={self.options.temperature:g},max_rows={self.options.max_rows}"
+            )
         self.parts = list(parts)
         self._schedule = list(schedule)
         self._sharing = sharing(parts)
@@ -52,7 +73,7 @@ class Mixture(Problem):
             agree(name, self._sharing)
             for part in parts:
                 part.warns_of_changes = False  # the mixture does, as it is what can be made again
-        self.given_options = self._dotted(lambda part: part.given_options)
+        self.given_options |= self._dotted(lambda part: part.given_options)
         self.splits = tuple(self._common(lambda part: part.splits))
         self.metric_names = tuple(self._common(lambda part: part.metric_names))
         self.decode_metric_names = tuple(self._common(lambda part: part.decode_metric_names))
@@ -63,6 +84,26 @@ class Mixture(Problem):
 
     def _dotted(self, values: Callable[[Problem], Mapping[str, Any]]) -> dict[str, Any]:
         return {f"{p.name}.{name}": value for p in self.parts for name, value in values(p).items()}
+
+    def default_options(self) -> HParams:
+        """Declares the mixture's own options."""
+        options = super().default_options()
+        options.add("temperature", 1.0, help="of the proportions, where the name has no shares")
+        options.add("max_rows", 0, help="what more rows of a problem count as; 0: no limit")
+        return options
+
+    def use_data_order(self, version: int) -> None:
+        """Takes the examples in the order of a run, and says what is wrong with an old one."""
+        super().use_data_order(version)
+        for part in self.parts:
+            part.use_data_order(version)
+        if version == 1:
+            logging.warning(
+                "this run of %s was started with an earlier version of t2tp, and keeps its order: "
+                "problems of the same size are shuffled alike, and a change of stages may repeat "
+                "some rows; runs that start now do not have these faults",
+                self.name,
+            )
 
     @property
     def name(self) -> str:
@@ -108,7 +149,7 @@ class Mixture(Problem):
 
     def plan(self) -> dict[str, Any]:
         """Says what the problems' data depend on, and the shares that make the vocabulary."""
-        return {"shares": self._shares(), **self._dotted(lambda part: part.plan())}
+        return {"shares": self._shares_rule(), **self._dotted(lambda part: part.plan())}
 
     def make(
         self, folder: Path, scratch: Path, num_shards: int | None, num_workers: int
@@ -120,7 +161,7 @@ class Mixture(Problem):
             part.download(home, scratch)
         vocabulary = make_shared_vocabulary(
             [(part, part.folder(folder)) for part in self._sharing],
-            self._shares(),
+            self._shares,
             folder,
             scratch,
         )
@@ -134,17 +175,26 @@ class Mixture(Problem):
         return {
             "problem": self.name,
             "options": self.made_with(),
-            "origin": {"shares": self._shares(), **origins},
+            "origin": {"shares": self._shares_rule(), **origins},
             "columns": self.columns(self.parts[0].folder(folder)),
             "splits": {split: sum(rest, first) for split, (first, *rest) in splits.items()},
             "vocabulary": vocabulary,
             "known": {},
         }
 
-    def _shares(self) -> list[float]:
-        """Returns the problems' shares, the mean of those of all stages."""
-        parts = np.array([stage.parts for stage in self._schedule], float)
+    def _shares(self, rows: Sequence[int]) -> list[float]:
+        """Returns the problems' shares, the mean of those of all stages, by their sizes."""
+        parts = np.array([stage.parts for stage in self._stages(rows)], float)
         return (parts / parts.sum(1, keepdims=True)).mean(0).round(6).tolist()
+
+    def _stages(self, rows: Sequence[int]) -> list[Stage]:
+        """Returns the schedule, for problems of so many training rows."""
+        temperature, max_rows = self.options.temperature, self.options.max_rows
+        return self._schedule or [Stage(0, proportional_parts(rows, temperature, max_rows))]
+
+    def _shares_rule(self) -> Any:
+        """Returns what the shares of the vocabulary's texts follow from, as JSON."""
+        return self._shares([]) if self._schedule else self.options.values()
 
     def changed_sources(self, folder: Path) -> str:
         """Says what of its problems' sources has changed, and the shares of the vocabulary."""
@@ -153,7 +203,7 @@ class Mixture(Problem):
         found = [each for each in changed if not each.endswith(", ")]
         if self._sharing and not self._sharing[0].options.vocabulary_from:
             before = Manifest.read(folder).origin["shares"]
-            if before != self._shares():
+            if before != self._shares_rule():
                 found.append(f"the shares of their vocabulary's texts, which were {before}")
         return "; ".join(found)
 
@@ -216,7 +266,8 @@ class Mixture(Problem):
     def train_stream(self, data_dir: AnyPath, batch_size: int, length: int, seed: int) -> Stream:
         """Returns the mixed batches."""
         source = self.train_examples(data_dir, length)
-        return MixtureStream(source, self._schedule, batch_size, seed)
+        stages = self._stages([len(each) for each in source.sources])
+        return MixtureStream(source, stages, batch_size, seed, self.data_order)
 
     def counts(self, batch: Batch) -> dict[str, float]:
         """Adds up what each problem counts in its rows."""
@@ -270,11 +321,17 @@ def find_mixture(name: str, options: str, find: Callable[[str, str], Problem]) -
 
     Args:
         name: see `mixture_name.read_name`.
-        options: see `mixture_name.find_parts`.
+        options: the mixture's own, and its problems'; see `mixture_name.find_parts`.
         find: name and options -> problem.
 
     Raises:
         ValueError: it cannot be read, or the problems cannot be mixed; says what is wrong.
     """
     names, schedule = read_name(name)
-    return Mixture(name, find_parts(name, names, options, find), schedule)
+    pieces = split_at_commas(options) if options.strip() else []
+    is_own = [each.partition("=")[0].strip() in _OPTIONS for each in pieces]
+    own, others = (
+        ",".join(each for each, own in zip(pieces, is_own, strict=True) if own == wanted)
+        for wanted in (True, False)
+    )
+    return Mixture(name, find_parts(name, names, others, find), schedule, own)

@@ -1,4 +1,4 @@
-"""Reads the name of a mixture, and shares its options out among its problems."""
+"""Reads the name of a mixture, and hands its options to its problems."""
 
 from __future__ import annotations
 
@@ -21,17 +21,27 @@ def read_name(name: str) -> tuple[list[str], list[Stage]]:
     """Reads a mixture's name.
 
     "mixture:a=0.7,b=0.3" has seven rows of a to three of b; "mixture:a=1,b=0;1000:a=1,b=1" only
-    those of a, and from step 1000 on as many of both.
+    those of a, and from step 1000 on as many of both. "mixture:a,b" has rows of both in proportion
+    to how many there are; see `proportional_parts`.
 
     Args:
-        name: "mixture:" and the shares, with stages between ";".
+        name: "mixture:" and the shares, with stages between ";"; or problems without shares.
 
     Returns:
-        The names of the problems, and the stages.
+        The names of the problems, and the stages; none where the name has no shares.
 
     Raises:
         ValueError: it cannot be read; says what is wrong.
     """
+    problems = [each.strip() for each in name.removeprefix(PREFIX).split(",")]
+    if (
+        len(problems) > 1
+        and all(problems)
+        and not any(c in each for c in "=;" for each in problems)
+    ):
+        if len({*problems}) < len(problems):
+            raise ValueError(f"{name}: each problem is named once")
+        return problems, []
     stages = []
     for number, text in enumerate(name.removeprefix(PREFIX).split(";")):
         step, colon, shares = text.partition(":")
@@ -50,6 +60,31 @@ def read_name(name: str) -> tuple[list[str], list[Stage]]:
         for step, shares in stages
     ]
     return names, schedule
+
+
+def proportional_parts(rows: Sequence[int], temperature: float, max_rows: int) -> tuple[int, ...]:
+    """Returns the rows of each problem in a block, by how many rows the problems have.
+
+    The proportions are min(rows, max_rows) ** (1 / temperature), as in "Exploring the Limits of
+    Transfer Learning with a Unified Text-to-Text Transformer" (Raffel et al., 2020, section 3.5.2):
+    temperature 1 is examples-proportional mixing, a high one approaches equal proportions. They are
+    rounded to whole rows in a block of about 10,000, of which each problem has at least one.
+
+    Args:
+        rows: how many training rows each problem has.
+        temperature: more than 0.
+        max_rows: what more rows than that count as; 0: no limit.
+    """
+    counted = [min(n, max_rows) if max_rows else n for n in rows]
+    # Of the largest, so that no power overflows.
+    rates = [(n / max(counted)) ** (1 / temperature) for n in counted]
+    exact = [rate / sum(rates) * _LARGEST_BLOCK for rate in rates]
+    parts = [max(1, int(each)) for each in exact]
+    by_remainder = sorted(range(len(parts)), key=lambda n: parts[n] - exact[n])
+    for number in by_remainder[: max(0, _LARGEST_BLOCK - sum(parts))]:
+        parts[number] += 1
+    divisor = math.gcd(*parts)
+    return tuple(part // divisor for part in parts)
 
 
 def find_parts(

@@ -2,7 +2,7 @@
 
 A stage of the schedule has a share of rows for each problem. Shares are brought to whole numbers
 p_1, p_2, ... without a common divisor; of every block of p_1 + p_2 + ... rows exactly p_i are of
-problem i, in an order drawn for the block. So the place of any row in its problem's own stream
+problem i, in an order sampled for the block. So the position of any row in its problem's own stream
 follows from the row's number: nothing is stored to resume, and the shares hold exactly over every
 whole block.
 """
@@ -15,7 +15,15 @@ from typing import NamedTuple
 import numpy as np
 
 from t2tp.problems.permutation import permute
-from t2tp.problems.stream import EMPTY, Batch, ExampleSource, batch_shapes, checked_step, shuffled
+from t2tp.problems.stream import (
+    DATA_ORDER,
+    EMPTY,
+    Batch,
+    ExampleSource,
+    batch_shapes,
+    checked_step,
+    shuffled,
+)
 
 
 class Stage(NamedTuple):
@@ -79,12 +87,27 @@ class MixtureStream:
     """Batches without end in which every problem has its share of the rows."""
 
     def __init__(
-        self, source: ConcatenatedSource, schedule: Sequence[Stage], batch_size: int, seed: int
+        self,
+        source: ConcatenatedSource,
+        schedule: Sequence[Stage],
+        batch_size: int,
+        seed: int,
+        data_order: int = DATA_ORDER,
     ):
+        """Takes the rows that are mixed.
+
+        Args:
+            source: of all problems.
+            schedule: the stages.
+            batch_size: rows of a batch.
+            seed: of the order.
+            data_order: its version; see `stream.DATA_ORDER`.
+        """
         self._source = source
         self._schedule = schedule
         self._batch_size = batch_size
         self._seed = seed
+        self._data_order = data_order
         # [stages, problems]: how many rows of each problem there were before each stage.
         self._before = np.zeros((len(schedule), len(source.sources)), np.int64)
         for number in range(1, len(schedule)):
@@ -97,22 +120,16 @@ class MixtureStream:
         """Returns the batch of this step, counted from 0."""
         step = checked_step(step)
         stage = max(n for n, each in enumerate(self._schedule) if each.step <= step)
-        parts = np.array(self._schedule[stage].parts)
         since = (step - self._schedule[stage].step) * self._batch_size
-        rows = since + np.arange(self._batch_size)
-        problem, rank = self._drawn(stage, rows)
-        edges = np.cumsum(parts) - parts
-        place = (
-            self._before[stage][problem]
-            + rows // parts.sum() * parts[problem]
-            + rank
-            - edges[problem]
-        )
+        problem, before = self._sampled(stage, since + np.arange(self._batch_size))
+        place = self._before[stage][problem] + before
         examples = np.empty(self._batch_size, np.int64)
         for number, source in enumerate(self._source.sources):
             here = problem == number
             if here.any():
-                own = shuffled(place[here], len(source), "epoch", self._seed)
+                # Problems of one size would walk in step without a shuffle of their own each.
+                key = (self._seed,) if self._data_order == 1 else (self._seed, number)
+                own = shuffled(place[here], len(source), "epoch", *key)
                 examples[here] = own + self._source.first[number]
         return Batch(self._source, examples)
 
@@ -120,20 +137,36 @@ class MixtureStream:
         """Returns the shapes of the one kind of batch."""
         return [batch_shapes(self._source, self._batch_size)]
 
-    def _drawn(self, stage: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the problem of each row of a stage, and the row's rank in its block."""
+    def _sampled(self, stage: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the problem of each row of a stage, and how many of its rows come before."""
         parts = np.array(self._schedule[stage].parts)
         size = int(parts.sum())
-        blocks = rows // size
-        rank = np.empty(rows.shape, np.int64)
+        blocks, inside = np.divmod(rows, size)
+        problem, before = np.empty_like(rows), np.empty_like(rows)
         for block in np.unique(blocks).tolist():
             here = blocks == block
-            rank[here] = permute(rows[here] % size, size, "mixture", self._seed, stage, block)
-        return np.searchsorted(np.cumsum(parts), rank, side="right"), rank
+            of_block, before_in_block = self._block(stage, block)
+            problem[here] = of_block[inside[here]]
+            before[here] = before_in_block[inside[here]]
+        return problem, before + blocks * parts[problem]
+
+    def _block(self, stage: int, block: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the problem of each row of a block, and how many of its rows come before."""
+        parts = np.array(self._schedule[stage].parts)
+        size = int(parts.sum())
+        rank = permute(np.arange(size), size, "mixture", self._seed, stage, block)
+        edges = np.cumsum(parts)
+        problem = np.searchsorted(edges, rank, side="right")
+        if self._data_order == 1:
+            return problem, rank - (edges - parts)[problem]
+        # A block that a stage breaks off has then had the first of each problem's rows.
+        before = np.empty_like(rank)
+        before[np.argsort(problem, kind="stable")] = np.concatenate([np.arange(n) for n in parts])
+        return problem, before
 
     def _rows_of(self, stage: int, rows: int) -> np.ndarray:
         """Returns how many of the first rows of a stage each problem has: int64 [problems]."""
         parts = np.array(self._schedule[stage].parts)
         whole, rest = divmod(rows, int(parts.sum()))
-        problem, _ = self._drawn(stage, whole * int(parts.sum()) + np.arange(rest))
-        return whole * parts + np.bincount(problem, minlength=len(parts))
+        problem, _ = self._block(stage, whole)
+        return whole * parts + np.bincount(problem[:rest], minlength=len(parts))

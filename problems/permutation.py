@@ -12,6 +12,7 @@ Only integer arithmetic modulo 2**64 is used, so the order is the same on every 
 from __future__ import annotations
 
 import hashlib
+import operator
 
 import numpy as np
 
@@ -56,7 +57,9 @@ def permute(positions: np.ndarray, size: int, *key: int | str) -> np.ndarray:
 
 def _round_keys(key: tuple[int | str, ...]) -> np.ndarray:
     """Returns a uint64 for each round, the same for the same key for ever."""
-    digest = hashlib.blake2b(repr(key).encode(), digest_size=8 * _ROUNDS).digest()
+    # NumPy's integers are written in another way than Python's, and mean the same.
+    plain = tuple(each if isinstance(each, str) else operator.index(each) for each in key)
+    digest = hashlib.blake2b(repr(plain).encode(), digest_size=8 * _ROUNDS).digest()
     return np.frombuffer(digest, "<u8").astype(np.uint64)
 
 

@@ -33,6 +33,7 @@ from t2tp.problems.manifest import Manifest
 from t2tp.problems.metrics import compute
 from t2tp.problems.shards import shard_name
 from t2tp.problems.stream import (
+    DATA_ORDER,
     Batch,
     ExampleSource,
     FeatureSpec,
@@ -61,6 +62,7 @@ class Problem(abc.ABC):
         options: the problem's options.
         given_options: those of them that were given, and the values.
         warns_of_changes: whether the next look at its data says what has changed of their sources.
+        data_order: version of the order in which it is trained on; see `stream.DATA_ORDER`.
     """
 
     splits: tuple[str, ...] = (TRAIN, "validation", "test")
@@ -81,6 +83,7 @@ class Problem(abc.ABC):
         except ValueError as error:
             raise ValueError(f"options of {self.name}: {error}") from error
         self.warns_of_changes = True
+        self.data_order = DATA_ORDER
 
     @property
     def name(self) -> str:
@@ -193,6 +196,22 @@ class Problem(abc.ABC):
         return {}
 
     # What all problems have in common.
+
+    def use_data_order(self, version: int) -> None:
+        """Takes the training examples in the order that a run was started with.
+
+        Args:
+            version: see `stream.DATA_ORDER`.
+
+        Raises:
+            ValueError: there is no such version yet.
+        """
+        if version > DATA_ORDER:
+            raise ValueError(
+                f"the run's data are in order {version}, and this version of t2tp knows those up "
+                f"to {DATA_ORDER}: resume it with the version of t2tp that started it"
+            )
+        self.data_order = version
 
     def made_with(self) -> dict[str, Any]:
         """Returns the options that decide what is in the files, with their values."""

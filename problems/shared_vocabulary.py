@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from t2tp.problems.generation import ShuffledSamples
@@ -71,7 +71,7 @@ def agree(mixture: str, parts: Sequence[TextProblem]) -> None:
 
 def make_shared_vocabulary(
     parts: Sequence[tuple[TextProblem, Path]],
-    shares: Sequence[float],
+    shares: Callable[[Sequence[int]], Sequence[float]],
     folder: Path,
     scratch: Path,
 ) -> str:
@@ -79,7 +79,7 @@ def make_shared_vocabulary(
 
     Args:
         parts: the problems, each with the folder in which its data are being made, downloads done.
-        shares: of the problems, with any sum.
+        shares: numbers of the problems' samples -> their shares, with any sum.
         folder: the mixture's.
         scratch: where the downloads are.
 
@@ -92,7 +92,8 @@ def make_shared_vocabulary(
             vocabulary = load_vocabulary(Path(first.options.vocabulary_from).expanduser())
         else:
             texts = [_Texts(part, home, scratch) for part, home in parts]
-            vocabulary = first.train_vocabulary(in_shares(texts, shares, SAMPLE_BYTES))
+            of_each = shares([len(each) for each in texts])
+            vocabulary = first.train_vocabulary(in_shares(texts, of_each, SAMPLE_BYTES))
         write_vocabulary(folder, vocabulary)
     return _copy(load_vocabulary(folder), [home for _, home in parts])
 
@@ -132,6 +133,10 @@ class _Texts:
     def __init__(self, part: TextProblem, home: Path, scratch: Path):
         self._part = part
         self._samples = ShuffledSamples(part.samples(part.splits[0], home, scratch))
+
+    def __len__(self) -> int:
+        """Returns the number of samples."""
+        return len(self._samples)
 
     def __iter__(self) -> Iterator[str]:
         return self._part.all_texts(self._samples)

@@ -132,6 +132,8 @@ class Experiment:
         self._saved = run_files.read(config.output_dir)
         if self._saved is not None:
             run_files.check_same_run(config.output_dir, self._saved, model, problem)
+            # Runs did not say it before there was a second one.
+            self.problem.use_data_order(self._saved.flags.get("data_order", 1))
         self._early_stopping = early_stopping
         if early_stopping is not None:
             early_stopping.check(self.problem.metric_names, local_eval_frequency)
@@ -163,6 +165,7 @@ class Experiment:
             "problem_options": problem_options,
             "data_dir": str(data_dir),
             "data_digest": self.problem.digest(data_dir),
+            "data_order": self.problem.data_order,
             "train_steps": train_steps,
             "eval_steps": eval_steps,
             "local_eval_frequency": local_eval_frequency,

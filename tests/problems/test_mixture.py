@@ -60,6 +60,38 @@ def test_shares_are_exact_in_every_block(data_dir, shares, block, of_first):
         assert len({tuple(each) for each in drawn.tolist()}) > 1  # in several orders
 
 
+@pytest.mark.parametrize(
+    ("options", "of_first", "block"),
+    [
+        ("", 7, 10),  # 70 and 30 examples
+        ("max_rows=30", 1, 2),
+        ("temperature=1e6", 1, 2),
+        ("temperature=2,few_reverses.arrangement=packed", None, None),
+    ],
+)
+def test_without_shares_they_follow_from_the_sizes(data_dir, options, of_first, block):
+    mixture = problems.find("mixture:few_identities,few_reverses", options)
+    assert mixture.parts[0].given_options == {}
+    batches = mixture.stream(data_dir, "train", 10, 64, seed=1)
+    if block:
+        drawn = rows(batches, 0, 50).reshape(-1, block) < 70
+        assert (drawn.sum(1) == of_first).all()
+    else:
+        packed = len(mixture.train_examples(data_dir, 64).sources[1])
+        share = (rows(batches, 0, 1000) < 70).mean()
+        assert share == pytest.approx(70**0.5 / (70**0.5 + packed**0.5), abs=1e-3)
+
+
+def test_an_old_run_of_a_mixture_keeps_its_order_and_that_is_said(data_dir, caplog):
+    new, old = (problems.find("mixture:few_identities=1,few_reverses=1") for _ in range(2))
+    old.use_data_order(1)
+    assert "was started with an earlier version of t2tp, and keeps its order" in caplog.text
+    one, other = (rows(each.stream(data_dir, "train", 6, 64, 3), 0, 20) for each in (new, old))
+    assert one.tolist() != other.tolist()
+    with pytest.raises(ValueError, match="resume it with the version of t2tp that started it"):
+        new.use_data_order(99)
+
+
 def test_each_problem_has_its_epochs(data_dir):
     drawn = rows(stream(data_dir, "few_identities=0.7,few_reverses=0.3", 10), 0, 30)
     for low, high in ((0, 70), (70, 100)):
@@ -173,6 +205,8 @@ def test_a_vocabulary_can_be_another_problems(tmp_path):
         ("mixture:few_identities=-1", "is no share"),
         ("mixture:few_identities=0,few_reverses=0", "all shares of a stage are 0"),
         ("mixture:few_identities=0.123457,few_reverses=1", "round them"),
+        ("mixture:few_identities,few_identities", "each problem is named once"),
+        ("mixture:few_identities,few_reverses=1", "'few_identities' is no share"),
         ("mixture:few_identities=1;few_reverses=1", "is no stage; after the first they begin with"),
         ("mixture:few_identities=1;5:few_reverses=1;5:few_reverses=1", "each later than the one"),
     ],
@@ -180,6 +214,19 @@ def test_a_vocabulary_can_be_another_problems(tmp_path):
 def test_what_is_no_mixture_is_said(name, message):
     with pytest.raises(ValueError, match=message):
         problems.find(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("few_identities=1,few_reverses=1", "temperature=2", "temperature makes shares of the pro"),
+        ("few_identities,few_reverses", "temperature=0", "temperature must be more than 0"),
+        ("few_identities,few_reverses", "temprature=2", "has the option 'temprature'"),
+    ],
+)
+def test_options_that_cannot_be_are_said(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        problems.find(f"mixture:{name}", options)
 
 
 def test_a_problem_that_is_not_there_is_named():

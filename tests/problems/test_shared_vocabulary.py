@@ -151,6 +151,15 @@ def test_other_shares_use_the_same_data_and_that_is_said(data_dir, caplog):
     assert other.digest(data_dir) == problems.find(MIXTURE).digest(data_dir)
 
 
+def test_shares_by_size_are_those_of_the_vocabulary_too(files, tmp_path):
+    name = "mixture:translate_tsv,translate_textfiles"
+    mixture = problems.find(name, options_of(files, ",vocab_size=310,temperature=2"))
+    mixture.prepare(tmp_path)
+    rule = {"temperature": 2.0, "max_rows": 0}
+    assert mixture.check_prepared(tmp_path).origin["shares"] == rule
+    assert "temperature=2.0" in mixture.datagen_command(tmp_path)
+
+
 def test_missing_data_and_changed_files_are_said_with_the_mixtures_command(tmp_path, caplog):
     (tmp_path / "a.tsv").write_text("".join(f"apple {n}\tApfel {n}\n" for n in range(100)))
     for end in ("en", "fr"):
