@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
+import stat
+import time
 from pathlib import Path
+
+# `<name>.tmp-<process id>`: a file on its way to its name.
+_UNFINISHED = re.compile(r".+\.tmp-\d+")
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
@@ -29,3 +35,37 @@ def write_bytes(path: str | os.PathLike[str], contents: bytes) -> None:
         raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def is_unfinished(path: str | os.PathLike[str]) -> bool:
+    """Whether a name is that of a file being written here, or left by a process that was killed."""
+    return _UNFINISHED.fullmatch(Path(path).name) is not None
+
+
+def remove_unfinished(
+    directory: str | os.PathLike[str], min_age_seconds: float = 0.0
+) -> list[Path]:
+    """Deletes the files that killed processes have left unfinished in a directory.
+
+    Args:
+        directory: it may be missing; directories in it are not looked into.
+        min_age_seconds: younger files stay: where other processes write too, they may be theirs.
+
+    Returns:
+        The files that were deleted.
+
+    Raises:
+        OSError: the directory cannot be listed, or a file not be deleted.
+    """
+    directory = Path(directory)
+    removed = []
+    for path in sorted(directory.iterdir()) if directory.is_dir() else ():
+        try:
+            state = path.lstat()
+        except FileNotFoundError:  # its writer has finished it, or deleted it
+            continue
+        is_ours = is_unfinished(path) and not stat.S_ISDIR(state.st_mode)
+        if is_ours and time.time() - state.st_mtime >= min_age_seconds:
+            path.unlink(missing_ok=True)
+            removed.append(path)
+    return removed

@@ -1,0 +1,54 @@
+"""Files that are whole under their name, and what is left of those that never were."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from t2tp.whole_file import is_unfinished, remove_unfinished, write_text
+
+
+def _killed_while_writing(path: Path) -> None:
+    """Writes, and is killed when all is written but the name."""
+    os.fsync = lambda descriptor: os.kill(os.getpid(), signal.SIGKILL)
+    write_text(path, "new")
+
+
+@pytest.fixture
+def killed(tmp_path: Path) -> Path:
+    """A directory in which a process was killed while it replaced a file."""
+    write_text(tmp_path / "state.json", "old")
+    process = multiprocessing.get_context("fork").Process(
+        target=_killed_while_writing, args=(tmp_path / "state.json",)
+    )
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    return tmp_path
+
+
+def test_what_a_killed_writer_leaves_is_known_by_its_name_and_removed(killed):
+    assert (killed / "state.json").read_text() == "old"
+    (left,) = set(killed.iterdir()) - {killed / "state.json"}
+    assert is_unfinished(left)
+    assert remove_unfinished(killed) == [left]
+    assert os.listdir(killed) == ["state.json"]
+
+
+def test_what_may_be_another_processs_stays(killed):
+    assert remove_unfinished(killed, min_age_seconds=60.0) == []
+    assert len(os.listdir(killed)) == 2
+
+
+def test_other_names_and_directories_stay(tmp_path):
+    names = ["a.tmp", "a.tmp-", "a.tmp-1b", ".tmp-1", "tmp-1", "step-00000001.tmp"]
+    for name in names:
+        (tmp_path / name).touch()
+    (tmp_path / "directory.tmp-1").mkdir()
+    assert remove_unfinished(tmp_path) == []
+    assert sorted(os.listdir(tmp_path)) == sorted([*names, "directory.tmp-1"])
+    assert remove_unfinished(tmp_path / "nowhere") == []
