@@ -10,6 +10,7 @@ from t2tp.layers.attention import Sequence, State
 from t2tp.layers.heads import Heads, padded_to
 from t2tp.ops.attention import RelativeBias, attention
 from t2tp.ops.attention_step import attention_step
+from t2tp.ops.gather import checked_gather
 from t2tp.ops.write_at import write_at
 
 
@@ -123,7 +124,7 @@ class CompressedSelfAttention:
             output_shape=number.shape + within,
         )
         *batch, kv_heads, _, d_kv = whole.shape.dims
-        block = mtf.gather(
+        block = checked_gather(
             whole, places, length, output_shape=mtf.Shape([*batch, kv_heads, within, d_kv])
         )
         return write_at(blocks, self._convolved(block, key, blocks.shape - dim), number, dim)

@@ -10,6 +10,7 @@ from absl import logging
 
 from t2tp import mtf
 from t2tp.layers import variables
+from t2tp.ops.gather import checked_gather
 
 
 def vocab_dimension(size: int, divisor: int, mesh_axis_size: int = 1) -> mtf.Dimension:
@@ -84,7 +85,7 @@ class Embedding:
 
     def __call__(self, symbols: mtf.Tensor, dtype: tf.DType) -> mtf.Tensor:
         """Integers [...] -> [..., d_model]; the variable `embedding` of the current scope."""
-        x = mtf.gather(self._table(symbols.mesh, "embedding", dtype), symbols, self.vocab)
+        x = checked_gather(self._table(symbols.mesh, "embedding", dtype), symbols, self.vocab)
         return x * self.d_model.size**0.5 if self._is_scaled else x
 
     def logits(self, x: mtf.Tensor) -> mtf.Tensor:

@@ -14,6 +14,7 @@ from t2tp.layers.feed_forward import FeedForward
 from t2tp.layers.gating import GATINGS, Choice, Router, expert_choices, token_choices
 from t2tp.layers.grouping import grouped
 from t2tp.nearest import nearest
+from t2tp.ops.gather import checked_gather
 
 
 class ExpertSums(NamedTuple):
@@ -199,7 +200,7 @@ class MixtureOfExperts:
         places = mtf.Dimension("capacity", capacity)
         chosen, gates = expert_choices(router, places)
         wanted = mtf.Shape([*groups, self._router_experts, places, d_model])
-        sent = mtf.gather(tokens, chosen, group, output_shape=wanted)
+        sent = checked_gather(tokens, chosen, group, output_shape=wanted)
         slots = mtf.Dimension("expert_slots", self._experts.size * capacity)
         sent = mtf.reshape(sent, mtf.Shape([*groups, slots, d_model]))
         made = mtf.reshape(self._apply(sent, capacity, training), wanted)

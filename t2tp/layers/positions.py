@@ -9,6 +9,7 @@ import tensorflow as tf
 from t2tp import mtf
 from t2tp.layers import variables
 from t2tp.ops.attention import RelativeBias
+from t2tp.ops.gather import checked_gather
 
 POSITIONS = ("learned", "sinusoidal", "rotary", "relative", "none")
 
@@ -64,7 +65,7 @@ class LearnedPositions:
         """Integers [...] in [0, max_length) -> [..., d_model]."""
         dims = [self._dim, d_model]
         table = variables.weight(positions.mesh, "positions", dims, self._stddev, dtype)
-        return mtf.gather(table, positions, self._dim)
+        return checked_gather(table, positions, self._dim)
 
 
 class RelativePositions:

@@ -27,6 +27,7 @@ from t2tp.models.autoregressive import AutoregressiveModel, State, symbols_befor
 from t2tp.models.losses import predicted
 from t2tp.models.model import LossOutput, vocab_of
 from t2tp.nearest import nearest
+from t2tp.ops.gather import checked_gather
 
 _ATTENTION_TYPES = ("full", "local_1d", "local_2d")
 
@@ -123,8 +124,8 @@ class MtfImageTransformer(AutoregressiveModel):
         x = self._embedding(before, self.activation_dtype)
         rows, columns = self._positions(mesh)
         width = self._width.size
-        x += mtf.gather(rows, mtf.floordiv(positions, width), self._height)
-        x += mtf.gather(columns, mtf.mod(positions, width), self._width)
+        x += checked_gather(rows, mtf.floordiv(positions, width), self._height)
+        x += checked_gather(columns, mtf.mod(positions, width), self._width)
         state = dict(state)
         x, _ = self._stack(x, StepPass(positions, state))
         return mtf.cast(self._embedding.logits(x), tf.float32), state

@@ -21,6 +21,7 @@ from t2tp.layers.stack import Layer, Residual, Stack
 from t2tp.mesh.program import Mesh
 from t2tp.models.image_classifier import ImageClassifier
 from t2tp.nearest import nearest
+from t2tp.ops.gather import checked_gather
 
 _POOLINGS = ("class", "mean")
 
@@ -57,7 +58,7 @@ class Vit(ImageClassifier):
         x, _ = self._stack(dropout)(x, WholePass(where, training))
         if hparams.pooling == "mean":
             return self.classify(mtf.reduce_mean(x, reduced_dim=length))
-        return self.classify(mtf.gather(x, 0, length))
+        return self.classify(checked_gather(x, 0, length))
 
     def _patches(self, inputs: mtf.Tensor) -> mtf.Tensor:
         """[batch, height, width, channels] -> [batch, length, d_model], row by row."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import tensorflow as tf
 
 from t2tp import upstream as mtf
-from t2tp.ops.gather import gather
+from t2tp.ops.gather import checked_gather
 
 if TYPE_CHECKING:
     from t2tp.mesh.lowering import Lowering
@@ -64,7 +64,7 @@ class WriteAtOperation(mtf.Operation):
         _, update, positions = self.inputs
         dy = grad_ys[0]
         by_x = write_at(dy, mtf.zeros_like(update), positions, self._dim)
-        return [by_x, gather(dy, positions, self._dim, update.shape), None]
+        return [by_x, checked_gather(dy, positions, self._dim, update.shape), None]
 
     def lower(self, lowering: Lowering) -> None:
         x, update, positions = self.inputs

@@ -33,8 +33,8 @@ def make_logits_fn(mesh):
     )
 
     def logits_fn(step, ids, states):
-        before = mtf.maximum(step - 1, 0)
-        token = mtf.gather(ids, before, LENGTH) * mtf.to_int32(mtf.greater(step, 0))
+        # In the first step this is position -1, of which gather gives 0.
+        token = mtf.gather(ids, step - 1, LENGTH)
         return mtf.gather(table, token, previous), [state + 1.0 for state in states]
 
     return logits_fn

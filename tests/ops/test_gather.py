@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import t2tp
 from t2tp import mtf
-from t2tp.ops.gather import gather
+from t2tp.ops.gather import checked_gather, gather
 from tests.ops.on_mesh import assert_close, in_float64, with_gradients
 
 LAYOUTS = [
@@ -151,12 +151,12 @@ def test_dimensions_that_both_have_are_batch_dimensions(mesh_shape, layout):
     assert_close(values, in_float64(transposed, inputs), 1e-6)
 
 
-def row(weights, number, dtype=tf.float32, xla=False):
+def row(weights, number, dtype=tf.float32, xla=False, look_up=checked_gather):
     """Row `number` of a feature."""
 
     def step(mesh, features):
         del mesh
-        return {"y": gather(features["w"], features["i"], features["w"].shape.dims[0])}
+        return {"y": look_up(features["w"], features["i"], features["w"].shape.dims[0])}
 
     program = t2tp.Program(
         step,
@@ -174,7 +174,7 @@ def test_rows_of_any_dtype(dtype):
 
 
 @pytest.mark.parametrize("number", [-1, 4])
-def test_an_index_out_of_range_is_refused(number):
+def test_an_index_out_of_range_is_refused_where_it_is_checked(number):
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"must be in \[0, 4\)"):
         row(np.ones((4, 2)), number)
 
@@ -184,6 +184,30 @@ def test_xla_which_cannot_raise_gives_what_is_in_no_table(number):
     assert np.isnan(row(np.ones((4, 2)), number, xla=True)).all()
     smallest = np.iinfo(np.int32).min
     np.testing.assert_array_equal(row(np.ones((4, 2)), number, tf.int32, xla=True), smallest)
+
+
+@pytest.mark.parametrize("xla", [False, True])
+@pytest.mark.parametrize("dtype", [tf.bool, tf.int32, tf.bfloat16, tf.float32])
+def test_mesh_tensorflows_gather_gives_zeros_out_of_range(dtype, xla):
+    weights = np.ones((4, 2), dtype.as_numpy_dtype)
+    for number in (-1, 4, -(2**63), 2**63 - 1):
+        values = row(weights, number, dtype, xla, mtf.gather)
+        np.testing.assert_array_equal(values, np.zeros(2))
+
+
+@pytest.mark.parametrize(("mesh_shape", "layout"), LAYOUTS)
+def test_on_any_layout_rows_out_of_range_are_zero_and_have_no_gradient(mesh_shape, layout):
+    inputs = make_inputs()
+    ids = inputs["ids"][1] - 1  # -1 to 14
+    ids[:, 1] = 16 + ids[:, 1]
+    inputs["ids"] = (inputs["ids"][0], ids)
+
+    def one_hot_product(table, ids):
+        return tf.einsum("blv,vd->bld", tf.one_hot(ids, 16, dtype=table.dtype), table)
+
+    values = with_gradients(ours, inputs, mesh_shape, layout)
+    assert not values["y"][:, 1].any()
+    assert_close(values, in_float64(one_hot_product, inputs), 1e-6)
 
 
 def test_what_cannot_be_looked_up_is_refused():
