@@ -33,7 +33,7 @@ def find_files(pattern: str, option: str) -> list[Path]:
             f"--problem_options='{option}=texts/**/*.txt'"
         )
     found = glob.glob(str(Path(pattern).expanduser()), recursive=True)
-    files = sorted(path for path in map(Path, found) if path.is_file())
+    files = sorted({path for path in map(Path, found) if path.is_file()})  # "**/**" finds it twice
     if not files:
         raise ValueError(f"{option}={pattern} matches no file (in {Path.cwd()})")
     if not any(path.stat().st_size for path in files):

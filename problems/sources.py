@@ -44,7 +44,7 @@ def changed_sources(folder: Path) -> str:
         "new": [path for path in now if path not in before],
         "gone": gone,
     }
-    return "; ".join(f"{what}: {_named(paths)}" for what, paths in found.items() if paths)
+    return "; ".join(f"{what}: {named(paths)}" for what, paths in found.items() if paths)
 
 
 def _matching(patterns: Sequence[str]) -> list[str]:
@@ -61,6 +61,7 @@ def _states(paths: Iterable[str]) -> Mapping[str, _State]:
     return states
 
 
-def _named(paths: Sequence[str]) -> str:
+def named(paths: Sequence[str]) -> str:
+    """Names the first of some paths, and says how many more there are."""
     more = f" and {len(paths) - 1:,} more" if len(paths) > 1 else ""
     return f"{paths[0]}{more}"

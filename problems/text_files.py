@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from absl import logging
 
 from t2tp import registry
 from t2tp.hparam import HParams
@@ -16,7 +16,7 @@ from t2tp.problems.languagemodel import LanguageModelProblem
 from t2tp.problems.lines import Files, Lines, find_files, fingerprint
 from t2tp.problems.permutation import permute
 from t2tp.problems.problem import Problem
-from t2tp.problems.sources import changed_sources, write_sources
+from t2tp.problems.sources import changed_sources, named, write_sources
 from t2tp.problems.text_to_text import Text2TextProblem
 
 # Share of all samples that each held-out split gets when it has no files of its own.
@@ -32,6 +32,9 @@ class FileProblem(Problem):
             of the samples each, drawn by lot, are for validation and test.
         test_options: those of files for test; without them half of the samples that are held out
             are for test.
+
+    A file is in one split only: what is held out is left out of train, and what is for test of
+    validation, even where the patterns of both match it.
     """
 
     file_options: tuple[str, ...]
@@ -60,12 +63,10 @@ class FileProblem(Problem):
         if validation not in held_out:
             everything = self.read(self._files(self.file_options))
             return Chosen(everything, self._drawn(split, len(everything)))
-        if split == train:
-            return self.read(self._files(self.file_options))
-        if test in held_out:
-            return self.read(self._files(held_out[split]))
+        if split == train or test in held_out:
+            return self.read(self._files_of(split))
         # The two halves, alternately.
-        both = self.read(self._files(self.validation_options))
+        both = self.read(self._files_of(validation))
         if len(both) < 2:
             raise ValueError(self._too_few(len(both), (validation, test), self.test_options))
         return Chosen(both, np.arange([validation, test].index(split), len(both), 2))
@@ -107,14 +108,58 @@ class FileProblem(Problem):
             f"{', '.join(splits)}: give {', or '.join(advice)}"
         )
 
+    def _files_of(self, split: str) -> list[list[Path]]:
+        """Returns the files of a split: a file of several is the last one's, test's above all."""
+        names = self._options_of(split)
+        files = self._files(names)
+        kept = _without(files, self._taken(split))
+        if not kept[0]:
+            takers = self._file_options_given(self.splits[self.splits.index(split) + 1 :])
+            given = " and ".join(f"{name}={self.options.get(name)}" for name in names)
+            raise ValueError(
+                f"{given}: nothing is left for {split}, as all its files are held out by "
+                f"{' and '.join(takers)}"
+            )
+        return kept
+
+    def _taken(self, split: str) -> set[Path]:
+        """Returns the files that the splits after this one have."""
+        after = self.splits[self.splits.index(split) + 1 :]
+        return {
+            path.resolve()
+            for paths in self._files(self._file_options_given(after))
+            for path in paths
+        }
+
+    def _report_taken(self) -> None:
+        """Says which files a split does not get although its options name them."""
+        for split in self.splits[:-1]:
+            taken = self._taken(split)
+            left_out = [
+                str(path)
+                for paths in self._files(self._file_options_given([split]))
+                for path in paths
+                if path.resolve() in taken
+            ]
+            if left_out:
+                logging.warning(
+                    "%s: left out of %s, as they are held out: %s",
+                    self.name,
+                    split,
+                    named(left_out),
+                )
+
     def plan(self) -> dict[str, Any]:
         """Says which files there are, and what changes when one of them does."""
-        files = [path for paths in self._files(self._file_options_given()) for path in paths]
+        options = self._file_options_given(self.splits)
+        files = [path for paths in self._files(options) for path in paths]
         return {"files": len(files), "fingerprint": fingerprint(files)}
 
     def download(self, folder: Path, tmp_dir: Path) -> None:
         """Notes what the files are like; see `sources.py`."""
-        write_sources(folder, [self.options.get(name) for name in self._file_options_given()])
+        self._report_taken()
+        options = self._file_options_given(self.splits)
+        write_sources(folder, [self.options.get(name) for name in options])
 
     def origin(self, folder: Path, tmp_dir: Path) -> dict[str, Any]:
         """Says which files they were."""
@@ -124,11 +169,25 @@ class FileProblem(Problem):
         """Says which files have changed."""
         return changed_sources(folder)
 
-    def _file_options_given(self) -> list[str]:
-        return [*self.file_options, *chain.from_iterable(self._held_out().values())]
+    def _options_of(self, split: str) -> tuple[str, ...]:
+        """Returns the options that name a split's files; none if it has no files of its own."""
+        if split == self.splits[0]:
+            return self.file_options
+        return self._held_out().get(split, ())
+
+    def _file_options_given(self, splits: Iterable[str]) -> list[str]:
+        return [name for split in splits for name in self._options_of(split)]
 
     def _files(self, names: Sequence[str]) -> list[list[Path]]:
         return [find_files(self.options.get(name), name) for name in names]
+
+
+def _without(files: list[list[Path]], taken: set[Path]) -> list[list[Path]]:
+    """Leaves files out; those that belong together, as inputs and targets, go together."""
+    if len({len(paths) for paths in files}) > 1:  # which is said when they are read
+        return files
+    kept = [row for row in zip(*files, strict=True) if not any(p.resolve() in taken for p in row)]
+    return [[row[place] for row in kept] for place in range(len(files))]
 
 
 class Chosen:

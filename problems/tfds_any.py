@@ -23,6 +23,7 @@ from t2tp.problems.problem import AnyPath, Problem
 from t2tp.problems.text_to_class import Text2ClassProblem
 from t2tp.problems.text_to_text import Text2TextProblem
 from t2tp.problems.tfds_source import FromTfds
+from t2tp.problems.tfds_splits import default_splits
 
 if TYPE_CHECKING:
     import tensorflow_datasets as tfds
@@ -31,9 +32,6 @@ PREFIX = "tfds:"
 
 # The option that says that nothing is read.
 _NONE = "-"
-
-# Of train, for each split that a dataset does not have.
-_PERCENT_HELD_OUT = 5
 
 # Larger pictures are kept as JPEG.
 _LARGEST_PLAIN = 128 * 128
@@ -46,7 +44,8 @@ class AnyTfds(FromTfds, Problem):
         inputs, targets: the features that are read and to be predicted; by default those that the
             dataset is made for. Without inputs the targets are modelled themselves.
         train, validation, test: the dataset's splits, or parts of them ("train[:95%]"). By default
-            those of these names; where one is missing, 5 % of train.
+            those of these names, or, where one is missing, 5 % of train; less what is named for
+            the others, as no example is in two splits by default.
         height, width: what pictures are scaled and cut to.
     """
 
@@ -88,16 +87,9 @@ class AnyTfds(FromTfds, Problem):
         return options
 
     def dataset_split(self, split: str, info: tfds.core.DatasetInfo) -> str:
-        """Returns the option, or the split of this name, or 5 % of train."""
-        if self.options.get(split):
-            return self.options.get(split)
-        held_out = self.splits[1:]
-        missing = [s for s in held_out if s not in info.splits and not self.options.get(s)]
-        kept = 100 - _PERCENT_HELD_OUT * len(missing)
-        if split in missing:
-            begin = kept + _PERCENT_HELD_OUT * missing.index(split)
-            return f"train[{begin}%:{begin + _PERCENT_HELD_OUT}%]"
-        return f"train[:{kept}%]" if split == "train" and missing else split
+        """Returns the option, or what the options leave: see `tfds_splits.default_splits`."""
+        given = {name: self.options.get(name) for name in self.splits if self.options.get(name)}
+        return given.get(split) or default_splits(self.splits, given, info.splits)[split]
 
 
 class TfdsText2Text(AnyTfds, Text2TextProblem):

@@ -254,3 +254,83 @@ def test_damaged_data_are_made_again_with_the_options_they_were_made_with(tmp_pa
     command = ["t2tp_datagen", "--problem=translate_tsv", f"--data_dir={tmp_path / 'data'}"]
     command += [f"--problem_options={options}", "--overwrite"]
     assert shlex.split(str(raised.value).splitlines()[-1]) == command
+
+
+def texts_by_split(problem, data_dir):
+    return {
+        split: sorted(
+            problem.decode_example(data_dir, split, number)["text"]
+            for number in range(made.examples)
+        )
+        for split, made in problem.check_prepared(data_dir).splits.items()
+    }
+
+
+@pytest.fixture
+def texts(tmp_path):
+    """Nine texts, and a link to one of them."""
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for number in range(9):
+        (folder / f"{number}.txt").write_text(f"the text number {number}\n")
+    (folder / "link.txt").symlink_to(folder / "8.txt")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("options", "train", "validation", "test"),
+    [
+        ("files={0}/*.txt,validation_files={0}/[78].txt", "0123456", "7", "8"),
+        ("files={0}/**/**/*.txt,validation_files={0}/[678].txt", "012345", "68", "7"),
+        (
+            "files={0}/*.txt,validation_files={0}/[678].txt,test_files={0}/8.txt",
+            "012345",
+            "67",
+            "8",
+        ),
+        (
+            "files={0}/[0-7].txt,validation_files={0}/6.txt,test_files={0}/link.txt",
+            "0123457",
+            "6",
+            "8",
+        ),
+    ],
+)
+def test_a_file_is_in_one_split_only(texts, tmp_path, options, train, validation, test):
+    options = f"{options.format(texts)},vocab_size=280"
+    problem = problems.find("languagemodel_textfiles", options)
+    problem.prepare(tmp_path / "data")
+    assert texts_by_split(problem, tmp_path / "data") == {
+        split: [f"the text number {number}\n" for number in numbers]
+        for split, numbers in (("train", train), ("validation", validation), ("test", test))
+    }
+
+
+def test_files_that_are_held_out_are_named(texts, tmp_path, caplog):
+    options = f"files={texts}/*.txt,validation_files={texts}/[678].txt,vocab_size=280"
+    problems.find("languagemodel_textfiles", options).prepare(tmp_path / "data")
+    assert f"left out of train, as they are held out: {texts}/6.txt and 3 more" in caplog.text
+    (texts / "1.txt").write_text("changed")
+    options = f"files={texts}/7.txt,validation_files={texts}/[678].txt"
+    with pytest.raises(ValueError, match="nothing is left for train, as all its files are held "):
+        problems.find("languagemodel_textfiles", options).prepare(tmp_path / "other")
+
+
+def test_parallel_files_that_are_held_out_are_left_out_in_pairs(tmp_path, caplog):
+    for number in range(5):
+        for side in ("en", "de"):
+            (tmp_path / f"{number}.{side}").write_text(f"{side} {number}\n" * 2)
+    options = ",".join(
+        f"{prefix}{name}={tmp_path}/{pattern}.{side}"
+        for prefix, pattern in (("", "*"), ("validation_", "[34]"))
+        for name, side in (("inputs", "en"), ("targets", "de"))
+    )
+    problem = problems.find("translate_textfiles", f"{options},vocab_size=268")
+    problem.prepare(tmp_path / "data")
+    train = problem.check_prepared(tmp_path / "data").splits["train"].examples
+    found = {
+        tuple(problem.decode_example(tmp_path / "data", "train", number).values())
+        for number in range(train)
+    }
+    assert train == 6
+    assert found == {(f"en {number}", f"de {number}") for number in range(3)}
