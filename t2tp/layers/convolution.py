@@ -90,8 +90,9 @@ class BatchNorm:
         moving_mean = _average(x.mesh, "moving_mean", channels, tf1.zeros_initializer())
         moving_variance = _average(x.mesh, "moving_variance", channels, tf1.ones_initializer())
         if training:
-            y, mean, variance = batch_norm(x, scale, offset, moving_mean, self._epsilon)
+            y, mean, variance = batch_norm(x, scale, offset, self._epsilon)
             for average, value in ((moving_mean, mean), (moving_variance, variance)):
+                value = mtf.cast(value, average.dtype)
                 mtf.assign_add(average, (1.0 - self._momentum) * (value - average))
             return y
         factor = scale * mtf.rsqrt(moving_variance + self._epsilon)

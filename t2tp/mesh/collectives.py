@@ -147,7 +147,13 @@ class Collectives:
             return x
         if _carrier(x.dtype) != x.dtype:
             return _carried(lambda c: self.allgather(c, axis, concat_axis), x)
-        return _merge_leading(self._each_to_all(x, axis), concat_axis)
+        return _merge_leading(self._each_to_all(x, (axis,)), concat_axis)
+
+    def gather_members(self, x: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:
+        """The `x` of all members of the group along some axes, [member, ...]: in the same order for
+        each of them."""
+        axes = self._real_axes(axes)
+        return self._each_to_all(x, axes) if axes else x[None]
 
     def alltoall(self, x: tf.Tensor, axis: int, split_axis: int, concat_axis: int) -> tf.Tensor:
         """Cuts `x` along `split_axis`, sends part i to member i, joins what came along
@@ -198,7 +204,7 @@ class Collectives:
         rounds = pairings(source)
         result = tf.where(tf.equal(wanted, place), x, tf.zeros_like(x))
         if rounds is None:
-            arrived = self._each_to_all(x, axis)
+            arrived = self._each_to_all(x, (axis,))
             own = tf.gather(arrived, tf.maximum(wanted, 0))
             return tf.where(wanted < 0, tf.zeros_like(x), own)
         for partners in rounds:
@@ -238,11 +244,12 @@ class Collectives:
         both = tf.ensure_shape(both, [2, *x.shape])
         return tf.gather(both, tf.cast(place < partner, tf.int32))
 
-    def _each_to_all(self, x: tf.Tensor, axis: int) -> tf.Tensor:
+    def _each_to_all(self, x: tf.Tensor, axes: tuple[int, ...]) -> tf.Tensor:
         """The `x` of all members [member, ...]."""
-        self._record("allgather", (axis,), x)
-        gathered = self._emit(tf.raw_ops.CollectiveGatherV2, x[None], self._group((axis,)))
-        return tf.ensure_shape(gathered, [self._mesh_shape.dims[axis].size, *x.shape])
+        self._record("allgather", axes, x)
+        gathered = self._emit(tf.raw_ops.CollectiveGatherV2, x[None], self._group(axes))
+        size = math.prod(self._mesh_shape.dims[axis].size for axis in axes)
+        return tf.ensure_shape(gathered, [size, *x.shape])
 
     def _emit(
         self, raw_op: Callable[..., tf.Tensor], x: tf.Tensor, group: _Group, **merging: str

@@ -8,86 +8,77 @@ from typing import TYPE_CHECKING
 import tensorflow as tf
 
 from t2tp import upstream as mtf
+from t2tp.ops.cast import wide_dtype
+from t2tp.ops.moments import combined_moments
 
 if TYPE_CHECKING:
     from t2tp.mesh.lowering import Lowering
 
 
 def batch_norm(
-    x: mtf.Tensor, scale: mtf.Tensor, offset: mtf.Tensor, pivot: mtf.Tensor, epsilon: float
+    x: mtf.Tensor, scale: mtf.Tensor, offset: mtf.Tensor, epsilon: float
 ) -> tuple[mtf.Tensor, mtf.Tensor, mtf.Tensor]:
     """`(x - mean) / sqrt(variance + epsilon) * scale + offset`, mean and variance being over all
     dimensions but the last.
 
     S. Ioffe and C. Szegedy, "Batch Normalization" (arXiv:1502.03167), algorithm 1. Of a batch, or
     pictures, that are split over the mesh the statistics are those of the whole: one collective
-    forward and one backward, each of two numbers a channel. Computed in float32.
+    forward and one backward, each of two numbers a channel. Computed in float32, or
+    float64 where x is.
 
     Args:
       x: [..., channels].
       scale: [channels].
       offset: [channels].
-      pivot: [channels], float32: a guess of the mean, such as the running one. The nearer it is,
-        the fewer digits are lost where the slices' means are put together; the result does
-        not depend on it otherwise.
       epsilon: added to the variance.
 
     Returns:
-      y, like x; the mean and the variance (of the population, float32 [channels]), which have no
-      gradient.
+      y, like x; the mean and the variance (of the population, [channels], at least float32), which
+      have no gradient.
 
     Raises:
-      ValueError: scale, offset or pivot are not [channels].
+      ValueError: scale or offset are not [channels].
     """
     channels = x.shape.dims[-1:]
-    if any(tensor.shape.dims != channels for tensor in (scale, offset, pivot)):
+    if any(tensor.shape.dims != channels for tensor in (scale, offset)):
         raise ValueError(
-            f"batch_norm of x {x.shape}: scale {scale.shape}, offset {offset.shape} and pivot"
-            f" {pivot.shape} must be its last dimension."
+            f"batch_norm of x {x.shape}: scale {scale.shape} and offset {offset.shape} must be its"
+            " last dimension."
         )
-    y, mean, variance = BatchNormOperation(x, scale, offset, pivot, epsilon).outputs
+    y, mean, variance = BatchNormOperation(x, scale, offset, epsilon).outputs
     return y, mean, variance
 
 
 class BatchNormOperation(mtf.Operation):
-    """Inputs x [..., channels], scale, offset and pivot [channels]; outputs y [..., channels], mean
-    and variance [channels] (float32)."""
+    """Inputs x [..., channels], scale and offset [channels]; outputs y [..., channels], mean and
+    variance [channels] (at least float32)."""
 
     def __init__(
-        self,
-        x: mtf.Tensor,
-        scale: mtf.Tensor,
-        offset: mtf.Tensor,
-        pivot: mtf.Tensor,
-        epsilon: float,
+        self, x: mtf.Tensor, scale: mtf.Tensor, offset: mtf.Tensor, epsilon: float
     ) -> None:
-        super().__init__([x, scale, offset, pivot], name="batch_norm")
+        super().__init__([x, scale, offset], name="batch_norm")
         self._epsilon = epsilon
         self._outputs = [
             mtf.Tensor(self, x.shape, x.dtype, index=0),
-            mtf.Tensor(self, scale.shape, tf.float32, index=1),
-            mtf.Tensor(self, scale.shape, tf.float32, index=2),
+            mtf.Tensor(self, scale.shape, wide_dtype(x), index=1),
+            mtf.Tensor(self, scale.shape, wide_dtype(x), index=2),
         ]
 
     def gradient(self, grad_ys: list[mtf.Tensor | None]) -> list[mtf.Tensor | None]:
-        x, scale, offset, _ = self.inputs
+        x, scale, offset = self.inputs
         _, mean, variance = self.outputs
         inputs = [x, scale, offset, mean, variance, grad_ys[0]]
-        return [*BatchNormGradOperation(inputs, self._epsilon).outputs, None]
+        return BatchNormGradOperation(inputs, self._epsilon).outputs
 
     def lower(self, lowering: Lowering) -> None:
-        x, scale, offset, pivot = (
-            tf.cast(lowering.slice(tensor), tf.float32) for tensor in self.inputs
-        )
+        dtype = wide_dtype(self.inputs[0])
+        x, scale, offset = (tf.cast(lowering.slice(tensor), dtype) for tensor in self.inputs)
         norm = _norm(lowering, self.inputs[0], self._epsilon)
         y, mean, variance = norm.of_slice(x, scale, offset)
         axes = _axes_of_places(lowering, self.inputs[0])
         if axes:
-            away = mean - pivot
-            # Slices are of one size: the mean of all is the mean of theirs.
-            means = tf.stack([away, variance + tf.square(away)])
-            away, square = tf.unstack(_mean_over(axes, lowering, self.inputs[0], means))
-            mean, variance = pivot + away, tf.maximum(square - tf.square(away), 0.0)
+            collectives = lowering.mesh_impl(self).collectives
+            mean, variance = combined_moments(collectives, axes, mean, variance)
             y = norm.given(x, mean, variance, scale, offset)
         lowering.set_slice(self.outputs[0], tf.cast(y, self.outputs[0].dtype))
         lowering.set_slice(self.outputs[1], mean)
@@ -106,8 +97,9 @@ class BatchNormGradOperation(mtf.Operation):
         ]
 
     def lower(self, lowering: Lowering) -> None:
+        dtype = wide_dtype(self.inputs[0])
         x, scale, _, mean, variance, dy = (
-            tf.cast(lowering.slice(tensor), tf.float32) for tensor in self.inputs
+            tf.cast(lowering.slice(tensor), dtype) for tensor in self.inputs
         )
         norm = _norm(lowering, self.inputs[0], self._epsilon)
         straight, *sums = norm.straight_gradients(x, mean, variance, scale, dy)
@@ -231,8 +223,9 @@ class _Composed:
 
 def _norm(lowering: Lowering, tensor: mtf.Tensor, epsilon: float) -> _Kernels | _Composed:
     """What computes with slices of a tensor in this program."""
-    # A program in which XLA compiles regions has kernels of TensorFlow's between them.
-    uses_kernels = lowering.mesh_impl(tensor).compiles_regions
+    # A program in which XLA compiles regions has kernels of TensorFlow's between them. They take no
+    # float64.
+    uses_kernels = lowering.mesh_impl(tensor).compiles_regions and tensor.dtype != tf.float64
     return _Kernels(epsilon) if uses_kernels else _Composed(epsilon)
 
 

@@ -32,6 +32,11 @@ def at_least_float32(x: mtf.Tensor) -> mtf.Tensor:
     return cast(x, tf.float32) if x.dtype in (tf.bfloat16, tf.float16) else x
 
 
+def wide_dtype(x: mtf.Tensor | tf.Tensor) -> tf.DType:
+    """What is computed in where sums of 16 bits would not do: float64 of float64, else float32."""
+    return tf.float64 if x.dtype == tf.float64 else tf.float32
+
+
 class CastOperation(mtf.Operation):
     """Input x; output x in another dtype."""
 

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from t2tp import upstream as mtf
 from t2tp.mesh.layout import Layout, LayoutError
+from t2tp.ops.cast import wide_dtype
 
 if TYPE_CHECKING:
     from t2tp.mesh.lowering import Lowering
@@ -21,7 +22,7 @@ def group_norm(
     height, width and the channels of a group.
 
     Y. Wu and K. He, "Group Normalization" (arXiv:1803.08494), section 3. Any dimension may be
-    split; computed in float32.
+    split; computed in float32, or float64 where x is.
 
     Args:
       x: [batch..., height, width, channels].
@@ -79,7 +80,8 @@ class GroupNormOperation(mtf.Operation):
 
     def lower(self, lowering: Lowering) -> None:
         grouped = _Grouped(lowering, self.inputs[0], self._groups, self._epsilon)
-        scale, offset = (tf.cast(lowering.slice(tensor), tf.float32) for tensor in self.inputs[1:])
+        dtype = wide_dtype(self.inputs[0])
+        scale, offset = (tf.cast(lowering.slice(tensor), dtype) for tensor in self.inputs[1:])
         y = grouped.whole(grouped.normed) * scale + offset
         lowering.set_slice(self.outputs[0], tf.cast(y, self.outputs[0].dtype))
 
@@ -100,7 +102,8 @@ class GroupNormGradOperation(mtf.Operation):
 
     def lower(self, lowering: Lowering) -> None:
         grouped = _Grouped(lowering, self.inputs[0], self._groups, self._epsilon)
-        scale, dy = (tf.cast(lowering.slice(self.inputs[i]), tf.float32) for i in (1, 3))
+        dtype = wide_dtype(self.inputs[0])
+        scale, dy = (tf.cast(lowering.slice(self.inputs[i]), dtype) for i in (1, 3))
         scaled = grouped.in_groups(dy * scale)
         mean, projection = tf.unstack(grouped.means(tf.stack([scaled, scaled * grouped.normed])))
         dx = grouped.inverse * (scaled - mean - grouped.normed * projection)
@@ -129,7 +132,7 @@ class _Grouped:
         self._slices = math.prod(mesh_impl.shape[axis].size for axis in self._axes)
         self._shape = mesh_impl.slice_shape(tensor.shape)
         self._group_size = tensor.shape.dims[-1].size // groups
-        x = self.in_groups(tf.cast(lowering.slice(tensor), tf.float32))
+        x = self.in_groups(tf.cast(lowering.slice(tensor), wide_dtype(tensor)))
         centred = x - self.means(x)
         self.inverse = tf.math.rsqrt(self.means(tf.square(centred)) + epsilon)
         self.normed = centred * self.inverse

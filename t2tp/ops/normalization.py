@@ -6,6 +6,8 @@ import tensorflow as tf
 
 from t2tp import upstream as mtf
 from t2tp.mesh.lowering import Lowering
+from t2tp.ops.cast import wide_dtype
+from t2tp.ops.moments import combined_moments
 
 
 def rms_norm(
@@ -14,7 +16,7 @@ def rms_norm(
     """`x / rms(x) * scale`, the root mean square being over `dim`.
 
     B. Zhang and R. Sennrich, "Root Mean Square Layer Normalization" (arXiv:1910.07467), section 4.
-    Computed in float32.
+    Computed in float32, or float64 where x is.
 
     Args:
       x: [..., dim].
@@ -33,14 +35,15 @@ def rms_norm(
 
 
 class RmsNormOperation(mtf.Operation):
-    """Inputs x [..., dim] and scale [dim]; outputs y [..., dim] and 1 / rms(x) [...] (float32)."""
+    """Inputs x [..., dim] and scale [dim]; outputs y [..., dim] and 1 / rms(x) [...] (at least
+    float32)."""
 
     def __init__(self, x: mtf.Tensor, scale: mtf.Tensor, epsilon: float) -> None:
         super().__init__([x, scale], name="rms_norm")
         self._epsilon = epsilon
         self._outputs = [
             mtf.Tensor(self, x.shape, x.dtype, index=0),
-            mtf.Tensor(self, x.shape - x.shape.dims[-1], tf.float32, index=1),
+            mtf.Tensor(self, x.shape - x.shape.dims[-1], wide_dtype(x), index=1),
         ]
 
     def gradient(self, grad_ys: list[mtf.Tensor | None]) -> list[mtf.Tensor]:
@@ -48,8 +51,8 @@ class RmsNormOperation(mtf.Operation):
         return RmsNormGradOperation(x, scale, self.outputs[1], grad_ys[0]).outputs
 
     def lower(self, lowering: Lowering) -> None:
-        x = tf.cast(lowering.slice(self.inputs[0]), tf.float32)
-        scale = tf.cast(lowering.slice(self.inputs[1]), tf.float32)
+        dtype = wide_dtype(self.inputs[0])
+        x, scale = (tf.cast(lowering.slice(tensor), dtype) for tensor in self.inputs)
         (mean_square,) = _means(lowering, self.inputs[0], tf.square(x))
         inverse = tf.math.rsqrt(mean_square + self._epsilon)
         y = x * inverse * scale
@@ -70,9 +73,8 @@ class RmsNormGradOperation(mtf.Operation):
         ]
 
     def lower(self, lowering: Lowering) -> None:
-        x, scale, inverse, dy = (
-            tf.cast(lowering.slice(tensor), tf.float32) for tensor in self.inputs
-        )
+        dtype = wide_dtype(self.inputs[0])
+        x, scale, inverse, dy = (tf.cast(lowering.slice(tensor), dtype) for tensor in self.inputs)
         inverse = inverse[..., None]
         normed = x * inverse
         d_scale = tf.reduce_sum(dy * normed, axis=list(range(x.shape.rank - 1)))
@@ -96,8 +98,9 @@ def layer_norm(
 ) -> mtf.Tensor:
     """`(x - mean) / sqrt(variance + epsilon) * scale + bias`, mean and variance being over `dim`.
 
-    J. Ba et al., "Layer Normalization" (arXiv:1607.06450), section 3. Computed in float32. Where
-    `dim` is split, one collective forward and one backward move two numbers a token.
+    J. Ba et al., "Layer Normalization" (arXiv:1607.06450), section 3. Computed in float32, or
+    float64 where x is. Where `dim` is split, one collective forward and one backward move two
+    numbers a token.
 
     Args:
       x: [..., dim].
@@ -122,7 +125,7 @@ def layer_norm(
 
 class LayerNormOperation(mtf.Operation):
     """Inputs x [..., dim], scale [dim] and bias [dim]; outputs y [..., dim], and the mean of x and
-    1 / its standard deviation [...] (float32)."""
+    1 / its standard deviation [...] (at least float32)."""
 
     def __init__(self, x: mtf.Tensor, scale: mtf.Tensor, bias: mtf.Tensor, epsilon: float) -> None:
         super().__init__([x, scale, bias], name="layer_norm")
@@ -130,8 +133,8 @@ class LayerNormOperation(mtf.Operation):
         per_token = x.shape - x.shape.dims[-1]
         self._outputs = [
             mtf.Tensor(self, x.shape, x.dtype, index=0),
-            mtf.Tensor(self, per_token, tf.float32, index=1),
-            mtf.Tensor(self, per_token, tf.float32, index=2),
+            mtf.Tensor(self, per_token, wide_dtype(x), index=1),
+            mtf.Tensor(self, per_token, wide_dtype(x), index=2),
         ]
 
     def gradient(self, grad_ys: list[mtf.Tensor | None]) -> list[mtf.Tensor]:
@@ -140,7 +143,8 @@ class LayerNormOperation(mtf.Operation):
         return LayerNormGradOperation(x, scale, bias, mean, inverse, grad_ys[0]).outputs
 
     def lower(self, lowering: Lowering) -> None:
-        x, scale, bias = (tf.cast(lowering.slice(tensor), tf.float32) for tensor in self.inputs)
+        dtype = wide_dtype(self.inputs[0])
+        x, scale, bias = (tf.cast(lowering.slice(tensor), dtype) for tensor in self.inputs)
         mean, variance = _moments(lowering, self.inputs[0], x)
         inverse = tf.math.rsqrt(variance + self._epsilon)
         y = (x - mean) * inverse * scale + bias
@@ -160,8 +164,9 @@ class LayerNormGradOperation(mtf.Operation):
         ]
 
     def lower(self, lowering: Lowering) -> None:
+        dtype = wide_dtype(self.inputs[0])
         x, scale, _, mean, inverse, dy = (
-            tf.cast(lowering.slice(tensor), tf.float32) for tensor in self.inputs
+            tf.cast(lowering.slice(tensor), dtype) for tensor in self.inputs
         )
         inverse = inverse[..., None]
         normed = (x - mean[..., None]) * inverse
@@ -177,23 +182,13 @@ class LayerNormGradOperation(mtf.Operation):
 
 def _moments(lowering: Lowering, tensor: mtf.Tensor, x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Mean and variance [..., 1] over the last dimension of `tensor`, which may be split; `x` is
-    the tensor's slice.
-
-    Squares are of differences, within a slice and between the slices' means, so that a mean far
-    from 0 costs no accuracy: T. Chan et al., "Updating Formulae and a Pairwise Algorithm for
-    Computing Sample Variances" (1979).
-    """
+    the tensor's slice."""
     mean = tf.reduce_mean(x, axis=-1, keepdims=True)
     variance = tf.reduce_mean(tf.math.squared_difference(x, mean), axis=-1, keepdims=True)
     mesh_impl = lowering.mesh_impl(tensor)
     axis = mesh_impl.tensor_dimension_to_mesh_axis(tensor.shape.dims[-1])
-    if axis is None:
-        return mean, variance
-    gathered = mesh_impl.collectives.allgather(tf.stack([mean, variance]), axis, mean.shape.rank)
-    means, variances = gathered[0], gathered[1]
-    mean = tf.reduce_mean(means, axis=-1, keepdims=True)
-    between = tf.reduce_mean(tf.math.squared_difference(means, mean), axis=-1, keepdims=True)
-    return mean, tf.reduce_mean(variances, axis=-1, keepdims=True) + between
+    axes = [] if axis is None else [axis]
+    return combined_moments(mesh_impl.collectives, axes, mean, variance)
 
 
 def _means(lowering: Lowering, tensor: mtf.Tensor, *parts: tf.Tensor) -> list[tf.Tensor]:

@@ -10,6 +10,7 @@ import tensorflow as tf
 from t2tp import upstream as mtf
 from t2tp.mesh.layout import Layout
 from t2tp.mesh.spmd import SpmdMeshImpl
+from t2tp.ops.cast import wide_dtype
 from t2tp.ops.sliding import Window, Windows, check_windows, with_one_batch
 
 if TYPE_CHECKING:
@@ -116,27 +117,29 @@ class _Pooling:
         """What `with_edges` gave -> [batch, height, width, channels]."""
         if self._kind == "max":
             return tf.raw_ops.MaxPool(input=x, **self._options())
-        mean = tf.raw_ops.AvgPool(value=x, **self._options())
-        return mean * self._share_inside(x)
+        wide = tf.cast(x, wide_dtype(x))
+        mean = tf.raw_ops.AvgPool(value=wide, **self._options()) * self._correction(wide)
+        return tf.cast(mean, x.dtype)
 
     def backward(self, x: tf.Tensor, y: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
         """The gradient by x, a slice without edges."""
         if self._kind == "max":
             dx = tf.raw_ops.MaxPoolGrad(orig_input=x, orig_output=y, grad=dy, **self._options())
         else:
+            wide = tf.cast(x, wide_dtype(x))
             dx = tf.raw_ops.AvgPoolGrad(
                 orig_input_shape=x.shape.as_list(),
-                grad=dy * self._share_inside(x),
+                grad=tf.cast(dy, wide.dtype) * self._correction(wide),
                 **self._options(),
             )
+            dx = tf.cast(dx, x.dtype)
         return self._windows.without_edges(dx)
 
-    def _share_inside(self, x: tf.Tensor) -> tf.Tensor:
+    def _correction(self, x: tf.Tensor) -> tf.Tensor:
         """By how much a window's mean over itself is to be multiplied, to be that over its part
         inside the picture: [1, height, width, 1]."""
-        inside = tf.cast(self._inside(x.shape[1:3].as_list()), tf.float32)
-        share = tf.raw_ops.AvgPool(value=inside[None, :, :, None], **self._options())
-        return tf.cast(1.0 / share, x.dtype)
+        inside = tf.cast(self._inside(x.shape[1:3].as_list()), x.dtype)
+        return 1.0 / tf.raw_ops.AvgPool(value=inside[None, :, :, None], **self._options())
 
     def _inside(self, sizes: list[int]) -> tf.Tensor:
         """Which places of a slice with edges are in the picture: booleans [height, width]."""

@@ -6,9 +6,10 @@ import math
 from typing import TYPE_CHECKING
 
 import tensorflow as tf
+import tensorflow.compat.v1 as tf1
 
 from t2tp import upstream as mtf
-from t2tp.ops.cast import at_least_float32, cast
+from t2tp.ops.cast import at_least_float32, cast, wide_dtype
 
 if TYPE_CHECKING:
     from t2tp.mesh.lowering import Lowering
@@ -31,7 +32,8 @@ def softmax(
     reduced_dim = mtf.convert_to_dimension(reduced_dim)
     if extra_logit is None:
         return SoftmaxOperation(x, reduced_dim, name).outputs[0]
-    y = mtf.softmax(_wide(x), reduced_dim, extra_logit=_wide(extra_logit), name=name)
+    with tf1.variable_scope(name, default_name="softmax"):
+        y = mtf.exp(log_softmax(_wide(x), reduced_dim, _wide(extra_logit)))
     return cast(y, x.dtype)
 
 
@@ -42,8 +44,8 @@ def log_softmax(
     name: str | None = None,
 ) -> mtf.Tensor:
     """The logarithm of `softmax`, with its arguments."""
-    y = mtf.log_softmax(_wide(x), reduced_dim, extra_logit=_wide(extra_logit), name=name)
-    return cast(y, x.dtype)
+    x_wide = _wide(x)
+    return cast(x_wide - _logsumexp(x_wide, reduced_dim, _wide(extra_logit), name), x.dtype)
 
 
 def reduce_logsumexp(
@@ -52,9 +54,11 @@ def reduce_logsumexp(
     extra_logit: mtf.Tensor | float | None = None,
     name: str | None = None,
 ) -> mtf.Tensor:
-    """The logarithm of the sum of exponentials along `reduced_dim`; arguments as for `softmax`."""
-    y = mtf.reduce_logsumexp(_wide(x), reduced_dim, extra_logit=_wide(extra_logit), name=name)
-    return cast(y, x.dtype)
+    """The logarithm of the sum of exponentials along `reduced_dim`; arguments as for `softmax`.
+
+    Where all are -inf the result is, and the gradients are 0.
+    """
+    return cast(_logsumexp(_wide(x), reduced_dim, _wide(extra_logit), name), x.dtype)
 
 
 class SoftmaxOperation(mtf.Operation):
@@ -72,7 +76,7 @@ class SoftmaxOperation(mtf.Operation):
 
     def lower(self, lowering: Lowering) -> None:
         (x,), (y,) = self.inputs, self.outputs
-        logits = tf.cast(lowering.slice(x), _wide_dtype(x))
+        logits = tf.cast(lowering.slice(x), wide_dtype(x))
         place, axes = _place(lowering, x, self._dim)
         if axes:
             allreduce = lowering.mesh_impl(self).collectives.allreduce
@@ -94,7 +98,7 @@ class SoftmaxGradOperation(mtf.Operation):
         self._outputs = [mtf.Tensor(self, y.shape, y.dtype)]
 
     def gradient(self, grad_ys: list[mtf.Tensor | None]) -> list[mtf.Tensor]:
-        dtype = _wide_dtype(self.inputs[0])
+        dtype = wide_dtype(self.inputs[0])
         y, dy, ddx = (cast(tensor, dtype) for tensor in (*self.inputs, grad_ys[0]))
         mean = mtf.reduce_sum(y * dy, reduced_dim=self._dim)
         second_mean = mtf.reduce_sum(y * ddx, reduced_dim=self._dim)
@@ -103,7 +107,7 @@ class SoftmaxGradOperation(mtf.Operation):
         return [cast(by_y, self.inputs[0].dtype), cast(by_dy, self.inputs[1].dtype)]
 
     def lower(self, lowering: Lowering) -> None:
-        dtype = _wide_dtype(self.inputs[0])
+        dtype = wide_dtype(self.inputs[0])
         y, dy = (tf.cast(lowering.slice(tensor), dtype) for tensor in self.inputs)
         place, axes = _place(lowering, self.inputs[0], self._dim)
         mean = tf.reduce_sum(y * dy, place, keepdims=True)
@@ -111,9 +115,45 @@ class SoftmaxGradOperation(mtf.Operation):
         lowering.set_slice(self.outputs[0], tf.cast(y * (dy - mean), self.outputs[0].dtype))
 
 
+def _logsumexp(
+    x: mtf.Tensor,
+    dim: mtf.Dimension,
+    extra_logit: mtf.Tensor | float | None,
+    name: str | None,
+) -> mtf.Tensor:
+    """Of `x` in float32 or float64."""
+    dim = mtf.convert_to_dimension(dim)
+    with tf1.variable_scope(name, default_name="reduce_logsumexp"):
+        shape = x.shape - dim
+        highest = mtf.reduce_max(mtf.stop_gradient(x), output_shape=shape)
+        if extra_logit is not None:
+            if isinstance(extra_logit, mtf.Tensor):
+                extra_logit = mtf.stop_gradient(extra_logit)
+            highest = mtf.maximum(highest, extra_logit)
+        # Of an infinite one nothing is subtracted: inf - inf would be no number.
+        highest = mtf.cwise(_zero_if_infinite, [highest], grad_function=0)
+        total = mtf.reduce_sum(mtf.exp(x - highest), output_shape=shape)
+        if extra_logit is not None:
+            total += mtf.exp(extra_logit - highest)
+        return mtf.cwise(tf.math.log, [total], grad_function=_log_gradient) + highest
+
+
+def _zero_if_infinite(x: tf.Tensor) -> tf.Tensor:
+    return tf.where(tf.math.is_inf(x), tf.zeros_like(x), x)
+
+
+def _log_gradient(op: mtf.Operation, dy: mtf.Tensor) -> list[mtf.Tensor]:
+    """0 times anything finite is 0: exponentials that are all 0 then have no gradient."""
+    (total,) = op.inputs
+    is_zero = mtf.cast(mtf.equal(total, 0.0), total.dtype)
+    return [dy / (total + is_zero)]
+
+
 def _softmax(logits: tf.Tensor, place: int) -> tf.Tensor:
     """Along one dimension; TensorFlow's kernel for CPUs takes five dimensions at most."""
     shape = logits.shape.as_list()
+    if shape[place] == 1:  # The kernel's reciprocals are rounded: it gives 0.9999999.
+        return tf.exp(logits - logits)
     last = place == len(shape) - 1
     flat = tf.reshape(
         logits,
@@ -126,11 +166,6 @@ def _place(lowering: Lowering, x: mtf.Tensor, dim: mtf.Dimension) -> tuple[int, 
     """Where a dimension is in a tensor, and the mesh axes that split it."""
     axis = lowering.mesh_impl(x).tensor_dimension_to_mesh_axis(dim)
     return x.shape.dims.index(dim), [] if axis is None else [axis]
-
-
-def _wide_dtype(x: mtf.Tensor) -> tf.DType:
-    """What is computed in."""
-    return tf.float64 if x.dtype == tf.float64 else tf.float32
 
 
 def _wide(x: mtf.Tensor | float | None) -> mtf.Tensor | float | None:

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 import t2tp
+from t2tp import mtf
 from t2tp.mesh.layout import LayoutError
 from t2tp.ops.pooling import pool
 from tests.ops.on_mesh import assert_close, in_float64, with_gradients
@@ -41,6 +42,25 @@ def test_any_layout_gives_tensorflows_values_and_gradients(
     inputs = make_inputs()
     values = with_gradients(lambda x: pool(x, kind, size, stride), inputs, mesh_shape, layout)
     assert_close(values, in_float64(tensorflows(name, size, stride), inputs), 2e-6)
+
+
+@pytest.mark.parametrize(("mesh_shape", "layout"), LAYOUTS)
+def test_float64_is_computed_in_float64(mesh_shape, layout):
+    def step(mesh, given):
+        del mesh
+        y = pool(given["x"], "mean", 3, 2)
+        return {"y": y, "dx": mtf.gradients([y], [given["x"]])[0]}
+
+    shape, array = make_inputs()["x"]
+    feature = t2tp.Feature(shape, tf.float64)
+    program = t2tp.Program(step, {"x": feature}, mesh_shape=mesh_shape, layout=layout)
+    outputs = program({"x": array})
+    x = tf.constant(array)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = tensorflows("AVG", 3, 2)(x)
+    np.testing.assert_allclose(outputs["y"], y, rtol=1e-14)
+    np.testing.assert_allclose(outputs["dx"], tape.gradient(y, x), rtol=1e-14)
 
 
 @pytest.mark.parametrize(("kind", "name"), [("max", "MAX"), ("mean", "AVG")])

@@ -108,3 +108,47 @@ def test_float64_is_computed_in_float64(mesh_shape, layout):
     outputs = program({"x": array})
     np.testing.assert_allclose(outputs["y"], y, rtol=1e-13)
     np.testing.assert_allclose(outputs["dx"], tape.gradient(loss, x), atol=1e-13)
+
+
+@pytest.mark.parametrize(("mesh_shape", "layout"), LAYOUTS)
+@pytest.mark.parametrize("extra", [None, 0.5])
+def test_any_layout_gives_the_plain_logsumexp(mesh_shape, layout, extra):
+    def plain(x):
+        if extra is not None:
+            x = tf.pad(x, [[0, 0], [0, 0], [0, 1]], constant_values=extra)
+        return tf.reduce_logsumexp(x, -1)
+
+    ours = with_gradients(
+        lambda x: mtf.reduce_logsumexp(x, x.shape.dims[-1], extra), inputs(), mesh_shape, layout
+    )
+    assert_close(ours, in_float64(plain, inputs()), 2e-6)
+
+
+@pytest.mark.parametrize("layout", ["", "b:x"])
+def test_infinite_logits(layout):
+    """A row of -inf has the logarithm of 0, and no gradient; one of inf is its largest element."""
+    x = np.float32([[-np.inf] * 4, [0.0, -np.inf, 0.0, 0.0], [0.0, np.inf, 1.0, 2.0]])
+
+    def step(mesh, given):
+        del mesh
+        y = mtf.reduce_logsumexp(given["x"], given["x"].shape.dims[-1])
+        return {"y": y, "dx": mtf.gradients([y], [given["x"]])[0]}
+
+    feature = t2tp.Feature("a:3;b:4")
+    program = t2tp.Program(step, {"x": feature}, mesh_shape="x:2", layout=layout)
+    outputs = program({"x": x})
+    np.testing.assert_allclose(outputs["y"], [-np.inf, np.log(3.0), np.inf], rtol=1e-6)
+    third = 1 / 3
+    np.testing.assert_allclose(outputs["dx"][:2], [[0] * 4, [third, 0, third, third]], rtol=1e-6)
+
+
+def test_the_gradient_of_logsumexp_has_a_gradient():
+    def ours(x):
+        (d_x,) = mtf.gradients([mtf.reduce_logsumexp(x, x.shape.dims[-1])], [x])
+        return d_x
+
+    assert_close(
+        with_gradients(ours, inputs(), "x:4", "c:x"),
+        in_float64(lambda x: tf.nn.softmax(x), inputs()),
+        2e-6,
+    )

@@ -1,0 +1,37 @@
+"""Means and variances over all slices of a tensor, from those of each slice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from t2tp.mesh.collectives import Collectives
+
+
+def combined_moments(
+    collectives: Collectives, axes: Sequence[int], mean: tf.Tensor, variance: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Mean and variance over the slices of a group, all of one size; one collective of two numbers
+    per mean.
+
+    Only differences are squared, here between the slices' means, so that a mean far from 0 costs no
+    accuracy: T. Chan et al., "Updating Formulae and a Pairwise Algorithm for Computing Sample
+    Variances" (1979).
+
+    Args:
+      collectives: of this processor.
+      axes: the mesh axes that split what the statistics are over; without any, nothing is to do.
+      mean: of this processor's slice, any shape.
+      variance: likewise, of the population.
+    """
+    if not axes:
+        return mean, variance
+    means, variances = tf.unstack(
+        collectives.gather_members(tf.stack([mean, variance]), axes), axis=1
+    )
+    # Relative to one of them, so that their mean is not rounded as coarsely as they are large.
+    offsets = means - means[0]
+    mean_offset = tf.reduce_mean(offsets, axis=0)
+    between = tf.reduce_mean(tf.math.squared_difference(offsets, mean_offset), axis=0)
+    return means[0] + mean_offset, tf.reduce_mean(variances, axis=0) + between
