@@ -132,6 +132,10 @@ class Collectives:
         axes = self._real_axes(axes)
         if not axes:
             return x
+        if x.dtype.is_complex:
+            if merge_op != "Add":
+                raise ValueError(f"{x.dtype.name} tensors have a sum, but no {merge_op.lower()}.")
+            return _carried(lambda c: self.allreduce(c, axes, merge_op, sums), x)
         if x.dtype == tf.uint64:
             return _as_int64(lambda c: self.allreduce(c, axes, merge_op, sums), x, merge_op)
         reduced_as = _reduced_as(x.dtype)
@@ -173,6 +177,8 @@ class Collectives:
         the tensor."""
         if not self._real_axes([axis]):
             return x
+        if x.dtype.is_complex:
+            return _carried(lambda c: self.reducescatter(c, axis, scatter_axis, sums), x)
         self._record("reducescatter", (axis,), x, sums)
         parts = _split_leading(x, self._mesh_shape.dims[axis].size, scatter_axis)
         if self._nccl:
@@ -332,6 +338,8 @@ def _carrier(dtype: tf.DType) -> tf.DType:
         return tf.int32
     if dtype == tf.bfloat16:
         return tf.float16
+    if dtype.is_complex:
+        return dtype.real_dtype
     raise ValueError(f"Tensors of dtype {dtype.name} cannot be moved between processors.")
 
 
@@ -351,9 +359,12 @@ def _as_int64(reduce: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor, merge_op: 
 
 
 def _carried(move: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor) -> tf.Tensor:
-    """Moves a tensor as one of its carrier dtype."""
+    """Moves a tensor as one of its carrier dtype.
+
+    A complex tensor [...] is moved as its real and imaginary parts [..., 2].
+    """
     carrier = _carrier(x.dtype)
-    if carrier.size == x.dtype.size:
+    if carrier.size == x.dtype.size or x.dtype.is_complex:
         return tf.bitcast(move(tf.bitcast(x, carrier)), x.dtype)
     return tf.cast(move(tf.cast(x, carrier)), x.dtype)
 

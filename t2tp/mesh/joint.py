@@ -141,6 +141,8 @@ class JointProgram:
             return self._loop(op, [operands])[0]
         if op.type in _ON_VALUES and operands[0].dtype != tf.resource:
             return _ON_VALUES[op.type](op, operands)
+        if op.type == "Bitcast" and any(x.dtype.is_complex for x in (*op.inputs, *op.outputs)):
+            return [_cast_complex(operands[0])]
         return _copy(op, operands)
 
     def _loop(self, op: tf.Operation, operands: _Each) -> _Each:
@@ -216,6 +218,14 @@ def _copy(op: tf.Operation, operands: list[tf.Tensor]) -> list[tf.Tensor]:
         attrs={name: node.attr[name] for name in node.attr},
     )
     return list(copied.outputs)
+
+
+def _cast_complex(x: tf.Tensor) -> tf.Tensor:
+    """`tf.bitcast` of complex numbers [...] to their parts [..., 2], or back: XLA has no such
+    operation."""
+    if x.dtype.is_complex:
+        return tf.stack([tf.math.real(x), tf.math.imag(x)], axis=-1)
+    return tf.complex(x[..., 0], x[..., 1])
 
 
 def _products(op: tf.Operation, operands: _Each) -> _Each:

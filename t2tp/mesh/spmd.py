@@ -139,19 +139,20 @@ class SpmdMeshImpl(mtf.MeshImpl):
         )
 
     def allconcat(self, x: LaidOutTensor, mesh_axis: int, concat_axis: int) -> LaidOutTensor:
-        """Gathers and joins along dimension `concat_axis`."""
+        """Gathers and joins along dimension `concat_axis`, which may count from the end."""
+        part = x.to_laid_out_tensor().slice
         return LaidOutTensor(
-            [self.collectives.allgather(x.to_laid_out_tensor().slice, mesh_axis, concat_axis)]
+            [self.collectives.allgather(part, mesh_axis, concat_axis % part.shape.rank)]
         )
 
     def alltoall(
         self, x: LaidOutTensor, mesh_axis: int, split_axis: int, concat_axis: int
     ) -> LaidOutTensor:
-        """Exchanges parts so that `split_axis` is split in the place of `concat_axis`."""
-        x = x.to_laid_out_tensor()
-        return LaidOutTensor(
-            [self.collectives.alltoall(x.slice, mesh_axis, split_axis, concat_axis)]
-        )
+        """Exchanges parts so that `split_axis` is split in the place of `concat_axis`; both may
+        count from the end."""
+        part = x.to_laid_out_tensor().slice
+        split_axis, concat_axis = (axis % part.shape.rank for axis in (split_axis, concat_axis))
+        return LaidOutTensor([self.collectives.alltoall(part, mesh_axis, split_axis, concat_axis)])
 
     def receive(
         self, x: LaidOutTensor, mesh_axis: int, source_pcoord: Sequence[int | None]

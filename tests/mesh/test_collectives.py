@@ -193,7 +193,19 @@ def test_reducescatter(run_everywhere, axis, scatter_axis, dtype):
 
 @pytest.mark.parametrize(
     "dtype",
-    ["bool", "int8", "uint8", "int16", "uint32", "uint64", "bfloat16", "float16", "float64"],
+    [
+        "bool",
+        "int8",
+        "uint8",
+        "int16",
+        "uint32",
+        "uint64",
+        "bfloat16",
+        "float16",
+        "float64",
+        "complex64",
+        "complex128",
+    ],
 )
 def test_any_dtype_is_moved_bit_for_bit(run_everywhere, dtype):
     values = random_values([4, 2], np.dtype(tf.as_dtype(dtype).as_numpy_dtype))
@@ -204,6 +216,28 @@ def test_any_dtype_is_moved_bit_for_bit(run_everywhere, dtype):
     np.testing.assert_array_equal(exchanged[1], np.concatenate([v[2:] for v in values[:2]], 1))
     np.testing.assert_array_equal(permuted[0], values[1])
     np.testing.assert_array_equal(permuted[1], np.zeros_like(values[1]))
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+def test_complex_numbers_are_summed_and_sent_to_all(run_everywhere, dtype):
+    values = [
+        np.array([[complex(pnum, -7), complex(0.5, pnum**2)]] * 2, dtype) for pnum in range(8)
+    ]
+    scalars = [value[0, 1] for value in values]
+    summed = run_everywhere(lambda c, x: c.allreduce(x, [0, 1, 2], "Add"), values)
+    scalar = run_everywhere(lambda c, x: c.allreduce(x, [0, 2], "Add"), scalars)
+    scattered = run_everywhere(lambda c, x: c.reducescatter(x, 0, 1), values)
+    broadcast = run_everywhere(lambda c, x: c.permute(x, 2, [1, 1]), values)
+    for result in summed:
+        np.testing.assert_array_equal(result, sum(values), strict=True)
+    np.testing.assert_array_equal(scalar[2], sum(scalars[p] for p in (2, 3, 6, 7)))
+    np.testing.assert_array_equal(scattered[5], (values[1] + values[5])[:, 1:], strict=True)
+    np.testing.assert_array_equal(broadcast[0], values[1], strict=True)
+
+
+def test_complex_numbers_have_no_order():
+    with pytest.raises(ValueError, match="complex64 tensors have a sum, but no max"):
+        traced(lambda c, x: c.allreduce(x, [0], "Max"), random_values([2], np.complex64), LAYOUT)
 
 
 @pytest.mark.parametrize("source", [[1, 1], [1, 0], [None, 0]])

@@ -1,0 +1,150 @@
+"""Programs on complex tensors, as simulations on a grid write them for mesh-tensorflow: a Fourier
+transform in three dimensions over a split volume, and sums over the halos of its blocks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import t2tp
+from t2tp import mtf
+
+SIZES = {"x": 4, "y": 8, "z": 4}
+NX, NY, NZ = (mtf.Dimension(f"n{name}", size) for name, size in SIZES.items())
+KX, KY, KZ = (mtf.Dimension(f"k{name}", size) for name, size in SIZES.items())
+RNG = np.random.default_rng(0)
+FIELD = RNG.normal(size=(4, 8, 4)).astype(np.float32)
+# Modes are laid out [ky, kz, kx].
+KERNEL = (RNG.normal(size=(8, 4, 4)) + 1j * RNG.normal(size=(8, 4, 4))).astype(np.complex64)
+
+
+class TransformOperation(mtf.Operation):
+    """From a field [nx, ny, nz] to its modes [ky, kz, kx], or back: slices are exchanged so that
+    the dimension that is transformed is never split."""
+
+    def __init__(self, x: mtf.Tensor, output_dims: list[mtf.Dimension]) -> None:
+        super().__init__([x], name="transform")
+        self._is_inverse = output_dims[0] == NX
+        self._outputs = [mtf.Tensor(self, mtf.Shape(output_dims), x.dtype)]
+
+    def lower(self, lowering):
+        mesh_impl = lowering.mesh_impl(self)
+        x = lowering.tensors[self.inputs[0]]
+        first, second, last = map(
+            mesh_impl.tensor_dimension_to_mesh_axis, self.inputs[0].shape.dims
+        )
+        assert last is None
+        if self._is_inverse:
+            x = mesh_impl.slicewise(tf.signal.ifft, x)
+            for axis in (first, second):
+                x = mesh_impl.slicewise(lambda t: tf.transpose(t, [1, 2, 0]), x)
+                if axis is not None:
+                    x = mesh_impl.alltoall(x, axis, -2, -1)
+                x = mesh_impl.slicewise(tf.signal.ifft, x)
+        else:
+            for axis in (second, first):
+                x = mesh_impl.slicewise(tf.signal.fft, x)
+                if axis is not None:
+                    x = mesh_impl.alltoall(x, axis, -1, -2)
+                x = mesh_impl.slicewise(lambda t: tf.transpose(t, [2, 0, 1]), x)
+            x = mesh_impl.slicewise(tf.signal.fft, x)
+        lowering.set_tensor_lowering(self.outputs[0], x)
+
+
+def by_exchange(field):
+    """The modes, by an operation that exchanges slices itself."""
+    return TransformOperation(field, [KY, KZ, KX]).outputs[0]
+
+
+def by_reshape(field):
+    """The modes, by giving dimensions other names, of which other ones are split."""
+    whole_x, whole_y = mtf.Dimension("whole_x", NX.size), mtf.Dimension("whole_y", NY.size)
+    x = along_last(field)
+    x = mtf.reshape(x, mtf.Shape([NX, whole_y, KZ]))
+    x = along_last(mtf.transpose(x, mtf.Shape([KZ, NX, whole_y])))
+    x = mtf.reshape(x, mtf.Shape([KZ, whole_x, KY]))
+    x = along_last(mtf.transpose(x, mtf.Shape([KY, KZ, whole_x])))
+    return mtf.rename_dimension(x, "whole_x", "kx")
+
+
+def along_last(x):
+    return mtf.slicewise(tf.signal.fft, [x], splittable_dims=x.shape.dims[:-1])
+
+
+TRANSFORMS = {"exchange": by_exchange, "reshape": by_reshape}
+LAYOUTS = [
+    ("", "", None),
+    ("a:2", "nx:a;ky:a", None),
+    ("a:4", "ny:a;kz:a", None),
+    ("b:4;a:2", "nx:a;ny:b;ky:a;kz:b", None),
+    ("a:2;b:2", "nx:a;ny:b;ky:a;kz:b", True),
+]
+
+
+@pytest.mark.parametrize(("mesh_shape", "layout", "xla"), LAYOUTS)
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_any_layout_transforms_a_volume_and_sums_over_it(transform, mesh_shape, layout, xla):
+    def step(mesh, features):
+        modes = TRANSFORMS[transform](mtf.cast(features["field"], tf.complex64))
+        kernel = mtf.import_tf_tensor(mesh, KERNEL, modes.shape)
+        filtered = TransformOperation(modes * kernel, [NX, NY, NZ]).outputs[0]
+        return {
+            "modes": modes,
+            "filtered": filtered,
+            "along_z": mtf.reduce_sum(modes, output_shape=mtf.Shape([KZ])),
+            "product": mtf.einsum([modes, kernel], output_shape=[]),
+            "first": mtf.gather(modes, 1, KY),
+        }
+
+    program = t2tp.Program(
+        step,
+        {"field": t2tp.Feature(mtf.Shape([NX, NY, NZ]))},
+        mesh_shape=mesh_shape,
+        layout=layout,
+        xla=xla,
+    )
+    values = program({"field": FIELD})
+    modes = np.fft.fftn(FIELD.astype(np.float64)).transpose(1, 2, 0)
+    assert_close(values["modes"], modes)
+    assert_close(values["filtered"], np.fft.ifftn((modes * KERNEL).transpose(2, 0, 1)))
+    assert_close(values["along_z"], modes.sum((0, 2)))
+    assert_close(values["product"], (modes * KERNEL).sum())
+    assert_close(values["first"], modes[1])
+
+
+@pytest.mark.parametrize("dtype", [tf.float32, tf.complex64, tf.complex128])
+@pytest.mark.parametrize(("mesh_shape", "layout"), [("", ""), ("a:4", "bx:a"), ("a:2", "bx:a")])
+def test_what_blocks_have_in_their_halos_is_added_to_their_neighbours(mesh_shape, layout, dtype):
+    blocks, size, halo = mtf.Dimension("bx", 4), mtf.Dimension("sx", 8), 2
+    x = RNG.normal(size=(4, 8, 3)) + 1j * RNG.normal(size=(4, 8, 3))
+    x = (x if dtype.is_complex else x.real).astype(dtype.as_numpy_dtype)
+
+    def step(mesh, features):
+        del mesh
+        padded = features["padded"]
+        low = mtf.slice(padded, 0, halo, "sx")
+        high = mtf.slice(padded, size.size - halo, halo, "sx")
+        inner = mtf.slice(padded, halo, size.size - 2 * halo, "sx")
+        rest = size.size - 3 * halo
+        inner += mtf.pad(mtf.shift(high, 1, blocks, wrap=True), [0, rest], "sx")
+        inner += mtf.pad(mtf.shift(low, -1, blocks, wrap=True), [rest, 0], "sx")
+        return {"y": inner, "again": mtf.halo_exchange(inner, blocks, inner.shape[1], 1, wrap=True)}
+
+    shape = mtf.Shape([blocks, size, mtf.Dimension("c", 3)])
+    program = t2tp.Program(
+        step, {"padded": t2tp.Feature(shape, dtype)}, mesh_shape=mesh_shape, layout=layout
+    )
+    values = program({"padded": x})
+    wanted = np.zeros((16, 3), x.dtype)
+    for block in range(4):
+        for place in range(8):
+            wanted[(block * 4 + place - halo) % 16] += x[block, place]
+    assert_close(values["y"].reshape(16, 3), wanted)
+    around = np.stack([wanted[np.arange(block * 4 - 1, block * 4 + 5) % 16] for block in range(4)])
+    assert_close(values["again"], around)
+
+
+def assert_close(ours, wanted):
+    scale = np.abs(wanted).max()
+    np.testing.assert_allclose(ours, wanted, rtol=0, atol=2e-6 * scale)
