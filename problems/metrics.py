@@ -20,10 +20,12 @@ class Metric(NamedTuple):
     Attributes:
         sums: names of the sums that it is made of.
         value: sums -> figure.
+        not_with: a sum with which the figure would mean something else; "": there is none.
     """
 
     sums: tuple[str, ...]
     value: Callable[[Sums], float]
+    not_with: str = ""
 
 
 def _ratio(part: str, whole: str) -> Metric:
@@ -62,8 +64,11 @@ METRICS: dict[str, Metric] = {
     "loss": Metric(_LOSS, _nats),
     "neg_log_perplexity": Metric(_LOSS, lambda sums: -_nats(sums)),
     "perplexity": Metric(_LOSS, _perplexity),
+    # Of a text that is predicted whole: what a masked language model is shown costs it nothing.
     "bits_per_byte": Metric(
-        ("nll", "bytes"), lambda sums: sums["nll"] / math.log(2) / sums["bytes"]
+        ("nll", "bytes"),
+        lambda sums: sums["nll"] / math.log(2) / sums["bytes"],
+        not_with="unmasked_tokens",
     ),
     # A dimension is a predicted symbol: one channel of one pixel.
     "bits_per_dim": Metric(_LOSS, lambda sums: _nats(sums) / math.log(2)),
@@ -82,9 +87,34 @@ METRICS: dict[str, Metric] = {
 }
 
 
+_NOT_OF_MASKED = (
+    "means nothing for a masked language model, which is shown most of the text: see loss, accuracy"
+    " and perplexity, which are of the masked tokens"
+)
+
+
 def needed_sums(names: Iterable[str]) -> set[str]:
     """Returns the sums that metrics are made of."""
     return {name for metric in names for name in METRICS[metric].sums}
+
+
+def possible(names: Iterable[str], sums: Sums) -> list[str]:
+    """Returns those of some metrics that can be made of sums."""
+    return [
+        name
+        for name in names
+        if needed_sums([name]) <= sums.keys() and METRICS[name].not_with not in sums
+    ]
+
+
+def why_not(names: Iterable[str], sums: Sums, model: str = "the model") -> str:
+    """Returns why some metrics cannot be made of the sums of a model; "" if they can."""
+    reasons = []
+    if missing := sorted(needed_sums(names) - sums.keys()):
+        reasons.append(f"{model} does not count {', '.join(missing)}")
+    if misleading := [name for name in names if METRICS[name].not_with in sums]:
+        reasons.append(f"{', '.join(misleading)} {_NOT_OF_MASKED}")
+    return "; ".join(reasons)
 
 
 def compute(names: Iterable[str], sums: Sums) -> dict[str, float]:
@@ -95,7 +125,8 @@ def compute(names: Iterable[str], sums: Sums) -> dict[str, float]:
         sums: over all batches.
 
     Raises:
-        ValueError: nothing was predicted, or a sum is missing; names it.
+        ValueError: nothing was predicted, or a sum is missing, or a metric means nothing for the
+            model; names it.
     """
     if not sums.get("tokens", 0) > 0:
         raise ValueError(f"no metrics without a predicted token: the sums are {dict(sums)}")
@@ -107,5 +138,7 @@ def compute(names: Iterable[str], sums: Sums) -> dict[str, float]:
                 f"the metric {name} needs the sums {', '.join(missing)}, and the model counted "
                 f"{', '.join(sums)}: add them with the functions of t2tp.metrics"
             )
+        if METRICS[name].not_with in sums:
+            raise ValueError(f"{name} {_NOT_OF_MASKED}")
         figures[name] = METRICS[name].value(sums)
     return figures

@@ -43,6 +43,10 @@ class FeatureSpec(NamedTuple):
     dtype: np.dtype
 
 
+# Of a feature that is the index of each row's example.
+INDEX_SPEC = FeatureSpec(("batch",), np.dtype(np.int64))
+
+
 class ExampleSource(Protocol):
     """Examples by number, any of them at any time: what a stream draws from."""
 
@@ -109,7 +113,7 @@ class BatchFeature:
         return np.asarray(self[:], dtype)
 
 
-class Batch(Mapping[str, BatchFeature]):
+class Batch(Mapping[str, BatchFeature | np.ndarray]):
     """The examples of one step: features by name.
 
     Attributes:
@@ -117,20 +121,32 @@ class Batch(Mapping[str, BatchFeature]):
         examples: int64 [batch], their numbers there; `EMPTY` where a row has none.
     """
 
-    def __init__(self, source: ExampleSource, examples: np.ndarray):
+    def __init__(self, source: ExampleSource, examples: np.ndarray, index_name: str = ""):
+        """Takes examples of a source.
+
+        Args:
+            source: of the features.
+            examples: int64 [batch]; see above.
+            index_name: of a feature that is `examples` itself; "": there is none.
+        """
         self.source = source
         self.examples = examples
+        self._index_name = index_name
 
-    def __getitem__(self, name: str) -> BatchFeature:
+    def __getitem__(self, name: str) -> BatchFeature | np.ndarray:
+        if name and name == self._index_name:
+            return self.examples
         if name not in self.source.features:
             raise KeyError(f"no feature {name!r}: the features are {', '.join(self)}")
         return BatchFeature(self.source, name, self.examples)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.source.features)
+        yield from self.source.features
+        if self._index_name:
+            yield self._index_name
 
     def __len__(self) -> int:
-        return len(self.source.features)
+        return len(self.source.features) + bool(self._index_name)
 
 
 def batch_shapes(source: ExampleSource, batch_size: int) -> dict[str, tuple[int, ...]]:
@@ -188,9 +204,18 @@ class OnePassStream:
         examples_per_epoch: how many examples there are.
     """
 
-    def __init__(self, source: ExampleSource, batch_size: int):
+    def __init__(self, source: ExampleSource, batch_size: int, index_name: str = ""):
+        """Takes the examples.
+
+        Args:
+            source: of the examples.
+            batch_size: rows of a batch.
+            index_name: of a feature that is the index of each row's example, `EMPTY` where a row
+                has none; "": there is no such feature.
+        """
         self._source = source
         self._batch_size = batch_size
+        self._index_name = index_name
         self.examples_per_epoch = len(source)
 
     def __len__(self) -> int:
@@ -201,11 +226,13 @@ class OnePassStream:
         if checked_step(step) >= len(self):
             raise IndexError(f"batch {step} asked for, one pass has {len(self)}")
         examples = step * self._batch_size + np.arange(self._batch_size)
-        return Batch(self._source, np.where(examples < self.examples_per_epoch, examples, EMPTY))
+        examples = np.where(examples < self.examples_per_epoch, examples, EMPTY)
+        return Batch(self._source, examples, self._index_name)
 
     def shapes(self) -> list[dict[str, tuple[int, ...]]]:
         """Returns the shapes of the one kind of batch."""
-        return [batch_shapes(self._source, self._batch_size)]
+        sizes = batch_shapes(self._source, self._batch_size)
+        return [{**sizes, self._index_name: (self._batch_size,)} if self._index_name else sizes]
 
 
 def checked_step(step: int) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from absl import logging
 
-from t2tp.problems.metrics import compute, needed_sums
+from t2tp.problems.metrics import compute, possible, why_not
 from t2tp.problems.problem import Problem
 from t2tp.trainer.early_stopping import EarlyStopping
 from t2tp.trainer.errors import UsageError
@@ -114,16 +114,14 @@ class SplitEvaluation:
         return cluster.agree("early stopping", found)
 
     def _metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """The problem's metrics, but for those whose sums the model does not count."""
+        """The problem's metrics, but for those that the model's sums do not make."""
         names = self._problem.metric_names
-        given = [name for name in names if needed_sums([name]) <= sums.keys()]
+        given = possible(names, sums)
         if not given:
             return self._problem.metrics(sums)  # which says what is missing
-        if len(given) < len(names) and not self._is_warned:
-            absent = ", ".join(name for name in names if name not in given)
-            missing = ", ".join(sorted(needed_sums(names) - sums.keys()))
-            logging.warning(
-                "not evaluated: %s; the model %s does not count %s", absent, self._model, missing
-            )
+        absent = [name for name in names if name not in given]
+        if absent and not self._is_warned:
+            reason = why_not(absent, sums, f"the model {self._model}")
+            logging.warning("not evaluated: %s; %s", ", ".join(absent), reason)
             self._is_warned = True
         return compute(given, sums)

@@ -16,6 +16,7 @@ from t2tp.hparam import HParams
 from t2tp.mesh.program import Feature
 from t2tp.models.autoregressive import AutoregressiveModel
 from t2tp.models.classifier import Classifier
+from t2tp.models.model import EXAMPLE_INDEX
 from t2tp.problems.images import Image2ClassProblem
 from t2tp.problems.languagemodel import LanguageModelProblem
 from t2tp.problems.problem import Problem
@@ -148,9 +149,8 @@ class RunExporter:
         hparams.set("batch_size_unit", "sequences_per_batch")
         hparams.set("max_length", self._most)
         inputs = evaluation_inputs(self._problem, self._data_dir, hparams, self._problem.splits[-1])
-        features = {
-            name: f for name, f in inputs.features.items() if name not in ("targets", "weights")
-        }
+        unasked = ("targets", "weights", EXAMPLE_INDEX)
+        features = {name: f for name, f in inputs.features.items() if name not in unasked}
         specs = {
             name: tf.TensorSpec([None, *f.shape.to_integer_list[1:]], f.dtype, name=name)
             for name, f in features.items()

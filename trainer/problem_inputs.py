@@ -10,8 +10,9 @@ import tensorflow as tf
 from t2tp import mtf
 from t2tp.hparam import HParams
 from t2tp.mesh.program import Feature
+from t2tp.models.model import EXAMPLE_INDEX
 from t2tp.problems.problem import Problem
-from t2tp.problems.stream import FeatureSpec, OnePassStream
+from t2tp.problems.stream import INDEX_SPEC, FeatureSpec, OnePassStream
 from t2tp.trainer.batch_size import sequences_per_batch
 from t2tp.trainer.inputs import Inputs
 
@@ -45,6 +46,8 @@ def evaluation_inputs(
 ) -> Inputs:
     """Every example of a split once, in order; rows that fill the last batch up count nowhere.
 
+    Besides the problem's features there is `example_index`; see `t2tp.models.model`.
+
     Args:
       problem: whose data were prepared.
       data_dir: where.
@@ -57,9 +60,9 @@ def evaluation_inputs(
     size, length = sequences_per_batch(hparams), hparams.max_length
     problem.check_split(split)
     problem.check_prepared(data_dir)
-    stream = OnePassStream(problem.examples(data_dir, split, length), size)
+    stream = OnePassStream(problem.examples(data_dir, split, length), size, EXAMPLE_INDEX)
     (sizes,) = stream.shapes()
-    specs = problem.features(size, length)
+    specs = {**problem.features(size, length), EXAMPLE_INDEX: INDEX_SPEC}
     features = {name: _feature(spec, sizes[name]) for name, spec in specs.items()}
     return Inputs(features, stream, problem.counts)
 

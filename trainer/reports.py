@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from t2tp.mesh.cluster import Cluster
-from t2tp.problems.metrics import compute, needed_sums
+from t2tp.problems.metrics import compute, possible
 from t2tp.trainer.hooks import Hook, Training
 from t2tp.trainer.memory import memory_in_use
 from t2tp.trainer.utilization import Utilization
@@ -71,7 +71,7 @@ class ReportHook(Hook):
         if not sums.get("tokens"):
             return {}
         names = {"perplexity", *self._metrics} - {"loss"}  # The step has one that it minimizes.
-        return compute([name for name in sorted(names) if needed_sums([name]) <= sums.keys()], sums)
+        return compute(possible(sorted(names), sums), sums)
 
     def _speed(self, training: Training, sums: Mapping[str, float]) -> dict[str, float]:
         """Seconds a step since the last report, where they went, and what follows from it."""

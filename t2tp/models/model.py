@@ -15,6 +15,10 @@ from t2tp.mesh.layout import Layout
 from t2tp.mesh.program import Mesh
 from t2tp.nearest import nearest
 
+# The feature that says which example of its split a row is, int64 [batch]. The trainer feeds it in
+# evaluations, to every model: what a model draws there should depend on it alone.
+EXAMPLE_INDEX = "example_index"
+
 _ACTIVATION_DTYPES = ("float32", "bfloat16", "float16")
 
 

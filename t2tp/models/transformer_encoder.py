@@ -16,9 +16,10 @@ from t2tp.layers.passes import WholePass
 from t2tp.mesh.program import Mesh
 from t2tp.metrics import positive_sums
 from t2tp.models.losses import with_metrics
-from t2tp.models.model import LossOutput, Model, vocab_of
+from t2tp.models.model import EXAMPLE_INDEX, FeatureMismatchError, LossOutput, Model, vocab_of
 from t2tp.models.transformer_losses import predicted, weights_of, with_experts
 from t2tp.models.transformer_parts import TransformerParts
+from t2tp.ops.random_by_row import random_by_row
 
 _OF_CLASSES = ("inputs", "inputs_segmentation", "inputs_position", "targets", "weights")
 _OF_MASKED = ("targets", "targets_segmentation", "targets_position")
@@ -53,7 +54,12 @@ class TransformerEncoder(Model):
 
         Features: to classify, `inputs`, `inputs_segmentation` (0: padding), `inputs_position`,
           integers [batch, length], `targets`, the classes [batch], and `weights`, float32 [batch];
-          else `targets`, `targets_segmentation` and `targets_position`.
+          else `targets`, `targets_segmentation` and `targets_position`; and, to evaluate,
+          `example_index`, integers [batch], the index of each row in the split: it decides what is
+          masked in the row.
+
+        Raises:
+          FeatureMismatchError: a masked language model is evaluated without `example_index`.
         """
         if self._classifies:
             return self._loss_of_classes(mesh, features, training)
@@ -107,28 +113,59 @@ class TransformerEncoder(Model):
         self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool
     ) -> LossOutput:
         targets, segments = features["targets"], features["targets_segmentation"]
-        symbols, is_masked = self._masked(targets, segments)
+        examples = None if training else features.get(EXAMPLE_INDEX)
+        if not training and examples is None:
+            raise FeatureMismatchError(
+                f"a masked language model is evaluated with a feature {EXAMPLE_INDEX}, integers"
+                " [batch], which decides what is masked in each row, and there is none: feed the"
+                " index of each row in the data that are evaluated on."
+            )
+        symbols, is_masked = self._masked(targets, segments, examples)
         sequence = Sequence(features["targets_position"], segments)
         x, counted = self._hidden(mesh, symbols, sequence, training)
         logits = self._embedding.logits(x)
         out = predicted(self.hparams, logits, targets, is_masked, self._vocab, training)
+        if not training:
+            visible = mtf.reduce_sum(weights_of(segments) - is_masked)
+            out = with_metrics(out, {"unmasked_tokens": visible})
         return with_experts(out, self.hparams, counted, training)
 
-    def _masked(self, targets: mtf.Tensor, segments: mtf.Tensor) -> tuple[mtf.Tensor, mtf.Tensor]:
+    def _masked(
+        self, targets: mtf.Tensor, segments: mtf.Tensor, examples: mtf.Tensor | None = None
+    ) -> tuple[mtf.Tensor, mtf.Tensor]:
         """What the model sees, and 1.0 where it is to say what was there.
 
-        Drawn anew each step, from the seed and the place: the same on any mesh.
+        In training other tokens are masked in each step, from the seed and the place in the batch:
+        the same on any mesh. In evaluation it is a function of the example and the place in it, so
+        that neither the batch size nor the step changes what is asked.
+
+        Args:
+          targets: integers [batch, length].
+          segments: integers [batch, length]; 0: padding.
+          examples: integers [batch], the index of each example; None: in training.
         """
-        mesh, shape = targets.mesh, targets.shape
-        with tf1.variable_scope("masking"):
-            drawn, how = (mtf.random_uniform(mesh, shape, dtype=tf.float32) for _ in range(2))
-            anything = mtf.random_uniform(mesh, shape, maxval=self._mask_id, dtype=tf.int32)
+        drawn, how, anything = self._draws(targets, examples)
         anything = mtf.cast(anything, targets.dtype)
         is_masked = mtf.logical_and(mtf.less(drawn, _MASKED), mtf.not_equal(segments, 0))
         mask = mtf.zeros_like(targets) + self._mask_id
         shown = mtf.where(mtf.less(how, _AS_MASK + _AS_ANY), anything, targets)
         shown = mtf.where(mtf.less(how, _AS_MASK), mask, shown)
         return mtf.where(is_masked, shown, targets), mtf.cast(is_masked, tf.float32)
+
+    def _draws(
+        self, targets: mtf.Tensor, examples: mtf.Tensor | None
+    ) -> tuple[mtf.Tensor, mtf.Tensor, mtf.Tensor]:
+        """Two random numbers below 1 and a random token for each target."""
+        mesh, shape, size = targets.mesh, targets.shape, self._mask_id
+        if examples is not None:
+            return (
+                random_by_row(examples, shape, "masked"),
+                random_by_row(examples, shape, "how masked"),
+                random_by_row(examples, shape, "masked by", maxval=size),
+            )
+        with tf1.variable_scope("masking"):
+            drawn, how = (mtf.random_uniform(mesh, shape, dtype=tf.float32) for _ in range(2))
+            return drawn, how, mtf.random_uniform(mesh, shape, maxval=size, dtype=tf.int32)
 
     def _hidden(
         self, mesh: Mesh, symbols: mtf.Tensor, sequence: Sequence, training: bool

@@ -13,7 +13,7 @@ import t2tp.hparams
 import t2tp.models
 from t2tp import mtf, registry
 from t2tp.hparam import HParams
-from t2tp.models.model import Model
+from t2tp.models.model import EXAMPLE_INDEX, Model
 from tests.models.small_lm import BATCH, LENGTH, VOCAB_SIZE, make_batch
 
 SHAPE = f"batch:{BATCH};length:{LENGTH}"
@@ -95,6 +95,11 @@ def classes(count: int = 2) -> dict[str, np.ndarray]:
     }
 
 
+def examples() -> dict[str, np.ndarray]:
+    """Packed sequences and their indices: what a masked language model is evaluated on."""
+    return {**make_batch(), EXAMPLE_INDEX: np.arange(100, 100 + BATCH)}
+
+
 BOTH = {"inputs": VOCAB_SIZE, "targets": VOCAB_SIZE}
 FAMILIES = {
     "lm": Family("transformer_lm", make_batch, {"targets": VOCAB_SIZE}, {}),
@@ -102,7 +107,7 @@ FAMILIES = {
     "classes": Family(
         "transformer_encoder", classes, {"inputs": VOCAB_SIZE, "targets": 2}, NO_DROPOUT
     ),
-    "masked": Family("transformer_encoder", make_batch, {"targets": VOCAB_SIZE}, NO_DROPOUT),
+    "masked": Family("transformer_encoder", examples, {"targets": VOCAB_SIZE}, NO_DROPOUT),
     "moe": Family("transformer_moe", make_batch, {"targets": VOCAB_SIZE}, WITH_EXPERTS),
     "moe_encdec": Family(
         "transformer_moe_encdec", pairs, BOTH, {**WITH_EXPERTS, "moe_gating": "top_2"}

@@ -8,7 +8,14 @@ import pytest
 import t2tp
 from t2tp.models.model import FeatureMismatchError
 from tests.models.small_lm import VOCAB_SIZE, make_batch
-from tests.models.small_transformers import FAMILIES, Family, classes, loss_program
+from tests.models.small_transformers import (
+    FAMILIES,
+    Family,
+    classes,
+    examples,
+    feature_of,
+    loss_program,
+)
 
 
 def test_symbols_are_masked_as_bert_does():
@@ -39,10 +46,56 @@ def test_symbols_are_masked_as_bert_does():
 
 
 def test_the_loss_is_of_masked_symbols_only():
-    values = loss_program(FAMILIES["masked"], training=False, with_gradients=False)(make_batch())
-    assert set(values) == {"loss", "nll", "tokens", "correct", "correct_top_5"}
-    assert 0 < values["tokens"] < 0.4 * np.count_nonzero(make_batch()["targets_segmentation"])
+    values = loss_program(FAMILIES["masked"], training=False, with_gradients=False)(examples())
+    sums = {"nll", "tokens", "correct", "correct_top_5", "unmasked_tokens"}
+    assert set(values) == {"loss"} | sums
+    tokens = np.count_nonzero(make_batch()["targets_segmentation"])
+    assert 0 < values["tokens"] < 0.4 * tokens
+    assert values["tokens"] + values["unmasked_tokens"] == tokens
     assert float(values["loss"]) == pytest.approx(float(values["nll"] / values["tokens"]))
+
+
+def shown_in_evaluation(mesh_shape, rows, step):
+    """What is shown of some rows of 64 tokens, and where it is asked, in one batch of them."""
+    family = FAMILIES["masked"]
+
+    def step_fn(mesh, features):
+        shown, is_masked = family.make()._masked(
+            features["targets"], features["segments"], features["example_index"]
+        )
+        return {"shown": shown, "is_masked": is_masked}
+
+    targets = np.random.default_rng(0).integers(1, VOCAB_SIZE, [100, 64]).astype(np.int32)
+    batch = {"targets": targets[rows], "segments": np.ones([len(rows), 64], np.int32)}
+    batch["example_index"] = np.asarray(rows)
+    program = t2tp.Program(
+        step_fn,
+        {name: feature_of(array) for name, array in batch.items()},
+        mesh_shape=mesh_shape,
+        layout="batch:data;length:seq",
+    )
+    return {name: array.copy() for name, array in program(batch, step=step).items()}
+
+
+def test_in_evaluation_masks_belong_to_the_example():
+    rows = list(range(100))
+    first = shown_in_evaluation("", rows, 0)
+    assert first["is_masked"].mean() == pytest.approx(0.15, abs=0.02)
+    assert (first["shown"] == VOCAB_SIZE).sum() == pytest.approx(
+        0.8 * first["is_masked"].sum(), rel=0.1
+    )
+    assert len(np.unique(first["is_masked"], axis=0)) > 95
+    for mesh_shape in ("data:2", "seq:4", "data:2;seq:2"):
+        backwards = rows[::-1][:40]
+        other = shown_in_evaluation(mesh_shape, backwards, 9)
+        for name, array in other.items():
+            np.testing.assert_array_equal(array, first[name][backwards])
+
+
+def test_an_evaluation_without_the_examples_indices_is_refused():
+    family = Family("transformer_encoder", make_batch, {"targets": VOCAB_SIZE}, {})
+    with pytest.raises(FeatureMismatchError, match="evaluated with a feature example_index"):
+        loss_program(family, training=False, with_gradients=False)
 
 
 def test_rows_without_weight_do_not_count():

@@ -1,24 +1,101 @@
-"""A checkpoint's metrics depend neither on the mesh nor on the batch size, whatever the model."""
+"""What an evaluation finds does not depend on the mesh, the batch size or the step, whatever the
+problem and the model."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 
 import pytest
 
+import t2tp
+from t2tp import problems, registry
+from t2tp.problems.metrics import METRICS, compute, possible
+from t2tp.trainer.model_fn import ModeKeys, model_fn_of
+from t2tp.trainer.problem_inputs import evaluation_inputs
 from t2tp.trainer.t2tp_eval import main
+from tests.trainer import tiny_classes, tiny_pairs, tiny_problem
 from tests.trainer.trained_runs import train
 
-PAIRS = "d_model=16,d_ff=32,d_kv=8,num_heads=2,num_hidden_layers=1,max_length=32,batch_size=8"
-EXPERTS = "num_experts=4,moe_every=1,moe_capacity_factor_eval=1.0"  # Some tokens find no place.
+assert tiny_classes and tiny_pairs and tiny_problem  # Importing them registers problems.
+
+TEXT = "languagemodel_encodings"
+PAIRS = "translate_upper_case"
+CLASSES = "sentiment_upper_case"
+IMAGES = "image_digits"
+
+SMALL = "d_model=16,d_ff=32,d_kv=8,num_heads=2,num_hidden_layers=1,max_length=32"
+EXPERTS = f"{SMALL},num_experts=4,moe_every=1,moe_capacity_factor_eval=1.0"  # Some find no place.
+# Every kind of problem with every model that takes it: the model, the problem and hparams.
+KINDS = [
+    ("transformer_lm", TEXT, SMALL),
+    ("transformer_lm", PAIRS, SMALL),
+    ("transformer_lm", f"mixture:{TEXT}=1", SMALL),
+    ("transformer_moe", TEXT, EXPERTS),
+    ("transformer_encoder", TEXT, SMALL),  # a masked language model
+    ("transformer_moe_encoder", TEXT, EXPERTS),
+    ("transformer_encoder", CLASSES, SMALL),
+    ("transformer_moe_encoder", CLASSES, EXPERTS),
+    ("transformer", PAIRS, SMALL),
+    ("transformer", "algorithmic_reverse_binary40", SMALL),
+    ("transformer_moe_encdec", PAIRS, EXPERTS),
+    ("mtf_image_transformer", "image_digits_gen", "d_model=16,d_ff=32,d_kv=8,num_heads=2"),
+    ("mtf_resnet", IMAGES, ""),
+    ("vit", IMAGES, "d_model=16,d_ff=32,num_heads=2,d_kv=8,num_hidden_layers=1"),
+    ("mlp", IMAGES, ""),
+]
+# Batch size, mesh and step. Of few splits 4 or 16 rows are whole batches.
+EVALUATIONS = [(16, "", 0), (4, "data:2", 7), (16, "data:2;model:2", 100_000)]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Where the data have been made."""
+    folder = tmp_path_factory.mktemp("data")
+    for name in {problem.removeprefix("mixture:").split("=")[0] for _, problem, _ in KINDS}:
+        problems.find(name).prepare(folder)
+    return folder
+
+
+def evaluated(data_dir, kind, batch_size, mesh_shape, step):
+    """All sums of the untrained model, and all metrics that can be made of them."""
+    model, name, changes = kind
+    problem, hparams = problems.find(name), registry.hparams(f"{model}_tiny")
+    problem.change_hparams(hparams)
+    hparams.parse(f"{changes},batch_size={batch_size},mesh_shape={mesh_shape}".lstrip(","))
+    inputs = evaluation_inputs(problem, data_dir, hparams, "validation")
+    model_fn = model_fn_of(registry.model(model), problem.vocab_sizes(data_dir), 10)
+    program = t2tp.Program(
+        lambda mesh, features: model_fn(mesh, features, ModeKeys.EVAL, hparams).outputs(),
+        inputs.features,
+        mesh_shape=mesh_shape,
+        layout=hparams.layout,
+    )
+    sums: Counter[str] = Counter()
+    for number in range(min(len(inputs.stream), 160 // batch_size)):
+        batch = inputs.stream[number]
+        sums.update({k: float(v) for k, v in program(batch, step=step).items()})
+        sums.update(inputs.counts(batch))
+    sums = {name.removeprefix("metrics/"): total for name, total in sums.items()}
+    return {**sums, **compute(possible(METRICS, sums), sums)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: f"{kind[0]} {kind[1]}")
+def test_any_batch_size_mesh_and_step_give_the_same_evaluation(made, kind):
+    first, *others = (evaluated(made, kind, *how) for how in EVALUATIONS)
+    assert {"loss", "accuracy"} <= first.keys()
+    for other in others:
+        kept = {name: v for name, v in other.items() if not name.startswith("summaries/")}
+        assert kept == pytest.approx({name: first[name] for name in kept}, rel=1e-5)
+
+
+# Trained, and evaluated by the program.
 MODELS = {
-    "transformer": ("translate_upper_case", "transformer_tiny", PAIRS),
-    "transformer_moe_encdec": (
-        "translate_upper_case",
-        "transformer_moe_encdec_tiny",
-        f"{PAIRS},{EXPERTS}",
-    ),
-    "mtf_resnet": ("image_digits", "mtf_resnet_tiny", ""),
+    "transformer": (PAIRS, "transformer_tiny", SMALL),
+    "transformer_moe_encdec": (PAIRS, "transformer_moe_encdec_tiny", EXPERTS),
+    "transformer_encoder": (TEXT, "transformer_encoder_tiny", SMALL),
+    "mtf_resnet": (IMAGES, "mtf_resnet_tiny", ""),
 }
 # Neither 21 pairs nor 250 pictures are whole batches of them.
 OTHERWISE = [
@@ -31,6 +108,7 @@ OTHERWISE = [
 @pytest.mark.parametrize("model", MODELS)
 def test_metrics_are_the_same_on_any_mesh_and_with_any_batch_size(tmp_path, capfd, model):
     problem, hparams_set, hparams = MODELS[model]
+    hparams = f"{hparams},batch_size=8".lstrip(",")
     run = train(tmp_path, problem, model, hparams_set, hparams=hparams, train_steps=3)
     rows = []
     for flags in ({"hparams": "batch_size=16,mesh_shape="}, *OTHERWISE):
@@ -43,3 +121,12 @@ def test_metrics_are_the_same_on_any_mesh_and_with_any_batch_size(tmp_path, capf
         assert row.pop("checkpoint").endswith("step-00000003")
     for other in others:
         assert other == pytest.approx(first, rel=1e-5)
+
+
+def test_a_masked_language_model_has_no_bits_per_byte():
+    """It is shown most of the text: what it predicts says nothing of the rest's bytes."""
+    sums = {"nll": 3.0, "tokens": 2.0, "bytes": 9.0, "correct": 1.0, "unmasked_tokens": 8.0}
+    assert "bits_per_byte" not in possible(METRICS, sums)
+    assert {"loss", "accuracy", "perplexity"} <= set(possible(METRICS, sums))
+    with pytest.raises(ValueError, match="bits_per_byte means nothing for a masked"):
+        compute(["bits_per_byte"], sums)
