@@ -6,13 +6,13 @@ of values count through them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
-from t2tp.problems.shards import OFFSET
+from t2tp.problems.shards import OFFSET, shard_name
 
 # Counting goes through a mapped file in steps of so many values.
 _COUNT_STEP = 1 << 22
@@ -128,6 +128,24 @@ class Column:
             here = shards == shard
             taken[here] = take(shard, numbers[here] - first[shard])
         return taken
+
+
+def open_columns(
+    folder: Path, split: str, shards: int, dtypes: Mapping[str, np.dtype]
+) -> dict[str, Column]:
+    """Opens the columns of a split.
+
+    Args:
+        folder: where the shards are.
+        split: its name.
+        shards: how many it is in.
+        dtypes: of the values of each column.
+    """
+    names = [shard_name(split, shard, shards) for shard in range(shards)]
+    return {
+        column: Column([folder / f"{name}.{column}" for name in names], dtype)
+        for column, dtype in dtypes.items()
+    }
 
 
 def _mapped(path: Path, dtype: np.dtype) -> np.ndarray:

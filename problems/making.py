@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from absl import logging
 
-from t2tp.problems import manifest, publish
+from t2tp.problems import manifest, overlap, publish
+from t2tp.problems.columns import open_columns
 from t2tp.problems.generation import ShuffledSamples, make_shards
 from t2tp.problems.manifest import FileState, Manifest, SplitSizes
+from t2tp.problems.overlap import Split
 
 if TYPE_CHECKING:
     from t2tp.problems.problem import Problem
@@ -61,12 +63,17 @@ def fill(
     counts = {split: len(found) for split, found in samples.items()}
     sizes, files = make_shards(problem, folder, scratch, counts, num_shards, num_workers)
     _report_skipped(problem, sizes)
+    columns = problem.columns(folder)
+    stored = {
+        split: [open_columns(folder, split, made.shards, columns)] for split, made in sizes.items()
+    }
     return {
         "problem": problem.name,
         "options": problem.made_with(),
         "origin": problem.origin(folder, scratch),
-        "columns": problem.columns(folder),
+        "columns": columns,
         "splits": sizes,
+        "overlaps": report_overlaps(problem.name, stored),
         "vocabulary": vocabulary,
         "known": files,
     }
@@ -80,6 +87,7 @@ def describe(
     origin: dict[str, Any],
     columns: Mapping[str, np.dtype],
     splits: dict[str, SplitSizes],
+    overlaps: dict[str, dict[str, int]],
     vocabulary: str,
     known: Mapping[str, FileState],
 ) -> None:
@@ -87,7 +95,7 @@ def describe(
 
     Args:
         folder: what is described.
-        problem, options, origin, columns, splits: see `Manifest`.
+        problem, options, origin, columns, splits, overlaps: see `Manifest`.
         vocabulary: the name of its file; "" without one.
         known: the states of files that need not be read again; the others are.
     """
@@ -104,6 +112,7 @@ def describe(
         splits,
         files[vocabulary].sha256 if vocabulary else "",
         dict(sorted(files.items())),
+        overlaps=overlaps,
     ).write(folder)
 
 
@@ -113,6 +122,29 @@ def _files_in(folder: Path) -> Iterable[tuple[str, Path]]:
         name = path.relative_to(folder).as_posix()
         if path.is_file() and name not in (publish.PLAN_FILE, manifest.FILE_NAME):
             yield name, path
+
+
+def report_overlaps(name: str, stored: Mapping[str, Split]) -> dict[str, dict[str, int]]:
+    """Counts the examples that stand in two splits, and warns of them; see `overlap.overlaps`.
+
+    Args:
+        name: of the problem.
+        stored: the columns of each split, in one or several parts.
+    """
+    found = overlap.overlaps(stored)
+    for split, counts in found.items():
+        total = sum(len(next(iter(part.values()))) for part in stored[split])
+        for other, count in counts.items():
+            logging.warning(
+                "%s: %d of the %d examples of %s stand in %s too: how well they are done says "
+                "little about others",
+                name,
+                count,
+                total,
+                split,
+                other,
+            )
+    return found
 
 
 def _report_skipped(problem: Problem, sizes: Mapping[str, SplitSizes]) -> None:

@@ -116,6 +116,8 @@ class Manifest:
         vocabulary: SHA-256 of the vocabulary; "" without one.
         files: every other file of the folder, by its path there.
         format: version of the layout of the files.
+        overlaps: split -> split before it -> how many examples of the former stand in the latter;
+            see `overlap.py`.
     """
 
     problem: str
@@ -127,6 +129,7 @@ class Manifest:
     vocabulary: str
     files: dict[str, FileState]
     format: int = FORMAT
+    overlaps: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
         """Writes it into the folder."""
@@ -172,7 +175,13 @@ class Manifest:
 
     def summary(self) -> str:
         """Says in a line for each split how much it holds."""
-        return "\n".join(f"{name}: {sizes.summary()}" for name, sizes in self.splits.items())
+        return "\n".join(
+            f"{name}: {sizes.summary()}{self._overlap(name)}" for name, sizes in self.splits.items()
+        )
+
+    def _overlap(self, split: str) -> str:
+        found = self.overlaps.get(split, {})
+        return "".join(f", {count:,} of them in {other} too" for other, count in found.items())
 
 
 def write_options(folder: Path, options: Mapping[str, Any]) -> None:

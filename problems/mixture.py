@@ -17,6 +17,7 @@ from absl import logging
 from t2tp.hparam import HParams
 from t2tp.hparam_types import split_at_commas
 from t2tp.problems import making, manifest
+from t2tp.problems.columns import open_columns
 from t2tp.problems.generation import Sample, Samples, Stored
 from t2tp.problems.manifest import Manifest
 from t2tp.problems.mixture_name import find_parts, proportional_parts, read_name
@@ -172,12 +173,20 @@ class Mixture(Problem):
             making.describe(home, **made[part.name])
         splits = {s: [each["splits"][s] for each in made.values()] for s in self.splits}
         origins = {name: each["origin"] for name, each in made.items()}
+        stored = {
+            split: [
+                open_columns(home, split, each["splits"][split].shards, each["columns"])
+                for home, each in zip(homes, made.values(), strict=True)
+            ]
+            for split in self.splits
+        }
         return {
             "problem": self.name,
             "options": self.made_with(),
             "origin": {"shares": self._shares_rule(), **origins},
             "columns": self.columns(self.parts[0].folder(folder)),
             "splits": {split: sum(rest, first) for split, (first, *rest) in splits.items()},
+            "overlaps": making.report_overlaps(self.name, stored),
             "vocabulary": vocabulary,
             "known": {},
         }

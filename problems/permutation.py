@@ -68,12 +68,12 @@ def _encrypt(numbers: np.ndarray, half_bits: np.uint64, keys: np.ndarray) -> np.
     mask = (np.uint64(1) << half_bits) - np.uint64(1)
     left, right = numbers >> half_bits, numbers & mask
     for key in keys:
-        left, right = right, left ^ (_mix(right ^ key) & mask)
+        left, right = right, left ^ (mix(right ^ key) & mask)
     return (left << half_bits) | right
 
 
-def _mix(bits: np.ndarray) -> np.ndarray:
-    """Spreads every bit over all 64."""
+def mix(bits: np.ndarray) -> np.ndarray:
+    """Spreads every bit of uint64 numbers over all 64; 0 stays 0."""
     bits = (bits ^ (bits >> np.uint64(30))) * _MULTIPLIER_1
     bits = (bits ^ (bits >> np.uint64(27))) * _MULTIPLIER_2
     return bits ^ (bits >> np.uint64(31))

@@ -27,11 +27,10 @@ from t2tp import registry
 from t2tp.hparam import HParams
 from t2tp.nearest import nearest
 from t2tp.problems import making, prepared, publish
-from t2tp.problems.columns import Column
+from t2tp.problems.columns import Column, open_columns
 from t2tp.problems.generation import Sample, Samples, ShuffledSamples, Stored
 from t2tp.problems.manifest import Manifest
 from t2tp.problems.metrics import compute
-from t2tp.problems.shards import shard_name
 from t2tp.problems.stream import (
     DATA_ORDER,
     Batch,
@@ -383,12 +382,8 @@ class Problem(abc.ABC):
         """Returns the stored columns of a split. The data have been checked."""
         folder = self.folder(data_dir)
         made = Manifest.read(folder)
-        shards = made.splits[split].shards
-        names = [shard_name(split, shard, shards) for shard in range(shards)]
-        return {
-            column: Column([folder / f"{name}.{column}" for name in names], np.dtype(dtype))
-            for column, dtype in made.columns.items()
-        }
+        dtypes = {column: np.dtype(dtype) for column, dtype in made.columns.items()}
+        return open_columns(folder, split, made.splits[split].shards, dtypes)
 
     def decode_example(self, data_dir: AnyPath, split: str, number: int) -> dict[str, Any]:
         """Returns the sample that a stored example was made from.
