@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from t2tp import registry
 from t2tp.hparam import HParams
-from t2tp.hparams.base import base_hparams
+from t2tp.hparams.base import MAX_LAYERS, MAX_SIZE, base_hparams
 
 _MEGATRON = "batch:data;heads:model;d_ff:model;vocab:model"
 _SPACE = "height:rows;width:columns"
@@ -24,22 +24,55 @@ def mtf_image_transformer_base() -> HParams:
     hparams.learning_rate_constant = 5e-4
     hparams.learning_rate_warmup_steps = 10000
     add = hparams.add
-    add("image_shape", [32, 32, 3], help="height, width and channels of the pictures")
-    add("attention_type", "local_1d", help="full, local_1d or local_2d")
-    add("block_length", 128, help="values of a block of local_1d; each sees the block before too")
-    add("block_height", 16, help="rows of a block of local_2d")
-    add("block_width", 16, help="values of a row of it, channels counted")
-    add("d_model", 256)
-    add("d_ff", 2048)
-    add("num_heads", 8)
-    add("num_kv_heads", 0, help="heads of keys and values; 0: num_heads")
-    add("d_kv", 64, help="size of a head")
-    add("num_hidden_layers", 6)
-    add("layer_prepostprocess_dropout", 0.1, help="of the embedding and of each block's output")
-    add("relu_dropout", 0.0, help="inside of d_ff")
-    add("recompute", "none", help="what the backward pass makes again: layer, attention, ...")
-    add("initializer_stddev", 0.02, help="of the embeddings and positions")
-    add("vocab_divisor", 16, help="values are rounded up to a multiple, so that meshes divide them")
+    add(
+        "image_shape",
+        [32, 32, 3],
+        min=1,
+        max=MAX_SIZE,
+        help="height, width and channels of the pictures",
+    )
+    add(
+        "attention_type",
+        "local_1d",
+        help="of self-attention",
+        choices=("full", "local_1d", "local_2d"),
+    )
+    add(
+        "block_length",
+        128,
+        min=1,
+        help="values of a block of local_1d; each sees the block before too",
+    )
+    add("block_height", 16, min=1, help="rows of a block of local_2d")
+    add("block_width", 16, min=1, help="values of a row of it, channels counted")
+    add("d_model", 256, min=1, max=MAX_SIZE, help="size of the activations between blocks")
+    add("d_ff", 2048, min=1, max=MAX_SIZE, help="size inside of feed-forward")
+    add("num_heads", 8, min=1, max=MAX_SIZE, help="heads of attention")
+    add("num_kv_heads", 0, min=0, max=MAX_SIZE, help="heads of keys and values; 0: num_heads")
+    add("d_kv", 64, min=1, max=MAX_SIZE, help="size of a head")
+    add("num_hidden_layers", 6, min=1, max=MAX_LAYERS, help="layers of the stack")
+    add(
+        "layer_prepostprocess_dropout",
+        0.1,
+        min=0,
+        below=1,
+        help="of the embedding and of each block's output",
+    )
+    add("relu_dropout", 0.0, min=0, below=1, help="inside of d_ff")
+    add(
+        "recompute",
+        "none",
+        help="whose activations are computed again, not kept",
+        choices=("none", "layer", "attention", "feed_forward"),
+    )
+    add("initializer_stddev", 0.02, min=0, help="of the embeddings and positions")
+    add(
+        "vocab_divisor",
+        16,
+        min=1,
+        max=MAX_SIZE,
+        help="values are rounded up to a multiple, so that meshes divide them",
+    )
     return hparams
 
 

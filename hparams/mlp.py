@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from t2tp import registry
 from t2tp.hparam import HParams
-from t2tp.hparams.base import base_hparams
+from t2tp.hparams.base import MAX_LAYERS, MAX_SIZE, base_hparams
 
 
 @registry.register_hparams
@@ -14,10 +14,16 @@ def mlp_base() -> HParams:
     hparams.batch_size = 128
     hparams.layout = "batch:data;d_ff:model"
     add = hparams.add
-    add("num_hidden_layers", 2)
-    add("hidden_size", 1024, help="of every hidden layer")
-    add("dropout", 0.2, help="of every hidden layer's output")
-    add("label_smoothing", 0.0, help="probability given to the other classes in training")
+    add("num_hidden_layers", 2, min=1, max=MAX_LAYERS, help="layers before the logits")
+    add("hidden_size", 1024, min=1, max=MAX_SIZE, help="of every hidden layer")
+    add("dropout", 0.2, min=0, below=1, help="of every hidden layer's output")
+    add(
+        "label_smoothing",
+        0.0,
+        min=0,
+        below=1,
+        help="probability given to the other classes in training",
+    )
     return hparams
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from t2tp import registry
 from t2tp.hparam import HParams
-from t2tp.hparams.base import base_hparams
+from t2tp.hparams.base import MAX_SIZE, base_hparams
 
 
 def _resnet() -> HParams:
@@ -19,21 +19,49 @@ def _resnet() -> HParams:
     hparams.learning_rate_constant = 0.0125
     hparams.learning_rate_warmup_steps = 5000
     add = hparams.add
-    add("stem", "imagenet", help="imagenet: 7x7 convolution and pooling, a quarter; cifar: 3x3")
-    add("block", "bottleneck", help="basic: two 3x3 convolutions; bottleneck: 1x1, 3x3, 1x1")
-    add("layer_sizes", [3, 4, 6, 3], help="blocks of each stage; from the second on a half each")
-    add("filter_sizes", [64, 64, 128, 256, 512], help="of the stem and of each stage")
+    add(
+        "stem",
+        "imagenet",
+        help="imagenet: 7x7 convolution and pooling, a quarter; cifar: 3x3",
+        choices=("imagenet", "cifar"),
+    )
+    add(
+        "block",
+        "bottleneck",
+        help="basic: two 3x3 convolutions; bottleneck: 1x1, 3x3, 1x1",
+        choices=("basic", "bottleneck"),
+    )
+    add(
+        "layer_sizes",
+        [3, 4, 6, 3],
+        min=1,
+        help="blocks of each stage; from the second on a half each",
+    )
+    add(
+        "filter_sizes",
+        [64, 64, 128, 256, 512],
+        min=1,
+        max=MAX_SIZE,
+        help="of the stem and of each stage",
+    )
     add(
         "num_partitioned_stages",
         3,
+        min=0,
         help="stages in which height and width are split if the layout says so; 7 rows seldom"
         " divide",
     )
-    add("norm_type", "batch", help="batch or group")
-    add("norm_momentum", 0.9, help="of the running averages of batch norm")
-    add("norm_epsilon", 1e-5)
-    add("norm_groups", 32, help="of group norm")
-    add("label_smoothing", 0.0, help="probability given to the other classes in training")
+    add("norm_type", "batch", help="after convolutions", choices=("batch", "group"))
+    add("norm_momentum", 0.9, min=0, below=1, help="of the running averages of batch norm")
+    add("norm_epsilon", 1e-5, above=0, help="added to the variance")
+    add("norm_groups", 32, min=1, help="of group norm")
+    add(
+        "label_smoothing",
+        0.0,
+        min=0,
+        below=1,
+        help="probability given to the other classes in training",
+    )
     return hparams
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from t2tp.hparam import HParams
-from t2tp.hparams.base import base_hparams
+from t2tp.hparams.base import MAX_LAYERS, MAX_SIZE, base_hparams
 
 
 def base_transformer() -> HParams:
@@ -16,22 +16,30 @@ def base_transformer() -> HParams:
     hparams.learning_rate_constant = 6e-4
     hparams.learning_rate_warmup_steps = 2000
     add = hparams.add
-    add("d_model", 768)
-    add("d_ff", 3072)
-    add("num_heads", 12)
-    add("num_kv_heads", 0, help="heads of keys and values; 0: num_heads")
-    add("d_kv", 64, help="size of a head")
-    add("num_hidden_layers", 12)
+    add("d_model", 768, min=1, max=MAX_SIZE, help="size of the activations between blocks")
+    add("d_ff", 3072, min=1, max=MAX_SIZE, help="size inside of feed-forward")
+    add("num_heads", 12, min=1, max=MAX_SIZE, help="heads of attention")
+    add("num_kv_heads", 0, min=0, max=MAX_SIZE, help="heads of keys and values; 0: num_heads")
+    add("d_kv", 64, min=1, max=MAX_SIZE, help="size of a head")
+    add("num_hidden_layers", 12, min=1, max=MAX_LAYERS, help="layers of the stack")
     add(
         "vocab_divisor",
         128,
+        min=1,
+        max=MAX_SIZE,
         help="the vocabulary is rounded up to a multiple of this, so that meshes divide it",
     )
-    add("initializer_stddev", 0.02, help="of the embeddings")
+    add("initializer_stddev", 0.02, min=0, help="of the embeddings")
     add("tie_embeddings", True, help="whether logits are products with the embeddings")
     add("scale_embeddings", False, help="whether embeddings are multiplied by sqrt(d_model)")
-    add("label_smoothing", 0.0, help="probability that a target gives to all other classes")
-    add("z_loss", 0.0, help="times log(Z)**2 of the predictions; PaLM has 1e-4")
+    add(
+        "label_smoothing",
+        0.0,
+        min=0,
+        below=1,
+        help="probability that a target gives to all other classes",
+    )
+    add("z_loss", 0.0, min=0, help="times log(Z)**2 of the predictions; PaLM has 1e-4")
     _declare_blocks(hparams)
     _declare_attention(hparams)
     return hparams
@@ -40,26 +48,32 @@ def base_transformer() -> HParams:
 def base_encoder_decoder() -> HParams:
     """Parent of the sets of encoder-decoders."""
     hparams = base_transformer()
-    hparams.add("num_encoder_layers", 0, help="0: num_hidden_layers")
-    hparams.add("num_decoder_layers", 0, help="0: num_hidden_layers")
+    hparams.add("num_encoder_layers", 0, min=0, max=MAX_LAYERS, help="0: num_hidden_layers")
+    hparams.add("num_decoder_layers", 0, min=0, max=MAX_LAYERS, help="0: num_hidden_layers")
     return hparams
 
 
 def declare_experts(hparams: HParams) -> None:
     """Declares the mixture of experts; a layer's experts each have a hidden layer of d_ff."""
     add = hparams.add
-    add("num_experts", 8)
-    add("moe_every", 2, help="every so many-th layer has experts")
-    add("moe_gating", "top_1", help="top_1 (Switch), top_2 (GShard) or expert_choice (encoders)")
+    add("num_experts", 8, min=1, max=MAX_SIZE, help="of a layer that has experts")
+    add("moe_every", 2, min=1, help="every so many-th layer has experts")
+    add(
+        "moe_gating",
+        "top_1",
+        help="top_1 (Switch), top_2 (GShard) or expert_choice (encoders)",
+        choices=("top_1", "top_2", "expert_choice"),
+    )
     add(
         "moe_capacity_factor_train",
         1.25,
+        above=0,
         help="places of an expert, by what it would need if all were asked equally often",
     )
-    add("moe_capacity_factor_eval", 2.0, help="the same when not training")
-    add("moe_group_size", 0, help="tokens that share the places, at most; 0: those of a row")
-    add("moe_load_balance_loss", 0.01, help="weight of the load-balancing loss")
-    add("moe_router_z_loss", 0.001, help="weight of the router's z-loss")
+    add("moe_capacity_factor_eval", 2.0, above=0, help="the same when not training")
+    add("moe_group_size", 0, min=0, help="tokens that share the places, at most; 0: those of a row")
+    add("moe_load_balance_loss", 0.01, min=0, help="weight of the load-balancing loss")
+    add("moe_router_z_loss", 0.001, min=0, help="weight of the router's z-loss")
 
 
 def small(hparams: HParams) -> None:
@@ -98,24 +112,37 @@ def large(hparams: HParams) -> None:
 
 def _declare_blocks(hparams: HParams) -> None:
     add = hparams.add
-    add("mlp", "relu", help="relu, gelu, silu, or with a gate swiglu, geglu")
+    add(
+        "mlp",
+        "relu",
+        help="activation of feed-forward; swiglu and geglu have a gate",
+        choices=("relu", "gelu", "silu", "swiglu", "geglu"),
+    )
     add("use_bias", False, help="after each matrix of attention and feed-forward")
-    add("norm_type", "rms", help="rms or layer")
-    add("norm_position", "pre", help="pre or post: before or after each block")
-    add("norm_epsilon", 1e-6)
-    add("layer_prepostprocess_dropout", 0.0, help="of the embeddings and of each block's output")
+    add("norm_type", "rms", help="of blocks", choices=("rms", "layer"))
+    add("norm_position", "pre", help="before or after each block", choices=("pre", "post"))
+    add("norm_epsilon", 1e-6, above=0, help="added to the variance")
+    add(
+        "layer_prepostprocess_dropout",
+        0.0,
+        min=0,
+        below=1,
+        help="of the embeddings and of each block's output",
+    )
     add(
         "layer_prepostprocess_dropout_broadcast_dims",
         [],
         type=list[str],
         help="dimensions along which one decision is made for all, such as length",
+        choices=("batch", "length", "d_model"),
     )
-    add("relu_dropout", 0.0, help="between the matrices of feed-forward")
+    add("relu_dropout", 0.0, min=0, below=1, help="between the matrices of feed-forward")
     add("share_layers", False, help="whether all layers are one (universal transformer)")
     add(
         "recompute",
         "none",
-        help="whose activations are computed again, not kept: none, layer, attention, feed_forward",
+        help="whose activations are computed again, not kept",
+        choices=("none", "layer", "attention", "feed_forward"),
     )
     add(
         "sequence_parallel",
@@ -126,11 +153,25 @@ def _declare_blocks(hparams: HParams) -> None:
 
 def _declare_attention(hparams: HParams) -> None:
     add = hparams.add
-    add("position", "learned", help="learned, sinusoidal, rotary, relative or none")
-    add("rotary_base", 10000.0, help="of rotary positions")
-    add("relative_buckets", 32, help="ranges of distances that relative positions tell apart")
-    add("relative_max_distance", 128, help="from here on all distances are alike")
-    add("attention_type", "full", help="full, local, or compressed (taking turns with local)")
-    add("attention_window", 256, help="positions that local attention sees, itself included")
-    add("compression_factor", 3, help="positions that become one key of compressed attention")
-    add("attention_dropout", 0.0, help="of the attention weights")
+    add(
+        "position",
+        "learned",
+        help="how tokens are told their positions",
+        choices=("learned", "sinusoidal", "rotary", "relative", "none"),
+    )
+    add("rotary_base", 10000.0, above=0, help="of rotary positions")
+    add(
+        "relative_buckets", 32, min=4, help="ranges of distances that relative positions tell apart"
+    )
+    add("relative_max_distance", 128, min=1, help="from here on all distances are alike")
+    add(
+        "attention_type",
+        "full",
+        help="of self-attention; compressed takes turns with local",
+        choices=("full", "local", "compressed"),
+    )
+    add("attention_window", 256, min=1, help="positions that local attention sees, itself included")
+    add(
+        "compression_factor", 3, min=2, help="positions that become one key of compressed attention"
+    )
+    add("attention_dropout", 0.0, min=0, below=1, help="of the attention weights")

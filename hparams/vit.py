@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from t2tp import registry
 from t2tp.hparam import HParams
-from t2tp.hparams.base import base_hparams
+from t2tp.hparams.base import MAX_LAYERS, MAX_SIZE, base_hparams
 
 
 @registry.register_hparams
@@ -18,18 +18,40 @@ def vit_base() -> HParams:
     hparams.learning_rate_constant = 1e-3
     hparams.learning_rate_warmup_steps = 10000
     add = hparams.add
-    add("patch_size", 16, help="rows and columns of a patch")
-    add("pooling", "class", help="class: of a token of its own; mean: of all patches")
-    add("d_model", 768)
-    add("d_ff", 3072)
-    add("num_heads", 12)
-    add("d_kv", 64, help="size of a head")
-    add("num_hidden_layers", 12)
-    add("dropout", 0.1, help="of the embedding, of each block's output and inside of d_ff")
-    add("norm_epsilon", 1e-6)
-    add("recompute", "none", help="what the backward pass makes again: layer, attention, ...")
-    add("initializer_stddev", 0.02, help="of the positions")
-    add("label_smoothing", 0.0, help="probability given to the other classes in training")
+    add("patch_size", 16, min=1, help="rows and columns of a patch")
+    add(
+        "pooling",
+        "class",
+        help="class: of a token of its own; mean: of all patches",
+        choices=("class", "mean"),
+    )
+    add("d_model", 768, min=1, max=MAX_SIZE, help="size of the activations between blocks")
+    add("d_ff", 3072, min=1, max=MAX_SIZE, help="size inside of feed-forward")
+    add("num_heads", 12, min=1, max=MAX_SIZE, help="heads of attention")
+    add("d_kv", 64, min=1, max=MAX_SIZE, help="size of a head")
+    add("num_hidden_layers", 12, min=1, max=MAX_LAYERS, help="layers of the stack")
+    add(
+        "dropout",
+        0.1,
+        min=0,
+        below=1,
+        help="of the embedding, of each block's output and inside of d_ff",
+    )
+    add("norm_epsilon", 1e-6, above=0, help="added to the variance")
+    add(
+        "recompute",
+        "none",
+        help="whose activations are computed again, not kept",
+        choices=("none", "layer", "attention", "feed_forward"),
+    )
+    add("initializer_stddev", 0.02, min=0, help="of the positions")
+    add(
+        "label_smoothing",
+        0.0,
+        min=0,
+        below=1,
+        help="probability given to the other classes in training",
+    )
     return hparams
 
 

@@ -4,8 +4,9 @@
     hparams.parse("learning_rate=0.2, mesh_shape=data:2;model:4, layers=[dense,dense]")
     hparams.learning_rate  # 0.2
 
-Every hyperparameter is declared once, with a default that shows its type. From then on a name that
-was never declared and a value of another type are refused, in code as on the command line.
+Every hyperparameter is declared once, with a default that shows its type and with the values that
+it may have. From then on a name that was never declared, a value of another type and one out of
+range are refused, in code as on the command line.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ import dataclasses
 import json
 import keyword
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from t2tp.hparam_limits import Limits
 from t2tp.hparam_types import ValueType, declared_type, inferred_type, split_at_commas
 from t2tp.nearest import nearest
 from t2tp.whole_file import write_text
@@ -37,6 +39,17 @@ NOT_DECLARED = _NotDeclared()
 class _Declaration:
     type: ValueType
     help: str
+    limits: Limits
+
+    def check(self, name: str, value: Any) -> Any:
+        """Returns the value as exactly the type, if it is within the limits."""
+        value = self.type.check(name, value)
+        self.limits.check(name, value)
+        return value
+
+
+class UnknownHParamError(AttributeError):
+    """No hyperparameter has the name."""
 
 
 class HParams:
@@ -55,7 +68,19 @@ class HParams:
         for name, default in defaults.items():
             self.add(name, default)
 
-    def add(self, name: str, default: Any, help: str = "", *, type: Any = None) -> None:
+    def add(
+        self,
+        name: str,
+        default: Any,
+        help: str = "",
+        *,
+        type: Any = None,
+        min: float | None = None,
+        max: float | None = None,
+        above: float | None = None,
+        below: float | None = None,
+        choices: Sequence[Any] | None = None,
+    ) -> None:
         """Declares a hyperparameter.
 
         Args:
@@ -65,10 +90,15 @@ class HParams:
             type: bool, int, float, str, list[...] of one, or either `| None`. By default it is the
                 default's type. A default of None allows None besides the type given here, and any
                 value if none is given.
+            min: the smallest value, of a list the smallest element.
+            max: the largest value.
+            above: values are larger than this; in place of `min`.
+            below: values are smaller than this; in place of `max`.
+            choices: all values there are.
 
         Raises:
-            ValueError: the name cannot be used or is declared already, or the type of an empty
-                list is not given.
+            ValueError: the name cannot be used or is declared already, the type of an empty list
+                is not given, or the default is out of range.
             TypeError: the default is not of the type, or there is no such type.
         """
         if name in self._values:
@@ -89,8 +119,10 @@ class HParams:
             declared = declared_type(name, type)
             if default is None:
                 declared = dataclasses.replace(declared, nullable=True)
-        self._values[name] = declared.check(name, default)
-        self._declarations[name] = _Declaration(declared, help)
+        limits = Limits(min, max, above, below, None if choices is None else tuple(choices))
+        declaration = _Declaration(declared, help, limits)
+        self._values[name] = declaration.check(name, default)
+        self._declarations[name] = declaration
 
     def set(self, name: str, value: Any) -> None:
         """Sets a declared hyperparameter; the same as assigning to the attribute.
@@ -98,8 +130,9 @@ class HParams:
         Raises:
             AttributeError: it is not declared; names the nearest.
             TypeError: the value is not of its type.
+            ValueError: the value is out of range.
         """
-        self._values[name] = self._declaration(name).type.check(name, value)
+        self._values[name] = self._declaration(name).check(name, value)
 
     def get(self, name: str) -> Any:
         """Returns the value of a declared hyperparameter; the same as reading the attribute.
@@ -114,14 +147,23 @@ class HParams:
         """Returns what the hyperparameter means, as its declaration says."""
         return self._declaration(name).help
 
+    def limits(self, name: str) -> Limits:
+        """Returns which values of its type the hyperparameter may have."""
+        return self._declaration(name).limits
+
+    def expected(self, name: str) -> str:
+        """Describes the values that the hyperparameter may have, as in "int, at least 1"."""
+        declaration = self._declaration(name)
+        return ", ".join(filter(None, (str(declaration.type), str(declaration.limits))))
+
     def values(self) -> dict[str, Any]:
         """Returns all values by name, in the order of declaration.
 
-        The lists are copies. Raises TypeError for a list that code has changed in place into
-        something that is not of its type.
+        The lists are copies. Raises TypeError or ValueError for a list that code has changed in
+        place into something that is not of its type or out of range.
         """
         return {
-            name: self._declarations[name].type.check(name, value)
+            name: self._declarations[name].check(name, value)
             for name, value in self._values.items()
         }
 
@@ -144,7 +186,7 @@ class HParams:
 
         Raises:
             ValueError: a name is not declared or stands twice in the text, or a value is not of
-                its type; then nothing is set.
+                its type or out of range; then nothing is set.
         """
         parsed: dict[str, Any] = {}
         for name, value_text in _split_assignments(text):
@@ -152,18 +194,23 @@ class HParams:
                 raise ValueError(f"{name}={value_text}: {self._unknown(name)}")
             if name in parsed:
                 raise ValueError(f"{name}={value_text}: {name} stands twice in {text!r}")
-            parsed[name] = self._declarations[name].type.read(name, value_text)
+            declaration = self._declarations[name]
+            parsed[name] = declaration.type.read(name, value_text)
+            declaration.limits.check(name, parsed[name])
         self._values.update(parsed)
         return parsed
 
     def to_json(self) -> str:
-        """Returns values and types as JSON, from which `from_json` makes an equal HParams."""
+        """Returns values, types and limits as JSON; `from_json` makes an equal HParams of it."""
         types = {name: str(declared.type) for name, declared in self._declarations.items()}
-        return json.dumps({"values": self.values(), "types": types}, indent=2) + "\n"
+        limits = {name: each.limits.to_json() for name, each in self._declarations.items()}
+        limits = {name: each for name, each in limits.items() if each}
+        saved = {"values": self.values(), "types": types, **({"limits": limits} if limits else {})}
+        return json.dumps(saved, indent=2) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> HParams:
-        """Reads what `to_json` wrote.
+        """Reads what `to_json` wrote, today or before there were limits.
 
         Raises:
             ValueError: the text is something else.
@@ -175,7 +222,8 @@ class HParams:
                 raise ValueError("its values and its types are not of the same names")
             hparams = cls()
             for name, value in values.items():
-                hparams.add(name, value, type=types[name])
+                limits = Limits.from_json(saved.get("limits", {}).get(name, {}))
+                hparams.add(name, value, type=types[name], **limits.to_json())
         except (ValueError, TypeError, LookupError, AttributeError) as error:
             raise ValueError(f"this is not the JSON of an HParams: {error!r}") from error
         return hparams
@@ -237,7 +285,7 @@ class HParams:
 
     def _declaration(self, name: str) -> _Declaration:
         if name not in self._declarations:
-            raise AttributeError(self._unknown(name))
+            raise UnknownHParamError(self._unknown(name))
         return self._declarations[name]
 
     def _unknown(self, name: str) -> str:

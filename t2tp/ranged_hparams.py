@@ -95,7 +95,8 @@ class RangedHParams:
         """Sets the values of a trial, and returns them by name.
 
         Raises:
-            ValueError: the hparams lack one, or it is of another type; then nothing is set.
+            ValueError: the hparams lack one, or it is of another type or out of range; then nothing
+                is set.
         """
         drawn = self.draw(trial)
         for name in drawn:
@@ -109,7 +110,7 @@ class RangedHParams:
         for name, value in drawn.items():
             try:
                 tried.set(name, value)
-            except TypeError as error:
+            except (TypeError, ValueError) as error:
                 raise ValueError(f"the ranged set {self.name}: {error}") from error
         values = {name: tried.get(name) for name in drawn}
         for name, value in values.items():

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from t2tp.hparam import HParams
+from t2tp.hparams.base import BATCH_SIZE_UNITS
 from t2tp.mesh.layout import Layout
 from t2tp.nearest import nearest
 
-_UNITS = ("sequences_per_batch", "tokens_per_batch", "sequences_per_replica", "tokens_per_replica")
+# TensorFlow indexes a tensor of a batch with int32.
+_MAX_TOKENS = 2**31 - 1
 
 
 def sequences_per_batch(hparams: HParams) -> int:
@@ -20,11 +22,13 @@ def sequences_per_batch(hparams: HParams) -> int:
       hparams: `batch_size`, `batch_size_unit`, `max_length`, `mesh_shape` and `layout`.
 
     Raises:
-      ValueError: there is no such unit, or the tokens are not those of whole sequences.
+      ValueError: there is no such unit, the tokens are not those of whole sequences, or they are
+        too many.
     """
     size, unit, length = hparams.batch_size, hparams.batch_size_unit, hparams.max_length
-    if unit not in _UNITS:
-        raise ValueError(f"batch_size_unit is {unit!r}: {nearest(unit, _UNITS, 'units')}")
+    if unit not in BATCH_SIZE_UNITS:
+        known = nearest(unit, BATCH_SIZE_UNITS, "units")
+        raise ValueError(f"batch_size_unit is {unit!r}: {known}")
     if unit.startswith("tokens"):
         if length < 1 or size % length:
             raise ValueError(
@@ -35,6 +39,11 @@ def sequences_per_batch(hparams: HParams) -> int:
     if unit.endswith("replica"):
         axis = Layout(hparams.mesh_shape, hparams.layout).axis_of("batch")
         size *= axis.size if axis else 1
+    if size * length > _MAX_TOKENS:
+        raise ValueError(
+            f"batch_size={hparams.batch_size} with batch_size_unit={unit} and max_length={length}"
+            f" is a batch of {size * length:,} tokens, and at most {_MAX_TOKENS:,} can be indexed"
+        )
     return size
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import tensorflow as tf
@@ -13,6 +15,7 @@ import t2tp.models  # noqa: F401  (these and the problems register what they hol
 from t2tp import registry
 from t2tp.checkpoint import UnusableCheckpointError
 from t2tp.decoding import DecodeOptions
+from t2tp.hparam import UnknownHParamError
 from t2tp.mesh.cluster import Cluster
 from t2tp.mesh.layout import LayoutError
 from t2tp.mesh.processes import Place
@@ -38,10 +41,37 @@ BUILD_ERRORS = (
     FileNotFoundError,
     FeatureMismatchError,
     run_files.OtherRunError,
+    UnknownHParamError,
 )
+
+# What values of hparams, sizes above all, can lead to that no declaration and no check foresees.
+_UNBUILDABLE = (ValueError, ArithmeticError, MemoryError, tf.errors.OpError)
 
 # Where --explain_layout draws, in output_dir.
 LAYOUT_FILE = "layout.html"
+
+
+@contextlib.contextmanager
+def building(model: str) -> Iterator[None]:
+    """While this is active, errors of building a run become a `UsageError`.
+
+    A model that does not come with t2tp may still be being written: of its errors only
+    `BUILD_ERRORS` do, and the others keep their tracebacks.
+
+    Args:
+      model: name of the registered model.
+    """
+    comes_with_us = registry.model(model).__module__.startswith("t2tp.")
+    with as_usage_error(*BUILD_ERRORS):
+        try:
+            yield
+        except UsageError:
+            raise
+        except _UNBUILDABLE as error:
+            if not comes_with_us or isinstance(error, BUILD_ERRORS):
+                raise
+            said = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+            raise UsageError(f"{model} cannot be built with these hparams: {said}") from error
 
 
 def run(flags: absl_flags.FlagValues, place: Place | None = None) -> None:
@@ -86,8 +116,7 @@ def _carry_out(flags: absl_flags.FlagValues, made: Plan, cluster: Cluster) -> No
         experiment = _experiment(flags, made)
         experiment.estimator.connect()
     _look_inside(flags)
-    # What goes wrong here besides is not the user's doing, and deserves its traceback.
-    with as_usage_error(*BUILD_ERRORS):
+    with building(made.settings["model"]):
         experiment.build(flags.schedule)
     for line in (*made.changes, experiment.describe()):
         logging.info("%s", line)
@@ -98,7 +127,7 @@ def _carry_out(flags: absl_flags.FlagValues, made: Plan, cluster: Cluster) -> No
             goes_on = isinstance(made.problem, LanguageModelProblem)
             print((flags.decode_prompt if goes_on else "") + written)
     elif flags.schedule == "test":
-        with as_usage_error(*BUILD_ERRORS):  # It builds elsewhere.
+        with building(made.settings["model"]):  # It builds elsewhere.
             experiment.test()
     else:
         getattr(experiment, flags.schedule)()
@@ -110,7 +139,7 @@ def _explain_layout(flags: absl_flags.FlagValues, made: Plan) -> None:
         if flags.generate_data:
             made.problem.prepare(flags.data_dir, flags.tmp_dir, num_workers=default_workers())
         experiment = _experiment(flags, made)
-    with as_usage_error(*BUILD_ERRORS):
+    with building(made.settings["model"]):
         explanation = experiment.explain()
     print(explanation)
     path = Path(made.config.output_dir, LAYOUT_FILE)

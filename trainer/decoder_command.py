@@ -21,7 +21,7 @@ from t2tp.problems.images import ImageGenerationProblem
 from t2tp.problems.text_scores import score
 from t2tp.problems.user_dir import import_user_dir
 from t2tp.trainer import checkpointing, console, decode_files, plan, run_files, together
-from t2tp.trainer.command import BUILD_ERRORS
+from t2tp.trainer.command import building
 from t2tp.trainer.decoding import RunDecoder, check_writes
 from t2tp.trainer.errors import LostError, UsageError, as_usage_error
 from t2tp.trainer.estimator import Estimator
@@ -155,7 +155,7 @@ class _Decoding:
             options = replace(options, batch_size=1)
         self._options = options
         self._lines = lines
-        with as_usage_error(*BUILD_ERRORS):
+        with building(made.settings["model"]):
             model_fn = model_fn_of(
                 registry.model(made.settings["model"]),
                 made.problem.vocab_sizes(flags.data_dir),

@@ -14,7 +14,7 @@ from t2tp import checkpoint, registry
 from t2tp.mesh.processes import Place
 from t2tp.problems.user_dir import import_user_dir
 from t2tp.trainer import checkpointing, console, plan, run_files, together
-from t2tp.trainer.command import BUILD_ERRORS
+from t2tp.trainer.command import building
 from t2tp.trainer.errors import LostError, UsageError, as_usage_error
 from t2tp.trainer.experiment import Experiment
 from t2tp.trainer.plan import Plan
@@ -51,7 +51,7 @@ def run(flags: absl_flags.FlagValues, place: Place | None = None) -> None:
                 if flags.generate_data:
                     together.prepare_data(cluster, made.problem, flags.data_dir, flags.tmp_dir)
                 experiment = _experiment(flags, made, paths[0])
-            rows = _evaluate(experiment, paths, speaks=cluster.leads)
+            rows = _evaluate(experiment, paths, made.settings["model"], speaks=cluster.leads)
     except together.OTHERS_FAULT as error:
         raise LostError(str(error)) from error
     if cluster.leads:
@@ -94,11 +94,13 @@ def _experiment(flags: absl_flags.FlagValues, made: Plan, path: Path) -> Experim
     )
 
 
-def _evaluate(experiment: Experiment, paths: Sequence[Path], speaks: bool) -> list[dict]:
+def _evaluate(
+    experiment: Experiment, paths: Sequence[Path], model: str, speaks: bool
+) -> list[dict]:
     """What came of each checkpoint; process 0 prints it at once."""
     rows = []
     for path in paths:
-        with as_usage_error(*BUILD_ERRORS):
+        with building(model):
             step, metrics = experiment.measure(path)
         rows.append({"checkpoint": str(path), "step": step, **metrics})
         if speaks:

@@ -10,7 +10,7 @@ from t2tp import registry
 from t2tp.decoding import DecodeOptions
 from t2tp.problems.user_dir import import_user_dir
 from t2tp.trainer import console, plan, run_files
-from t2tp.trainer.command import BUILD_ERRORS
+from t2tp.trainer.command import building
 from t2tp.trainer.errors import UsageError, as_usage_error
 from t2tp.trainer.export import RunExporter
 
@@ -44,5 +44,5 @@ def run(flags: absl_flags.FlagValues) -> None:
             DecodeOptions.parse(flags.decode_hparams, batch_size=1),
             flags.max_input_length,
         )
-    with as_usage_error(OSError, ModuleNotFoundError, *BUILD_ERRORS):
+    with as_usage_error(OSError, ModuleNotFoundError), building(made.settings["model"]):
         print(exporter.export(flags.export_dir or Path(flags.output_dir, "export")))

@@ -41,8 +41,14 @@ class Transformer(AutoregressiveModel):
     has_experts = False
 
     def __init__(self, hparams: HParams, vocab_sizes: Mapping[str, int]) -> None:
-        """Chooses the layers; see `Model`."""
+        """Chooses the layers; see `Model`.
+
+        Raises:
+          FeatureMismatchError: the problem has no inputs.
+        """
         super().__init__(hparams, vocab_sizes)
+        if "inputs" not in vocab_sizes:
+            self.check_features(vocab_sizes)
         self._parts = TransformerParts(hparams, self.activation_dtype, self.has_experts)
         vocab = vocab_of(hparams, vocab_sizes["targets"])
         self._vocab = vocab

@@ -71,6 +71,12 @@ class TransformerParts:
                 f"attention_type={kind} needs an attention_window of at least 1, not"
                 f" {hparams.attention_window}."
             )
+        half = hparams.relative_buckets // 2
+        if self._position == "relative" and hparams.relative_max_distance <= half:
+            raise ValueError(
+                f"relative_max_distance is {hparams.relative_max_distance}, and must be above half"
+                f" of relative_buckets, {half}: each of these has a distance of its own."
+            )
         if kind == "compressed" and self._position in ("rotary", "relative"):
             raise ValueError(
                 f"position={self._position} does not go with attention_type=compressed, whose keys"

@@ -45,6 +45,9 @@ def learning_rate(step: mtf.Tensor, hparams: HParams, train_steps: int) -> mtf.T
             rate *= factor(step, hparams, train_steps)
         return rate
 
+    # What a factor refuses is to be known before the training begins, and a mesh lowers later.
+    with tf.Graph().as_default():
+        product(tf.zeros([], tf.int32))
     return mtf.slicewise(
         product, [step], output_dtype=tf.float32, splittable_dims=[], name="learning_rate"
     )

@@ -1,0 +1,71 @@
+"""Which values of its type a hyperparameter may have: a range of numbers, or choices."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from t2tp.nearest import nearest
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """The values that a declaration allows; of a list, for each element.
+
+    Attributes:
+        min: the smallest number.
+        max: the largest number.
+        above: numbers are larger than this; in place of `min`.
+        below: numbers are smaller than this; in place of `max`.
+        choices: all values there are.
+    """
+
+    min: float | None = None
+    max: float | None = None
+    above: float | None = None
+    below: float | None = None
+    choices: tuple[Any, ...] | None = None
+
+    def __str__(self) -> str:
+        """Describes the limits, as in "at least 0 and below 1"; empty without any."""
+        if self.choices is not None:
+            return f"one of {', '.join(map(str, self.choices))}"
+        bounds = {
+            "at least": self.min,
+            "above": self.above,
+            "at most": self.max,
+            "below": self.below,
+        }
+        return " and ".join(f"{word} {n:,}" for word, n in bounds.items() if n is not None)
+
+    def check(self, name: str, value: Any) -> None:
+        """Raises ValueError, naming the hyperparameter, if the value is not within the limits."""
+        for each in value if isinstance(value, list) else [value]:
+            if each is not None and not self._allows(each):
+                raise ValueError(self._refusal(name, value))
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the limits that there are, by the names of the attributes."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+    @classmethod
+    def from_json(cls, limits: Mapping[str, Any]) -> Limits:
+        """Reads what `to_json` returned, after it was written and read as JSON."""
+        choices = limits.get("choices")
+        return cls(**{**limits, "choices": None if choices is None else tuple(choices)})
+
+    def _allows(self, value: Any) -> bool:
+        if self.choices is not None:
+            return value in self.choices
+        return (
+            (self.min is None or value >= self.min)
+            and (self.max is None or value <= self.max)
+            and (self.above is None or value > self.above)
+            and (self.below is None or value < self.below)
+        )
+
+    def _refusal(self, name: str, value: Any) -> str:
+        if self.choices is not None and isinstance(value, str):
+            return f"{name} is {value!r}: {nearest(value, map(str, self.choices), 'choices')}"
+        return f"{name} is {value!r}, and must be {self}"

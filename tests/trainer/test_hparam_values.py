@@ -1,0 +1,168 @@
+"""Each hyperparameter says which values it may have, and wrong ones are one sentence each."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import t2tp.hparams
+import t2tp.models
+from t2tp import registry
+from t2tp.hparam import HParams
+from tests.trainer.conftest import PROBLEM
+
+assert t2tp.hparams, t2tp.models  # Importing them registers sets and models.
+
+# Text that a declaration cannot know: wrong values are found when the model is built.
+CHECKED_LATER = {
+    "mesh_shape": "data",
+    "layout": "batch",
+    "optimizer": "adams",
+    "learning_rate_schedule": "constnt",
+    "weight_decay_exclude": "(",
+}
+# Values that are right each by itself, and do not go together.
+TOGETHER = {
+    "microbatches": ("microbatches=3", "microbatches=3 does not divide a batch of 8"),
+    "batch": ("batch_size=1000000000", "32,000,000,000 tokens"),
+    "tokens": ("batch_size=33,batch_size_unit=tokens_per_batch", "take 32 or 64"),
+    "heads": ("num_kv_heads=3", "num_kv_heads 3 must divide num_heads 4"),
+    "sines": ("position=sinusoidal,d_model=3", "must be even"),
+    "rotary": ("position=rotary,d_kv=3", "must be even"),
+    "distances": ("position=relative,relative_max_distance=16", "must be above half"),
+    "compressed": ("position=rotary,attention_type=compressed", "take learned or sinusoidal"),
+    "clipping": ("clip_grad_norm=1,clip_grad_value=1", "clip_grad_value"),
+    "no such variables": ("weight_decay_exclude=zzz", "matches none of the variables"),
+    "decay": ("learning_rate_schedule=exp_decay", "needs learning_rate_decay_steps"),
+    "boundaries": (
+        "learning_rate_schedule=piecewise,learning_rate_boundaries=[2,1],"
+        "learning_rate_multiples=[1,1]",
+        "rising learning_rate_boundaries",
+    ),
+}
+
+
+def sets_of_the_package() -> dict[str, HParams]:
+    names = registry.list_hparams()
+    ours = (n for n in names if registry._hparams_function(n).__module__.startswith("t2tp.hparams"))
+    return {name: registry.hparams(name) for name in ours}
+
+
+SETS = sets_of_the_package()
+# (name, its limits) -> a set that declares it so
+DECLARED = {(name, str(h.limits(name))): s for s, h in SETS.items() for name in h.values()}
+
+
+def wrong_values(hparams: HParams, name: str) -> list[str]:
+    """Values of the right type that the declaration does not allow, as text."""
+    limits, whole = hparams.limits(name), hparams.expected(name).startswith(("int", "list[int]"))
+    wrong = ["nan", "inf", "-inf"]
+    if limits.choices is not None:
+        wrong = ["no_such_choice", "''"]
+    step = 1 if whole else 1e-3
+    wrong += [f"{limits.min - step}"] if limits.min is not None else []
+    wrong += [f"{limits.max + step}"] if limits.max is not None else []
+    wrong += [f"{exact}" for exact in (limits.above, limits.below) if exact is not None]
+    return [f"[{each}]" if "list" in hparams.expected(name) else each for each in wrong]
+
+
+def wrong_pairs() -> list[tuple[str, str, str]]:
+    return [
+        (hparams_set, name, value)
+        for (name, _), hparams_set in DECLARED.items()
+        if "bool" not in SETS[hparams_set].expected(name) and name not in CHECKED_LATER
+        for value in wrong_values(SETS[hparams_set], name)
+    ]
+
+
+@pytest.mark.parametrize("name", sorted({name for name, _ in DECLARED}))
+def test_each_hparam_says_which_values_it_may_have_and_what_it_means(name):
+    for (declared, limits), hparams_set in DECLARED.items():
+        if declared == name:
+            expected = SETS[hparams_set].expected(name)
+            assert limits or expected == "bool" or name in CHECKED_LATER, expected
+            assert SETS[hparams_set].help(name), "no help"
+
+
+def test_a_wrong_value_of_any_hparam_is_one_sentence(trainer, tmp_path, capfd):
+    models = {hparams_set: registry.model_of_hparams(hparams_set) for hparams_set in SETS}
+    pairs = wrong_pairs()
+    assert len(pairs) > 200
+    for hparams_set, name, value in pairs:
+        change = f"{name}={value}"
+        flags = {"model": models[hparams_set], "hparams_set": hparams_set, "hparams": change}
+        assert trainer(**flags) == 2, change
+        said = capfd.readouterr().err
+        assert said.startswith(f"t2tp_trainer: {name}"), change
+        assert len(said.splitlines()) == 1, said
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", CHECKED_LATER)
+def test_wrong_text_is_one_sentence_when_the_model_is_built(trainer, tmp_path, capfd, name):
+    assert trainer(schedule="train", hparams=f"{name}={CHECKED_LATER[name]}") == 2
+    said = capfd.readouterr().err
+    assert CHECKED_LATER[name] in said
+    assert len(said.splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_values_that_do_not_go_together_are_one_sentence(trainer, tmp_path, capfd, name):
+    changes, says = TOGETHER[name]
+    assert trainer(schedule="train", hparams=changes) == 2
+    said = capfd.readouterr().err
+    assert says in said
+    assert len(said.splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_declared_choice_is_one_that_a_layer_has():
+    from t2tp.layers import convolution, feed_forward, gating, normalization, positions, stack
+    from t2tp.models import image_transformer, model, resnet, transformer_parts, vit
+
+    here = SETS["transformer_moe_tiny"]
+    image, residual, patches = (
+        SETS[name] for name in ("mtf_image_transformer_tiny", "mtf_resnet_tiny", "vit_tiny")
+    )
+    for hparams, name, known in (
+        (here, "activation_dtype", model._ACTIVATION_DTYPES),
+        (here, "mlp", feed_forward._ACTIVATIONS),
+        (here, "moe_gating", gating.GATINGS),
+        (here, "norm_type", normalization.NORM_TYPES),
+        (here, "norm_position", stack.NORM_POSITIONS),
+        (here, "recompute", stack.RECOMPUTE),
+        (here, "position", positions.POSITIONS),
+        (here, "attention_type", transformer_parts.ATTENTION_TYPES),
+        (image, "attention_type", image_transformer._ATTENTION_TYPES),
+        (image, "recompute", stack.RECOMPUTE),
+        (residual, "stem", resnet._STEMS),
+        (residual, "block", resnet._EXPANSION),
+        (residual, "norm_type", convolution.NORM_TYPES),
+        (patches, "pooling", vit._POOLINGS),
+        (patches, "recompute", stack.RECOMPUTE),
+    ):
+        assert set(hparams.limits(name).choices) == set(known), name
+
+
+def test_the_limits_go_on_with_a_run(trainer, tmp_path, capfd):
+    """Also where no set says them: in a set that is another run's file."""
+    assert trainer(schedule="train", train_steps=1) == 0
+    other = {"hparams_set": tmp_path / "run/hparams.json", "output_dir": tmp_path / "other"}
+    capfd.readouterr()
+    for flags in ({"train_steps": 2}, other):
+        assert trainer(hparams="attention_dropout=2", **flags) == 2
+        assert "attention_dropout is 2.0, and must be at least 0" in capfd.readouterr().err
+
+
+def test_the_program_itself_ends_with_2(tmp_path, data_dir):
+    command = ["-m", "tests.trainer.tiny_problem", f"--problem={PROBLEM}", "--train_steps=1"]
+    command += ["--model=transformer_lm", "--hparams_set=transformer_lm_test"]
+    command += [f"--data_dir={data_dir}", f"--output_dir={tmp_path / 'run'}"]
+    command += ["--hparams=num_hidden_layers=0"]
+    ended = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 2
+    wanted = "t2tp_trainer: num_hidden_layers is 0, and must be at least 1 and at most 10,000\n"
+    assert ended.stderr == wanted
