@@ -20,6 +20,7 @@ from t2tp.ops.dropout import dropout  # noqa: F401
 from t2tp.ops.einsum import add, einsum, matmul, multiply  # noqa: F401
 from t2tp.ops.extrema import maximum, minimum, reduce_max, reduce_min  # noqa: F401
 from t2tp.ops.gather import gather  # noqa: F401
+from t2tp.ops.import_tensor import import_fully_replicated, import_tf_tensor  # noqa: F401
 from t2tp.ops.many_outputs import slicewise, unstack  # noqa: F401
 from t2tp.ops.mean import reduce_mean  # noqa: F401
 from t2tp.ops.recompute import recompute_grad  # noqa: F401

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +18,7 @@ from t2tp.mesh.calls import Calls
 from t2tp.mesh.cluster import Cluster, connect
 from t2tp.mesh.collectives import Collective, Collectives, Groups, summarize
 from t2tp.mesh.joint import JointProgram, refusal
-from t2tp.mesh.layout import Layout, LayoutError
+from t2tp.mesh.layout import Layout, LayoutError, describe
 from t2tp.mesh.lowering import Lowering, all_operations, has_effect
 from t2tp.mesh.outputs import Outputs, axes_to_gather
 from t2tp.mesh.sizes import refuse_two_sizes
@@ -323,6 +323,7 @@ class Program:
         # then run there too, and send it over in each iteration.
         pnum, *feature_slices = [tf.identity(x) for x in (pnum, *feature_slices)]
         built = self._build(step, feature_slices)
+        _refuse_other_variables(built.graph, [variable.spec for variable in self._used])
         collectives = Collectives(
             self.layout.mesh_shape, self.cluster.devices, pnum, self.cluster.nccl
         )
@@ -370,7 +371,7 @@ class Program:
                     self._features.items(), feature_slices, strict=True
                 )
             }
-            outputs = dict(self._step_fn(mesh, features))
+            outputs = _outputs(self._step_fn(mesh, features))
             outputs |= {
                 f"summaries/{op.name}": op.outputs[0]
                 for op in graph.operations
@@ -406,6 +407,38 @@ class Program:
                 self.layout.check_operation(op)
         for warning in self.layout.warnings(shapes):
             logging.warning(warning)
+
+
+def _outputs(returned: object) -> dict[str, mtf.Tensor]:
+    """What a step returned, if it is tensors by name."""
+    if not isinstance(returned, Mapping):
+        raise TypeError(
+            "A step returns its outputs by name, as {'loss': loss}, and this one returned"
+            f" {returned if returned is None else type(returned).__name__}."
+        )
+    for name, value in returned.items():
+        if not isinstance(value, mtf.Tensor):
+            if value is None:
+                hint = "None (mtf.gradients gives None where a loss does not depend on a variable)"
+            else:
+                hint = type(value).__name__
+            raise TypeError(f"The step's output {name!r} is {hint}, and must be an mtf tensor.")
+    return dict(returned)
+
+
+def _refuse_other_variables(graph: mtf.Graph, known: Iterable[VariableSpec]) -> None:
+    """Refuses a step that asks for other variables than when it was first built."""
+    shapes = {spec.name: spec.shape for spec in known}
+    for variable in graph.all_variables:
+        before = shapes.get(variable.name)
+        if before is None or before != variable.shape:
+            raise ValueError(
+                f"The step asks for variable {variable.name!r} {describe(variable.shape)}, and did"
+                f" not when it was first built"
+                f"{'' if before is None else f' (then it was {describe(before)})'}: a step is built"
+                " more than once, and must give its variables the same names and shapes each time."
+                " Name them by what they are, not by a counter or at random."
+            )
 
 
 def _refuse_effects(graph: mtf.Graph) -> None:

@@ -141,6 +141,22 @@ class SlicedVariable:
             whole[self._layout.slices(self.spec.shape, pnum)] = self.slice_of(pnum).numpy()
         return whole
 
+    def assign(self, value: np.ndarray) -> None:
+        """Sets the slices of this process to those of a whole value, such as one read from another
+        framework's checkpoint.
+
+        Raises:
+          ValueError: it has another shape.
+        """
+        if np.shape(value) != tuple(self.spec.shape.to_integer_list):
+            raise ValueError(
+                f"Variable {self.spec.name!r} is {describe(self.spec.shape)}, and was given an"
+                f" array of shape {list(np.shape(value))}."
+            )
+        for pnum, part in zip(self._cluster.local_pnums, self.slices, strict=True):
+            place = self._layout.slices(self.spec.shape, pnum)
+            part.assign(np.asarray(value)[place].astype(part.dtype.as_numpy_dtype))
+
     def _first(self, pnums: range) -> dict[tuple[int, ...], int]:
         first: dict[tuple[int, ...], int] = {}
         for pnum in pnums:
