@@ -72,7 +72,7 @@ class RowPlan(NamedTuple):
 
 
 class TokenField:
-    """The tokens of a row's examples, one after the other, then 0.
+    """The tokens of a row's examples, one after the other, then 0; what is too long is truncated.
 
     Of the three kinds, int32 [batch, length],
 
@@ -92,6 +92,7 @@ class TokenField:
         """Reads columns of some rows."""
         first, end = self._plan.of(rows)
         begins, ends = self._column.begins(first), self._column.begins(end)
+        ends = np.minimum(ends, begins + self.shape[0])  # of a text that is to be truncated
         return fill_rows(self._column, begins, ends, self.shape[0], self._kind)[:, parts[0]]
 
 

@@ -31,6 +31,29 @@ def one_a_row(columns: Sequence[Column], length: int, what: str) -> RowPlan:
     return RowPlan(first, first + 1)
 
 
+def truncated(column: Column, length: int, what: str) -> RowPlan:
+    """Gives each example a row, for a reader that truncates those that are too long.
+
+    Args:
+        column: the texts of the examples.
+        length: of a row.
+        what: the examples' name, for the report of those that are too long.
+    """
+    lengths = column.lengths
+    too_long = int((lengths > length).sum())
+    if too_long:
+        logging.warning(
+            "%s: of %d of %d examples only the first %d tokens are read (the longest has %d)",
+            what,
+            too_long,
+            len(lengths),
+            length,
+            lengths.max(),
+        )
+    first = np.arange(len(lengths))
+    return RowPlan(first, first + 1)
+
+
 def packed(columns: Sequence[Column], length: int, what: str) -> RowPlan:
     """Puts as many examples into a row as fit there, in their order.
 

@@ -8,17 +8,19 @@ from typing import Any
 
 import numpy as np
 
+from t2tp.problems.columns import Column
 from t2tp.problems.fields import (
     Field,
     FieldSource,
     NumberField,
+    RowPlan,
     WeightField,
     token_fields,
     token_specs,
 )
 from t2tp.problems.generation import Sample, Stored
 from t2tp.problems.problem import AnyPath, check_positive
-from t2tp.problems.rows import one_a_row
+from t2tp.problems.rows import one_a_row, truncated
 from t2tp.problems.shards import token_dtype
 from t2tp.problems.stream import FeatureSpec
 from t2tp.problems.text import TextProblem, load_vocabulary
@@ -78,9 +80,19 @@ class Text2ClassProblem(TextProblem):
         }
 
     def examples(self, data_dir: AnyPath, split: str, length: int) -> FieldSource:
-        """Returns the texts of a split; see `Problem.examples`."""
+        """Returns all texts of a split, to be evaluated; those that are too long are truncated."""
+        stored = self.stored(data_dir, split)
+        plan = truncated(stored["inputs"], length, f"{split} of {self.name}")
+        return self._source(stored, plan, length)
+
+    def train_examples(self, data_dir: AnyPath, length: int) -> FieldSource:
+        """Returns the texts that are trained on, without those that are too long."""
+        split = self.splits[0]
         stored = self.stored(data_dir, split)
         plan = one_a_row([stored["inputs"]], length, f"{split} of {self.name}")
+        return self._source(stored, plan, length)
+
+    def _source(self, stored: Mapping[str, Column], plan: RowPlan, length: int) -> FieldSource:
         fields: dict[str, Field] = {
             **token_fields("inputs", stored["inputs"], plan, length),
             "targets": NumberField(stored["targets"], plan),

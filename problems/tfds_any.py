@@ -42,7 +42,8 @@ class AnyTfds(FromTfds, Problem):
 
     Options:
         inputs, targets: the features that are read and to be predicted; by default those that the
-            dataset is made for. Without inputs the targets are modelled themselves.
+            dataset is made for. Without inputs the targets are modelled themselves. A feature
+            inside another is named by both: "question/stem".
         train, validation, test: the dataset's splits, or parts of them ("train[:95%]"). By default
             those of these names, or, where one is missing, 5 % of train; less what is named for
             the others, as no example is in two splits by default.
@@ -123,7 +124,7 @@ class TfdsText2Class(AnyTfds, Text2ClassProblem):
     def __init__(self, dataset: str, info: tfds.core.DatasetInfo, options: str):
         """Takes the names of the classes besides."""
         super().__init__(dataset, info, options)
-        self.class_names = tuple(info.features[self.options.targets].names)
+        self.class_names = tuple(flat_features(info)[self.options.targets].names)
 
     def sample(self, example: Mapping[str, Any]) -> Sample:
         """Takes the two features."""
@@ -139,7 +140,7 @@ class _AnyImage(AnyTfds, ImageProblem):
     _feature: str
 
     def _take_shape(self, info: tfds.core.DatasetInfo, feature: str) -> None:
-        height, width, channels = info.features[feature].shape
+        height, width, channels = flat_features(info)[feature].shape
         height, width = self.options.height or height, self.options.width or width
         if None in (height, width, channels):
             raise ValueError(
@@ -163,7 +164,7 @@ class TfdsImage2Class(_AnyImage, Image2ClassProblem):
     def __init__(self, dataset: str, info: tfds.core.DatasetInfo, options: str):
         """Takes the pictures' shape and the names of the classes besides."""
         super().__init__(dataset, info, options)
-        self.class_names = tuple(info.features[self.options.targets].names)
+        self.class_names = tuple(flat_features(info)[self.options.targets].names)
         self._take_shape(info, self.options.inputs)
 
     def sample(self, example: Mapping[str, Any]) -> Sample:
@@ -204,22 +205,37 @@ def find_tfds(name: str, options: str) -> Problem:
     Raises:
         ValueError: there is no such dataset or feature, or no family for its features.
     """
-    import tensorflow_datasets as tfds
-
     dataset = name.removeprefix(PREFIX)
-    try:
-        info = tfds.builder(dataset).info
-    except tfds.core.DatasetNotFoundError as error:
-        known = nearest(dataset, tfds.list_builders(), "datasets of TFDS")
-        raise ValueError(f"TFDS has no dataset {dataset!r}: {known}") from error
+    info = _dataset_info(dataset)
     inputs, targets = chosen_features(info, _given(options, "inputs"), _given(options, "targets"))
-    kinds = tuple(type(info.features[each]).__name__ if each else "" for each in (inputs, targets))
+    features = flat_features(info)
+    kinds = tuple(type(features[each]).__name__ if each else "" for each in (inputs, targets))
     if kinds not in _FAMILIES:
         raise ValueError(
             f"no problem goes from {inputs or 'nothing'} to {targets} of {name}: "
             f"{_features(info)}; name others by the options inputs and targets"
         )
     return _FAMILIES[kinds](dataset, info, options)
+
+
+def _dataset_info(dataset: str) -> tfds.core.DatasetInfo:
+    """Returns the description of a dataset of TFDS; see `find_tfds`."""
+    import tensorflow_datasets as tfds
+
+    try:
+        return tfds.builder(dataset).info
+    except tfds.core.DatasetNotFoundError as error:
+        known = nearest(dataset.partition("/")[0], tfds.list_builders(), "datasets of TFDS")
+        raise ValueError(f"TFDS has no dataset {dataset!r}: {known}") from error
+    except (ValueError, AssertionError) as error:  # no such configuration or version, no name
+        plain, _, config = dataset.partition("/")
+        if plain in tfds.list_builders():
+            configs = tfds.builder_cls(plain).builder_configs
+            if config and config.partition(":")[0] not in configs:
+                known = nearest(config, configs, f"configurations of {plain}")
+                raise ValueError(f"TFDS has no dataset {dataset!r}: {known}") from error
+        reason = str(error).strip().partition("\n")[0]
+        raise ValueError(f"TFDS cannot open the dataset {dataset!r}: {reason}") from error
 
 
 def _given(options: str, name: str) -> str:
@@ -240,21 +256,39 @@ def chosen_features(info: tfds.core.DatasetInfo, inputs: str, targets: str) -> t
         ValueError: the dataset does not have them, or is not made for any.
     """
     if not targets:
-        if info.supervised_keys is None:
+        made_for: tuple[Any, ...] = (info.supervised_keys or ())[:2]
+        # Some have none, and some are made for several features at once.
+        if len(made_for) < 2 or not all(isinstance(each, str) for each in made_for):
             raise ValueError(
                 f"which features of {info.full_name}? say it with the options inputs and targets: "
                 f"{_features(info)}"
             )
-        made_for_inputs, targets = info.supervised_keys[:2]
+        made_for_inputs, targets = made_for
         # Datasets of mere text name it twice.
         inputs = inputs or (made_for_inputs if made_for_inputs != targets else "")
     inputs = "" if inputs == _NONE else inputs
     for feature in filter(None, (inputs, targets)):
-        if feature not in info.features:
+        if feature not in flat_features(info):
             raise ValueError(f"{info.full_name} has no feature {feature!r}: {_features(info)}")
     return inputs, targets
 
 
+def flat_features(info: tfds.core.DatasetInfo) -> dict[str, Any]:
+    """Returns the features by name; those inside another by their path, as in "question/stem"."""
+    found: dict[str, Any] = {}
+
+    def add(prefix: str, features: Mapping[str, Any]) -> None:
+        for name, feature in features.items():
+            if hasattr(feature, "items"):
+                add(f"{prefix}{name}/", feature)
+            else:
+                found.setdefault(prefix + name, feature)
+
+    if hasattr(info.features, "items"):  # else it is a tuple or a single one, without names
+        add("", info.features)
+    return found
+
+
 def _features(info: tfds.core.DatasetInfo) -> str:
-    found = [f"{name} ({type(feature).__name__})" for name, feature in info.features.items()]
-    return f"its features are {', '.join(found)}"
+    found = [f"{name} ({type(each).__name__})" for name, each in flat_features(info).items()]
+    return f"its features are {', '.join(found)}" if found else "its features have no names"

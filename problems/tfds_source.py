@@ -84,8 +84,15 @@ class FromTfds:
         """Opens the dataset's examples; see `Problem.samples`."""
         with _quiet():
             builder = self.dataset_builder(folder, tmp_dir)
-        source = builder.as_data_source(self.dataset_split(split, builder.info))
-        return _Mapped(source, self.sample)
+        named = self.dataset_split(split, builder.info)
+        splits = builder.info.splits
+        if splits and not splits[named].num_examples:
+            sizes = {name: each.num_examples for name, each in splits.items()}
+            raise ValueError(
+                f"{split}={named} has no example: of the dataset {self.dataset} there are "
+                + ", ".join(f"{size:,} in {name}" for name, size in sizes.items())
+            )
+        return _Mapped(builder.as_data_source(named), self.sample)
 
     def origin(self, folder: Path, tmp_dir: Path) -> dict[str, Any]:
         """Says which dataset it was."""
@@ -161,7 +168,12 @@ class _Example(Mapping[str, Any]):
         self._example = example
 
     def __getitem__(self, name: str) -> Any:
-        return as_text(self._example[name])
+        value: Any = self._example
+        if name in value:
+            return as_text(value[name])
+        for step in name.split("/"):  # a feature inside others
+            value = value[step]
+        return as_text(value)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._example)

@@ -48,6 +48,13 @@ def test_reviews_from_an_archive(network, tmp_path):
     assert not list(problem.folder(tmp_path / "data").glob("scratch"))
 
 
+def test_a_split_without_examples_is_said(network, tmp_path):
+    network(imdb_archive)
+    problem = problems.find("tfds:imdb_reviews", "validation=test[:0%],vocab_size=400")
+    with pytest.raises(ValueError, match=r"validation=test\[:0%\] has no example: .* 80 in test"):
+        problem.prepare(tmp_path / "data")
+
+
 def test_sentences_from_an_archive(network, tmp_path):
     network(lm1b_archive)
     problem = problems.find("languagemodel_lm1b32k", "vocab_size=400")

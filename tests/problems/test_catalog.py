@@ -11,6 +11,7 @@ import tensorflow_datasets as tfds
 from t2tp import problems
 from t2tp.problems.languagemodel import LanguageModelProblem
 from t2tp.problems.text_to_text import Text2TextProblem
+from t2tp.problems.tfds_any import chosen_features
 from tests.problems.mocked_datasets import example
 
 TEXT = [
@@ -94,6 +95,11 @@ def test_pictures_of_the_catalog(mocked, tmp_path, name):
         ("tfds:wiki40b/en", "targets=text,vocab_size=400", "LanguageModelProblem"),
         ("tfds:cnn_dailymail", "vocab_size=400,arrangement=packed", "Text2TextProblem"),
         ("tfds:wmt14_translate/de-en", "inputs=de,targets=en,vocab_size=400", "Text2TextProblem"),
+        (
+            "tfds:openbookqa",
+            "inputs=question/stem,targets=answerKey,vocab_size=400",
+            "Text2ClassProblem",
+        ),
         ("tfds:kmnist", "", "Image2ClassProblem"),
         ("tfds:kmnist", "inputs=-,targets=image", "ImageGenerationProblem"),
         ("tfds:imagenet2012", "height=32,width=32", "Image2ClassProblem"),
@@ -112,7 +118,21 @@ def test_any_dataset_by_its_features(mocked, tmp_path, name, options, family):
     ("name", "options", "message"),
     [
         ("tfds:mnst", "", "no dataset 'mnst': did you mean mnist"),
+        (
+            "tfds:mqqq",
+            "",
+            r"no dataset 'mqqq': of the \d+ datasets of TFDS the nearest are [\w, ]{,80}$",
+        ),
+        ("tfds:glue/sst3", "", "no dataset 'glue/sst3': did you mean sst2"),
+        ("tfds:glue/sst2:9.9.9", "", "cannot open the dataset .* 9.9.9"),
+        ("tfds:", "", "cannot open the dataset ''"),
         ("tfds:wiki40b/en", "", r"which features of .* text \(Text\)"),
+        ("tfds:titanic", "", r"which features of .* say it with the options inputs and targets"),
+        (
+            "tfds:openbookqa",
+            "targets=question",
+            r"no feature 'question': .* question/stem \(Text\)",
+        ),
         (
             "tfds:mnist",
             "targets=digit",
@@ -126,6 +146,18 @@ def test_any_dataset_by_its_features(mocked, tmp_path, name, options, family):
 def test_what_cannot_be_a_problem_is_said(name, options, message):
     with pytest.raises(ValueError, match=message):
         problems.find(name, options)
+
+
+def test_features_without_names_are_said():
+    """Of a dataset whose examples are no dictionaries."""
+
+    class Info:
+        full_name = "pairs/1.0.0"
+        features = (1, 2)
+        supervised_keys = None
+
+    with pytest.raises(ValueError, match="which features of pairs/1.0.0.* have no names"):
+        chosen_features(Info, "", "")
 
 
 def test_splits_that_a_dataset_lacks_are_parts_of_train(mocked, tmp_path):
