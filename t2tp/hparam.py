@@ -240,9 +240,8 @@ class HParams:
             FileNotFoundError: there is no such file.
             ValueError: it holds something else; names the file.
         """
-        text = Path(path).read_text(encoding="utf-8")
         try:
-            return cls.from_json(text)
+            return cls.from_json(Path(path).read_text(encoding="utf-8"))
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 from absl import logging
 
 from t2tp import checkpoint, mtf
-from t2tp.checkpoint import Checkpoint, Slice
+from t2tp.checkpoint import Checkpoint, Slice, UnusableCheckpointError
 from t2tp.mesh.layout import Layout
 from t2tp.mesh.variables import SlicedVariable, Variables
 
@@ -34,8 +34,18 @@ def find(path: str) -> Checkpoint:
 
     Raises:
       FileNotFoundError: there is none.
-      UnusableCheckpointError: it is unfinished or damaged. No other one is taken in its place.
+      UnusableCheckpointError: it is unfinished, damaged, or cannot be read. No other one is taken
+        in its place.
     """
+    try:
+        return _find(path)
+    except (FileNotFoundError, UnusableCheckpointError):
+        raise
+    except OSError as error:
+        raise UnusableCheckpointError(f"{path} cannot be read: {error}") from error
+
+
+def _find(path: str) -> Checkpoint:
     folder = Path(path)
     if folder.name == "variables" and not folder.exists():
         folder = folder.parent

@@ -41,6 +41,7 @@ BUILD_ERRORS = (
     FileNotFoundError,
     FeatureMismatchError,
     run_files.OtherRunError,
+    run_files.RunFileError,
     UnknownHParamError,
 )
 
@@ -130,7 +131,8 @@ def _carry_out(flags: absl_flags.FlagValues, made: Plan, cluster: Cluster) -> No
         with building(made.settings["model"]):  # It builds elsewhere.
             experiment.test()
     else:
-        getattr(experiment, flags.schedule)()
+        with as_usage_error(UnusableCheckpointError):  # Damaged while we worked.
+            getattr(experiment, flags.schedule)()
 
 
 def _explain_layout(flags: absl_flags.FlagValues, made: Plan) -> None:

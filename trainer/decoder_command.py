@@ -155,6 +155,8 @@ class _Decoding:
             options = replace(options, batch_size=1)
         self._options = options
         self._lines = lines
+        with as_usage_error(ValueError, OSError):
+            made.check_same_data(flags.data_dir)
         with building(made.settings["model"]):
             model_fn = model_fn_of(
                 registry.model(made.settings["model"]),

@@ -31,7 +31,6 @@ from t2tp.trainer.model_fn import ModeKeys, model_fn_of
 from t2tp.trainer.problem_inputs import evaluation_inputs, training_inputs
 from t2tp.trainer.rehearsal import rehearse
 from t2tp.trainer.run_config import RunConfig
-from t2tp.trainer.run_files import OtherRunError
 from t2tp.trainer.samples import Samples
 from t2tp.trainer.together import check_same
 
@@ -172,16 +171,6 @@ class Experiment:
             "eval_split": eval_split,
         }
 
-    def _check_same_data(self) -> None:
-        """Refuses to go on with other data than the run has been trained on."""
-        before = self._saved and self._saved.flags.get("data_digest")
-        if before and before != self._flags["data_digest"]:
-            raise OtherRunError(
-                f"the data of {self.problem.name} in {self.data_dir} are not those that the run in"
-                f" {self.estimator.config.output_dir} was trained on: they were made again, from"
-                " other texts or with other options; choose another output_dir or the old data_dir"
-            )
-
     def build(self, schedule: str) -> None:
         """Builds what a schedule needs and restores the newest checkpoint; writes nothing.
 
@@ -193,10 +182,9 @@ class Experiment:
           CheckpointMismatchError: the run's variables are others than the model's.
           FileNotFoundError: there is no checkpoint to evaluate or predict with.
           OtherProcessesError: another process was started for something else.
-          OtherRunError: the run was trained on other data.
+          OtherRunError: the run, or a checkpoint that is named, was trained on other data.
         """
-        if ModeKeys.TRAIN in SCHEDULES[schedule]:
-            self._check_same_data()
+        self._check_same_data(self._config)
         self._check_same()
         if schedule == "continuous_eval":
             self._await_a_checkpoint()
@@ -291,8 +279,10 @@ class Experiment:
         Raises:
           CheckpointMismatchError: the checkpoint has other variables than the model.
           FileNotFoundError, UnusableCheckpointError: it is not there, or damaged.
+          OtherRunError: it was trained on other data.
         """
         self.build("evaluate")
+        self._check_same_data(replace(self._config, checkpoint_path=str(path)))
         self.estimator.restore(find(str(path)))
         return self.estimator.steps_done, self._evaluation(self._eval_split).measure()
 
@@ -482,6 +472,11 @@ class Experiment:
                 logging.info("going on from the checkpoint of step %d", done)
             self.estimator.train(self._train_inputs, self._train_steps, hooks)
 
+    def _check_same_data(self, config: RunConfig) -> None:
+        """Refuses data other than those that the config's run, or checkpoint, was trained on."""
+        name, digest = self._flags["problem"], self._flags["data_digest"]
+        run_files.check_same_data(config, name, self.data_dir, digest)
+
     def _check_same(self) -> None:
         """Compares what this process was started for with what the others were, once."""
         if not self._is_checked:
@@ -492,7 +487,7 @@ class Experiment:
 
     def _changed_hparams(self) -> str:
         """The hparams that are not the saved run's, as the end of a sentence."""
-        if self._saved is None:
+        if self._saved is None or self._saved.hparams is None:
             return ""
         changed = [
             f"{name}={mine!r} (saved: {saved!r})"

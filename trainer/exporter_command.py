@@ -35,6 +35,7 @@ def run(flags: absl_flags.FlagValues) -> None:
         if flags.output_dir and run_files.read(flags.output_dir) is None:
             raise UsageError(f"{flags.output_dir} holds no run: --output_dir names a run's folder")
         made = plan.make(flags)
+        made.check_same_data(flags.data_dir)
         exporter = RunExporter(
             made.settings["model"],
             made.problem,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from absl import flags as absl_flags
+from absl import logging
 
 from t2tp import problems, registry
 from t2tp.hparam import HParams, describe_differences
@@ -50,6 +51,16 @@ class Plan:
     hparams: HParams
     config: RunConfig
     changes: list[str]
+
+    def check_same_data(self, data_dir: str) -> None:
+        """Refuses data other than those that the run was trained on.
+
+        Raises:
+          OtherRunError, RunFileError, OSError: see `run_files.check_same_data`.
+          FileNotFoundError, DamagedDataError: see `Problem.digest`.
+        """
+        digest = self.problem.digest(data_dir)
+        run_files.check_same_data(self.config, self.settings["problem"], data_dir, digest)
 
 
 def make(flags: absl_flags.FlagValues) -> Plan:
@@ -105,9 +116,12 @@ def _hparams(
     flags: absl_flags.FlagValues, set_name: str, saved: SavedRun | None, problem: Problem
 ) -> tuple[HParams, list[str]]:
     """The run's hparams, and a line for each that saved run, set and flags do not agree on."""
-    preset = _preset(set_name, value_of(flags, "hparams_set") is not None, saved)
+    before = None if saved is None else saved.hparams
+    if saved is not None and before is None:
+        _check_named(flags, set_name)
+    preset = _preset(set_name, value_of(flags, "hparams_set") is not None, before)
     problem.change_hparams(preset)
-    hparams = preset.copy() if saved is None else run_files.resumed_hparams(saved.hparams, preset)
+    hparams = preset.copy() if before is None else run_files.resumed_hparams(before, preset)
     given = _drawn(flags, hparams)
     for text in flags.hparams:
         given.update(hparams.parse(text))
@@ -119,13 +133,31 @@ def _hparams(
                 " of them"
             )
     _check_worker_gpu(flags, hparams)
-    return hparams, describe_differences(saved.hparams, preset, given) if saved else []
+    return hparams, [] if before is None else describe_differences(before, preset, given)
 
 
-def _preset(set_name: str, is_given: bool, saved: SavedRun | None) -> HParams:
+def _check_named(flags: absl_flags.FlagValues, set_name: str) -> None:
+    """Refuses to guess the hparams of a run that has lost them.
+
+    Raises:
+      UsageError: they are not named.
+    """
+    lost = f"{Path(flags.output_dir, run_files.HPARAMS_FILE)} is lost"
+    if value_of(flags, "hparams_set") is None:
+        was = f" (the run was last started with {set_name})" if set_name else ""
+        raise UsageError(
+            f"{lost}, and with it the run's hparams: put a copy of it back, or say what they were"
+            f" with --hparams_set{was} and --hparams"
+        )
+    logging.warning(
+        "%s: the hparams are those of --hparams_set=%s and --hparams", lost, flags.hparams_set
+    )
+
+
+def _preset(set_name: str, is_given: bool, saved: HParams | None) -> HParams:
     """A registered set, or what was saved with a run."""
     if saved is not None and not is_given and (not set_name or set_name.endswith(".json")):
-        return saved.hparams.copy()
+        return saved.copy()
     if not set_name.endswith(".json"):
         return registry.hparams(set_name)
     if not Path(set_name).is_file():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from t2tp.mesh.cluster import Cluster
 from t2tp.mesh.variables import Variables
 from t2tp.trainer import checkpointing, restoring
 from t2tp.trainer.checkpoint_hook import CheckpointHook, EverySeconds, EverySteps
-from t2tp.trainer.errors import UsageError
+from t2tp.trainer.errors import UsageError, as_usage_error
 from t2tp.trainer.run_config import RunConfig
 from t2tp.trainer.run_lock import RunLockedError
 from t2tp.trainer.run_saver import RunSaver, retention_of
@@ -106,8 +107,10 @@ class RunCheckpoints:
         newest = None
         if cluster.leads:
             for folder in self._damaged:
-                if folder.exists():
-                    logging.warning("%s is kept as %s", folder, checkpoint.set_aside(folder))
+                if os.path.lexists(folder):
+                    with as_usage_error(OSError):
+                        aside = checkpoint.set_aside(folder)
+                    logging.warning("%s is kept as %s", folder, aside)
             newest = checkpoint.last_finished(self._folder)
         step = json.loads(cluster.agree("newest", json.dumps(newest and newest.step)))
         self._damaged = ()

@@ -10,8 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from t2tp import checkpoint
 from t2tp.hparam import HParams
+from t2tp.trainer.checkpointing import checkpoint_folder
 from t2tp.trainer.errors import as_usage_error
+from t2tp.trainer.run_config import RunConfig
 from t2tp.whole_file import write_text
 
 HPARAMS_FILE = "hparams.json"
@@ -24,8 +27,25 @@ _SEEN_SECONDS = 60.0
 _FIXED_FLAGS = ("model", "problem")
 
 
+# What `flags.json` says of a run that programs go by. None: it does not say it.
+_TYPES = {
+    "model": str,
+    "problem": str,
+    "problem_options": str,
+    "hparams_set": str,
+    "train_steps": int,
+    "random_seed": int,
+    "data_digest": str,
+    "data_order": int,
+}
+
+
 class OtherRunError(ValueError):
-    """The folder holds a run of another model or problem."""
+    """The directory holds a run of another model or problem, or one trained on other data."""
+
+
+class RunFileError(ValueError):
+    """A file of a run is lost or spoilt, so that nobody knows what the run is."""
 
 
 @dataclass(frozen=True)
@@ -33,29 +53,72 @@ class SavedRun:
     """What was written into a run's folder.
 
     Attributes:
-      hparams: as they were when the run was last started.
+      hparams: as they were when the run was last started; None if their file is lost.
       flags: how it was last started, by name.
     """
 
-    hparams: HParams
+    hparams: HParams | None
     flags: dict[str, Any]
 
 
 def read(output_dir: str) -> SavedRun | None:
-    """Reads a run's files; None if the folder holds none.
+    """Reads a run's files; None if the folder holds no run.
 
     Raises:
-      ValueError: a file is not what `write` wrote.
+      RunFileError: a file is not what `write` wrote, or there are checkpoints and nothing says of
+        what.
+      OSError: a file cannot be read.
     """
-    folder = Path(output_dir)
+    path = Path(output_dir, HPARAMS_FILE)
     try:
-        hparams = HParams.load(folder / HPARAMS_FILE)
-        flags = json.loads((folder / FLAGS_FILE).read_text(encoding="utf-8"))
+        hparams = HParams.load(path)
+    except FileNotFoundError:
+        hparams = None
+    except ValueError as error:
+        raise RunFileError(
+            f"{error}; put a copy of it back, or move it away and say with --hparams_set what it"
+            " was"
+        ) from error
+    flags = read_flags(output_dir)
+    if flags is not None:
+        return SavedRun(hparams, flags)
+    if checkpoint.step_folders(checkpoint_folder(output_dir)):
+        raise RunFileError(
+            f"{output_dir} holds checkpoints but no {FLAGS_FILE}, which says of what model, problem"
+            " and data they are: put a copy of it back, or name them from another output_dir, with"
+            f" --warm_start_from={output_dir} to train and --checkpoint_path={output_dir} to"
+            " evaluate"
+        )
+    return None
+
+
+def read_flags(output_dir: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """Reads how a run was last started; None if the directory holds no run.
+
+    Raises:
+      RunFileError: the file is not what `write` wrote.
+      OSError: it cannot be read.
+    """
+    path = Path(output_dir, FLAGS_FILE)
+    try:
+        flags = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{folder / FLAGS_FILE} is not JSON: {error}") from error
-    return SavedRun(hparams, flags)
+    except ValueError as error:
+        raise RunFileError(f"{path} is not JSON: {error}; put a copy of it back") from error
+    if not isinstance(flags, dict):
+        raise RunFileError(
+            f"{path} is a {type(flags).__name__}, not an object of names and values: put a copy"
+            " of it back"
+        )
+    for name, kind in _TYPES.items():
+        value = flags.get(name)
+        if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
+            raise RunFileError(
+                f"{path}: {name} is {value!r}, and must be of type {kind.__name__}: put a copy of"
+                " it back"
+            )
+    return flags
 
 
 def write(output_dir: str, hparams: HParams, flags: Mapping[str, Any]) -> None:
@@ -103,6 +166,44 @@ def check_same_run(output_dir: str, saved: SavedRun, model: str, problem: str) -
             f"{output_dir} holds a run of model {saved.flags.get('model')} on problem"
             f" {saved.flags.get('problem')}, not of {model} on {problem}: choose another output_dir"
         )
+
+
+def check_same_data(
+    config: RunConfig, problem: str, data_dir: str | os.PathLike[str], digest: str
+) -> None:
+    """Refuses data other than those on which the run, or the checkpoint that is named, was trained.
+
+    The same vocabulary size is no proof of the same vocabulary, and a wrong one gives figures and
+    texts that look like any others.
+
+    Args:
+      config: of the run; where `checkpoint_path` names a checkpoint of another run on the same
+        problem, its data count as well.
+      problem: name of the problem.
+      data_dir: where its data are.
+      digest: of these data, see `Problem.digest`.
+
+    Raises:
+      OtherRunError: they are others.
+      RunFileError, OSError: `flags.json` cannot be read.
+    """
+    named = _run_of(config.checkpoint_path)
+    for run in (Path(config.output_dir), *([named] if named else [])):
+        flags = read_flags(run) or {}
+        before = flags.get("data_digest")
+        if before and flags.get("problem") == problem and before != digest:
+            raise OtherRunError(
+                f"the data of {problem} in {data_dir} are not those that the run in {run} was"
+                " trained on: they were made again, from other texts or with other options; name"
+                " the data_dir that it was trained on, or, to train, another output_dir"
+            )
+
+
+def _run_of(path: str) -> Path | None:
+    """The run that a checkpoint is of; see `checkpointing.find`."""
+    named = Path(path).absolute()
+    above = (named, *named.parents[:3]) if path else ()
+    return next((each for each in above if (each / FLAGS_FILE).exists()), None)
 
 
 def resumed_hparams(saved: HParams, preset: HParams) -> HParams:

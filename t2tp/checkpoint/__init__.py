@@ -1,7 +1,7 @@
 """Sliced checkpoints: saved on one mesh, restored on any other."""
 
 from t2tp.checkpoint.background import Background
-from t2tp.checkpoint.errors import UnusableCheckpointError
+from t2tp.checkpoint.errors import NewerFormatError, UnusableCheckpointError
 from t2tp.checkpoint.files import set_aside, step_folder, step_folders
 from t2tp.checkpoint.host_copy import copy_to_host
 from t2tp.checkpoint.metrics import Goal, read_metrics, record_metrics
@@ -14,6 +14,7 @@ __all__ = [
     "Background",
     "Checkpoint",
     "Goal",
+    "NewerFormatError",
     "Retention",
     "Slice",
     "UnusableCheckpointError",

@@ -9,6 +9,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from t2tp.checkpoint.errors import as_unusable
+
 _STEP_FOLDER = re.compile(r"step-(\d{8,})")
 # A folder that is being written, and one that is being deleted. Neither name is a checkpoint's.
 _TEMPORARY, _DISCARDED = ".tmp", ".discarded"
@@ -44,9 +46,9 @@ def discarded_folders(directory: Path) -> list[Path]:
 
 
 def _folders(directory: Path, ending: str) -> Iterator[tuple[int, Path]]:
-    if not directory.is_dir():
-        return
-    for path in directory.iterdir():
+    with as_unusable(f"The directory of checkpoints {directory}"):
+        paths = list(directory.iterdir()) if directory.is_dir() else []
+    for path in paths:
         match = _STEP_FOLDER.fullmatch(path.name.removesuffix(ending))
         # Our own names only: step-000000300 would be a second folder of step 300.
         if match and path.name == step_folder(directory, int(match[1])).name + ending:
@@ -56,18 +58,29 @@ def _folders(directory: Path, ending: str) -> Iterator[tuple[int, Path]]:
 def discard(folder: Path) -> None:
     """Deletes a checkpoint's folder, which stops looking like one before its first file goes."""
     rubbish = folder.with_name(folder.name + _DISCARDED)
-    if rubbish.exists():
-        shutil.rmtree(rubbish)
+    remove(rubbish)
     folder.rename(rubbish)
     sync(folder.parent)
-    shutil.rmtree(rubbish)
+    remove(rubbish)
+
+
+def remove(path: Path) -> None:
+    """Deletes whatever is there: a folder with all in it, a file, a link, or nothing."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def set_aside(folder: Path) -> Path:
-    """Gives a damaged checkpoint's folder a name that is no checkpoint's; returns the new path."""
+    """Gives a damaged checkpoint's folder, or what has its name, one that is no checkpoint's.
+
+    Returns:
+      the new path.
+    """
     aside = folder.with_name(folder.name + _DAMAGED)
     number = 1
-    while aside.exists():
+    while os.path.lexists(aside):
         number += 1
         aside = folder.with_name(f"{folder.name}{_DAMAGED}-{number}")
     folder.rename(aside)

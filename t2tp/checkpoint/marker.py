@@ -6,9 +6,15 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from t2tp.checkpoint import files
-from t2tp.checkpoint.errors import UnusableCheckpointError
+from t2tp.checkpoint.errors import (
+    NewerFormatError,
+    UnusableCheckpointError,
+    as_unusable,
+    checkpoint_in,
+)
 
 NAME = "FINISHED"
 METADATA = "metadata.json"
@@ -62,24 +68,41 @@ class Marker:
         """Reads the folder's marker and checks the marker itself, not the other files.
 
         Raises:
-          UnusableCheckpointError: there is no marker, it is damaged, or of a newer format.
+          UnusableCheckpointError: there is no marker, it is damaged or cannot be read.
+          NewerFormatError: it is of a newer format.
         """
+        with as_unusable(checkpoint_in(folder)):
+            content = cls._content(folder)
+        damaged = UnusableCheckpointError(f"{checkpoint_in(folder)} is damaged: its file {NAME}.")
+        body, _, digest = content.removesuffix(b"\n").rpartition(b"\n")
+        if digest != _digest(body):
+            raise damaged
         try:
-            content = (folder / NAME).read_bytes()
+            return cls._of_fields(folder, json.loads(body))
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            raise damaged from error
+
+    @classmethod
+    def _content(cls, folder: Path) -> bytes:
+        try:
+            return (folder / NAME).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             what = "it was never finished" if folder.is_dir() else "there is no such folder"
             raise UnusableCheckpointError(
                 f"{folder} is not a checkpoint: {what} (no file {NAME} in it)."
             ) from None
-        body, _, digest = content.removesuffix(b"\n").rpartition(b"\n")
-        if digest != _digest(body):
-            raise UnusableCheckpointError(f"The checkpoint {folder} is damaged: its file {NAME}.")
-        fields = json.loads(body)
-        if fields["format"] != FORMAT:
-            raise UnusableCheckpointError(
-                f"The checkpoint {folder} has format {fields['format']}; this version of t2tp"
-                f" reads format {FORMAT}."
+
+    @classmethod
+    def _of_fields(cls, folder: Path, fields: dict[str, Any]) -> Marker:
+        version = fields["format"]
+        if version > FORMAT:
+            raise NewerFormatError(
+                f"{checkpoint_in(folder)} has format {version}; this version of t2tp reads format"
+                f" {FORMAT}: use a version as new as the one that saved it, or move it elsewhere to"
+                " go on from the checkpoint before it."
             )
+        if version != FORMAT:
+            raise ValueError(f"there is no format {version}")
         return cls(
             step=fields["step"],
             files={name: FileRecord(**record) for name, record in fields["files"].items()},
@@ -95,37 +118,42 @@ class Marker:
         it without noticing, so these are always read.
 
         Raises:
-          UnusableCheckpointError: a file is missing or not what was written.
+          UnusableCheckpointError: a file is missing, not what was written, or cannot be read.
         """
-        for name, record in self.files.items():
-            path = folder / name
-            if not path.is_file():
-                raise UnusableCheckpointError(
-                    f"The checkpoint {folder} is damaged: its file {name} is missing."
-                )
-            size = path.stat().st_size
-            if size != record.size:
-                raise UnusableCheckpointError(
-                    f"The checkpoint {folder} is damaged: its file {name} has {size} bytes,"
-                    f" {record.size} were written."
-                )
-            if not name.startswith(f"{VARIABLES}.data-"):
-                self._check_content(folder, name)
+        with as_unusable(checkpoint_in(folder)):
+            for name, record in self.files.items():
+                self._check_size(folder, name, record.size)
+                if not name.startswith(f"{VARIABLES}.data-"):
+                    self._check_content(folder, name)
 
     def check_contents(self, folder: Path) -> None:
         """Reads every file and compares it with what was written.
 
         Raises:
-          UnusableCheckpointError: a file is missing or not what was written.
+          UnusableCheckpointError: a file is missing, not what was written, or cannot be read.
         """
         self.check_sizes(folder)
-        for name in self.files:
-            self._check_content(folder, name)
+        with as_unusable(checkpoint_in(folder)):
+            for name in self.files:
+                self._check_content(folder, name)
+
+    def _check_size(self, folder: Path, name: str, written: int) -> None:
+        path = folder / name
+        if not path.is_file():
+            raise UnusableCheckpointError(
+                f"{checkpoint_in(folder)} is damaged: its file {name} is missing."
+            )
+        size = path.stat().st_size
+        if size != written:
+            raise UnusableCheckpointError(
+                f"{checkpoint_in(folder)} is damaged: its file {name} has {size} bytes,"
+                f" {written} were written."
+            )
 
     def _check_content(self, folder: Path, name: str) -> None:
         if files.sha256(folder / name) != self.files[name].sha256:
             raise UnusableCheckpointError(
-                f"The checkpoint {folder} is damaged: the content of its file {name} is not what"
+                f"{checkpoint_in(folder)} is damaged: the content of its file {name} is not what"
                 " was written."
             )
 

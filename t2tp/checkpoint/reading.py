@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
+import os
 from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
@@ -13,7 +13,12 @@ import tensorflow as tf
 from absl import logging
 
 from t2tp.checkpoint import files
-from t2tp.checkpoint.errors import UnusableCheckpointError, reason
+from t2tp.checkpoint.errors import (
+    NewerFormatError,
+    UnusableCheckpointError,
+    as_unusable,
+    checkpoint_in,
+)
 from t2tp.checkpoint.marker import METADATA, VARIABLES, Marker
 from t2tp.checkpoint.slices import Slice
 from t2tp.nearest import nearest
@@ -33,15 +38,18 @@ class Checkpoint:
         """Opens a checkpoint; checks the sizes of its files, and the small ones' content.
 
         Raises:
-          UnusableCheckpointError: `path` is no checkpoint, not finished, or damaged.
+          UnusableCheckpointError: `path` is no checkpoint, not finished, damaged, or cannot be
+            read.
+          NewerFormatError: it is of a newer format.
         """
         self.path = Path(path)
         self._marker = Marker.read(self.path)
         self._marker.check_sizes(self.path)
         self.step = self._marker.step
         self.saved_at = self._marker.saved_at
-        self.metadata: dict = json.loads((self.path / METADATA).read_bytes())
-        reader = tf.train.load_checkpoint(self.prefix)
+        with as_unusable(checkpoint_in(self.path)):
+            self.metadata: dict = json.loads((self.path / METADATA).read_bytes())
+            reader = tf.compat.v1.train.NewCheckpointReader(self.prefix)
         self._shapes = {
             name: tuple(shape) for name, shape in reader.get_variable_to_shape_map().items()
         }
@@ -72,36 +80,31 @@ class Checkpoint:
         Raises:
           LookupError: the checkpoint has no tensor of that name.
           ValueError: a tensor has another shape or dtype than the slice says.
-          UnusableCheckpointError: what is stored is not what was saved.
+          UnusableCheckpointError: what is stored is not what was saved, or cannot be read.
         """
         for each in slices:
             self._check(each)
         if not slices:
             return []
         stored = [tf.float32 if part.dtype == tf.float16 else part.dtype for part in slices]
-        try:
-            with tf.device("CPU:0"):
-                values = tf.raw_ops.RestoreV2(
-                    prefix=self.prefix,
-                    tensor_names=[each.name for each in slices],
-                    shape_and_slices=[each.spec for each in slices],
-                    dtypes=stored,
-                )
-                return [
-                    tf.cast(value, each.dtype) if each.dtype == tf.float16 else value
-                    for value, each in zip(values, slices, strict=True)
-                ]
-        except (tf.errors.DataLossError, tf.errors.OutOfRangeError, tf.errors.NotFoundError) as e:
-            raise UnusableCheckpointError(
-                f"The checkpoint {self.path} is damaged: its content is not what was saved"
-                f" ({reason(e)})."
-            ) from e
+        with as_unusable(checkpoint_in(self.path)), tf.device("CPU:0"):
+            values = tf.raw_ops.RestoreV2(
+                prefix=self.prefix,
+                tensor_names=[each.name for each in slices],
+                shape_and_slices=[each.spec for each in slices],
+                dtypes=stored,
+            )
+            return [
+                tf.cast(value, each.dtype) if each.dtype == tf.float16 else value
+                for value, each in zip(values, slices, strict=True)
+            ]
 
     def verify(self) -> None:
         """Reads all files and compares them with what was written.
 
         Raises:
-          UnusableCheckpointError: a file is not what was written; the error names it.
+          UnusableCheckpointError: a file is not what was written, or cannot be read; the error
+            names it.
         """
         self._marker.check_contents(self.path)
 
@@ -127,6 +130,10 @@ def latest(directory: str | PathLike[str], before: int | None = None) -> Checkpo
     Args:
       directory: holds the run's checkpoints.
       before: only those of smaller steps are looked at.
+
+    Raises:
+      NewerFormatError: the newest is of a newer format; those before it are not what is meant.
+      UnusableCheckpointError: the directory cannot be read.
     """
     directory = Path(directory)
     unfinished = files.temporary_folders(directory) if before is None else {}
@@ -152,28 +159,46 @@ class Finished(NamedTuple):
 def last_finished(directory: str | PathLike[str]) -> Finished | None:
     """Finds the newest finished checkpoint of a directory; None if there is none.
 
-    It is the one that `latest` opens, found without TensorFlow, and without a warning.
+    It is the one that `latest` opens, found without TensorFlow, and without a warning; also if it
+    is of a newer format.
     """
     for step, path in reversed(files.step_folders(Path(directory)).items()):
-        with contextlib.suppress(UnusableCheckpointError):
+        try:
             marker = Marker.read(path)
             marker.check_sizes(path)
-            if marker.step == step:
-                return Finished(path, step)
+        except NewerFormatError:
+            return Finished(path, step)
+        except UnusableCheckpointError:
+            continue
+        if marker.step == step:
+            return Finished(path, step)
     return None
 
 
 def all_steps(directory: str | PathLike[str]) -> list[int]:
-    """The steps of a directory's finished checkpoints, ascending; warns of damaged ones."""
-    paths = files.step_folders(Path(directory)).values()
-    return [found.step for path in paths if (found := _open_or_warn(path)) is not None]
+    """The steps of a directory's finished checkpoints, ascending.
+
+    It warns of those that are damaged or of a newer format, and leaves them out.
+    """
+    steps = []
+    for path in files.step_folders(Path(directory)).values():
+        try:
+            found = _open_or_warn(path)
+        except NewerFormatError as error:
+            logging.warning("Skipping a checkpoint: %s", error)
+            continue
+        if found is not None:
+            steps.append(found.step)
+    return steps
 
 
 def _open_or_warn(path: Path) -> Checkpoint | None:
     try:
         checkpoint = Checkpoint(path)
+    except NewerFormatError:
+        raise
     except UnusableCheckpointError as error:
-        if path.exists():  # It may just have been deleted as one too many.
+        if os.path.lexists(path):  # It may just have been deleted as one too many.
             logging.warning("Skipping a checkpoint: %s", error)
         return None
     if files.step_folder(path.parent, checkpoint.step) != path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -46,9 +45,9 @@ class Retention:
 def keep(directory: str | PathLike[str], retention: Retention) -> None:
     """Deletes finished checkpoints of a directory, and what crashes left there.
 
-    Damaged checkpoints do not count and are not touched. Temporary folders are deleted up to the
-    newest finished step: one of a later step may be a save that is going on. With several
-    processes, one of them calls this.
+    Checkpoints that are damaged, or of a newer format, do not count and are not touched. Temporary
+    folders are deleted up to the newest finished step: one of a later step may be a save that is
+    going on. With several processes, one of them calls this.
 
     Args:
       directory: holds the run's checkpoints.
@@ -63,9 +62,9 @@ def keep(directory: str | PathLike[str], retention: Retention) -> None:
             files.discard(folder)
     for step, path in files.temporary_folders(directory).items():
         if steps and step <= steps[-1]:
-            shutil.rmtree(path)
+            files.remove(path)
     for path in files.discarded_folders(directory):
-        shutil.rmtree(path)
+        files.remove(path)
 
 
 def _every(seconds: float, folders: dict[int, Path]) -> set[int]:

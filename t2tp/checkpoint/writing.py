@@ -12,6 +12,7 @@ so these are stored as float32, which holds every float16 value exactly; the mar
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 import uuid
@@ -24,7 +25,7 @@ import tensorflow as tf
 from absl import logging
 
 from t2tp.checkpoint import files
-from t2tp.checkpoint.errors import UnusableCheckpointError, reason
+from t2tp.checkpoint.errors import NewerFormatError, UnusableCheckpointError, reason
 from t2tp.checkpoint.marker import METADATA, VARIABLES, FileRecord, Marker
 from t2tp.checkpoint.metrics import record_metrics
 from t2tp.checkpoint.slices import Slice, check_tiling
@@ -69,7 +70,8 @@ def save(
 
     Raises:
       ValueError: the arguments do not fit together, or the step is already saved there.
-      OSError: the checkpoint could not be written; earlier ones are as they were.
+      OSError: the checkpoint could not be written, or there is one of a newer format in its place;
+        earlier ones are as they were.
     """
     if num_processes > 1 and barrier is None:
         raise ValueError(f"{num_processes} processes that save together need a barrier.")
@@ -164,8 +166,7 @@ class _Saving:
                 " not overwritten. Delete it first, or save in another directory."
             )
         self.directory.mkdir(parents=True, exist_ok=True)
-        if self.temporary.exists():
-            shutil.rmtree(self.temporary)
+        files.remove(self.temporary)
         self.temporary.mkdir()
 
     def write(self, values: Sequence[tuple[Slice, tf.Tensor]]) -> None:
@@ -209,9 +210,13 @@ class _Saving:
             record_metrics(self.temporary, metrics)
         Marker(self.step, records, tuple(float16), words, time.time()).write(self.temporary)
         files.sync(self.temporary)
-        if self.folder.exists():
-            logging.warning("%s is unfinished or damaged; it is saved anew.", self.folder)
-            files.discard(self.folder)
+        if os.path.lexists(self.folder):
+            aside = files.set_aside(self.folder)
+            logging.warning(
+                "%s is not a checkpoint of step %d, or is damaged: it is kept as %s, and the step"
+                " is saved anew.",
+                *(self.folder, self.step, aside),
+            )
         self.temporary.rename(self.folder)
         files.sync(self.directory)
 
@@ -239,10 +244,13 @@ class _Saving:
 
     def _is_saved(self) -> bool:
         try:
-            Marker.read(self.folder).check_sizes(self.folder)
+            marker = Marker.read(self.folder)
+            marker.check_sizes(self.folder)
+        except NewerFormatError:
+            raise
         except UnusableCheckpointError:
             return False
-        return True
+        return marker.step == self.step  # A folder may have been given another one's name.
 
     def check_finished(self) -> None:
         """Makes sure that the finished checkpoint has this process's part in it."""

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import errno
+import hashlib
+import json
 import logging as python_logging
+import os
 import shutil
 
 import pytest
@@ -8,8 +12,11 @@ from absl import logging
 
 from t2tp.checkpoint import (
     Checkpoint,
+    NewerFormatError,
+    Retention,
     UnusableCheckpointError,
     all_steps,
+    keep,
     last_finished,
     latest,
     save,
@@ -144,17 +151,156 @@ def test_a_folder_that_is_no_checkpoint_is_named(run):
         Checkpoint(run / "nowhere")
 
 
-def test_a_damaged_one_is_replaced_when_its_step_is_saved_again(run, warnings):
+def _lacks_a_file(path):
+    (path / DATA).unlink()
+
+
+def _lacks_its_marker(path):
+    (path / "FINISHED").unlink()
+
+
+def _has_another_steps_name(path):
+    shutil.rmtree(path)
+    shutil.copytree(path.with_name("step-00000001"), path)
+
+
+def _is_a_file(path):
+    shutil.rmtree(path)
+    path.write_text("what somebody has put there")
+
+
+def _is_a_link_to_itself(path):
+    shutil.rmtree(path)
+    path.symlink_to(path)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        _lacks_a_file,
+        _lacks_its_marker,
+        _has_another_steps_name,
+        _is_a_file,
+        _is_a_link_to_itself,
+    ],
+)
+def test_what_stands_in_the_place_of_a_step_is_kept_aside_when_it_is_saved(run, warnings, spoil):
+    path = run / "step-00000002"
+    aside = [run / "step-00000002.damaged", run / "step-00000002.damaged-2"]
+    for number, kept in enumerate(aside, start=1):
+        spoil(path)
+        found = contents(path)
+        save(run, 2, samples.of_step(2), {"seen": 20})
+        samples.assert_is_step(latest(run), 2)
+        assert contents(kept) == found
+        assert sorted(run.glob("*.damaged*")) == aside[:number]
+        assert f"it is kept as {kept}, and the step is saved anew" in warnings()[-1]
+
+
+def contents(path):
+    """What is there: a link's target, a file's bytes, or those of all files in a folder."""
+    if path.is_symlink():
+        return path.readlink()
+    if path.is_file():
+        return path.read_bytes()
+    return {each.name: each.read_bytes() for each in path.iterdir()}
+
+
+def test_what_a_crash_has_left_under_a_temporary_name_may_be_of_any_kind(run):
+    (run / "step-00000002.tmp").write_text("")
+    (run / "step-00000003.tmp").symlink_to(run / "step-00000003.tmp")
+    (run / "step-00000001.discarded").write_text("")
+    save(run, 3, samples.of_step(3), {"seen": 30})
+    keep(run, Retention(3))
+    assert sorted(each.name for each in run.iterdir()) == [f"step-0000000{n}" for n in (1, 2, 3)]
+
+
+FAULTS = {
+    "a link to itself": lambda path: path.symlink_to(path),
+    "a directory": lambda path: path.mkdir(),
+    "a device that gives no bytes": lambda path: path.symlink_to("/proc/self/mem"),
+}
+
+
+@pytest.mark.parametrize("name", ["FINISHED", DATA, "variables.index", "metadata.json"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_one_with_a_file_that_cannot_be_read_is_skipped_with_a_sentence(run, warnings, name, fault):
+    path = run / "step-00000002" / name
+    path.unlink()
+    FAULTS[fault](path)
+    samples.assert_is_step(latest(run), 1)
+    assert last_finished(run) == (run / "step-00000001", 1)
+    (warning,) = warnings()
+    assert f"Skipping a checkpoint: The checkpoint {path.parent} " in warning
+    assert all_steps(run) == [1]
+
+
+def test_an_error_of_reading_is_an_unusable_checkpoint(run, warnings, monkeypatch):
+    """Permissions that are lacking, a disk that fails."""
+
+    def refuses(path):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr("t2tp.checkpoint.files.sha256", refuses)
+    said = r"step-00000002 cannot be read: .*Permission denied: .*\."
+    with pytest.raises(UnusableCheckpointError, match=said):
+        Checkpoint(run / "step-00000002")
+    assert latest(run) is None
+    assert "Permission denied" in warnings()[0]
+
+
+def test_an_error_of_reading_values_is_an_unusable_checkpoint(run):
+    checkpoint = Checkpoint(run / "step-00000002")
     (run / "step-00000002" / DATA).unlink()
-    save(run, 2, samples.of_step(2), {"seen": 20})
-    samples.assert_is_step(latest(run), 2)
-    assert sorted(each.name for each in run.iterdir()) == ["step-00000001", "step-00000002"]
-    assert "step-00000002 is unfinished or damaged; it is saved anew" in warnings()[0]
+    (run / "step-00000002" / DATA).mkdir()
+    with pytest.raises(UnusableCheckpointError, match="step-00000002 (is damaged|cannot be read)"):
+        checkpoint.read(samples.whole())
 
 
-def test_a_format_of_the_future_is_refused(run, monkeypatch):
+def test_a_directory_that_cannot_be_listed_is_not_an_empty_one(tmp_path, monkeypatch):
+    def refuses(path):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr("pathlib.Path.iterdir", refuses)
+    with pytest.raises(UnusableCheckpointError, match=f"{tmp_path} cannot be read: .*denied"):
+        latest(tmp_path)
+
+
+@pytest.fixture
+def of_the_future(run, monkeypatch):
+    """A checkpoint of a newer format, the newest of the run."""
     monkeypatch.setattr("t2tp.checkpoint.marker.FORMAT", 2)
     path = save(run, 3, samples.of_step(3), {})
     monkeypatch.undo()
-    with pytest.raises(UnusableCheckpointError, match=r"has format 2; this .* reads format 1"):
-        Checkpoint(path)
+    return path
+
+
+def test_a_format_of_the_future_is_refused_and_not_passed_over(run, of_the_future):
+    with pytest.raises(NewerFormatError, match=r"has format 2; this .* reads format 1: use a ver"):
+        Checkpoint(of_the_future)
+    with pytest.raises(NewerFormatError, match="step-00000003 has format 2"):
+        latest(run)
+    samples.assert_is_step(latest(run, before=3), 2)
+    assert last_finished(run) == (of_the_future, 3)
+
+
+def test_a_format_of_the_future_stays_where_it_is(run, of_the_future, warnings):
+    found = contents(of_the_future)
+    with pytest.raises(OSError, match=r"step 3 could not be saved .* has format 2"):
+        save(run, 3, samples.of_step(3), {"seen": 30})
+    keep(run, Retention(1))
+    assert all_steps(run) == [2]
+    assert contents(of_the_future) == found
+    assert "step-00000003 has format 2" in warnings()[-1]
+
+
+@pytest.mark.parametrize(
+    "fields", [[], 7, {}, {"format": "1"}, {"format": 0}, {"format": 1, "step": 2, "files": 3}]
+)
+def test_a_sealed_marker_of_other_fields_is_damaged(run, fields):
+    body = json.dumps(fields).encode()
+    digest = hashlib.sha256(body).hexdigest().encode()
+    (run / "step-00000002/FINISHED").write_bytes(body + b"\n" + digest + b"\n")
+    with pytest.raises(UnusableCheckpointError, match="is damaged: its file FINISHED"):
+        Checkpoint(run / "step-00000002")
+    assert latest(run).step == 1

@@ -9,11 +9,12 @@ import pytest
 
 from t2tp import problems
 from t2tp.mesh.cluster import connect
-from t2tp.trainer import run_files, together
+from t2tp.trainer import run_files, t2tp_decoder, t2tp_eval, t2tp_exporter, together
 from tests.problems.test_generation import WatchedDigits
 from tests.trainer.conftest import PROBLEM
 from tests.trainer.events import read_scalars
 
+OTHER_DATA = "are not those that the run in"
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
@@ -114,8 +115,23 @@ def test_a_run_does_not_go_on_with_other_data(trainer, tmp_path, capfd):
     made_again.samples = lambda split, folder, tmp_dir: [{"inputs": "1", "targets": "I"}] * 50
     made_again.prepare(tmp_path / "other")
     flags["data_dir"] = tmp_path / "other"
+    capfd.readouterr()
     assert trainer(**flags, train_steps=4) == 2
-    assert "are not those that the run in" in capfd.readouterr().err
+    assert OTHER_DATA in capfd.readouterr().err
+    # What reads the run is refused as well: evaluated with another vocabulary it has some figure.
+    run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    for schedule in ("evaluate", "evaluate_on_train_data", "continuous_eval", "predict"):
+        assert trainer(**flags | {"schedule": schedule}) == 2
+        assert OTHER_DATA in capfd.readouterr().err
+    named = {"schedule": "evaluate", "output_dir": elsewhere, "checkpoint_path": run}
+    assert trainer(**flags | named) == 2
+    assert OTHER_DATA in capfd.readouterr().err
+    reading = [f"--output_dir={run}", f"--data_dir={tmp_path / 'other'}"]
+    programs = {t2tp_eval: [], t2tp_decoder: ["--split=validation"], t2tp_exporter: []}
+    for program, more in programs.items():
+        assert program.main([program.__name__, *reading, *more]) == 2
+        assert OTHER_DATA in capfd.readouterr().err.splitlines()[-1]
+    assert not elsewhere.exists() and not (run / "export").exists()
 
 
 def test_data_are_made_by_a_process_for_each_core(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ import pytest
 
 from t2tp.hparam import HParams
 from t2tp.trainer import run_files
-from t2tp.trainer.run_files import OtherRunError, SavedRun
+from t2tp.trainer.run_files import OtherRunError, RunFileError, SavedRun
 
 
 def test_what_was_written_is_read_back(tmp_path):
@@ -25,6 +25,41 @@ def test_a_spoilt_file_is_named(tmp_path):
     run_files.write(tmp_path, HParams(d_model=8), {})
     (tmp_path / "flags.json").write_text("{")
     with pytest.raises(ValueError, match=r"flags\.json is not JSON"):
+        run_files.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"[1]", r"flags\.json is a list, not an object of names and values"),
+        (b"\xff{}", r"flags\.json is not JSON: .*utf-8"),
+        (b'{"model": 5}', r"flags\.json: model is 5, and must be of type str"),
+        (b'{"train_steps": true}', r"flags\.json: train_steps is True, and must be of type int"),
+    ],
+)
+def test_flags_of_another_type_are_named(tmp_path, content, said):
+    run_files.write(tmp_path, HParams(d_model=8), {})
+    (tmp_path / "flags.json").write_bytes(content)
+    with pytest.raises(RunFileError, match=said):
+        run_files.read(tmp_path)
+
+
+def test_spoilt_hparams_are_named(tmp_path):
+    run_files.write(tmp_path, HParams(d_model=8), {})
+    for content in (b"", b"\xff{}", b"[]", b'{"values": {"a": 1}, "types": 3}'):
+        (tmp_path / "hparams.json").write_bytes(content)
+        with pytest.raises(RunFileError, match=r"hparams\.json: .*; put a copy of it back"):
+            run_files.read(tmp_path)
+
+
+def test_a_lost_file_does_not_make_a_run_a_new_one(tmp_path):
+    run_files.write(tmp_path, HParams(d_model=8), {"model": "m"})
+    (tmp_path / "hparams.json").unlink()
+    assert run_files.read(tmp_path) == SavedRun(None, {"model": "m"})
+    (tmp_path / "flags.json").unlink()
+    assert run_files.read(tmp_path) is None  # A first start that was killed between the two.
+    (tmp_path / "checkpoints/step-00000001").mkdir(parents=True)
+    with pytest.raises(RunFileError, match=r"holds checkpoints but no flags\.json"):
         run_files.read(tmp_path)
 
 

@@ -16,6 +16,8 @@ from t2tp.hparam import HParams
 from tests.trainer.conftest import PROBLEM
 from tests.trainer.events import read_scalars
 
+SET = "transformer_lm_test"
+
 
 def test_it_trains_evaluates_and_goes_on(trainer, tmp_path, capfd):
     mesh = {"mesh_shape": "data:2;model:2"}
@@ -202,6 +204,30 @@ def test_a_run_that_does_not_fit_is_refused_untouched(trainer, tmp_path, capfd):
         assert trainer(**flags) == 2
         assert says in capfd.readouterr().err
     assert contents(run) == before
+
+
+def test_lost_hparams_are_asked_for_and_other_data_refused_all_the_same(trainer, tmp_path, capfd):
+    run, forgotten = tmp_path / "run", dict.fromkeys(("problem", "model", "hparams_set"))
+    assert trainer(schedule="train", train_steps=1) == 0
+    (run / "hparams.json").unlink()
+    before = contents(run)
+    capfd.readouterr()
+    assert trainer(schedule="train", train_steps=2, **forgotten) == 2
+    said = capfd.readouterr().err
+    assert f"{run / 'hparams.json'} is lost" in said
+    assert "say what they were with --hparams_set (the run was last started with" in said
+    assert len(said.splitlines()) == 1
+    flags = json.loads((run / "flags.json").read_text())
+    (run / "flags.json").write_text(json.dumps({**flags, "data_digest": "other"}))
+    assert trainer(schedule="train", train_steps=2) == 2
+    assert "are not those that the run in" in capfd.readouterr().err
+    (run / "flags.json").write_text(json.dumps(flags, indent=2) + "\n")
+    assert contents(run) == before
+    assert trainer(schedule="train", train_steps=2, **forgotten | {"hparams_set": SET}) == 0
+    said = capfd.readouterr().err
+    assert f"hparams.json is lost: the hparams are those of --hparams_set={SET}" in said
+    assert "going on from the checkpoint of step 1" in said
+    assert (run / "hparams.json").exists()
 
 
 def test_another_shape_is_refused_untouched(trainer, tmp_path, capfd):
