@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import pickle
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
@@ -27,6 +28,7 @@ from t2tp.problems.manifest import FileState, SplitSizes
 from t2tp.problems.permutation import permute
 from t2tp.problems.progress import Progress
 from t2tp.problems.shards import ShardWriter, finished, shard_name
+from t2tp.problems.user_dir import import_user_dir, imported_user_dirs
 
 if TYPE_CHECKING:
     from t2tp.problems.problem import Problem
@@ -228,8 +230,10 @@ def _make_in_processes(
     # Not forked: TensorFlow's threads, where it is loaded, do not survive that.
     context = multiprocessing.get_context("spawn")
     done = context.Value("q", 0)
+    # The problem's class may be in a user's directory, which a worker has to import first.
+    arguments = (imported_user_dirs(), pickle.dumps(maker), done)
     with ProcessPoolExecutor(
-        num_workers, mp_context=context, initializer=_begin_worker, initargs=(maker, done)
+        num_workers, mp_context=context, initializer=_begin_worker, initargs=arguments
     ) as pool:
         pending = {pool.submit(_make_in_worker, job) for job in jobs}
         try:
@@ -252,9 +256,11 @@ def _make_in_processes(
 _worker: tuple[_Maker, Any]
 
 
-def _begin_worker(maker: _Maker, done: Any) -> None:
+def _begin_worker(user_dirs: Sequence[Path], pickled_maker: bytes, done: Any) -> None:
     global _worker
-    _worker = (maker, done)
+    for directory in user_dirs:
+        import_user_dir(directory)
+    _worker = (pickle.loads(pickled_maker), done)
     threading.Thread(target=_die_with_parent, daemon=True).start()
 
 

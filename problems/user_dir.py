@@ -1,51 +1,91 @@
-"""A user's own problems, models and hparams sets: a folder that is imported (--t2t_usr_dir)."""
+"""A user's own problems, models and hparams sets: a directory that is imported (--t2t_usr_dir)."""
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
+from importlib.machinery import ModuleSpec
 from os import PathLike
 from pathlib import Path
 from types import ModuleType
 
+_imported: list[Path] = []
 
-def import_user_dir(folder: str | PathLike[str]) -> ModuleType:
-    """Imports a folder as a package; what its modules register can then be named.
 
-    The package has the folder's name, and its `__init__.py` imports the modules. Without an
-    `__init__.py` every module of the folder is imported.
+def import_user_dir(directory: str | PathLike[str]) -> ModuleType:
+    """Imports a directory as a package; what its modules register can then be named.
+
+    The package has the directory's name, and its `__init__.py` imports the modules. Without an
+    `__init__.py` every module of the directory is imported. Python's path stays as it is, so that
+    files next to the directory do not take the place of installed packages.
 
     Args:
-        folder: the folder. The one it lies in is put on Python's path for good, so that the worker
-            processes which make data find the package too.
+        directory: the directory.
 
     Returns:
         The package.
 
     Raises:
-        NotADirectoryError: there is no such folder.
+        NotADirectoryError: there is no such directory.
         ValueError: its name cannot be that of a package, or another package has it.
     """
-    path = Path(folder).expanduser().resolve()
+    path = Path(directory).expanduser().resolve()
     if not path.is_dir():
-        raise NotADirectoryError(f"t2t_usr_dir={folder}: there is no such folder")
+        raise NotADirectoryError(f"t2t_usr_dir={directory}: there is no such folder")
     if not path.name.isidentifier():
         raise ValueError(
-            f"t2t_usr_dir={folder}: Python cannot import a folder named {path.name!r}; name it "
+            f"t2t_usr_dir={directory}: Python cannot import a folder named {path.name!r}; name it "
             f"with letters, digits and _, as in {_importable(path.name)!r}"
         )
-    if str(path.parent) not in sys.path:
-        sys.path.insert(0, str(path.parent))
-    importlib.invalidate_caches()
-    package = importlib.import_module(path.name)
-    if path not in [Path(place).resolve() for place in package.__path__]:
-        raise ValueError(
-            f"t2t_usr_dir={folder}: another package is named {path.name}, in "
-            f"{list(package.__path__)}; give the folder another name"
-        )
+    _check_name_is_free(path)
+    package = sys.modules.get(path.name) or _import_package(path)
     if not (path / "__init__.py").is_file():
         for module in sorted(path.glob("*.py")):
             importlib.import_module(f"{path.name}.{module.stem}")
+    if path not in _imported:
+        _imported.append(path)
+    return package
+
+
+def imported_user_dirs() -> list[Path]:
+    """The directories imported so far, for a worker process to import before it unpickles."""
+    return list(_imported)
+
+
+def _check_name_is_free(path: Path) -> None:
+    found = sys.modules.get(path.name)
+    spec = importlib.util.find_spec(path.name) if found is None else found.__spec__
+    if found is None and spec is None:
+        return
+    places = list((spec and spec.submodule_search_locations) or ())
+    if path not in [Path(place).resolve() for place in places]:
+        other = ", ".join(places) or (spec and spec.origin) or "Python itself"
+        raise ValueError(
+            f"t2t_usr_dir={path}: another package is named {path.name} ({other}); give the folder "
+            "another name"
+        )
+
+
+def _import_package(path: Path) -> ModuleType:
+    spec: ModuleSpec | None
+    if (path / "__init__.py").is_file():
+        spec = importlib.util.spec_from_file_location(
+            path.name, path / "__init__.py", submodule_search_locations=[str(path)]
+        )
+    else:
+        spec = ModuleSpec(path.name, None, is_package=True)
+        spec.submodule_search_locations = [str(path)]
+    assert spec is not None
+    package = importlib.util.module_from_spec(spec)
+    sys.modules[path.name] = package
+    if spec.loader is None:
+        return package
+    try:
+        spec.loader.exec_module(package)
+    except BaseException:
+        del sys.modules[path.name]
+        raise
     return package
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -15,6 +17,7 @@ from types import FrameType
 from typing import IO
 
 from t2tp.mesh.meeting import free_port
+from t2tp.mesh.messages import SECRET_VARIABLE
 from t2tp.mesh.processes import DEVICES_VARIABLE, THREADS_VARIABLE
 
 WRONG_USAGE = 2
@@ -24,6 +27,8 @@ NO_SUCH_COMMAND = 127  # As shells have it.
 ENDING_SECONDS = 40.0
 KILL_SECONDS = 10.0
 _POLL_SECONDS = 0.1
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -57,7 +62,8 @@ def environments_of(
     gpus: Sequence[str],
 ) -> list[dict[str, str]]:
     """The environment of each process, which says who it is, which GPUs it uses, and, unless
-    somebody has said it already, its share of the cores: together they are to use all of them once.
+    somebody has said it already, its share of the cores (together they are to use all of them once)
+    and the secret by which they know each other.
 
     Args:
       num_processes: how many there are.
@@ -78,10 +84,11 @@ def environments_of(
         )
     cluster = {"worker": [f"localhost:{free_port()}" for _ in range(num_processes)]}
     share = max(1, len(os.sched_getaffinity(0)) // num_processes)
+    secret = secrets.token_hex(16)
     environments = []
     for process_id in range(num_processes):
         task = {"type": "worker", "index": process_id}
-        own = {THREADS_VARIABLE: str(share), **environment}
+        own = {THREADS_VARIABLE: str(share), SECRET_VARIABLE: secret, **environment}
         own["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": task})
         if devices_per_process is not None:
             own[DEVICES_VARIABLE] = str(devices_per_process)
@@ -131,6 +138,7 @@ class _Launched:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
+                preexec_fn=_end_with_the_launcher,
             )
             self._processes.append(process)
             for source, target in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
@@ -173,6 +181,11 @@ class _Launched:
             text = line.decode(errors="replace").rstrip("\n")
             with self._lock:
                 print(f"[{process_id}] {text}", file=target, flush=True)
+
+
+def _end_with_the_launcher() -> None:
+    """Asks the kernel to send SIGTERM to this process when its parent dies, even of SIGKILL."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _parser() -> argparse.ArgumentParser:

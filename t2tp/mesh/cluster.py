@@ -21,6 +21,9 @@ from t2tp.mesh.peers import JOB, Peers, in_a_line
 # How long processors wait for others, in a collective or at a barrier.
 TIME_LIMIT = 600.0
 
+# Of one process. They are for trying layouts out; making this many takes half a second.
+MAX_VIRTUAL_CPUS = 8192
+
 # TensorFlow is one of several processes from its start to its end: the kind of its devices, how
 # many of them each process brings, and the link to the others.
 _joined: tuple[str, int, Peers] | None = None
@@ -238,7 +241,14 @@ def _make_virtual_cpus(count: int, joint: bool) -> None:
 
     Raises:
       RuntimeError: TensorFlow has started up already.
+      ValueError: they are too many.
     """
+    if count > MAX_VIRTUAL_CPUS:
+        raise ValueError(
+            f"A mesh with {count} processors in one process needs as many virtual CPU devices, and"
+            f" there can be {MAX_VIRTUAL_CPUS}. To see what such a layout costs without devices,"
+            " t2tp_trainer has --explain_layout."
+        )
     tf.config.set_logical_device_configuration(
         tf.config.list_physical_devices("CPU")[0],
         [tf.config.LogicalDeviceConfiguration() for _ in range(count)],

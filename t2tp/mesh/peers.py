@@ -22,8 +22,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import tensorflow as tf
+from absl import logging
 from tensorflow.python.eager import context as eager_context
 
+from t2tp.mesh.loopback import accept_only_loopback, is_loopback
 from t2tp.mesh.meeting import LOST_EXIT_CODE, MissingProcessError
 from t2tp.mesh.processes import split_address
 
@@ -73,6 +75,8 @@ class Peers:
         self._lost: str | None = None
         self._context = eager_context.context()
         self._start(nccl)
+        if all(map(is_loopback, self.addresses)):
+            self._keep_other_hosts_away()
         if process_id == 0:
             self._set(_PULSE, "")
         threading.Thread(target=self._watch, name="peers", daemon=True).start()
@@ -219,6 +223,19 @@ class Peers:
                 f"Process {self.process_id} cannot serve at {own}: {error.message}. Its port may be"
                 " in use."
             ) from error
+
+    def _keep_other_hosts_away(self) -> None:
+        """Makes TensorFlow's server, which takes requests from anyone, deaf to other hosts."""
+        own = self.addresses[self.process_id]
+        try:
+            accept_only_loopback(split_address(own, "address")[1])
+        except OSError as error:
+            logging.warning(
+                "TensorFlow's server at %s can be reached from other hosts, and whoever reaches it"
+                " can read and write this user's files: %s.",
+                own,
+                error.strerror or error,
+            )
 
     def _watch(self) -> None:
         """Looks after the others; if some are gone, frees this process's collectives and ends it.

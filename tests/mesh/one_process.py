@@ -18,11 +18,12 @@ import tensorflow as tf
 import t2tp
 from t2tp import mtf
 from t2tp.checkpoint import latest
-from t2tp.mesh import peers
+from t2tp.mesh import loopback, peers
 from t2tp.mesh.cluster import Cluster, connect
 from t2tp.models.transformer_lm import TransformerLm
 from t2tp.optim import apply_gradients
 from t2tp.trainer import checkpointing
+from tests.mesh.reaching import connects, own_address
 from tests.mesh.saving import save
 from tests.models import small_lm
 
@@ -130,6 +131,18 @@ def talk(cluster: Cluster) -> dict:
     return {"said": said, "agreed": agreed, "notice": cluster.peers.notice}
 
 
+def reach(cluster: Cluster) -> dict:
+    """Who can connect to the ports at which a process listens, once all have started up."""
+    cluster.barrier("started")
+    ports = sorted({listener.getsockname()[1] for listener in loopback.listeners()})
+    found = {
+        port: {host: connects(host, port) for host in ("127.0.0.1", own_address()) if host}
+        for port in ports
+    }
+    cluster.barrier("looked")
+    return {"own": int(cluster.peers.addresses[cluster.process_id].split(":")[1]), "found": found}
+
+
 def device(cluster: Cluster, mesh_shape: str, how: str) -> dict:
     """The programs of the processors that hold the last row fail, or hang for some seconds."""
 
@@ -184,7 +197,7 @@ def lm(cluster: Cluster, mesh_shape: str, steps: int) -> dict:
     return {"losses": [float(each["loss"]) for each in outputs]}
 
 
-SCENARIOS = {each.__name__: each for each in (train, resume, die, talk, device, lm)}
+SCENARIOS = {each.__name__: each for each in (train, resume, die, talk, reach, device, lm)}
 
 
 def main() -> None:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from t2tp import mtf
+from t2tp.mesh import meeting
 from t2tp.mesh.cluster import Cluster, connect
 from t2tp.mesh.layout import Layout
-from t2tp.mesh.meeting import MissingProcessError, free_port, meet
+from t2tp.mesh.meeting import MissingProcessError, _listen, free_port, meet
+from t2tp.mesh.messages import Channel, WrongSecretError
 from t2tp.mesh.outputs import axes_to_gather
 from t2tp.mesh.processes import Place, find
+from tests.mesh.reaching import own_address
 
 VARIABLES = (
     *("TF_CONFIG", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_STEP_NODELIST", "SLURM_JOB_ID"),
@@ -203,6 +208,123 @@ def test_strangers_at_the_meeting_point_do_not_matter():
             stranger.close()
         second = threads.submit(meet, Place(1, 2, point), "a mesh", 10.0)
         assert first.result() == second.result()
+
+
+@pytest.fixture
+def process_0():
+    """Process 0 of two, which waits for the other one: its port and its future."""
+    with ThreadPoolExecutor(1) as threads:
+        port = free_port()
+        first = threads.submit(meet, Place(0, 2, f"localhost:{port}"), "a mesh", 2.0)
+        wait_for_port(port)
+        yield port, first
+
+
+def wait_for_port(port):
+    while True:
+        with contextlib.suppress(OSError):
+            return socket.create_connection(("localhost", port)).close()
+        threading.Event().wait(0.02)
+
+
+def test_strangers_who_say_nothing_keep_nobody_waiting(process_0):
+    port, first = process_0
+    with contextlib.ExitStack() as stack:
+        for _ in range(20):
+            stranger = stack.enter_context(socket.create_connection(("localhost", port)))
+            stranger.sendall(b"h")
+        begin = time.monotonic()
+        meet(Place(1, 2, f"localhost:{port}"), "a mesh", 4.0)
+        assert time.monotonic() - begin < 2.0
+    first.result()
+
+
+HELLO = {"process_id": 1, "num_processes": 2, "brings": "a mesh", "address": "localhost:7"}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"[" * 100_000,
+        b"[1e999]",
+        json.dumps({**HELLO, "process_id": 1e999}).encode(),
+        json.dumps({**HELLO, "process_id": "1"}).encode(),
+        json.dumps({**HELLO, "address": "nowhere"}).encode(),
+        json.dumps({**HELLO, "address": ["localhost:7"]}).encode(),
+        b"x" * (2 << 20),
+    ],
+)
+def test_what_no_process_says_is_not_heard(process_0, said):
+    """Also if it is signed."""
+    port, first = process_0
+    with socket.create_connection(("localhost", port)) as connection:
+        channel = Channel(connection, b"")
+        channel.accept_challenge(time.monotonic() + 5)
+        signature = channel._signature(b"nonce", said)
+        with contextlib.suppress(OSError):
+            channel._send_line(b" ".join([signature, b"nonce", said]), time.monotonic() + 5)
+        connection.settimeout(5.0)
+        with contextlib.suppress(ConnectionResetError):
+            assert connection.recv(1) == b""
+    meet(Place(1, 2, f"localhost:{port}"), "a mesh", 4.0)
+    first.result()
+
+
+@pytest.mark.parametrize("number", [-1, 2, 7])
+def test_a_number_that_no_process_can_have_is_named(number):
+    _, answers = meet_all([(number, 2, "a mesh")], 2)
+    for answer in answers:
+        assert f"started as number {number} of 2: the numbers are 0 to 1" in str(answer)
+
+
+def test_between_hosts_a_secret_is_required(monkeypatch):
+    monkeypatch.delenv("T2TP_SECRET", raising=False)
+    for process_id in (0, 1):
+        with pytest.raises(ValueError, match="need a secret.*set T2TP_SECRET to the same"):
+            meet(Place(process_id, 2, "node7:8476"), "a mesh", 1.0)
+
+
+def test_who_has_another_secret_is_told_and_stays_out(process_0, monkeypatch):
+    port, first = process_0
+    main = threading.current_thread()
+    monkeypatch.setattr(
+        meeting, "run_secret", lambda: b"one" if threading.current_thread() is main else b"other"
+    )
+    with pytest.raises(ValueError, match="has another T2TP_SECRET than process 1"):
+        meet(Place(1, 2, f"localhost:{port}"), "a mesh", 1.0)
+    said = "number 1 did not come to .* 1 came with another T2TP_SECRET"
+    with pytest.raises(MissingProcessError, match=said):
+        first.result()
+
+
+def test_a_signed_message_is_worth_nothing_on_another_connection():
+    def ends():
+        ours, theirs = socket.socketpair()
+        return Channel(ours, b"secret"), Channel(theirs, b"secret"), theirs
+
+    deadline = time.monotonic() + 5
+    sender, receiver, wire = ends()
+    receiver.challenge(deadline)
+    sender.accept_challenge(deadline)
+    sender.send("hello", deadline)
+    overheard = wire.recv(1000, socket.MSG_PEEK)
+    assert receiver.receive(deadline) == "hello"
+    sender, receiver, wire = ends()
+    receiver.challenge(deadline)
+    sender._connection.sendall(overheard)
+    with pytest.raises(WrongSecretError):
+        receiver.receive(deadline)
+
+
+def test_process_0_listens_where_its_name_says():
+    with _listen(f"localhost:{free_port()}") as listener:
+        assert listener.getsockname()[0] == "127.0.0.1"
+    own = own_address()
+    if own is not None:
+        with _listen(f"{own}:{free_port()}") as listener:
+            assert listener.getsockname()[0] == own
+    with _listen(f"203.0.113.7:{free_port()}") as listener:
+        assert listener.getsockname()[0] == "0.0.0.0"
 
 
 def test_a_port_in_use_is_refused():

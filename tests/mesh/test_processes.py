@@ -139,6 +139,15 @@ def test_what_each_says_all_hear_and_a_notice_reaches_everybody(start):
         assert found == {"said": said, "agreed": "by 0", "notice": "from 2"}, process_id
 
 
+def test_on_one_host_only_this_host_can_connect(start):
+    """Of what listens, TensorFlow's server is all that does not listen on loopback only."""
+    for each in results(start("reach", by_arguments(2), processors=2)):
+        assert set(each["found"]) == {str(each["own"])}
+        reached = each["found"][str(each["own"])]
+        assert reached.pop("127.0.0.1")
+        assert not any(reached.values()), reached
+
+
 @pytest.mark.parametrize(
     ("who", "how", "said"),
     [

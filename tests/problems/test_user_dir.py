@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shlex
 import subprocess
@@ -91,3 +92,58 @@ def test_what_cannot_be_imported_is_said(tmp_path):
     (tmp_path / "json").mkdir()
     with pytest.raises(ValueError, match="another package is named json"):
         import_user_dir(tmp_path / "json")
+
+
+def test_python_s_path_stays_as_it_is(tmp_path):
+    """A file next to the directory does not take the place of an installed package."""
+    usr_dir = tmp_path / "with_neighbours"
+    usr_dir.mkdir()
+    (usr_dir / "__init__.py").write_text("from with_neighbours import one\n")
+    (usr_dir / "one.py").write_text("from . import __name__ as package\n")
+    (tmp_path / "neighbour.py").write_text("raise AssertionError('imported')\n")
+    before = list(sys.path)
+    package = import_user_dir(usr_dir)
+    assert package.one.package == "with_neighbours"
+    assert sys.path == before
+    assert importlib.util.find_spec("neighbour") is None
+    assert import_user_dir(usr_dir) is package
+
+
+def test_worker_processes_import_it_too(tmp_path):
+    usr_dir = tmp_path / "for_workers"
+    usr_dir.mkdir()
+    (usr_dir / "letters.py").write_text(LETTERS)
+    import_user_dir(usr_dir)
+    problem = problems.find("letters_for_workers")
+    problem.prepare(tmp_path / "data", num_workers=2)
+    assert problem.check_prepared(tmp_path / "data").splits["train"].examples == 1000
+
+
+LETTERS = """
+from t2tp import registry
+from t2tp.problems.text_to_text import Text2TextProblem
+
+@registry.register_problem
+class LettersForWorkers(Text2TextProblem):
+    vocabulary_kind = "byte"
+
+    def samples(self, split, folder, tmp_dir):
+        return [{"inputs": f"{split} {index}", "targets": "x"} for index in range(1000)]
+"""
+
+
+def test_a_package_that_fails_can_be_imported_again(tmp_path):
+    usr_dir = tmp_path / "failing_once"
+    usr_dir.mkdir()
+    (usr_dir / "__init__.py").write_text("raise RuntimeError('once')\n")
+    with pytest.raises(RuntimeError, match="once"):
+        import_user_dir(usr_dir)
+    (usr_dir / "__init__.py").write_text("value = 1\n")
+    assert import_user_dir(usr_dir).value == 1
+
+
+@pytest.mark.parametrize("name", ["json", "signal", "sentencepiece", "builtins"])
+def test_names_of_other_packages_are_refused(tmp_path, name):
+    (tmp_path / name).mkdir()
+    with pytest.raises(ValueError, match=f"another package is named {name}"):
+        import_user_dir(tmp_path / name)

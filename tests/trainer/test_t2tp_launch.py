@@ -117,3 +117,31 @@ def test_the_processes_share_the_cores():
 
     assert threads({}) == {str(max(1, len(os.sched_getaffinity(0)) // 2))}
     assert threads({"TF_NUM_INTRAOP_THREADS": "7"}) == {"7"}
+
+
+def test_when_the_launcher_is_killed_its_processes_are_told_to_end(tmp_path):
+    text = (
+        "import pathlib, signal\n"
+        f"path = pathlib.Path({str(tmp_path)!r}, str(task))\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (path.write_text('told'), sys.exit(0)))\n"
+        "print('ready', flush=True); time.sleep(60)"
+    )
+    command = [sys.executable, "-m", "t2tp.trainer.t2tp_launch", "-n", "2", *python(text)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as launcher:
+        for _ in range(2):
+            launcher.stdout.readline()
+        launcher.kill()
+        launcher.wait(timeout=10)
+        deadline = time.monotonic() + 10
+        while len(list(tmp_path.iterdir())) < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
+
+
+def test_the_processes_share_a_secret_that_nobody_knows():
+    def secrets_of(environment: dict[str, str]) -> set[str]:
+        return {own["T2TP_SECRET"] for own in environments_of(3, None, environment, [])}
+
+    (first,), (second,) = secrets_of({}), secrets_of({})
+    assert first != second and len(first) == 32
+    assert secrets_of({"T2TP_SECRET": "of the user"}) == {"of the user"}

@@ -1,0 +1,137 @@
+"""JSON messages between the processes of a run, signed with the run's secret.
+
+Process 0 cannot know who connects to it. So it sends a challenge (a random number) to whoever does,
+and both sides sign what they say with an HMAC (RFC 2104) over it, keyed by a secret that only the
+processes of the run have: a stranger cannot take part, and a message that was overheard is worth
+nothing on another connection. Messages are signed, not encrypted: they carry hosts and ports.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import secrets
+import socket
+import time
+from typing import Any
+
+SECRET_VARIABLE = "T2TP_SECRET"
+_MAX_BYTES = 1 << 20  # Of a line; the addresses of 10,000 processes take a quarter of it.
+_REFUSED = b"refused"
+
+
+class WrongSecretError(ValueError):
+    """The other side does not have the run's secret."""
+
+
+def run_secret() -> bytes:
+    """The secret of the run that this process belongs to; empty if the environment has none."""
+    return os.environ.get(SECRET_VARIABLE, "").encode()
+
+
+class Channel:
+    """A connection to one other process."""
+
+    def __init__(self, connection: socket.socket, secret: bytes) -> None:
+        """Takes a connection over.
+
+        Args:
+          connection: it is closed with the channel.
+          secret: of the run.
+        """
+        self._connection = connection
+        self._secret = secret
+        self._challenge = b""
+
+    def challenge(self, deadline: float) -> None:
+        """Sends the challenge; process 0 does that first."""
+        self._challenge = secrets.token_hex(16).encode()
+        self._send_line(self._challenge, deadline)
+
+    def accept_challenge(self, deadline: float) -> None:
+        """Receives the challenge; the others do that first."""
+        self._challenge = self._receive_line(deadline)
+
+    def send(self, message: Any, deadline: float) -> None:
+        """Sends a message.
+
+        Args:
+          message: JSON.
+          deadline: by `time.monotonic()`.
+
+        Raises:
+          OSError: the other side is gone, or did not take it in time.
+        """
+        nonce = secrets.token_hex(16).encode()
+        body = json.dumps(message).encode()
+        self._send_line(b" ".join([self._signature(nonce, body), nonce, body]), deadline)
+
+    def receive(self, deadline: float) -> Any:
+        """Receives a message.
+
+        Args:
+          deadline: by `time.monotonic()`.
+
+        Raises:
+          OSError: the other side is gone, or said nothing in time.
+          WrongSecretError: it does not have this process's secret.
+          ValueError: it does not speak as the processes of a run do.
+        """
+        line = self._receive_line(deadline)
+        if line == _REFUSED:
+            raise WrongSecretError("The other side has another secret.")
+        signature, nonce, body = line.split(b" ", 2)
+        if not hmac.compare_digest(signature, self._signature(nonce, body)):
+            raise WrongSecretError("The message is not signed with the run's secret.")
+        try:
+            return json.loads(body)
+        except RecursionError as error:
+            raise ValueError("The message is nested too deeply.") from error
+
+    def refuse(self, deadline: float) -> None:
+        """Tells the other side that it has another secret."""
+        self._send_line(_REFUSED, deadline)
+
+    def is_open(self) -> bool:
+        """Whether the other side is still there, silent as it should be."""
+        self._connection.settimeout(0.0)
+        try:
+            return self._connection.recv(1) != b""
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self._connection.close()
+
+    def _signature(self, nonce: bytes, body: bytes) -> bytes:
+        signed = b" ".join([self._challenge, nonce, body])
+        return hmac.new(self._secret, signed, hashlib.sha256).hexdigest().encode()
+
+    def _send_line(self, line: bytes, deadline: float) -> None:
+        self._connection.settimeout(_left(deadline))
+        self._connection.sendall(line + b"\n")
+
+    def _receive_line(self, deadline: float) -> bytes:
+        """One line. Both sides take turns, so nothing comes after it."""
+        received = bytearray()
+        while not received.endswith(b"\n"):
+            self._connection.settimeout(_left(deadline))
+            data = self._connection.recv(65536)
+            if not data:
+                raise ConnectionError("closed")
+            received += data
+            if len(received) > _MAX_BYTES:
+                raise ValueError(f"A message has at most {_MAX_BYTES} bytes.")
+        return bytes(received[:-1])
+
+
+def _left(deadline: float) -> float:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("timed out")
+    return left
