@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 
@@ -26,7 +27,9 @@ class _Lines(logging.Handler):
                 return
             self._warned.add(line)
             line = f"warning: {line}" if record.levelno == logging.WARNING else f"error: {line}"
-        tqdm.write(self._prefix + line, file=sys.stderr)
+        # If nobody reads any more (t2tp_launch was killed, say), the run goes on and is saved.
+        with contextlib.suppress(BrokenPipeError):
+            tqdm.write(self._prefix + line, file=sys.stderr)
 
 
 def use_plain_lines(place: Place | None = None) -> None:

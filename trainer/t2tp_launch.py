@@ -7,14 +7,14 @@ import ctypes
 import json
 import os
 import secrets
+import selectors
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from types import FrameType
-from typing import IO
+from typing import IO, TextIO
 
 from t2tp.mesh.meeting import free_port
 from t2tp.mesh.messages import SECRET_VARIABLE
@@ -117,7 +117,11 @@ def visible_gpus() -> list[str]:
 
 
 class _Launched:
-    """The processes that run."""
+    """The processes that run.
+
+    All happens in one thread: the kernel tells the processes of the launcher's death each time that
+    a thread that is their parent ends, and a second SIGTERM would end them unsaved.
+    """
 
     def __init__(self, command: Sequence[str], environments: Sequence[dict[str, str]]) -> None:
         """Starts them, in sessions of their own: a terminal's Ctrl-C reaches them through us.
@@ -125,9 +129,8 @@ class _Launched:
         Raises:
           OSError: the command cannot be started.
         """
-        self._lock = threading.Lock()
         self._processes: list[subprocess.Popen] = []
-        self._copiers: list[threading.Thread] = []
+        self._outputs = selectors.DefaultSelector()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._pass_on)
         for process_id, environment in enumerate(environments):
@@ -142,9 +145,10 @@ class _Launched:
             )
             self._processes.append(process)
             for source, target in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
-                copier = threading.Thread(target=self._copy, args=(process_id, source, target))
-                copier.start()
-                self._copiers.append(copier)
+                assert source is not None
+                self._outputs.register(
+                    source, selectors.EVENT_READ, _Lines(f"[{process_id}] ", source, target)
+                )
 
     def wait(self) -> int:
         """Waits for all; if one fails, ends those that do not end by themselves.
@@ -163,11 +167,11 @@ class _Launched:
                 self._pass_on(stop)
                 stop = signal.SIGKILL
                 deadline = time.monotonic() + KILL_SECONDS
-            time.sleep(_POLL_SECONDS)
+            self._copy(_POLL_SECONDS)
         if failed is None:
             failed = next((code for code in codes if code), 0)
-        for copier in self._copiers:
-            copier.join()
+        while self._outputs.get_map():
+            self._copy(None)
         return failed if failed >= 0 else 128 - failed
 
     def _pass_on(self, number: int, frame: FrameType | None = None) -> None:
@@ -175,12 +179,34 @@ class _Launched:
         for process in self._processes:
             process.send_signal(number)
 
-    def _copy(self, process_id: int, source: IO[bytes], target: IO[str]) -> None:
-        """Copies what a process writes, line by line, with its number before each."""
-        for line in source:
-            text = line.decode(errors="replace").rstrip("\n")
-            with self._lock:
-                print(f"[{process_id}] {text}", file=target, flush=True)
+    def _copy(self, seconds: float | None) -> None:
+        """Copies what the processes have written; waits for it, if need be without end."""
+        if not self._outputs.get_map():
+            time.sleep(seconds or 0.0)
+        for key, _ in self._outputs.select(seconds):
+            if not key.data.copy():
+                self._outputs.unregister(key.fileobj)
+
+
+class _Lines:
+    """Copies what one process writes, line by line, each with the same prefix."""
+
+    def __init__(self, prefix: str, source: IO[bytes], target: TextIO) -> None:
+        self._prefix = prefix
+        self._source = source
+        self._target = target
+        self._unfinished = b""
+
+    def copy(self) -> bool:
+        """Copies what has been written since; whether more may come."""
+        data = os.read(self._source.fileno(), 65536)
+        *lines, self._unfinished = (self._unfinished + data).split(b"\n")
+        if not data and self._unfinished:
+            lines.append(self._unfinished)
+        for line in lines:
+            text = line.decode(errors="replace")
+            print(f"{self._prefix}{text}", file=self._target, flush=True)
+        return bool(data)
 
 
 def _end_with_the_launcher() -> None:

@@ -202,6 +202,7 @@ def _local_devices(each: int) -> str:
         )
     if gpus:
         return "GPU"
+    _check_not_too_many(each)
     try:
         _make_virtual_cpus(each, joint=False)
     except RuntimeError as error:
@@ -233,6 +234,15 @@ def _cards_are_whole() -> bool:
     return len(logical("GPU")) == len(physical("GPU"))
 
 
+def _check_not_too_many(count: int) -> None:
+    if count > MAX_VIRTUAL_CPUS:
+        raise ValueError(
+            f"A mesh with {count} processors in one process needs as many virtual CPU devices, and"
+            f" there can be {MAX_VIRTUAL_CPUS}. To see what such a layout costs without devices,"
+            " t2tp_trainer has --explain_layout."
+        )
+
+
 def _make_virtual_cpus(count: int, joint: bool) -> None:
     """Makes the devices, and gives each its share of the cores, unless they run a joint program.
 
@@ -241,14 +251,7 @@ def _make_virtual_cpus(count: int, joint: bool) -> None:
 
     Raises:
       RuntimeError: TensorFlow has started up already.
-      ValueError: they are too many.
     """
-    if count > MAX_VIRTUAL_CPUS:
-        raise ValueError(
-            f"A mesh with {count} processors in one process needs as many virtual CPU devices, and"
-            f" there can be {MAX_VIRTUAL_CPUS}. To see what such a layout costs without devices,"
-            " t2tp_trainer has --explain_layout."
-        )
     tf.config.set_logical_device_configuration(
         tf.config.list_physical_devices("CPU")[0],
         [tf.config.LogicalDeviceConfiguration() for _ in range(count)],
@@ -262,6 +265,7 @@ def _make_virtual_cpus(count: int, joint: bool) -> None:
 
 
 def _virtual_cpus(count: int, joint: bool) -> list[str]:
+    _check_not_too_many(count)
     cpu = tf.config.list_physical_devices("CPU")[0]
     if tf.config.get_logical_device_configuration(cpu) is None:
         # It is too late once TensorFlow has started up, with one CPU device.

@@ -380,3 +380,9 @@ def has_all(layout, cluster, axes):
         if len({tuple(place[axis] for axis in axes) for place in places}) != wanted:
             return False
     return True
+
+
+def test_more_virtual_devices_than_a_process_can_have_are_refused_at_once():
+    said = "A mesh with 99999999 processors in one process .* t2tp_trainer has --explain_layout"
+    with pytest.raises(ValueError, match=said):
+        connect(99999999)

@@ -119,23 +119,26 @@ def test_the_processes_share_the_cores():
     assert threads({"TF_NUM_INTRAOP_THREADS": "7"}) == {"7"}
 
 
-def test_when_the_launcher_is_killed_its_processes_are_told_to_end(tmp_path):
+def test_when_the_launcher_is_killed_its_processes_are_told_to_end_once(tmp_path):
     text = (
         "import pathlib, signal\n"
         f"path = pathlib.Path({str(tmp_path)!r}, str(task))\n"
-        "signal.signal(signal.SIGTERM, lambda *_: (path.write_text('told'), sys.exit(0)))\n"
-        "print('ready', flush=True); time.sleep(60)"
+        "signal.signal(signal.SIGTERM, lambda *_: path.open('a').write('told'))\n"
+        "print('ready', flush=True); time.sleep(1.0); path.open('a').write(' and ended')"
     )
-    command = [sys.executable, "-m", "t2tp.trainer.t2tp_launch", "-n", "2", *python(text)]
+    command = [sys.executable, "-m", "t2tp.trainer.t2tp_launch", "-n", "4", *python(text)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as launcher:
-        for _ in range(2):
+        for _ in range(4):
             launcher.stdout.readline()
         launcher.kill()
         launcher.wait(timeout=10)
         deadline = time.monotonic() + 10
-        while len(list(tmp_path.iterdir())) < 2 and time.monotonic() < deadline:
+        while time.monotonic() < deadline:
+            said = sorted(path.read_text() for path in tmp_path.iterdir())
+            if said == 4 * ["told and ended"]:
+                break
             time.sleep(0.05)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
+    assert said == 4 * ["told and ended"]
 
 
 def test_the_processes_share_a_secret_that_nobody_knows():
