@@ -8,16 +8,21 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from absl import logging
+
 from t2tp.trainer.errors import UsageError
 
 FILE_NAME = "eval.jsonl"
+
+# How each line begins.
+_BEGINNING = b'{"step": '
 
 
 class EvaluationRecord:
     """The evaluations of a run on one split.
 
     A line counts once it has its end: what a crash has left of one is cut off by the next writer,
-    and nobody reads it.
+    and nobody reads it. Whole lines that are no evaluations are skipped with a warning.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -51,9 +56,13 @@ class EvaluationRecord:
     def _write(self, line: bytes) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("ab") as file:
-            whole = _end_of_last_line(self._path)
-            if whole < file.tell():
+            content = self._path.read_bytes()
+            whole = content.rfind(b"\n") + 1
+            rest = content[whole:]
+            if rest.startswith(_BEGINNING) or _BEGINNING.startswith(rest):
                 file.truncate(whole)
+            else:  # Somebody else has written it.
+                file.write(b"\n")
             file.write(line)
             file.flush()
             os.fsync(file.fileno())
@@ -64,17 +73,34 @@ class EvaluationRecord:
         Args:
           up_to: leaves out later steps: a run that went on from an earlier checkpoint has come to
             none of them again.
+
+        Raises:
+          UsageError: the file is there, and cannot be read.
         """
-        if not self._path.exists():
-            return {}
-        content = self._path.read_bytes()[: _end_of_last_line(self._path)]
         found = {}
-        for line in content.splitlines():
-            evaluation = json.loads(line)
-            if up_to is None or evaluation["step"] <= up_to:
-                found[evaluation["step"]] = evaluation["metrics"]
+        for number, line in enumerate(self._whole_lines(), start=1):
+            evaluation = _read_line(line)
+            if evaluation is None:
+                logging.warning("Skipping line %d of %s: it is no evaluation", number, self._path)
+            elif up_to is None or evaluation[0] <= up_to:
+                found[evaluation[0]] = evaluation[1]
         return dict(sorted(found.items()))
 
+    def _whole_lines(self) -> list[bytes]:
+        try:
+            return self._path.read_bytes().split(b"\n")[:-1]
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise UsageError(f"{self._path} cannot be read: {error}") from error
 
-def _end_of_last_line(path: Path) -> int:
-    return path.read_bytes().rfind(b"\n") + 1
+
+def _read_line(line: bytes) -> tuple[int, dict[str, float]] | None:
+    """Step and metrics of an evaluation; None if the line is something else."""
+    try:
+        fields = json.loads(line)
+        step, metrics = fields["step"], fields["metrics"]
+        numbers = {name: float(value) for name, value in metrics.items()}
+    except (ValueError, TypeError, LookupError, AttributeError):
+        return None
+    return (step, numbers) if type(step) is int else None

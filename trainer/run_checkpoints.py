@@ -153,7 +153,7 @@ class RunCheckpoints:
             self._saver.note_metrics(step, metrics)
         if cluster.leads:
             # Another process that trains may have deleted it, or there is none yet.
-            with contextlib.suppress(FileNotFoundError):
+            with as_usage_error(OSError), contextlib.suppress(FileNotFoundError):
                 checkpoint.record_metrics(checkpoint.step_folder(self._folder, step), metrics)
 
     def how_to_go_on(self) -> str:

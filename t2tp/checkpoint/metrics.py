@@ -31,14 +31,26 @@ def record_metrics(folder: Path, metrics: Mapping[str, float]) -> None:
 
 
 def read_metrics(folder: Path) -> dict[str, float]:
-    """The metrics of a checkpoint, by name; none if it was not evaluated."""
+    """The metrics of a checkpoint, by name; none if it was not evaluated.
+
+    A file that cannot be read, or holds something else, is as none; it warns.
+    """
+    path = folder / METRICS
     try:
-        return json.loads((folder / METRICS).read_text(encoding="utf-8"))
+        metrics = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    except ValueError as error:
-        logging.warning("Skipping %s, which is damaged: %s", folder / METRICS, error)
+    except (OSError, ValueError) as error:
+        logging.warning("Skipping %s, which cannot be read: %s", path, error)
         return {}
+    if not isinstance(metrics, dict) or not all(map(_is_number, metrics.values())):
+        logging.warning("Skipping %s, which is damaged: it is not numbers by name", path)
+        return {}
+    return metrics
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True)

@@ -107,10 +107,19 @@ def test_of_equals_the_older_is_the_best_and_those_not_evaluated_do_not_count(tm
     assert all_steps(tmp_path) == [2, 4]
 
 
-def test_damaged_metrics_are_as_none(run, caplog):
-    (run / "step-00000002" / "metrics.json").write_text("{")
-    assert read_metrics(run / "step-00000002") == {}
-    latest(run)
+@pytest.mark.parametrize(
+    "content", [b"{", b"", b"[]", b"3", b'"loss"', b"\xff", b'{"loss": "low"}', b'{"loss": null}']
+)
+def test_damaged_metrics_are_as_none(run, content):
+    path = run / "step-00000002" / "metrics.json"
+    path.write_bytes(content)
+    assert read_metrics(path.parent) == {}
+    keep(run, Retention(1, best=Goal("loss", is_least=True)))
+    assert all_steps(run) == [3]
+
+
+def test_metrics_that_cannot_be_read_are_as_none(run):
+    (run / "step-00000002" / "metrics.json").mkdir()
     keep(run, Retention(1, best=Goal("loss", is_least=True)))
     assert all_steps(run) == [3]
 

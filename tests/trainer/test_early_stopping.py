@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
+from absl import logging
 
 from t2tp.trainer.early_stopping import EarlyStopping
+from t2tp.trainer.errors import UsageError
 from t2tp.trainer.evaluation_record import EvaluationRecord
 
 # The evaluations' losses, every 10 steps; and whether that is a plateau of 20 steps and 0.1.
@@ -70,3 +72,41 @@ def test_half_a_line_counts_as_none_and_is_replaced(tmp_path):
     record.add(8, {"loss": 2.0})
     assert list(record.by_step()) == [4, 8]
     assert b"metr\n" not in path.read_bytes()
+
+
+BAD_LINES = [
+    b"{",
+    b"",
+    b"[]",
+    b"\xff\xfe",
+    b'{"step": "8", "metrics": {"loss": 1.0}}',
+    b'{"step": 8, "metrics": [1.0]}',
+    b'{"step": 8, "metrics": {"loss": null}}',
+]
+
+
+@pytest.mark.parametrize("bad", BAD_LINES)
+def test_lines_that_are_no_evaluations_are_skipped_with_a_warning(tmp_path, monkeypatch, bad):
+    warnings = []
+    monkeypatch.setattr(logging, "warning", lambda text, *args: warnings.append(text % args))
+    path = tmp_path / "eval.jsonl"
+    EvaluationRecord(tmp_path).add(4, {"loss": 3.0})
+    path.write_bytes(path.read_bytes() + bad + b"\n")
+    EvaluationRecord(tmp_path).add(12, {"loss": 2.0})
+    before = path.read_bytes()
+    assert list(EvaluationRecord(tmp_path).by_step()) == [4, 12]
+    assert warnings == [f"Skipping line 2 of {path}: it is no evaluation"]
+    assert path.read_bytes() == before
+
+
+def test_what_somebody_else_has_written_is_not_cut_off(tmp_path):
+    (tmp_path / "eval.jsonl").write_text("a note, without an end")
+    EvaluationRecord(tmp_path).add(4, {"loss": 3.0})
+    assert (tmp_path / "eval.jsonl").read_text().startswith("a note, without an end\n")
+    assert list(EvaluationRecord(tmp_path).by_step()) == [4]
+
+
+def test_a_record_that_cannot_be_read_is_named(tmp_path):
+    (tmp_path / "eval.jsonl").mkdir()
+    with pytest.raises(UsageError, match=r"eval\.jsonl cannot be read"):
+        EvaluationRecord(tmp_path).by_step()
