@@ -14,6 +14,7 @@ from t2tp.hparam import HParams, describe_differences
 from t2tp.problems.problem import Problem
 from t2tp.trainer import run_files
 from t2tp.trainer.errors import UsageError
+from t2tp.trainer.hparams_fit import check_fits
 from t2tp.trainer.run_config import RunConfig
 from t2tp.trainer.run_files import SavedRun
 
@@ -82,6 +83,10 @@ def make(flags: absl_flags.FlagValues) -> Plan:
     if saved is not None:
         run_files.check_same_run(flags.output_dir, saved, settings["model"], settings["problem"])
     hparams, changes = _hparams(flags, settings["hparams_set"], saved, problem)
+    if saved is None:
+        warning = check_fits(settings["model"], settings["hparams_set"], hparams)
+        if warning:
+            logging.warning("%s", warning)
     given = {f.name: value_of(flags, f.name) for f in fields(RunConfig) if f.name not in _NOT_FLAGS}
     config = RunConfig.of(
         hparams,

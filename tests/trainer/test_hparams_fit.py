@@ -1,0 +1,116 @@
+"""Every model with every hparams set: it can be built, or one sentence says why not."""
+
+from __future__ import annotations
+
+import pytest
+import tensorflow as tf
+
+import t2tp
+import t2tp.hparams
+import t2tp.models
+from t2tp import mtf, registry
+from t2tp.hparam import HParams
+from t2tp.mesh.on_paper import ProgramOnPaper
+from t2tp.trainer.errors import UsageError
+from t2tp.trainer.hparams_fit import check_fits
+
+assert t2tp.hparams, t2tp.models  # Importing them registers sets and models.
+
+MODELS = [
+    name for name in registry.list_models() if registry.model(name).__module__.startswith("t2tp.")
+]
+SETS = {
+    name: registry.hparams(name)
+    for name in registry.list_hparams()
+    if registry._hparams_function(name).__module__.startswith("t2tp.hparams")
+}
+# model -> a small set of its kind
+SMALL = {model: f"{model}_tiny" for model in MODELS}
+
+
+def outcome(model: str, set_name: str) -> str:
+    """`fits`, or the warning or the refusal."""
+    try:
+        return check_fits(model, set_name, SETS[set_name]) or "fits"
+    except UsageError as error:
+        return f"refused: {error}"
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_model_takes_its_own_sets_and_says_something_about_any_other(model):
+    for set_name in SETS:
+        says, meant_for = outcome(model, set_name), registry.model_of_hparams(set_name)
+        assert "\n" not in says
+        if meant_for == model:
+            assert says == "fits"
+        elif says.startswith("refused"):
+            assert f"{set_name} is for the model {meant_for}, and lacks " in says
+            assert f"take --model={meant_for}, or a set of {model}, such as " in says
+        elif says != "fits":
+            assert f"{set_name} is for the model {meant_for}; {model} goes with it" in says
+
+
+def fitting_pairs() -> list[tuple[str, str]]:
+    """Of models with small sets of other models, which are not refused."""
+    pairs = ((model, SMALL[other]) for model in MODELS for other in MODELS if model != other)
+    return [pair for pair in pairs if not outcome(*pair).startswith("refused")]
+
+
+def build(model: str, hparams: HParams) -> None:
+    """Builds the loss of a batch, without devices and memory."""
+    length = mtf.Dimension("length", hparams.max_length)
+    shape = mtf.Shape([mtf.Dimension("batch", 2), length])
+    sizes = {name: 64 for name in ("inputs", "targets") if name in registry.model(model).takes}
+    made = registry.model(model)(hparams, {"targets": 64, **sizes})
+    features = {name: t2tp.Feature(shape, tf.int32) for name in made.takes}
+    hparams.mesh_shape = ""
+
+    def step(mesh, features):
+        return {"loss": made.loss(mesh, features, training=True).loss}
+
+    ProgramOnPaper(step, features).trace()
+
+
+@pytest.mark.parametrize(("model", "set_name"), fitting_pairs())
+def test_what_is_not_refused_can_be_built(model, set_name):
+    hparams = registry.hparams(set_name)
+    if set_name == "transformer_moe_encoder_tiny" and model == "transformer_moe":
+        with pytest.raises(ValueError, match="moe_gating=expert_choice looks at the whole"):
+            build(model, hparams)
+    else:
+        build(model, hparams)
+
+
+def test_the_program_refuses_and_warns(trainer, tmp_path, capfd):
+    assert trainer(hparams_set="gpt2_small", model="transformer") == 2
+    said = capfd.readouterr().err
+    assert "gpt2_small is for the model transformer_lm, and lacks num_decoder_layers" in said
+    assert len(said.splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+    few = {"schedule": "train", "train_steps": 1, "hparams": "num_hidden_layers=1,batch_size=8"}
+    assert trainer(hparams_set="transformer_tiny", **few) == 0
+    warning = (
+        "warning: the hparams set transformer_tiny is for the model transformer; transformer_lm"
+        " goes with it, and does not read num_decoder_layers, num_encoder_layers"
+    )
+    assert warning in capfd.readouterr().err.splitlines()
+
+
+def test_a_set_read_from_a_file_is_checked_too(trainer, tmp_path, capfd):
+    SETS["vit_tiny"].save(tmp_path / "hparams.json")
+    assert trainer(hparams_set=tmp_path / "hparams.json") == 2
+    said = capfd.readouterr().err
+    assert "hparams.json lacks " in said
+    assert "num_kv_heads" in said
+
+
+def test_a_model_derived_from_another_takes_its_sets(monkeypatch):
+    models = registry._registries["model"]
+    monkeypatch.setattr(models, "_entries", dict(models._entries))
+
+    @registry.register_model
+    class MyLm(registry.model("transformer_lm")):
+        """As somebody's own would be."""
+
+    assert outcome("my_lm", "transformer_lm_tiny") == "fits"
+    assert outcome("my_lm", "vit_tiny") == "fits"  # Nothing says what the model reads.

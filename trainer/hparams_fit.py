@@ -1,0 +1,79 @@
+"""Whether an hparams set goes with a model that it is not registered for."""
+
+from __future__ import annotations
+
+import functools
+
+from t2tp import registry
+from t2tp.hparam import HParams
+from t2tp.nearest import similar
+from t2tp.registry import UnknownNameError
+from t2tp.trainer.errors import UsageError
+
+_SHOWN_SETS = 3
+
+
+def check_fits(model: str, set_name: str, hparams: HParams) -> str:
+    """Refuses a set that lacks hyperparameters which all sets of the model have.
+
+    Args:
+      model: name of a registered model.
+      set_name: name of the set, or the file it was read from.
+      hparams: its values.
+
+    Returns:
+      a warning, where the set is for another model and goes with this one too; else nothing.
+
+    Raises:
+      UsageError: it does not go with the model.
+    """
+    meant_for = _model_of(set_name)
+    if meant_for == model:
+        return ""
+    declared = _names_in(tuple(_sets_of(model)))
+    missing = sorted(set.intersection(*declared) - set(hparams.values())) if declared else []
+    whose = f" is for the model {meant_for}, and" if meant_for else ""
+    if missing:
+        raise UsageError(
+            f"the hparams set {set_name}{whose} lacks {', '.join(missing)}, which {model} reads:"
+            f" take {_way_out(model, meant_for, set_name)}"
+        )
+    if not meant_for or not declared or _is_kind_of(model, meant_for):
+        return ""
+    idle = sorted(set(hparams.values()) - set.union(*declared))
+    return f"the hparams set {set_name} is for the model {meant_for}; {model} goes with it" + (
+        f", and does not read {', '.join(idle)}" if idle else ""
+    )
+
+
+def _model_of(set_name: str) -> str:
+    """The model that a set is for; nothing if it does not say."""
+    try:
+        return registry.model_of_hparams(set_name)
+    except UnknownNameError:
+        return ""
+
+
+def _sets_of(model: str) -> list[str]:
+    return [name for name in registry.list_hparams() if _model_of(name) == model]
+
+
+@functools.cache
+def _names_in(sets: tuple[str, ...]) -> list[set[str]]:
+    """The hyperparameters that each of the sets declares."""
+    return [set(registry.hparams(name).values()) for name in sets]
+
+
+def _is_kind_of(model: str, other: str) -> bool:
+    """Whether a model is derived from another, whose sets are then meant for it too."""
+    known = other in registry.list_models()
+    return known and issubclass(registry.model(model), registry.model(other))
+
+
+def _way_out(model: str, meant_for: str, set_name: str) -> str:
+    """What to take instead, as the end of a sentence."""
+    sets = _sets_of(model)
+    # The model's own name leads to the sets that are named after it.
+    near = similar(set_name, sets) or [name for name in sets if name.startswith(model)] or sets
+    ways = [f"--model={meant_for}"] if meant_for else []
+    return ", or ".join([*ways, f"a set of {model}, such as {', '.join(near[:_SHOWN_SETS])}"])
