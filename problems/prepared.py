@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from t2tp.problems import manifest
 from t2tp.problems.manifest import DamagedDataError, Manifest
+from t2tp.problems.user_dir import imported_user_dirs
 
 if TYPE_CHECKING:
     from t2tp.problems.problem import AnyPath, Problem
@@ -41,6 +42,8 @@ def check(problem: Problem, data_dir: AnyPath) -> Manifest:
 def datagen_command(problem: Problem, data_dir: AnyPath) -> str:
     """Returns the command that makes the data; see `Problem.datagen_command`."""
     words = ["t2tp_datagen", f"--problem={problem.name}", f"--data_dir={data_dir}"]
+    package = type(problem).__module__.partition(".")[0]
+    words += [f"--t2t_usr_dir={path}" for path in imported_user_dirs() if path.name == package]
     defaults = problem.default_made_with()
     recorded = manifest.read_options(problem.folder(data_dir))
     options = {

@@ -183,7 +183,7 @@ def _experiment(flags: absl_flags.FlagValues, made: Plan) -> Experiment:
         eval_samples=flags.eval_samples,
         early_stopping=_early_stopping(flags),
         decode_options=_decode_options(flags),
-        flags=flags.flag_values_dict(),
+        flags={**flags.flag_values_dict(), "t2t_usr_dir": made.settings["t2t_usr_dir"]},
     )
 
 

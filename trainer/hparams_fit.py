@@ -40,7 +40,7 @@ def check_fits(model: str, set_name: str, hparams: HParams) -> str:
         )
     if not meant_for or not declared or _is_kind_of(model, meant_for):
         return ""
-    idle = sorted(set(hparams.values()) - set.union(*declared))
+    idle = sorted(set(hparams.values()).difference(*declared))
     return f"the hparams set {set_name} is for the model {meant_for}; {model} goes with it" + (
         f", and does not read {', '.join(idle)}" if idle else ""
     )

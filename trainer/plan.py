@@ -12,6 +12,7 @@ from absl import logging
 from t2tp import problems, registry
 from t2tp.hparam import HParams, describe_differences
 from t2tp.problems.problem import Problem
+from t2tp.problems.user_dir import import_user_dir
 from t2tp.trainer import run_files
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.hparams_fit import check_fits
@@ -78,6 +79,7 @@ def make(flags: absl_flags.FlagValues) -> Plan:
             raise UsageError(f"--{name} is missing")
     saved = run_files.read(flags.output_dir)
     settings = {name: _setting(flags, name, saved) for name in _DEFAULTS}
+    settings["t2t_usr_dir"] = _user_dir(flags, saved)
     registry.model(settings["model"])
     problem = problems.find(settings["problem"], settings["problem_options"])
     if saved is not None:
@@ -96,6 +98,29 @@ def make(flags: absl_flags.FlagValues) -> Plan:
     )
     changes += _changed_settings(saved, settings)
     return Plan(settings, problem, hparams, config, changes)
+
+
+def _user_dir(flags: absl_flags.FlagValues, saved: SavedRun | None) -> str | None:
+    """The folder of the user's own problems, models and sets; that of the saved run is imported.
+
+    Raises:
+      UsageError: the saved run had one, which cannot be imported.
+    """
+    given = value_of(flags, "t2t_usr_dir")
+    if given:  # The program has imported it.
+        return str(Path(given).expanduser().absolute())
+    before = saved and saved.flags.get("t2t_usr_dir")
+    if not before:
+        return None
+    try:
+        import_user_dir(before)
+    except (ValueError, OSError) as error:
+        raise UsageError(
+            f"the run in {flags.output_dir} was started with --t2t_usr_dir={before}, which cannot"
+            f" be imported ({error}): say with --t2t_usr_dir where it is now"
+        ) from error
+    logging.info("imported %s, as the run was started with it", before)
+    return before
 
 
 def value_of(flags: absl_flags.FlagValues, name: str) -> Any:

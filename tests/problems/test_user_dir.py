@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import shlex
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 
 from t2tp import problems, registry
 from t2tp.problems.user_dir import import_user_dir
+from t2tp.trainer import t2tp_eval
 
 REPOSITORY = Path(__file__).parents[2]
 PAGE = (REPOSITORY / "docs" / "new_problem.md").read_text()
@@ -147,3 +149,39 @@ def test_names_of_other_packages_are_refused(tmp_path, name):
     (tmp_path / name).mkdir()
     with pytest.raises(ValueError, match=f"another package is named {name}"):
         import_user_dir(tmp_path / name)
+
+
+def test_the_remedies_that_are_printed_name_the_folder():
+    import_user_dir(EXAMPLE)
+    command = problems.find("roman_numerals").datagen_command("data")
+    assert shlex.split(command)[1:] == [
+        "--problem=roman_numerals",
+        "--data_dir=data",
+        f"--t2t_usr_dir={EXAMPLE}",
+    ]
+    assert "usr_dir" not in problems.find("algorithmic_identity_decimal40").datagen_command("data")
+
+
+def test_what_loads_a_run_imports_its_folder(folder, tmp_path):
+    """From anywhere, and although no flag names the folder."""
+    command = [sys.executable, "-m", "t2tp.trainer.t2tp_eval", "--eval_steps=1"]
+    command += [f"--output_dir={folder / 'run'}", f"--data_dir={folder / 'data'}"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    flags = json.loads((folder / "run/flags.json").read_text())
+    assert flags["t2t_usr_dir"] == str(folder / "examples/my_problems")
+    assert f"imported {flags['t2t_usr_dir']}, as the run was started with it" in ended.stderr
+
+
+def test_a_folder_that_has_moved_is_asked_for(folder, tmp_path, capsys):
+    run = tmp_path / "run"
+    run.mkdir()
+    for name in ("hparams.json", "flags.json"):
+        text = (folder / "run" / name).read_text()
+        (run / name).write_text(text.replace("my_problems", "moved"))
+    assert (
+        t2tp_eval.main(["t2tp_eval", f"--output_dir={run}", f"--data_dir={folder / 'data'}"]) == 2
+    )
+    said = capsys.readouterr().err
+    assert "was started with --t2t_usr_dir=" in said and "where it is now" in said
+    assert len(said.splitlines()) == 1
