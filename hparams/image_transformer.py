@@ -1,7 +1,8 @@
 """Sets of `mtf_image_transformer`, which makes pictures value by value.
 
-Names, sizes and meshes are tensor2tensor's, where they can work: there `base` split a batch of 1
-over 8 devices, `mp64` 4 heads over 8, and `tiny_8gpu` had 4 heads for 8 devices.
+`mtf_image_transformer_digits`, `_small` and `_large` are ours, trained with Adam. The others are
+tensor2tensor's, with its values and its training; docs/hparams_sets.md names those that differ,
+because they could not work there, and says why.
 """
 
 from __future__ import annotations
@@ -14,14 +15,11 @@ _MEGATRON = "batch:data;heads:model;d_ff:model;vocab:model"
 _SPACE = "height:rows;width:columns"
 
 
-@registry.register_hparams
-def mtf_image_transformer_base() -> HParams:
-    """6 layers of 256 for 32 x 32 pixels, in blocks of 128 values, over 8 devices."""
+def _declared() -> HParams:
+    """6 layers of 256 for 32 x 32 pixels, in blocks of 128 values."""
     hparams = base_hparams()
     hparams.batch_size = 8
-    hparams.mesh_shape = "data:8"
     hparams.layout = f"{_MEGATRON};length:length"
-    hparams.learning_rate_constant = 5e-4
     hparams.learning_rate_warmup_steps = 10000
     add = hparams.add
     add(
@@ -77,17 +75,9 @@ def mtf_image_transformer_base() -> HParams:
 
 
 @registry.register_hparams
-def mtf_image_transformer_base_single() -> HParams:
-    """The same on one device."""
-    hparams = mtf_image_transformer_base()
-    hparams.mesh_shape = ""
-    return hparams
-
-
-@registry.register_hparams
-def mtf_image_transformer_single() -> HParams:
+def mtf_image_transformer_digits() -> HParams:
     """4 layers of 128 on one device: for pictures of 8 x 8 in 16 shades, tests and CPUs."""
-    hparams = mtf_image_transformer_base_single()
+    hparams = _declared()
     hparams.batch_size = 64
     hparams.image_shape = [8, 8, 1]
     hparams.block_length = 16
@@ -104,17 +94,83 @@ def mtf_image_transformer_single() -> HParams:
 
 
 @registry.register_hparams
+def mtf_image_transformer_small() -> HParams:
+    """4 layers of 256 for 32 x 32 pixels, on one device."""
+    hparams = _declared()
+    hparams.learning_rate_constant = 5e-4
+    hparams.d_ff = 1024
+    hparams.num_hidden_layers = 4
+    return hparams
+
+
+@registry.register_hparams
+def mtf_image_transformer_large() -> HParams:
+    """24 layers of 512 for 32 x 32 pixels, in blocks of 256 values, over 8 x 4 devices."""
+    hparams = _declared()
+    hparams.batch_size = 32
+    hparams.mesh_shape = "data:8;model:4"
+    hparams.learning_rate_constant = 5e-4
+    hparams.block_length = 256
+    hparams.d_model = 512
+    hparams.d_ff = 8192
+    hparams.num_hidden_layers = 24
+    hparams.layer_prepostprocess_dropout = 0.3
+    hparams.recompute = "layer"
+    return hparams
+
+
+@registry.register_hparams
+def mtf_image_transformer_base() -> HParams:
+    """6 layers of 256 for 32 x 32 pixels, in blocks of 128 values, over 8 devices."""
+    hparams = _declared()
+    hparams.mesh_shape = "data:8"
+    hparams.optimizer = "adafactor"
+    hparams.clip_grad_norm = 0.0
+    hparams.learning_rate_schedule = "rsqrt_decay"
+    hparams.relu_dropout = 0.2
+    return hparams
+
+
+@registry.register_hparams
+def mtf_image_transformer_base_single() -> HParams:
+    """The same, one picture at a time, on one device."""
+    hparams = mtf_image_transformer_base()
+    hparams.batch_size = 1
+    hparams.mesh_shape = ""
+    return hparams
+
+
+@registry.register_hparams
 def mtf_image_transformer_tiny() -> HParams:
-    """The same over 2 devices."""
-    hparams = mtf_image_transformer_single()
+    """4 layers of 128 in blocks of 32 values, over 2 devices."""
+    hparams = mtf_image_transformer_base()
+    hparams.batch_size = 4
     hparams.mesh_shape = "data:2"
+    hparams.block_length = 32
+    hparams.d_model = 128
+    hparams.d_ff = 256
+    hparams.num_heads = 4
+    hparams.num_hidden_layers = 4
+    return hparams
+
+
+@registry.register_hparams
+def mtf_image_transformer_single() -> HParams:
+    """1 layer of 32 in blocks of 16 values, one picture at a time, on one device."""
+    hparams = mtf_image_transformer_tiny()
+    hparams.batch_size = 1
+    hparams.mesh_shape = ""
+    hparams.block_length = 16
+    hparams.d_model = 32
+    hparams.num_heads = 2
+    hparams.num_hidden_layers = 1
     return hparams
 
 
 @registry.register_hparams
 def mtf_image_transformer_tiny_8gpu() -> HParams:
-    """The same with 8 heads, all that can be split over 8 devices."""
-    hparams = mtf_image_transformer_single()
+    """`mtf_image_transformer_tiny`, each layer split over 8 devices, so with 8 heads."""
+    hparams = mtf_image_transformer_tiny()
     hparams.mesh_shape = "model:8"
     hparams.num_heads = 8
     return hparams
@@ -122,26 +178,29 @@ def mtf_image_transformer_tiny_8gpu() -> HParams:
 
 @registry.register_hparams
 def mtf_image_transformer_tiny_spatial1d() -> HParams:
-    """Rows of pictures over 2 devices, in blocks of rows and columns."""
-    hparams = mtf_image_transformer_single()
-    hparams.mesh_shape = "rows:2"
+    """6 layers of 128 in blocks of 32 values, on one device."""
+    hparams = mtf_image_transformer_tiny()
+    hparams.mesh_shape = ""
+    hparams.block_height = 8
+    hparams.block_width = 8
+    hparams.num_hidden_layers = 6
+    return hparams
+
+
+@registry.register_hparams
+def mtf_image_transformer_tiny_spatial2d() -> HParams:
+    """6 layers of 128 in blocks of 8 x 8 values; rows and columns over 2 x 2 devices."""
+    hparams = mtf_image_transformer_tiny_spatial1d()
+    hparams.mesh_shape = "rows:2;columns:2"
     hparams.layout = f"{_MEGATRON};{_SPACE}"
     hparams.attention_type = "local_2d"
     return hparams
 
 
 @registry.register_hparams
-def mtf_image_transformer_tiny_spatial2d() -> HParams:
-    """Rows and columns of pictures over 2 x 2 devices."""
-    hparams = mtf_image_transformer_tiny_spatial1d()
-    hparams.mesh_shape = "rows:2;columns:2"
-    return hparams
-
-
-@registry.register_hparams
 def mtf_image_transformer_length_sharded() -> HParams:
-    """The sequence of all values over 2 devices."""
-    hparams = mtf_image_transformer_single()
+    """`mtf_image_transformer_tiny`, the sequence of all values over 2 devices."""
+    hparams = mtf_image_transformer_tiny()
     hparams.mesh_shape = "all:2"
     hparams.layout = "length:all"
     return hparams
@@ -181,14 +240,22 @@ def mtf_image_transformer_cifar_mp_4x() -> HParams:
 
 @registry.register_hparams
 def mtf_image_transformer_base_imagenet() -> HParams:
-    """The model of `base_cifar` on 32 x 32 pixels of ImageNet, over 32 devices."""
-    return mtf_image_transformer_cifar_4x()
+    """The model of `cifar_4x` for 32 x 32 pixels of ImageNet, with less dropout."""
+    hparams = mtf_image_transformer_cifar_4x()
+    hparams.learning_rate_warmup_steps = 31_250
+    hparams.layer_prepostprocess_dropout = 0.1
+    return hparams
 
 
 @registry.register_hparams
 def mtf_image_transformer_base_imagenet_mp() -> HParams:
-    """The model of `cifar_mp_4x` on 32 x 32 pixels of ImageNet."""
-    return mtf_image_transformer_cifar_mp_4x()
+    """The model of `cifar_mp_4x` for 32 x 32 pixels of ImageNet."""
+    hparams = mtf_image_transformer_base_imagenet()
+    hparams.batch_size = 32
+    hparams.mesh_shape = "data:8;model:4"
+    hparams.num_heads = 8
+    hparams.d_ff = 8192
+    return hparams
 
 
 @registry.register_hparams
@@ -199,21 +266,25 @@ def mtf_image_transformer_imagenet_mp() -> HParams:
 
 @registry.register_hparams
 def mtf_image_transformer_base_imagenet_mp64() -> HParams:
-    """8 layers for 64 x 64 pixels, over 32 devices."""
-    hparams = mtf_image_transformer_base_imagenet_mp()
-    hparams.mesh_shape = "data:4;model:8"
+    """8 layers for 64 x 64 pixels, over 4 x 8 devices, so with 8 heads."""
+    hparams = mtf_image_transformer_base_imagenet()
     hparams.batch_size = 8
+    hparams.mesh_shape = "data:4;model:8"
     hparams.image_shape = [64, 64, 3]
+    hparams.num_heads = 8
     hparams.num_hidden_layers = 8
     return hparams
 
 
 @registry.register_hparams
 def mtf_image_transformer_base_imagenet_mp128() -> HParams:
-    """4 layers for 128 x 128 pixels in blocks of 128 values, over 32 devices."""
-    hparams = mtf_image_transformer_base_imagenet_mp64()
+    """4 layers for 128 x 128 pixels in blocks of 128 values, over 4 x 8 devices."""
+    hparams = mtf_image_transformer_base_imagenet()
+    hparams.batch_size = 8
+    hparams.mesh_shape = "data:4;model:8"
     hparams.image_shape = [128, 128, 3]
     hparams.block_length = 128
+    hparams.num_heads = 8
     hparams.d_ff = 4096
     hparams.num_hidden_layers = 4
     return hparams
@@ -221,27 +292,7 @@ def mtf_image_transformer_base_imagenet_mp128() -> HParams:
 
 @registry.register_hparams
 def mtf_image_transformer_base_imagenet_mp_sp() -> HParams:
-    """128 x 128 pixels whose columns are split, not the model."""
+    """128 x 128 pixels, the sequence of whose values is split, not the model."""
     hparams = mtf_image_transformer_base_imagenet_mp128()
-    hparams.mesh_shape = "data:4;columns:8"
-    hparams.layout = f"{_MEGATRON};{_SPACE}"
-    hparams.attention_type = "local_2d"
-    return hparams
-
-
-@registry.register_hparams
-def mtf_image_transformer_small() -> HParams:
-    """4 layers of 256 for 32 x 32 pixels, on one device."""
-    hparams = mtf_image_transformer_base_single()
-    hparams.d_ff = 1024
-    hparams.num_hidden_layers = 4
-    return hparams
-
-
-@registry.register_hparams
-def mtf_image_transformer_large() -> HParams:
-    """24 layers of 512 for 32 x 32 pixels, in blocks of 256 values, over 8 x 4 devices."""
-    hparams = mtf_image_transformer_cifar_mp_4x()
-    hparams.num_hidden_layers = 24
-    hparams.recompute = "layer"
+    hparams.layout = "batch:data;length:model"
     return hparams

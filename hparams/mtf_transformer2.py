@@ -25,7 +25,6 @@ def _tiny(hparams: HParams) -> HParams:
     hparams.batch_size = 2
     hparams.mesh_shape = ""
     hparams.d_ff = 512
-    hparams.num_heads = 4
     hparams.num_hidden_layers = 2
     return hparams
 
@@ -39,7 +38,9 @@ def mtf_unitransformer_base() -> HParams:
 @registry.register_hparams(model="transformer_lm")
 def mtf_unitransformer_tiny() -> HParams:
     """2 layers of 128 on one device."""
-    return _tiny(mtf_unitransformer_base())
+    hparams = _tiny(mtf_unitransformer_base())
+    hparams.num_heads = 4
+    return hparams
 
 
 @registry.register_hparams(model="transformer")

@@ -1,4 +1,7 @@
-"""Sets of `mtf_resnet`, residual networks on pictures."""
+"""Sets of `mtf_resnet`, residual networks on pictures.
+
+Those of tensor2tensor are at the end, with its values; docs/hparams_sets.md says what differs.
+"""
 
 from __future__ import annotations
 
@@ -77,25 +80,9 @@ def mtf_resnet_50() -> HParams:
 
 
 @registry.register_hparams
-def mtf_resnet_base() -> HParams:
-    """tensor2tensor's: ResNet-50, 32 pictures over 8 devices."""
-    hparams = _resnet()
-    hparams.mesh_shape = "data:8"
-    return hparams
-
-
-@registry.register_hparams
-def mtf_resnet_base_single() -> HParams:
-    """The same on one device."""
-    hparams = mtf_resnet_base()
-    hparams.mesh_shape = ""
-    return hparams
-
-
-@registry.register_hparams
 def mtf_resnet_base_spatial() -> HParams:
-    """The same, pictures cut into four parts each."""
-    hparams = mtf_resnet_base()
+    """ResNet-50 v1.5, 32 pictures over 8 devices, each cut into four parts."""
+    hparams = _resnet()
     hparams.mesh_shape = "data:2;rows:2;columns:2"
     return hparams
 
@@ -115,35 +102,16 @@ def mtf_resnet_cifar() -> HParams:
 
 
 @registry.register_hparams
-def mtf_resnet_base_cifar() -> HParams:
-    """tensor2tensor's: the blocks of ResNet-50 on 32 x 32 pixels, over 32 devices."""
-    hparams = mtf_resnet_base()
-    hparams.mesh_shape = "data:32"
-    hparams.stem = "cifar"
-    hparams.num_partitioned_stages = 4
-    return hparams
-
-
-@registry.register_hparams
-def mtf_resnet_tiny() -> HParams:
-    """Two stages of two basic blocks, for pictures of 8 x 8 or more, over 2 devices."""
+def mtf_resnet_digits() -> HParams:
+    """Two stages of two basic blocks on one device: for pictures of 8 x 8, tests and CPUs."""
     hparams = mtf_resnet_cifar()
     hparams.batch_size = 64
-    hparams.mesh_shape = "data:2"
     hparams.layer_sizes = [2, 2]
     hparams.filter_sizes = [16, 16, 32]
     hparams.num_partitioned_stages = 2
     hparams.optimizer = "adam"
     hparams.learning_rate_constant = 3e-3
     hparams.learning_rate_warmup_steps = 50
-    return hparams
-
-
-@registry.register_hparams
-def mtf_resnet_single() -> HParams:
-    """The same on one device."""
-    hparams = mtf_resnet_tiny()
-    hparams.mesh_shape = ""
     return hparams
 
 
@@ -161,4 +129,56 @@ def mtf_resnet_large() -> HParams:
     """ResNet-152 for 224 x 224 pixels (arXiv:1512.03385, table 1): 60.2 million parameters."""
     hparams = mtf_resnet_50()
     hparams.layer_sizes = [3, 8, 36, 3]
+    return hparams
+
+
+@registry.register_hparams
+def mtf_resnet_base() -> HParams:
+    """tensor2tensor's: the blocks of ResNet-50 for 32 x 32 pixels, 32 pictures over 8 devices."""
+    hparams = _resnet()
+    hparams.mesh_shape = "data:8"
+    hparams.stem = "cifar"
+    hparams.num_partitioned_stages = 4
+    hparams.weight_decay = 0.0
+    hparams.optimizer = "adafactor"
+    hparams.learning_rate_schedule = "rsqrt_decay"
+    hparams.learning_rate_warmup_steps = 10_000
+    return hparams
+
+
+@registry.register_hparams
+def mtf_resnet_base_single() -> HParams:
+    """tensor2tensor's: `mtf_resnet_base` on one device."""
+    hparams = mtf_resnet_base()
+    hparams.mesh_shape = ""
+    return hparams
+
+
+@registry.register_hparams
+def mtf_resnet_base_cifar() -> HParams:
+    """tensor2tensor's: `mtf_resnet_base` over 32 devices, with a shorter warm-up."""
+    hparams = mtf_resnet_base()
+    hparams.mesh_shape = "data:32"
+    hparams.learning_rate_warmup_steps = 4000
+    return hparams
+
+
+@registry.register_hparams
+def mtf_resnet_tiny() -> HParams:
+    """tensor2tensor's: three stages of 1, 2 and 3 bottlenecks of 64, over 2 devices."""
+    hparams = mtf_resnet_base()
+    hparams.batch_size = 16
+    hparams.mesh_shape = "data:2"
+    hparams.layer_sizes = [1, 2, 3]
+    hparams.filter_sizes = [64, 64, 64, 64]
+    hparams.num_partitioned_stages = 3
+    return hparams
+
+
+@registry.register_hparams
+def mtf_resnet_single() -> HParams:
+    """tensor2tensor's: `mtf_resnet_tiny`, one picture at a time, on one device."""
+    hparams = mtf_resnet_tiny()
+    hparams.batch_size = 1
+    hparams.mesh_shape = ""
     return hparams

@@ -122,7 +122,6 @@ class PairProblem(Problem):
 class Text2TextProblem(TextProblem, PairProblem):
     """Text to text with one vocabulary for both. A sample has "inputs" and "targets"."""
 
-    metric_names = (*PairProblem.metric_names, "approx_bleu")
     decode_metric_names: tuple[str, ...] = ("bleu", "chrf")
 
     def texts(self, sample: Sample) -> list[str]:

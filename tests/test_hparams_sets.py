@@ -6,6 +6,7 @@ Graphs are built on paper, without devices and memory, so the largest set costs 
 from __future__ import annotations
 
 import functools
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -38,15 +39,16 @@ RANGED_SETS = [
 ]
 EACH_SET = [pytest.param(name, marks=() if "tiny" in name else pytest.mark.slow) for name in SETS]
 VOCAB_SIZE, TRAIN_STEPS = 32768, 100_000
-# Where a set leaves the mesh to its user, it is to work on this one.
-USUAL_MESH = "data:2;model:2"
+# Where a set leaves the mesh to its user, it is to work on this one; with one row, on the other.
+USUAL_MESH, MESH_OF_A_ROW = "data:2;model:2", "model:2"
 READ_BY_THE_TRAINER = {"batch_size", "batch_size_unit", "max_length", "mesh_shape", "layout"}
 # Hparams whose values decide which others are read.
 SWITCHES = ("optimizer", "learning_rate_schedule", "position", "attention_type")
 # Pictures' sets say the blocks of each way of attention, so that a child only takes another way.
 SAID_FOR_CHILDREN = {"block_length", "block_height", "block_width"}
+TENSOR2TENSOR = json.loads((Path(__file__).parent / "tensor2tensor_hparams.json").read_text())
 SETS_PAGE = Path(__file__).parent.parent / "docs/hparams_sets.md"
-SMALL_PICTURES = ("mlp_tiny", "vit_tiny", "mtf_resnet_tiny", "mtf_resnet_single")
+SMALL_PICTURES = ("mlp_tiny", "vit_tiny", "mtf_resnet_digits")
 
 # set -> vocabulary or classes, published number of parameters, by how much ours may be off
 PUBLISHED = {
@@ -147,7 +149,8 @@ def picture(height: int, width: int, channels: int) -> list[mtf.Dimension]:
 def size_of_pictures(hparams_set: str) -> tuple[int, int, int]:
     if hparams_set in SMALL_PICTURES:
         return (8, 8, 1)
-    is_small = hparams_set.startswith("mlp") or "cifar" in hparams_set
+    is_small = registry.hparams(hparams_set).values().get("stem", "cifar") == "cifar"
+    is_small &= not hparams_set.startswith("vit")
     return (32, 32, 3) if is_small else (224, 224, 3)
 
 
@@ -205,7 +208,9 @@ def update_a_weight(hparams: HParams) -> None:
 
 @functools.cache
 def on_its_mesh(hparams_set: str) -> Built:
-    mesh_shape = registry.hparams(hparams_set).mesh_shape or USUAL_MESH
+    hparams = registry.hparams(hparams_set)
+    usual = USUAL_MESH if hparams.batch_size > 1 else MESH_OF_A_ROW
+    mesh_shape = hparams.mesh_shape or usual
     return build(hparams_set, {"mesh_shape": mesh_shape})
 
 
@@ -289,6 +294,27 @@ def test_a_set_has_the_parameters_that_its_description_says(hparams_set):
     hparams = registry.hparams(hparams_set)
     tables = (VOCAB_SIZE + hparams.max_length) * hparams.d_model
     assert round((on_its_mesh(hparams_set).parameters - tables) / 1e6) == millions
+
+
+def as_written(value) -> str:
+    """A value as a cell of the page's tables; of a mesh, the axes in any order."""
+    return ";".join(sorted(str(value).split(";")))
+
+
+def test_the_sets_of_tensor2tensor_have_its_values_but_for_those_that_the_page_names():
+    """The table was made by running tensor2tensor's functions, under our hparams' names."""
+    rows = [row.split("|") for row in SETS_PAGE.read_text("utf-8").splitlines() if "|" in row]
+    cells = [[cell.strip(" `") for cell in row[1:-1]] for row in rows if len(row) == 7]
+    named = {(row[0], row[1]): (row[2], row[3]) for row in cells if row[0] in TENSOR2TENSOR}
+    found = {}
+    for hparams_set, originals in TENSOR2TENSOR.items():
+        hparams = registry.hparams(hparams_set)
+        for name, original in originals.items():
+            theirs, ours = as_written(original), as_written(hparams.get(name))
+            if theirs != ours:
+                found[hparams_set, name] = theirs, ours
+    assert found == named
+    assert len(TENSOR2TENSOR) == 95
 
 
 def test_the_page_leaves_out_no_set_that_there_is():

@@ -91,11 +91,11 @@ CASES = {
     ),
     "mlp": Case("mlp", "image_digits", "mlp_tiny", "", 600),
     "vit": Case("vit", "image_digits", "vit_tiny", "", 600),
-    "mtf_resnet": Case("mtf_resnet", "image_digits", "mtf_resnet_single", "", 300),
+    "mtf_resnet": Case("mtf_resnet", "image_digits", "mtf_resnet_digits", "", 300),
     "mtf_image_transformer": Case(
         "mtf_image_transformer",
         "image_digits_gen",
-        "mtf_image_transformer_single",
+        "mtf_image_transformer_digits",
         "attention_type=full,d_model=64,d_kv=16,num_hidden_layers=3,learning_rate_constant=0.004",
         300,
     ),

@@ -33,7 +33,7 @@ SPLIT = "batch:data;heads:model;d_ff:model;vocab:model;height:rows;width:columns
 def make(attention_type: str, **values: object) -> HParams:
     """The set on one device, smaller."""
     changes = {**SMALLER, "attention_type": attention_type, **values}
-    return make_hparams("mtf_image_transformer_single", **changes)
+    return make_hparams("mtf_image_transformer_digits", **changes)
 
 
 def visible(attention_type: str) -> np.ndarray:

@@ -23,14 +23,14 @@ BLOCKS = {"filter_sizes": [8, 4, 8], "layer_sizes": [1, 2], "norm_groups": 2}
 # Name -> model, its set and changes, the pictures' size
 MODELS = {
     "mlp": ("mlp", "mlp_tiny", {"hidden_size": 32, "num_hidden_layers": 3}, (8, 8, 1)),
-    "basic": ("mtf_resnet", "mtf_resnet_tiny", BLOCKS, (8, 8, 2)),
+    "basic": ("mtf_resnet", "mtf_resnet_digits", BLOCKS, (8, 8, 2)),
     "bottleneck": (
         "mtf_resnet",
-        "mtf_resnet_base",
+        "mtf_resnet_base_spatial",
         {**BLOCKS, "num_partitioned_stages": 1},
         (32, 32, 3),
     ),
-    "group_norm": ("mtf_resnet", "mtf_resnet_tiny", {**BLOCKS, "norm_type": "group"}, (8, 8, 2)),
+    "group_norm": ("mtf_resnet", "mtf_resnet_digits", {**BLOCKS, "norm_type": "group"}, (8, 8, 2)),
     "vit_class": ("vit", "vit_tiny", {"pooling": "class", "num_hidden_layers": 2}, (8, 8, 3)),
     "vit_mean": ("vit", "vit_tiny", {"num_hidden_layers": 1}, (8, 16, 1)),
 }

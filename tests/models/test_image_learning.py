@@ -28,7 +28,7 @@ def figures_of(tmp_path, model, problem, hparams_set, changes, steps):
 def test_a_resnet_names_digits(tmp_path):
     """See benchmarks/learning for what more steps make of it."""
     changes = "mesh_shape=rows:2,learning_rate_warmup_steps=10"
-    figures = figures_of(tmp_path, "mtf_resnet", "image_digits", "mtf_resnet_single", changes, 80)
+    figures = figures_of(tmp_path, "mtf_resnet", "image_digits", "mtf_resnet_digits", changes, 80)
     assert figures["accuracy"] > 0.9
 
 
@@ -39,8 +39,9 @@ def test_an_image_transformer_beats_pixels_by_themselves(tmp_path):
         tmp_path,
         "mtf_image_transformer",
         "image_digits_gen",
-        "mtf_image_transformer_tiny_spatial1d",
-        "d_model=64,d_kv=16,num_hidden_layers=2,learning_rate_warmup_steps=30",
+        "mtf_image_transformer_digits",
+        "mesh_shape=rows:2,layout=height:rows,attention_type=local_2d,d_model=64,d_kv=16,"
+        "num_hidden_layers=2,learning_rate_warmup_steps=30",
         120,
     )
     assert figures["bits_per_dim"] < 2.3

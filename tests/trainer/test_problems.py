@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from t2tp import problems
+from t2tp import problems, registry
 from t2tp.mesh.cluster import connect
 from t2tp.trainer import run_files, t2tp_decoder, t2tp_eval, t2tp_exporter, together
 from tests.problems.test_generation import WatchedDigits
 from tests.trainer.conftest import PROBLEM
 from tests.trainer.events import read_scalars
+from tests.trainer.tiny_pairs import TranslateUpperCase
 
 OTHER_DATA = "are not those that the run in"
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -78,21 +79,35 @@ def test_what_cannot_be_found_is_one_sentence(trainer, capfd, tmp_path, flags, s
     assert not (tmp_path / "run").exists()
 
 
-def test_metrics_that_the_model_does_not_count_are_named_and_left_out(trainer, tmp_path, capfd):
-    pairs = tmp_path / "pairs.tsv"
-    pairs.write_text("\n".join(f"one {n}\teins {n}" for n in range(80)))
+@registry.register_problem
+class TranslateWithBleu(TranslateUpperCase):
+    """Asks for a metric whose sums a language model does not count."""
+
+    metric_names = (*TranslateUpperCase.metric_names, "approx_bleu")
+
+
+@pytest.mark.parametrize(
+    ("problem", "model", "metric"),
+    [
+        ("translate_with_bleu", "transformer_lm", "approx_bleu"),
+        (PROBLEM, "transformer_encoder", "bits_per_byte"),
+    ],
+)
+def test_metrics_that_the_model_does_not_count_are_named_and_left_out(
+    trainer, tmp_path, capfd, problem, model, metric
+):
     flags = {
-        "problem": "translate_tsv",
-        "problem_options": f"files={pairs},vocab_size=290",
+        "problem": problem,
         "data_dir": tmp_path / "data",
-        "hparams_set": "transformer_lm_tiny",
+        "model": model,
+        "hparams_set": f"{model}_tiny",
         "generate_data": True,
         "train_steps": 2,
     }
     assert trainer(**flags) == 0
-    said = capfd.readouterr().err
-    assert "not evaluated: approx_bleu" in said
-    assert "accuracy" in read_scalars(tmp_path / "run" / "eval")
+    assert f"not evaluated: {metric}" in capfd.readouterr().err
+    shown = read_scalars(tmp_path / "run" / "eval")
+    assert "accuracy" in shown and metric not in shown
 
 
 def test_a_model_that_takes_other_features_is_refused(trainer, tmp_path, capfd):

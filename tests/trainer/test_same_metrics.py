@@ -44,6 +44,10 @@ KINDS = [
     ("vit", IMAGES, "d_model=16,d_ff=32,num_heads=2,d_kv=8,num_hidden_layers=1"),
     ("mlp", IMAGES, ""),
 ]
+SETS = {
+    "mtf_image_transformer": "mtf_image_transformer_digits",
+    "mtf_resnet": "mtf_resnet_digits",
+}
 # Batch size, mesh and step. Of few splits 4 or 16 rows are whole batches.
 EVALUATIONS = [(16, "", 0), (4, "data:2", 7), (16, "data:2;model:2", 100_000)]
 
@@ -60,7 +64,7 @@ def made(tmp_path_factory):
 def evaluated(data_dir, kind, batch_size, mesh_shape, step):
     """All sums of the untrained model, and all metrics that can be made of them."""
     model, name, changes = kind
-    problem, hparams = problems.find(name), registry.hparams(f"{model}_tiny")
+    problem, hparams = problems.find(name), registry.hparams(SETS.get(model, f"{model}_tiny"))
     problem.change_hparams(hparams)
     hparams.parse(f"{changes},batch_size={batch_size},mesh_shape={mesh_shape}".lstrip(","))
     inputs = evaluation_inputs(problem, data_dir, hparams, "validation")
@@ -95,7 +99,7 @@ MODELS = {
     "transformer": (PAIRS, "transformer_tiny", SMALL),
     "transformer_moe_encdec": (PAIRS, "transformer_moe_encdec_tiny", EXPERTS),
     "transformer_encoder": (TEXT, "transformer_encoder_tiny", SMALL),
-    "mtf_resnet": (IMAGES, "mtf_resnet_tiny", ""),
+    "mtf_resnet": (IMAGES, "mtf_resnet_digits", "mesh_shape=data:2"),
 }
 # Neither 21 pairs nor 250 pictures are whole batches of them.
 OTHERWISE = [

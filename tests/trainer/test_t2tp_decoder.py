@@ -218,7 +218,7 @@ def test_pictures_are_made(tmp_path, capsys):
         tmp_path,
         "image_digits_gen",
         "mtf_image_transformer",
-        "mtf_image_transformer_tiny",
+        "mtf_image_transformer_digits",
         train_steps=2,
         hparams="batch_size=8,num_hidden_layers=1,mesh_shape=,layout=",
     )

@@ -120,7 +120,7 @@ def test_pictures_are_shown_beside_those_of_the_split(tmp_path):
         tmp_path,
         "image_digits_gen",
         "mtf_image_transformer",
-        "mtf_image_transformer_tiny",
+        "mtf_image_transformer_digits",
         hparams=hparams,
         eval_steps=1,
         **flags,
