@@ -7,7 +7,7 @@ same. Neighbours in a source are often alike; shuffled, they make fair samples, 
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 import multiprocessing
 import os
 import pickle
@@ -16,28 +16,39 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import reduce
 from multiprocessing.connection import wait as wait_for_any
+from multiprocessing.context import BaseContext
 from operator import add
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
-from t2tp.problems.manifest import FileState, SplitSizes
-from t2tp.problems.permutation import permute
+from t2tp.problems.manifest import BAD, FileState, SplitSizes
 from t2tp.problems.progress import Progress
-from t2tp.problems.shards import ShardWriter, finished, shard_name
+from t2tp.problems.sample_digest import ChangedSourcesError, SampleDigest
+from t2tp.problems.samples import (
+    NOT_THE_SAMPLES_FAULT,
+    BadSamples,
+    Sample,
+    ShuffledSamples,
+    SkippedSampleError,
+    open_samples,
+)
+from t2tp.problems.samples import Samples as Samples  # also known from here
+from t2tp.problems.shards import ShardWriter, finished, finished_names, read_checks, shard_name
 from t2tp.problems.user_dir import import_user_dir, imported_user_dirs
 
 if TYPE_CHECKING:
     from t2tp.problems.problem import Problem
 
-Sample = Mapping[str, Any]
-
 # A shard has at least about so many samples, and a split at most so many shards, unless asked for.
 _SHARD_SAMPLES = 500
 _MOST_SHARDS = 64
+
+# Of so many samples one may be bad, unless it is said how many.
+_GOOD_FOR_A_BAD_ONE = 1000
 
 # Samples after which a worker says how far it is.
 _REPORT_EVERY = 64
@@ -52,39 +63,20 @@ def default_workers() -> int:
     return min(len(os.sched_getaffinity(0)), _MOST_WORKERS)
 
 
-class Samples(Protocol):
-    """The samples of a split, any of them by its number: a list will do."""
+@dataclass(frozen=True)
+class GenerationSettings:
+    """How data are made, which hardly changes what they are.
 
-    def __len__(self) -> int:
-        """Returns how many there are."""
+    Attributes:
+        num_shards: of the train split, and the most of another; None: one for each 500 samples, up
+            to 64.
+        num_workers: most processes; 1: this one.
+        max_bad_samples: how many samples that cannot be used are left out; None: one in 1,000.
+    """
 
-    def __getitem__(self, number: int, /) -> Sample:
-        """Returns a sample; raises `SkippedSampleError` to leave it out."""
-
-
-class SkippedSampleError(Exception):
-    """A sample is left out, and counted; the message is the reason, the same for all alike."""
-
-
-class ShuffledSamples:
-    """The samples of a split, in an order that is always the same."""
-
-    def __init__(self, samples: Samples):
-        self._samples = samples
-
-    def __len__(self) -> int:
-        return len(self._samples)
-
-    def part(self, begin: int, end: int) -> Iterator[Callable[[], Sample]]:
-        """Gives what reads each sample, from the place `begin` to before `end`."""
-        for number in permute(np.arange(begin, end), len(self), "documents").tolist():
-            yield partial(self._samples.__getitem__, number)
-
-    def __iter__(self) -> Iterator[Sample]:
-        """Gives the samples without those that are left out."""
-        for read in self.part(0, len(self)):
-            with contextlib.suppress(SkippedSampleError):
-                yield read()
+    num_shards: int | None = None
+    num_workers: int = 1
+    max_bad_samples: int | None = None
 
 
 class Stored(NamedTuple):
@@ -101,12 +93,20 @@ class Stored(NamedTuple):
 
 @dataclass(frozen=True)
 class _Job:
-    """One shard."""
+    """One shard.
+
+    Attributes:
+        split, shard, shards: which one it is.
+        samples: how many the split has.
+        made_from: of a shard that is there already, the digest of the samples that it was made
+            from: is it still theirs?
+    """
 
     split: str
     shard: int
     shards: int
     samples: int
+    made_from: str = ""
 
     @property
     def name(self) -> str:
@@ -123,8 +123,7 @@ def make_shards(
     folder: Path,
     tmp_dir: Path,
     sample_counts: Mapping[str, int],
-    num_shards: int | None,
-    num_workers: int,
+    settings: GenerationSettings,
 ) -> tuple[dict[str, SplitSizes], dict[str, FileState]]:
     """Makes the shards that `folder` does not have yet.
 
@@ -133,31 +132,42 @@ def make_shards(
         folder: gets the files; the problem's vocabulary is there.
         tmp_dir: where the problem's downloads are.
         sample_counts: number of samples of each split.
-        num_shards: of the train split, and the most of another; by default a shard for each 500
-            samples, up to 64.
-        num_workers: most processes; 1: this one. A new one is not worth less than 500 samples.
+        settings: how. A new process is not worth less than 500 samples.
 
     Returns:
         The sizes of each split, and all files of the shards.
 
     Raises:
         ChildProcessError: a process died; the shards that were finished stay.
+        BadSampleError: too many samples cannot be used; the shards that were finished stay.
+        ChangedSourcesError: shards that are there already were made from other samples.
     """
     jobs = [
         _Job(split, shard, shards, count)
         for split, count in sample_counts.items()
-        for shards in [_shards(split == problem.splits[0], count, num_shards)]
+        for shards in [_shards(split == problem.splits[0], count, settings.num_shards)]
         for shard in range(shards)
     ]
-    missing = [job for job in jobs if finished(folder, job.name) is None]
-    maker = _Maker(problem, folder, tmp_dir)
-    total = sum(end - begin for begin, end in (job.places for job in missing))
-    num_workers = min(num_workers, len(missing), total // _SHARD_SAMPLES)
+    if finished_names(folder) - {job.name for job in jobs}:
+        raise ChangedSourcesError(f"{problem.name} had another number of samples")
+    bad = 0
+    todo: list[_Job] = []
+    for job in jobs:
+        if made := finished(folder, job.name):
+            bad += made[0].skipped.get(BAD, 0)
+            # Comparing is quicker than making, and finds a change before more is made.
+            samples = read_checks(folder, job.name).samples
+            todo.insert(0, dataclasses.replace(job, made_from=samples))
+        else:
+            todo.append(job)
+    maker = _Maker(problem, folder, tmp_dir, bad_limit(sample_counts, settings))
+    total = sum(end - begin for begin, end in (job.places for job in todo))
+    num_workers = min(settings.num_workers, len(todo), total // _SHARD_SAMPLES)
     with Progress(total, f"encoding {problem.name}") as progress:
         if num_workers > 1:
-            _make_in_processes(maker, missing, num_workers, progress)
+            _make_in_processes(maker, todo, num_workers, progress, bad)
         else:
-            _make_here(maker, missing, progress)
+            _make_here(maker, todo, progress, bad)
     sizes: dict[str, list[SplitSizes]] = {split: [] for split in sample_counts}
     files: dict[str, FileState] = {}
     for job in jobs:
@@ -169,6 +179,13 @@ def make_shards(
     return {split: reduce(add, parts) for split, parts in sizes.items()}, files
 
 
+def bad_limit(sample_counts: Mapping[str, int], settings: GenerationSettings) -> int:
+    """Returns how many samples may be bad."""
+    if settings.max_bad_samples is not None:
+        return settings.max_bad_samples
+    return sum(sample_counts.values()) // _GOOD_FOR_A_BAD_ONE
+
+
 def _shards(is_train: bool, samples: int, num_shards: int | None) -> int:
     by_samples = max(1, min(samples // _SHARD_SAMPLES, _MOST_SHARDS))
     if num_shards is None:
@@ -176,72 +193,143 @@ def _shards(is_train: bool, samples: int, num_shards: int | None) -> int:
     return min(num_shards, samples if is_train else by_samples)
 
 
+class _Report(Protocol):
+    """What is counted over all jobs."""
+
+    def samples(self, count: int) -> None:
+        """Adds to the samples that have been gone through."""
+
+    def bad_sample(self) -> int:
+        """Counts a bad sample, and returns how many there are."""
+
+
 class _Maker:
     """Makes shards. It can be sent to another process, which opens the samples for itself."""
 
-    def __init__(self, problem: Problem, folder: Path, tmp_dir: Path):
+    def __init__(self, problem: Problem, folder: Path, tmp_dir: Path, bad_limit: int):
         self._problem = problem
         self._folder = folder
         self._tmp_dir = tmp_dir
+        self._bad_limit = bad_limit
         self._samples: dict[str, ShuffledSamples] = {}
         self._encode: Callable[[Sample], Stored] | None = None
 
-    def make(self, job: _Job, report: Callable[[int], None]) -> None:
-        """Writes a shard and reports now and then how many more samples it has gone through."""
-        encode, samples = self._open(job.split)
-        dtypes = self._problem.columns(self._folder)
-        unreported = 0
-        with ShardWriter(self._folder, job.name, dtypes) as writer:
-            for read in samples.part(*job.places):
-                try:
-                    writer.add(*encode(read()))
-                except SkippedSampleError as reason:
-                    writer.skip(str(reason))
-                unreported += 1
-                if unreported == _REPORT_EVERY:
-                    report(unreported)
-                    unreported = 0
-        report(unreported)
+    def carry_out(self, job: _Job, report: _Report) -> None:
+        """Makes a shard, or looks whether it is still that of its samples."""
+        if job.made_from:
+            self._compare(job, report)
+        else:
+            self._make(job, report)
 
-    def _open(self, split: str) -> tuple[Callable[[Sample], Stored], ShuffledSamples]:
+    def _make(self, job: _Job, report: _Report) -> None:
         if self._encode is None:
             self._encode = self._problem.encoder(self._folder)
-        if split not in self._samples:
-            samples = self._problem.samples(split, self._folder, self._tmp_dir)
-            self._samples[split] = ShuffledSamples(samples)
-        return self._encode, self._samples[split]
+        bad = BadSamples(self._problem.name, self._bad_limit, report.bad_sample)
+        dtypes = self._problem.columns(self._folder)
+        with ShardWriter(self._folder, job.name, dtypes) as writer:
+            for number, read in self._reads(job, report):
+                sample = None
+                try:
+                    sample = writer.samples.read(read)
+                    writer.add(*self._encode(sample))
+                except SkippedSampleError as reason:
+                    writer.skip(str(reason))
+                except NOT_THE_SAMPLES_FAULT:
+                    raise
+                except Exception as error:  # whatever a user's problem raises
+                    writer.skip_bad(bad.add(job.split, number, error, sample))
+
+    def _compare(self, job: _Job, report: _Report) -> None:
+        digest = SampleDigest()
+        for _, read in self._reads(job, report):
+            try:
+                digest.read(read)
+            except NOT_THE_SAMPLES_FAULT:
+                raise
+            except Exception:  # which is in the digest
+                continue
+        if digest.hexdigest() != job.made_from:
+            raise ChangedSourcesError(
+                f"{self._problem.name} had other samples of {job.split} before the interruption"
+            )
+
+    def _reads(self, job: _Job, report: _Report) -> Iterator[tuple[int, Callable[[], Sample]]]:
+        """Gives what reads each sample of a shard, and reports now and then how far it is."""
+        if job.split not in self._samples:
+            samples = open_samples(self._problem, job.split, self._folder, self._tmp_dir)
+            self._samples[job.split] = ShuffledSamples(samples)
+        unreported = 0
+        for number_and_read in self._samples[job.split].part(*job.places):
+            yield number_and_read
+            unreported += 1
+            if unreported == _REPORT_EVERY:
+                report.samples(unreported)
+                unreported = 0
+        report.samples(unreported)
 
 
-def _make_here(maker: _Maker, jobs: Sequence[_Job], progress: Progress) -> None:
-    done = 0
+class _ReportHere:
+    """Of the process that shows the progress."""
 
-    def report(number: int) -> None:
-        nonlocal done
-        done += number
-        progress.show(done)
+    def __init__(self, progress: Progress, bad: int):
+        self._progress = progress
+        self._done = 0
+        self._bad = bad
 
+    def samples(self, count: int) -> None:
+        self._done += count
+        self._progress.show(self._done)
+
+    def bad_sample(self) -> int:
+        self._bad += 1
+        return self._bad
+
+
+class _SharedReport:
+    """Of all workers; it can only be sent to one when it is started."""
+
+    def __init__(self, context: BaseContext, bad: int):
+        self._done = context.Value("q", 0)
+        self._bad = context.Value("q", bad)
+
+    @property
+    def done(self) -> int:
+        return self._done.value
+
+    def samples(self, count: int) -> None:
+        with self._done.get_lock():
+            self._done.value += count
+
+    def bad_sample(self) -> int:
+        with self._bad.get_lock():
+            self._bad.value += 1
+            return self._bad.value
+
+
+def _make_here(maker: _Maker, jobs: Sequence[_Job], progress: Progress, bad: int) -> None:
+    report = _ReportHere(progress, bad)
     for job in jobs:
-        maker.make(job, report)
+        maker.carry_out(job, report)
 
 
 def _make_in_processes(
-    maker: _Maker, jobs: Sequence[_Job], num_workers: int, progress: Progress
+    maker: _Maker, jobs: Sequence[_Job], num_workers: int, progress: Progress, bad: int
 ) -> None:
     # Not forked: TensorFlow's threads, where it is loaded, do not survive that.
     context = multiprocessing.get_context("spawn")
-    done = context.Value("q", 0)
+    report = _SharedReport(context, bad)
     # The problem's class may be in a user's directory, which a worker has to import first.
-    arguments = (imported_user_dirs(), pickle.dumps(maker), done)
+    arguments = (imported_user_dirs(), pickle.dumps(maker), report)
     with ProcessPoolExecutor(
         num_workers, mp_context=context, initializer=_begin_worker, initargs=arguments
     ) as pool:
-        pending = {pool.submit(_make_in_worker, job) for job in jobs}
+        pending = {pool.submit(_carry_out_in_worker, job) for job in jobs}
         try:
             while pending:
                 ended, pending = wait(pending, timeout=0.5, return_when=FIRST_EXCEPTION)
                 for job in ended:
                     job.result()
-                progress.show(done.value)
+                progress.show(report.done)
         except BrokenProcessPool as error:
             raise ChildProcessError(
                 "a worker process was killed, perhaps for lack of memory: run again to go on with "
@@ -252,15 +340,15 @@ def _make_in_processes(
             raise
 
 
-# Of a worker process: set once at its start, as a shared number can only be handed on then.
-_worker: tuple[_Maker, Any]
+# Of a worker process: set once at its start.
+_worker: tuple[_Maker, _SharedReport]
 
 
-def _begin_worker(user_dirs: Sequence[Path], pickled_maker: bytes, done: Any) -> None:
+def _begin_worker(user_dirs: Sequence[Path], pickled_maker: bytes, report: _SharedReport) -> None:
     global _worker
     for directory in user_dirs:
         import_user_dir(directory)
-    _worker = (pickle.loads(pickled_maker), done)
+    _worker = (pickle.loads(pickled_maker), report)
     threading.Thread(target=_die_with_parent, daemon=True).start()
 
 
@@ -272,11 +360,6 @@ def _die_with_parent() -> None:
         os._exit(1)
 
 
-def _make_in_worker(job: _Job) -> None:
-    maker, done = _worker
-
-    def report(number: int) -> None:
-        with done.get_lock():
-            done.value += number
-
-    maker.make(job, report)
+def _carry_out_in_worker(job: _Job) -> None:
+    maker, report = _worker
+    maker.carry_out(job, report)

@@ -16,6 +16,7 @@ from t2tp.hparam import HParams
 from t2tp.problems.generation import Sample, SkippedSampleError, Stored
 from t2tp.problems.packing import FEATURES, PackedWindows
 from t2tp.problems.problem import AnyPath, check_positive
+from t2tp.problems.samples import text_of
 from t2tp.problems.shards import token_dtype
 from t2tp.problems.stream import Batch, FeatureSpec
 from t2tp.problems.text import TextProblem, load_vocabulary
@@ -39,7 +40,7 @@ class LanguageModelProblem(TextProblem):
 
     def texts(self, sample: Sample) -> list[str]:
         """Returns the document."""
-        return [sample["text"]]
+        return [text_of(sample, "text")]
 
     def columns(self, folder: Path) -> dict[str, np.dtype]:
         """Returns the dtype of the tokens."""
@@ -50,9 +51,10 @@ class LanguageModelProblem(TextProblem):
         vocabulary = load_vocabulary(folder)
 
         def encode(sample: Sample) -> Stored:
-            if not sample["text"]:
+            text = text_of(sample, "text")
+            if not text:
                 raise SkippedSampleError("empty")
-            ids = np.array([*vocabulary.encode(sample["text"]), END_OF_DOCUMENT])
+            ids = np.array([*vocabulary.encode(text), END_OF_DOCUMENT])
             return Stored({"targets": ids}, int(vocabulary.byte_lengths[ids].sum()))
 
         return encode

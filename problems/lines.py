@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from t2tp.problems.samples import BadSampleError
+
 # Most files that an error names.
 _NAMED = 5
 
@@ -56,14 +58,14 @@ def decode(contents: bytes, path: Path, first_line: int = 1) -> str:
     """Decodes UTF-8, without the byte-order mark that a file may begin with.
 
     Raises:
-        ValueError: it is not UTF-8; names the file and the line.
+        BadSampleError: it is not UTF-8; names the file and the line.
     """
     try:
         return contents.decode("utf-8-sig" if first_line == 1 else "utf-8")
     except UnicodeDecodeError as error:
         read = error.object  # the contents without the mark
         line = first_line + read[: error.start].count(b"\n")
-        raise ValueError(
+        raise BadSampleError(
             f"{path}, line {line}: not UTF-8 ({error.reason}, byte 0x{read[error.start]:02x})"
         ) from error
 

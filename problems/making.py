@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from os import PathLike
 from pathlib import Path
@@ -14,12 +16,18 @@ from absl import logging
 
 from t2tp.problems import manifest, overlap, publish
 from t2tp.problems.columns import open_columns
-from t2tp.problems.generation import ShuffledSamples, make_shards
+from t2tp.problems.generation import GenerationSettings, bad_limit, make_shards
 from t2tp.problems.manifest import FileState, Manifest, SplitSizes
 from t2tp.problems.overlap import Split
+from t2tp.problems.sample_digest import TEXTS_NOTE, ChangedSourcesError
+from t2tp.problems.samples import BadSamples, ShuffledSamples, open_samples, remove_spooled
+from t2tp.problems.shards import finished_names, read_checks
 
 if TYPE_CHECKING:
     from t2tp.problems.problem import Problem
+
+# Bad samples that are named.
+_NAMED = 10
 
 # What the files depend on, beside our own code.
 _PACKAGES = ("t2tp", "numpy", "sentencepiece", "tensorflow-datasets")
@@ -29,23 +37,52 @@ def make(
     problem: Problem,
     folder: Path,
     tmp_dir: str | PathLike[str] | None,
-    num_shards: int | None,
-    num_workers: int,
+    settings: GenerationSettings,
 ) -> None:
     """Makes what `folder` does not have yet, under `publish.only_one_maker`; it appears at the end.
 
-    The arguments are those of `Problem.prepare`, which calls this.
+    Args:
+        problem: whose data.
+        folder: where they will be.
+        tmp_dir: as of `Problem.prepare`.
+        settings: how they are made.
     """
     logging.info("making the data of %s in %s", problem.name, folder)
-    with publish.new_folder(folder, _plan(problem, num_shards)) as partial:
-        with publish.scratch_folder(partial, tmp_dir) as scratch:
-            manifest.write_options(partial, problem.made_with())
-            description = problem.make(partial, scratch, num_shards, num_workers)
-        describe(partial, **description)
+    plan = _plan(problem, settings)
+    with publish.new_folder(folder, plan, is_worth_keeping=_has_shards) as partial:
+        try:
+            _make_all(problem, partial, tmp_dir, settings)
+        except ChangedSourcesError as changed:
+            logging.warning("%s: what was made of them is thrown away, and made anew", changed)
+            publish.clear(partial)
+            _make_all(problem, partial, tmp_dir, settings)
+        if plan != _plan(problem, settings):
+            publish.clear(partial)
+            raise ValueError(
+                f"what {problem.name} is made from has changed while it was read: run again"
+            )
+
+
+def _make_all(
+    problem: Problem,
+    partial: Path,
+    tmp_dir: str | PathLike[str] | None,
+    settings: GenerationSettings,
+) -> None:
+    remove_spooled(partial)
+    with publish.scratch_folder(partial, tmp_dir) as scratch:
+        manifest.write_options(partial, problem.made_with())
+        description = problem.make(partial, scratch, settings)
+    (partial / TEXTS_NOTE).unlink(missing_ok=True)
+    describe(partial, **description)
+
+
+def _has_shards(partial: Path) -> bool:
+    return any(finished_names(folder) for folder in (partial, *partial.iterdir()))
 
 
 def fill(
-    problem: Problem, folder: Path, scratch: Path, num_shards: int | None, num_workers: int
+    problem: Problem, folder: Path, scratch: Path, settings: GenerationSettings
 ) -> dict[str, Any]:
     """Puts vocabulary and shards into a folder; see `Problem.make`.
 
@@ -53,16 +90,18 @@ def fill(
         ValueError: a split has no samples, or all were skipped.
     """
     problem.download(folder, scratch)
-    samples = {
-        split: ShuffledSamples(problem.samples(split, folder, scratch)) for split in problem.splits
-    }
-    for split, found in samples.items():
-        if not len(found):
+    opened = {split: open_samples(problem, split, folder, scratch) for split in problem.splits}
+    counts = {split: len(samples) for split, samples in opened.items()}
+    for split, count in counts.items():
+        if not count:
             raise ValueError(f"{problem.name} has no samples for its split {split}")
-    vocabulary = problem.make_vocabulary(folder, samples.__getitem__)
-    counts = {split: len(found) for split, found in samples.items()}
-    sizes, files = make_shards(problem, folder, scratch, counts, num_shards, num_workers)
-    _report_skipped(problem, sizes)
+    bad = BadSamples(problem.name, bad_limit(counts, settings))
+    vocabulary = problem.make_vocabulary(
+        folder, lambda split: ShuffledSamples(opened[split], split, bad)
+    )
+    sizes, files = make_shards(problem, folder, scratch, counts, settings)
+    remove_spooled(folder)
+    _report_skipped(problem, sizes, _bad_samples(folder))
     columns = problem.columns(folder)
     stored = {
         split: [open_columns(folder, split, made.shards, columns)] for split, made in sizes.items()
@@ -147,7 +186,17 @@ def report_overlaps(name: str, stored: Mapping[str, Split]) -> dict[str, dict[st
     return found
 
 
-def _report_skipped(problem: Problem, sizes: Mapping[str, SplitSizes]) -> None:
+def _bad_samples(folder: Path) -> list[str]:
+    """Returns the bad samples that the shards name."""
+    names = sorted(finished_names(folder))
+    return [which for name in names for which in read_checks(folder, name).bad]
+
+
+def _report_skipped(
+    problem: Problem, sizes: Mapping[str, SplitSizes], bad_samples: Sequence[str]
+) -> None:
+    for which in bad_samples[:_NAMED]:
+        logging.warning("left out as it cannot be used: %s", which)
     for split, made in sizes.items():
         for reason, number in made.skipped.items():
             logging.warning("%s, %s: %d samples skipped: %s", problem.name, split, number, reason)
@@ -157,10 +206,27 @@ def _report_skipped(problem: Problem, sizes: Mapping[str, SplitSizes]) -> None:
             )
 
 
-def _plan(problem: Problem, num_shards: int | None) -> str:
-    """Says in words all that the data depend on."""
-    fields = [problem.name, problem.made_with(), num_shards, _versions(), problem.plan()]
-    return json.dumps(fields)
+def _plan(problem: Problem, settings: GenerationSettings) -> str:
+    """Says in words all that the data depend on, but for the samples themselves.
+
+    These are compared one by one where an interrupted run is gone on with.
+    """
+    fields = [problem.name, problem.made_with(), settings.num_shards, _versions(), problem.plan()]
+    return json.dumps([*fields, _code_digest(type(problem))])
+
+
+def _code_digest(kind: type) -> str:
+    """Returns what changes with the code of a problem: its modules, and a user's beside them."""
+    files = set()
+    for each in kind.__mro__:
+        file = getattr(sys.modules.get(each.__module__), "__file__", None)
+        if file is not None:
+            is_ours = each.__module__.partition(".")[0] == "t2tp"
+            files |= {Path(file)} if is_ours else {*Path(file).parent.glob("*.py")}
+    digest = hashlib.sha256()
+    for path in sorted(files):
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
 
 
 def _versions() -> dict[str, str]:

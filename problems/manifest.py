@@ -24,8 +24,14 @@ OPTIONS_FILE = "options.json"
 # What a user's files were like that the data were made from; see `sources.py`.
 SOURCES_FILE = "sources.json"
 
-# These say where the data came from; the others are the data.
+# These say something about the data; the others are the data.
 _ABOUT = (OPTIONS_FILE, SOURCES_FILE)
+
+# The name of a shard's file of checksums ends so.
+CHECKS_END = ".checks"
+
+# The reason for which samples are left out that cannot be used.
+BAD = "bad"
 
 # Raised when the layout of the files changes, so that old data is refused and not misread.
 FORMAT = 2
@@ -170,8 +176,12 @@ class Manifest:
 
     def digest(self) -> str:
         """Returns what tells the data from others, wherever they came from: a SHA-256."""
-        data = [each for each in self.files.items() if Path(each[0]).name not in _ABOUT]
-        return hashlib.sha256(repr(sorted(data)).encode()).hexdigest()
+        data = {
+            name: state
+            for name, state in self.files.items()
+            if Path(name).name not in _ABOUT and not name.endswith(CHECKS_END)
+        }
+        return hashlib.sha256(repr(sorted(data.items())).encode()).hexdigest()
 
     def summary(self) -> str:
         """Says in a line for each split how much it holds."""

@@ -18,7 +18,7 @@ from t2tp.hparam import HParams
 from t2tp.hparam_types import split_at_commas
 from t2tp.problems import making, manifest
 from t2tp.problems.columns import open_columns
-from t2tp.problems.generation import Sample, Samples, Stored
+from t2tp.problems.generation import GenerationSettings, Sample, Samples, Stored
 from t2tp.problems.manifest import Manifest
 from t2tp.problems.mixture_name import find_parts, proportional_parts, read_name
 from t2tp.problems.mixture_stream import ConcatenatedSource, MixtureStream, Stage
@@ -140,21 +140,21 @@ class Mixture(Problem):
         overwrite: bool = False,
         num_shards: int | None = None,
         num_workers: int = 1,
+        max_bad_samples: int | None = None,
     ) -> Manifest:
         """Makes the mixture's data, or those of all its problems; see `Problem.prepare`."""
+        arguments = (data_dir, tmp_dir, overwrite, num_shards, num_workers, max_bad_samples)
         if self._sharing:
-            return super().prepare(data_dir, tmp_dir, overwrite, num_shards, num_workers)
+            return super().prepare(*arguments)
         for part in self.parts:
-            part.prepare(data_dir, tmp_dir, overwrite, num_shards, num_workers)
+            part.prepare(*arguments)
         return self.check_prepared(data_dir)
 
     def plan(self) -> dict[str, Any]:
         """Says what the problems' data depend on, and the shares that make the vocabulary."""
         return {"shares": self._shares_rule(), **self._dotted(lambda part: part.plan())}
 
-    def make(
-        self, folder: Path, scratch: Path, num_shards: int | None, num_workers: int
-    ) -> dict[str, Any]:
+    def make(self, folder: Path, scratch: Path, settings: GenerationSettings) -> dict[str, Any]:
         """Makes one vocabulary, and with it the data of each problem; see `Problem.make`."""
         homes: dict[Path, TextProblem] = {part.folder(folder): part for part in self._sharing}
         for home, part in homes.items():
@@ -165,11 +165,12 @@ class Mixture(Problem):
             self._shares,
             folder,
             scratch,
+            settings,
         )
         made = {}
         for home, part in homes.items():
             manifest.write_options(home, part.made_with())
-            made[part.name] = part.make(home, scratch, num_shards, num_workers)
+            made[part.name] = part.make(home, scratch, settings)
             making.describe(home, **made[part.name])
         splits = {s: [each["splits"][s] for each in made.values()] for s in self.splits}
         origins = {name: each["origin"] for name, each in made.items()}

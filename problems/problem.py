@@ -28,7 +28,7 @@ from t2tp.hparam import HParams
 from t2tp.nearest import nearest
 from t2tp.problems import making, prepared, publish
 from t2tp.problems.columns import Column, open_columns
-from t2tp.problems.generation import Sample, Samples, ShuffledSamples, Stored
+from t2tp.problems.generation import GenerationSettings, Sample, Samples, ShuffledSamples, Stored
 from t2tp.problems.manifest import Manifest
 from t2tp.problems.metrics import compute
 from t2tp.problems.stream import (
@@ -95,8 +95,8 @@ class Problem(abc.ABC):
     def samples(self, split: str, folder: Path, tmp_dir: Path) -> Samples:
         """Opens the samples of a split: names to values, any of them by its number.
 
-        A list will do. Several processes open the same samples, after `download`. What a sample
-        has is said by the family.
+        A list will do, and so will a generator, whose samples are put on the disk. Several
+        processes open the same samples, after `download`. What a sample has is said by the family.
 
         Args:
             split: one of `splits`.
@@ -221,21 +221,18 @@ class Problem(abc.ABC):
         defaults = self.default_options()
         return {name: defaults.get(name) for name in self.making_options}
 
-    def make(
-        self, folder: Path, scratch: Path, num_shards: int | None, num_workers: int
-    ) -> dict[str, Any]:
+    def make(self, folder: Path, scratch: Path, settings: GenerationSettings) -> dict[str, Any]:
         """Puts all but the manifest into a folder, as far as it is not there yet.
 
         Args:
             folder: where the data are being made.
             scratch: for downloads and what is not needed afterwards.
-            num_shards: as of `prepare`.
-            num_workers: as of `prepare`.
+            settings: how they are made.
 
         Returns:
             The arguments of `making.describe`.
         """
-        return making.fill(self, folder, scratch, num_shards, num_workers)
+        return making.fill(self, folder, scratch, settings)
 
     def vocab_size(self, data_dir: AnyPath) -> int:
         """Returns the number of different ids to predict."""
@@ -276,6 +273,7 @@ class Problem(abc.ABC):
         overwrite: bool = False,
         num_shards: int | None = None,
         num_workers: int = 1,
+        max_bad_samples: int | None = None,
     ) -> Manifest:
         """Makes the data, unless they are there already. They appear whole or not at all.
 
@@ -288,6 +286,8 @@ class Problem(abc.ABC):
             num_shards: in how many parts train is stored; by default one for each 500 samples,
                 up to 64. The batches do not depend on it.
             num_workers: processes that encode; the files do not depend on it.
+            max_bad_samples: samples that cannot be used are left out, counted and named, up to this
+                number; by default one in 1,000.
 
         Returns:
             What the folder holds.
@@ -300,13 +300,16 @@ class Problem(abc.ABC):
         if num_shards is not None:
             check_positive(num_shards=num_shards)
         check_positive(num_workers=num_workers)
+        if max_bad_samples is not None and max_bad_samples < 0:
+            raise ValueError(f"max_bad_samples must be at least 0, is {max_bad_samples}")
         folder = self.folder(data_dir)
         if folder.exists() and not overwrite:
             return self.check_prepared(data_dir)
         with publish.only_one_maker(folder):
             if folder.exists() and not overwrite:  # made while this process waited
                 return self.check_prepared(data_dir)
-            making.make(self, folder, tmp_dir, num_shards, num_workers)
+            settings = GenerationSettings(num_shards, num_workers, max_bad_samples)
+            making.make(self, folder, tmp_dir, settings)
         return Manifest.read(folder)
 
     def digest(self, data_dir: AnyPath) -> str:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from absl import logging
 
-from t2tp.whole_file import write_text
+from t2tp.whole_file import remove_unfinished, write_text
 
 # What an unfinished folder has besides: it says what is being made.
 PLAN_FILE = ".plan"
+
+# Where downloads are, unless the user keeps them elsewhere.
+_SCRATCH = "scratch"
 
 
 @contextmanager
@@ -44,17 +47,20 @@ def only_one_maker(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def new_folder(folder: Path, plan: str) -> Iterator[Path]:
+def new_folder(
+    folder: Path, plan: str, is_worth_keeping: Callable[[Path], bool] = lambda partial: False
+) -> Iterator[Path]:
     """Gives a temporary folder beside `folder`, which takes its place if the block succeeds.
 
     What was there before is replaced then. If the process is killed or interrupted, or the disk
     is full, the temporary folder stays, and the next maker of the same plan finds it as it was
-    left; every file in it must therefore be whole or have another name. After any other failure
-    it is removed. Use it under `only_one_maker`.
+    left; every file in it must therefore be whole or have the name of an unfinished one. After any
+    other failure it stays if it is worth it. Use it under `only_one_maker`.
 
     Args:
         folder: what is made.
         plan: what will be in it, in words. What an attempt with another plan left is removed.
+        is_worth_keeping: whether a temporary folder has something to go on with.
     """
     partial, replaced = _neighbours(folder)
     shutil.rmtree(replaced, ignore_errors=True)
@@ -66,7 +72,8 @@ def new_folder(folder: Path, plan: str) -> Iterator[Path]:
     except (OSError, KeyboardInterrupt):
         raise
     except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
+        if not is_worth_keeping(partial):
+            shutil.rmtree(partial, ignore_errors=True)
         raise
     if folder.exists():
         folder.rename(replaced)
@@ -96,10 +103,22 @@ def _begin(partial: Path, plan: str) -> None:
     written = partial / PLAN_FILE
     if written.is_file() and written.read_text(encoding="utf-8") == plan:
         logging.info("going on with what an interrupted run left in %s", partial)
+        for place, folders, _ in os.walk(partial):
+            remove_unfinished(place)
+            if Path(place) == partial and _SCRATCH in folders:
+                folders.remove(_SCRATCH)
         return
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
     write_text(written, plan)
+
+
+def clear(partial: Path) -> None:
+    """Removes all from the temporary folder but its plan and what is in `scratch_folder`."""
+    for path in partial.iterdir():
+        if path.name in (PLAN_FILE, _SCRATCH):
+            continue
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 @contextmanager
@@ -112,7 +131,7 @@ def scratch_folder(folder: Path, tmp_dir: str | os.PathLike[str] | None) -> Iter
         Path(tmp_dir).mkdir(parents=True, exist_ok=True)
         yield Path(tmp_dir)
         return
-    scratch = folder / "scratch"
+    scratch = folder / _SCRATCH
     scratch.mkdir(exist_ok=True)
     yield scratch
     shutil.rmtree(scratch)

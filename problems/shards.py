@@ -6,8 +6,12 @@ the number of a class. A shard has for each column two files of little-endian in
     train-00002-of-00016.targets          the lists of all its examples end to end
     train-00002-of-00016.targets.begins   int64: where each begins there, and at last the end
 
-and train-00002-of-00016.json, which is written last: what was counted, and the checksums. A shard
-with that file is complete. `columns.py` reads the files back.
+and two of its own,
+
+    train-00002-of-00016.checks           what it was made from, and checksums of blocks of the data
+    train-00002-of-00016.json             what was counted, and the checksums of the files
+
+The last is written last: a shard with that file is complete. `columns.py` reads the files back.
 """
 
 from __future__ import annotations
@@ -16,18 +20,34 @@ import contextlib
 import hashlib
 import json
 import os
+import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from t2tp.problems.manifest import DamagedDataError, FileState, SplitSizes, check_file
+from t2tp.problems.manifest import (
+    BAD,
+    CHECKS_END,
+    DamagedDataError,
+    FileState,
+    SplitSizes,
+    check_file,
+)
+from t2tp.problems.sample_digest import SampleDigest
+from t2tp.whole_file import unfinished_path
 
 # Signed, as NumPy compares uint64 with int64 by way of floating point.
 OFFSET = np.dtype("<i8")
+
+# A read of one example checks the blocks that it lies in, and a system reads as much ahead anyway.
+_BLOCK_BYTES = 1 << 16
+
+# Bad samples that a shard names; the others are counted.
+_NAMED = 10
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
@@ -40,24 +60,67 @@ def shard_name(split: str, shard: int, shards: int) -> str:
     return f"{split}-{shard:05d}-of-{shards:05d}"
 
 
+class Checks(NamedTuple):
+    """What else is known of a shard.
+
+    Attributes:
+        samples: a digest of the samples that were read for it; see `sample_digest.py`.
+        bad: the first samples that could not be used, and why.
+        block_bytes: of a file's bytes so many have a checksum together.
+        crc32: file -> the CRC-32 of each of its blocks.
+    """
+
+    samples: str
+    bad: list[str]
+    block_bytes: int
+    crc32: dict[str, np.ndarray]
+
+
 def finished(folder: Path, name: str) -> tuple[SplitSizes, dict[str, FileState]] | None:
     """Returns the sizes and files of a shard that is complete and undamaged, or None."""
-    record = folder / f"{name}.json"
+    record, checks = folder / f"{name}.json", folder / f"{name}{CHECKS_END}"
     try:
         fields = json.loads(record.read_text(encoding="utf-8"))
         files = {file: FileState(**state) for file, state in fields["files"].items()}
         for file, state in files.items():
             check_file(folder / file, state, read_up_to=state.bytes)
-        files[record.name] = FileState.of(record)
+        read_checks(folder, name)
+        files |= {path.name: FileState.of(path) for path in (checks, record)}
         return SplitSizes(**fields["sizes"]), files
     except (FileNotFoundError, DamagedDataError, KeyError, TypeError, ValueError):
         return None
+
+
+def finished_names(folder: Path) -> set[str]:
+    """Returns the names of the shards in a folder that seem to be complete."""
+    return {path.stem for path in folder.glob("*-of-*.json")}
+
+
+def read_checks(folder: Path, name: str) -> Checks:
+    """Reads the checks of a shard.
+
+    Raises:
+        FileNotFoundError: it has none: it was made before there were any.
+        DamagedDataError: they cannot be read.
+    """
+    path = folder / f"{name}{CHECKS_END}"
+    try:
+        fields = json.loads(path.read_bytes())
+        crc32 = {
+            file: np.frombuffer(bytes.fromhex(c), "<u4") for file, c in fields["crc32"].items()
+        }
+        return Checks(**{**fields, "crc32": crc32})
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise DamagedDataError(f"{path} cannot be read: {error!r}") from error
 
 
 class ShardWriter:
     """Writes the examples of a shard, one after the other.
 
     Use it as a context manager: when it is left without an error the shard is complete.
+
+    Attributes:
+        samples: the digest of what the examples are made from.
     """
 
     def __init__(self, folder: Path, name: str, dtypes: Mapping[str, np.dtype]):
@@ -70,17 +133,32 @@ class ShardWriter:
         self._examples = 0
         self._bytes = 0
         self._skipped: Counter[str] = Counter()
+        self._bad: list[str] = []
+        self.samples = SampleDigest()
 
     def add(self, example: Mapping[str, np.ndarray], text_bytes: int = 0) -> None:
-        """Writes an example: integers [any number] for each column."""
-        for column, values in example.items():
-            self._columns[column].add(values)
+        """Writes an example, all of it or nothing: integers [any number] for each column.
+
+        Raises:
+            ValueError: it has other columns, or values that their files cannot have.
+        """
+        if example.keys() != self._columns.keys():
+            raise ValueError(f"columns {', '.join(example)}, and not {', '.join(self._columns)}")
+        stored = {name: self._columns[name].stored(values) for name, values in example.items()}
+        for name, values in stored.items():
+            self._columns[name].add(values)
         self._examples += 1
         self._bytes += text_bytes
 
     def skip(self, reason: str) -> None:
         """Counts a sample that is left out."""
         self._skipped[reason] += 1
+
+    def skip_bad(self, which: str) -> None:
+        """Counts a sample that cannot be used, and names it if it is one of the first."""
+        self.skip(BAD)
+        if len(self._bad) < _NAMED:
+            self._bad.append(which)
 
     def __enter__(self) -> ShardWriter:
         return self
@@ -93,11 +171,26 @@ class ShardWriter:
         values = {name: column.size for name, column in self._columns.items()}
         sizes = SplitSizes(self._examples, values, self._bytes, dict(self._skipped))
         files: dict[str, FileState] = {}
+        crc32: dict[str, str] = {}
         for column in self._columns.values():
-            files |= column.finish()
-        record = {"sizes": asdict(sizes), "files": {n: asdict(s) for n, s in files.items()}}
-        file = _HashedFile(self._folder / f"{self._name}.json")
-        file.write((json.dumps(record, indent=2) + "\n").encode())
+            for file in column.files:
+                files[file.path.name] = file.finish()
+                crc32[file.path.name] = np.array(file.block_sums, "<u4").tobytes().hex()
+        self._write_json(
+            CHECKS_END,
+            {
+                "samples": self.samples.hexdigest(),
+                "bad": self._bad,
+                "block_bytes": _BLOCK_BYTES,
+                "crc32": crc32,
+            },
+        )
+        states = {name: asdict(state) for name, state in files.items()}
+        self._write_json(".json", {"sizes": asdict(sizes), "files": states})
+
+    def _write_json(self, end: str, contents: dict[str, Any]) -> None:
+        file = _HashedFile(self._folder / f"{self._name}{end}")
+        file.write((json.dumps(contents, indent=2) + "\n").encode())
         file.finish()
 
 
@@ -109,30 +202,38 @@ class _ColumnWriter:
         self._values = _HashedFile(folder / name)
         self._begins = _HashedFile(folder / f"{name}.begins")
         self._begins.write(np.zeros(1, OFFSET).tobytes())
+        self.files = (self._values, self._begins)
         self.size = 0
 
-    def add(self, values: np.ndarray) -> None:
+    def stored(self, values: np.ndarray) -> np.ndarray:
+        """Returns values as the file has them."""
         stored = np.asarray(values).astype(self._dtype)
         if not np.array_equal(stored, values):
             raise ValueError(f"{values} cannot be stored as {self._dtype}")
+        return stored
+
+    def add(self, stored: np.ndarray) -> None:
         self._values.write(stored.tobytes())
         self.size += len(stored)
         self._begins.write(np.array(self.size, OFFSET).tobytes())
 
-    def finish(self) -> dict[str, FileState]:
-        return {file.path.name: file.finish() for file in (self._values, self._begins)}
-
     def discard(self) -> None:
-        self._values.discard()
-        self._begins.discard()
+        for file in self.files:
+            file.discard()
 
 
 class _HashedFile:
-    """A file that has its name only when it is complete and on the disk."""
+    """A file that has its name only when it is complete and on the disk.
+
+    Attributes:
+        path: where it will be.
+        block_sums: the CRC-32 of each of its blocks.
+    """
 
     def __init__(self, path: Path):
         self.path = path
-        self._partial = path.with_name(f".{path.name}.partial")
+        self.block_sums: list[int] = []
+        self._partial = unfinished_path(path)
         self._file: IO[bytes] = self._partial.open("wb")
         self._digest = hashlib.sha256()
         self._size = 0
@@ -141,7 +242,14 @@ class _HashedFile:
         with self._named_errors():
             self._file.write(contents)
         self._digest.update(contents)
-        self._size += len(contents)
+        rest = memoryview(contents)
+        while rest:
+            used = self._size % _BLOCK_BYTES
+            piece, rest = rest[: _BLOCK_BYTES - used], rest[_BLOCK_BYTES - used :]
+            if not used:
+                self.block_sums.append(0)
+            self.block_sums[-1] = zlib.crc32(piece, self.block_sums[-1])
+            self._size += len(piece)
 
     def finish(self) -> FileState:
         with self._named_errors():

@@ -6,8 +6,9 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from t2tp.problems.generation import ShuffledSamples
+from t2tp.problems.generation import GenerationSettings, bad_limit
 from t2tp.problems.problem import Problem
+from t2tp.problems.samples import BadSamples, ShuffledSamples, open_samples
 from t2tp.problems.subwords import SAMPLE_BYTES
 from t2tp.problems.text import (
     TextProblem,
@@ -74,6 +75,7 @@ def make_shared_vocabulary(
     shares: Callable[[Sequence[int]], Sequence[float]],
     folder: Path,
     scratch: Path,
+    settings: GenerationSettings,
 ) -> str:
     """Writes the vocabulary into the mixture's folder and into those of its problems.
 
@@ -82,19 +84,20 @@ def make_shared_vocabulary(
         shares: numbers of the problems' samples -> their shares, with any sum.
         folder: the mixture's.
         scratch: where the downloads are.
+        settings: how the data are made.
 
     Returns:
         The name of the file.
     """
     first, _ = parts[0]
-    if find_vocabulary(folder) is None:
-        if first.options.vocabulary_from:
-            vocabulary = load_vocabulary(Path(first.options.vocabulary_from).expanduser())
-        else:
-            texts = [_Texts(part, home, scratch) for part, home in parts]
-            of_each = shares([len(each) for each in texts])
-            vocabulary = first.train_vocabulary(in_shares(texts, of_each, SAMPLE_BYTES))
-        write_vocabulary(folder, vocabulary)
+    if first.options.vocabulary_from:
+        if find_vocabulary(folder) is None:
+            home = Path(first.options.vocabulary_from).expanduser()
+            write_vocabulary(folder, load_vocabulary(home))
+    else:
+        texts = [_Texts(part, home, scratch, settings) for part, home in parts]
+        of_each = shares([len(each) for each in texts])
+        first.make_vocabulary_of(folder, in_shares(texts, of_each, SAMPLE_BYTES))
     return _copy(load_vocabulary(folder), [home for _, home in parts])
 
 
@@ -130,9 +133,12 @@ def in_shares(
 class _Texts:
     """The texts of a problem's train split, any number of times."""
 
-    def __init__(self, part: TextProblem, home: Path, scratch: Path):
+    def __init__(self, part: TextProblem, home: Path, scratch: Path, settings: GenerationSettings):
+        train = part.splits[0]
+        samples = open_samples(part, train, home, scratch)
+        bad = BadSamples(part.name, bad_limit({train: len(samples)}, settings))
         self._part = part
-        self._samples = ShuffledSamples(part.samples(part.splits[0], home, scratch))
+        self._samples = ShuffledSamples(samples, train, bad)
 
     def __len__(self) -> int:
         """Returns the number of samples."""

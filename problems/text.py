@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import abc
-import contextlib
+import itertools
+import json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import ClassVar
@@ -12,11 +13,12 @@ from absl import logging
 
 from t2tp.hparam import HParams
 from t2tp.problems.characters import CharacterVocabulary, count_characters
-from t2tp.problems.generation import Sample, ShuffledSamples, SkippedSampleError
+from t2tp.problems.generation import Sample, ShuffledSamples
 from t2tp.problems.problem import AnyPath, Problem
+from t2tp.problems.sample_digest import TEXTS_NOTE, ChangedSourcesError, DigestedTexts
 from t2tp.problems.subwords import SubwordVocabulary, train_subwords
 from t2tp.problems.vocabulary import Vocabulary
-from t2tp.whole_file import write_bytes
+from t2tp.whole_file import write_bytes, write_text
 
 
 class TextProblem(Problem):
@@ -53,14 +55,37 @@ class TextProblem(Problem):
 
     def make_vocabulary(self, folder: Path, samples: Callable[[str], ShuffledSamples]) -> str:
         """Writes the vocabulary; see `Problem.make_vocabulary`."""
-        made = find_vocabulary(folder)  # by an interrupted run, or for a mixture
-        if made is not None:
-            return made.name
-        if self.options.vocabulary_from:
-            vocabulary = load_vocabulary(Path(self.options.vocabulary_from).expanduser())
-        else:
-            vocabulary = self.train_vocabulary(self.all_texts(samples(self.splits[0])))
-        return write_vocabulary(folder, vocabulary)
+        if self.options.vocabulary_from and find_vocabulary(folder) is None:
+            home = Path(self.options.vocabulary_from).expanduser()
+            return write_vocabulary(folder, load_vocabulary(home))
+        texts = self.all_texts(samples(self.splits[0]))
+        return self.make_vocabulary_of(folder, texts)
+
+    def make_vocabulary_of(self, folder: Path, texts: Iterable[str]) -> str:
+        """Writes a vocabulary that is made from texts, unless there is one.
+
+        Returns:
+            The name of its file.
+
+        Raises:
+            ChangedSourcesError: an interrupted run made it, from other texts.
+        """
+        note, digested = folder / TEXTS_NOTE, DigestedTexts(texts)
+        made = find_vocabulary(folder)
+        if made is None:
+            vocabulary = self.train_vocabulary(digested)
+            write_text(note, json.dumps([digested.count, digested.hexdigest()]))
+            return write_vocabulary(folder, vocabulary)
+        if note.is_file():  # and not by a mixture's other problems
+            count, known = json.loads(note.read_text(encoding="utf-8"))
+            for _ in itertools.islice(digested, count):
+                pass
+            if digested.hexdigest() != known:
+                raise ChangedSourcesError(
+                    f"{self.name} had other texts when its vocabulary was made, before the "
+                    "interruption"
+                )
+        return made.name
 
     def train_vocabulary(self, texts: Iterable[str]) -> Vocabulary:
         """Makes a vocabulary of the problem's kind and size from texts."""
@@ -72,11 +97,16 @@ class TextProblem(Problem):
             return count_characters(texts, size)
         return train_subwords(texts, size, self.subword_model, self.normalization)
 
-    def all_texts(self, samples: Iterable[Sample]) -> Iterator[str]:
-        """Gives the texts of samples, but for those that are left out."""
-        for sample in samples:
-            with contextlib.suppress(SkippedSampleError):
-                yield from self.texts(sample)
+    def all_texts(self, samples: ShuffledSamples) -> Iterator[str]:
+        """Gives the texts of samples, but for those that are left out or bad."""
+        for texts in samples.each(self._utf8_texts):
+            yield from texts
+
+    def _utf8_texts(self, sample: Sample) -> list[str]:
+        texts = self.texts(sample)
+        for text in texts:
+            text.encode("utf-8")
+        return texts
 
     def vocabulary(self, data_dir: AnyPath) -> Vocabulary:
         """Loads the vocabulary of prepared data."""

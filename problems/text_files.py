@@ -16,6 +16,7 @@ from t2tp.problems.languagemodel import LanguageModelProblem
 from t2tp.problems.lines import Files, Lines, find_files, fingerprint
 from t2tp.problems.permutation import permute
 from t2tp.problems.problem import Problem
+from t2tp.problems.samples import BadSampleError
 from t2tp.problems.sources import changed_sources, named, write_sources
 from t2tp.problems.text_to_text import Text2TextProblem
 
@@ -289,7 +290,7 @@ class TranslateTsv(FileProblem, Text2TextProblem):
         def sample(number: int) -> Sample:
             columns = lines[number].split("\t")
             if len(columns) != 2:
-                raise ValueError(
+                raise BadSampleError(
                     f"{lines.place(number)}: {len(columns)} columns, and there must be 2, with a "
                     "tab between them"
                 )

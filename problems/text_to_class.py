@@ -21,6 +21,7 @@ from t2tp.problems.fields import (
 from t2tp.problems.generation import Sample, Stored
 from t2tp.problems.problem import AnyPath, check_positive
 from t2tp.problems.rows import one_a_row, truncated
+from t2tp.problems.samples import text_of
 from t2tp.problems.shards import token_dtype
 from t2tp.problems.stream import FeatureSpec
 from t2tp.problems.text import TextProblem, load_vocabulary
@@ -39,7 +40,7 @@ class Text2ClassProblem(TextProblem):
 
     def texts(self, sample: Sample) -> list[str]:
         """Returns the text."""
-        return [sample["inputs"]]
+        return [text_of(sample, "inputs")]
 
     def columns(self, folder: Path) -> dict[str, np.dtype]:
         """Returns the dtypes of the tokens and of the class."""
@@ -50,7 +51,7 @@ class Text2ClassProblem(TextProblem):
         vocabulary = load_vocabulary(folder)
 
         def encode(sample: Sample) -> Stored:
-            ids = np.array([*vocabulary.encode(sample["inputs"]), END_OF_DOCUMENT])
+            ids = np.array([*vocabulary.encode(text_of(sample, "inputs")), END_OF_DOCUMENT])
             label = np.array([check_label(sample["label"], self.class_names)])
             return Stored(
                 {"inputs": ids, "targets": label}, int(vocabulary.byte_lengths[ids].sum())
@@ -103,8 +104,8 @@ class Text2ClassProblem(TextProblem):
 
 def check_label(label: int, class_names: tuple[str, ...]) -> int:
     """Returns the label; raises ValueError if there is no such class."""
-    if not 0 <= label < len(class_names):
+    if not isinstance(label, int | np.integer) or not 0 <= label < len(class_names):
         raise ValueError(
-            f"a sample has label {label}, and there are {len(class_names)} classes, from 0"
+            f"a sample has label {label!r}, and there are {len(class_names)} classes, from 0"
         )
     return int(label)

@@ -19,6 +19,7 @@ from t2tp.problems.fields import Field, FieldSource, RowPlan, token_fields, toke
 from t2tp.problems.generation import Sample, SkippedSampleError, Stored
 from t2tp.problems.problem import AnyPath, Problem, check_positive
 from t2tp.problems.rows import fitting, longest, one_a_row, packed
+from t2tp.problems.samples import text_of
 from t2tp.problems.shards import token_dtype
 from t2tp.problems.stream import ExampleSource, FeatureSpec, Stream
 from t2tp.problems.text import TextProblem, load_vocabulary
@@ -126,7 +127,7 @@ class Text2TextProblem(TextProblem, PairProblem):
 
     def texts(self, sample: Sample) -> list[str]:
         """Returns both texts."""
-        return [sample["inputs"], sample["targets"]]
+        return [text_of(sample, "inputs"), text_of(sample, "targets")]
 
     def columns(self, folder: Path) -> dict[str, np.dtype]:
         """Returns the dtype of the tokens."""
@@ -138,11 +139,12 @@ class Text2TextProblem(TextProblem, PairProblem):
         vocabulary = load_vocabulary(folder)
 
         def encode(sample: Sample) -> Stored:
-            if not (sample["inputs"] and sample["targets"]):
+            texts = {name: text_of(sample, name) for name in ("inputs", "targets")}
+            if not all(texts.values()):
                 raise SkippedSampleError("a side is empty")
             columns = {
-                name: np.array([*vocabulary.encode(sample[name]), END_OF_DOCUMENT])
-                for name in ("inputs", "targets")
+                name: np.array([*vocabulary.encode(text), END_OF_DOCUMENT])
+                for name, text in texts.items()
             }
             return Stored(
                 columns, sum(int(vocabulary.byte_lengths[ids].sum()) for ids in columns.values())

@@ -24,7 +24,7 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 def write_bytes(path: str | os.PathLike[str], contents: bytes) -> None:
     """Writes or replaces a file, as `write_text`."""
     path = Path(path)
-    unfinished = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+    unfinished = unfinished_path(path)
     try:
         with unfinished.open("wb") as file:
             file.write(contents)
@@ -35,6 +35,11 @@ def write_bytes(path: str | os.PathLike[str], contents: bytes) -> None:
         raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def unfinished_path(path: Path) -> Path:
+    """Returns the name that a file has until it is complete."""
+    return path.with_name(f"{path.name}.tmp-{os.getpid()}")
 
 
 def is_unfinished(path: str | os.PathLike[str]) -> bool:

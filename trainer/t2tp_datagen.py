@@ -30,6 +30,7 @@ _NAMES = (
     "t2t_usr_dir",
     "num_shards",
     "num_workers",
+    "max_bad_samples",
     "vocab_size",
     "overwrite",
     "inspect",
@@ -62,6 +63,12 @@ def _define_flags() -> None:
     )
     flags.DEFINE_integer(
         "num_workers", default_workers(), "Most processes that encode.", lower_bound=1
+    )
+    flags.DEFINE_integer(
+        "max_bad_samples",
+        None,
+        "Samples that cannot be used are left out up to this number; by default one in 1,000.",
+        lower_bound=0,
     )
     flags.DEFINE_integer("vocab_size", None, "Tokens of the vocabulary.", lower_bound=1)
     flags.DEFINE_bool("overwrite", False, "Make the data again although they are there.")
@@ -101,6 +108,7 @@ def _make(argv: Sequence[str]) -> None:
             given.overwrite,
             num_shards=given.num_shards,
             num_workers=given.num_workers,
+            max_bad_samples=given.max_bad_samples,
         )
     except (OSError, ValueError, ModuleNotFoundError) as error:
         _end(error, code=1)

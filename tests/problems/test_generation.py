@@ -46,7 +46,7 @@ def undisturbed(tmp_path_factory):
 def test_the_number_of_workers_does_not_change_a_file(tmp_path, undisturbed):
     FewDigits().prepare(tmp_path, num_shards=6, num_workers=2)
     assert files_of(FewDigits(), tmp_path) == undisturbed
-    assert len([name for name in undisturbed if name.startswith("train-")]) == 5 * 6
+    assert len([name for name in undisturbed if name.startswith("train-")]) == 6 * 6
 
 
 @pytest.mark.parametrize("failure", [KeyboardInterrupt, OSError])
@@ -67,7 +67,7 @@ def test_finished_shards_are_not_made_again(tmp_path, monkeypatch, undisturbed, 
     with pytest.raises(FileNotFoundError, match="make the data of few_digits with"):
         FewDigits().check_prepared(tmp_path)
     left = {path.name: path.stat() for path in (tmp_path / ".few_digits.partial").glob("train-*")}
-    assert len(left) == 2 * 5  # 166 or 167 samples each
+    assert len(left) == 2 * 6  # 166 or 167 samples each
     FewDigits().prepare(tmp_path, num_shards=6)
     assert files_of(FewDigits(), tmp_path) == undisturbed
     for name, state in left.items():

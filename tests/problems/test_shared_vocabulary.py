@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 from t2tp import problems
-from t2tp.problems import shared_vocabulary
 from t2tp.problems.generation import ShardWriter
 from t2tp.problems.inspection import inspect
 from t2tp.problems.manifest import Manifest
 from t2tp.problems.shared_vocabulary import in_shares
-from t2tp.problems.text import load_vocabulary
+from t2tp.problems.text import TextProblem, load_vocabulary
 
 MIXTURE = "mixture:translate_tsv=0.75,translate_textfiles=0.25"
 
@@ -134,7 +133,7 @@ def test_interrupted_anywhere_it_makes_the_same_files(
         with pytest.raises(KeyboardInterrupt):
             mixture.prepare(tmp_path)
         # What there is is used: nobody trains the vocabulary again.
-        broken.setattr(shared_vocabulary, "in_shares", None)
+        broken.setattr(TextProblem, "train_vocabulary", None)
         broken.setattr("t2tp.problems.generation.ShardWriter", ShardWriter)
         mixture.prepare(tmp_path)
     made, whole = mixture.folder(tmp_path), mixture.folder(data_dir)
