@@ -22,7 +22,7 @@ from t2tp.mesh.einsum import lower_einsum, lower_one_hot
 from t2tp.mesh.gradients import lower_generic_gradient, lower_pool_gradient
 from t2tp.mesh.linear import lower_add, lower_linear, puts_off
 from t2tp.mesh.loops import lower_while_loop
-from t2tp.mesh.random import BatchPart
+from t2tp.mesh.microbatch import Microbatch
 from t2tp.mesh.random_operations import lower_random
 from t2tp.mesh.reductions import Reductions, surely_needed
 from t2tp.mesh.reshape import lower_reshape
@@ -117,7 +117,7 @@ class Lowering(mtf.Lowering):
         self.variables: dict = {}
         self._counters: list = []
         self._loop_iterations: list[tf.Tensor] = []
-        self._batch_part: BatchPart | None = None
+        self._microbatch: Microbatch | None = None
         self._draw_after: tf.Tensor | None = None
         self._reductions = Reductions(mesh_impl)
         self._needed: set[mtf.Tensor] = set()
@@ -179,14 +179,14 @@ class Lowering(mtf.Lowering):
             self._loop_iterations.pop()
 
     @contextlib.contextmanager
-    def inside_part(self, part: BatchPart) -> Iterator[None]:
-        """While this is active, what is to be done with a part of a batch is lowered: random
-        operations draw what they would draw for it in the whole batch."""
-        self._batch_part = part
+    def inside_microbatch(self, microbatch: Microbatch) -> Iterator[None]:
+        """While this is active, what is to be done with a microbatch is lowered: random operations
+        draw what they would draw for its rows in the whole batch."""
+        self._microbatch = microbatch
         try:
             yield
         finally:
-            self._batch_part = None
+            self._microbatch = None
 
     def compiled(self, fn: Callable[..., T]) -> Callable[..., T]:
         """`fn`, made one kernel by XLA where the program lets it and its inputs are large.
@@ -223,7 +223,8 @@ class Lowering(mtf.Lowering):
         """32 random bits (uint32) for each element of this processor's slice.
 
         They are a function of the program's seed, the name, the step, the number of the iteration
-        if they are drawn inside a loop, and the element's place in the global tensor.
+        if they are drawn inside a loop, and the element's place in the global tensor (of the whole
+        batch, where it is computed in microbatches).
 
         Args:
           name: of the operation that draws: different operations draw different numbers.
@@ -231,8 +232,14 @@ class Lowering(mtf.Lowering):
         """
         (mesh_impl,) = self.mesh_to_impl.values()
         return mesh_impl.random_bits(
-            name, shape, self._loop_iterations, self._draw_after, self._batch_part
+            name, shape, self._loop_iterations, self._draw_after, self._microbatch
         ).slice
+
+    def element_index(self, shape: mtf.Shape) -> tf.Tensor:
+        """Where each element of this processor's slice is in the global tensor: its row-major
+        index, uint64; of a microbatch's tensor that in the whole batch's."""
+        (mesh_impl,) = self.mesh_to_impl.values()
+        return mesh_impl.element_index(shape, self._microbatch)
 
     def slice(self, tensor: mtf.Tensor) -> tf.Tensor:
         """The processor's slice of a lowered tensor, reduced if that was still to be done."""

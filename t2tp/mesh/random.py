@@ -11,29 +11,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import tensorflow as tf
 
-from t2tp import upstream as mtf
-
 # A counter is step * 2**40 + element: tensors of up to 2**40 elements, 2**24 steps.
 _STEP_SHIFT = 40
-
-
-@dataclass(frozen=True)
-class BatchPart:
-    """Which part of a batch is at work: of each processor's slice the same one of `count` parts.
-
-    Attributes:
-      dim: the batch dimension of a part.
-      count: how many parts the batch is cut into.
-      number: of this part, an integer scalar.
-    """
-
-    dim: mtf.Dimension
-    count: int
-    number: tf.Tensor
 
 
 def make_key(*parts: object) -> int:
@@ -55,15 +37,25 @@ def slice_index(
     Returns:
       a uint64 tensor of shape `size`.
     """
+    along = [tf.range(n, dtype=tf.int32) + first for n, first in zip(size, begin, strict=True)]
+    return element_index(shape, along)
+
+
+def element_index(shape: Sequence[int], along: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Global (row-major) index of each element of a part of a tensor.
+
+    Args:
+      shape: the global shape.
+      along: for each dimension the part's indices along it, int32 vectors.
+
+    Returns:
+      a uint64 tensor of the sizes of the vectors.
+    """
     index = tf.zeros([1] * len(shape), tf.uint64)
     stride = 1
     for axis in reversed(range(len(shape))):
-        along = tf.cast(tf.range(size[axis], dtype=tf.int32) + begin[axis], tf.uint64)
-        along = tf.reshape(
-            along * tf.constant(stride, tf.uint64),
-            [-1 if a == axis else 1 for a in range(len(shape))],
-        )
-        index += along
+        offsets = tf.cast(along[axis], tf.uint64) * tf.constant(stride, tf.uint64)
+        index += tf.reshape(offsets, [-1 if a == axis else 1 for a in range(len(shape))])
         stride *= shape[axis]
     return index
 

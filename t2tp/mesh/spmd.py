@@ -15,6 +15,7 @@ from t2tp import upstream as mtf
 from t2tp.mesh import products, random
 from t2tp.mesh.collectives import Collectives
 from t2tp.mesh.layout import Layout
+from t2tp.mesh.microbatch import Microbatch
 
 _MERGE_OPS = {"SUM": "Add", "MAX": "Max", "MIN": "Min"}
 
@@ -176,13 +177,36 @@ class SpmdMeshImpl(mtf.MeshImpl):
             begin.append(0 if axis is None else self.collectives.coordinate(axis) * size)
         return begin
 
+    def element_index(self, shape: mtf.Shape, microbatch: Microbatch | None = None) -> tf.Tensor:
+        """Row-major index in the global tensor, uint64, of each element of the processor's slice.
+
+        Args:
+          shape: the global shape.
+          microbatch: if the tensor is a microbatch's, which one: the index is then that in the
+            tensor of the whole batch.
+        """
+        sizes = shape.to_integer_list
+        along = [
+            tf.range(n, dtype=tf.int32) + begin
+            for n, begin in zip(
+                self.slice_shape(shape), self.slice_begin_tensors(shape), strict=True
+            )
+        ]
+        if microbatch is not None:
+            sizes = [microbatch.whole_size(dim) for dim in shape.dims]
+            along = [
+                microbatch.whole_index(dim, index)
+                for dim, index in zip(shape.dims, along, strict=True)
+            ]
+        return random.element_index(sizes, along)
+
     def random_bits(
         self,
         name: str,
         shape: mtf.Shape,
         loop_iterations: Sequence[tf.Tensor] = (),
         draw_after: tf.Tensor | None = None,
-        part: random.BatchPart | None = None,
+        microbatch: Microbatch | None = None,
     ) -> LaidOutTensor:
         """32 random bits an element (uint32), the same global tensor on every mesh.
 
@@ -192,16 +216,10 @@ class SpmdMeshImpl(mtf.MeshImpl):
           loop_iterations: numbers of the iterations of the loops around the operation, int64
             scalars, the outer loop's first.
           draw_after: a zero that must be there before the bits are drawn.
-          part: if `shape` is a part's, what part of the batch it is: the bits are then those of
-            that part of the whole batch's tensor.
+          microbatch: if `shape` is a microbatch's, which one: the bits are then those of its rows
+            in the whole batch's tensor.
         """
-        whole, begin = shape.to_integer_list, self.slice_begin_tensors(shape)
-        size = self.slice_shape(shape)
-        if part is not None and part.dim in shape.dims:
-            axis = shape.dims.index(part.dim)
-            whole[axis] *= part.count
-            begin[axis] = begin[axis] * part.count + tf.cast(part.number, tf.int32) * size[axis]
-        index = random.slice_index(whole, begin, size)
+        index = self.element_index(shape, microbatch)
         key: int | tf.Tensor = random.make_key(self._seed, "operation", name)
         for iteration in loop_iterations:
             key = random.fold_in(key, iteration)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import tensorflow as tf
 
 from t2tp import upstream as mtf
-from t2tp.mesh import random
 from t2tp.ops import attention_blockwise, attention_dense
 from t2tp.ops.attention_bias import Bias
 from t2tp.ops.attention_block import Queries
@@ -253,14 +252,11 @@ def _dropout(
     """Dropout by the place in [batch..., heads, length, memory] of the global tensors."""
     halves = lowering.random_bits(drawn_by, mtf.Shape([mtf.Dimension("halves_of_a_key", 2)]))
     rows_shape = mtf.Shape(q.shape.dims[:-2])
-    mesh_impl = lowering.mesh_impl(q)
-    sizes = mesh_impl.slice_shape(rows_shape)
-    begin = mesh_impl.slice_begin_tensors(rows_shape)
-    rows = random.slice_index(rows_shape.to_integer_list, begin, sizes)
+    rows = lowering.element_index(rows_shape)
     key = tf.bitwise.bitwise_or(tf.bitcast(halves, tf.uint64), tf.constant(1, tf.uint64))
     return Dropout(
         key,
-        tf.reshape(rows, [-1, sizes[-1]]),
+        tf.reshape(rows, [-1, rows.shape[-1]]),
         q.shape.dims[-2].size,
         memory_length,
         rate,

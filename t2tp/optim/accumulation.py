@@ -12,9 +12,9 @@ import tensorflow as tf
 
 from t2tp import mtf
 from t2tp.mesh.loops import lower_while_loop
-from t2tp.mesh.lowering import Lowering
+from t2tp.mesh.lowering import Lowering, all_operations
+from t2tp.mesh.microbatch import Microbatch, elements_per_row
 from t2tp.mesh.program import Mesh
-from t2tp.mesh.random import BatchPart
 
 _BATCH = "batch"
 
@@ -68,8 +68,8 @@ def accumulate(
     processors; the gradients are summed up over the mesh once, after the last part. Parts count by
     their weights (numbers of tokens, say), which makes the result the whole batch's, and random
     operations draw for a row what they would draw for it in the whole batch. What a model computes
-    across the rows of a batch, such as batch normalization or the capacity of experts, it computes
-    across those of a part. Of scalar summaries the average is shown.
+    across the rows of a batch, such as batch normalization or the capacity of experts in groups of
+    several rows, it computes across those of a part. Of scalar summaries the average is shown.
 
     Args:
       loss_fn: builds the loss of features.
@@ -222,7 +222,10 @@ class MicrobatchLoop(mtf.WhileLoopOperation):
         )
 
     def lower(self, lowering: Lowering) -> None:
+        (rows,) = lowering.mesh_impl(self).slice_shape(mtf.Shape([self._part]))
+        per_row = elements_per_row(self._part, all_operations(self._body_ops))
+
         def inside(iteration: tf.Tensor) -> contextlib.AbstractContextManager:
-            return lowering.inside_part(BatchPart(self._part, self._count, iteration))
+            return lowering.inside_microbatch(Microbatch(iteration, self._count, rows, per_row))
 
         lower_while_loop(self, lowering, inside)

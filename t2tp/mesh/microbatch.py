@@ -1,0 +1,157 @@
+"""Which rows of the whole batch the tensors of a microbatch hold.
+
+A microbatch has some of the rows that each processor has of the batch. So that a random tensor is
+the same however a batch is cut, and on any mesh, an element of it is numbered by its place in the
+tensor of the whole batch. For this it is known which dimensions count rows: `batch` itself, and all
+that it becomes, such as the groups of tokens that go to experts, or rows and heads in one
+dimension. They are found in the graph, by the reshapes that lead from one to the other.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import tensorflow as tf
+
+from t2tp import upstream as mtf
+
+Dims = tuple[mtf.Dimension, ...]
+
+# They keep a dimension's name and change its size.
+_RESIZING = (
+    mtf.ops.ConcatOperation,
+    mtf.ops.SplitOperation,
+    mtf.ops.SliceOperation,
+    mtf.ops.PadOperation,
+)
+
+
+@dataclass(frozen=True)
+class Microbatch:
+    """One of several equal parts of a batch, of each processor's rows the same part.
+
+    Attributes:
+      number: of this one, an integer scalar.
+      count: how many microbatches the batch is cut into.
+      rows_per_processor: how many rows of a microbatch each processor has.
+      per_row: what `elements_per_row` found.
+    """
+
+    number: tf.Tensor
+    count: int
+    rows_per_processor: int
+    per_row: Mapping[mtf.Dimension, set[Fraction]]
+
+    def whole_size(self, dim: mtf.Dimension) -> int:
+        """The size of a dimension in the whole batch's tensor."""
+        return dim.size * self.count if dim in self.per_row else dim.size
+
+    def whole_index(self, dim: mtf.Dimension, index: tf.Tensor) -> tf.Tensor:
+        """Indices along a dimension of a microbatch's tensor -> along that of the whole batch's.
+
+        Args:
+          dim: the dimension, of a microbatch's tensor.
+          index: int32.
+
+        Raises:
+          ValueError: dimensions of this name and size count rows in two ways.
+        """
+        if dim not in self.per_row:
+            return index
+        ways = sorted(self.per_row[dim])
+        if len(ways) > 1:
+            raise ValueError(
+                f"With microbatches, random operations need to know which rows a dimension counts,"
+                f" and {dim} has {' and '.join(map(str, ways))} elements a row: give one of the two"
+                " another name."
+            )
+        run = self.rows_per_processor * ways[0]
+        # Groups of several rows that several processors have are only told apart by microbatch.
+        size = int(run) if run.denominator == 1 else dim.size
+        number = tf.cast(self.number, index.dtype)
+        return (index // size * self.count + number) * size + index % size
+
+
+def elements_per_row(
+    batch: mtf.Dimension, operations: Iterable[mtf.Operation]
+) -> dict[mtf.Dimension, set[Fraction]]:
+    """Dimensions that count rows, and how many elements of it a row has.
+
+    It is a fraction where a dimension counts groups of several rows. Random tensors have no inputs,
+    so dimensions are told apart by name and size only, and what one has in a tensor is taken to
+    hold in all.
+
+    Args:
+      batch: the dimension that counts each row once.
+      operations: which lead from one dimension to the other.
+    """
+    pairs: dict[tuple[bool, Dims, Dims], None] = {}  # Ordered, unlike a set.
+    for op in operations:
+        is_reshape = isinstance(op, mtf.ReshapeOperation)
+        if is_reshape or isinstance(op, _RESIZING):
+            for x, y in itertools.product(op.inputs, op.outputs):
+                pairs[is_reshape, tuple(x.shape.dims), tuple(y.shape.dims)] = None
+    # And back: a random tensor may become one that has the batch.
+    pairs |= {(is_reshape, new, old): None for is_reshape, old, new in pairs}
+    found = {batch: {Fraction(1)}}
+    size = 0
+    while size != (size := sum(map(len, found.values()))):
+        for is_reshape, old, new in pairs:
+            for dim in _known(old, found):
+                if is_reshape:
+                    _add_reshaped(found, batch.size, old, dim, new)
+                else:
+                    _add_resized(found, dim, new)
+    return found
+
+
+def _known(dims: Dims, found: Mapping[mtf.Dimension, set[Fraction]]) -> list[mtf.Dimension]:
+    """Those that count rows in one way. (What follows from one that does in two is in doubt.)"""
+    return [dim for dim in dims if len(found.get(dim, ())) == 1]
+
+
+def _add_resized(found: dict[mtf.Dimension, set[Fraction]], dim: mtf.Dimension, new: Dims) -> None:
+    """Adds what counts rows after an operation that makes `dim` longer or shorter."""
+    for other in new:
+        if other.name == dim.name:
+            found.setdefault(other, set()).update(found[dim])
+
+
+def _add_reshaped(
+    found: dict[mtf.Dimension, set[Fraction]],
+    rows: int,
+    old: Dims,
+    dim: mtf.Dimension,
+    new: Dims,
+) -> None:
+    """Adds what counts the rows after a reshape that `dim` counts before it."""
+    (per_row,) = found[dim]
+    # How far rows are from one another in the row-major order, which reshapes keep.
+    stride = _strides(old)[old.index(dim)] * per_row
+    strides = dict(zip(new, _strides(new), strict=True))
+    first = stride / min(per_row, 1)  # The stride of one index, which may stand for several rows.
+    last = stride * min(rows, dim.size / per_row)
+    fresh = [d for d in new if d not in old]
+    others = fresh if first == last else new
+    ways = (
+        # The same dimension; another one in its place.
+        (d for d in new if d == dim and strides[d] == first),
+        (d for d in fresh if strides[d] == first and strides[d] * d.size == last),
+        # All rows are in one group.
+        (d for d in fresh if strides[d] == last and d.size == 1),
+        # The dimension in which the first and the last row are furthest apart.
+        (d for d in others if strides[d] < last <= strides[d] * d.size),
+        # The only row is behind something that it was joined to.
+        (d for d in fresh if first == last == strides[d]),
+    )
+    other = next(itertools.chain(*ways), None)
+    if other is not None:
+        found.setdefault(other, set()).add(stride / strides[other])
+
+
+def _strides(dims: Sequence[mtf.Dimension]) -> list[int]:
+    return [math.prod(dim.size for dim in dims[i + 1 :]) for i in range(len(dims))]

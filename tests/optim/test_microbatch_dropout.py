@@ -1,0 +1,150 @@
+"""A step of any model is the same in any number of microbatches, on any mesh, with all dropout."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+
+import t2tp
+from t2tp import registry
+from t2tp.ops import attention as attention_module
+from t2tp.optim import train_step
+from tests.models import small_image_transformer, small_images
+from tests.models.small_transformers import FAMILIES, MEGATRON
+
+# Descent, so that what is compared is the gradient and not its sign.
+DESCENT = {
+    "optimizer": "sgd",
+    "learning_rate_schedule": "constant",
+    "learning_rate_constant": 1.0,
+    "weight_decay": 0.0,
+}
+DROPOUT = {"layer_prepostprocess_dropout": 0.2, "attention_dropout": 0.2, "relu_dropout": 0.2}
+# Of transformers: a family, and changes.
+TRANSFORMERS = {
+    "lm": ("lm", {}),
+    "recomputed": ("lm", {"recompute": "layer"}),
+    "compressed": (
+        "lm",
+        {
+            "attention_type": "compressed",
+            "attention_window": 4,
+            "num_hidden_layers": 2,
+            "position": "sinusoidal",
+        },
+    ),
+    "encdec": ("encdec", {}),
+    "classes": ("classes", {}),
+    "masked": ("masked", {}),
+    "switch": ("moe", {}),
+    "groups in rows": ("moe", {"moe_group_size": 6, "moe_gating": "top_2"}),
+    "groups of two rows": ("moe", {"moe_group_size": 24}),
+    "expert choice": ("moe_classes", {"moe_gating": "expert_choice"}),
+    # What balances the encoder's experts is an average of the inputs, and a microbatch counts by
+    # its targets.
+    "experts of an encdec": (
+        "moe_encdec",
+        {"moe_load_balance_loss": 0.0, "moe_router_z_loss": 0.0},
+    ),
+}
+IMAGES = {
+    "mlp": ("mlp", "mlp_tiny", {"hidden_size": 32}),
+    "vit": ("vit", "vit_tiny", {"pooling": "class", "num_hidden_layers": 1, "d_model": 32}),
+}
+ON_IMAGES = "batch:data;d_ff:model;heads:model;height:seq"
+MESHES = {
+    "one device": ("", ""),
+    "data": ("data:2", MEGATRON),
+    "two axes": ("data:2;model:2", MEGATRON),
+    "three axes": ("data:2;seq:2;model:2", f"{MEGATRON};length:seq"),
+    "experts of their own axis": (
+        "data:2;expert:2",
+        "batch:data;experts:expert;expert_groups:data",
+    ),
+}
+CASES = [
+    ("lm", 2, "one device"),
+    ("lm", 4, "data"),
+    ("lm", 2, "two axes"),
+    ("lm", 4, "three axes"),
+    ("blockwise", 2, "data"),
+    ("recomputed", 2, "data"),
+    ("compressed", 4, "data"),
+    ("encdec", 2, "data"),
+    ("classes", 8, "one device"),
+    ("masked", 4, "data"),
+    ("switch", 8, "one device"),
+    ("switch", 2, "data"),
+    ("switch", 4, "experts of their own axis"),
+    ("groups in rows", 4, "data"),
+    ("groups of two rows", 4, "one device"),
+    ("groups of two rows", 2, "data"),
+    ("expert choice", 2, "data"),
+    ("experts of an encdec", 2, "data"),
+    ("mlp", 4, "data"),
+    ("vit", 2, "data"),
+    ("image transformer", 4, "data"),
+]
+TRACED_LONG = {"encdec", "experts of an encdec", "three axes", "compressed", "classes", "vit"}
+
+
+@functools.cache
+def model_of(name):
+    """A registered model, its hparams, vocabulary sizes, a batch and features."""
+    if name in IMAGES:
+        model, hparams_set, changes = IMAGES[name]
+        hparams = small_images.make_hparams(hparams_set, dropout=0.2, **changes)
+        batch = small_images.make_batch()
+        return model, hparams, {"targets": 10}, batch, small_images.features_of(batch)
+    if name == "image transformer":
+        hparams = small_image_transformer.make(
+            "full", num_hidden_layers=1, layer_prepostprocess_dropout=0.2, relu_dropout=0.2
+        )
+        shape = (small_images.BATCH, *small_image_transformer.SHAPE)
+        targets = np.random.default_rng(0).integers(14, size=shape).astype(np.int32)
+        batch = {"targets": targets, "weights": np.linspace(0, 1, len(targets), dtype=np.float32)}
+        features = small_images.features_of(batch)
+        return "mtf_image_transformer", hparams, {"targets": 14}, batch, features
+    family, changes = TRANSFORMERS[{"blockwise": "lm"}.get(name, name)]
+    family = FAMILIES[family]
+    hparams = family.hparams(**{**DROPOUT, **changes})
+    return family.model, hparams, family.vocab_sizes, family.batch(), family.features()
+
+
+@functools.cache
+def a_step(name, microbatches, mesh):
+    """The loss and metrics of a step, and the variables after it."""
+    model, hparams, vocab_sizes, batch, features = model_of(name)
+    hparams = hparams.copy()
+    for key, value in {**DESCENT, "microbatches": microbatches}.items():
+        hparams.set(key, value)
+    made = registry.model(model)(hparams, vocab_sizes)
+
+    def step(mesh, given):
+        done = train_step(lambda part: made.loss(mesh, part, True), given, mesh, hparams, 1)
+        return {"loss": done.loss, **done.metrics}
+
+    mesh_shape, layout = MESHES[mesh]
+    if name in IMAGES:
+        layout = ON_IMAGES
+    program = t2tp.Program(step, features, mesh_shape=mesh_shape, layout=layout)
+    shown = program(batch, step=3)
+    # Of scalar summaries the average of the microbatches is shown.
+    values = {k: np.asarray(x) for k, x in shown.items() if not k.startswith("summaries/")}
+    return values | {v.spec.name: v.numpy() for v in program.variables}
+
+
+@pytest.mark.parametrize(
+    ("name", "microbatches", "mesh"),
+    [
+        pytest.param(*case, marks=[pytest.mark.slow] if TRACED_LONG & set(case) else [])
+        for case in CASES
+    ],
+)
+def test_microbatches_and_meshes_change_nothing(name, microbatches, mesh, monkeypatch):
+    if name == "blockwise":
+        monkeypatch.setattr(attention_module, "_LARGEST_DENSE", 0)
+    wanted, values = a_step(name, 1, "one device"), a_step(name, microbatches, mesh)
+    small_images.assert_close(values, wanted, 1e-4)
