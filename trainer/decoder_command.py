@@ -93,8 +93,8 @@ def _check(flags: absl_flags.FlagValues) -> None:
             raise UsageError(f"--{name} is for --decode_from_file")
     if flags.decode_to_file and flags.decode_interactive:
         raise UsageError("--decode_interactive prints, and --decode_to_file is for files")
-    if flags.output_dir and run_files.read(flags.output_dir) is None:
-        raise UsageError(f"{flags.output_dir} holds no run: --output_dir names a run's folder")
+    if flags.output_dir:
+        run_files.check_is_run(flags.output_dir)
 
 
 def pays_to_compile(

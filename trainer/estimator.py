@@ -195,6 +195,7 @@ class Estimator:
         program.trace()
         with self.lock():
             self._checkpoints.check_untouched(self.connect(), self.steps_done)
+            self._checkpoints.check_writable()
             self.log.open()
             with self._checkpoints.saver_of(program.variables, self._note_saved) as saver:
                 try:

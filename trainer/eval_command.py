@@ -15,7 +15,7 @@ from t2tp.mesh.processes import Place
 from t2tp.problems.user_dir import import_user_dir
 from t2tp.trainer import checkpointing, console, plan, run_files, together
 from t2tp.trainer.command import building
-from t2tp.trainer.errors import LostError, UsageError, as_usage_error
+from t2tp.trainer.errors import LostError, as_usage_error
 from t2tp.trainer.experiment import Experiment
 from t2tp.trainer.plan import Plan
 
@@ -59,8 +59,8 @@ def run(flags: absl_flags.FlagValues, place: Place | None = None) -> None:
 
 
 def _plan(flags: absl_flags.FlagValues) -> Plan:
-    if flags.output_dir and run_files.read(flags.output_dir) is None:
-        raise UsageError(f"{flags.output_dir} holds no run: --output_dir names a run's folder")
+    if flags.output_dir:
+        run_files.check_is_run(flags.output_dir)
     return plan.make(flags)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from os import PathLike
@@ -30,9 +31,10 @@ from t2tp.trainer.hooks import EvaluationHook, Hook
 from t2tp.trainer.model_fn import ModeKeys, model_fn_of
 from t2tp.trainer.problem_inputs import evaluation_inputs, training_inputs
 from t2tp.trainer.rehearsal import rehearse
+from t2tp.trainer.restoring import check_same_save
 from t2tp.trainer.run_config import RunConfig
 from t2tp.trainer.samples import Samples
-from t2tp.trainer.together import check_same
+from t2tp.trainer.together import OtherProcessesError, check_same
 
 # What may be different in each process of a run.
 _OWN_FLAGS = ("data_digest", "data_dir", "output_dir", "process_id", "tmp_dir")
@@ -283,7 +285,9 @@ class Experiment:
         """
         self.build("evaluate")
         self._check_same_data(replace(self._config, checkpoint_path=str(path)))
-        self.estimator.restore(find(str(path)))
+        saved = find(str(path))
+        check_same_save(saved, self.estimator.connect())
+        self.estimator.restore(saved)
         return self.estimator.steps_done, self._evaluation(self._eval_split).measure()
 
     def evaluate_on_train_data(self) -> dict[str, float]:
@@ -430,16 +434,23 @@ class Experiment:
 
     def _restore(self, step: int) -> bool:
         """Restores a checkpoint of the run; False if it is gone or damaged, which is said."""
-        problem = ""
+        problem, save_id = "", ""
         try:
-            folder = checkpoint.step_folder(self._checkpoints, step)
-            self.estimator.restore(checkpoint.Checkpoint(folder))
+            saved = checkpoint.Checkpoint(checkpoint.step_folder(self._checkpoints, step))
+            save_id = saved.save_id
+            self.estimator.restore(saved)
         except UnusableCheckpointError as error:
             problem = str(error)
-        problems = self.estimator.connect().exchange("restored", problem)
+        said = self.estimator.connect().exchange("restored", json.dumps([problem, save_id]))
+        problems, save_ids = zip(*map(json.loads, said), strict=True)
         for each in filter(None, problems):
             logging.warning("not evaluated: %s", each)
             return False
+        if len(set(save_ids)) > 1:
+            raise OtherProcessesError(
+                f"the processes have different checkpoints of step {step} in"
+                f" {self._config.output_dir}, which must be one folder that all of them share"
+            )
         return True
 
     def _check_best_metric(self) -> None:
@@ -456,17 +467,16 @@ class Experiment:
     def _train(
         self, schedule: str, hooks: Sequence[Hook], plateau: Callable[[], str] = str
     ) -> None:
+        output_dir, cluster = self._config.output_dir, self.estimator.connect()
+        run_files.check_known(output_dir, run_files.read(output_dir))
         self.build(schedule)
         stopped = plateau()
         if stopped:
             logging.info("stopped early at step %d: %s", self.estimator.steps_done, stopped)
             return
-        output_dir, cluster = self.estimator.config.output_dir, self.estimator.connect()
         with self.estimator.lock():
             if cluster.leads:
                 run_files.write(output_dir, self.hparams, self._flags)
-            cluster.barrier("run files")
-            run_files.check_shared(output_dir)
             done = self.estimator.steps_done
             if done:
                 logging.info("going on from the checkpoint of step %d", done)

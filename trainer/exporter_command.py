@@ -11,7 +11,7 @@ from t2tp.decoding import DecodeOptions
 from t2tp.problems.user_dir import import_user_dir
 from t2tp.trainer import console, plan, run_files
 from t2tp.trainer.command import building
-from t2tp.trainer.errors import UsageError, as_usage_error
+from t2tp.trainer.errors import as_usage_error
 from t2tp.trainer.export import RunExporter
 
 
@@ -32,8 +32,8 @@ def run(flags: absl_flags.FlagValues) -> None:
         return
     console.use_plain_lines()
     with as_usage_error(ValueError, LookupError, OSError, ModuleNotFoundError):
-        if flags.output_dir and run_files.read(flags.output_dir) is None:
-            raise UsageError(f"{flags.output_dir} holds no run: --output_dir names a run's folder")
+        if flags.output_dir:
+            run_files.check_is_run(flags.output_dir)
         made = plan.make(flags)
         made.check_same_data(flags.data_dir)
         exporter = RunExporter(

@@ -78,6 +78,7 @@ def make(flags: absl_flags.FlagValues) -> Plan:
         if not flags[name].value:
             raise UsageError(f"--{name} is missing")
     saved = run_files.read(flags.output_dir)
+    run_files.check_known(flags.output_dir, saved)
     settings = {name: _setting(flags, name, saved) for name in _DEFAULTS}
     settings["t2t_usr_dir"] = _user_dir(flags, saved)
     registry.model(settings["model"])

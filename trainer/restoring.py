@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import os
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from absl import logging
 
 from t2tp import checkpoint
 from t2tp.checkpoint import Checkpoint, UnusableCheckpointError
+from t2tp.mesh.cluster import Cluster
 from t2tp.mesh.variables import Variables
 from t2tp.trainer import checkpointing
+from t2tp.trainer.together import OtherProcessesError, check_same
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,15 @@ def restore(saved: Checkpoint, variables: Variables, *, whole: bool) -> None:
     checkpointing.restore(saved, variables)
 
 
+def check_same_save(saved: Checkpoint, cluster: Cluster) -> None:
+    """Refuses processes that have opened different checkpoints; all of them call this.
+
+    Raises:
+      OtherProcessesError: they have; all raise it.
+    """
+    check_same(cluster, {f"checkpoint of step {saved.step}": saved.save_id})
+
+
 def restore_newest(directory: Path, variables: Variables, *, whole: bool) -> Restored | None:
     """Gives the variables the values of the newest checkpoint that can be read.
 
@@ -59,6 +71,8 @@ def restore_newest(directory: Path, variables: Variables, *, whole: bool) -> Res
 
     Raises:
       CheckpointMismatchError: the checkpoint holds other variables.
+      NewerFormatError: the newest checkpoint is of a newer format.
+      OtherProcessesError: another process finds another checkpoint there than process 0, or none.
       UnusableCheckpointError: there are checkpoints, and none can be read.
     """
     cluster = variables.cluster
@@ -66,15 +80,21 @@ def restore_newest(directory: Path, variables: Variables, *, whole: bool) -> Res
     before: int | None = None
     while True:
         found = checkpoint.latest(directory, before) if cluster.leads else None
-        step = json.loads(cluster.agree("checkpoint", json.dumps(found and found.step)))
-        if step is None:
+        newest = json.dumps(found and [found.step, found.save_id])
+        newest = json.loads(cluster.agree("checkpoint", newest))
+        if newest is None:
             break
+        step, save_id = newest
         folder = checkpoint.step_folder(directory, step)
-        failure = _restored_or_why_not(found, folder, variables, whole)
-        said = [why for why in cluster.exchange("restored", failure) if why]
-        if not said:
+        attempt = _attempt(found, folder, save_id, variables, whole)
+        attempts = [_Attempt(*json.loads(a)) for a in cluster.exchange("restored", attempt.encoded)]
+        for process_id, each in enumerate(attempts):
+            if each.is_other:
+                raise OtherProcessesError(f"process {process_id}: {each.failure}")
+        failures = [each.failure for each in attempts if each.failure]
+        if not failures:
             return Restored(step, tuple(damaged))
-        logging.error("%s Going back to the checkpoint before it.", said[0])
+        logging.error("%s Going back to the checkpoint before it.", failures[0])
         damaged.append(folder)
         before = step
     some_are_there = cluster.leads and bool(checkpoint.step_folders(directory))
@@ -86,13 +106,40 @@ def restore_newest(directory: Path, variables: Variables, *, whole: bool) -> Res
     return None
 
 
-def _restored_or_why_not(
-    found: Checkpoint | None, folder: Path, variables: Variables, whole: bool
-) -> str:
-    """Restores from a checkpoint; says in a sentence why it cannot be read, if it cannot."""
+@dataclass(frozen=True)
+class _Attempt:
+    """What came of a process's restoring.
+
+    Attributes:
+      failure: why there are no values, in a sentence; empty: there are.
+      is_other: whether the process does not find the checkpoint that process 0 has found.
+    """
+
+    failure: str = ""
+    is_other: bool = False
+
+    @property
+    def encoded(self) -> str:
+        """As JSON."""
+        return json.dumps(astuple(self))
+
+
+def _attempt(
+    found: Checkpoint | None, folder: Path, save_id: str, variables: Variables, whole: bool
+) -> _Attempt:
+    """Restores from a checkpoint, if it is the one that process 0 has found."""
+    other = _Attempt(
+        f"{folder.absolute()} is not the checkpoint that process 0 has found in its output_dir:"
+        " that must be one folder that all processes share",
+        is_other=True,
+    )
+    if found is None and not os.path.lexists(folder):
+        return other
     try:
         saved = found or Checkpoint(folder)
+        if saved.save_id != save_id:
+            return other
         restore(saved, variables, whole=whole)
     except UnusableCheckpointError as error:
-        return str(error)
-    return ""
+        return _Attempt(str(error))
+    return _Attempt()

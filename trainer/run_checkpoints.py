@@ -93,6 +93,7 @@ class RunCheckpoints:
                 f" begin a new run with warm_start_from={path}"
             )
         saved = checkpointing.find(path)
+        restoring.check_same_save(saved, variables.cluster)
         restoring.restore(saved, variables, whole=False)
         return saved.step
 
@@ -120,6 +121,26 @@ class RunCheckpoints:
                 f" checkpoint is of step {step}, and this process is at step {steps_done}."
                 " Start again, to go on from there"
             )
+
+    def check_writable(self) -> None:
+        """Refuses a folder in which the first save would fail, while nothing is lost yet.
+
+        Each process tries it, as each writes its part.
+
+        Raises:
+          UsageError: nothing can be written there.
+        """
+        probe = (
+            self._folder / f"writable.tmp-{os.getpid()}"
+        )  # If we are killed: an unfinished file.
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            probe.touch()
+            probe.unlink(missing_ok=True)
+        except OSError as error:
+            raise UsageError(
+                f"checkpoints cannot be written into {self._folder}: {error.strerror}"
+            ) from error
 
     def saver_of(self, variables: Variables, saved: Callable[[int], None]) -> RunSaver:
         """What saves a training that begins.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +18,6 @@ from t2tp.whole_file import write_text
 
 HPARAMS_FILE = "hparams.json"
 FLAGS_FILE = "flags.json"
-
-# Network file systems remember for up to a minute that a file was not there.
-_SEEN_SECONDS = 60.0
 
 # A run keeps these for its whole life.
 _FIXED_FLAGS = ("model", "problem")
@@ -62,11 +58,10 @@ class SavedRun:
 
 
 def read(output_dir: str) -> SavedRun | None:
-    """Reads a run's files; None if the folder holds no run.
+    """Reads a run's files; None if the folder holds none, see `check_known`.
 
     Raises:
-      RunFileError: a file is not what `write` wrote, or there are checkpoints and nothing says of
-        what.
+      RunFileError: a file is not what `write` wrote.
       OSError: a file cannot be read.
     """
     path = Path(output_dir, HPARAMS_FILE)
@@ -80,16 +75,39 @@ def read(output_dir: str) -> SavedRun | None:
             " was"
         ) from error
     flags = read_flags(output_dir)
-    if flags is not None:
-        return SavedRun(hparams, flags)
-    if checkpoint.step_folders(checkpoint_folder(output_dir)):
+    return None if flags is None else SavedRun(hparams, flags)
+
+
+def check_known(output_dir: str, saved: SavedRun | None) -> None:
+    """Refuses to take a folder for that of a new run which holds the checkpoints of one.
+
+    Args:
+      output_dir: the folder.
+      saved: what `read` has found there.
+
+    Raises:
+      RunFileError: it holds checkpoints, and nothing says of what.
+    """
+    if saved is None and checkpoint.step_folders(checkpoint_folder(output_dir)):
         raise RunFileError(
             f"{output_dir} holds checkpoints but no {FLAGS_FILE}, which says of what model, problem"
             " and data they are: put a copy of it back, or name them from another output_dir, with"
             f" --warm_start_from={output_dir} to train and --checkpoint_path={output_dir} to"
             " evaluate"
         )
-    return None
+
+
+def check_is_run(output_dir: str) -> None:
+    """Refuses a folder that holds no run.
+
+    Raises:
+      RunFileError: it holds none, or one whose files are lost or spoilt.
+      OSError: they cannot be read.
+    """
+    saved = read(output_dir)
+    check_known(output_dir, saved)
+    if saved is None:
+        raise RunFileError(f"{output_dir} holds no run: --output_dir names a run's folder")
 
 
 def read_flags(output_dir: str | os.PathLike[str]) -> dict[str, Any] | None:
@@ -132,26 +150,6 @@ def write(output_dir: str, hparams: HParams, flags: Mapping[str, Any]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         hparams.save(folder / HPARAMS_FILE)
         write_text(folder / FLAGS_FILE, json.dumps(dict(flags), indent=2) + "\n")
-
-
-def check_shared(output_dir: str, seconds: float = _SEEN_SECONDS) -> None:
-    """Refuses a folder other than that in which another process has written the run's files.
-
-    Args:
-      output_dir: the folder, as this process sees it.
-      seconds: how long the files of a network may take to be seen.
-
-    Raises:
-      FileNotFoundError: it does not hold them.
-    """
-    deadline = time.monotonic() + seconds
-    while not (Path(output_dir) / FLAGS_FILE).exists():
-        if time.monotonic() > deadline:
-            raise FileNotFoundError(
-                f"{output_dir} does not hold the {FLAGS_FILE} that process 0 has written:"
-                " output_dir must be a folder that all processes share"
-            )
-        time.sleep(0.1)
 
 
 def check_same_run(output_dir: str, saved: SavedRun, model: str, problem: str) -> None:

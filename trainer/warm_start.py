@@ -11,6 +11,7 @@ from t2tp.mesh.variables import SlicedVariable, Variables
 from t2tp.nearest import nearest
 from t2tp.trainer import checkpointing
 from t2tp.trainer.errors import UsageError
+from t2tp.trainer.restoring import check_same_save
 
 ARROW = "=>"
 
@@ -100,6 +101,7 @@ def warm_start(source: WarmStart, variables: Variables) -> str:
       UnusableCheckpointError: it is damaged.
     """
     saved = checkpointing.find(source.path)
+    check_same_save(saved, variables.cluster)
     there = source.renamed(sorted(saved.shapes()))
     trainable = [v for v in variables if v.spec.trainable]
     lines = {v.spec.name: _load(saved, v, there, variables) for v in trainable}

@@ -57,6 +57,11 @@ class Checkpoint:
         self._dtypes.update(dict.fromkeys(self._marker.float16, tf.float16))
 
     @property
+    def save_id(self) -> str:
+        """Tells this checkpoint, and copies of it, from all others, also from those of its step."""
+        return "-".join(self._marker.writers)
+
+    @property
     def prefix(self) -> str:
         """What TensorFlow's own functions (`tf.train.load_checkpoint`) call the checkpoint."""
         return str(self.path / VARIABLES)

@@ -171,14 +171,39 @@ def test_a_training_that_fails_waits_for_what_is_being_written(tmp_path, slow_sa
 
 
 def test_what_cannot_be_written_ends_the_training_with_a_sentence(tmp_path):
-    (tmp_path / "checkpoints").write_text("not a folder")
     said = r"could not be saved in .*checkpoints: .* saved there before are untouched"
+
+    def spoil() -> None:
+        shutil.rmtree(tmp_path / "checkpoints")
+        (tmp_path / "checkpoints").write_text("not a folder")
+
     note = Note()
     with pytest.raises(SavingError, match=f"step 20 {said}"):
-        estimator(tmp_path, save_checkpoints_steps=20).train(toy.inputs(), 39, [note])
+        estimator(tmp_path, save_checkpoints_steps=20).train(
+            toy.inputs(), 39, [note, At(10, spoil)]
+        )
     assert 20 <= note.calls[-1][1] < 39
+    (tmp_path / "checkpoints").unlink()
     with pytest.raises(SavingError, match=f"step 2 {said}"):
-        estimator(tmp_path).train(toy.inputs(), 2)
+        estimator(tmp_path).train(toy.inputs(), 2, [At(1, spoil)])
+
+
+UNWRITABLE = {
+    "a file": lambda path: path.write_text(""),
+    "a link to itself": lambda path: path.symlink_to(path),
+    "a link to nowhere": lambda path: path.symlink_to("nowhere"),
+    "a folder of the system's": lambda path: path.symlink_to("/proc/self"),
+}
+
+
+@pytest.mark.parametrize("kind", UNWRITABLE)
+def test_where_no_checkpoint_can_be_written_no_step_is_done(tmp_path, kind):
+    UNWRITABLE[kind](tmp_path / "checkpoints")
+    note = Note()
+    said = f"checkpoints cannot be written into {tmp_path / 'checkpoints'}: "
+    with pytest.raises(UsageError, match=said):
+        estimator(tmp_path, save_checkpoints_steps=20).train(toy.inputs(), 39, [note])
+    assert note.calls == []
 
 
 # When.

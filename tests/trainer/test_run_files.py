@@ -59,8 +59,9 @@ def test_a_lost_file_does_not_make_a_run_a_new_one(tmp_path):
     (tmp_path / "flags.json").unlink()
     assert run_files.read(tmp_path) is None  # A first start that was killed between the two.
     (tmp_path / "checkpoints/step-00000001").mkdir(parents=True)
-    with pytest.raises(RunFileError, match=r"holds checkpoints but no flags\.json"):
-        run_files.read(tmp_path)
+    for check in (run_files.check_is_run, lambda path: run_files.check_known(path, None)):
+        with pytest.raises(RunFileError, match=r"holds checkpoints but no flags\.json"):
+            check(tmp_path)
 
 
 def test_a_folder_of_another_run_is_refused(tmp_path):
@@ -84,13 +85,6 @@ def test_where_nothing_can_be_written_is_refused_and_nothing_made(tmp_path):
         run_files.check_writable(tmp_path / "file" / "run")
     run_files.check_writable(tmp_path / "new" / "run")
     assert os.listdir(tmp_path) == ["file"]
-
-
-def test_a_folder_without_what_process_0_wrote_is_not_shared(tmp_path):
-    run_files.write(tmp_path / "run", HParams(), {})
-    run_files.check_shared(tmp_path / "run", seconds=0.0)
-    with pytest.raises(FileNotFoundError, match="must be a folder that all processes share"):
-        run_files.check_shared(tmp_path / "other", seconds=0.2)
 
 
 # The superuser may write everywhere, unless that right is taken away.

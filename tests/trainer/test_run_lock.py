@@ -17,8 +17,10 @@ import pytest
 
 from t2tp.mesh.cluster import Cluster
 from t2tp.trainer.run_lock import LOCK_FILE, RunLock, RunLockedError
+from t2tp.trainer.together import OtherProcessesError
 from tests.trainer import toy
 from tests.trainer.test_estimator import estimator
+from tests.trainer.two_in_threads import run_two
 
 ALONE = Cluster(("CPU:0",))
 
@@ -100,3 +102,41 @@ def test_a_folder_that_cannot_be_written_is_a_sentence(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(RunLockedError, match=r"output_dir cannot be written: .*file/run"):
         RunLock(str(tmp_path / "file/run"), ALONE).__enter__()
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """What a network's files may take to be seen."""
+    monkeypatch.setattr("t2tp.trainer.run_lock._SEEN_SECONDS", 0.5)
+
+
+def test_processes_that_share_a_folder_lock_it_together(tmp_path, impatient):
+    def enter(cluster: Cluster) -> int:
+        for _ in range(2):
+            with RunLock(str(tmp_path), cluster):
+                cluster.barrier("inside")
+        return cluster.process_id
+
+    assert run_two(enter) == [0, 1]
+
+
+@pytest.mark.parametrize("other", ["missing", "empty", "of a run", "locked by others"])
+def test_processes_with_different_folders_are_refused_by_all(tmp_path, impatient, other):
+    folders = [tmp_path / "run", tmp_path / "other"]
+    if other != "missing":
+        folders[1].mkdir()
+    if other == "of a run":
+        (folders[1] / "flags.json").write_text("{}")
+        (folders[1] / LOCK_FILE).write_text("")
+    if other == "locked by others":
+        (folders[1] / LOCK_FILE).write_text('{"pid": 1, "host": "h", "since": "s", "word": "w"}')
+
+    def enter(cluster: Cluster) -> None:
+        with RunLock(str(folders[cluster.process_id]), cluster):
+            pass
+
+    for error in run_two(enter):
+        assert isinstance(error, OtherProcessesError)
+        assert f"{folders[1]} of process 1 is not {folders[0]} of process 0" in str(error)
+    with RunLock(str(folders[0]), ALONE):
+        pass
