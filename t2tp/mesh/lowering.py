@@ -27,6 +27,7 @@ from t2tp.mesh.random_operations import lower_random
 from t2tp.mesh.reductions import Reductions, surely_needed
 from t2tp.mesh.reshape import lower_reshape
 from t2tp.mesh.spmd import LaidOutTensor, SpmdMeshImpl
+from t2tp.mesh.sums import reduce_sum, sum_in_stages
 from t2tp.mesh.transposed_convolution import lower_transposed_convolution
 
 T = TypeVar("T")
@@ -196,7 +197,13 @@ class Lowering(mtf.Lowering):
             over something large.
         """
         (mesh_impl,) = self.mesh_to_impl.values()
-        compiled = tf.function(fn, jit_compile=True, autograph=False)
+
+        def in_xla(*slices: tf.Tensor) -> T:
+            if mesh_impl.on_cpu:
+                sum_in_stages()
+            return fn(*slices)
+
+        compiled = tf.function(in_xla, jit_compile=True, autograph=False)
 
         def call(*slices: tf.Tensor) -> T:
             elements = sum(math.prod(x.shape.as_list()) for x in slices)
@@ -306,6 +313,20 @@ def lower_constant(op: mtf.Constant, lowering: Lowering) -> None:
     )
 
 
+def lower_reduce(op: mtf.ReduceOperation, lowering: Lowering) -> None:
+    """Reduces a slice; a sum over the mesh is put off."""
+    (x,), (y,) = op.inputs, op.outputs
+    if op._reduction_fn_string != "SUM":
+        op.lower(lowering)
+        return
+    summed = [axis for axis, dim in enumerate(x.shape.dims) if dim not in y.shape.dims]
+    part = reduce_sum(lowering.slice(x), summed)
+    kept = [dim for dim in x.shape.dims if dim in y.shape.dims]
+    if kept != y.shape.dims:
+        part = tf.transpose(part, [kept.index(dim) for dim in y.shape.dims])
+    lowering.set_partial_sum(y, part, [x.shape.dims[axis] for axis in summed])
+
+
 # Operations that are lowered otherwise than mesh-tensorflow does.
 _RULES: dict[type[mtf.Operation], Callable[[mtf.Operation, Lowering], None]] = {
     mtf.AddOperation: lower_add,
@@ -319,6 +340,7 @@ _RULES: dict[type[mtf.Operation], Callable[[mtf.Operation, Lowering], None]] = {
     mtf.PoolBackPropOperation: lower_pool_gradient,
     mtf.PrintOperation: lower_print,
     mtf.RandomOperation: lower_random,
+    mtf.ReduceOperation: lower_reduce,
     mtf.ReshapeOperation: lower_reshape,
     mtf.ScalarSummaryOperation: lower_scalar_summary,
     mtf.WhileLoopOperation: lower_while_loop,

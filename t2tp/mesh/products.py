@@ -26,15 +26,20 @@ class _Matrices(NamedTuple):
     num_summed: int
 
 
-def einsum(equation: str, *slices: tf.Tensor) -> tf.Tensor:
+def einsum(equation: str, *slices: tf.Tensor, on_cpu: bool = True) -> tf.Tensor:
     """`tf.einsum`, by a product of two matrices if only reshaping is needed for it.
 
     Args:
       equation: such as `abc,cd->abd`, without repeated letters in a term.
       *slices: floats, of static shapes, in a graph.
+      on_cpu: whether CPUs compute it.
     """
     found = _as_matrices(equation)
     if found is None:
+        dtype = slices[0].dtype
+        if on_cpu and dtype in (tf.bfloat16, tf.float16):
+            # On CPUs Einsum's own kernels sum 16 bits in 16 bits; those of MatMul do not.
+            return tf.cast(tf.einsum(equation, *(tf.cast(x, tf.float32) for x in slices)), dtype)
         return tf.einsum(equation, *slices)
     x, y = slices[::-1] if found.is_swapped else slices
     transpose_x, transpose_y = found.transposes

@@ -23,6 +23,7 @@ from t2tp.mesh.lowering import Lowering, all_operations, has_effect
 from t2tp.mesh.outputs import Outputs, axes_to_gather
 from t2tp.mesh.sizes import refuse_two_sizes
 from t2tp.mesh.spmd import LaidOutTensor, SpmdMeshImpl
+from t2tp.mesh.sums import sum_in_stages
 from t2tp.mesh.variables import Variables, VariableSpec, fresh_variable_scopes, handles_for_masters
 
 
@@ -167,7 +168,9 @@ class Program:
         self._log: list[Collective] = []
         whole_step = self._compiles_whole_step(built.graph) if xla is None else xla
         self._compiles_regions = xla is None and not whole_step
-        self._scatters_copy = not whole_step and "GPU" not in self.cluster.devices[0]
+        self._on_cpu = "GPU" not in self.cluster.devices[0]
+        self._sums_in_stages = whole_step and self._on_cpu
+        self._scatters_copy = not whole_step and self._on_cpu
         compiles = whole_step and not self._is_joint
         self._run = tf.function(self._program, autograph=False, jit_compile=compiles or None)
         self._concrete: tf.types.experimental.ConcreteFunction | None = None
@@ -337,7 +340,10 @@ class Program:
             self._compiles_regions,
             self._scatters_copy,
             self._is_joint,
+            self._on_cpu,
         )
+        if self._sums_in_stages:
+            sum_in_stages()
         lowering = Lowering(built.graph, built.mesh, mesh_impl, built.outputs.values())
         outputs = {
             name: self._gathered(tensor.shape, lowering.slice(tensor), collectives)

@@ -83,6 +83,7 @@ class SpmdMeshImpl(mtf.MeshImpl):
         compiles_regions: bool = True,
         scatters_copy: bool = True,
         leaves_loops_together: bool = False,
+        on_cpu: bool = True,
     ) -> None:
         """Prepares to lower one graph.
 
@@ -97,6 +98,7 @@ class SpmdMeshImpl(mtf.MeshImpl):
           scatters_copy: whether TensorFlow's scatters copy what they write into. Those of CPUs do;
             those of GPUs and XLA's do not where nothing else needs it.
           leaves_loops_together: whether no processor leaves a loop before the others do.
+          on_cpu: whether the processors are CPUs.
         """
         # An axis of one processor splits nothing, so that operations which cannot be split work.
         splitting = {axis.name for axis in layout.mesh_shape if axis.size > 1}
@@ -108,6 +110,7 @@ class SpmdMeshImpl(mtf.MeshImpl):
         self.compiles_regions = compiles_regions
         self.scatters_copy = scatters_copy
         self.leaves_loops_together = leaves_loops_together
+        self.on_cpu = on_cpu
         self._pnum = pnum
         self._step = step
         self._seed = seed
@@ -128,7 +131,7 @@ class SpmdMeshImpl(mtf.MeshImpl):
 
     def einsum(self, equation: str, *slices: tf.Tensor) -> tf.Tensor:
         """The product of slices, summed over what the result lacks."""
-        return products.einsum(equation, *slices)
+        return products.einsum(equation, *slices, on_cpu=self.on_cpu)
 
     def allreduce(
         self, x: LaidOutTensor, mesh_axes: Sequence[int], reduction_fn_string: str

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import tensorflow as tf
 
+from t2tp.mesh.sums import reduce_sum
 from t2tp.ops.attention_block import Block
 
 
@@ -97,10 +98,10 @@ class Bias:
         """
         heads, (queries, memories) = self._by_distance.shape[0], block[1::2]
         span = queries + memories - 1
-        rows = tf.reduce_sum(tf.cast(d_scores, tf.float32), axis=0)
+        rows = reduce_sum(tf.cast(d_scores, tf.float32), 0)
         rows = tf.reshape(tf.pad(rows, [[0, 0], [0, 0], [queries - 1, 0]]), [heads, -1])
         repeated = tf.reshape(tf.pad(rows, [[0, 0], [0, queries]]), [heads, queries, span + 1])
-        diagonals = tf.transpose(tf.reduce_sum(repeated, axis=1)[:, :span])
+        diagonals = tf.transpose(reduce_sum(repeated, 1)[:, :span])
         index = self._begin(block) + tf.range(span)
         return tf.tensor_scatter_nd_add(so_far, index[:, None], diagonals)
 

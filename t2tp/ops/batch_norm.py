@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import tensorflow as tf
 
 from t2tp import upstream as mtf
+from t2tp.mesh.sums import reduce_mean, reduce_sum
 from t2tp.ops.cast import wide_dtype
 from t2tp.ops.moments import combined_moments
 
@@ -188,8 +189,8 @@ class _Composed:
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """See `_Kernels`."""
         rows = _rows(x)
-        mean = tf.reduce_mean(x, rows)
-        variance = tf.reduce_mean(tf.math.squared_difference(x, mean), rows)
+        mean = reduce_mean(x, rows)
+        variance = reduce_mean(tf.math.squared_difference(x, mean), rows)
         return self.given(x, mean, variance, scale, offset), mean, variance
 
     def given(
@@ -214,8 +215,8 @@ class _Composed:
         """See `_Kernels`."""
         rows = _rows(x)
         factor = tf.math.rsqrt(variance + self._epsilon) * scale
-        d_scale = tf.reduce_sum(dy * self._normed(x, mean, variance), rows)
-        return dy * factor, d_scale, tf.reduce_sum(dy, rows)
+        d_scale = reduce_sum(dy * self._normed(x, mean, variance), rows)
+        return dy * factor, d_scale, reduce_sum(dy, rows)
 
     def _normed(self, x: tf.Tensor, mean: tf.Tensor, variance: tf.Tensor) -> tf.Tensor:
         return (x - mean) * tf.math.rsqrt(variance + self._epsilon)

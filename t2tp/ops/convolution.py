@@ -8,10 +8,12 @@ import tensorflow as tf
 
 from t2tp import upstream as mtf
 from t2tp.mesh.layout import Layout
+from t2tp.ops.cast import wide_dtype
 from t2tp.ops.sliding import Window, Windows, check_windows, with_one_batch
 
 if TYPE_CHECKING:
     from t2tp.mesh.lowering import Lowering
+    from t2tp.mesh.spmd import SpmdMeshImpl
 
 
 def convolution(
@@ -116,12 +118,14 @@ class ConvolutionInputGradOperation(mtf.Operation):
         mesh_impl = lowering.mesh_impl(self)
         windows = Windows(mesh_impl, *self._windows)
         shape = windows.shape_with_edges(mesh_impl.slice_shape(output.shape))
+        dtype = _gradient_dtype(mesh_impl, dy)
         dx = tf.raw_ops.Conv2DBackpropInput(
             input_sizes=_seen_shape(shape, self._windows),
-            filter=lowering.slice(filters),
-            out_backprop=with_one_batch(lowering.slice(dy)),
+            filter=tf.cast(lowering.slice(filters), dtype),
+            out_backprop=tf.cast(with_one_batch(lowering.slice(dy)), dtype),
             **_options(self._windows, windows),
         )
+        dx = tf.cast(dx, output.dtype)
         dx = windows.without_edges(_with_unseen(dx, shape, self._windows))
         dx = tf.reshape(dx, mesh_impl.slice_shape(output.shape))
         lowering.set_partial_sum(output, dx, [filters.shape.dims[-1]])
@@ -147,12 +151,15 @@ class ConvolutionFiltersGradOperation(mtf.Operation):
         (output,) = self.outputs
         mesh_impl = lowering.mesh_impl(self)
         windows = Windows(mesh_impl, *self._windows)
+        dtype = _gradient_dtype(mesh_impl, x)
+        seen = _seen(windows.with_edges(with_one_batch(lowering.slice(x))), self._windows)
         d_filters = tf.raw_ops.Conv2DBackpropFilter(
-            input=_seen(windows.with_edges(with_one_batch(lowering.slice(x))), self._windows),
+            input=tf.cast(seen, dtype),
             filter_sizes=mesh_impl.slice_shape(output.shape),
-            out_backprop=with_one_batch(lowering.slice(dy)),
+            out_backprop=tf.cast(with_one_batch(lowering.slice(dy)), dtype),
             **_options(self._windows, windows),
         )
+        d_filters = tf.cast(d_filters, output.dtype)
         lowering.set_partial_sum(output, d_filters, x.shape.dims[:-1])
 
 
@@ -160,6 +167,12 @@ def _all_but_kernel(op: mtf.Operation, filters: mtf.Shape) -> tuple[frozenset, f
     """Splittable and unsplittable dimensions."""
     kernel = [dim.name for dim in filters.dims[:2]]
     return op._initialize_splittable_and_unsplittable_dims("splittable", kernel)
+
+
+def _gradient_dtype(mesh_impl: SpmdMeshImpl, x: mtf.Tensor) -> tf.DType:
+    """What gradients are computed in. Of 16 bits the kernels for CPUs sum in 16 bits, which is too
+    little for all positions of all images, and takes several times as long."""
+    return wide_dtype(x) if mesh_impl.on_cpu else x.dtype
 
 
 def _options(sliding: tuple[Window, Window], windows: Windows) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from t2tp import upstream as mtf
 from t2tp.mesh.lowering import Lowering
+from t2tp.mesh.sums import reduce_sum
 
 
 @dataclass(frozen=True)
@@ -100,11 +101,11 @@ class CrossEntropyOperation(mtf.Operation):
             shifted = tf.cast(logits, tf.float32) - highest[:, None]
             index, is_here = vocab.place(local)
             parts = [
-                tf.reduce_sum(tf.exp(shifted), axis=1),
+                reduce_sum(tf.exp(shifted), 1),
                 tf.where(is_here, tf.gather_nd(shifted, index), 0.0),
             ]
             if smoothing:
-                parts.append(tf.reduce_sum(shifted, axis=1))
+                parts.append(reduce_sum(shifted, 1))
             return tf.stack(parts)
 
         flat_targets = tf.reshape(tf.cast(targets, tf.int32), [-1])

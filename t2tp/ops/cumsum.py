@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import tensorflow as tf
 
 from t2tp import upstream as mtf
+from t2tp.mesh.sums import reduce_sum
 
 if TYPE_CHECKING:
     from t2tp.mesh.lowering import Lowering
@@ -59,7 +60,7 @@ class CumsumOperation(mtf.Operation):
         sums = tf.cumsum(x, dim_axis, exclusive=self._exclusive, reverse=self._reverse)
         mesh_axis = mesh_impl.tensor_dimension_to_mesh_axis(self._dim)
         if mesh_axis is not None:
-            total = tf.reduce_sum(x, dim_axis, keepdims=True)
+            total = reduce_sum(x, dim_axis, keepdims=True)
             totals = mesh_impl.collectives.allgather(total, mesh_axis, dim_axis)
             before = tf.cumsum(totals, dim_axis, exclusive=True, reverse=self._reverse)
             here = mesh_impl.collectives.coordinate(mesh_axis)

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from t2tp import upstream as mtf
 from t2tp.mesh.layout import Layout, LayoutError
+from t2tp.mesh.sums import reduce_mean, reduce_sum
 from t2tp.ops.cast import wide_dtype
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ class GroupNormGradOperation(mtf.Operation):
         for output, product in zip(
             self.outputs[1:], (dy * grouped.whole(grouped.normed), dy), strict=True
         ):
-            part = tf.cast(tf.reduce_sum(product, rows), output.dtype)
+            part = tf.cast(reduce_sum(product, rows), output.dtype)
             lowering.set_partial_sum(output, part, self.inputs[0].shape.dims[:-1])
 
 
@@ -149,5 +150,5 @@ class _Grouped:
 
     def means(self, x: tf.Tensor) -> tf.Tensor:
         """[..., batch, place, group, channel] -> [..., batch, 1, group, 1]: over all slices."""
-        mean = tf.reduce_mean(x, [-3, -1], keepdims=True)
+        mean = reduce_mean(x, [-3, -1], keepdims=True)
         return self._collectives.allreduce(mean, self._axes, "Add") / self._slices

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from t2tp import upstream as mtf
 from t2tp.mesh.lowering import Lowering
+from t2tp.mesh.sums import reduce_mean, reduce_sum
 from t2tp.ops.cast import wide_dtype
 from t2tp.ops.moments import combined_moments
 
@@ -77,7 +78,7 @@ class RmsNormGradOperation(mtf.Operation):
         x, scale, inverse, dy = (tf.cast(lowering.slice(tensor), dtype) for tensor in self.inputs)
         inverse = inverse[..., None]
         normed = x * inverse
-        d_scale = tf.reduce_sum(dy * normed, axis=list(range(x.shape.rank - 1)))
+        d_scale = reduce_sum(dy * normed, list(range(x.shape.rank - 1)))
         scaled = dy * scale
         (projection,) = _means(lowering, self.inputs[0], scaled * normed)
         dx = inverse * (scaled - normed * projection)
@@ -176,15 +177,15 @@ class LayerNormGradOperation(mtf.Operation):
         lowering.set_slice(self.outputs[0], tf.cast(dx, self.outputs[0].dtype))
         rows = list(range(x.shape.rank - 1))
         for output, product in zip(self.outputs[1:], (dy * normed, dy), strict=True):
-            part = tf.cast(tf.reduce_sum(product, axis=rows), output.dtype)
+            part = tf.cast(reduce_sum(product, rows), output.dtype)
             lowering.set_partial_sum(output, part, self.inputs[0].shape.dims[:-1])
 
 
 def _moments(lowering: Lowering, tensor: mtf.Tensor, x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Mean and variance [..., 1] over the last dimension of `tensor`, which may be split; `x` is
     the tensor's slice."""
-    mean = tf.reduce_mean(x, axis=-1, keepdims=True)
-    variance = tf.reduce_mean(tf.math.squared_difference(x, mean), axis=-1, keepdims=True)
+    mean = reduce_mean(x, -1, keepdims=True)
+    variance = reduce_mean(tf.math.squared_difference(x, mean), -1, keepdims=True)
     mesh_impl = lowering.mesh_impl(tensor)
     axis = mesh_impl.tensor_dimension_to_mesh_axis(tensor.shape.dims[-1])
     axes = [] if axis is None else [axis]
@@ -198,7 +199,7 @@ def _means(lowering: Lowering, tensor: mtf.Tensor, *parts: tf.Tensor) -> list[tf
     mesh_impl = lowering.mesh_impl(tensor)
     axis = mesh_impl.tensor_dimension_to_mesh_axis(dim)
     if axis is None:
-        return [tf.reduce_sum(part, axis=-1, keepdims=True) / dim.size for part in parts]
-    totals = tf.stack([tf.reduce_sum(part, axis=-1) for part in parts])
+        return [reduce_sum(part, -1, keepdims=True) / dim.size for part in parts]
+    totals = tf.stack([reduce_sum(part, -1) for part in parts])
     totals = mesh_impl.collectives.allreduce(totals, [axis], "Add")
     return tf.unstack(totals[..., None] / dim.size)

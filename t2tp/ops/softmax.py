@@ -9,6 +9,7 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from t2tp import upstream as mtf
+from t2tp.mesh.sums import reduce_sum
 from t2tp.ops.cast import at_least_float32, cast, wide_dtype
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class SoftmaxOperation(mtf.Operation):
             allreduce = lowering.mesh_impl(self).collectives.allreduce
             highest = allreduce(tf.reduce_max(logits, place, keepdims=True), axes, "Max")
             exponentials = tf.exp(logits - highest)
-            total = allreduce(tf.reduce_sum(exponentials, place, keepdims=True), axes, "Add")
+            total = allreduce(reduce_sum(exponentials, place, keepdims=True), axes, "Add")
             value = exponentials / total
         else:
             value = _softmax(logits, place)
@@ -110,7 +111,7 @@ class SoftmaxGradOperation(mtf.Operation):
         dtype = wide_dtype(self.inputs[0])
         y, dy = (tf.cast(lowering.slice(tensor), dtype) for tensor in self.inputs)
         place, axes = _place(lowering, self.inputs[0], self._dim)
-        mean = tf.reduce_sum(y * dy, place, keepdims=True)
+        mean = reduce_sum(y * dy, place, keepdims=True)
         mean = lowering.mesh_impl(self).collectives.allreduce(mean, axes, "Add")
         lowering.set_slice(self.outputs[0], tf.cast(y * (dy - mean), self.outputs[0].dtype))
 

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from t2tp import mtf
 from t2tp.mesh.lowering import Lowering
+from t2tp.mesh.sums import reduce_sum
 from t2tp.optim.update import mesh_axes, variable_slice
 
 # Added to squares, so that nothing is divided by zero (the paper's epsilon 1).
@@ -54,14 +55,14 @@ class Moments:
             return []
         rows, columns = self.factored
         squares = tf.square(grad) + _LEAST_SQUARE
-        by_row = tf.reduce_sum(squares, self._axis(columns)) / columns.size
-        by_column = tf.reduce_sum(squares, self._axis(rows)) / rows.size
+        by_row = reduce_sum(squares, self._axis(columns)) / columns.size
+        by_column = reduce_sum(squares, self._axis(rows)) / rows.size
         place = (self.shape - columns).dims.index(rows)
         return [
             by_row,
             by_column,
-            tf.reduce_sum(by_row, place) / rows.size,
-            tf.reduce_sum(slots[0], place) / rows.size,
+            reduce_sum(by_row, place) / rows.size,
+            reduce_sum(slots[0], place) / rows.size,
         ]
 
     def direction(
