@@ -4,8 +4,8 @@ The engine and our operations are written in it; model authors say `from t2tp im
 the same language with our operations in it. mesh-tensorflow 0.1.21 was last released for
 TensorFlow 2.11 and looks, while it is imported, for names that have moved or gone since:
 
-* `tensorflow.compat.v1.estimator` (gone in 2.16). Only two of its classes are named, as base
-  classes, and both live on in `tf.compat.v1.train`.
+* `tensorflow.compat.v1.estimator` (gone in 2.16), and two modules of TPUEstimator. Two classes are
+  named as base classes, and both live on in `tf.compat.v1.train`; models use `ModeKeys`.
 * `register_tensor_conversion_function` and `register_dense_tensor_like_type` in
   `tensorflow.python.framework.ops` (moved, respectively dropped).
 
@@ -20,38 +20,65 @@ import types
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import tensorflow as tf
+import tensorflow as _tf
 import tensorflow.compat.v1 as tf1
+from tensorflow.python import tpu as _tpu
 from tensorflow.python.framework import ops as _framework_ops
 from tensorflow.python.framework import tensor_conversion_registry as _conversion_registry
 
 
+class _ModeKeys:
+    """The modes of Estimator."""
+
+    TRAIN = "train"
+    EVAL = "eval"
+    PREDICT = "infer"
+
+
+class _LostModule(types.ModuleType):
+    """Stands for a module that TensorFlow no longer has."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"TensorFlow no longer has {self.__name__}, of which {name} is asked for. In t2tp, a"
+            " model_fn becomes the step of a t2tp.Program: see docs/porting.md."
+        )
+
+
 @contextlib.contextmanager
-def _stand_ins() -> Iterator[None]:
+def stand_ins() -> Iterator[None]:
     """Lends mesh-tensorflow the TensorFlow names that it misses."""
-    estimator = types.ModuleType("tensorflow.compat.v1.estimator")
+    estimator = _LostModule("tensorflow.compat.v1.estimator")
+    vars(estimator)["ModeKeys"] = _ModeKeys
     for base_class in ("CheckpointSaverListener", "SessionRunHook"):
         setattr(estimator, base_class, getattr(tf1.train, base_class))
+    tpu_modules = [
+        _LostModule(f"{_tpu.__name__}.{name}") for name in ("tpu_config", "tpu_estimator")
+    ]
     lent = [
         (tf1, "estimator", estimator),
+        (_tf, "estimator", estimator),  # gin.tf asks for it there
         (
             _framework_ops,
             "register_tensor_conversion_function",
             _conversion_registry.register_tensor_conversion_function,
         ),
         (_framework_ops, "register_dense_tensor_like_type", lambda _: None),
+        *((_tpu, module.__name__.rpartition(".")[2], module) for module in tpu_modules),
     ]
     lent = [(owner, name, value) for owner, name, value in lent if not hasattr(owner, name)]
     for owner, name, value in lent:
         setattr(owner, name, value)
-    sys.modules.setdefault(estimator.__name__, estimator)
+    for module in (estimator, *tpu_modules):
+        sys.modules.setdefault(module.__name__, module)
     try:
         yield
     finally:
         for owner, name, _ in lent:
             delattr(owner, name)
-        if sys.modules.get(estimator.__name__) is estimator:
-            del sys.modules[estimator.__name__]
+        for module in (estimator, *tpu_modules):
+            if sys.modules.get(module.__name__) is module:
+                del sys.modules[module.__name__]
 
 
 if TYPE_CHECKING:
@@ -59,7 +86,7 @@ if TYPE_CHECKING:
     def __getattr__(name: str) -> Any: ...  # mesh-tensorflow has no type hints
 
 
-with _stand_ins():
+with stand_ins():
     from mesh_tensorflow import *  # noqa: F403
     from mesh_tensorflow import (  # noqa: F401
         beam_search,
@@ -70,4 +97,4 @@ with _stand_ins():
         utils,
     )
 
-del tf
+globals().pop("tf")  # which mesh-tensorflow exports with its own names

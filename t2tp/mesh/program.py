@@ -60,6 +60,17 @@ class Mesh(mtf.Mesh):
         return self._step
 
 
+class FeatureOperation(mtf.ImportLaidOutTensorOperation):
+    """The output is a feature, of which each processor is fed its slice."""
+
+    def __init__(self, mesh: Mesh, part: tf.Tensor, shape: mtf.Shape, name: str) -> None:
+        super().__init__(mesh, LaidOutTensor([part]), shape, name)
+        # Any layout will do: what reads off a graph what can be split (auto_mtf) is to know.
+        self._splittable_dims, self._unsplittable_dims = (
+            self._initialize_all_dimensions_as_splittable()
+        )
+
+
 StepFn = Callable[[Mesh, dict[str, mtf.Tensor]], Mapping[str, mtf.Tensor]]
 
 
@@ -370,9 +381,7 @@ class Program:
             graph = mtf.Graph()
             mesh = Mesh(graph, step)
             features = {
-                name: mtf.import_laid_out_tensor(
-                    mesh, LaidOutTensor([part]), feature.shape, name=name
-                )
+                name: FeatureOperation(mesh, part, feature.shape, name).outputs[0]
                 for (name, feature), part in zip(
                     self._features.items(), feature_slices, strict=True
                 )

@@ -1,0 +1,136 @@
+"""Lets programs and libraries written for mesh-tensorflow import t2tp's language by its name.
+
+    import t2tp.mtf_compat  # before the first import of mesh_tensorflow
+    import mesh_tensorflow as mtf
+    from mesh_tensorflow import transformer
+
+From then on `mesh_tensorflow` and its `layers`, `ops`, `optimize` and `beam_search` are those of
+`t2tp.mtf`. Its other packages, such as `transformer`, `auto_mtf` and `bert`, are the installed
+ones, which are loaded unchanged, on our operations; names that they miss in today's TensorFlow are
+lent to them while they are imported. What runs a graph is `t2tp.Program`: see docs/porting.md.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+import types
+from collections.abc import Sequence
+from typing import NoReturn
+
+from t2tp import mtf, upstream
+
+_PACKAGE = "mesh_tensorflow"
+
+# What pip calls packages that are imported by another name.
+_DISTRIBUTIONS = {
+    "gin": "gin-config",
+    "pkg_resources": "'setuptools<81'",
+    "tensorflow_probability": "tensorflow-probability",
+}
+
+
+class _Loader(importlib.machinery.SourceFileLoader):
+    """Runs a module of the installed mesh-tensorflow on today's TensorFlow."""
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        if module.__name__ == f"{_PACKAGE}.auto_mtf":
+            _refuse_ortools_after_tensorflow()
+        try:
+            with upstream.stand_ins():
+                super().exec_module(module)
+        except ModuleNotFoundError as error:
+            missing = (error.name or "").partition(".")[0]
+            if missing in ("", "tensorflow", _PACKAGE):
+                raise
+            raise ModuleNotFoundError(
+                f"{module.__name__} needs {missing}, which is not installed: pip install"
+                f" {_DISTRIBUTIONS.get(missing, missing)}",
+                name=missing,
+            ) from error
+
+
+def _refuse_ortools_after_tensorflow() -> None:
+    """Raises an error where loading OR-Tools would end the process by a segmentation fault."""
+    solver = "ortools.sat.python.cp_model"
+    if solver not in sys.modules and importlib.util.find_spec("ortools") is not None:
+        raise ImportError(
+            f"mesh_tensorflow.auto_mtf needs `import {solver}` as the first line of the program:"
+            " loaded after TensorFlow, OR-Tools crashes."
+        )
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds modules inside the installed mesh-tensorflow."""
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None,
+        target: types.ModuleType | None = None,
+    ) -> importlib.machinery.ModuleSpec | None:
+        """The spec of a module of the package, with our loader."""
+        del target
+        if not fullname.startswith(f"{_PACKAGE}."):
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path)
+        if spec is None or spec.origin is None:
+            return spec
+        return importlib.util.spec_from_file_location(
+            fullname,
+            spec.origin,
+            loader=_Loader(fullname, spec.origin),
+            submodule_search_locations=spec.submodule_search_locations,
+        )
+
+
+def _refuse_lowering(*args: object, **kwargs: object) -> NoReturn:
+    """What programs call that lower a graph themselves."""
+    del args, kwargs
+    raise NotImplementedError(
+        "A graph is lowered and run by t2tp.Program(step_fn, features, mesh_shape=..., layout=...),"
+        " where step_fn(mesh, features) builds it: mtf.Lowering and the mesh implementations of"
+        " mesh-tensorflow are not used. See docs/porting.md."
+    )
+
+
+def _package() -> types.ModuleType:
+    """`mesh_tensorflow`, with the names of our door."""
+    spec = importlib.machinery.PathFinder.find_spec(_PACKAGE)
+    assert spec is not None  # t2tp.upstream has imported it
+    package = importlib.util.module_from_spec(spec)
+    vars(package).update(
+        (name, value) for name, value in vars(mtf).items() if not name.startswith("__")
+    )
+    vars(package)["Lowering"] = _refuse_lowering
+    return package
+
+
+def _install() -> None:
+    """Puts our modules in the place of mesh-tensorflow's, for imports from here on."""
+    package = _package()
+    ours = {
+        _PACKAGE: package,
+        f"{_PACKAGE}.beam_search": mtf.beam_search,
+        f"{_PACKAGE}.layers": mtf.layers,
+        f"{_PACKAGE}.ops": mtf.ops,
+        f"{_PACKAGE}.ops_with_redefined_builtins": package,
+        f"{_PACKAGE}.optimize": mtf.optimize,
+    }
+    for implementation, name in (
+        ("placement_mesh_impl", "PlacementMeshImpl"),
+        ("simd_mesh_impl", "SimdMeshImpl"),
+    ):
+        module = types.ModuleType(f"{_PACKAGE}.{implementation}")
+        vars(module)[name] = _refuse_lowering
+        vars(package)[implementation] = module
+        ours[module.__name__] = module
+    for name in [name for name in sys.modules if name.partition(".")[0] == _PACKAGE]:
+        del sys.modules[name]  # what was loaded on mesh-tensorflow's own operations
+    sys.modules.update(ours)
+    sys.meta_path.insert(0, _Finder())
+
+
+_install()
