@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
@@ -196,7 +197,7 @@ class Estimator:
         with self.lock():
             self._checkpoints.check_untouched(self.connect(), self.steps_done)
             self._checkpoints.check_writable()
-            self.log.open()
+            self.log.resume(os.path.abspath(self.config.output_dir), self.steps_done)
             with self._checkpoints.saver_of(program.variables, self._note_saved) as saver:
                 try:
                     came = self._train_with(saver, program, inputs, place, training, hooks)
@@ -380,7 +381,8 @@ class Estimator:
                 heartbeat=self._heartbeat,
                 progress=progress,
             )
-            self.log.write("began", first_step, {"max_steps": training.max_steps})
+            began = {"max_steps": training.max_steps, "run": os.path.abspath(config.output_dir)}
+            self.log.write("began", first_step, began)
             interrupt = stack.enter_context(
                 InterruptHandler(program.cluster, first_step, config.grace_seconds)
             )

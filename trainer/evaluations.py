@@ -64,6 +64,10 @@ class SplitEvaluation:
         self._is_warned = False
         self._newest: tuple[int, dict[str, float]] | None = None
 
+    def resume(self) -> None:
+        """Says that a training goes on from here, which will evaluate later steps again."""
+        self.summaries.resume(self._estimator.steps_done)
+
     def run(self) -> dict[str, float]:
         """Evaluates the present values, logs and writes the problem's metrics, and returns them."""
         metrics = self.measure()

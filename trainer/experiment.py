@@ -480,6 +480,8 @@ class Experiment:
             done = self.estimator.steps_done
             if done:
                 logging.info("going on from the checkpoint of step %d", done)
+            if ModeKeys.EVAL in SCHEDULES[schedule]:
+                self._evaluation(self._eval_split).resume()
             self.estimator.train(self._train_inputs, self._train_steps, hooks)
 
     def _check_same_data(self, config: RunConfig) -> None:

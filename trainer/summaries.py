@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -27,6 +28,15 @@ class SummaryWriter:
         """
         self._directory = directory
         self._writer: tf.summary.SummaryWriter | None = None
+        self._resumed_after: int | None = None  # Not yet written.
+
+    def resume(self, step: int) -> None:
+        """Tells TensorBoard to forget what earlier files have of later steps: they come again.
+
+        Args:
+          step: how many steps are done.
+        """
+        self._resumed_after = step
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
         """Writes scalars of a step, into the file at once: a crash loses none."""
@@ -82,9 +92,19 @@ class SummaryWriter:
         try:
             if self._writer is None:
                 self._writer = tf.summary.create_file_writer(self._directory)
+            if self._resumed_after is not None:
+                _write_start(self._writer, self._resumed_after + 1)
+                self._resumed_after = None
             yield self._writer
         except tf.errors.OpError as error:
             what = error.message.splitlines()[0].rpartition("}} ")[2]  # Without the operation.
             raise UsageError(
                 f"what TensorBoard shows cannot be written into {self._directory}: {what}"
             ) from error
+
+
+def _write_start(writer: tf.summary.SummaryWriter, step: int) -> None:
+    """Writes the event at which readers forget earlier values from a step on."""
+    start = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START)
+    event = tf.compat.v1.Event(wall_time=time.time(), step=step, session_log=start)
+    tf.raw_ops.ImportEvent(writer=writer._resource, event=event.SerializeToString())

@@ -87,6 +87,7 @@ def watching_hooks(
     hooks: list[Hook] = []
     process_id = program.cluster.process_id
     summaries = SummaryWriter(process_folder(config.output_dir, process_id))
+    summaries.resume(first_step)
     if progress is not None and heartbeat is not None:
         utilization = _utilization(config, program, inputs, loss_fn)
         values = hparams.values() if isinstance(hparams, HParams) else hparams
