@@ -7,7 +7,6 @@ in every batch, and rows that a mesh divides if it divides the batch size.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -25,24 +24,6 @@ def bucket_lengths(length: int) -> list[int]:
     while lengths[-1] % 2 == 0 and lengths[-1] // 2 >= _SHORTEST:
         lengths.append(lengths[-1] // 2)
     return lengths
-
-
-def bucketed(lengths: np.ndarray, length: int) -> list[tuple[int, np.ndarray]]:
-    """Shares examples out among the buckets; those that are too long are in none.
-
-    Args:
-        lengths: int64 [examples].
-        length: of the longest bucket.
-
-    Returns:
-        Of each bucket that is not empty its length and the numbers of its examples.
-    """
-    edges = [*bucket_lengths(length), -1]
-    found = [
-        (size, np.flatnonzero((lengths > shorter) & (lengths <= size)))
-        for size, shorter in itertools.pairwise(edges)
-    ]
-    return [(size, examples) for size, examples in found if len(examples)]
 
 
 class BucketedStream:

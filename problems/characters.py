@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,10 @@ from t2tp.problems.vocabulary import FIRST_BYTE, SPELLING_TOKENS, Vocabulary, sp
 
 if TYPE_CHECKING:
     import tensorflow as tf
+
+
+# A long text is encoded in parts of so many characters: Python needs 8 bytes of memory a token.
+_PART_CHARACTERS = 1 << 16
 
 
 class CharacterVocabulary(Vocabulary):
@@ -47,6 +51,11 @@ class CharacterVocabulary(Vocabulary):
             token = self._ids.get(character)
             ids.extend(spelt(character) if token is None else (token,))
         return ids
+
+    def encode_parts(self, text: str) -> Iterator[list[int]]:
+        """Gives the token ids of a text in parts; see `Vocabulary.encode_parts`."""
+        for begin in range(0, len(text), _PART_CHARACTERS):
+            yield self.encode(text[begin : begin + _PART_CHARACTERS])
 
     def encode_in_graph(self, texts: tf.Tensor) -> tf.RaggedTensor:
         """Returns the token ids of texts; see `Vocabulary.encode_in_graph`."""

@@ -35,8 +35,9 @@ class Column:
         """
         self.dtype = np.dtype(dtype)
         self._none = np.empty(0, self.dtype)
-        self._values = [_mapped(path, self.dtype) for path in files]
-        self._begins = [_mapped(path.with_name(f"{path.name}.begins"), OFFSET) for path in files]
+        self._files = list(files)
+        self._values = [mapped(path, self.dtype) for path in files]
+        self._begins = [mapped(path.with_name(f"{path.name}.begins"), OFFSET) for path in files]
         # [shards + 1]: the number of the first example, and the place of the first value, of each.
         self._first_example = _running([len(begins) - 1 for begins in self._begins])
         self._first_value = _running([len(values) for values in self._values])
@@ -99,6 +100,25 @@ class Column:
         """Returns all values of an example."""
         return self.span(*self.begins(np.array([number, number + 1])).tolist())
 
+    def read_lengths(self, begin: int, end: int) -> np.ndarray:
+        """Reads how many values the examples from `begin` to before `end` have: int64 [examples].
+
+        The files are not mapped for it, so that going through all of them takes no memory.
+        """
+        lengths = [np.empty(0, np.int64)]
+        firsts = self._first_example.tolist()
+        for path, first, last in zip(self._files, firsts[:-1], firsts[1:], strict=True):
+            low, high = max(begin, first), min(end, last)
+            if low < high:
+                begins = np.fromfile(
+                    path.with_name(f"{path.name}.begins"),
+                    OFFSET,
+                    count=high - low + 1,
+                    offset=(low - first) * OFFSET.itemsize,
+                )
+                lengths.append(np.diff(begins))
+        return np.concatenate(lengths)
+
     @cached_property
     def lengths(self) -> np.ndarray:
         """How many values each example has: int64 [examples]."""
@@ -148,7 +168,8 @@ def open_columns(
     }
 
 
-def _mapped(path: Path, dtype: np.dtype) -> np.ndarray:
+def mapped(path: Path, dtype: np.dtype) -> np.ndarray:
+    """Returns the contents of a file as an array, of which only what is looked at is read."""
     if not path.stat().st_size:  # an empty file cannot be mapped
         return np.empty(0, dtype)
     return np.asarray(np.memmap(path, dtype, "r"))  # still mapped; the subclass slices slowly

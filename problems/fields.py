@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from t2tp.problems.columns import Column
+from t2tp.problems.row_plan import RowPlan
 from t2tp.problems.stream import EMPTY, FeatureSpec
 
 INT = np.dtype(np.int32)
@@ -53,24 +54,6 @@ class FieldSource:
         return self._fields[feature].read(examples, parts)
 
 
-class RowPlan(NamedTuple):
-    """Which stored examples are in each row: those from `first` to before `end`.
-
-    Attributes:
-        first: int64 [rows].
-        end: int64 [rows].
-    """
-
-    first: np.ndarray
-    end: np.ndarray
-
-    def of(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns first and end of some rows, the same number for an empty one."""
-        safe = np.where(rows == EMPTY, 0, rows)
-        first = self.first[safe]
-        return first, np.where(rows == EMPTY, first, self.end[safe])
-
-
 class TokenField:
     """The tokens of a row's examples, one after the other, then 0; what is too long is truncated.
 
@@ -90,10 +73,26 @@ class TokenField:
 
     def read(self, rows: np.ndarray, parts: tuple[slice, ...]) -> np.ndarray:
         """Reads columns of some rows."""
-        first, end = self._plan.of(rows)
-        begins, ends = self._column.begins(first), self._column.begins(end)
-        ends = np.minimum(ends, begins + self.shape[0])  # of a text that is to be truncated
-        return fill_rows(self._column, begins, ends, self.shape[0], self._kind)[:, parts[0]]
+        length = self.shape[0]
+        counts, examples = self._plan.of(rows)
+        begins = self._column.begins(examples)
+        sizes = np.minimum(self._column.begins(examples + 1) - begins, length)
+        # Tokens are numbered through all rows; before each example come those of the others.
+        before = sizes.cumsum() - sizes
+        inside = np.arange(sizes.sum()) - before.repeat(sizes)  # the token's position in its text
+        first_of_row = counts.cumsum() - counts
+        tokens_before_row = np.append(before, sizes.sum())[first_of_row]
+        begin_in_row = before - tokens_before_row.repeat(counts)
+        begin_of_row = (np.arange(len(rows)) * length).repeat(counts)
+        if self._kind == "tokens":
+            values = self._column.values(begins.repeat(sizes) + inside)
+        elif self._kind == "segmentation":
+            values = (np.arange(len(examples)) - first_of_row.repeat(counts) + 1).repeat(sizes)
+        else:
+            values = inside
+        filled = np.zeros((len(rows), length), INT)
+        filled.ravel()[(begin_of_row + begin_in_row).repeat(sizes) + inside] = values
+        return filled[:, parts[0]]
 
 
 def fill_rows(
@@ -153,8 +152,10 @@ class NumberField:
 
     def read(self, rows: np.ndarray, parts: tuple[slice, ...]) -> np.ndarray:
         """Reads the numbers of some rows."""
-        first, end = self._plan.of(rows)
-        return np.where(end > first, self._column.values(self._column.begins(first)), 0).astype(INT)
+        counts, examples = self._plan.of(rows)
+        numbers = np.zeros(len(rows), INT)
+        numbers[counts > 0] = self._column.values(self._column.begins(examples))
+        return numbers
 
 
 class WeightField:

@@ -18,12 +18,12 @@ from t2tp.problems.fields import (
     Field,
     FieldSource,
     NumberField,
-    RowPlan,
     WeightField,
 )
 from t2tp.problems.generation import Sample, Stored
 from t2tp.problems.pixels import EncodedPixelField, PixelField, pixel_spec
 from t2tp.problems.problem import AnyPath, Problem, check_positive
+from t2tp.problems.row_plan import RowPlan
 from t2tp.problems.stream import FeatureSpec
 from t2tp.problems.text_to_class import check_label
 
@@ -130,7 +130,7 @@ class Image2ClassProblem(ImageProblem):
         """Returns the pictures of a split; see `Problem.examples`."""
         stored = self.stored(data_dir, split)
         count = len(stored["image"])
-        plan = RowPlan(np.arange(count), np.arange(1, count + 1))
+        plan = RowPlan(count)
         fields: dict[str, Field] = {
             "inputs": self.image_field(stored["image"], self.levels - 1.0),
             "targets": NumberField(stored["targets"], plan),

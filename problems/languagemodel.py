@@ -54,7 +54,8 @@ class LanguageModelProblem(TextProblem):
             text = text_of(sample, "text")
             if not text:
                 raise SkippedSampleError("empty")
-            ids = np.array([*vocabulary.encode(text), END_OF_DOCUMENT])
+            parts = [np.array(ids, np.int32) for ids in vocabulary.encode_parts(text)]
+            ids = np.append(np.concatenate(parts), np.int32(END_OF_DOCUMENT))
             return Stored({"targets": ids}, int(vocabulary.byte_lengths[ids].sum()))
 
         return encode

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import glob
 import hashlib
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
+from t2tp.problems.columns import mapped
 from t2tp.problems.samples import BadSampleError
+from t2tp.problems.shards import OFFSET
 
 # Most files that an error names.
 _NAMED = 5
@@ -87,8 +90,15 @@ class Files:
 class Lines:
     """The lines of all files, without their ends ("\\n" or "\\r\\n")."""
 
-    def __init__(self, paths: Sequence[Path]):
+    def __init__(self, paths: Sequence[Path], scratch: Path):
+        """Takes the files.
+
+        Args:
+            paths: of the files.
+            scratch: where it is noted where lines end, so that one process finds it for all.
+        """
         self._paths = paths
+        self._scratch = scratch
 
     def __len__(self) -> int:
         return int(self._first[-1])
@@ -115,7 +125,7 @@ class Lines:
     @cached_property
     def _ends(self) -> list[np.ndarray]:
         """Where the lines of each file end: int64 [lines]."""
-        return [_line_ends(path) for path in self._paths]
+        return [_line_ends(path, self._scratch / "lines") for path in self._paths]
 
     @cached_property
     def _first(self) -> np.ndarray:
@@ -123,15 +133,31 @@ class Lines:
         return np.concatenate([[0], np.cumsum([len(ends) for ends in self._ends])])
 
 
-def _line_ends(path: Path) -> np.ndarray:
-    size = path.stat().st_size
-    if not size:
-        return np.empty(0, np.int64)
-    contents = np.memmap(path, np.uint8, "r")
-    found = [
-        begin + np.flatnonzero(contents[begin : begin + _PIECE] == ord("\n"))
-        for begin in range(0, size, _PIECE)
-    ]
-    # The last line need not have an end.
-    last = [] if contents[-1] == ord("\n") else [np.array([size])]
-    return np.concatenate(found + last)
+def _line_ends(path: Path, noted: Path) -> np.ndarray:
+    """Returns where the lines of a file end: int64 [lines], of which nothing is in memory.
+
+    Args:
+        path: the file.
+        noted: the directory in which it is noted; the file is read only if it has changed since.
+    """
+    name = fingerprint([path.absolute()])
+    ends = noted / name
+    if not ends.exists():
+        noted.mkdir(parents=True, exist_ok=True)
+        unfinished = noted / f"{name}.tmp-{os.getpid()}"
+        with unfinished.open("wb") as file:
+            for found in _find_line_ends(path):
+                file.write(found.astype(OFFSET).tobytes())
+        unfinished.replace(ends)
+    return mapped(ends, OFFSET)
+
+
+def _find_line_ends(path: Path) -> Iterator[np.ndarray]:
+    """Gives where the lines of a file end, a piece of the file at a time."""
+    begin, last = 0, b"\n"
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE):
+            yield begin + np.flatnonzero(np.frombuffer(piece, np.uint8) == ord("\n"))
+            begin, last = begin + len(piece), piece[-1:]
+    if last != b"\n":  # the last line need not have an end
+        yield np.array([begin])

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from t2tp.problems.buckets import bucketed
 from t2tp.problems.columns import Column
 from t2tp.problems.languagemodel import LanguageModelProblem
 from t2tp.problems.problem import Problem
-from t2tp.problems.rows import longest, one_a_row, packed, padding_share
+from t2tp.problems.rows import Texts, bucketed, one_a_row, packed, padding_share
+from t2tp.problems.stream import DATA_ORDER
 from t2tp.problems.text_to_class import Text2ClassProblem
 from t2tp.problems.text_to_text import PairProblem
 
@@ -30,38 +30,39 @@ def padding_table(problem: Problem, columns: Mapping[str, Column], split: str) -
         Lines; "" for what has no padding, as pictures have none.
     """
     if isinstance(problem, PairProblem):
-        return _of_rows([columns["inputs"], columns["targets"]], split, arranged=True)
+        texts = {"inputs": columns["inputs"], "targets": columns["targets"]}
+        return _of_rows(Texts(texts, split, split), arranged=True)
     if isinstance(problem, Text2ClassProblem):
-        return _of_rows([columns["inputs"]], split, arranged=False)
+        return _of_rows(Texts({"inputs": columns["inputs"]}, split, split), arranged=False)
     if isinstance(problem, LanguageModelProblem):
         return _of_windows(columns["targets"].size, split)
     return ""
 
 
-def _of_rows(texts: Sequence[Column], split: str, arranged: bool) -> str:
+def _of_rows(texts: Texts, arranged: bool) -> str:
     """Of rows that hold whole examples."""
-    lengths = longest(texts)
+    lengths = np.concatenate([lengths.max(0) for _, lengths in texts.lengths()])
     names = ("padded", "packed", "bucketed") if arranged else ("padded",)
-    table = [[f"padding in rows of a length, in {split}", *names, "left out"]]
+    table = [[f"padding in rows of a length, in {texts.split}", *names, "left out"]]
     # Up to a length that holds nearly all.
     most = 1 << max(4, int(np.percentile(lengths, 99)).bit_length())
     for length in (most, 2 * most, 4 * most):
-        shares = [padding_share(texts, one_a_row(texts, length, split), length)]
+        shares = [padding_share(texts, one_a_row(texts, length), length)]
         if arranged:
-            shares.append(padding_share(texts, packed(texts, length, split), length))
+            shares.append(padding_share(texts, packed(texts, length, DATA_ORDER), length))
             shares.append(_bucketed_share(texts, length))
         left_out = f"{(lengths > length).mean():.2%}"
         table.append([f"{length:,}", *(f"{share:.1%}" for share in shares), left_out])
     return _aligned(table)
 
 
-def _bucketed_share(texts: Sequence[Column], length: int) -> float:
+def _bucketed_share(texts: Texts, length: int) -> float:
     """Of batches of pairs of like length, but for the last of each length, which is filled up."""
-    tokens = places = 0
-    for size, examples in bucketed(longest(texts), length):
-        tokens += sum(int(column.lengths[examples].sum()) for column in texts)
-        places += len(texts) * len(examples) * size
-    return 1 - tokens / places
+    padding = positions = 0.0
+    for size, plan in bucketed(texts, length):
+        padding += padding_share(texts, plan, size) * len(plan) * size
+        positions += len(plan) * size
+    return padding / positions
 
 
 def _of_windows(tokens: int, split: str) -> str:

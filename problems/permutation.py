@@ -19,6 +19,9 @@ import numpy as np
 # Four rounds suffice for large domains; on a few bits more are needed to look random.
 _ROUNDS = 8
 
+# Positions that are encrypted together, as each needs several numbers meanwhile.
+_PIECE = 1 << 16
+
 # Of the finalizer of SplitMix64 (Steele, Lea and Flood, Fast Splittable Pseudorandom Number
 # Generators, 2014, figure 16).
 _MULTIPLIER_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -47,12 +50,16 @@ def permute(positions: np.ndarray, size: int, *key: int | str) -> np.ndarray:
         )
     half_bits = np.uint64(max(1, ((size - 1).bit_length() + 1) // 2))
     keys = _round_keys(key)
-    numbers = _encrypt(positions.astype(np.uint64).ravel(), half_bits, keys)
-    outside = np.flatnonzero(numbers >= size)
-    while outside.size:
-        numbers[outside] = _encrypt(numbers[outside], half_bits, keys)
-        outside = outside[numbers[outside] >= size]
-    return numbers.astype(np.int64).reshape(positions.shape)
+    permuted = np.empty(positions.size, np.int64)
+    for begin in range(0, positions.size, _PIECE):
+        numbers = positions.ravel()[begin : begin + _PIECE].astype(np.uint64)
+        numbers = _encrypt(numbers, half_bits, keys)
+        outside = np.flatnonzero(numbers >= size)
+        while outside.size:
+            numbers[outside] = _encrypt(numbers[outside], half_bits, keys)
+            outside = outside[numbers[outside] >= size]
+        permuted[begin : begin + _PIECE] = numbers
+    return permuted.reshape(positions.shape)
 
 
 def _round_keys(key: tuple[int | str, ...]) -> np.ndarray:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 
 import numpy as np
 
@@ -62,10 +66,20 @@ class EncodedPixelField:
     def read(self, rows: np.ndarray, parts: tuple[slice, ...]) -> np.ndarray:
         """Reads parts of some rows' pictures, each of which is decoded whole."""
         whole = np.zeros((len(rows), *self.shape), np.uint8)
-        for place, row in enumerate(rows.tolist()):
-            if row != EMPTY:
-                whole[place] = self._decode(self._column.example(row).tobytes())
+
+        def decode(place: int) -> None:
+            if rows[place] != EMPTY:
+                whole[place] = self._decode(self._column.example(int(rows[place])).tobytes())
+
+        # Pillow decodes outside Python's lock, so as many threads as cores do it side by side.
+        deque(_decoders().map(decode, range(len(rows))), maxlen=0)
         return finish(whole[(slice(None), *parts)], self._scale)
+
+
+@cache
+def _decoders() -> ThreadPoolExecutor:
+    """Threads that decode, of which all fields of this process make use."""
+    return ThreadPoolExecutor(len(os.sched_getaffinity(0)), "decode")
 
 
 def pixel_spec(scale: float | None) -> FeatureSpec:

@@ -31,6 +31,7 @@ from t2tp.problems.columns import Column, open_columns
 from t2tp.problems.generation import GenerationSettings, Sample, Samples, ShuffledSamples, Stored
 from t2tp.problems.manifest import Manifest
 from t2tp.problems.metrics import compute
+from t2tp.problems.row_index import IndexDirectory
 from t2tp.problems.stream import (
     DATA_ORDER,
     Batch,
@@ -387,6 +388,11 @@ class Problem(abc.ABC):
         made = Manifest.read(folder)
         dtypes = {column: np.dtype(dtype) for column, dtype in made.columns.items()}
         return open_columns(folder, split, made.splits[split].shards, dtypes)
+
+    def index_directory(self, data_dir: AnyPath) -> IndexDirectory:
+        """Returns where the indexes of the data's rows are kept. The data have been checked."""
+        folder = self.folder(data_dir)
+        return IndexDirectory(folder / ".index", Manifest.read(folder).digest())
 
     def decode_example(self, data_dir: AnyPath, split: str, number: int) -> dict[str, Any]:
         """Returns the sample that a stored example was made from.

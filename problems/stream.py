@@ -23,8 +23,10 @@ from t2tp.problems.permutation import permute
 
 # Which version of the order of the training examples a new run has. A run keeps for life the one
 # it was started with, so that resuming it neither repeats nor drops examples.
-# 1: all problems of a mixture are shuffled alike, and a change of stages may repeat some rows.
-# 2: each problem of a mixture has a shuffle of its own, and its rows follow on from stage to stage.
+# 1: all problems of a mixture are shuffled alike, and a change of stages may repeat some rows;
+#    packed rows have the examples in their order.
+# 2: each problem of a mixture has a shuffle of its own, and its rows follow on from stage to stage;
+#    packed rows have those examples of a window that fill them best.
 DATA_ORDER = 2
 
 # In place of an example's number: a row without one. All its features are 0.

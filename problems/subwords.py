@@ -21,6 +21,10 @@ SAMPLE_BYTES = 32 << 20
 # Training texts are cut, as SentencePiece drops what is longer than max_sentence_length.
 _CHUNK_CHARACTERS = 2000
 
+# A long text is encoded in parts of about so many characters, as SentencePiece needs some 30 bytes
+# of memory a character, and Python as many again for a token.
+_PART_CHARACTERS = 1 << 16
+
 # Our word for a text taken as it is, and SentencePiece's; the others are the same.
 _NORMALIZATIONS = {"none": "identity", "nfkc": "nfkc", "nmt_nfkc": "nmt_nfkc"}
 
@@ -46,7 +50,29 @@ class SubwordVocabulary(Vocabulary):
 
     def encode(self, text: str) -> list[int]:
         """Returns the token ids of a text; see `Vocabulary.encode`."""
+        return [token for ids in self.encode_parts(text) for token in ids]
+
+    def encode_parts(self, text: str) -> Iterator[list[int]]:
+        """Gives the token ids of a text in parts; see `Vocabulary.encode_parts`."""
         text.encode("utf-8")
+        begin = 0
+        while begin < len(text):
+            found = self._boundary and self._boundary.search(text, begin + _PART_CHARACTERS)
+            end = found.start() if found else len(text)
+            yield self._encode_part(text[begin:end])
+            begin = end
+
+    @cached_property
+    def _boundary(self) -> re.Pattern[str] | None:
+        """What is before a space that no piece reaches over; None if pieces may do that.
+
+        Those that are trained here have spaces at their beginning only.
+        """
+        pieces = map(self._processor.id_to_piece, range(self._processor.vocab_size()))
+        reach = re.compile(f"[^{_SPACE}]{_SPACE}")
+        return None if any(map(reach.search, pieces)) else re.compile("(?<=[!-~])(?= [!-~])")
+
+    def _encode_part(self, text: str) -> list[int]:
         # SentencePiece would read its own sign for a space as a space, so it is spelt in bytes.
         first, *others = self._processor.encode(text.split(_SPACE))
         return first + [token for ids in others for token in (*spelt(_SPACE), *ids)]

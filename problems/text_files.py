@@ -53,8 +53,13 @@ class FileProblem(Problem):
             options.add(name, "", help="the same, for test; then the others are for validation")
         return options
 
-    def read(self, files: Sequence[Sequence[Path]]) -> Samples:
-        """Opens the samples of some files, a list for each of `file_options`."""
+    def read(self, files: Sequence[Sequence[Path]], scratch: Path) -> Samples:
+        """Opens the samples of some files.
+
+        Args:
+            files: a list for each of `file_options`.
+            scratch: for what all processes that make the data need to know of the files.
+        """
         raise NotImplementedError
 
     def samples(self, split: str, folder: Path, tmp_dir: Path) -> Samples:
@@ -62,12 +67,12 @@ class FileProblem(Problem):
         train, validation, test = self.splits
         held_out = self._held_out()
         if validation not in held_out:
-            everything = self.read(self._files(self.file_options))
+            everything = self.read(self._files(self.file_options), tmp_dir)
             return Chosen(everything, self._drawn(split, len(everything)))
         if split == train or test in held_out:
-            return self.read(self._files_of(split))
+            return self.read(self._files_of(split), tmp_dir)
         # The two halves, alternately.
-        both = self.read(self._files_of(validation))
+        both = self.read(self._files_of(validation), tmp_dir)
         if len(both) < 2:
             raise ValueError(self._too_few(len(both), (validation, test), self.test_options))
         return Chosen(both, np.arange([validation, test].index(split), len(both), 2))
@@ -95,10 +100,10 @@ class FileProblem(Problem):
         """Returns the numbers of the samples that a split gets by lot: int64 [any]."""
         if count < len(self.splits):
             raise ValueError(self._too_few(count, self.splits, self.validation_options))
-        order = permute(np.arange(count), count, "splits")
         sizes = [max(1, round(share * count)) for share in _HELD_OUT.values()]
-        parts = np.split(order, np.cumsum(sizes))
-        return dict(zip((*self.splits[1:], self.splits[0]), parts, strict=True))[split]
+        edges = [0, *np.cumsum(sizes).tolist(), count]
+        number = [*self.splits[1:], self.splits[0]].index(split)
+        return permute(np.arange(edges[number], edges[number + 1]), count, "splits")
 
     def _too_few(self, count: int, splits: Sequence[str], options: Sequence[str]) -> str:
         advice = [f"{' and '.join(options)} besides"]
@@ -247,12 +252,12 @@ class LanguagemodelTextfiles(FileProblem, LanguageModelProblem):
         options.add("documents", "files", help="files or lines: what a document is")
         return options
 
-    def read(self, files: Sequence[Sequence[Path]]) -> Samples:
+    def read(self, files: Sequence[Sequence[Path]], scratch: Path) -> Samples:
         """Opens the documents."""
-        kinds: dict[str, type[Files] | type[Lines]] = {"files": Files, "lines": Lines}
-        if self.options.documents not in kinds:
+        if self.options.documents not in ("files", "lines"):
             raise ValueError(f"documents={self.options.documents}: it is one of files, lines")
-        documents = kinds[self.options.documents](files[0])
+        is_lines = self.options.documents == "lines"
+        documents = Lines(files[0], scratch) if is_lines else Files(files[0])
         return Made(len(documents), lambda number: {"text": documents[number]})
 
     def more_samples(self) -> str:
@@ -283,9 +288,9 @@ class TranslateTsv(FileProblem, Text2TextProblem):
         *test_options,
     )
 
-    def read(self, files: Sequence[Sequence[Path]]) -> Samples:
+    def read(self, files: Sequence[Sequence[Path]], scratch: Path) -> Samples:
         """Opens the pairs."""
-        lines = Lines(files[0])
+        lines = Lines(files[0], scratch)
 
         def sample(number: int) -> Sample:
             columns = lines[number].split("\t")
@@ -322,7 +327,7 @@ class TranslateTextfiles(FileProblem, Text2TextProblem):
         *test_options,
     )
 
-    def read(self, files: Sequence[Sequence[Path]]) -> Samples:
+    def read(self, files: Sequence[Sequence[Path]], scratch: Path) -> Samples:
         """Opens the pairs."""
         if len(files[0]) != len(files[1]):
             raise ValueError(
@@ -330,13 +335,13 @@ class TranslateTextfiles(FileProblem, Text2TextProblem):
                 "many of both"
             )
         for pair in zip(*files, strict=True):
-            counts = [len(Lines([path])) for path in pair]
+            counts = [len(Lines([path], scratch)) for path in pair]
             if counts[0] != counts[1]:
                 raise ValueError(
                     f"{pair[0]} has {counts[0]} lines and {pair[1]} has {counts[1]}: line n of one "
                     "must belong to line n of the other"
                 )
-        inputs, targets = Lines(files[0]), Lines(files[1])
+        inputs, targets = (Lines(paths, scratch) for paths in files)
         return Made(
             len(inputs),
             lambda number: {"inputs": inputs[number], "targets": targets[number]},

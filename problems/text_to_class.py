@@ -13,14 +13,14 @@ from t2tp.problems.fields import (
     Field,
     FieldSource,
     NumberField,
-    RowPlan,
     WeightField,
     token_fields,
     token_specs,
 )
 from t2tp.problems.generation import Sample, Stored
 from t2tp.problems.problem import AnyPath, check_positive
-from t2tp.problems.rows import one_a_row, truncated
+from t2tp.problems.row_plan import RowPlan
+from t2tp.problems.rows import Texts, one_a_row, truncated
 from t2tp.problems.samples import text_of
 from t2tp.problems.shards import token_dtype
 from t2tp.problems.stream import FeatureSpec
@@ -83,15 +83,19 @@ class Text2ClassProblem(TextProblem):
     def examples(self, data_dir: AnyPath, split: str, length: int) -> FieldSource:
         """Returns all texts of a split, to be evaluated; those that are too long are truncated."""
         stored = self.stored(data_dir, split)
-        plan = truncated(stored["inputs"], length, f"{split} of {self.name}")
+        plan = truncated(self._texts(data_dir, split, stored), length)
         return self._source(stored, plan, length)
 
     def train_examples(self, data_dir: AnyPath, length: int) -> FieldSource:
         """Returns the texts that are trained on, without those that are too long."""
         split = self.splits[0]
         stored = self.stored(data_dir, split)
-        plan = one_a_row([stored["inputs"]], length, f"{split} of {self.name}")
+        plan = one_a_row(self._texts(data_dir, split, stored), length)
         return self._source(stored, plan, length)
+
+    def _texts(self, data_dir: AnyPath, split: str, stored: Mapping[str, Column]) -> Texts:
+        columns, directory = {"inputs": stored["inputs"]}, self.index_directory(data_dir)
+        return Texts(columns, split, f"{split} of {self.name}", directory)
 
     def _source(self, stored: Mapping[str, Column], plan: RowPlan, length: int) -> FieldSource:
         fields: dict[str, Field] = {
@@ -99,7 +103,7 @@ class Text2ClassProblem(TextProblem):
             "targets": NumberField(stored["targets"], plan),
             "weights": WeightField(),
         }
-        return FieldSource(len(plan.first), fields)
+        return FieldSource(len(plan), fields)
 
 
 def check_label(label: int, class_names: tuple[str, ...]) -> int:

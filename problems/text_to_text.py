@@ -13,12 +13,13 @@ import numpy as np
 
 from t2tp.hparam import HParams
 from t2tp.nearest import nearest
-from t2tp.problems.buckets import BucketedStream, bucketed
+from t2tp.problems.buckets import BucketedStream
 from t2tp.problems.columns import Column
-from t2tp.problems.fields import Field, FieldSource, RowPlan, token_fields, token_specs
+from t2tp.problems.fields import Field, FieldSource, token_fields, token_specs
 from t2tp.problems.generation import Sample, SkippedSampleError, Stored
 from t2tp.problems.problem import AnyPath, Problem, check_positive
-from t2tp.problems.rows import fitting, longest, one_a_row, packed
+from t2tp.problems.row_plan import RowPlan
+from t2tp.problems.rows import Texts, bucketed, one_a_row, packed
 from t2tp.problems.samples import text_of
 from t2tp.problems.shards import token_dtype
 from t2tp.problems.stream import ExampleSource, FeatureSpec, Stream
@@ -72,9 +73,8 @@ class PairProblem(Problem):
 
     def examples(self, data_dir: AnyPath, split: str, length: int) -> FieldSource:
         """Returns the pairs of a split, one a row; see `Problem.examples`."""
-        pair = self._pair(data_dir, split)
-        plan = one_a_row(list(pair.values()), length, f"{split} of {self.name}")
-        return _source(pair, plan, length)
+        texts = self._texts(data_dir, split)
+        return _source(texts.columns, one_a_row(texts, length), length)
 
     def train_examples(self, data_dir: AnyPath, length: int) -> FieldSource:
         """Returns the rows that are trained on, padded or packed.
@@ -94,30 +94,29 @@ class PairProblem(Problem):
             )
         if arrangement == "padded":
             return self.examples(data_dir, split, length)
-        pair = self._pair(data_dir, split)
-        plan = packed(list(pair.values()), length, f"{split} of {self.name}")
-        return _source(pair, plan, length)
+        texts = self._texts(data_dir, split)
+        return _source(texts.columns, packed(texts, length, self.data_order), length)
 
     def train_stream(self, data_dir: AnyPath, batch_size: int, length: int, seed: int) -> Stream:
         """Returns the batches that are trained on, arranged as the option says."""
         if self.options.arrangement != "bucketed":
             return super().train_stream(data_dir, batch_size, length, seed)
-        pair = self._pair(data_dir, self.splits[0])
-        columns = list(pair.values())
-        fits = fitting(columns, length, f"{self.splits[0]} of {self.name}")
-        buckets: list[tuple[ExampleSource, int]] = []
-        for size, first in bucketed(np.where(fits, longest(columns), length + 1), length):
-            source = _source(pair, RowPlan(first, first + 1), size)
-            buckets.append((source, batch_size * (length // size)))
+        texts = self._texts(data_dir, self.splits[0])
+        buckets: list[tuple[ExampleSource, int]] = [
+            (_source(texts.columns, plan, size), batch_size * (length // size))
+            for size, plan in bucketed(texts, length)
+        ]
         return BucketedStream(buckets, seed)
 
-    def _pair(self, data_dir: AnyPath, split: str) -> dict[str, Column]:
-        """The columns that are inputs and targets."""
+    def _texts(self, data_dir: AnyPath, split: str) -> Texts:
+        """The texts that are inputs and targets."""
         stored = self.stored(data_dir, split)
         inputs, targets = stored["inputs"], stored["targets"]
         if self.is_reversed:
             inputs, targets = targets, inputs
-        return {"inputs": inputs, "targets": inputs if self.is_copy else targets}
+        pair = {"inputs": inputs, "targets": inputs if self.is_copy else targets}
+        what, directory = f"{split} of {self.name}", self.index_directory(data_dir)
+        return Texts(pair, split, what, directory)
 
 
 class Text2TextProblem(TextProblem, PairProblem):
@@ -167,4 +166,4 @@ def _source(pair: Mapping[str, Column], plan: RowPlan, length: int) -> FieldSour
     fields: dict[str, Field] = {}
     for name, column in pair.items():
         fields |= token_fields(name, column, plan, length)
-    return FieldSource(len(plan.first), fields)
+    return FieldSource(len(plan), fields)

@@ -8,7 +8,7 @@ everywhere, and so are 3 to 258, the single bytes: any text can be spelt in them
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -46,6 +46,13 @@ class Vocabulary(abc.ABC):
         Raises:
             UnicodeEncodeError: the text has a lone surrogate, which is not in UTF-8.
         """
+
+    def encode_parts(self, text: str) -> Iterator[list[int]]:
+        """Gives the token ids of a text part by part: together those of `encode`.
+
+        Those of a long text need much more memory than the text.
+        """
+        yield self.encode(text)
 
     @abc.abstractmethod
     def encode_in_graph(self, texts: tf.Tensor) -> tf.RaggedTensor:

@@ -75,6 +75,22 @@ def test_finished_shards_are_not_made_again(tmp_path, monkeypatch, undisturbed, 
         assert (now.st_ino, now.st_mtime_ns) == (state.st_ino, state.st_mtime_ns)
 
 
+class Endless:
+    """More samples than could be put in an order."""
+
+    def __len__(self):
+        return 10**15
+
+    def __getitem__(self, number):
+        return {"number": number}
+
+
+def test_the_first_samples_do_not_wait_for_the_order_of_all():
+    samples = iter(generation.ShuffledSamples(Endless()))
+    numbers = {next(samples)["number"] for _ in range(10_000)}
+    assert len(numbers) == 10_000 and max(numbers) > 10**14
+
+
 @registry.register_problem
 class DeadlyDigits(FewDigits):
     """The system kills a worker that has encoded many."""

@@ -109,7 +109,7 @@ def files_in(folder):
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in folder.rglob("*")
-        if path.is_file()
+        if path.is_file() and ".index" not in path.parts  # which streams make
     }
 
 

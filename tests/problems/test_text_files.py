@@ -212,10 +212,24 @@ def test_lines_of_several_files_are_numbered_through(tmp_path, monkeypatch):
     contents = [b"one\ntwo\r\n\nlast", b"", b"x\n"]
     for name, each in zip("abc", contents, strict=True):
         (tmp_path / name).write_bytes(each)
-    lines = Lines([tmp_path / name for name in "abc"])
+    lines = Lines([tmp_path / name for name in "abc"], tmp_path)
     assert [lines[number] for number in range(len(lines))] == ["one", "two", "", "last", "x"]
     assert lines.place(3) == f"{tmp_path}/a, line 4"
     assert lines.place(4) == f"{tmp_path}/c, line 1"
+
+
+def test_line_ends_are_looked_for_once_and_again_in_a_file_that_changed(tmp_path, monkeypatch):
+    """By all splits and all processes: what one has found is in the scratch directory."""
+    problem = pairs(tmp_path, GOOD)
+    problem.prepare(tmp_path / "data", tmp_path / "tmp")
+    with monkeypatch.context() as changed:
+        changed.setattr("t2tp.problems.lines._find_line_ends", None)
+        for split in problem.splits:
+            assert len(problem.samples(split, tmp_path, tmp_path / "tmp"))
+    before = sum(len(problem.samples(s, tmp_path, tmp_path / "tmp")) for s in problem.splits)
+    (tmp_path / "pairs.tsv").write_bytes(GOOD + b"a\tb\n")
+    after = sum(len(problem.samples(s, tmp_path, tmp_path / "tmp")) for s in problem.splits)
+    assert after == before + 1
 
 
 def test_an_interrupted_run_does_not_mix_old_lines_with_new(tmp_path):
@@ -239,7 +253,7 @@ def test_a_byte_order_mark_is_no_text(tmp_path):
     (tmp_path / "a").write_bytes(b"\xef\xbb\xbfone\n\xef\xbb\xbftwo\n")
     (tmp_path / "b").write_bytes(b"\xef\xbb\xbfone\n\xff\n")
     assert Files([tmp_path / "a"])[0] == "one\n\ufefftwo\n"
-    lines = Lines([tmp_path / "a"])
+    lines = Lines([tmp_path / "a"], tmp_path)
     assert [lines[0], lines[1]] == ["one", "\ufefftwo"]
     with pytest.raises(ValueError, match="b, line 2: not UTF-8 .*byte 0xff"):
         Files([tmp_path / "b"])[0]

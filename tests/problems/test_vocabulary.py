@@ -109,6 +109,21 @@ def test_normalization_is_said_and_done():
         train_subwords(wide, 280, "wordpiece")
 
 
+@pytest.mark.parametrize("maker", [*MAKERS, "nmt_nfkc"])
+def test_a_long_text_is_encoded_in_parts_as_at_once(maker, monkeypatch):
+    makers = {**MAKERS, "nmt_nfkc": lambda: train_subwords(TEXTS, 330, normalization="nmt_nfkc")}
+    vocabulary = makers[maker]()
+    text = "".join([*TEXTS, *(each.decode(errors="ignore") for each in AWKWARD.values())])
+    text += "  a b\u0301 c \u0301d \u3000e" + "x " * 50 + " y" * 50 + "  z  " * 50
+    whole = vocabulary.encode(text)
+    for module in ("characters", "subwords"):
+        monkeypatch.setattr(f"t2tp.problems.{module}._PART_CHARACTERS", 3)
+    parts = [*vocabulary.encode_parts(text)]
+    assert len(parts) > 80
+    assert [token for part in parts for token in part] == whole == vocabulary.encode(text)
+    assert vocabulary.encode("") == []
+
+
 def test_code_has_pieces_of_its_own(vocabulary):
     # Indentation and line ends are most of code: they must not be spelt character by character.
     for text in ["        ", "\n    ", "):\n"]:
