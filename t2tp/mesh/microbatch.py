@@ -133,8 +133,10 @@ def _add_reshaped(
     # How far rows are from one another in the row-major order, which reshapes keep.
     stride = _strides(old)[old.index(dim)] * per_row
     strides = dict(zip(new, _strides(new), strict=True))
-    first = stride / min(per_row, 1)  # The stride of one index, which may stand for several rows.
-    last = stride * min(rows, dim.size / per_row)
+    first = stride / min(
+        per_row, Fraction(1)
+    )  # The stride of one index, which may stand for several rows.
+    last = stride * min(Fraction(rows), dim.size / per_row)
     fresh = [d for d in new if d not in old]
     others = fresh if first == last else new
     ways = (

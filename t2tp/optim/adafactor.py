@@ -30,7 +30,8 @@ class AdafactorSettings:
     Attributes:
       beta1: of an average over updates; 0: none.
       factored: whether second moments are kept as row and column means where that pays.
-      memory_exponent: a second moment is averaged over about `step ** memory_exponent` steps.
+      memory_exponent: a second moment is averaged over about `n ** memory_exponent` updates
+        after n of them.
       clipping_threshold: largest root mean square of a variable's update, before the learning rate;
         0: any.
       multiply_by_parameter_scale: whether updates are in proportion to the root mean square of the
@@ -137,15 +138,10 @@ class Adafactor(Optimizer):
         )
 
     def _decay_rate(self, mesh: Mesh) -> mtf.Tensor:
-        """What is left of a second moment after a step, a float32 scalar; nothing at first."""
+        """What is left of a second moment after an update, a float32 scalar; nothing at first."""
         exponent = self._settings.memory_exponent
-        return mtf.slicewise(
-            lambda step: 1.0 - (tf.cast(step, tf.float32) + 1.0) ** -exponent,
-            [mesh.step],
-            output_dtype=tf.float32,
-            splittable_dims=[],
-            grad_function=0,
-            name="adafactor_decay_rate",
+        return self.of_update_number(
+            mesh, lambda number: 1.0 - number**-exponent, "adafactor_decay_rate"
         )
 
 

@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from t2tp import mtf, registry
 from t2tp.hparam import HParams
-from t2tp.mesh.program import Mesh
 from t2tp.optim.update import Optimizer, UpdateOperation, shrink, slot, take
 from t2tp.optim.weight_decay import WeightDecay
 
@@ -41,7 +40,7 @@ class Adam(Optimizer):
         """Updates the variables; returns the operations that do."""
         if not variables:
             return []
-        powers = [beta_power(variables[0].mesh, beta) for beta in (self._beta1, self._beta2)]
+        powers = self.beta_powers(variables[0].mesh, self._beta1, self._beta2)
         return [
             UpdateOperation(
                 "adam",
@@ -84,18 +83,6 @@ class Adam(Optimizer):
         v.assign(self._beta2 * v + (1.0 - self._beta2) * tf.square(grad), read_value=False)
         rate *= tf.sqrt(1.0 - power2) / (1.0 - power1)
         take(var, rate * m / (tf.sqrt(v) + self._epsilon))
-
-
-def beta_power(mesh: Mesh, beta: float) -> mtf.Tensor:
-    """`beta` to the power of the number of updates, this one included: a float32 scalar."""
-    return mtf.slicewise(
-        lambda step: beta ** (tf.cast(step, tf.float32) + 1.0),
-        [mesh.step],
-        output_dtype=tf.float32,
-        splittable_dims=[],
-        grad_function=0,
-        name="beta_power",
-    )
 
 
 @registry.register_optimizer

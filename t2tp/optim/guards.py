@@ -28,8 +28,35 @@ def finite(tensors: Sequence[mtf.Tensor]) -> mtf.Tensor:
     )
 
 
+SKIPPED_STEPS = "step_guard/skipped_steps"
+
+
+class SkippedSteps:
+    """Counts the steps that are not made, in the variable `step_guard/skipped_steps`.
+
+    A checkpoint of a run in which none could be skipped lacks the variable: it then begins at 0.
+
+    Attributes:
+      total: how many there were, this one included: a float32 scalar.
+      update_number: which update this one is, from 1, if it is made: a float32 scalar.
+    """
+
+    def __init__(self, mesh: Mesh, is_good: mtf.Tensor) -> None:
+        """Adds the count to the graph.
+
+        Args:
+          mesh: the program's mesh.
+          is_good: whether the step is made, a boolean scalar.
+        """
+        before = _remembered(mesh, SKIPPED_STEPS)
+        # Read here: what comes after the assignment reads what it assigns.
+        self.update_number = mtf.cast(mesh.step, tf.float32) + 1.0 - before
+        self.total = before + mtf.cast(mtf.logical_not(is_good), tf.float32)
+        mtf.assign(before, self.total)
+
+
 class StepGuard:
-    """Says whether a step is to be made, and counts those that are not.
+    """Says whether a step is to be made.
 
     With `skip_nonfinite_steps` a step is not made if its loss or the norm of its gradients is
     infinite or no number. With `skip_step_sigma` above 0 it is not made if one of the two is more
@@ -41,7 +68,6 @@ class StepGuard:
 
     Attributes:
       is_good: whether to make the step, a boolean scalar.
-      skipped_steps: how many steps were not made, this one included: a float32 scalar.
     """
 
     def __init__(
@@ -63,9 +89,6 @@ class StepGuard:
         if hparams.skip_step_sigma:
             calm = self._calm(mesh, mtf.cast(loss, tf.float32), norm, is_finite, hparams)
             self.is_good = calm if self.is_good is None else mtf.logical_and(self.is_good, calm)
-        skipped = _remembered(mesh, "skipped_steps")
-        self.skipped_steps = skipped + mtf.cast(mtf.logical_not(self.is_good), tf.float32)
-        mtf.assign(skipped, self.skipped_steps)
 
     @staticmethod
     def asked_for(hparams: HParams) -> bool:
@@ -80,10 +103,12 @@ class StepGuard:
         window, sigma = hparams.skip_step_window, hparams.skip_step_sigma
         if window < 2:
             raise ValueError(f"skip_step_window is {window}, and must be at least 2")
-        count = _remembered(mesh, "count")
+        count = _remembered(mesh, "step_guard/count")
         calm = None
         for name, value in (("losses", loss), ("gradient_norms", norm)):
-            last = _remembered(mesh, name, [mtf.Dimension("step_guard_window", window)])
+            last = _remembered(
+                mesh, f"step_guard/{name}", [mtf.Dimension("step_guard_window", window)]
+            )
 
             def is_usual(value: tf.Tensor, last: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
                 known = tf.cast(tf.range(window, dtype=tf.float32) < count, tf.float32)
@@ -119,7 +144,7 @@ class StepGuard:
 def _remembered(mesh: Mesh, name: str, dims: Sequence[mtf.Dimension] = ()) -> mtf.Tensor:
     return mtf.get_variable(
         mesh,
-        f"step_guard/{name}",
+        name,
         mtf.Shape(list(dims)),
         initializer=tf1.zeros_initializer(),
         trainable=False,

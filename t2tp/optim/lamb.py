@@ -10,7 +10,6 @@ import tensorflow as tf
 from t2tp import mtf, registry
 from t2tp.hparam import HParams
 from t2tp.mesh.lowering import Lowering
-from t2tp.optim.adam import beta_power
 from t2tp.optim.update import Optimizer, UpdateOperation, mesh_axes, slot, take, variable_slice
 from t2tp.optim.weight_decay import WeightDecay
 
@@ -47,7 +46,7 @@ class Lamb(Optimizer):
         """Updates the variables; returns the operations that do."""
         if not variables:
             return []
-        powers = [beta_power(variables[0].mesh, beta) for beta in (self._beta1, self._beta2)]
+        powers = self.beta_powers(variables[0].mesh, self._beta1, self._beta2)
         directions = []
         for grad, var, decay in zip(
             grads, variables, self._weight_decay.of_each(variables), strict=True

@@ -14,7 +14,7 @@ from t2tp.mesh.program import Mesh
 from t2tp.optim.accumulation import LossFn, accumulate, gradients_by_variables
 from t2tp.optim.averages import average_weights
 from t2tp.optim.clipping import clip
-from t2tp.optim.guards import StepGuard, finite
+from t2tp.optim.guards import SkippedSteps, StepGuard, finite
 from t2tp.optim.loss_scale import LossScale
 from t2tp.optim.norms import Movement
 from t2tp.optim.schedules import learning_rate
@@ -118,8 +118,7 @@ def _apply(
     }
     is_good = None
     if StepGuard.asked_for(hparams):
-        guard = StepGuard(loss, norm, is_finite, hparams)
-        is_good, scalars["skipped_steps"] = guard.is_good, guard.skipped_steps
+        is_good = StepGuard(loss, norm, is_finite, hparams).is_good
     if loss_scale is not None:
         fits = finite([norm])
         is_good = fits if is_good is None else mtf.logical_and(is_good, fits)
@@ -127,6 +126,10 @@ def _apply(
         scalars["loss_scale"] = loss_scale.value
     movement = Movement(variables) if hparams.show_movement else None
     optimizer = registry.optimizer(hparams.optimizer)(rate, hparams)
+    if is_good is not None:
+        skipped = SkippedSteps(mesh, is_good)
+        scalars["skipped_steps"] = skipped.total
+        optimizer.update_number = skipped.update_number
     updates = list(optimizer.apply_grads(grads, variables))
     if hparams.ema_decay:
         updates += average_weights(variables, hparams.ema_decay)

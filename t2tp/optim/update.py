@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import tensorflow as tf
@@ -9,6 +10,7 @@ import tensorflow.compat.v1 as tf1
 
 from t2tp import mtf
 from t2tp.mesh.lowering import Lowering
+from t2tp.mesh.program import Mesh
 from t2tp.optim.weight_decay import WeightDecay
 
 
@@ -16,7 +18,13 @@ class Optimizer(mtf.optimize.Optimizer):
     """What our optimizers have in common; subclasses define `apply_grads`.
 
     Each makes one `UpdateOperation` a variable. Slots are float32 and laid out like the variable.
+
+    Attributes:
+      update_number: which update of the variables this one is, from 1: a float32 scalar. None: that
+        of the step, because none is skipped.
     """
+
+    update_number: mtf.Tensor | None = None
 
     def __init__(self, learning_rate: mtf.Tensor, weight_decay: WeightDecay | None) -> None:
         """Takes a float32 scalar, and by default no decay."""
@@ -26,6 +34,30 @@ class Optimizer(mtf.optimize.Optimizer):
     def apply_grad(self, grad: mtf.Tensor, var: mtf.Variable) -> list[mtf.Operation]:
         """Updates one variable and its slots; returns the operations that do."""
         return self.apply_grads([grad], [var])
+
+    def of_update_number(
+        self, mesh: Mesh, fn: Callable[[tf.Tensor], tf.Tensor], name: str
+    ) -> mtf.Tensor:
+        """A function of the number of the update (from 1, a float32 scalar), such as a bias
+        correction: what the slots are averages of are updates, not steps."""
+        number = self.update_number
+        if number is None:
+            number = mtf.cast(mesh.step, tf.float32) + 1.0
+        return mtf.slicewise(
+            fn,
+            [number],
+            output_dtype=tf.float32,
+            splittable_dims=[],
+            grad_function=0,
+            name=name,
+        )
+
+    def beta_powers(self, mesh: Mesh, *betas: float) -> list[mtf.Tensor]:
+        """Each beta to the power of the number of updates, this one included: float32 scalars."""
+        return [
+            self.of_update_number(mesh, functools.partial(tf.pow, beta), "beta_power")
+            for beta in betas
+        ]
 
 
 class UpdateOperation(mtf.Assign):

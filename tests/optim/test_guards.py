@@ -165,3 +165,37 @@ def test_the_first_bad_tensor_is_named(bad, first, mesh_shape):
     assert first_nonfinite(counts) == first
     if bad == "x":
         assert counts["activation x"] == 2
+
+
+@pytest.mark.parametrize("mesh_shape", MESHES)
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adafactor", "lamb", "lion"])
+def test_skipped_steps_are_no_updates(optimizer, mesh_shape):
+    """Wherever steps are skipped, the others make the updates that they make without them."""
+    gradients = [1.0, -0.5, 2.0, 0.25]
+    plain = make_program(mesh_shape, optimizer, ema_decay=0.5, weight_decay=0.1)
+    skipping = make_program(
+        mesh_shape, optimizer, skip_nonfinite_steps=True, ema_decay=0.5, weight_decay=0.1
+    )
+    run(plain, gradients)
+    run(skipping, [np.nan] * 3 + gradients[:1] + [np.inf] + gradients[1:] + [np.nan])
+    after = variables_of(skipping)
+    assert after.pop("step_guard/skipped_steps") == 5
+    wanted = variables_of(plain)
+    assert set(after) == set(wanted)
+    for name, value in wanted.items():
+        np.testing.assert_array_equal(after[name], value, err_msg=name)
+
+
+@pytest.mark.parametrize("guards", [{}, {"skip_step_sigma": 6.0, "skip_step_window": 8}])
+def test_overflows_of_float16_are_no_updates(guards):
+    """Whatever else is guarded against."""
+    gradients = [1.0, -0.5, 2.0]
+    half = {"activation_dtype": "float16", "optimizer": "adam", **guards}
+    plain, skipping = make_program(**half), make_program(**half)
+    run(plain, gradients)
+    shown = run(skipping, [np.inf, *gradients[:2], np.nan, gradients[2]])
+    assert [s["skipped_steps"] for s in shown] == [1, 1, 1, 2, 2]
+    for name in ("w", "w/adam_m", "w/adam_v"):
+        np.testing.assert_allclose(
+            variables_of(skipping)[name], variables_of(plain)[name], rtol=1e-6, err_msg=name
+        )

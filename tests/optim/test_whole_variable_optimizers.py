@@ -35,6 +35,17 @@ def lamb(name, step, value, grad, state):
     return value - RATE * ratio * direction
 
 
+def adam(name, step, value, grad, state):
+    """The end of section 2 of arXiv:1412.6980, with an epsilon that makes a difference."""
+    beta1, beta2, epsilon = 0.9, 0.98, 0.1
+    m = state["m"] = beta1 * state.get("m", 0.0) + (1 - beta1) * grad
+    v = state["v"] = beta2 * state.get("v", 0.0) + (1 - beta2) * grad**2
+    mean = m / (1 - beta1 ** (step + 1))
+    # What algorithm 1, torch and optax add to the root is epsilon itself.
+    added = epsilon / np.sqrt(1 - beta2 ** (step + 1))
+    return value - RATE * mean / (np.sqrt(v / (1 - beta2 ** (step + 1))) + added)
+
+
 # Of each variable, the axes along which row and column means are taken, if it is factored.
 FACTORED = {"matrix": (0, 1), "cube": (0, 2)}
 
@@ -63,6 +74,7 @@ def adafactor(
 
 
 CASES = {
+    "adam": (adam, {"optimizer": "adam", "optimizer_adam_epsilon": 0.1}),
     "lamb": (
         lamb,
         {"optimizer": "lamb", "weight_decay": 0.1, "optimizer_adam_epsilon": 1e-6},

@@ -19,6 +19,7 @@ from t2tp.checkpoint import Checkpoint, Retention, UnusableCheckpointError, all_
 from t2tp.mesh.cluster import Cluster, connect
 from t2tp.mesh.layout import Layout
 from t2tp.mesh.variables import Variables, VariableSpec
+from t2tp.optim.guards import SKIPPED_STEPS
 from t2tp.trainer import checkpointing
 from t2tp.trainer.checkpoint_hook import EverySeconds
 from t2tp.trainer.checkpointing import CheckpointMismatchError
@@ -119,6 +120,22 @@ def test_numbers_of_another_kind_are_refused(tmp_path):
         CheckpointMismatchError, match="w is float32 in the .* int32 in the program"
     ):
         checkpointing.check_fit(saved, whole_numbers, whole=True)
+
+
+def test_a_count_of_skipped_steps_that_was_not_kept_begins_at_0(tmp_path):
+    """Checkpoints of runs in float16 did not have it."""
+    with RunSaver(tmp_path, variables(tf.float32), Retention(1), {}) as saver:
+        saver.save(1)
+    now = variables(tf.float32)
+    ones = tf1.ones_initializer()
+    count = now.create(VariableSpec(SKIPPED_STEPS, mtf.Shape([]), tf.float32, ones, False))
+    saved = Checkpoint(checkpoint.step_folder(tmp_path, 1))
+    checkpointing.check_fit(saved, now, whole=True)
+    checkpointing.restore(saved, now)
+    assert count.numpy() == 0
+    now.create(VariableSpec("step_guard/count", mtf.Shape([]), tf.float32, ones, False))
+    with pytest.raises(CheckpointMismatchError, match="step_guard/count is not in the checkpoint"):
+        checkpointing.check_fit(saved, now, whole=True)
 
 
 # Beside the training.
