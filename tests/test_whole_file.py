@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import signal
 from pathlib import Path
 
 import pytest
 
 from t2tp.whole_file import is_unfinished, remove_unfinished, write_text
-
-
-def _killed_while_writing(path: Path) -> None:
-    """Writes, and is killed when all is written but the name."""
-    os.fsync = lambda descriptor: os.kill(os.getpid(), signal.SIGKILL)
-    write_text(path, "new")
+from tests.killed import killed_before_renaming
 
 
 @pytest.fixture
 def killed(tmp_path: Path) -> Path:
     """A directory in which a process was killed while it replaced a file."""
     write_text(tmp_path / "state.json", "old")
-    process = multiprocessing.get_context("fork").Process(
-        target=_killed_while_writing, args=(tmp_path / "state.json",)
-    )
-    process.start()
-    process.join()
-    assert process.exitcode == -signal.SIGKILL
+    killed_before_renaming(lambda: write_text(tmp_path / "state.json", "new"))
     return tmp_path
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from t2tp.trainer.checkpointing import (
     slices_as_saved,
     trainable_names,
 )
+from t2tp.whole_file import write_bytes
 
 AVERAGED = "averaged"  # In the metadata: the steps of the checkpoints.
 
@@ -72,7 +72,7 @@ def average(checkpoints: Sequence[Checkpoint], output_dir: str) -> Path:
     for name in (run_files.HPARAMS_FILE, run_files.FLAGS_FILE):
         source, target = newest.path.parent.parent / name, Path(output_dir) / name
         if source.is_file() and not target.exists():
-            shutil.copyfile(source, target)
+            write_bytes(target, source.read_bytes())
     return folder
 
 

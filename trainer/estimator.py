@@ -25,7 +25,7 @@ from t2tp.mesh.variables import Variables
 from t2tp.trainer import restoring
 from t2tp.trainer.bad_step import Rerun, TrainingDivergedError, begin_anew, counting_step
 from t2tp.trainer.config_checks import check_precision, check_skips
-from t2tp.trainer.errors import UsageError
+from t2tp.trainer.errors import UsageError, as_usage_error
 from t2tp.trainer.guards import NonfiniteStepError
 from t2tp.trainer.heartbeat import Heartbeat
 from t2tp.trainer.hooks import Hook, Training
@@ -50,6 +50,7 @@ from t2tp.trainer.saved_model import Signatures, of_features, write_saved_model
 from t2tp.trainer.steps import add_up, train_on
 from t2tp.trainer.together import connect_as
 from t2tp.trainer.watching import watching_hooks
+from t2tp.whole_file import remove_unfinished
 
 
 class Estimator:
@@ -195,6 +196,7 @@ class Estimator:
             return
         program.trace()
         with self.lock():
+            self._remove_unfinished()
             self._checkpoints.check_untouched(self.connect(), self.steps_done)
             self._checkpoints.check_writable()
             self.log.resume(os.path.abspath(self.config.output_dir), self.steps_done)
@@ -423,6 +425,12 @@ class Estimator:
         if loss is None:
             raise ValueError("The model function returned no loss in the mode LOSS.")
         return loss
+
+    def _remove_unfinished(self) -> None:
+        """Deletes what a killed trainer has left of a file, now that no other one trains."""
+        if self.connect().leads:
+            with as_usage_error(OSError):
+                remove_unfinished(self.config.output_dir)
 
     def _count_steps(self, steps_done: int) -> None:
         self.steps_done = steps_done

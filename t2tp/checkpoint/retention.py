@@ -10,6 +10,10 @@ from t2tp.checkpoint import files
 from t2tp.checkpoint.marker import Marker
 from t2tp.checkpoint.metrics import Goal
 from t2tp.checkpoint.reading import all_steps
+from t2tp.whole_file import remove_unfinished
+
+# In less time, whoever evaluates has written metrics into a checkpoint's folder, or was killed.
+_EVALUATORS_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,9 @@ def keep(directory: str | PathLike[str], retention: Retention) -> None:
             files.remove(path)
     for path in files.discarded_folders(directory):
         files.remove(path)
+    remove_unfinished(directory)
+    for step in stay:
+        remove_unfinished(folders[step], _EVALUATORS_SECONDS)
 
 
 def _every(seconds: float, folders: dict[int, Path]) -> set[int]:

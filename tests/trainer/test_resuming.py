@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing import plugin_event_accumulator
 
+from t2tp.checkpoint import record_metrics
+from t2tp.hparam import HParams
+from t2tp.trainer import run_files
+from t2tp.trainer.heartbeat import Heartbeat
 from t2tp.trainer.json_log import JsonLog
+from t2tp.whole_file import is_unfinished, write_text
+from tests.killed import killed_before_renaming
 from tests.trainer import toy
 from tests.trainer.test_estimator import Crash, estimator
 from tests.trainer.test_experiment import experiment
@@ -57,6 +64,27 @@ def test_evaluations_that_come_again_are_shown_once(tmp_path, data_dir):
     assert shown_steps(tmp_path / "eval", "loss") == [1]
     experiment(tmp_path, data_dir, **settings).train_and_evaluate()
     assert shown_steps(tmp_path / "eval", "loss") == [1, 2, 3]
+
+
+def test_what_a_killed_writer_has_left_is_gone_after_the_next_training(tmp_path):
+    estimator(tmp_path).train(toy.inputs(), 4)
+    clean = {path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()}
+    saved = tmp_path / "checkpoints/step-00000004"
+    for write in (
+        lambda: run_files.write(str(tmp_path), HParams(), {}),
+        lambda: Heartbeat(str(tmp_path)).beat(4, "training"),
+        lambda: record_metrics(saved, {"loss": 1.0}),
+        lambda: write_text(tmp_path / "checkpoints/writable", ""),
+    ):
+        killed_before_renaming(write)
+    left = [path for path in tmp_path.rglob("*") if is_unfinished(path)]
+    assert len(left) == 4
+    for path in left:  # An evaluator's may be one that it still writes.
+        if path.parent == saved:
+            os.utime(path, (0, 0))
+    estimator(tmp_path).train(toy.inputs(), 8)
+    assert not [path for path in tmp_path.rglob("*") if is_unfinished(path)]
+    assert clean <= {path.relative_to(tmp_path) for path in tmp_path.rglob("*")}
 
 
 OTHERS = [
