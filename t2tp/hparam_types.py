@@ -94,6 +94,8 @@ class ValueType:
             text = _unquote(name, text)
         elif "=" in text:
             hint = "is a comma missing? Text with an '=' must be quoted"
+            if name in ("layout", "mesh_shape"):
+                hint = f"its pairs have a ':', as in {name}={text.replace('=', ':')}"
             raise _unreadable(name, self, whole, hint)
         elif whole.startswith("[") and (not text or text[0] == "["):
             raise _unreadable(name, self, whole, "a list's elements are neither empty nor lists")

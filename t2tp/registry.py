@@ -150,21 +150,29 @@ class Registry:
         """Returns the registered names, sorted."""
         return sorted(self._entries)
 
-    def help_text(self) -> str:
-        """Lists the names by their first word, each with the first line of its docstring."""
+    def help_text(self, note: Callable[[str], str] = lambda name: "") -> str:
+        """Lists the names by their first word, each with the first paragraph of its docstring.
+
+        Args:
+            note: name -> what to write after it, in parentheses; nothing where it is empty.
+        """
         heading = f"{self.kind[0].upper()}{self.kind[1:]}s:"
         if not self._entries:
             return f"{heading}\n  none registered"
         lines = [heading]
         for prefix, names in itertools.groupby(self.names(), key=lambda name: name.split("_")[0]):
             lines.append(f"  {prefix}:")
-            lines.extend(f"    * {name}{self._summary(name)}" for name in names)
+            for name in names:
+                noted = f" ({note(name)})" if note(name) else ""
+                lines.append(f"    * {name}{noted}{self._summary(name)}")
         return "\n".join(lines)
 
     def _summary(self, name: str) -> str:
+        """What an entry is: the first paragraph of its docstring."""
         # Not inspect.getdoc: it would put the base class's docstring under a class without one.
         doc = inspect.cleandoc(self._entries[name].value.__doc__ or "")
-        return f": {doc.splitlines()[0]}" if doc else ""
+        paragraph = " ".join(doc.split("\n\n")[0].split())
+        return f": {paragraph}" if paragraph else ""
 
 
 def _place_of_caller() -> str:
@@ -274,4 +282,14 @@ def ranged_hparams(name: str) -> RangedHParams:
 
 def help_text() -> str:
     """Lists everything registered: a section a kind, in it a group a name's first word."""
-    return "\n\n".join(each.help_text() for each in _registries.values())
+
+    def said_model(name: str) -> str:
+        try:
+            return f"for {model_of_hparams(name)}"
+        except UnknownNameError:
+            return ""
+
+    return "\n\n".join(
+        each.help_text(said_model) if kind == "hparams set" else each.help_text()
+        for kind, each in _registries.items()
+    )

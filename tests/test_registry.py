@@ -124,13 +124,14 @@ def test_a_miss_near_nothing_names_all(animals):
         animals.get("whom")
 
 
-def test_help_groups_by_first_word_with_the_first_docstring_line(animals):
+def test_help_groups_by_first_word_with_the_first_paragraph_of_the_docstring(animals):
     class Animal:
         """Not the docstring of its children."""
 
     @animals.register
     class BrownBear(Animal):
-        """Eats honey.
+        """Eats honey,
+        and berries.
 
         And sleeps.
         """
@@ -148,7 +149,7 @@ def test_help_groups_by_first_word_with_the_first_docstring_line(animals):
         "  bee:",
         "    * bee: Makes it.",
         "  brown:",
-        "    * brown_bear: Eats honey.",
+        "    * brown_bear: Eats honey, and berries.",
         "    * brown_rat",
     ]
 
@@ -219,3 +220,15 @@ def test_help_has_a_section_a_kind():
 def test_registry_and_hparam_import_no_tensorflow():
     code = "import sys, t2tp.registry; sys.exit('tensorflow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_help_says_which_model_a_set_is_for():
+    @registry.register_hparams(model="only_a_test_model")
+    def only_a_test_set_of_a_model():
+        """One."""
+        return HParams()
+
+    assert (
+        "    * only_a_test_set_of_a_model (for only_a_test_model): One."
+        in registry.help_text().splitlines()
+    )

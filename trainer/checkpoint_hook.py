@@ -31,9 +31,10 @@ class Cadence(Protocol):
 class EverySteps:
     """A checkpoint each time a number of steps has been done."""
 
-    def __init__(self, steps: int) -> None:
-        """Says how many steps."""
+    def __init__(self, steps: int, last_step: int | None = None) -> None:
+        """Says how many steps, and after which the training ends: it is saved too."""
         self._steps = steps
+        self._last_step = last_step
 
     def is_due(self, step: int) -> bool:
         """Whether to save after this step."""
@@ -44,7 +45,8 @@ class EverySteps:
 
     def next(self, step: int) -> str:
         """The step of the next one."""
-        return f"saves at {step // self._steps * self._steps + self._steps}"
+        due = step // self._steps * self._steps + self._steps
+        return f"saves at {due if self._last_step is None else min(due, self._last_step)}"
 
 
 class EverySeconds:

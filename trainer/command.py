@@ -30,6 +30,7 @@ from t2tp.trainer.checkpointing import CheckpointMismatchError
 from t2tp.trainer.early_stopping import EarlyStopping
 from t2tp.trainer.errors import LostError, UsageError, as_usage_error
 from t2tp.trainer.experiment import SCHEDULES, STOPPING_SCHEDULES, Experiment
+from t2tp.trainer.model_fn import ModeKeys
 from t2tp.trainer.plan import Plan
 
 # What can be wrong with a run that is built: the user's to mend.
@@ -99,6 +100,7 @@ def run(flags: absl_flags.FlagValues, place: Place | None = None) -> None:
     if flags.explain_layout:
         _explain_layout(flags, made)
         return
+    _warn_of_warmup(flags.schedule, made)
     try:
         # The processes meet before anything that may start TensorFlow up, as making data does.
         with as_usage_error(ValueError):
@@ -107,6 +109,21 @@ def run(flags: absl_flags.FlagValues, place: Place | None = None) -> None:
             _carry_out(flags, made, cluster)
     except together.OTHERS_FAULT as error:
         raise LostError(str(error)) from error
+
+
+def _warn_of_warmup(schedule: str, made: Plan) -> None:
+    """Says that the learning rate still rises when the training ends."""
+    hparams, train_steps = made.hparams, made.settings["train_steps"]
+    trains = ModeKeys.TRAIN in SCHEDULES[schedule]
+    if not trains or "linear_warmup" not in hparams.learning_rate_schedule:
+        return
+    if hparams.learning_rate_warmup_steps >= train_steps:
+        logging.warning(
+            "learning_rate_warmup_steps=%d is not below train_steps=%d: the learning rate rises to"
+            " the end of the training",
+            hparams.learning_rate_warmup_steps,
+            train_steps,
+        )
 
 
 def _carry_out(flags: absl_flags.FlagValues, made: Plan, cluster: Cluster) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from t2tp.decoding import DecodeOptions
 from t2tp.trainer.decoding import Decoded, DecodedRow
+from t2tp.trainer.run_files import check_writable
 from t2tp.whole_file import write_text
 
 # What would be taken for the end of a line or field is written as in Python.
@@ -31,6 +32,17 @@ def read_lines(path: str) -> list[str]:
         raise ValueError(f"{path}, line {line}: not UTF-8 ({error.reason})") from error
     lines = text.removesuffix("\n").split("\n") if text else []
     return [line.removesuffix("\r") for line in lines]
+
+
+def check_can_be_written(path: str) -> None:
+    """Refuses the name of a file, or the beginning of such names, that cannot be written.
+
+    Raises:
+      OSError: the folder cannot be written, or the name is that of a folder.
+    """
+    if Path(path).is_dir():
+        raise IsADirectoryError(f"{path} is a folder, and the name of a file is wanted")
+    check_writable(str(Path(path).parent), "the folder of what is decoded,")
 
 
 def write_lines(path: str | Path, lines: Sequence[str]) -> None:

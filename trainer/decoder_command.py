@@ -65,6 +65,10 @@ def run(flags: absl_flags.FlagValues, place: Place | None = None) -> None:
         check_writes(made.settings["model"])
         path = flags.decode_from_file or flags.score_file
         lines = decode_files.read_lines(path) if path else []
+        if path and not lines:
+            raise UsageError(f"{path} is empty: there is nothing to decode or to score")
+        if flags.decode_to_file or flags.decode_from_file:
+            decode_files.check_can_be_written(flags.decode_to_file or flags.decode_from_file)
         if made.config.xla is None and pays_to_compile(flags, made.config, options, lines, place):
             made = replace(made, config=replace(made.config, xla=True))
             logging.info("XLA compiles what decodes (--noxla: nothing)")

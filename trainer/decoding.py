@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -132,7 +133,10 @@ class RunDecoder:
         """
         codec = codec_of(self._problem, self._data_dir)
         beginnings = [""] * len(lines) if beginnings is None else beginnings
-        requests = [codec.request(*each) for each in zip(lines, beginnings, strict=True)]
+        requests = []
+        for number, each in enumerate(zip(lines, beginnings, strict=True), start=1):
+            with _naming_line(number, len(lines)):
+                requests.append(codec.request(*each))
         for number, found in self._decoder.iterate(requests):
             yield number, [Decoded(codec.decode(each.symbols), each.score) for each in found]
 
@@ -202,8 +206,9 @@ class RunDecoder:
             source, tab, target = line.partition("\t") if codec.reads_inputs else ("", "\t", line)
             if not tab:
                 raise ValueError(f"line {number} has no tab between inputs and targets: {line!r}")
-            targets.append([*codec.encode(target), END_OF_DOCUMENT])
-            inputs.append([*codec.encode(source), END_OF_DOCUMENT])
+            with _naming_line(number, len(lines)):
+                targets.append([*codec.encode(target), END_OF_DOCUMENT])
+                inputs.append([*codec.encode(source), END_OF_DOCUMENT])
         scorer = Scorer(self._evaluate, self._estimator.layout, self._max_length)
         yield from scorer.iterate(targets, inputs if codec.reads_inputs else None)
 
@@ -228,3 +233,12 @@ def check_writes(model: str) -> None:
     """
     if not issubclass(registry.model(model), AutoregressiveModel):
         raise UsageError(f"the model {model} does not write symbol by symbol: nothing to decode")
+
+
+@contextlib.contextmanager
+def _naming_line(number: int, of: int) -> Iterator[None]:
+    """While this is active, errors about a line say which of several it is."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"line {number}: {error}" if of > 1 else str(error)) from error

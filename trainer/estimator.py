@@ -365,7 +365,7 @@ class Estimator:
         """Trains with all that watches and saves; returns the signal that ended it, or 0."""
         first_step, config = training.steps_done, self.config
         with contextlib.ExitStack() as stack:
-            checkpoints = self._checkpoints.hook(saver, first_step)
+            checkpoints = self._checkpoints.hook(saver, first_step, training.max_steps)
             progress = None
             if program.cluster.leads:
                 progress = Progress(first_step, training.max_steps, checkpoints.next)

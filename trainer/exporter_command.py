@@ -34,6 +34,7 @@ def run(flags: absl_flags.FlagValues) -> None:
     with as_usage_error(ValueError, LookupError, OSError, ModuleNotFoundError):
         if flags.output_dir:
             run_files.check_is_run(flags.output_dir)
+        run_files.check_writable(flags.export_dir or flags.output_dir, "the folder of the export,")
         made = plan.make(flags)
         made.check_same_data(flags.data_dir)
         exporter = RunExporter(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Sequence
+from importlib import metadata
 from typing import NamedTuple
 
 from absl import flags
@@ -31,8 +32,38 @@ def define(groups: Sequence[Group]) -> flags.FlagValues:
     ours = flags.FlagValues()
     for group in groups:
         group.define(ours)
-    flags.DEFINE_bool("help", False, "Print this, and leave.", flag_values=ours)
+    _define_answers(ours)
     return ours
+
+
+def _define_answers(ours: flags.FlagValues) -> None:
+    flags.DEFINE_bool("help", False, "Print this, and leave.", short_name="h", flag_values=ours)
+    flags.DEFINE_bool("version", False, "Print the version, and leave.", flag_values=ours)
+
+
+def answered(given: flags.FlagValues, intro: str, groups: Sequence[Group]) -> bool:
+    """Prints what `--help` and `--version` ask for; returns whether one of them was given."""
+    if given.help:
+        print(help_text(intro, groups))
+    elif given.version:
+        print(version())
+    return given.help or given.version
+
+
+def version() -> str:
+    """What `--version` prints, in all programs."""
+    return f"t2tp {metadata.version('t2tp')}"
+
+
+def check_given(given: flags.FlagValues, names: Sequence[str]) -> None:
+    """Refuses a command line that lacks one of the flags.
+
+    Raises:
+      UsageError: names the first that is missing.
+    """
+    for name in names:
+        if not given[name].value:
+            raise UsageError(f"--{name} is missing")
 
 
 def parse(groups: Sequence[Group], arguments: Sequence[str]) -> flags.FlagValues:
@@ -67,15 +98,19 @@ def help_text(intro: str, groups: Sequence[Group]) -> str:
       groups: of its flags.
     """
     lines = [intro.strip()]
-    for group in groups:
+    for group in (*groups, Group("Help", _define_answers)):
         holder = flags.FlagValues()
         group.define(holder)
-        lines += ["", f"{group.heading}:", *(_line(holder[name]) for name in holder)]
+        # A holder has a flag with a short name under both.
+        lines += ["", f"{group.heading}:"]
+        lines += [_line(holder[name]) for name in holder if holder[name].name == name]
     return "\n".join(lines)
 
 
 def _line(flag: flags.Flag) -> str:
     name = f"--[no]{flag.name}" if flag.boolean else f"--{flag.name}"
+    if flag.short_name:
+        name = f"-{flag.short_name}, --{flag.name}"
     default = "" if flag.default in (None, "", []) else f" (default: {flag.default})"
     help = " ".join(flag.help.split())
     return textwrap.fill(

@@ -15,6 +15,7 @@ from t2tp.problems.problem import Problem
 from t2tp.problems.user_dir import import_user_dir
 from t2tp.trainer import run_files
 from t2tp.trainer.errors import UsageError
+from t2tp.trainer.flag_groups import check_given
 from t2tp.trainer.hparams_fit import check_fits
 from t2tp.trainer.run_config import RunConfig
 from t2tp.trainer.run_files import SavedRun
@@ -74,9 +75,7 @@ def make(flags: absl_flags.FlagValues) -> Plan:
     Raises:
       UsageError, ValueError, LookupError, OSError: it cannot be; nothing was written.
     """
-    for name in ("output_dir", "data_dir"):
-        if not flags[name].value:
-            raise UsageError(f"--{name} is missing")
+    check_given(flags, ("output_dir", "data_dir"))
     saved = run_files.read(flags.output_dir)
     run_files.check_known(flags.output_dir, saved)
     settings = {name: _setting(flags, name, saved) for name in _DEFAULTS}

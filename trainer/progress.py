@@ -10,6 +10,9 @@ from types import TracebackType
 from absl import logging
 from tqdm import tqdm
 
+# The bar until the first step is done: there is no speed yet, and its program is compiled.
+_COMPILING = "{n_fmt}/{total_fmt} [{elapsed}, compiling the first step]"
+
 
 class Progress:
     """Shows steps, loss, speed and the time left, on stderr."""
@@ -36,6 +39,7 @@ class Progress:
                 total=self._last_step,
                 unit="step",
                 dynamic_ncols=True,
+                bar_format=_COMPILING,
             )
         return self
 
@@ -51,6 +55,7 @@ class Progress:
     def advance(self) -> None:
         """Says that a step was done."""
         if self._bar is not None:
+            self._bar.bar_format = None
             self._bar.update()
 
     def report(self, step: int, scalars: Mapping[str, float]) -> None:

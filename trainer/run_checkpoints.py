@@ -155,13 +155,13 @@ class RunCheckpoints:
         self._saver = RunSaver(self._folder, variables, self._retention, metadata, saved)
         return self._saver
 
-    def hook(self, saver: RunSaver, steps_done: int) -> CheckpointHook:
-        """What saves when it is time."""
+    def hook(self, saver: RunSaver, steps_done: int, last_step: int) -> CheckpointHook:
+        """What saves when it is time, in a training from one step to another."""
         steps, seconds = self._config.save_checkpoints_steps, self._config.save_checkpoints_secs
         if seconds is not None:
             cadence = EverySeconds(seconds, saver.variables.cluster, steps_done)
             return CheckpointHook(cadence, saver)
-        return CheckpointHook(EverySteps(steps or DEFAULT_SAVE_STEPS), saver)
+        return CheckpointHook(EverySteps(steps or DEFAULT_SAVE_STEPS, last_step), saver)
 
     def record_metrics(self, step: int, metrics: Mapping[str, float], cluster: Cluster) -> None:
         """Notes what an evaluation has found with the checkpoint of its step, saved or to be saved.

@@ -220,16 +220,20 @@ def resumed_hparams(saved: HParams, preset: HParams) -> HParams:
     return resumed
 
 
-def check_writable(output_dir: str) -> None:
+def check_writable(folder: str, what: str = "output_dir") -> None:
     """Refuses a folder in which nothing can be written, without making it.
+
+    Args:
+      folder: the folder; it need not exist.
+      what: what it is to the user.
 
     Raises:
       OSError: it, or the nearest folder above that exists, is no folder or cannot be written.
     """
-    path = Path(output_dir).absolute()
+    path = Path(folder).absolute()
     while not path.exists() and path != path.parent:
         path = path.parent
     if not path.is_dir():
-        raise NotADirectoryError(f"output_dir {output_dir}: {path} is not a folder")
+        raise NotADirectoryError(f"{what} {folder}: {path} is not a folder")
     if not os.access(path, os.W_OK | os.X_OK):
-        raise PermissionError(f"output_dir {output_dir}: {path} cannot be written")
+        raise PermissionError(f"{what} {folder}: {path} cannot be written")

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from t2tp.trainer.errors import UsageError, as_usage_error
+from t2tp.trainer.flag_groups import version
 from t2tp.trainer.quiet import quiet_import
 
 WRONG_USAGE = 2
@@ -69,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    parser.add_argument("--version", action="version", version=version())
     parser.add_argument(
         "--checkpoints", default="", help="folders of checkpoints, separated by commas"
     )

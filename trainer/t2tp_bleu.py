@@ -48,8 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     try:
         given = flag_groups.parse(GROUPS, sys.argv if arguments is None else arguments)
-        if given.help:
-            print(flag_groups.help_text(_INTRO, GROUPS))
+        if flag_groups.answered(given, _INTRO, GROUPS):
             return 0
         with as_usage_error(OSError, ModuleNotFoundError, UnicodeDecodeError):
             _run(given)

@@ -36,9 +36,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     try:
         given = flag_groups.parse(GROUPS, sys.argv if arguments is None else arguments)
-        if given.help:
-            print(flag_groups.help_text(_INTRO, GROUPS))
+        if flag_groups.answered(given, _INTRO, GROUPS):
             return 0
+        if not given.registry_help:
+            flag_groups.check_given(given, ("output_dir", "data_dir"))
         with as_usage_error(ValueError):
             place = processes.find(given.num_processes, given.process_id, given.coordinator)
         with quiet_import():

@@ -34,9 +34,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     try:
         given = flag_groups.parse(GROUPS, sys.argv if arguments is None else arguments)
-        if given.help:
-            print(flag_groups.help_text(_INTRO, GROUPS))
+        if flag_groups.answered(given, _INTRO, GROUPS):
             return 0
+        if not given.registry_help:
+            flag_groups.check_given(given, ("output_dir", "data_dir"))
         # TensorFlow takes seconds to import, and whoever mistyped a flag should not wait for it.
         with quiet_import():
             from t2tp.trainer import exporter_command

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from t2tp.trainer.errors import UsageError, as_usage_error
+from t2tp.trainer.flag_groups import version
 from t2tp.trainer.quiet import quiet_import
 
 DIFFERENT, WRONG_USAGE = 1, 2
@@ -56,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    parser.add_argument("--version", action="version", version=version())
     parser.add_argument(
         "path", help="a checkpoint's folder, or a run's, and then its newest checkpoint"
     )

@@ -6,6 +6,7 @@ import argparse
 import ctypes
 import json
 import os
+import re
 import secrets
 import selectors
 import signal
@@ -19,6 +20,7 @@ from typing import IO, TextIO
 from t2tp.mesh.meeting import free_port
 from t2tp.mesh.messages import SECRET_VARIABLE
 from t2tp.mesh.processes import DEVICES_VARIABLE, THREADS_VARIABLE
+from t2tp.trainer.flag_groups import version
 
 WRONG_USAGE = 2
 NO_SUCH_COMMAND = 127  # As shells have it.
@@ -28,6 +30,8 @@ ENDING_SECONDS = 40.0
 KILL_SECONDS = 10.0
 _POLL_SECONDS = 0.1
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+# How our programs say why they end; each process of a run may find the same.
+_SENTENCE = re.compile(r"(?P<program>t2tp_\w+): process \d+ of \d+: (?P<sentence>.*)")
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -131,6 +135,7 @@ class _Launched:
         """
         self._processes: list[subprocess.Popen] = []
         self._outputs = selectors.DefaultSelector()
+        said: set[str] = set()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._pass_on)
         for process_id, environment in enumerate(environments):
@@ -147,7 +152,7 @@ class _Launched:
             for source, target in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
                 assert source is not None
                 self._outputs.register(
-                    source, selectors.EVENT_READ, _Lines(f"[{process_id}] ", source, target)
+                    source, selectors.EVENT_READ, _Lines(f"[{process_id}] ", source, target, said)
                 )
 
     def wait(self) -> int:
@@ -189,9 +194,14 @@ class _Launched:
 
 
 class _Lines:
-    """Copies what one process writes, line by line, each with the same prefix."""
+    """Copies what one process writes, line by line, each with the same prefix.
 
-    def __init__(self, prefix: str, source: IO[bytes], target: TextIO) -> None:
+    A sentence with which a program of ours ends is copied once: `said` holds those that were, of
+    all processes.
+    """
+
+    def __init__(self, prefix: str, source: IO[bytes], target: TextIO, said: set[str]) -> None:
+        self._said = said
         self._prefix = prefix
         self._source = source
         self._target = target
@@ -205,8 +215,19 @@ class _Lines:
             lines.append(self._unfinished)
         for line in lines:
             text = line.decode(errors="replace")
-            print(f"{self._prefix}{text}", file=self._target, flush=True)
+            if not self._is_said(text):
+                print(f"{self._prefix}{text}", file=self._target, flush=True)
         return bool(data)
+
+    def _is_said(self, line: str) -> bool:
+        """Whether another process has ended with the same sentence; notes it if none has."""
+        ending = _SENTENCE.fullmatch(line)
+        if ending is None:
+            return False
+        sentence = "{program}: {sentence}".format(**ending.groupdict())
+        is_said = sentence in self._said
+        self._said.add(sentence)
+        return is_said
 
 
 def _end_with_the_launcher() -> None:
@@ -220,6 +241,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Starts a command as several processes of one run, on this host.",
         epilog="Example: t2tp_launch -n 4 t2tp_trainer --mesh_shape='data:2;model:2' ...",
     )
+    parser.add_argument("--version", action="version", version=version())
     parser.add_argument(
         "-n",
         "--num_processes",

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from t2tp.mesh import processes
 from t2tp.mesh.meeting import LOST_EXIT_CODE
-from t2tp.trainer import trainer_flags
+from t2tp.trainer import flag_groups, trainer_flags
 from t2tp.trainer.errors import LostError, UsageError, as_usage_error
 from t2tp.trainer.quiet import quiet_import
 
@@ -29,9 +29,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     who, speaks = "t2tp_trainer", True
     try:
         flags = trainer_flags.parse(sys.argv if arguments is None else arguments)
-        if flags.help:
-            print(trainer_flags.help_text())
+        if trainer_flags.answered(flags):
             return 0
+        if not flags.registry_help:
+            flag_groups.check_given(flags, ("output_dir", "data_dir"))
         with as_usage_error(ValueError):
             place = processes.find(flags.num_processes, flags.process_id, flags.coordinator)
         if place is not None:

@@ -63,8 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cut = given_arguments.index("--") if "--" in given_arguments else len(given_arguments)
     try:
         given = flag_groups.parse(GROUPS, given_arguments[:cut])
-        if given.help:
-            print(flag_groups.help_text(_INTRO, GROUPS))
+        if flag_groups.answered(given, _INTRO, GROUPS):
             return 0
         trainer_flags = given_arguments[cut + 1 :]
         _check(given, trainer_flags)

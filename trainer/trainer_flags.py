@@ -38,6 +38,11 @@ def help_text() -> str:
     return flag_groups.help_text(_INTRO, GROUPS)
 
 
+def answered(given: flags.FlagValues) -> bool:
+    """Prints what `--help` and `--version` ask for; returns whether one of them was given."""
+    return flag_groups.answered(given, _INTRO, GROUPS)
+
+
 def _define_what(ours: flags.FlagValues) -> None:
     flags.DEFINE_string(
         "problem",

@@ -20,6 +20,20 @@ from t2tp.nearest import nearest, similar
 _PAIR = re.compile(r"^\s*([A-Za-z_][\w\-]*)\s*:\s*([^\s:]+)\s*$")
 
 
+_USUALLY_SPLIT = (
+    "batch",
+    "length",
+    "vocab",
+    "d_model",
+    "d_ff",
+    "heads",
+    "experts",
+    "height",
+    "width",
+    "filters",
+)
+
+
 class LayoutError(ValueError):
     """A mesh shape or layout that cannot work."""
 
@@ -256,15 +270,26 @@ class Layout:
                 meant = nearest(dim, seen, "dimensions")
                 said.append(f"{idle}: no tensor of the model has a dimension {dim!r}; {meant}")
         used = {self.axis_of(name).name for name in seen if self.axis_of(name)}  # type: ignore[union-attr]
-        free = sorted(name for name in seen if self.axis_of(name) is None)
-        unsplit = f"; no rule splits {', '.join(free)}" if free else ""
         for axis in self.mesh_shape.dims:
             if axis.name not in used and axis.size > 1:
                 said.append(
                     f"Mesh axis {axis.name!r} of size {axis.size} splits nothing: its processors"
-                    f" all do the same work{unsplit}."
+                    f" all do the same work{self._could_split(axis, seen)}"
                 )
         return said
+
+    def _could_split(self, axis: mtf.Dimension, seen: Collection[str]) -> str:
+        """What an idle axis could split, as the end of a sentence."""
+        for dim, other in self.rules:
+            if other not in self._axis_index and dim in seen and self.axis_of(dim) is None:
+                return (
+                    f"; the mesh has no axis {other!r}, which the rule '{dim}:{other}' names: did"
+                    f" you mean '{dim}:{axis.name}'?"
+                )
+        free = {name for name in seen if self.axis_of(name) is None}
+        # Dimensions that operations make on their way would only hide those that people split.
+        free = free & set(_USUALLY_SPLIT) or free
+        return f"; no rule splits {', '.join(sorted(free))}." if free else "."
 
 
 def _with_inputs(op: mtf.Operation) -> str:

@@ -130,3 +130,15 @@ def test_a_rule_the_wrong_way_round_is_reported():
 
 def test_an_axis_of_one_is_not_reported():
     assert Layout("data:1", "").warnings([SHAPE]) == []
+
+
+def test_a_rule_with_an_axis_that_the_mesh_lacks_is_named_where_an_axis_is_idle():
+    (warning,) = Layout("data:2", "batch:foo").warnings([SHAPE])
+    assert "the mesh has no axis 'foo', which the rule 'batch:foo' names" in warning
+    assert warning.endswith("did you mean 'batch:data'?")
+    inside = mtf.Shape([*SHAPE.dims, mtf.Dimension("some_operations_own", 2)])
+    (warning,) = Layout("data:2", "").warnings([inside])
+    assert "no rule splits batch, d_ff." in warning
+    assert Layout("data:2", "").warnings([SHAPE]) == [warning]  # So that it is said once.
+    # One layout serves many meshes.
+    assert Layout("data:2", "batch:data;d_ff:foo").warnings([SHAPE]) == []

@@ -9,6 +9,7 @@ from absl import logging
 
 from t2tp.mesh.processes import Place
 from t2tp.trainer import console
+from t2tp.trainer.checkpoint_hook import EverySteps
 from t2tp.trainer.progress import Progress
 
 SCALARS = {"loss": 1.25, "step_time": 0.5, "tokens_per_second": 4096.0}
@@ -54,6 +55,7 @@ def test_on_a_terminal_it_is_a_bar_and_log_lines_stand_above_it(plain_lines, mon
     with os.fdopen(terminal, "w") as stderr:
         monkeypatch.setattr("sys.stderr", stderr)
         with Progress(10, 132, lambda step: f"saves at {step + 9}") as progress:
+            logging.info("the bar stands below this")
             progress.advance()
             progress.report(11, SCALARS)
             logging.info("evaluation at step 11")
@@ -64,8 +66,15 @@ def test_on_a_terminal_it_is_a_bar_and_log_lines_stand_above_it(plain_lines, mon
         while chunk := screen.read(4096):  # An OSError: all is read, and the terminal closed.
             shown += chunk
     shown = shown.decode()
+    assert "10/132 [00:00, compiling the first step]" in shown
+    assert "?step/s" not in shown
     assert "11/132 [" in shown
     assert "loss 1.2500  4,096 tokens/s  saves at 20" in shown
     assert "\revaluation at step 11\r\n" in shown
     assert shown.count("warning: twice") == 1
     assert "ms/step" not in shown
+
+
+def test_the_next_checkpoint_is_not_after_the_end():
+    assert EverySteps(1000, 600).next(10) == "saves at 600"
+    assert EverySteps(100, 600).next(110) == "saves at 200"

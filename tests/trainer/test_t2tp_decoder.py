@@ -13,7 +13,7 @@ import pytest
 from t2tp import checkpoint
 from t2tp.decoding import DecodeOptions
 from t2tp.mesh.processes import Place
-from t2tp.trainer import decoder_command
+from t2tp.trainer import codecs, decoder_command
 from t2tp.trainer.run_config import RunConfig
 from tests.trainer import events
 from tests.trainer.trained_runs import Run, train
@@ -230,3 +230,35 @@ def test_pictures_are_made(tmp_path, capsys):
     paths = sorted(base.parent.iterdir())
     assert [path.name for path in paths] == [f"digit-00{number}.png" for number in range(3)]
     assert {image.open(path).size for path in paths} == {(8, 8)}
+
+
+def test_an_empty_file_is_refused(pairs, tmp_path, capsys):
+    empty = tmp_path / "empty.txt"
+    empty.touch()
+    for flag in ("decode_from_file", "score_file"):
+        assert pairs.decode(**{flag: empty}) == 2
+        assert capsys.readouterr().err.endswith(
+            "empty.txt is empty: there is nothing to decode or to score\n"
+        )
+    assert list(tmp_path.iterdir()) == [empty]
+
+
+def test_a_line_that_cannot_be_decoded_is_named(texts, tmp_path, monkeypatch, capsys):
+    source = tmp_path / "source.txt"
+    source.write_text("one\ntwo\nthree\n")
+    monkeypatch.setattr(
+        codecs._TextCodec, "encode", lambda self, text: [int(text == "one") or int("not a token")]
+    )
+    assert texts.decode(decode_from_file=source) == 2
+    assert "line 2: " in capsys.readouterr().err
+
+
+def test_an_output_that_cannot_be_written_is_refused_before_decoding(
+    pairs, tmp_path, capsys, monkeypatch
+):
+    source = tmp_path / "source.txt"
+    source.write_text("one\n")
+    monkeypatch.setattr(decoder_command, "_Decoding", None)  # Nothing is decoded.
+    for output, said in ((source / "x/out", "is not a folder"), (tmp_path, "is a folder")):
+        assert pairs.decode(decode_from_file=source, decode_to_file=output) == 2
+        assert said in capsys.readouterr().err

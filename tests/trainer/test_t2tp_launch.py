@@ -148,3 +148,14 @@ def test_the_processes_share_a_secret_that_nobody_knows():
     (first,), (second,) = secrets_of({}), secrets_of({})
     assert first != second and len(first) == 32
     assert secrets_of({"T2TP_SECRET": "of the user"}) == {"of the user"}
+
+
+def test_a_sentence_that_all_processes_end_with_is_shown_once():
+    said = "print(f't2tp_trainer: process {task} of 3: no such model', file=sys.stderr)"
+    own = "print(f't2tp_trainer: process {task} of 3: no disk {task}', file=sys.stderr)"
+    done = launch("-n", "3", *python(f"{said}\n{own}"))
+    shown = [line.partition("] ")[2] for line in done.stderr.splitlines()]
+    assert len([line for line in shown if line.endswith("no such model")]) == 1
+    assert sorted(line for line in shown if "disk" in line) == [
+        f"t2tp_trainer: process {task} of 3: no disk {task}" for task in range(3)
+    ]

@@ -113,6 +113,14 @@ def test_a_rule_without_effect_is_said_once(trainer, capfd):
     assert said.count("warning: Layout rule 'heds:data' has no effect") == 1
 
 
+def test_a_warm_up_that_outlasts_the_training_is_said(trainer, capfd):
+    assert trainer(schedule="train", train_steps=2) == 0
+    said = capfd.readouterr().err
+    assert "warning: learning_rate_warmup_steps=5 is not below train_steps=2" in said
+    assert trainer(schedule="train", train_steps=6) == 0
+    assert "warmup" not in capfd.readouterr().err
+
+
 WRONG = {
     "problem": ({"problem": "languagemodel_encoding"}, f"did you mean {PROBLEM}"),
     "no problem": ({"problem": None}, "--problem is missing"),
@@ -120,6 +128,7 @@ WRONG = {
     "set": ({"hparams_set": "transformer_lm_tset"}, "did you mean transformer_lm_test"),
     "hparam": ({"hparams": "d_fff=3"}, "no hyperparameter 'd_fff': did you mean d_ff"),
     "hparam's value": ({"hparams": "d_ff=wide"}, "d_ff"),
+    "an = in a layout": ({"layout": "batch=data"}, "as in layout=batch:data"),
     "comma in a mesh": ({"hparams": "mesh_shape=data:2,model:2"}, "use ';' between mesh axes"),
     "schedule": ({"schedule": "trian"}, "unknown schedule 'trian': did you mean train"),
     "two meshes": (

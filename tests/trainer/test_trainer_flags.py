@@ -1,5 +1,10 @@
 from __future__ import annotations
 
+import importlib
+import subprocess
+import sys
+from importlib import metadata
+
 import pytest
 
 from t2tp.trainer import trainer_flags
@@ -31,3 +36,32 @@ def test_help_names_every_flag():
     text = trainer_flags.help_text()
     for name in trainer_flags.define():
         assert name in text
+
+
+PROGRAMS = ("trainer", "eval", "decoder", "exporter", "tune", "bleu", "launch", "avg_checkpoints")
+PROGRAMS += ("inspect_checkpoint",)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_every_program_says_its_version_and_answers_h(program, capsys):
+    main = importlib.import_module(f"t2tp.trainer.t2tp_{program}").main
+    # Those that parse with argparse take the arguments without the program's name.
+    before = [] if program in ("launch", "avg_checkpoints", "inspect_checkpoint") else [program]
+    for asked, says in (("--version", f"t2tp {metadata.version('t2tp')}\n"), ("-h", None)):
+        try:
+            code = main([*before, asked])
+        except SystemExit as ended:
+            code = ended.code
+        assert code == 0
+        said = capsys.readouterr().out
+        assert said == says if says else "--" in said
+
+
+@pytest.mark.parametrize("program", ["trainer", "eval", "decoder", "exporter"])
+def test_a_missing_flag_is_said_before_tensorflow_is_imported(program):
+    code = (
+        f"import sys; from t2tp.trainer.t2tp_{program} import main;"
+        "code = main(['x', '--data_dir=d']); sys.exit(9 if 'tensorflow' in sys.modules else code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (2, f"t2tp_{program}: --output_dir is missing\n")
