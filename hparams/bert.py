@@ -1,7 +1,7 @@
 """BERT: sets of `transformer_encoder`, on a problem of language a masked language model.
 
-J. Devlin et al. (arXiv:1810.04805), section 3 and appendix A.2, for a vocabulary of 30522; without
-segment embeddings, next-sentence prediction and the layer before the logits.
+J. Devlin et al. (arXiv:1810.04805), section 3 and appendix A.2, for a vocabulary of 30522, with the
+layers of the published weights; without next-sentence prediction.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from t2tp.hparams.transformer_encoder import transformer_encoder_base
 
 @registry.register_hparams(model="transformer_encoder")
 def bert_base() -> HParams:
-    """12 post-norm layers of 768: 109 million parameters; 32 rows at a time on one device."""
+    """12 post-norm layers of 768: 110 million parameters; 32 rows at a time on one device."""
     hparams = transformer_encoder_base()
     hparams.batch_size = 256
     hparams.microbatches = 8
@@ -25,12 +25,18 @@ def bert_base() -> HParams:
     hparams.learning_rate_warmup_steps = 10_000
     hparams.norm_position = "post"
     hparams.norm_epsilon = 1e-12
+    hparams.mlp = "gelu_erf"
+    hparams.embedding_norm = True
+    hparams.token_types = 2
+    hparams.mlm_head = True
+    hparams.logits_bias = True
+    hparams.pooler = True
     return hparams
 
 
 @registry.register_hparams(model="transformer_encoder")
 def bert_large() -> HParams:
-    """24 post-norm layers of 1024: 334 million parameters; 16 rows at a time on one device."""
+    """24 post-norm layers of 1024: 335 million parameters; 16 rows at a time on one device."""
     hparams = bert_base()
     hparams.microbatches = 16
     hparams.d_model = 1024

@@ -5,6 +5,7 @@ from __future__ import annotations
 from t2tp import registry
 from t2tp.hparam import HParams
 from t2tp.hparams import transformer_parts
+from t2tp.hparams.base import MAX_SIZE
 
 
 @registry.register_hparams
@@ -18,6 +19,26 @@ def transformer_encoder_base() -> HParams:
     hparams.layer_prepostprocess_dropout = 0.1
     hparams.attention_dropout = 0.1
     hparams.learning_rate_constant = 1e-4
+    add = hparams.add
+    add("embedding_norm", False, help="a norm of the embeddings, before the first layer")
+    add(
+        "token_types",
+        0,
+        min=0,
+        max=MAX_SIZE,
+        help="kinds of tokens that have an embedding each, as the two sentences in BERT; 0: none",
+    )
+    add(
+        "mlm_head",
+        False,
+        help="of masked language models: a dense layer, the activation and a norm before logits",
+    )
+    add("logits_bias", False, help="of masked language models: a bias of the logits")
+    add(
+        "pooler",
+        False,
+        help="of classes: they come from a tanh layer on the first token, not from a row's mean",
+    )
     return hparams
 
 

@@ -115,8 +115,8 @@ def _declare_blocks(hparams: HParams) -> None:
     add(
         "mlp",
         "relu",
-        help="activation of feed-forward; swiglu and geglu have a gate",
-        choices=("relu", "gelu", "silu", "swiglu", "geglu"),
+        help="activation of feed-forward; gelu is its tanh form; swiglu and geglu have a gate",
+        choices=("relu", "gelu", "gelu_erf", "silu", "swiglu", "geglu"),
     )
     add("use_bias", False, help="after each matrix of attention and feed-forward")
     add("norm_type", "rms", help="of blocks", choices=("rms", "layer"))

@@ -41,6 +41,8 @@ EACH_SET = [pytest.param(name, marks=() if "tiny" in name else pytest.mark.slow)
 VOCAB_SIZE, TRAIN_STEPS = 32768, 100_000
 # Where a set leaves the mesh to its user, it is to work on this one; with one row, on the other.
 USUAL_MESH, MESH_OF_A_ROW = "data:2;model:2", "model:2"
+# Models of language that also name classes.
+OF_CLASSES_TOO = ("transformer_encoder", "transformer_moe_encoder")
 READ_BY_THE_TRAINER = {"batch_size", "batch_size_unit", "max_length", "mesh_shape", "layout"}
 # Hparams whose values decide which others are read.
 SWITCHES = ("optimizer", "learning_rate_schedule", "position", "attention_type")
@@ -66,8 +68,8 @@ PUBLISHED = {
     "t5_small": (32128, 60_506_624, 0),
     "t5_base": (32128, 222_903_552, 0),
     "t5_large": (32128, 737_668_096, 0),
-    "bert_base": (30522, 109_482_240, 0.01),
-    "bert_large": (30522, 335_141_888, 0.01),
+    "bert_base": (30522, 109_514_298, 0),  # of the masked language model
+    "bert_large": (30522, 335_174_458, 0),
     "mtf_transformer_paper_lm_m1": (32768, 0.14e9, 0.03),
     "mtf_transformer_paper_lm_0": (32768, 0.22e9, 0.01),
     "mtf_transformer_paper_lm_1": (32768, 0.37e9, 0.01),
@@ -121,7 +123,9 @@ class Built:
     read: frozenset[str]  # hparams
 
 
-def features_of(hparams_set: str, hparams: HParams, rows: int) -> dict[str, t2tp.Feature]:
+def features_of(
+    hparams_set: str, hparams: HParams, rows: int, classes: int = 0
+) -> dict[str, t2tp.Feature]:
     """The features of a problem that fits the set's model."""
     model = registry.model(registry.model_of_hparams(hparams_set))
     batch = mtf.Dimension("batch", rows)
@@ -137,8 +141,12 @@ def features_of(hparams_set: str, hparams: HParams, rows: int) -> dict[str, t2tp
             "weights": t2tp.Feature(rows_only),
         }
     shape = mtf.Shape([batch, mtf.Dimension("length", hparams.max_length)])
-    names = made(hparams_set, hparams, VOCAB_SIZE).takes
-    return {name: t2tp.Feature(shape, tf.int32) for name in names}
+    names = made(hparams_set, hparams, VOCAB_SIZE, classes).takes
+    features = {name: t2tp.Feature(shape, tf.int32) for name in names}
+    if classes:
+        features["targets"] = t2tp.Feature(mtf.Shape([batch]), tf.int32)
+        features["weights"] = t2tp.Feature(mtf.Shape([batch]))
+    return features
 
 
 def picture(height: int, width: int, channels: int) -> list[mtf.Dimension]:
@@ -154,16 +162,23 @@ def size_of_pictures(hparams_set: str) -> tuple[int, int, int]:
     return (32, 32, 3) if is_small else (224, 224, 3)
 
 
-def made(hparams_set: str, hparams: HParams, vocab_size: int):
-    """The set's model, for a problem of its kind."""
+def made(hparams_set: str, hparams: HParams, vocab_size: int, classes: int = 0):
+    """The set's model, for a problem of its kind, or one of so many classes."""
     name = registry.model_of_hparams(hparams_set)
     sizes = {"targets": vocab_size}
-    if "inputs" in registry.model(name).takes:
+    if classes:
+        sizes = {"inputs": vocab_size, "targets": classes}
+    elif "inputs" in registry.model(name).takes:
         sizes["inputs"] = vocab_size
     return registry.model(name)(hparams, sizes)
 
 
-def build(hparams_set: str, changes: Mapping[str, object] | None = None, vocab=VOCAB_SIZE) -> Built:
+def build(
+    hparams_set: str,
+    changes: Mapping[str, object] | None = None,
+    vocab: int = VOCAB_SIZE,
+    classes: int = 0,
+) -> Built:
     """Builds the loss of one microbatch on the set's mesh, and the update of a weight."""
     changed = registry.hparams(hparams_set)
     for name, value in (changes or {}).items():
@@ -172,7 +187,8 @@ def build(hparams_set: str, changes: Mapping[str, object] | None = None, vocab=V
     shapes, parameters = [], []
 
     def step(mesh, features):
-        loss = made(hparams_set, hparams, vocab).loss(mesh, features, training=True).loss
+        model = made(hparams_set, hparams, vocab, classes)
+        loss = model.loss(mesh, features, training=True).loss
         parameters.extend(v.size for v in mesh.graph.trainable_variables)
         shapes.extend(t.shape for op in mesh.graph.operations for t in op.outputs)
         return {"loss": loss}
@@ -181,7 +197,7 @@ def build(hparams_set: str, changes: Mapping[str, object] | None = None, vocab=V
     assert rows % changed.microbatches == 0
     program = ProgramOnPaper(
         step,
-        features_of(hparams_set, changed, rows // changed.microbatches),
+        features_of(hparams_set, changed, rows // changed.microbatches, classes),
         mesh_shape=changed.mesh_shape,
         layout=changed.layout,
     )
@@ -207,11 +223,19 @@ def update_a_weight(hparams: HParams) -> None:
 
 
 @functools.cache
-def on_its_mesh(hparams_set: str) -> Built:
+def on_its_mesh(hparams_set: str, classes: int = 0) -> Built:
     hparams = registry.hparams(hparams_set)
     usual = USUAL_MESH if hparams.batch_size > 1 else MESH_OF_A_ROW
     mesh_shape = hparams.mesh_shape or usual
-    return build(hparams_set, {"mesh_shape": mesh_shape})
+    return build(hparams_set, {"mesh_shape": mesh_shape}, classes=classes)
+
+
+def read_by(hparams_set: str) -> frozenset[str]:
+    """The hparams that the set's model reads, on any kind of problem."""
+    read = on_its_mesh(hparams_set).read
+    if registry.model_of_hparams(hparams_set) in OF_CLASSES_TOO:
+        read |= on_its_mesh(hparams_set, classes=2).read
+    return read
 
 
 def said_by(hparams_set: str, monkeypatch) -> list[str]:
@@ -244,7 +268,7 @@ def test_what_a_set_says_is_read(hparams_set, monkeypatch):
     said = said_by(hparams_set, monkeypatch)
     last_switch = max((n for n, name in enumerate(said) if name in SWITCHES), default=0)
     since = set(said[last_switch:]) - SAID_FOR_CHILDREN
-    assert since - on_its_mesh(hparams_set).read == set()
+    assert since - read_by(hparams_set) == set()
 
 
 @pytest.mark.slow
@@ -252,7 +276,7 @@ def test_what_a_set_says_is_read(hparams_set, monkeypatch):
 def test_every_hparam_that_the_sets_of_a_model_declare_is_read(model):
     """With one value of a switch or another, if not with the sets' own."""
     sets = [name for name in SETS if registry.model_of_hparams(name) == model]
-    read = set().union(*(on_its_mesh(name).read for name in sets))
+    read = set().union(*(read_by(name) for name in sets))
     smallest = min(sets, key=lambda name: on_its_mesh(name).parameters)
     kinds = {"position": ["rotary"]}
     if model == "mtf_image_transformer":
@@ -285,6 +309,19 @@ def test_a_set_has_the_published_number_of_parameters(hparams_set):
     rows = SETS_PAGE.read_text("utf-8").splitlines()
     (row,) = [row for row in rows if row.startswith(f"| `{hparams_set}` |")]
     assert f" {parameters:,} " in row
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("hparams_set", "published"), [("bert_base", 109_482_240), ("bert_large", 335_141_888)]
+)
+def test_bert_with_its_pooler_and_no_classes_has_the_published_number_of_parameters(
+    hparams_set, published
+):
+    alone = {"mesh_shape": "", "vocab_divisor": 1}
+    parameters = build(hparams_set, alone, 30522 - 1, classes=2).parameters
+    classifier = 2 * registry.hparams(hparams_set).d_model + 2
+    assert parameters - classifier == published
 
 
 @pytest.mark.parametrize("hparams_set", ["transformer_lm_base", "transformer_lm_small"])

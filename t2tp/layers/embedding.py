@@ -65,6 +65,7 @@ class Embedding:
         stddev: float,
         is_tied: bool = True,
         is_scaled: bool = False,
+        has_bias: bool = False,
     ) -> None:
         """Says what is embedded.
 
@@ -76,12 +77,14 @@ class Embedding:
             arXiv:1608.05859) or with others, `output_embedding`.
           is_scaled: whether vectors are multiplied by sqrt(d_model) when they are looked up, as in
             tensor2tensor (arXiv:1706.03762, section 3.4).
+          has_bias: whether a bias, `logits_bias`, is added to logits.
         """
         self.vocab = vocab
         self.d_model = d_model
         self._stddev = stddev
         self._is_tied = is_tied
         self._is_scaled = is_scaled
+        self._has_bias = has_bias
 
     def __call__(self, symbols: mtf.Tensor, dtype: tf.DType) -> mtf.Tensor:
         """Integers [...] -> [..., d_model]; the variable `embedding` of the current scope."""
@@ -92,7 +95,11 @@ class Embedding:
         """[..., d_model] -> [..., vocab]."""
         name = "embedding" if self._is_tied else "output_embedding"
         shape = x.shape - self.d_model + self.vocab
-        return mtf.einsum([x, self._table(x.mesh, name, x.dtype)], output_shape=shape)
+        logits = mtf.einsum([x, self._table(x.mesh, name, x.dtype)], output_shape=shape)
+        if not self._has_bias:
+            return logits
+        bias = variables.zeros(x.mesh, "logits_bias", [self.vocab], x.dtype)
+        return mtf.add(logits, bias, output_shape=shape)
 
     def _table(self, mesh: mtf.Mesh, name: str, dtype: tf.DType) -> mtf.Tensor:
         dims = [self.vocab, self.d_model]

@@ -8,10 +8,12 @@ from t2tp import mtf
 from t2tp.layers import variables
 from t2tp.layers.dropout import Dropout
 from t2tp.nearest import nearest
+from t2tp.ops.gelu import gelu_erf
 
 _ACTIVATIONS: dict[str, Callable[[mtf.Tensor], mtf.Tensor]] = {
     "relu": mtf.relu,
     "gelu": mtf.gelu,
+    "gelu_erf": gelu_erf,
     "silu": mtf.swish,
     "swiglu": mtf.swish,
     "geglu": mtf.gelu,
@@ -19,11 +21,23 @@ _ACTIVATIONS: dict[str, Callable[[mtf.Tensor], mtf.Tensor]] = {
 _GATED = ("swiglu", "geglu")
 
 
+def activation_of(mlp: str) -> Callable[[mtf.Tensor], mtf.Tensor]:
+    """The activation of a network, or of its gate; see `FeedForward`.
+
+    Raises:
+      ValueError: there is no such network.
+    """
+    if mlp not in _ACTIVATIONS:
+        raise ValueError(f"mlp is {mlp!r}: {nearest(mlp, _ACTIVATIONS, 'networks')}")
+    return _ACTIVATIONS[mlp]
+
+
 class FeedForward:
     """Two matrices with an activation between them, or three with a gate.
 
-    `relu`, `gelu` (its tanh form) and `silu`: `activation(x input) output`; `swiglu` and `geglu`
-    (N. Shazeer, arXiv:2002.05202): `(activation(x gate) * x input) output`.
+    `relu`, `gelu` (its tanh form), `gelu_erf` (the exact one) and `silu`: `activation(x input)
+    output`; `swiglu` and `geglu` (N. Shazeer, arXiv:2002.05202): `(activation(x gate) * x input)
+    output`.
     """
 
     def __init__(
@@ -39,7 +53,7 @@ class FeedForward:
         """Says which.
 
         Args:
-          mlp: relu, gelu, silu, swiglu or geglu.
+          mlp: relu, gelu, gelu_erf, silu, swiglu or geglu.
           d_ff: size of what is between the matrices.
           use_bias: whether to add a bias after each matrix.
           dropout: of what is between, relu_dropout in tensor2tensor.
@@ -49,9 +63,7 @@ class FeedForward:
         Raises:
           ValueError: there is no such network.
         """
-        if mlp not in _ACTIVATIONS:
-            raise ValueError(f"mlp is {mlp!r}: {nearest(mlp, _ACTIVATIONS, 'networks')}")
-        self._activation = _ACTIVATIONS[mlp]
+        self._activation = activation_of(mlp)
         self._is_gated = mlp in _GATED
         self._d_ff = mtf.Dimension("d_ff", d_ff)
         self._use_bias = use_bias

@@ -11,6 +11,9 @@ from t2tp import mtf, registry
 from t2tp.hparam import HParams
 from t2tp.layers import variables
 from t2tp.layers.attention import Sequence
+from t2tp.layers.dense import Dense
+from t2tp.layers.dropout import Dropout
+from t2tp.layers.feed_forward import activation_of
 from t2tp.layers.mixture_of_experts import ExpertSums
 from t2tp.layers.passes import WholePass
 from t2tp.mesh.program import Mesh
@@ -19,6 +22,7 @@ from t2tp.models.losses import with_metrics
 from t2tp.models.model import EXAMPLE_INDEX, FeatureMismatchError, LossOutput, Model, vocab_of
 from t2tp.models.transformer_losses import predicted, weights_of, with_experts
 from t2tp.models.transformer_parts import TransformerParts
+from t2tp.ops.gather import checked_gather
 from t2tp.ops.random_by_row import random_by_row
 
 _OF_CLASSES = ("inputs", "inputs_segmentation", "inputs_position", "targets", "weights")
@@ -46,7 +50,7 @@ class TransformerEncoder(Model):
         # The symbol after the last one is the mask.
         self._mask_id = vocab_sizes["inputs" if self._classifies else "targets"]
         self._vocab = vocab_of(hparams, self._mask_id + 1)
-        self._embedding = self._parts.embedding(self._vocab)
+        self._embedding = self._parts.embedding(self._vocab, hparams.logits_bias)
         self._stack = self._parts.stack(hparams.num_hidden_layers, causal=False)
 
     def loss(self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool) -> LossOutput:
@@ -56,7 +60,8 @@ class TransformerEncoder(Model):
           integers [batch, length], `targets`, the classes [batch], and `weights`, float32 [batch];
           else `targets`, `targets_segmentation` and `targets_position`; and, to evaluate,
           `example_index`, integers [batch], the index of each row in the split: it decides what is
-          masked in the row.
+          masked in the row. With `token_types` also `inputs_types` or `targets_types`, integers
+          [batch, length] below `token_types`, if the problem has them; else all are 0.
 
         Raises:
           FeatureMismatchError: a masked language model is evaluated without `example_index`.
@@ -83,10 +88,13 @@ class TransformerEncoder(Model):
     ) -> tuple[mtf.Tensor, list[ExpertSums]]:
         segments = features["inputs_segmentation"]
         sequence = Sequence(features["inputs_position"], segments)
-        x, counted = self._hidden(mesh, features["inputs"], sequence, training)
+        types = features.get("inputs_types")
+        x, counted = self._hidden(mesh, features["inputs"], types, sequence, training)
+        has_pooler = self.hparams.pooler
+        row = self._pooled(x, training) if has_pooler else _mean(x, weights_of(segments))
         classes = mtf.Dimension("classes", self.vocab_sizes["targets"])
         with tf1.variable_scope("classifier"):
-            return self._classified(x, weights_of(segments), classes), counted
+            return _classified(row, classes), counted
 
     def _loss_of_classes(
         self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool
@@ -98,16 +106,6 @@ class TransformerEncoder(Model):
         if not training and classes.size == 2:
             out = with_metrics(out, positive_sums(logits, targets, weights, classes))
         return with_experts(out, self.hparams, counted, training)
-
-    def _classified(self, x: mtf.Tensor, is_real: mtf.Tensor, classes: mtf.Dimension) -> mtf.Tensor:
-        """The mean of a row's symbols [batch, length, d_model] -> logits [batch, classes]."""
-        batch, length, d_model = x.shape.dims
-        count = mtf.maximum(mtf.reduce_sum(is_real, reduced_dim=length), 1.0)
-        share = mtf.cast(is_real / count, x.dtype)
-        mean = mtf.einsum([x, share], output_shape=mtf.Shape([batch, d_model]))
-        matrix = variables.weight(x.mesh, "kernel", [d_model, classes], d_model.size**-0.5, x.dtype)
-        bias = variables.zeros(x.mesh, "bias", [classes], x.dtype)
-        return mtf.einsum([mean, matrix], output_shape=mtf.Shape([batch, classes])) + bias
 
     def _loss_of_masked(
         self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool
@@ -122,8 +120,9 @@ class TransformerEncoder(Model):
             )
         symbols, is_masked = self._masked(targets, segments, examples)
         sequence = Sequence(features["targets_position"], segments)
-        x, counted = self._hidden(mesh, symbols, sequence, training)
-        logits = self._embedding.logits(x)
+        types = features.get("targets_types")
+        x, counted = self._hidden(mesh, symbols, types, sequence, training)
+        logits = self._embedding.logits(self._before_logits(x))
         out = predicted(self.hparams, logits, targets, is_masked, self._vocab, training)
         if not training:
             visible = mtf.reduce_sum(weights_of(segments) - is_masked)
@@ -168,10 +167,62 @@ class TransformerEncoder(Model):
             return drawn, how, mtf.random_uniform(mesh, shape, maxval=size, dtype=tf.int32)
 
     def _hidden(
-        self, mesh: Mesh, symbols: mtf.Tensor, sequence: Sequence, training: bool
+        self,
+        mesh: Mesh,
+        symbols: mtf.Tensor,
+        types: mtf.Tensor | None,
+        sequence: Sequence,
+        training: bool,
     ) -> tuple[mtf.Tensor, list[ExpertSums]]:
         """What the last layer says of each position: [batch, length, d_model]."""
         x = self._embedding(symbols, self._parts.dtype)
-        x = self._parts.with_positions(x, sequence.positions, training, sequence.length.size)
+        if self.hparams.token_types:
+            x += self._embedded_types(mtf.zeros_like(symbols) if types is None else types)
+        norm = self._parts.norm if self.hparams.embedding_norm else None
+        positions, longest = sequence.positions, sequence.length.size
+        x = self._parts.with_positions(x, positions, training, longest, norm)
         bias = self._parts.relative_bias(mesh)
         return self._stack(x, WholePass(sequence, training, relative_bias=bias))
+
+    def _embedded_types(self, types: mtf.Tensor) -> mtf.Tensor:
+        """Integers [batch, length] -> [batch, length, d_model]."""
+        hparams = self.hparams
+        dim = mtf.Dimension("token_types", hparams.token_types)
+        table = variables.weight(
+            types.mesh,
+            "type_embedding",
+            [dim, self._parts.d_model],
+            hparams.initializer_stddev,
+            self._parts.dtype,
+        )
+        return checked_gather(table, types, dim)
+
+    def _before_logits(self, x: mtf.Tensor) -> mtf.Tensor:
+        """BERT's transform of what is predicted from: see the hparam `mlm_head`."""
+        if not self.hparams.mlm_head:
+            return x
+        with tf1.variable_scope("mlm_head"):
+            return self._parts.norm(activation_of(self.hparams.mlp)(Dense()(x)))
+
+    def _pooled(self, x: mtf.Tensor, training: bool) -> mtf.Tensor:
+        """The first token of each row, [batch, d_model], through BERT's tanh layer."""
+        first = checked_gather(x, 0, x.shape.dims[1])
+        with tf1.variable_scope("pooler"):
+            pooled = mtf.tanh(Dense()(first))
+            return Dropout(self.hparams.layer_prepostprocess_dropout)(pooled, training)
+
+
+def _mean(x: mtf.Tensor, is_real: mtf.Tensor) -> mtf.Tensor:
+    """The mean of a row's symbols: [batch, length, d_model] -> [batch, d_model]."""
+    batch, length, d_model = x.shape.dims
+    count = mtf.maximum(mtf.reduce_sum(is_real, reduced_dim=length), 1.0)
+    share = mtf.cast(is_real / count, x.dtype)
+    return mtf.einsum([x, share], output_shape=mtf.Shape([batch, d_model]))
+
+
+def _classified(row: mtf.Tensor, classes: mtf.Dimension) -> mtf.Tensor:
+    """[batch, d_model] -> logits [batch, classes]."""
+    batch, d_model = row.shape.dims
+    matrix = variables.weight(row.mesh, "kernel", [d_model, classes], d_model.size**-0.5, row.dtype)
+    bias = variables.zeros(row.mesh, "bias", [classes], row.dtype)
+    return mtf.einsum([row, matrix], output_shape=mtf.Shape([batch, classes])) + bias

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tensorflow as tf
+import tensorflow.compat.v1 as tf1
 
 from t2tp import mtf
 from t2tp.hparam import HParams
@@ -30,6 +31,7 @@ class TransformerParts:
     Attributes:
       d_model: the dimension of activations between layers.
       dtype: what is computed in.
+      norm: the kind of norm that blocks have; its variables are made where it is used.
     """
 
     def __init__(self, hparams: HParams, dtype: tf.DType, has_experts: bool) -> None:
@@ -51,6 +53,7 @@ class TransformerParts:
         if hparams.sequence_parallel:
             broadcast_dims = [BETWEEN if name == INSIDE else name for name in broadcast_dims]
         self._dropout = Dropout(hparams.layer_prepostprocess_dropout, broadcast_dims)
+        self.norm = Norm(hparams.norm_type, hparams.norm_epsilon)
         self._position = hparams.position
         self._learned = LearnedPositions(hparams.max_length, hparams.initializer_stddev)
         self._relative = RelativePositions(hparams.relative_buckets, hparams.relative_max_distance)
@@ -83,18 +86,24 @@ class TransformerParts:
                 " stand for several positions: take learned or sinusoidal."
             )
 
-    def embedding(self, vocab: mtf.Dimension) -> Embedding:
-        """Of symbols, and logits."""
+    def embedding(self, vocab: mtf.Dimension, logits_bias: bool = False) -> Embedding:
+        """Of symbols, and logits, with a bias or without."""
         return Embedding(
             vocab,
             self.d_model,
             stddev=self._hparams.initializer_stddev,
             is_tied=self._hparams.tie_embeddings,
             is_scaled=self._hparams.scale_embeddings,
+            has_bias=logits_bias,
         )
 
     def with_positions(
-        self, x: mtf.Tensor, positions: mtf.Tensor, training: bool, longest: int
+        self,
+        x: mtf.Tensor,
+        positions: mtf.Tensor,
+        training: bool,
+        longest: int,
+        norm: Norm | None = None,
     ) -> mtf.Tensor:
         """Embeddings of symbols as the first layer gets them, named as between blocks.
 
@@ -103,6 +112,7 @@ class TransformerParts:
           positions: int32 [batch...].
           training: whether dropout is on.
           longest: how many positions there may be.
+          norm: of the sum, before dropout; by default there is none.
 
         Raises:
           ValueError: there are more than positions were learned for.
@@ -119,6 +129,9 @@ class TransformerParts:
             x += self._learned(positions, self.d_model, self.dtype)
         elif self._position == "sinusoidal":
             x += sinusoidal(positions, self.d_model, self.dtype)
+        if norm is not None:
+            with tf1.variable_scope("embedding_norm"):
+                x = norm(x)
         return self._dropout(x, training)
 
     def relative_bias(self, mesh: mtf.Mesh) -> RelativeBias | None:
@@ -153,11 +166,10 @@ class TransformerParts:
             )
             for number in range(num_layers)
         ]
-        norm = Norm(hparams.norm_type, hparams.norm_epsilon)
         return Stack(
             layers,
             Residual(
-                norm,
+                self.norm,
                 hparams.norm_position,
                 self._dropout,
                 sequence_parallel=hparams.sequence_parallel,

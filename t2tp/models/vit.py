@@ -87,7 +87,7 @@ class Vit(ImageClassifier):
         hparams = self.hparams
         layer = Layer(
             SelfAttention(Heads(hparams.num_heads, hparams.d_kv, use_bias=True), causal=False),
-            FeedForward("gelu", hparams.d_ff, use_bias=True, dropout=hparams.dropout),
+            FeedForward("gelu_erf", hparams.d_ff, use_bias=True, dropout=hparams.dropout),
         )
         residual = Residual(Norm("layer", hparams.norm_epsilon), "pre", dropout)
         return Stack([layer] * hparams.num_hidden_layers, residual, recompute=hparams.recompute)

@@ -106,7 +106,7 @@ def vit(params: Params, x: tf.Tensor, hparams: HParams) -> tf.Tensor:
         x += params[f"{scope}/output_bias"]
         scope = f"layer_{layer:02d}/feed_forward"
         hidden = norm(x, scope) @ params[f"{scope}/input"] + params[f"{scope}/input_bias"]
-        hidden = tf.nn.gelu(hidden, approximate=True)
+        hidden = tf.nn.gelu(hidden, approximate=False)
         x += hidden @ params[f"{scope}/output"] + params[f"{scope}/output_bias"]
     x = norm(x, "final")
     return classify(params, x[:, 0] if hparams.pooling == "class" else tf.reduce_mean(x, 1))

@@ -49,7 +49,11 @@ class Reference:
         """Logits [batch, classes]: of the mean of a row's symbols."""
         segments = features["inputs_segmentation"]
         x = self.embedded(features["inputs"], features["inputs_position"], "", "embedding")
+        x = self.typed(x, features.get("inputs_types"))
         x = self.stack(x, "", segments[:, :, None] == segments[:, None], segments != 0)
+        if self.hparams.pooler:
+            pooled = tf.tanh(self.dense(x[:, 0], "pooler"))
+            return self.dense(pooled, "classifier")
         is_real = (segments != 0).astype(float)
         share = is_real / np.maximum(is_real.sum(1, keepdims=True), 1)
         mean = tf.einsum("btd,bt->bd", x, share)
@@ -59,8 +63,15 @@ class Reference:
         """Logits [batch, length, vocab] from the symbols that the model is shown."""
         segments = features["targets_segmentation"]
         x = self.embedded(symbols, features["targets_position"], "", "embedding")
+        x = self.typed(x, features.get("targets_types"))
         x = self.stack(x, "", segments[:, :, None] == segments[:, None], segments != 0)
-        return x @ tf.transpose(self.params["embedding"])
+        if self.hparams.mlm_head:
+            x = self.norm(self.activation(self.dense(x, "mlm_head")), "mlm_head")
+        return x @ tf.transpose(self.params["embedding"]) + self.bias("logits")
+
+    def dense(self, x, block: str) -> tf.Tensor:
+        """A matrix and a bias."""
+        return x @ self.params[f"{block}/kernel"] + self.params[f"{block}/bias"]
 
     def embedded(self, symbols, positions, scope: str, table: str) -> tf.Tensor:
         """[batch, length, d_model]."""
@@ -75,23 +86,36 @@ class Reference:
         angle = positions[..., None] * turns
         return x + np.concatenate([np.sin(angle), np.cos(angle)], -1)
 
+    def typed(self, x, types) -> tf.Tensor:
+        """Embeddings with those of the tokens' types, and their norm, if there are such."""
+        if self.hparams.token_types:
+            table = self.params["type_embedding"]
+            x += table[0] if types is None else tf.gather(table, types)
+        return self.norm(x, "embedding_norm") if self.hparams.embedding_norm else x
+
     def stack(self, x, scope, is_seen, is_real, memory=None, memory_is_seen=None) -> tf.Tensor:
-        """All layers, pre-norm, and the last norm."""
+        """All layers, and after pre-norm ones the last norm."""
+        is_pre = self.hparams.norm_position == "pre"
+
+        def residual(x, block, fn):
+            if is_pre:
+                return x + fn(self.norm(x, block))
+            return self.norm(x + fn(x), block)
+
         for number in range(self.hparams.num_hidden_layers):
             layer = f"{scope}layer_{number:02d}"
             block = f"{layer}/attention"
-            y = self.norm(x, block)
-            x += self.attention(block, y, y, is_seen)
+            x = residual(x, block, lambda y: self.attention(block, y, y, is_seen))  # noqa: B023
             if memory is not None:
-                block = f"{layer}/cross_attention"
-                x += self.attention(block, self.norm(x, block), memory, memory_is_seen)
+                cross = f"{layer}/cross_attention"
+                x = residual(x, cross, lambda y: self.attention(cross, y, memory, memory_is_seen))  # noqa: B023
             if f"{layer}/experts/router" in self.params:
-                block = f"{layer}/experts"
-                x += self.experts(block, self.norm(x, block), is_real)
+                network = f"{layer}/experts"
+                x = residual(x, network, lambda y: self.experts(network, y, is_real))  # noqa: B023
             else:
-                block = f"{layer}/feed_forward"
-                x += self.feed_forward(block, self.norm(x, block))
-        return self.norm(x, f"{scope}final")
+                network = f"{layer}/feed_forward"
+                x = residual(x, network, lambda y: self.feed_forward(network, y))  # noqa: B023
+        return self.norm(x, f"{scope}final") if is_pre else x
 
     def norm(self, x, block: str) -> tf.Tensor:
         """Over the last dimension."""
@@ -122,10 +146,15 @@ class Reference:
 
     def feed_forward(self, block: str, x) -> tf.Tensor:
         """The network of one layer, or of one expert."""
-        activation = {"relu": tf.nn.relu, "gelu": lambda y: tf.nn.gelu(y, approximate=True)}
         hidden = x @ self.params[f"{block}/input"] + self.bias(f"{block}/input")
-        hidden = activation[self.hparams.mlp](hidden)
+        hidden = self.activation(hidden)
         return hidden @ self.params[f"{block}/output"] + self.bias(f"{block}/output")
+
+    def activation(self, x) -> tf.Tensor:
+        """Of the hparam `mlp`."""
+        if self.hparams.mlp == "relu":
+            return tf.nn.relu(x)
+        return tf.nn.gelu(x, approximate=self.hparams.mlp == "gelu")
 
     def experts(self, block: str, x, is_real) -> tf.Tensor:
         """All experts read all tokens; gates say which of it counts."""

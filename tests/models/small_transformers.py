@@ -100,6 +100,16 @@ def examples() -> dict[str, np.ndarray]:
     return {**make_batch(), EXAMPLE_INDEX: np.arange(100, 100 + BATCH)}
 
 
+def with_types(make: Callable[[], dict[str, np.ndarray]], name: str) -> Callable[[], dict]:
+    """A batch in which the last half of each row is of another type, as BERT's second sentence."""
+
+    def batch() -> dict[str, np.ndarray]:
+        types = np.tile(np.arange(LENGTH, dtype=np.int32) * 2 // LENGTH, (BATCH, 1))
+        return {**make(), f"{name}_types": types}
+
+    return batch
+
+
 BOTH = {"inputs": VOCAB_SIZE, "targets": VOCAB_SIZE}
 FAMILIES = {
     "lm": Family("transformer_lm", make_batch, {"targets": VOCAB_SIZE}, {}),
@@ -120,6 +130,30 @@ FAMILIES = {
     ),
 }
 
+AS_IN_BERT = {
+    **NO_DROPOUT,
+    "norm_position": "post",
+    "mlp": "gelu_erf",
+    "embedding_norm": True,
+    "token_types": 2,
+    "mlm_head": True,
+    "logits_bias": True,
+    "pooler": True,
+}
+BERTS = {
+    "bert_masked": Family(
+        "transformer_encoder",
+        with_types(examples, "targets"),
+        {"targets": VOCAB_SIZE},
+        AS_IN_BERT,
+    ),
+    "bert_classes": Family(
+        "transformer_encoder",
+        with_types(classes, "inputs"),
+        {"inputs": VOCAB_SIZE, "targets": 2},
+        AS_IN_BERT,
+    ),
+}
 MEGATRON = "batch:data;experts:data;heads:model;kv_heads:model;d_ff:model;vocab:model"
 LAYOUTS = {
     "one device": ("", ""),

@@ -14,6 +14,7 @@ from t2tp.optim import train_step
 from tests.models.reference_transformer import Reference
 from tests.models.small_transformers import (
     ALL_DROPOUT,
+    BERTS,
     FAMILIES,
     LAYOUTS,
     LENGTH,
@@ -30,7 +31,12 @@ OF_THE_REFERENCE = {
     "classes": Reference.classes,
     "masked": Reference.masked,
     "moe_classes": Reference.classes,
+    "bert_masked": Reference.masked,
+    "bert_classes": Reference.classes,
 }
+ALL_FAMILIES = {**FAMILIES, **BERTS}
+EVERYWHERE = [(name, layout) for name in FAMILIES for layout in LAYOUTS]
+EVERYWHERE += [(name, layout) for name in BERTS for layout in ("both", "features", "context")]
 
 
 @functools.cache
@@ -50,15 +56,15 @@ def shown_by_masking():
 @functools.cache
 def reference(name):
     """Loss, sums and gradients of the initial values."""
-    family = FAMILIES[name]
+    family = ALL_FAMILIES[name]
     batch, hparams = family.batch(), family.hparams()
     variables = loss_program(family, with_gradients=False).variables
     params = {v.spec.name: tf.constant(v.numpy(), tf.float64) for v in variables}
     extra, targets = {}, batch["targets"]
-    if name == "masked":
+    if name in ("masked", "bert_masked"):
         shown = shown_by_masking()
         extra, weights = {"symbols": shown["symbols"]}, shown["is_masked"].astype(np.float64)
-    elif name in ("classes", "moe_classes"):
+    elif name in ("classes", "moe_classes", "bert_classes"):
         weights = batch["weights"].astype(np.float64)
     else:
         weights = (batch["targets_segmentation"] != 0).astype(np.float64)
@@ -77,10 +83,10 @@ def reference(name):
     return values | {f"d_{n}": tf.convert_to_tensor(g) for n, g in gradients.items()}
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(("name", "layout"), EVERYWHERE)
 def test_any_layout_gives_the_loss_and_all_gradients_of_the_description(name, layout):
-    values = loss_program(FAMILIES[name], *LAYOUTS[layout])(FAMILIES[name].batch())
+    family = ALL_FAMILIES[name]
+    values = loss_program(family, *LAYOUTS[layout])(family.batch())
     wanted = reference(name)
     assert set(wanted) == {n for n in values if not n.startswith(("summaries/", "expert_"))}
     assert_close(values, wanted)

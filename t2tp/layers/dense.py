@@ -1,0 +1,21 @@
+"""A matrix that leaves the dimension as it is."""
+
+from __future__ import annotations
+
+from t2tp import mtf
+from t2tp.layers import variables
+
+
+class Dense:
+    """A matrix from the last dimension to itself, and a bias: `kernel` and `bias` of the current
+    scope."""
+
+    def __call__(self, x: mtf.Tensor) -> mtf.Tensor:
+        """[..., d] -> [..., d]; where a layout splits d, it splits the rows of the matrix."""
+        dim = x.shape.dims[-1]
+        to = mtf.Dimension(f"{dim.name}_out", dim.size)
+        matrix = variables.weight(x.mesh, "kernel", [dim, to], dim.size**-0.5, x.dtype)
+        y = mtf.einsum([x, matrix], output_shape=x.shape - dim + to)
+        bias = variables.zeros(x.mesh, "bias", [to], x.dtype)
+        y = mtf.add(y, bias, output_shape=y.shape)
+        return mtf.rename_dimension(y, to.name, dim.name)
