@@ -1,7 +1,7 @@
 """Stored columns read back: files that are mapped, not loaded, any number of any example in O(1).
 
 See `shards.py` for the files. All shards of a split look like one: example numbers and the places
-of values count through them.
+of values count through them. What is read is compared with its checksums: see `checked_file.py`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from t2tp.problems.shards import OFFSET, shard_name
+from t2tp.problems.checked_file import CheckedFile
+from t2tp.problems.shards import OFFSET, Checks, read_checks, shard_name
 
 # Counting goes through a mapped file in steps of so many values.
 _COUNT_STEP = 1 << 22
@@ -35,9 +36,14 @@ class Column:
         """
         self.dtype = np.dtype(dtype)
         self._none = np.empty(0, self.dtype)
-        self._files = list(files)
-        self._values = [mapped(path, self.dtype) for path in files]
-        self._begins = [mapped(path.with_name(f"{path.name}.begins"), OFFSET) for path in files]
+        checks = [_checks_of(path) for path in files]
+        self._values = [
+            _open(path, self.dtype, each) for path, each in zip(files, checks, strict=True)
+        ]
+        self._begins = [
+            _open(path.with_name(f"{path.name}.begins"), OFFSET, each)
+            for path, each in zip(files, checks, strict=True)
+        ]
         # [shards + 1]: the number of the first example, and the place of the first value, of each.
         self._first_example = _running([len(begins) - 1 for begins in self._begins])
         self._first_value = _running([len(values) for values in self._values])
@@ -79,7 +85,7 @@ class Column:
         """
         lengths = []
         for shard, low, high in self._pieces(begin, end):
-            begins = self._begins[shard]
+            begins = self._begins[shard].whole()
             first, last = begins.searchsorted((low, high - 1), side="right")
             edges = np.empty(last - first + 2, np.int64)
             edges[0], edges[1:-1], edges[-1] = low, begins[first:last], high
@@ -107,22 +113,16 @@ class Column:
         """
         lengths = [np.empty(0, np.int64)]
         firsts = self._first_example.tolist()
-        for path, first, last in zip(self._files, firsts[:-1], firsts[1:], strict=True):
+        for begins, first, last in zip(self._begins, firsts[:-1], firsts[1:], strict=True):
             low, high = max(begin, first), min(end, last)
             if low < high:
-                begins = np.fromfile(
-                    path.with_name(f"{path.name}.begins"),
-                    OFFSET,
-                    count=high - low + 1,
-                    offset=(low - first) * OFFSET.itemsize,
-                )
-                lengths.append(np.diff(begins))
+                lengths.append(np.diff(begins.read(low - first, high - first + 1)))
         return np.concatenate(lengths)
 
     @cached_property
     def lengths(self) -> np.ndarray:
         """How many values each example has: int64 [examples]."""
-        return np.concatenate([np.diff(begins) for begins in self._begins])
+        return np.concatenate([np.diff(begins.whole()) for begins in self._begins])
 
     def counts(self, size: int) -> np.ndarray:
         """Returns how often each number below `size` occurs among the values: int64 [size]."""
@@ -168,11 +168,18 @@ def open_columns(
     }
 
 
-def mapped(path: Path, dtype: np.dtype) -> np.ndarray:
-    """Returns the contents of a file as an array, of which only what is looked at is read."""
-    if not path.stat().st_size:  # an empty file cannot be mapped
-        return np.empty(0, dtype)
-    return np.asarray(np.memmap(path, dtype, "r"))  # still mapped; the subclass slices slowly
+def _checks_of(path: Path) -> Checks | None:
+    """Returns the checks of a column's shard; None if it was made before there were any."""
+    try:
+        return read_checks(path.parent, path.stem)
+    except FileNotFoundError:
+        return None
+
+
+def _open(path: Path, dtype: np.dtype, checks: Checks | None) -> CheckedFile:
+    if checks is None:
+        return CheckedFile(path, dtype)
+    return CheckedFile(path, dtype, checks.crc32.get(path.name), checks.block_bytes)
 
 
 def _running(sizes: list[int]) -> np.ndarray:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from t2tp.problems.columns import mapped
+from t2tp.problems.checked_file import mapped
 from t2tp.problems.samples import BadSampleError
 from t2tp.problems.shards import OFFSET
 

@@ -10,10 +10,12 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from t2tp.problems.progress import Progress
 from t2tp.whole_file import write_text
 
 FILE_NAME = "manifest.json"
@@ -36,7 +38,8 @@ BAD = "bad"
 # Raised when the layout of the files changes, so that old data is refused and not misread.
 FORMAT = 2
 
-# Checking reads files up to this size, and of larger ones looks at the size only.
+# Checking reads files up to this size, and of larger ones looks at the size only: their blocks are
+# checked when they are read.
 _SMALL_BYTES = 4 << 20
 
 
@@ -138,15 +141,17 @@ class Manifest:
     overlaps: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
-        """Writes it into the folder."""
-        write_text(folder / FILE_NAME, json.dumps(asdict(self), indent=2) + "\n")
+        """Writes it into the folder, with a checksum of its own."""
+        fields = asdict(self)
+        fields["checksum"] = _checksum(fields)
+        write_text(folder / FILE_NAME, json.dumps(fields, indent=2) + "\n")
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
         """Reads the manifest of a folder.
 
         Raises:
-            DamagedDataError: there is none, or not one of this format.
+            DamagedDataError: there is none, or not one of this format, or it was changed.
         """
         path = folder / FILE_NAME
         try:
@@ -155,6 +160,9 @@ class Manifest:
                 raise DamagedDataError(
                     f"{path} has format {fields['format']}, this version of t2tp reads {FORMAT}"
                 )
+            written = fields.pop("checksum", None)  # not there in what was made before it was
+            if written is not None and written != _checksum(fields):
+                raise DamagedDataError(f"{path} has been changed since it was written")
             fields["splits"] = {name: SplitSizes(**s) for name, s in fields["splits"].items()}
             fields["files"] = {name: FileState(**s) for name, s in fields["files"].items()}
             return cls(**fields)
@@ -166,13 +174,41 @@ class Manifest:
             raise DamagedDataError(f"{path} is not a manifest: {error!r}") from error
 
     def check(self, folder: Path) -> None:
-        """Checks the size of every file, and the contents of the small ones.
+        """Checks the size of every file, and the contents of the small ones and of the checks.
 
         Raises:
             DamagedDataError: a file is missing or is not what was written; names it.
         """
         for name, wanted in self.files.items():
-            check_file(folder / name, wanted, read_up_to=_SMALL_BYTES)
+            is_read = name.endswith(CHECKS_END) or wanted.bytes <= _SMALL_BYTES
+            check_file(folder / name, wanted, read_up_to=wanted.bytes if is_read else 0)
+
+    def check_contents(self, folder: Path, num_workers: int, what: str) -> None:
+        """Checks the contents of every file, whatever its size.
+
+        Args:
+            folder: where they are.
+            num_workers: how many files are read at a time.
+            what: the name of the data, for the progress.
+
+        Raises:
+            DamagedDataError: a file is missing or is not what was written; names it.
+        """
+        total = sum(wanted.bytes for wanted in self.files.values())
+        done = 0
+
+        def check_one(name: str) -> int:
+            wanted = self.files[name]
+            check_file(folder / name, wanted, read_up_to=wanted.bytes)
+            return wanted.bytes
+
+        with (
+            Progress(total, f"checking the bytes of {what}") as progress,
+            ThreadPoolExecutor(num_workers) as pool,
+        ):
+            for read in pool.map(check_one, self.files):
+                done += read
+                progress.show(done)
 
     def digest(self) -> str:
         """Returns what tells the data from others, wherever they came from: a SHA-256."""
@@ -231,6 +267,11 @@ def check_file(path: Path, wanted: FileState, read_up_to: int) -> None:
             f"{path} is not the file that the rest of the data was made with: "
             f"its SHA-256 is not {wanted.sha256}"
         )
+
+
+def _checksum(fields: Mapping[str, Any]) -> str:
+    """Returns the SHA-256 of a manifest's other fields."""
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
 def _added(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:

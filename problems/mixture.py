@@ -241,6 +241,12 @@ class Mixture(Problem):
                 )
         return own or manifests[0]
 
+    def check_contents(self, data_dir: AnyPath, num_workers: int = 1) -> Manifest:
+        """Checks every byte of the data of all its problems; see `Problem.check_contents`."""
+        for part in self.parts:
+            part.check_contents(self.parts_dir(data_dir), num_workers)
+        return self.check_prepared(data_dir)
+
     def vocab_sizes(self, data_dir: AnyPath) -> dict[str, int]:
         """Returns the sizes that all have."""
         self.check_prepared(data_dir)

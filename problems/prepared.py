@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from t2tp.problems import manifest
@@ -21,14 +23,9 @@ def check(problem: Problem, data_dir: AnyPath) -> Manifest:
         raise FileNotFoundError(
             f"{folder} does not exist: make the data of {problem.name} with\n  {command}"
         )
-    try:
+    with _saying_the_command(problem, command):
         made = Manifest.read(folder)
         made.check(folder)
-    except DamagedDataError as error:
-        raise DamagedDataError(
-            f"the data of {problem.name} are damaged: {error}\n"
-            f"make them again with\n  {command} --overwrite"
-        ) from error
     given = problem.given_options
     for name, value in made.options.items():
         if name in given and given[name] != value:
@@ -37,6 +34,25 @@ def check(problem: Problem, data_dir: AnyPath) -> Manifest:
                 f"the option out, or make the data again with\n  {command} --overwrite"
             )
     return made
+
+
+def check_contents(problem: Problem, data_dir: AnyPath, num_workers: int) -> Manifest:
+    """Checks every byte of the data; see `Problem.check_contents`."""
+    made = check(problem, data_dir)
+    with _saying_the_command(problem, problem.datagen_command(data_dir)):
+        made.check_contents(problem.folder(data_dir), num_workers, problem.name)
+    return made
+
+
+@contextmanager
+def _saying_the_command(problem: Problem, command: str) -> Iterator[None]:
+    try:
+        yield
+    except DamagedDataError as error:
+        raise DamagedDataError(
+            f"the data of {problem.name} are damaged: {error}\n"
+            f"make them again with\n  {command} --overwrite"
+        ) from error
 
 
 def datagen_command(problem: Problem, data_dir: AnyPath) -> str:

@@ -325,7 +325,7 @@ class Problem(abc.ABC):
         """Checks that the data are there and whole; takes milliseconds.
 
         Sizes of all files are compared with the manifest, and checksums of the small ones, the
-        vocabulary among them.
+        vocabulary among them. The blocks of the others are checked when they are first read.
 
         Returns:
             What the folder holds.
@@ -346,6 +346,21 @@ class Problem(abc.ABC):
                     changed,
                     self.datagen_command(data_dir),
                 )
+        return made
+
+    def check_contents(self, data_dir: AnyPath, num_workers: int = 1) -> Manifest:
+        """Checks the data as `check_prepared` does, and every byte of them.
+
+        What stands in two splits is looked for again, and said.
+
+        Args:
+            data_dir: where they are.
+            num_workers: how many files are read at a time.
+        """
+        made = prepared.check_contents(self, data_dir, num_workers)
+        making.report_overlaps(
+            self.name, {split: [self.stored(data_dir, split)] for split in self.splits}
+        )
         return made
 
     def datagen_command(self, data_dir: AnyPath) -> str:

@@ -20,7 +20,7 @@ import numpy as np
 from absl import logging
 
 from t2tp.problems import publish
-from t2tp.problems.columns import mapped
+from t2tp.problems.checked_file import mapped
 from t2tp.whole_file import write_text
 
 _RECORD = "index.json"

@@ -33,6 +33,7 @@ _NAMES = (
     "max_bad_samples",
     "vocab_size",
     "overwrite",
+    "check",
     "inspect",
 )
 
@@ -72,6 +73,7 @@ def _define_flags() -> None:
     )
     flags.DEFINE_integer("vocab_size", None, "Tokens of the vocabulary.", lower_bound=1)
     flags.DEFINE_bool("overwrite", False, "Make the data again although they are there.")
+    flags.DEFINE_bool("check", False, "Check every byte of data that are there.")
     flags.DEFINE_bool(
         "inspect", False, "Show examples, lengths and the share of padding of data that are there."
     )
@@ -101,6 +103,10 @@ def _make(argv: Sequence[str]) -> None:
     try:
         if given.inspect:
             print(inspect(problem, given.data_dir))
+            return
+        if given.check:
+            manifest = problem.check_contents(given.data_dir, given.num_workers)
+            print(f"{problem.name}: every byte is what was written\n{manifest.summary()}")
             return
         manifest = problem.prepare(
             given.data_dir,

@@ -1,0 +1,105 @@
+"""A mapped file of numbers whose blocks are compared with their checksums when first read."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from t2tp.problems.manifest import DamagedDataError
+
+
+class CheckedFile:
+    """The numbers in a file, as an array that can be indexed.
+
+    A process checks each block once: training reads a file many times, and goes through it in
+    another order each time.
+    """
+
+    def __init__(
+        self, path: Path, dtype: np.dtype, crc32: np.ndarray | None = None, block_bytes: int = 1
+    ):
+        """Maps the file.
+
+        Args:
+            path: of the file.
+            dtype: of the numbers.
+            crc32: the CRC-32 of each block, uint32 [blocks]; without it nothing is checked.
+            block_bytes: length of a block; the last one may be shorter.
+        """
+        self._path = path
+        self._array = mapped(path, dtype)
+        self._block_bytes = block_bytes
+        self._crc32 = np.empty(0, np.uint32) if crc32 is None else crc32
+        self._is_unchecked = np.ones(len(self._crc32), bool)
+        self._some_unchecked = bool(len(self._crc32))
+        if crc32 is not None and len(crc32) != -(-self._array.nbytes // block_bytes):
+            raise DamagedDataError(
+                f"{path} has {self._array.nbytes} bytes, and checksums for {len(crc32)} blocks of "
+                f"{block_bytes}"
+            )
+
+    def __len__(self) -> int:
+        return len(self._array)
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        """Returns numbers by a slice or an array of places."""
+        if self._some_unchecked:
+            self._check(self._blocks(index), self._array.view(np.uint8).data)
+        return self._array[index]
+
+    def whole(self) -> np.ndarray:
+        """Returns all numbers."""
+        return self[:]
+
+    def read(self, begin: int, end: int) -> np.ndarray:
+        """Returns numbers without mapping them: to go through a large file takes no memory."""
+        first, last = self._blocks_of(begin, end)
+        with self._path.open("rb") as file:
+            file.seek(first * self._block_bytes)
+            contents = file.read((last - first) * self._block_bytes)
+        if self._some_unchecked:
+            self._check(self._unchecked(first, last), contents, first)
+        size = self._array.itemsize
+        skipped = begin * size - first * self._block_bytes
+        return np.frombuffer(contents, self._array.dtype, end - begin, skipped)
+
+    def _blocks_of(self, begin: int, end: int) -> tuple[int, int]:
+        """Returns the first block in which numbers lie, and the one after the last."""
+        size = self._array.itemsize
+        return begin * size // self._block_bytes, -(-end * size // self._block_bytes)
+
+    def _unchecked(self, first: int, last: int) -> np.ndarray:
+        return first + np.flatnonzero(self._is_unchecked[first:last])
+
+    def _blocks(self, index: Any) -> np.ndarray:
+        """Returns the unchecked blocks in which the numbers of an index lie."""
+        if isinstance(index, slice):
+            begin, end, _ = index.indices(len(self._array))
+            return self._unchecked(*self._blocks_of(begin, end))
+        blocks = np.asarray(index) * self._array.itemsize // self._block_bytes
+        return np.unique(blocks[self._is_unchecked[blocks]])
+
+    def _check(self, blocks: np.ndarray, contents: bytes | memoryview, first: int = 0) -> None:
+        """Checks blocks; `contents` are the bytes of the file from the block `first` on."""
+        for block in blocks.tolist():
+            begin = block * self._block_bytes
+            place = begin - first * self._block_bytes
+            piece = memoryview(contents)[place : place + self._block_bytes]
+            if zlib.crc32(piece) != self._crc32[block]:
+                raise DamagedDataError(
+                    f"{self._path} is damaged: its bytes {begin:,} to {begin + len(piece) - 1:,} "
+                    "are not those that were written; t2tp_datagen --check looks at all files, "
+                    "and --overwrite makes the data again"
+                )
+            self._is_unchecked[block] = False
+        self._some_unchecked = bool(self._is_unchecked.any())
+
+
+def mapped(path: Path, dtype: np.dtype) -> np.ndarray:
+    """Returns the contents of a file as an array, of which only what is looked at is read."""
+    if not path.stat().st_size:  # an empty file cannot be mapped
+        return np.empty(0, dtype)
+    return np.asarray(np.memmap(path, dtype, "r"))  # still mapped; the subclass slices slowly
