@@ -23,6 +23,7 @@ from t2tp.models.model import FeatureMismatchError
 from t2tp.nearest import nearest
 from t2tp.problems.generation import default_workers
 from t2tp.problems.languagemodel import LanguageModelProblem
+from t2tp.problems.manifest import DamagedDataError
 from t2tp.problems.user_dir import import_user_dir
 from t2tp.registry import UnknownNameError
 from t2tp.trainer import console, plan, run_files, together
@@ -105,7 +106,7 @@ def run(flags: absl_flags.FlagValues, place: Place | None = None) -> None:
         # The processes meet before anything that may start TensorFlow up, as making data does.
         with as_usage_error(ValueError):
             cluster = together.connect_as(made.config)
-        with together.telling_the_others(cluster):
+        with together.telling_the_others(cluster), as_usage_error(DamagedDataError):
             _carry_out(flags, made, cluster)
     except together.OTHERS_FAULT as error:
         raise LostError(str(error)) from error

@@ -18,6 +18,7 @@ from t2tp.mesh.cluster import Cluster, has_gpu
 from t2tp.mesh.layout import Layout
 from t2tp.mesh.processes import Place
 from t2tp.problems.images import ImageGenerationProblem
+from t2tp.problems.manifest import DamagedDataError
 from t2tp.problems.text_scores import score
 from t2tp.problems.user_dir import import_user_dir
 from t2tp.trainer import checkpointing, console, decode_files, plan, run_files, together
@@ -75,7 +76,7 @@ def run(flags: absl_flags.FlagValues, place: Place | None = None) -> None:
     try:
         with as_usage_error(ValueError):
             cluster = together.connect_as(made.config)
-        with together.telling_the_others(cluster):
+        with together.telling_the_others(cluster), as_usage_error(DamagedDataError):
             if flags.generate_data:
                 with as_usage_error(ValueError, LookupError, OSError):
                     together.prepare_data(cluster, made.problem, flags.data_dir, flags.tmp_dir)

@@ -12,6 +12,7 @@ from absl import flags as absl_flags
 
 from t2tp import checkpoint, registry
 from t2tp.mesh.processes import Place
+from t2tp.problems.manifest import DamagedDataError
 from t2tp.problems.user_dir import import_user_dir
 from t2tp.trainer import checkpointing, console, plan, run_files, together
 from t2tp.trainer.command import building
@@ -46,7 +47,7 @@ def run(flags: absl_flags.FlagValues, place: Place | None = None) -> None:
     try:
         with as_usage_error(ValueError):
             cluster = together.connect_as(made.config)
-        with together.telling_the_others(cluster):
+        with together.telling_the_others(cluster), as_usage_error(DamagedDataError):
             with as_usage_error(ValueError, LookupError, OSError):
                 if flags.generate_data:
                     together.prepare_data(cluster, made.problem, flags.data_dir, flags.tmp_dir)

@@ -262,6 +262,19 @@ def test_a_damaged_checkpoint_is_skipped_with_a_warning(trainer, tmp_path, capfd
     assert "going on from the checkpoint of step 1" in said
 
 
+def test_damaged_data_are_not_learned_from(trainer, data_dir, tmp_path, monkeypatch, capfd):
+    """Not even where the file is too large to be looked through at the start."""
+    monkeypatch.setattr("t2tp.problems.manifest._SMALL_BYTES", 0)
+    data = shutil.copytree(data_dir, tmp_path / "data")
+    for damaged in (data / PROBLEM).glob("train-*.targets"):
+        damaged.write_bytes(bytes(damaged.stat().st_size))
+    assert trainer(data_dir=str(data), schedule="train") == 2
+    said = capfd.readouterr().err
+    assert f"t2tp_trainer: {data / PROBLEM}/train-" in said and "is damaged: its bytes " in said
+    assert "t2tp_datagen --check looks at all files" in said
+    assert "Traceback" not in said
+
+
 def test_registry_help_and_help(trainer, capfd):
     assert trainer(registry_help=True, problem=None) == 0
     said = capfd.readouterr().out
