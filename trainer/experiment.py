@@ -126,6 +126,7 @@ class Experiment:
         _check_at_least(0, train_steps=train_steps, local_eval_frequency=local_eval_frequency)
         _check_at_least(0, eval_samples=eval_samples)
         _check_at_least(-1, eval_steps=eval_steps)
+        _check_at_least(0, eval_timeout_mins=eval_timeout_mins)
         self.problem: Problem = problems.find(problem, problem_options)
         model_class = registry.model(model)
         self.hparams = hparams
@@ -510,7 +511,7 @@ class Experiment:
         )
 
 
-def _check_at_least(least: int, **numbers: int) -> None:
+def _check_at_least(least: int, **numbers: float) -> None:
     for name, number in numbers.items():
-        if number < least:
+        if not number >= least:  # NaN is not.
             raise ValueError(f"{name} is {number}, and must be at least {least}")

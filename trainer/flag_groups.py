@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Callable, Sequence
 from importlib import metadata
@@ -9,10 +10,14 @@ from typing import NamedTuple
 
 from absl import flags
 
-from t2tp.trainer.errors import UsageError
+from t2tp.trainer.errors import UsageError, as_usage_error
+from t2tp.trainer.local_paths import check_local
 from t2tp.trainer.tensor2tensor_flags import advice
 
 _WIDTH = 100
+# Which flags are paths: by the ends of their names, and others.
+_PATHS = ("_dir", "_file", "_path", "_reference")
+_MORE_PATHS = ("warm_start_from", "log_json", "hparams_set", "translation", "reference")
 
 
 class Group(NamedTuple):
@@ -87,7 +92,18 @@ def parse(groups: Sequence[Group], arguments: Sequence[str]) -> flags.FlagValues
         raise UsageError(str(error)) from error
     if rest:
         raise UsageError(f"{rest[0]!r} is no flag; flags are written --name=value")
+    for name in ours:
+        _check_value(name, ours[name].value)
     return ours
+
+
+def _check_value(name: str, value: object) -> None:
+    """Refuses values that the flag's type lets through."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UsageError(f"--{name}={value}: a finite number is wanted")
+    if isinstance(value, str) and (name.endswith(_PATHS) or name in _MORE_PATHS):
+        with as_usage_error(ValueError):
+            check_local(f"--{name}", value)
 
 
 def help_text(intro: str, groups: Sequence[Group]) -> str:

@@ -100,7 +100,7 @@ class InterruptHandler:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self._came:
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt("interrupted again: left at once, with what was saved before")
         self._came = number
         if self._grace_seconds is not None:
             self._timer = threading.Timer(self._grace_seconds, self._leave)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, fields
 
 from t2tp.hparam import HParams
 from t2tp.nearest import nearest
+from t2tp.trainer.local_paths import check_local
 
 PRECISIONS = ("float32", "bfloat16", "float16")
 ON_NONFINITE = ("stop", "skip", "ignore")
@@ -88,6 +90,7 @@ class RunConfig:
         """
         if not self.output_dir:
             raise ValueError("output_dir is empty: name the folder of the run")
+        check_local("output_dir", self.output_dir)
         for field in fields(self):
             value = getattr(self, field.name)
             if value is None or isinstance(value, str):
@@ -113,8 +116,11 @@ class RunConfig:
             raise ValueError(f"on_nonfinite is {self.on_nonfinite!r}: {known}")
         if self.profile_steps:
             profile_range(self.profile_steps)
-        if self.grace_seconds is not None and not self.grace_seconds > 0:
-            raise ValueError(f"grace_seconds is {self.grace_seconds}, and must be above 0")
+        if self.grace_seconds is not None and not 0 < self.grace_seconds <= threading.TIMEOUT_MAX:
+            raise ValueError(
+                f"grace_seconds is {self.grace_seconds}, and must be above 0 and at most"
+                f" {threading.TIMEOUT_MAX:.0f}"
+            )
 
     @classmethod
     def of(cls, hparams: HParams, output_dir: str, **settings: object) -> RunConfig:

@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return LOST_EXIT_CODE
     except KeyboardInterrupt as error:
         if speaks:
-            print(f"t2tp_trainer: {error or 'interrupted'}", file=sys.stderr)
+            print(f"t2tp_trainer: {str(error) or 'interrupted'}", file=sys.stderr)
         return SIGNALLED + getattr(error, "signal_number", signal.SIGINT)
     return 0
 

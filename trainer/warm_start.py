@@ -37,7 +37,8 @@ class WarmStart:
         """Reads `PATH` or `PATH:from=>to;from=>to`; None if there is no text.
 
         Raises:
-          WarmStartError: a rule has no arrow, or its pattern is no regular expression.
+          WarmStartError: a rule has no arrow, its pattern is no regular expression, or its
+            replacement names a group that the pattern does not have.
         """
         if not text:
             return None
@@ -54,6 +55,13 @@ class WarmStart:
             except re.error as error:
                 raise WarmStartError(
                     f"warm_start_from={text}: {pattern!r} is no regular expression: {error}"
+                ) from None
+            try:
+                re.sub(f"{pattern}|", replacement, "")  # What matches nothing at all matches this.
+            except (re.error, IndexError) as error:
+                raise WarmStartError(
+                    f"warm_start_from={text}: {replacement!r} cannot replace what {pattern!r}"
+                    f" matches: {error}"
                 ) from None
             rules.append((pattern, replacement))
         return cls(path, tuple(rules))

@@ -277,6 +277,17 @@ def test_a_signal_saves_the_step_and_leaves(tmp_path, number):
     assert losses(tmp_path / "interrupted") == losses(tmp_path / "straight")
 
 
+def test_a_second_signal_leaves_at_once_and_says_so(tmp_path):
+    class Twice(Hook):
+        def before_step(self, training: Training) -> None:
+            if training.steps_done == 5:
+                os.kill(os.getpid(), signal.SIGINT)
+                os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt, match="interrupted again: left at once"):
+        estimator(tmp_path).train(toy.inputs(), 12, [Twice()])
+
+
 STUCK = """
 import os, signal, sys, threading, time
 from tests.trainer import toy

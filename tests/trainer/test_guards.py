@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -80,6 +81,8 @@ WRONG = {
     "no steps": ({"profile_steps": "100"}, "profile_steps is '100', and must be FIRST:LAST"),
     "backwards": ({"profile_steps": "5:3"}, "profile_steps is '5:3'"),
     "no time": ({"grace_seconds": 0.0}, "grace_seconds is 0.0"),
+    "too much time": ({"grace_seconds": math.inf}, "grace_seconds is inf"),
+    "time that is no number": ({"grace_seconds": math.nan}, "grace_seconds is nan"),
     "never": ({"histogram_steps": 0}, "histogram_steps is 0"),
 }
 

@@ -54,3 +54,13 @@ def test_without_a_path_nothing_is_written(capsys):
 def test_what_cannot_be_written_is_refused_by_name(tmp_path):
     with pytest.raises(UsageError, match="log_json=.*cannot be written"):
         JsonLog(str(tmp_path)).open()
+
+
+@pytest.mark.parametrize("device", ["/dev/full", "/dev/zero"])
+def test_a_device_is_not_read_to_its_end(device):
+    log = JsonLog(device)
+    if device == "/dev/full":
+        with pytest.raises(UsageError, match="log_json=/dev/full cannot be written: .*No space"):
+            log.write("report", 1)
+    else:
+        log.write("report", 1)

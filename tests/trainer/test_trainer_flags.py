@@ -9,6 +9,9 @@ import pytest
 
 from t2tp.trainer import trainer_flags
 from t2tp.trainer.errors import UsageError
+from t2tp.trainer.run_config import RunConfig
+
+FLAGS = [trainer_flags.define()[name] for name in trainer_flags.define()]
 
 
 def test_flags_are_read_and_hparams_add_up():
@@ -65,3 +68,19 @@ def test_a_missing_flag_is_said_before_tensorflow_is_imported(program):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (2, f"t2tp_{program}: --output_dir is missing\n")
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+@pytest.mark.parametrize("name", [flag.name for flag in FLAGS if flag.flag_type() == "float"])
+def test_a_number_that_is_none_is_refused(name, value):
+    with pytest.raises(UsageError, match=name):
+        trainer_flags.parse(["t2tp_trainer", f"--{name}={value}"])
+
+
+@pytest.mark.parametrize("name", ["output_dir", "data_dir", "tmp_dir", "t2t_usr_dir"])
+def test_remote_paths_are_refused(name):
+    for path in ("gs://bucket/run", "s3://bucket/run", "hdfs://host/run"):
+        with pytest.raises(UsageError, match=f"--{name}={path}: only paths of this host's files"):
+            trainer_flags.parse(["t2tp_trainer", f"--{name}={path}"])
+    with pytest.raises(ValueError, match="output_dir=gs://b/r"):
+        RunConfig("gs://b/r")

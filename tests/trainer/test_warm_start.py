@@ -93,6 +93,8 @@ def test_rules_are_applied_one_after_another(tmp_path):
         ("PATH:body|table=>x", "body and table would both become x"),
         ("PATH:body=>x;y", "'y' is no rule of the form from=>to"),
         ("PATH:bo(dy=>x", "is no regular expression"),
+        (r"PATH:body=>\9", r"cannot replace what 'body' matches: invalid group reference 9"),
+        (r"PATH:body=>\g<x>", "cannot replace what 'body' matches: unknown group name 'x'"),
         (
             "PATH:$=>_old",
             "none of the 2 trainable variables .* body: not in the .*did you mean body",
