@@ -6,12 +6,17 @@ from collections.abc import Mapping
 from typing import NoReturn
 
 import numpy as np
+import tensorflow as tf
+from tensorflow.python.framework.func_graph import FuncGraph
 from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
 
 from t2tp.mesh.cluster import Cluster
+from t2tp.mesh.collectives import Collective
 from t2tp.mesh.layout import Layout
-from t2tp.mesh.program import Feature, Program, StepFn
+from t2tp.mesh.program import Feature, Graph, Program, StepFn, without_garbage_collection
 from t2tp.mesh.variables import SlicedVariable, Variables, VariableSpec
+
+tf1 = tf.compat.v1
 
 
 class ProgramOnPaper(Program):
@@ -34,6 +39,9 @@ class ProgramOnPaper(Program):
         Raises:
           LayoutError: the layout cannot work for a tensor of the model.
         """
+        self._paper = FuncGraph("on_paper")
+        self._built: Graph | None = None
+        self._is_lowered = False
         laid_out = Layout(mesh_shape, layout)
         cluster = Cluster(("",) * laid_out.size)
         super().__init__(
@@ -54,6 +62,24 @@ class ProgramOnPaper(Program):
         raise ValueError(
             "This program was made to be looked at, on no devices: make a t2tp.Program to run it."
         )
+
+
+    def collective_log(self) -> list[Collective]:
+        """The collectives of a step, one by one, in the order of the program."""
+        if not self._is_lowered:
+            built = self._build_for_shapes()
+            slices = [variable.slices[0] for variable in self._used]
+            with self._paper.as_default(), without_garbage_collection():
+                pnum, step = (tf1.placeholder(dtype, []) for dtype in (tf.int32, tf.int64))
+                self._lower(built, pnum, step, slices)
+            self._is_lowered = True
+        return list(self._log)
+
+    def _build_for_shapes(self) -> Graph:
+        """Builds the step's graph once: what is lowered is what is looked at."""
+        if self._built is None:
+            self._built = self._build_in(self._paper)
+        return self._built
 
 
 class _VariablesOnPaper(Variables):

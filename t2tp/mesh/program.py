@@ -75,7 +75,7 @@ StepFn = Callable[[Mesh, dict[str, mtf.Tensor]], Mapping[str, mtf.Tensor]]
 
 
 @dataclass
-class _Graph:
+class Graph:
     """A step's mtf graph."""
 
     graph: mtf.Graph
@@ -280,7 +280,7 @@ class Program:
                 tf.TensorSpec(self.layout.slice_size(f.shape), f.dtype)
                 for f in self._features.values()
             ]
-            with _without_garbage_collection():
+            with without_garbage_collection():
                 self._concrete = self._run.get_concrete_function(
                     *scalars, [v.slices[0] for v in self._used], slices
                 )
@@ -289,10 +289,10 @@ class Program:
     def collectives(self) -> dict[tuple[str, tuple[str, ...]], tuple[int, int]]:
         """What a step moves: (kind, mesh axes) -> (how many, bytes that each processor puts in).
 
-        Those of a loop's body are counted once, however often it runs.
+        Those of a loop over microbatches are counted for each of them; those of a loop whose length
+        is known only when it runs, once.
         """
-        self.trace()
-        return summarize(self._log)
+        return summarize(self.collective_log())
 
     def collective_log(self) -> list[Collective]:
         """The collectives of a step, one by one, in the order of the program."""
@@ -336,7 +336,16 @@ class Program:
         # TensorFlow takes every int32 argument for one of the first CPU. A loop that uses one would
         # then run there too, and send it over in each iteration.
         pnum, *feature_slices = [tf.identity(x) for x in (pnum, *feature_slices)]
-        built = self._build(step, feature_slices)
+        return self._lower(self._build(step, feature_slices), pnum, step, variable_slices)
+
+    def _lower(
+        self,
+        built: Graph,
+        pnum: tf.Tensor,
+        step: tf.Tensor,
+        variable_slices: list[tf.Variable],
+    ) -> dict[str, tf.Tensor]:
+        """Lowers a step's graph for one processor; returns its slices of the outputs."""
         _refuse_other_variables(built.graph, [variable.spec for variable in self._used])
         collectives = Collectives(
             self.layout.mesh_shape, self.cluster.devices, pnum, self.cluster.nccl
@@ -373,7 +382,7 @@ class Program:
                 part = collectives.allgather(part, axes.index(axis.name), dimension)
         return part
 
-    def _build(self, step: tf.Tensor, feature_slices: list[tf.Tensor]) -> _Graph:
+    def _build(self, step: tf.Tensor, feature_slices: list[tf.Tensor]) -> Graph:
         """Builds the step's mtf graph on tensors of the current TensorFlow graph."""
         # What mesh-tensorflow's optimizers and schedules take for tf.train.get_global_step().
         tf1.add_to_collection(tf1.GraphKeys.GLOBAL_STEP, step)
@@ -392,20 +401,24 @@ class Program:
                 for op in graph.operations
                 if isinstance(op, mtf.ScalarSummaryOperation)
             }
-        return _Graph(graph, mesh, outputs)
+        return Graph(graph, mesh, outputs)
 
-    def _build_for_shapes(self) -> _Graph:
+    def _build_for_shapes(self) -> Graph:
         """Builds the graph once aside, to know variables and shapes before anything runs."""
+        return self._build_in(tf.Graph())
+
+    def _build_in(self, graph: tf.Graph) -> Graph:
+        """Builds the step's mtf graph on placeholders of a TensorFlow graph."""
         for name, feature in self._features.items():
             self.layout.check(name, feature.shape)
-        with tf.Graph().as_default():
+        with graph.as_default():
             parts = [
                 tf1.placeholder(f.dtype, self.layout.slice_size(f.shape))
                 for f in self._features.values()
             ]
             return self._build(tf1.placeholder(tf.int64, []), parts)
 
-    def _check(self, built: _Graph) -> None:
+    def _check(self, built: Graph) -> None:
         """Refuses a layout that cannot work for a tensor; warns of rules and axes without
         effect."""
         shapes = [f.shape for f in self._features.values()]
@@ -474,7 +487,7 @@ def _refuse_what_is_apart(cluster: Cluster) -> None:
 
 
 @contextlib.contextmanager
-def _without_garbage_collection() -> Iterator[None]:
+def without_garbage_collection() -> Iterator[None]:
     """While this is active, Python does not look for cycles among all that there is.
 
     Tracing makes many objects that stay, and each such look visits the variables of all devices:
