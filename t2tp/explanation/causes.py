@@ -99,6 +99,9 @@ class Causes:
 def _sources(tensor: mtf.Tensor) -> Iterator[mtf.Tensor]:
     """The tensor or, where it was only passed on, scaled or added up, those that it was made of."""
     op = tensor.operation
+    if isinstance(op, mtf.WhileLoopOperation):
+        yield from _sources(op._body_outputs[op.outputs.index(tensor)])
+        return
     passes_on = isinstance(op, _PASSING_ON) or getattr(op, "passes_on_sums", False)
     if passes_on or is_linear(op):
         for x in op.inputs:

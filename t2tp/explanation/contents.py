@@ -115,6 +115,7 @@ class Move:
       operation: the one that asked for it; empty: an output of the program.
       phase: when that is.
       in_loop: whether it runs in every iteration of a loop.
+      times: how often a step runs it; 1 in a loop whose length is known only when it runs.
       shares: what it does for which tensors; their bytes add up to `bytes`.
     """
 
@@ -125,6 +126,7 @@ class Move:
     operation: str
     phase: Phase
     in_loop: bool
+    times: int
     shares: tuple[Share, ...]
 
 
@@ -249,5 +251,5 @@ def totals(moves: Sequence[Move]) -> dict[tuple[str, tuple[str, ...]], tuple[int
     sums: dict[tuple[str, tuple[str, ...]], tuple[int, int]] = {}
     for move in moves:
         count, size = sums.get((move.kind, move.axes), (0, 0))
-        sums[move.kind, move.axes] = (count + 1, size + move.bytes)
+        sums[move.kind, move.axes] = (count + move.times, size + move.bytes * move.times)
     return sums

@@ -42,7 +42,13 @@ def moves(contents: Contents) -> dict[tuple[str, tuple[str, ...]], list[Alike[Mo
     """The collectives, by kind and mesh axes."""
 
     def rest(move: Move) -> tuple:
-        return (move.bytes, move.phase, move.in_loop, tuple(map(_anywhere, move.shares)))
+        return (
+            move.bytes,
+            move.phase,
+            move.in_loop,
+            move.times,
+            tuple(map(_anywhere, move.shares)),
+        )
 
     by_kind: dict[tuple[str, tuple[str, ...]], list[Move]] = {}
     for move in contents.moves:

@@ -22,7 +22,10 @@ ESTIMATE = (
     " need room of their own inside operations and collectives."
 )
 
-PUT_IN = "Bytes of a collective are what each processor puts in; those inside loops count once."
+PUT_IN = (
+    "Bytes of a collective are what each processor puts in. Those in a loop over microbatches count"
+    " for each of them; those in a loop whose length is known only when it runs count once."
+)
 
 
 def size(num_bytes: int) -> str:
@@ -149,7 +152,9 @@ def purpose(group: Alike[Move]) -> str:
     else:
         inside = "" if share.is_sum else "inside "
         said = f"{move.phase.value}: {inside}{name}{_over(share)}"
-    return said + (", once an iteration" if move.in_loop else "")
+    if not move.in_loop:
+        return said
+    return f"{said}, in a loop of {move.times}" if move.times > 1 else f"{said}, once an iteration"
 
 
 def _several(shares: Sequence[Share]) -> str:

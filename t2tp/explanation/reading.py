@@ -92,14 +92,24 @@ def _shapes(graph: mtf.Graph) -> list[mtf.Shape]:
 
 
 def _phases(operations: list[mtf.Operation]) -> dict[str, Phase]:
-    """When each operation runs, by its name; those in a loop with the loop."""
+    """When each operation runs, by its name.
+
+    Those in a loop run with the loop, unless it has the backward pass inside, as a loop over
+    microbatches does: its operations then have phases of their own, what it gives is of the
+    backward pass, and the update comes after it.
+    """
     phases: dict[str, Phase] = {}
     otherwise = Phase.FORWARD
     for op in operations:
         phase = otherwise
         if GRADIENTS in op.name:
             phase, otherwise = Phase.BACKWARD, Phase.UPDATE
-        phases |= {inner.name: phase for inner in all_operations([op])}
+        inside = [inner for inner in all_operations([op]) if inner is not op]
+        if isinstance(op, mtf.WhileLoopOperation) and any(GRADIENTS in x.name for x in inside):
+            phases |= {**_phases(op._cond_ops), **_phases(op._body_ops), op.name: Phase.BACKWARD}
+            otherwise = Phase.UPDATE
+        else:
+            phases |= {inner.name: phase for inner in (op, *inside)}
     return phases
 
 
@@ -115,6 +125,7 @@ def _moves(program: Program, graph: mtf.Graph, phases: Mapping[str, Phase]) -> t
             collective.operation,
             phases.get(collective.operation, Phase.FORWARD),
             collective.operation not in outside,
+            collective.times,
             causes.shares(collective),
         )
         for collective in program.collective_log()

@@ -45,6 +45,7 @@ class Collective:
       name: TensorFlow's name of the place that asked for it.
       operation: the mtf operation that asked for it; empty for an output of the program.
       sums: names of the tensors that it completes, if it makes sums that were put off.
+      times: how often a step runs it; 1 in a loop whose length is known only when it runs.
     """
 
     kind: str
@@ -54,6 +55,7 @@ class Collective:
     name: str
     operation: str = ""
     sums: tuple[str, ...] = ()
+    times: int = 1
 
 
 def summarize(
@@ -63,8 +65,8 @@ def summarize(
     count: Counter = Counter()
     size: Counter = Counter()
     for c in collectives:
-        count[c.kind, c.axes] += 1
-        size[c.kind, c.axes] += c.bytes
+        count[c.kind, c.axes] += c.times
+        size[c.kind, c.axes] += c.bytes * c.times
     return {key: (count[key], size[key]) for key in count}
 
 
@@ -109,6 +111,7 @@ class Collectives:
         # By graph too: a tensor made inside a loop's body is of no use outside of it.
         self._groups: dict[tuple[tf.Graph, tuple[int, ...]], _Group] = {}
         self._operation = ""
+        self._times = 1
         self.log: list[Collective] = []
         self.groups: dict[int, Groups] = {}
 
@@ -120,6 +123,16 @@ class Collectives:
             yield
         finally:
             self._operation = before
+
+    @contextlib.contextmanager
+    def repeated(self, times: int) -> Iterator[None]:
+        """While this is active, collectives are those of a loop's body that runs so many times."""
+        before = self._times
+        self._times *= times
+        try:
+            yield
+        finally:
+            self._times = before
 
     def coordinate(self, axis: int) -> tf.Tensor:
         """The processor's place along a mesh axis: an int32 scalar."""
@@ -324,7 +337,9 @@ class Collectives:
         num_bytes = math.prod(x.shape.as_list()) * x.dtype.size
         scope = tf.compat.v1.get_default_graph().get_name_scope()
         self.log.append(
-            Collective(kind, names, size, num_bytes, scope, self._operation, tuple(sums))
+            Collective(
+                kind, names, size, num_bytes, scope, self._operation, tuple(sums), self._times
+            )
         )
 
 

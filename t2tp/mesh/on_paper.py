@@ -63,7 +63,6 @@ class ProgramOnPaper(Program):
             "This program was made to be looked at, on no devices: make a t2tp.Program to run it."
         )
 
-
     def collective_log(self) -> list[Collective]:
         """The collectives of a step, one by one, in the order of the program."""
         if not self._is_lowered:

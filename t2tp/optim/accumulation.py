@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -224,8 +224,12 @@ class MicrobatchLoop(mtf.WhileLoopOperation):
     def lower(self, lowering: Lowering) -> None:
         (rows,) = lowering.mesh_impl(self).slice_shape(mtf.Shape([self._part]))
         per_row = elements_per_row(self._part, all_operations(self._body_ops))
+        collectives = lowering.mesh_impl(self).collectives
 
-        def inside(iteration: tf.Tensor) -> contextlib.AbstractContextManager:
-            return lowering.inside_microbatch(Microbatch(iteration, self._count, rows, per_row))
+        @contextlib.contextmanager
+        def inside(iteration: tf.Tensor) -> Iterator[None]:
+            microbatch = Microbatch(iteration, self._count, rows, per_row)
+            with lowering.inside_microbatch(microbatch), collectives.repeated(self._count):
+                yield
 
         lower_while_loop(self, lowering, inside)

@@ -8,6 +8,8 @@ import tensorflow.compat.v1 as tf1
 import t2tp
 from t2tp import mtf
 from t2tp.mesh.on_paper import ProgramOnPaper
+from t2tp.models.model import LossOutput
+from t2tp.optim.accumulation import accumulate
 
 BATCH = mtf.Dimension("batch", 8)
 D_MODEL = mtf.Dimension("d_model", 6)
@@ -55,6 +57,29 @@ def layers(count: int, mesh_shape: str = MESH, layout: str = LAYOUT) -> ProgramO
         return {"y": x}
 
     return ProgramOnPaper(step, MLP_FEATURES, mesh_shape=mesh_shape, layout=layout)
+
+
+def microbatches(count: int) -> ProgramOnPaper:
+    """The perceptron's gradients, summed over microbatches."""
+
+    def loss_fn(features):
+        x = features["x"]
+        batch = x.shape.dims[0]
+        w_in = mtf.get_variable(x.mesh, "w_in", mtf.Shape([D_MODEL, D_FF]))
+        w_out = mtf.get_variable(x.mesh, "w_out", mtf.Shape([D_FF, D_MODEL]))
+        h = mtf.relu(mtf.einsum([x, w_in], output_shape=[batch, D_FF]))
+        y = mtf.einsum([h, w_out], output_shape=[batch, D_MODEL])
+        weight = mtf.constant(x.mesh, float(batch.size))
+        return LossOutput(mtf.reduce_mean(mtf.square(y - x)), {}, weight)
+
+    def step(mesh, features):
+        accumulated = accumulate(loss_fn, features, count, mesh)
+        variables = mesh.graph.trainable_variables
+        for variable, gradient in zip(variables, accumulated.gradients, strict=True):
+            mtf.assign_sub(variable, 0.1 * gradient)
+        return {"loss": accumulated.loss}
+
+    return ProgramOnPaper(step, MLP_FEATURES, mesh_shape=MESH, layout=LAYOUT)
 
 
 def loop() -> ProgramOnPaper:

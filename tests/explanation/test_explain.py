@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import math
+from collections import Counter
 
 import pytest
 import tensorflow as tf
@@ -166,6 +167,40 @@ def test_collectives_in_loops_are_said_to_be_there():
     assert "summed over d_ff, once an iteration" in str(explanation)
     made = by_name(explanation.contents.activations)[move.shares[0].tensor.removesuffix(":0")]
     assert made.in_loop
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_microbatches_keep_less_and_move_as_much(count):
+    """The activations of one are kept; collectives of activations are made for each."""
+
+    def kept_and_moved(count):
+        contents = t2tp.explain(samples.microbatches(count)).contents
+        kept = {line.what: line.on_device for line in contents.memory()}
+        by_phase = Counter()
+        for move in contents.moves:
+            if move.bytes > 4:  # Not the loss.
+                by_phase[move.phase] += move.bytes * move.times
+        return kept["activations kept for the backward pass"], by_phase
+
+    (whole, moved), (part, moved_in_parts) = kept_and_moved(1), kept_and_moved(count)
+    scalars = 64  # Of the loss and its weight, which do not shrink with the batch.
+    assert whole / count <= part <= whole / count + scalars
+    assert moved[Phase.FORWARD] and moved_in_parts == moved
+    (total,) = {
+        size
+        for (kind, axes), (_, size) in samples.microbatches(count).collectives().items()
+        if (kind, axes) == ("allreduce", ("model",))
+    }
+    assert total == moved[Phase.FORWARD]
+
+
+def test_gradients_summed_over_microbatches_are_said_to_be_their_variables():
+    said = str(t2tp.explain(samples.microbatches(4)))
+    assert (
+        "allreduce over data of its gradient, 144 B, summed over batch, together with 1 more"
+        in said
+    )
+    assert "4, 96 B\n            24 B  forward: einsum_1, summed over d_ff, in a loop of 4" in said
 
 
 def test_slots_are_found_by_their_variables_names():
