@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import tensorflow as tf
 
 from t2tp import checkpoint
 from t2tp.checkpoint import Checkpoint, Slice
+from t2tp.layers.convolution import BATCH_STATISTICS
+from t2tp.optim.averages import average_of
 from t2tp.trainer import run_files
 from t2tp.trainer.checkpointing import (
     CheckpointMismatchError,
@@ -22,6 +25,24 @@ AVERAGED = "averaged"  # In the metadata: the steps of the checkpoints.
 
 # Slices are written together up to so many bytes.
 _PART_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class Averaged:
+    """What `average` has written.
+
+    Attributes:
+      folder: of the checkpoint.
+      step: its step, that of the newest checkpoint.
+      has_moving_averages: whether the run kept moving averages of its weights (`ema_decay`), which
+        evaluation reads: they were averaged too.
+      batch_statistics: variables of batch norms that are the newest checkpoint's.
+    """
+
+    folder: Path
+    step: int
+    has_moving_averages: bool
+    batch_statistics: tuple[str, ...]
 
 
 def last_checkpoints(output_dir: str, count: int) -> list[Checkpoint]:
@@ -40,20 +61,18 @@ def last_checkpoints(output_dir: str, count: int) -> list[Checkpoint]:
     return [Checkpoint(checkpoint.step_folder(directory, step)) for step in steps[-count:]]
 
 
-def average(checkpoints: Sequence[Checkpoint], output_dir: str) -> Path:
+def average(checkpoints: Sequence[Checkpoint], output_dir: str) -> Averaged:
     """Writes a checkpoint whose trainable variables are the averages of theirs.
 
-    They are added up in float64, slice by slice as the newest was saved, so that there are never
-    many of them in memory. All other variables (what the optimizer keeps) are the newest's, and so
-    are step and metadata.
+    So are the moving averages of these (`ema_decay`), if the run has kept them. They are added up
+    in float64, slice by slice as the newest was saved, so that there are never many of them in
+    memory. All other variables (what the optimizer keeps, the statistics of batch norms) are the
+    newest's, and so are step and metadata.
 
     Args:
       checkpoints: at least one, of the same variables.
       output_dir: the folder of the result, a run's: its `checkpoints` gets the checkpoint. The
         run's `hparams.json` and `flags.json` are copied along if they are beside the newest.
-
-    Returns:
-      the folder of the written checkpoint.
 
     Raises:
       CheckpointMismatchError: a variable is not the same in all.
@@ -66,25 +85,27 @@ def average(checkpoints: Sequence[Checkpoint], output_dir: str) -> Path:
     for each in checkpoints:
         _check_same_variables(newest, each)
     trainable = {name for name in trainable_names(newest) if newest.dtypes()[name].is_floating}
+    moving = {average_of(name) for name in trainable} & set(newest.shapes())
     metadata = newest.metadata | {AVERAGED: sorted(each.step for each in checkpoints)}
-    parts = _parts(newest, checkpoints, trainable)
+    parts = _parts(newest, checkpoints, trainable | moving)
     folder = checkpoint.save_in_parts(checkpoint_folder(output_dir), newest.step, parts, metadata)
     for name in (run_files.HPARAMS_FILE, run_files.FLAGS_FILE):
         source, target = newest.path.parent.parent / name, Path(output_dir) / name
         if source.is_file() and not target.exists():
             write_bytes(target, source.read_bytes())
-    return folder
+    statistics = tuple(n for n in sorted(newest.shapes()) if n.split("/")[-1] in BATCH_STATISTICS)
+    return Averaged(folder, newest.step, bool(moving), statistics)
 
 
 def _parts(
-    newest: Checkpoint, checkpoints: Sequence[Checkpoint], trainable: set[str]
+    newest: Checkpoint, checkpoints: Sequence[Checkpoint], averaged: set[str]
 ) -> Iterator[list[tuple[Slice, tf.Tensor]]]:
     """The slices of the result, some at a time."""
     part: list[tuple[Slice, tf.Tensor]] = []
     size = 0
     for name in sorted(newest.shapes()):
         for each in slices_as_saved(newest, name):
-            value = _mean(checkpoints, each) if name in trainable else newest.read([each])[0]
+            value = _mean(checkpoints, each) if name in averaged else newest.read([each])[0]
             part.append((each, value))
             size += value.dtype.size * int(tf.size(value))
             if size >= _PART_BYTES:

@@ -13,8 +13,9 @@ from t2tp.trainer.quiet import quiet_import
 WRONG_USAGE = 2
 
 _INTRO = """
-Averages the trainable variables of checkpoints, in float64; what the optimizer keeps is the newest
-one's. The result is a checkpoint in the folder of a run, that of the newest one's step:
+Averages the trainable variables of checkpoints, and their moving averages (ema_decay), in float64;
+what the optimizer keeps, and the statistics of batch norms, are the newest one's. The
+result is a checkpoint in the folder of a run, that of the newest one's step:
 
   t2tp_avg_checkpoints --output_dir=RUN --num_last_checkpoints=8 --output_path=AVERAGED
   t2tp_trainer --output_dir=AVERAGED --data_dir=D --schedule=evaluate
@@ -53,12 +54,21 @@ def _average(args: argparse.Namespace) -> str:
             checkpoints = [checkpointing.find(path) for path in paths]
         else:
             checkpoints = averaging.last_checkpoints(args.output_dir, args.num_last_checkpoints)
-        folder = averaging.average(checkpoints, args.output_path)
+        made = averaging.average(checkpoints, args.output_path)
+    if made.batch_statistics and len(checkpoints) > 1:
+        first, count = made.batch_statistics[0], len(made.batch_statistics)
+        print(
+            f"t2tp_avg_checkpoints: warning: {count} moving means and variances of batch norms"
+            f" ({first}, ...) are those of step {made.step} alone, and do not belong to the"
+            " averaged weights: evaluation may be worse than that of the newest checkpoint.",
+            file=sys.stderr,
+        )
+    moving = " and their moving averages (ema_decay)" if made.has_moving_averages else ""
     return "\n".join(
         [
-            f"averaged the trainable variables of {len(checkpoints)} checkpoints:",
+            f"averaged the trainable variables{moving} of {len(checkpoints)} checkpoints:",
             *(f"  {each.path}" for each in checkpoints),
-            f"in {folder}; all other variables are those of its step",
+            f"in {made.folder}; all other variables are those of its step",
         ]
     )
 

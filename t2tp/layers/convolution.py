@@ -14,6 +14,9 @@ from t2tp.ops.group_norm import group_norm
 
 NORM_TYPES = ("batch", "group")
 
+# What a batch norm keeps for evaluation.
+BATCH_STATISTICS = ("moving_mean", "moving_variance")
+
 
 class Convolution:
     """A convolution with what it learns, the variable `filters` of the current scope (and `bias`).
@@ -87,8 +90,9 @@ class BatchNorm:
         """[..., channels] -> the same; variables `norm_scale`, `norm_offset` and the averages."""
         channels = x.shape.dims[-1]
         scale, offset = _scale_and_offset(x.mesh, channels)
-        moving_mean = _average(x.mesh, "moving_mean", channels, tf1.zeros_initializer())
-        moving_variance = _average(x.mesh, "moving_variance", channels, tf1.ones_initializer())
+        mean_name, variance_name = BATCH_STATISTICS
+        moving_mean = _average(x.mesh, mean_name, channels, tf1.zeros_initializer())
+        moving_variance = _average(x.mesh, variance_name, channels, tf1.ones_initializer())
         if training:
             y, mean, variance = batch_norm(x, scale, offset, self._epsilon)
             for average, value in ((moving_mean, mean), (moving_variance, variance)):

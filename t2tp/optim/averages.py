@@ -59,12 +59,17 @@ def average_weights(variables: Sequence[mtf.Variable], decay: float) -> list[mtf
     return [*operations, mtf.assign_add(count, one)]
 
 
+def average_of(name: str) -> str:
+    """The name of the average of the variable that is called `name`."""
+    return f"{name}/{_AVERAGE}"
+
+
 def read_averages(mesh: Mesh) -> None:
     """Lets a graph that was built to evaluate or predict read the averages in place of the
     trainable variables, which it then does without."""
     averaged = list(mesh.graph.trainable_variables)
     mesh.graph.trainable_variables.clear()
     for var in averaged:
-        var._name = f"{var.name}/{_AVERAGE}"
+        var._name = average_of(var.name)
         var._trainable = False
         var._dtype = mtf.VariableDType(tf.float32, tf.float32, var.activation_dtype)

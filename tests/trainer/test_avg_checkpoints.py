@@ -9,8 +9,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from t2tp import mtf
 from t2tp.checkpoint import Checkpoint, Slice
+from t2tp.optim.averages import average_weights, read_averages
 from t2tp.trainer import averaging, checkpointing
+from t2tp.trainer.estimator import Estimator
+from t2tp.trainer.model_fn import ModeKeys
+from t2tp.trainer.run_config import RunConfig
 from t2tp.trainer.t2tp_avg_checkpoints import main
 from tests.trainer import toy
 from tests.trainer.test_estimator import estimator
@@ -53,6 +58,39 @@ def test_the_average_of_the_last_ones_evaluates_in_place_of_a_run(run, tmp_path,
     sums = estimator(out, "model").evaluate(toy.inputs())
     assert sums == pytest.approx(estimator(run, checkpoint_path=str(out)).evaluate(toy.inputs()))
     assert sums != estimator(run).evaluate(toy.inputs())
+
+
+def with_moving_averages(mesh, features, mode, hparams):
+    """The toy model with an average of w, and what a batch norm keeps."""
+    spec = toy.model_fn(mesh, features, mode, hparams)
+    if mode == ModeKeys.TRAIN:
+        average_weights(list(mesh.graph.trainable_variables), 0.5)
+        d_in = mtf.Shape([mtf.Dimension("d_in", toy.D_IN)])
+        kept = mtf.get_variable(mesh, "norm/moving_mean", d_in, trainable=False)
+        mtf.assign(kept, kept + 1.0)
+    else:
+        read_averages(mesh)
+    return spec
+
+
+def test_moving_averages_are_averaged_and_batch_statistics_are_warned_of(tmp_path, capsys):
+    def made(folder, **settings):
+        config = RunConfig(str(folder), save_checkpoints_steps=4, **settings)
+        return Estimator(with_moving_averages, config, {"learning_rate": 0.05})
+
+    run, out = tmp_path / "run", tmp_path / "average"
+    made(run).train(toy.inputs(), 8)
+    assert main([f"--output_dir={run}", "--num_last_checkpoints=2", f"--output_path={out}"]) == 0
+    said = capsys.readouterr()
+    assert "the trainable variables and their moving averages (ema_decay) of 2 check" in said.out
+    assert re.search(
+        r"warning: 1 .* batch norms \(norm/moving_mean, ...\) are those of step 8 alone", said.err
+    )
+    for name in ("w", "w/average"):
+        wanted = (read(step(run, 4), name).astype(np.float64) + read(step(run, 8), name)) / 2
+        np.testing.assert_array_equal(read(out, name), wanted.astype(np.float32))
+    newest, averaged = (made(folder).evaluate(toy.inputs()) for folder in (run, out))
+    assert averaged["error"] != newest["error"]
 
 
 def test_a_list_of_checkpoints_of_any_meshes(run, tmp_path):
