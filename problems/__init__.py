@@ -6,6 +6,7 @@ from t2tp.problems import (  # noqa: F401  (they register themselves)
     catalog_text,
     image_digits,
     python_stdlib,
+    record_problems,
     text_files,
 )
 from t2tp.problems.lookup import find

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import hashlib
+import json
 import os
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -73,6 +74,17 @@ def decode(contents: bytes, path: Path, first_line: int = 1) -> str:
         ) from error
 
 
+def json_names(path: Path) -> list[str]:
+    """Returns the names in the first line of a file if it is an object in JSON; else none."""
+    with path.open("rb") as file:
+        line = file.readline(_PIECE)
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return []
+    return list(found) if isinstance(found, dict) else []
+
+
 class Files:
     """The files as documents."""
 
@@ -90,15 +102,17 @@ class Files:
 class Lines:
     """The lines of all files, without their ends ("\\n" or "\\r\\n")."""
 
-    def __init__(self, paths: Sequence[Path], scratch: Path):
+    def __init__(self, paths: Sequence[Path], scratch: Path, quoted: bool = False):
         """Takes the files.
 
         Args:
             paths: of the files.
             scratch: where it is noted where lines end, so that one process finds it for all.
+            quoted: whether a line does not end between quotes ("), as in CSV.
         """
         self._paths = paths
         self._scratch = scratch
+        self._quoted = quoted
 
     def __len__(self) -> int:
         return int(self._first[-1])
@@ -125,7 +139,7 @@ class Lines:
     @cached_property
     def _ends(self) -> list[np.ndarray]:
         """Where the lines of each file end: int64 [lines]."""
-        return [_line_ends(path, self._scratch / "lines") for path in self._paths]
+        return [_line_ends(path, self._scratch / "lines", self._quoted) for path in self._paths]
 
     @cached_property
     def _first(self) -> np.ndarray:
@@ -133,31 +147,39 @@ class Lines:
         return np.concatenate([[0], np.cumsum([len(ends) for ends in self._ends])])
 
 
-def _line_ends(path: Path, noted: Path) -> np.ndarray:
+def _line_ends(path: Path, noted: Path, quoted: bool) -> np.ndarray:
     """Returns where the lines of a file end: int64 [lines], of which nothing is in memory.
 
     Args:
         path: the file.
         noted: the directory in which it is noted; the file is read only if it has changed since.
+        quoted: see `Lines`.
     """
-    name = fingerprint([path.absolute()])
+    name = fingerprint([path.absolute()]) + "-quoted" * quoted
     ends = noted / name
     if not ends.exists():
         noted.mkdir(parents=True, exist_ok=True)
         unfinished = noted / f"{name}.tmp-{os.getpid()}"
         with unfinished.open("wb") as file:
-            for found in _find_line_ends(path):
+            for found in _find_line_ends(path, quoted):
                 file.write(found.astype(OFFSET).tobytes())
         unfinished.replace(ends)
     return mapped(ends, OFFSET)
 
 
-def _find_line_ends(path: Path) -> Iterator[np.ndarray]:
+def _find_line_ends(path: Path, quoted: bool) -> Iterator[np.ndarray]:
     """Gives where the lines of a file end, a piece of the file at a time."""
-    begin, last = 0, b"\n"
+    begin, last, quotes = 0, b"\n", 0
     with path.open("rb") as file:
         while piece := file.read(_PIECE):
-            yield begin + np.flatnonzero(np.frombuffer(piece, np.uint8) == ord("\n"))
+            contents = np.frombuffer(piece, np.uint8)
+            ends = np.flatnonzero(contents == ord("\n"))
+            if quoted:
+                places = np.flatnonzero(contents == ord('"'))
+                # An end is one only after an even number of quotes.
+                ends = ends[(quotes + np.searchsorted(places, ends)) % 2 == 0]
+                quotes += len(places)
+            yield begin + ends
             begin, last = begin + len(piece), piece[-1:]
-    if last != b"\n":  # the last line need not have an end
+    if last != b"\n" or quotes % 2:  # the last line need not have an end
         yield np.array([begin])

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import re
+
 from t2tp import registry
 from t2tp.problems import tfds_any
 from t2tp.problems.mixture import find_mixture
 from t2tp.problems.mixture_name import PREFIX
 from t2tp.problems.problem import Problem
+from t2tp.problems.text_files import FileProblem
 from t2tp.problems.text_to_text import PairProblem
 
 _SUFFIXES = ("_copy", "_rev")
+
+# What a data set may be called, as a part of a directory's name.
+_DATASET = re.compile(r"[\w-]+")
 
 
 def find(name: str, options: str = "") -> Problem:
@@ -17,8 +23,9 @@ def find(name: str, options: str = "") -> Problem:
 
     Args:
         name: of a registered problem, which may end in `_rev` (inputs and targets change places),
-            `_copy` (the targets are the inputs) or `_rev_copy`, if it has both; or "tfds:" and the
-            name of a dataset (`tfds_any.py`); or "mixture:" and shares (`mixture_name.py`).
+            `_copy` (the targets are the inputs) or `_rev_copy`, if it has both, and after that, for
+            one on files of yours, have the name of a data set: "translate_tsv:news"; or "tfds:" and
+            the name of a dataset (`tfds_any.py`); or "mixture:" and shares (`mixture_name.py`).
         options: the problem's options, as in "vocab_size=4096,arrangement=packed"; of a mixture's
             problem b, "b.arrangement=packed".
 
@@ -30,7 +37,8 @@ def find(name: str, options: str = "") -> Problem:
         return find_mixture(name, options, find)
     if name.startswith(tfds_any.PREFIX):
         return tfds_any.find_tfds(name, options)
-    plain, is_reversed, is_copy = _without_suffixes(name)
+    named, colon, dataset = name.partition(":")
+    plain, is_reversed, is_copy = _without_suffixes(named)
     problem = registry.problem(plain)(options) if options else registry.problem(plain)()
     if is_reversed or is_copy:
         if not isinstance(problem, PairProblem):
@@ -38,6 +46,18 @@ def find(name: str, options: str = "") -> Problem:
                 f"{name}: {plain} does not go from tokens to tokens, so it has no _rev and no _copy"
             )
         problem.is_reversed, problem.is_copy = is_reversed, is_copy
+    if colon:
+        if not isinstance(problem, FileProblem):
+            raise ValueError(
+                f"{name}: {named} is not made from files of yours, so there is one of it, without "
+                f"a name of a data set: {named}"
+            )
+        if not _DATASET.fullmatch(dataset):
+            raise ValueError(
+                f"{name}: {dataset!r} cannot name a data set; letters, digits, _ and - can, as in "
+                f"{named}:news"
+            )
+        problem.dataset = dataset
     return problem
 
 

@@ -13,9 +13,9 @@ from t2tp import registry
 from t2tp.hparam import HParams
 from t2tp.problems.generation import Sample, Samples
 from t2tp.problems.languagemodel import LanguageModelProblem
-from t2tp.problems.lines import Files, Lines, find_files, fingerprint
+from t2tp.problems.lines import Files, Lines, find_files, fingerprint, json_names
 from t2tp.problems.permutation import permute
-from t2tp.problems.problem import Problem
+from t2tp.problems.problem import AnyPath, Problem
 from t2tp.problems.samples import BadSampleError
 from t2tp.problems.sources import changed_sources, named, write_sources
 from t2tp.problems.text_to_text import Text2TextProblem
@@ -34,13 +34,30 @@ class FileProblem(Problem):
         test_options: those of files for test; without them half of the samples that are held out
             are for test.
 
+        dataset: tells the data from others of the same problem in one `data_dir`; "" for none. It
+            is given with the problem's name, as in "translate_tsv:news".
+
     A file is in one split only: what is held out is left out of train, and what is for test of
     validation, even where the patterns of both match it.
     """
 
+    dataset = ""
+
     file_options: tuple[str, ...]
     validation_options: tuple[str, ...]
     test_options: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The problem's name, and that of the data set: "translate_tsv:news"."""
+        return f"{super().name}:{self.dataset}" if self.dataset else super().name
+
+    def folder(self, data_dir: AnyPath) -> Path:
+        """Returns where the data lie: each data set has a directory."""
+        folder = super().folder(data_dir)
+        if not self.dataset:
+            return folder
+        return folder.with_name(f"{folder.name.partition(':')[0]}-{self.dataset}")
 
     def default_options(self) -> HParams:
         """Declares the options that name files."""
@@ -259,6 +276,22 @@ class LanguagemodelTextfiles(FileProblem, LanguageModelProblem):
         is_lines = self.options.documents == "lines"
         documents = Lines(files[0], scratch) if is_lines else Files(files[0])
         return Made(len(documents), lambda number: {"text": documents[number]})
+
+    def download(self, folder: Path, tmp_dir: Path) -> None:
+        """Notes what the files are like, and warns of those that are no running text."""
+        super().download(folder, tmp_dir)
+        (files,) = self._files(self.file_options)
+        if names := json_names(files[0]):
+            field = "text" if "text" in names else names[0]
+            logging.warning(
+                "%s holds JSON lines: their keys, quotes and escapes will be learned as text. To "
+                "learn the value %r of each line:\n  t2tp_datagen --problem=languagemodel_records "
+                "--problem_options='files=%s,text=%s'",
+                files[0],
+                field,
+                self.options.files,
+                field,
+            )
 
     def more_samples(self) -> str:
         """Returns the option by which a file can be several documents."""
