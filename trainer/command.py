@@ -31,6 +31,7 @@ from t2tp.trainer.checkpointing import CheckpointMismatchError
 from t2tp.trainer.early_stopping import EarlyStopping
 from t2tp.trainer.errors import LostError, UsageError, as_usage_error
 from t2tp.trainer.experiment import SCHEDULES, STOPPING_SCHEDULES, Experiment
+from t2tp.trainer.hparams_text import hparams_text
 from t2tp.trainer.model_fn import ModeKeys
 from t2tp.trainer.plan import Plan
 
@@ -95,7 +96,11 @@ def run(flags: absl_flags.FlagValues, place: Place | None = None) -> None:
     if flags.registry_help:
         print(f"{registry.help_text()}\n\nSchedules:\n  {', '.join(SCHEDULES)}")
         return
-    console.use_plain_lines(place)
+    if flags.print_hparams:
+        with as_usage_error(ValueError, LookupError, OSError):
+            print(hparams_text(plan.hparams_to_print(flags)))
+        return
+    console.use_plain_lines(place, with_time=flags.log_time)
     with as_usage_error(ValueError, LookupError, OSError):
         made = _plan(flags)
     if flags.explain_layout:

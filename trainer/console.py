@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
+import time
 
 from absl import logging as absl_logging
 from tqdm import tqdm
@@ -15,9 +16,10 @@ from t2tp.mesh.processes import Place
 class _Lines(logging.Handler):
     """Writes messages as lines to stderr; a warning that was given once is not given again."""
 
-    def __init__(self, prefix: str) -> None:
+    def __init__(self, prefix: str, with_time: bool) -> None:
         super().__init__()
         self._prefix = prefix
+        self._with_time = with_time
         self._warned: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -29,18 +31,20 @@ class _Lines(logging.Handler):
             line = f"warning: {line}" if record.levelno == logging.WARNING else f"error: {line}"
         # If nobody reads any more (t2tp_launch was killed, say), the run goes on and is saved.
         with contextlib.suppress(BrokenPipeError):
-            tqdm.write(self._prefix + line, file=sys.stderr)
+            at = time.strftime("%H:%M:%S ", time.localtime(record.created))
+            tqdm.write((at if self._with_time else "") + self._prefix + line, file=sys.stderr)
 
 
-def use_plain_lines(place: Place | None = None) -> None:
+def use_plain_lines(place: Place | None = None, with_time: bool = False) -> None:
     """Shows what this process logs with `absl.logging` as plain lines on stderr.
 
     Args:
       place: which of several processes this is. Of all but the first only warnings and errors are
         shown, with the number of the process.
+      with_time: whether each line begins with the time of day.
     """
     number = 0 if place is None else place.process_id
     absl_logging.set_verbosity(absl_logging.WARNING if number else absl_logging.INFO)
     logger = absl_logging.get_absl_logger()
-    logger.handlers[:] = [_Lines(f"process {number}: " if number else "")]
+    logger.handlers[:] = [_Lines(f"process {number}: " if number else "", with_time)]
     logger.propagate = False

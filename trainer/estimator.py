@@ -17,6 +17,7 @@ from absl import logging
 
 from t2tp import checkpoint, mtf
 from t2tp.explanation import Explanation, explain
+from t2tp.hparam import HParams
 from t2tp.mesh.cluster import Cluster
 from t2tp.mesh.layout import Layout
 from t2tp.mesh.on_paper import ProgramOnPaper
@@ -49,6 +50,7 @@ from t2tp.trainer.run_saver import RunSaver
 from t2tp.trainer.saved_model import Signatures, of_features, write_saved_model
 from t2tp.trainer.steps import add_up, train_on
 from t2tp.trainer.together import connect_as
+from t2tp.trainer.trackers import Tracker, open_tracker
 from t2tp.trainer.watching import watching_hooks
 from t2tp.whole_file import remove_unfinished
 
@@ -99,6 +101,7 @@ class Estimator:
         self._checkpoints = RunCheckpoints(config)
         self._lock: RunLock | None = None
         self.log = JsonLog()
+        self._tracker: Tracker | None = None
         self._heartbeat: Heartbeat | None = None  # Only while training.
 
     def connect(self) -> Cluster:
@@ -315,6 +318,15 @@ class Estimator:
         """
         self._checkpoints.record_metrics(self.steps_done, metrics, self.connect())
 
+    def track(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Sends scalars to the tracker that the config names; only process 0 does."""
+        if not self.config.tracker or not self.connect().leads:
+            return
+        if self._tracker is None:
+            values = self._hparams.values() if isinstance(self._hparams, HParams) else {}
+            self._tracker = open_tracker(self.config.tracker, self.config.output_dir, values)
+        self._tracker(step, scalars)
+
     def _program(self, step_fn: StepFn, features: Mapping[str, Feature]) -> Program:
         """A program on the run's mesh, with the run's variables."""
         return Program(
@@ -382,6 +394,7 @@ class Estimator:
                 log=self.log,
                 heartbeat=self._heartbeat,
                 progress=progress,
+                track=self.track,
             )
             began = {"max_steps": training.max_steps, "run": os.path.abspath(config.output_dir)}
             self.log.write("began", first_step, began)

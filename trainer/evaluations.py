@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from absl import logging
 
+from t2tp.checkpoint import Goal
 from t2tp.problems.metrics import compute, possible, why_not
 from t2tp.problems.problem import Problem
 from t2tp.trainer.early_stopping import EarlyStopping
@@ -78,6 +79,7 @@ class SplitEvaluation:
             self.summaries.write(step, metrics)
             self.record.add(step, metrics)
             self._estimator.log.write("evaluation", step, {"on": self._folder, **metrics})
+            self._estimator.track(step, {f"{self._folder}/{n}": v for n, v in metrics.items()})
         if self._samples is not None:
             leads = self._estimator.connect().leads
             self._samples.write(step, self.summaries if leads else None)
@@ -101,6 +103,24 @@ class SplitEvaluation:
         cluster = self._estimator.connect()
         mine = list(self.record.by_step().items()) if cluster.leads else []
         return dict(json.loads(cluster.agree("evaluations", json.dumps(mine))))
+
+    def say_best(self, goal: Goal) -> None:
+        """Logs at which step the metric was best, if there were several evaluations."""
+        found = {
+            step: metrics[goal.metric]
+            for step, metrics in self.record.by_step().items()
+            if goal.metric in metrics
+        }
+        if len(found) < 2:
+            return
+        best = (min if goal.is_least else max)(found, key=lambda step: found[step])
+        logging.info(
+            "best %s %.4f at step %d, of %d evaluations",
+            goal.metric,
+            found[best],
+            best,
+            len(found),
+        )
 
     def plateau(self, stopping: EarlyStopping) -> str:
         """What process 0's record says of early stopping; "" if training goes on."""

@@ -255,7 +255,9 @@ class Experiment:
 
         hooks = [EvaluationHook(every, evaluation.run, plateau)] if every else []
         self._train("train_and_evaluate", hooks, plateau)
-        return evaluation.run_once()
+        metrics = evaluation.run_once()
+        evaluation.say_best(self._goal())
+        return metrics
 
     def continuous_train_and_eval(self) -> dict[str, float]:
         """The name of tensor2tensor's default schedule; here the same as `train_and_evaluate`."""
@@ -351,6 +353,14 @@ class Experiment:
         """
         self.build("predict")
         return self._decoder.text(text, length)
+
+    def _goal(self) -> Goal:
+        """By what an evaluation is the best one; by the loss, where nothing is said."""
+        if self._config.keep_best_metric:
+            return Goal.parse(self._config.keep_best_metric)
+        if self._early_stopping is not None:
+            return Goal(self._early_stopping.metric, self._early_stopping.minimize)
+        return Goal("loss", True)
 
     @property
     def _decoder(self) -> RunDecoder:

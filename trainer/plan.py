@@ -142,15 +142,35 @@ def _setting(flags: absl_flags.FlagValues, name: str, saved: SavedRun | None) ->
     raise UsageError(f"--{name} is missing, and {flags.output_dir} holds no run to go on with")
 
 
+def hparams_to_print(flags: absl_flags.FlagValues) -> HParams:
+    """The hparams that the flags name, of a new run or of one that is there; nothing is written.
+
+    Raises:
+      UsageError, ValueError, LookupError, OSError: there are none.
+    """
+    saved = run_files.read(flags.output_dir) if flags.output_dir else None
+    if saved is None and not flags.hparams_set:
+        raise UsageError("--hparams_set is missing: name the set to print, or an --output_dir")
+    _user_dir(flags, saved)
+    name, options = (
+        value_of(flags, each) or (saved and saved.flags.get(each))
+        for each in ("problem", "problem_options")
+    )
+    problem = problems.find(name, options or "") if name else None
+    set_name = flags.hparams_set or (saved.flags.get("hparams_set") if saved else "") or ""
+    return _hparams(flags, set_name, saved, problem)[0]
+
+
 def _hparams(
-    flags: absl_flags.FlagValues, set_name: str, saved: SavedRun | None, problem: Problem
+    flags: absl_flags.FlagValues, set_name: str, saved: SavedRun | None, problem: Problem | None
 ) -> tuple[HParams, list[str]]:
     """The run's hparams, and a line for each that saved run, set and flags do not agree on."""
     before = None if saved is None else saved.hparams
     if saved is not None and before is None:
         _check_named(flags, set_name)
     preset = _preset(set_name, value_of(flags, "hparams_set") is not None, before)
-    problem.change_hparams(preset)
+    if problem is not None:
+        problem.change_hparams(preset)
     hparams = preset.copy() if before is None else run_files.resumed_hparams(before, preset)
     given = _drawn(flags, hparams)
     for text in flags.hparams:

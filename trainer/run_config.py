@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 
 from t2tp.hparam import HParams
 from t2tp.nearest import nearest
+from t2tp.trainer import trackers
 from t2tp.trainer.local_paths import check_local
 
 PRECISIONS = ("float32", "bfloat16", "float16")
@@ -40,6 +41,8 @@ class RunConfig:
         checkpoint: PATH or PATH:from=>to;from=>to; see `WarmStart`.
       log_step_count_steps: steps from one line in the log, and point in TensorBoard, to the next.
       log_json: file to which lines of JSON are added, see `JsonLog`; `-`: stdout; empty: none.
+      tracker: `wandb` or `mlflow`, which get scalars too, with a project as in `wandb:my_project`;
+        empty: none.
       histogram_steps: steps from one histogram of each trainable variable to the next; None: none.
       profile_steps: `FIRST:LAST`, the steps (from 1) to write a profile of; empty: none.
       on_nonfinite: what to do at a step whose loss or gradients are infinite or no numbers: `stop`;
@@ -71,6 +74,7 @@ class RunConfig:
     warm_start_from: str = ""
     log_step_count_steps: int = 100
     log_json: str = ""
+    tracker: str = ""
     histogram_steps: int | None = None
     profile_steps: str = ""
     on_nonfinite: str = "stop"
@@ -91,6 +95,7 @@ class RunConfig:
         if not self.output_dir:
             raise ValueError("output_dir is empty: name the folder of the run")
         check_local("output_dir", self.output_dir)
+        trackers.check(self.tracker)
         for field in fields(self):
             value = getattr(self, field.name)
             if value is None or isinstance(value, str):

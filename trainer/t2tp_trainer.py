@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         flags = trainer_flags.parse(sys.argv if arguments is None else arguments)
         if trainer_flags.answered(flags):
             return 0
-        if not flags.registry_help:
+        if not (flags.registry_help or flags.print_hparams):
             flag_groups.check_given(flags, ("output_dir", "data_dir"))
         with as_usage_error(ValueError):
             place = processes.find(flags.num_processes, flags.process_id, flags.coordinator)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from absl import flags
 
+from t2tp.hparam import HParams
 from t2tp.nearest import nearest
 from t2tp.trainer import flag_groups
 from t2tp.trainer.errors import UsageError
@@ -42,12 +44,14 @@ class Trial(NamedTuple):
       folder: of its run.
       step: of its last evaluation.
       metrics: of that evaluation.
+      hparams: of its run.
     """
 
     number: int
     folder: Path
     step: int
     metrics: dict[str, float]
+    hparams: Mapping[str, Any] = MappingProxyType({})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -99,8 +103,19 @@ def table(trials: Sequence[Trial], metric: str, minimize: bool) -> str:
     ranked = sorted(trials, key=lambda trial: (1 if minimize else -1) * trial.metrics[metric])
     return "\n".join(
         f"{metric} {trial.metrics[metric]:.4f} at step {trial.step}: {trial.folder}"
+        + "".join(f"  {name}={_short(trial.hparams[name])}" for name in _differing(trials))
         for trial in ranked
     )
+
+
+def _differing(trials: Sequence[Trial]) -> list[str]:
+    """The hyperparameters that are not the same in all trials."""
+    first = trials[0].hparams
+    return [name for name in first if any(t.hparams[name] != first[name] for t in trials)]
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _check(given: flags.FlagValues, trainer_flags: Sequence[str]) -> None:
@@ -133,7 +148,8 @@ def _result(number: int, folder: Path) -> Trial:
     if not evaluations:
         raise UsageError(f"trial {number} has no evaluation in {folder}")
     step = max(evaluations)
-    return Trial(number, folder, step, evaluations[step])
+    hparams = HParams.load(folder / "hparams.json").values()
+    return Trial(number, folder, step, evaluations[step], hparams)
 
 
 def _define(ours: flags.FlagValues) -> None:

@@ -124,6 +124,15 @@ def _define_watching(ours: flags.FlagValues) -> None:
         "File to which reports, evaluations and events are added as lines of JSON; -: stdout.",
         flag_values=ours,
     )
+    flags.DEFINE_bool(
+        "log_time", False, "Begin each line of the log with the time of day.", flag_values=ours
+    )
+    flags.DEFINE_string(
+        "tracker",
+        "",
+        "Send scalars to wandb or mlflow too, as in wandb:PROJECT.",
+        flag_values=ours,
+    )
     flags.DEFINE_integer(
         "histogram_steps",
         None,
@@ -322,6 +331,16 @@ def _define_processes(ours: flags.FlagValues) -> None:
     )
 
 
+def _define_hparams_help(ours: flags.FlagValues) -> None:
+    flags.DEFINE_bool(
+        "print_hparams",
+        False,
+        "Print the hparams that --hparams_set and --hparams make, or those of the run in"
+        " output_dir, with what each may be and means, and leave.",
+        flag_values=ours,
+    )
+
+
 def _define_search(ours: flags.FlagValues) -> None:
     flags.DEFINE_string(
         "hparams_range",
@@ -391,6 +410,7 @@ GROUPS = (
     MESH,
     PROCESSES,
     Group("Searching for hyperparameters", _define_search),
+    Group("Looking up hyperparameters", _define_hparams_help),
     Group("Looking inside", _define_debugging),
     Group("Prediction", _define_prediction),
 )

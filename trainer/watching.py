@@ -19,7 +19,7 @@ from t2tp.trainer.inputs import Inputs
 from t2tp.trainer.json_log import JsonLog
 from t2tp.trainer.profile import ProfileHook
 from t2tp.trainer.progress import Progress
-from t2tp.trainer.reports import ProgressHook, ReportHook
+from t2tp.trainer.reports import ProgressHook, ReportHook, Sink
 from t2tp.trainer.run_config import RunConfig, profile_range
 from t2tp.trainer.summaries import SummaryWriter
 from t2tp.trainer.utilization import Utilization, peak_of
@@ -70,6 +70,7 @@ def watching_hooks(
     log: JsonLog,
     heartbeat: Heartbeat | None,
     progress: Progress | None,
+    track: Sink,
 ) -> list[Hook]:
     """The hooks that watch over a training, in their order.
 
@@ -83,6 +84,7 @@ def watching_hooks(
       log: for programs.
       heartbeat: for supervisors; None as `progress`.
       progress: for people; None in all processes but the first, which speaks for them.
+      track: takes the scalars of reports too.
     """
     hooks: list[Hook] = []
     process_id = program.cluster.process_id
@@ -96,6 +98,7 @@ def watching_hooks(
             summaries.write,
             progress.report,
             lambda step, scalars: log.write("report", step, scalars),
+            track,
         ]
         report = ReportHook(
             config.log_step_count_steps,

@@ -230,6 +230,16 @@ class Contents:
         computed = (a for a in self.activations if not a.is_fed)
         return sorted(computed, key=lambda a: -a.tensor.slice_bytes)
 
+    def device_bytes(self) -> int:
+        """Bytes that a step takes on a device: what `memory` lists, and, if it trains, the
+        gradients in float32; activations are an estimate."""
+        listed = sum(line.on_device for line in self.memory())
+        trains = any(v.slots for v in self.variables) or any(a.is_kept for a in self.activations)
+        if not trains:
+            return listed
+        trained = (v.tensor.slice_shape for v in self.variables if v.trainable)
+        return listed + sum(math.prod(shape) * tf.float32.size for shape in trained)
+
     def memory(self) -> list[MemoryLine]:
         """What takes memory, by what it is for; activations are an estimate."""
         computed = self.computed()

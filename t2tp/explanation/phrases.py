@@ -15,6 +15,9 @@ from t2tp.explanation.contents import (
 )
 from t2tp.mesh.layout import Layout
 
+# Memory of devices that there are, in GB.
+_DEVICE_GB = (8, 16, 24, 40, 80, 141, 192)
+
 ESTIMATE = (
     "Variables, optimizer slots, features and collectives are exact. Activations are those of the"
     " graph, each once, at the size of its slice; the largest may be one of those that are kept."
@@ -36,6 +39,16 @@ def size(num_bytes: int) -> str:
             return f"{number:.0f} B" if unit == "B" else f"{number:.1f} {unit}"
         number /= 1024
     return f"{number:.1f} TiB"
+
+
+def fits(num_bytes: int) -> str:
+    """Says which devices have so much memory; a tenth is left to the runtime."""
+    total = "in all, gradients of a training included"
+    room = [gb for gb in _DEVICE_GB if num_bytes <= 0.9 * gb * 2**30]
+    if not room:
+        return f"{total}: more than a device of {_DEVICE_GB[-1]} GB has"
+    small = [gb for gb in _DEVICE_GB if gb < room[0]]
+    return f"{total}: fits in {room[0]} GB" + (f", not in {small[-1]} GB" if small else "")
 
 
 def pnums(numbers: Sequence[int]) -> str:

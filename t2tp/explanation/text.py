@@ -36,6 +36,7 @@ def _memory(contents: Contents) -> Iterator[str]:
     for line in contents.memory():
         on_device, whole = phrases.size(line.on_device), phrases.size(line.whole)
         yield f"  {on_device:>10} {f'({whole})':>12}  {line.what}"
+    yield f"  {phrases.size(contents.device_bytes()):>10}  {phrases.fits(contents.device_bytes())}"
 
 
 def _variables(contents: Contents) -> Iterator[str]:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import t2tp
 from t2tp import mtf
+from t2tp.explanation import phrases
 from t2tp.explanation.contents import CutTensor, Phase, totals
 from t2tp.mesh.layout import Layout
 from t2tp.mesh.on_paper import ProgramOnPaper
@@ -290,3 +291,15 @@ def test_scopes_are_told_from_operations():
 
     text = str(t2tp.explain(ProgramOnPaper(step, samples.MLP_FEATURES)))
     assert "  block_7/exp  " in text and "  block_7/exp_1  " in text
+
+
+def test_it_says_what_a_device_needs_and_which_have_it():
+    contents = t2tp.explain(samples.mlp()).contents
+    listed = sum(line.on_device for line in contents.memory())
+    trained = sum(v.tensor.slice_bytes for v in contents.variables if v.trainable)
+    assert contents.device_bytes() == listed + trained
+    assert "in all, gradients of a training included: fits in 8 GB" in str(
+        t2tp.explain(samples.mlp())
+    )
+    assert phrases.fits(30 * 2**30).endswith("fits in 40 GB, not in 24 GB")
+    assert phrases.fits(10**12).endswith("more than a device of 192 GB has")

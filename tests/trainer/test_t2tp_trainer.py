@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -308,3 +309,31 @@ def test_the_installed_program_answers_a_wrong_flag_fast_and_quietly(tmp_path):
 def contents(folder: Path) -> dict[Path, bytes]:
     """All files of a folder."""
     return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_hparams_are_printed_with_what_they_may_be(trainer, tmp_path, capfd):
+    nothing = dict.fromkeys(("problem", "model", "data_dir", "output_dir"))
+    assert trainer(print_hparams=True, hparams="d_ff=64", **nothing) == 0
+    said = capfd.readouterr().out.splitlines()
+    assert said[said.index("d_ff=64") + 1].startswith("    int, at least 1 and at most 1,048,576")
+    assert any("one of rms, layer; " in line for line in said)
+    assert trainer(print_hparams=True, hparams="d_ff=0", **nothing) == 2
+    assert "d_ff is 0, and must be at least 1" in capfd.readouterr().err
+    assert trainer(print_hparams=True, hparams_set=None, **nothing) == 2
+    assert "--hparams_set is missing" in capfd.readouterr().err
+
+
+def test_the_best_step_is_said_at_the_end_with_the_time_on_request(trainer, tmp_path, capfd):
+    assert trainer(train_steps=3, local_eval_frequency=1, log_time=True) == 0
+    last = capfd.readouterr().err.splitlines()[-1]
+    evaluations = [json.loads(line) for line in (tmp_path / "run/eval/eval.jsonl").open()]
+    best = min(evaluations, key=lambda each: each["metrics"]["loss"])
+    loss = best["metrics"]["loss"]
+    said = f"best loss {loss:.4f} at step {best['step']}, of 3 evaluations"
+    assert re.fullmatch(rf"\d\d:\d\d:\d\d {said}", last)
+
+
+def test_flags_can_stand_in_a_file(trainer, tmp_path):
+    (tmp_path / "flags.txt").write_text("--train_steps=1\n# a remark\n--schedule=train\n")
+    assert trainer(flagfile=tmp_path / "flags.txt", train_steps=None) == 0
+    assert all_steps(tmp_path / "run/checkpoints") == [1]

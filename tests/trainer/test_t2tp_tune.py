@@ -60,3 +60,12 @@ def test_two_trials_from_beginning_to_end(tmp_path, data_dir, capfd, monkeypatch
     }
     assert len(rates) == 2
     assert main([*command, "--model=nothing"]) == 2  # As the trainer says.
+
+
+def test_what_was_drawn_stands_beside_the_metric():
+    drawn = ({"rate": 0.00123456, "layers": 2, "heads": 4}, {"rate": 0.5, "layers": 2, "heads": 8})
+    trials = [Trial(n, Path(f"t{n}"), 9, {"loss": 1.0 - n}, h) for n, h in enumerate(drawn)]
+    assert table(trials, "loss", True).splitlines() == [
+        "loss 0.0000 at step 9: t1  rate=0.5  heads=8",
+        "loss 1.0000 at step 9: t0  rate=0.001235  heads=4",
+    ]
