@@ -7,6 +7,7 @@ GPUs are not looked at.
 from __future__ import annotations
 
 import os
+import signal
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -14,6 +15,10 @@ import hypothesis
 import pytest
 import tensorflow as tf
 from absl import logging
+
+# Under nohup, or in the background of a script, Python and its children are begun with SIGINT
+# ignored; tests interrupt both.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example takes says more about the machine than about us.
 hypothesis.settings.register_profile("any machine", deadline=None)
