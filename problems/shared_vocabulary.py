@@ -97,7 +97,9 @@ def make_shared_vocabulary(
     else:
         texts = [_Texts(part, home, scratch, settings) for part, home in parts]
         of_each = shares([len(each) for each in texts])
-        first.make_vocabulary_of(folder, in_shares(texts, of_each, SAMPLE_BYTES))
+        is_ceiling = not any("vocab_size" in part.given_options for part, _ in parts)
+        shared = in_shares(texts, of_each, SAMPLE_BYTES)
+        first.make_vocabulary_of(folder, shared, is_ceiling)
     return _copy(load_vocabulary(folder), [home for _, home in parts])
 
 

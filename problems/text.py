@@ -26,12 +26,13 @@ class TextProblem(Problem):
 
     Attributes:
         vocabulary_kind: "subword", "byte" or "character".
-        vocabulary_size: number of tokens wanted; of bytes there are always 259.
+        vocabulary_size: number of tokens wanted, or as many as the texts allow; of bytes there are
+            always 259.
         subword_model: "bpe" or "unigram".
         normalization: "none", or "nfkc" or "nmt_nfkc", which sub-words can have.
 
     Options:
-        vocab_size: in place of `vocabulary_size`.
+        vocab_size: in place of `vocabulary_size`; the texts must allow it.
         vocabulary_from: the folder of another problem's data, whose vocabulary is used; problems
             that are trained one after the other need the same.
     """
@@ -59,10 +60,15 @@ class TextProblem(Problem):
             home = Path(self.options.vocabulary_from).expanduser()
             return write_vocabulary(folder, load_vocabulary(home))
         texts = self.all_texts(samples(self.splits[0]))
-        return self.make_vocabulary_of(folder, texts)
+        return self.make_vocabulary_of(folder, texts, "vocab_size" not in self.given_options)
 
-    def make_vocabulary_of(self, folder: Path, texts: Iterable[str]) -> str:
+    def make_vocabulary_of(self, folder: Path, texts: Iterable[str], is_ceiling: bool) -> str:
         """Writes a vocabulary that is made from texts, unless there is one.
+
+        Args:
+            folder: where it is written.
+            texts: its texts.
+            is_ceiling: whether it may be smaller than the option says, as nobody asked for it.
 
         Returns:
             The name of its file.
@@ -73,7 +79,7 @@ class TextProblem(Problem):
         note, digested = folder / TEXTS_NOTE, DigestedTexts(texts)
         made = find_vocabulary(folder)
         if made is None:
-            vocabulary = self.train_vocabulary(digested)
+            vocabulary = self.train_vocabulary(digested, is_ceiling)
             write_text(note, json.dumps([digested.count, digested.hexdigest()]))
             return write_vocabulary(folder, vocabulary)
         if note.is_file():  # and not by a mixture's other problems
@@ -87,15 +93,15 @@ class TextProblem(Problem):
                 )
         return made.name
 
-    def train_vocabulary(self, texts: Iterable[str]) -> Vocabulary:
-        """Makes a vocabulary of the problem's kind and size from texts."""
+    def train_vocabulary(self, texts: Iterable[str], is_ceiling: bool = False) -> Vocabulary:
+        """Makes a vocabulary of the problem's kind and size, or at most this size, from texts."""
         size = self.options.vocab_size
         if self.vocabulary_kind == "byte":
             return CharacterVocabulary()
         logging.info("making a vocabulary of %d tokens", size)
         if self.vocabulary_kind == "character":
             return count_characters(texts, size)
-        return train_subwords(texts, size, self.subword_model, self.normalization)
+        return train_subwords(texts, size, self.subword_model, self.normalization, is_ceiling)
 
     def all_texts(self, samples: ShuffledSamples) -> Iterator[str]:
         """Gives the texts of samples, but for those that are left out or bad."""

@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+import itertools
+
+import numpy as np
 import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from t2tp import problems
+from t2tp.problems import subwords
 from t2tp.problems.characters import CharacterVocabulary, count_characters
 from t2tp.problems.subwords import train_subwords
 from t2tp.problems.text import load_vocabulary
@@ -153,7 +158,65 @@ def test_the_same_texts_give_the_same_model(model_type):
 
 def test_the_sample_ends_within_a_text(vocabulary, monkeypatch):
     monkeypatch.setattr("t2tp.problems.subwords.SAMPLE_BYTES", sum(len(text) for text in TEXTS))
+    monkeypatch.setattr("t2tp.problems.subwords._SAMPLE_TEXTS", len(TEXTS))
     assert train_subwords([*TEXTS, "other" * 99], 330).model == vocabulary.model
+
+
+@pytest.mark.parametrize("count", [1, 2, 10])
+def test_each_of_a_few_large_texts_has_its_share_of_the_sample(monkeypatch, count):
+    monkeypatch.setattr(subwords, "SAMPLE_BYTES", 200_000)
+    texts = [f"{number:04} " * 400_000 for number in range(count)]
+    chosen = "".join(subwords._sample(texts))
+    assert 190_000 < len(chosen) <= 200_000
+    for number in range(count):
+        share = chosen.count(f"{number:04} ") * 5 / len(chosen) * count
+        assert 0.4 < share < 1.8, (number, share)
+
+
+def test_a_large_text_is_looked_at_from_its_begin_to_its_end(monkeypatch):
+    monkeypatch.setattr(subwords, "SAMPLE_BYTES", 100_000)
+    chosen = subwords._sample(["".join(f"{number:07}\n" for number in range(250_000))])
+    found = [int(piece.split("\n")[1]) for piece in chosen]
+    assert found == sorted(found)
+    assert np.histogram(found, 5, (0, 250_000))[0].min() > 2
+
+
+def test_many_texts_are_sampled_by_the_first_of_them(monkeypatch):
+    """Their order is a shuffled one, and no more has to be read."""
+    monkeypatch.setattr(subwords, "SAMPLE_BYTES", 12_000)
+    texts = (f"{number:09}\n" for number in itertools.count())
+    assert subwords._sample(texts) == [f"{number:09}\n" for number in range(1200)]
+
+
+def test_texts_with_sentencepieces_own_signs_are_learned_from():
+    texts = [f"hello{sign}world zebra" for sign in "\u2585\u2581\u2047\x00\t" for _ in range(50)]
+    for sign in range(5):
+        vocabulary = train_subwords(texts[50 * sign : 50 * sign + 50], 285)
+        assert len(vocabulary.encode("zebra")) < 5, texts[50 * sign]
+        assert vocabulary.decode(vocabulary.encode(texts[50 * sign])) == texts[50 * sign]
+
+
+def test_a_size_that_nobody_asked_for_is_a_ceiling(tmp_path, caplog):
+    (tmp_path / "a.txt").write_text("".join(f"the line {number}\n" for number in range(99)))
+    options = f"files={tmp_path}/a.txt,documents=lines"
+    problem = problems.find("languagemodel_textfiles", options)
+    problem.prepare(tmp_path / "data")
+    size = problem.vocab_size(tmp_path / "data")
+    assert 270 < size < 600
+    assert f"the texts allow a vocabulary of at most {size} pieces" in caplog.text
+    asked = problems.find("languagemodel_textfiles", f"{options},vocab_size=8192")
+    with pytest.raises(ValueError, match=f"the texts allow at most {size} pieces"):
+        asked.prepare(tmp_path / "other")
+
+
+def test_a_mixture_takes_what_its_texts_allow(tmp_path):
+    (tmp_path / "a.tsv").write_text("".join(f"one {n}\teins {n}\n" for n in range(99)))
+    problem = problems.find(
+        "mixture:translate_tsv=1,translate_textfiles=1",
+        f"files={tmp_path}/a.tsv,inputs={tmp_path}/a.tsv,targets={tmp_path}/a.tsv",
+    )
+    problem.prepare(tmp_path / "data")
+    assert 270 < problem.vocab_size(tmp_path / "data") < 700
 
 
 def test_long_texts_are_not_dropped():
@@ -172,11 +235,14 @@ def test_lone_surrogates_are_refused(vocabulary):
         vocabulary.encode("a\ud800")
 
 
+GIVE = r"(\d+) pieces: give --vocab_size=\1 or {}, or vocab_size=\1 among --problem_options"
+
+
 @pytest.mark.parametrize(
     ("texts", "size", "message"),
     [
-        (TEXTS, 8192, r"the texts allow at most (\d+) pieces: give --vocab_size=\1 or less"),
-        (TEXTS, 270, r"the texts need at least (\d+) pieces: give --vocab_size=\1 or more"),
+        (TEXTS, 8192, rf"the texts allow at most {GIVE.format('less')}"),
+        (TEXTS, 270, rf"the texts need at least {GIVE.format('more')}"),
         (["", ""], 300, "the texts are empty"),
         ([], 300, "the texts are empty"),
     ],
