@@ -25,6 +25,7 @@ from t2tp.ops.many_outputs import slicewise, unstack  # noqa: F401
 from t2tp.ops.mean import reduce_mean  # noqa: F401
 from t2tp.ops.recompute import recompute_grad  # noqa: F401
 from t2tp.ops.relu import relu  # noqa: F401
+from t2tp.ops.slicing import mtf_slice as slice  # noqa: F401
 from t2tp.ops.softmax import log_softmax, reduce_logsumexp, softmax  # noqa: F401
 from t2tp.ops.top_k import top_k  # noqa: F401
 from t2tp.ops.where import where  # noqa: F401

@@ -7,6 +7,7 @@ import contextlib
 import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -244,15 +245,15 @@ class Program:
         """Cuts features and puts the slice of each processor of this process on its device.
 
         Raises:
-          ValueError: a feature is missing, unknown, or not of the declared shape.
+          ValueError: a feature is missing, unknown, not of the declared shape, or not an array.
         """
         if set(features) != set(self._features):
             raise ValueError(
                 f"The program is fed {sorted(self._features)}, and was given {sorted(features)}."
             )
+        features = {name: _as_array(name, features[name]) for name in self._features}
         for name, feature in self._features.items():
-            value, wanted = features[name], tuple(feature.shape.to_integer_list)
-            shape = tuple(value.shape) if hasattr(value, "shape") else np.shape(value)
+            shape, wanted = tuple(features[name].shape), tuple(feature.shape.to_integer_list)
             if shape != wanted:
                 raise ValueError(f"Feature {name!r} has shape {shape}, declared is {wanted}.")
         cut: dict[tuple, np.ndarray] = {}
@@ -467,6 +468,19 @@ def _refuse_other_variables(graph: mtf.Graph, known: Iterable[VariableSpec]) -> 
                 " more than once, and must give its variables the same names and shapes each time."
                 " Name them by what they are, not by a counter or at random."
             )
+
+
+def _as_array(name: str, value: Any) -> Any:
+    """A feature's value; what has no shape, such as lists of lists, as an array."""
+    if hasattr(value, "shape"):
+        return value
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise ValueError(f"Feature {name!r} is not an array: its rows differ in length.") from error
+    if array.dtype.kind not in "biufc":
+        raise ValueError(f"Feature {name!r} is not an array of numbers: {str(value)[:40]!r}.")
+    return array
 
 
 def _refuse_effects(graph: mtf.Graph) -> None:

@@ -17,12 +17,22 @@ def reduce_mean(
     be infinite where its mean is not.
 
     Args:
-      x: any float dtype.
+      x: any float or complex dtype.
       disable_positional_args: leave it None; what follows is given by name.
       output_shape: the dimensions that stay; or
       reduced_dim: the one that goes. Without either, all go.
       name: of the operation.
+
+    Raises:
+      ValueError: `x` is of integers, or nothing is in it to take the mean of.
     """
+    if not (x.dtype.is_floating or x.dtype.is_complex):
+        raise ValueError(
+            f"reduce_mean: {x.name!r} is {x.dtype.name}, whose mean is no {x.dtype.name}: cast it"
+            " first, mtf.cast(x, tf.float32)."
+        )
+    if x.shape.size == 0:
+        raise ValueError(f"reduce_mean: {x.name!r} {x.shape} is empty, and has no mean.")
     mean = mtf.reduce_mean(
         at_least_float32(x),
         disable_positional_args,

@@ -263,3 +263,18 @@ def test_operators_on_a_dimension_of_two_sizes_are_refused(operator):
 
     with pytest.raises(ValueError, match=r"'d_in' has size 6 in 'x'.*and size 4 in"):
         t2tp.Program(step, {"x": t2tp.Feature("batch:8;d_in:6")})
+
+
+@pytest.mark.parametrize("layout", ["", "a:x"])
+def test_lists_of_numbers_are_features(layout):
+    program = t2tp.Program(
+        lambda mesh, given: {"y": given["x"]},
+        {"x": t2tp.Feature("a:2;b:2")},
+        mesh_shape="x:2",
+        layout=layout,
+    )
+    np.testing.assert_array_equal(program({"x": [[1, 2], [3, 4]]})["y"], [[1.0, 2.0], [3.0, 4.0]])
+    with pytest.raises(ValueError, match="'x' is not an array: its rows differ in length"):
+        program({"x": [[1.0, 2.0], [3.0]]})
+    with pytest.raises(ValueError, match="'x' is not an array of numbers"):
+        program({"x": [["1", "2"], ["3", "4"]]})

@@ -34,3 +34,18 @@ def test_layer_norm_of_mesh_tensorflows_layers_is_right_in_float16():
     x = 5.0 * np.random.default_rng(0).normal(size=(2, 4096))
     y = t2tp.Program(step, {"x": t2tp.Feature("a:2;b:4096", tf.float16)})({"x": x})["y"]
     np.testing.assert_allclose(y.std(axis=-1, dtype=np.float32), 1.0, atol=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "message"),
+    [
+        ("a:4", tf.int32, "'x:0' is int32.* cast it first, mtf.cast"),
+        ("a:0;b:3", tf.float32, "is empty, and has no mean"),
+    ],
+)
+def test_what_has_no_mean_is_refused(shape, dtype, message):
+    with pytest.raises(ValueError, match=message):
+        t2tp.Program(
+            lambda mesh, given: {"y": mtf.reduce_mean(given["x"])},
+            {"x": t2tp.Feature(shape, dtype)},
+        )

@@ -1,0 +1,31 @@
+"""A range of a tensor along one dimension."""
+
+from __future__ import annotations
+
+from t2tp import upstream as mtf
+
+
+def mtf_slice(
+    x: mtf.Tensor, begin: int, size: int, slice_dim_name: str, name: str | None = None
+) -> mtf.Tensor:
+    """The elements of `x` from `begin` on along a dimension, which cannot be split.
+
+    Args:
+      x: [..., dim, ...].
+      begin: the first of them.
+      size: how many.
+      slice_dim_name: name of the dimension.
+      name: of the operation.
+
+    Raises:
+      ValueError: `x` has no such dimension, or the range is not within it.
+    """
+    if slice_dim_name not in x.shape.dimension_names:
+        raise ValueError(f"slice: {x.name!r} {x.shape} has no dimension {slice_dim_name!r}.")
+    available = x.shape.get_dim_by_name(slice_dim_name).size
+    if begin < 0 or size < 0 or begin + size > available:
+        raise ValueError(
+            f"slice: elements {begin} to {begin + size} of {slice_dim_name!r}, which has"
+            f" {available} in {x.name!r}: the range must lie within 0 to {available}."
+        )
+    return mtf.slice(x, begin, size, slice_dim_name, name)
