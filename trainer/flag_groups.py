@@ -42,7 +42,7 @@ def define(groups: Sequence[Group]) -> flags.FlagValues:
 
 
 def _define_answers(ours: flags.FlagValues) -> None:
-    flags.DEFINE_bool("help", False, "Print this, and leave.", short_name="h", flag_values=ours)
+    flags.DEFINE_bool("help", False, "Print this, and leave; -h as well.", flag_values=ours)
     flags.DEFINE_bool("version", False, "Print the version, and leave.", flag_values=ours)
 
 
@@ -83,7 +83,7 @@ def parse(groups: Sequence[Group], arguments: Sequence[str]) -> flags.FlagValues
     """
     ours = define(groups)
     try:
-        rest = ours(list(arguments))[1:]
+        rest = ours(["--help" if each == "-h" else each for each in arguments])[1:]
     except flags.UnrecognizedFlagError as error:
         advised = advice(error.flagname)
         said = f"Unknown command line flag {error.flagname!r}. {advised}" if advised else str(error)
@@ -117,16 +117,12 @@ def help_text(intro: str, groups: Sequence[Group]) -> str:
     for group in (*groups, Group("Help", _define_answers)):
         holder = flags.FlagValues()
         group.define(holder)
-        # A holder has a flag with a short name under both.
-        lines += ["", f"{group.heading}:"]
-        lines += [_line(holder[name]) for name in holder if holder[name].name == name]
+        lines += ["", f"{group.heading}:", *(_line(holder[name]) for name in holder)]
     return "\n".join(lines)
 
 
 def _line(flag: flags.Flag) -> str:
     name = f"--[no]{flag.name}" if flag.boolean else f"--{flag.name}"
-    if flag.short_name:
-        name = f"-{flag.short_name}, --{flag.name}"
     default = "" if flag.default in (None, "", []) else f" (default: {flag.default})"
     help = " ".join(flag.help.split())
     return textwrap.fill(
