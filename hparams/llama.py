@@ -2,7 +2,8 @@
 
 RMS norm, rotary positions, SwiGLU, no biases. H. Touvron et al., "Llama 2" (arXiv:2307.09288),
 section 2.2, also for the training; 8B: "The Llama 3 Herd of Models" (arXiv:2407.21783), table 3;
-3B: Llama 3.2's configuration; 1B: P. Zhang et al., "TinyLlama" (arXiv:2401.02385).
+3B: Llama 3.2's configuration, with its slower rotary pairs; 1B: P. Zhang et al., "TinyLlama"
+(arXiv:2401.02385).
 """
 
 from __future__ import annotations
@@ -92,6 +93,7 @@ def llama_3b() -> HParams:
     hparams.d_ff = 8192
     hparams.num_heads = 24
     hparams.num_hidden_layers = 28
+    hparams.rotary_scaling_factor = 32.0
     hparams.tie_embeddings = True
     return hparams
 

@@ -60,6 +60,7 @@ def _tiny(hparams: HParams) -> HParams:
 def mtf_transformer_base() -> HParams:
     """6 + 6 layers of 512 over 8 devices."""
     hparams = _base(transformer_parts.base_encoder_decoder())
+    hparams.shared_embedding = True
     hparams.label_smoothing = 0.1
     return hparams
 

@@ -47,6 +47,7 @@ def mtf_unitransformer_tiny() -> HParams:
 def mtf_bitransformer_base() -> HParams:
     """6 + 6 layers of 1024 over 8 devices."""
     hparams = _base(transformer_parts.base_encoder_decoder())
+    hparams.shared_embedding = True
     hparams.max_length = 256
     return hparams
 

@@ -50,6 +50,12 @@ def base_encoder_decoder() -> HParams:
     hparams = base_transformer()
     hparams.add("num_encoder_layers", 0, min=0, max=MAX_LAYERS, help="0: num_hidden_layers")
     hparams.add("num_decoder_layers", 0, min=0, max=MAX_LAYERS, help="0: num_hidden_layers")
+    hparams.add(
+        "shared_embedding",
+        False,
+        help="whether inputs and targets share a table where logits have their own (T5 v1.1); with"
+        " tie_embeddings all three do",
+    )
     return hparams
 
 
@@ -160,6 +166,31 @@ def _declare_attention(hparams: HParams) -> None:
         choices=("learned", "sinusoidal", "rotary", "relative", "none"),
     )
     add("rotary_base", 10000.0, above=0, help="of rotary positions")
+    add(
+        "rotary_scaling_factor",
+        1.0,
+        min=1,
+        help="by which slow rotary pairs are slowed down, as in Llama 3.1; 1: none are",
+    )
+    add(
+        "rotary_low_freq_factor",
+        1.0,
+        above=0,
+        help="pairs with at most so many turns in rotary_original_length are slowed down",
+    )
+    add(
+        "rotary_high_freq_factor",
+        4.0,
+        above=0,
+        help="pairs with at least so many turns in rotary_original_length are not",
+    )
+    add(
+        "rotary_original_length",
+        8192,
+        min=1,
+        max=MAX_SIZE,
+        help="tokens of the sequences that were trained on before",
+    )
     add(
         "relative_buckets", 32, min=4, help="ranges of distances that relative positions tell apart"
     )

@@ -312,6 +312,13 @@ def test_a_set_has_the_published_number_of_parameters(hparams_set):
 
 
 @pytest.mark.slow
+def test_t5_becomes_its_version_1_1():
+    changes = {"mlp": "geglu", "d_ff": 2048, "tie_embeddings": False, "shared_embedding": True}
+    built = build("t5_base", {**changes, "mesh_shape": "", "vocab_divisor": 1}, 32128)
+    assert built.parameters == 247_577_856
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("hparams_set", "published"), [("bert_base", 109_482_240), ("bert_large", 335_141_888)]
 )

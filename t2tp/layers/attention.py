@@ -14,7 +14,7 @@ from t2tp import mtf
 from t2tp.layers.heads import Heads, padded_to
 from t2tp.ops.attention import RelativeBias, attention
 from t2tp.ops.attention_step import attention_step
-from t2tp.ops.rotary import rotary
+from t2tp.ops.rotary import RotaryScaling, rotary
 from t2tp.ops.write_at import write_at
 
 # What decoding remembers, by name: [batch..., ...].
@@ -49,6 +49,7 @@ class SelfAttention:
         causal: bool,
         window: int | None = None,
         rotary_base: float | None = None,
+        rotary_scaling: RotaryScaling | None = None,
         dropout: float = 0.0,
     ) -> None:
         """Says who sees whom.
@@ -58,12 +59,14 @@ class SelfAttention:
           causal: whether a position sees only itself and those before it.
           window: how many positions it sees, itself included (local attention).
           rotary_base: of rotary positions; None: there are none.
+          rotary_scaling: of these, for long texts.
           dropout: of the attention weights.
         """
         self.heads = heads
         self._causal = causal
         self._window = window
         self._rotary_base = rotary_base
+        self._rotary_scaling = rotary_scaling
         self._dropout = dropout
 
     def attend(
@@ -126,7 +129,9 @@ class SelfAttention:
         return self._rotated(q, sequence.positions), self._rotated(k, sequence.positions), v
 
     def _rotated(self, x: mtf.Tensor, positions: mtf.Tensor) -> mtf.Tensor:
-        return x if self._rotary_base is None else rotary(x, positions, self._rotary_base)
+        if self._rotary_base is None:
+            return x
+        return rotary(x, positions, self._rotary_base, self._rotary_scaling)
 
     def _attend(
         self,

@@ -26,8 +26,9 @@ from t2tp.models.transformer_parts import TransformerParts, places, shifted_righ
 class Transformer(AutoregressiveModel):
     """Encoder-decoder transformer: from one sequence to another.
 
-    With tied embeddings, inputs, targets and logits share one table if the vocabularies are of one
-    size; otherwise only targets and logits do.
+    If the vocabularies are of one size, tied embeddings are one table for inputs, targets and
+    logits (T5 v1.0), and `shared_embedding` without `tie_embeddings` is one for inputs and targets
+    and another for logits (T5 v1.1). Otherwise inputs have a table of their own.
     """
 
     takes = (
@@ -54,7 +55,8 @@ class Transformer(AutoregressiveModel):
         self._vocab = vocab
         self._embedding = self._parts.embedding(vocab)
         same_size = vocab_sizes["inputs"] == vocab_sizes["targets"]
-        self._is_shared = hparams.tie_embeddings and same_size
+        shares = hparams.shared_embedding
+        self._is_shared = (hparams.tie_embeddings or shares) and same_size
         self._inputs_embedding = self._embedding
         if not self._is_shared:
             self._inputs_embedding = self._parts.embedding(vocab_of(hparams, vocab_sizes["inputs"]))

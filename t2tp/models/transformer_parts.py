@@ -21,6 +21,7 @@ from t2tp.layers.sequence_parallel import BETWEEN, INSIDE, between_blocks
 from t2tp.layers.stack import Layer, Residual, Stack
 from t2tp.nearest import nearest
 from t2tp.ops.attention import RelativeBias
+from t2tp.ops.rotary import RotaryScaling
 
 ATTENTION_TYPES = ("full", "local", "compressed")
 
@@ -58,6 +59,7 @@ class TransformerParts:
         self._learned = LearnedPositions(hparams.max_length, hparams.initializer_stddev)
         self._relative = RelativePositions(hparams.relative_buckets, hparams.relative_max_distance)
         self._rotary_base = hparams.rotary_base if self._position == "rotary" else None
+        self._rotary_scaling = _rotary_scaling(hparams) if self._position == "rotary" else None
         self._check()
 
     def _check(self) -> None:
@@ -201,6 +203,7 @@ class TransformerParts:
             causal=causal,
             window=None if hparams.attention_type == "full" else window,
             rotary_base=self._rotary_base,
+            rotary_scaling=self._rotary_scaling,
             dropout=dropout,
         )
 
@@ -229,6 +232,16 @@ class TransformerParts:
             dropout=hparams.relu_dropout,
             output_scale=scale,
         )
+
+
+def _rotary_scaling(hparams: HParams) -> RotaryScaling | None:
+    scaling = RotaryScaling(
+        hparams.rotary_scaling_factor,
+        hparams.rotary_low_freq_factor,
+        hparams.rotary_high_freq_factor,
+        hparams.rotary_original_length,
+    )
+    return None if scaling.factor == 1 else scaling
 
 
 def shifted_right(targets: mtf.Tensor, segments: mtf.Tensor | None) -> mtf.Tensor:

@@ -143,6 +143,12 @@ CHOICES = {
     "local multi-query": {"attention_type": "local", "attention_window": 3, "num_kv_heads": 1},
     "compressed": {"attention_type": "compressed", "attention_window": 3, "num_hidden_layers": 2},
     "shared": {"share_layers": True, "num_hidden_layers": 2, "scale_embeddings": True},
+    "untied, inputs and targets share": {"tie_embeddings": False, "shared_embedding": True},
+    "llama 3.1": {
+        "position": "rotary",
+        "rotary_scaling_factor": 8.0,
+        "rotary_original_length": 10,
+    },
     "smoothing": {"label_smoothing": 0.1, "z_loss": 1e-2},
 }
 
@@ -156,8 +162,9 @@ def plain_loss(name):
 @pytest.mark.parametrize("layout", ["both", "context"])
 @pytest.mark.parametrize(
     ("name", "choice"),
-    [("lm", choice) for choice in CHOICES]
-    + [("encdec", choice) for choice in ("relative geglu", "none silu untied", "compressed")],
+    [("lm", choice) for choice in CHOICES if "share" not in choice or choice == "shared"]
+    + [("encdec", choice) for choice in ("relative geglu", "none silu untied", "compressed")]
+    + [("encdec", "untied, inputs and targets share")],
 )
 def test_any_choice_is_the_same_split(name, choice, layout):
     family, changes = FAMILIES[name], CHOICES[choice]
@@ -168,6 +175,18 @@ def test_any_choice_is_the_same_split(name, choice, layout):
     split = loss_program(family, mesh_shape, rules, **changes)(family.batch())
     assert_close(split, whole, 1e-5)
     assert float(whole["loss"]) != pytest.approx(plain_loss(name), rel=1e-3)
+
+
+def test_untied_inputs_and_targets_may_share_a_table():
+    def tables(**changes):
+        program = loss_program(FAMILIES["encdec"], with_gradients=False, **changes)
+        return {v.spec.name for v in program.variables if "embedding" in v.spec.name}
+
+    assert tables() == tables(shared_embedding=True) == {"embedding"}
+    untied = tables(tie_embeddings=False)
+    assert untied == {"encoder/embedding", "decoder/embedding", "decoder/output_embedding"}
+    both = tables(tie_embeddings=False, shared_embedding=True)
+    assert both == {"embedding", "output_embedding"}
 
 
 @pytest.mark.parametrize("name", ["moe", "moe_encdec"])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import t2tp
-from t2tp.ops.rotary import rotary
+from t2tp.ops.rotary import RotaryScaling, rotary
 from tests.ops.on_mesh import assert_close, in_float64, with_gradients
 
 BASE = 100.0
@@ -39,6 +41,50 @@ def test_it_and_its_gradient_are_those_of_complex_numbers(mesh_shape, layout, wi
         pytest.skip("no length")
     got = with_gradients(lambda x, positions: rotary(x, positions, BASE), given, mesh_shape, layout)
     assert_close(got, in_float64(composed, given), 2e-6)
+
+
+def llama_3_1(turns):
+    """The published description, pair by pair (Llama 3.1's reference code), for a factor of 8."""
+    slowed = []
+    for turn in turns:
+        wavelength = 2 * math.pi / turn
+        if wavelength < 8192 / 4:
+            slowed.append(turn)
+        elif wavelength > 8192 / 1:
+            slowed.append(turn / 8)
+        else:
+            smooth = (8192 / wavelength - 1) / (4 - 1)
+            slowed.append((1 - smooth) * turn / 8 + smooth * turn)
+    return np.array(slowed)
+
+
+def test_scaled_pairs_are_those_of_llama():
+    turns = 500_000.0 ** (-np.arange(64) / 64)
+    scaled = RotaryScaling(8.0)(turns)
+    np.testing.assert_allclose(scaled, llama_3_1(turns), rtol=1e-12)
+    kinds = {"kept": scaled == turns, "slowed": np.isclose(scaled, turns / 8)}
+    assert [int(kind.sum()) for kind in kinds.values()] == [29, 29]  # and 6 between the two
+
+
+def test_scaling_is_of_the_angles():
+    scaling = RotaryScaling(8.0, original_length=100)
+    given = inputs()
+    features = {
+        "x": t2tp.Feature(given["x"][0]),
+        "positions": t2tp.Feature(given["positions"][0], tf.int32),
+    }
+    program = t2tp.Program(lambda mesh, f: {"y": rotary(**f, base=BASE, scaling=scaling)}, features)
+    x, positions = (given[name][1] for name in ("x", "positions"))
+    turns = scaling(BASE ** (-np.arange(4) / 4))
+    z = x[..., :4] + 1j * x[..., 4:]
+    z *= np.exp(1j * positions[:, None, :, None] * turns)
+    wanted = np.concatenate([z.real, z.imag], -1)
+    np.testing.assert_allclose(program({"x": x, "positions": positions})["y"], wanted, atol=2e-5)
+
+
+def test_scaling_in_the_wrong_order_is_refused():
+    with pytest.raises(ValueError, match="rotary_low_freq_factor is 4, and must be below"):
+        RotaryScaling(8.0, low_freq_factor=4, high_freq_factor=4)
 
 
 def test_products_depend_on_how_far_apart_places_are():
