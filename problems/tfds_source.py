@@ -19,6 +19,8 @@ from t2tp.problems.generation import Sample, Samples, SkippedSampleError
 if TYPE_CHECKING:  # importing it takes seconds, and only making data needs it
     import tensorflow_datasets as tfds
 
+_RETRIES = 4
+
 
 class FromTfds:
     """The samples of a problem that names a dataset; to be put before the problem's family.
@@ -72,7 +74,7 @@ class FromTfds:
 
         tfds.disable_progress_bar()  # its bars are drawn in logs too; ours are not
         builder = self.dataset_builder(folder, tmp_dir)
-        with _one_sentence(builder.name, tmp_dir):
+        with _one_sentence(builder.name, tmp_dir), _few_retries():
             builder.download_and_prepare(
                 download_dir=tmp_dir / "downloads",
                 download_config=tfds.download.DownloadConfig(try_download_gcs=False),
@@ -103,8 +105,23 @@ class FromTfds:
 
 
 @contextmanager
+def _few_retries() -> Iterator[None]:
+    """Lets TFDS give up after some seconds: its own ten retries, each twice as long after the one
+    before, take minutes where there is no network."""
+    from tensorflow_datasets.core.download import downloader
+
+    before = downloader.MAX_RETRIES
+    downloader.MAX_RETRIES = _RETRIES
+    try:
+        yield
+    finally:
+        downloader.MAX_RETRIES = before
+
+
+@contextmanager
 def _one_sentence(dataset: str, tmp_dir: Path) -> Iterator[None]:
     """Says in a sentence why TFDS cannot make a dataset."""
+    import requests
     import tensorflow as tf
     import tensorflow_datasets as tfds
 
@@ -121,8 +138,11 @@ def _one_sentence(dataset: str, tmp_dir: Path) -> Iterator[None]:
         raise ValueError(
             f"TFDS cannot make the dataset {dataset} from what is in {tmp_dir}: {error}"
         ) from error
-    except tfds.download.DownloadError as error:
-        raise OSError(f"TFDS cannot download the dataset {dataset}: {error}") from error
+    except (tfds.download.DownloadError, requests.exceptions.RequestException) as error:
+        raise OSError(
+            f"TFDS cannot download the dataset {dataset}: {error}; what it has so far stays in"
+            f" {tmp_dir}, and the same command goes on from there"
+        ) from error
     except RuntimeError as error:
         if type(error) is not RuntimeError:
             raise

@@ -186,3 +186,18 @@ def test_problems_can_be_sent_to_workers(name):
 def test_families_are_what_the_names_say():
     assert isinstance(problems.find("languagemodel_c4"), LanguageModelProblem)
     assert isinstance(problems.find("summarize_cnn_dailymail32k_rev"), Text2TextProblem)
+
+
+def test_without_a_network_it_gives_up_soon_and_says_what_stays(tmp_path, monkeypatch):
+    import requests
+
+    retries = []
+
+    def no_network(self, request, **settings):
+        retries.append(self.max_retries.total)
+        raise requests.exceptions.ConnectionError("no route to host")
+
+    monkeypatch.setattr(requests.adapters.HTTPAdapter, "send", no_network)
+    with pytest.raises(OSError, match=f"mnist: .*no route to host.* stays in {tmp_path}"):
+        problems.find("tfds:mnist").download(tmp_path / "made", tmp_path)
+    assert retries and max(retries) == 4
