@@ -7,6 +7,7 @@ import hashlib
 import itertools
 import shutil
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -172,6 +173,22 @@ def test_making_an_index_takes_no_more_memory_for_more_examples(tmp_path, monkey
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < 1.2 * peaks[0], peaks
+
+
+def test_of_several_that_need_an_index_one_makes_it(tmp_path, monkeypatch):
+    passes = []
+    pack = packing_rows.first_fit_decreasing
+
+    def counted(*arguments):
+        passes.append(arguments)
+        return pack(*arguments)
+
+    monkeypatch.setattr(packing_rows, "first_fit_decreasing", counted)
+    with ThreadPoolExecutor(4) as threads:
+        opened = [texts(tmp_path, 9000) for _ in range(4)]
+        plans = [*threads.map(lambda each: packed(each, LENGTH, 2), opened)]
+    assert len(passes) == 1
+    assert len({digest(plan) for plan in plans}) == 1
 
 
 def test_an_index_is_that_of_its_data(tmp_path):
