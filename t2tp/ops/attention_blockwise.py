@@ -29,8 +29,9 @@ def covered(length: int, memory_length: int) -> tuple[int, int]:
     return length + -length % queries, memory_length + -memory_length % memories
 
 
-def forward(q: tf.Tensor, k: tf.Tensor, v: tf.Tensor, terms: Terms) -> tuple[tf.Tensor, tf.Tensor]:
-    """The result, and the logarithm of each query's sum of exponentials.
+def forward(q: tf.Tensor, k: tf.Tensor, v: tf.Tensor, terms: Terms) -> tuple[tf.Tensor, ...]:
+    """The result, and the logarithm of each query's sum of exponentials; of 16 bits also what the
+    result was rounded by, which the gradient needs.
 
     Args:
       q: [batch, heads, length, d_kv], scaled.
@@ -39,7 +40,8 @@ def forward(q: tf.Tensor, k: tf.Tensor, v: tf.Tensor, terms: Terms) -> tuple[tf.
       terms: what else is in the scores.
 
     Returns:
-      [batch, heads, length, d_kv] in the dtype of q and float32 [batch, heads, length].
+      [batch, heads, length, d_kv] in the dtype of q and float32 [batch, heads, length]; of 16 bits
+      also [batch, heads, length, d_kv] in the dtype of q.
     """
     length = q.shape[2]
     queries, memories = _block_sizes(length, k.shape[2])
@@ -57,7 +59,7 @@ def forward(q: tf.Tensor, k: tf.Tensor, v: tf.Tensor, terms: Terms) -> tuple[tf.
             log_here = highest - tf.math.log(tf.reduce_max(weights, axis=-1, keepdims=True))
             if terms.dropout is not None:
                 weights = terms.dropout.dropped(weights, block)
-            y_here = tf.cast(weighted(tf.cast(weights, v.dtype), in_v[j]), tf.float32)
+            y_here = weighted(weights, tf.cast(in_v[j], tf.float32))
             # Each of the two softmaxes counts for what its sum of exponentials is of both.
             largest = tf.maximum(log, log_here)
             both = largest + tf.math.log(tf.exp(log - largest) + tf.exp(log_here - largest))
@@ -74,12 +76,16 @@ def forward(q: tf.Tensor, k: tf.Tensor, v: tf.Tensor, terms: Terms) -> tuple[tf.
             y *= terms.dropout.scale
         # What a query that sees nothing has added up are masked scores.
         is_blind = log < MASKED / 2
-        y = tf.cast(tf.where(is_blind, 0.0, y), q.dtype)
+        y = tf.where(is_blind, 0.0, y)
         return i + 1, ys.write(i, y), logs.write(i, tf.where(is_blind, 0.0, log))
 
-    arrays = (tf.TensorArray(dtype, in_q.shape[0]) for dtype in (q.dtype, tf.float32))
+    arrays = (tf.TensorArray(tf.float32, in_q.shape[0]) for _ in range(2))
     _, ys, logs = _loop(lambda i, *_: i < in_q.shape[0], row, (tf.constant(0), *arrays))
-    return _joined(ys.stack(), length), tf.squeeze(_joined(logs.stack(), length), -1)
+    wide_y = _joined(ys.stack(), length)
+    y, log = tf.cast(wide_y, q.dtype), tf.squeeze(_joined(logs.stack(), length), -1)
+    if q.dtype.size >= 4:
+        return y, log
+    return y, log, tf.cast(wide_y - tf.cast(y, tf.float32), q.dtype)
 
 
 def backward(
@@ -91,14 +97,15 @@ def backward(
     dy: tf.Tensor,
     terms: Terms,
 ) -> Gradients:
-    """Gradients by q (scaled), k, v and the bias, from what `forward` gave and the gradient by its
-    result."""
+    """Gradients by q (scaled), k, v and the bias, from what `forward` gave (y before it was
+    rounded) and the gradient by its result."""
     length, memory_length, kv_heads = q.shape[2], k.shape[2], k.shape[1]
     queries, memories = _block_sizes(length, memory_length)
     # sum_m weights * d_weights, for less.
-    mean = tf.reduce_sum(tf.cast(dy, tf.float32) * tf.cast(y, tf.float32), -1, keepdims=True)
+    dtype, dy = dy.dtype, tf.cast(dy, tf.float32)
+    mean = tf.reduce_sum(dy * tf.cast(y, tf.float32), -1, keepdims=True)
     if terms.dropout is not None:
-        dy *= tf.cast(terms.dropout.scale, dy.dtype)
+        dy *= terms.dropout.scale
     in_q, in_log, in_mean, in_dy = (_cut(x, queries) for x in (q, log[..., None], mean, dy))
     in_k, in_v = _cut(k, memories), _cut(v, memories)
     first = terms.mask.queries.begin
@@ -117,7 +124,7 @@ def backward(
             block = Block(first + i * queries, queries, j * memories, memories)
             scores = terms.added(tf.cast(products(in_q[i], in_k[j]), tf.float32), block)
             weights = tf.exp(scores - in_log[i])
-            d_weights = tf.cast(products(in_dy[i], in_v[j]), tf.float32)
+            d_weights = products(in_dy[i], tf.cast(in_v[j], tf.float32))
             used = weights
             if terms.dropout is not None:
                 used = terms.dropout.dropped(weights, block)
@@ -126,7 +133,8 @@ def backward(
             if terms.bias is not None:
                 d_bias = terms.bias.with_gradient(d_bias, block, d_scores)
             d_scores = tf.cast(d_scores, q.dtype)
-            dv += tf.cast(collected(tf.cast(used, v.dtype), in_dy[i], kv_heads), tf.float32)
+            d_values = collected(tf.cast(used, v.dtype), tf.cast(in_dy[i], dtype), kv_heads)
+            dv += tf.cast(d_values, tf.float32)
             dk += tf.cast(collected(d_scores, in_q[i], kv_heads), tf.float32)
             dq = tf.cast(weighted(d_scores, in_k[j]), tf.float32)
             return i + 1, tf.tensor_scatter_nd_add(dqs, [[i]], dq[None]), d_bias, dk, dv

@@ -43,25 +43,34 @@ def backward(
     dy: tf.Tensor,
     terms: Terms,
 ) -> Gradients:
-    """Gradients by q (scaled), k, v and the bias."""
+    """Gradients by q (scaled), k, v and the bias; that of the softmax in float32."""
     block = _whole(q, k, terms)
-    # sum_m weights * d_weights, for less.
-    mean = tf.reduce_sum(tf.cast(dy, tf.float32) * tf.cast(y, tf.float32), -1, keepdims=True)
-    if terms.dropout is None:
-        d_weights, used = products(dy, v), weights
-    else:
-        dy *= tf.cast(terms.dropout.scale, dy.dtype)
-        d_weights = terms.dropout.dropped(products(dy, v), block)
+    used, wide_weights, wide_dy = weights, tf.cast(weights, tf.float32), tf.cast(dy, tf.float32)
+    if terms.dropout is not None:
+        wide_dy *= terms.dropout.scale
         used = terms.dropout.dropped(weights, block)
-    d_scores = weights * (d_weights - tf.cast(mean, weights.dtype))
+    d_weights = products(wide_dy, tf.cast(v, tf.float32))
+    if terms.dropout is not None:
+        d_weights = terms.dropout.dropped(d_weights, block)
+    if y.dtype.size >= 4:
+        # sum_m weights * d_weights, for less.
+        mean = tf.reduce_sum(tf.cast(dy * y, tf.float32), -1, keepdims=True)
+    else:
+        # The gradients by a query's scores add up to 0. With the mean of the rounded y, or without
+        # the sum of the rounded weights, they would not: by more than they are, where the values
+        # have something in common.
+        mean = tf.reduce_sum(wide_weights * d_weights, -1, keepdims=True)
+        mean = tf.math.divide_no_nan(mean, tf.reduce_sum(wide_weights, -1, keepdims=True))
+    d_scores = wide_weights * (d_weights - mean)
     d_bias = None
     if terms.bias is not None:
         d_bias = terms.bias.with_gradient(terms.bias.no_gradient(), block, d_scores)
     kv_heads = k.shape[1]
+    d_scores = tf.cast(d_scores, q.dtype)
     return Gradients(
         weighted(d_scores, k),
         collected(d_scores, q, kv_heads),
-        collected(used, dy, kv_heads),
+        collected(used, tf.cast(wide_dy, dy.dtype), kv_heads),
         d_bias,
     )
 

@@ -45,8 +45,9 @@ class AttentionOperation(mtf.Operation):
     """Inputs q [batch..., heads, length, d_kv], k and v [batch..., kv_heads, memory, d_kv], extras.
 
     Outputs the result, like q, and what the backward pass needs: blockwise the logarithm of each
-    query's sum of exponentials [batch..., heads, length], else the weights [batch..., heads,
-    length, memory], whose memory is whole even where a layout splits that of k and v.
+    query's sum of exponentials [batch..., heads, length] and, of 16 bits, what the result was
+    rounded by, like q; else the weights [batch..., heads, length, memory], whose memory is whole
+    even where a layout splits that of k and v.
     """
 
     def __init__(self, inputs: Sequence[mtf.Tensor], options: Options) -> None:
@@ -64,6 +65,8 @@ class AttentionOperation(mtf.Operation):
             whole = mtf.Dimension(f"whole {memory.name}", memory.size)
             kept = mtf.Tensor(self, mtf.Shape([*batch, heads, length, whole]), q.dtype, index=1)
         self._outputs = [mtf.Tensor(self, q.shape, q.dtype, index=0), kept]
+        if options.is_blockwise and q.dtype.size < 4:
+            self._outputs.append(mtf.Tensor(self, q.shape, q.dtype, index=2))
         self._splittable_dims, self._unsplittable_dims = (
             self._initialize_splittable_and_unsplittable_dims(
                 "unsplittable", [d.name for d in (*batch, heads, kv_heads, length, memory)]
@@ -77,7 +80,7 @@ class AttentionOperation(mtf.Operation):
 
     def gradient(self, grad_ys: list[mtf.Tensor | None]) -> list[mtf.Tensor | None]:
         inputs = [*self.inputs, *self.outputs, grad_ys[0]]
-        backward = AttentionGradOperation(inputs, self._options, self._drawn_by)
+        backward = AttentionGradOperation(inputs, len(self.outputs), self._options, self._drawn_by)
         backward.draw_after = self.draw_after
         extras: dict[str, mtf.Tensor | None] = dict.fromkeys(self._options.extras)
         if "bias_table" in extras:
@@ -94,12 +97,15 @@ class AttentionOperation(mtf.Operation):
 
 
 class AttentionGradOperation(mtf.Operation):
-    """Inputs those of attention, its two outputs and the gradient by the result; outputs the
-    gradients by q, k, v and, if there is one, the bias table."""
+    """Inputs those of attention, its `num_outputs` outputs and the gradient by the result; outputs
+    the gradients by q, k, v and, if there is one, the bias table."""
 
-    def __init__(self, inputs: Sequence[mtf.Tensor], options: Options, drawn_by: str) -> None:
+    def __init__(
+        self, inputs: Sequence[mtf.Tensor], num_outputs: int, options: Options, drawn_by: str
+    ) -> None:
         """Computes with the dropout mask of the operation named `drawn_by`."""
         super().__init__(list(inputs), name="attention_grad")
+        self._num_outputs = num_outputs
         self._options = options
         self._drawn_by = drawn_by
         self.draw_after: mtf.Tensor | None = None
@@ -110,7 +116,10 @@ class AttentionGradOperation(mtf.Operation):
 
     def lower(self, lowering: Lowering) -> None:
         part = _Part(lowering, self.inputs, self._options, self._drawn_by)
-        y, kept, dy = (lowering.slice(x) for x in self.inputs[-3:])
+        *outputs, dy = (lowering.slice(x) for x in self.inputs[-1 - self._num_outputs :])
+        y, kept, *rounding = outputs
+        if rounding:
+            y = tf.cast(y, tf.float32) + tf.cast(rounding[0], tf.float32)
         lowered = attention_blockwise if self._options.is_blockwise else attention_dense
         kept = tf.reshape(kept, [*part.q.shape[:3], *kept.shape[self.inputs[0].shape.ndims - 1 :]])
         grads = lowered.backward(
