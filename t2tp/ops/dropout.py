@@ -38,15 +38,15 @@ def dropout(
       name: of the variable scope.
 
     Raises:
-      ValueError: not exactly one of `keep_prob` and `rate` is given, or it is out of range, or
-        `noise_shape` has a dimension that `x` has not.
+      ValueError: not exactly one of `keep_prob` and `rate` is given, or it is out of range in
+        training, or `noise_shape` has a dimension that `x` has not.
     """
     if (keep_prob is None) == (rate is None):
         raise ValueError(
             f"dropout: give exactly one of keep_prob and rate, not {keep_prob} and {rate}."
         )
     keep = 1.0 - rate if keep_prob is None else keep_prob  # type: ignore[operator]  # one is given
-    if not 0.0 < keep <= 1.0:
+    if is_training and not 0.0 < keep <= 1.0:
         raise ValueError(f"dropout: the part to keep must be in (0, 1], not {keep}.")
     noise_shape = x.shape if noise_shape is None else mtf.convert_to_shape(noise_shape)
     strange = [d for d in noise_shape.dims if d not in x.shape.dims]
