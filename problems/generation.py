@@ -7,11 +7,14 @@ same. Neighbours in a source are often alike; shuffled, they make fair samples, 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import multiprocessing
 import os
 import pickle
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -39,6 +42,7 @@ from t2tp.problems.samples import (
 from t2tp.problems.samples import Samples as Samples  # also known from here
 from t2tp.problems.shards import ShardWriter, finished, finished_names, read_checks, shard_name
 from t2tp.problems.user_dir import import_user_dir, imported_user_dirs
+from t2tp.trainer.quiet import quiet_import
 
 if TYPE_CHECKING:
     from t2tp.problems.problem import Problem
@@ -49,6 +53,12 @@ _MOST_SHARDS = 64
 
 # Of so many samples one may be bad, unless it is said how many.
 _GOOD_FOR_A_BAD_ONE = 1000
+
+# By some samples it is estimated how long all take: at most so many, for about so long. A worker
+# is worth its start, which imports much, if it has so much to do.
+_TRIED_SAMPLES = 500
+_TRIED_SECONDS = 0.5
+_WORKER_SECONDS = 5.0
 
 # Samples after which a worker says how far it is.
 _REPORT_EVERY = 64
@@ -70,12 +80,13 @@ class GenerationSettings:
     Attributes:
         num_shards: of the train split, and the most of another; None: one for each 500 samples, up
             to 64.
-        num_workers: most processes; 1: this one.
+        num_workers: most processes; 1: this one; None: as many as are worth it, up to one for each
+            core.
         max_bad_samples: how many samples that cannot be used are left out; None: one in 1,000.
     """
 
     num_shards: int | None = None
-    num_workers: int = 1
+    num_workers: int | None = 1
     max_bad_samples: int | None = None
 
 
@@ -162,7 +173,12 @@ def make_shards(
             todo.append(job)
     maker = _Maker(problem, folder, tmp_dir, bad_limit(sample_counts, settings))
     total = sum(end - begin for begin, end in (job.places for job in todo))
-    num_workers = min(settings.num_workers, len(todo), total // _SHARD_SAMPLES)
+    asked = settings.num_workers
+    num_workers = min(
+        maker.workers_worth(todo, total) if asked is None else asked,
+        len(todo),
+        total // _SHARD_SAMPLES,
+    )
     with Progress(total, f"encoding {problem.name}") as progress:
         if num_workers > 1:
             _make_in_processes(maker, todo, num_workers, progress, bad)
@@ -221,6 +237,21 @@ class _Maker:
         else:
             self._make(job, report)
 
+    def workers_worth(self, jobs: Sequence[_Job], total: int) -> int:
+        """Returns how many processes are worth their start, by the time that some samples take."""
+        if default_workers() == 1 or not jobs:
+            return 1
+        encode = self._problem.encoder(self._folder)
+        done, begun = 0, time.monotonic()
+        for _, read in itertools.islice(self._reads(jobs[-1], None), _TRIED_SAMPLES):
+            with contextlib.suppress(Exception):  # which is said when the shard is made
+                encode(read())
+            done += 1
+            if time.monotonic() - begun > _TRIED_SECONDS:
+                break
+        seconds = (time.monotonic() - begun) * total / done
+        return max(1, min(default_workers(), int(seconds / _WORKER_SECONDS)))
+
     def _make(self, job: _Job, report: _Report) -> None:
         if self._encode is None:
             self._encode = self._problem.encoder(self._folder)
@@ -253,7 +284,9 @@ class _Maker:
                 f"{self._problem.name} had other samples of {job.split} before the interruption"
             )
 
-    def _reads(self, job: _Job, report: _Report) -> Iterator[tuple[int, Callable[[], Sample]]]:
+    def _reads(
+        self, job: _Job, report: _Report | None
+    ) -> Iterator[tuple[int, Callable[[], Sample]]]:
         """Gives what reads each sample of a shard, and reports now and then how far it is."""
         if job.split not in self._samples:
             samples = open_samples(self._problem, job.split, self._folder, self._tmp_dir)
@@ -262,10 +295,11 @@ class _Maker:
         for number_and_read in self._samples[job.split].part(*job.places):
             yield number_and_read
             unreported += 1
-            if unreported == _REPORT_EVERY:
+            if unreported == _REPORT_EVERY and report is not None:
                 report.samples(unreported)
                 unreported = 0
-        report.samples(unreported)
+        if report is not None:
+            report.samples(unreported)
 
 
 class _ReportHere:
@@ -346,9 +380,10 @@ _worker: tuple[_Maker, _SharedReport]
 
 def _begin_worker(user_dirs: Sequence[Path], pickled_maker: bytes, report: _SharedReport) -> None:
     global _worker
-    for directory in user_dirs:
-        import_user_dir(directory)
-    _worker = (pickle.loads(pickled_maker), report)
+    with quiet_import():  # a user's directory may import TensorFlow
+        for directory in user_dirs:
+            import_user_dir(directory)
+        _worker = (pickle.loads(pickled_maker), report)
     threading.Thread(target=_die_with_parent, daemon=True).start()
 
 

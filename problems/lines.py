@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from t2tp.problems.checked_file import mapped
+from t2tp.problems.problem import WrongOptionError
 from t2tp.problems.samples import BadSampleError
 from t2tp.problems.shards import OFFSET
 
@@ -31,17 +32,18 @@ def find_files(pattern: str, option: str) -> list[Path]:
         option: name of the option it was given by, for the errors.
 
     Raises:
-        ValueError: there is no pattern, or it matches no file, or only empty ones.
+        WrongOptionError: there is no pattern, or it matches no file.
+        ValueError: it matches only empty files.
     """
     if not pattern:
-        raise ValueError(
+        raise WrongOptionError(
             f"which files? say it with the option {option}, as in "
             f"--problem_options='{option}=texts/**/*.txt'"
         )
     found = glob.glob(str(Path(pattern).expanduser()), recursive=True)
     files = sorted({path for path in map(Path, found) if path.is_file()})  # "**/**" finds it twice
     if not files:
-        raise ValueError(f"{option}={pattern} matches no file (in {Path.cwd()})")
+        raise WrongOptionError(f"{option}={pattern} matches no file (in {Path.cwd()})")
     if not any(path.stat().st_size for path in files):
         named = ", ".join(map(str, files[:_NAMED]))
         more = f" and {len(files) - _NAMED} more" if len(files) > _NAMED else ""

@@ -139,7 +139,7 @@ class Mixture(Problem):
         tmp_dir: AnyPath | None = None,
         overwrite: bool = False,
         num_shards: int | None = None,
-        num_workers: int = 1,
+        num_workers: int | None = 1,
         max_bad_samples: int | None = None,
     ) -> Manifest:
         """Makes the mixture's data, or those of all its problems; see `Problem.prepare`."""

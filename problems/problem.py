@@ -48,6 +48,10 @@ TRAIN = "train"
 AnyPath = str | PathLike[str]
 
 
+class WrongOptionError(ValueError):
+    """An option has a value with which there can be no data; nothing has been made."""
+
+
 class Problem(abc.ABC):
     """The base of all problems.
 
@@ -273,7 +277,7 @@ class Problem(abc.ABC):
         tmp_dir: AnyPath | None = None,
         overwrite: bool = False,
         num_shards: int | None = None,
-        num_workers: int = 1,
+        num_workers: int | None = 1,
         max_bad_samples: int | None = None,
     ) -> Manifest:
         """Makes the data, unless they are there already. They appear whole or not at all.
@@ -286,7 +290,8 @@ class Problem(abc.ABC):
             overwrite: makes the data again, and replaces what there is only once that succeeded.
             num_shards: in how many parts train is stored; by default one for each 500 samples,
                 up to 64. The batches do not depend on it.
-            num_workers: processes that encode; the files do not depend on it.
+            num_workers: processes that encode; the files do not depend on it. None: as many as are
+                worth it, up to one for each core.
             max_bad_samples: samples that cannot be used are left out, counted and named, up to this
                 number; by default one in 1,000.
 
@@ -300,12 +305,14 @@ class Problem(abc.ABC):
         """
         if num_shards is not None:
             check_positive(num_shards=num_shards)
-        check_positive(num_workers=num_workers)
+        if num_workers is not None:
+            check_positive(num_workers=num_workers)
         if max_bad_samples is not None and max_bad_samples < 0:
             raise ValueError(f"max_bad_samples must be at least 0, is {max_bad_samples}")
         folder = self.folder(data_dir)
         if folder.exists() and not overwrite:
             return self.check_prepared(data_dir)
+        self.plan()  # what is wrong with the options is said before anything is touched
         with publish.only_one_maker(folder):
             if folder.exists() and not overwrite:  # made while this process waited
                 return self.check_prepared(data_dir)

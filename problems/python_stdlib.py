@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from t2tp import registry
 from t2tp.problems.languagemodel import LanguageModelProblem
-from t2tp.problems.tfds_source import FromTfds
+from t2tp.problems.tfds_source import FromTfds, import_tfds
 
 if TYPE_CHECKING:
     import tensorflow_datasets as tfds
@@ -25,6 +25,7 @@ class LanguagemodelPythonStdlib(FromTfds, LanguageModelProblem):
 
     def dataset_builder(self, folder: Path, tmp_dir: Path) -> tfds.core.DatasetBuilder:
         """Returns the builder of the `python_stdlib` dataset, which is kept with the data."""
+        import_tfds()
         from t2tp.problems.python_stdlib_builder import PythonStdlib, SourcesConfig
 
         config = SourcesConfig(name=_python(), source_dir=self.source_dir())

@@ -15,7 +15,7 @@ from t2tp.problems.generation import Sample, Samples
 from t2tp.problems.languagemodel import LanguageModelProblem
 from t2tp.problems.lines import Files, Lines, find_files, fingerprint, json_names
 from t2tp.problems.permutation import permute
-from t2tp.problems.problem import AnyPath, Problem
+from t2tp.problems.problem import AnyPath, Problem, WrongOptionError
 from t2tp.problems.samples import BadSampleError
 from t2tp.problems.sources import changed_sources, named, write_sources
 from t2tp.problems.text_to_text import Text2TextProblem
@@ -108,7 +108,7 @@ class FileProblem(Problem):
         }
         if [*given] == [self.splits[-1]]:
             missing = " and ".join(self.validation_options)
-            raise ValueError(
+            raise WrongOptionError(
                 f"{' and '.join(self.test_options)} without {missing}: give {missing} too"
             )
         return given
@@ -272,7 +272,7 @@ class LanguagemodelTextfiles(FileProblem, LanguageModelProblem):
     def read(self, files: Sequence[Sequence[Path]], scratch: Path) -> Samples:
         """Opens the documents."""
         if self.options.documents not in ("files", "lines"):
-            raise ValueError(f"documents={self.options.documents}: it is one of files, lines")
+            raise WrongOptionError(f"documents={self.options.documents}: it is one of files, lines")
         is_lines = self.options.documents == "lines"
         documents = Lines(files[0], scratch) if is_lines else Files(files[0])
         return Made(len(documents), lambda number: {"text": documents[number]})

@@ -22,7 +22,7 @@ from t2tp.problems.languagemodel import LanguageModelProblem
 from t2tp.problems.problem import AnyPath, Problem
 from t2tp.problems.text_to_class import Text2ClassProblem
 from t2tp.problems.text_to_text import Text2TextProblem
-from t2tp.problems.tfds_source import FromTfds
+from t2tp.problems.tfds_source import FromTfds, import_tfds
 from t2tp.problems.tfds_splits import default_splits
 
 if TYPE_CHECKING:
@@ -220,8 +220,7 @@ def find_tfds(name: str, options: str) -> Problem:
 
 def _dataset_info(dataset: str) -> tfds.core.DatasetInfo:
     """Returns the description of a dataset of TFDS; see `find_tfds`."""
-    import tensorflow_datasets as tfds
-
+    tfds = import_tfds()
     try:
         return tfds.builder(dataset).info
     except tfds.core.DatasetNotFoundError as error:

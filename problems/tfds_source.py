@@ -15,11 +15,19 @@ import numpy as np
 from absl import logging
 
 from t2tp.problems.generation import Sample, Samples, SkippedSampleError
+from t2tp.trainer.quiet import quiet_import
 
 if TYPE_CHECKING:  # importing it takes seconds, and only making data needs it
     import tensorflow_datasets as tfds
 
 _RETRIES = 4
+
+
+def import_tfds() -> Any:
+    """Imports TFDS, and TensorFlow with it, without the lines that TensorFlow begins with."""
+    with quiet_import():
+        import tensorflow_datasets
+    return tensorflow_datasets
 
 
 class FromTfds:
@@ -52,8 +60,7 @@ class FromTfds:
             folder: where the problem's data are being made; what is put there stays.
             tmp_dir: for what is not needed afterwards.
         """
-        import tensorflow_datasets as tfds
-
+        tfds = import_tfds()
         return tfds.builder(self.dataset, data_dir=tmp_dir / "tfds", file_format="array_record")
 
     def sample(self, example: Mapping[str, Any]) -> Sample:
@@ -70,8 +77,7 @@ class FromTfds:
 
     def download(self, folder: Path, tmp_dir: Path) -> None:
         """Makes the dataset; see `Problem.download`."""
-        import tensorflow_datasets as tfds
-
+        tfds = import_tfds()
         tfds.disable_progress_bar()  # its bars are drawn in logs too; ours are not
         builder = self.dataset_builder(folder, tmp_dir)
         with _one_sentence(builder.name, tmp_dir), _few_retries():

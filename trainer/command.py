@@ -21,7 +21,6 @@ from t2tp.mesh.layout import LayoutError
 from t2tp.mesh.processes import Place
 from t2tp.models.model import FeatureMismatchError
 from t2tp.nearest import nearest
-from t2tp.problems.generation import default_workers
 from t2tp.problems.languagemodel import LanguageModelProblem
 from t2tp.problems.manifest import DamagedDataError
 from t2tp.problems.user_dir import import_user_dir
@@ -162,7 +161,7 @@ def _explain_layout(flags: absl_flags.FlagValues, made: Plan) -> None:
     """Prints how the training program lies on its mesh, and draws it in the run's folder."""
     with as_usage_error(ValueError, LookupError, OSError):
         if flags.generate_data:
-            made.problem.prepare(flags.data_dir, flags.tmp_dir, num_workers=default_workers())
+            made.problem.prepare(flags.data_dir, flags.tmp_dir, num_workers=None)
         experiment = _experiment(flags, made)
     with building(made.settings["model"]):
         explanation = experiment.explain()

@@ -1,4 +1,23 @@
-"""Makes the data of a problem.
+"""`t2tp_datagen`: makes the data of a problem, or looks at those that are there."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from absl import flags
+
+from t2tp import problems, registry
+from t2tp.problems.inspection import inspect
+from t2tp.problems.problem import Problem, WrongOptionError
+from t2tp.problems.user_dir import import_user_dir
+from t2tp.trainer import console, flag_groups
+from t2tp.trainer.errors import UsageError, as_usage_error
+from t2tp.trainer.flag_groups import Group
+from t2tp.trainer.quiet import quiet_import
+
+_INTRO = """
+t2tp_datagen makes the data of a problem:
 
     t2tp_datagen --problem=languagemodel_python_stdlib --data_dir=data
 
@@ -7,140 +26,148 @@ complete; start it again, and it goes on with what was finished. --inspect shows
 Exit code 2: the flags are wrong, and nothing was touched. Exit code 1: the data could not be made.
 """
 
-from __future__ import annotations
-
-import os
-import sys
-from collections.abc import Sequence
-from typing import NoReturn
-
-from absl import app, flags, logging
-
-from t2tp import problems, registry
-from t2tp.problems.generation import default_workers
-from t2tp.problems.inspection import inspect
-from t2tp.problems.problem import Problem
-from t2tp.problems.user_dir import import_user_dir
-
-_NAMES = (
-    "problem",
-    "problem_options",
-    "data_dir",
-    "tmp_dir",
-    "t2t_usr_dir",
-    "num_shards",
-    "num_workers",
-    "max_bad_samples",
-    "vocab_size",
-    "overwrite",
-    "check",
-    "inspect",
-)
+_WRONG_USAGE = 2
+_FAILED = 1
 
 
-def main() -> None:
-    """Runs the program on the command line's flags."""
-    # TensorFlow's start-up lines say nothing about the data.
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    _define_flags()
-    app.run(_make, flags_parser=_parse)
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the program.
+
+    Args:
+      arguments: the command line, with the program's name first; by default this process's.
+
+    Returns:
+      the exit code.
+    """
+    try:
+        given = flag_groups.parse(_GROUPS, sys.argv if arguments is None else arguments)
+        if flag_groups.answered(given, _INTRO, _GROUPS):
+            return 0
+        with as_usage_error(flags.Error):
+            flags.mark_flags_as_required(["problem", "data_dir"], flag_values=given)
+            given.validate_all_flags()
+        console.use_plain_lines()
+        problem = _problem(given)
+    except UsageError as error:
+        return _say(error, _WRONG_USAGE)
+    try:
+        print(_carry_out(problem, given))
+    except WrongOptionError as error:
+        return _say(error, _WRONG_USAGE)
+    except (OSError, ValueError, ModuleNotFoundError) as error:
+        return _say(error, _FAILED)
+    except KeyboardInterrupt:
+        return _say("interrupted; started again it goes on with what was finished", _FAILED)
+    return 0
 
 
-def _define_flags() -> None:
-    flags.DEFINE_string("problem", None, "Name of the problem.", required=True)
+def _define_what(ours: flags.FlagValues) -> None:
     flags.DEFINE_string(
-        "problem_options", "", "Its options, as in 'files=texts/**/*.txt,documents=lines'."
+        "problem",
+        None,
+        "Name of a problem: a registered one, tfds:NAME or mixture:...",
+        flag_values=ours,
     )
     flags.DEFINE_string(
-        "data_dir", None, "Folder of all data; the problem gets its own in it.", required=True
+        "problem_options",
+        "",
+        "Its options, as in 'files=texts/**/*.txt,documents=lines'.",
+        flag_values=ours,
     )
-    flags.DEFINE_string("tmp_dir", None, "Folder where downloads stay; by default they do not.")
-    flags.DEFINE_string("t2t_usr_dir", None, "Folder of your own problems.")
+    flags.DEFINE_integer(
+        "vocab_size", None, "Tokens of the vocabulary.", lower_bound=1, flag_values=ours
+    )
+    flags.DEFINE_string("t2t_usr_dir", None, "Folder of your own problems.", flag_values=ours)
+
+
+def _define_where(ours: flags.FlagValues) -> None:
+    flags.DEFINE_string(
+        "data_dir", None, "Folder of all data; the problem gets its own in it.", flag_values=ours
+    )
+    flags.DEFINE_string(
+        "tmp_dir", None, "Folder where downloads stay; by default they do not.", flag_values=ours
+    )
+
+
+def _define_how(ours: flags.FlagValues) -> None:
+    flags.DEFINE_bool(
+        "overwrite", False, "Make the data again although they are there.", flag_values=ours
+    )
     flags.DEFINE_integer(
         "num_shards",
         None,
         "Parts that the train split is stored in; by default one for each 500 samples, up to 64.",
         lower_bound=1,
+        flag_values=ours,
     )
     flags.DEFINE_integer(
-        "num_workers", default_workers(), "Most processes that encode.", lower_bound=1
+        "num_workers",
+        None,
+        "Most processes that encode; by default as many as are worth it, up to one for each core.",
+        lower_bound=1,
+        flag_values=ours,
     )
     flags.DEFINE_integer(
         "max_bad_samples",
         None,
         "Samples that cannot be used are left out up to this number; by default one in 1,000.",
         lower_bound=0,
+        flag_values=ours,
     )
-    flags.DEFINE_integer("vocab_size", None, "Tokens of the vocabulary.", lower_bound=1)
-    flags.DEFINE_bool("overwrite", False, "Make the data again although they are there.")
-    flags.DEFINE_bool("check", False, "Check every byte of data that are there.")
+
+
+def _define_look(ours: flags.FlagValues) -> None:
+    flags.DEFINE_bool("check", False, "Check every byte of data that are there.", flag_values=ours)
     flags.DEFINE_bool(
-        "inspect", False, "Show examples, lengths and the share of padding of data that are there."
+        "inspect",
+        False,
+        "Show examples, lengths and the share of padding of data that are there.",
+        flag_values=ours,
     )
 
-    # What --help prints: the docstring and flags of the module that the command line runs, which
-    # is the console script and not this one.
-    sys.modules["__main__"].__doc__ = __doc__
-    for name in _NAMES:
-        flags.FLAGS.register_key_flag_for_module(sys.argv[0], flags.FLAGS[name])
+
+_GROUPS = (
+    Group("What is made", _define_what),
+    Group("Where", _define_where),
+    Group("How", _define_how),
+    Group("Looking at what was made", _define_look),
+)
 
 
-def _parse(argv: Sequence[str]) -> list[str]:
-    try:
-        rest = flags.FLAGS(argv)
-    except flags.Error as error:
-        _end(error, code=2)
-    if len(rest) > 1:
-        _end(f"not a flag: {' '.join(rest[1:])}; flags are written --problem=NAME", code=2)
-    return rest
-
-
-def _make(argv: Sequence[str]) -> None:
-    del argv
-    logging.set_verbosity(logging.INFO)
-    given = flags.FLAGS
-    problem = _problem()
-    try:
-        if given.inspect:
-            print(inspect(problem, given.data_dir))
-            return
-        if given.check:
-            manifest = problem.check_contents(given.data_dir, given.num_workers)
-            print(f"{problem.name}: every byte is what was written\n{manifest.summary()}")
-            return
-        manifest = problem.prepare(
-            given.data_dir,
-            given.tmp_dir,
-            given.overwrite,
-            num_shards=given.num_shards,
-            num_workers=given.num_workers,
-            max_bad_samples=given.max_bad_samples,
-        )
-    except (OSError, ValueError, ModuleNotFoundError) as error:
-        _end(error, code=1)
-    except KeyboardInterrupt:
-        _end("interrupted; started again it goes on with what was finished", code=1)
-    print(f"{problem.name} is ready in {problem.folder(given.data_dir)}\n{manifest.summary()}")
-
-
-def _problem() -> Problem:
+def _problem(given: flags.FlagValues) -> Problem:
     """The problem that the flags name."""
-    given = flags.FLAGS
     options = given.problem_options
     if given.vocab_size is not None:
         options += f"{',' if options else ''}vocab_size={given.vocab_size}"
-    try:
+    with as_usage_error(registry.UnknownNameError, ValueError, OSError):
         if given.t2t_usr_dir:
-            import_user_dir(given.t2t_usr_dir)
+            with quiet_import():  # it may import TensorFlow
+                import_user_dir(given.t2t_usr_dir)
         return problems.find(given.problem, options)
-    except (registry.UnknownNameError, ValueError, OSError) as error:
-        _end(error, code=2)
 
 
-def _end(error: object, code: int) -> NoReturn:
+def _carry_out(problem: Problem, given: flags.FlagValues) -> str:
+    """Does what the flags say, and returns what there is to say of it."""
+    if given.inspect:
+        return inspect(problem, given.data_dir)
+    if given.check:
+        made = problem.check_contents(given.data_dir, given.num_workers or 1)
+        return f"{problem.name}: every byte is what was written\n{made.summary()}"
+    made = problem.prepare(
+        given.data_dir,
+        given.tmp_dir,
+        given.overwrite,
+        num_shards=given.num_shards,
+        num_workers=given.num_workers,
+        max_bad_samples=given.max_bad_samples,
+    )
+    return f"{problem.name} is ready in {problem.folder(given.data_dir)}\n{made.summary()}"
+
+
+def _say(error: object, code: int) -> int:
     print(f"t2tp_datagen: {error}", file=sys.stderr)
-    sys.exit(code)
+    return code
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -15,7 +15,6 @@ from t2tp.mesh.calls import CollectiveTimeoutError
 from t2tp.mesh.cluster import Cluster, connect
 from t2tp.mesh.layout import Layout
 from t2tp.mesh.meeting import MissingProcessError
-from t2tp.problems.generation import default_workers
 from t2tp.problems.problem import Problem
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.interrupt import TrainingInterrupted
@@ -113,8 +112,8 @@ def prepare_data(
       ValueError, OSError: as `Problem.prepare`.
     """
     if cluster.leads:
-        problem.prepare(data_dir, tmp_dir, num_workers=default_workers())
+        problem.prepare(data_dir, tmp_dir, num_workers=None)
     cluster.barrier("data of process 0", math.inf)
     if not cluster.leads:
-        problem.prepare(data_dir, tmp_dir, num_workers=default_workers())
+        problem.prepare(data_dir, tmp_dir, num_workers=None)
     cluster.barrier("data of all", math.inf)

@@ -52,7 +52,7 @@ def test_files_that_cannot_be_used(tmp_path, problem, contents, sentence):
     options = f"--problem_options=files={file},vocab_size=300{documents}"
     said = said_by(run(tmp_path / "data", problem, options))
     assert said.startswith(sentence.format(file=file))
-    assert not [path for path in (tmp_path / "data").iterdir() if path.name[0] != "."]
+    assert not [*(tmp_path / "data").glob("[!.]*")]
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import pytest
 
 from t2tp.problems.python_stdlib import LanguagemodelPythonStdlib
 from t2tp.problems.python_stdlib_builder import read_sources
+from t2tp.trainer.t2tp_datagen import main
 
 PROBLEM = "languagemodel_python_stdlib"
 COMMAND = [sys.executable, "-m", "t2tp.trainer.t2tp_datagen"]
@@ -31,7 +32,7 @@ def run(*arguments):
         ),
         ([], "Flag --problem must have a value"),
         (["--problems=x"], "Unknown command line flag 'problems'. Did you mean: problem"),
-        ([f"--problem={PROBLEM}", "again"], "not a flag: again"),
+        ([f"--problem={PROBLEM}", "again"], "'again' is no flag; flags are written --name=value"),
     ],
 )
 def test_wrong_flags_end_with_a_sentence_and_touch_nothing(tmp_path, arguments, message):
@@ -50,10 +51,56 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     assert f"cannot write data: File exists: '{tmp_path / 'file'}'" in ended.stderr
 
 
-def test_help_names_the_flags():
-    shown = run("--help").stdout
-    for flag in ("--problem", "--data_dir", "--tmp_dir", "--[no]overwrite"):
-        assert flag in shown
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_help_names_the_flags(flag):
+    shown = run(flag)
+    assert shown.returncode == 0
+    for name in ("--problem ", "--data_dir", "--tmp_dir", "--[no]overwrite", "Exit code 2: "):
+        assert name in shown.stdout
+
+
+def test_the_version_is_that_of_the_package():
+    shown = run("--version")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert shown.stdout.startswith("t2tp ")
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ("", "which files? say it with the option files"),
+        ("files=nowhere/*.txt", "files=nowhere/*.txt matches no file (in "),
+        ("files=a,test_files=b", "test_files without validation_files: give validation_files too"),
+    ],
+)
+def test_wrong_options_end_with_a_sentence_and_touch_nothing(tmp_path, capsys, options, sentence):
+    data = tmp_path / "data"
+    problem = f"--problem_options={options}"
+    arguments = ["--problem=languagemodel_textfiles", f"--data_dir={data}", problem]
+    assert main(["t2tp_datagen", *arguments]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"t2tp_datagen: {sentence}")
+    assert not data.exists()
+
+
+def test_little_is_made_without_tensorflow_and_in_one_process(tmp_path):
+    """Which is what takes long: 2,000 lines take the time of the program's start."""
+    (tmp_path / "a.tsv").write_text("".join(f"a line {n}\tLinie {n}\n" for n in range(2000)))
+    code = (
+        "import sys\nfrom concurrent import futures\n"
+        "futures.ProcessPoolExecutor = None\n"
+        "from t2tp.trainer.t2tp_datagen import main\n"
+        "code = main()\n"
+        "assert 'tensorflow' not in sys.modules\n"
+        "sys.exit(code)"
+    )
+    options = f"--problem_options=files={tmp_path}/a.tsv,vocab_size=300"
+    arguments = ["--problem=translate_tsv", f"--data_dir={tmp_path / 'data'}", options]
+    command = [sys.executable, "-c", code, *arguments]
+    made = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stderr
+    # No prefixes, and nothing of TensorFlow's.
+    assert made.stderr.splitlines()[0].startswith("making the data of translate_tsv in ")
 
 
 def make(data_dir: Path) -> Path:
