@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import sys
@@ -17,7 +18,8 @@ def import_user_dir(directory: str | PathLike[str]) -> ModuleType:
     """Imports a directory as a package; what its modules register can then be named.
 
     The package has the directory's name, and its `__init__.py` imports the modules. Without an
-    `__init__.py` every module of the directory is imported. Python's path stays as it is, so that
+    `__init__.py`, or if there is no code in it, every module of the directory is imported. Python's
+    path stays as it is, so that
     files next to the directory do not take the place of installed packages.
 
     Args:
@@ -40,9 +42,10 @@ def import_user_dir(directory: str | PathLike[str]) -> ModuleType:
         )
     _check_name_is_free(path)
     package = sys.modules.get(path.name) or _import_package(path)
-    if not (path / "__init__.py").is_file():
+    if not _has_code(path / "__init__.py"):
         for module in sorted(path.glob("*.py")):
-            importlib.import_module(f"{path.name}.{module.stem}")
+            if module.stem != "__init__":
+                importlib.import_module(f"{path.name}.{module.stem}")
     if path not in _imported:
         _imported.append(path)
     return package
@@ -87,6 +90,14 @@ def _import_package(path: Path) -> ModuleType:
         del sys.modules[path.name]
         raise
     return package
+
+
+def _has_code(init: Path) -> bool:
+    """Whether a file is there and has more than comments and a docstring."""
+    if not init.is_file():
+        return False
+    module = ast.parse(init.read_bytes())
+    return len(module.body) > (ast.get_docstring(module) is not None)
 
 
 def _importable(name: str) -> str:

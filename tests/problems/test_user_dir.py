@@ -83,6 +83,20 @@ def test_without_an_init_every_module_is_imported(tmp_path):
     assert "loose_set" in registry.list_hparams()
 
 
+@pytest.mark.parametrize("init", ["", "# nothing\n", '"""My own."""\n'], ids=str)
+def test_an_init_without_code_is_none(tmp_path, init):
+    number = len(init)
+    package = tmp_path / f"empty_init_{number}"
+    package.mkdir()
+    (package / "__init__.py").write_text(init)
+    (package / "one.py").write_text(
+        "from t2tp import registry\n"
+        f"registry.register_hparams('empty_init_{number}')(lambda: None)\n"
+    )
+    import_user_dir(package)
+    assert f"empty_init_{number}" in registry.list_hparams()
+
+
 def test_what_cannot_be_imported_is_said(tmp_path):
     with pytest.raises(NotADirectoryError, match="there is no such folder"):
         import_user_dir(tmp_path / "nowhere")
