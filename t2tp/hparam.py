@@ -11,6 +11,7 @@ range are refused, in code as on the command line.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import keyword
@@ -40,6 +41,7 @@ class _Declaration:
     type: ValueType
     help: str
     limits: Limits
+    default: Any
 
     def check(self, name: str, value: Any) -> Any:
         """Returns the value as exactly the type, if it is within the limits."""
@@ -120,7 +122,7 @@ class HParams:
             if default is None:
                 declared = dataclasses.replace(declared, nullable=True)
         limits = Limits(min, max, above, below, None if choices is None else tuple(choices))
-        declaration = _Declaration(declared, help, limits)
+        declaration = _Declaration(declared, help, limits, copy.copy(default))
         self._values[name] = declaration.check(name, default)
         self._declarations[name] = declaration
 
@@ -146,6 +148,11 @@ class HParams:
     def help(self, name: str) -> str:
         """Returns what the hyperparameter means, as its declaration says."""
         return self._declaration(name).help
+
+    def default(self, name: str) -> Any:
+        """Returns the value with which the hyperparameter was declared."""
+        declaration = self._declaration(name)
+        return declaration.check(name, declaration.default)
 
     def limits(self, name: str) -> Limits:
         """Returns which values of its type the hyperparameter may have."""
@@ -303,7 +310,7 @@ def describe_differences(
 
     Returns:
         A line for each hyperparameter whose values differ, ending in the one that will be used: the
-        override, else the saved one, else (declared since the run was saved) the preset's.
+        override, else the saved one, else (declared since the run was saved) the default.
 
     Raises:
         ValueError: an override's name is declared in neither.
@@ -321,6 +328,8 @@ def describe_differences(
             "the saved run": saved_values.get(name, NOT_DECLARED),
             "today's preset": preset_values.get(name, NOT_DECLARED),
         }
+        if name not in saved_values and not _same(preset.default(name), preset_values[name]):
+            given["its declaration"] = preset.default(name)
         if name in overrides:
             given["--hparams"] = overrides[name]
         first, *others = given.values()
@@ -328,7 +337,7 @@ def describe_differences(
             continue
         used = next(
             source
-            for source in ("--hparams", "the saved run", "today's preset")
+            for source in ("--hparams", "the saved run", "its declaration", "today's preset")
             if given.get(source, NOT_DECLARED) is not NOT_DECLARED
         )
         said = ", ".join(f"{value!r} in {source}" for source, value in given.items())

@@ -205,13 +205,18 @@ def _run_of(path: str) -> Path | None:
 
 
 def resumed_hparams(saved: HParams, preset: HParams) -> HParams:
-    """The hparams with which a run goes on: the saved values, the preset's for what is new.
+    """The hparams with which a run goes on: the saved values, for what is new the defaults.
+
+    The default of a new hparam is what the code did before there was one. The preset may want
+    something else of a new run, which would be another model than the one that was trained.
 
     Args:
       saved: those in the run's folder.
       preset: the hparams set as the code has it now.
     """
     resumed = preset.copy()
+    for name in preset.values():
+        resumed.set(name, preset.default(name))
     for name, value in saved.values().items():
         if name in resumed:
             resumed.set(name, value)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -7,7 +8,8 @@ import sys
 
 import pytest
 
-from t2tp.hparam import HParams
+from t2tp import registry
+from t2tp.hparam import HParams, describe_differences
 from t2tp.trainer import run_files
 from t2tp.trainer.run_files import OtherRunError, RunFileError, SavedRun
 
@@ -77,6 +79,21 @@ def test_going_on_takes_saved_values_and_new_declarations():
     resumed = run_files.resumed_hparams(saved, preset)
     assert resumed.values() == {"d_model": 8, "new": 2, "old": 1}
     assert preset.d_model == 16
+
+
+def test_going_on_takes_the_default_of_what_a_preset_sets_since_then():
+    saved = registry.hparams("llama_3b")
+    preset = saved.copy()
+    old = json.loads(saved.to_json())
+    for part in ("values", "types", "limits"):  # As before there was the hyperparameter.
+        del old[part]["rotary_scaling_factor"]
+    saved = HParams.from_json(json.dumps(old))
+    assert preset.rotary_scaling_factor == 32
+    assert run_files.resumed_hparams(saved, preset).rotary_scaling_factor == 1
+    assert describe_differences(saved, preset, {}) == [
+        "rotary_scaling_factor: not declared in the saved run, 32.0 in today's preset, 1.0 in its"
+        " declaration; using 1.0 from its declaration"
+    ]
 
 
 def test_where_nothing_can_be_written_is_refused_and_nothing_made(tmp_path):
