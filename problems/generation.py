@@ -24,7 +24,7 @@ from multiprocessing.connection import wait as wait_for_any
 from multiprocessing.context import BaseContext
 from operator import add
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -229,6 +229,10 @@ class _Maker:
         self._bad_limit = bad_limit
         self._samples: dict[str, ShuffledSamples] = {}
         self._encode: Callable[[Sample], Stored] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what is sent: open samples, such as those of `text_files.Made`, cannot be."""
+        return {**self.__dict__, "_samples": {}, "_encode": None}
 
     def carry_out(self, job: _Job, report: _Report) -> None:
         """Makes a shard, or looks whether it is still that of its samples."""
