@@ -31,12 +31,15 @@ class Texts:
         split: its name.
         what: the examples' name in messages.
         directory: where indexes are kept; None: nowhere.
+        stored: the names that the columns are stored under, if they have others here: problems
+            that read the same data in other ways share the directory.
     """
 
     columns: dict[str, Column]
     split: str
     what: str
     directory: IndexDirectory | None = None
+    stored: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         """Returns the number of examples."""
@@ -52,8 +55,9 @@ class Texts:
             yield begin, np.stack([column.read_lengths(begin, end) for column in columns])
 
     def name(self, arrangement: str, length: int) -> str:
-        """Returns the name of an index."""
-        return f"{self.split}-{'-'.join(self.columns)}-{arrangement}-{length}"
+        """Returns the name of an index; it is the same whichever column is the inputs."""
+        names = "-".join(sorted(self.stored or self.columns))
+        return f"{self.split}-{names}-{arrangement}-{length}"
 
 
 def one_a_row(texts: Texts, length: int) -> RowPlan:

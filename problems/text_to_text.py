@@ -111,12 +111,11 @@ class PairProblem(Problem):
     def _texts(self, data_dir: AnyPath, split: str) -> Texts:
         """The texts that are inputs and targets."""
         stored = self.stored(data_dir, split)
-        inputs, targets = stored["inputs"], stored["targets"]
-        if self.is_reversed:
-            inputs, targets = targets, inputs
-        pair = {"inputs": inputs, "targets": inputs if self.is_copy else targets}
+        inputs, targets = ("targets", "inputs") if self.is_reversed else ("inputs", "targets")
+        names = (inputs, inputs if self.is_copy else targets)
+        pair = {"inputs": stored[names[0]], "targets": stored[names[1]]}
         what, directory = f"{split} of {self.name}", self.index_directory(data_dir)
-        return Texts(pair, split, what, directory)
+        return Texts(pair, split, what, directory, names)
 
 
 class Text2TextProblem(TextProblem, PairProblem):

@@ -12,7 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from t2tp.problems import packing_rows, publish, rows
+from t2tp import problems
+from t2tp.problems import packing_rows, publish, row_index, rows
 from t2tp.problems.columns import Column
 from t2tp.problems.fields import TokenField, fill_rows
 from t2tp.problems.row_index import IndexDirectory
@@ -202,7 +203,7 @@ def test_an_index_is_that_of_its_data(tmp_path):
     assert digest(packed(new, LENGTH, 2)) == wanted
 
 
-@pytest.mark.parametrize("reason", [errno.EACCES, errno.EROFS, errno.ENOSPC])
+@pytest.mark.parametrize("reason", [errno.EACCES, errno.EROFS, errno.ENOSPC, errno.ENOLCK])
 def test_where_nothing_can_be_written_each_process_makes_its_own(
     tmp_path, monkeypatch, caplog, reason
 ):
@@ -216,6 +217,39 @@ def test_where_nothing_can_be_written_each_process_makes_its_own(
     assert "every process makes it again at each start" in caplog.text
     assert not (tmp_path / ".index").exists()
     assert digest(plan) == digest(packed(texts(tmp_path, 900, data=None), LENGTH, 2))
+
+
+def test_a_full_disk_is_not_kept_full(tmp_path, monkeypatch, caplog):
+    def refuse(path, text):
+        if ".index" in str(path):
+            raise OSError(errno.ENOSPC, "no", str(path))
+        write_text(path, text)
+
+    write_text = row_index.write_text
+    monkeypatch.setattr(row_index, "write_text", refuse)
+    packed(texts(tmp_path, 900), LENGTH, 2)
+    assert "every process makes it again at each start" in caplog.text
+    left = [path for path in (tmp_path / ".index").rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in left) < 100
+
+
+@pytest.mark.parametrize("arrangement", problems.text_to_text.ARRANGEMENTS)
+def test_problems_on_the_same_data_have_rows_of_their_own(tmp_path, arrangement):
+    lines = [f"{n}\t{'more ' * (n % 30)}{n}\n" for n in range(300)]
+    (tmp_path / "pairs.tsv").write_text("".join(lines))
+    options = f"files={tmp_path}/pairs.tsv,vocab_size=290,arrangement={arrangement}"
+    problems.find("translate_tsv", options).prepare(tmp_path)
+
+    def batches(name):
+        stream = problems.find(name, options).stream(tmp_path, "train", 4, 32)
+        return [stream[step][side][:] for step in range(20) for side in ("inputs", "targets")]
+
+    names = ("translate_tsv_copy", "translate_tsv", "translate_tsv_rev_copy", "translate_tsv_rev")
+    together = [batches(name) for name in names]
+    for name, found in zip(names, together, strict=True):
+        shutil.rmtree(tmp_path / "translate_tsv" / ".index")
+        for one, other in zip(found, batches(name), strict=True):
+            np.testing.assert_array_equal(one, other)
 
 
 def test_a_plan_without_arrays_has_an_example_a_row():
