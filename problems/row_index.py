@@ -28,8 +28,11 @@ _RECORD = "index.json"
 # Changed when an index is made in another way, so that an old one is not taken for a new one.
 _VERSION = 1
 
-# A file system that cannot be written to, or has no room.
-_NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
+# A file system that cannot be written to, has no room, or, as some over a network, no locks.
+_NOT_WRITABLE = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT),
+    *(errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP),
+)
 
 
 class IndexDirectory(NamedTuple):
@@ -105,9 +108,7 @@ def open_index(
         if not _is_complete(path):
             with publish.only_one_maker(path):
                 if not _is_complete(path):
-                    logging.info("making the index %s", path)
-                    with publish.new_folder(path, name) as partial:
-                        _write(partial, examples, make)
+                    _keep(path, name, examples, make)
         return _read(path)
     except OSError as error:
         if error.errno not in _NOT_WRITABLE:
@@ -119,6 +120,17 @@ def open_index(
             error.strerror,
         )
         return _temporary(examples, make)
+
+
+def _keep(path: Path, name: str, examples: int, make: Callable[[IndexWriter], None]) -> None:
+    """Makes an index in its place, under `publish.only_one_maker`."""
+    logging.info("making the index %s", path)
+    with publish.new_folder(path, name) as partial:
+        try:
+            _write(partial, examples, make)
+        except OSError:
+            publish.clear(partial)  # a full disk should not stay full
+            raise
 
 
 def _temporary(examples: int, make: Callable[[IndexWriter], None]) -> Index:
