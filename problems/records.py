@@ -28,6 +28,9 @@ _BATCH_ROWS = 4096
 # csv refuses longer fields unless told otherwise.
 _LONGEST_FIELD = 1 << 31
 
+# What has to be said where a lone quote takes rows after it along.
+_QUOTES = 'a value with a quote in it is written in quotes, with the quote twice: "a 5"" nail"'
+
 
 class RecordFile(Protocol):
     """The records of one file."""
@@ -141,12 +144,21 @@ class _Csv:
         return dict(zip(self._names, values, strict=True))
 
     def location(self, number: int) -> str:
-        return self._rows.place(number + 1).replace(", line ", ", row ")
+        return self._place(number + 1)
 
     def _read(self, row: int) -> list[str]:
         csv.field_size_limit(_LONGEST_FIELD)
         text = io.StringIO(self._rows[row], newline="")
-        return next(csv.reader(text, delimiter=self._delimiter), [])
+        try:
+            found = list(csv.reader(text, delimiter=self._delimiter, strict=True))
+        except csv.Error as error:
+            raise BadSampleError(f"{self._place(row)}: {error}; {_QUOTES}") from error
+        if len(found) > 1:  # the others would be lost
+            raise BadSampleError(f"{self._place(row)}: {len(found)} rows and not one; {_QUOTES}")
+        return found[0] if found else []
+
+    def _place(self, row: int) -> str:
+        return self._rows.place(row).replace(", line ", ", row ")
 
 
 class _Arrow:
