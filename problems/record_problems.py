@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -117,18 +118,20 @@ def find_pattern(directory: Path, words: Sequence[str]) -> str:
 
     Args:
         directory: where they are.
-        words: names of a split; those files are meant that are in a directory of such a name, or
-            whose names begin with it. Without words all are meant.
+        words: names of a split; those files are meant that are in a directory of such a name, at
+            any depth, or that have it as their name or at its beginning, as in
+            "train-00000.parquet". Without words all are meant.
 
     Returns:
         "" if there is no such file.
     """
     for file in _IN_DIRECTORIES:
-        wanted = [f"{word}/**/{file}" for word in words]
+        wanted = [f"**/{word}/**/{file}" for word in words]
         wanted += [f"**/{word}[-.]{file}" for word in words]
+        wanted += [f"**/{word}{file.removeprefix('*')}" for word in words if file.startswith("*")]
         for pattern in wanted or [f"**/{file}"]:
             if any(directory.glob(pattern)):
-                return str(directory / pattern)
+                return str(Path(glob.escape(str(directory))) / pattern)
     return ""
 
 

@@ -120,6 +120,16 @@ def test_directories_are_read_by_their_splits(tmp_path):
         problems.find("languagemodel_records", f"files={tmp_path}/empty")
 
 
+@pytest.mark.parametrize("place", ["{}.jsonl", "{}-0.jsonl", "{}/0.jsonl", "en/{}/0.jsonl"])
+def test_no_split_of_a_directory_is_taken_for_train(tmp_path, place):
+    for n, split in enumerate(("train", "validation", "test")):
+        records = [{"text": f"{split} {number}"} for number in range(100 - 40 * n)]
+        write(tmp_path / "a [1]" / place.format(split), records)
+    problem = problems.find("languagemodel_records", f"files={tmp_path}/a [1],vocab_size=280")
+    sizes = problem.prepare(tmp_path / "data").splits
+    assert [sizes[split].examples for split in problem.splits] == [100, 60, 20]
+
+
 def test_json_lines_as_raw_text_are_warned_of(tmp_path, caplog):
     write(tmp_path / "a.jsonl", RECORDS)
     options = f"files={tmp_path}/a.jsonl,documents=lines,vocab_size=300"
