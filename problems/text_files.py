@@ -263,6 +263,19 @@ class LanguagemodelTextfiles(FileProblem, LanguageModelProblem):
         "documents",
     )
 
+    def __init__(self, options: str = ""):
+        """Takes the options.
+
+        Raises:
+            ValueError: as `Problem.__init__`, or `documents` is neither files nor lines.
+        """
+        super().__init__(options)
+        if self.options.documents not in ("files", "lines"):
+            raise ValueError(
+                f"options of {self.name}: documents={self.options.documents}: it is one of files, "
+                "lines"
+            )
+
     def default_options(self) -> HParams:
         """Declares the options."""
         options = super().default_options()
@@ -271,8 +284,6 @@ class LanguagemodelTextfiles(FileProblem, LanguageModelProblem):
 
     def read(self, files: Sequence[Sequence[Path]], scratch: Path) -> Samples:
         """Opens the documents."""
-        if self.options.documents not in ("files", "lines"):
-            raise WrongOptionError(f"documents={self.options.documents}: it is one of files, lines")
         is_lines = self.options.documents == "lines"
         documents = Lines(files[0], scratch) if is_lines else Files(files[0])
         return Made(len(documents), lambda number: {"text": documents[number]})
