@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -15,6 +16,7 @@ from t2tp.trainer import console, flag_groups
 from t2tp.trainer.errors import UsageError, as_usage_error
 from t2tp.trainer.flag_groups import Group
 from t2tp.trainer.quiet import quiet_import
+from t2tp.trainer.t2tp_trainer import SIGNALLED, WRONG_USAGE
 
 _INTRO = """
 t2tp_datagen makes the data of a problem:
@@ -24,9 +26,9 @@ t2tp_datagen makes the data of a problem:
 If they are there already it only checks them. An interrupted run leaves nothing that looks
 complete; start it again, and it goes on with what was finished. --inspect shows what was made.
 Exit code 2: the flags are wrong, and nothing was touched. Exit code 1: the data could not be made.
+Exit code 130: interrupted.
 """
 
-_WRONG_USAGE = 2
 _FAILED = 1
 
 
@@ -40,7 +42,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
       the exit code.
     """
     try:
-        given = flag_groups.parse(_GROUPS, sys.argv if arguments is None else arguments)
+        return _run(sys.argv if arguments is None else arguments)
+    except KeyboardInterrupt:
+        said = "interrupted; started again it goes on with what was finished"
+        return _say(said, SIGNALLED + signal.SIGINT)
+
+
+def _run(arguments: Sequence[str]) -> int:
+    """Does it all, and returns the exit code."""
+    try:
+        given = flag_groups.parse(_GROUPS, arguments)
         if flag_groups.answered(given, _INTRO, _GROUPS):
             return 0
         with as_usage_error(flags.Error):
@@ -49,15 +60,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.use_plain_lines()
         problem = _problem(given)
     except UsageError as error:
-        return _say(error, _WRONG_USAGE)
+        return _say(error, WRONG_USAGE)
     try:
         print(_carry_out(problem, given))
     except WrongOptionError as error:
-        return _say(error, _WRONG_USAGE)
+        return _say(error, WRONG_USAGE)
     except (OSError, ValueError, ModuleNotFoundError) as error:
         return _say(error, _FAILED)
-    except KeyboardInterrupt:
-        return _say("interrupted; started again it goes on with what was finished", _FAILED)
     return 0
 
 

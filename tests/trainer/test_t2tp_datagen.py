@@ -70,6 +70,10 @@ def test_the_version_is_that_of_the_package():
     [
         ("", "which files? say it with the option files"),
         ("files=nowhere/*.txt", "files=nowhere/*.txt matches no file (in "),
+        (
+            f"files={__file__},documents=words",
+            "options of languagemodel_textfiles: documents=words: it is one of files, lines",
+        ),
         ("files=a,test_files=b", "test_files without validation_files: give validation_files too"),
     ],
 )
@@ -81,6 +85,15 @@ def test_wrong_options_end_with_a_sentence_and_touch_nothing(tmp_path, capsys, o
     said = capsys.readouterr().err
     assert said.startswith(f"t2tp_datagen: {sentence}")
     assert not data.exists()
+
+
+def test_an_interruption_has_the_exit_code_of_its_signal(tmp_path, capsys, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("t2tp.trainer.t2tp_datagen._carry_out", interrupt)
+    assert main(["t2tp_datagen", f"--problem={PROBLEM}", f"--data_dir={tmp_path}"]) == 130
+    assert capsys.readouterr().err.startswith("t2tp_datagen: interrupted; started again")
 
 
 def test_little_is_made_without_tensorflow_and_in_one_process(tmp_path):
