@@ -128,7 +128,7 @@ def test_a_sample_continues_the_prompt(tmp_path, data_dir):
         ({"problem": "languagemodel_encoding"}, UnknownNameError, f"did you mean {PROBLEM}"),
         ({"train_steps": -1}, ValueError, "train_steps is -1"),
         ({"eval_steps": -2}, ValueError, "eval_steps is -2"),
-        ({"changes": "batch_size=0"}, ValueError, "batch_size must be at least 1"),
+        ({"changes": "batch_size=0"}, ValueError, "batch_size is 0, and must be at least 1"),
     ],
 )
 def test_what_cannot_be_is_refused(tmp_path, data_dir, settings, error, says):
