@@ -1,9 +1,11 @@
 """JSON messages between the processes of a run, signed with the run's secret.
 
 Process 0 cannot know who connects to it. So it sends a challenge (a random number) to whoever does,
-and both sides sign what they say with an HMAC (RFC 2104) over it, keyed by a secret that only the
-processes of the run have: a stranger cannot take part, and a message that was overheard is worth
-nothing on another connection. Messages are signed, not encrypted: they carry hosts and ports.
+and both sides sign what they say with an HMAC (RFC 2104), keyed by a secret that only the processes
+of the run have. The first message is signed over the challenge, and each later one over the
+signature before it: a stranger cannot take part, and a message that was overheard is worth nothing
+on another connection, to either side. Messages are signed, not encrypted: they carry hosts and
+ports.
 """
 
 from __future__ import annotations
@@ -43,16 +45,16 @@ class Channel:
         """
         self._connection = connection
         self._secret = secret
-        self._challenge = b""
+        self._before = b""  # What the next message is signed over.
 
     def challenge(self, deadline: float) -> None:
         """Sends the challenge; process 0 does that first."""
-        self._challenge = secrets.token_hex(16).encode()
-        self._send_line(self._challenge, deadline)
+        self._before = secrets.token_hex(16).encode()
+        self._send_line(self._before, deadline)
 
     def accept_challenge(self, deadline: float) -> None:
         """Receives the challenge; the others do that first."""
-        self._challenge = self._receive_line(deadline)
+        self._before = self._receive_line(deadline)
 
     def send(self, message: Any, deadline: float) -> None:
         """Sends a message.
@@ -66,7 +68,9 @@ class Channel:
         """
         nonce = secrets.token_hex(16).encode()
         body = json.dumps(message).encode()
-        self._send_line(b" ".join([self._signature(nonce, body), nonce, body]), deadline)
+        signature = self._signature(nonce, body)
+        self._send_line(b" ".join([signature, nonce, body]), deadline)
+        self._before = signature
 
     def receive(self, deadline: float) -> Any:
         """Receives a message.
@@ -85,6 +89,7 @@ class Channel:
         signature, nonce, body = line.split(b" ", 2)
         if not hmac.compare_digest(signature, self._signature(nonce, body)):
             raise WrongSecretError("The message is not signed with the run's secret.")
+        self._before = signature
         try:
             return json.loads(body)
         except RecursionError as error:
@@ -109,7 +114,7 @@ class Channel:
         self._connection.close()
 
     def _signature(self, nonce: bytes, body: bytes) -> bytes:
-        signed = b" ".join([self._challenge, nonce, body])
+        signed = b" ".join([self._before, nonce, body])
         return hmac.new(self._secret, signed, hashlib.sha256).hexdigest().encode()
 
     def _send_line(self, line: bytes, deadline: float) -> None:

@@ -316,6 +316,47 @@ def test_a_signed_message_is_worth_nothing_on_another_connection():
         receiver.receive(deadline)
 
 
+def test_an_old_answer_is_worth_nothing_to_a_process_that_asks_again():
+    """A stranger in process 0's place knows its challenge and its answer of an earlier start."""
+
+    def hello(challenge):
+        ours, theirs = socket.socketpair()
+        channel = Channel(ours, b"secret")
+        theirs.sendall(challenge)
+        channel.accept_challenge(deadline)
+        channel.send(HELLO, deadline)
+        return channel, theirs
+
+    deadline = time.monotonic() + 5
+    theirs, stranger = socket.socketpair()
+    process_0 = Channel(theirs, b"secret")
+    process_0.challenge(deadline)
+    challenge = stranger.recv(1000)
+    before, wire = hello(challenge)
+    stranger.sendall(wire.recv(1000))
+    assert process_0.receive(deadline) == HELLO
+    process_0.send("answer", deadline)
+    answer = stranger.recv(1000)
+    wire.sendall(answer)
+    assert before.receive(deadline) == "answer"
+    again, wire = hello(challenge)
+    wire.sendall(answer)
+    with pytest.raises(WrongSecretError):
+        again.receive(deadline)
+
+
+def test_what_a_process_has_said_is_no_answer_to_it():
+    deadline = time.monotonic() + 5
+    ours, theirs = socket.socketpair()
+    channel = Channel(ours, b"secret")
+    theirs.sendall(b"challenge\n")
+    channel.accept_challenge(deadline)
+    channel.send(HELLO, deadline)
+    theirs.sendall(theirs.recv(1000))
+    with pytest.raises(WrongSecretError):
+        channel.receive(deadline)
+
+
 def test_process_0_listens_where_its_name_says():
     with _listen(f"localhost:{free_port()}") as listener:
         assert listener.getsockname()[0] == "127.0.0.1"
