@@ -71,6 +71,7 @@ class JsonLog:
         path = Path(self._path)
         with self._refused():
             if self._path not in ("", STDOUT) and path.is_file():
+                self._close()  # The file is replaced.
                 _cut_back(path.resolve(), run, step)
         self.open()
 
@@ -93,6 +94,12 @@ class JsonLog:
         text = json.dumps({name: _plain(value) for name, value in line.items()}, allow_nan=False)
         with self._lock, self._refused():
             print(text, file=self._file, flush=True)  # Of no file: stdout.
+
+    def _close(self) -> None:
+        with self._lock:
+            if self._file is not None:
+                self._file.close()
+            self._file = None
 
     @contextlib.contextmanager
     def _refused(self) -> Iterator[None]:

@@ -64,3 +64,20 @@ def test_a_device_is_not_read_to_its_end(device):
             log.write("report", 1)
     else:
         log.write("report", 1)
+
+
+def test_an_open_file_that_is_cut_back_is_written_on(tmp_path):
+    """As of an evaluation before the training, in the same process."""
+    path = tmp_path / "log.jsonl"
+    killed = JsonLog(str(path))
+    killed.write("began", 0, {"run": "run"})
+    killed.write("report", 9)
+    log = JsonLog(str(path))
+    log.write("evaluation", 5)
+    log.resume("run", 5)
+    log.write("began", 5, {"run": "run"})
+    assert [(line["event"], line["step"]) for line in lines(path)] == [
+        ("began", 0),
+        ("evaluation", 5),
+        ("began", 5),
+    ]
