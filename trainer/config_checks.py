@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from t2tp.hparam import HParams
+from t2tp.mesh.layout import Layout
 from t2tp.trainer.run_config import RunConfig
 
 
@@ -32,6 +33,30 @@ def check_precision(config: RunConfig, hparams: Any, takes_config: bool) -> None
             f"the config's precision is {wanted}, and the model function has no parameter `config`"
             " to read it from"
         )
+
+
+def check_mesh(config: RunConfig, hparams: Any) -> None:
+    """Refuses a config whose mesh and layout, which count, split other dimensions than the hparams'.
+
+    Raises:
+      LayoutError: a mesh shape or a layout cannot be read.
+      ValueError: they contradict.
+    """
+    if not isinstance(hparams, HParams) or "mesh_shape" not in hparams or "layout" not in hparams:
+        return
+    if _splitting(config) != _splitting(hparams):
+        raise ValueError(
+            f"the config says mesh_shape={config.mesh_shape!r} and layout={config.layout!r}, and"
+            f" the hparams mesh_shape={hparams.mesh_shape!r} and layout={hparams.layout!r}: make"
+            " the config with RunConfig.of(hparams, ...)"
+        )
+
+
+def _splitting(said: RunConfig | HParams) -> tuple[list[tuple[str, int]], set[tuple[str, str]]]:
+    """The axes that have several processors, and the rules that lead to them."""
+    layout = Layout(said.mesh_shape, said.layout)
+    axes = {axis.name: axis.size for axis in layout.mesh_shape.dims if axis.size > 1}
+    return list(axes.items()), {(dim, axis) for dim, axis in layout.rules if axis in axes}
 
 
 def check_skips(config: RunConfig, hparams: Any) -> None:

@@ -25,7 +25,7 @@ from t2tp.mesh.program import Feature, Mesh, Placed, Program, StepFn
 from t2tp.mesh.variables import Variables
 from t2tp.trainer import restoring
 from t2tp.trainer.bad_step import Rerun, TrainingDivergedError, begin_anew, counting_step
-from t2tp.trainer.config_checks import check_precision, check_skips
+from t2tp.trainer.config_checks import check_mesh, check_precision, check_skips
 from t2tp.trainer.errors import UsageError, as_usage_error
 from t2tp.trainer.guards import NonfiniteStepError
 from t2tp.trainer.heartbeat import Heartbeat
@@ -82,8 +82,8 @@ class Estimator:
 
         Raises:
           LayoutError: mesh shape or layout cannot be read.
-          ValueError: a precision that the model function is not told or told otherwise, or a
-            setting of checkpoints that cannot be read.
+          ValueError: a precision that the model function is not told or told otherwise, hparams
+            that say another mesh, or a setting of checkpoints that cannot be read.
         """
         self.config = config
         self.layout = Layout(config.mesh_shape, config.layout)
@@ -93,6 +93,7 @@ class Estimator:
         self._hparams = hparams
         check_precision(config, hparams, self._takes_config)
         check_skips(config, hparams)
+        check_mesh(config, hparams)
         self._cluster: Cluster | None = None
         self._variables: Variables | None = None
         self._programs: dict[tuple, Program] = {}

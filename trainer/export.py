@@ -84,12 +84,14 @@ class RunExporter:
                 f"{problem.name} has neither text nor symbols: there is nothing to serve"
             )
         vocab_sizes = problem.vocab_sizes(data_dir)
+        # Whatever mesh it was trained on: what is served runs on one device.
+        on_one_device = hparams.copy()
+        on_one_device.mesh_shape = ""
         self._estimator = Estimator(
             model_fn_of(model_class, vocab_sizes, train_steps=0, decode_options=options),
-            # Whatever mesh it was trained on: what is served runs on one device. Not every server
-            # has XLA.
+            # Not every server has XLA.
             replace(config, mesh_shape="", layout="", xla=False),
-            hparams,
+            on_one_device,
         )
 
     def export(self, folder: str | PathLike[str]) -> Path:

@@ -118,3 +118,27 @@ def test_steps_can_be_left_out_and_are_counted(trainer, tmp_path, capfd):
     skipped = [event for event in events if event["event"] == "skipped"]
     assert [event["skipped_steps"] for event in skipped] == [1, 2, 3]
     assert checkpoint.all_steps(tmp_path / "run/checkpoints") == [4]
+
+
+@pytest.mark.parametrize(
+    ("config", "changes"),
+    [
+        ({}, "mesh_shape=data:2"),
+        ({"mesh_shape": "data:2"}, ""),
+        ({"mesh_shape": "data:2"}, "mesh_shape=data:4"),
+        ({"mesh_shape": "data:2", "layout": "vocab:data"}, "mesh_shape=data:2"),
+    ],
+)
+def test_config_and_hparams_agree_on_the_mesh(config, changes):
+    hparams = registry.hparams("transformer_lm_test")
+    hparams.parse(changes)
+    said = "mesh_shape='.*' and layout='.*', and the hparams mesh_shape='.*' and layout='.*'"
+    with pytest.raises(ValueError, match=f"the config says {said}: .* RunConfig.of"):
+        Estimator(toy.model_fn, RunConfig("run", **config), hparams)
+
+
+def test_what_lays_nothing_out_may_be_said_differently():
+    hparams = registry.hparams("transformer_lm_test")
+    Estimator(toy.model_fn, RunConfig("run"), hparams)
+    hparams.parse("mesh_shape=data:2;model:1,layout=batch:data;vocab:nowhere")
+    Estimator(toy.model_fn, RunConfig("run", "data:2;model:1", "batch:data"), hparams)
