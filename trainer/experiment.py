@@ -37,7 +37,7 @@ from t2tp.trainer.samples import Samples
 from t2tp.trainer.together import OtherProcessesError, check_same
 
 # What may be different in each process of a run.
-_OWN_FLAGS = ("data_digest", "data_dir", "output_dir", "process_id", "tmp_dir")
+_OWN_FLAGS = ("data_digest", "data_dir", "output_dir", "process_id", "t2t_usr_dir", "tmp_dir")
 
 # schedule -> what it builds programs for
 SCHEDULES = {

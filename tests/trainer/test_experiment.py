@@ -16,6 +16,7 @@ from t2tp.decoding import DecodeOptions
 from t2tp.hparam import HParams
 from t2tp.problems.stream import DATA_ORDER
 from t2tp.registry import UnknownNameError
+from t2tp.trainer import experiment as module
 from t2tp.trainer import run_files
 from t2tp.trainer.checkpointing import CheckpointMismatchError
 from t2tp.trainer.experiment import Experiment
@@ -135,6 +136,15 @@ def test_what_cannot_be_is_refused(tmp_path, data_dir, settings, error, says):
     with pytest.raises(error, match=says):
         experiment(tmp_path / "run", data_dir, **settings)
     assert not (tmp_path / "run").exists()
+
+
+def test_directories_may_be_other_ones_in_each_process(tmp_path, data_dir, monkeypatch):
+    compared = {}
+    monkeypatch.setattr(module, "check_same", lambda cluster, what: compared.update(what))
+    flags = {name: str(tmp_path) for name in ("data_dir", "tmp_dir", "t2t_usr_dir", "output_dir")}
+    experiment(tmp_path, data_dir, flags=flags).build("train")
+    assert compared["train_steps"] == 6
+    assert not flags.keys() & compared.keys()
 
 
 def test_missing_data_are_answered_with_the_command_that_makes_them(tmp_path):
