@@ -19,8 +19,8 @@ def import_user_dir(directory: str | PathLike[str]) -> ModuleType:
 
     The package has the directory's name, and its `__init__.py` imports the modules. Without an
     `__init__.py`, or if there is no code in it, every module of the directory is imported. Python's
-    path stays as it is, so that
-    files next to the directory do not take the place of installed packages.
+    path stays as it is, so that files next to the directory do not take the place of installed
+    packages.
 
     Args:
         directory: the directory.

@@ -36,7 +36,7 @@ def check_precision(config: RunConfig, hparams: Any, takes_config: bool) -> None
 
 
 def check_mesh(config: RunConfig, hparams: Any) -> None:
-    """Refuses a config whose mesh and layout, which count, split other dimensions than the hparams'.
+    """Refuses hparams that say another mesh and layout than the config's, which count.
 
     Raises:
       LayoutError: a mesh shape or a layout cannot be read.

@@ -20,6 +20,7 @@ from t2tp.trainer.run_config import RunConfig
 from t2tp.trainer.run_lock import RunLockedError
 from t2tp.trainer.run_saver import RunSaver, retention_of
 from t2tp.trainer.warm_start import WarmStart, warm_start
+from t2tp.whole_file import unfinished_path
 
 # From one checkpoint to the next, where nobody says anything.
 DEFAULT_SAVE_STEPS = 1000
@@ -130,9 +131,7 @@ class RunCheckpoints:
         Raises:
           UsageError: nothing can be written there.
         """
-        probe = (
-            self._folder / f"writable.tmp-{os.getpid()}"
-        )  # If we are killed: an unfinished file.
+        probe = unfinished_path(self._folder / "writable")  # If we are killed, `keep` deletes it.
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             probe.touch()

@@ -170,7 +170,11 @@ def test_seven_rows_are_not_split():
         ("basic", {"stem": "large"}, "stem is 'large': the choices are cifar, imagenet"),
         ("basic", {"norm_type": "layer"}, "norm_type is 'layer'"),
         ("basic", {"filter_sizes": [8, 8]}, "must be one for the stem and one for each of the 2"),
-        ("basic", {"norm_momentum": 1.5}, "norm_momentum is 1.5, and must be at least 0 and below 1"),
+        (
+            "basic",
+            {"norm_momentum": 1.5},
+            "norm_momentum is 1.5, and must be at least 0 and below 1",
+        ),
         ("vit_mean", {"pooling": "max"}, "pooling is 'max'"),
         ("vit_mean", {"patch_size": 3}, "patch_size 3 must divide the pictures' 8 rows and 16"),
     ],
