@@ -48,7 +48,9 @@ def make(
         settings: how they are made.
     """
     logging.info("making the data of %s in %s", problem.name, folder)
-    plan = _plan(problem, settings)
+    plan = _plan(problem, settings, beside=True)
+    # A user edits what is beside the problem, such as a model, while the data are being made.
+    while_made = _plan(problem, settings, beside=False)
     with publish.new_folder(folder, plan, is_worth_keeping=_has_shards) as partial:
         try:
             _make_all(problem, partial, tmp_dir, settings)
@@ -56,7 +58,7 @@ def make(
             logging.warning("%s: what was made of them is thrown away, and made anew", changed)
             publish.clear(partial)
             _make_all(problem, partial, tmp_dir, settings)
-        if plan != _plan(problem, settings):
+        if while_made != _plan(problem, settings, beside=False):
             publish.clear(partial)
             raise ValueError(
                 f"what {problem.name} is made from has changed while it was read: run again"
@@ -206,23 +208,34 @@ def _report_skipped(
             )
 
 
-def _plan(problem: Problem, settings: GenerationSettings) -> str:
+def _plan(problem: Problem, settings: GenerationSettings, beside: bool) -> str:
     """Says in words all that the data depend on, but for the samples themselves.
 
     These are compared one by one where an interrupted run is gone on with.
+
+    Args:
+        problem: whose data.
+        settings: how they are made.
+        beside: see `_code_digest`.
     """
     fields = [problem.name, problem.made_with(), settings.num_shards, _versions(), problem.plan()]
-    return json.dumps([*fields, _code_digest(type(problem))])
+    return json.dumps([*fields, _code_digest(type(problem), beside)])
 
 
-def _code_digest(kind: type) -> str:
-    """Returns what changes with the code of a problem: its modules, and a user's beside them."""
+def _code_digest(kind: type, beside: bool) -> str:
+    """Returns what changes with the code of a problem: its modules.
+
+    Args:
+        kind: of the problem.
+        beside: whether a user's modules beside them, which they may import, count too.
+    """
     files = set()
     for each in kind.__mro__:
         file = getattr(sys.modules.get(each.__module__), "__file__", None)
         if file is not None:
             is_ours = each.__module__.partition(".")[0] == "t2tp"
-            files |= {Path(file)} if is_ours else {*Path(file).parent.glob("*.py")}
+            is_alone = is_ours or not beside
+            files |= {Path(file)} if is_alone else {*Path(file).parent.glob("*.py")}
     digest = hashlib.sha256()
     for path in sorted(files):
         digest.update(hashlib.sha256(path.read_bytes()).digest())

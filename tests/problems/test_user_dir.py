@@ -125,6 +125,30 @@ def test_python_s_path_stays_as_it_is(tmp_path):
     assert import_user_dir(usr_dir) is package
 
 
+def test_a_file_that_is_edited_while_data_are_made_does_not_cost_them(tmp_path):
+    """It is none of the problem's, but a model's that is beside it."""
+    usr_dir = tmp_path / "edited_meanwhile"
+    usr_dir.mkdir()
+    model = usr_dir / "model.py"
+    model.write_text("")
+    (usr_dir / "words.py").write_text(
+        "from t2tp import registry\n"
+        "from t2tp.problems.text_to_text import Text2TextProblem\n"
+        "@registry.register_problem\n"
+        "class EditedWords(Text2TextProblem):\n"
+        "    vocabulary_kind = 'byte'\n"
+        "    def samples(self, split, folder, tmp_dir):\n"
+        f"        with open({str(model)!r}, 'a') as file:\n"
+        "            file.write('# better')\n"
+        "        return [{'inputs': 'a', 'targets': split}]\n"
+    )
+    import_user_dir(usr_dir)
+    problem = problems.find("edited_words")
+    problem.prepare(tmp_path / "data")
+    assert model.read_text()
+    assert problem.check_prepared(tmp_path / "data").splits["train"].examples == 1
+
+
 def test_worker_processes_import_it_too(tmp_path):
     usr_dir = tmp_path / "for_workers"
     usr_dir.mkdir()
