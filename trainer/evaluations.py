@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
 
@@ -106,20 +107,17 @@ class SplitEvaluation:
 
     def say_best(self, goal: Goal) -> None:
         """Logs at which step the metric was best, if there were several evaluations."""
-        found = {
-            step: metrics[goal.metric]
+        found = [
+            (step, metrics[goal.metric])
             for step, metrics in self.record.by_step().items()
             if goal.metric in metrics
-        }
-        if len(found) < 2:
+        ]
+        numbers = [each for each in found if not math.isnan(each[1])]
+        if len(found) < 2 or not numbers:
             return
-        best = (min if goal.is_least else max)(found, key=lambda step: found[step])
+        step, best = (min if goal.is_least else max)(numbers, key=lambda each: each[1])
         logging.info(
-            "best %s %.4f at step %d, of %d evaluations",
-            goal.metric,
-            found[best],
-            best,
-            len(found),
+            "best %s %.4f at step %d, of %d evaluations", goal.metric, best, step, len(found)
         )
 
     def plateau(self, stopping: EarlyStopping) -> str:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 from absl import logging
 
+from t2tp.checkpoint import Goal
 from t2tp.trainer.early_stopping import EarlyStopping
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.evaluation_record import EvaluationRecord
+from t2tp.trainer.evaluations import SplitEvaluation
 
 # The evaluations' losses, every 10 steps; and whether that is a plateau of 20 steps and 0.1.
 CURVES = {
@@ -110,3 +113,18 @@ def test_a_record_that_cannot_be_read_is_named(tmp_path):
     (tmp_path / "eval.jsonl").mkdir()
     with pytest.raises(UsageError, match=r"eval\.jsonl cannot be read"):
         EvaluationRecord(tmp_path).by_step()
+
+
+def test_no_number_is_never_the_best(tmp_path, monkeypatch):
+    evaluation = SplitEvaluation.__new__(SplitEvaluation)
+    evaluation.record = EvaluationRecord(tmp_path)
+    for step, loss in enumerate([math.nan, 3.0, 2.0], start=1):
+        evaluation.record.add(step, {"loss": loss})
+    said = []
+    monkeypatch.setattr(logging, "info", lambda text, *given: said.append(text % given))
+    evaluation.say_best(Goal("loss", True))
+    evaluation.say_best(Goal("loss", False))
+    assert said == [
+        "best loss 2.0000 at step 3, of 3 evaluations",
+        "best loss 3.0000 at step 2, of 3 evaluations",
+    ]
