@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from t2tp.hparam import HParams
 
-# Of a dimension, and of a stack of layers: above them is what nobody means, and what would fill the
-# memory before an error came.
+# The largest dimension and the most layers that are allowed: more is a typing error, and would fill
+# the memory before any other error came.
 MAX_SIZE = 2**20
 MAX_LAYERS = 10_000
 
@@ -71,7 +71,12 @@ def _declare_optimizer(hparams: HParams) -> None:
         help="0: no average over updates, and no slots for it",
     )
     add("optimizer_adafactor_factored", True, help="row and column means for second moments")
-    add("optimizer_adafactor_memory_exponent", 0.8, min=0, help="of the step, that moments last")
+    add(
+        "optimizer_adafactor_memory_exponent",
+        0.8,
+        min=0,
+        help="of the number of updates so far: over how many second moments are averaged",
+    )
     add("optimizer_adafactor_clipping_threshold", 1.0, min=0, help="of an update's size; 0: none")
     add(
         "optimizer_adafactor_multiply_by_parameter_scale",

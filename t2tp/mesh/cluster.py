@@ -21,7 +21,7 @@ from t2tp.mesh.peers import JOB, Peers, in_a_line
 # How long processors wait for others, in a collective or at a barrier.
 TIME_LIMIT = 600.0
 
-# Of one process. They are for trying layouts out; making this many takes half a second.
+# The most that one process makes, to try layouts out; making so many takes half a second.
 MAX_VIRTUAL_CPUS = 8192
 
 # TensorFlow is one of several processes from its start to its end: the kind of its devices, how
@@ -238,8 +238,8 @@ def _check_not_too_many(count: int) -> None:
     if count > MAX_VIRTUAL_CPUS:
         raise ValueError(
             f"A mesh with {count} processors in one process needs as many virtual CPU devices, and"
-            f" there can be {MAX_VIRTUAL_CPUS}. To see what such a layout costs without devices,"
-            " t2tp_trainer has --explain_layout."
+            f" there can be at most {MAX_VIRTUAL_CPUS}. To see what such a layout costs without"
+            " devices, t2tp_trainer has --explain_layout."
         )
 
 

@@ -79,11 +79,11 @@ class Microbatch:
 def elements_per_row(
     batch: mtf.Dimension, operations: Iterable[mtf.Operation]
 ) -> dict[mtf.Dimension, set[Fraction]]:
-    """Dimensions that count rows, and how many elements of it a row has.
+    """Dimensions that count rows, and how many elements of each a row has.
 
-    It is a fraction where a dimension counts groups of several rows. Random tensors have no inputs,
-    so dimensions are told apart by name and size only, and what one has in a tensor is taken to
-    hold in all.
+    The number is a fraction where a dimension counts groups of several rows. Random tensors have no
+    inputs, so dimensions are told apart by name and size only, and what one has in a tensor is
+    taken to hold in all.
 
     Args:
       batch: the dimension that counts each row once.
@@ -133,9 +133,8 @@ def _add_reshaped(
     # How far rows are from one another in the row-major order, which reshapes keep.
     stride = _strides(old)[old.index(dim)] * per_row
     strides = dict(zip(new, _strides(new), strict=True))
-    first = stride / min(
-        per_row, Fraction(1)
-    )  # The stride of one index, which may stand for several rows.
+    # The stride of one index, which may stand for several rows.
+    first = stride / min(per_row, Fraction(1))
     last = stride * min(Fraction(rows), dim.size / per_row)
     fresh = [d for d in new if d not in old]
     others = fresh if first == last else new

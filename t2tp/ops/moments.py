@@ -21,7 +21,8 @@ def combined_moments(
 
     Args:
       collectives: of this processor.
-      axes: the mesh axes that split what the statistics are over; without any, nothing is to do.
+      axes: the mesh axes that split what the statistics are over; without any, the slice's own are
+        returned.
       mean: of this processor's slice, any shape.
       variance: likewise, of the population.
     """
