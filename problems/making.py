@@ -231,9 +231,10 @@ def _code_digest(kind: type, beside: bool) -> str:
     """
     files = set()
     for each in kind.__mro__:
+        package = each.__module__.partition(".")[0]
         file = getattr(sys.modules.get(each.__module__), "__file__", None)
-        if file is not None:
-            is_ours = each.__module__.partition(".")[0] == "t2tp"
+        if file is not None and package not in sys.stdlib_module_names:  # as abc is
+            is_ours = package == "t2tp"
             is_alone = is_ours or not beside
             files |= {Path(file)} if is_alone else {*Path(file).parent.glob("*.py")}
     digest = hashlib.sha256()

@@ -6,10 +6,11 @@ import itertools
 import random
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from t2tp.problems import generation
+from t2tp.problems import generation, making
 from t2tp.problems.problem import TRAIN
 from t2tp.problems.shards import ShardWriter
 from t2tp.problems.text_to_text import Text2TextProblem
@@ -193,6 +194,14 @@ def test_sources_that_change_while_they_are_read_are_said(tmp_path, monkeypatch)
     with pytest.raises(ValueError, match="what own_pairs is made from has changed while it was re"):
         OwnPairs().prepare(tmp_path)
     assert not OwnPairs().folder(tmp_path).exists()
+
+
+def test_the_code_of_a_problem_is_not_all_of_python_s(monkeypatch):
+    read = []
+    read_bytes = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read.append(path.name) or read_bytes(path))
+    making._code_digest(Text2TextProblem, beside=True)
+    assert {"text_to_text.py", "text.py", "problem.py"} <= {*read} and len(read) < 10
 
 
 KILLED = """
