@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import tensorflow as tf
 
@@ -98,6 +100,9 @@ def problem_of(monkeypatch, mocked, sources, tmp_path):
     monkeypatch.setattr(
         AlgorithmicProblem, "sample_counts", {"train": 40, "validation": 10, "test": 10}
     )
+    records = [{"text": f"text {n}", "class": n % 2} for n in range(80)]
+    (tmp_path / "records.jsonl").write_text("\n".join(map(json.dumps, records)))
+    of_records = f"files={tmp_path}/records.jsonl,vocab_size=290"
     for suffix in ("tsv", "en", "de"):
         sides = ["one {}\teins {}" if suffix == "tsv" else f"{suffix} {{}}"] * 80
         lines = [line.format(n, n) for n, line in enumerate(sides)]
@@ -107,6 +112,9 @@ def problem_of(monkeypatch, mocked, sources, tmp_path):
         "translate_textfiles": f"inputs={tmp_path}/pairs.en,targets={tmp_path}/pairs.de,"
         "vocab_size=290",
         "languagemodel_textfiles": f"files={tmp_path}/pairs.en,documents=lines,vocab_size=290",
+        "languagemodel_records": of_records,
+        "text2text_records": f"{of_records},inputs=text,targets=text",
+        "text2class_records": f"{of_records},inputs=text,targets=class",
     }
 
     def problem(name):
