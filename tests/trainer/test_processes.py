@@ -254,6 +254,7 @@ def test_other_data_are_refused_by_all(start, tmp_path, data_dir):
     other = tmp_path / "data" / PROBLEM
     shutil.copytree(data_dir / PROBLEM, other)
     manifest = json.loads((other / "manifest.json").read_text())
+    del manifest["checksum"]
     (other / "more").write_bytes(b"1")
     manifest["files"]["more"] = {"bytes": 1, "sha256": hashlib.sha256(b"1").hexdigest()}
     (other / "manifest.json").write_text(json.dumps(manifest))
