@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -179,12 +180,15 @@ class Text2classRecords(RecordProblem, Text2ClassProblem):
 
     def make_vocabulary(self, folder: Path, samples: Callable[[str], ShuffledSamples]) -> str:
         """Writes the classes besides the vocabulary."""
-        found = {str(sample["targets"]) for split in self.splits for sample in samples(split)}
-        if len(found) > _MAX_CLASSES:
-            raise ValueError(
-                f"{self.name}: the targets {self.options.targets!r} have {len(found)} different "
-                f"values, and there may be {_MAX_CLASSES} classes: for texts use text2text_records"
-            )
+        found: set[str] = set()
+        for sample in itertools.chain.from_iterable(map(samples, self.splits)):
+            found.add(str(sample["targets"]))
+            if len(found) > _MAX_CLASSES:  # said now: texts would fill the memory
+                raise ValueError(
+                    f"{self.name}: the targets {self.options.targets!r} have {len(found)} or more "
+                    f"different values, and there may be {_MAX_CLASSES} classes: for texts use "
+                    "text2text_records"
+                )
         write_text(folder / _CLASSES_FILE, json.dumps(sorted(found, key=_by_number)) + "\n")
         return super().make_vocabulary(folder, samples)
 
