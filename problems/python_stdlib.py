@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from t2tp import registry
 from t2tp.problems.languagemodel import LanguageModelProblem
-from t2tp.problems.tfds_source import FromTfds, import_tfds
+from t2tp.problems.tfds_source import FromTfds, import_tfds, quiet
 
 if TYPE_CHECKING:
     import tensorflow_datasets as tfds
@@ -33,7 +33,8 @@ class LanguagemodelPythonStdlib(FromTfds, LanguageModelProblem):
 
     def origin(self, folder: Path, tmp_dir: Path) -> dict[str, Any]:
         """Says which Python it was, and how many of its files were skipped."""
-        metadata = self.dataset_builder(folder, tmp_dir).info.metadata
+        with quiet():
+            metadata = self.dataset_builder(folder, tmp_dir).info.metadata
         return {"python": _python(), **(metadata or {})}
 
     def plan(self) -> dict[str, Any]:

@@ -8,12 +8,25 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from absl import logging
+
 Texts = Sequence[str]
+
+# So many texts that end in a period of its own are no accident.
+_MANY = 100
 
 
 def bleu(predictions: Texts, references: Texts) -> float:
     """BLEU of the corpus, 0 to 100, as sacrebleu's default (13a tokens, cased)."""
-    return _sacrebleu().corpus_bleu(list(predictions), [list(references)]).score
+    tokenized = sum(text.endswith(" .") for text in predictions)
+    if tokenized >= _MANY:
+        logging.warning(
+            '%d of %d texts end in " .", as if split into tokens: BLEU is of texts that are not',
+            tokenized,
+            len(predictions),
+        )
+    # force: it would say the same in three lines, one of them about an argument.
+    return _sacrebleu().corpus_bleu(list(predictions), [list(references)], force=True).score
 
 
 def chrf(predictions: Texts, references: Texts) -> float:

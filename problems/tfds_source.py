@@ -79,7 +79,10 @@ class FromTfds:
         """Makes the dataset; see `Problem.download`."""
         tfds = import_tfds()
         tfds.disable_progress_bar()  # its bars are drawn in logs too; ours are not
-        builder = self.dataset_builder(folder, tmp_dir)
+        with quiet_import(), quiet():  # TFDS imports TensorFlow when it first makes a builder
+            import tensorflow  # noqa: F401
+
+            builder = self.dataset_builder(folder, tmp_dir)
         with _one_sentence(builder.name, tmp_dir), _few_retries():
             builder.download_and_prepare(
                 download_dir=tmp_dir / "downloads",
@@ -90,7 +93,7 @@ class FromTfds:
 
     def samples(self, split: str, folder: Path, tmp_dir: Path) -> Samples:
         """Opens the dataset's examples; see `Problem.samples`."""
-        with _quiet():
+        with quiet():
             builder = self.dataset_builder(folder, tmp_dir)
         named = self.dataset_split(split, builder.info)
         splits = builder.info.splits
@@ -104,7 +107,7 @@ class FromTfds:
 
     def origin(self, folder: Path, tmp_dir: Path) -> dict[str, Any]:
         """Says which dataset it was."""
-        with _quiet():
+        with quiet():
             info = self.dataset_builder(folder, tmp_dir).info
         splits = {split: self.dataset_split(split, info) for split in self.splits}
         return {"dataset": info.full_name, "splits": splits}
@@ -163,7 +166,7 @@ def _one_sentence(dataset: str, tmp_dir: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """TFDS logs lines about a dataset each time it is opened, in every worker."""
     before = logging.get_verbosity()
     logging.set_verbosity(logging.ERROR)

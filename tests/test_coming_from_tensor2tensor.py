@@ -12,6 +12,8 @@ import pytest
 from tests.test_docs import blocks
 from tests.warm_processes import WarmProcess
 
+_TINY = "d_model=16,d_ff=16,num_heads=2,d_kv=8,num_hidden_layers=1"
+
 # What is done less of than on the page.
 _LESS = {
     "--train_steps=2000": "--train_steps=4",
@@ -20,12 +22,21 @@ _LESS = {
     "--save_checkpoints_steps=500": "--save_checkpoints_steps=1",
     "--eval_steps=8": "--eval_steps=1",
     "--trials=2": "--trials=1",
-    "--hparams=batch_size=64": (
-        "--hparams=batch_size=8,d_model=16,d_ff=16,num_heads=2,d_kv=8,num_hidden_layers=1"
-    ),
+    "--hparams=batch_size=64": f"--hparams=batch_size=8,{_TINY}",
+    "--hparams=batch_size=64,max_length=32": f"--hparams=batch_size=8,max_length=32,{_TINY}",
 }
 
-_PATHS = ("averaged", "data", "decoded.txt", "references.txt", "run", "search", "sources.txt")
+_PATHS = (
+    "averaged",
+    "data",
+    "decoded.txt",
+    "references.txt",
+    "run",
+    "search",
+    "sources.txt",
+    "numbers.tsv",
+    "translator",
+)
 
 # Those that end with sys.exit, or start others.
 _COLD = ("echo", "t2tp_datagen", "t2tp_tune")
@@ -60,14 +71,17 @@ def _placed(word: str, folder: Path) -> str:
 
 
 @pytest.mark.slow
-def test_the_walkthrough_works(tmp_path):
+def test_the_walkthrough_works(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    makes_numbers, _ = blocks("coming_from_tensor2tensor.md", "python")
+    exec(compile(makes_numbers, "coming_from_tensor2tensor.md", "exec"), {})
     given = commands()
     used = {_LESS[word] for words in given for word in words if word in _LESS}
     assert used == set(_LESS.values())  # The page has not changed behind our back.
     for number, words in enumerate(given):
         run(words, tmp_path, number)
     assert len((tmp_path / "decoded.txt").read_text().splitlines()) == 1
-    (exported,) = (tmp_path / "averaged/export").iterdir()
+    (exported,) = (tmp_path / "translator/export").iterdir()
     assert (exported / "saved_model.pb").exists()
     assert (tmp_path / "averaged/eval/eval.jsonl").exists()
     assert (tmp_path / "search/trial-0000/eval/eval.jsonl").exists()

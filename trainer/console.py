@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import sys
 import time
 
@@ -11,6 +12,10 @@ from absl import logging as absl_logging
 from tqdm import tqdm
 
 from t2tp.mesh.processes import Place
+
+# Source files of libraries that log with `absl.logging` too. What they say of how they work is not
+# for those who run programs: of an export for instance lines of 4 kB about renamed tensors.
+_LIBRARIES = re.compile(r"[/\\](site|dist)-packages[/\\]tensorflow(_datasets)?[/\\]")
 
 
 class _Lines(logging.Handler):
@@ -24,6 +29,8 @@ class _Lines(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         line = record.getMessage()
+        if record.levelno < logging.WARNING and _LIBRARIES.search(record.pathname):
+            return
         if record.levelno >= logging.WARNING:
             if line in self._warned:  # Programs to train and to evaluate find the same.
                 return

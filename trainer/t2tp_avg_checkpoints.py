@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from t2tp.trainer import console
 from t2tp.trainer.errors import UsageError, as_usage_error
 from t2tp.trainer.flag_groups import version
 from t2tp.trainer.quiet import quiet_import
@@ -48,6 +49,7 @@ def _average(args: argparse.Namespace) -> str:
     # TensorFlow takes seconds to import, and whoever mistyped a flag should not wait for it.
     with quiet_import():
         from t2tp.trainer import averaging, checkpointing
+    console.use_plain_lines()
     with as_usage_error(OSError, LookupError, ValueError):
         if args.checkpoints:
             paths = [path for path in args.checkpoints.split(",") if path]

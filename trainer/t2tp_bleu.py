@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from absl import flags
 
-from t2tp.trainer import flag_groups
+from t2tp.trainer import console, flag_groups
 from t2tp.trainer.errors import UsageError, as_usage_error
 from t2tp.trainer.flag_groups import Group
 from t2tp.trainer.quiet import quiet_import
@@ -50,6 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         given = flag_groups.parse(GROUPS, sys.argv if arguments is None else arguments)
         if flag_groups.answered(given, _INTRO, GROUPS):
             return 0
+        console.use_plain_lines()
         with as_usage_error(OSError, ModuleNotFoundError, UnicodeDecodeError):
             _run(given)
     except UsageError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,44 +11,55 @@ from pathlib import Path
 import pytest
 
 from t2tp.trainer.t2tp_exporter import main as exporter
+from tests.test_docs import DOCS, blocks
 from tests.trainer.trained_runs import Run, train
+from tests.warm_processes import WarmProcess
 
 SOURCES = ["two one", "sechs sieben acht", "naïve five", "one", "\ttab"]
 OPTIONS = "beam_size=2,extra_length=6,return_beams=true,write_beam_scores=true"
 
-# Loads a SavedModel without t2tp, which it could not import.
-_PLAIN = """
+# Answers requests as TensorFlow Serving does over REST, with a SavedModel's own signatures, and
+# without t2tp, which it could not import.
+_SERVER = """
 import json, os, sys
 sys.path[:] = [p for p in sys.path if p not in ("", os.getcwd())]
 for name in ("t2tp", "mesh_tensorflow"):
     sys.modules[name] = None  # importing it fails
 import tensorflow as tf
 import tensorflow_text
-path, given = sys.argv[1], json.loads(sys.argv[2])
-serve = tf.saved_model.load(path).signatures[given["signature"]]
-answer = serve(**{k: tf.constant(v, given["dtypes"][k]) for k, v in given["inputs"].items()})
+model = tf.saved_model.load(sys.argv[1])
 def plain(x):
-    if x.dtype == tf.string:
-        return [[t.decode() for t in row] if isinstance(row, list) else row.decode()
-                for row in x.numpy().tolist()]
-    return x.numpy().tolist()
-print(json.dumps({k: plain(v) for k, v in answer.items()}))
+    return x.decode() if isinstance(x, bytes) else [*map(plain, x)] if isinstance(x, list) else x
+for body in json.loads(sys.argv[2]):
+    serve = model.signatures[body.pop("signature_name", "serving_default")]
+    ((kind, inputs),) = body.items()
+    assert kind == "inputs", kind
+    specs = serve.structured_input_signature[1]
+    assert inputs.keys() == specs.keys(), specs
+    tensors = {name: tf.constant(value, specs[name].dtype) for name, value in inputs.items()}
+    for name, spec in specs.items():
+        assert spec.is_compatible_with(tensors[name]), spec
+    answer = {name: plain(x.numpy().tolist()) for name, x in serve(**tensors).items()}
+    print(json.dumps({"outputs": answer}))
 """
 
 
-def ask(path: Path, signature: str, dtypes: dict[str, str], **inputs: object) -> dict:
-    """What a SavedModel answers in a process without t2tp."""
-    given = json.dumps({"signature": signature, "dtypes": dtypes, "inputs": inputs})
-    done = subprocess.run(
-        [sys.executable, "-c", _PLAIN, path, given], capture_output=True, text=True, check=False
-    )
+def ask(path: Path, *bodies: dict) -> list[dict]:
+    """What a SavedModel answers to the JSON of REST requests, in a process without t2tp."""
+    command = [sys.executable, "-c", _SERVER, path, json.dumps(bodies)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return [json.loads(line)["outputs"] for line in done.stdout.splitlines()]
 
 
-def export(run: Run, capsys: pytest.CaptureFixture, **flags: object) -> Path:
-    assert exporter(["t2tp_exporter", *run.flags(**flags)]) == 0
-    return Path(capsys.readouterr().out.split()[-1])
+def export(run: Run, output: Path, **flags: object) -> Path:
+    """Exports in a process, which says nothing but what is for its user."""
+    target = "tests.trainer.test_exporter:exporter"
+    with WarmProcess(target, run.flags(**flags), {}, output) as process:
+        assert process.wait(300) == 0, process.err.read_text()
+    said = process.err.read_text().splitlines()
+    assert [line for line in said if not line.startswith("The vocabulary of ")] == []
+    return Path(process.out.read_text().split()[-1])
 
 
 def decoded(run: Run, tmp_path: Path, lines: list[str], **flags: object) -> list[list[str]]:
@@ -62,9 +74,9 @@ def decoded(run: Run, tmp_path: Path, lines: list[str], **flags: object) -> list
 @pytest.mark.slow
 def test_a_text_model_answers_as_the_decoder(tmp_path, capsys):
     run = train(tmp_path, "translate_upper_case", "transformer", "transformer_test")
-    path = export(run, capsys, decode_hparams=OPTIONS)
+    path = export(run, tmp_path / "exporter", decode_hparams=OPTIONS)
     assert path.parent == run.output_dir / "export"
-    answer = ask(path, "serving_default", {"inputs": "string"}, inputs=SOURCES)
+    (answer,) = ask(path, {"inputs": {"inputs": SOURCES}})
     wanted = decoded(run, tmp_path, SOURCES, decode_hparams=OPTIONS)
     for row, scores, fields in zip(answer["outputs"], answer["scores"], wanted, strict=True):
         assert row[: len(fields) // 2] == [f.replace("\\t", "\t") for f in fields[::2]]
@@ -74,7 +86,7 @@ def test_a_text_model_answers_as_the_decoder(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_language_model_of_a_mesh_answers_from_one_device(tmp_path, capsys):
+def test_a_language_model_of_a_mesh_answers_from_one_device(tmp_path, capsys, monkeypatch):
     hparams = "mesh_shape=data:2;model:2,layout=batch:data;vocab:model;heads:model"
     run = train(
         tmp_path,
@@ -84,29 +96,60 @@ def test_a_language_model_of_a_mesh_answers_from_one_device(tmp_path, capsys):
         hparams=hparams,
     )
     options = "temperature=0.9,top_k=30,extra_length=8"
-    path = export(run, capsys, decode_hparams=f"{options},batch_size=2", max_input_length=16)
+    flags = {"decode_hparams": f"{options},batch_size=2", "max_input_length": 16}
+    path = export(run, tmp_path / "exporter", **flags)
     prompts = ["import codecs", "", "def "]
-    answer = ask(path, "serving_default", {"inputs": "string"}, inputs=prompts)
-    wanted = [fields[0] for fields in decoded(run, tmp_path, prompts, decode_hparams=options)]
-    assert [
-        text.translate({9: "\\t", 10: "\\n", 13: "\\r"}) for text in answer["outputs"]
-    ] == wanted
-    tokens = ask(
+    ids = {"ids": [[7, 8, 0], [9, 0, 0]], "lengths": [2, 0]}
+    shown = requests_of_the_pages()
+    text, tokens, *answers = ask(
         path,
-        "tokens",
-        {"ids": "int32", "lengths": "int32"},
-        ids=[[7, 8, 0], [9, 0, 0]],
-        lengths=[2, 0],
+        {"inputs": {"inputs": prompts}},
+        {"inputs": ids, "signature_name": "tokens"},
+        *(request for request, _ in shown),
     )
+    wanted = [fields[0] for fields in decoded(run, tmp_path, prompts, decode_hparams=options)]
+    assert [each.translate({9: "\\t", 10: "\\n", 13: "\\r"}) for each in text["outputs"]] == wanted
     assert len(tokens["ids"]) == 2 and all(n <= 8 for row in tokens["lengths"] for n in row)
+    assert len(shown) == 3
+    for (_, response), answer in zip(shown, answers, strict=True):
+        if response is not None:
+            assert_alike(answer, response["outputs"])
+    (tmp_path / "translator").symlink_to(run.output_dir)
+    monkeypatch.chdir(tmp_path)
+    capsys.readouterr()
+    _, code = blocks("coming_from_tensor2tensor.md", "python")
+    exec(compile(code, "coming_from_tensor2tensor.md", "exec"), {})
+    assert len(re.findall(r"^-\d+\.\d\d ", capsys.readouterr().out, re.MULTILINE)) == 2
+
+
+def requests_of_the_pages() -> list[tuple[dict, dict | None]]:
+    """The bodies that the pages send to TensorFlow Serving, and the response where it is shown."""
+    text = (DOCS / "decoding.md").read_text() + (DOCS / "coming_from_tensor2tensor.md").read_text()
+    curls = re.findall(r"^curl -d '(.*?)' \S+:predict\n(.*)$", text, re.MULTILINE)
+    bodies = re.findall(r'`(\{"inputs": .*?"signature_name".*?\})`', text)
+    return [(json.loads(asked), json.loads(said)) for asked, said in curls] + [
+        (json.loads(body), None) for body in bodies
+    ]
+
+
+def assert_alike(answer: object, shown: object) -> None:
+    """The same names, types and numbers of rows."""
+    assert type(answer) is type(shown)
+    if isinstance(answer, dict):
+        assert answer.keys() == shown.keys()
+        for name in answer:
+            assert_alike(answer[name], shown[name])
+    elif isinstance(answer, list):
+        for one, other in zip(answer, shown, strict=True):
+            assert_alike(one, other)
 
 
 @pytest.mark.slow
-def test_a_classifier_answers_with_classes(tmp_path, capsys):
+def test_a_classifier_answers_with_classes(tmp_path):
     run = train(tmp_path, "image_digits", "mlp", "mlp_tiny")
-    path = export(run, capsys)
+    path = export(run, tmp_path / "exporter")
     pictures = [[[[0.1]] * 8] * 8, [[[0.9]] * 8] * 8, [[[0.5]] * 8] * 8]
-    answer = ask(path, "serving_default", {"inputs": "float32"}, inputs=pictures)
+    (answer,) = ask(path, {"inputs": {"inputs": pictures}})
     for row, number in zip(answer["probabilities"], answer["classes"], strict=True):
         assert sum(row) == pytest.approx(1, abs=1e-5) and row[number] == max(row)
 

@@ -48,6 +48,18 @@ def test_of_several_processes_the_first_speaks_and_the_others_only_warn(plain_li
     ]
 
 
+def test_what_tensorflow_says_of_its_work_is_left_out(plain_lines, capfd):
+    code = "logging.info('writing a fingerprint')\nlogging.warning('a file is damaged')"
+    for file in ("tensorflow/python/saved_model/save.py", "tensorflow_datasets/core/logging.py"):
+        path = f"/usr/lib/python3/site-packages/{file}"
+        exec(compile(code, path, "exec"), {"logging": logging})
+    exec(compile(code, "/home/me/tensorflow/my_problem.py", "exec"), {"logging": logging})
+    assert capfd.readouterr().err.splitlines() == [
+        "warning: a file is damaged",
+        "writing a fingerprint",
+    ]
+
+
 def test_on_a_terminal_it_is_a_bar_and_log_lines_stand_above_it(plain_lines, monkeypatch):
     termios, fcntl = pytest.importorskip("termios"), pytest.importorskip("fcntl")
     reader, terminal = os.openpty()

@@ -38,6 +38,15 @@ def test_a_translation_is_scored_as_sacrebleu_does(files, capsys):
     assert bleu(GOOD, False) < 99
 
 
+def test_text_that_looks_tokenized_is_one_warning(files, tmp_path, capfd):
+    reference, translation = tmp_path / "reference", tmp_path / "translation"
+    reference.write_text("A cat sat.\n" * 120, "utf-8")
+    translation.write_text("A cat sat .\n" * 100 + "A cat sat.\n" * 20, "utf-8")
+    assert main(["", f"--translation={translation}", f"--reference={reference}"]) == 0
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith('warning: 100 of 120 texts end in " ."')
+
+
 def test_a_folder_becomes_curves(files, tmp_path, capsys):
     reference, folder = files
     flags = [f"--translations_dir={folder}", f"--reference={reference}", "--tag_suffix=_news"]

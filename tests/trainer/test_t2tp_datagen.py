@@ -17,6 +17,8 @@ from t2tp.trainer.t2tp_datagen import main
 
 PROBLEM = "languagemodel_python_stdlib"
 COMMAND = [sys.executable, "-m", "t2tp.trainer.t2tp_datagen"]
+# How the lines on stderr begin: none is TensorFlow's or TFDS's.
+SAID = ("making ", "read ", "encoding ", "warning: skipping ", f"warning: {PROBLEM}: ", "going on ")
 
 
 def run(*arguments):
@@ -120,6 +122,7 @@ def make(data_dir: Path) -> Path:
     made = run(f"--problem={PROBLEM}", f"--data_dir={data_dir}")
     assert made.returncode == 0, made.stderr
     assert f"{PROBLEM} is ready in {data_dir / PROBLEM}\ntrain: " in made.stdout
+    assert [line for line in made.stderr.splitlines() if not line.startswith(SAID)] == []
     return data_dir
 
 
