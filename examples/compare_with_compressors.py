@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from t2tp.problems.python_stdlib import LanguagemodelPythonStdlib
-from t2tp.trainer.quiet import quiet_import
+from t2tp.quiet import quiet_import
 
 with quiet_import():
     import tensorflow  # noqa: F401  (TensorBoard imports it)

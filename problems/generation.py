@@ -42,7 +42,7 @@ from t2tp.problems.samples import (
 from t2tp.problems.samples import Samples as Samples  # also known from here
 from t2tp.problems.shards import ShardWriter, finished, finished_names, read_checks, shard_name
 from t2tp.problems.user_dir import import_user_dir, imported_user_dirs
-from t2tp.trainer.quiet import quiet_import
+from t2tp.quiet import quiet_import
 
 if TYPE_CHECKING:
     from t2tp.problems.problem import Problem

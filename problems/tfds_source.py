@@ -15,7 +15,7 @@ import numpy as np
 from absl import logging
 
 from t2tp.problems.generation import Sample, Samples, SkippedSampleError
-from t2tp.trainer.quiet import quiet_import
+from t2tp.quiet import quiet_import
 
 if TYPE_CHECKING:  # importing it takes seconds, and only making data needs it
     import tensorflow_datasets as tfds

@@ -6,13 +6,16 @@
     program = t2tp.Program(step_fn, features, mesh_shape="data:2;model:4",
     layout="batch:data;d_ff:model")
 
-What is named here is loaded, and TensorFlow with it, when it is first used.
+What is named here is loaded, and TensorFlow with it, when it is first used; quietly, unless
+TF_CPP_MIN_LOG_LEVEL says otherwise.
 """
 
 from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING
+
+from t2tp.quiet import quiet_import
 
 if TYPE_CHECKING:
     from t2tp.explanation import explain
@@ -47,6 +50,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    if name not in (*_HOMES, "mtf"):
         raise AttributeError(f"module 't2tp' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    with quiet_import():
+        if name == "mtf":
+            return importlib.import_module("t2tp.mtf")
+        return getattr(importlib.import_module(_HOMES[name]), name)

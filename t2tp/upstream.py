@@ -97,4 +97,9 @@ with stand_ins():
         utils,
     )
 
+# Of each variable without an initializer, each time that a step is built.
+_tf.get_logger().addFilter(
+    lambda record: not record.getMessage().startswith("Using default tf glorot_uniform_initializer")
+)
+
 globals().pop("tf")  # which mesh-tensorflow exports with its own names

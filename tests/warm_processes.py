@@ -34,7 +34,12 @@ class WarmProcess:
     """
 
     def __init__(
-        self, target: str, arguments: Sequence[str], environment: Mapping[str, str], folder: Path
+        self,
+        target: str,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        folder: Path,
+        directory: Path | None = None,
     ) -> None:
         """Starts it.
 
@@ -43,12 +48,14 @@ class WarmProcess:
           arguments: of the command line.
           environment: what is different from this process's.
           folder: empty, gets its output.
+          directory: in which it works; by default, this process's.
         """
         _start_server()
         folder.mkdir(parents=True)
         self.out, self.err = folder / "out", folder / "err"
         self._process = _context.Process(
-            target=_run, args=(target, list(arguments), dict(environment), self.out, self.err)
+            target=_run,
+            args=(target, list(arguments), dict(environment), self.out, self.err, directory),
         )
         self._process.start()
 
@@ -117,9 +124,16 @@ def _start_server() -> None:
 
 
 def _run(
-    target: str, arguments: list[str], environment: dict[str, str], out: Path, err: Path
+    target: str,
+    arguments: list[str],
+    environment: dict[str, str],
+    out: Path,
+    err: Path,
+    directory: Path | None,
 ) -> None:
     """What the interpreter does with a program, from its beginning to its end."""
+    if directory is not None:
+        os.chdir(directory)
     for path, descriptor in ((out, 1), (err, 2)):
         with path.open("wb") as file:
             os.dup2(file.fileno(), descriptor)

@@ -6,10 +6,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from t2tp.quiet import quiet_import
 from t2tp.trainer import console
 from t2tp.trainer.errors import UsageError, as_usage_error
 from t2tp.trainer.flag_groups import version
-from t2tp.trainer.quiet import quiet_import
 
 WRONG_USAGE = 2
 

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 from absl import flags
 
+from t2tp.quiet import quiet_import
 from t2tp.trainer import console, flag_groups
 from t2tp.trainer.errors import UsageError, as_usage_error
 from t2tp.trainer.flag_groups import Group
-from t2tp.trainer.quiet import quiet_import
 from t2tp.trainer.t2tp_trainer import WRONG_USAGE
 
 _INTRO = """

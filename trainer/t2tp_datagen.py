@@ -12,10 +12,10 @@ from t2tp import problems, registry
 from t2tp.problems.inspection import inspect
 from t2tp.problems.problem import Problem, WrongOptionError
 from t2tp.problems.user_dir import import_user_dir
+from t2tp.quiet import quiet_import
 from t2tp.trainer import console, flag_groups
 from t2tp.trainer.errors import UsageError, as_usage_error
 from t2tp.trainer.flag_groups import Group
-from t2tp.trainer.quiet import quiet_import
 from t2tp.trainer.t2tp_trainer import SIGNALLED, WRONG_USAGE
 
 _INTRO = """

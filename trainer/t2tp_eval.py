@@ -10,10 +10,10 @@ from absl import flags
 
 from t2tp.mesh import processes
 from t2tp.mesh.meeting import LOST_EXIT_CODE
+from t2tp.quiet import quiet_import
 from t2tp.trainer import flag_groups
 from t2tp.trainer.errors import LostError, UsageError, as_usage_error
 from t2tp.trainer.flag_groups import Group
-from t2tp.trainer.quiet import quiet_import
 from t2tp.trainer.t2tp_trainer import SIGNALLED, WRONG_USAGE
 from t2tp.trainer.trainer_flags import MESH, PROCESSES, WHAT, WHERE
 

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 from absl import flags
 
+from t2tp.quiet import quiet_import
 from t2tp.trainer import flag_groups
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.flag_groups import Group
-from t2tp.trainer.quiet import quiet_import
 from t2tp.trainer.t2tp_trainer import SIGNALLED, WRONG_USAGE
 from t2tp.trainer.trainer_flags import WHAT, WHERE
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from t2tp.mesh import processes
 from t2tp.mesh.meeting import LOST_EXIT_CODE
+from t2tp.quiet import quiet_import
 from t2tp.trainer import flag_groups, trainer_flags
 from t2tp.trainer.errors import LostError, UsageError, as_usage_error
-from t2tp.trainer.quiet import quiet_import
 
 # Exit codes: what the user asked for cannot be done; ended by a signal, as shells have it.
 WRONG_USAGE = 2

@@ -22,7 +22,7 @@ from tensorflow.python.framework import test_util
 
 from t2tp import mtf
 from t2tp.mesh.layout import Layout
-from t2tp.mesh.program import Program, _Graph
+from t2tp.mesh.program import Graph, Program
 from t2tp.mesh.variables import handles_for_masters
 from tests.mesh import layouts
 
@@ -151,7 +151,7 @@ class _Lowering:
             self._layout = split_as_much_as_possible(graph, mesh_shape)
 
     def export_to_tf_tensor(self, x: mtf.Tensor) -> tf.Tensor:
-        program = _ProgramOfGraph(_Graph(*self._built, {"x": x}), self._layout)
+        program = _ProgramOfGraph(Graph(*self._built, {"x": x}), self._layout)
         return tf.constant(program()["x"])
 
     def copy_masters_to_slices(self) -> None:
@@ -164,7 +164,7 @@ class _Lowering:
 class _ProgramOfGraph(Program):
     """A program of a graph that exists already."""
 
-    def __init__(self, built: _Graph, layout: Layout) -> None:
+    def __init__(self, built: Graph, layout: Layout) -> None:
         self._built = built
         super().__init__(
             step_fn=lambda mesh, features: {},
@@ -172,5 +172,5 @@ class _ProgramOfGraph(Program):
             layout=";".join(f"{dim}:{axis}" for dim, axis in layout.rules),
         )
 
-    def _build(self, step: tf.Tensor, feature_slices: list[tf.Tensor]) -> _Graph:
+    def _build(self, step: tf.Tensor, feature_slices: list[tf.Tensor]) -> Graph:
         return self._built

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from t2tp.trainer.quiet import quiet_import
+from t2tp.quiet import quiet_import
 
 
 def test_what_goes_to_file_descriptor_2_is_not_seen(capfd):

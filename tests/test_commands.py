@@ -1,0 +1,184 @@
+"""Every command in the README and in docs/ works as it is written, some with fewer steps."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from t2tp.trainer import flag_groups, trainer_flags
+from tests.page_commands import PAGES, commands, inline_commands, run
+
+_TINY_TRANSFORMER = "d_model=16,d_ff=16,num_heads=2,d_kv=8,num_hidden_layers=1"
+_TRAIN_REVERSE = (
+    "t2tp_trainer --problem=algorithmic_reverse_binary40 --model=transformer --generate_data"
+    " --hparams_set=transformer_tiny --data_dir=data --eval_steps=1 --save_checkpoints_steps=1"
+    f" --hparams=batch_size=8,{_TINY_TRANSFORMER} --train_steps=2 --output_dir="
+)
+
+
+_DIGITS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+
+
+def _in_words(number: int) -> str:
+    return " ".join(_DIGITS[int(digit)] for digit in str(number))
+
+
+@dataclass(frozen=True)
+class Walk:
+    """A page whose commands are run one after another in one folder.
+
+    Attributes:
+      page: the page.
+      less: words that are replaced, so that it takes less time.
+      before: commands that make what the page takes to be there.
+      files: the same, text by name.
+    """
+
+    page: str
+    less: dict[str, str] = field(default_factory=dict)
+    before: tuple[str, ...] = ()
+    files: dict[str, str] = field(default_factory=dict)
+
+
+WALKS = [
+    Walk(
+        "README.md",
+        {"--train_steps=1000": "--train_steps=2 --eval_steps=1"},
+    ),
+    Walk(
+        "docs/trainer.md",
+        {
+            "--train_steps=1000": "--train_steps=2 --eval_steps=1",
+            "--train_steps=500": "--train_steps=2 --eval_steps=1",
+            "--trials=8": "--trials=1",
+        },
+    ),
+    Walk(
+        "docs/checkpoints.md",
+        {
+            "--checkpoints=run/checkpoints/step-00002000,other_run": (
+                "--checkpoints=run/checkpoints/step-00000002,other_run"
+            ),
+            "--num_last_checkpoints=8": "--num_last_checkpoints=2",
+            "--schedule=evaluate": "--schedule=evaluate --eval_steps=1",
+        },
+        before=(_TRAIN_REVERSE + "run", _TRAIN_REVERSE + "other_run"),
+    ),
+    Walk(
+        "docs/data.md",
+        {"--vocab_size=4096": "--vocab_size=280"},
+        files={
+            "a.tsv": "one\teins\ntwo\tzwei\n" * 50,
+            "b.en": "three\n" * 50,
+            "b.de": "drei\n" * 50,
+        },
+    ),
+    Walk(
+        "docs/decoding.md",
+        {"--split=test": "--split=test --decode_hparams=num_samples=2"},
+        before=(_TRAIN_REVERSE + "run",),
+        files={
+            "sources.txt": "0 1 1\n1 0\n",
+            "references.txt": "1 1 0\n0 1\n",
+            "pairs.txt": "0 1 1\t1 1 0\n",
+        },
+    ),
+    Walk("docs/image_models.md", {"--train_steps=300": "--train_steps=2 --eval_steps=1"}),
+    Walk(
+        "docs/coming_from_tensor2tensor.md",
+        {
+            "--train_steps=2000": "--train_steps=4",
+            "--train_steps=500": "--train_steps=2",
+            "--local_eval_frequency=500": "--local_eval_frequency=2",
+            "--save_checkpoints_steps=500": "--save_checkpoints_steps=1",
+            "--eval_steps=8": "--eval_steps=1",
+            "--trials=2": "--trials=1",
+            "--hparams=batch_size=64": f"--hparams=batch_size=8,{_TINY_TRANSFORMER}",
+            "--hparams=batch_size=64,max_length=32": (
+                f"--hparams=batch_size=8,max_length=32,{_TINY_TRANSFORMER}"
+            ),
+        },
+        files={"numbers.tsv": "".join(f"{n}\t{_in_words(n)}\n" for n in range(4000))},
+    ),
+]
+# Their commands are run elsewhere, in tests of what comes of them; or they leave something out.
+ELSEWHERE = {"docs/new_model.md", "docs/new_problem.md", "docs/own_data.md"}
+
+
+def _leaves_something_out(words: list[str]) -> bool:
+    return any("..." in word for word in words)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    """Where all walks keep their data, so that each is made once."""
+    return tmp_path_factory.mktemp("data")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("walk", WALKS, ids=lambda walk: walk.page)
+def test_the_commands_of_a_page_work_one_after_another(walk, tmp_path, data):
+    (tmp_path / "data").symlink_to(data)
+    for name, text in walk.files.items():
+        (tmp_path / name).write_text(text)
+    shown = [words for words in commands(walk.page) if not _leaves_something_out(words)]
+    assert {word for words in shown for word in words} >= set(walk.less)
+    for number, words in enumerate([*map(str.split, walk.before), *shown]):
+        run(words, tmp_path, number, walk.less)
+
+
+def test_every_page_with_commands_is_walked():
+    shown = {
+        page for page in PAGES if any(not _leaves_something_out(words) for words in commands(page))
+    }
+    assert shown - ELSEWHERE == {walk.page for walk in WALKS}
+    assert shown >= ELSEWHERE
+
+
+SHOWN = [
+    (page, words)
+    for page in PAGES
+    for words in [*commands(page), *inline_commands(page)]
+    if words[0] != "echo"
+]
+
+
+@pytest.mark.parametrize(
+    ("page", "words"),
+    SHOWN,
+    ids=[f"{page}-{words[0]}-{n}" for n, (page, words) in enumerate(SHOWN)],
+)
+def test_the_flags_of_every_command_are_those_of_its_program(page, words):
+    """Also where a page leaves something out with `...`."""
+    program, *arguments = words
+    if program == "t2tp_launch":
+        assert arguments.pop(0) == "-n" and arguments.pop(0).isdigit()
+        program, *arguments = arguments
+    flags = [word for word in arguments if word.startswith("--")]
+    if program == "t2tp_tune" and "--" in arguments:
+        cut = arguments.index("--")
+        trainer_flags.parse(["t2tp_trainer", *arguments[cut + 1 :]])
+        flags = [word for word in arguments[:cut] if word.startswith("--")]
+    known = known_flags(program)
+    for flag in flags:
+        name = re.match(r"--(\w+)", flag)[1]
+        assert name in known or name.removeprefix("no") in known, flag
+
+
+def known_flags(program: str) -> set[str]:
+    """The names of a program's flags."""
+    module = importlib.import_module(f"t2tp.trainer.{program}")
+    if program == "t2tp_trainer":
+        return set(trainer_flags.define())
+    groups = getattr(module, "GROUPS", None) or getattr(module, "_GROUPS", None)
+    if groups is not None:
+        return set(flag_groups.define(groups))
+    return {
+        option.lstrip("-")
+        for action in module._parser()._actions
+        for option in action.option_strings
+    }
