@@ -53,7 +53,9 @@ def test_two_trials_from_beginning_to_end(tmp_path, data_dir, capfd, monkeypatch
     command += ["--hparams_set=transformer_lm_test", "--train_steps=2", "--eval_steps=1"]
     assert main(command) == 0
     lines = capfd.readouterr().out.splitlines()
-    assert sorted(line.rpartition("/")[2] for line in lines) == ["trial-0000", "trial-0001"]
+    names = sorted(line.rpartition("/")[2].split("  ")[0] for line in lines)
+    assert names == ["trial-0000", "trial-0001"]
+    assert all("learning_rate_constant=" in line for line in lines)
     assert float(lines[0].split()[1]) <= float(lines[1].split()[1])
     rates = {
         HParams.load(search / f"trial-000{n}/hparams.json").learning_rate_constant for n in (0, 1)
