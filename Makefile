@@ -9,9 +9,10 @@ JOBS ?= 2
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 BENCH_STAMP := $(VENV)/.installed-bench
+PAGES := README.md CHANGELOG.md CONTRIBUTING.md docs benchmarks/page.md
 PEERS := benchmarks/environments/jax benchmarks/environments/torch
 
-.PHONY: demo test test-fast lint format bench bench-full bench-check clean
+.PHONY: demo test test-fast lint docs package format bench bench-full bench-check clean
 
 $(STAMP): setup.py pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -28,17 +29,26 @@ test: $(STAMP)
 test-fast: $(STAMP)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m 'not slow'
 
-# mypy sees the packages as they are installed.
-lint: $(STAMP)
+lint: $(STAMP) package
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	rm -rf build/typed && mkdir -p build/typed && cp -r t2tp build/typed/
-	cp -r hparams problems trainer build/typed/t2tp/
-	cd build/typed && $(abspath $(BIN))/mypy --config-file=$(CURDIR)/pyproject.toml
+	$(BIN)/mdformat --check $(PAGES)
+	cd build/package && PYTHONPATH=. $(abspath $(BIN))/lint-imports --config $(CURDIR)/pyproject.toml
+	cd build/package && $(abspath $(BIN))/mypy --config-file=$(CURDIR)/pyproject.toml
+
+# A broken link or a missing page is an error. The site is in build/site.
+docs: $(STAMP) package
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# The packages put together as they are installed, for tools that read them without importing them.
+package:
+	rm -rf build/package && mkdir -p build/package && cp -r t2tp build/package/
+	cp -r hparams problems trainer build/package/t2tp/
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+	$(BIN)/mdformat $(PAGES)
 
 bench: $(BENCH_STAMP) $(PEERS)
 	$(BIN)/python benchmarks/run.py --suite=short --turns=4 --steps=2

@@ -1,31 +1,19 @@
-"""Installs t2tp: the folders `hparams`, `problems` and `trainer` become packages of `t2tp`."""
+"""Installs t2tp: the directories `hparams`, `problems` and `trainer` become packages of `t2tp`."""
 
-from setuptools import setup
+from setuptools import find_packages, setup
 
-SUBPACKAGES = (
-    "checkpoint",
-    "decoding",
-    "explanation",
-    "layers",
-    "mesh",
-    "metrics",
-    "models",
-    "ops",
-    "optim",
-)
+# Top-level directories of the repository, where users look for them first.
+PROVIDED = ("hparams", "problems", "trainer")
 
 setup(
     packages=[
-        "t2tp",
-        *(f"t2tp.{name}" for name in SUBPACKAGES),
-        "t2tp.hparams",
-        "t2tp.problems",
-        "t2tp.trainer",
+        *find_packages(include=["t2tp", "t2tp.*"]),
+        *(
+            f"t2tp.{package}"
+            for name in PROVIDED
+            for package in find_packages(include=[name, f"{name}.*"])
+        ),
     ],
-    package_dir={
-        "t2tp": "t2tp",
-        "t2tp.hparams": "hparams",
-        "t2tp.problems": "problems",
-        "t2tp.trainer": "trainer",
-    },
+    package_dir={"t2tp": "t2tp", **{f"t2tp.{name}": name for name in PROVIDED}},
+    package_data={"t2tp": ["py.typed"]},
 )

@@ -1,4 +1,4 @@
-"""The picture of docs/benchmarks.md: t2tp's time as a share of each peer's."""
+"""The chart of docs/benchmarks.md: t2tp's time as a share of each peer's."""
 
 from __future__ import annotations
 

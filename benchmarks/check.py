@@ -1,7 +1,7 @@
 """Compares ratios with those of a stored baseline; fails if t2tp has lost against a peer.
 
-    python benchmarks/check.py [FOLDER]           compares what `make bench` left
-    python benchmarks/check.py --store [FOLDER]   makes it the baseline
+    python benchmarks/check.py [DIRECTORY]           compares what `make bench` left
+    python benchmarks/check.py --store [DIRECTORY]   makes it the baseline
 
 Ratios of times on one machine, taken in turns, stay what they are on another day where the times do
 not. A loss of more than 15 % beyond the spread of both is one too many. So is a peer that is gone
@@ -124,13 +124,13 @@ def report(changes: list[Change]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, nargs="?", default=HERE / "results" / "short")
+    parser.add_argument("directory", type=Path, nargs="?", default=HERE / "results" / "short")
     parser.add_argument("--store", action="store_true")
     parser.add_argument("--baseline", type=Path, default=BASELINE)
     args = parser.parse_args()
-    now = ratios_of(load_all(args.folder))
+    now = ratios_of(load_all(args.directory))
     if not now:
-        print(f"no ratios in {args.folder}: `make bench` measures them", file=sys.stderr)
+        print(f"no ratios in {args.directory}: `make bench` measures them", file=sys.stderr)
         return 2
     if args.store:
         store(args.baseline, now)
@@ -143,7 +143,7 @@ def main() -> int:
         return 2
     print(report(changes))
     if all(change.now is None and not change.is_gone for change in changes):
-        print(f"{args.folder} has none of the ratios of the baseline", file=sys.stderr)
+        print(f"{args.directory} has none of the ratios of the baseline", file=sys.stderr)
         return 2
     return 1 if any(change.is_loss or change.is_gone for change in changes) else 0
 

@@ -1,6 +1,7 @@
 """What a checkpoint costs: the training while it is saved, and saving and restoring themselves.
 
-    python benchmarks/checkpointing.py [--mb=200] [--mesh=data:2;model:2] [--folder=DIR] [--turns=5]
+    python benchmarks/checkpointing.py [--mb=200] [--mesh=data:2;model:2] [--directory=DIR] \
+        [--turns=5]
 
 A model of so many MB (float32, one matrix a layer, plain gradient descent, so that the model is all
 there is to save) trains on virtual CPU devices. *lost* is by how much longer the same number of
@@ -30,9 +31,9 @@ import tensorflow as tf
 import t2tp
 from t2tp import mtf
 from t2tp.checkpoint import Retention, latest
+from t2tp.checkpoint.variables import restore
 from t2tp.mesh.layout import Layout
-from t2tp.trainer import checkpointing
-from t2tp.trainer.run_saver import RunSaver
+from t2tp.trainer.run_dir.run_saver import RunSaver
 
 LAYERS, BATCH = 8, 512
 
@@ -72,9 +73,11 @@ def seconds_of(task: Callable[[], object]) -> float:
 class Bench:
     """A program in training, and where it is saved."""
 
-    def __init__(self, program: t2tp.Program, batch: dict[str, np.ndarray], folder: Path) -> None:
+    def __init__(
+        self, program: t2tp.Program, batch: dict[str, np.ndarray], directory: Path
+    ) -> None:
         self._program, self._batch, self._step = program, batch, 0
-        self.saver = RunSaver(folder, program.variables, Retention(1), {})
+        self.saver = RunSaver(directory, program.variables, Retention(1), {})
 
     def train(self, steps: int) -> None:
         """Does some steps, and waits for them."""
@@ -126,7 +129,7 @@ def cost_to_training(bench: Bench, turns: int, steps: int) -> dict[str, float]:
     }
 
 
-def rates(bench: Bench, program: t2tp.Program, folder: Path, turns: int) -> dict[str, float]:
+def rates(bench: Bench, program: t2tp.Program, directory: Path, turns: int) -> dict[str, float]:
     """Medians of seconds of saving, restoring and verifying, and of a plain copy."""
     taken: dict[str, list[float]] = {
         name: [] for name in ("save", "restore", "verify", "plain copy")
@@ -135,11 +138,11 @@ def rates(bench: Bench, program: t2tp.Program, folder: Path, turns: int) -> dict
         bench.train(1)
         bench.save()
         taken["save"].append(seconds_of(bench.saver.wait))
-        saved = latest(folder)
-        taken["restore"].append(seconds_of(lambda: checkpointing.restore(saved, program.variables)))  # noqa: B023
+        saved = latest(directory)
+        taken["restore"].append(seconds_of(lambda: restore(saved, program.variables, whole=True)))  # noqa: B023
         taken["verify"].append(seconds_of(saved.verify))
         data = [path for path in saved.path.iterdir() if "data" in path.name]
-        taken["plain copy"].append(seconds_of(lambda: copy_synced(data, folder / "copy")))  # noqa: B023
+        taken["plain copy"].append(seconds_of(lambda: copy_synced(data, directory / "copy")))  # noqa: B023
     return {name: statistics.median(times) for name, times in taken.items()}
 
 
@@ -158,19 +161,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--mb", type=int, default=200)
     parser.add_argument("--mesh", default="data:2;model:2")
-    parser.add_argument("--folder", help="where to save; a temporary folder by default")
+    parser.add_argument("--directory", help="where to save; a temporary directory by default")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--steps", type=int, default=6, help="steps of a turn")
     args = parser.parse_args()
     tf.get_logger().setLevel("ERROR")  # mesh-tensorflow has a word for each variable.
     program, batch = make_program(args.mb, args.mesh)
     size = sum(4 * v.spec.shape.size for v in program.variables) / 1e6
-    with tempfile.TemporaryDirectory(dir=args.folder) as name:
-        folder = Path(name)
-        bench = Bench(program, batch, folder)
+    with tempfile.TemporaryDirectory(dir=args.directory) as name:
+        directory = Path(name)
+        bench = Bench(program, batch, directory)
         bench.train(2)
         costs = cost_to_training(bench, args.turns, args.steps)
-        speeds = rates(bench, program, folder, args.turns)
+        speeds = rates(bench, program, directory, args.turns)
     print(
         f"{size:.0f} MB on {Layout(args.mesh).size} devices; a step {1e3 * costs['step']:.0f} ms\n"
     )

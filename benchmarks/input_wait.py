@@ -18,7 +18,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import t2tp.hparams
 import t2tp.models
 from t2tp import mtf, optim, problems, registry
-from t2tp.trainer.prefetch import Prefetcher
+from t2tp.trainer.inputs.prefetch import Prefetcher
 
 WARM_UP = 5
 

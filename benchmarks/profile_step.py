@@ -79,10 +79,10 @@ def profile(peer: str, arguments: list[str]) -> Counter[str]:
     Raises:
       RuntimeError: the peer failed.
     """
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as directory:
         program = HERE / "peers" / f"{peer}.py"
         ended = subprocess.run(
-            [sys.executable, program, *arguments, f"--profile={folder}"],
+            [sys.executable, program, *arguments, f"--profile={directory}"],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -90,7 +90,7 @@ def profile(peer: str, arguments: list[str]) -> Counter[str]:
         )
         if ended.returncode:
             raise RuntimeError(f"{peer} failed: {ended.stderr.strip().splitlines()[-1]}")
-        (file,) = Path(folder).rglob("*.xplane.pb")
+        (file,) = Path(directory).rglob("*.xplane.pb")
         steps, spans = read(file)
     seconds: Counter[str] = Counter()
     for step in steps:

@@ -1,15 +1,17 @@
-"""Writes docs/benchmarks.md and its picture from the stored results.
+"""Writes docs/benchmarks.md and its chart from the stored results.
 
     python benchmarks/report.py
 
 The prose is in benchmarks/page.md; in it, `{{table CASE}}` is a case's table, `{{conditions CASE}}`
 where and how it was measured, `{{headline}}` the summary, `{{targets}}` what was aimed at and
-`{{picture}}` the picture.
+`{{chart}}` the chart.
 """
 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,14 +24,14 @@ from turns import HERE
 RESULTS = HERE / "results"
 TEMPLATE = HERE / "page.md"
 PAGE = HERE.parent / "docs" / "benchmarks.md"
-PICTURE = PAGE.with_name("benchmarks.png")
+CHART = PAGE.with_name("benchmarks.png")
 
 
 def main() -> None:
     results = load_all(RESULTS)
     write_whole(PAGE, page(TEMPLATE.read_text("utf-8"), results))
     if results:
-        chart.draw(results.values(), PICTURE)
+        chart.draw(results.values(), CHART)
 
 
 def page(template: str, results: Mapping[str, Results]) -> str:
@@ -49,15 +51,24 @@ def page(template: str, results: Mapping[str, Results]) -> str:
             return headline(results)
         if what == "targets":
             return targets.table(results)
-        if what == "picture":
-            return f"![t2tp's time as a share of its peers']({PICTURE.name})" if results else ""
+        if what == "chart":
+            return f"![t2tp's time as a share of its peers']({CHART.name})" if results else ""
         if what not in ("table", "conditions"):
             raise ValueError(f"{TEMPLATE.name}: {found.group()} is none of table, conditions, ...")
         if case not in results:
             return _missing(case) if what == "table" else ""
         return table(results[case].measured) if what == "table" else conditions(results[case])
 
-    return re.sub(r"\{\{(.+?)\}\}", filled, template)
+    return formatted(re.sub(r"\{\{(.+?)\}\}", filled, template))
+
+
+def formatted(text: str) -> str:
+    """The text wrapped as the other pages of docs/ are (.mdformat.toml)."""
+    command = [sys.executable, "-m", "mdformat", "-"]
+    ended = subprocess.run(
+        command, cwd=HERE.parent, input=text, capture_output=True, text=True, check=True
+    )
+    return ended.stdout
 
 
 def _missing(case: str) -> str:

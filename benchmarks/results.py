@@ -170,9 +170,9 @@ class Results:
         return cls(stored["case"], stored["machine"], measured)
 
 
-def load_all(folder: Path) -> dict[str, Results]:
-    """The results in a folder, by their case."""
-    loaded = [Results.load(path) for path in sorted(folder.glob("*.json"))]
+def load_all(directory: Path) -> dict[str, Results]:
+    """The results in a directory, by their case."""
+    loaded = [Results.load(path) for path in sorted(directory.glob("*.json"))]
     return {results.case: results for results in loaded}
 
 

@@ -1,6 +1,6 @@
 """Runs benchmarks: t2tp beside its peers, in turns, on this machine.
 
-    python benchmarks/run.py [--suite=short|full] [--case=NAME ...] [--output=FOLDER]
+    python benchmarks/run.py [--suite=short|full] [--case=NAME ...] [--output=DIRECTORY]
 
 Prints a table for each case, and keeps every repetition in a JSON file each. With `--group` one
 that something disturbed is measured again, and takes the place of what it was in the file.
@@ -23,7 +23,7 @@ from tables import table
 from turns import HERE, take_turns
 
 # What docs/benchmarks.md is made of, and what `make bench` measures.
-FOLDERS = {"full": HERE / "results", "short": HERE / "results" / "short"}
+DIRECTORIES = {"full": HERE / "results", "short": HERE / "results" / "short"}
 
 
 def main() -> int:
@@ -31,8 +31,8 @@ def main() -> int:
     # What is told to end ends its peers, which do not hear of it by themselves.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     suite = suites.SUITES[args.suite]
-    folder = args.output or FOLDERS[args.suite]
-    folder.mkdir(parents=True, exist_ok=True)
+    directory = args.output or DIRECTORIES[args.suite]
+    directory.mkdir(parents=True, exist_ok=True)
     unknown = set(args.case or ()) - set(suite)
     if unknown:
         print(f"no case {', '.join(unknown)} in {args.suite}: {', '.join(suite)}", file=sys.stderr)
@@ -45,7 +45,7 @@ def main() -> int:
         measured = [_measured(case, g, args.turns, args.steps) for g in groups]
         machine |= {"size": args.size, "turns": args.turns, "steps": args.steps}
         machine["minutes"] = round((time.monotonic() - began) / 60, 1)
-        path = folder / f"{case}.json"
+        path = directory / f"{case}.json"
         results = Results(case, machine, measured)
         if args.group:
             results = Results.load(path).with_groups(measured, machine)
@@ -73,7 +73,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--size", choices=suites.SIZES, default="design")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--steps", type=int, default=3, help="in a turn")
-    parser.add_argument("--output", type=Path, help="folder of the JSON files")
+    parser.add_argument("--output", type=Path, help="directory of the JSON files")
     return parser.parse_args()
 
 

@@ -101,7 +101,7 @@ def table(results: Mapping[str, Results]) -> str:
             figure = _figure(outcome.ratio)
             verdict = "met" if outcome.ratio.value <= target.most else "not met"
             least = _figure(outcome.least) if outcome.least else ""
-        lines.append(f"| {target.what} | <= {target.most:.2f} | {figure} | {verdict} | {least} |")
+        lines.append(f"| {target.what} | ≤ {target.most:.2f} | {figure} | {verdict} | {least} |")
     return "\n".join(lines)
 
 

@@ -24,8 +24,8 @@ import numpy as np
 import t2tp
 from t2tp import mtf
 from t2tp.trainer.estimator import Estimator
-from t2tp.trainer.hooks import Hook, Training
-from t2tp.trainer.inputs import Inputs
+from t2tp.trainer.hooks.hook import Hook, Training
+from t2tp.trainer.inputs.batch_stream import Inputs
 from t2tp.trainer.model_fn import EstimatorSpec, ModeKeys
 from t2tp.trainer.run_config import RunConfig
 
@@ -84,15 +84,14 @@ def main() -> None:
     feature = t2tp.Feature(f"batch:{BATCH};d_in:{D_IN}")
     inputs = Inputs({"x": feature}, Stream())
     seconds: dict[str, list[float]] = {"bare": [], "trainer": []}
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as directory:
         config = RunConfig(
-            folder,
-            options.mesh_shape,
-            "batch:data" if options.mesh_shape else "",
+            directory,
             log_step_count_steps=STEPS,
             save_checkpoints_steps=10**9,
         )
-        estimator = Estimator(model_fn, config, {"layers": options.layers})
+        hparams = {"mesh_shape": options.mesh_shape, "layout": "batch:data"}
+        estimator = Estimator(model_fn, config, {"layers": options.layers, **hparams})
         program = estimator.build(ModeKeys.TRAIN, inputs.features)
         placed = program.place(Stream()[0])
         bare(program, placed)

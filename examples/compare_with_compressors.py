@@ -1,4 +1,4 @@
-"""A run's bits per byte beside what compressors and a unigram model need for the same text.
+"""A run's bits per byte compared with compressors and a unigram model on the same text.
 
 python examples/compare_with_compressors.py DATA_DIR RUN_DIR
 """
@@ -20,7 +20,7 @@ with quiet_import():
 
 
 def last_bits_per_byte(run_dir: Path) -> tuple[int, float]:
-    """Step and value of the run's last evaluation."""
+    """Returns step and value of the run's last evaluation."""
     events = EventAccumulator(str(run_dir / "eval"))
     events.Reload()
     tag = next(tag for tag in events.Tags()["tensors"] if tag.endswith("bits_per_byte"))

@@ -1,9 +1,9 @@
-"""A program written for mesh-tensorflow, ported to t2tp: see docs/porting.md.
+"""A mesh-tensorflow program ported to t2tp: see docs/porting.md.
 
     python examples/ported_program.py [CHECKPOINT]
 
-The model is as it was. Its `model_fn` for Estimator has become `step_fn`; weights of a checkpoint
-that mesh-tensorflow wrote are loaded if one is given.
+The model is unchanged. Its `model_fn` for Estimator has become `step_fn`; weights are loaded from a
+mesh-tensorflow checkpoint if one is given.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ hidden_dim = mtf.Dimension("hidden", 32)
 
 
 def model(mesh, images, labels):
-    """Two layers; unchanged."""
+    """Computes the logits and the loss of two layers; unchanged."""
     x = mtf.import_tf_tensor(mesh, images, mtf.Shape([batch_dim, pixels_dim]))
     labels = mtf.import_tf_tensor(mesh, labels, mtf.Shape([batch_dim]))
     h = mtf.layers.dense(x, hidden_dim, activation=mtf.relu, name="hidden")
@@ -35,7 +35,7 @@ def model(mesh, images, labels):
 
 
 def step_fn(mesh, features):
-    """What was `model_fn`, without graph, mesh implementation, lowering, hooks and saver."""
+    """Replaces `model_fn`, without graph, mesh implementation, lowering, hooks and saver."""
     logits, loss = model(mesh, features["images"], features["labels"])
     variables = mesh.graph.trainable_variables
     gradients = mtf.gradients([loss], [v.outputs[0] for v in variables])
@@ -45,7 +45,7 @@ def step_fn(mesh, features):
 
 
 def load(variables, checkpoint):
-    """Sets those variables that a checkpoint of mesh-tensorflow has; the others' names."""
+    """Restores the variables of a mesh-tensorflow checkpoint; returns the names of the others."""
     reader = tf.train.load_checkpoint(checkpoint)
     names = reader.get_variable_to_shape_map()
     for variable in variables:

@@ -1,7 +1,7 @@
-"""BERT: sets of `transformer_encoder`, on a problem of language a masked language model.
+"""BERT: sets of `transformer_encoder`; on a language problem, a masked language model.
 
 J. Devlin et al. (arXiv:1810.04805), section 3 and appendix A.2, for a vocabulary of 30522, with the
-layers of the published weights; without next-sentence prediction.
+layers of the published checkpoints; without next-sentence prediction.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """GPT-2 and GPT-3: sets of `transformer_lm`.
 
 GPT-2: A. Radford et al., "Language Models are Unsupervised Multitask Learners" (2019), section 2.3,
-for a vocabulary of 50257. What it does not say of the training is GPT-3's for the nearest size: T.
-Brown et al. (arXiv:2005.14165), table 2.1 and appendix B.
+for a vocabulary of 50257. Training hyperparameters that it does not report are those of the nearest
+size of GPT-3: T. Brown et al. (arXiv:2005.14165), table 2.1 and appendix B.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from t2tp.hparams import transformer_parts
 
 
 def _gpt() -> HParams:
-    """What GPT-2 and GPT-3 have in common."""
+    """Returns the common hyperparameters of GPT-2 and GPT-3."""
     hparams = transformer_parts.base_transformer()
     hparams.activation_dtype = "bfloat16"
     hparams.optimizer_adam_beta2 = 0.95
@@ -81,8 +81,8 @@ def gpt2_xl() -> HParams:
 def gpt3_175b() -> HParams:
     """96 layers of 12288, all with full attention: 175 billion parameters.
 
-    On 16 x 96 devices each has 1.8 billion of them: 36 GB of weights, gradients, their sums and
-    Adam's moments. One row of 2048 tokens at a time.
+    On 16 x 96 devices each has 1.8 billion of them: 36 GB of weights, gradients, accumulated
+    gradients and Adam's moments. Microbatches of one row of 2048 tokens.
     """
     hparams = _gpt()
     hparams.batch_size = 3_145_728  # "3.2M" tokens

@@ -1,13 +1,13 @@
-"""Sets of `mtf_image_transformer`, which makes pictures value by value.
+"""Sets of `mtf_image_transformer`, which generates images value by value.
 
-`mtf_image_transformer_digits`, `_small` and `_large` are ours, trained with Adam. The others are
-tensor2tensor's, with its values and its training; docs/hparams_sets.md names those that differ,
-because they could not work there, and says why.
+`mtf_image_transformer_digits`, `_small` and `_large` are t2tp's, trained with Adam. The others are
+tensor2tensor's, with its values and training; docs/hparams_sets.md lists those that differ, because
+they do not work there, and why.
 """
 
 from __future__ import annotations
 
-from t2tp import registry
+from t2tp import choices, registry
 from t2tp.hparam import HParams
 from t2tp.hparams.base import MAX_LAYERS, MAX_SIZE, base_hparams
 
@@ -27,56 +27,62 @@ def _declared() -> HParams:
         [32, 32, 3],
         min=1,
         max=MAX_SIZE,
-        help="height, width and channels of the pictures",
+        help="height, width and channels of the images",
     )
     add(
         "attention_type",
         "local_1d",
-        help="of self-attention",
-        choices=("full", "local_1d", "local_2d"),
+        help="kind of self-attention",
+        choices=choices.IMAGE_ATTENTION_TYPES,
     )
     add(
         "block_length",
         128,
         min=1,
-        help="values of a block of local_1d; each sees the block before too",
+        help="values per block of local_1d; each also attends to the block before",
     )
-    add("block_height", 16, min=1, help="rows of a block of local_2d")
-    add("block_width", 16, min=1, help="values of a row of it, channels counted")
-    add("d_model", 256, min=1, max=MAX_SIZE, help="size of the activations between blocks")
-    add("d_ff", 2048, min=1, max=MAX_SIZE, help="size inside of feed-forward")
-    add("num_heads", 8, min=1, max=MAX_SIZE, help="heads of attention")
-    add("num_kv_heads", 0, min=0, max=MAX_SIZE, help="heads of keys and values; 0: num_heads")
-    add("d_kv", 64, min=1, max=MAX_SIZE, help="size of a head")
-    add("num_hidden_layers", 6, min=1, max=MAX_LAYERS, help="layers of the stack")
+    add("block_height", 16, min=1, help="rows per block of local_2d")
+    add("block_width", 16, min=1, help="values per row of such a block, channels included")
+    add("d_model", 256, min=1, max=MAX_SIZE, help="width of the residual stream")
+    add("d_ff", 2048, min=1, max=MAX_SIZE, help="hidden size of feed-forward layers")
+    add("num_heads", 8, min=1, max=MAX_SIZE, help="attention heads")
+    add(
+        "num_kv_heads",
+        0,
+        min=0,
+        max=MAX_SIZE,
+        help="key/value heads (grouped-query attention); 0: num_heads",
+    )
+    add("d_kv", 64, min=1, max=MAX_SIZE, help="size per head")
+    add("num_hidden_layers", 6, min=1, max=MAX_LAYERS, help="number of layers")
     add(
         "layer_prepostprocess_dropout",
         0.1,
         min=0,
         below=1,
-        help="of the embedding and of each block's output",
+        help="dropout of the embedding and of each block's output",
     )
-    add("relu_dropout", 0.0, min=0, below=1, help="inside of d_ff")
+    add("relu_dropout", 0.0, min=0, below=1, help="dropout in feed-forward layers")
     add(
         "recompute",
         "none",
-        help="whose activations are computed again, not kept",
-        choices=("none", "layer", "attention", "feed_forward"),
+        help="which layers recompute their activations in the backward pass",
+        choices=choices.RECOMPUTE,
     )
-    add("initializer_stddev", 0.02, min=0, help="of the embeddings and positions")
+    add("initializer_stddev", 0.02, min=0, help="standard deviation of initial embeddings")
     add(
         "vocab_divisor",
         16,
         min=1,
         max=MAX_SIZE,
-        help="values are rounded up to a multiple, so that meshes divide them",
+        help="round the number of values up to a multiple of this, so that meshes divide it",
     )
     return hparams
 
 
 @registry.register_hparams
 def mtf_image_transformer_digits() -> HParams:
-    """4 layers of 128 on one device: for pictures of 8 x 8 in 16 shades, tests and CPUs."""
+    """4 layers of 128 on one device: for images of 8 x 8 in 16 shades, tests and CPUs."""
     hparams = _declared()
     hparams.batch_size = 64
     hparams.image_shape = [8, 8, 1]
@@ -133,7 +139,7 @@ def mtf_image_transformer_base() -> HParams:
 
 @registry.register_hparams
 def mtf_image_transformer_base_single() -> HParams:
-    """The same, one picture at a time, on one device."""
+    """`mtf_image_transformer_base`, one image per step, on one device."""
     hparams = mtf_image_transformer_base()
     hparams.batch_size = 1
     hparams.mesh_shape = ""
@@ -156,7 +162,7 @@ def mtf_image_transformer_tiny() -> HParams:
 
 @registry.register_hparams
 def mtf_image_transformer_single() -> HParams:
-    """1 layer of 32 in blocks of 16 values, one picture at a time, on one device."""
+    """1 layer of 32 in blocks of 16 values, one image per step, on one device."""
     hparams = mtf_image_transformer_tiny()
     hparams.batch_size = 1
     hparams.mesh_shape = ""
@@ -221,7 +227,7 @@ def mtf_image_transformer_base_cifar() -> HParams:
 
 @registry.register_hparams
 def mtf_image_transformer_cifar_4x() -> HParams:
-    """Four times the devices, and four times the batch."""
+    """`mtf_image_transformer_base_cifar` with four times the devices and four times the batch."""
     hparams = mtf_image_transformer_base_cifar()
     hparams.mesh_shape = "data:32"
     hparams.batch_size = 128
@@ -230,7 +236,7 @@ def mtf_image_transformer_cifar_4x() -> HParams:
 
 @registry.register_hparams
 def mtf_image_transformer_cifar_mp_4x() -> HParams:
-    """Four times the devices, and four times the model's width inside of its blocks."""
+    """`mtf_image_transformer_base_cifar` with four times the devices, heads and d_ff."""
     hparams = mtf_image_transformer_base_cifar()
     hparams.mesh_shape = "data:8;model:4"
     hparams.num_heads = 8
@@ -260,7 +266,7 @@ def mtf_image_transformer_base_imagenet_mp() -> HParams:
 
 @registry.register_hparams
 def mtf_image_transformer_imagenet_mp() -> HParams:
-    """`mtf_image_transformer_base_imagenet_mp` by its short name."""
+    """`mtf_image_transformer_base_imagenet_mp` under a short name."""
     return mtf_image_transformer_base_imagenet_mp()
 
 
@@ -292,7 +298,7 @@ def mtf_image_transformer_base_imagenet_mp128() -> HParams:
 
 @registry.register_hparams
 def mtf_image_transformer_base_imagenet_mp_sp() -> HParams:
-    """128 x 128 pixels, the sequence of whose values is split, not the model."""
+    """128 x 128 pixels, split along the sequence of values instead of the model."""
     hparams = mtf_image_transformer_base_imagenet_mp128()
     hparams.layout = "batch:data;length:model"
     return hparams

@@ -1,4 +1,4 @@
-"""Models in the style of Llama: sets of `transformer_lm`.
+"""Llama-like models: sets of `transformer_lm`.
 
 RMS norm, rotary positions, SwiGLU, no biases. H. Touvron et al., "Llama 2" (arXiv:2307.09288),
 section 2.2, also for the training; 8B: "The Llama 3 Herd of Models" (arXiv:2407.21783), table 3;
@@ -56,7 +56,7 @@ def llama_13b() -> HParams:
 def llama_70b() -> HParams:
     """Llama 2, 80 layers of 8192, 8 heads of keys: 69 billion parameters, vocabulary of 32000.
 
-    The 8 heads of keys and values cannot be split over 32 processors, so each makes them all.
+    The 8 heads of keys and values cannot be split over 32 processors, so each computes all of them.
     """
     hparams = llama_7b()
     hparams.mesh_shape = "data:16;model:32"

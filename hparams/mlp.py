@@ -1,4 +1,4 @@
-"""Sets of `mlp`, the multi-layer perceptron on pictures."""
+"""Sets of `mlp`, the multi-layer perceptron on images."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ def mlp_base() -> HParams:
     hparams.batch_size = 128
     hparams.layout = "batch:data;d_ff:model"
     add = hparams.add
-    add("num_hidden_layers", 2, min=1, max=MAX_LAYERS, help="layers before the logits")
-    add("hidden_size", 1024, min=1, max=MAX_SIZE, help="of every hidden layer")
-    add("dropout", 0.2, min=0, below=1, help="of every hidden layer's output")
+    add("num_hidden_layers", 2, min=1, max=MAX_LAYERS, help="number of hidden layers")
+    add("hidden_size", 1024, min=1, max=MAX_SIZE, help="size of each hidden layer")
+    add("dropout", 0.2, min=0, below=1, help="dropout of each hidden layer's output")
     add(
         "label_smoothing",
         0.0,
         min=0,
         below=1,
-        help="probability given to the other classes in training",
+        help="label smoothing: probability spread over the other classes",
     )
     return hparams
 

@@ -1,7 +1,7 @@
 """tensor2tensor's sets of `mtf_transformer`: for `transformer` and `transformer_lm`.
 
 Names, sizes, batches and meshes are tensor2tensor's; the mesh axis that splits the batch, `batch`
-there, is `data` here. docs/hparams_sets.md tells what differs and what was left out.
+there, is `data` here. docs/hparams_sets.md lists the differences and omissions.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from t2tp.hparams import transformer_parts
 
 
 def as_in_mtf(hparams: HParams) -> None:
-    """What all sets of tensor2tensor's models in Mesh-TensorFlow have."""
+    """Sets the common hyperparameters of tensor2tensor's Mesh-TensorFlow models."""
     hparams.mesh_shape = "model:8"
     hparams.activation_dtype = "bfloat16"
     hparams.optimizer = "adafactor"
@@ -28,7 +28,7 @@ def as_in_mtf(hparams: HParams) -> None:
 
 
 def of_width(hparams: HParams, d_model: int) -> None:
-    """Embeddings of unit variance, and logits that are products with d_model**-0.5 times them."""
+    """Sets d_model, embeddings of unit variance, and logits scaled by d_model**-0.5."""
     hparams.d_model = d_model
     hparams.scale_embeddings = True
     hparams.initializer_stddev = d_model**-0.5
@@ -93,14 +93,16 @@ def mtf_transformer_single() -> HParams:
 
 @registry.register_hparams(model="transformer")
 def mtf_transformer_tiny_8gpu() -> HParams:
-    """2 + 2 layers of 128, each split over 8 devices."""
+    """2 + 2 layers of 128, split over 8 devices."""
     hparams = mtf_transformer_tiny()
     hparams.mesh_shape = "model:8"
     return hparams
 
 
 def paper_lm(size: int) -> HParams:
-    """The language models of the Mesh-TensorFlow paper (arXiv:1811.02084), section 9.1.
+    """Returns the set of a language model of the Mesh-TensorFlow paper (arXiv:1811.02084).
+
+    Section 9.1.
 
     Args:
       size: each step doubles the heads and d_ff: 8 and 8192 at 0.
@@ -117,7 +119,7 @@ def paper_lm(size: int) -> HParams:
 
 
 def paper_tr(size: int) -> HParams:
-    """The translation models of the Mesh-TensorFlow paper, section 9.2.
+    """Returns the set of a translation model of the Mesh-TensorFlow paper, section 9.2.
 
     Args:
       size: each step doubles the heads and d_ff: 8 and 4096 at 0.
@@ -248,7 +250,7 @@ def mtf_transformer_paper_tr_4() -> HParams:
 
 @registry.register_hparams(model="transformer")
 def mtf_transformer_paper_tr_0_a32() -> HParams:
-    """Computed in float32."""
+    """`mtf_transformer_paper_tr_0`, computed in float32."""
     hparams = mtf_transformer_paper_tr_0()
     hparams.activation_dtype = "float32"
     return hparams
@@ -256,7 +258,7 @@ def mtf_transformer_paper_tr_0_a32() -> HParams:
 
 @registry.register_hparams(model="transformer")
 def mtf_transformer_paper_tr_0_nf() -> HParams:
-    """With all second moments."""
+    """`mtf_transformer_paper_tr_0` without factored second moments."""
     hparams = mtf_transformer_paper_tr_0()
     hparams.optimizer_adafactor_factored = False
     return hparams
@@ -264,7 +266,7 @@ def mtf_transformer_paper_tr_0_nf() -> HParams:
 
 @registry.register_hparams(model="transformer")
 def mtf_transformer_paper_tr_0_mesh_8() -> HParams:
-    """Over 8 devices."""
+    """`mtf_transformer_paper_tr_0` over 8 devices."""
     hparams = paper_tr(0)
     hparams.mesh_shape = "data:8"
     return hparams
@@ -272,7 +274,7 @@ def mtf_transformer_paper_tr_0_mesh_8() -> HParams:
 
 @registry.register_hparams(model="transformer")
 def mtf_transformer_paper_tr_4_mesh_16_8() -> HParams:
-    """Over 16 x 8 devices."""
+    """`mtf_transformer_paper_tr_4` over 16 x 8 devices."""
     hparams = paper_tr(4)
     hparams.mesh_shape = "data:8;model:16"
     return hparams
@@ -288,7 +290,7 @@ def mtf_transformer_paper_tr_6_mesh_64_8() -> HParams:
 
 @registry.register_hparams(model="transformer")
 def mtf_transformer_paper_tr_0_mesh_8_v2() -> HParams:
-    """A quarter of the batch, over 8 devices."""
+    """`mtf_transformer_paper_tr_0` with a quarter of the batch, over 8 devices."""
     hparams = paper_tr(0)
     hparams.batch_size = 32
     hparams.mesh_shape = "data:8"
@@ -297,7 +299,7 @@ def mtf_transformer_paper_tr_0_mesh_8_v2() -> HParams:
 
 @registry.register_hparams(model="transformer")
 def mtf_transformer_paper_tr_0_mesh_128() -> HParams:
-    """Four times the batch, over 128 devices."""
+    """`mtf_transformer_paper_tr_0` with four times the batch, over 128 devices."""
     hparams = paper_tr(0)
     hparams.batch_size = 512
     hparams.mesh_shape = "data:128"
@@ -306,7 +308,7 @@ def mtf_transformer_paper_tr_0_mesh_128() -> HParams:
 
 @registry.register_hparams(model="transformer")
 def mtf_transformer_paper_tr_0_mesh_512() -> HParams:
-    """16 times the batch, over 512 devices."""
+    """`mtf_transformer_paper_tr_0` with 16 times the batch, over 512 devices."""
     hparams = paper_tr(0)
     hparams.batch_size = 2048
     hparams.mesh_shape = "data:512"

@@ -1,5 +1,6 @@
 """tensor2tensor's sets of `mtf_unitransformer` and `mtf_bitransformer`: for `transformer_lm` and
-`transformer`. docs/hparams_sets.md tells what differs and what was left out."""
+`transformer`. docs/hparams_sets.md lists the differences and omissions.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +60,7 @@ def mtf_bitransformer_tiny() -> HParams:
 
 
 def lm_dense(size: int) -> HParams:
-    """Language models for unlimited data, without dropout.
+    """Returns the set of a language model for unlimited data, without dropout.
 
     Args:
       size: each step doubles the heads and d_ff: 8 and 8192 at 0.
@@ -75,7 +76,7 @@ def lm_dense(size: int) -> HParams:
 
 
 def tr_dense(size: int) -> HParams:
-    """Translation models.
+    """Returns the set of a translation model.
 
     Args:
       size: each step doubles the heads and d_ff: 8 and 4096 at 0.
@@ -160,7 +161,7 @@ def mtr_tr_dense_3() -> HParams:
 
 @registry.register_hparams(model="transformer")
 def mtr_tr_dense_3_88() -> HParams:
-    """The same over 16 x 8 devices."""
+    """`mtr_tr_dense_3` over 16 x 8 devices."""
     hparams = tr_dense(3)
     hparams.mesh_shape = "data:16;model:8"
     return hparams

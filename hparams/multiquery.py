@@ -1,5 +1,6 @@
 """tensor2tensor's sets for multi-query attention (N. Shazeer, arXiv:1911.02150, section 4): for
-`transformer` and `transformer_lm`."""
+`transformer` and `transformer_lm`.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ def mqp_ende_mq8() -> HParams:
 
 @registry.register_hparams(model="transformer")
 def mqp_ende_mq8_ff5440() -> HParams:
-    """The same with as many parameters as the base."""
+    """`mqp_ende_mq8` with as many parameters as the base."""
     hparams = mqp_ende_mq8()
     hparams.d_ff = 5440
     return hparams
@@ -139,7 +140,7 @@ def mqp_lm1b_mq8() -> HParams:
 
 @registry.register_hparams(model="transformer_lm")
 def mqp_lm1b_mq8_ff9088() -> HParams:
-    """The same with as many parameters as the base."""
+    """`mqp_lm1b_mq8` with as many parameters as the base."""
     hparams = mqp_lm1b_mq8()
     hparams.d_ff = 9088
     return hparams

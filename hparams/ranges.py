@@ -1,4 +1,4 @@
-"""Ranged sets: where to look for better hyperparameters; see `t2tp_tune`."""
+"""Ranged sets: search spaces for `t2tp_tune`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from t2tp.ranged_hparams import RangedHParams
 
 @registry.register_ranged_hparams("basic1")
 def basic_range1(ranged: RangedHParams) -> None:
-    """What every set has: learning rate, warm-up, clipping, weight decay."""
+    """Ranges for every set: learning rate, warm-up, clipping, weight decay."""
     ranged.set_float("learning_rate_constant", 1e-4, 1e-2, scale=ranged.LOG_SCALE)
     ranged.set_int("learning_rate_warmup_steps", 20, 2000, scale=ranged.LOG_SCALE)
     ranged.set_categorical("clip_grad_norm", [0.0, 0.5, 1.0, 2.0])
@@ -28,7 +28,7 @@ def transformer_base_range(ranged: RangedHParams) -> None:
 
 @registry.register_ranged_hparams
 def transformer_moe_range(ranged: RangedHParams) -> None:
-    """What concerns experts, beside learning rate and warm-up."""
+    """Routing of experts, learning rate and warm-up."""
     ranged.set_float("learning_rate_constant", 1e-4, 1e-2, scale=ranged.LOG_SCALE)
     ranged.set_discrete("learning_rate_warmup_steps", [100, 500, 1000, 2000, 4000, 8000])
     ranged.set_discrete("num_experts", [8, 16, 32, 64])
@@ -40,8 +40,9 @@ def transformer_moe_range(ranged: RangedHParams) -> None:
 
 @registry.register_ranged_hparams
 def adafactor_range(ranged: RangedHParams) -> None:
-    """Of sets with Adafactor and 1 / sqrt(step), such as `mtf_transformer_base`: warm-up, memory,
-    dropout."""
+    """Ranges for sets with Adafactor and 1 / sqrt(step), such as `mtf_transformer_base`: warm-up,
+    memory, dropout.
+    """
     ranged.set_discrete("learning_rate_warmup_steps", [1000, 2000, 5000, 10_000, 20_000])
     ranged.set_discrete("optimizer_adafactor_beta1", [0.0, 0.9])
     ranged.set_float("optimizer_adafactor_memory_exponent", 0.6, 0.9)

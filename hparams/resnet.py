@@ -1,17 +1,17 @@
-"""Sets of `mtf_resnet`, residual networks on pictures.
+"""Sets of `mtf_resnet`, residual networks on images.
 
-Those of tensor2tensor are at the end, with its values; docs/hparams_sets.md says what differs.
+Those of tensor2tensor are at the end, with its values; docs/hparams_sets.md lists the differences.
 """
 
 from __future__ import annotations
 
-from t2tp import registry
+from t2tp import choices, registry
 from t2tp.hparam import HParams
 from t2tp.hparams.base import MAX_SIZE, base_hparams
 
 
 def _resnet() -> HParams:
-    """ResNet-50 and what its training needs, on one device."""
+    """Parent of the sets: ResNet-50 and its training, on one device."""
     hparams = base_hparams()
     hparams.batch_size = 32
     hparams.layout = "batch:data;height:rows;width:columns;filters:model"
@@ -25,52 +25,58 @@ def _resnet() -> HParams:
     add(
         "stem",
         "imagenet",
-        help="imagenet: 7x7 convolution and pooling, a quarter; cifar: 3x3",
-        choices=("imagenet", "cifar"),
+        help="imagenet: 7x7 convolution and pooling (1/4 resolution); cifar: 3x3 convolution",
+        choices=choices.STEMS,
     )
     add(
         "block",
         "bottleneck",
         help="basic: two 3x3 convolutions; bottleneck: 1x1, 3x3, 1x1",
-        choices=("basic", "bottleneck"),
+        choices=choices.BLOCKS,
     )
     add(
         "layer_sizes",
         [3, 4, 6, 3],
         min=1,
-        help="blocks of each stage; from the second on a half each",
+        help="blocks per stage; each stage after the first halves the resolution",
     )
     add(
         "filter_sizes",
         [64, 64, 128, 256, 512],
         min=1,
         max=MAX_SIZE,
-        help="of the stem and of each stage",
+        help="channels of the stem and of each stage",
     )
     add(
         "num_partitioned_stages",
         3,
         min=0,
-        help="stages in which height and width are split if the layout says so; 7 rows seldom"
-        " divide",
+        help="stages in which a layout may split height and width; 7 rows seldom divide",
     )
-    add("norm_type", "batch", help="after convolutions", choices=("batch", "group"))
-    add("norm_momentum", 0.9, min=0, below=1, help="of the running averages of batch norm")
-    add("norm_epsilon", 1e-5, above=0, help="added to the variance")
-    add("norm_groups", 32, min=1, help="of group norm")
+    add(
+        "norm_type",
+        "batch",
+        help="kind of normalization after convolutions",
+        choices=choices.CONVOLUTION_NORM_TYPES,
+    )
+    add("norm_momentum", 0.9, min=0, below=1, help="momentum of batch norm's running averages")
+    add("norm_epsilon", 1e-5, above=0, help="epsilon added to the variance")
+    add("norm_groups", 32, min=1, help="groups of group norm")
     add(
         "label_smoothing",
         0.0,
         min=0,
         below=1,
-        help="probability given to the other classes in training",
+        help="label smoothing: probability spread over the other classes",
     )
     return hparams
 
 
 @registry.register_hparams
 def mtf_resnet_50() -> HParams:
-    """ResNet-50 v1.5 for 224 x 224 pixels: 25.6 million parameters; a rate of 0.1 for 256."""
+    """ResNet-50 v1.5 for 224 x 224 pixels: 25.6 million parameters; learning rate 0.1 per 256
+    images.
+    """
     hparams = _resnet()
     hparams.batch_size = 256
     hparams.learning_rate_constant = 0.1
@@ -81,7 +87,7 @@ def mtf_resnet_50() -> HParams:
 
 @registry.register_hparams
 def mtf_resnet_base_spatial() -> HParams:
-    """ResNet-50 v1.5, 32 pictures over 8 devices, each cut into four parts."""
+    """ResNet-50 v1.5, 32 images over 8 devices, each image split into four slices."""
     hparams = _resnet()
     hparams.mesh_shape = "data:2;rows:2;columns:2"
     return hparams
@@ -103,7 +109,7 @@ def mtf_resnet_cifar() -> HParams:
 
 @registry.register_hparams
 def mtf_resnet_digits() -> HParams:
-    """Two stages of two basic blocks on one device: for pictures of 8 x 8, tests and CPUs."""
+    """Two stages of two basic blocks on one device: for images of 8 x 8, tests and CPUs."""
     hparams = mtf_resnet_cifar()
     hparams.batch_size = 64
     hparams.layer_sizes = [2, 2]
@@ -134,7 +140,7 @@ def mtf_resnet_large() -> HParams:
 
 @registry.register_hparams
 def mtf_resnet_base() -> HParams:
-    """tensor2tensor's: the blocks of ResNet-50 for 32 x 32 pixels, 32 pictures over 8 devices."""
+    """tensor2tensor's: the blocks of ResNet-50 for 32 x 32 pixels, 32 images over 8 devices."""
     hparams = _resnet()
     hparams.mesh_shape = "data:8"
     hparams.stem = "cifar"
@@ -177,7 +183,7 @@ def mtf_resnet_tiny() -> HParams:
 
 @registry.register_hparams
 def mtf_resnet_single() -> HParams:
-    """tensor2tensor's: `mtf_resnet_tiny`, one picture at a time, on one device."""
+    """tensor2tensor's: `mtf_resnet_tiny`, one image per step, on one device."""
     hparams = mtf_resnet_tiny()
     hparams.batch_size = 1
     hparams.mesh_shape = ""

@@ -22,7 +22,7 @@ def t5_small() -> HParams:
     hparams.microbatches = 4
     hparams.activation_dtype = "bfloat16"
     hparams.optimizer = "adafactor"
-    hparams.clip_grad_norm = 0.0  # Adafactor limits updates.
+    hparams.clip_grad_norm = 0.0  # Adafactor clips updates itself.
     hparams.weight_decay = 0.0
     hparams.learning_rate_schedule = "constant*rsqrt_decay"
     hparams.learning_rate_constant = 1.0
@@ -70,7 +70,7 @@ def switch_large() -> HParams:
 
 
 def _of_width(hparams: HParams, d_model: int) -> HParams:
-    """Embeddings of unit variance, and logits that are products with d_model**-0.5 times them."""
+    """Sets d_model, d_ff, embeddings of unit variance, and logits scaled by d_model**-0.5."""
     hparams.d_model = d_model
     hparams.d_ff = 4 * d_model
     hparams.scale_embeddings = True

@@ -32,7 +32,7 @@ def transformer_base() -> HParams:
 
 @registry.register_hparams
 def transformer_large() -> HParams:
-    """6 + 6 layers of 1024: the big one of "Attention Is All You Need"."""
+    """6 + 6 layers of 1024: the big model of "Attention Is All You Need"."""
     hparams = transformer_base()
     hparams.d_model = 1024
     hparams.d_ff = 4096

@@ -1,4 +1,4 @@
-"""Sets of `transformer_encoder`: classes of texts, and masked language models."""
+"""Sets of `transformer_encoder`: text classification and masked language models."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from t2tp.hparams.base import MAX_SIZE
 
 @registry.register_hparams
 def transformer_encoder_base() -> HParams:
-    """12 layers of 768, as in BERT base: 85 million parameters besides the embedding."""
+    """12 layers of 768, as in BERT base: 85 million parameters excluding embeddings."""
     hparams = transformer_parts.base_transformer()
     hparams.max_length = 512
     hparams.mlp = "gelu"
@@ -20,31 +20,31 @@ def transformer_encoder_base() -> HParams:
     hparams.attention_dropout = 0.1
     hparams.learning_rate_constant = 1e-4
     add = hparams.add
-    add("embedding_norm", False, help="a norm of the embeddings, before the first layer")
+    add("embedding_norm", False, help="normalize the embeddings before the first layer")
     add(
         "token_types",
         0,
         min=0,
         max=MAX_SIZE,
-        help="kinds of tokens that have an embedding each, as the two sentences in BERT; 0: none",
+        help="token types with an embedding each, as the two sentences of BERT; 0: none",
     )
     add(
         "mlm_head",
         False,
-        help="of masked language models: a dense layer, the activation and a norm before logits",
+        help="masked language models: a dense layer, activation and norm before the logits",
     )
-    add("logits_bias", False, help="of masked language models: a bias of the logits")
+    add("logits_bias", False, help="masked language models: whether logits have a bias")
     add(
         "pooler",
         False,
-        help="of classes: they come from a tanh layer on the first token, not from a row's mean",
+        help="classification from a tanh layer on the first token, not from the mean of the row",
     )
     return hparams
 
 
 @registry.register_hparams
 def transformer_encoder_large() -> HParams:
-    """24 layers of 1024, as in BERT large: 302 million parameters besides the embedding."""
+    """24 layers of 1024, as in BERT large: 302 million parameters excluding embeddings."""
     hparams = transformer_encoder_base()
     transformer_parts.large(hparams)
     hparams.learning_rate_constant = 1e-4
@@ -53,7 +53,7 @@ def transformer_encoder_large() -> HParams:
 
 @registry.register_hparams
 def transformer_encoder_small() -> HParams:
-    """6 layers of 384: 11 million parameters besides the embedding."""
+    """6 layers of 384: 11 million parameters excluding embeddings."""
     hparams = transformer_encoder_base()
     transformer_parts.small(hparams)
     return hparams

@@ -1,4 +1,4 @@
-"""Sets of transformers with experts."""
+"""Sets of transformers with mixture-of-experts layers."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def transformer_moe_encdec_tiny() -> HParams:
 
 @registry.register_hparams
 def transformer_moe_encoder_base() -> HParams:
-    """`transformer_encoder_base`; in every other layer 64 experts, which choose their tokens."""
+    """`transformer_encoder_base` with 64 experts, by expert choice, in every other layer."""
     hparams = _with_experts(transformer_encoder_base(), 64)
     hparams.moe_gating = "expert_choice"
     return hparams
@@ -92,7 +92,7 @@ def transformer_moe_encoder_base() -> HParams:
 
 @registry.register_hparams
 def transformer_moe_encoder_tiny() -> HParams:
-    """`transformer_encoder_tiny`; in the second layer 8 experts, which choose their tokens."""
+    """`transformer_encoder_tiny` with 8 experts, by expert choice, in the second layer."""
     hparams = _with_experts(transformer_encoder_tiny(), 8)
     hparams.moe_gating = "expert_choice"
     return hparams
@@ -100,7 +100,7 @@ def transformer_moe_encoder_tiny() -> HParams:
 
 @registry.register_hparams
 def transformer_moe_encoder_small() -> HParams:
-    """`transformer_encoder_small`; in every other layer 16 experts, which choose their tokens."""
+    """`transformer_encoder_small` with 16 experts, by expert choice, in every other layer."""
     hparams = _with_experts(transformer_encoder_small(), 16)
     hparams.moe_gating = "expert_choice"
     return hparams
@@ -108,7 +108,7 @@ def transformer_moe_encoder_small() -> HParams:
 
 @registry.register_hparams
 def transformer_moe_encoder_large() -> HParams:
-    """`transformer_encoder_large`; in every other layer 128 experts, which choose their tokens."""
+    """`transformer_encoder_large` with 128 experts, by expert choice, in every other layer."""
     hparams = _with_experts(transformer_encoder_large(), 128)
     hparams.moe_gating = "expert_choice"
     return hparams

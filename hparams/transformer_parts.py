@@ -1,13 +1,14 @@
-"""What the hparams sets of all transformers declare."""
+"""The hyperparameters of all transformer sets."""
 
 from __future__ import annotations
 
+from t2tp import choices
 from t2tp.hparam import HParams
 from t2tp.hparams.base import MAX_LAYERS, MAX_SIZE, base_hparams
 
 
 def base_transformer() -> HParams:
-    """Parent of the sets of transformers: 12 layers of 768, pre-norm, learned positions."""
+    """Parent of the transformer sets: 12 layers of 768, pre-norm, learned positions."""
     hparams = base_hparams()
     hparams.batch_size = 32
     hparams.max_length = 1024
@@ -16,68 +17,74 @@ def base_transformer() -> HParams:
     hparams.learning_rate_constant = 6e-4
     hparams.learning_rate_warmup_steps = 2000
     add = hparams.add
-    add("d_model", 768, min=1, max=MAX_SIZE, help="size of the activations between blocks")
-    add("d_ff", 3072, min=1, max=MAX_SIZE, help="size inside of feed-forward")
-    add("num_heads", 12, min=1, max=MAX_SIZE, help="heads of attention")
-    add("num_kv_heads", 0, min=0, max=MAX_SIZE, help="heads of keys and values; 0: num_heads")
-    add("d_kv", 64, min=1, max=MAX_SIZE, help="size of a head")
-    add("num_hidden_layers", 12, min=1, max=MAX_LAYERS, help="layers of the stack")
+    add("d_model", 768, min=1, max=MAX_SIZE, help="width of the residual stream")
+    add("d_ff", 3072, min=1, max=MAX_SIZE, help="hidden size of feed-forward layers")
+    add("num_heads", 12, min=1, max=MAX_SIZE, help="attention heads")
+    add(
+        "num_kv_heads",
+        0,
+        min=0,
+        max=MAX_SIZE,
+        help="key/value heads (grouped-query attention); 0: num_heads",
+    )
+    add("d_kv", 64, min=1, max=MAX_SIZE, help="size per head")
+    add("num_hidden_layers", 12, min=1, max=MAX_LAYERS, help="number of layers")
     add(
         "vocab_divisor",
         128,
         min=1,
         max=MAX_SIZE,
-        help="the vocabulary is rounded up to a multiple of this, so that meshes divide it",
+        help="round the vocabulary up to a multiple of this, so that meshes divide it",
     )
-    add("initializer_stddev", 0.02, min=0, help="of the embeddings")
-    add("tie_embeddings", True, help="whether logits are products with the embeddings")
-    add("scale_embeddings", False, help="whether embeddings are multiplied by sqrt(d_model)")
+    add("initializer_stddev", 0.02, min=0, help="standard deviation of initial embeddings")
+    add("tie_embeddings", True, help="whether logits use the embedding matrix")
+    add("scale_embeddings", False, help="whether to multiply embeddings by sqrt(d_model)")
     add(
         "label_smoothing",
         0.0,
         min=0,
         below=1,
-        help="probability that a target gives to all other classes",
+        help="label smoothing: probability spread over the other tokens",
     )
-    add("z_loss", 0.0, min=0, help="times log(Z)**2 of the predictions; PaLM has 1e-4")
+    add("z_loss", 0.0, min=0, help="weight of log(Z)**2 in the loss; PaLM uses 1e-4")
     _declare_blocks(hparams)
     _declare_attention(hparams)
     return hparams
 
 
 def base_encoder_decoder() -> HParams:
-    """Parent of the sets of encoder-decoders."""
+    """Parent of the encoder-decoder sets."""
     hparams = base_transformer()
     hparams.add("num_encoder_layers", 0, min=0, max=MAX_LAYERS, help="0: num_hidden_layers")
     hparams.add("num_decoder_layers", 0, min=0, max=MAX_LAYERS, help="0: num_hidden_layers")
     hparams.add(
         "shared_embedding",
         False,
-        help="whether inputs and targets share a table where logits have their own (T5 v1.1); with"
+        help="whether inputs and targets share a table while logits have their own (T5 v1.1); with"
         " tie_embeddings all three do",
     )
     return hparams
 
 
 def declare_experts(hparams: HParams) -> None:
-    """Declares the mixture of experts; a layer's experts each have a hidden layer of d_ff."""
+    """Declares the mixture of experts; each expert has a hidden layer of d_ff."""
     add = hparams.add
-    add("num_experts", 8, min=1, max=MAX_SIZE, help="of a layer that has experts")
-    add("moe_every", 2, min=1, help="every so many-th layer has experts")
+    add("num_experts", 8, min=1, max=MAX_SIZE, help="experts per expert layer")
+    add("moe_every", 2, min=1, help="one in this many layers has experts")
     add(
         "moe_gating",
         "top_1",
         help="top_1 (Switch), top_2 (GShard) or expert_choice (encoders)",
-        choices=("top_1", "top_2", "expert_choice"),
+        choices=choices.GATINGS,
     )
     add(
         "moe_capacity_factor_train",
         1.25,
         above=0,
-        help="places of an expert, by what it would need if all were asked equally often",
+        help="expert capacity in training, relative to a perfectly balanced load",
     )
-    add("moe_capacity_factor_eval", 2.0, above=0, help="the same when not training")
-    add("moe_group_size", 0, min=0, help="tokens that share the places, at most; 0: those of a row")
+    add("moe_capacity_factor_eval", 2.0, above=0, help="expert capacity in evaluation and decoding")
+    add("moe_group_size", 0, min=0, help="max tokens per routing group; 0: one row per group")
     add("moe_load_balance_loss", 0.01, min=0, help="weight of the load-balancing loss")
     add("moe_router_z_loss", 0.001, min=0, help="weight of the router's z-loss")
 
@@ -121,39 +128,46 @@ def _declare_blocks(hparams: HParams) -> None:
     add(
         "mlp",
         "relu",
-        help="activation of feed-forward; gelu is its tanh form; swiglu and geglu have a gate",
-        choices=("relu", "gelu", "gelu_erf", "silu", "swiglu", "geglu"),
+        help="feed-forward activation; gelu is the tanh approximation; swiglu and geglu are gated",
+        choices=choices.MLPS,
     )
-    add("use_bias", False, help="after each matrix of attention and feed-forward")
-    add("norm_type", "rms", help="of blocks", choices=("rms", "layer"))
-    add("norm_position", "pre", help="before or after each block", choices=("pre", "post"))
-    add("norm_epsilon", 1e-6, above=0, help="added to the variance")
+    add("use_bias", False, help="whether attention and feed-forward layers have biases")
+    add("norm_type", "rms", help="kind of normalization", choices=choices.NORM_TYPES)
+    add(
+        "norm_position",
+        "pre",
+        help="normalize before (pre) or after (post) each block",
+        choices=choices.NORM_POSITIONS,
+    )
+    add("norm_epsilon", 1e-6, above=0, help="epsilon added to the variance")
     add(
         "layer_prepostprocess_dropout",
         0.0,
         min=0,
         below=1,
-        help="of the embeddings and of each block's output",
+        help="dropout of the embeddings and of each block's output",
     )
     add(
         "layer_prepostprocess_dropout_broadcast_dims",
         [],
         type=list[str],
-        help="dimensions along which one decision is made for all, such as length",
+        help="dimensions along which the dropout mask is shared, such as length",
         choices=("batch", "length", "d_model"),
     )
-    add("relu_dropout", 0.0, min=0, below=1, help="between the matrices of feed-forward")
-    add("share_layers", False, help="whether all layers are one (universal transformer)")
+    add("relu_dropout", 0.0, min=0, below=1, help="dropout between the two feed-forward layers")
+    add(
+        "share_layers", False, help="whether all layers share their weights (universal transformer)"
+    )
     add(
         "recompute",
         "none",
-        help="whose activations are computed again, not kept",
-        choices=("none", "layer", "attention", "feed_forward"),
+        help="which layers recompute their activations in the backward pass",
+        choices=choices.RECOMPUTE,
     )
     add(
         "sequence_parallel",
         False,
-        help="whether length is residual_length between blocks, where a layout may then split it",
+        help="sequence parallelism: between blocks length is residual_length, for layouts to split",
     )
 
 
@@ -162,47 +176,43 @@ def _declare_attention(hparams: HParams) -> None:
     add(
         "position",
         "learned",
-        help="how tokens are told their positions",
-        choices=("learned", "sinusoidal", "rotary", "relative", "none"),
+        help="position encoding",
+        choices=choices.POSITIONS,
     )
-    add("rotary_base", 10000.0, above=0, help="of rotary positions")
+    add("rotary_base", 10000.0, above=0, help="base of rotary frequencies")
     add(
         "rotary_scaling_factor",
         1.0,
         min=1,
-        help="by which slow rotary pairs are slowed down, as in Llama 3.1; 1: none are",
+        help="factor by which low rotary frequencies are reduced (Llama 3.1); 1: none",
     )
     add(
         "rotary_low_freq_factor",
         1.0,
         above=0,
-        help="pairs with at most so many turns in rotary_original_length are slowed down",
+        help="frequencies of at most this many periods in rotary_original_length are reduced",
     )
     add(
         "rotary_high_freq_factor",
         4.0,
         above=0,
-        help="pairs with at least so many turns in rotary_original_length are not",
+        help="frequencies of at least this many periods in rotary_original_length are kept",
     )
     add(
         "rotary_original_length",
         8192,
         min=1,
         max=MAX_SIZE,
-        help="tokens of the sequences that were trained on before",
+        help="sequence length of the original training",
     )
-    add(
-        "relative_buckets", 32, min=4, help="ranges of distances that relative positions tell apart"
-    )
-    add("relative_max_distance", 128, min=1, help="from here on all distances are alike")
+    add("relative_buckets", 32, min=4, help="number of relative-position buckets")
+    add("relative_max_distance", 128, min=1, help="distance from which on all share one bucket")
     add(
         "attention_type",
         "full",
-        help="of self-attention; compressed takes turns with local",
-        choices=("full", "local", "compressed"),
+        help="kind of self-attention; compressed alternates with local layers",
+        choices=choices.ATTENTION_TYPES,
     )
-    add("attention_window", 256, min=1, help="positions that local attention sees, itself included")
-    add(
-        "compression_factor", 3, min=2, help="positions that become one key of compressed attention"
-    )
-    add("attention_dropout", 0.0, min=0, below=1, help="of the attention weights")
+    add("attention_window", 256, min=1, help="window of local attention, the query included")
+    add("compression_factor", 3, min=2, help="positions per key of compressed attention")
+    add("attention_dropout", 0.0, min=0, below=1, help="dropout of attention weights")

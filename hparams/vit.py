@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from t2tp import registry
+from t2tp import choices, registry
 from t2tp.hparam import HParams
 from t2tp.hparams.base import MAX_LAYERS, MAX_SIZE, base_hparams
 
@@ -18,39 +18,39 @@ def vit_base() -> HParams:
     hparams.learning_rate_constant = 1e-3
     hparams.learning_rate_warmup_steps = 10000
     add = hparams.add
-    add("patch_size", 16, min=1, help="rows and columns of a patch")
+    add("patch_size", 16, min=1, help="height and width of a patch, in pixels")
     add(
         "pooling",
         "class",
-        help="class: of a token of its own; mean: of all patches",
-        choices=("class", "mean"),
+        help="class: of a class token; mean: over all patches",
+        choices=choices.POOLINGS,
     )
-    add("d_model", 768, min=1, max=MAX_SIZE, help="size of the activations between blocks")
-    add("d_ff", 3072, min=1, max=MAX_SIZE, help="size inside of feed-forward")
-    add("num_heads", 12, min=1, max=MAX_SIZE, help="heads of attention")
-    add("d_kv", 64, min=1, max=MAX_SIZE, help="size of a head")
-    add("num_hidden_layers", 12, min=1, max=MAX_LAYERS, help="layers of the stack")
+    add("d_model", 768, min=1, max=MAX_SIZE, help="width of the residual stream")
+    add("d_ff", 3072, min=1, max=MAX_SIZE, help="hidden size of feed-forward layers")
+    add("num_heads", 12, min=1, max=MAX_SIZE, help="attention heads")
+    add("d_kv", 64, min=1, max=MAX_SIZE, help="size per head")
+    add("num_hidden_layers", 12, min=1, max=MAX_LAYERS, help="number of layers")
     add(
         "dropout",
         0.1,
         min=0,
         below=1,
-        help="of the embedding, of each block's output and inside of d_ff",
+        help="dropout of the embedding, of each block's output and in feed-forward layers",
     )
-    add("norm_epsilon", 1e-6, above=0, help="added to the variance")
+    add("norm_epsilon", 1e-6, above=0, help="epsilon added to the variance")
     add(
         "recompute",
         "none",
-        help="whose activations are computed again, not kept",
-        choices=("none", "layer", "attention", "feed_forward"),
+        help="which layers recompute their activations in the backward pass",
+        choices=choices.RECOMPUTE,
     )
-    add("initializer_stddev", 0.02, min=0, help="of the positions")
+    add("initializer_stddev", 0.02, min=0, help="standard deviation of initial position embeddings")
     add(
         "label_smoothing",
         0.0,
         min=0,
         below=1,
-        help="probability given to the other classes in training",
+        help="label smoothing: probability spread over the other classes",
     )
     return hparams
 
@@ -78,7 +78,7 @@ def vit_large() -> HParams:
 
 @registry.register_hparams
 def vit_tiny() -> HParams:
-    """Patches of 2 x 2, 4 layers of 64: for pictures of 8 x 8, tests and CPUs."""
+    """Patches of 2 x 2, 4 layers of 64: for images of 8 x 8, tests and CPUs."""
     hparams = vit_base()
     hparams.batch_size = 64
     hparams.patch_size = 2

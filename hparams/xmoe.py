@@ -1,6 +1,6 @@
-"""tensor2tensor's experiments with mixtures of experts, and the dense models beside them.
+"""tensor2tensor's mixture-of-experts experiments and their dense baselines.
 
-docs/hparams_sets.md tells which of them our models cannot be.
+docs/hparams_sets.md lists those that t2tp's models do not support.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def xmoe_dense_4k() -> HParams:
 
 @registry.register_hparams(model="transformer_lm")
 def xmoe_dense_8k() -> HParams:
-    """The same with a d_ff of 8192: 46 million parameters."""
+    """`xmoe_dense_4k` with a d_ff of 8192: 46 million parameters."""
     hparams = xmoe_dense_4k()
     hparams.d_ff = 8192
     return hparams
@@ -37,7 +37,7 @@ def xmoe_dense_8k() -> HParams:
 
 @registry.register_hparams(model="transformer_lm")
 def xmoe_dense_64k() -> HParams:
-    """The same with a d_ff of 65536: 282 million parameters."""
+    """`xmoe_dense_4k` with a d_ff of 65536: 282 million parameters."""
     hparams = xmoe_dense_4k()
     hparams.d_ff = 65536
     hparams.mesh_shape = "data:8;model:4"
@@ -54,7 +54,7 @@ def xmoe_top_2() -> HParams:
 
 @registry.register_hparams(model="transformer_moe")
 def xmoe_top_2_c15() -> HParams:
-    """The same with a capacity factor of 1.5."""
+    """`xmoe_top_2` with a capacity factor of 1.5."""
     hparams = xmoe_top_2()
     hparams.moe_capacity_factor_train = 1.5
     return hparams
@@ -73,7 +73,7 @@ def xmoe_tr_dense_2k() -> HParams:
 
 @registry.register_hparams(model="transformer")
 def xmoe_tr_dense_32k() -> HParams:
-    """The same with a d_ff of 32768: 623 million parameters."""
+    """`xmoe_tr_dense_2k` with a d_ff of 32768: 623 million parameters."""
     hparams = xmoe_tr_dense_2k()
     hparams.d_ff = 32768
     return hparams
@@ -88,7 +88,7 @@ def xmoe_tr_1d() -> HParams:
 
 
 def xmoe2_dense(size: int) -> HParams:
-    """Language models of 1024 tokens, for unlimited data.
+    """Returns the set of a language model of 1024 tokens, for unlimited data.
 
     Args:
       size: each step doubles the heads and d_ff: 8 and 8192 at 0.
@@ -149,7 +149,7 @@ def _without_dropout(hparams: HParams) -> None:
 
 
 def _experts_everywhere(hparams: HParams) -> None:
-    """16 experts, of which each token has two."""
+    """Adds 16 experts in every layer, two per token."""
     transformer_parts.declare_experts(hparams)
     hparams.layout += ";experts:data"
     hparams.num_experts = 16

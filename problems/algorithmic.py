@@ -1,35 +1,36 @@
-"""Problems that are computed: sequences of digits, to see whether a model learns at all.
+"""Algorithmic problems: generated sequences of digits, to check that a model can learn.
 
-Names, lengths and meanings are tensor2tensor's. Numbers are written with the lowest digit first.
+Names, lengths and tasks are tensor2tensor's. Numbers are written with the lowest digit first.
 """
 
 from __future__ import annotations
 
 import abc
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from t2tp import registry
-from t2tp.problems.generation import Sample, Samples, Stored
+from t2tp.problems.codec import SymbolCodec
+from t2tp.problems.data.sample import Sample, Samples, StoredExample
+from t2tp.problems.data.shards import token_dtype
 from t2tp.problems.problem import AnyPath
-from t2tp.problems.shards import token_dtype
 from t2tp.problems.text_to_text import PairProblem
-from t2tp.problems.vocabulary import END_OF_DOCUMENT
+from t2tp.problems.vocab.vocabulary import END_OF_DOCUMENT
 
-# The token of a symbol is the symbol plus this: 0 is padding, 1 ends a sequence.
+# The token of a symbol is the symbol plus this: 0 is padding, 1 is EOS.
 _FIRST_SYMBOL = 2
 
 
 class AlgorithmicProblem(PairProblem):
-    """Sequences of symbols. A sample has "inputs" and "targets", lists of symbols from 0.
+    """Sequences of symbols: a sample has "inputs" and "targets", lists of symbols from 0.
 
     Attributes:
         base: number of digits.
-        max_symbols: most symbols of a sequence, its end not counted.
+        max_symbols: max length of a sequence without EOS.
         sample_counts: by split.
     """
 
@@ -41,61 +42,49 @@ class AlgorithmicProblem(PairProblem):
 
     @property
     def num_symbols(self) -> int:
-        """How many symbols there are: the digits, unless a problem has others besides."""
+        """The number of symbols: the digits, unless a problem has more."""
         return self.base
 
     @abc.abstractmethod
     def draw(self, generator: random.Random) -> tuple[list[int], list[int]]:
-        """Draws inputs, and works out the targets."""
+        """Samples the inputs and computes the targets."""
 
     def digits(self, generator: random.Random, most: int) -> list[int]:
-        """Draws digits: from 1 to `most` of them."""
+        """Samples 1 to `most` digits."""
         return [generator.randrange(self.base) for _ in range(generator.randint(1, most))]
 
-    def samples(self, split: str, folder: Path, tmp_dir: Path) -> Samples:
-        """Returns the samples, each drawn when it is asked for."""
-        return _Drawn(self, split)
+    def samples(self, split: str, directory: Path, tmp_dir: Path) -> Samples:
+        """Returns the samples, each generated on access."""
+        return _GeneratedSamples(self, split)
 
-    def columns(self, folder: Path) -> dict[str, np.dtype]:
+    def columns(self, directory: Path) -> dict[str, np.dtype]:
         """Returns the dtype of the tokens."""
         return {"inputs": token_dtype(self._vocab_size), "targets": token_dtype(self._vocab_size)}
 
-    def encoder(self, folder: Path) -> Callable[[Sample], Stored]:
-        """Returns what makes tokens of symbols."""
-        return lambda sample: Stored(
+    def encoder(self, directory: Path) -> Callable[[Sample], StoredExample]:
+        """Returns a function that encodes symbols as tokens."""
+        codec = self._codec
+        return lambda sample: StoredExample(
             {
-                name: np.array([_FIRST_SYMBOL + each for each in symbols] + [END_OF_DOCUMENT])
+                name: np.array([*codec.tokens(symbols), END_OF_DOCUMENT])
                 for name, symbols in sample.items()
             }
         )
 
-    def decoder(self, folder: Path) -> Callable[[Mapping[str, np.ndarray]], dict[str, Any]]:
-        """Returns what makes symbols of tokens."""
-        return lambda columns: {name: self.symbols(ids) for name, ids in columns.items()}
+    def decoder(self, directory: Path) -> Callable[[Mapping[str, np.ndarray]], dict[str, Any]]:
+        """Returns a function that decodes tokens into symbols."""
+        codec = self._codec
+        return lambda columns: {
+            name: codec.symbols(tokens.tolist()) for name, tokens in columns.items()
+        }
 
-    def encode(self, data_dir: AnyPath, text: str) -> list[int]:
-        """Returns the tokens of symbols with spaces between them, without an end.
+    def codec(self, data_dir: AnyPath) -> SymbolCodec:
+        """Returns the codec of symbols written as numbers; it needs no data."""
+        return self._codec
 
-        Raises:
-            ValueError: there is no such symbol.
-        """
-        symbols = text.split()
-        known = {str(symbol) for symbol in range(self.num_symbols)}
-        for symbol in symbols:
-            if symbol not in known:
-                raise ValueError(
-                    f"{self.name}: {symbol!r} is no symbol; they are 0 to {self.num_symbols - 1}, "
-                    "with spaces between them"
-                )
-        return [_FIRST_SYMBOL + int(symbol) for symbol in symbols]
-
-    def decode(self, data_dir: AnyPath, ids: Iterable[int]) -> str:
-        """Returns the symbols of tokens, with spaces between them."""
-        return " ".join(map(str, self.symbols(np.array(list(ids), np.int64))))
-
-    def symbols(self, ids: np.ndarray) -> list[int]:
-        """Returns the symbols of tokens; padding and ends stand for none."""
-        return [token - _FIRST_SYMBOL for token in ids.tolist() if token >= _FIRST_SYMBOL]
+    @property
+    def _codec(self) -> SymbolCodec:
+        return SymbolCodec(self.name, self.num_symbols, _FIRST_SYMBOL)
 
     def vocab_sizes(self, data_dir: AnyPath) -> dict[str, int]:
         """Returns the number of tokens, which is the same for both."""
@@ -106,8 +95,8 @@ class AlgorithmicProblem(PairProblem):
         return _FIRST_SYMBOL + self.num_symbols
 
 
-class _Drawn:
-    """Samples that are functions of the problem, the split and their number."""
+class _GeneratedSamples:
+    """Samples that are functions of the problem, the split and their index."""
 
     def __init__(self, problem: AlgorithmicProblem, split: str):
         self._problem = problem
@@ -123,43 +112,43 @@ class _Drawn:
 
 
 class Identity(AlgorithmicProblem):
-    """The same again."""
+    """Targets are the inputs."""
 
     def draw(self, generator: random.Random) -> tuple[list[int], list[int]]:
-        """Draws digits."""
+        """Samples digits."""
         digits = self.digits(generator, self.max_symbols)
         return digits, digits
 
 
 class Reverse(AlgorithmicProblem):
-    """Backwards."""
+    """Targets are the inputs in reverse order."""
 
     def draw(self, generator: random.Random) -> tuple[list[int], list[int]]:
-        """Draws digits."""
+        """Samples digits."""
         digits = self.digits(generator, self.max_symbols)
         return digits, digits[::-1]
 
 
 class Shift(AlgorithmicProblem):
-    """Each digit plus the base, as symbols of their own."""
+    """Targets are the inputs plus the base, which are distinct symbols."""
 
     @property
     def num_symbols(self) -> int:
-        """Twice the digits."""
+        """The number of symbols: twice the digits."""
         return 2 * self.base
 
     def draw(self, generator: random.Random) -> tuple[list[int], list[int]]:
-        """Draws digits."""
+        """Samples digits."""
         digits = self.digits(generator, self.max_symbols)
         return digits, [digit + self.base for digit in digits]
 
 
 class _TwoNumbers(AlgorithmicProblem):
-    """Two numbers with a symbol between them."""
+    """Inputs are two numbers with a separator between them."""
 
     @property
     def num_symbols(self) -> int:
-        """The digits and what separates."""
+        """The number of symbols: the digits and the separator."""
         return self.base + 1
 
     @abc.abstractmethod
@@ -167,7 +156,7 @@ class _TwoNumbers(AlgorithmicProblem):
         """Computes the target."""
 
     def draw(self, generator: random.Random) -> tuple[list[int], list[int]]:
-        """Draws two numbers."""
+        """Samples two numbers."""
         one = self.digits(generator, self.max_symbols // 2 - 1)
         other = self.digits(generator, self.max_symbols - 1 - len(one))
         result = self.result(_number(one, self.base), _number(other, self.base))
@@ -175,7 +164,7 @@ class _TwoNumbers(AlgorithmicProblem):
 
 
 class Addition(_TwoNumbers):
-    """The sum of two numbers."""
+    """Targets are the sum of two numbers."""
 
     def result(self, one: int, other: int) -> int:
         """Adds."""
@@ -183,7 +172,7 @@ class Addition(_TwoNumbers):
 
 
 class Multiplication(_TwoNumbers):
-    """The product of two numbers."""
+    """Targets are the product of two numbers."""
 
     def result(self, one: int, other: int) -> int:
         """Multiplies."""
@@ -217,14 +206,14 @@ class AlgorithmicIdentityDecimal40(Identity):
 
 @registry.register_problem
 class AlgorithmicReverseBinary40(Reverse):
-    """Binary digits, backwards."""
+    """Binary digits, reversed."""
 
     base = 2
 
 
 @registry.register_problem
 class AlgorithmicReverseDecimal40(Reverse):
-    """Decimal digits, backwards."""
+    """Decimal digits, reversed."""
 
     base = 10
 

@@ -1,6 +1,6 @@
-"""Problems on the pictures of TFDS's catalog, by tensor2tensor's names.
+"""Problems on the images of TFDS's catalog, by tensor2tensor's names.
 
-Names that end in `_gen` are of making the pictures, the others of naming what is on them.
+Names that end in `_gen` are of image generation, the others of classification.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from t2tp import registry
-from t2tp.problems.generation import Sample
+from t2tp.problems.data.sample import Sample
 from t2tp.problems.images import (
     Image2ClassProblem,
     ImageGenerationProblem,
     ImageProblem,
     shrink_to_cover,
 )
-from t2tp.problems.tfds_source import FromTfds
+from t2tp.problems.sources.tfds_source import FromTfds
 
 
 class _Mnist(FromTfds, ImageProblem):
@@ -29,14 +29,14 @@ class _Mnist(FromTfds, ImageProblem):
 
 @registry.register_problem
 class ImageMnist(_Mnist, Image2ClassProblem):
-    """Which handwritten digit it is."""
+    """Classification of handwritten digits."""
 
     class_names = tuple("0123456789")
 
 
 @registry.register_problem
 class ImageMnistGen(_Mnist, ImageGenerationProblem):
-    """Handwritten digits themselves."""
+    """Generation of handwritten digits."""
 
 
 class _Cifar10(FromTfds, ImageProblem):
@@ -49,7 +49,7 @@ class _Cifar10(FromTfds, ImageProblem):
 
 @registry.register_problem
 class ImageCifar10(_Cifar10, Image2ClassProblem):
-    """Which of ten things is on a small photograph."""
+    """Classification of small photographs into ten classes."""
 
     class_names = (
         "airplane",
@@ -67,17 +67,17 @@ class ImageCifar10(_Cifar10, Image2ClassProblem):
 
 @registry.register_problem
 class ImageCifar10Gen(_Cifar10, ImageGenerationProblem):
-    """Small photographs themselves."""
+    """Generation of small photographs."""
 
 
 class _Imagenet(FromTfds, ImageProblem):
-    """Photographs of a thousand things, scaled to cover a square and cut to it."""
+    """Photographs of a thousand classes, scaled to cover a square and cropped to it."""
 
     dataset = "imagenet2012"
-    splits = ("train", "validation")  # nobody but its makers has the labels of test
+    splits = ("train", "validation")  # the labels of test are not public
 
     def sample(self, example: Mapping[str, Any]) -> Sample:
-        """Scales the picture."""
+        """Scales the image."""
         image = shrink_to_cover(example["image"], *self.image_shape[:2])
         return {"image": image, "label": example["label"]}
 
@@ -87,7 +87,7 @@ _IMAGENET_CLASSES = tuple(map(str, range(1000)))
 
 @registry.register_problem
 class ImageImagenet224(_Imagenet, Image2ClassProblem):
-    """Which of a thousand things is on a photograph of 224 x 224."""
+    """Classification of photographs of 224 x 224 into a thousand classes."""
 
     image_shape = (224, 224, 3)
     class_names = _IMAGENET_CLASSES
@@ -96,7 +96,7 @@ class ImageImagenet224(_Imagenet, Image2ClassProblem):
 
 @registry.register_problem
 class ImageImagenet64(_Imagenet, Image2ClassProblem):
-    """Which of a thousand things is on a photograph of 64 x 64."""
+    """Classification of photographs of 64 x 64 into a thousand classes."""
 
     image_shape = (64, 64, 3)
     class_names = _IMAGENET_CLASSES
@@ -104,7 +104,7 @@ class ImageImagenet64(_Imagenet, Image2ClassProblem):
 
 @registry.register_problem
 class ImageImagenet32(_Imagenet, Image2ClassProblem):
-    """Which of a thousand things is on a photograph of 32 x 32."""
+    """Classification of photographs of 32 x 32 into a thousand classes."""
 
     image_shape = (32, 32, 3)
     class_names = _IMAGENET_CLASSES
@@ -112,13 +112,13 @@ class ImageImagenet32(_Imagenet, Image2ClassProblem):
 
 @registry.register_problem
 class ImageImagenet64Gen(_Imagenet, ImageGenerationProblem):
-    """Photographs of 64 x 64 themselves."""
+    """Generation of photographs of 64 x 64."""
 
     image_shape = (64, 64, 3)
 
 
 @registry.register_problem
 class ImageImagenet32Gen(_Imagenet, ImageGenerationProblem):
-    """Photographs of 32 x 32 themselves."""
+    """Generation of photographs of 32 x 32."""
 
     image_shape = (32, 32, 3)

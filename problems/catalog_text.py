@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from t2tp import registry
-from t2tp.problems.generation import Sample
+from t2tp.problems.data.sample import Sample
 from t2tp.problems.languagemodel import LanguageModelProblem
+from t2tp.problems.sources.tfds_source import FromTfds
 from t2tp.problems.text_to_class import Text2ClassProblem
 from t2tp.problems.text_to_text import Text2TextProblem
-from t2tp.problems.tfds_source import FromTfds
 
 _32K = 1 << 15
 _8K = 1 << 13
@@ -36,7 +36,7 @@ class LanguagemodelWiki40bEn(FromTfds, LanguageModelProblem):
     vocabulary_size = _32K
 
     def sample(self, example: Mapping[str, Any]) -> Sample:
-        """Makes line ends of the dataset's marks of structure."""
+        """Converts the dataset's structure markers to line ends."""
         lines = example["text"].replace("_NEWLINE_", "\n").split("\n")
         marks = ("_START_ARTICLE_", "_START_SECTION_", "_START_PARAGRAPH_")
         kept = [line for line in lines if line and line not in marks]
@@ -65,7 +65,7 @@ class TranslateEndeWmt32k(FromTfds, Text2TextProblem):
     normalization = "nmt_nfkc"
 
     def sample(self, example: Mapping[str, Any]) -> Sample:
-        """Says which language is read."""
+        """Returns the English and the German text."""
         return {"inputs": example["en"], "targets": example["de"]}
 
 
@@ -78,26 +78,26 @@ class TranslateEnfrWmt32k(FromTfds, Text2TextProblem):
     normalization = "nmt_nfkc"
 
     def sample(self, example: Mapping[str, Any]) -> Sample:
-        """Says which language is read."""
+        """Returns the English and the French text."""
         return {"inputs": example["en"], "targets": example["fr"]}
 
 
 @registry.register_problem
 class SummarizeCnnDailymail32k(FromTfds, Text2TextProblem):
-    """News articles to their highlights, a sentence a line."""
+    """News articles to their highlights, one sentence per line."""
 
     dataset = "cnn_dailymail"
     vocabulary_size = _32K
     decode_metric_names = ("rouge1", "rouge2", "rouge_l")
 
     def sample(self, example: Mapping[str, Any]) -> Sample:
-        """Says what is read."""
+        """Returns the article and its highlights."""
         return {"inputs": example["article"], "targets": example["highlights"]}
 
 
 @registry.register_problem
 class SentimentImdb(FromTfds, Text2ClassProblem):
-    """Whether a film review is good."""
+    """Sentiment of film reviews: negative or positive."""
 
     dataset = "imdb_reviews"
     dataset_splits = {"train": "train[:90%]", "validation": "train[90%:]", "test": "test"}
@@ -106,5 +106,5 @@ class SentimentImdb(FromTfds, Text2ClassProblem):
     metric_names = (*Text2ClassProblem.metric_names, "f1")
 
     def sample(self, example: Mapping[str, Any]) -> Sample:
-        """Says what is read."""
+        """Returns the review and its label."""
         return {"inputs": example["text"], "label": example["label"]}

@@ -1,5 +1,5 @@
-"""Problems with pictures: `Image2ClassProblem` names what is on them, `ImageGenerationProblem`
-makes them, a value of a channel of a pixel after the other.
+"""Problems with images: `Image2ClassProblem` classifies them, `ImageGenerationProblem` generates
+them autoregressively, one channel of one pixel at a time.
 
 The stored columns are `image` (uint8, or the bytes of a JPEG file) and, of classes, `targets`.
 """
@@ -13,56 +13,52 @@ from typing import Any
 
 import numpy as np
 
-from t2tp.problems.columns import Column
-from t2tp.problems.fields import (
-    Field,
-    FieldSource,
-    NumberField,
-    WeightField,
-)
-from t2tp.problems.generation import Sample, Stored
-from t2tp.problems.pixels import EncodedPixelField, PixelField, pixel_spec
-from t2tp.problems.problem import AnyPath, Problem, check_positive
-from t2tp.problems.row_plan import RowPlan
-from t2tp.problems.stream import FeatureSpec
+from t2tp.problems.data.columns import Column
+from t2tp.problems.data.fields import Field, FieldSource, NumberField, WeightField
+from t2tp.problems.data.pixels import EncodedPixelField, PixelField, pixel_spec
+from t2tp.problems.data.row_plan import RowPlan
+from t2tp.problems.data.sample import Sample, StoredExample
+from t2tp.problems.data.stream import FeatureSpec
+from t2tp.problems.generated_images import GeneratedImages
+from t2tp.problems.problem import NO_EOS, AnyPath, Problem, check_positive
 from t2tp.problems.text_to_class import check_label
 
 
 class ImageProblem(Problem):
-    """Pictures of one size. A sample has "image", integers [height, width, channels].
+    """Images of one size. A sample has "image", integers [height, width, channels].
 
     Attributes:
         image_shape: height, width and channels.
-        levels: how many values a channel of a pixel has, from 0.
-        stored_as_jpeg: whether pictures are kept as JPEG files (of quality 95), which are some ten
-            times smaller, and slower to read; for large ones. Then pixels do not come back exactly.
+        levels: number of values of a channel of a pixel, from 0.
+        stored_as_jpeg: whether images are stored as JPEG files (of quality 95), for large images:
+            about ten times smaller, slower to read, and lossy.
     """
 
     image_shape: tuple[int, int, int]
     levels = 256
     stored_as_jpeg = False
 
-    def columns(self, folder: Path) -> dict[str, np.dtype]:
-        """Returns the dtype of the pictures."""
+    def columns(self, directory: Path) -> dict[str, np.dtype]:
+        """Returns the dtype of the images."""
         return {"image": np.dtype(np.uint8)}
 
-    def encoder(self, folder: Path) -> Callable[[Sample], Stored]:
-        """Returns what checks and stores a picture."""
-        return lambda sample: Stored({"image": self._stored_image(sample["image"])})
+    def encoder(self, directory: Path) -> Callable[[Sample], StoredExample]:
+        """Returns a function that checks and encodes an image."""
+        return lambda sample: StoredExample({"image": self._stored_image(sample["image"])})
 
-    def decoder(self, folder: Path) -> Callable[[Mapping[str, np.ndarray]], dict[str, Any]]:
-        """Returns what makes a picture, uint8 [height, width, channels]."""
+    def decoder(self, directory: Path) -> Callable[[Mapping[str, np.ndarray]], dict[str, Any]]:
+        """Returns a function that decodes an image, uint8 [height, width, channels]."""
         return lambda columns: {"image": self._image(columns["image"])}
 
     def _stored_image(self, image: np.ndarray) -> np.ndarray:
         image = np.asarray(image)
         if image.shape != self.image_shape:
             raise ValueError(
-                f"{self.name}: a picture has shape {image.shape}, not {self.image_shape}"
+                f"{self.name}: an image has shape {image.shape}, not {self.image_shape}"
             )
         if image.min() < 0 or image.max() >= self.levels:
             raise ValueError(
-                f"{self.name}: a picture has values from {image.min()} to {image.max()}, not below "
+                f"{self.name}: an image has values from {image.min()} to {image.max()}, not below "
                 f"{self.levels}"
             )
         if self.stored_as_jpeg:
@@ -75,7 +71,7 @@ class ImageProblem(Problem):
         return values.reshape(self.image_shape)
 
     def image_field(self, column: Column, scale: float | None) -> PixelField | EncodedPixelField:
-        """Returns the feature of the pictures; see `PixelField`."""
+        """Returns the field that reads the images; see `PixelField`."""
         if self.stored_as_jpeg:
             return EncodedPixelField(
                 column, self.image_shape, scale, lambda file: _from_jpeg(file, self.image_shape)
@@ -84,30 +80,29 @@ class ImageProblem(Problem):
 
 
 class Image2ClassProblem(ImageProblem):
-    """Picture to class. A sample has "image" and "label", the number of its class.
+    """Image to class. A sample has "image" and "label", the index of its class.
 
     Attributes:
         class_names: of the classes 0, 1, ...
     """
 
-    class_names: tuple[str, ...]
     metric_names = ("loss", "accuracy", "accuracy_top5", "neg_log_perplexity")
 
-    def columns(self, folder: Path) -> dict[str, np.dtype]:
-        """Returns the dtypes of the pictures and classes."""
-        return {**super().columns(folder), "targets": np.dtype(np.int32)}
+    def columns(self, directory: Path) -> dict[str, np.dtype]:
+        """Returns the dtypes of the images and classes."""
+        return {**super().columns(directory), "targets": np.dtype(np.int32)}
 
-    def encoder(self, folder: Path) -> Callable[[Sample], Stored]:
-        """Returns what checks and stores a picture and its class."""
+    def encoder(self, directory: Path) -> Callable[[Sample], StoredExample]:
+        """Returns a function that checks and encodes an image and its class."""
 
-        def encode(sample: Sample) -> Stored:
+        def encode(sample: Sample) -> StoredExample:
             label = np.array([check_label(sample["label"], self.class_names)])
-            return Stored({"image": self._stored_image(sample["image"]), "targets": label})
+            return StoredExample({"image": self._stored_image(sample["image"]), "targets": label})
 
         return encode
 
-    def decoder(self, folder: Path) -> Callable[[Mapping[str, np.ndarray]], dict[str, Any]]:
-        """Returns what makes a picture and its class."""
+    def decoder(self, directory: Path) -> Callable[[Mapping[str, np.ndarray]], dict[str, Any]]:
+        """Returns a function that decodes an image and its class."""
         return lambda columns: {
             "image": self._image(columns["image"]),
             "label": int(columns["targets"][0]),
@@ -127,7 +122,7 @@ class Image2ClassProblem(ImageProblem):
         }
 
     def examples(self, data_dir: AnyPath, split: str, length: int) -> FieldSource:
-        """Returns the pictures of a split; see `Problem.examples`."""
+        """Returns the images of a split; see `Problem.examples`."""
         stored = self.stored(data_dir, split)
         count = len(stored["image"])
         plan = RowPlan(count)
@@ -140,9 +135,15 @@ class Image2ClassProblem(ImageProblem):
 
 
 class ImageGenerationProblem(ImageProblem):
-    """Pictures as sequences of values, each predicted from those before it."""
+    """Images as sequences of values, each predicted from those before it."""
 
     metric_names = ("loss", "bits_per_dim", "accuracy")
+    eos_id = NO_EOS  # all images have the same size
+
+    @property
+    def generated_images(self) -> GeneratedImages:
+        """The format: the problem's shape and levels."""
+        return GeneratedImages(self.image_shape, self.levels)
 
     def vocab_sizes(self, data_dir: AnyPath) -> dict[str, int]:
         """Returns the number of values of a channel."""
@@ -154,7 +155,7 @@ class ImageGenerationProblem(ImageProblem):
         return {"targets": pixel_spec(None), "weights": WeightField.spec}
 
     def examples(self, data_dir: AnyPath, split: str, length: int) -> FieldSource:
-        """Returns the pictures of a split; see `Problem.examples`."""
+        """Returns the images of a split; see `Problem.examples`."""
         column = self.stored(data_dir, split)["image"]
         fields: dict[str, Field] = {
             "targets": self.image_field(column, None),
@@ -175,12 +176,12 @@ def _from_jpeg(file: bytes, shape: tuple[int, int, int]) -> np.ndarray:
 
 
 def shrink_to_cover(image: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Scales a picture so that it just covers a size, and cuts out the middle.
+    """Scales an image so that it just covers a size, and crops the center.
 
     Args:
         image: uint8 [any, any, 3].
-        height: wanted.
-        width: wanted.
+        height: of the result.
+        width: of the result.
 
     Returns:
         uint8 [height, width, 3].
@@ -198,6 +199,6 @@ def _pillow() -> Any:
         from PIL import Image
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            "pictures are decoded and scaled by Pillow: pip install 't2tp[images]'"
+            "images are decoded and scaled by Pillow: pip install 't2tp[images]'"
         ) from error
     return Image

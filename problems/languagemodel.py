@@ -1,7 +1,7 @@
 """Language modelling: predict each token of running text from those before it.
 
-The files of the folder, besides the manifest: the vocabulary, and the column `targets` of each
-split: the tokens of its documents, each with its end.
+The files of the directory in addition to the manifest: the vocabulary, and the column `targets` of
+each split: the tokens of its documents, each followed by EOS.
 """
 
 from __future__ import annotations
@@ -13,21 +13,22 @@ from typing import Any
 import numpy as np
 
 from t2tp.hparam import HParams
-from t2tp.problems.generation import Sample, SkippedSampleError, Stored
-from t2tp.problems.packing import FEATURES, PackedWindows
+from t2tp.problems.codec import TextCodec
+from t2tp.problems.data.packing import FEATURES, PackedWindows
+from t2tp.problems.data.sample import Sample, SkippedSampleError, StoredExample, text_of
+from t2tp.problems.data.shards import token_dtype
+from t2tp.problems.data.stream import Batch, FeatureSpec
 from t2tp.problems.problem import AnyPath, check_positive
-from t2tp.problems.samples import text_of
-from t2tp.problems.shards import token_dtype
-from t2tp.problems.stream import Batch, FeatureSpec
-from t2tp.problems.text import TextProblem, load_vocabulary
-from t2tp.problems.vocabulary import END_OF_DOCUMENT
+from t2tp.problems.text import TextProblem
+from t2tp.problems.vocab.vocabulary import END_OF_DOCUMENT
+from t2tp.problems.vocab.vocabulary_file import load_vocabulary
 
 
 class LanguageModelProblem(TextProblem):
     """Packed language modelling. A sample has "text".
 
-    Options, besides those of `TextProblem`:
-        separate_documents: whether attention stops at the ends of documents.
+    Options, in addition to those of `TextProblem`:
+        separate_documents: whether attention is restricted to the same document.
     """
 
     metric_names = ("loss", "accuracy", "neg_log_perplexity", "perplexity", "bits_per_byte")
@@ -42,27 +43,27 @@ class LanguageModelProblem(TextProblem):
         """Returns the document."""
         return [text_of(sample, "text")]
 
-    def columns(self, folder: Path) -> dict[str, np.dtype]:
+    def columns(self, directory: Path) -> dict[str, np.dtype]:
         """Returns the dtype of the tokens."""
-        return {"targets": token_dtype(len(load_vocabulary(folder)))}
+        return {"targets": token_dtype(len(load_vocabulary(directory)))}
 
-    def encoder(self, folder: Path) -> Callable[[Sample], Stored]:
-        """Returns what makes the tokens of a document; an empty one is skipped."""
-        vocabulary = load_vocabulary(folder)
+    def encoder(self, directory: Path) -> Callable[[Sample], StoredExample]:
+        """Returns a function that encodes a document; an empty one is skipped."""
+        vocabulary = load_vocabulary(directory)
 
-        def encode(sample: Sample) -> Stored:
+        def encode(sample: Sample) -> StoredExample:
             text = text_of(sample, "text")
             if not text:
                 raise SkippedSampleError("empty")
             parts = [np.array(ids, np.int32) for ids in vocabulary.encode_parts(text)]
             ids = np.append(np.concatenate(parts), np.int32(END_OF_DOCUMENT))
-            return Stored({"targets": ids}, int(vocabulary.byte_lengths[ids].sum()))
+            return StoredExample({"targets": ids}, int(vocabulary.byte_lengths[ids].sum()))
 
         return encode
 
-    def decoder(self, folder: Path) -> Callable[[Mapping[str, np.ndarray]], dict[str, Any]]:
-        """Returns what makes the document of its tokens."""
-        vocabulary = load_vocabulary(folder)
+    def decoder(self, directory: Path) -> Callable[[Mapping[str, np.ndarray]], dict[str, Any]]:
+        """Returns a function that decodes a document."""
+        vocabulary = load_vocabulary(directory)
         return lambda columns: {"text": vocabulary.decode(columns["targets"])}
 
     def vocab_sizes(self, data_dir: AnyPath) -> dict[str, int]:
@@ -79,27 +80,31 @@ class LanguageModelProblem(TextProblem):
         return PackedWindows(
             self.stored(data_dir, split)["targets"],
             length,
-            load_vocabulary(self.folder(data_dir)),
+            load_vocabulary(self.directory(data_dir)),
             self.options.separate_documents,
         )
 
     def counts(self, batch: Batch) -> dict[str, float]:
-        """Counts "bytes": of the batch's text in UTF-8. The end of a document counts none."""
+        """Counts "bytes": of the batch's text in UTF-8, EOS excluded."""
         assert isinstance(batch.source, PackedWindows)  # as `examples` made it
         return {"bytes": float(batch.source.count_bytes(batch.examples))}
 
+    def codec(self, data_dir: AnyPath) -> TextCodec:
+        """Returns the codec of prompts and continuations."""
+        return TextCodec(self.vocabulary(data_dir))
+
     def split_text(self, data_dir: AnyPath, split: str) -> bytes:
-        """Returns the text that a split's tokens stand for: its documents end to end, in UTF-8."""
+        """Returns the text of a split: its documents concatenated, in UTF-8."""
         self.check_split(split)
         vocabulary = self.vocabulary(data_dir)
         column = self.stored(data_dir, split)["targets"]
         return vocabulary.decode_bytes(column.span(0, column.size))
 
     def unigram_bits_per_byte(self, data_dir: AnyPath, split: str = "validation") -> float:
-        """Returns the bits per byte of a model that knows only how frequent each token is.
+        """Returns the bits per byte of a unigram model.
 
-        Frequencies are counted on the train split, plus one each. Like a model's, the figure
-        includes the prediction of the ends of documents.
+        Frequencies are counted on the train split with add-one smoothing. As for a model, the
+        prediction of EOS is included.
         """
         self.check_split(split)
         sizes = self.check_prepared(data_dir).splits[split]

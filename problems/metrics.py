@@ -1,8 +1,8 @@
-"""The figures of an evaluation, from sums over all its batches.
+"""The metrics of an evaluation, computed from sums over all its batches.
 
-Sums can be added up over batches, rows that are no examples (they have no weight) and devices, so
-the figures are those of the whole split whatever the batch size and the mesh. What a model counts
-is made by the functions in `t2tp.metrics`.
+Sums add up over batches, empty rows (of weight 0) and devices, so the metrics are those of the
+whole split whatever the batch size and the mesh. Models compute the sums with the functions in
+`t2tp.metrics`.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ Sums = Mapping[str, float]
 
 
 class Metric(NamedTuple):
-    """A figure.
+    """A metric.
 
     Attributes:
-        sums: names of the sums that it is made of.
-        value: sums -> figure.
-        not_with: a sum with which the figure would mean something else; "": there is none.
+        sums: names of the sums that it is computed from.
+        value: sums -> metric.
+        not_with: a sum in whose presence the metric would be misleading; "" for none.
     """
 
     sums: tuple[str, ...]
@@ -42,7 +42,7 @@ def _perplexity(sums: Sums) -> float:
 
 
 def _approx_bleu(sums: Sums) -> float:
-    """BLEU (Papineni et al. 2002) of n-grams of tokens, up to four, over the whole corpus."""
+    """Computes corpus BLEU (Papineni et al. 2002) of n-grams of up to four tokens."""
     predicted, wanted = sums["bleu_predicted"], sums["bleu_wanted"]
     matches = [sums[f"bleu_matches_{n}"] for n in (1, 2, 3, 4)]
     possible = [sums[f"bleu_possible_{n}"] for n in (1, 2, 3, 4)]
@@ -60,24 +60,24 @@ _BLEU = (
 )
 
 METRICS: dict[str, Metric] = {
-    # Nats a predicted symbol.
+    # Nats per predicted token.
     "loss": Metric(_LOSS, _nats),
     "neg_log_perplexity": Metric(_LOSS, lambda sums: -_nats(sums)),
     "perplexity": Metric(_LOSS, _perplexity),
-    # Of a text that is predicted whole: what a masked language model is shown costs it nothing.
+    # Not for masked language models, which predict only a part of the text.
     "bits_per_byte": Metric(
         ("nll", "bytes"),
         lambda sums: sums["nll"] / math.log(2) / sums["bytes"],
         not_with="unmasked_tokens",
     ),
-    # A dimension is a predicted symbol: one channel of one pixel.
+    # A dimension is a predicted token: one channel of one pixel.
     "bits_per_dim": Metric(_LOSS, lambda sums: _nats(sums) / math.log(2)),
     "accuracy": _ratio("correct", "tokens"),
     "accuracy_top5": _ratio("correct_top_5", "tokens"),
-    # Of sequences with every symbol right.
+    # Fraction of sequences with every token correct.
     "accuracy_per_sequence": _ratio("correct_sequences", "sequences"),
     "approx_bleu": Metric(_BLEU, _approx_bleu),
-    # Of class 1, where there are two: the harmonic mean of precision and recall.
+    # Of class 1 of two: the harmonic mean of precision and recall.
     "f1": Metric(
         ("true_positives", "predicted_positives", "positives"),
         lambda sums: (
@@ -94,12 +94,12 @@ _NOT_OF_MASKED = (
 
 
 def needed_sums(names: Iterable[str]) -> set[str]:
-    """Returns the sums that metrics are made of."""
+    """Returns the sums that metrics are computed from."""
     return {name for metric in names for name in METRICS[metric].sums}
 
 
 def possible(names: Iterable[str], sums: Sums) -> list[str]:
-    """Returns those of some metrics that can be made of sums."""
+    """Returns the metrics that can be computed from sums."""
     return [
         name
         for name in names
@@ -108,7 +108,7 @@ def possible(names: Iterable[str], sums: Sums) -> list[str]:
 
 
 def why_not(names: Iterable[str], sums: Sums, model: str = "the model") -> str:
-    """Returns why some metrics cannot be made of the sums of a model; "" if they can."""
+    """Returns why metrics cannot be computed from the sums of a model; "" if they can."""
     reasons = []
     if missing := sorted(needed_sums(names) - sums.keys()):
         reasons.append(f"{model} does not count {', '.join(missing)}")
@@ -125,7 +125,7 @@ def compute(names: Iterable[str], sums: Sums) -> dict[str, float]:
         sums: over all batches.
 
     Raises:
-        ValueError: nothing was predicted, or a sum is missing, or a metric means nothing for the
+        ValueError: nothing was predicted, a sum is missing, or a metric is misleading for the
             model; names it.
     """
     if not sums.get("tokens", 0) > 0:

@@ -1,7 +1,7 @@
-"""`mixture:a=0.7,b=0.3`: several problems at once, in exact shares; `mixture:a,b`: by their sizes.
+"""Mixtures: `mixture:a=0.7,b=0.3` in exact proportions, `mixture:a,b` in proportion to the sizes.
 
-Problems whose vocabularies are trained need one for all of them, so the mixture then has data of
-its own, with the problems' in folders inside; other mixtures use the data that their problems have.
+Problems whose vocabularies are trained need a common one, so their mixture has separate data, with
+the problems' data in subdirectories; other mixtures use the data of their problems.
 """
 
 from __future__ import annotations
@@ -16,32 +16,36 @@ from absl import logging
 
 from t2tp.hparam import HParams
 from t2tp.hparam_types import split_at_commas
-from t2tp.problems import making, manifest
-from t2tp.problems.columns import open_columns
-from t2tp.problems.generation import GenerationSettings, Sample, Samples, Stored
-from t2tp.problems.manifest import Manifest
+from t2tp.problems.codec import Codec
+from t2tp.problems.data.manifest import Manifest
+from t2tp.problems.data.mixture_stream import ConcatenatedSource, MixtureStream, Stage
+from t2tp.problems.data.sample import Sample, Samples, StoredExample
+from t2tp.problems.data.stream import Batch, FeatureSpec, Stream
+from t2tp.problems.generated_images import GeneratedImages
 from t2tp.problems.mixture_name import find_parts, proportional_parts, read_name
-from t2tp.problems.mixture_stream import ConcatenatedSource, MixtureStream, Stage
+from t2tp.problems.prepare.open_samples import OpenSamples
+from t2tp.problems.prepare.split_samples import ShuffledSamples
 from t2tp.problems.problem import AnyPath, Problem
 from t2tp.problems.shared_vocabulary import agree, make_shared_vocabulary, sharing
-from t2tp.problems.stream import Batch, FeatureSpec, Stream
-from t2tp.problems.text import TextProblem
 
-# A folder's name is cut where it has more characters.
-_LONGEST_FOLDER = 120
+# Longer names of directories are truncated.
+_LONGEST_DIRECTORY = 120
 
-# Options of a mixture that are not its problems'.
+# Max number of classes that an error names.
+_NAMED_CLASSES = 5
+
+# Options of the mixture itself.
 _OPTIONS = ("temperature", "max_rows")
 
 
 class Mixture(Problem):
     """Problems whose batches have the same features, mixed row by row.
 
-    Evaluated are all examples of all of them; to see how well one does, evaluate on it alone.
+    An evaluation includes all examples of all problems; to evaluate on one, use it alone.
 
-    Options, where the name has no shares; see `mixture_name.proportional_parts`:
+    Options, if the name has no proportions; see `mixture_name.proportional_parts`:
         temperature: of the proportions.
-        max_rows: what more rows than that of a problem count as; 0: no limit.
+        max_rows: cap on the rows of a problem in the proportions; 0: none.
 
     Attributes:
         parts: the problems.
@@ -50,10 +54,10 @@ class Mixture(Problem):
     def __init__(
         self, name: str, parts: Sequence[Problem], schedule: Sequence[Stage], options: str = ""
     ):
-        """Takes what is mixed; see `find_mixture`.
+        """Mixes problems; see `find_mixture`.
 
         Raises:
-            ValueError: their vocabularies cannot be one, or an option cannot be.
+            ValueError: they cannot have a common vocabulary, or an option is invalid.
         """
         self._name = name
         super().__init__(options)
@@ -73,11 +77,13 @@ class Mixture(Problem):
         if self._sharing:
             agree(name, self._sharing)
             for part in parts:
-                part.warns_of_changes = False  # the mixture does, as it is what can be made again
+                # The mixture warns instead, as its command makes the data again.
+                part.warns_of_changes = False
         self.given_options |= self._dotted(lambda part: part.given_options)
         self.splits = tuple(self._common(lambda part: part.splits))
         self.metric_names = tuple(self._common(lambda part: part.metric_names))
         self.decode_metric_names = tuple(self._common(lambda part: part.decode_metric_names))
+        self.eos_id = self.parts[0].eos_id
 
     def _common(self, names: Callable[[Problem], Sequence[str]]) -> list[str]:
         first, *others = self.parts
@@ -94,7 +100,7 @@ class Mixture(Problem):
         return options
 
     def use_data_order(self, version: int) -> None:
-        """Takes the examples in the order of a run, and says what is wrong with an old one."""
+        """Sets the order of the examples to that of a run; warns of the faults of an old one."""
         super().use_data_order(version)
         for part in self.parts:
             part.use_data_order(version)
@@ -108,30 +114,30 @@ class Mixture(Problem):
 
     @property
     def name(self) -> str:
-        """What the user typed."""
+        """The name as the user typed it."""
         return self._name
 
-    def folder(self, data_dir: AnyPath) -> Path:
-        """Returns where the mixture's own data lie, or, without any, the first problem's."""
+    def directory(self, data_dir: AnyPath) -> Path:
+        """Returns the directory of the mixture's data, or of the first problem's if it has none."""
         if not self._sharing:
-            return self.parts[0].folder(data_dir)
-        names = dict.fromkeys(part.folder(data_dir).name for part in self.parts)
+            return self.parts[0].directory(data_dir)
+        names = dict.fromkeys(part.directory(data_dir).name for part in self.parts)
         name = f"mixture_{'+'.join(names)}"
-        if len(name) > _LONGEST_FOLDER:
-            name = f"{name[:_LONGEST_FOLDER]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+        if len(name) > _LONGEST_DIRECTORY:
+            name = f"{name[:_LONGEST_DIRECTORY]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
         return Path(data_dir) / name
 
     def parts_dir(self, data_dir: AnyPath) -> AnyPath:
-        """Returns what is the `data_dir` of the problems."""
-        return self.folder(data_dir) if self._sharing else data_dir
+        """Returns the `data_dir` of the problems."""
+        return self.directory(data_dir) if self._sharing else data_dir
 
-    def made_with(self) -> dict[str, Any]:
+    def generation_options(self) -> dict[str, Any]:
         """Returns the options of all problems, as in "b.documents"."""
-        return self._dotted(lambda part: part.made_with())
+        return self._dotted(lambda part: part.generation_options())
 
-    def default_made_with(self) -> dict[str, Any]:
-        """Returns the same options with their defaults."""
-        return self._dotted(lambda part: part.default_made_with())
+    def default_generation_options(self) -> dict[str, Any]:
+        """Returns the defaults of the options of all problems."""
+        return self._dotted(lambda part: part.default_generation_options())
 
     def prepare(
         self,
@@ -145,86 +151,81 @@ class Mixture(Problem):
         """Makes the mixture's data, or those of all its problems; see `Problem.prepare`."""
         arguments = (data_dir, tmp_dir, overwrite, num_shards, num_workers, max_bad_samples)
         if self._sharing:
-            return super().prepare(*arguments)
-        for part in self.parts:
-            part.prepare(*arguments)
+            super().prepare(*arguments)
+        else:
+            for part in self.parts:
+                part.prepare(*arguments)
         return self.check_prepared(data_dir)
 
-    def plan(self) -> dict[str, Any]:
-        """Says what the problems' data depend on, and the shares that make the vocabulary."""
-        return {"shares": self._shares_rule(), **self._dotted(lambda part: part.plan())}
-
-    def make(self, folder: Path, scratch: Path, settings: GenerationSettings) -> dict[str, Any]:
-        """Makes one vocabulary, and with it the data of each problem; see `Problem.make`."""
-        homes: dict[Path, TextProblem] = {part.folder(folder): part for part in self._sharing}
-        for home, part in homes.items():
-            home.mkdir(exist_ok=True)
-            part.download(home, scratch)
-        vocabulary = make_shared_vocabulary(
-            [(part, part.folder(folder)) for part in self._sharing],
-            self._shares,
-            folder,
-            scratch,
-            settings,
-        )
-        made = {}
-        for home, part in homes.items():
-            manifest.write_options(home, part.made_with())
-            made[part.name] = part.make(home, scratch, settings)
-            making.describe(home, **made[part.name])
-        splits = {s: [each["splits"][s] for each in made.values()] for s in self.splits}
-        origins = {name: each["origin"] for name, each in made.items()}
-        stored = {
-            split: [
-                open_columns(home, split, each["splits"][split].shards, each["columns"])
-                for home, each in zip(homes, made.values(), strict=True)
-            ]
-            for split in self.splits
-        }
+    def data_dependencies(self) -> dict[str, Any]:
+        """Returns what the problems' data and the vocabulary's proportions depend on."""
         return {
-            "problem": self.name,
-            "options": self.made_with(),
-            "origin": {"shares": self._shares_rule(), **origins},
-            "columns": self.columns(self.parts[0].folder(folder)),
-            "splits": {split: sum(rest, first) for split, (first, *rest) in splits.items()},
-            "overlaps": making.report_overlaps(self.name, stored),
-            "vocabulary": vocabulary,
-            "known": {},
+            "shares": self._shares_rule(),
+            **self._dotted(lambda part: part.data_dependencies()),
         }
+
+    def parts_in(self, directory: Path) -> Mapping[Path, Problem]:
+        """Returns the problems that share a vocabulary; two on the same data have one directory."""
+        return {part.directory(directory): part for part in self._sharing}
+
+    def download(self, directory: Path, tmp_dir: Path) -> None:
+        """Downloads what the samples of all problems are read from."""
+        for home, part in self.parts_in(directory).items():
+            home.mkdir(exist_ok=True)
+            part.download(home, tmp_dir)
+
+    def make_vocabulary(self, directory: Path, samples: Callable[[str], ShuffledSamples]) -> str:
+        """Makes one vocabulary from the texts of all problems, and writes a copy for each."""
+        assert isinstance(samples, OpenSamples)  # as `prepare` gives it
+        parts = [
+            (part, home, samples.inside(part, home)(part.splits[0]))
+            for part in self._sharing
+            for home in [part.directory(directory)]
+        ]
+        return make_shared_vocabulary(parts, self._shares, directory)
+
+    def provenance(self, directory: Path, tmp_dir: Path) -> dict[str, Any]:
+        """Returns the proportions in the vocabulary's texts, and each problem's provenance."""
+        parts = self.parts_in(directory).items()
+        of_parts = {part.name: Manifest.read(home).origin for home, part in parts}
+        return {"shares": self._shares_rule(), **of_parts}
 
     def _shares(self, rows: Sequence[int]) -> list[float]:
-        """Returns the problems' shares, the mean of those of all stages, by their sizes."""
+        """Returns the problems' proportions by their sizes, averaged over all stages."""
         parts = np.array([stage.parts for stage in self._stages(rows)], float)
         return (parts / parts.sum(1, keepdims=True)).mean(0).round(6).tolist()
 
     def _stages(self, rows: Sequence[int]) -> list[Stage]:
-        """Returns the schedule, for problems of so many training rows."""
+        """Returns the schedule for problems of these numbers of training rows."""
         temperature, max_rows = self.options.temperature, self.options.max_rows
         return self._schedule or [Stage(0, proportional_parts(rows, temperature, max_rows))]
 
     def _shares_rule(self) -> Any:
-        """Returns what the shares of the vocabulary's texts follow from, as JSON."""
+        """Returns what determines the proportions in the vocabulary's texts, as JSON."""
         return self._shares([]) if self._schedule else self.options.values()
 
-    def changed_sources(self, folder: Path) -> str:
-        """Says what of its problems' sources has changed, and the shares of the vocabulary."""
-        homes = {part.folder(folder): part for part in self._sharing}
-        changed = [f"{part.name}, {part.changed_sources(home)}" for home, part in homes.items()]
+    def changed_sources(self, directory: Path) -> str:
+        """Returns which of its problems' sources, or the vocabulary's proportions, have changed."""
+        if not self._sharing:
+            return ""
+        homes = self.parts_in(directory).items()
+        changed = [f"{part.name}, {part.changed_sources(home)}" for home, part in homes]
         found = [each for each in changed if not each.endswith(", ")]
-        if self._sharing and not self._sharing[0].options.vocabulary_from:
-            before = Manifest.read(folder).origin["shares"]
-            if before != self._shares_rule():
-                found.append(f"the shares of their vocabulary's texts, which were {before}")
+        made = Manifest.read(directory)
+        is_taken = any(made.options.get(f"{p.name}.vocabulary_from") for p in self._sharing)
+        before = made.origin["shares"]
+        if before != self._shares_rule() and not is_taken:
+            found.append(f"the shares of their vocabulary's texts, which were {before}")
         return "; ".join(found)
 
     def digest(self, data_dir: AnyPath) -> str:
-        """Returns what tells the data of its problems from others."""
+        """Returns a digest that identifies the data of its problems."""
         self.check_prepared(data_dir)
         digests = [part.digest(self.parts_dir(data_dir)) for part in self.parts]
         return hashlib.sha256(" ".join(digests).encode()).hexdigest()
 
     def check_prepared(self, data_dir: AnyPath) -> Manifest:
-        """Checks the data of all its problems, and that they have the same vocabulary.
+        """Checks the data of all problems, and that they have the same vocabulary.
 
         Raises:
             FileNotFoundError, ValueError: as `Problem.check_prepared`, or they cannot be mixed.
@@ -236,27 +237,33 @@ class Mixture(Problem):
         for part, made, size in zip(self.parts, manifests, sizes, strict=True):
             if made.vocabulary != manifests[0].vocabulary or size != sizes[0]:
                 raise ValueError(
-                    f"{self.parts[0].name} and {part.name} cannot be mixed, as their symbols are "
+                    f"{self.parts[0].name} and {part.name} cannot be mixed, as their tokens are "
                     f"not the same: one has {sizes[0]['targets']}, the other {size['targets']}"
+                )
+            if part.class_names != self.parts[0].class_names:
+                raise ValueError(
+                    f"{self.parts[0].name} and {part.name} cannot be mixed, as their classes are "
+                    f"not the same: {_first(self.parts[0].class_names)}, and "
+                    f"{_first(part.class_names)}; give both sets of data the same classes"
                 )
         return own or manifests[0]
 
     def check_contents(self, data_dir: AnyPath, num_workers: int = 1) -> Manifest:
-        """Checks every byte of the data of all its problems; see `Problem.check_contents`."""
+        """Checks every byte of the data of all problems; see `Problem.check_contents`."""
         for part in self.parts:
             part.check_contents(self.parts_dir(data_dir), num_workers)
         return self.check_prepared(data_dir)
 
     def vocab_sizes(self, data_dir: AnyPath) -> dict[str, int]:
-        """Returns the sizes that all have."""
+        """Returns the sizes, which all problems have in common."""
         self.check_prepared(data_dir)
         return self.parts[0].vocab_sizes(self.parts_dir(data_dir))
 
     def features(self, batch_size: int, length: int) -> dict[str, FeatureSpec]:
-        """Returns the features that all have.
+        """Returns the features, which all problems have in common.
 
         Raises:
-            ValueError: theirs are not the same.
+            ValueError: the problems' features differ.
         """
         first = self.parts[0].features(batch_size, length)
         for part in self.parts[1:]:
@@ -268,13 +275,13 @@ class Mixture(Problem):
         return first
 
     def examples(self, data_dir: AnyPath, split: str, length: int) -> ConcatenatedSource:
-        """Returns the examples of all problems, those of the first first."""
+        """Returns the examples of all problems, concatenated."""
         self.features(1, length)
         inside = self.parts_dir(data_dir)
         return ConcatenatedSource([part.examples(inside, split, length) for part in self.parts])
 
     def train_examples(self, data_dir: AnyPath, length: int) -> ConcatenatedSource:
-        """Returns the rows that all problems are trained on."""
+        """Returns the training rows of all problems."""
         self.features(1, length)
         inside = self.parts_dir(data_dir)
         return ConcatenatedSource([part.train_examples(inside, length) for part in self.parts])
@@ -294,46 +301,61 @@ class Mixture(Problem):
                 sums[name] = sums.get(name, 0.0) + count
         return sums
 
+    @property
+    def generated_images(self) -> GeneratedImages | None:
+        """The format of the first problem; all have the same features."""
+        return self.parts[0].generated_images
+
+    def codec(self, data_dir: AnyPath) -> Codec | None:
+        """Returns the codec of the first problem; all have the same vocabulary."""
+        self.check_prepared(data_dir)
+        return self.parts[0].codec(self.parts_dir(data_dir))
+
     def change_hparams(self, hparams: HParams) -> None:
-        """Sets what suits the first problem."""
+        """Sets the values of the first problem."""
         self.parts[0].change_hparams(hparams)
 
-    def samples(self, split: str, folder: Path, tmp_dir: Path) -> Samples:
-        """A mixture has no samples of its own."""
+    def samples(self, split: str, directory: Path, tmp_dir: Path) -> Samples:
+        """Raises NotImplementedError: only the problems have samples."""
         raise NotImplementedError(f"{self.name} has no samples: its problems have")
 
-    def columns(self, folder: Path) -> dict[str, np.dtype]:
-        """Those of the first problem."""
-        return self.parts[0].columns(folder)
+    def columns(self, directory: Path) -> dict[str, np.dtype]:
+        """Returns the columns of the first problem."""
+        return self.parts[0].columns(directory)
 
-    def encoder(self, folder: Path) -> Callable[[Sample], Stored]:
-        """That of the first problem."""
-        return self.parts[0].encoder(folder)
+    def encoder(self, directory: Path) -> Callable[[Sample], StoredExample]:
+        """Returns the encoder of the first problem."""
+        return self.parts[0].encoder(directory)
 
-    def decoder(self, folder: Path) -> Callable[[Mapping[str, np.ndarray]], dict[str, Any]]:
-        """That of the first problem."""
-        return self.parts[0].decoder(folder)
+    def decoder(self, directory: Path) -> Callable[[Mapping[str, np.ndarray]], dict[str, Any]]:
+        """Returns the decoder of the first problem."""
+        return self.parts[0].decoder(directory)
 
     def decode_example(self, data_dir: AnyPath, split: str, number: int) -> dict[str, Any]:
-        """Returns a sample; the problems' are counted through. See `Problem.decode_example`."""
+        """Returns a sample, indexed over all problems; see `Problem.decode_example`."""
         self.check_split(split)
         inside, before = self.parts_dir(data_dir), 0
         for part in self.parts:
-            count = Manifest.read(part.folder(inside)).splits[split].examples
+            count = Manifest.read(part.directory(inside)).splits[split].examples
             if before <= number < before + count:
                 return part.decode_example(inside, split, number - before)
             before += count
         raise IndexError(f"example {number} asked for, {split} of {self.name} has {before}")
 
     def datagen_command(self, data_dir: AnyPath) -> str:
-        """Returns the command that makes the data, or those that make the problems'."""
+        """Returns the command that makes the mixture's data, or those that make the problems'."""
         if self._sharing:
             return super().datagen_command(data_dir)
         return "\n  ".join(part.datagen_command(data_dir) for part in self.parts)
 
 
+def _first(class_names: Sequence[str]) -> str:
+    more = f", ... ({len(class_names)} in all)" if len(class_names) > _NAMED_CLASSES else ""
+    return f"{', '.join(class_names[:_NAMED_CLASSES])}{more}"
+
+
 def find_mixture(name: str, options: str, find: Callable[[str, str], Problem]) -> Mixture:
-    """Makes a mixture of its name and options.
+    """Returns the mixture of a name and options.
 
     Args:
         name: see `mixture_name.read_name`.
@@ -341,7 +363,7 @@ def find_mixture(name: str, options: str, find: Callable[[str, str], Problem]) -
         find: name and options -> problem.
 
     Raises:
-        ValueError: it cannot be read, or the problems cannot be mixed; says what is wrong.
+        ValueError: the name is invalid, or the problems cannot be mixed; says why.
     """
     names, schedule = read_name(name)
     pieces = split_at_commas(options) if options.strip() else []

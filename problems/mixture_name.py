@@ -1,4 +1,4 @@
-"""Reads the name of a mixture, and hands its options to its problems."""
+"""Parses the name of a mixture, and passes its options to its problems."""
 
 from __future__ import annotations
 
@@ -7,31 +7,32 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 from t2tp.hparam_types import split_at_commas
-from t2tp.nearest import nearest
-from t2tp.problems.mixture_stream import Stage
+from t2tp.problems.data.mixture_stream import Stage
 from t2tp.problems.problem import Problem
+from t2tp.suggestions import nearest
 
 PREFIX = "mixture:"
 
-# The largest number of rows in a block; shares of more digits are not needed.
+# Max rows of a block; proportions of more digits are not needed.
 _LARGEST_BLOCK = 10_000
 
 
 def read_name(name: str) -> tuple[list[str], list[Stage]]:
-    """Reads a mixture's name.
+    """Parses a mixture's name.
 
     "mixture:a=0.7,b=0.3" has seven rows of a to three of b; "mixture:a=1,b=0;1000:a=1,b=1" only
-    those of a, and from step 1000 on as many of both. "mixture:a,b" has rows of both in proportion
-    to how many there are; see `proportional_parts`.
+    rows of a before step 1000, then equally many of both. "mixture:a,b" mixes them in proportion to
+    their numbers of rows; see `proportional_parts`.
 
     Args:
-        name: "mixture:" and the shares, with stages between ";"; or problems without shares.
+        name: "mixture:" and the proportions, stages separated by ";"; or problems without
+            proportions.
 
     Returns:
-        The names of the problems, and the stages; none where the name has no shares.
+        The names of the problems, and the stages; none if the name has no proportions.
 
     Raises:
-        ValueError: it cannot be read; says what is wrong.
+        ValueError: the name is invalid; says why.
     """
     problems = [each.strip() for each in name.removeprefix(PREFIX).split(",")]
     if (
@@ -63,23 +64,24 @@ def read_name(name: str) -> tuple[list[str], list[Stage]]:
 
 
 def proportional_parts(rows: Sequence[int], temperature: float, max_rows: int) -> tuple[int, ...]:
-    """Returns the rows of each problem in a block, by how many rows the problems have.
+    """Returns the rows of each problem in a block, from the problems' numbers of rows.
 
     The proportions are min(rows, max_rows) ** (1 / temperature), as in "Exploring the Limits of
     Transfer Learning with a Unified Text-to-Text Transformer" (Raffel et al., 2020, section 3.5.2):
     temperature 1 is examples-proportional mixing, a high one approaches equal proportions. They are
-    rounded to whole rows in a block of about 10,000, of which each problem has at least one.
+    rounded to integers in a block of about 10,000 rows, of which each problem has at least one.
 
     Args:
-        rows: how many training rows each problem has.
+        rows: number of training rows of each problem.
         temperature: more than 0.
-        max_rows: what more rows than that count as; 0: no limit.
+        max_rows: cap on a problem's rows; 0: none.
     """
     counted = [min(n, max_rows) if max_rows else n for n in rows]
-    # Of the largest, so that no power overflows.
+    # Relative to the largest, so that no power overflows.
     rates = [(n / max(counted)) ** (1 / temperature) for n in counted]
     exact = [rate / sum(rates) * _LARGEST_BLOCK for rate in rates]
     parts = [max(1, int(each)) for each in exact]
+    # The largest remainders are rounded up, to fill the block.
     by_remainder = sorted(range(len(parts)), key=lambda n: parts[n] - exact[n])
     for number in by_remainder[: max(0, _LARGEST_BLOCK - sum(parts))]:
         parts[number] += 1
@@ -90,17 +92,17 @@ def proportional_parts(rows: Sequence[int], temperature: float, max_rows: int) -
 def find_parts(
     name: str, names: Sequence[str], options: str, find: Callable[[str, str], Problem]
 ) -> list[Problem]:
-    """Finds the problems of a mixture, each with its options.
+    """Returns the problems of a mixture, each with its options.
 
     Args:
         name: of the mixture.
         names: of its problems.
-        options: "b.documents=lines" is an option of the problem b; "vocab_size=4096" one of all
-            the problems that have such an option.
+        options: "b.documents=lines" is an option of the problem b; "vocab_size=4096" of all
+            problems that have it.
         find: name and options -> problem.
 
     Raises:
-        ValueError: none has an option of this name, or a value cannot be read.
+        ValueError: no problem has an option of this name, or a value is invalid.
     """
     own: dict[str, list[str]] = {each: [] for each in names}
     common: list[str] = []
@@ -145,7 +147,7 @@ def _shares(text: str, name: str) -> dict[str, Fraction]:
 
 
 def _whole(shares: Sequence[Fraction], name: str) -> tuple[int, ...]:
-    """Returns the smallest whole numbers in the same proportion."""
+    """Returns the smallest integers in these proportions."""
     scale = math.lcm(*(share.denominator for share in shares))
     parts = [int(share * scale) for share in shares]
     divisor = math.gcd(*parts)

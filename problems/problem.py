@@ -1,4 +1,4 @@
-"""Problem: what is learned, from which data, and how it is scored.
+"""Problem: a task, its data and its metrics.
 
 A problem is a registered class:
 
@@ -7,9 +7,9 @@ A problem is a registered class:
     stream = problem.stream(data_dir, "train", batch_size=64, length=256, seed=1)
     stream[1000]["targets"][0:8, :]  # rows 0 to 7 of the batch of step 1000
 
-Its data lie in `data_dir/<name>/`. A family of problems (`Text2TextProblem`, `Image2ClassProblem`,
-...) says what an example is, how it is stored and what a batch has; a problem of the family says
-where the samples come from (`samples`).
+Its data are in `data_dir/<name>/`. A family of problems (`Text2TextProblem`, `Image2ClassProblem`,
+...) defines what an example is, how it is stored and which features a batch has; a problem of the
+family provides the samples (`samples`).
 """
 
 from __future__ import annotations
@@ -25,14 +25,12 @@ from absl import logging
 
 from t2tp import registry
 from t2tp.hparam import HParams
-from t2tp.nearest import nearest
-from t2tp.problems import making, prepared, publish
-from t2tp.problems.columns import Column, open_columns
-from t2tp.problems.generation import GenerationSettings, Sample, Samples, ShuffledSamples, Stored
-from t2tp.problems.manifest import Manifest
-from t2tp.problems.metrics import compute
-from t2tp.problems.row_index import IndexDirectory
-from t2tp.problems.stream import (
+from t2tp.problems.codec import Codec
+from t2tp.problems.data.columns import Column, open_columns
+from t2tp.problems.data.manifest import Manifest
+from t2tp.problems.data.row_index import IndexDirectory
+from t2tp.problems.data.sample import Sample, Samples, StoredExample
+from t2tp.problems.data.stream import (
     DATA_ORDER,
     Batch,
     ExampleSource,
@@ -41,42 +39,57 @@ from t2tp.problems.stream import (
     ShuffledStream,
     Stream,
 )
+from t2tp.problems.generated_images import GeneratedImages
+from t2tp.problems.metrics import compute
+from t2tp.problems.prepare import prepare, prepared
+from t2tp.problems.prepare.overlap import report_overlaps
+from t2tp.problems.prepare.settings import GenerationSettings
+from t2tp.problems.prepare.split_samples import ShuffledSamples
 from t2tp.problems.text_scores import score
+from t2tp.problems.vocab.vocabulary import END_OF_DOCUMENT
+from t2tp.suggestions import nearest
 
 TRAIN = "train"
+
+# A value of `Problem.eos_id`: sequences have a fixed length and no EOS.
+NO_EOS = -1
+
+# The scores of decoded text if a problem names none.
+_DEFAULT_SCORES = ("exact_match",)
 
 AnyPath = str | PathLike[str]
 
 
-class WrongOptionError(ValueError):
-    """An option has a value with which there can be no data; nothing has been made."""
-
-
 class Problem(abc.ABC):
-    """The base of all problems.
+    """The base class of all problems.
 
     Attributes:
-        splits: names of the parts of the data, the first of which is trained on: it is shuffled
-            and repeated. The others are gone through once, in order.
-        metric_names: what an evaluation gives, of those in `metrics.METRICS`.
-        decode_metric_names: what decoded text is scored by, of those in `text_scores.SCORES`.
-        making_options: the options that decide what is in the files.
+        splits: the splits; the first is trained on: shuffled and repeated. The others are read
+            once, in order.
+        metric_names: evaluation metrics, of those in `metrics.METRICS`.
+        decode_metric_names: scores of decoded text, of those in `text_scores.SCORES`; if empty,
+            "exact_match".
+        eos_id: the token that ends a sequence of targets; `NO_EOS`: none does.
+        class_names: where targets are classes, the names of the classes 0, 1, ...
+        making_options: the options that determine the stored data.
         hparams_changes: values for hparams that suit the problem, set where the model's hparams
             set declares them.
         options: the problem's options.
-        given_options: those of them that were given, and the values.
-        warns_of_changes: whether the next look at its data says what has changed of their sources.
+        given_options: the options that were given, with their values.
+        warns_of_changes: whether the next check of the data warns of changed sources.
         data_order: version of the order in which it is trained on; see `stream.DATA_ORDER`.
     """
 
     splits: tuple[str, ...] = (TRAIN, "validation", "test")
     metric_names: tuple[str, ...] = ("loss", "accuracy", "neg_log_perplexity", "perplexity")
     decode_metric_names: tuple[str, ...] = ()
+    eos_id: int = END_OF_DOCUMENT
+    class_names: tuple[str, ...] = ()
     making_options: tuple[str, ...] = ()
     hparams_changes: ClassVar[Mapping[str, Any]] = {}
 
     def __init__(self, options: str = ""):
-        """Takes options such as "vocab_size=4096,arrangement=packed".
+        """Parses options such as "vocab_size=4096,arrangement=packed".
 
         Raises:
             ValueError: the problem has no such option, or a value is not of its type.
@@ -94,59 +107,60 @@ class Problem(abc.ABC):
         """The name it is registered by: its class's, in snake_case."""
         return registry.snake_case(type(self).__name__)
 
-    # What a problem says.
+    # Defined by a problem.
 
     @abc.abstractmethod
-    def samples(self, split: str, folder: Path, tmp_dir: Path) -> Samples:
-        """Opens the samples of a split: names to values, any of them by its number.
+    def samples(self, split: str, directory: Path, tmp_dir: Path) -> Samples:
+        """Opens the samples of a split: a sequence of mappings from names to values.
 
-        A list will do, and so will a generator, whose samples are put on the disk. Several
-        processes open the same samples, after `download`. What a sample has is said by the family.
+        A list will do, and so will a generator, whose samples are written to disk. Several
+        processes open the same samples, after `download`. The family defines which values a sample
+        has.
 
         Args:
             split: one of `splits`.
-            folder: where the problem's data are being made.
-            tmp_dir: what `download` was given.
+            directory: where the problem's data are being made.
+            tmp_dir: as given to `download`.
         """
 
-    def download(self, folder: Path, tmp_dir: Path) -> None:  # noqa: B027
-        """Brings here what the samples are read from, if they are not here yet.
+    def download(self, directory: Path, tmp_dir: Path) -> None:  # noqa: B027
+        """Downloads what the samples are read from, unless it is already there.
 
         Args:
-            folder: where the problem's data are being made; what is put there stays.
-            tmp_dir: for downloads and other things that are not needed afterwards.
+            directory: where the problem's data are being made; files written there are kept.
+            tmp_dir: for downloads and other temporary files.
         """
 
-    def origin(self, folder: Path, tmp_dir: Path) -> dict[str, Any]:
-        """Says for the manifest where the samples came from: names to JSON values."""
+    def provenance(self, directory: Path, tmp_dir: Path) -> dict[str, Any]:
+        """Returns the origin of the samples, for the manifest: names to JSON values."""
         return {}
 
-    def plan(self) -> dict[str, Any]:
-        """Says what the data will depend on besides the options: names to JSON values.
+    def data_dependencies(self) -> dict[str, Any]:
+        """Returns what the data depend on in addition to the options: names to JSON values.
 
-        What an interrupted run has made is used by the next only if this is the same.
+        The output of an interrupted run is reused only if this is unchanged.
         """
         return {}
 
-    def changed_sources(self, folder: Path) -> str:
-        """Says what has changed of that which the data in the folder were made from.
+    def changed_sources(self, directory: Path) -> str:
+        """Returns which sources of the data have changed since the data were made.
 
         Returns:
-            Half a sentence; "" if nothing has, or it is not there to be looked at.
+            A phrase; "" if none has changed or they are not available.
         """
         return ""
 
-    # What a family says.
+    # Defined by a family.
 
     def default_options(self) -> HParams:
         """Declares the options, with their defaults."""
         return HParams()
 
-    def make_vocabulary(self, folder: Path, samples: Callable[[str], ShuffledSamples]) -> str:
-        """Writes the vocabulary into the folder, unless it is there already.
+    def make_vocabulary(self, directory: Path, samples: Callable[[str], ShuffledSamples]) -> str:
+        """Writes the vocabulary into the directory, unless it is there already.
 
         Args:
-            folder: where the problem's data are being made.
+            directory: where the problem's data are being made.
             samples: split -> its samples.
 
         Returns:
@@ -154,31 +168,39 @@ class Problem(abc.ABC):
         """
         return ""
 
-    @abc.abstractmethod
-    def columns(self, folder: Path) -> dict[str, np.dtype]:
-        """Returns the dtype of each column that is stored."""
+    def parts_in(self, directory: Path) -> Mapping[Path, Problem]:
+        """Returns the problems whose data are made inside this directory, by subdirectory.
+
+        Args:
+            directory: where the problem's data are being made.
+        """
+        return {}
 
     @abc.abstractmethod
-    def encoder(self, folder: Path) -> Callable[[Sample], Stored]:
-        """Returns what turns a sample into what is stored of it.
+    def columns(self, directory: Path) -> dict[str, np.dtype]:
+        """Returns the dtype of each stored column."""
 
-        It may raise `SkippedSampleError`, with the reason, to leave the sample out.
+    @abc.abstractmethod
+    def encoder(self, directory: Path) -> Callable[[Sample], StoredExample]:
+        """Returns a function that encodes a sample for storage.
+
+        The function may raise `SkippedSampleError`, with the reason, to skip the sample.
         """
 
     @abc.abstractmethod
-    def decoder(self, folder: Path) -> Callable[[Mapping[str, np.ndarray]], dict[str, Any]]:
-        """Returns what turns stored columns back into the sample."""
+    def decoder(self, directory: Path) -> Callable[[Mapping[str, np.ndarray]], dict[str, Any]]:
+        """Returns a function that decodes stored columns into the sample."""
 
     @abc.abstractmethod
     def vocab_sizes(self, data_dir: AnyPath) -> dict[str, int]:
-        """Returns how many different ids a feature has, for those that are ids.
+        """Returns the number of ids of each feature that consists of ids.
 
-        "targets" is always there: the number of tokens, classes or pixel values to predict.
+        "targets" is always included: the number of tokens, classes or pixel values to predict.
         """
 
     @abc.abstractmethod
     def features(self, batch_size: int, length: int) -> dict[str, FeatureSpec]:
-        """Returns the named dimensions and the dtype of each feature of a batch of this size."""
+        """Returns the named dimensions and dtype of each feature of a batch of this size."""
 
     @abc.abstractmethod
     def examples(self, data_dir: AnyPath, split: str, length: int) -> ExampleSource:
@@ -188,27 +210,60 @@ class Problem(abc.ABC):
         """
 
     def train_examples(self, data_dir: AnyPath, length: int) -> ExampleSource:
-        """Returns the examples that are trained on; see `examples`."""
+        """Returns the training examples; see `examples`."""
         return self.examples(data_dir, self.splits[0], length)
 
     def train_stream(self, data_dir: AnyPath, batch_size: int, length: int, seed: int) -> Stream:
-        """Returns the endless batches that are trained on; see `stream`."""
+        """Returns the endless stream of training batches; see `stream`."""
         return ShuffledStream(self.train_examples(data_dir, length), batch_size, seed)
 
     def counts(self, batch: Batch) -> dict[str, float]:
-        """Counts in a batch of `stream` what `metrics` divides by and no model knows."""
+        """Counts in a batch of `stream` what `metrics` needs and the model does not count."""
         return {}
 
-    # What all problems have in common.
+    # What its models read and write; the defaults follow from `features`.
+
+    @property
+    def reads_inputs(self) -> bool:
+        """Whether its models read inputs; if not, prompts are the beginning of the targets."""
+        return "inputs" in self.features(1, 1)
+
+    @property
+    def writes_tokens(self) -> bool:
+        """Whether targets are sequences of tokens."""
+        return "length" in self.features(1, 1)["targets"].dimensions
+
+    @property
+    def writes_classes(self) -> bool:
+        """Whether targets are classes, one per example."""
+        return self.features(1, 1)["targets"].dimensions == ("batch",)
+
+    @property
+    def generated_images(self) -> GeneratedImages | None:
+        """The format of the images that its models generate; None if they generate none."""
+        return None
+
+    def codec(self, data_dir: AnyPath) -> Codec | None:
+        """Returns the codec that converts between text and tokens, for decoding.
+
+        Args:
+            data_dir: where the data, including any vocabulary, were prepared.
+
+        Returns:
+            None if targets are not text, for instance classes.
+        """
+        return None
+
+    # Common to all problems.
 
     def use_data_order(self, version: int) -> None:
-        """Takes the training examples in the order that a run was started with.
+        """Sets the order of the training examples to that of an earlier run.
 
         Args:
             version: see `stream.DATA_ORDER`.
 
         Raises:
-            ValueError: there is no such version yet.
+            ValueError: this version of t2tp does not know it.
         """
         if version > DATA_ORDER:
             raise ValueError(
@@ -217,47 +272,34 @@ class Problem(abc.ABC):
             )
         self.data_order = version
 
-    def made_with(self) -> dict[str, Any]:
-        """Returns the options that decide what is in the files, with their values."""
+    def generation_options(self) -> dict[str, Any]:
+        """Returns the values of the options that determine the stored data."""
         return {name: self.options.get(name) for name in self.making_options}
 
-    def default_made_with(self) -> dict[str, Any]:
-        """Returns the same options with their defaults."""
+    def default_generation_options(self) -> dict[str, Any]:
+        """Returns the defaults of the options that determine the stored data."""
         defaults = self.default_options()
         return {name: defaults.get(name) for name in self.making_options}
 
-    def make(self, folder: Path, scratch: Path, settings: GenerationSettings) -> dict[str, Any]:
-        """Puts all but the manifest into a folder, as far as it is not there yet.
-
-        Args:
-            folder: where the data are being made.
-            scratch: for downloads and what is not needed afterwards.
-            settings: how they are made.
-
-        Returns:
-            The arguments of `making.describe`.
-        """
-        return making.fill(self, folder, scratch, settings)
-
     def vocab_size(self, data_dir: AnyPath) -> int:
-        """Returns the number of different ids to predict."""
+        """Returns the number of ids to predict."""
         return self.vocab_sizes(data_dir)["targets"]
 
     def change_hparams(self, hparams: HParams) -> None:
-        """Sets what suits the problem in a model's hparams; to be called before the user's own."""
+        """Sets the problem's values in a model's hparams; call it before applying the user's."""
         for name, value in self.hparams_changes.items():
             if name in hparams.values():
                 hparams.set(name, value)
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Returns the figures of an evaluation, by the names in `metric_names`.
+        """Returns the evaluation metrics by the names in `metric_names`.
 
         Args:
-            sums: of what the model counted in all batches and of what `counts` returns;
-                "tokens" is how many symbols were predicted. See `metrics.METRICS`.
+            sums: over all batches, of what the model counted and of what `counts` returns; "tokens"
+                is the number of predicted tokens. See `metrics.METRICS`.
 
         Raises:
-            ValueError: a sum that a metric needs is not there, or nothing was predicted.
+            ValueError: a sum that a metric needs is missing, or nothing was predicted.
         """
         return compute(self.metric_names, sums)
 
@@ -265,10 +307,10 @@ class Problem(abc.ABC):
         self, predictions: Sequence[str], references: Sequence[str]
     ) -> dict[str, float]:
         """Scores decoded texts, by the names in `decode_metric_names`; see `text_scores.score`."""
-        return score(self.decode_metric_names, predictions, references)
+        return score(self.decode_metric_names or _DEFAULT_SCORES, predictions, references)
 
-    def folder(self, data_dir: AnyPath) -> Path:
-        """Returns where the problem's data lie."""
+    def directory(self, data_dir: AnyPath) -> Path:
+        """Returns the directory of the problem's data."""
         return Path(data_dir) / self.name
 
     def prepare(
@@ -280,48 +322,38 @@ class Problem(abc.ABC):
         num_workers: int | None = 1,
         max_bad_samples: int | None = None,
     ) -> Manifest:
-        """Makes the data, unless they are there already. They appear whole or not at all.
+        """Makes the data atomically, unless they exist already.
 
-        What a killed or interrupted attempt has finished is used.
+        The output of a killed or interrupted attempt is reused.
 
         Args:
-            data_dir: where the data of all problems lie, each in a folder of its own.
-            tmp_dir: where downloads stay; without it they are removed at the end.
-            overwrite: makes the data again, and replaces what there is only once that succeeded.
-            num_shards: in how many parts train is stored; by default one for each 500 samples,
-                up to 64. The batches do not depend on it.
-            num_workers: processes that encode; the files do not depend on it. None: as many as are
-                worth it, up to one for each core.
-            max_bad_samples: samples that cannot be used are left out, counted and named, up to this
-                number; by default one in 1,000.
+            data_dir: contains a directory for each problem.
+            tmp_dir: for downloads, which are kept; without it they are removed at the end.
+            overwrite: make the data again, and replace the old data only on success.
+            num_shards: number of shards of train; by default one per 500 samples, at most 64. The
+                batches do not depend on it.
+            num_workers: number of encoding processes; the files do not depend on it. None: as many
+                as are worthwhile, at most one per core.
+            max_bad_samples: up to this number, samples that cannot be used are skipped, counted and
+                reported; by default one in 1,000.
 
         Returns:
-            What the folder holds.
+            The manifest of the directory.
 
         Raises:
-            ValueError: what there is is damaged (and `overwrite` is off), or no data can be made
-                from what the problem finds.
-            OSError: the folder cannot be written.
+            ValueError: existing data are damaged (and `overwrite` is off), or no data can be made
+                from the sources.
+            OSError: the directory cannot be written.
         """
-        if num_shards is not None:
-            check_positive(num_shards=num_shards)
-        if num_workers is not None:
-            check_positive(num_workers=num_workers)
-        if max_bad_samples is not None and max_bad_samples < 0:
-            raise ValueError(f"max_bad_samples must be at least 0, is {max_bad_samples}")
-        folder = self.folder(data_dir)
-        if folder.exists() and not overwrite:
+        settings = GenerationSettings(num_shards, num_workers, max_bad_samples)
+        directory = self.directory(data_dir)
+        if directory.exists() and not overwrite:
             return self.check_prepared(data_dir)
-        self.plan()  # what is wrong with the options is said before anything is touched
-        with publish.only_one_maker(folder):
-            if folder.exists() and not overwrite:  # made while this process waited
-                return self.check_prepared(data_dir)
-            settings = GenerationSettings(num_shards, num_workers, max_bad_samples)
-            making.make(self, folder, tmp_dir, settings)
-        return Manifest.read(folder)
+        made = prepare.build(self, directory, tmp_dir, overwrite, settings)
+        return made or self.check_prepared(data_dir)
 
     def digest(self, data_dir: AnyPath) -> str:
-        """Returns what tells these data from others: a SHA-256 of the files' checksums.
+        """Returns a digest that identifies these data: a SHA-256 of the files' checksums.
 
         Raises:
             FileNotFoundError, DamagedDataError: see `check_prepared`.
@@ -329,50 +361,58 @@ class Problem(abc.ABC):
         return self.check_prepared(data_dir).digest()
 
     def check_prepared(self, data_dir: AnyPath) -> Manifest:
-        """Checks that the data are there and whole; takes milliseconds.
+        """Checks in milliseconds that the data exist and are undamaged.
 
-        Sizes of all files are compared with the manifest, and checksums of the small ones, the
-        vocabulary among them. The blocks of the others are checked when they are first read.
+        Compares the sizes of all files with the manifest, and the checksums of the small ones,
+        including the vocabulary. The blocks of the others are checked when they are first read.
 
         Returns:
-            What the folder holds.
+            The manifest of the directory.
 
         Raises:
-            FileNotFoundError: there are none; says the command that makes them.
+            FileNotFoundError: there are no data; names the command that makes them.
             ValueError: they are damaged, or were made with other options than those given to the
-                problem; says what is wrong and the command.
+                problem; names the fault and the command.
         """
-        made = prepared.check(self, data_dir)
+        directory, command = self.directory(data_dir), self.datagen_command(data_dir)
+        made = prepared.check(self.name, directory, self.given_options, command)
         if self.warns_of_changes:
             self.warns_of_changes = False
-            if changed := self.changed_sources(self.folder(data_dir)):
+            if changed := self.changed_sources(directory):
                 logging.warning(
                     "the data of %s do not have what has changed since they were made: %s; make "
                     "them again with\n  %s --overwrite",
                     self.name,
                     changed,
-                    self.datagen_command(data_dir),
+                    command,
                 )
         return made
 
     def check_contents(self, data_dir: AnyPath, num_workers: int = 1) -> Manifest:
         """Checks the data as `check_prepared` does, and every byte of them.
 
-        What stands in two splits is looked for again, and said.
+        Examples that occur in two splits are reported again.
 
         Args:
-            data_dir: where they are.
-            num_workers: how many files are read at a time.
+            data_dir: where the data were prepared.
+            num_workers: number of files read at a time.
         """
-        made = prepared.check_contents(self, data_dir, num_workers)
-        making.report_overlaps(
-            self.name, {split: [self.stored(data_dir, split)] for split in self.splits}
-        )
+        directory, command = self.directory(data_dir), self.datagen_command(data_dir)
+        made = prepared.check(self.name, directory, self.given_options, command)
+        prepared.check_contents(self.name, directory, made, command, num_workers)
+        report_overlaps(self.name, {split: [self.stored(data_dir, split)] for split in self.splits})
         return made
 
     def datagen_command(self, data_dir: AnyPath) -> str:
-        """Returns the command that makes the data, with the options they were made with before."""
-        return prepared.datagen_command(self, data_dir)
+        """Returns the command that makes the data again with the same options."""
+        return prepared.datagen_command(
+            self.name,
+            type(self).__module__.partition(".")[0],
+            data_dir,
+            self.directory(data_dir),
+            self.default_generation_options(),
+            self.given_options,
+        )
 
     def stream(
         self,
@@ -389,13 +429,13 @@ class Problem(abc.ABC):
             split: one of `splits`.
             batch_size: examples of the global batch.
             length: tokens of an example.
-            seed: which shuffle; only the first of `splits` is shuffled.
+            seed: of the shuffle; only the first of `splits` is shuffled.
 
         Returns:
             For the first of `splits` an endless stream; else a `OnePassStream`.
 
         Raises:
-            FileNotFoundError, ValueError: as `check_prepared`, or an argument cannot be.
+            FileNotFoundError, ValueError: as `check_prepared`, or an argument is invalid.
         """
         self.check_split(split)
         check_positive(batch_size=batch_size, length=length)
@@ -405,16 +445,16 @@ class Problem(abc.ABC):
         return OnePassStream(self.examples(data_dir, split, length), batch_size)
 
     def stored(self, data_dir: AnyPath, split: str) -> dict[str, Column]:
-        """Returns the stored columns of a split. The data have been checked."""
-        folder = self.folder(data_dir)
-        made = Manifest.read(folder)
+        """Returns the stored columns of a split; the caller has checked the data."""
+        directory = self.directory(data_dir)
+        made = Manifest.read(directory)
         dtypes = {column: np.dtype(dtype) for column, dtype in made.columns.items()}
-        return open_columns(folder, split, made.splits[split].shards, dtypes)
+        return open_columns(directory, split, made.splits[split].shards, dtypes)
 
     def index_directory(self, data_dir: AnyPath) -> IndexDirectory:
-        """Returns where the indexes of the data's rows are kept. The data have been checked."""
-        folder = self.folder(data_dir)
-        return IndexDirectory(folder / ".index", Manifest.read(folder).digest())
+        """Returns the directory of the row indexes; the caller has checked the data."""
+        directory = self.directory(data_dir)
+        return IndexDirectory(directory / ".index", Manifest.read(directory).digest())
 
     def decode_example(self, data_dir: AnyPath, split: str, number: int) -> dict[str, Any]:
         """Returns the sample that a stored example was made from.
@@ -422,21 +462,21 @@ class Problem(abc.ABC):
         Args:
             data_dir: where the data were prepared.
             split: one of `splits`.
-            number: of the example, in the order of the files.
+            number: index of the example, in the order of the files.
 
         Raises:
-            IndexError: there are not as many.
+            IndexError: there are fewer examples.
         """
         self.check_split(split)
         columns = self.stored(data_dir, split)
         count = len(next(iter(columns.values())))
         if not 0 <= number < count:
             raise IndexError(f"example {number} asked for, {split} of {self.name} has {count}")
-        decode = self.decoder(self.folder(data_dir))
+        decode = self.decoder(self.directory(data_dir))
         return decode({name: column.example(number) for name, column in columns.items()})
 
     def check_split(self, split: str) -> None:
-        """Raises ValueError, with the nearest, if the data have no split of this name."""
+        """Raises ValueError, with the nearest name, if the problem has no such split."""
         if split not in self.splits:
             known = nearest(split, self.splits, f"splits of {self.name}")
             raise ValueError(f"unknown split {split!r}: {known}")

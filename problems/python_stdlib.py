@@ -1,4 +1,4 @@
-"""Python's own standard library as a text to model: on every machine, without a download."""
+"""Language modelling on Python's standard library, which needs no download."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from t2tp import registry
 from t2tp.problems.languagemodel import LanguageModelProblem
-from t2tp.problems.tfds_source import FromTfds, import_tfds, quiet
+from t2tp.problems.sources.tfds_source import FromTfds, import_tfds, quiet
 
 if TYPE_CHECKING:
     import tensorflow_datasets as tfds
@@ -20,38 +20,41 @@ class LanguagemodelPythonStdlib(FromTfds, LanguageModelProblem):
     """The standard library's .py sources, about 30 MB; the same Python gives the same data."""
 
     def source_dir(self) -> Path:
-        """Returns the folder of the sources: the standard library of the Python that runs."""
+        """Returns the directory of the sources: the standard library of the running Python."""
         return Path(sysconfig.get_path("stdlib"))
 
-    def dataset_builder(self, folder: Path, tmp_dir: Path) -> tfds.core.DatasetBuilder:
-        """Returns the builder of the `python_stdlib` dataset, which is kept with the data."""
+    def dataset_builder(self, directory: Path, tmp_dir: Path) -> tfds.core.DatasetBuilder:
+        """Returns the builder of the `python_stdlib` dataset, which is stored with the data."""
         import_tfds()
         from t2tp.problems.python_stdlib_builder import PythonStdlib, SourcesConfig
 
         config = SourcesConfig(name=_python(), source_dir=self.source_dir())
-        return PythonStdlib(data_dir=folder / "dataset", config=config, file_format="array_record")
+        return PythonStdlib(
+            data_dir=directory / "dataset", config=config, file_format="array_record"
+        )
 
-    def origin(self, folder: Path, tmp_dir: Path) -> dict[str, Any]:
-        """Says which Python it was, and how many of its files were skipped."""
+    def provenance(self, directory: Path, tmp_dir: Path) -> dict[str, Any]:
+        """Returns the version of Python and the numbers of skipped files."""
         with quiet():
-            metadata = self.dataset_builder(folder, tmp_dir).info.metadata
+            metadata = self.dataset_builder(directory, tmp_dir).info.metadata
         return {"python": _python(), **(metadata or {})}
 
-    def plan(self) -> dict[str, Any]:
-        """Says which Python it is."""
-        return {"python": _python(), "sources": str(self.source_dir())}
+    def data_dependencies(self) -> dict[str, Any]:
+        """Returns the version of Python and the path of its library."""
+        sources = {"python": _python(), "sources": str(self.source_dir())}
+        return {**super().data_dependencies(), **sources}
 
 
 @registry.register_problem
 class LanguagemodelPythonStdlibBytes(LanguagemodelPythonStdlib):
-    """The same, a token for each byte."""
+    """The standard library's sources, a token per byte."""
 
     vocabulary_kind = "byte"
 
 
 @registry.register_problem
 class LanguagemodelPythonStdlibCharacters(LanguagemodelPythonStdlib):
-    """The same, a token for each of the 256 most frequent characters."""
+    """The standard library's sources, a token for each of the 256 most frequent characters."""
 
     vocabulary_kind = "character"
     vocabulary_size = 259 + 256

@@ -1,9 +1,9 @@
-"""The TFDS dataset of the Python sources in a folder, by default those of the standard library.
+"""The TFDS dataset of the Python sources in a directory, by default those of the standard library.
 
 This module imports TFDS, which takes seconds: import it where a dataset is made.
 
-The files are ArrayRecord: `as_data_source` then gives any document by its number. Of TFDS's other
-formats, TFRecord has no random access, and Parquet and Riegeli need packages of their own.
+The files are ArrayRecord, so that `as_data_source` has random access. Of TFDS's other formats,
+TFRecord has no random access, and Parquet and Riegeli need additional packages.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from absl import logging
 
 _NOT_OURS = {"site-packages", "dist-packages", "__pycache__"}
 
-# Percent of the files, by split; the rest is train.
+# Percentage of the files by split; the rest is train.
 _PERCENT = {"validation": 3, "test": 3}
 
 
 @dataclasses.dataclass(eq=False)
 class SourcesConfig(tfds.core.BuilderConfig):
-    """Which sources.
+    """The configuration of the sources.
 
     Attributes:
-        source_dir: the folder in which the sources lie, at any depth.
+        source_dir: the directory of the sources, searched recursively.
     """
 
     source_dir: Path = dataclasses.field(kw_only=True)
 
 
 class _LocalInfo(tfds.core.DatasetInfo):
-    """TFDS looks for a dataset's figures in its bucket on the network, unless told otherwise."""
+    """Dataset info without the default download of statistics from TFDS's bucket."""
 
     def initialize_from_bucket(self) -> None:
-        """Looks for nothing: the figures are made with the dataset."""
+        """Downloads nothing: the statistics are computed with the dataset."""
 
 
 class PythonStdlib(tfds.core.GeneratorBasedBuilder):
@@ -53,7 +53,7 @@ class PythonStdlib(tfds.core.GeneratorBasedBuilder):
             features=tfds.features.FeaturesDict(
                 {"path": tfds.features.Text(), "text": tfds.features.Text()}
             ),
-            # The keys are paths, so this is their order, and no hash of TFDS's.
+            # The keys are paths, so the order is that of the paths, not of TFDS's hashes.
             disable_shuffling=True,
             metadata=tfds.core.MetadataDict(),
         )
@@ -84,12 +84,12 @@ class PythonStdlib(tfds.core.GeneratorBasedBuilder):
 
 
 class Sources(NamedTuple):
-    """What was found in a folder.
+    """The sources in a directory.
 
     Attributes:
-        texts: by path relative to the folder with "/" between its parts, in the order of paths.
-        not_utf8: how many files were skipped because they are not UTF-8.
-        empty: how many files were skipped because there is nothing in them.
+        texts: by path relative to the directory with "/" as separator, sorted by path.
+        not_utf8: number of files skipped because they are not UTF-8.
+        empty: number of files skipped because they are empty.
     """
 
     texts: dict[str, str]
@@ -98,7 +98,7 @@ class Sources(NamedTuple):
 
 
 def read_sources(source_dir: Path) -> Sources:
-    """Reads the `.py` files in a folder, without the packages that were installed there.
+    """Reads the `.py` files in a directory, without installed packages.
 
     Raises:
         ValueError: there are none.
@@ -134,7 +134,7 @@ def read_sources(source_dir: Path) -> Sources:
 
 
 def split_of(path: str) -> str:
-    """Returns the split that a file belongs to: a function of its path, and of nothing else."""
+    """Returns the split of a file, which depends on its path only."""
     place = int.from_bytes(hashlib.sha256(path.encode("utf-8")).digest()[:8], "big") % 100
     for split, percent in _PERCENT.items():
         if place < percent:

@@ -12,23 +12,23 @@ from typing import Any
 import numpy as np
 
 from t2tp import registry
+from t2tp.atomic_file import write_text
 from t2tp.hparam import HParams
-from t2tp.problems.generation import Sample, Samples, ShuffledSamples, Stored
+from t2tp.problems.data.sample import Sample, Samples, SkippedSampleError, StoredExample
 from t2tp.problems.languagemodel import LanguageModelProblem
+from t2tp.problems.prepare.split_samples import ShuffledSamples
 from t2tp.problems.problem import AnyPath
-from t2tp.problems.records import ENDINGS, Records
-from t2tp.problems.samples import SkippedSampleError
-from t2tp.problems.text_files import FileProblem, Made
+from t2tp.problems.sources.records import ENDINGS, Records
+from t2tp.problems.text_files import FileProblem, GeneratedSamples
 from t2tp.problems.text_to_class import Text2ClassProblem
 from t2tp.problems.text_to_text import Text2TextProblem
-from t2tp.whole_file import write_text
 
 _CLASSES_FILE = "classes.json"
 
-# What has more different targets is hardly a matter of classes.
+# More distinct targets than this are probably texts, not classes.
 _MAX_CLASSES = 1000
 
-# What the splits of Hugging Face's datasets are called.
+# Names of the splits of Hugging Face's datasets.
 _SPLIT_NAMES = {
     "files": ("train",),
     "validation_files": ("validation", "valid", "dev"),
@@ -36,8 +36,8 @@ _SPLIT_NAMES = {
 }
 
 
-# The data of a directory, whatever lies beside them: `datasets` has notes in JSON there, and other
-# Arrow files for what it has computed.
+# The data files of a directory, but not its other files: `datasets` also writes JSON metadata
+# there, and Arrow files for cached results.
 _IN_DIRECTORIES = (
     "data-*.arrow",
     *(f"*{ending}" for ending in (".parquet", ".arrow", ".jsonl", ".ndjson")),
@@ -46,16 +46,15 @@ _IN_DIRECTORIES = (
 
 
 class RecordProblem(FileProblem):
-    """Samples from records; to be put before the problem's family.
+    """Samples from records; a mixin that precedes the problem's family among the bases.
 
     Options:
-        files: a path, a pattern, or a directory: one that `datasets` has saved (`save_to_disk`), or
-            of Parquet files or the like. Where the directory has splits they are used.
-        validation_files, test_files: the same, for what is held out.
+        files: a path, a pattern, or a directory: saved by `datasets` (`save_to_disk`), or with
+            Parquet files or the like. The splits of the directory are used if it has any.
+        validation_files, test_files: the same, for held-out data.
 
     Attributes:
-        field_defaults: the options that name the values of a record that are read, and what is read
-            unless it is said.
+        field_defaults: the options that name the fields read from a record, and their defaults.
     """
 
     file_options = ("files",)
@@ -64,7 +63,7 @@ class RecordProblem(FileProblem):
     field_defaults: Mapping[str, str]
 
     def __init__(self, options: str = ""):
-        """Takes options, and finds what a directory that is named has in it."""
+        """Parses options, and finds the files of a directory that they name."""
         super().__init__(options)
         for option in _SPLIT_NAMES:
             directory = Path(self.options.get(option)).expanduser()
@@ -79,7 +78,7 @@ class RecordProblem(FileProblem):
         return options
 
     def _take_directory(self, option: str, directory: Path) -> None:
-        """Puts patterns of files in the place of a directory."""
+        """Replaces a directory by patterns of its files."""
         found = {option: find_pattern(directory, ())}
         if option == "files":
             by_split = {
@@ -88,7 +87,7 @@ class RecordProblem(FileProblem):
             if by_split["files"]:
                 found = by_split
             if found.get("test_files") and not found["validation_files"]:
-                # Half of what is held out is for test then; see `FileProblem`.
+                # Half of the held-out data is for test then; see `FileProblem`.
                 found["validation_files"] = found.pop("test_files")
         if not found[option]:
             raise ValueError(
@@ -101,7 +100,7 @@ class RecordProblem(FileProblem):
                 self.given_options[name] = pattern
 
     def read(self, files: Sequence[Sequence[Path]], scratch: Path) -> Samples:
-        """Opens the records; a sample has the values that the options name."""
+        """Opens the records; a sample has the fields that the options name."""
         records = Records(files[0], scratch)
         names = {option: self.options.get(option) for option in self.field_defaults}
 
@@ -111,17 +110,17 @@ class RecordProblem(FileProblem):
                 raise SkippedSampleError("a value is missing")
             return values
 
-        return Made(len(records), sample)
+        return GeneratedSamples(len(records), sample)
 
 
 def find_pattern(directory: Path, words: Sequence[str]) -> str:
     """Returns a pattern for the files of a directory, of one format.
 
     Args:
-        directory: where they are.
-        words: names of a split; those files are meant that are in a directory of such a name, at
-            any depth, or that have it as their name or at its beginning, as in
-            "train-00000.parquet". Without words all are meant.
+        directory: where the files are.
+        words: names of a split; the files are those in a directory of such a name, at any depth,
+            or whose name is or begins with one, as in "train-00000.parquet". Without words all
+            files match.
 
     Returns:
         "" if there is no such file.
@@ -143,8 +142,8 @@ _FILE_OPTIONS = ("files", "validation_files", "test_files")
 class LanguagemodelRecords(RecordProblem, LanguageModelProblem):
     """Language modelling on records: --problem_options='files=reviews.jsonl,text=body'.
 
-    Options, besides those of `RecordProblem` and `LanguageModelProblem`:
-        text: name of the value that is a document.
+    Options, in addition to those of `RecordProblem` and `LanguageModelProblem`:
+        text: name of the field that is a document.
     """
 
     field_defaults = {"text": "text"}
@@ -155,8 +154,8 @@ class LanguagemodelRecords(RecordProblem, LanguageModelProblem):
 class Text2textRecords(RecordProblem, Text2TextProblem):
     """Text to text on records: --problem_options='files=pairs.csv,inputs=en,targets=de'.
 
-    Options, besides those of `RecordProblem` and `Text2TextProblem`:
-        inputs, targets: names of the values.
+    Options, in addition to those of `RecordProblem` and `Text2TextProblem`:
+        inputs, targets: names of the fields.
     """
 
     field_defaults = {"inputs": "inputs", "targets": "targets"}
@@ -167,56 +166,57 @@ class Text2textRecords(RecordProblem, Text2TextProblem):
 class Text2classRecords(RecordProblem, Text2ClassProblem):
     """Text to class on records: --problem_options='files=mails.parquet,inputs=body,targets=spam'.
 
-    The classes are the different values of the targets, in their order.
+    The classes are the distinct values of the targets, sorted.
 
-    Options, besides those of `RecordProblem` and `Text2ClassProblem`:
-        inputs: name of the text.
-        targets: name of the class: a number, a word, true or false.
+    Options, in addition to those of `RecordProblem` and `Text2ClassProblem`:
+        inputs: name of the text field.
+        targets: name of the class field: a number, a word, true or false.
     """
 
     field_defaults = {"inputs": "inputs", "targets": "targets"}
     making_options = (*Text2ClassProblem.making_options, *_FILE_OPTIONS, "inputs", "targets")
-    class_names: tuple[str, ...] = ()
 
-    def make_vocabulary(self, folder: Path, samples: Callable[[str], ShuffledSamples]) -> str:
-        """Writes the classes besides the vocabulary."""
+    def make_vocabulary(self, directory: Path, samples: Callable[[str], ShuffledSamples]) -> str:
+        """Writes the classes and the vocabulary."""
         found: set[str] = set()
         for sample in itertools.chain.from_iterable(map(samples, self.splits)):
             found.add(str(sample["targets"]))
-            if len(found) > _MAX_CLASSES:  # said now: texts would fill the memory
+            if len(found) > _MAX_CLASSES:  # checked early: texts would fill the memory
                 raise ValueError(
                     f"{self.name}: the targets {self.options.targets!r} have {len(found)} or more "
                     f"different values, and there may be {_MAX_CLASSES} classes: for texts use "
                     "text2text_records"
                 )
-        write_text(folder / _CLASSES_FILE, json.dumps(sorted(found, key=_by_number)) + "\n")
-        return super().make_vocabulary(folder, samples)
+        write_text(directory / _CLASSES_FILE, json.dumps(sorted(found, key=_by_number)) + "\n")
+        return super().make_vocabulary(directory, samples)
 
-    def encoder(self, folder: Path) -> Callable[[Sample], Stored]:
-        """Returns what makes the tokens of a text, and the number of its class."""
-        self._read_classes(folder)
-        encode = super().encoder(folder)
+    def encoder(self, directory: Path) -> Callable[[Sample], StoredExample]:
+        """Returns a function that encodes a text and its class."""
+        self._read_classes(directory)
+        encode = super().encoder(directory)
         numbers = {name: number for number, name in enumerate(self.class_names)}
         return lambda sample: encode(
             {"inputs": sample["inputs"], "label": numbers[str(sample["targets"])]}
         )
 
-    def decoder(self, folder: Path) -> Callable[[Mapping[str, np.ndarray]], dict[str, Any]]:
-        """Returns what makes the text of its tokens, and the number of the class."""
-        self._read_classes(folder)
-        return super().decoder(folder)
+    def decoder(self, directory: Path) -> Callable[[Mapping[str, np.ndarray]], dict[str, Any]]:
+        """Returns a function that decodes a text and its class."""
+        self._read_classes(directory)
+        return super().decoder(directory)
 
     def vocab_sizes(self, data_dir: AnyPath) -> dict[str, int]:
         """Returns the number of tokens of the inputs and the number of classes."""
         self.check_prepared(data_dir)
-        self._read_classes(self.folder(data_dir))
+        self._read_classes(self.directory(data_dir))
         return super().vocab_sizes(data_dir)
 
-    def _read_classes(self, folder: Path) -> None:
-        self.class_names = tuple(json.loads((folder / _CLASSES_FILE).read_text(encoding="utf-8")))
+    def _read_classes(self, directory: Path) -> None:
+        self.class_names = tuple(
+            json.loads((directory / _CLASSES_FILE).read_text(encoding="utf-8"))
+        )
 
 
 def _by_number(name: str) -> tuple[bool, int, str]:
-    """Sorts numbers by their size, before words."""
+    """Returns a sort key: numbers by size, then words."""
     is_number = name.removeprefix("-").isdecimal()
     return (not is_number, int(name) if is_number else 0, name)

@@ -1,4 +1,4 @@
-"""One vocabulary for the problems of a mixture, trained on their texts in the mixture's shares."""
+"""One vocabulary for the problems of a mixture, trained on their texts in its proportions."""
 
 from __future__ import annotations
 
@@ -6,27 +6,22 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from t2tp.problems.generation import GenerationSettings, bad_limit
+from t2tp.problems.prepare.split_samples import ShuffledSamples
 from t2tp.problems.problem import Problem
-from t2tp.problems.samples import BadSamples, ShuffledSamples, open_samples
-from t2tp.problems.subwords import SAMPLE_BYTES
-from t2tp.problems.text import (
-    TextProblem,
-    find_vocabulary,
-    load_vocabulary,
-    write_vocabulary,
-)
-from t2tp.problems.vocabulary import Vocabulary
+from t2tp.problems.text import TextProblem
+from t2tp.problems.vocab.subwords import SAMPLE_BYTES
+from t2tp.problems.vocab.vocabulary import Vocabulary
+from t2tp.problems.vocab.vocabulary_file import find_vocabulary, load_vocabulary, write_vocabulary
 
 # Options that the problems of a mixture must have in common.
 _OPTIONS = ("vocab_size", "vocabulary_from")
 
 
 def sharing(parts: Sequence[Problem]) -> list[TextProblem]:
-    """Returns the problems for which one vocabulary has to be trained.
+    """Returns the problems for which a common vocabulary has to be trained.
 
-    They are all the problems, or none: a single one has its own, bytes need no training, and what
-    is no text has fixed symbols.
+    They are all the problems, or none: a single one has its own, bytes need no training, and
+    problems without text have fixed tokens.
 
     Raises:
         ValueError: some of them have a vocabulary that the others cannot use.
@@ -43,12 +38,12 @@ def sharing(parts: Sequence[Problem]) -> list[TextProblem]:
 
 
 def agree(mixture: str, parts: Sequence[TextProblem]) -> None:
-    """Gives all problems the vocabulary's options that one of them was given.
+    """Sets the vocabulary's options of all problems to those given to one of them.
 
-    Without a `vocab_size` it is the largest of their own.
+    Without a `vocab_size` the largest of their defaults is used.
 
     Raises:
-        ValueError: they were given different ones, or two problems on the same data other options.
+        ValueError: the given values differ, or the options of two problems on the same data.
     """
     for option in _OPTIONS:
         given = {part.given_options[option] for part in parts if option in part.given_options}
@@ -62,8 +57,8 @@ def agree(mixture: str, parts: Sequence[TextProblem]) -> None:
             part.options.set(option, value)
     on_data: dict[Path, TextProblem] = {}
     for part in parts:
-        other = on_data.setdefault(part.folder(""), part)
-        if other.made_with() != part.made_with():
+        other = on_data.setdefault(part.directory(""), part)
+        if other.generation_options() != part.generation_options():
             raise ValueError(
                 f"options of {mixture}: {other.name} and {part.name} have the same data, made with "
                 "the same options; give them without the name of a problem"
@@ -71,55 +66,52 @@ def agree(mixture: str, parts: Sequence[TextProblem]) -> None:
 
 
 def make_shared_vocabulary(
-    parts: Sequence[tuple[TextProblem, Path]],
+    parts: Sequence[tuple[TextProblem, Path, ShuffledSamples]],
     shares: Callable[[Sequence[int]], Sequence[float]],
-    folder: Path,
-    scratch: Path,
-    settings: GenerationSettings,
+    directory: Path,
 ) -> str:
-    """Writes the vocabulary into the mixture's folder and into those of its problems.
+    """Writes the vocabulary into the mixture's directory and into those of its problems.
 
     Args:
-        parts: the problems, each with the folder in which its data are being made, downloads done.
-        shares: numbers of the problems' samples -> their shares, with any sum.
-        folder: the mixture's.
-        scratch: where the downloads are.
-        settings: how the data are made.
+        parts: the problems, each with the directory in which its data are being made and the
+            samples of its train split.
+        shares: numbers of the problems' samples -> their proportions, with any sum.
+        directory: the mixture's.
 
     Returns:
         The name of the file.
     """
-    first, _ = parts[0]
+    first, _, _ = parts[0]
     if first.options.vocabulary_from:
-        if find_vocabulary(folder) is None:
+        if find_vocabulary(directory) is None:
             home = Path(first.options.vocabulary_from).expanduser()
-            write_vocabulary(folder, load_vocabulary(home))
+            write_vocabulary(directory, load_vocabulary(home))
     else:
-        texts = [_Texts(part, home, scratch, settings) for part, home in parts]
-        of_each = shares([len(each) for each in texts])
-        is_ceiling = not any("vocab_size" in part.given_options for part, _ in parts)
-        shared = in_shares(texts, of_each, SAMPLE_BYTES)
-        first.make_vocabulary_of(folder, shared, is_ceiling)
-    return _copy(load_vocabulary(folder), [home for _, home in parts])
+        of_each = shares([len(samples) for _, _, samples in parts])
+        is_ceiling = not any("vocab_size" in part.given_options for part, _, _ in parts)
+        texts = [_Texts(part, samples) for part, _, samples in parts]
+        first.make_vocabulary_of(directory, interleave(texts, of_each, SAMPLE_BYTES), is_ceiling)
+    return _copy(load_vocabulary(directory), [home for _, home, _ in parts])
 
 
-def in_shares(
+def interleave(
     texts: Sequence[Iterable[str]], shares: Sequence[float], most_bytes: int
 ) -> Iterator[str]:
-    """Gives texts of several sources, so that each has its share of the bytes at any time.
+    """Yields texts of several sources so that their bytes are in proportion at any time.
 
-    A source that is at its end begins anew, until all have been at their end.
+    A source that is exhausted restarts, until all have been exhausted once.
 
     Args:
-        texts: of each source, to be gone through any number of times.
-        shares: of the sources, with any sum.
-        most_bytes: when so many bytes have been given it is enough.
+        texts: of each source, iterable any number of times.
+        shares: proportions of the sources, with any sum.
+        most_bytes: stops after this many bytes.
     """
     running = [iter(each) for each in texts]
     given = [0] * len(texts)
     unread = {number for number, share in enumerate(shares) if share > 0}
     sources = sorted(unread)
     while unread and sources and sum(given) < most_bytes:
+        # The source that is furthest behind its proportion is next.
         number = min(sources, key=lambda source: given[source] / shares[source])
         text = next(running[number], None)
         if text is None:
@@ -133,18 +125,11 @@ def in_shares(
 
 
 class _Texts:
-    """The texts of a problem's train split, any number of times."""
+    """The texts of a problem's train split, iterable any number of times."""
 
-    def __init__(self, part: TextProblem, home: Path, scratch: Path, settings: GenerationSettings):
-        train = part.splits[0]
-        samples = open_samples(part, train, home, scratch)
-        bad = BadSamples(part.name, bad_limit({train: len(samples)}, settings))
+    def __init__(self, part: TextProblem, samples: ShuffledSamples):
         self._part = part
-        self._samples = ShuffledSamples(samples, train, bad)
-
-    def __len__(self) -> int:
-        """Returns the number of samples."""
-        return len(self._samples)
+        self._samples = samples
 
     def __iter__(self) -> Iterator[str]:
         return self._part.all_texts(self._samples)
@@ -158,7 +143,7 @@ def _copy(vocabulary: Vocabulary, homes: Iterable[Path]) -> str:
 
 
 def _kind(part: TextProblem) -> str:
-    """Says of which kind a problem's vocabulary is."""
+    """Describes the kind of a problem's vocabulary."""
     if part.vocabulary_kind == "subword":
         return f"{part.subword_model} sub-words of texts with normalization {part.normalization}"
     return f"{part.vocabulary_kind}s"

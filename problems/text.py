@@ -1,4 +1,4 @@
-"""What problems with text have in common: a vocabulary, made from the text of the train split."""
+"""Common to problems with text: a vocabulary, trained on the texts of the train split."""
 
 from __future__ import annotations
 
@@ -7,34 +7,42 @@ import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from absl import logging
 
+from t2tp.atomic_file import write_text
 from t2tp.hparam import HParams
-from t2tp.problems.characters import CharacterVocabulary, count_characters
-from t2tp.problems.generation import Sample, ShuffledSamples
+from t2tp.problems.data.manifest import Manifest
+from t2tp.problems.data.sample import Sample
+from t2tp.problems.data.sample_digest import TEXTS_NOTE, ChangedSourcesError, DigestedTexts
+from t2tp.problems.prepare.split_samples import ShuffledSamples
 from t2tp.problems.problem import AnyPath, Problem
-from t2tp.problems.sample_digest import TEXTS_NOTE, ChangedSourcesError, DigestedTexts
-from t2tp.problems.subwords import SubwordVocabulary, train_subwords
-from t2tp.problems.vocabulary import Vocabulary
-from t2tp.whole_file import write_bytes, write_text
+from t2tp.problems.vocab.characters import CharacterVocabulary, count_characters
+from t2tp.problems.vocab.subwords import train_subwords
+from t2tp.problems.vocab.vocabulary import Vocabulary
+from t2tp.problems.vocab.vocabulary_file import (
+    find_vocabulary,
+    load_vocabulary,
+    vocabulary_sha256,
+    write_vocabulary,
+)
 
 
 class TextProblem(Problem):
-    """A problem with text in it.
+    """A problem with text.
 
     Attributes:
         vocabulary_kind: "subword", "byte" or "character".
-        vocabulary_size: number of tokens wanted, or as many as the texts allow; of bytes there are
-            always 259.
+        vocabulary_size: target number of tokens; fewer if the texts do not have as many. Byte
+            vocabularies always have 259.
         subword_model: "bpe" or "unigram".
-        normalization: "none", or "nfkc" or "nmt_nfkc", which sub-words can have.
+        normalization: "none", or for sub-words also "nfkc" or "nmt_nfkc".
 
     Options:
-        vocab_size: in place of `vocabulary_size`; the texts must allow it.
-        vocabulary_from: the folder of another problem's data, whose vocabulary is used; problems
-            that are trained one after the other need the same.
+        vocab_size: overrides `vocabulary_size`; the texts must suffice for it.
+        vocabulary_from: the directory of another problem's data, whose vocabulary is used; problems
+            that are trained on in succession need the same.
     """
 
     vocabulary_kind: ClassVar[str] = "subword"
@@ -47,42 +55,62 @@ class TextProblem(Problem):
         """Declares the vocabulary's options."""
         options = super().default_options()
         options.add("vocab_size", self.vocabulary_size, help="tokens of the vocabulary")
-        options.add("vocabulary_from", "", help="folder of the problem whose vocabulary is used")
+        options.add("vocabulary_from", "", help="directory of the problem whose vocabulary is used")
         return options
+
+    @property
+    def _lender(self) -> Path:
+        """The directory whose vocabulary is used."""
+        return Path(self.options.vocabulary_from).expanduser()
+
+    def data_dependencies(self) -> dict[str, Any]:
+        """Returns the checksum of the vocabulary if it is another problem's."""
+        taken = {}
+        if self.options.vocabulary_from:
+            taken["vocabulary"] = vocabulary_sha256(self._lender)
+        return {**super().data_dependencies(), **taken}
+
+    def changed_sources(self, directory: Path) -> str:
+        """Returns which sources have changed, including another problem's vocabulary."""
+        changed = super().changed_sources(directory)
+        made = Manifest.read(directory)
+        lender = Path(made.options.get("vocabulary_from") or directory).expanduser()
+        if find_vocabulary(lender) is None or vocabulary_sha256(lender) == made.vocabulary:
+            return changed
+        return "; ".join(filter(None, [changed, f"the vocabulary in {lender}"]))
 
     @abc.abstractmethod
     def texts(self, sample: Sample) -> list[str]:
-        """Returns the texts of a sample, which the vocabulary is made from."""
+        """Returns the texts of a sample, on which the vocabulary is trained."""
 
-    def make_vocabulary(self, folder: Path, samples: Callable[[str], ShuffledSamples]) -> str:
+    def make_vocabulary(self, directory: Path, samples: Callable[[str], ShuffledSamples]) -> str:
         """Writes the vocabulary; see `Problem.make_vocabulary`."""
-        if self.options.vocabulary_from and find_vocabulary(folder) is None:
-            home = Path(self.options.vocabulary_from).expanduser()
-            return write_vocabulary(folder, load_vocabulary(home))
+        if self.options.vocabulary_from and find_vocabulary(directory) is None:
+            return write_vocabulary(directory, load_vocabulary(self._lender))
         texts = self.all_texts(samples(self.splits[0]))
-        return self.make_vocabulary_of(folder, texts, "vocab_size" not in self.given_options)
+        return self.make_vocabulary_of(directory, texts, "vocab_size" not in self.given_options)
 
-    def make_vocabulary_of(self, folder: Path, texts: Iterable[str], is_ceiling: bool) -> str:
-        """Writes a vocabulary that is made from texts, unless there is one.
+    def make_vocabulary_of(self, directory: Path, texts: Iterable[str], is_ceiling: bool) -> str:
+        """Trains a vocabulary on texts and writes it, unless there is one.
 
         Args:
-            folder: where it is written.
-            texts: its texts.
-            is_ceiling: whether it may be smaller than the option says, as nobody asked for it.
+            directory: where it is written.
+            texts: the training texts.
+            is_ceiling: whether it may be smaller than the option, because the size was not given.
 
         Returns:
             The name of its file.
 
         Raises:
-            ChangedSourcesError: an interrupted run made it, from other texts.
+            ChangedSourcesError: an interrupted run made it from other texts.
         """
-        note, digested = folder / TEXTS_NOTE, DigestedTexts(texts)
-        made = find_vocabulary(folder)
+        note, digested = directory / TEXTS_NOTE, DigestedTexts(texts)
+        made = find_vocabulary(directory)
         if made is None:
             vocabulary = self.train_vocabulary(digested, is_ceiling)
             write_text(note, json.dumps([digested.count, digested.hexdigest()]))
-            return write_vocabulary(folder, vocabulary)
-        if note.is_file():  # and not by a mixture's other problems
+            return write_vocabulary(directory, vocabulary)
+        if note.is_file():  # not there if a mixture copied the vocabulary
             count, known = json.loads(note.read_text(encoding="utf-8"))
             for _ in itertools.islice(digested, count):
                 pass
@@ -94,7 +122,7 @@ class TextProblem(Problem):
         return made.name
 
     def train_vocabulary(self, texts: Iterable[str], is_ceiling: bool = False) -> Vocabulary:
-        """Makes a vocabulary of the problem's kind and size, or at most this size, from texts."""
+        """Trains a vocabulary of the problem's kind and size, or at most this size, on texts."""
         size = self.options.vocab_size
         if self.vocabulary_kind == "byte":
             return CharacterVocabulary()
@@ -104,7 +132,7 @@ class TextProblem(Problem):
         return train_subwords(texts, size, self.subword_model, self.normalization, is_ceiling)
 
     def all_texts(self, samples: ShuffledSamples) -> Iterator[str]:
-        """Gives the texts of samples, but for those that are left out or bad."""
+        """Yields the texts of samples, without those of skipped and bad samples."""
         for texts in samples.each(self._utf8_texts):
             yield from texts
 
@@ -117,41 +145,12 @@ class TextProblem(Problem):
     def vocabulary(self, data_dir: AnyPath) -> Vocabulary:
         """Loads the vocabulary of prepared data."""
         self.check_prepared(data_dir)
-        return load_vocabulary(self.folder(data_dir))
+        return load_vocabulary(self.directory(data_dir))
 
     def encode(self, data_dir: AnyPath, text: str) -> list[int]:
-        """Returns the token ids of a text, without an end of document."""
+        """Returns the token ids of a text, without an EOS."""
         return self.vocabulary(data_dir).encode(text)
 
     def decode(self, data_dir: AnyPath, ids: Iterable[int]) -> str:
-        """Returns the text of token ids, for those of `encode` the very text."""
+        """Returns the text of token ids; the inverse of `encode`."""
         return self.vocabulary(data_dir).decode(ids)
-
-
-def write_vocabulary(folder: Path, vocabulary: Vocabulary) -> str:
-    """Writes the vocabulary into a problem's folder, and returns the name of its file."""
-    write_bytes(folder / vocabulary.file_name, vocabulary.contents())
-    return vocabulary.file_name
-
-
-def find_vocabulary(folder: Path) -> Path | None:
-    """Returns the file of the vocabulary that lies in a problem's folder; None: there is none."""
-    files = (folder / kind.file_name for kind in (SubwordVocabulary, CharacterVocabulary))
-    return next((file for file in files if file.is_file()), None)
-
-
-def load_vocabulary(folder: Path) -> Vocabulary:
-    """Reads the vocabulary that lies in a problem's folder.
-
-    Raises:
-        FileNotFoundError: there is none.
-    """
-    file = find_vocabulary(folder)
-    if file is None:
-        raise FileNotFoundError(
-            f"no vocabulary in {folder}: neither {SubwordVocabulary.file_name} nor "
-            f"{CharacterVocabulary.file_name} is there"
-        )
-    if file.name == SubwordVocabulary.file_name:
-        return SubwordVocabulary(file.read_bytes())
-    return CharacterVocabulary.read(file.read_bytes())

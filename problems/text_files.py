@@ -11,34 +11,32 @@ from absl import logging
 
 from t2tp import registry
 from t2tp.hparam import HParams
-from t2tp.problems.generation import Sample, Samples
+from t2tp.problems.data.permutation import permute
+from t2tp.problems.data.sample import BadSampleError, Sample, Samples
 from t2tp.problems.languagemodel import LanguageModelProblem
-from t2tp.problems.lines import Files, Lines, find_files, fingerprint, json_names
-from t2tp.problems.permutation import permute
-from t2tp.problems.problem import AnyPath, Problem, WrongOptionError
-from t2tp.problems.samples import BadSampleError
-from t2tp.problems.sources import changed_sources, named, write_sources
+from t2tp.problems.prepare.preparable import WrongOptionError
+from t2tp.problems.prepare.source_changes import changed_sources, named, write_sources
+from t2tp.problems.problem import AnyPath, Problem
+from t2tp.problems.sources.user_files import Files, Lines, find_files, fingerprint, json_names
 from t2tp.problems.text_to_text import Text2TextProblem
 
-# Share of all samples that each held-out split gets when it has no files of its own.
+# Fraction of all samples in each held-out split without files.
 _HELD_OUT = {"validation": 0.03, "test": 0.03}
 
 
 class FileProblem(Problem):
-    """Samples from files; to be put before the problem's family.
+    """Samples from files; a mixin that precedes the problem's family among the bases.
 
     Attributes:
         file_options: the options that name the files.
-        validation_options: those of files that are held out, in the same order; without them 3 %
-            of the samples each, drawn by lot, are for validation and test.
-        test_options: those of files for test; without them half of the samples that are held out
-            are for test.
+        validation_options: those of held-out files, in the same order; without them validation and
+            test have 3 % of the samples each, chosen at random.
+        test_options: those of test files; without them test has half of the held-out samples.
+        dataset: distinguishes data of the same problem in one `data_dir`; "" for none. It is a
+            suffix of the problem's name, as in "translate_tsv:news".
 
-        dataset: tells the data from others of the same problem in one `data_dir`; "" for none. It
-            is given with the problem's name, as in "translate_tsv:news".
-
-    A file is in one split only: what is held out is left out of train, and what is for test of
-    validation, even where the patterns of both match it.
+    A file is in one split only: held-out files are left out of train, and test files out of
+    validation, even where the patterns of both match.
     """
 
     dataset = ""
@@ -49,15 +47,15 @@ class FileProblem(Problem):
 
     @property
     def name(self) -> str:
-        """The problem's name, and that of the data set: "translate_tsv:news"."""
+        """The problem's name with that of the data set: "translate_tsv:news"."""
         return f"{super().name}:{self.dataset}" if self.dataset else super().name
 
-    def folder(self, data_dir: AnyPath) -> Path:
-        """Returns where the data lie: each data set has a directory."""
-        folder = super().folder(data_dir)
+    def directory(self, data_dir: AnyPath) -> Path:
+        """Returns the directory of the data: each data set has one."""
+        directory = super().directory(data_dir)
         if not self.dataset:
-            return folder
-        return folder.with_name(f"{folder.name.partition(':')[0]}-{self.dataset}")
+            return directory
+        return directory.with_name(f"{directory.name.partition(':')[0]}-{self.dataset}")
 
     def default_options(self) -> HParams:
         """Declares the options that name files."""
@@ -71,35 +69,35 @@ class FileProblem(Problem):
         return options
 
     def read(self, files: Sequence[Sequence[Path]], scratch: Path) -> Samples:
-        """Opens the samples of some files.
+        """Opens the samples of files.
 
         Args:
             files: a list for each of `file_options`.
-            scratch: for what all processes that make the data need to know of the files.
+            scratch: for state that all processes that make the data share.
         """
         raise NotImplementedError
 
-    def samples(self, split: str, folder: Path, tmp_dir: Path) -> Samples:
+    def samples(self, split: str, directory: Path, tmp_dir: Path) -> Samples:
         """Opens the samples of a split; see `Problem.samples`."""
         train, validation, test = self.splits
         held_out = self._held_out()
         if validation not in held_out:
             everything = self.read(self._files(self.file_options), tmp_dir)
-            return Chosen(everything, self._drawn(split, len(everything)))
+            return SampleSubset(everything, self._drawn(split, len(everything)))
         if split == train or test in held_out:
             return self.read(self._files_of(split), tmp_dir)
-        # The two halves, alternately.
+        # Validation and test alternate.
         both = self.read(self._files_of(validation), tmp_dir)
         if len(both) < 2:
             raise ValueError(self._too_few(len(both), (validation, test), self.test_options))
-        return Chosen(both, np.arange([validation, test].index(split), len(both), 2))
+        return SampleSubset(both, np.arange([validation, test].index(split), len(both), 2))
 
     def more_samples(self) -> str:
         """Returns the option that makes more samples of the same files; "" if there is none."""
         return ""
 
     def _held_out(self) -> dict[str, tuple[str, ...]]:
-        """Returns the options of each split that is held out and has files of its own."""
+        """Returns the options of each held-out split that has files."""
         options = dict(
             zip(self.splits[1:], (self.validation_options, self.test_options), strict=True)
         )
@@ -114,10 +112,11 @@ class FileProblem(Problem):
         return given
 
     def _drawn(self, split: str, count: int) -> np.ndarray:
-        """Returns the numbers of the samples that a split gets by lot: int64 [any]."""
+        """Returns the indices of the samples that a split gets at random: int64 [any]."""
         if count < len(self.splits):
             raise ValueError(self._too_few(count, self.splits, self.validation_options))
         sizes = [max(1, round(share * count)) for share in _HELD_OUT.values()]
+        # The shuffled order has validation first, then test, then train.
         edges = [0, *np.cumsum(sizes).tolist(), count]
         number = [*self.splits[1:], self.splits[0]].index(split)
         return permute(np.arange(edges[number], edges[number + 1]), count, "splits")
@@ -132,7 +131,7 @@ class FileProblem(Problem):
         )
 
     def _files_of(self, split: str) -> list[list[Path]]:
-        """Returns the files of a split: a file of several is the last one's, test's above all."""
+        """Returns the files of a split; a file that several match belongs to the last of them."""
         names = self._options_of(split)
         files = self._files(names)
         kept = _without(files, self._taken(split))
@@ -146,7 +145,7 @@ class FileProblem(Problem):
         return kept
 
     def _taken(self, split: str) -> set[Path]:
-        """Returns the files that the splits after this one have."""
+        """Returns the files that belong to later splits."""
         after = self.splits[self.splits.index(split) + 1 :]
         return {
             path.resolve()
@@ -155,7 +154,7 @@ class FileProblem(Problem):
         }
 
     def _report_taken(self) -> None:
-        """Says which files a split does not get although its options name them."""
+        """Warns of files that a split does not get although its options name them."""
         for split in self.splits[:-1]:
             taken = self._taken(split)
             left_out = [
@@ -172,28 +171,32 @@ class FileProblem(Problem):
                     named(left_out),
                 )
 
-    def plan(self) -> dict[str, Any]:
-        """Says which files there are, and what changes when one of them does."""
+    def data_dependencies(self) -> dict[str, Any]:
+        """Returns the number of files and a fingerprint, which changes with any of them."""
+        return {**super().data_dependencies(), **self._files_state()}
+
+    def _files_state(self) -> dict[str, Any]:
         options = self._file_options_given(self.splits)
         files = [path for paths in self._files(options) for path in paths]
         return {"files": len(files), "fingerprint": fingerprint(files)}
 
-    def download(self, folder: Path, tmp_dir: Path) -> None:
-        """Notes what the files are like; see `sources.py`."""
+    def download(self, directory: Path, tmp_dir: Path) -> None:
+        """Records the state of the files; see `prepare/source_changes.py`."""
         self._report_taken()
         options = self._file_options_given(self.splits)
-        write_sources(folder, [self.options.get(name) for name in options])
+        write_sources(directory, [self.options.get(name) for name in options])
 
-    def origin(self, folder: Path, tmp_dir: Path) -> dict[str, Any]:
-        """Says which files they were."""
-        return self.plan()
+    def provenance(self, directory: Path, tmp_dir: Path) -> dict[str, Any]:
+        """Returns the state of the files."""
+        return self._files_state()
 
-    def changed_sources(self, folder: Path) -> str:
-        """Says which files have changed."""
-        return changed_sources(folder)
+    def changed_sources(self, directory: Path) -> str:
+        """Returns which files have changed, and which other sources."""
+        changed = (changed_sources(directory), super().changed_sources(directory))
+        return "; ".join(filter(None, changed))
 
     def _options_of(self, split: str) -> tuple[str, ...]:
-        """Returns the options that name a split's files; none if it has no files of its own."""
+        """Returns the options that name a split's files; none if it has no files."""
         if split == self.splits[0]:
             return self.file_options
         return self._held_out().get(split, ())
@@ -206,15 +209,15 @@ class FileProblem(Problem):
 
 
 def _without(files: list[list[Path]], taken: set[Path]) -> list[list[Path]]:
-    """Leaves files out; those that belong together, as inputs and targets, go together."""
-    if len({len(paths) for paths in files}) > 1:  # which is said when they are read
+    """Removes files; parallel files, such as inputs and targets, are removed together."""
+    if len({len(paths) for paths in files}) > 1:  # reading them raises the error
         return files
     kept = [row for row in zip(*files, strict=True) if not any(p.resolve() in taken for p in row)]
     return [[row[place] for row in kept] for place in range(len(files))]
 
 
-class Chosen:
-    """Some of the samples, read when they are asked for."""
+class SampleSubset:
+    """A subset of the samples, read on access."""
 
     def __init__(self, samples: Samples, numbers: np.ndarray):
         self._samples = samples
@@ -227,8 +230,8 @@ class Chosen:
         return self._samples[int(self._numbers[number])]
 
 
-class Made:
-    """A sample for each number."""
+class GeneratedSamples:
+    """A sample for each index, computed on access."""
 
     def __init__(self, count: int, sample: Callable[[int], Sample]):
         self._count = count
@@ -243,13 +246,13 @@ class Made:
 
 @registry.register_problem
 class LanguagemodelTextfiles(FileProblem, LanguageModelProblem):
-    """Language modelling on your own text files: --problem_options='files=texts/**/*.txt'.
+    """Language modelling on a user's text files: --problem_options='files=texts/**/*.txt'.
 
-    Options, besides those of `LanguageModelProblem`:
+    Options, in addition to those of `LanguageModelProblem`:
         files: a path or pattern.
-        validation_files: the same, for what is held out.
+        validation_files: the same, for held-out data.
         test_files: the same, for test.
-        documents: "files" or "lines": what a document is.
+        documents: "files" or "lines": the unit of a document.
     """
 
     file_options = ("files",)
@@ -264,7 +267,7 @@ class LanguagemodelTextfiles(FileProblem, LanguageModelProblem):
     )
 
     def __init__(self, options: str = ""):
-        """Takes the options.
+        """Parses options.
 
         Raises:
             ValueError: as `Problem.__init__`, or `documents` is neither files nor lines.
@@ -286,11 +289,11 @@ class LanguagemodelTextfiles(FileProblem, LanguageModelProblem):
         """Opens the documents."""
         is_lines = self.options.documents == "lines"
         documents = Lines(files[0], scratch) if is_lines else Files(files[0])
-        return Made(len(documents), lambda number: {"text": documents[number]})
+        return GeneratedSamples(len(documents), lambda number: {"text": documents[number]})
 
-    def download(self, folder: Path, tmp_dir: Path) -> None:
-        """Notes what the files are like, and warns of those that are no running text."""
-        super().download(folder, tmp_dir)
+    def download(self, directory: Path, tmp_dir: Path) -> None:
+        """Records the state of the files, and warns if they are JSON instead of running text."""
+        super().download(directory, tmp_dir)
         (files,) = self._files(self.file_options)
         if names := json_names(files[0]):
             field = "text" if "text" in names else names[0]
@@ -305,20 +308,20 @@ class LanguagemodelTextfiles(FileProblem, LanguageModelProblem):
             )
 
     def more_samples(self) -> str:
-        """Returns the option by which a file can be several documents."""
+        """Returns the option that makes several documents of a file; "" if it is already set."""
         return "documents=lines" if self.options.documents == "files" else ""
 
 
 @registry.register_problem
 class TranslateTsv(FileProblem, Text2TextProblem):
-    """Text to text on your own files of two columns: --problem_options='files=pairs/*.tsv'.
+    """Text to text on a user's files of two columns: --problem_options='files=pairs/*.tsv'.
 
-    A line has the inputs, a tab, and the targets. A line with an empty column is skipped, and
+    A line has the inputs, a tab, and the targets. A line with an empty column is skipped and
     counted.
 
-    Options, besides those of `Text2TextProblem`:
+    Options, in addition to those of `Text2TextProblem`:
         files: a path or pattern.
-        validation_files: the same, for what is held out.
+        validation_files: the same, for held-out data.
         test_files: the same, for test.
     """
 
@@ -345,19 +348,19 @@ class TranslateTsv(FileProblem, Text2TextProblem):
                 )
             return {"inputs": columns[0], "targets": columns[1]}
 
-        return Made(len(lines), sample)
+        return GeneratedSamples(len(lines), sample)
 
 
 @registry.register_problem
 class TranslateTextfiles(FileProblem, Text2TextProblem):
-    """Text to text on your own files, line by line: --problem_options='inputs=a.en,targets=a.de'.
+    """Text to text on a user's parallel files: --problem_options='inputs=a.en,targets=a.de'.
 
     Line n of the files in `targets` belongs to line n of those in `inputs`. A pair with an empty
-    line is skipped, and counted.
+    line is skipped and counted.
 
-    Options, besides those of `Text2TextProblem`:
+    Options, in addition to those of `Text2TextProblem`:
         inputs, targets: paths or patterns.
-        validation_inputs, validation_targets: the same, for what is held out.
+        validation_inputs, validation_targets: the same, for held-out data.
         test_inputs, test_targets: the same, for test.
     """
 
@@ -386,7 +389,7 @@ class TranslateTextfiles(FileProblem, Text2TextProblem):
                     "must belong to line n of the other"
                 )
         inputs, targets = (Lines(paths, scratch) for paths in files)
-        return Made(
+        return GeneratedSamples(
             len(inputs),
             lambda number: {"inputs": inputs[number], "targets": targets[number]},
         )

@@ -1,4 +1,4 @@
-"""Scores of decoded text, by the programs that papers use: sacrebleu, rouge-score."""
+"""Scores of decoded text, computed by the packages that papers use: sacrebleu, rouge-score."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from absl import logging
 
 Texts = Sequence[str]
 
-# So many texts that end in a period of its own are no accident.
+# If this many texts end in a separate period, they are probably tokenized.
 _MANY = 100
 
 
 def bleu(predictions: Texts, references: Texts) -> float:
-    """BLEU of the corpus, 0 to 100, as sacrebleu's default (13a tokens, cased)."""
+    """Computes BLEU of the corpus, 0 to 100, with sacrebleu's defaults (13a tokens, cased)."""
     tokenized = sum(text.endswith(" .") for text in predictions)
     if tokenized >= _MANY:
         logging.warning(
@@ -25,32 +25,32 @@ def bleu(predictions: Texts, references: Texts) -> float:
             tokenized,
             len(predictions),
         )
-    # force: it would say the same in three lines, one of them about an argument.
+    # force: suppresses sacrebleu's own warning of three lines.
     return _sacrebleu().corpus_bleu(list(predictions), [list(references)], force=True).score
 
 
 def chrf(predictions: Texts, references: Texts) -> float:
-    """ChrF2 of the corpus, 0 to 100, as sacrebleu's default."""
+    """Computes chrF2 of the corpus, 0 to 100, with sacrebleu's defaults."""
     return _sacrebleu().corpus_chrf(list(predictions), [list(references)]).score
 
 
 def rouge1(predictions: Texts, references: Texts) -> float:
-    """ROUGE-1, the mean F1 of single words, 0 to 100."""
+    """Computes ROUGE-1, the mean F1 of single words, 0 to 100."""
     return _rouge("rouge1", predictions, references)
 
 
 def rouge2(predictions: Texts, references: Texts) -> float:
-    """ROUGE-2, the mean F1 of pairs of words, 0 to 100."""
+    """Computes ROUGE-2, the mean F1 of pairs of words, 0 to 100."""
     return _rouge("rouge2", predictions, references)
 
 
 def rouge_l(predictions: Texts, references: Texts) -> float:
-    """ROUGE-L over sentences, each on a line of its own ("rougeLsum"), 0 to 100."""
+    """Computes ROUGE-L over sentences, one per line ("rougeLsum"), 0 to 100."""
     return _rouge("rougeLsum", predictions, references)
 
 
 def word_f1(predictions: Texts, references: Texts) -> float:
-    """The mean F1 of the words that both have, 0 to 100.
+    """Computes the mean F1 of the words that prediction and reference share, 0 to 100.
 
     As in SQuAD (P. Rajpurkar et al., arXiv:1606.05250, section 6.1): in lower case, without
     punctuation and articles.
@@ -60,7 +60,7 @@ def word_f1(predictions: Texts, references: Texts) -> float:
 
 
 def exact_match(predictions: Texts, references: Texts) -> float:
-    """The share of predictions that are the very reference, 0 to 100."""
+    """Computes the percentage of predictions that equal their reference."""
     pairs = zip(predictions, references, strict=True)
     return 100 * sum(one == other for one, other in pairs) / max(1, len(references))
 
@@ -82,10 +82,10 @@ def score(names: Sequence[str], predictions: Texts, references: Texts) -> dict[s
     Args:
         names: of `SCORES`.
         predictions: decoded texts.
-        references: what they should be, as many.
+        references: the expected texts, one per prediction.
 
     Raises:
-        ValueError: there are not as many, or none.
+        ValueError: their numbers differ, or there are none.
         ModuleNotFoundError: the package that scores is not installed; says how to install it.
     """
     if len(predictions) != len(references) or not references:

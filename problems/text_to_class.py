@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from t2tp.problems.columns import Column
-from t2tp.problems.fields import (
+from t2tp.problems.data.columns import Column
+from t2tp.problems.data.fields import (
     Field,
     FieldSource,
     NumberField,
@@ -17,51 +17,53 @@ from t2tp.problems.fields import (
     token_fields,
     token_specs,
 )
-from t2tp.problems.generation import Sample, Stored
+from t2tp.problems.data.row_layout import Texts, one_per_row, truncated
+from t2tp.problems.data.row_plan import RowPlan
+from t2tp.problems.data.sample import Sample, StoredExample, text_of
+from t2tp.problems.data.shards import token_dtype
+from t2tp.problems.data.stream import FeatureSpec
 from t2tp.problems.problem import AnyPath, check_positive
-from t2tp.problems.row_plan import RowPlan
-from t2tp.problems.rows import Texts, one_a_row, truncated
-from t2tp.problems.samples import text_of
-from t2tp.problems.shards import token_dtype
-from t2tp.problems.stream import FeatureSpec
-from t2tp.problems.text import TextProblem, load_vocabulary
-from t2tp.problems.vocabulary import END_OF_DOCUMENT
+from t2tp.problems.text import TextProblem
+from t2tp.problems.vocab.vocabulary import END_OF_DOCUMENT
+from t2tp.problems.vocab.vocabulary_file import load_vocabulary
 
 
 class Text2ClassProblem(TextProblem):
-    """Text to class. A sample has "inputs", a text, and "label", the number of its class.
+    """Text to class. A sample has "inputs", a text, and "label", the index of its class.
 
     Attributes:
         class_names: of the classes 0, 1, ...
     """
 
-    class_names: tuple[str, ...]
     metric_names: tuple[str, ...] = ("loss", "accuracy", "neg_log_perplexity")
 
     def texts(self, sample: Sample) -> list[str]:
         """Returns the text."""
         return [text_of(sample, "inputs")]
 
-    def columns(self, folder: Path) -> dict[str, np.dtype]:
+    def columns(self, directory: Path) -> dict[str, np.dtype]:
         """Returns the dtypes of the tokens and of the class."""
-        return {"inputs": token_dtype(len(load_vocabulary(folder))), "targets": np.dtype(np.int32)}
+        return {
+            "inputs": token_dtype(len(load_vocabulary(directory))),
+            "targets": np.dtype(np.int32),
+        }
 
-    def encoder(self, folder: Path) -> Callable[[Sample], Stored]:
-        """Returns what makes the tokens of a text; a class that does not exist is an error."""
-        vocabulary = load_vocabulary(folder)
+    def encoder(self, directory: Path) -> Callable[[Sample], StoredExample]:
+        """Returns a function that encodes a text and its class, which must exist."""
+        vocabulary = load_vocabulary(directory)
 
-        def encode(sample: Sample) -> Stored:
+        def encode(sample: Sample) -> StoredExample:
             ids = np.array([*vocabulary.encode(text_of(sample, "inputs")), END_OF_DOCUMENT])
             label = np.array([check_label(sample["label"], self.class_names)])
-            return Stored(
+            return StoredExample(
                 {"inputs": ids, "targets": label}, int(vocabulary.byte_lengths[ids].sum())
             )
 
         return encode
 
-    def decoder(self, folder: Path) -> Callable[[Mapping[str, np.ndarray]], dict[str, Any]]:
-        """Returns what makes the text of its tokens."""
-        vocabulary = load_vocabulary(folder)
+    def decoder(self, directory: Path) -> Callable[[Mapping[str, np.ndarray]], dict[str, Any]]:
+        """Returns a function that decodes the text and its class."""
+        vocabulary = load_vocabulary(directory)
         return lambda columns: {
             "inputs": vocabulary.decode(columns["inputs"]),
             "label": int(columns["targets"][0]),
@@ -81,16 +83,16 @@ class Text2ClassProblem(TextProblem):
         }
 
     def examples(self, data_dir: AnyPath, split: str, length: int) -> FieldSource:
-        """Returns all texts of a split, to be evaluated; those that are too long are truncated."""
+        """Returns all texts of a split, for evaluation; those that are too long are truncated."""
         stored = self.stored(data_dir, split)
         plan = truncated(self._texts(data_dir, split, stored), length)
         return self._source(stored, plan, length)
 
     def train_examples(self, data_dir: AnyPath, length: int) -> FieldSource:
-        """Returns the texts that are trained on, without those that are too long."""
+        """Returns the training texts, without those that are too long."""
         split = self.splits[0]
         stored = self.stored(data_dir, split)
-        plan = one_a_row(self._texts(data_dir, split, stored), length)
+        plan = one_per_row(self._texts(data_dir, split, stored), length)
         return self._source(stored, plan, length)
 
     def _texts(self, data_dir: AnyPath, split: str, stored: Mapping[str, Column]) -> Texts:

@@ -1,4 +1,4 @@
-"""Text to text: translation, summaries, anything that reads one text and writes another.
+"""Text to text: translation, summaries, any task that maps one text to another.
 
 The stored columns are `inputs` and `targets`, token ids that end with `END_OF_DOCUMENT`.
 """
@@ -12,33 +12,34 @@ from typing import Any
 import numpy as np
 
 from t2tp.hparam import HParams
-from t2tp.nearest import nearest
-from t2tp.problems.buckets import BucketedStream
-from t2tp.problems.columns import Column
-from t2tp.problems.fields import Field, FieldSource, token_fields, token_specs
-from t2tp.problems.generation import Sample, SkippedSampleError, Stored
+from t2tp.problems.codec import TextCodec
+from t2tp.problems.data.buckets import BucketedStream
+from t2tp.problems.data.columns import Column
+from t2tp.problems.data.fields import Field, FieldSource, token_fields, token_specs
+from t2tp.problems.data.row_layout import Texts, bucketed, one_per_row, pack
+from t2tp.problems.data.row_plan import RowPlan
+from t2tp.problems.data.sample import Sample, SkippedSampleError, StoredExample, text_of
+from t2tp.problems.data.shards import token_dtype
+from t2tp.problems.data.stream import ExampleSource, FeatureSpec, Stream
 from t2tp.problems.problem import AnyPath, Problem, check_positive
-from t2tp.problems.row_plan import RowPlan
-from t2tp.problems.rows import Texts, bucketed, one_a_row, packed
-from t2tp.problems.samples import text_of
-from t2tp.problems.shards import token_dtype
-from t2tp.problems.stream import ExampleSource, FeatureSpec, Stream
-from t2tp.problems.text import TextProblem, load_vocabulary
-from t2tp.problems.vocabulary import END_OF_DOCUMENT
+from t2tp.problems.text import TextProblem
+from t2tp.problems.vocab.vocabulary import END_OF_DOCUMENT
+from t2tp.problems.vocab.vocabulary_file import load_vocabulary
+from t2tp.suggestions import nearest
 
 ARRANGEMENTS = ("padded", "packed", "bucketed")
 
 
 class PairProblem(Problem):
-    """Sequences of tokens to sequences of tokens, whatever the tokens stand for.
+    """Sequences of tokens to sequences of tokens, of any meaning.
 
-    In the suffix `_rev` of a problem's name inputs and targets change places; `_copy` makes the
-    targets those of the inputs. The data are the same.
+    The suffix `_rev` of a problem's name swaps inputs and targets; `_copy` makes the inputs the
+    targets. The data are the same.
 
     Options:
-        arrangement: of what is trained on: "padded" gives each pair a row; "packed" puts as many
-            pairs into a row as fit, told apart by segments; "bucketed" makes batches of pairs of
-            like length. Other splits are always padded, so that a row is a sequence.
+        arrangement: of training rows: "padded" has one pair per row; "packed" puts as many pairs
+            into a row as fit, separated by segments; "bucketed" batches pairs of similar length.
+            Other splits are always padded, so that a row is a sequence.
     """
 
     metric_names: tuple[str, ...] = (
@@ -53,11 +54,11 @@ class PairProblem(Problem):
 
     @property
     def name(self) -> str:
-        """The registered name, and the suffixes."""
+        """The registered name with the suffixes."""
         return super().name + "_rev" * self.is_reversed + "_copy" * self.is_copy
 
-    def folder(self, data_dir: AnyPath) -> Path:
-        """Returns where the data lie: those of the problem without suffixes."""
+    def directory(self, data_dir: AnyPath) -> Path:
+        """Returns the directory of the data, which is that of the problem without suffixes."""
         return Path(data_dir) / super().name
 
     def default_options(self) -> HParams:
@@ -72,16 +73,15 @@ class PairProblem(Problem):
         return {**token_specs("inputs"), **token_specs("targets")}
 
     def examples(self, data_dir: AnyPath, split: str, length: int) -> FieldSource:
-        """Returns the pairs of a split, one a row; see `Problem.examples`."""
+        """Returns the pairs of a split, one per row; see `Problem.examples`."""
         texts = self._texts(data_dir, split)
-        return _source(texts.columns, one_a_row(texts, length), length)
+        return _source(texts.columns, one_per_row(texts, length), length)
 
     def train_examples(self, data_dir: AnyPath, length: int) -> FieldSource:
-        """Returns the rows that are trained on, padded or packed.
+        """Returns the training rows, padded or packed.
 
         Raises:
-            ValueError: the arrangement has batches and no rows of one length, or there is none of
-                this name.
+            ValueError: the arrangement is bucketed, which has no rows of one length, or unknown.
         """
         arrangement, split = self.options.arrangement, self.splits[0]
         if arrangement not in ARRANGEMENTS:
@@ -95,10 +95,10 @@ class PairProblem(Problem):
         if arrangement == "padded":
             return self.examples(data_dir, split, length)
         texts = self._texts(data_dir, split)
-        return _source(texts.columns, packed(texts, length, self.data_order), length)
+        return _source(texts.columns, pack(texts, length, self.data_order), length)
 
     def train_stream(self, data_dir: AnyPath, batch_size: int, length: int, seed: int) -> Stream:
-        """Returns the batches that are trained on, arranged as the option says."""
+        """Returns the training batches, arranged as the option specifies."""
         if self.options.arrangement != "bucketed":
             return super().train_stream(data_dir, batch_size, length, seed)
         texts = self._texts(data_dir, self.splits[0])
@@ -109,7 +109,7 @@ class PairProblem(Problem):
         return BucketedStream(buckets, seed)
 
     def _texts(self, data_dir: AnyPath, split: str) -> Texts:
-        """The texts that are inputs and targets."""
+        """Returns the texts that are inputs and targets."""
         stored = self.stored(data_dir, split)
         inputs, targets = ("targets", "inputs") if self.is_reversed else ("inputs", "targets")
         names = (inputs, inputs if self.is_copy else targets)
@@ -123,20 +123,24 @@ class Text2TextProblem(TextProblem, PairProblem):
 
     decode_metric_names: tuple[str, ...] = ("bleu", "chrf")
 
+    def codec(self, data_dir: AnyPath) -> TextCodec:
+        """Returns the codec of inputs and targets."""
+        return TextCodec(self.vocabulary(data_dir))
+
     def texts(self, sample: Sample) -> list[str]:
         """Returns both texts."""
         return [text_of(sample, "inputs"), text_of(sample, "targets")]
 
-    def columns(self, folder: Path) -> dict[str, np.dtype]:
+    def columns(self, directory: Path) -> dict[str, np.dtype]:
         """Returns the dtype of the tokens."""
-        dtype = token_dtype(len(load_vocabulary(folder)))
+        dtype = token_dtype(len(load_vocabulary(directory)))
         return {"inputs": dtype, "targets": dtype}
 
-    def encoder(self, folder: Path) -> Callable[[Sample], Stored]:
-        """Returns what makes the tokens of both texts; a pair with an empty side is skipped."""
-        vocabulary = load_vocabulary(folder)
+    def encoder(self, directory: Path) -> Callable[[Sample], StoredExample]:
+        """Returns a function that encodes both texts; pairs with an empty side are skipped."""
+        vocabulary = load_vocabulary(directory)
 
-        def encode(sample: Sample) -> Stored:
+        def encode(sample: Sample) -> StoredExample:
             texts = {name: text_of(sample, name) for name in ("inputs", "targets")}
             if not all(texts.values()):
                 raise SkippedSampleError("a side is empty")
@@ -144,15 +148,15 @@ class Text2TextProblem(TextProblem, PairProblem):
                 name: np.array([*vocabulary.encode(text), END_OF_DOCUMENT])
                 for name, text in texts.items()
             }
-            return Stored(
+            return StoredExample(
                 columns, sum(int(vocabulary.byte_lengths[ids].sum()) for ids in columns.values())
             )
 
         return encode
 
-    def decoder(self, folder: Path) -> Callable[[Mapping[str, np.ndarray]], dict[str, Any]]:
-        """Returns what makes the texts of their tokens."""
-        vocabulary = load_vocabulary(folder)
+    def decoder(self, directory: Path) -> Callable[[Mapping[str, np.ndarray]], dict[str, Any]]:
+        """Returns a function that decodes both texts."""
+        vocabulary = load_vocabulary(directory)
         return lambda columns: {name: vocabulary.decode(ids) for name, ids in columns.items()}
 
     def vocab_sizes(self, data_dir: AnyPath) -> dict[str, int]:

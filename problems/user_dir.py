@@ -1,4 +1,4 @@
-"""A user's own problems, models and hparams sets: a directory that is imported (--t2t_usr_dir)."""
+"""A user's own problems, models and hparams sets: a directory to import (--t2t_usr_dir)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ _imported: list[Path] = []
 
 
 def import_user_dir(directory: str | PathLike[str]) -> ModuleType:
-    """Imports a directory as a package; what its modules register can then be named.
+    """Imports a directory as a package, which registers its problems, models and hparams sets.
 
     The package has the directory's name, and its `__init__.py` imports the modules. Without an
-    `__init__.py`, or if there is no code in it, every module of the directory is imported. Python's
-    path stays as it is, so that files next to the directory do not take the place of installed
-    packages.
+    `__init__.py`, or if it has no code, every module of the directory is imported. `sys.path` is
+    not changed, so that files next to the directory cannot shadow installed packages.
 
     Args:
         directory: the directory.
@@ -30,15 +29,15 @@ def import_user_dir(directory: str | PathLike[str]) -> ModuleType:
 
     Raises:
         NotADirectoryError: there is no such directory.
-        ValueError: its name cannot be that of a package, or another package has it.
+        ValueError: its name is not valid for a package, or is taken by another package.
     """
     path = Path(directory).expanduser().resolve()
     if not path.is_dir():
-        raise NotADirectoryError(f"t2t_usr_dir={directory}: there is no such folder")
+        raise NotADirectoryError(f"t2t_usr_dir={directory}: there is no such directory")
     if not path.name.isidentifier():
         raise ValueError(
-            f"t2t_usr_dir={directory}: Python cannot import a folder named {path.name!r}; name it "
-            f"with letters, digits and _, as in {_importable(path.name)!r}"
+            f"t2t_usr_dir={directory}: Python cannot import a directory named {path.name!r};"
+            f" name it with letters, digits and _, as in {_importable(path.name)!r}"
         )
     _check_name_is_free(path)
     package = sys.modules.get(path.name) or _import_package(path)
@@ -52,7 +51,7 @@ def import_user_dir(directory: str | PathLike[str]) -> ModuleType:
 
 
 def imported_user_dirs() -> list[Path]:
-    """The directories imported so far, for a worker process to import before it unpickles."""
+    """Returns the directories imported so far; worker processes import them before unpickling."""
     return list(_imported)
 
 
@@ -65,8 +64,8 @@ def _check_name_is_free(path: Path) -> None:
     if path not in [Path(place).resolve() for place in places]:
         other = ", ".join(places) or (spec and spec.origin) or "Python itself"
         raise ValueError(
-            f"t2t_usr_dir={path}: another package is named {path.name} ({other}); give the folder "
-            "another name"
+            f"t2t_usr_dir={path}: another package is named {path.name} ({other}); give the"
+            " directory another name"
         )
 
 
@@ -93,7 +92,7 @@ def _import_package(path: Path) -> ModuleType:
 
 
 def _has_code(init: Path) -> bool:
-    """Whether a file is there and has more than comments and a docstring."""
+    """Whether a file exists and has more than comments and a docstring."""
     if not init.is_file():
         return False
     module = ast.parse(init.read_bytes())

@@ -6,7 +6,7 @@
     program = t2tp.Program(step_fn, features, mesh_shape="data:2;model:4",
     layout="batch:data;d_ff:model")
 
-What is named here is loaded, and TensorFlow with it, when it is first used; quietly, unless
+The names of this package, and TensorFlow with them, are loaded on first use; silently, unless
 TF_CPP_MIN_LOG_LEVEL says otherwise.
 """
 
@@ -18,22 +18,27 @@ from typing import TYPE_CHECKING
 from t2tp.quiet import quiet_import
 
 if TYPE_CHECKING:
-    from t2tp.explanation import explain
+    from t2tp.checkpoint.program import restore_checkpoint, save_checkpoint
     from t2tp.hparam import HParams
+    from t2tp.layout_report import explain
+    from t2tp.lowering.operation import Operation
     from t2tp.mesh.cluster import Cluster, connect
     from t2tp.mesh.layout import Layout, LayoutError
-    from t2tp.mesh.program import Feature, Mesh, Program
+    from t2tp.program.program import Feature, Mesh, Program
 
 _HOMES = {
     "Cluster": "t2tp.mesh.cluster",
-    "Feature": "t2tp.mesh.program",
+    "Feature": "t2tp.program.program",
     "HParams": "t2tp.hparam",
     "Layout": "t2tp.mesh.layout",
     "LayoutError": "t2tp.mesh.layout",
-    "Mesh": "t2tp.mesh.program",
-    "Program": "t2tp.mesh.program",
+    "Mesh": "t2tp.program.program",
+    "Operation": "t2tp.lowering.operation",
+    "Program": "t2tp.program.program",
     "connect": "t2tp.mesh.cluster",
-    "explain": "t2tp.explanation",
+    "explain": "t2tp.layout_report",
+    "restore_checkpoint": "t2tp.checkpoint.program",
+    "save_checkpoint": "t2tp.checkpoint.program",
 }
 
 __all__ = [
@@ -43,9 +48,12 @@ __all__ = [
     "Layout",
     "LayoutError",
     "Mesh",
+    "Operation",
     "Program",
     "connect",
     "explain",
+    "restore_checkpoint",
+    "save_checkpoint",
 ]
 
 

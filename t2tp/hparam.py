@@ -4,9 +4,9 @@
     hparams.parse("learning_rate=0.2, mesh_shape=data:2;model:4, layers=[dense,dense]")
     hparams.learning_rate  # 0.2
 
-Every hyperparameter is declared once, with a default that shows its type and with the values that
-it may have. From then on a name that was never declared, a value of another type and one out of
-range are refused, in code as on the command line.
+Every hyperparameter is declared once, with a default, from which its type follows, and with its
+limits. After that an undeclared name, a value of another type and a value out of range raise an
+error, in code as on the command line.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from t2tp.atomic_file import write_text
 from t2tp.hparam_limits import Limits
 from t2tp.hparam_types import ValueType, declared_type, inferred_type, split_at_commas
-from t2tp.nearest import nearest
-from t2tp.whole_file import write_text
+from t2tp.suggestions import nearest
 
 
 class _NotDeclared:
-    """Stands for the value of a hyperparameter that an HParams does not have."""
+    """The value of a hyperparameter that an HParams does not have."""
 
     def __repr__(self) -> str:
         return "not declared"
@@ -44,27 +44,27 @@ class _Declaration:
     default: Any
 
     def check(self, name: str, value: Any) -> Any:
-        """Returns the value as exactly the type, if it is within the limits."""
+        """Returns the value converted to the type, if it is within the limits."""
         value = self.type.check(name, value)
         self.limits.check(name, value)
         return value
 
 
 class UnknownHParamError(AttributeError):
-    """No hyperparameter has the name."""
+    """No hyperparameter has this name."""
 
 
 class HParams:
     """Named values with declared types, read and set as attributes.
 
-    Two are equal if they have the same names with the same values of the same types, in any order.
+    Two are equal if they have the same names, values and types, in any order.
     """
 
     _declarations: dict[str, _Declaration]
     _values: dict[str, Any]
 
     def __init__(self, **defaults: Any):
-        # Past our own __setattr__, which knows only declared names.
+        # Bypasses __setattr__, which accepts declared names only.
         object.__setattr__(self, "_declarations", {})
         object.__setattr__(self, "_values", {})
         for name, default in defaults.items():
@@ -86,22 +86,22 @@ class HParams:
         """Declares a hyperparameter.
 
         Args:
-            name: an identifier that is no method of HParams.
-            default: its value until another is set: a bool, int, float, str, list of one, or None.
-            help: what it means, with its unit.
-            type: bool, int, float, str, list[...] of one, or either `| None`. By default it is the
-                default's type. A default of None allows None besides the type given here, and any
-                value if none is given.
-            min: the smallest value, of a list the smallest element.
-            max: the largest value.
-            above: values are larger than this; in place of `min`.
-            below: values are smaller than this; in place of `max`.
-            choices: all values there are.
+            name: an identifier that is not a method of HParams.
+            default: the initial value: a bool, int, float, str, list of one, or None.
+            help: a description, with its unit.
+            type: bool, int, float, str, list[...] of one, or either `| None`. The default is the
+                type of `default`. A default of None allows None in addition to the type given here,
+                and any value if none is given.
+            min: the min value; for a list, of each element.
+            max: the max value; likewise.
+            above: an exclusive lower bound, in place of `min`.
+            below: an exclusive upper bound, in place of `max`.
+            choices: the allowed values.
 
         Raises:
-            ValueError: the name cannot be used or is declared already, the type of an empty list
-                is not given, or the default is out of range.
-            TypeError: the default is not of the type, or there is no such type.
+            ValueError: the name is invalid or already declared, the type of an empty list is not
+                given, or the default is out of range.
+            TypeError: the default is not of the type, or the type is not supported.
         """
         if name in self._values:
             raise ValueError(
@@ -130,7 +130,7 @@ class HParams:
         """Sets a declared hyperparameter; the same as assigning to the attribute.
 
         Raises:
-            AttributeError: it is not declared; names the nearest.
+            AttributeError: it is not declared; the error suggests similar names.
             TypeError: the value is not of its type.
             ValueError: the value is out of range.
         """
@@ -140,34 +140,34 @@ class HParams:
         """Returns the value of a declared hyperparameter; the same as reading the attribute.
 
         Raises:
-            AttributeError: it is not declared; names the nearest.
+            AttributeError: it is not declared; the error suggests similar names.
         """
         self._declaration(name)
         return self._values[name]
 
     def help(self, name: str) -> str:
-        """Returns what the hyperparameter means, as its declaration says."""
+        """Returns the help text of the hyperparameter."""
         return self._declaration(name).help
 
     def default(self, name: str) -> Any:
-        """Returns the value with which the hyperparameter was declared."""
+        """Returns the default of the hyperparameter."""
         declaration = self._declaration(name)
         return declaration.check(name, declaration.default)
 
     def limits(self, name: str) -> Limits:
-        """Returns which values of its type the hyperparameter may have."""
+        """Returns the limits of the hyperparameter."""
         return self._declaration(name).limits
 
     def expected(self, name: str) -> str:
-        """Describes the values that the hyperparameter may have, as in "int, at least 1"."""
+        """Describes the allowed values, as in "int, at least 1"."""
         declaration = self._declaration(name)
         return ", ".join(filter(None, (str(declaration.type), str(declaration.limits))))
 
     def values(self) -> dict[str, Any]:
         """Returns all values by name, in the order of declaration.
 
-        The lists are copies. Raises TypeError or ValueError for a list that code has changed in
-        place into something that is not of its type or out of range.
+        The lists are copies. Raises TypeError or ValueError if code has changed a list in place so
+        that it is no longer of its type or within its limits.
         """
         return {
             name: self._declarations[name].check(name, value)
@@ -184,16 +184,16 @@ class HParams:
     def parse(self, text: str) -> dict[str, Any]:
         """Sets hyperparameters from text such as `learning_rate=0.1,mesh_shape=data:2;model:4`.
 
-        Commas separate, brackets make lists (`layers=[a,b]`), and a value that begins with a quote
-        is a Python string literal, which can hold commas (`note="a, b"`). Spaces around `,` and `=`
-        do not count. Calls add up: of two texts that name the same hyperparameter the later wins.
+        Commas separate assignments, brackets delimit lists (`layers=[a,b]`), and a value that
+        begins with a quote is a Python string literal, which may contain commas (`note="a, b"`).
+        Spaces around `,` and `=` are ignored. Of several calls the last wins.
 
         Returns:
             The values that were set, by name.
 
         Raises:
-            ValueError: a name is not declared or stands twice in the text, or a value is not of
-                its type or out of range; then nothing is set.
+            ValueError: a name is not declared or occurs twice in the text, or a value is not of its
+                type or out of range; then nothing is set.
         """
         parsed: dict[str, Any] = {}
         for name, value_text in _split_assignments(text):
@@ -208,7 +208,9 @@ class HParams:
         return parsed
 
     def to_json(self) -> str:
-        """Returns values, types and limits as JSON; `from_json` makes an equal HParams of it."""
+        """Returns values, types and limits as JSON, from which `from_json` creates an equal
+        HParams.
+        """
         types = {name: str(declared.type) for name, declared in self._declarations.items()}
         limits = {name: each.limits.to_json() for name, each in self._declarations.items()}
         limits = {name: each for name, each in limits.items() if each}
@@ -217,10 +219,10 @@ class HParams:
 
     @classmethod
     def from_json(cls, text: str) -> HParams:
-        """Reads what `to_json` wrote, today or before there were limits.
+        """Reads the result of `to_json`, also of versions without limits.
 
         Raises:
-            ValueError: the text is something else.
+            ValueError: the text is not such JSON.
         """
         try:
             saved = json.loads(text)
@@ -236,16 +238,16 @@ class HParams:
         return hparams
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the JSON to a file, which appears (or is replaced) only when complete."""
+        """Writes the JSON to a file atomically."""
         write_text(path, self.to_json())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> HParams:
-        """Reads a file that `save` wrote.
+        """Reads a file written by `save`.
 
         Raises:
             FileNotFoundError: there is no such file.
-            ValueError: it holds something else; names the file.
+            ValueError: its content is invalid; the error names the file.
         """
         try:
             return cls.from_json(Path(path).read_text(encoding="utf-8"))
@@ -253,9 +255,9 @@ class HParams:
             raise ValueError(f"{path}: {error}") from error
 
     def diff(self, other: HParams) -> list[tuple[str, Any, Any]]:
-        """Returns (name, mine, the other's) for each hyperparameter in which the two differ.
+        """Returns (name, own value, other's value) for each hyperparameter that differs.
 
-        NOT_DECLARED stands for the value of one that only the other has.
+        A value is NOT_DECLARED if only the other side has the hyperparameter.
         """
         mine, theirs = self.values(), other.values()
         return [
@@ -277,8 +279,8 @@ class HParams:
         return f"HParams({inside})"
 
     def __getattr__(self, name: str) -> Any:
-        # Python calls this only for what is not an ordinary attribute. Names with a leading '_' are
-        # not ours: copy and pickle ask for some before the instance has its own attributes.
+        # Python calls this only for missing attributes. Names with a leading '_' are never
+        # hyperparameters: copy and pickle look up some before the instance has its own attributes.
         if name.startswith("_"):
             raise AttributeError(f"HParams has no attribute {name!r}")
         return self.get(name)
@@ -301,19 +303,19 @@ class HParams:
 def describe_differences(
     saved: HParams, preset: HParams, overrides: Mapping[str, Any]
 ) -> list[str]:
-    """Says what going on with a saved run means where its values and today's are not the same.
+    """Describes the differences between a saved run's values and the current ones on resuming.
 
     Args:
         saved: the values saved with the run.
-        preset: the run's hparams set as the code makes it now.
+        preset: the run's hparams set as defined now.
         overrides: the values given on the command line, as `HParams.parse` returns them.
 
     Returns:
-        A line for each hyperparameter whose values differ, ending in the one that will be used: the
-        override, else the saved one, else (declared since the run was saved) the default.
+        A line per hyperparameter whose values differ, ending in the value that is used: the
+        override, else the saved one, else (if declared since the run was saved) the default.
 
     Raises:
-        ValueError: an override's name is declared in neither.
+        ValueError: an override is declared in neither.
     """
     lines = []
     saved_values, preset_values = saved.values(), preset.values()
@@ -359,7 +361,7 @@ def _split_assignments(text: str) -> list[tuple[str, str]]:
 
 
 def _no_assignment(pieces: list[str], index: int) -> str:
-    """Says what to write instead of a comma that ended a value too early."""
+    """Returns advice for a comma that ended a value too early."""
     piece = pieces[index]
     what = f"{piece!r} is not name=value"
     if index == 0 or not piece:
@@ -379,7 +381,7 @@ def _no_assignment(pieces: list[str], index: int) -> str:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether two values are equal and of the same types: 1, 1.0 and True are not the same."""
+    """Whether two values have equal values and types: 1, 1.0 and True differ."""
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(map(_same, one, other))
     return type(one) is type(other) and one == other

@@ -1,4 +1,4 @@
-"""Which values of its type a hyperparameter may have: a range of numbers, or choices."""
+"""Limits of a hyperparameter: a range of numbers, or choices."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from t2tp.nearest import nearest
+from t2tp.suggestions import nearest
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """The values that a declaration allows; of a list, for each element.
+    """The allowed values of a declaration; of a list, of each element.
 
     Attributes:
-        min: the smallest number.
-        max: the largest number.
-        above: numbers are larger than this; in place of `min`.
-        below: numbers are smaller than this; in place of `max`.
-        choices: all values there are.
+        min: the min number.
+        max: the max number.
+        above: an exclusive lower bound, in place of `min`.
+        below: an exclusive upper bound, in place of `max`.
+        choices: the allowed values.
     """
 
     min: float | None = None
@@ -28,7 +28,7 @@ class Limits:
     choices: tuple[Any, ...] | None = None
 
     def __str__(self) -> str:
-        """Describes the limits, as in "at least 0 and below 1"; empty without any."""
+        """Describes the limits, as in "at least 0 and below 1"; empty if there are none."""
         if self.choices is not None:
             return f"one of {', '.join(map(str, self.choices))}"
         bounds = {
@@ -46,12 +46,12 @@ class Limits:
                 raise ValueError(self._refusal(name, value))
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the limits that there are, by the names of the attributes."""
+        """Returns the limits that are set, by attribute name."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
     @classmethod
     def from_json(cls, limits: Mapping[str, Any]) -> Limits:
-        """Reads what `to_json` returned, after it was written and read as JSON."""
+        """Reads the result of `to_json` after a round trip through JSON."""
         choices = limits.get("choices")
         return cls(**{**limits, "choices": None if choices is None else tuple(choices)})
 

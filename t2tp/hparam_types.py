@@ -1,6 +1,6 @@
-"""The types a hyperparameter can have, and how its value is checked or read from text.
+"""Types of hyperparameters: checking values and parsing them from text.
 
-A value is a bool, int, float or str, a list of them, or None where the declaration allows it.
+A value is a bool, int, float or str, a list of one of them, or None if the declaration allows it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class ValueType:
     """The declared type of one hyperparameter.
 
     Attributes:
-        scalar: bool, int, float or str, of the value or of its elements; None if none is declared.
+        scalar: bool, int, float or str, of the value or its elements; None if undeclared.
         is_list: whether the value is a list.
         nullable: whether it may be None.
     """
@@ -33,19 +33,20 @@ class ValueType:
     nullable: bool = False
 
     def __str__(self) -> str:
-        """Writes the type as an annotation would: "list[int] | None"; "any" if undeclared."""
+        """Returns the type as an annotation: "list[int] | None"; "any" if undeclared."""
         if self.scalar is None:
             return "any"
         name = f"list[{self.scalar.__name__}]" if self.is_list else self.scalar.__name__
         return f"{name} | None" if self.nullable else name
 
     def check(self, name: str, value: Any) -> Any:
-        """Returns the value as exactly this type; a list is copied.
+        """Returns the value converted to exactly this type; a list is copied.
 
-        An int will do for a float, and a float that is a whole number for an int. A bool is no int.
+        An int is accepted as a float, and an integral float as an int. A bool is not an int.
 
         Raises:
-            TypeError: the value is of another type, or not finite; names the hyperparameter.
+            TypeError: the value is of another type, or not finite; the error names the
+                hyperparameter.
         """
         if value is None and self.nullable:
             return None
@@ -67,10 +68,10 @@ class ValueType:
         raise _mismatch(name, self, whole)
 
     def read(self, name: str, text: str) -> Any:
-        """Reads a value from text, the part after the `=` in `name=text`.
+        """Parses a value from text, the part after the `=` in `name=text`.
 
         Raises:
-            ValueError: the text is no value of this type; names the hyperparameter.
+            ValueError: the text is not of this type; the error names the hyperparameter.
         """
         text = text.strip()
         if self.nullable and text.lower() == "none":
@@ -132,10 +133,10 @@ def declared_type(name: str, annotation: Any) -> ValueType:
     The annotation may be the type itself or its name, as `str(ValueType)` writes it.
 
     Raises:
-        TypeError: a hyperparameter cannot have that type.
+        TypeError: the type is not supported.
     """
     known = _BY_NAME if isinstance(annotation, str) else _BY_ANNOTATION
-    # Compared one by one, since what somebody passes by mistake need not be hashable ([int]).
+    # Compared one by one, since a wrong annotation need not be hashable ([int]).
     found = next((declared for each, declared in known.items() if each == annotation), None)
     if found is None:
         raise TypeError(
@@ -146,11 +147,11 @@ def declared_type(name: str, annotation: Any) -> ValueType:
 
 
 def inferred_type(name: str, default: Any) -> ValueType:
-    """Returns the type that a default value shows; None shows none, so that any value fits.
+    """Returns the type of a default value; for None, a type that accepts any value.
 
     Raises:
-        TypeError: a hyperparameter cannot have such a value.
-        ValueError: the default is an empty list, which does not show its elements' type.
+        TypeError: the type of the value is not supported.
+        ValueError: the default is an empty list, whose element type is unknown.
     """
     if default is None:
         return _ANY
@@ -170,10 +171,10 @@ def inferred_type(name: str, default: Any) -> ValueType:
 
 
 def _scalar_type(value: Any) -> type | None:
-    """Returns which of bool, int, float and str the value is; None if none of them."""
+    """Returns the value's type if it is bool, int, float or str; else None."""
     if isinstance(value, bool):
         return bool
-    # numpy's numbers count as Integral and Real, so that they become plain ints and floats.
+    # numpy's numbers are Integral or Real too; they become plain ints and floats.
     if isinstance(value, numbers.Integral):
         return int
     if isinstance(value, numbers.Real):
@@ -182,9 +183,9 @@ def _scalar_type(value: Any) -> type | None:
 
 
 def split_at_commas(text: str) -> list[str]:
-    """Splits at the commas that stand outside quotes and brackets.
+    """Splits at the commas outside quotes and brackets.
 
-    Both count only where a value begins, so that "it's" and "a[0]" are plain text.
+    Both are special only at the beginning of a value, so that "it's" and "a[0]" are plain text.
 
     Raises:
         ValueError: a quote or bracket is never closed.
@@ -223,7 +224,7 @@ def _inferred_scalar(name: str, value: Any, whole: Any) -> type:
 
 
 def _exact_number(scalar: type, value: Any) -> int | float | None:
-    """Returns the number as an int or float; None if it is not whole (int) or not finite."""
+    """Returns the number as an int or float; None if it is not integral (int) or not finite."""
     try:
         number = scalar(value)
     except (OverflowError, ValueError):  # infinity or NaN as an int, a huge int as a float
@@ -234,7 +235,7 @@ def _exact_number(scalar: type, value: Any) -> int | float | None:
 
 
 def _read_as(scalar: type, text: str) -> Any:
-    """Reads one scalar; None if the text is none of that type."""
+    """Parses one scalar; returns None if the text is not of that type."""
     if scalar is str:
         return text
     if scalar is bool:
@@ -244,7 +245,7 @@ def _read_as(scalar: type, text: str) -> Any:
         return int(text) if scalar is int else _exact_number(float, float(text))
     except ValueError:
         pass
-    # A whole number in float notation, as 1e3; beyond 2**53 a float no longer holds every int.
+    # An integer in float notation, such as 1e3; beyond 2**53 a float is no longer exact.
     number = _read_as(float, text) if scalar is int else None
     if number is None or not number.is_integer() or abs(number) > 2**53:
         return None
@@ -252,7 +253,7 @@ def _read_as(scalar: type, text: str) -> Any:
 
 
 def _guess(text: str) -> Any:
-    """Reads text for which no type is declared as what it looks like."""
+    """Parses text of undeclared type as the type that it looks like."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     for scalar in (int, float):

@@ -1,8 +1,9 @@
-"""The one door to mesh-tensorflow: `from t2tp import mtf` gives its whole language, mended.
+"""The API of named dimensions: all of mesh-tensorflow, with t2tp's operations in it.
 
-It is what a model author writes in: `mtf.Dimension`, `mtf.Tensor`, `mtf.einsum`,
-`mtf.layers.dense`. Operations that mesh-tensorflow gets wrong are replaced by ours of the same
-name, and its layers, optimizers and searches use them too; the installed package stays as it is.
+Models are written with `from t2tp import mtf`: `mtf.Dimension`, `mtf.Tensor`, `mtf.einsum`,
+`mtf.layers.dense`. Operations that are wrong in mesh-tensorflow are replaced by t2tp's of the same
+name, which mesh-tensorflow's layers, optimizers and searches then use too. The installed package is
+not changed.
 """
 
 from __future__ import annotations
@@ -13,18 +14,20 @@ import types
 from typing import TYPE_CHECKING, Any
 
 from t2tp import upstream
+from t2tp.ops.assign import Assign, assign, assign_add, assign_sub  # noqa: F401
 from t2tp.ops.cast import cast  # noqa: F401
 from t2tp.ops.cumsum import cumsum  # noqa: F401
-from t2tp.ops.division import floordiv, mod  # noqa: F401
 from t2tp.ops.dropout import dropout  # noqa: F401
 from t2tp.ops.einsum import add, einsum, matmul, multiply  # noqa: F401
-from t2tp.ops.extrema import maximum, minimum, reduce_max, reduce_min  # noqa: F401
+from t2tp.ops.floordiv_mod import floordiv, mod  # noqa: F401
 from t2tp.ops.gather import gather  # noqa: F401
 from t2tp.ops.import_tensor import import_fully_replicated, import_tf_tensor  # noqa: F401
-from t2tp.ops.many_outputs import slicewise, unstack  # noqa: F401
 from t2tp.ops.mean import reduce_mean  # noqa: F401
+from t2tp.ops.min_max import maximum, minimum, reduce_max, reduce_min  # noqa: F401
+from t2tp.ops.random_tensors import RandomOperation, random_normal, random_uniform  # noqa: F401
 from t2tp.ops.recompute import recompute_grad  # noqa: F401
 from t2tp.ops.relu import relu  # noqa: F401
+from t2tp.ops.slicewise import slicewise, unstack  # noqa: F401
 from t2tp.ops.slicing import mtf_slice as slice  # noqa: F401
 from t2tp.ops.softmax import log_softmax, reduce_logsumexp, softmax  # noqa: F401
 from t2tp.ops.top_k import top_k  # noqa: F401
@@ -46,10 +49,10 @@ globals().update(
 
 
 def _on_our_operations(module: types.ModuleType) -> types.ModuleType:
-    """A second instance of a mesh-tensorflow module that takes its operations from here.
+    """Returns a second instance of a mesh-tensorflow module that uses the operations of this
+    module.
 
-    Its layers, optimizers and searches then use our operations; the installed module itself stays
-    as it is.
+    The installed module is not changed.
     """
     spec = importlib.util.spec_from_file_location(
         f"{__name__}.{module.__name__.rpartition('.')[2]}", module.__file__

@@ -1,4 +1,4 @@
-"""Lets programs and libraries written for mesh-tensorflow import t2tp's language by its name.
+"""Makes `import mesh_tensorflow` import `t2tp.mtf`, for existing programs and libraries.
 
     import t2tp.mtf_compat  # before the first import of mesh_tensorflow
     import mesh_tensorflow as mtf
@@ -6,8 +6,8 @@
 
 From then on `mesh_tensorflow` and its `layers`, `ops`, `optimize` and `beam_search` are those of
 `t2tp.mtf`. Its other packages, such as `transformer`, `auto_mtf` and `bert`, are the installed
-ones, which are loaded unchanged, on our operations; names that they miss in today's TensorFlow are
-lent to them while they are imported. What runs a graph is `t2tp.Program`: see docs/porting.md.
+ones, loaded unchanged on t2tp's operations; names that they need and TensorFlow has removed are
+provided while they are imported. `t2tp.Program` runs a graph: see docs/porting.md.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from t2tp import mtf, upstream
 
 _PACKAGE = "mesh_tensorflow"
 
-# What pip calls packages that are imported by another name.
+# The pip names of packages whose import name differs.
 _DISTRIBUTIONS = {
     "gin": "gin-config",
     "pkg_resources": "'setuptools<81'",
@@ -33,7 +33,7 @@ _DISTRIBUTIONS = {
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
-    """Runs a module of the installed mesh-tensorflow on today's TensorFlow."""
+    """Executes a module of the installed mesh-tensorflow on the current TensorFlow."""
 
     def exec_module(self, module: types.ModuleType) -> None:
         if module.__name__ == f"{_PACKAGE}.auto_mtf":
@@ -53,7 +53,7 @@ class _Loader(importlib.machinery.SourceFileLoader):
 
 
 def _refuse_ortools_after_tensorflow() -> None:
-    """Raises an error where loading OR-Tools would end the process by a segmentation fault."""
+    """Raises an error if loading OR-Tools now would crash the process with a segmentation fault."""
     solver = "ortools.sat.python.cp_model"
     if solver not in sys.modules and importlib.util.find_spec("ortools") is not None:
         raise ImportError(
@@ -71,7 +71,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         path: Sequence[str] | None,
         target: types.ModuleType | None = None,
     ) -> importlib.machinery.ModuleSpec | None:
-        """The spec of a module of the package, with our loader."""
+        """Returns the spec of a module of the package, with the custom loader."""
         del target
         if not fullname.startswith(f"{_PACKAGE}."):
             return None
@@ -87,7 +87,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def _refuse_lowering(*args: object, **kwargs: object) -> NoReturn:
-    """What programs call that lower a graph themselves."""
+    """Raises an error; replaces what programs call to lower a graph themselves."""
     del args, kwargs
     raise NotImplementedError(
         "A graph is lowered and run by t2tp.Program(step_fn, features, mesh_shape=..., layout=...),"
@@ -97,7 +97,7 @@ def _refuse_lowering(*args: object, **kwargs: object) -> NoReturn:
 
 
 def _package() -> types.ModuleType:
-    """`mesh_tensorflow`, with the names of our door."""
+    """Returns the package `mesh_tensorflow` with the names of `t2tp.mtf`."""
     spec = importlib.machinery.PathFinder.find_spec(_PACKAGE)
     assert spec is not None  # t2tp.upstream has imported it
     package = importlib.util.module_from_spec(spec)
@@ -109,7 +109,7 @@ def _package() -> types.ModuleType:
 
 
 def _install() -> None:
-    """Puts our modules in the place of mesh-tensorflow's, for imports from here on."""
+    """Replaces mesh-tensorflow's modules by t2tp's for all later imports."""
     package = _package()
     ours = {
         _PACKAGE: package,

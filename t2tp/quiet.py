@@ -1,7 +1,7 @@
-"""Keeps TensorFlow's first lines off the screen.
+"""Suppresses TensorFlow's output during import.
 
-TensorFlow's C++ writes lines about CPU instructions and GPU libraries to file descriptor 2 while it
-is imported, before it has read any log level, so no setting can turn them off.
+TensorFlow's C++ code writes lines about CPU instructions and GPU libraries to file descriptor 2
+while it is imported, before it has read any log level, so no setting can turn them off.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def quiet_import() -> Iterator[None]:
-    """Holds back what is written to file descriptor 2, and shows it only if an exception leaves.
+    """Captures file descriptor 2, and shows the output only if an exception is raised.
 
-    Afterwards TensorFlow's C++ code writes what TF_CPP_MIN_LOG_LEVEL says; by default, only what
-    ends the program: errors come as exceptions, and the rest is about how kernels were built.
+    Afterwards TensorFlow's C++ code logs at TF_CPP_MIN_LOG_LEVEL; by default only fatal errors,
+    since other errors are raised as exceptions and the rest is about how kernels were built.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     sys.stderr.flush()

@@ -1,6 +1,6 @@
-"""What a user can name on the command line: models, problems, hparams sets, optimizers, schedules.
+"""Registries of what the command line names: models, problems, hparams sets, optimizers, schedules.
 
-Each is one class or function under a decorator, which is used bare, called, or given a name:
+Each entry is a class or function under a decorator, which is used bare, called, or given a name:
 
     @registry.register_model
     class TransformerLm(Model):  # named transformer_lm
@@ -13,7 +13,7 @@ Each is one class or function under a decorator, which is used bare, called, or 
         return hparams
 
     registry.model("transformer_lm")  # the class
-    registry.hparams("transformer_lm_wide")  # what the function returns
+    registry.hparams("transformer_lm_wide")  # the function's result
 
 A name is known once the module that registers it has been imported.
 """
@@ -28,24 +28,24 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, TypeVar, overload
 
 from t2tp.hparam import HParams
-from t2tp.nearest import nearest
 from t2tp.ranged_hparams import RangedHParams
+from t2tp.suggestions import nearest
 
 _T = TypeVar("_T", bound=Callable[..., Any])
 
-# Names are typed in shells and become parts of folder names.
+# Names are typed in shells and used in directory names.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]*")
 
 
 class UnknownNameError(KeyError):
-    """Nothing is registered under the name. `str()` is the plain sentence, not its repr."""
+    """Nothing is registered under the name. `str()` is the message, not its repr."""
 
     def __str__(self) -> str:
         return str(self.args[0])
 
 
 def snake_case(name: str) -> str:
-    """Turns a class's CamelCase into the name it is registered by: MtfResNet -> mtf_res_net."""
+    """Converts a class's CamelCase to its registered name: MtfResNet -> mtf_res_net."""
     name = re.sub(r"(.)([A-Z][a-z0-9]+)", r"\1_\2", name)
     return re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name).lower()
 
@@ -56,7 +56,7 @@ class _Entry(NamedTuple):
 
 
 class _Register(Protocol):
-    """A registering decorator: `@register`, `@register()` or `@register("name")`."""
+    """A registration decorator: `@register`, `@register()` or `@register("name")`."""
 
     @overload
     def __call__(self, target: str | None = None) -> Callable[[_T], _T]: ...
@@ -69,7 +69,7 @@ class Registry:
     """Classes and functions of one kind, by name.
 
     Attributes:
-        kind: what one entry is, in words, as errors and the help name it ("hparams set").
+        kind: the kind of entry, for errors and help ("hparams set").
     """
 
     def __init__(self, kind: str):
@@ -93,8 +93,8 @@ class Registry:
             The class or function, unchanged; or the decorator that takes it.
 
         Raises:
-            ValueError: it cannot be called, its name cannot be typed as one word, or the name is
-                taken by something else.
+            ValueError: it is not callable, its name is not a single word, or the name is already
+                taken.
         """
         if target is not None and not isinstance(target, str):
             self._add(target, None)
@@ -129,10 +129,10 @@ class Registry:
         self._entries.setdefault(name, _Entry(value, place))
 
     def get(self, name: str) -> Any:
-        """Returns the class or function registered by this name.
+        """Returns the class or function registered under this name.
 
         Raises:
-            UnknownNameError: there is none; names the nearest, or all if none is near.
+            UnknownNameError: there is none; the error suggests similar names, or lists all.
         """
         return self._entry(name).value
 
@@ -151,10 +151,10 @@ class Registry:
         return sorted(self._entries)
 
     def help_text(self, note: Callable[[str], str] = lambda name: "") -> str:
-        """Lists the names by their first word, each with the first paragraph of its docstring.
+        """Lists the names, grouped by first word, each with the first paragraph of its docstring.
 
         Args:
-            note: name -> what to write after it, in parentheses; nothing where it is empty.
+            note: maps a name to a note in parentheses; empty: none.
         """
         heading = f"{self.kind[0].upper()}{self.kind[1:]}s:"
         if not self._entries:
@@ -168,8 +168,8 @@ class Registry:
         return "\n".join(lines)
 
     def _summary(self, name: str) -> str:
-        """What an entry is: the first paragraph of its docstring."""
-        # Not inspect.getdoc: it would put the base class's docstring under a class without one.
+        """Returns the first paragraph of an entry's docstring."""
+        # inspect.getdoc would return the base class's docstring for a class without one.
         doc = inspect.cleandoc(self._entries[name].value.__doc__ or "")
         paragraph = " ".join(doc.split("\n\n")[0].split())
         return f": {paragraph}" if paragraph else ""
@@ -188,15 +188,15 @@ _registries: dict[str, Registry] = {}
 
 
 def _open(kind: str) -> tuple[_Register, Callable[[str], Any], Callable[[], list[str]]]:
-    """Opens the registry of one kind: how to register, look up and list its entries."""
+    """Creates the registry of a kind; returns the functions to register, look up and list."""
     opened = _registries[kind] = Registry(kind)
     return opened.register, opened.get, opened.names
 
 
 register_model, model, list_models = _open("model")
 register_problem, problem, list_problems = _open("problem")
-_register_hparams, _hparams_function, list_hparams = _open("hparams set")
-register_ranged_hparams, _ranged_hparams_function, list_ranged_hparams = _open("ranged hparams set")
+_register_hparams, hparams_function, list_hparams = _open("hparams set")
+register_ranged_hparams, ranged_hparams_function, list_ranged_hparams = _open("ranged hparams set")
 register_optimizer, optimizer, list_optimizers = _open("optimizer")
 register_learning_rate_schedule, learning_rate_schedule, list_learning_rate_schedules = _open(
     "learning-rate schedule"
@@ -215,11 +215,11 @@ def register_hparams(target: _T) -> _T: ...
 
 
 def register_hparams(target: Any = None, *, model: str = "") -> Any:
-    """Registers a function that makes an hparams set; see `Registry.register`.
+    """Registers a function that returns an hparams set; see `Registry.register`.
 
     Args:
         target: the function (a bare decorator), or the set's name.
-        model: the model that the set is for, where the set's name does not begin with it.
+        model: the set's model, if the set's name does not begin with it.
     """
     if target is not None and not isinstance(target, str):
         return _register_hparams(target)
@@ -236,13 +236,13 @@ def register_hparams(target: Any = None, *, model: str = "") -> Any:
 def model_of_hparams(name: str) -> str:
     """Returns the name of the model that an hparams set is for.
 
-    It is the one that the set was registered with, else the longest with which its name begins:
+    It is the model given at registration, else the longest with which the set's name begins:
     `transformer_lm` for `transformer_lm_tiny`.
 
     Raises:
-        UnknownNameError: no hparams set has the name, or it does not say its model.
+        UnknownNameError: no hparams set has the name, or its model is unknown.
     """
-    _hparams_function(name)
+    hparams_function(name)
     said = _models_of_sets.get(name)
     begins = [model for model in list_models() if name.startswith(model)]
     if said is None and not begins:
@@ -254,13 +254,13 @@ def model_of_hparams(name: str) -> str:
 
 
 def hparams(name: str) -> HParams:
-    """Calls the registered function of this name and returns the hparams set that it makes.
+    """Calls the registered function of this name and returns its hparams set.
 
     Raises:
-        UnknownNameError: no hparams set has the name; names the nearest.
-        TypeError: the function returned something other than an HParams.
+        UnknownNameError: no hparams set has the name; the error suggests similar names.
+        TypeError: the function did not return an HParams.
     """
-    made = _hparams_function(name)()
+    made = hparams_function(name)()
     if not isinstance(made, HParams):
         raise TypeError(
             f"hparams set {name!r}, registered at {_registries['hparams set'].place(name)}, "
@@ -270,26 +270,26 @@ def hparams(name: str) -> HParams:
 
 
 def ranged_hparams(name: str) -> RangedHParams:
-    """Gives the registered function of this name an empty ranged set, and returns it filled.
+    """Fills an empty ranged set with the registered function of this name and returns it.
 
     Raises:
-        UnknownNameError: no ranged set has the name; names the nearest.
+        UnknownNameError: no ranged set has the name; the error suggests similar names.
     """
     ranged = RangedHParams(name)
-    _ranged_hparams_function(name)(ranged)
+    ranged_hparams_function(name)(ranged)
     return ranged
 
 
 def help_text() -> str:
-    """Lists everything registered: a section a kind, in it a group a name's first word."""
+    """Lists everything registered: one section per kind, grouped by the first word of the name."""
 
-    def said_model(name: str) -> str:
+    def for_model(name: str) -> str:
         try:
             return f"for {model_of_hparams(name)}"
         except UnknownNameError:
             return ""
 
     return "\n\n".join(
-        each.help_text(said_model) if kind == "hparams set" else each.help_text()
+        each.help_text(for_model) if kind == "hparams set" else each.help_text()
         for kind, each in _registries.items()
     )

@@ -1,15 +1,15 @@
-"""mesh-tensorflow as it was installed, imported on today's TensorFlow.
+"""The installed mesh-tensorflow, imported on the current TensorFlow.
 
-The engine and our operations are written in it; model authors say `from t2tp import mtf`, which is
-the same language with our operations in it. mesh-tensorflow 0.1.21 was last released for
-TensorFlow 2.11 and looks, while it is imported, for names that have moved or gone since:
+The engine and t2tp's operations use it; model authors use `from t2tp import mtf`, the same API with
+t2tp's operations in it. mesh-tensorflow 0.1.21 was last released for TensorFlow 2.11 and imports
+names that have been moved or removed since:
 
-* `tensorflow.compat.v1.estimator` (gone in 2.16), and two modules of TPUEstimator. Two classes are
-  named as base classes, and both live on in `tf.compat.v1.train`; models use `ModeKeys`.
+* `tensorflow.compat.v1.estimator` (removed in 2.16), and two modules of TPUEstimator. Two of its
+classes are used as base classes, and both exist in `tf.compat.v1.train`; models use `ModeKeys`.
 * `register_tensor_conversion_function` and `register_dense_tensor_like_type` in
-  `tensorflow.python.framework.ops` (moved, respectively dropped).
+  `tensorflow.python.framework.ops` (moved and removed, respectively).
 
-The stand-ins are in place only while the package is imported, and are taken away again.
+The stand-ins exist only while the package is imported.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tensorflow.python.framework import tensor_conversion_registry as _conversio
 
 
 class _ModeKeys:
-    """The modes of Estimator."""
+    """Estimator's modes."""
 
     TRAIN = "train"
     EVAL = "eval"
@@ -36,7 +36,7 @@ class _ModeKeys:
 
 
 class _LostModule(types.ModuleType):
-    """Stands for a module that TensorFlow no longer has."""
+    """A stand-in for a module that TensorFlow has removed."""
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
@@ -47,7 +47,7 @@ class _LostModule(types.ModuleType):
 
 @contextlib.contextmanager
 def stand_ins() -> Iterator[None]:
-    """Lends mesh-tensorflow the TensorFlow names that it misses."""
+    """Provides the TensorFlow names that mesh-tensorflow misses, while the context is active."""
     estimator = _LostModule("tensorflow.compat.v1.estimator")
     vars(estimator)["ModeKeys"] = _ModeKeys
     for base_class in ("CheckpointSaverListener", "SessionRunHook"):
@@ -97,7 +97,7 @@ with stand_ins():
         utils,
     )
 
-# Of each variable without an initializer, each time that a step is built.
+# Logged for each variable without an initializer, whenever a step is built.
 _tf.get_logger().addFilter(
     lambda record: not record.getMessage().startswith("Using default tf glorot_uniform_initializer")
 )

@@ -1,11 +1,12 @@
-"""All tests share one process, whose CPU is eight virtual devices: meshes of up to eight.
+"""All tests of a process share its CPU, which is eight virtual devices: meshes of up to eight.
 
-With `T2TP_TEST_GPU=1` the machine's first GPU is cut into eight instead (docs/gpu.md); otherwise
+With `T2TP_TEST_GPU=1` the machine's first GPU is split into eight instead (docs/gpu.md); otherwise
 GPUs are not looked at.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 
@@ -13,7 +14,6 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import hypothesis
 import pytest
-import tensorflow as tf
 from absl import logging
 
 # Under nohup, or in the background of a script, Python and its children are begun with SIGINT
@@ -26,26 +26,45 @@ hypothesis.settings.load_profile("any machine")
 
 NUM_DEVICES = 8
 GPU_MEGABYTES = 2048  # of each of the eight
-tf.config.set_logical_device_configuration(
-    tf.config.list_physical_devices("CPU")[0],
-    [tf.config.LogicalDeviceConfiguration() for _ in range(NUM_DEVICES)],
-)
-if os.environ.get("T2TP_TEST_GPU"):
-    card = tf.config.list_physical_devices("GPU")[0]
-    tf.config.set_visible_devices([card], "GPU")
-    tf.config.set_logical_device_configuration(
-        card, [tf.config.LogicalDeviceConfiguration(GPU_MEGABYTES) for _ in range(NUM_DEVICES)]
-    )
-    tf.config.experimental.enable_tensor_float_32_execution(False)
-    tf.config.experimental.enable_op_determinism()
-else:
-    tf.config.set_visible_devices([], "GPU")
-    # A program runs only a few steps here, for which Grappler takes as long as all the rest of
-    # TensorFlow to get ready. The programs that tests start as processes of their own have it.
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
 
 LOGGER = logging.get_absl_logger()
 HANDLERS, PROPAGATES, VERBOSITY = LOGGER.handlers[:], LOGGER.propagate, logging.get_verbosity()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Sets up the devices; imports TensorFlow, but not where others run the tests."""
+    if config.getoption("numprocesses", None):
+        return
+    gc.disable()
+    _make_devices()
+
+
+def pytest_collection_finish() -> None:
+    """Excludes what was imported from garbage collection: it stays, and there is a lot of it."""
+    gc.freeze()
+    gc.enable()
+
+
+def _make_devices() -> None:
+    import tensorflow as tf
+
+    tf.config.set_logical_device_configuration(
+        tf.config.list_physical_devices("CPU")[0],
+        [tf.config.LogicalDeviceConfiguration() for _ in range(NUM_DEVICES)],
+    )
+    if os.environ.get("T2TP_TEST_GPU"):
+        card = tf.config.list_physical_devices("GPU")[0]
+        tf.config.set_visible_devices([card], "GPU")
+        tf.config.set_logical_device_configuration(
+            card, [tf.config.LogicalDeviceConfiguration(GPU_MEGABYTES) for _ in range(NUM_DEVICES)]
+        )
+        tf.config.experimental.enable_tensor_float_32_execution(False)
+        tf.config.experimental.enable_op_determinism()
+    else:
+        tf.config.set_visible_devices([], "GPU")
+        # A program runs only a few steps here, for which Grappler takes as long as all the rest of
+        # TensorFlow to get ready. The programs that tests start as processes of their own have it.
+        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +80,9 @@ def _joint_programs_are_of_cpus(request: pytest.FixtureRequest) -> None:
         pytest.skip("only the programs of virtual CPUs become one")
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="session")
 def _quiet_mesh_tensorflow() -> None:
     """mesh-tensorflow warns of every variable without an initializer."""
+    import tensorflow as tf
+
     tf.get_logger().setLevel("ERROR")

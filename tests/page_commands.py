@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from tests.warm_processes import WarmProcess
 
@@ -23,19 +24,15 @@ _DIFFERENT = {"t2tp_inspect_checkpoint": 1}
 # Those that start other processes.
 _COLD = ("t2tp_datagen", "t2tp_tune")
 
-_FENCED = re.compile(r"^```(?:sh|bash)?\n(.*?)^```", re.DOTALL | re.MULTILINE)
-_INDENTED = re.compile(r"(?:^ {4}.*\n)+", re.MULTILINE)
+_FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _INLINE = re.compile(r"`(t2tp_\w+ [^`]*--[^`]*)`")
 
 
 def commands(page: str) -> list[list[str]]:
     """The words of each command in the blocks of a page, in its order."""
     text = (REPOSITORY / page).read_text("utf-8")
-    found = [
-        words
-        for block in re.finditer(f"{_FENCED.pattern}|{_INDENTED.pattern}", text, _FENCED.flags)
-        for words in _commands(block[1] or block[0])
-    ]
+    blocks = [code for language, code in _FENCED.findall(text) if language in ("", "sh")]
+    found = [words for block in blocks for words in _commands(block)]
     return [words for words in found if words[0] == "echo" or words[0].startswith("t2tp_")]
 
 
@@ -52,13 +49,18 @@ def _commands(block: str) -> Iterator[list[str]]:
             yield shlex.split(line, comments=True)
 
 
-def run(words: Sequence[str], folder: Path, number: int, less: Mapping[str, str]) -> str:
-    """Runs a command, which has to succeed, in a folder; returns what it wrote to stdout.
+def run(
+    words: Sequence[str],
+    directory: Path,
+    number: int,
+    less: Mapping[str, str] = MappingProxyType({}),
+) -> str:
+    """Runs a command, which has to succeed, in a directory; returns what it wrote.
 
     Args:
       words: of the command.
-      folder: the working directory.
-      number: different for each command of a folder.
+      directory: the working directory.
+      number: different for each command of a directory.
       less: words that are replaced, by those of a command that takes less time.
     """
     program, *arguments = [
@@ -66,17 +68,17 @@ def run(words: Sequence[str], folder: Path, number: int, less: Mapping[str, str]
     ]
     if program == "echo":
         text, _, path = arguments
-        (folder / path).write_text(text + "\n", "utf-8")
+        (directory / path).write_text(text + "\n", "utf-8")
         return ""
     if program in _COLD:
-        command = [sys.executable, "-m", f"t2tp.trainer.{program}", *arguments]
-        ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        command = [sys.executable, "-m", "t2tp.trainer.cli", program, *arguments]
+        ended = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
         assert ended.returncode == 0, f"{words}\n{ended.stderr}"
-        return ended.stdout
-    output = folder / f"output-{number}"
-    main = f"t2tp.trainer.{program}:main"
-    with WarmProcess(main, arguments, {}, output, directory=folder) as process:
+        return ended.stdout + ended.stderr
+    output = directory / f"output-{number}"
+    main = f"t2tp.trainer.cli.programs:{program}"
+    with WarmProcess(main, arguments, {}, output, directory=directory) as process:
         assert process.wait(300) in (0, _DIFFERENT.get(program, 0)), (
             f"{words}\n{process.err.read_text()}"
         )
-    return process.out.read_text()
+    return process.out.read_text() + process.err.read_text()

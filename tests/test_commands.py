@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from t2tp.trainer import flag_groups, trainer_flags
+from t2tp.trainer.cli import flag_groups
+from t2tp.trainer.cli.programs import PROGRAMS
 from tests.page_commands import PAGES, commands, inline_commands, run
 
 _TINY_TRANSFORMER = "d_model=16,d_ff=16,num_heads=2,d_kv=8,num_hidden_layers=1"
@@ -29,7 +29,7 @@ def _in_words(number: int) -> str:
 
 @dataclass(frozen=True)
 class Walk:
-    """A page whose commands are run one after another in one folder.
+    """A page whose commands are run one after another in one directory.
 
     Attributes:
       page: the page.
@@ -158,27 +158,15 @@ def test_the_flags_of_every_command_are_those_of_its_program(page, words):
     if program == "t2tp_launch":
         assert arguments.pop(0) == "-n" and arguments.pop(0).isdigit()
         program, *arguments = arguments
-    flags = [word for word in arguments if word.startswith("--")]
-    if program == "t2tp_tune" and "--" in arguments:
-        cut = arguments.index("--")
-        trainer_flags.parse(["t2tp_trainer", *arguments[cut + 1 :]])
-        flags = [word for word in arguments[:cut] if word.startswith("--")]
-    known = known_flags(program)
-    for flag in flags:
-        name = re.match(r"--(\w+)", flag)[1]
-        assert name in known or name.removeprefix("no") in known, flag
+    cut = arguments.index("--") if "--" in arguments else len(arguments)
+    check_flags(program, arguments[:cut])
+    check_flags("t2tp_trainer", arguments[cut + 1 :])
 
 
-def known_flags(program: str) -> set[str]:
-    """The names of a program's flags."""
-    module = importlib.import_module(f"t2tp.trainer.{program}")
-    if program == "t2tp_trainer":
-        return set(trainer_flags.define())
-    groups = getattr(module, "GROUPS", None) or getattr(module, "_GROUPS", None)
-    if groups is not None:
-        return set(flag_groups.define(groups))
-    return {
-        option.lstrip("-")
-        for action in module._parser()._actions
-        for option in action.option_strings
-    }
+def check_flags(program: str, arguments: list[str]) -> None:
+    """Checks the names of a command's flags; a page may leave values out."""
+    known = set(flag_groups.define(PROGRAMS[program].groups))
+    for argument in arguments:
+        if argument.startswith("--"):
+            name = re.match(r"--(\w+)", argument)[1]
+            assert name in known or name.removeprefix("no") in known, argument

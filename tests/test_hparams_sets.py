@@ -1,6 +1,6 @@
 """Registered hparams sets: each builds its model on its mesh, and says nothing in vain.
 
-Graphs are built on paper, without devices and memory, so the largest set costs little.
+Graphs are abstract, without devices and memory, so the largest set costs little.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import t2tp.hparams
 import t2tp.models
 from t2tp import mtf, registry
 from t2tp.hparam import HParams
-from t2tp.mesh.on_paper import ProgramOnPaper
 from t2tp.models.image_classifier import ImageClassifier
 from t2tp.optim import apply_gradients
-from t2tp.trainer.batch_size import sequences_per_batch
+from t2tp.program.abstract_program import AbstractProgram
+from t2tp.trainer.inputs.batch_size import sequences_per_batch
 
 assert t2tp.hparams, t2tp.models  # Importing them registers sets and models.
 
@@ -33,9 +33,9 @@ def ours(registered) -> bool:
     return registered.__module__.startswith("t2tp.hparams.")
 
 
-SETS = [name for name in registry.list_hparams() if ours(registry._hparams_function(name))]
+SETS = [name for name in registry.list_hparams() if ours(registry.hparams_function(name))]
 RANGED_SETS = [
-    name for name in registry.list_ranged_hparams() if ours(registry._ranged_hparams_function(name))
+    name for name in registry.list_ranged_hparams() if ours(registry.ranged_hparams_function(name))
 ]
 EACH_SET = [pytest.param(name, marks=() if "tiny" in name else pytest.mark.slow) for name in SETS]
 VOCAB_SIZE, TRAIN_STEPS = 32768, 100_000
@@ -46,11 +46,11 @@ OF_CLASSES_TOO = ("transformer_encoder", "transformer_moe_encoder")
 READ_BY_THE_TRAINER = {"batch_size", "batch_size_unit", "max_length", "mesh_shape", "layout"}
 # Hparams whose values decide which others are read.
 SWITCHES = ("optimizer", "learning_rate_schedule", "position", "attention_type")
-# Pictures' sets say the blocks of each way of attention, so that a child only takes another way.
+# Images' sets say the blocks of each way of attention, so that a child only takes another way.
 SAID_FOR_CHILDREN = {"block_length", "block_height", "block_width"}
 TENSOR2TENSOR = json.loads((Path(__file__).parent / "tensor2tensor_hparams.json").read_text())
 SETS_PAGE = Path(__file__).parent.parent / "docs/hparams_sets.md"
-SMALL_PICTURES = ("mlp_tiny", "vit_tiny", "mtf_resnet_digits")
+SMALL_IMAGES = ("mlp_tiny", "vit_tiny", "mtf_resnet_digits")
 
 # set -> vocabulary or classes, published number of parameters, by how much ours may be off
 PUBLISHED = {
@@ -130,10 +130,10 @@ def features_of(
     model = registry.model(registry.model_of_hparams(hparams_set))
     batch = mtf.Dimension("batch", rows)
     if model.takes == ("targets", "weights"):
-        shape = mtf.Shape([batch, *picture(*hparams.image_shape)])
+        shape = mtf.Shape([batch, *image(*hparams.image_shape)])
         return {"targets": t2tp.Feature(shape, tf.int32), "weights": t2tp.Feature([batch])}
     if issubclass(model, ImageClassifier):
-        shape = mtf.Shape([batch, *picture(*size_of_pictures(hparams_set))])
+        shape = mtf.Shape([batch, *image(*size_of_images(hparams_set))])
         rows_only = mtf.Shape([batch])
         return {
             "inputs": t2tp.Feature(shape),
@@ -149,13 +149,13 @@ def features_of(
     return features
 
 
-def picture(height: int, width: int, channels: int) -> list[mtf.Dimension]:
+def image(height: int, width: int, channels: int) -> list[mtf.Dimension]:
     sizes = {"height": height, "width": width, "channels": channels}
     return [mtf.Dimension(name, size) for name, size in sizes.items()]
 
 
-def size_of_pictures(hparams_set: str) -> tuple[int, int, int]:
-    if hparams_set in SMALL_PICTURES:
+def size_of_images(hparams_set: str) -> tuple[int, int, int]:
+    if hparams_set in SMALL_IMAGES:
         return (8, 8, 1)
     is_small = registry.hparams(hparams_set).values().get("stem", "cifar") == "cifar"
     is_small &= not hparams_set.startswith("vit")
@@ -195,7 +195,7 @@ def build(
 
     rows = sequences_per_batch(changed)
     assert rows % changed.microbatches == 0
-    program = ProgramOnPaper(
+    program = AbstractProgram(
         step,
         features_of(hparams_set, changed, rows // changed.microbatches, classes),
         mesh_shape=changed.mesh_shape,
@@ -219,7 +219,7 @@ def update_a_weight(hparams: HParams) -> None:
         loss = mtf.reduce_mean(mtf.square(weight))
         return apply_gradients(loss, mesh, hparams, TRAIN_STEPS)
 
-    ProgramOnPaper(step).trace()
+    AbstractProgram(step).trace()
 
 
 @functools.cache
@@ -299,7 +299,7 @@ def test_every_hparam_that_the_sets_of_a_model_declare_is_read(model):
 @pytest.mark.parametrize("hparams_set", PUBLISHED)
 def test_a_set_has_the_published_number_of_parameters(hparams_set):
     vocab, published, tolerance = PUBLISHED[hparams_set]
-    # BERT's mask is a symbol of the published vocabulary, and ours comes after it.
+    # BERT's mask is a token of the published vocabulary, and ours comes after it.
     vocab -= hparams_set.startswith("bert")
     alone = {"mesh_shape": ""}
     if "vocab_divisor" in registry.hparams(hparams_set):
@@ -336,7 +336,7 @@ def test_bert_with_its_pooler_and_no_classes_has_the_published_number_of_paramet
 @pytest.mark.parametrize("hparams_set", ["transformer_lm_base", "transformer_lm_small"])
 def test_a_set_has_the_parameters_that_its_description_says(hparams_set):
     description = getattr(t2tp.hparams.transformer_lm, hparams_set).__doc__
-    millions = int(re.search(r"(\d+) million parameters besides the embedding", description)[1])
+    millions = int(re.search(r"(\d+) million parameters excluding embeddings", description)[1])
     hparams = registry.hparams(hparams_set)
     tables = (VOCAB_SIZE + hparams.max_length) * hparams.d_model
     assert round((on_its_mesh(hparams_set).parameters - tables) / 1e6) == millions

@@ -184,7 +184,7 @@ def test_each_kind_has_its_own_names(register, look_up, names):
     assert f"* {name}" in registry.help_text()
 
 
-def test_hparams_are_made_anew_at_each_look_up():
+def test_each_look_up_makes_new_hparams():
     @registry.register_hparams
     def only_a_test_set():
         return HParams(d_model=4)

@@ -14,11 +14,12 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing import forkserver
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-_PRELOADED = ["tests.mesh.one_process", "tests.trainer.tiny_problem", "t2tp.trainer.command"]
+_PRELOADED = ["tests.mesh.one_process", "tests.trainer.tiny_problem", "t2tp.trainer.cli.train"]
 _LOOK_SECONDS = 0.02
 
 _context = multiprocessing.get_context("forkserver")
@@ -38,7 +39,7 @@ class WarmProcess:
         target: str,
         arguments: Sequence[str],
         environment: Mapping[str, str],
-        folder: Path,
+        out_dir: Path,
         directory: Path | None = None,
     ) -> None:
         """Starts it.
@@ -47,12 +48,12 @@ class WarmProcess:
           target: `module:function`; what it returns is the exit code, None is 0.
           arguments: of the command line.
           environment: what is different from this process's.
-          folder: empty, gets its output.
+          directory: empty, gets its output.
           directory: in which it works; by default, this process's.
         """
         _start_server()
-        folder.mkdir(parents=True)
-        self.out, self.err = folder / "out", folder / "err"
+        out_dir.mkdir(parents=True)
+        self.out, self.err = out_dir / "out", out_dir / "err"
         self._process = _context.Process(
             target=_run,
             args=(target, list(arguments), dict(environment), self.out, self.err, directory),
@@ -101,14 +102,22 @@ def started(
     target: str,
     arguments: Sequence[Sequence[str]],
     environments: Sequence[Mapping[str, str]],
-    folder: Path,
+    out_dir: Path,
 ) -> Iterator[list[WarmProcess]]:
     """Several of them; killed at the end if they have not ended."""
     with contextlib.ExitStack() as stack:
         yield [
-            stack.enter_context(WarmProcess(target, own, environment, folder / str(number)))
+            stack.enter_context(WarmProcess(target, own, environment, out_dir / str(number)))
             for number, (own, environment) in enumerate(zip(arguments, environments, strict=True))
         ]
+
+
+def start(function: Callable[..., object], *arguments: object) -> BaseProcess:
+    """Starts a process that calls a function of a module."""
+    _start_server()
+    process = _context.Process(target=function, args=arguments, daemon=True)
+    process.start()
+    return process
 
 
 def _start_server() -> None:

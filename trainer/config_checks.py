@@ -1,24 +1,24 @@
-"""Whether a config says of a training what its hparams say."""
+"""Checks that the config of a training agrees with its hparams."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from t2tp.hparam import HParams
-from t2tp.mesh.layout import Layout
 from t2tp.trainer.run_config import RunConfig
 
 
 def check_precision(config: RunConfig, hparams: Any, takes_config: bool) -> None:
-    """Refuses a precision of which the model function would not know.
+    """Checks that the config's precision reaches the model function.
 
     Args:
       config: of the run.
       hparams: of the model.
-      takes_config: whether the model function is given the config.
+      takes_config: whether the model function has a parameter `config`.
 
     Raises:
-      ValueError: they contradict.
+      ValueError: config and hparams disagree, or the model function cannot learn of a precision
+        other than float32.
     """
     wanted = config.precision
     if hparams is not None and "activation_dtype" in hparams:
@@ -35,36 +35,11 @@ def check_precision(config: RunConfig, hparams: Any, takes_config: bool) -> None
         )
 
 
-def check_mesh(config: RunConfig, hparams: Any) -> None:
-    """Refuses hparams that say another mesh and layout than the config's, which count.
-
-    Raises:
-      LayoutError: a mesh shape or a layout cannot be read.
-      ValueError: they contradict.
-    """
-    if not isinstance(hparams, HParams) or "mesh_shape" not in hparams or "layout" not in hparams:
-        return
-    if _splitting(config) != _splitting(hparams):
-        raise ValueError(
-            f"the config says mesh_shape={config.mesh_shape!r} and layout={config.layout!r}, and"
-            f" the hparams mesh_shape={hparams.mesh_shape!r} and layout={hparams.layout!r}: make"
-            " the config with RunConfig.of(hparams, ...)"
-        )
-
-
-def _splitting(said: RunConfig | HParams) -> tuple[list[tuple[str, int]], set[tuple[str, str]]]:
-    """The axes that have several processors, and the rules that lead to them."""
-    layout = Layout(said.mesh_shape, said.layout)
-    axes = {axis.name: axis.size for axis in layout.mesh_shape.dims if axis.size > 1}
-    return list(axes.items()), {(dim, axis) for dim, axis in layout.rules if axis in axes}
-
-
 def check_skips(config: RunConfig, hparams: Any) -> None:
-    """Refuses a config that counts on a guard in the graph which hparams do not ask for, or the
-    other way round.
+    """Checks that `on_nonfinite=skip` is set exactly if the hparams add the step guard.
 
     Raises:
-      ValueError: they contradict.
+      ValueError: config and hparams disagree.
     """
     if not isinstance(hparams, HParams) or "skip_nonfinite_steps" not in hparams:
         return

@@ -1,27 +1,27 @@
-"""Ends a training whose evaluations have stopped getting better."""
+"""Early stopping: ends a training whose evaluations no longer improve."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from t2tp.nearest import nearest
+from t2tp.suggestions import nearest
 
 
 @dataclass(frozen=True)
 class EarlyStopping:
-    """When a metric has reached its plateau, as tensor2tensor defines it.
+    """The condition that a metric has reached a plateau, as tensor2tensor defines it.
 
-    The metric is compared with its value at the last evaluation that lies at least `steps` back: if
-    no evaluation since then was better than that one by `delta`, it has.
+    The reference is the last evaluation at least `steps` before the latest one. The metric has
+    reached a plateau if no evaluation since was better than the reference by `delta`.
 
-    It is a function of the evaluations that a run has on record, so that a run that was interrupted
-    stops where an undisturbed one does.
+    It depends only on the recorded evaluations of a run, so an interrupted run stops at the same
+    step as an uninterrupted one.
 
     Attributes:
-      steps: training steps in which the metric has to get better.
-      metric: one that the problem's evaluations give.
-      delta: by how much it has to get better, in the metric's own unit.
+      steps: training steps within which the metric must improve.
+      metric: one of the problem's metrics.
+      delta: min improvement, in the unit of the metric.
       minimize: whether a smaller value is better.
     """
 
@@ -31,7 +31,7 @@ class EarlyStopping:
     minimize: bool = True
 
     def __post_init__(self) -> None:
-        """Refuses what cannot be meant.
+        """Checks the values.
 
         Raises:
           ValueError: `steps` is below 1, or `delta` below 0.
@@ -43,10 +43,10 @@ class EarlyStopping:
             )
 
     def check(self, metrics: Collection[str], evaluation_frequency: int) -> None:
-        """Refuses what could never stop a training.
+        """Raises ValueError if the condition could never stop a training.
 
         Args:
-          metrics: names of those that its evaluations give.
+          metrics: names of the metrics that are evaluated.
           evaluation_frequency: steps from one evaluation to the next; 0: there is only one.
 
         Raises:
@@ -61,7 +61,7 @@ class EarlyStopping:
             )
 
     def plateau(self, by_step: Mapping[int, Mapping[str, float]]) -> str:
-        """Says since when the metric has not got better; "" if it has, or it is too early to tell.
+        """Describes the plateau; "" if there is none or it is too early to tell.
 
         Args:
           by_step: training step -> metrics of its evaluation.
@@ -76,6 +76,7 @@ class EarlyStopping:
         value = by_step[reference][self.metric]
         sign = 1 if self.minimize else -1
         since = [step for step in by_step if step >= reference]
+        # Improvements over the reference, positive if better.
         gains = [sign * (value - by_step[step][self.metric]) for step in since]
         if max(gains) >= self.delta:
             return ""

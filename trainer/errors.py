@@ -1,22 +1,50 @@
-"""Errors that end a program with one sentence."""
+"""Errors that end a program with one sentence and an exit code."""
 
 from __future__ import annotations
 
 import contextlib
+import signal
 from collections.abc import Iterator
+
+from t2tp.mesh.rendezvous import LOST_EXIT_CODE
+
+# Plus the number of the signal that ended the program, as in shells.
+SIGNALLED = 128
 
 
 class UsageError(ValueError):
-    """What the user asked for cannot be done; `str()` is the sentence that says why."""
+    """The request is invalid; `str()` is a sentence that says why."""
+
+    exit_code = 2
 
 
-class LostError(RuntimeError):
-    """Another process is gone, or does not come; `str()` says which, and how to go on."""
+class FailedError(RuntimeError):
+    """The request is valid and failed; `str()` is a sentence that says why."""
+
+    exit_code = 1
+
+
+class ProcessLostError(RuntimeError):
+    """Another process was lost or did not join; `str()` says which, and how to resume."""
+
+    exit_code = LOST_EXIT_CODE
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal ended the program; `str()` says what was saved, or how to resume.
+
+    Attributes:
+      exit_code: 128 + the signal's number, as in shells.
+    """
+
+    def __init__(self, message: str, signal_number: int = signal.SIGINT) -> None:
+        super().__init__(message)
+        self.exit_code = SIGNALLED + signal_number
 
 
 @contextlib.contextmanager
 def as_usage_error(*kinds: type[Exception]) -> Iterator[None]:
-    """While this is active, exceptions of these kinds become a `UsageError`: the user's to mend."""
+    """Converts exceptions of these types inside the context to a `UsageError`."""
     try:
         yield
     except kinds as error:

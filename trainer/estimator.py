@@ -1,4 +1,4 @@
-"""Trains, evaluates and predicts with a model function, on a mesh."""
+"""`Estimator`: training, evaluation and prediction with a model function on a mesh."""
 
 from __future__ import annotations
 
@@ -16,21 +16,31 @@ import tensorflow as tf
 from absl import logging
 
 from t2tp import checkpoint, mtf
-from t2tp.explanation import Explanation, explain
+from t2tp.atomic_file import remove_unfinished
+from t2tp.checkpoint.variables import restore
+from t2tp.decoding import DecodeOptions
 from t2tp.hparam import HParams
+from t2tp.layout_report import LayoutReport, explain
 from t2tp.mesh.cluster import Cluster
 from t2tp.mesh.layout import Layout
-from t2tp.mesh.on_paper import ProgramOnPaper
-from t2tp.mesh.program import Feature, Mesh, Placed, Program, StepFn
-from t2tp.mesh.variables import Variables
-from t2tp.trainer import restoring
-from t2tp.trainer.bad_step import Rerun, TrainingDivergedError, begin_anew, counting_step
-from t2tp.trainer.config_checks import check_mesh, check_precision, check_skips
+from t2tp.program.abstract_program import AbstractProgram
+from t2tp.program.program import Feature, Mesh, PlacedFeatures, Program, StepFn
+from t2tp.program.variables import Variables
+from t2tp.trainer.config_checks import check_precision, check_skips
 from t2tp.trainer.errors import UsageError, as_usage_error
-from t2tp.trainer.guards import NonfiniteStepError
-from t2tp.trainer.heartbeat import Heartbeat
-from t2tp.trainer.hooks import Hook, Training
-from t2tp.trainer.inputs import (
+from t2tp.trainer.hooks.default_hooks import default_hooks
+from t2tp.trainer.hooks.heartbeat import Heartbeat
+from t2tp.trainer.hooks.hook import Hook, Training
+from t2tp.trainer.hooks.json_log import JsonLog
+from t2tp.trainer.hooks.nonfinite import NonfiniteStepError
+from t2tp.trainer.hooks.nonfinite_diagnosis import (
+    StepReplay,
+    TrainingDivergedError,
+    counting_step,
+    reinitialize,
+)
+from t2tp.trainer.hooks.progress import TrainingProgress
+from t2tp.trainer.inputs.batch_stream import (
     Batch,
     InputFn,
     Inputs,
@@ -38,115 +48,120 @@ from t2tp.trainer.inputs import (
     shapes_of_batch,
     shapes_of_features,
 )
+from t2tp.trainer.inputs.prefetch import Prefetcher
 from t2tp.trainer.interrupt import InterruptHandler, TrainingInterrupted
-from t2tp.trainer.json_log import JsonLog
+from t2tp.trainer.loops import sum_metrics, train_loop
 from t2tp.trainer.model_fn import EstimatorSpec, ModeKeys, ModelFn
-from t2tp.trainer.prefetch import Prefetcher
-from t2tp.trainer.progress import Progress
-from t2tp.trainer.run_checkpoints import RunCheckpoints
+from t2tp.trainer.multiprocess import connect_as
 from t2tp.trainer.run_config import RunConfig
-from t2tp.trainer.run_lock import RunLock
-from t2tp.trainer.run_saver import RunSaver
+from t2tp.trainer.run_dir.run_checkpoints import NEW_COUNTERS, RunCheckpoints
+from t2tp.trainer.run_dir.run_lock import RunLock
+from t2tp.trainer.run_dir.run_saver import RunSaver
 from t2tp.trainer.saved_model import Signatures, of_features, write_saved_model
-from t2tp.trainer.steps import add_up, train_on
-from t2tp.trainer.together import connect_as
 from t2tp.trainer.trackers import Tracker, open_tracker
-from t2tp.trainer.watching import watching_hooks
-from t2tp.whole_file import remove_unfinished
 
 
 class Estimator:
     """A model function, its variables on a mesh, and the checkpoints of a run.
 
-    Training goes on from the newest checkpoint in `config.output_dir`; evaluation and prediction
-    use the values in memory or, where there are none yet, that checkpoint's.
+    Training resumes from the latest checkpoint in `config.output_dir`; evaluation and prediction
+    use the values in memory or, if there are none yet, those of that checkpoint.
 
-    Of several processes each makes an estimator and calls the same methods in the same order; they
-    work together, and process 0 alone reports and writes summaries.
+    With several processes, each makes an estimator and calls the same methods in the same order;
+    only process 0 reports and writes summaries.
 
     Attributes:
       config: the `RunConfig`.
       layout: the `Layout`.
-      steps_done: training steps behind the variables' present values.
-      log: `config.log_json`; in all processes but the first nothing is written.
+      steps_done: the training step of the variables' current values.
+      log: the JSON log of `config.log_json`; only process 0 writes it.
     """
 
     def __init__(self, model_fn: ModelFn, config: RunConfig, hparams: Any = None) -> None:
-        """Builds nothing yet.
+        """Checks the settings without building a program.
 
         Args:
-          model_fn: `(mesh, features, mode, hparams) -> EstimatorSpec`, building an mtf graph. If it
-            has a parameter `config` too, it gets the config.
-          config: the mesh, the folder, how often to save.
-          hparams: handed to `model_fn`.
+          model_fn: `(mesh, features, mode, hparams) -> EstimatorSpec`, which builds an mtf graph.
+            Parameters named `config` and `decode_options`, if it has them, are passed the config
+            and the options of the call that predicts.
+          config: the output directory, the precision, how often to save.
+          hparams: `HParams` or a mapping, passed to `model_fn`. Its `mesh_shape` and `layout`
+            define the mesh; without them it is one device.
 
         Raises:
-          LayoutError: mesh shape or layout cannot be read.
-          ValueError: a precision that the model function is not told or told otherwise, hparams
-            that say another mesh, or a setting of checkpoints that cannot be read.
+          LayoutError: mesh shape or layout cannot be parsed.
+          ValueError: the config's precision does not reach the model function or contradicts the
+            hparams, or a checkpoint setting cannot be parsed.
         """
         self.config = config
-        self.layout = Layout(config.mesh_shape, config.layout)
+        self.layout = Layout.from_hparams(hparams)
         self.steps_done = 0
         self._model_fn = model_fn
-        self._takes_config = "config" in inspect.signature(model_fn).parameters
+        self._model_fn_takes = frozenset(inspect.signature(model_fn).parameters)
         self._hparams = hparams
-        check_precision(config, hparams, self._takes_config)
+        check_precision(config, hparams, "config" in self._model_fn_takes)
         check_skips(config, hparams)
-        check_mesh(config, hparams)
         self._cluster: Cluster | None = None
         self._variables: Variables | None = None
         self._programs: dict[tuple, Program] = {}
         self._has_trained = False
-        self._num_loaded = 0  # Variables that have got the values they begin with.
-        self._checkpoints = RunCheckpoints(config)
+        self._num_loaded = 0  # Variables that have their initial or restored values.
+        self._checkpoints = RunCheckpoints(config, self.layout)
         self._lock: RunLock | None = None
         self.log = JsonLog()
         self._tracker: Tracker | None = None
         self._heartbeat: Heartbeat | None = None  # Only while training.
 
     def connect(self) -> Cluster:
-        """Finds the devices of the mesh, and the other processes, if that was not done.
+        """Finds the devices of the mesh and the other processes; later calls return the same.
 
-        On GPUs this turns TensorFlow's op determinism on, without which sums over segments (the
-        gradients of embeddings) differ from run to run. On CPUs our operations do not need it.
+        On GPUs this enables TensorFlow's op determinism, without which segment sums (the gradients
+        of embeddings) differ from run to run. Our operations do not need it on CPUs.
 
         Raises:
-          ValueError: there are not as many as the mesh has processors, or the processes do not fit
-            together.
-          MissingProcessError: other processes did not come.
+          ValueError: there are not as many devices as the mesh has processors, or the processes
+            do not match.
+          MissingProcessError: other processes did not join.
         """
         if self._cluster is None:
-            self._cluster = connect_as(self.config)
+            self._cluster = connect_as(self.config, self.layout)
             if self._cluster.peers is not None:
                 self._cluster.peers.advice = self._checkpoints.how_to_go_on
             if any("GPU" in device for device in self._cluster.devices):
                 tf.config.experimental.enable_op_determinism()
-            if self._cluster.leads:
+            if self._cluster.is_main_process:
                 self.log = JsonLog(self.config.log_json)
         return self._cluster
 
-    @property
-    def latest_checkpoint(self) -> checkpoint.Checkpoint | None:
-        """The newest finished checkpoint of the run."""
-        return self._checkpoints.latest
+    def build(
+        self,
+        mode: ModeKeys,
+        features: Mapping[str, Feature],
+        decode_options: DecodeOptions | None = None,
+    ) -> Program:
+        """Builds the program of a mode and initializes or restores its variables; writes no files.
 
-    def build(self, mode: ModeKeys, features: Mapping[str, Feature]) -> Program:
-        """Builds the program of a mode and gives its variables their values. Writes nothing.
+        Programs are cached by mode, feature shapes and options.
 
-        A second call with features of the same shapes returns the same program.
+        Args:
+          mode: the mode of the program.
+          features: its inputs.
+          decode_options: of a predicting program, for model functions that take them.
 
         Raises:
-          LayoutError: the layout cannot work for the model.
-          CheckpointMismatchError: the newest checkpoint has other variables.
+          LayoutError: the layout does not fit the model.
+          CheckpointMismatchError: the latest checkpoint has other variables.
           FileNotFoundError: there is no checkpoint to evaluate or predict with.
-          UnusableCheckpointError: the checkpoint is damaged, and there is none before it.
+          UnusableCheckpointError: the checkpoint is damaged and there is no earlier one.
         """
-        key = (mode, *((name, f.shape.to_string, f.dtype) for name, f in features.items()))
+        shapes = [(name, f.shape.to_string, f.dtype) for name, f in features.items()]
+        key = (mode, decode_options, *shapes)
         if key not in self._programs:
-            program = self._program(self._step_fn(mode), features)
+            program = self._program(self._step_fn(mode, decode_options), features)
             self._variables = program.variables
             trains = mode == ModeKeys.TRAIN
+            # The first training program needs all variables of the checkpoint, the optimizer's
+            # too, and a later program may add variables.
             if (trains and not self._has_trained) or len(program.variables) > self._num_loaded:
                 self.steps_done = self._checkpoints.load(program.variables, to_train=trains)
                 self._num_loaded = len(program.variables)
@@ -154,42 +169,39 @@ class Estimator:
             self._programs[key] = program
         return self._programs[key]
 
-    def explain(self, mode: ModeKeys, features: Mapping[str, Feature]) -> Explanation:
-        """Says how the program of a mode lies on its mesh. Takes no devices, and no checkpoint.
+    def explain(self, mode: ModeKeys, features: Mapping[str, Feature]) -> LayoutReport:
+        """Reports how the program of a mode is laid out; needs neither devices nor a checkpoint.
 
         Raises:
-          LayoutError: the layout cannot work for the model.
+          LayoutError: the layout does not fit the model.
         """
-        program = ProgramOnPaper(
-            self._step_fn(mode),
-            features,
-            mesh_shape=self.config.mesh_shape,
-            layout=self.config.layout,
-        )
-        return explain(program)
+        return explain(AbstractProgram(self._step_fn(mode), features, layout=self.layout))
 
     def lock(self) -> RunLock:
-        """What keeps other processes from training in `output_dir`; `train` takes it, too."""
+        """Returns the lock that keeps other processes from training in `output_dir`.
+
+        `train` takes it too.
+        """
         if self._lock is None:
             self._lock = RunLock(self.config.output_dir, self.connect())
         return self._lock
 
     def train(self, inputs: Inputs | InputFn, max_steps: int, hooks: Sequence[Hook] = ()) -> None:
-        """Trains until `max_steps` steps have been done since the beginning of the run.
+        """Trains to step `max_steps` of the run.
 
         Args:
-          inputs: step k is fed `inputs.stream[k]`; or a function that gives them, which may run
-            TensorFlow operations: it is called when the devices of the mesh have been made.
-          max_steps: of the whole run; if as many are done, nothing happens.
-          hooks: are called around the steps, before the step is saved.
+          inputs: step k is fed `inputs.stream[k]`. A function that returns inputs may run
+            TensorFlow operations: it is called once the devices of the mesh are set up.
+          max_steps: of the whole run; if they are done already, this returns at once.
+          hooks: called around the steps, before a step is saved.
 
         Raises:
           TrainingInterrupted: by SIGINT or SIGTERM, after the step was saved.
-          MissingProcessError: another process failed or is gone.
+          MissingProcessError: another process failed or was lost.
           RunLockedError: another process trains in `output_dir`, or has done so meanwhile.
           SavingError: a checkpoint could not be written.
-          TrainingDivergedError: a step's loss or gradients are not finite, and
-            `config.on_nonfinite` is `stop`. The newest checkpoint is of the step before.
+          TrainingDivergedError: a step's loss or gradients are not finite and
+            `config.on_nonfinite` is `stop`. The latest checkpoint is of the step before.
         """
         inputs = self._opened(inputs)
         place = self._placer(ModeKeys.TRAIN, inputs)
@@ -204,6 +216,7 @@ class Estimator:
             self._checkpoints.check_untouched(self.connect(), self.steps_done)
             self._checkpoints.check_writable()
             self.log.resume(os.path.abspath(self.config.output_dir), self.steps_done)
+            self._open_tracker()
             with self._checkpoints.saver_of(program.variables, self._note_saved) as saver:
                 try:
                     came = self._train_with(saver, program, inputs, place, training, hooks)
@@ -217,19 +230,19 @@ class Estimator:
         self.log.write("ended", self.steps_done, {"reason": training.stop_reason or "train_steps"})
 
     def evaluate(self, inputs: Inputs | InputFn, steps: int = -1) -> dict[str, float]:
-        """Adds up the model's metrics, and the host's counts, over batches.
+        """Sums the model's metrics and the host's counts over batches.
 
-        Of several processes each counts in some of the batches.
+        With several processes, the host's counts of a batch are made by one of them.
 
         Args:
-          inputs: as in `train`, with a stream that has an end.
-          steps: how many batches; 0 or -1: all.
+          inputs: as in `train`, with a finite stream.
+          steps: number of batches; 0 or -1: all.
 
         Returns:
-          the sums, by name, the same in all processes.
+          The sums by name, the same in all processes.
 
         Raises:
-          ValueError: the stream does not know its length, and no number of steps is given.
+          ValueError: the stream has no length and no number of steps is given.
         """
         inputs = self._opened(inputs)
         place = self._placer(ModeKeys.EVAL, inputs)
@@ -246,122 +259,142 @@ class Estimator:
                 self._heartbeat.beat(self.steps_done, "evaluating")
 
         with Prefetcher(prepare, range(count)) as prepared:
-            return add_up(prepared, self.steps_done, cluster, counted)
+            return sum_metrics(prepared, self.steps_done, cluster, counted)
 
-    def predict(self, features: Mapping[str, Feature], batch: Batch) -> Mapping[str, np.ndarray]:
-        """The model's predictions for a batch.
+    def predict(
+        self,
+        features: Mapping[str, Feature],
+        batch: Batch,
+        decode_options: DecodeOptions | None = None,
+    ) -> Mapping[str, np.ndarray]:
+        """Returns the model's predictions for a batch.
 
         Args:
-          features: what is in the batch; the first call with these shapes builds a program.
+          features: of the batch; the first call with these shapes builds a program.
           batch: global arrays by name.
+          decode_options: see `build`.
 
         Returns:
-          `EstimatorSpec.predictions`, whole arrays.
+          `EstimatorSpec.predictions` as global arrays.
         """
-        return self.build(ModeKeys.PREDICT, features)(batch)
+        return self.build(ModeKeys.PREDICT, features, decode_options)(batch)
 
     def export_saved_model(
         self,
         path: str | PathLike[str],
         features: Mapping[str, Feature],
         signatures: Signatures | None = None,
+        decode_options: DecodeOptions | None = None,
     ) -> Path:
-        """Writes what the model function predicts as a SavedModel, whole or not at all.
+        """Writes the predicting program as a SavedModel, atomically.
 
         Args:
-          path: of the new folder.
-          features: what the model function predicts from.
-          signatures: makes what the SavedModel can be asked; by default `serving_default`, from the
-            features, of exactly these shapes, to the predictions.
+          path: of the new directory.
+          features: inputs of the model function.
+          signatures: builds the signatures of the SavedModel; by default `serving_default`, from
+            features of exactly these shapes to the predictions.
+          decode_options: see `build`.
 
         Returns:
-          the folder.
+          The directory.
 
         Raises:
-          UsageError: the folder exists, or the config has a mesh: an exported model runs on one
-            device. The checkpoint may be of any mesh.
+          UsageError: the directory exists, or the hparams have a mesh: an exported model runs on
+            one device. The checkpoint may be of any mesh.
           FileNotFoundError, CheckpointMismatchError, UnusableCheckpointError: see `build`.
           OSError: it cannot be written.
         """
         if self.layout.size > 1:
             raise UsageError(
                 f"an exported model runs on one device, and this estimator has the mesh"
-                f" {self.config.mesh_shape}: make one without, its checkpoints may be of any mesh"
+                f" {self.layout.mesh_text}: make one without, its checkpoints may be of any mesh"
             )
-        program = self.build(ModeKeys.PREDICT, features)
+        program = self.build(ModeKeys.PREDICT, features, decode_options)
         return write_saved_model(program, path, signatures or of_features(features))
 
     def restore(self, saved: checkpoint.Checkpoint) -> None:
-        """Gives the variables of all programs built so far the values of a checkpoint.
+        """Restores the variables of all programs built so far from a checkpoint.
 
         Raises:
           CheckpointMismatchError: the checkpoint has other variables.
-          UnusableCheckpointError: the checkpoint is damaged, or gone.
-          ValueError: nothing has been built.
+          UnusableCheckpointError: the checkpoint is damaged or deleted.
+          ValueError: no program has been built.
         """
         if self._variables is None:
             raise ValueError("there are no variables to restore: build a program first")
-        restoring.restore(saved, self._variables, whole=self._has_trained)
+        restore(saved, self._variables, whole=self._has_trained, zero_if_missing=NEW_COUNTERS)
         self.steps_done = saved.step
 
     def parameter_counts(self) -> tuple[int, int]:
-        """How many numbers the model learns, and how many the optimizer keeps besides."""
+        """Counts the trainable parameters, and the values of all other variables."""
         sizes: Counter[bool] = Counter()
         for variable in self._variables or ():
             sizes[variable.spec.trainable] += variable.spec.shape.size
         return sizes[True], sizes[False]
 
     def record_metrics(self, metrics: Mapping[str, float]) -> None:
-        """Notes what an evaluation of the present values has found, with their checkpoint.
+        """Records the metrics of the current values in their checkpoint.
 
-        The checkpoint is that of `steps_done`, saved before or next. One that was named in
-        `config.checkpoint_path` is left as it is.
+        That is the checkpoint of `steps_done`, saved already or next. A checkpoint that
+        `config.checkpoint_path` names is not changed.
         """
         self._checkpoints.record_metrics(self.steps_done, metrics, self.connect())
 
     def track(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Sends scalars to the tracker that the config names; only process 0 does."""
-        if not self.config.tracker or not self.connect().leads:
-            return
-        if self._tracker is None:
+        """Sends scalars to the tracker of the config, from process 0."""
+        self._open_tracker()
+        if self._tracker is not None:
+            self._tracker(step, scalars)
+
+    def _open_tracker(self) -> None:
+        """Opens the tracker, in process 0, if the config names one and it is not open."""
+        if self.config.tracker and self._tracker is None and self.connect().is_main_process:
             values = self._hparams.values() if isinstance(self._hparams, HParams) else {}
             self._tracker = open_tracker(self.config.tracker, self.config.output_dir, values)
-        self._tracker(step, scalars)
 
     def _program(self, step_fn: StepFn, features: Mapping[str, Feature]) -> Program:
-        """A program on the run's mesh, with the run's variables."""
+        """Builds a program on the run's mesh with the run's variables."""
         return Program(
             step_fn,
             features,
-            mesh_shape=self.config.mesh_shape,
-            layout=self.config.layout,
+            layout=self.layout,
             cluster=self.connect(),
             variables=self._variables,
             seed=self.config.random_seed,
             xla=self.config.xla,
         )
 
-    def _step_fn(self, mode: ModeKeys) -> StepFn:
-        """What a program of a mode is built from."""
-        return lambda mesh, features: self._spec(mode, mesh, features).outputs()
+    def _step_fn(self, mode: ModeKeys, decode_options: DecodeOptions | None = None) -> StepFn:
+        """Returns the step function of a mode."""
+        return lambda mesh, features: self._spec(mode, mesh, features, decode_options).outputs()
 
-    def _spec(self, mode: ModeKeys, mesh: Mesh, features: dict[str, mtf.Tensor]) -> EstimatorSpec:
-        """What the model function builds."""
-        more = {"config": self.config} if self._takes_config else {}
-        return self._model_fn(mesh, features, mode, self._hparams, **more)
+    def _spec(
+        self,
+        mode: ModeKeys,
+        mesh: Mesh,
+        features: dict[str, mtf.Tensor],
+        decode_options: DecodeOptions | None = None,
+    ) -> EstimatorSpec:
+        """Calls the model function with the parameters that it takes."""
+        optional = {"config": self.config, "decode_options": decode_options}
+        taken = {name: optional[name] for name in optional if name in self._model_fn_takes}
+        return self._model_fn(mesh, features, mode, self._hparams, **taken)
 
     def _opened(self, inputs: Inputs | InputFn) -> Inputs:
-        """The inputs, or what the function gives; TensorFlow may start up in it."""
+        """Returns the inputs, calling the function if it is one, which may start TensorFlow."""
         self.connect()
         return inputs() if callable(inputs) else inputs
 
-    def _placer(self, mode: ModeKeys, inputs: Inputs) -> Callable[[Batch], tuple[Program, Placed]]:
-        """What finds the program for a batch, and puts the batch on the devices."""
+    def _placer(
+        self, mode: ModeKeys, inputs: Inputs
+    ) -> Callable[[Batch], tuple[Program, PlacedFeatures]]:
+        """Returns a function that finds the program for a batch and places it on the devices."""
         programs = {shapes_of_features(kind): self.build(mode, kind) for kind in inputs.kinds}
         usual = self.build(mode, inputs.features)
 
-        def place(batch: Batch) -> tuple[Program, Placed]:
-            program = programs.get(shapes_of_batch(batch), usual)  # which refuses what does not fit
+        def place(batch: Batch) -> tuple[Program, PlacedFeatures]:
+            # An unknown shape goes to the usual program, whose `place` raises the error.
+            program = programs.get(shapes_of_batch(batch), usual)
             return program, program.place(batch)
 
         return place
@@ -371,21 +404,21 @@ class Estimator:
         saver: RunSaver,
         program: Program,
         inputs: Inputs,
-        place: Callable[[Batch], tuple[Program, Placed]],
+        place: Callable[[Batch], tuple[Program, PlacedFeatures]],
         training: Training,
         hooks: Sequence[Hook],
     ) -> int:
-        """Trains with all that watches and saves; returns the signal that ended it, or 0."""
+        """Trains with hooks and checkpoints; returns the signal that ended the training, or 0."""
         first_step, config = training.steps_done, self.config
         with contextlib.ExitStack() as stack:
             checkpoints = self._checkpoints.hook(saver, first_step, training.max_steps)
             progress = None
-            if program.cluster.leads:
-                progress = Progress(first_step, training.max_steps, checkpoints.next)
+            if program.cluster.is_main_process:
+                progress = TrainingProgress(first_step, training.max_steps, checkpoints.next)
                 stack.enter_context(progress)
                 self._heartbeat = Heartbeat(config.output_dir)
                 stack.callback(setattr, self, "_heartbeat", None)
-            watching = watching_hooks(
+            watching = default_hooks(
                 config,
                 program,
                 inputs,
@@ -404,9 +437,9 @@ class Estimator:
             )
             steps = range(first_step, training.max_steps)
             placed = stack.enter_context(Prefetcher(lambda step: place(inputs.stream[step]), steps))
-            # Saving comes last: what others do at a step is done when it is saved.
+            # The checkpoint hook is last: a saved step is one that all other hooks have handled.
             all_hooks = [*watching, *hooks, checkpoints]
-            train_on(placed, training, all_hooks, interrupt, self._count_steps)
+            train_loop(placed, training, all_hooks, interrupt, self._count_steps)
             return interrupt.result()
 
     def _explained(
@@ -414,14 +447,14 @@ class Estimator:
         bad: NonfiniteStepError,
         saver: RunSaver,
         inputs: Inputs,
-        place: Callable[[Batch], tuple[Program, Placed]],
+        place: Callable[[Batch], tuple[Program, PlacedFeatures]],
     ) -> TrainingDivergedError:
-        """Goes back to before a bad step, and finds what was wrong with it."""
+        """Restores the values before a non-finite step and diagnoses it."""
         self.log.write("diverged", bad.step, {"what": str(bad)})
 
         def go_back() -> int:
             variables = saver.variables
-            begin_anew(variables, Variables(self.layout, self.connect(), self.config.random_seed))
+            reinitialize(variables, Variables(self.layout, self.connect(), self.config.random_seed))
             self.steps_done = self._checkpoints.load(variables, to_train=True)
             return self.steps_done
 
@@ -431,18 +464,20 @@ class Estimator:
             features = next(kind for kind in inputs.kinds if shapes_of_features(kind) == shapes)
             return self._program(counting_step(self._loss_fn), features)(batch, step=step)
 
-        return Rerun(go_back, lambda step: place(inputs.stream[step]), look, saver).explain(bad)
+        return StepReplay(go_back, lambda step: place(inputs.stream[step]), look, saver).explain(
+            bad
+        )
 
     def _loss_fn(self, mesh: Mesh, features: dict[str, mtf.Tensor]) -> mtf.Tensor:
-        """The loss as training computes it."""
+        """Returns the loss as training computes it."""
         loss = self._spec(ModeKeys.LOSS, mesh, features).loss
         if loss is None:
             raise ValueError("The model function returned no loss in the mode LOSS.")
         return loss
 
     def _remove_unfinished(self) -> None:
-        """Deletes what a killed trainer has left of a file, now that no other one trains."""
-        if self.connect().leads:
+        """Deletes the unfinished files of a killed trainer; the run must be locked."""
+        if self.connect().is_main_process:
             with as_usage_error(OSError):
                 remove_unfinished(self.config.output_dir)
 

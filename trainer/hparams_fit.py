@@ -1,4 +1,4 @@
-"""Whether an hparams set goes with a model that it is not registered for."""
+"""Checks whether an hparams set fits a model that it is not registered for."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import functools
 
 from t2tp import registry
 from t2tp.hparam import HParams
-from t2tp.nearest import similar
 from t2tp.registry import UnknownNameError
+from t2tp.suggestions import similar
 from t2tp.trainer.errors import UsageError
 
 _SHOWN_SETS = 3
 
 
 def check_fits(model: str, set_name: str, hparams: HParams) -> str:
-    """Refuses a set that lacks hyperparameters which all sets of the model have.
+    """Checks that a set has the hyperparameters which all sets of the model have.
 
     Args:
       model: name of a registered model.
@@ -22,10 +22,10 @@ def check_fits(model: str, set_name: str, hparams: HParams) -> str:
       hparams: its values.
 
     Returns:
-      a warning, where the set is for another model and goes with this one too; else nothing.
+      A warning if the set is for another model but fits this one; else "".
 
     Raises:
-      UsageError: it does not go with the model.
+      UsageError: it does not fit the model.
     """
     meant_for = _model_of(set_name)
     if meant_for == model:
@@ -47,7 +47,7 @@ def check_fits(model: str, set_name: str, hparams: HParams) -> str:
 
 
 def _model_of(set_name: str) -> str:
-    """The model that a set is for; nothing if it does not say."""
+    """Returns the model that a set is registered for; "" if none."""
     try:
         return registry.model_of_hparams(set_name)
     except UnknownNameError:
@@ -60,20 +60,20 @@ def _sets_of(model: str) -> list[str]:
 
 @functools.cache
 def _names_in(sets: tuple[str, ...]) -> list[set[str]]:
-    """The hyperparameters that each of the sets declares."""
+    """Returns the names of the hyperparameters that each set declares."""
     return [set(registry.hparams(name).values()) for name in sets]
 
 
 def _is_kind_of(model: str, other: str) -> bool:
-    """Whether a model is derived from another, whose sets are then meant for it too."""
+    """Whether a model is a subclass of another, whose sets then fit it too."""
     known = other in registry.list_models()
     return known and issubclass(registry.model(model), registry.model(other))
 
 
 def _way_out(model: str, meant_for: str, set_name: str) -> str:
-    """What to take instead, as the end of a sentence."""
+    """Suggests other models or sets, as the end of a sentence."""
     sets = _sets_of(model)
-    # The model's own name leads to the sets that are named after it.
+    # Without similar names, prefer the sets that are named after the model.
     near = similar(set_name, sets) or [name for name in sets if name.startswith(model)] or sets
     ways = [f"--model={meant_for}"] if meant_for else []
     return ", or ".join([*ways, f"a set of {model}, such as {', '.join(near[:_SHOWN_SETS])}"])

@@ -1,4 +1,4 @@
-"""Ctrl-C, and a supervisor's SIGTERM: the step is finished and saved before the program leaves."""
+"""Handling of SIGINT and SIGTERM: the step is finished and saved before the program exits."""
 
 from __future__ import annotations
 
@@ -11,42 +11,34 @@ from types import FrameType, TracebackType
 from absl import logging
 
 from t2tp.mesh.cluster import Cluster
+from t2tp.trainer.errors import SIGNALLED, Interrupted
 from t2tp.trainer.stop_vote import StopVote
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-class TrainingInterrupted(KeyboardInterrupt):
-    """Training was stopped by a signal, after a checkpoint was saved.
-
-    Attributes:
-      signal_number: of the signal.
-    """
-
-    def __init__(self, message: str, signal_number: int) -> None:
-        """Says what was saved, and which signal it was."""
-        super().__init__(message)
-        self.signal_number = signal_number
+class TrainingInterrupted(Interrupted):
+    """A signal stopped the training, and a checkpoint was saved."""
 
 
 class InterruptHandler:
-    """While this is active, a first SIGINT or SIGTERM is noted; a second one leaves at once.
+    """A handler that stops the training at a first SIGINT or SIGTERM, and exits at a second one.
 
-    A signal to one of several processes counts for all of them: they stop after the same step.
+    A signal to one of several processes stops all of them, after the same step.
 
-    Only a program's main thread receives signals; in another thread nothing changes.
+    Only the main thread receives signals; in another thread the handlers are not changed.
     """
 
     def __init__(
         self, cluster: Cluster, steps_done: int, grace_seconds: float | None = None
     ) -> None:
-        """Nothing is changed before entering the context.
+        """Sets the parameters; the handlers are installed on entering the context.
 
         Args:
           cluster: the processes that train.
-          steps_done: steps that were done before the training.
-          grace_seconds: how long the program may take to leave after the signal. It then ends
-            without what is not saved; checkpoints are whole or not there. None: no limit.
+          steps_done: steps done before the training.
+          grace_seconds: max time to exit after the signal. The process then exits without saving;
+            checkpoints are atomic. None: no limit.
         """
         self._cluster = cluster
         self._grace_seconds = grace_seconds
@@ -86,21 +78,21 @@ class InterruptHandler:
         """Whether training stops after this step, which is done.
 
         Raises:
-          MissingProcessError: other processes are gone.
+          MissingProcessError: other processes were lost.
         """
         return bool(self._came) if self._vote is None else self._vote.stops_after(steps_done)
 
     def result(self) -> int:
-        """The number of the signal that stopped the training, 0 if none did; after the last step.
+        """Returns the signal that stopped the training, 0 if none did; call it after the last step.
 
         Raises:
-          MissingProcessError: other processes are gone.
+          MissingProcessError: other processes were lost.
         """
         return self._came if self._vote is None else self._vote.result()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self._came:
-            raise KeyboardInterrupt("interrupted again: left at once, with what was saved before")
+            raise Interrupted("interrupted again: left at once, with what was saved before", number)
         self._came = number
         if self._grace_seconds is not None:
             self._timer = threading.Timer(self._grace_seconds, self._leave)
@@ -109,11 +101,11 @@ class InterruptHandler:
         logging.info("interrupted: finishing the step and saving it (again: leave at once)")
 
     def _leave(self) -> None:
-        """Ends the process when the time is over, whatever the main thread is doing."""
+        """Exits when the grace time is over, whatever the main thread is doing."""
         logging.error(
             "the step is not finished and saved within the %g s of grace: leaving with the"
             " checkpoint before it",
             self._grace_seconds,
         )
         sys.stderr.flush()
-        os._exit(128 + self._came)
+        os._exit(SIGNALLED + self._came)

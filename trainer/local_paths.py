@@ -1,4 +1,4 @@
-"""Paths are those of this host: addresses of storage elsewhere are refused."""
+"""Checks that paths are local, not addresses of remote storage."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*://")
 
 
 def check_local(name: str, path: str) -> None:
-    """Refuses what would be taken for a folder named `gs:`.
+    """Checks that a path is local: `gs://x` would otherwise be a directory named `gs:`.
 
     Args:
       name: of the flag or setting.
       path: its value.
 
     Raises:
-      ValueError: it is an address, such as gs://bucket/run.
+      ValueError: the path is an address, such as gs://bucket/run.
     """
     if _SCHEME.match(path):
         raise ValueError(

@@ -1,45 +1,44 @@
-"""Model functions: from features in named dimensions to a loss, metrics or predictions."""
+"""Model functions: map features in named dimensions to a loss, metrics or predictions."""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import tensorflow as tf
 
 from t2tp import mtf
 from t2tp.decoding import DecodeOptions, decode
 from t2tp.hparam import HParams
-from t2tp.mesh.program import Mesh
 from t2tp.models.autoregressive import AutoregressiveModel
 from t2tp.models.classifier import Classifier
 from t2tp.models.model import LossOutput, Model
 from t2tp.optim import read_averages, train_step
+from t2tp.program.program import Mesh
 
 
 class ModeKeys(enum.Enum):
-    """What a model function is called for."""
+    """The modes in which a model function is called."""
 
     TRAIN = "train"
     EVAL = "eval"
     PREDICT = "predict"
-    LOSS = "loss"  # As TRAIN, but nothing is updated: to look at what a step computes.
+    LOSS = "loss"  # As TRAIN, but without the update: to inspect what a step computes.
 
 
 @dataclass(frozen=True)
 class EstimatorSpec:
-    """What a model function has built into the graph.
+    """The graph that a model function has built.
 
     Attributes:
-      mode: what for.
-      loss: scalar that training minimizes; needed to train. The function has then also built the
+      mode: of the call.
+      loss: scalar that training minimizes; required to train. The function has then also built the
         update of the variables.
-      metrics: float32 scalars, each a sum over the batch; needed to evaluate. `tokens`, if there,
-        is what tokens/s counts.
-      predictions: tensors by name; needed to predict.
-      scalars: float32 scalars to show for a training step.
+      metrics: float32 scalars, each a sum over the batch; required to evaluate. Tokens/s is
+        computed from `tokens`, if present.
+      predictions: tensors by name; required to predict.
+      scalars: float32 scalars to report for a training step.
     """
 
     mode: ModeKeys
@@ -49,7 +48,7 @@ class EstimatorSpec:
     scalars: Mapping[str, mtf.Tensor] = field(default_factory=dict)
 
     def outputs(self) -> dict[str, mtf.Tensor]:
-        """What a step returns in this mode."""
+        """Returns the outputs of a step in this mode."""
         if self.mode == ModeKeys.PREDICT:
             return dict(self.predictions)
         metrics = {f"metrics/{name}": tensor for name, tensor in self.metrics.items()}
@@ -61,27 +60,31 @@ class EstimatorSpec:
         return {"loss": self.loss} | metrics | scalars
 
 
-# (mesh, features, mode, hparams) -> EstimatorSpec
-ModelFn = Callable[[Mesh, Mapping[str, mtf.Tensor], ModeKeys, Any], EstimatorSpec]
+# (mesh, features, mode, hparams) -> EstimatorSpec; `Estimator` describes optional parameters.
+ModelFn = Callable[..., EstimatorSpec]
 
 
 def model_fn_of(
     model_class: type[Model],
     vocab_sizes: Mapping[str, int],
     train_steps: int,
-    decode_options: DecodeOptions | None = None,
 ) -> ModelFn:
-    """The model function of a registered model.
+    """Returns the model function of a registered model.
+
+    It also takes `decode_options`, with which an autoregressive model predicts.
 
     Args:
       model_class: the model.
       vocab_sizes: of the problem.
-      train_steps: steps of the whole training; learning-rate schedules may end there.
-      decode_options: how a model that writes decodes when it predicts.
+      train_steps: of the whole run; learning-rate schedules may end there.
     """
 
     def model_fn(
-        mesh: Mesh, features: Mapping[str, mtf.Tensor], mode: ModeKeys, hparams: HParams
+        mesh: Mesh,
+        features: Mapping[str, mtf.Tensor],
+        mode: ModeKeys,
+        hparams: HParams,
+        decode_options: DecodeOptions | None,
     ) -> EstimatorSpec:
         model = model_class(hparams, vocab_sizes)
         if mode == ModeKeys.PREDICT:
@@ -102,9 +105,13 @@ def model_fn_of(
         return EstimatorSpec(mode, step.loss, step.metrics, scalars=step.scalars)
 
     def with_averages(
-        mesh: Mesh, features: Mapping[str, mtf.Tensor], mode: ModeKeys, hparams: HParams
+        mesh: Mesh,
+        features: Mapping[str, mtf.Tensor],
+        mode: ModeKeys,
+        hparams: HParams,
+        decode_options: DecodeOptions | None = None,
     ) -> EstimatorSpec:
-        spec = model_fn(mesh, features, mode, hparams)
+        spec = model_fn(mesh, features, mode, hparams, decode_options)
         if hparams.ema_decay and mode in (ModeKeys.EVAL, ModeKeys.PREDICT):
             read_averages(mesh)
         return spec
@@ -118,8 +125,10 @@ def _predictions(
     features: Mapping[str, mtf.Tensor],
     decode_options: DecodeOptions | None,
 ) -> Mapping[str, mtf.Tensor]:
-    """What a model writes (see `t2tp.decoding.decode`), or `classes`, int32 [batch], and
-    `probabilities`, float32 [batch, classes]."""
+    """Decodes (see `t2tp.decoding.decode`) or classifies.
+
+    A classifier predicts `classes`, int32 [batch], and `probabilities`, float32 [batch, classes].
+    """
     if isinstance(model, AutoregressiveModel):
         return decode(model, mesh, features, decode_options or DecodeOptions())
     if isinstance(model, Classifier):

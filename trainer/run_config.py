@@ -1,67 +1,65 @@
-"""How a run is carried out: where it writes, on which mesh, how often it saves and reports."""
+"""`RunConfig`: how a run is carried out, as its directory, checkpoints and reports."""
 
 from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, fields
 
+from t2tp.choices import PRECISIONS
 from t2tp.hparam import HParams
-from t2tp.nearest import nearest
+from t2tp.suggestions import nearest
 from t2tp.trainer import trackers
 from t2tp.trainer.local_paths import check_local
 
-PRECISIONS = ("float32", "bfloat16", "float16")
 ON_NONFINITE = ("stop", "skip", "ignore")
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Settings of a run that are no business of the model.
+    """Settings of a run that do not concern the model.
+
+    The mesh is not among them: it is set by the hparams `mesh_shape` and `layout` alone.
 
     Attributes:
-      output_dir: the folder of the run.
-      mesh_shape: axes of the mesh and their sizes, such as `data:2;model:4`; empty: one device.
-      layout: rules dimension:axis, such as `batch:data;d_ff:model`.
-      precision: what activations and products are computed in: float32, bfloat16 or float16. A
-        registered model reads it as the hparam `activation_dtype`, with which it must agree; a
-        model function of your own has a parameter `config` to read it from.
+      output_dir: the directory of the run.
+      precision: dtype of activations and matmuls: float32, bfloat16 or float16. A registered model
+        reads it from the hparam `activation_dtype`, which must agree; a custom model function
+        reads it from its parameter `config`.
       random_seed: of initial values, dropout and the order of the data.
       xla: what XLA compiles; see `Program`.
       save_checkpoints_steps: steps from one checkpoint to the next; the last step is always saved.
-        None: 1000, unless there are `save_checkpoints_secs`.
-      save_checkpoints_secs: in place of steps: seconds from one checkpoint to the next, by the
-        clock of process 0.
-      keep_checkpoint_max: how many of the newest checkpoints are kept.
-      keep_checkpoint_every_n_hours: besides, the oldest and one every so many hours are kept.
-      keep_best_metric: `min:METRIC` or `max:METRIC`: besides, the checkpoint is kept whose
-        evaluation was best; a step that is evaluated as better than all of them is saved.
-      checkpoint_path: what to evaluate or predict with, in place of the newest checkpoint; see
-        `checkpointing.find`. Nothing else is taken if it is damaged.
-      warm_start_from: where training finds its initial values, as long as `output_dir` has no
-        checkpoint: PATH or PATH:from=>to;from=>to; see `WarmStart`.
-      log_step_count_steps: steps from one line in the log, and point in TensorBoard, to the next.
-      log_json: file to which lines of JSON are added, see `JsonLog`; `-`: stdout; empty: none.
-      tracker: `wandb` or `mlflow`, which get scalars too, with a project as in `wandb:my_project`;
-        empty: none.
+        None: 1000, unless `save_checkpoints_secs` is set.
+      save_checkpoints_secs: seconds from one checkpoint to the next instead, by the clock of
+        process 0.
+      keep_checkpoint_max: number of latest checkpoints to keep.
+      keep_checkpoint_every_n_hours: also keep the oldest checkpoint and one every N hours.
+      keep_best_metric: `min:METRIC` or `max:METRIC`: also keep the checkpoint with the best metric,
+        and save a step whose evaluation is better than those of all checkpoints.
+      checkpoint_path: the checkpoint to evaluate or predict with instead of the latest; see
+        `find_checkpoint.find`. If it is damaged, no other one is used.
+      warm_start_from: source of the initial values while `output_dir` has no checkpoint: PATH or
+        PATH:from=>to;from=>to; see `WarmStart`.
+      log_step_count_steps: steps from one report in the log and in TensorBoard to the next.
+      log_json: file that lines of JSON are appended to, see `JsonLog`; `-`: stdout; empty: none.
+      tracker: `wandb` or `mlflow`, to which scalars are sent, with an optional project as in
+        `wandb:my_project`; empty: none.
       histogram_steps: steps from one histogram of each trainable variable to the next; None: none.
-      profile_steps: `FIRST:LAST`, the steps (from 1) to write a profile of; empty: none.
-      on_nonfinite: what to do at a step whose loss or gradients are infinite or no numbers: `stop`;
-        `skip`: the graph's own guard leaves it out, for which a registered model reads the hparam
-        `skip_nonfinite_steps`; `ignore`.
-      grace_seconds: how long after a SIGTERM or SIGINT the program may take to save and leave; it
-        then leaves at once. None: as long as it takes.
-      intra_op_parallelism_threads: threads that one operation may use on the CPU; 0: TensorFlow
-        chooses. This and the next hold for the whole process, from TensorFlow's start on.
-      inter_op_parallelism_threads: operations that may run at the same time; 0: TensorFlow chooses.
-      num_processes: how many processes train together. This and the next two say what `connect`
-        would else find in TF_CONFIG, or ask Slurm for.
-      process_id: number of this process, from 0.
+      profile_steps: `FIRST:LAST`, the steps to profile, counted from 1; empty: none.
+      on_nonfinite: reaction to a step with a non-finite loss or gradient: `stop`; `skip`, for which
+        the graph needs a step guard (a registered model adds it for the hparam
+        `skip_nonfinite_steps`); or `ignore`.
+      grace_seconds: max time to save and exit after a SIGTERM or SIGINT; the process then exits
+        without saving. None: no limit.
+      intra_op_parallelism_threads: CPU threads per operation; 0: TensorFlow chooses. This and the
+        next hold for the whole process, from TensorFlow's start on.
+      inter_op_parallelism_threads: operations that run concurrently; 0: TensorFlow chooses.
+      num_processes: number of processes of the run. By default, this and the next two are read
+        from TF_CONFIG or Slurm; see `connect`.
+      process_id: index of this process, from 0.
       coordinator: `host:port`, a free port on the host of process 0.
     """
 
     output_dir: str
-    mesh_shape: str = ""
-    layout: str = ""
     precision: str = "float32"
     random_seed: int = 0
     xla: bool | None = None
@@ -86,14 +84,14 @@ class RunConfig:
     coordinator: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuses what cannot be meant.
+        """Checks the values.
 
         Raises:
           ValueError: no output_dir, a number of steps or checkpoints below 1 or of threads below
-            0, two different times between checkpoints, or an unknown precision.
+            0, two different intervals between checkpoints, or an unknown precision.
         """
         if not self.output_dir:
-            raise ValueError("output_dir is empty: name the folder of the run")
+            raise ValueError("output_dir is empty: name the directory of the run")
         check_local("output_dir", self.output_dir)
         trackers.check(self.tracker)
         for field in fields(self):
@@ -128,26 +126,26 @@ class RunConfig:
             )
 
     @classmethod
-    def of(cls, hparams: HParams, output_dir: str, **settings: object) -> RunConfig:
-        """A config whose mesh, layout and precision are those of the hparams.
+    def from_hparams(cls, hparams: HParams, output_dir: str, **settings: object) -> RunConfig:
+        """Returns a config that agrees with the hparams on precision and non-finite steps.
 
         Args:
-          hparams: `mesh_shape`, `layout` and, where the set declares it, `activation_dtype`.
-          output_dir: the folder of the run.
+          hparams: `activation_dtype` and `skip_nonfinite_steps` are read, if the set has them.
+          output_dir: the directory of the run.
           **settings: the other attributes.
         """
         if "activation_dtype" in hparams:
             settings = {"precision": hparams.activation_dtype, **settings}
         if "skip_nonfinite_steps" in hparams and hparams.skip_nonfinite_steps:
             settings = {"on_nonfinite": "skip", **settings}
-        return cls(output_dir, hparams.mesh_shape, hparams.layout, **settings)  # type: ignore[arg-type]
+        return cls(output_dir, **settings)  # type: ignore[arg-type]
 
 
 def profile_range(text: str) -> tuple[int, int]:
-    """Reads `FIRST:LAST`, the first and the last step of a profile, counted from 1.
+    """Parses `FIRST:LAST`, the first and the last step of a profile, counted from 1.
 
     Raises:
-      ValueError: it is something else.
+      ValueError: the text has another form.
     """
     first, colon, last = text.partition(":")
     if colon and first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last):

@@ -1,75 +1,87 @@
-"""SavedModels: written whole or not at all."""
+"""Writes programs as SavedModels, atomically."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 
 import tensorflow as tf
 from tensorflow.python.trackable import resource
 
-from t2tp.mesh.program import Feature, Program
+from t2tp.program.program import Feature, Program
+from t2tp.scratch_directory import scratch_directory
 from t2tp.trainer.errors import UsageError
-from t2tp.trainer.serving import Step
 
-# From a program inside of a graph to signatures by name.
+Tensors = Mapping[str, tf.Tensor]
+
+
+@dataclass(frozen=True)
+class Step:
+    """The step of a program inside a graph.
+
+    Attributes:
+      run: maps features by name to outputs by name.
+      outputs: specs of the outputs.
+    """
+
+    run: Callable[[Tensors], Tensors]
+    outputs: Mapping[str, tf.TensorSpec]
+
+
+# Maps a step inside a graph to signatures by name.
 Signatures = Callable[[Step], Mapping[str, "tf.types.experimental.ConcreteFunction"]]
 
 
 def write_saved_model(program: Program, path: str | PathLike[str], signatures: Signatures) -> Path:
-    """Writes a program of one device, with its variables.
+    """Writes a program of one device with its variables.
 
     Args:
-      program: whose variables have their values.
-      path: of the new folder.
-      signatures: makes what the SavedModel can be asked.
+      program: its variables have their values.
+      path: of the new directory.
+      signatures: builds the signatures of the SavedModel.
 
     Returns:
-      the folder.
+      The directory.
 
     Raises:
-      UsageError: the folder exists.
+      UsageError: the directory exists.
       ValueError: the program has a mesh.
       OSError: it cannot be written.
     """
     path = Path(path)
     if path.exists():
-        raise UsageError(f"{path} exists already: name a folder that does not")
+        raise UsageError(f"{path} exists already: name a directory that does not")
     module = tf.Module()
     module.variables_held = [v for each in program.variables for v in each.slices]
     specs = {
         name: tf.TensorSpec(x.shape, x.dtype)
         for name, x in program.trace().structured_outputs.items()
     }
-    # Tables of vocabularies are made while functions are traced; what is exported must hold them.
+    # Vocabulary tables are created while functions are traced; the module must reference them.
     tracker = resource.ResourceTracker()
     with resource.resource_tracker_scope(tracker):
         made = dict(signatures(Step(program.on_tensors, specs)))
     module.resources_held = list(tracker.resources)
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    try:
-        tf.saved_model.save(module, str(unfinished), signatures=made)
-        unfinished.rename(path)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+    with scratch_directory(path.parent, ".t2tp-export-") as scratch:
+        tf.saved_model.save(module, str(scratch / path.name), signatures=made)
+        (scratch / path.name).rename(path)
     return path
 
 
 def traced(
     fn: Callable[..., Mapping[str, tf.Tensor]], **specs: tf.TensorSpec
 ) -> tf.types.experimental.ConcreteFunction:
-    """A signature: a function of tensors by name, traced."""
+    """Traces a function of tensors by name into a signature."""
     return tf.function(lambda **given: dict(fn(**given)), autograph=False).get_concrete_function(
         **specs
     )
 
 
 def of_features(features: Mapping[str, Feature]) -> Signatures:
-    """`serving_default`, from features of exactly these shapes to what the program gives."""
+    """Returns `serving_default`, from features of exactly these shapes to the program's outputs."""
     specs = {
         name: tf.TensorSpec(f.shape.to_integer_list, f.dtype, name=name)
         for name, f in features.items()

@@ -1,10 +1,10 @@
-"""Several processes agree on the step after which they stop.
+"""The stop vote: several processes agree on the step after which they stop.
 
-A step runs in all processes or in none: whoever stopped alone would leave the others waiting in its
-collectives. A signal may come to one process only, at any moment of a step. So each process has a
-thread beside its training, which votes as soon as somebody asks for a stop: for the step that its
-own process may have begun. The largest of them is the step after which all stop. The training that
-comes to the end of its step meanwhile waits for the result, and then does the steps that are left.
+A process that stopped alone would leave the others waiting in the collectives of the next step, and
+a signal may reach one process only, at any moment of a step. So a background thread of each process
+votes as soon as any process asks for a stop: for the step that its process may have begun. All stop
+after the largest of these. A training loop that finishes its step during the vote waits for the
+outcome and then does the remaining steps.
 """
 
 from __future__ import annotations
@@ -16,33 +16,38 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import NamedTuple
 
-from t2tp.mesh.peers import Peers
+from t2tp.mesh.coordination import CoordinationClient
 
 _LOOK_SECONDS = 0.1
 
-_numbers = itertools.count()  # All processes train as often, and in the same order.
+# Numbers the votes: all processes train equally often and in the same order.
+_numbers = itertools.count()
 
 
 class _Outcome(NamedTuple):
-    """What the processes agreed on: the last step, and the signal; 0 if nobody asked for a stop."""
+    """The outcome of a vote: the last step, and the signal; 0 if no process asked for a stop."""
 
     step: int
     signal: int
 
 
 class StopVote:
-    """The vote of one training; each process has one, and votes once."""
+    """The vote of one training, in which each process votes once."""
 
     def __init__(
-        self, peers: Peers, steps_done: int, signal_here: Callable[[], int], seconds: float
+        self,
+        peers: CoordinationClient,
+        steps_done: int,
+        signal_here: Callable[[], int],
+        seconds: float,
     ) -> None:
-        """Begins to listen.
+        """Starts to listen for requests to stop.
 
         Args:
           peers: the other processes.
-          steps_done: steps that were done before the training.
-          signal_here: the number of the signal that came to this process, 0 if none.
-          seconds: how long to wait for the votes of the others.
+          steps_done: steps done before the training.
+          signal_here: returns the number of the signal that this process received, 0 if none.
+          seconds: how long to wait for the votes of other processes.
         """
         self._peers = peers
         self._signal_here = signal_here
@@ -59,8 +64,9 @@ class StopVote:
         """Whether all processes stop after this step, which is done here.
 
         Raises:
-          MissingProcessError: other processes are gone.
+          MissingProcessError: other processes were lost.
         """
+        # Under the lock, so that a later vote includes the step that begins now.
         with self._lock:
             if not self._has_voted:
                 self._begun = steps_done + 1
@@ -69,10 +75,10 @@ class StopVote:
         return outcome.signal != 0 and steps_done >= outcome.step
 
     def result(self) -> int:
-        """The signal for which all processes stop, 0 if for none; after the last step.
+        """Returns the signal that stops all processes, 0 if none; call it after the last step.
 
         Raises:
-          MissingProcessError: other processes are gone.
+          MissingProcessError: other processes were lost.
         """
         self._vote()
         return self._outcome.result().signal
@@ -97,8 +103,8 @@ class StopVote:
             self._has_voted = True
             mine = (self._begun, self._signal_here())
         try:
-            said = self._peers.exchange("stop", json.dumps(mine), self._seconds)
+            said = self._peers.process_allgather("stop", json.dumps(mine), self._seconds)
             steps, signals = zip(*map(json.loads, said), strict=True)
             self._outcome.set_result(_Outcome(max(steps), max(signals)))
-        except BaseException as error:
+        except BaseException as error:  # Raised again in the training loop, which waits for it.
             self._outcome.set_exception(error)

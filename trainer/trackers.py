@@ -1,6 +1,6 @@
 """`--tracker`: sends a run's scalars to Weights & Biases or MLflow.
 
-Their packages are imported only when they are asked for.
+Their packages are imported only if the tracker is used.
 """
 
 from __future__ import annotations
@@ -13,18 +13,21 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from t2tp.nearest import nearest
-from t2tp.whole_file import write_text
+from absl import logging
 
-# Takes steps done, and scalars by name.
+from t2tp.atomic_file import write_text
+from t2tp.suggestions import nearest
+from t2tp.trainer.errors import UsageError
+
+# Takes the number of steps done and scalars by name.
 Tracker = Callable[[int, Mapping[str, float]], None]
 
-# How a run that is resumed finds what it was to the tracker.
+# Stores the id of the tracker's run, for resuming.
 _FILE = "tracker.json"
 
 
 def check(spec: str) -> None:
-    """Refuses a tracker that cannot be used.
+    """Checks that a tracker can be used.
 
     Args:
       spec: `wandb` or `mlflow`, or one of them with a project, as in `wandb:my_project`; or "".
@@ -44,15 +47,48 @@ def check(spec: str) -> None:
 
 
 def open_tracker(spec: str, output_dir: str, hparams: Mapping[str, Any]) -> Tracker:
-    """Begins, or goes on with, the run of an output_dir; it ends with the process.
+    """Starts or resumes the tracker's run for an output_dir; it ends with the process.
+
+    A later failure to send, because a server is down, say, is logged and does not end training.
 
     Args:
       spec: see `check`.
-      output_dir: the run's, whose last part names it.
+      output_dir: of the run, which is named after its last component.
       hparams: the run's hyperparameters.
+
+    Raises:
+      UsageError: the package fails, because the user is not logged in, say.
     """
     package, _, project = spec.partition(":")
-    return _OPENERS[package](project or "t2tp", Path(output_dir).absolute(), hparams)
+    try:
+        track = _OPENERS[package](project or "t2tp", Path(output_dir).absolute(), hparams)
+    except Exception as error:  # The errors of the packages have no common base class.
+        raise UsageError(f"tracker={spec}: {package} does not start: {_one_line(error)}") from error
+    return _warning_once(spec, track)
+
+
+def _warning_once(spec: str, track: Tracker) -> Tracker:
+    """Returns a tracker that warns when this one fails, once for consecutive failures."""
+    is_failing = False
+
+    def try_to_track(step: int, scalars: Mapping[str, float]) -> None:
+        nonlocal is_failing
+        try:
+            track(step, scalars)
+            is_failing = False
+        except Exception as error:
+            if not is_failing:
+                logging.warning(
+                    "tracker=%s: step %d was not sent, and training goes on: %s",
+                    *(spec, step, _one_line(error)),
+                )
+            is_failing = True
+
+    return try_to_track
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def _open_wandb(project: str, output_dir: Path, hparams: Mapping[str, Any]) -> Tracker:

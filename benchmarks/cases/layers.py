@@ -7,7 +7,7 @@ from turns import Peer
 
 from cases.group import Group, matmul
 
-# Devices that split the batch (and the experts) x devices that split d_ff, or the pictures.
+# Devices that split the batch (and the experts) x devices that split d_ff, or the images.
 MESHES = ("1x1", "2x2")
 
 

@@ -16,13 +16,13 @@ hparams, model = model_t2tp.make(sizes, args.length)
 if not model_t2tp.on_gpu:
     hparams.parse("activation_dtype=float32")
 options = DecodeOptions(beam_size=1, extra_length=args.new_tokens, batch_size=args.batch, eos_id=-1)
-decoder = Decoder.of_model(model, options)
+decoder = Decoder.from_model(model, options)
 prompts = gpt.targets(sizes, args.batch, args.length - args.new_tokens).tolist()
 requests = [Request(prefix=prompt, limit=args.new_tokens) for prompt in prompts]
 
 
 def step() -> float:
-    return float(decoder(requests)[0][0].symbols[-1])
+    return float(decoder(requests)[0][0].tokens[-1])
 
 
 tokens = args.batch * args.new_tokens

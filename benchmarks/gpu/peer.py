@@ -32,7 +32,7 @@ def arguments() -> argparse.Namespace:
 
 
 def answer(**facts: object) -> None:
-    """Says what was measured."""
+    """Prints what was measured."""
     print(json.dumps(facts), file=_answers, flush=True)
 
 

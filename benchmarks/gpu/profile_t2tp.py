@@ -24,10 +24,10 @@ KINDS = {
 }
 
 
-def kernels(folder: Path) -> list[tuple[str, int, int]]:
+def kernels(directory: Path) -> list[tuple[str, int, int]]:
     """(name, beginning, end) of each kernel, in picoseconds, in the order of time."""
     found = []
-    for path in folder.rglob("*.xplane.pb"):
+    for path in directory.rglob("*.xplane.pb"):
         space = xplane_pb2.XSpace.FromString(path.read_bytes())
         planes = [plane for plane in space.planes if plane.name.startswith("/device:GPU")]
         for plane in planes or [plane for plane in space.planes if plane.name == "/host:CPU"]:
@@ -55,12 +55,12 @@ def shares(found: list[tuple[str, int, int]]) -> dict[str, float]:
 
 for _ in range(peer.WARM_UP):
     step()
-with tempfile.TemporaryDirectory() as folder:
-    tf.profiler.experimental.start(folder)
+with tempfile.TemporaryDirectory() as directory:
+    tf.profiler.experimental.start(directory)
     for _ in range(STEPS):
         step()
     tf.profiler.experimental.stop()
-    found = kernels(Path(folder))
+    found = kernels(Path(directory))
 longest: Counter[str] = Counter()
 for name, begin, end in found:
     longest[name[:80]] += (end - begin) // STEPS

@@ -3,7 +3,7 @@
     python benchmarks/gpu/run.py [--stages=tests,matmul,train,profile,decode] [--json=FILE]
 
 Each measurement is a process of its own, so that each has the card for itself. The short table is
-printed last, the full figures are in the JSON file, which is written anew after each measurement.
+printed last, the full figures are in the JSON file, which is rewritten after each measurement.
 Without a GPU everything runs at toy sizes, as a test of these programs themselves.
 """
 
@@ -58,7 +58,7 @@ def python_of(who: str) -> str:
 
 
 def ask(who: str, program: str, *arguments: str) -> dict[str, Any]:
-    """Runs a program of this folder; what it answers.
+    """Runs a program of this directory; what it answers.
 
     Raises:
       FailedError: it failed; with its last words.

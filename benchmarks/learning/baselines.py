@@ -32,15 +32,15 @@ def uniform(problem: Problem, data_dir: Path, split: str) -> str:
 
 def independent_pixels(problem: Problem, data_dir: Path, split: str) -> str:
     """A model that counts how often each pixel has each value, once more than it does."""
-    train, held_out = _pictures(problem, "train"), _pictures(problem, split)
+    train, held_out = _images(problem, "train"), _images(problem, split)
     counts = 1.0 + (train[:, :, None] == np.arange(problem.levels)).sum(0)
     probabilities = counts / counts.sum(-1, keepdims=True)
     bits = -np.log2(probabilities[np.arange(train.shape[1]), held_out]).mean()
     return f"each pixel by itself: bits_per_dim {bits:.4f}"
 
 
-def _pictures(problem: Problem, split: str) -> np.ndarray:
-    """[picture, pixel]."""
+def _images(problem: Problem, split: str) -> np.ndarray:
+    """[image, pixel]."""
     samples = problem.samples(split, Path(), Path())
     return np.stack([np.ravel(sample["image"]) for sample in samples])
 

@@ -3,10 +3,10 @@
     python benchmarks/learning/run.py reverse addition --mesh_shape="data:2;model:2"
 
 Shows each evaluation as it comes, then for each case the figures of its held-out splits, and
-beside them what can be had without a network (`baselines.py`). With `--folder` the runs stay, and
-one that was stopped goes on. docs/learning.md has what came of them.
+beside them what can be had without a network (`baselines.py`). With `--directory` the runs stay,
+and one that was stopped goes on. docs/learning.md has what came of them.
 
-The accuracy of whole sequences is that of greedy decoding: a sequence is right if each symbol is
+The accuracy of whole sequences is that of greedy decoding: a sequence is right if each token is
 the most probable one after the right ones before it.
 """
 
@@ -23,9 +23,10 @@ from baselines import BASELINES
 from t2tp import hparams as _hparams  # noqa: F401  (it registers the sets)
 from t2tp import models as _models  # noqa: F401
 from t2tp import problems, registry
-from t2tp.trainer import console
+from t2tp.trainer.cli import console
 from t2tp.trainer.experiment import Experiment
 from t2tp.trainer.run_config import RunConfig
+from t2tp.trainer.run_spec import RunSpec
 
 
 @dataclass(frozen=True)
@@ -108,21 +109,21 @@ def main() -> None:
     parser.add_argument("--hparams", default="", help="changes, after the case's own")
     parser.add_argument("--mesh_shape", default="", help="as in data:2;model:2")
     parser.add_argument("--steps", type=int, default=0, help="0: the case's")
-    parser.add_argument("--folder", default="", help="by default a new one, which is removed")
-    parser.add_argument("--data_dir", default="", help="by default in the folder")
+    parser.add_argument("--directory", default="", help="by default a new one, which is removed")
+    parser.add_argument("--data_dir", default="", help="by default in the directory")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     console.use_plain_lines()
     with tempfile.TemporaryDirectory() as scratch:
         for name in args.cases:
-            report(name, Path(args.folder or scratch), args)
+            report(name, Path(args.directory or scratch), args)
 
 
-def report(name: str, folder: Path, args: argparse.Namespace) -> None:
+def report(name: str, directory: Path, args: argparse.Namespace) -> None:
     """Trains a case and prints what it has learned."""
     case = CASES[name]
     steps = args.steps or case.steps
-    data_dir = Path(args.data_dir or folder / "data")
+    data_dir = Path(args.data_dir or directory / "data")
     problem = problems.find(case.problem, case.problem_options)
     problem.prepare(data_dir)
     hparams = registry.hparams(case.hparams_set)
@@ -130,19 +131,20 @@ def report(name: str, folder: Path, args: argparse.Namespace) -> None:
     hparams.mesh_shape = args.mesh_shape
     for text in (case.changes, args.hparams):
         hparams.parse(text)
-    config = RunConfig.of(hparams, output_dir=str(folder / name), random_seed=args.seed)
+    config = RunConfig.from_hparams(
+        hparams, output_dir=str(directory / name), random_seed=args.seed
+    )
+    spec = RunSpec.resolve(
+        case.model,
+        case.problem,
+        hparams,
+        config,
+        data_dir=data_dir,
+        train_steps=steps,
+        problem_options=case.problem_options,
+    )
     experiments = {
-        split: Experiment(
-            case.model,
-            case.problem,
-            hparams,
-            config,
-            data_dir=data_dir,
-            problem_options=case.problem_options,
-            train_steps=steps,
-            local_eval_frequency=case.evaluate_every,
-            eval_split=split,
-        )
+        split: Experiment(spec, local_eval_frequency=case.evaluate_every, eval_split=split)
         for split in case.splits
     }
     begin = time.perf_counter()

@@ -26,7 +26,7 @@ LAYER += [[sizes.d_model, d_ff], [d_ff, sizes.d_model]]
 
 
 def zeros() -> list[tf.Tensor]:
-    """Activations, the table of the symbols, a norm's scale, and the weights of the layers."""
+    """Activations, the table of the tokens, a norm's scale, and the weights of the layers."""
     activations, d_model = [batch * sizes.length, sizes.d_model], [sizes.d_model]
     shapes = [activations, [vocab, *d_model], d_model, *LAYER * sizes.layers]
     return [tf.zeros(shape, args.dtype) for shape in shapes]

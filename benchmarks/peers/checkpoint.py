@@ -33,49 +33,49 @@ slices = [checkpoint.Slice.whole(n, v.shape, tf.float32) for n, v in variables.i
 numbers = itertools.count()
 
 
-def t2tp_save(folder: Path) -> Path:
+def t2tp_save(directory: Path) -> Path:
     number = next(numbers)
     if number:
-        shutil.rmtree(folder / f"step-{number - 1:08d}")
+        shutil.rmtree(directory / f"step-{number - 1:08d}")
     values = list(zip(slices, variables.values(), strict=True))
-    return checkpoint.save(folder, number, values, {})
+    return checkpoint.save(directory, number, values, {})
 
 
-def t2tp_restore(folder: Path) -> None:
-    values = checkpoint.Checkpoint(folder / "step-00000000").read(slices)
+def t2tp_restore(directory: Path) -> None:
+    values = checkpoint.Checkpoint(directory / "step-00000000").read(slices)
     for variable, value in zip(variables.values(), values, strict=True):
         variable.assign(value)
 
 
-def tf_save(folder: Path) -> None:
-    tf.train.Checkpoint(**variables).write(str(folder / "tf"))
+def tf_save(directory: Path) -> None:
+    tf.train.Checkpoint(**variables).write(str(directory / "tf"))
 
 
-def tf_restore(folder: Path) -> None:
-    tf.train.Checkpoint(**variables).read(str(folder / "tf")).assert_consumed()
+def tf_restore(directory: Path) -> None:
+    tf.train.Checkpoint(**variables).read(str(directory / "tf")).assert_consumed()
 
 
-def copy(folder: Path) -> None:
-    copied = folder / "copied"
+def copy(directory: Path) -> None:
+    copied = directory / "copied"
     copied.unlink(missing_ok=True)
-    shutil.copyfile(folder / "file", copied)
+    shutil.copyfile(directory / "file", copied)
     with copied.open("rb") as file:
         os.fsync(file.fileno())
 
 
-# Not in a folder that is memory only, as /tmp may be.
+# Not in a directory that is memory only, as /tmp may be.
 with tempfile.TemporaryDirectory(dir=Path(__file__).parent.parent, prefix=".checkpoints-") as name:
-    folder = Path(name)
+    directory = Path(name)
     prepare = {"t2tp_restore": t2tp_save, "tf_restore": tf_save}
     if args.what in prepare:
-        prepare[args.what](folder)
+        prepare[args.what](directory)
     if args.what == "copy":
-        (folder / "file").write_bytes(b"".join(v.tobytes() for v in values.values()))
+        (directory / "file").write_bytes(b"".join(v.tobytes() for v in values.values()))
     do = globals()[args.what]
     work = sum(value.nbytes for value in values.values())
 
     def step() -> float:
-        do(folder)
+        do(directory)
         return 0.0
 
     turn.take_turns(step, version=f"tensorflow {tf.__version__}", work=work)

@@ -1,6 +1,6 @@
 """A convolution block in t2tp: its layers, trained by gradient descent.
 
---data splits the batch; --model splits the height of the pictures.
+--data splits the batch; --model splits the height of the images.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from t2tp.decoding import DecodeOptions, Decoder, Request
 sizes = turn.sizes(args)
 model = ours_model.model(sizes, args.dtype, max_length=args.prompt + args.new_tokens)
 options = DecodeOptions(beam_size=1, batch_size=sizes.batch, eos_id=-1)
-decoder = Decoder.of_model(
+decoder = Decoder.from_model(
     model,
     options,
     mesh_shape=f"data:{args.data};model:{args.model}",
@@ -29,7 +29,7 @@ requests = [Request(prefix=prompt, limit=args.new_tokens) for prompt in prompts]
 
 def step() -> float:
     rows = decoder(requests)
-    assert all(len(best.symbols) == args.new_tokens for (best,) in rows)
+    assert all(len(best.tokens) == args.new_tokens for (best,) in rows)
     return 0.0
 
 

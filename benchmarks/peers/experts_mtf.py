@@ -15,7 +15,7 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 from layer_sizes import EXPERTS, LEARNING_RATE
 
-from t2tp import upstream as mtf  # mends what mesh-tensorflow misses in today's TensorFlow
+from t2tp import upstream  # mends what mesh-tensorflow misses in today's TensorFlow
 from t2tp.mesh.layout import Layout
 
 
@@ -25,7 +25,7 @@ def its_module(name: str):
     package = types.ModuleType("mesh_tensorflow.transformer")
     package.transformer = types.SimpleNamespace(TransformerLayer=object)
     sys.modules[package.__name__] = package
-    path = Path(mtf.ops.__file__).parent / "transformer" / f"{name}.py"
+    path = Path(upstream.ops.__file__).parent / "transformer" / f"{name}.py"
     spec = importlib.util.spec_from_file_location(f"{package.__name__}.{name}", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -50,36 +50,38 @@ VARIABLES = {"top_2_gating/kernel": "router", "wi/kernel": "up", "wo/kernel": "d
 
 
 def build():
-    graph = mtf.Graph()
-    mesh = mtf.Mesh(graph, "mesh")
-    shape = mtf.Shape(
+    graph = upstream.Graph()
+    mesh = upstream.Mesh(graph, "mesh")
+    shape = upstream.Shape(
         [
-            mtf.Dimension("batch", sizes.batch),
-            mtf.Dimension("length", sizes.length),
-            mtf.Dimension("d_model", sizes.d_model),
+            upstream.Dimension("batch", sizes.batch),
+            upstream.Dimension("length", sizes.length),
+            upstream.Dimension("d_model", sizes.d_model),
         ]
     )
     inputs, targets = (
-        mtf.import_tf_tensor(mesh, tf.constant(value), shape=shape) for value in sizes.data()
+        upstream.import_tf_tensor(mesh, tf.constant(value), shape=shape) for value in sizes.data()
     )
     y, _ = moe.transformer_moe_layer_v1(
         inputs,
         shape.dims[-1],
         hparams,
         train=False,
-        variable_dtype=mtf.VariableDType(),
+        variable_dtype=upstream.VariableDType(),
         layout=layout.mtf_rules,
         mesh_shape=layout.mesh_shape,
     )
-    loss = mtf.reduce_mean(mtf.square(y - targets))
+    loss = upstream.reduce_mean(upstream.square(y - targets))
     variables = graph.trainable_variables
-    gradients = mtf.gradients([loss], [v.outputs[0] for v in variables])
+    gradients = upstream.gradients([loss], [v.outputs[0] for v in variables])
     updates = [
-        mtf.assign_sub(v, LEARNING_RATE * g) for v, g in zip(variables, gradients, strict=True)
+        upstream.assign_sub(v, LEARNING_RATE * g) for v, g in zip(variables, gradients, strict=True)
     ]
     devices = [f"cpu:{i}" for i in range(layout.size)]
-    impl = mtf.placement_mesh_impl.PlacementMeshImpl(layout.mesh_shape, layout.mtf_rules, devices)
-    lowering = mtf.Lowering(graph, {mesh: impl})
+    impl = upstream.placement_mesh_impl.PlacementMeshImpl(
+        layout.mesh_shape, layout.mtf_rules, devices
+    )
+    lowering = upstream.Lowering(graph, {mesh: impl})
     run = tf.group(*[lowering.lowered_operation(op) for op in updates])
     loss = lowering.export_to_tf_tensor(loss)
     # Each device has its share of the cores, as our engine has it.

@@ -11,10 +11,10 @@ from layer_sizes import EXPERTS, LEARNING_RATE
 
 import t2tp
 from t2tp import mtf
-from t2tp.layers.mixture_of_experts import MixtureOfExperts, Routing
+from t2tp.layers.mixture_of_experts import MixtureOfExperts, RoutingConfig
 
 sizes = EXPERTS[args.size]
-routing = Routing(sizes.experts, "top_2", capacity_factor_train=sizes.capacity_factor)
+routing = RoutingConfig(sizes.experts, "top_2", capacity_factor_train=sizes.capacity_factor)
 experts = MixtureOfExperts(routing, mlp="relu", d_ff=sizes.d_ff)
 feature = t2tp.Feature(f"batch:{sizes.batch};length:{sizes.length};d_model:{sizes.d_model}")
 

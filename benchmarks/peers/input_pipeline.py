@@ -62,8 +62,8 @@ def plain(path: str) -> Iterator[dict[str, np.ndarray]]:
     return dataset.prefetch(tf.data.AUTOTUNE).as_numpy_iterator()
 
 
-with tempfile.TemporaryDirectory() as folder:
-    path = os.path.join(folder, "train.tfrecord")
+with tempfile.TemporaryDirectory() as directory:
+    path = os.path.join(directory, "train.tfrecord")
     if args.what == "tf_data":
         write_records(path)
     batches = ours() if args.what == "t2tp" else plain(path)

@@ -37,7 +37,7 @@ PARSER.add_argument("--model", type=int, default=1, help="devices that split the
 PARSER.add_argument("--processes", type=int, default=1, help="that bring the devices")
 PARSER.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
 PARSER.add_argument("--xla", action="store_true")
-PARSER.add_argument("--profile", help="folder for TensorFlow's profile of some steps")
+PARSER.add_argument("--profile", help="directory for TensorFlow's profile of some steps")
 
 
 def arguments() -> argparse.Namespace:
@@ -80,9 +80,9 @@ def take_turns(step: Callable[[], float], **facts: object) -> None:
     losses += [step() for _ in range(WARM_UP_STEPS)]
     facts |= {"first_step": first_step, "warming_up": time.perf_counter() - start}
     facts |= _of_the_kernel(used)
-    folder = PARSER.parse_args().profile
-    if folder:
-        _profile(step, folder)
+    directory = PARSER.parse_args().profile
+    if directory:
+        _profile(step, directory)
     if any(losses):
         facts["losses"] = losses
     print(json.dumps(facts), file=answers, flush=True)
@@ -105,11 +105,11 @@ def _of_the_kernel(before: resource.struct_rusage) -> dict[str, float]:
     }
 
 
-def _profile(step: Callable[[], float], folder: str) -> None:
+def _profile(step: Callable[[], float], directory: str) -> None:
     """Lets TensorFlow write down what it does in some steps."""
     import tensorflow as tf
 
-    with tf.profiler.experimental.Profile(folder):
+    with tf.profiler.experimental.Profile(directory):
         for number in range(PROFILED_STEPS):
             with tf.profiler.experimental.Trace("benchmark_step", step_num=number):
                 step()

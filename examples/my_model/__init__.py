@@ -1,3 +1,3 @@
-"""A folder for --t2t_usr_dir: what its modules register can be named on the command line."""
+"""A directory for --t2t_usr_dir: its modules register what the command line can name."""
 
 from my_model import ngram_lm  # noqa: F401  (it registers itself)

@@ -1,8 +1,8 @@
-"""A model of one's own: a neural n-gram language model, with its hparams sets, a ranged set, a
-metric, and a small problem to try it on.
+"""A custom model: a neural n-gram language model, with hparams sets, a ranged set, a metric, and a
+small problem to try it on.
 
 Y. Bengio et al., "A Neural Probabilistic Language Model" (JMLR 3, 2003): a token is predicted from
-the `context_size` tokens before it, whose vectors go through one hidden layer.
+the embeddings of the `context_size` tokens before it, through one hidden layer.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from t2tp.hparams.base import base_hparams
 from t2tp.layers import variables
 from t2tp.layers.dropout import Dropout
 from t2tp.layers.embedding import Embedding
-from t2tp.mesh.program import Mesh
-from t2tp.models.autoregressive import AutoregressiveModel, State, symbols_before
+from t2tp.models.autoregressive import AutoregressiveModel, State, previous_tokens
 from t2tp.models.losses import predicted, with_metrics
 from t2tp.models.model import LossOutput, vocab_of
-from t2tp.ops.write_at import write_at
-from t2tp.problems.generation import Samples
+from t2tp.ops.scatter_update import scatter_update
+from t2tp.problems.data.sample import Samples
 from t2tp.problems.languagemodel import LanguageModelProblem
 from t2tp.problems.metrics import METRICS, Metric
+from t2tp.program.program import Mesh
 from t2tp.ranged_hparams import RangedHParams
 
 
@@ -36,7 +36,7 @@ class NgramLm(AutoregressiveModel):
     takes = ("targets", "targets_segmentation")
 
     def __init__(self, hparams: HParams, vocab_sizes: Mapping[str, int]) -> None:
-        """Names the dimensions; variables are made when the graph is built."""
+        """Creates the dimensions; variables are created when the graph is built."""
         super().__init__(hparams, vocab_sizes)
         self._vocab = vocab_of(hparams, vocab_sizes["targets"])
         self._d_model = mtf.Dimension("d_model", hparams.d_model)
@@ -45,13 +45,13 @@ class NgramLm(AutoregressiveModel):
         self._dropout = Dropout(hparams.dropout)
 
     def loss(self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool) -> LossOutput:
-        """Mean negative log-likelihood of the real tokens, in nats."""
+        """Computes the mean negative log-likelihood of the tokens, in nats."""
         targets, segments = features["targets"], features["targets_segmentation"]
         length = targets.shape.dims[-1]
         context = []
         for distance in range(1, self.hparams.context_size + 1):
             before = mtf.shift(targets, distance, length, wrap=False)
-            # Several texts may share a row: what stands in another one is no context.
+            # Several texts may share a row: tokens of other texts are not context.
             is_same = mtf.equal(segments, mtf.shift(segments, distance, length, wrap=False))
             context.append(before * mtf.cast(is_same, before.dtype))
         logits = self._logits(context, training)
@@ -67,7 +67,7 @@ class NgramLm(AutoregressiveModel):
         return with_metrics(out, {"surprise_count": mtf.reduce_sum(is_surprise * weights)})
 
     def begin(self, mesh: Mesh, features: Mapping[str, mtf.Tensor], length: mtf.Dimension) -> State:
-        """The state is the token before each position."""
+        """Returns the state: the token before each position."""
         prefix = self.prefix_of(features)
         dim = prefix.shape.dims[-1]
         before = mtf.shift(prefix, 1, dim, wrap=False)
@@ -75,11 +75,13 @@ class NgramLm(AutoregressiveModel):
         return {"before": mtf.rename_dimension(padded, dim.name, length.name)}
 
     def step(
-        self, mesh: Mesh, symbols: mtf.Tensor, positions: mtf.Tensor, state: State
+        self, mesh: Mesh, tokens: mtf.Tensor, positions: mtf.Tensor, state: State
     ) -> tuple[mtf.Tensor, State]:
-        """The logits of the token at each row's position."""
+        """Returns the logits of the token at each row's position."""
         length = state["before"].shape.dims[-1]
-        before = write_at(state["before"], symbols_before(symbols, positions), positions, length)
+        before = scatter_update(
+            state["before"], previous_tokens(tokens, positions), positions, length
+        )
         # Positions before the first one are out of range: there `gather` gives 0.
         context = [
             mtf.gather(before, positions - back, length)
@@ -88,7 +90,7 @@ class NgramLm(AutoregressiveModel):
         return mtf.cast(self._logits(context, training=False), tf.float32), {"before": before}
 
     def _logits(self, context: list[mtf.Tensor], training: bool) -> mtf.Tensor:
-        """From the tokens before, nearest first, int32 [...] each, to [..., vocab]."""
+        """Returns logits [..., vocab] from the tokens before, nearest first, int32 [...] each."""
         hidden = []
         for distance, tokens in enumerate(context, 1):
             x = self._embedding(tokens, self.activation_dtype)
@@ -133,12 +135,12 @@ def ngram_lm_tiny() -> HParams:
 
 @registry.register_ranged_hparams
 def ngram_lm_range(ranged: RangedHParams) -> None:
-    """Where `t2tp_tune` looks."""
+    """The search space of `t2tp_tune`."""
     ranged.set_float("learning_rate_constant", 1e-4, 1e-2, scale=ranged.LOG_SCALE)
     ranged.set_int("context_size", 1, 8)
 
 
-# The share of tokens that the model gave less than exp(-10).
+# The fraction of tokens with a probability below exp(-10).
 METRICS["surprises"] = Metric(
     ("surprise_count", "tokens"), lambda sums: sums["surprise_count"] / sums["tokens"]
 )
@@ -151,7 +153,7 @@ class CountingText(LanguageModelProblem):
     vocabulary_kind = "byte"
     metric_names = ("loss", "perplexity", "surprises")
 
-    def samples(self, split: str, folder: Path, tmp_dir: Path) -> Samples:
+    def samples(self, split: str, directory: Path, tmp_dir: Path) -> Samples:
         """Returns the lines that begin with the numbers of a split."""
         last_digits = {"train": range(8), "validation": (8,), "test": (9,)}[split]
         numbers = [n for n in range(1000) if n % 10 in last_digits]

@@ -1,4 +1,4 @@
-"""Numbers to Roman numerals: a problem and an hparams set of one's own, in one file."""
+"""Numbers to Roman numerals: a custom problem and an hparams set, in one file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from t2tp import registry
 from t2tp.hparam import HParams
 from t2tp.hparams.transformer_lm import transformer_lm_tiny
-from t2tp.problems.generation import Samples
+from t2tp.problems.data.sample import Samples
 from t2tp.problems.text_to_text import Text2TextProblem
 
 _LETTERS = {
@@ -26,7 +26,7 @@ _LETTERS = {
     "I": 1,
 }
 
-# The numbers that are held out, by their remainder when divided by ten.
+# The numbers of each split, by their remainder when divided by ten.
 _REMAINDERS = {"train": (0, 1, 2, 3, 5, 6, 7, 8), "validation": (4,), "test": (9,)}
 
 
@@ -46,8 +46,8 @@ class RomanNumerals(Text2TextProblem):
     vocabulary_kind = "byte"
     hparams_changes = {"max_length": 16}
 
-    def samples(self, split: str, folder: Path, tmp_dir: Path) -> Samples:
-        """Returns the numbers of a split and how they are written."""
+    def samples(self, split: str, directory: Path, tmp_dir: Path) -> Samples:
+        """Returns the numbers of a split and their numerals."""
         numbers = [n for n in range(1, 4000) if n % 10 in _REMAINDERS[split]]
         return [{"inputs": str(number), "targets": roman(number)} for number in numbers]
 

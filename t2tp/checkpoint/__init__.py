@@ -1,26 +1,44 @@
-"""Sliced checkpoints: saved on one mesh, restored on any other."""
+"""Sliced checkpoints: saved on one mesh, restored on any other.
 
-from t2tp.checkpoint.background import Background
-from t2tp.checkpoint.errors import NewerFormatError, UnusableCheckpointError
-from t2tp.checkpoint.files import set_aside, step_folder, step_folders
+A checkpoint is a directory `step-<step>` that stores every tensor once, in the slices of the
+devices. It is written under a temporary name; when all files are on the disk, a marker with the
+size and SHA-256 of each file is added, and the directory is renamed. So a directory with the final
+name is complete, whatever crashed meanwhile.
+
+`program` saves and restores a `t2tp.Program` (`t2tp.save_checkpoint`, `t2tp.restore_checkpoint`).
+Below it are `variables` (variables as slices, and back), `restore` (the same checkpoint in all
+processes), `writing`, `marker` and `reading` (the format), and `retention` (what is deleted).
+`t2tp.trainer.run_dir` decides when a training saves, and from what it resumes.
+"""
+
+from t2tp.checkpoint.background import BackgroundWorker
+from t2tp.checkpoint.errors import (
+    DamagedCheckpointError,
+    DifferentCheckpointsError,
+    NewerFormatError,
+    UnusableCheckpointError,
+)
+from t2tp.checkpoint.files import set_aside, step_directories, step_directory
 from t2tp.checkpoint.host_copy import copy_to_host
-from t2tp.checkpoint.metrics import Goal, read_metrics, record_metrics
+from t2tp.checkpoint.metrics import BestMetric, read_metrics, record_metrics
 from t2tp.checkpoint.reading import Checkpoint, all_steps, last_finished, latest
-from t2tp.checkpoint.retention import Retention, keep
+from t2tp.checkpoint.retention import Retention, apply_retention
 from t2tp.checkpoint.slices import Slice
 from t2tp.checkpoint.writing import save, save_in_parts
 
 __all__ = [
-    "Background",
+    "BackgroundWorker",
+    "BestMetric",
     "Checkpoint",
-    "Goal",
+    "DamagedCheckpointError",
+    "DifferentCheckpointsError",
     "NewerFormatError",
     "Retention",
     "Slice",
     "UnusableCheckpointError",
     "all_steps",
+    "apply_retention",
     "copy_to_host",
-    "keep",
     "last_finished",
     "latest",
     "read_metrics",
@@ -28,6 +46,6 @@ __all__ = [
     "save",
     "save_in_parts",
     "set_aside",
-    "step_folder",
-    "step_folders",
+    "step_directories",
+    "step_directory",
 ]

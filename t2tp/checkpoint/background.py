@@ -1,4 +1,4 @@
-"""Work that goes on beside the training, one piece at a time."""
+"""A background thread for one task at a time."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import threading
 from collections.abc import Callable
 
 
-class Background:
-    """A thread that does one task at a time; what goes wrong in it is raised where it is asked for.
+class BackgroundWorker:
+    """A thread that runs one task at a time; an error of a task is raised by the next call.
 
-    A program that is told to leave at once does not wait for the thread.
+    The thread does not keep an exiting program alive.
     """
 
     def __init__(self, name: str) -> None:
-        """Starts nothing yet.
+        """Prepares the thread without starting it.
 
         Args:
           name: of the thread.
@@ -24,22 +24,22 @@ class Background:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a task is being done."""
+        """Whether a task is running."""
         return self._thread is not None and self._thread.is_alive()
 
     def start(self, task: Callable[[], object]) -> None:
-        """Waits for the task before (and raises its error), then begins this one."""
+        """Waits for the previous task (and raises its error), then starts this one."""
         self.wait()
         self._thread = threading.Thread(target=self._do, args=(task,), name=self._name, daemon=True)
         self._thread.start()
 
     def check(self) -> None:
-        """Raises the error of the last task, if it has ended with one; does not wait."""
+        """Raises the error of the last task if it has failed; does not wait."""
         if not self.is_busy:
             self.wait()
 
     def wait(self) -> None:
-        """Waits for the end of the task, if there is one; raises its error, once."""
+        """Waits for the current task, if there is one; raises its error, once."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None

@@ -1,51 +1,66 @@
-"""What goes wrong with checkpoints, in words for users."""
+"""Errors of checkpoints, with messages for users."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import tensorflow as tf
 
+# Errors of a path that is not a file.
+_NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
+
 
 class UnusableCheckpointError(OSError):
-    """A folder is not a finished checkpoint, or the checkpoint is damaged or cannot be read."""
+    """A checkpoint cannot be used: a `DamagedCheckpointError`, a `NewerFormatError`, or, if of this
+    type, it cannot be read at the moment and may be intact.
+    """
+
+
+class DamagedCheckpointError(UnusableCheckpointError):
+    """A directory is certainly no valid checkpoint: it is unfinished, or its files are proven to
+    differ from what was written.
+    """
 
 
 class NewerFormatError(UnusableCheckpointError):
-    """The checkpoint is whole, and of a format that only later versions of t2tp read."""
+    """The checkpoint is intact, but only later versions of t2tp read its format."""
+
+
+class DifferentCheckpointsError(ValueError):
+    """Processes of a restore have opened different checkpoints; all of them raise it."""
 
 
 @contextlib.contextmanager
 def as_unusable(what: str) -> Iterator[None]:
-    """While this is active, errors of reading become `UnusableCheckpointError`s.
+    """Converts errors of reading to `UnusableCheckpointError`s while the context is active.
 
-    What TensorFlow has no memory for is not the checkpoint's fault, and stays as it is.
+    A missing file, or a path that is not a file, proves damage. Other file-system errors prove
+    nothing: missing permissions, a server that does not answer, a failing disk. TensorFlow's
+    out-of-memory errors are not converted, because the checkpoint is not to blame.
 
     Args:
-      what: is read, as the beginning of a sentence.
+      what: the thing that is read, as the beginning of a sentence.
     """
     try:
         yield
     except (UnusableCheckpointError, tf.errors.ResourceExhaustedError):
         raise
-    except (tf.errors.DataLossError, tf.errors.OutOfRangeError, tf.errors.NotFoundError) as error:
-        raise UnusableCheckpointError(
-            f"{what} is damaged: its content is not what was saved ({reason(error)})."
-        ) from error
     except tf.errors.OpError as error:
         raise UnusableCheckpointError(f"{what} cannot be read: {reason(error)}.") from error
     except OSError as error:
-        raise UnusableCheckpointError(f"{what} cannot be read: {error}.") from error
+        kind = DamagedCheckpointError if error.errno in _NO_FILE else UnusableCheckpointError
+        raise kind(f"{what} cannot be read: {error}.") from error
 
 
-def checkpoint_in(folder: Path) -> str:
-    """What sentences about a checkpoint begin with."""
-    return f"The checkpoint {folder}"
+def checkpoint_in(directory: Path) -> str:
+    """Returns the beginning of sentences about a checkpoint."""
+    return f"The checkpoint {directory}"
 
 
 def reason(error: tf.errors.OpError) -> str:
-    """What an operation's error says, without TensorFlow's names of nodes around it."""
+    """Returns an operation's error message without TensorFlow's node names."""
     return re.sub(r"^\{\{.*?\}\} | \[Op:\w+\].*$", "", error.message, flags=re.DOTALL)

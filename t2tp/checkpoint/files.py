@@ -1,4 +1,4 @@
-"""Files and folders that survive a crash: what is there under its final name is complete."""
+"""Files and directories that survive a crash: under a final name they are complete."""
 
 from __future__ import annotations
 
@@ -11,85 +11,85 @@ from pathlib import Path
 
 from t2tp.checkpoint.errors import as_unusable
 
-_STEP_FOLDER = re.compile(r"step-(\d{8,})")
-# A folder that is being written, and one that is being deleted. Neither name is a checkpoint's.
+_STEP_DIRECTORY = re.compile(r"step-(\d{8,})")
+# Endings of directories that are being written or deleted; neither is a checkpoint's name.
 _TEMPORARY, _DISCARDED = ".tmp", ".discarded"
-# One that could not be read, kept for whoever wants to know why.
+# Ending of a directory that could not be read, kept for inspection.
 _DAMAGED = ".damaged"
 _BLOCK = 1 << 20
 
 
-def step_folder(directory: Path, step: int) -> Path:
-    """Where the finished checkpoint of a step is."""
+def step_directory(directory: Path, step: int) -> Path:
+    """Returns the path of the finished checkpoint of a step."""
     return directory / f"step-{step:08d}"
 
 
-def temporary_folder(directory: Path, step: int) -> Path:
-    """Where the checkpoint of a step is while it is being written."""
-    folder = step_folder(directory, step)
-    return folder.with_name(folder.name + _TEMPORARY)
+def temporary_directory(directory: Path, step: int) -> Path:
+    """Returns the path of the checkpoint of a step while it is being written."""
+    step_dir = step_directory(directory, step)
+    return step_dir.with_name(step_dir.name + _TEMPORARY)
 
 
-def step_folders(directory: Path) -> dict[int, Path]:
-    """The folders with a checkpoint's name (finished or not looked at), by step, ascending."""
-    return dict(sorted(_folders(directory, "")))
+def step_directories(directory: Path) -> dict[int, Path]:
+    """Returns the directories named like a checkpoint (not checked), by step, ascending."""
+    return dict(sorted(_directories(directory, "")))
 
 
-def temporary_folders(directory: Path) -> dict[int, Path]:
-    """The folders of checkpoints that are being written, or were when something died."""
-    return dict(sorted(_folders(directory, _TEMPORARY)))
+def temporary_directories(directory: Path) -> dict[int, Path]:
+    """Returns the directories of checkpoints that are being written, or were before a crash."""
+    return dict(sorted(_directories(directory, _TEMPORARY)))
 
 
-def discarded_folders(directory: Path) -> list[Path]:
-    """The folders whose deletion was interrupted."""
-    return [path for _, path in sorted(_folders(directory, _DISCARDED))]
+def discarded_directories(directory: Path) -> list[Path]:
+    """Returns the directories whose deletion was interrupted."""
+    return [path for _, path in sorted(_directories(directory, _DISCARDED))]
 
 
-def _folders(directory: Path, ending: str) -> Iterator[tuple[int, Path]]:
+def _directories(directory: Path, ending: str) -> Iterator[tuple[int, Path]]:
     with as_unusable(f"The directory of checkpoints {directory}"):
         paths = list(directory.iterdir()) if directory.is_dir() else []
     for path in paths:
-        match = _STEP_FOLDER.fullmatch(path.name.removesuffix(ending))
-        # Our own names only: step-000000300 would be a second folder of step 300.
-        if match and path.name == step_folder(directory, int(match[1])).name + ending:
+        match = _STEP_DIRECTORY.fullmatch(path.name.removesuffix(ending))
+        # Exact names only: step-000000300 would be a second directory of step 300.
+        if match and path.name == step_directory(directory, int(match[1])).name + ending:
             yield int(match[1]), path
 
 
-def discard(folder: Path) -> None:
-    """Deletes a checkpoint's folder, which stops looking like one before its first file goes."""
-    rubbish = folder.with_name(folder.name + _DISCARDED)
+def discard(step_dir: Path) -> None:
+    """Deletes a checkpoint's directory, renaming it first so that a partial one is never valid."""
+    rubbish = step_dir.with_name(step_dir.name + _DISCARDED)
     remove(rubbish)
-    folder.rename(rubbish)
-    sync(folder.parent)
+    step_dir.rename(rubbish)
+    sync(step_dir.parent)
     remove(rubbish)
 
 
 def remove(path: Path) -> None:
-    """Deletes whatever is there: a folder with all in it, a file, a link, or nothing."""
+    """Deletes a path: a directory and its contents, a file, a link, or nothing."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
 
 
-def set_aside(folder: Path) -> Path:
-    """Gives a damaged checkpoint's folder, or what has its name, one that is no checkpoint's.
+def set_aside(step_dir: Path) -> Path:
+    """Renames a damaged checkpoint, or whatever has its name, so that it is not taken for one.
 
     Returns:
       the new path.
     """
-    aside = folder.with_name(folder.name + _DAMAGED)
+    aside = step_dir.with_name(step_dir.name + _DAMAGED)
     number = 1
     while os.path.lexists(aside):
         number += 1
-        aside = folder.with_name(f"{folder.name}{_DAMAGED}-{number}")
-    folder.rename(aside)
-    sync(folder.parent)
+        aside = step_dir.with_name(f"{step_dir.name}{_DAMAGED}-{number}")
+    step_dir.rename(aside)
+    sync(step_dir.parent)
     return aside
 
 
 def sync(path: Path) -> None:
-    """Waits until a file's content, or a folder's list of files, is on the disk."""
+    """Waits until a file's content, or a directory's entries, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -106,7 +106,7 @@ def write_synced(path: Path, content: bytes) -> None:
 
 
 def sha256(path: Path) -> str:
-    """The SHA-256 of a file's content, in hexadecimal."""
+    """Returns the SHA-256 of a file's content, in hexadecimal."""
     digest = hashlib.sha256()
     with open(path, "rb", buffering=0) as file:
         while block := file.read(_BLOCK):

@@ -1,4 +1,4 @@
-"""Copies values off the devices, so that training may go on while they are written."""
+"""Copies values to the host, so that training continues while they are written."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from t2tp.checkpoint.slices import Slice
 
 
 def copy_to_host(values: Sequence[tuple[Slice, tf.Tensor]]) -> list[tuple[Slice, tf.Tensor]]:
-    """Copies slices into memory of the host that nobody else writes to.
+    """Copies slices into host memory that nothing else writes to.
 
     Args:
       values: slices and their values (`tf.Tensor`s or `tf.Variable`s), on any device.
 
     Returns:
-      the same slices with their present values, on the CPU.
+      the same slices with their current values, on the CPU.
     """
     with tf.device("CPU:0"):
         return [(each, _copied(value)) for each, value in values]
@@ -24,5 +24,5 @@ def copy_to_host(values: Sequence[tuple[Slice, tf.Tensor]]) -> list[tuple[Slice,
 
 def _copied(value: tf.Tensor | tf.Variable) -> tf.Tensor:
     on_cpu = tf.identity(value)  # From a GPU this is a copy.
-    # From a CPU device it is the variable's own memory, which the next step writes over.
+    # From a CPU device it is the variable's own memory, which the next step overwrites.
     return tf.raw_ops.DeepCopy(x=on_cpu) if "CPU" in value.device else on_cpu

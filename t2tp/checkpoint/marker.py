@@ -1,17 +1,18 @@
-"""The marker of a finished checkpoint: the last file written, and what the others must be."""
+"""The marker of a finished checkpoint: the last file written, with a record of the others."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import stat
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from t2tp.checkpoint import files
 from t2tp.checkpoint.errors import (
+    DamagedCheckpointError,
     NewerFormatError,
-    UnusableCheckpointError,
     as_unusable,
     checkpoint_in,
 )
@@ -24,7 +25,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class FileRecord:
-    """What a file of a checkpoint was when it was written.
+    """Size and hash of a checkpoint's file when it was written.
 
     Attributes:
       size: bytes.
@@ -42,14 +43,14 @@ class FileRecord:
 
 @dataclass(frozen=True)
 class Marker:
-    """What a finished checkpoint says of itself.
+    """The marker: a description of a finished checkpoint.
 
     Attributes:
       step: the training step that was saved.
-      files: the other files of the folder, by name.
+      files: the other files of the directory, by name.
       float16: the names of the tensors that are float16; see `t2tp.checkpoint.writing`.
-      writers: for each process, a word that no other save has.
-      saved_at: when, in seconds since 1970; None if that was not noted yet when it was saved.
+      writers: for each process, an id that is unique to this save.
+      saved_at: when, in seconds since 1970; None if the writing version did not record it.
     """
 
     step: int
@@ -58,48 +59,49 @@ class Marker:
     writers: tuple[str, ...]
     saved_at: float | None
 
-    def write(self, folder: Path) -> None:
-        """Writes the marker, after which the folder needs nothing but its final name."""
+    def write(self, directory: Path) -> None:
+        """Writes the marker; the directory is then complete except for its final name."""
         body = json.dumps({"format": FORMAT, **asdict(self)}, indent=1).encode()
-        files.write_synced(folder / NAME, body + b"\n" + _digest(body) + b"\n")
+        files.write_synced(directory / NAME, body + b"\n" + _digest(body) + b"\n")
 
     @classmethod
-    def read(cls, folder: Path) -> Marker:
-        """Reads the folder's marker and checks the marker itself, not the other files.
+    def read(cls, directory: Path) -> Marker:
+        """Reads the directory's marker and verifies the marker itself, not the other files.
 
         Raises:
-          UnusableCheckpointError: there is no marker, it is damaged or cannot be read.
+          DamagedCheckpointError: the marker is missing or damaged.
+          UnusableCheckpointError: it cannot be read.
           NewerFormatError: it is of a newer format.
         """
-        with as_unusable(checkpoint_in(folder)):
-            content = cls._content(folder)
-        damaged = UnusableCheckpointError(f"{checkpoint_in(folder)} is damaged: its file {NAME}.")
+        with as_unusable(checkpoint_in(directory)):
+            content = cls._content(directory)
+        damaged = DamagedCheckpointError(f"{checkpoint_in(directory)} is damaged: its file {NAME}.")
         body, _, digest = content.removesuffix(b"\n").rpartition(b"\n")
         if digest != _digest(body):
             raise damaged
         try:
-            return cls._of_fields(folder, json.loads(body))
+            return cls._of_fields(directory, json.loads(body))
         except (ValueError, TypeError, LookupError, AttributeError) as error:
             raise damaged from error
 
     @classmethod
-    def _content(cls, folder: Path) -> bytes:
+    def _content(cls, directory: Path) -> bytes:
         try:
-            return (folder / NAME).read_bytes()
+            return (directory / NAME).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
-            what = "it was never finished" if folder.is_dir() else "there is no such folder"
-            raise UnusableCheckpointError(
-                f"{folder} is not a checkpoint: {what} (no file {NAME} in it)."
+            what = "it was never finished" if directory.is_dir() else "there is no such directory"
+            raise DamagedCheckpointError(
+                f"{directory} is not a checkpoint: {what} (no file {NAME} in it)."
             ) from None
 
     @classmethod
-    def _of_fields(cls, folder: Path, fields: dict[str, Any]) -> Marker:
+    def _of_fields(cls, directory: Path, fields: dict[str, Any]) -> Marker:
         version = fields["format"]
         if version > FORMAT:
             raise NewerFormatError(
-                f"{checkpoint_in(folder)} has format {version}; this version of t2tp reads format"
-                f" {FORMAT}: use a version as new as the one that saved it, or move it elsewhere to"
-                " go on from the checkpoint before it."
+                f"{checkpoint_in(directory)} has format {version}; this version of t2tp reads"
+                f" format {FORMAT}: use a version as new as the one that saved it, or move it"
+                " elsewhere to go on from the checkpoint before it."
             )
         if version != FORMAT:
             raise ValueError(f"there is no format {version}")
@@ -111,49 +113,55 @@ class Marker:
             saved_at=fields.get("saved_at"),
         )
 
-    def check_sizes(self, folder: Path) -> None:
-        """Checks that every file is there with its size, and the content of all but the data.
+    def check_sizes(self, directory: Path) -> None:
+        """Checks the size of every file, and the content of all but the data files.
 
-        The index and the metadata are small, and TensorFlow reads an index with a wrong bit in
-        it without noticing, so these are always read.
+        The index and the metadata are small, and TensorFlow does not notice a flipped bit in an
+        index, so these are always read.
 
         Raises:
-          UnusableCheckpointError: a file is missing, not what was written, or cannot be read.
+          DamagedCheckpointError: a file is missing or differs from what was written.
+          UnusableCheckpointError: a file cannot be read.
         """
-        with as_unusable(checkpoint_in(folder)):
+        with as_unusable(checkpoint_in(directory)):
             for name, record in self.files.items():
-                self._check_size(folder, name, record.size)
+                self._check_size(directory, name, record.size)
                 if not name.startswith(f"{VARIABLES}.data-"):
-                    self._check_content(folder, name)
+                    self._check_content(directory, name)
 
-    def check_contents(self, folder: Path) -> None:
-        """Reads every file and compares it with what was written.
+    def check_contents(self, directory: Path) -> None:
+        """Reads every file and compares it with its record.
 
         Raises:
-          UnusableCheckpointError: a file is missing, not what was written, or cannot be read.
+          DamagedCheckpointError: a file is missing or differs from what was written.
+          UnusableCheckpointError: a file cannot be read.
         """
-        self.check_sizes(folder)
-        with as_unusable(checkpoint_in(folder)):
+        self.check_sizes(directory)
+        with as_unusable(checkpoint_in(directory)):
             for name in self.files:
-                self._check_content(folder, name)
+                self._check_content(directory, name)
 
-    def _check_size(self, folder: Path, name: str, written: int) -> None:
-        path = folder / name
-        if not path.is_file():
-            raise UnusableCheckpointError(
-                f"{checkpoint_in(folder)} is damaged: its file {name} is missing."
+    def _check_size(self, directory: Path, name: str, written: int) -> None:
+        try:
+            state = (directory / name).stat()
+        except FileNotFoundError:
+            raise DamagedCheckpointError(
+                f"{checkpoint_in(directory)} is damaged: its file {name} is missing."
+            ) from None
+        if not stat.S_ISREG(state.st_mode):
+            raise DamagedCheckpointError(
+                f"{checkpoint_in(directory)} is damaged: its file {name} is something else."
             )
-        size = path.stat().st_size
-        if size != written:
-            raise UnusableCheckpointError(
-                f"{checkpoint_in(folder)} is damaged: its file {name} has {size} bytes,"
+        if state.st_size != written:
+            raise DamagedCheckpointError(
+                f"{checkpoint_in(directory)} is damaged: its file {name} has {state.st_size} bytes,"
                 f" {written} were written."
             )
 
-    def _check_content(self, folder: Path, name: str) -> None:
-        if files.sha256(folder / name) != self.files[name].sha256:
-            raise UnusableCheckpointError(
-                f"{checkpoint_in(folder)} is damaged: the content of its file {name} is not what"
+    def _check_content(self, directory: Path, name: str) -> None:
+        if files.sha256(directory / name) != self.files[name].sha256:
+            raise DamagedCheckpointError(
+                f"{checkpoint_in(directory)} is damaged: the content of its file {name} is not what"
                 " was written."
             )
 

@@ -1,7 +1,7 @@
-"""What evaluations found out about checkpoints, and which of them is the best.
+"""Evaluation metrics of checkpoints, and which checkpoint is best.
 
-The metrics are in a small file in the checkpoint's folder, so that they come and go with it. They
-are no part of what was saved: evaluations come later, too.
+The metrics are in a small file in the checkpoint's directory, so that they are deleted with it.
+The marker does not cover them, because evaluations may come later.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from pathlib import Path
 
 from absl import logging
 
-from t2tp.nearest import nearest
-from t2tp.whole_file import write_text
+from t2tp.atomic_file import write_text
+from t2tp.suggestions import nearest
 
 METRICS = "metrics.json"
 
 
-def record_metrics(folder: Path, metrics: Mapping[str, float]) -> None:
-    """Writes a checkpoint's metrics into its folder, in the place of earlier ones.
+def record_metrics(directory: Path, metrics: Mapping[str, float]) -> None:
+    """Writes a checkpoint's metrics into its directory, replacing earlier ones.
 
     Raises:
-      OSError: they cannot be written there.
+      OSError: the file cannot be written.
     """
     numbers = {name: float(value) for name, value in metrics.items()}
-    write_text(folder / METRICS, json.dumps(numbers, indent=1) + "\n")
+    write_text(directory / METRICS, json.dumps(numbers, indent=1) + "\n")
 
 
-def read_metrics(folder: Path) -> dict[str, float]:
-    """The metrics of a checkpoint, by name; none if it was not evaluated.
+def read_metrics(directory: Path) -> dict[str, float]:
+    """Returns the metrics of a checkpoint, by name; none if it was not evaluated.
 
-    A file that cannot be read, or holds something else, is as none; it warns.
+    An unreadable or damaged file counts as none, with a warning.
     """
-    path = folder / METRICS
+    path = directory / METRICS
     try:
         metrics = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -54,23 +54,23 @@ def _is_number(value: object) -> bool:
 
 
 @dataclass(frozen=True)
-class Goal:
-    """What makes a checkpoint the best one.
+class BestMetric:
+    """The criterion of the best checkpoint.
 
     Attributes:
       metric: name of a metric.
-      is_least: whether the least value is the best, and not the greatest.
+      is_least: whether the min value is the best, not the max.
     """
 
     metric: str
     is_least: bool
 
     @classmethod
-    def parse(cls, text: str) -> Goal:
+    def parse(cls, text: str) -> BestMetric:
         """Reads `min:METRIC` or `max:METRIC`.
 
         Raises:
-          ValueError: it is neither.
+          ValueError: the text is neither.
         """
         kind, _, metric = text.partition(":")
         if kind not in ("min", "max") or not metric:
@@ -81,10 +81,10 @@ class Goal:
         return cls(metric, kind == "min")
 
     def value_of(self, metrics: Mapping[str, float]) -> float:
-        """The metric's value.
+        """Returns the metric's value.
 
         Raises:
-          LookupError: it is not among the metrics; names the nearest.
+          LookupError: the metric is missing; the error suggests similar names.
         """
         if self.metric not in metrics:
             raise LookupError(
@@ -93,21 +93,21 @@ class Goal:
         return metrics[self.metric]
 
     def is_better(self, value: float, than: float) -> bool:
-        """Whether a value is better than another; NaN never is."""
+        """Whether a value is better than another; False for NaN."""
         return value < than if self.is_least else value > than
 
-    def best(self, folders: Mapping[int, Path]) -> tuple[int, float] | None:
-        """Step and value of the best of some checkpoints; of equals, the oldest.
+    def best(self, directories: Mapping[int, Path]) -> tuple[int, float] | None:
+        """Returns step and value of the best of some checkpoints; of equals, the oldest.
 
         Args:
-          folders: those of the checkpoints, by step.
+          directories: those of the checkpoints, by step.
 
         Returns:
           None if none of them was evaluated.
         """
         found: tuple[int, float] | None = None
-        for step, folder in sorted(folders.items()):
-            value = read_metrics(folder).get(self.metric, math.nan)
+        for step, directory in sorted(directories.items()):
+            value = read_metrics(directory).get(self.metric, math.nan)
             if not math.isnan(value) and (found is None or self.is_better(value, found[1])):
                 found = step, value
         return found

@@ -1,4 +1,4 @@
-"""Reads checkpoints: any slice, whatever the slices it was saved in."""
+"""Reads checkpoints: any slice, however the tensor was sliced when saved."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from absl import logging
 
 from t2tp.checkpoint import files
 from t2tp.checkpoint.errors import (
-    NewerFormatError,
+    DamagedCheckpointError,
     UnusableCheckpointError,
     as_unusable,
     checkpoint_in,
 )
 from t2tp.checkpoint.marker import METADATA, VARIABLES, Marker
 from t2tp.checkpoint.slices import Slice
-from t2tp.nearest import nearest
+from t2tp.suggestions import nearest
 
 
 class Checkpoint:
     """A finished checkpoint.
 
     Attributes:
-      path: its folder.
+      path: its directory.
       step: the training step that was saved.
-      saved_at: when, in seconds since 1970; None if that is not known.
-      metadata: what was saved along with the tensors.
+      saved_at: when, in seconds since 1970; None if unknown.
+      metadata: plain JSON saved with the tensors.
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
-        """Opens a checkpoint; checks the sizes of its files, and the small ones' content.
+        """Opens a checkpoint; checks the sizes of its files, and the content of the small ones.
 
         Raises:
-          UnusableCheckpointError: `path` is no checkpoint, not finished, damaged, or cannot be
-            read.
+          DamagedCheckpointError: `path` is not a checkpoint, is unfinished, or is damaged.
+          UnusableCheckpointError: it cannot be read.
           NewerFormatError: it is of a newer format.
         """
         self.path = Path(path)
@@ -58,34 +58,35 @@ class Checkpoint:
 
     @property
     def save_id(self) -> str:
-        """Tells this checkpoint, and copies of it, from all others, also from those of its step."""
+        """An id shared only by copies of this checkpoint, not by other saves of its step."""
         return "-".join(self._marker.writers)
 
     @property
     def prefix(self) -> str:
-        """What TensorFlow's own functions (`tf.train.load_checkpoint`) call the checkpoint."""
+        """The checkpoint's prefix for TensorFlow's functions (`tf.train.load_checkpoint`)."""
         return str(self.path / VARIABLES)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The global shape of each tensor, by name."""
+        """Returns the global shape of each tensor, by name."""
         return dict(self._shapes)
 
     def dtypes(self) -> dict[str, tf.DType]:
-        """The dtype of each tensor, by name."""
+        """Returns the dtype of each tensor, by name."""
         return dict(self._dtypes)
 
     def read(self, slices: Sequence[Slice]) -> list[tf.Tensor]:
-        """Reads slices of any size and place.
+        """Reads slices of any size and position.
 
-        TensorFlow reads and checks those saved slices, as wholes, that a slice touches.
+        TensorFlow reads and checks every saved slice that overlaps, as a whole.
 
         Returns:
           Their values on the CPU, in the order of `slices`.
 
         Raises:
           LookupError: the checkpoint has no tensor of that name.
-          ValueError: a tensor has another shape or dtype than the slice says.
-          UnusableCheckpointError: what is stored is not what was saved, or cannot be read.
+          ValueError: a slice's shape or dtype is not the tensor's.
+          DamagedCheckpointError: the stored content is not what was saved.
+          UnusableCheckpointError: it cannot be read.
         """
         for each in slices:
             self._check(each)
@@ -93,23 +94,28 @@ class Checkpoint:
             return []
         stored = [tf.float32 if part.dtype == tf.float16 else part.dtype for part in slices]
         with as_unusable(checkpoint_in(self.path)), tf.device("CPU:0"):
-            values = tf.raw_ops.RestoreV2(
-                prefix=self.prefix,
-                tensor_names=[each.name for each in slices],
-                shape_and_slices=[each.spec for each in slices],
-                dtypes=stored,
-            )
+            try:
+                values = tf.raw_ops.RestoreV2(
+                    prefix=self.prefix,
+                    tensor_names=[each.name for each in slices],
+                    shape_and_slices=[each.spec for each in slices],
+                    dtypes=stored,
+                )
+            except (tf.errors.DataLossError, tf.errors.OutOfRangeError, tf.errors.NotFoundError):
+                # A wrong checksum may be a transient read error; the files' SHA-256 decides.
+                self.verify()
+                raise
             return [
                 tf.cast(value, each.dtype) if each.dtype == tf.float16 else value
                 for value, each in zip(values, slices, strict=True)
             ]
 
     def verify(self) -> None:
-        """Reads all files and compares them with what was written.
+        """Reads all files and compares them with the marker's records.
 
         Raises:
-          UnusableCheckpointError: a file is not what was written, or cannot be read; the error
-            names it.
+          DamagedCheckpointError: a file differs from what was written; the error names it.
+          UnusableCheckpointError: a file cannot be read.
         """
         self._marker.check_contents(self.path)
 
@@ -128,21 +134,22 @@ class Checkpoint:
 
 
 def latest(directory: str | PathLike[str], before: int | None = None) -> Checkpoint | None:
-    """Opens the newest finished checkpoint of a directory; None if there is none.
+    """Opens the latest finished checkpoint of a directory; None if there is none.
 
-    One that is unfinished or damaged is skipped with a warning that names it and says why.
+    Unfinished or damaged ones are skipped with a warning that names them and the reason. One that
+    cannot be read is not skipped: it may be intact.
 
     Args:
-      directory: holds the run's checkpoints.
-      before: only those of smaller steps are looked at.
+      directory: of the checkpoints.
+      before: considers only smaller steps.
 
     Raises:
-      NewerFormatError: the newest is of a newer format; those before it are not what is meant.
-      UnusableCheckpointError: the directory cannot be read.
+      NewerFormatError: the latest is of a newer format; older ones are not tried.
+      UnusableCheckpointError: the directory, or the latest, cannot be read.
     """
     directory = Path(directory)
-    unfinished = files.temporary_folders(directory) if before is None else {}
-    for step, path in reversed(files.step_folders(directory).items()):
+    unfinished = files.temporary_directories(directory) if before is None else {}
+    for step, path in reversed(files.step_directories(directory).items()):
         found = _open_or_warn(path) if before is None or step < before else None
         if found is not None:
             break
@@ -154,42 +161,42 @@ def latest(directory: str | PathLike[str], before: int | None = None) -> Checkpo
     return found
 
 
-class Finished(NamedTuple):
-    """Where a finished checkpoint is, and the training step that was saved."""
+class FinishedCheckpoint(NamedTuple):
+    """Path and training step of a finished checkpoint."""
 
     path: Path
     step: int
 
 
-def last_finished(directory: str | PathLike[str]) -> Finished | None:
-    """Finds the newest finished checkpoint of a directory; None if there is none.
+def last_finished(directory: str | PathLike[str]) -> FinishedCheckpoint | None:
+    """Finds the latest finished checkpoint of a directory; None if there is none.
 
-    It is the one that `latest` opens, found without TensorFlow, and without a warning; also if it
-    is of a newer format.
+    It is the one that `latest` opens, but found without TensorFlow and without warnings, and also
+    if it is of a newer format or cannot be read.
     """
-    for step, path in reversed(files.step_folders(Path(directory)).items()):
+    for step, path in reversed(files.step_directories(Path(directory)).items()):
         try:
             marker = Marker.read(path)
             marker.check_sizes(path)
-        except NewerFormatError:
-            return Finished(path, step)
-        except UnusableCheckpointError:
+        except DamagedCheckpointError:
             continue
+        except UnusableCheckpointError:
+            return FinishedCheckpoint(path, step)
         if marker.step == step:
-            return Finished(path, step)
+            return FinishedCheckpoint(path, step)
     return None
 
 
 def all_steps(directory: str | PathLike[str]) -> list[int]:
-    """The steps of a directory's finished checkpoints, ascending.
+    """Returns the steps of a directory's finished checkpoints, ascending.
 
-    It warns of those that are damaged or of a newer format, and leaves them out.
+    Checkpoints that are damaged, of a newer format, or unreadable are skipped with a warning.
     """
     steps = []
-    for path in files.step_folders(Path(directory)).values():
+    for path in files.step_directories(Path(directory)).values():
         try:
             found = _open_or_warn(path)
-        except NewerFormatError as error:
+        except UnusableCheckpointError as error:
             logging.warning("Skipping a checkpoint: %s", error)
             continue
         if found is not None:
@@ -200,13 +207,11 @@ def all_steps(directory: str | PathLike[str]) -> list[int]:
 def _open_or_warn(path: Path) -> Checkpoint | None:
     try:
         checkpoint = Checkpoint(path)
-    except NewerFormatError:
-        raise
-    except UnusableCheckpointError as error:
-        if os.path.lexists(path):  # It may just have been deleted as one too many.
+    except DamagedCheckpointError as error:
+        if os.path.lexists(path):  # Retention may have deleted it meanwhile.
             logging.warning("Skipping a checkpoint: %s", error)
         return None
-    if files.step_folder(path.parent, checkpoint.step) != path:
+    if files.step_directory(path.parent, checkpoint.step) != path:
         logging.warning("Skipping %s: it holds step %d, not its name's.", path, checkpoint.step)
         return None
     return checkpoint

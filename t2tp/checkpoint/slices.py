@@ -1,4 +1,4 @@
-"""What part of which tensor: the unit in which checkpoints are written and read."""
+"""Slices of tensors: the unit in which checkpoints are written and read."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import tensorflow as tf
 
 @dataclass(frozen=True)
 class Slice:
-    """A box cut out of a named tensor.
+    """A rectangular slice of a named tensor.
 
     Attributes:
       name: the tensor's full name.
       shape: the tensor's global shape; () for a scalar.
-      begin: global index at which the slice begins, one number a dimension.
-      size: how many elements the slice has along each dimension.
+      begin: global index at which the slice begins, per dimension.
+      size: number of elements per dimension.
       dtype: the tensor's dtype.
     """
 
@@ -47,22 +47,22 @@ class Slice:
 
     @classmethod
     def whole(cls, name: str, shape: Iterable[int], dtype: tf.DType) -> Slice:
-        """The slice that is all of the tensor."""
+        """Returns the slice that is the full tensor."""
         shape = tuple(shape)
         return cls(name, shape, (0,) * len(shape), shape, dtype)
 
     def with_dtype(self, dtype: tf.DType) -> Slice:
-        """The same place in a tensor of another dtype."""
+        """Returns the same slice of a tensor of another dtype."""
         return replace(self, dtype=dtype)
 
     @property
     def is_whole(self) -> bool:
-        """Whether the slice is all of the tensor."""
+        """Whether the slice is the full tensor."""
         return self.size == self.shape and not any(self.begin)
 
     @property
     def spec(self) -> str:
-        """The slice as TensorFlow's `shape_and_slices` has it: "8192 256 0,2048:0,256"."""
+        """The slice in TensorFlow's `shape_and_slices` syntax: "8192 256 0,2048:0,256"."""
         if self.is_whole:
             return ""
         shape = " ".join(str(dim) for dim in self.shape)
@@ -73,7 +73,7 @@ class Slice:
 def check_tiling(slices: Iterable[Slice]) -> None:
     """Checks that every tensor's slices cover each of its elements exactly once.
 
-    TensorFlow writes overlapping and missing slices without a word and fails when they are read.
+    TensorFlow writes overlapping and missing slices silently and fails only when reading them.
 
     Raises:
       ValueError: some elements are in no slice or in several, or two slices of one tensor
@@ -90,7 +90,7 @@ def check_tiling(slices: Iterable[Slice]) -> None:
 
 
 def _check_tiling_of_one(parts: list[Slice]) -> None:
-    """Counts on the coarsest grid that has all borders of slices among its lines."""
+    """Counts coverage on the coarsest grid that includes all borders of slices."""
     name, shape = parts[0].name, parts[0].shape
     if 0 in shape:
         if len(parts) > 1:

@@ -1,12 +1,12 @@
-"""Saves a checkpoint: every process its own slices, and nothing unfinished under a final name.
+"""Saves checkpoints: every process writes its slices, and a final name is always complete.
 
 The files are written into `step-00000300.tmp`; when all of them are on the disk, the `FINISHED`
-marker is written, and only then the folder is renamed to `step-00000300`. A crash before the
-renaming leaves a `.tmp` folder, which nobody takes for a checkpoint and the next save of the step
-or `t2tp.checkpoint.keep` deletes.
+marker is written, and only then the directory is renamed to `step-00000300`. A crash before that
+leaves a `.tmp` directory, which is never taken for a checkpoint and is deleted by the next save of
+the step or by `retention`.
 
 TensorFlow saves slices of float16 tensors but cannot restore them ("Dtype half not supported"),
-so these are stored as float32, which holds every float16 value exactly; the marker remembers which.
+so they are stored as float32, which represents every float16 value exactly; the marker lists them.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ import tensorflow as tf
 from absl import logging
 
 from t2tp.checkpoint import files
-from t2tp.checkpoint.errors import NewerFormatError, UnusableCheckpointError, reason
+from t2tp.checkpoint.errors import DamagedCheckpointError, UnusableCheckpointError, reason
 from t2tp.checkpoint.marker import METADATA, VARIABLES, FileRecord, Marker
 from t2tp.checkpoint.metrics import record_metrics
 from t2tp.checkpoint.slices import Slice, check_tiling
 
-# The dtypes whose slices TensorFlow restores, and float16, which we store as float32.
+# The dtypes whose slices TensorFlow restores, and float16, which is stored as float32.
 _DTYPES = (
     *(tf.bfloat16, tf.float16, tf.float32, tf.float64, tf.complex64),
     *(tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8, tf.bool),
@@ -50,28 +50,28 @@ def save(
 ) -> Path:
     """Saves the checkpoint of a step as `<directory>/step-<step>`.
 
-    With several processes each calls this at the same step with the slices it owns, on a file
-    system that all of them see. A failure in one of them is an error in all of them.
+    With several processes, each calls this at the same step with its slices, on a shared file
+    system. A failure in one of them is an error in all of them.
 
     Args:
-      directory: holds the run's checkpoints; made if it is not there.
+      directory: of the checkpoints; created if missing.
       step: the training step, at least 0.
       values: slices and their values (`tf.Tensor`s or `tf.Variable`s of the slice's size and
         dtype). Over all processes, the slices of a tensor cover each element exactly once.
-      metadata: what else belongs to the checkpoint, as plain JSON; that of process 0 counts.
-      metrics: what an evaluation of the step has found, see `record_metrics`.
-      process_id: which of the processes this is.
-      num_processes: how many processes save together.
+      metadata: saved with the values, as plain JSON; that of process 0 counts.
+      metrics: of an evaluation of the step, see `record_metrics`.
+      process_id: the id of this process.
+      num_processes: number of processes that save together.
       barrier: called with a name; returns when all processes have called it with that name.
-        The names of a step come again if the step is saved again.
+        Names are reused if the step is saved again.
 
     Returns:
-      The folder of the finished checkpoint.
+      The directory of the finished checkpoint.
 
     Raises:
-      ValueError: the arguments do not fit together, or the step is already saved there.
-      OSError: the checkpoint could not be written, or there is one of a newer format in its place;
-        earlier ones are as they were.
+      ValueError: the arguments contradict, or the step is already saved there.
+      OSError: the checkpoint could not be written, or one of a newer format or an unreadable one
+        has its name; earlier ones are unaffected.
     """
     if num_processes > 1 and barrier is None:
         raise ValueError(f"{num_processes} processes that save together need a barrier.")
@@ -90,14 +90,14 @@ def save(
                 phase()
             except Exception as error:
                 failure = error
-        # A process that failed meets the others all the same, or they would wait for ever.
+        # A failed process must reach the barriers too, or the others would wait forever.
         if barrier is not None:
             barrier(f"checkpoint-{step}-{name}")
     if failure is not None:
         saving.clean_up()
         raise saving.explained(failure) from failure
     saving.check_finished()
-    return saving.folder
+    return saving.final
 
 
 def save_in_parts(
@@ -106,20 +106,19 @@ def save_in_parts(
     parts: Iterable[Sequence[tuple[Slice, tf.Tensor]]],
     metadata: dict,
 ) -> Path:
-    """Saves like `save`, in one process, with no more in memory than a part at a time.
+    """Saves like `save`, in one process, with only one part in memory at a time.
 
     Args:
-      directory: holds the checkpoints; made if it is not there.
+      directory: of the checkpoints; created if missing.
       step: the training step, at least 0.
-      parts: slices and their values, which are asked for as they are written; each part becomes a
-        file.
-      metadata: as of `save`.
+      parts: slices and their values, computed lazily; each part becomes a file.
+      metadata: as for `save`.
 
     Returns:
-      The folder of the finished checkpoint.
+      The directory of the finished checkpoint.
 
     Raises:
-      ValueError, OSError: as of `save`.
+      ValueError, OSError: as for `save`.
     """
     saving = _Saving(Path(directory), step, 0, 1, uuid.uuid4().hex)
     try:
@@ -132,12 +131,12 @@ def save_in_parts(
     except Exception as error:
         saving.clean_up()
         raise saving.explained(error) from error
-    return saving.folder
+    return saving.final
 
 
 @dataclass(frozen=True)
 class _Saving:
-    """One process's part in saving one checkpoint; `word` is this process's, of this save."""
+    """One process's work on saving one checkpoint; `word` identifies process and save."""
 
     directory: Path
     step: int
@@ -146,15 +145,15 @@ class _Saving:
     word: str
 
     @property
-    def folder(self) -> Path:
-        return files.step_folder(self.directory, self.step)
+    def final(self) -> Path:
+        return files.step_directory(self.directory, self.step)
 
     @property
     def temporary(self) -> Path:
-        return files.temporary_folder(self.directory, self.step)
+        return files.temporary_directory(self.directory, self.step)
 
     def begin(self, values: Sequence[tuple[Slice, tf.Tensor]], metadata: dict) -> None:
-        """Checks what was given; process 0 makes the empty temporary folder."""
+        """Checks the arguments; process 0 creates the empty temporary directory."""
         _check_place(self.directory, self.step)
         _check_values(values)
         if self.process_id != 0:
@@ -162,7 +161,7 @@ class _Saving:
         _check_metadata(metadata)
         if self._is_saved():
             raise ValueError(
-                f"Step {self.step} is already saved as {self.folder}; a finished checkpoint is"
+                f"Step {self.step} is already saved as {self.final}; a finished checkpoint is"
                 " not overwritten. Delete it first, or save in another directory."
             )
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -170,7 +169,7 @@ class _Saving:
         self.temporary.mkdir()
 
     def write(self, values: Sequence[tuple[Slice, tf.Tensor]]) -> None:
-        """Writes this process's data file, and last a note of what is in it."""
+        """Writes this process's data file, and then a note of its contents."""
         if not self.temporary.is_dir():
             raise OSError("process 0 did not begin the checkpoint, see its error")
         note: dict = {"word": self.word, "slices": [_encoded(each) for each, _ in values]}
@@ -190,7 +189,7 @@ class _Saving:
         files.write_synced(_note(self.temporary, self.process_id), json.dumps(note).encode())
 
     def finish(self, metadata: dict, metrics: Mapping[str, float]) -> None:
-        """Process 0 joins the parts, writes the marker and gives the folder its final name."""
+        """Merges the data files, writes the marker and renames the directory, in process 0."""
         if self.process_id != 0:
             return
         notes = [self._read_note(process_id) for process_id in range(self.num_processes)]
@@ -210,18 +209,18 @@ class _Saving:
             record_metrics(self.temporary, metrics)
         Marker(self.step, records, tuple(float16), words, time.time()).write(self.temporary)
         files.sync(self.temporary)
-        if os.path.lexists(self.folder):
-            aside = files.set_aside(self.folder)
+        if os.path.lexists(self.final):
+            aside = files.set_aside(self.final)
             logging.warning(
                 "%s is not a checkpoint of step %d, or is damaged: it is kept as %s, and the step"
                 " is saved anew.",
-                *(self.folder, self.step, aside),
+                *(self.final, self.step, aside),
             )
-        self.temporary.rename(self.folder)
+        self.temporary.rename(self.final)
         files.sync(self.directory)
 
     def _merge(self, notes: list[dict]) -> dict[str, FileRecord]:
-        """Joins the parts under one index; renames data files, does not copy them."""
+        """Merges the data files under one index; renames them without copying."""
         parts = [number for number, note in enumerate(notes) if "data" in note]
         with tf.device("CPU:0"):
             tf.raw_ops.MergeV2Checkpoints(
@@ -244,31 +243,31 @@ class _Saving:
 
     def _is_saved(self) -> bool:
         try:
-            marker = Marker.read(self.folder)
-            marker.check_sizes(self.folder)
-        except NewerFormatError:
-            raise
-        except UnusableCheckpointError:
+            marker = Marker.read(self.final)
+            marker.check_sizes(self.final)
+        except DamagedCheckpointError:
             return False
-        return marker.step == self.step  # A folder may have been given another one's name.
+        return marker.step == self.step  # The directory may be another step's, renamed.
 
     def check_finished(self) -> None:
-        """Makes sure that the finished checkpoint has this process's part in it."""
+        """Checks that the finished checkpoint includes this process's data file."""
         try:
-            words = Marker.read(self.folder).writers
-        except UnusableCheckpointError:
+            words = Marker.read(self.final).writers
+        except DamagedCheckpointError:
             words = ()
+        except UnusableCheckpointError as error:
+            raise self.explained(error) from error
         if self.word not in words:
             unfinished = OSError("process 0 did not finish the checkpoint, see its error")
             raise self.explained(unfinished) from None
 
     def clean_up(self) -> None:
-        """Deletes what a failed save left; if that fails too, it is under a temporary name."""
+        """Deletes the leftovers of a failed save; if that fails too, their name is temporary."""
         if self.process_id == 0:
             shutil.rmtree(self.temporary, ignore_errors=True)
 
     def explained(self, failure: Exception) -> Exception:
-        """The failure as an error for the user: one sentence, if the file system is to blame."""
+        """Returns the failure as an error for the user: one sentence, if the file system failed."""
         if isinstance(failure, tf.errors.OpError):
             why = reason(failure)
         elif isinstance(failure, OSError):
@@ -284,7 +283,7 @@ class _Saving:
 def _check_place(directory: Path, step: int) -> None:
     if step < 0:
         raise ValueError(f"The step of a checkpoint is at least 0, not {step}.")
-    if ":/" in str(directory):  # Path made one slash of two.
+    if ":/" in str(directory):  # Path has merged two slashes into one.
         raise ValueError(
             f"Checkpoints are written to a mounted file system, not to the address {directory}."
         )
@@ -324,8 +323,8 @@ def _part(process_id: int) -> str:
     return f"part-{process_id:05d}"
 
 
-def _note(folder: Path, process_id: int) -> Path:
-    return folder / f"{_part(process_id)}.json"
+def _note(step_dir: Path, process_id: int) -> Path:
+    return step_dir / f"{_part(process_id)}.json"
 
 
 def _encoded(part: Slice) -> list:

@@ -8,130 +8,149 @@ sequence could become better than the best of these, or than the worst if all ar
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from t2tp import mtf
-from t2tp.decoding.candidates import candidates
+from t2tp.decoding.candidates import Candidates, candidates
 from t2tp.decoding.options import DecodeOptions
-from t2tp.decoding.rows import Rows, most_steps
-from t2tp.mesh.program import Mesh
+from t2tp.decoding.prompt_batch import PromptBatch, max_loop_steps
+from t2tp.decoding.token_loop import token_loop
 from t2tp.models.autoregressive import AutoregressiveModel, State
+from t2tp.program.program import Mesh
 
-_NONE = -math.inf  # the score of a place of the beam that is empty
+_NONE = -math.inf  # the score of an empty entry of the beam
+
+
+class _Beams(NamedTuple):
+    """The sequences of each row: tensors of the graph, or a processor's slices of them.
+
+    Attributes:
+      alive: int32 [batch, beam, written], the tokens of unfinished sequences, the most probable
+        first.
+      log_probs: float32 [batch, beam], of these; -infinity: there is no sequence.
+      finished: int32 [batch, beam, written], the tokens of finished sequences without EOS, the best
+        first.
+      finished_log_probs: float32 [batch, beam], of these and EOS.
+      scores: float32 [batch, beam], these divided by the length penalty; -infinity: there is no
+        sequence.
+      sizes: int32 [batch, beam], the numbers of finished sequences' tokens.
+      done: int32 [batch], 1: nothing changes in this row any more.
+    """
+
+    alive: Any
+    log_probs: Any
+    finished: Any
+    finished_log_probs: Any
+    scores: Any
+    sizes: Any
+    done: Any
 
 
 def search(
-    model: AutoregressiveModel, mesh: Mesh, rows: Rows, state: State, options: DecodeOptions
+    model: AutoregressiveModel, mesh: Mesh, rows: PromptBatch, state: State, options: DecodeOptions
 ) -> dict[str, mtf.Tensor]:
     """Finds the best sequences.
 
     Args:
-      model: predicts the symbols.
+      model: predicts the tokens.
       mesh: the program's mesh.
       rows: where the rows begin, and how far they may go.
       state: of `model.begin`.
-      options: width, length penalty, end.
+      options: width, length penalty, EOS.
 
     Returns:
-      `symbols`, int32 [batch, beam, written], those after the prefix, without the end, then zeros,
+      `symbols`, int32 [batch, beam, written], the tokens after the prefix, without EOS, then zeros,
       the best sequences first; `sizes`, int32 [batch, beam], how many; `log_probs`, float32 [batch,
-      beam], of symbols and end; `scores`, these divided by the length penalty, -infinity where the
-      beam has no sequence; `ended`, int32 [batch, beam], 1 if the sequence has an end (a row has
+      beam], of tokens and EOS; `scores`, these divided by the length penalty, -infinity where the
+      beam has no sequence; `ended`, int32 [batch, beam], 1 if the sequence has an EOS (a row has
       sequences without one only if none has ended); `steps`, an int32 scalar.
     """
     batch, beam = rows.batch, mtf.Dimension("beam", options.width)
-    beams = _Beams(options, rows.length.size)
-    shapes, dtypes = beams.variables(batch, beam, rows.written)
-    loop = _Loop(model, mesh, rows, options, beams, tuple(state), shapes, dtypes)
+    ranking = _Ranking(options, rows.length.size)
+
+    def body(step: mtf.Tensor, now: _Beams, before: State) -> tuple[_Beams, State]:
+        positions = mtf.minimum(rows.positions + step, rows.length.size - 1)
+        last = _last_tokens(step, now.alive, rows, beam)
+        logits, after = model.step(mesh, last, mtf.broadcast(positions, last.shape), before)
+        may_end = mtf.greater_equal(mtf.broadcast(step, [batch]), options.min_length)
+        # Each sequence has one continuation by EOS, so that of twice as many as the beam is wide at
+        # least the beam's width go on.
+        found = candidates(
+            logits,
+            now.log_probs,
+            may_end,
+            model.vocab_sizes["targets"],
+            options.eos_id,
+            2 * beam.size,
+        )
+        *advanced, parents = mtf.slicewise(
+            lambda step, limits, *tensors: ranking.advance(
+                step, limits, Candidates(*tensors[:3]), _Beams(*tensors[3:])
+            ),
+            [step, rows.limits, *found, *now],
+            [*(x.shape for x in now), last.shape],
+            [*(x.dtype for x in now), tf.int32],
+            splittable_dims=[batch],
+        )
+        # An unfinished sequence continues another one of the last step, and so does its cache. What
+        # the model did not change is the same for all sequences of a row.
+        kept = {
+            name: after[name]
+            if after[name] is before[name] or beam not in after[name].shape.dims
+            else _of_parents(after[name], parents, batch, beam)
+            for name in before
+        }
+        return _Beams(*advanced), kept
+
     state = {
         name: _for_each(tensor, batch, beam) if batch in tensor.shape.dims else tensor
         for name, tensor in state.items()
     }
-    start = beams.start(mesh, rows, shapes)
-    zero = mtf.zeros(mesh, mtf.Shape([]), tf.int32)
-    results = mtf.while_loop(
-        lambda step, *values: mtf.equal(values[len(shapes) - 1], 0),
-        loop.body,
-        [zero, *start, *state.values()],
+    steps, last = token_loop(
+        mesh, _start(rows, beam), state, lambda now: mtf.equal(now.done, 0), body
     )
-    steps, own = results[0], results[1 : 1 + len(shapes)]
     outputs = mtf.slicewise(
-        beams.result,
-        [rows.limits, *own],
-        [shapes[0], *[shapes[1]] * 4],
+        lambda limits, *beams: ranking.result(limits, _Beams(*beams)),
+        [rows.limits, *last],
+        [last.finished.shape, *[last.scores.shape] * 4],
         [tf.int32, tf.int32, tf.float32, tf.float32, tf.int32],
         splittable_dims=[batch],
     )
     names = ["symbols", "sizes", "log_probs", "scores", "ended"]
-    return {**dict(zip(names, outputs, strict=True)), "steps": most_steps(steps, batch)}
+    return {**dict(zip(names, outputs, strict=True)), "steps": max_loop_steps(steps, batch)}
 
 
-@dataclass(frozen=True)
-class _Loop:
-    """The loop over positions.
+def _start(rows: PromptBatch, beam: mtf.Dimension) -> _Beams:
+    """One empty sequence in each row, and nothing finished; a row without any room is done.
 
-    Attributes:
-      beams: what is done to the sequences.
-      names: of the model's state.
-      shapes: of the variables of `beams`.
-      dtypes: likewise.
+    With one sequence instead of `beam` equal ones, the first candidates are different tokens.
     """
-
-    model: AutoregressiveModel
-    mesh: Mesh
-    rows: Rows
-    options: DecodeOptions
-    beams: _Beams
-    names: tuple[str, ...]
-    shapes: list[mtf.Shape]
-    dtypes: list[tf.DType]
-
-    def body(self, step: mtf.Tensor, *values: mtf.Tensor) -> list[mtf.Tensor]:
-        """Makes all sequences one symbol longer; the loop's next values."""
-        rows, one_each = self.rows, self.shapes[1]
-        batch, beam = one_each.dims
-        own = values[: len(self.shapes)]
-        before = dict(zip(self.names, values[len(own) :], strict=True))
-        alive, log_probs = own[:2]
-        positions = mtf.minimum(rows.positions + step, rows.length.size - 1)
-        last = _last_symbols(step, alive, rows, beam)
-        logits, after = self.model.step(self.mesh, last, mtf.broadcast(positions, one_each), before)
-        may_end = mtf.greater_equal(mtf.broadcast(step, [batch]), self.options.min_length)
-        found = candidates(
-            logits,
-            log_probs,
-            may_end,
-            self.model.vocab_sizes["targets"],
-            self.options.eos_id,
-            2 * beam.size,
-        )
-        *advanced, parents = mtf.slicewise(
-            self.beams.advance,
-            [step, rows.limits, *found, *own],
-            [*self.shapes, one_each],
-            [*self.dtypes, tf.int32],
-            splittable_dims=[batch],
-        )
-        # What the model did not change is the same for all sequences of a row.
-        kept = [
-            after[name]
-            if after[name] is before[name] or beam not in after[name].shape.dims
-            else _of_parents(after[name], parents, batch, beam)
-            for name in self.names
-        ]
-        return [step + 1, *advanced, *kept]
+    mesh, one_each = rows.mesh, mtf.Shape([rows.batch, beam])
+    first = mtf.constant(mesh, [0.0] + [_NONE] * (beam.size - 1), [beam])
+    nothing = mtf.zeros(mesh, one_each + rows.written, tf.int32)
+    no_scores = mtf.constant(mesh, _NONE, one_each, tf.float32)
+    no_sizes = mtf.zeros(mesh, one_each, tf.int32)
+    return _Beams(
+        alive=nothing,
+        log_probs=mtf.broadcast(first, one_each),
+        finished=nothing,
+        finished_log_probs=no_scores,
+        scores=no_scores,
+        sizes=no_sizes,
+        done=mtf.cast(mtf.less_equal(rows.limits, 0), tf.int32),
+    )
 
 
-def _last_symbols(
-    step: mtf.Tensor, alive: mtf.Tensor, rows: Rows, beam: mtf.Dimension
+def _last_tokens(
+    step: mtf.Tensor, alive: mtf.Tensor, rows: PromptBatch, beam: mtf.Dimension
 ) -> mtf.Tensor:
-    """The last symbol of each sequence [batch, beam], at first that of the row's prefix."""
+    """The last token of each sequence [batch, beam], at first that of the row's prefix."""
 
     def last(step: tf.Tensor, alive: tf.Tensor, previous: tf.Tensor) -> tf.Tensor:
-        symbols = tf.gather(alive, tf.maximum(step - 1, 0), axis=2)
-        return tf.where(step > 0, symbols, previous[:, None])
+        tokens = tf.gather(alive, tf.maximum(step - 1, 0), axis=2)
+        return tf.where(step > 0, tokens, previous[:, None])
 
     shape = mtf.Shape([rows.batch, beam])
     inputs = [step, alive, rows.previous]
@@ -162,120 +181,84 @@ def _of_parents(
     return mtf.slicewise(pick, [tensor, parents], tensor.shape, tensor.dtype, splittable)
 
 
-class _Beams:
-    """The unfinished and finished sequences of each row, on a processor's slices of them.
-
-    The loop's variables are: alive [batch, beam, written] (symbols of the unfinished sequences),
-    log_probs [batch, beam] (-infinity: no sequence), finished [batch, beam, written], their
-    log-probabilities, scores and sizes [batch, beam], done [batch] (1: the row is finished with).
-    """
+class _Ranking:
+    """Which sequences stay in the beams, on a processor's slices of them."""
 
     def __init__(self, options: DecodeOptions, length: int) -> None:
         self._beam_size = options.width
         self._alpha = options.alpha
         self._eos_id = options.eos_id
         self._length = length
-        # Of a row whose best sequence alone is wanted only that one has to be certain.
-        self._least_wanted = tf.reduce_min if options.return_beams else tf.reduce_max
-
-    def variables(
-        self, batch: mtf.Dimension, beam: mtf.Dimension, written: mtf.Dimension
-    ) -> tuple[list[mtf.Shape], list[tf.DType]]:
-        """Shapes and dtypes of the loop's variables."""
-        sequences, one_each = mtf.Shape([batch, beam, written]), mtf.Shape([batch, beam])
-        shapes = [sequences, one_each, sequences, one_each, one_each, one_each, mtf.Shape([batch])]
-        dtypes = [tf.int32, tf.float32, tf.int32, tf.float32, tf.float32, tf.int32, tf.int32]
-        return shapes, dtypes
-
-    def start(self, mesh: Mesh, rows: Rows, shapes: list[mtf.Shape]) -> list[mtf.Tensor]:
-        """The loop's first values: one sequence a row, nothing finished."""
-        sequences, one_each = shapes[:2]
-        first = mtf.constant(mesh, [0.0] + [_NONE] * (self._beam_size - 1), one_each.dims[1:])
-        nothing = mtf.zeros(mesh, sequences, tf.int32)
-        no_scores = mtf.constant(mesh, _NONE, one_each, tf.float32)
-        no_sizes = mtf.zeros(mesh, one_each, tf.int32)
-        done = mtf.cast(mtf.less_equal(rows.limits, 0), tf.int32)
-        log_probs = mtf.broadcast(first, one_each)
-        return [nothing, log_probs, nothing, no_scores, no_scores, no_sizes, done]
-
-    def penalty(self, size: tf.Tensor) -> tf.Tensor:
-        """What the log-probability of a sequence of `size` symbols and ends is divided by."""
-        return ((5.0 + tf.cast(size, tf.float32)) / 6.0) ** self._alpha
+        # Where only the best sequence is wanted, only that one has to be certain.
+        self._score_to_beat = tf.reduce_min if options.return_beams else tf.reduce_max
 
     def advance(
-        self,
-        step: tf.Tensor,
-        limits: tf.Tensor,
-        sums: tf.Tensor,
-        parents: tf.Tensor,
-        symbols: tf.Tensor,
-        alive: tf.Tensor,
-        log_probs: tf.Tensor,
-        finished: tf.Tensor,
-        finished_log_probs: tf.Tensor,
-        scores: tf.Tensor,
-        sizes: tf.Tensor,
-        done: tf.Tensor,
+        self, step: tf.Tensor, limits: tf.Tensor, found: Candidates, now: _Beams
     ) -> tuple[tf.Tensor, ...]:
         """Sorts the candidates into unfinished and finished sequences.
 
         Returns:
-          the loop's next values, and the place in the beam of what each unfinished one continues.
+          the fields of the next `_Beams`, and which entry of the beam each unfinished sequence
+          continues, int32 [batch, beam].
         """
-        is_done = tf.not_equal(done, 0)
-        ends = tf.equal(symbols, self._eos_id)
+        ends = tf.equal(found.tokens, self._eos_id)
+        log_probs, alive, parents = self._go_on(step, found, now, ends)
+        after = self._finish(step, found, now, ends)._replace(log_probs=log_probs, alive=alive)
+        # A log-probability only falls, and the penalty (alpha is at least 0) is largest at the
+        # limit: no unfinished sequence can end with a better score than this.
+        best_possible = log_probs[:, 0] / self._penalty(limits)
+        is_settled = self._score_to_beat(after.scores, -1) >= best_possible
+        # A row that is done stays as it is: how long the loop goes on depends on the other rows
+        # that this processor has, and what a row gives must not.
+        is_done = tf.not_equal(now.done, 0)
+        kept = [
+            tf.where(tf.reshape(is_done, [-1] + [1] * (new.shape.rank - 1)), old, new)
+            for old, new in zip(now[:-1], after[:-1], strict=True)
+        ]
+        done = is_done | is_settled | (step + 1 >= limits)
+        return (*kept, tf.cast(done, tf.int32), parents)
 
-        ended_sums = tf.where(ends, sums, _NONE)
-        all_scores = tf.concat([scores, ended_sums / self.penalty(step + 1)], -1)
-        new_scores, places = tf.math.top_k(all_scores, self._beam_size)
-        all_finished = tf.concat([finished, tf.gather(alive, parents, batch_dims=1)], 1)
-        new_finished = tf.gather(all_finished, places, batch_dims=1)
-        all_log_probs = tf.concat([finished_log_probs, ended_sums], -1)
-        new_finished_log_probs = tf.gather(all_log_probs, places, batch_dims=1)
-        all_sizes = tf.concat([sizes, tf.fill(parents.shape, step)], -1)
-        new_sizes = tf.gather(all_sizes, places, batch_dims=1)
+    def _finish(self, step: tf.Tensor, found: Candidates, now: _Beams, ends: tf.Tensor) -> _Beams:
+        """The best of the finished sequences and of the candidates that end here."""
+        ended = tf.where(ends, found.log_probs, _NONE)
+        all_scores = tf.concat([now.scores, ended / self._penalty(step + 1)], -1)
+        scores, chosen = tf.math.top_k(all_scores, self._beam_size)
 
-        new_log_probs, places = tf.math.top_k(tf.where(ends, _NONE, sums), self._beam_size)
-        parents = tf.gather(parents, places, batch_dims=1)
-        written = tf.gather(symbols, places, batch_dims=1)
-        is_here = tf.equal(tf.range(self._length), step)
-        going_on = tf.gather(alive, parents, batch_dims=1)
-        new_alive = tf.where(is_here, written[..., None], going_on)
+        def best(finished: tf.Tensor, ending: tf.Tensor) -> tf.Tensor:
+            return tf.gather(tf.concat([finished, ending], 1), chosen, batch_dims=1)
 
-        best_possible = new_log_probs[:, 0] / self.penalty(limits)
-        is_settled = self._least_wanted(new_scores, -1) >= best_possible
-        new_done = is_done | is_settled | (step + 1 >= limits)
-        one, all_ = is_done[:, None], is_done[:, None, None]
-        return (
-            tf.where(all_, alive, new_alive),
-            tf.where(one, log_probs, new_log_probs),
-            tf.where(all_, finished, new_finished),
-            tf.where(one, finished_log_probs, new_finished_log_probs),
-            tf.where(one, scores, new_scores),
-            tf.where(one, sizes, new_sizes),
-            tf.cast(new_done, tf.int32),
-            parents,
+        # EOS is not written: what ends here is what its parent has.
+        return now._replace(
+            scores=scores,
+            finished=best(now.finished, tf.gather(now.alive, found.parents, batch_dims=1)),
+            finished_log_probs=best(now.finished_log_probs, ended),
+            sizes=best(now.sizes, tf.fill(found.parents.shape, step)),
         )
 
-    def result(
-        self,
-        limits: tf.Tensor,
-        alive: tf.Tensor,
-        log_probs: tf.Tensor,
-        finished: tf.Tensor,
-        finished_log_probs: tf.Tensor,
-        scores: tf.Tensor,
-        sizes: tf.Tensor,
-        done: tf.Tensor,
+    def _go_on(
+        self, step: tf.Tensor, found: Candidates, now: _Beams, ends: tf.Tensor
     ) -> tuple[tf.Tensor, ...]:
+        """The most probable candidates that do not end: log-probabilities, tokens, parents."""
+        unfinished = tf.where(ends, _NONE, found.log_probs)
+        log_probs, chosen = tf.math.top_k(unfinished, self._beam_size)
+        parents = tf.gather(found.parents, chosen, batch_dims=1)
+        tokens = tf.gather(found.tokens, chosen, batch_dims=1)
+        is_here = tf.equal(tf.range(self._length), step)
+        before = tf.gather(now.alive, parents, batch_dims=1)
+        return log_probs, tf.where(is_here, tokens[..., None], before), parents
+
+    def _penalty(self, size: tf.Tensor) -> tf.Tensor:
+        """The divisor of the log-probability of `size` tokens, EOS included."""
+        return ((5.0 + tf.cast(size, tf.float32)) / 6.0) ** self._alpha
+
+    def result(self, limits: tf.Tensor, last: _Beams) -> tuple[tf.Tensor, ...]:
         """The finished sequences of each row; where there are none, the unfinished ones."""
-        del done
-        has_ended = tf.reduce_any(tf.math.is_finite(scores), -1, keepdims=True)
-        full = tf.maximum(limits, 0)[:, None] + tf.zeros_like(sizes)
+        has_ended = tf.reduce_any(tf.math.is_finite(last.scores), -1, keepdims=True)
+        full = tf.maximum(limits, 0)[:, None] + tf.zeros_like(last.sizes)
         return (
-            tf.where(has_ended[..., None], finished, alive),
-            tf.where(has_ended, sizes, full),
-            tf.where(has_ended, finished_log_probs, log_probs),
-            tf.where(has_ended, scores, log_probs / self.penalty(full)),
-            tf.cast(has_ended & tf.math.is_finite(scores), tf.int32),
+            tf.where(has_ended[..., None], last.finished, last.alive),
+            tf.where(has_ended, last.sizes, full),
+            tf.where(has_ended, last.finished_log_probs, last.log_probs),
+            tf.where(has_ended, last.scores, last.log_probs / self._penalty(full)),
+            tf.cast(has_ended & tf.math.is_finite(last.scores), tf.int32),
         )

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
 
 from t2tp import mtf
-from t2tp.decoding.choice import top_symbols
-from t2tp.decoding.vocab_part import VocabPart, as_floats, as_ids, normalizer
+from t2tp.decoding.sampling import top_tokens
+from t2tp.decoding.vocab_slice import VocabSlice, as_floats, as_ids, normalizer
+from t2tp.lowering.operation import Operation
 
 if TYPE_CHECKING:
-    from t2tp.mesh.lowering import Lowering
+    from t2tp.lowering.lowering import Lowering
+
+
+class Candidates(NamedTuple):
+    """Sequences that may come next, the most probable first: [batch, candidate].
+
+    Attributes:
+      log_probs: float32.
+      parents: int32, the entry of the beam that each continues.
+      tokens: int32, by which.
+    """
+
+    log_probs: Any
+    parents: Any
+    tokens: Any
 
 
 def candidates(
@@ -21,30 +36,26 @@ def candidates(
     vocab_size: int,
     eos_id: int,
     count: int,
-) -> tuple[mtf.Tensor, mtf.Tensor, mtf.Tensor]:
-    """The most probable sequences that are one symbol longer, the most probable first.
+) -> Candidates:
+    """The most probable sequences that are one token longer, the most probable first.
 
     Args:
       logits: float [batch, beam, vocab].
       log_probs: float32 [batch, beam], of the sequences; -infinity where there is none.
       may_end: booleans [batch], whether `eos_id` may be chosen.
-      vocab_size: symbols from here on are never chosen.
-      eos_id: the symbol that ends a row.
+      vocab_size: tokens from here on are never chosen.
+      eos_id: the token that ends a row.
       count: how many.
-
-    Returns:
-      log-probabilities (float32), the place in the beam of the sequence that goes on (int32) and
-      the symbol (int32), each [batch, candidate].
     """
     dim = mtf.Dimension("candidate", count)
     operation = CandidatesOperation(logits, log_probs, may_end, vocab_size, eos_id, dim)
-    sums, parents, symbols = operation.outputs
-    return sums, parents, symbols
+    return Candidates(*operation.outputs)
 
 
-class CandidatesOperation(mtf.Operation):
+class CandidatesOperation(Operation):
     """Inputs logits [batch, beam, vocab], log-probabilities [batch, beam] and may_end [batch];
-    outputs sums, parents and symbols [batch, candidate]."""
+    outputs sums, parents and tokens [batch, candidate].
+    """
 
     def __init__(
         self,
@@ -64,11 +75,11 @@ class CandidatesOperation(mtf.Operation):
         self._outputs = [mtf.Tensor(self, shape, dtype) for dtype in dtypes]
 
     def lower(self, lowering: Lowering) -> None:
-        """Takes of each part as many as are wanted, and of these the best."""
+        """Takes as many candidates from each slice of the vocabulary, and of these the best."""
         logits, log_probs, may_end = self.inputs
-        part = VocabPart(lowering, logits)
+        part = VocabSlice(lowering, logits)
         allowed = part.choosable(self._vocab_size, lowering.slice(may_end)[:, None], self._eos_id)
-        values, ids = top_symbols(part, allowed, self._dim.size)
+        values, ids = top_tokens(part, allowed, self._dim.size)
         count = values.shape[-1]
         gathered = part.gather(tf.concat([values, as_floats(ids), part.normalizer_parts()], -1))
         batch = gathered.shape[0]
@@ -76,7 +87,7 @@ class CandidatesOperation(mtf.Operation):
         base = lowering.slice(log_probs) - log_totals
         sums = gathered[..., :count] + base[..., None, None]  # [batch, beam, parts, count]
         best, places = tf.math.top_k(tf.reshape(sums, [batch, -1]), self._dim.size)
-        symbols = tf.reshape(as_ids(gathered[..., count : 2 * count]), [batch, -1])
+        tokens = tf.reshape(as_ids(gathered[..., count : 2 * count]), [batch, -1])
         lowering.set_slice(self.outputs[0], best)
         lowering.set_slice(self.outputs[1], places // (part.parts * count))
-        lowering.set_slice(self.outputs[2], tf.gather(symbols, places, batch_dims=1))
+        lowering.set_slice(self.outputs[2], tf.gather(tokens, places, batch_dims=1))

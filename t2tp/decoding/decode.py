@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 from t2tp import mtf
 from t2tp.decoding.beam_search import search
-from t2tp.decoding.one_path import follow_one_path
+from t2tp.decoding.greedy_and_sampling import greedy_or_sample
 from t2tp.decoding.options import BEAM, DecodeOptions
-from t2tp.decoding.rows import ROW_FEATURES, Rows
-from t2tp.mesh.program import Mesh
+from t2tp.decoding.prompt_batch import ROW_FEATURES, PromptBatch
 from t2tp.models.autoregressive import AutoregressiveModel
+from t2tp.program.program import Mesh
 
 
 def decode(
@@ -28,10 +28,10 @@ def decode(
       options: how to decode.
 
     Returns:
-      tensors by name; see `one_path.follow_one_path` and `beam_search.search`.
+      tensors by name; see `greedy_and_sampling.greedy_or_sample` and `beam_search.search`.
     """
-    rows = Rows.of(features)
+    rows = PromptBatch.from_features(features)
     read = {name: tensor for name, tensor in features.items() if name not in ROW_FEATURES}
     state = model.begin(mesh, read, rows.length)
-    find = search if options.method == BEAM else follow_one_path
+    find = search if options.method == BEAM else greedy_or_sample
     return find(model, mesh, rows, state, options)

@@ -6,18 +6,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import tensorflow as tf
 from absl import logging
 
-from t2tp import mtf
 from t2tp.decoding.decode import decode
 from t2tp.decoding.options import DecodeOptions
-from t2tp.decoding.rows import row_features, row_keys
+from t2tp.decoding.prompt_batch import (
+    pad,
+    prompt_arrays,
+    row_features,
+    row_keys,
+    sequence_arrays,
+)
 from t2tp.mesh.cluster import Cluster
 from t2tp.mesh.layout import Layout
-from t2tp.mesh.program import Feature, Program
-from t2tp.mesh.variables import Variables
 from t2tp.models.autoregressive import AutoregressiveModel
+from t2tp.program.program import Feature, Program
+from t2tp.program.variables import Variables
 
 # What runs a decoding program: features, which say shapes, and a batch -> outputs, whole arrays.
 Predict = Callable[[Mapping[str, Feature], Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
@@ -28,9 +32,9 @@ class Request:
     """A row to decode.
 
     Attributes:
-      prefix: symbols that it begins with.
-      inputs: symbols that the model reads; None for a model that reads none.
-      limit: most symbols to write, the end among them; by default `DecodeOptions.extra_length`
+      prefix: tokens that it begins with.
+      inputs: tokens that the model reads; None for a model that reads none.
+      limit: most tokens to write, the end among them; by default `DecodeOptions.extra_length`
         more than there are inputs.
     """
 
@@ -44,13 +48,13 @@ class Hypothesis:
     """A sequence that was found.
 
     Attributes:
-      symbols: those after the prefix, without the end.
-      log_prob: natural logarithm of the probability of the symbols and the end, given the prefix.
+      tokens: those after the prefix, without the end.
+      log_prob: natural logarithm of the probability of the tokens and the end, given the prefix.
       score: what sequences are ordered by: of beam search, divided by the length penalty.
       has_ended: whether it has an end; if not it was cut at its limit.
     """
 
-    symbols: list[int]
+    tokens: list[int]
     log_prob: float
     score: float
     has_ended: bool
@@ -99,13 +103,13 @@ class Decoder:
         self._batch_size = -(-options.batch_size // parts) * parts
 
     @classmethod
-    def of_model(
+    def from_model(
         cls,
         model: AutoregressiveModel,
         options: DecodeOptions | None = None,
         *,
         mesh_shape: str = "",
-        layout: str = "",
+        layout: str | Layout = "",
         variables: Variables | None = None,
         cluster: Cluster | None = None,
         seed: int = 0,
@@ -117,13 +121,14 @@ class Decoder:
           model: a model that writes.
           options: how to decode; by default beam search of width 4.
           mesh_shape: such as `data:2;model:4`.
-          layout: such as `batch:data;heads:model`.
+          layout: such as `batch:data;heads:model`, or a `Layout`, which has its own mesh shape.
           variables: those of the model, of another program on the same mesh; by default new ones.
           cluster: the devices; see `Program`.
           seed: of what is drawn, and of new variables.
           xla: see `Program`.
         """
         chosen = options or DecodeOptions()
+        on_mesh = Layout.from_arguments(mesh_shape, layout)
         programs: dict[tuple, Program] = {}
 
         def predict(
@@ -135,8 +140,7 @@ class Decoder:
                 programs[key] = Program(
                     lambda mesh, given: decode(model, mesh, given, chosen),
                     features,
-                    mesh_shape=mesh_shape,
-                    layout=layout,
+                    layout=on_mesh,
                     cluster=made[0].cluster if made else cluster,
                     variables=made[0].variables if made else variables,
                     seed=seed,
@@ -144,8 +148,7 @@ class Decoder:
                 )
             return programs[key](batch)
 
-        laid_out = Layout(mesh_shape, layout)
-        return cls(predict, laid_out, chosen, seed=seed, max_length=model.max_length)
+        return cls(predict, on_mesh, chosen, seed=seed, max_length=model.max_length)
 
     def __call__(self, requests: Sequence[Request]) -> list[list[Hypothesis]]:
         """Decodes rows.
@@ -182,13 +185,13 @@ class Decoder:
                 yield number, self._hypotheses({n: array[row] for n, array in arrays.items()})
 
     def smallest_features(self, reads_inputs: bool) -> dict[str, Feature]:
-        """The features of the program for rows of one symbol."""
+        """The features of the program for rows of one token."""
         inputs = [0] if reads_inputs else None
         features, _ = self._batch([0], [Request(inputs=inputs)], [(len(inputs or ()), 0, 1)])
         return features
 
     def _sizes(self, number: int, request: Request) -> tuple[int, int, int]:
-        """Length of a row's inputs, of its prefix, and most symbols to write."""
+        """Length of a row's inputs, of its prefix, and most tokens to write."""
         inputs, prefix = len(request.inputs or ()), len(request.prefix)
         limit = request.limit
         if limit is None:
@@ -197,13 +200,13 @@ class Decoder:
             for name, size in (("inputs", inputs), ("prefix", prefix)):
                 if size > self._max_length:
                     raise ValueError(
-                        f"row {number}: its {name} are {size} symbols, and the model's max_length"
+                        f"row {number}: its {name} are {size} tokens, and the model's max_length"
                         f" is {self._max_length}"
                     )
             room = self._max_length - prefix
             if request.limit is not None and limit > room:
                 logging.warning(
-                    "row %d: at most %d symbols are written, not %d: the model's max_length is %d",
+                    "row %d: at most %d tokens are written, not %d: the model's max_length is %d",
                     number,
                     room,
                     limit,
@@ -226,28 +229,17 @@ class Decoder:
             prefix_length = min(length, self._rounded(prefix_length))
         elif requests[numbers[0]].inputs is None:
             prefix_length = 1  # of which nothing counts: what says how many rows there are
-        features = row_features(rows, length, prefix_length)
-        batch = {
-            name: np.zeros(f.shape.to_integer_list, f.dtype.as_numpy_dtype)
-            for name, f in features.items()
-        }
-        batch["keys"][: len(numbers)] = row_keys(self._seed, np.array(numbers, np.int64))
-        for row, (number, (_, prefix, limit)) in enumerate(zip(numbers, sizes, strict=True)):
-            symbols = requests[number].prefix
-            # A row that is full already (its limit is 0) has no next position.
-            batch["positions"][row] = min(prefix, length - 1)
-            batch["limits"][row] = limit
-            if prefix:
-                batch["previous"][row] = symbols[-1]
-                batch["prefix"][row, :prefix] = symbols
+        prefix, prefix_sizes = pad([requests[n].prefix for n in numbers], rows, prefix_length)
+        keys, limits = np.zeros([rows], np.int64), np.zeros([rows], np.int32)
+        keys[: len(numbers)] = row_keys(self._seed, np.array(numbers, np.int64))
+        limits[: len(numbers)] = [limit for _, _, limit in sizes]
+        batch = prompt_arrays(prefix, prefix_sizes, limits, keys, length)
+        inputs_length = 0
         if requests[numbers[0]].inputs is not None:
             inputs_length = self._rounded(max(1, *(inputs for inputs, _, _ in sizes)))
             inputs = [requests[number].inputs or () for number in numbers]
-            arrays = segmented("inputs", inputs, rows, inputs_length)
-            dims = [mtf.Dimension("batch", rows), mtf.Dimension("length", inputs_length)]
-            features |= {name: Feature(mtf.Shape(dims), tf.int32) for name in arrays}
-            batch |= arrays
-        return features, batch
+            batch |= sequence_arrays("inputs", *pad(inputs, rows, inputs_length))
+        return row_features(rows, length, prefix_length, inputs_length), batch
 
     def _rounded(self, size: int) -> int:
         """Few different lengths, so that few programs are traced."""
@@ -278,23 +270,3 @@ def round_up(size: int) -> int:
     while power < size:
         power *= 2
     return power * 3 // 4 if size <= power * 3 // 4 and power > 8 else power
-
-
-def segmented(
-    name: str, sequences: Sequence[Sequence[int]], rows: int, length: int
-) -> dict[str, np.ndarray]:
-    """Sequences as a model is fed them: int32 [rows, length] each, zeros where there is nothing.
-
-    Args:
-      name: of the feature; those named `<name>_segmentation` and `<name>_position` belong to it.
-      sequences: symbols, `rows` sequences or fewer, of at most `length`.
-      rows: of the batch.
-      length: of the batch.
-    """
-    symbols, segments, positions = np.zeros([3, rows, length], np.int32)
-    for row, sequence in enumerate(sequences):
-        size = len(sequence)
-        symbols[row, :size] = sequence
-        segments[row, :size] = 1
-        positions[row, :size] = np.arange(size)
-    return {name: symbols, f"{name}_segmentation": segments, f"{name}_position": positions}

@@ -1,4 +1,4 @@
-"""Top-p: the fewest of the most probable symbols that have a given probability together.
+"""Top-p: the fewest of the most probable tokens that have a given probability together.
 
 No logits are gathered, and nothing is sorted: the smallest logit that belongs to the nucleus is
 found digit by digit. Each pass adds up the probability of the logits that have the digits found so
@@ -9,23 +9,23 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from t2tp.decoding.vocab_part import VocabPart
+from t2tp.decoding.vocab_slice import VocabSlice
 
 _DIGIT_BITS = 8
 _DIGITS = 1 << _DIGIT_BITS
 _SIGN = 1 << 31
 
 
-def in_nucleus(part: VocabPart, logits: tf.Tensor, top_p: float) -> tf.Tensor:
-    """Which symbols of a part are in the nucleus.
+def nucleus_mask(part: VocabSlice, logits: tf.Tensor, top_p: float) -> tf.Tensor:
+    """Which tokens of a part are in the nucleus.
 
     Args:
       part: where the logits come from.
-      logits: float32 [rows, part], -infinity where a symbol must not be chosen.
+      logits: float32 [rows, part], -infinity where a token must not be chosen.
       top_p: in (0, 1).
 
     Returns:
-      booleans [rows, part]. Of symbols that tie with the last one all are in.
+      booleans [rows, part]. Of tokens that tie with the last one all are in.
     """
     highest = part.highest(tf.reduce_max(logits, -1, keepdims=True))
     weights = tf.exp(logits - highest)

@@ -1,4 +1,4 @@
-"""How symbols are chosen, and how many: what `--decode_hparams` says."""
+"""Decoding options, parsed from `--decode_hparams`."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ GREEDY, SAMPLE, BEAM = "greedy", "sample", "beam"
 _DEFAULT_BEAM_SIZE = 4
 
 _HELP = {
-    "beam_size": "width of beam search; 1: the most probable symbol each time",
+    "beam_size": "width of beam search; 1: the most probable token each time",
     "alpha": "of the length penalty ((5 + length) / 6) ** alpha; 0: none",
-    "temperature": "above 0: symbols are drawn, from logits divided by it",
-    "top_k": "draw from so many of the most probable symbols; 0: all",
-    "top_p": "draw from the fewest most probable symbols that have this probability together",
-    "extra_length": "most symbols of a row beyond the length of its inputs or prompt",
-    "min_length": "fewest symbols of a row before it may end",
+    "temperature": "sampling temperature: logits are divided by it; 0: no sampling",
+    "top_k": "sample from the k most probable tokens; 0: all",
+    "top_p": "sample from the smallest set of tokens with this total probability",
+    "extra_length": "most tokens of a row beyond the length of its inputs or prompt",
+    "min_length": "fewest tokens of a row before it may end",
     "return_beams": "give all finished sequences of a row, the best first",
     "write_beam_scores": "write the score beside each sequence",
-    "num_samples": "examples of a split, or pictures; -1: all of the split",
+    "num_samples": "examples of a split, or images; -1: all of the split",
     "batch_size": "rows that are decoded together",
-    "eos_id": "the symbol that ends a row; -1: none does",
+    "eos_id": "the token that ends a row; -1: none does",
 }
 
 
@@ -29,25 +29,25 @@ _HELP = {
 class DecodeOptions:
     """How rows are decoded.
 
-    Drawing (`temperature`, `top_k` or `top_p` is given), beam search (`beam_size` above 1) and
+    Sampling (`temperature`, `top_k` or `top_p` is given), beam search (`beam_size` above 1) and
     greedy decoding exclude each other. Without any of these it is beam search of width 4.
 
     Attributes:
       beam_size: width of beam search; 1: greedy.
       alpha: of the length penalty ((5 + length) / 6) ** alpha (Y. Wu et al., arXiv:1609.08144,
         section 7), by which the log-probabilities of finished sequences are divided.
-      temperature: divides logits before one is drawn; 0: none is drawn.
-      top_k: draw from so many of the most probable symbols; 0: all.
-      top_p: draw from the fewest of the most probable symbols whose probabilities add up to this
-        (A. Holtzman et al., arXiv:1904.09751); 1: all.
-      extra_length: most symbols of a row beyond the length of its inputs, or of a prompt.
-      min_length: fewest symbols that a row has, its prompt and its end not counted.
+      temperature: divides logits before a token is sampled; 0: no sampling.
+      top_k: sample from the k most probable tokens; 0: all.
+      top_p: sample from the smallest set of tokens with this total probability (A. Holtzman et al.,
+        arXiv:1904.09751); 1: all.
+      extra_length: most tokens of a row beyond the length of its inputs, or of a prompt.
+      min_length: fewest tokens that a row has, its prompt and its end not counted.
       return_beams: whether all finished sequences of a row are given, the best first.
       write_beam_scores: whether programs write the score beside each sequence.
-      num_samples: how many examples of a split programs decode, or how many pictures; -1: all of
+      num_samples: how many examples of a split programs decode, or how many images; -1: all of
         the split.
       batch_size: rows that are decoded together.
-      eos_id: the symbol that ends a row; -1: none does.
+      eos_id: the token that ends a row; -1: none does.
     """
 
     beam_size: int | None = None
@@ -64,7 +64,7 @@ class DecodeOptions:
     eos_id: int = 1
 
     def __post_init__(self) -> None:
-        """Refuses what cannot be meant.
+        """Checks the options.
 
         Raises:
           ValueError: a number is out of its range, or two options contradict each other.
@@ -84,13 +84,13 @@ class DecodeOptions:
             raise ValueError(f"top_p is {self.top_p}, and must be above 0 and at most 1")
         if self._names_some and self.temperature == 0:
             raise ValueError(
-                "top_k and top_p are about drawing symbols, and temperature=0 draws none: leave it"
-                " out, or give one above 0"
+                "top_k and top_p are about sampling tokens, and temperature=0 is no sampling: leave"
+                " it out, or give one above 0"
             )
-        if self._draws and (self.beam_size or 1) > 1:
+        if self._samples and (self.beam_size or 1) > 1:
             raise ValueError(
-                f"beam_size={self.beam_size} searches, and temperature, top_k and top_p draw: give"
-                " one or the other"
+                f"beam_size={self.beam_size} searches, and temperature, top_k and top_p sample:"
+                " give one or the other"
             )
         if self.return_beams and self.method != BEAM:
             raise ValueError(
@@ -121,7 +121,7 @@ class DecodeOptions:
     @property
     def method(self) -> str:
         """`greedy`, `sample` or `beam`."""
-        if self._draws:
+        if self._samples:
             return SAMPLE
         return GREEDY if self.width == 1 else BEAM
 
@@ -129,12 +129,12 @@ class DecodeOptions:
     def width(self) -> int:
         """How many sequences of a row are followed at the same time."""
         if self.beam_size is None:
-            return 1 if self._draws or self.temperature == 0 else _DEFAULT_BEAM_SIZE
+            return 1 if self._samples or self.temperature == 0 else _DEFAULT_BEAM_SIZE
         return self.beam_size
 
     @property
-    def drawing_temperature(self) -> float:
-        """What logits are divided by before one is drawn."""
+    def sampling_temperature(self) -> float:
+        """The divisor of logits before a token is sampled."""
         return 1.0 if self.temperature is None else self.temperature
 
     @property
@@ -142,5 +142,5 @@ class DecodeOptions:
         return self.top_k > 0 or self.top_p < 1
 
     @property
-    def _draws(self) -> bool:
+    def _samples(self) -> bool:
         return bool(self.temperature) or self._names_some

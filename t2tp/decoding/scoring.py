@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import tensorflow as tf
 
-from t2tp import mtf
-from t2tp.decoding.decoder import Predict, round_up, segmented
+from t2tp.decoding.decoder import Predict, round_up
+from t2tp.decoding.prompt_batch import pad, sequence_arrays, sequence_features
 from t2tp.mesh.layout import Layout
-from t2tp.mesh.program import Feature
+from t2tp.program.program import Feature
 
 
 class Scorer:
-    """Sums up the log-probabilities of the symbols of targets, in one forward pass a row.
+    """Sums up the log-probabilities of the tokens of targets, in one forward pass a row.
 
     The pass is the model's `loss`, whose sums are those of a whole batch; so a batch has one row
     that counts, and empty ones where the layout wants more.
@@ -27,7 +26,7 @@ class Scorer:
           evaluate: runs a model's `loss` without dropout; gives its metrics, of which it has to
             have `nll`.
           layout: of the mesh.
-          max_length: most symbols of targets, and of inputs.
+          max_length: most tokens of targets, and of inputs.
         """
         self._evaluate = evaluate
         self._max_length = max_length
@@ -40,11 +39,11 @@ class Scorer:
         """Scores rows, one after the other.
 
         Args:
-          targets: symbols, with their end.
+          targets: tokens, with their end.
           inputs: what the model reads for each; None for a model that reads none.
 
         Yields:
-          the natural logarithm of the probability of the row's symbols.
+          the natural logarithm of the probability of the row's tokens.
 
         Raises:
           ValueError: a row is longer than `max_length`.
@@ -55,15 +54,13 @@ class Scorer:
                 read["inputs"] = inputs[number]
             features: dict[str, Feature] = {}
             batch: dict[str, np.ndarray] = {}
-            for name, symbols in read.items():
-                if len(symbols) > self._max_length:
+            for name, tokens in read.items():
+                if len(tokens) > self._max_length:
                     raise ValueError(
-                        f"row {number}: its {name} are {len(symbols)} symbols, and the model's"
+                        f"row {number}: its {name} are {len(tokens)} tokens, and the model's"
                         f" max_length is {self._max_length}"
                     )
-                length = min(round_up(len(symbols)), self._max_length)
-                dims = [mtf.Dimension("batch", self._rows), mtf.Dimension("length", length)]
-                arrays = segmented(name, [symbols], self._rows, length)
-                features |= {each: Feature(mtf.Shape(dims), tf.int32) for each in arrays}
-                batch |= arrays
+                length = min(round_up(len(tokens)), self._max_length)
+                features |= sequence_features(name, self._rows, length)
+                batch |= sequence_arrays(name, *pad([tokens], self._rows, length))
             yield -float(np.asarray(self._evaluate(features, batch)["nll"]))

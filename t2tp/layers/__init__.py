@@ -1,5 +1,12 @@
-"""Blocks of models, in named dimensions: none knows the mesh.
+"""Layers: the building blocks of models, written in named dimensions.
 
-Variables are made where they are used, by name in the current variable scope; the same name in the
-same scope is the same variable.
+A layer is an object that is configured once and applied to tensors. It names the dimensions it
+works on (`d_model`, `heads`, `length`, ...) and keeps all others, so it does not know the mesh: a
+layout decides later which dimensions are split, and the lowering inserts the collectives.
+
+Variables are created on use, by name in the current variable scope; the same name in the same
+scope is the same variable. They are stored in float32 and read in the activation dtype.
+
+Self-attention layers share one interface (`passes.SelfAttentionLayer`) and `Stack` runs them in
+one of three forward passes: full (training), prefill, or a decode step.
 """

@@ -1,7 +1,7 @@
-"""Attention of a sequence to itself or to another one, and of one new symbol to what was before.
+"""Self-attention and cross-attention, on a full sequence or one token at a time.
 
-Each layer has three faces with the same variables: `attend` reads a whole sequence, `begin` does so
-and keeps what decoding needs of it, `step` reads one symbol of each row.
+Each layer has three methods on the same variables: `attend` reads a full sequence, `begin` also
+fills the decoding state (prefill), and `step` reads one token per row (decode step).
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ import tensorflow as tf
 
 from t2tp import mtf
 from t2tp.layers.heads import Heads, padded_to
-from t2tp.ops.attention import RelativeBias, attention
-from t2tp.ops.attention_step import attention_step
+from t2tp.ops.attention.api import RelativeBias, attention
+from t2tp.ops.attention.decode_step import attention_step
 from t2tp.ops.rotary import RotaryScaling, rotary
-from t2tp.ops.write_at import write_at
+from t2tp.ops.scatter_update import scatter_update
 
-# What decoding remembers, by name: [batch..., ...].
+# The decoding state (key-value caches) by name: [batch..., ...].
 State = dict[str, mtf.Tensor]
 
 
 @dataclass(frozen=True)
-class Sequence:
-    """Where the symbols of a tensor [batch..., length, d_model] stand.
+class SequenceInfo:
+    """Positions and segments of the tokens of a tensor [batch..., length, d_model].
 
     Attributes:
-      positions: int32 [batch..., length], of each within its segment.
-      segments: int32 [batch..., length]; those of one number see each other; None: all do.
+      positions: int32 [batch..., length], within each token's segment.
+      segments: int32 [batch..., length]; tokens attend within their segment. None: one segment.
     """
 
     positions: mtf.Tensor
@@ -35,12 +35,12 @@ class Sequence:
 
     @property
     def length(self) -> mtf.Dimension:
-        """The dimension of the places."""
+        """The length dimension."""
         return self.positions.shape.dims[-1]
 
 
 class SelfAttention:
-    """Attention of a sequence to itself: full or to a window, causal or both ways."""
+    """Self-attention: full or within a window, causal or bidirectional."""
 
     def __init__(
         self,
@@ -52,14 +52,14 @@ class SelfAttention:
         rotary_scaling: RotaryScaling | None = None,
         dropout: float = 0.0,
     ) -> None:
-        """Says who sees whom.
+        """Sets projections, mask, rotary positions and dropout.
 
         Args:
           heads: the projections.
-          causal: whether a position sees only itself and those before it.
-          window: how many positions it sees, itself included (local attention).
-          rotary_base: of rotary positions; None: there are none.
-          rotary_scaling: of these, for long texts.
+          causal: whether a position attends only to itself and earlier ones.
+          window: how many positions it attends to, itself included (local attention).
+          rotary_base: base of rotary positions; None: no rotary positions.
+          rotary_scaling: of rotary positions, for long sequences.
           dropout: of the attention weights.
         """
         self.heads = heads
@@ -72,25 +72,26 @@ class SelfAttention:
     def attend(
         self,
         x: mtf.Tensor,
-        sequence: Sequence,
+        sequence: SequenceInfo,
         training: bool,
         relative_bias: RelativeBias | None = None,
     ) -> mtf.Tensor:
-        """[batch..., length, d_model] -> [batch..., length, d_model]."""
+        """Computes [batch..., length, d_model] -> [batch..., length, d_model]."""
         q, k, v = self._project(x, sequence)
         return self._attend(x, q, k, v, sequence, training, relative_bias)
 
     def begin(
         self,
         x: mtf.Tensor,
-        sequence: Sequence,
+        sequence: SequenceInfo,
         length: mtf.Dimension,
         state: State,
         name: str,
         relative_bias: RelativeBias | None = None,
     ) -> mtf.Tensor:
-        """What `attend` gives; keys and values go into the state, as `<name>/k` and `<name>/v`:
-        [batch..., kv_heads, length, d_kv], zeros after what there is."""
+        """Computes `attend` and stores keys and values in the state, as `<name>/k` and `<name>/v`:
+        [batch..., kv_heads, length, d_kv], zero-padded.
+        """
         q, k, v = self._project(x, sequence)
         state[f"{name}/k"] = padded_to(k, sequence.length, length)
         state[f"{name}/v"] = padded_to(v, sequence.length, length)
@@ -104,13 +105,15 @@ class SelfAttention:
         name: str,
         relative_bias: RelativeBias | None = None,
     ) -> mtf.Tensor:
-        """[batch..., d_model] at `positions`, int32 [batch...] -> the same; the state gets them."""
+        """Computes [batch..., d_model] -> [batch..., d_model] for the tokens at `positions`, int32
+        [batch...], and adds their keys and values to the state.
+        """
         q = self.heads.queries(x, None)
         k, v = self.heads.keys_and_values(x, None)
         q, k = self._rotated(q, positions), self._rotated(k, positions)
         length = state[f"{name}/k"].shape.dims[-2]
         for key, new in (("k", k), ("v", v)):
-            state[f"{name}/{key}"] = write_at(state[f"{name}/{key}"], new, positions, length)
+            state[f"{name}/{key}"] = scatter_update(state[f"{name}/{key}"], new, positions, length)
         attended = attention_step(
             q,
             state[f"{name}/k"],
@@ -122,7 +125,7 @@ class SelfAttention:
         return self.heads.output(attended, x.shape)
 
     def _project(
-        self, x: mtf.Tensor, sequence: Sequence
+        self, x: mtf.Tensor, sequence: SequenceInfo
     ) -> tuple[mtf.Tensor, mtf.Tensor, mtf.Tensor]:
         q = self.heads.queries(x, sequence.length)
         k, v = self.heads.keys_and_values(x, sequence.length)
@@ -139,7 +142,7 @@ class SelfAttention:
         q: mtf.Tensor,
         k: mtf.Tensor,
         v: mtf.Tensor,
-        sequence: Sequence,
+        sequence: SequenceInfo,
         training: bool,
         relative_bias: RelativeBias | None,
     ) -> mtf.Tensor:
@@ -158,11 +161,11 @@ class SelfAttention:
 
 @dataclass(frozen=True)
 class Memory:
-    """Another sequence that is attended to.
+    """The sequence that cross-attention attends to, such as an encoder's output.
 
     Attributes:
       x: [batch..., memory_length, d_model].
-      segments: int32 [batch..., memory_length]: a segment sees that of its own number.
+      segments: int32 [batch..., memory_length]: a segment attends to the one of its number.
     """
 
     x: mtf.Tensor
@@ -170,10 +173,10 @@ class Memory:
 
 
 class CrossAttention:
-    """Attention of a sequence to a memory, such as a decoder's to what the encoder made."""
+    """Attention of a sequence to a memory, such as a decoder's to the encoder's output."""
 
     def __init__(self, heads: Heads, *, dropout: float = 0.0) -> None:
-        """Says with what.
+        """Sets projections and dropout.
 
         Args:
           heads: the projections.
@@ -185,7 +188,10 @@ class CrossAttention:
     def attend(
         self, x: mtf.Tensor, segments: mtf.Tensor, memory: Memory, training: bool
     ) -> mtf.Tensor:
-        """[batch..., length, d_model] -> the same; `segments` [batch..., length] are its own."""
+        """Computes [batch..., length, d_model] -> [batch..., length, d_model].
+
+        `segments` [batch..., length] are those of `x`.
+        """
         q = self.heads.queries(x, segments.shape.dims[-1])
         k, v = self.heads.keys_and_values(memory.x, memory.segments.shape.dims[-1])
         attended = attention(
@@ -199,16 +205,19 @@ class CrossAttention:
         return self.heads.output(attended, x.shape)
 
     def begin(self, memory: Memory, state: State, name: str) -> None:
-        """Puts keys and values of the memory into the state, as `<name>/k` and `<name>/v`:
-        [batch..., kv_heads, memory_length, d_kv]."""
+        """Stores keys and values of the memory in the state, as `<name>/k` and `<name>/v`:
+        [batch..., kv_heads, memory_length, d_kv].
+        """
         k, v = self.heads.keys_and_values(memory.x, memory.segments.shape.dims[-1])
         state[f"{name}/k"], state[f"{name}/v"] = k, v
 
     def step(
         self, x: mtf.Tensor, memory_segments: mtf.Tensor, state: State, name: str
     ) -> mtf.Tensor:
-        """[batch..., d_model] -> the same, from segment 1 of the memory, which `memory_segments`
-        [batch..., memory_length] say."""
+        """Computes [batch..., d_model] -> [batch..., d_model].
+
+        Attends to segment 1 of `memory_segments` [batch..., memory_length].
+        """
         attended = attention_step(
             self.heads.queries(x, None),
             state[f"{name}/k"],

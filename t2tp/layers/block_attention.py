@@ -1,4 +1,4 @@
-"""Attention of a sequence or a picture to itself, in blocks that a mesh can split."""
+"""Local self-attention of a sequence or an image, in blocks that a mesh can split."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from collections.abc import Sequence as Sizes
 import tensorflow as tf
 
 from t2tp import mtf
-from t2tp.layers.attention import Sequence, State
+from t2tp.layers.attention import SequenceInfo, State
 from t2tp.layers.heads import Heads
-from t2tp.ops.attention import RelativeBias
-from t2tp.ops.attention_step import attention_step
-from t2tp.ops.local_attention import local_attention, seen_by
-from t2tp.ops.write_at import write_at
+from t2tp.ops.attention.api import RelativeBias
+from t2tp.ops.attention.decode_step import attention_step
+from t2tp.ops.attention.local_attention import local_attention, visible_positions
+from t2tp.ops.scatter_update import scatter_update
 
 
 class BlockAttention:
-    """Causal attention of each block to itself and its neighbours; see `t2tp.ops.local_attention`.
+    """Causal attention of each block to itself and its neighbours.
 
-    It has the three faces of `SelfAttention`. Of a picture x is [batch..., height, width, d_model],
-    and its places are numbered row by row.
+    See `t2tp.ops.attention.local_attention`. The interface is that of `SelfAttention`. For an
+    image, x is [batch..., height, width, d_model], and positions are numbered row by row.
     """
 
     def __init__(self, heads: Heads, space: Sizes[mtf.Dimension], block: Sizes[int]) -> None:
-        """Says where.
+        """Sets projections and blocks.
 
         Args:
           heads: the projections.
@@ -37,11 +37,14 @@ class BlockAttention:
     def attend(
         self,
         x: mtf.Tensor,
-        sequence: Sequence,
+        sequence: SequenceInfo,
         training: bool,
         relative_bias: RelativeBias | None = None,
     ) -> mtf.Tensor:
-        """[batch..., space..., d_model] -> the same. The places of `sequence` are not asked for."""
+        """Computes [batch..., space..., d_model] -> [batch..., space..., d_model].
+
+        `sequence` is ignored: positions follow from `space`.
+        """
         del sequence, training, relative_bias
         q = self._heads.queries(x, self._space[-1])
         k, v = self._heads.keys_and_values(x, self._space[-1])
@@ -50,14 +53,15 @@ class BlockAttention:
     def begin(
         self,
         x: mtf.Tensor,
-        sequence: Sequence,
+        sequence: SequenceInfo,
         length: mtf.Dimension,
         state: State,
         name: str,
         relative_bias: RelativeBias | None = None,
     ) -> mtf.Tensor:
-        """What `attend` gives, of x with all places; keys and values go into the state, as
-        `<name>/k` and `<name>/v`: [batch..., kv_heads, length, d_kv]."""
+        """Computes `attend` on x with all positions and stores keys and values in the state, as
+        `<name>/k` and `<name>/v`: [batch..., kv_heads, length, d_kv].
+        """
         del sequence, relative_bias
         q = self._heads.queries(x, self._space[-1])
         k, v = self._heads.keys_and_values(x, self._space[-1])
@@ -76,14 +80,16 @@ class BlockAttention:
         name: str,
         relative_bias: RelativeBias | None = None,
     ) -> mtf.Tensor:
-        """[batch..., d_model] at `positions`, int32 [batch...] -> the same; the state gets them."""
+        """Computes [batch..., d_model] -> [batch..., d_model] for the tokens at `positions`, int32
+        [batch...], and adds their keys and values to the state.
+        """
         del relative_bias
         q = self._heads.queries(x, None)
         length = state[f"{name}/k"].shape.dims[-2]
         for key, new in zip(("k", "v"), self._heads.keys_and_values(x, None), strict=True):
-            state[f"{name}/{key}"] = write_at(state[f"{name}/{key}"], new, positions, length)
+            state[f"{name}/{key}"] = scatter_update(state[f"{name}/{key}"], new, positions, length)
         is_seen = mtf.slicewise(
-            lambda here, places: seen_by(here, places, self._block, self._space[-1].size),
+            lambda here, places: visible_positions(here, places, self._block, self._space[-1].size),
             [positions, mtf.range(x.mesh, length, tf.int32)],
             output_shape=positions.shape + length,
             output_dtype=tf.bool,

@@ -1,4 +1,4 @@
-"""Memory-compressed attention: a query sees blocks of positions, each as one key."""
+"""Memory-compressed attention: keys and values are blocks of positions."""
 
 from __future__ import annotations
 
@@ -6,32 +6,31 @@ import tensorflow as tf
 
 from t2tp import mtf
 from t2tp.layers import variables
-from t2tp.layers.attention import Sequence, State
+from t2tp.layers.attention import SequenceInfo, State
 from t2tp.layers.heads import Heads, padded_to
-from t2tp.ops.attention import RelativeBias, attention
-from t2tp.ops.attention_step import attention_step
+from t2tp.ops.attention.api import RelativeBias, attention
+from t2tp.ops.attention.decode_step import attention_step
 from t2tp.ops.gather import checked_gather
-from t2tp.ops.write_at import write_at
+from t2tp.ops.scatter_update import scatter_update
 
 
 class CompressedSelfAttention:
-    """Self-attention whose keys and values a strided convolution has made fewer.
+    """Self-attention whose keys and values are compressed by a strided convolution.
 
     P. Liu et al., "Generating Wikipedia by Summarizing Long Sequences" (arXiv:1801.10198), section
-    4.2.3: the convolution is as wide as its stride, and mixes within a head. It is meant to take
-    turns with local attention: the positions of a block that is not complete are not seen, and
-    neither are those of a block that begins in another segment. Blocks count from the begin of the
-    row, so a document that is packed behind another one is cut otherwise than alone. Its faces are
-    those of `SelfAttention`.
+    4.2.3: the kernel is as wide as the stride, and mixes within a head. It is meant to alternate
+    with local attention: incomplete blocks are invisible, and so are blocks that begin in another
+    segment. Blocks are aligned to the begin of the row, so a packed document is divided into other
+    blocks than alone. The interface is that of `SelfAttention`.
     """
 
     def __init__(self, heads: Heads, *, causal: bool, factor: int, dropout: float = 0.0) -> None:
-        """Says how much to compress.
+        """Sets projections, mask, compression and dropout.
 
         Args:
           heads: the projections.
-          causal: whether a position sees only blocks that end at it or before it.
-          factor: how many positions become one key.
+          causal: whether a position attends only to blocks that end at or before it.
+          factor: positions per key.
           dropout: of the attention weights.
 
         Raises:
@@ -47,14 +46,14 @@ class CompressedSelfAttention:
     def attend(
         self,
         x: mtf.Tensor,
-        sequence: Sequence,
+        sequence: SequenceInfo,
         training: bool,
         relative_bias: RelativeBias | None = None,
     ) -> mtf.Tensor:
-        """[batch..., length, d_model] -> [batch..., length, d_model].
+        """Computes [batch..., length, d_model] -> [batch..., length, d_model].
 
         Raises:
-          ValueError: a relative bias is given: distances mean nothing here.
+          ValueError: a relative bias is given: blocks have no distances.
         """
         _refuse(relative_bias)
         k, v = self.heads.keys_and_values(x, sequence.length)
@@ -65,14 +64,15 @@ class CompressedSelfAttention:
     def begin(
         self,
         x: mtf.Tensor,
-        sequence: Sequence,
+        sequence: SequenceInfo,
         length: mtf.Dimension,
         state: State,
         name: str,
         relative_bias: RelativeBias | None = None,
     ) -> mtf.Tensor:
-        """What `attend` gives; the state gets keys and values of the positions, and of the
-        blocks."""
+        """Computes `attend` and stores keys and values, of positions and of blocks, in the
+        state.
+        """
         _refuse(relative_bias)
         blocks = mtf.Dimension("compressed_length", length.size // self._factor)
         made = []
@@ -91,13 +91,15 @@ class CompressedSelfAttention:
         name: str,
         relative_bias: RelativeBias | None = None,
     ) -> mtf.Tensor:
-        """[batch..., d_model] at `positions`, int32 [batch...] -> the same; the state gets them."""
+        """Computes [batch..., d_model] -> [batch..., d_model] for the tokens at `positions`, int32
+        [batch...], and adds their keys and values to the state.
+        """
         _refuse(relative_bias)
         for key, new in zip("kv", self.heads.keys_and_values(x, None), strict=True):
             whole = state[f"{name}/{key}"]
-            whole = write_at(whole, new, positions, whole.shape.dims[-2])
+            whole = scatter_update(whole, new, positions, whole.shape.dims[-2])
             state[f"{name}/{key}"] = whole
-            # The block that the position is in, as far as it is there; it is seen when complete.
+            # Updates the position's block, which is masked until it is complete.
             state[f"{name}/{key}_blocks"] = self._with_block(
                 state[f"{name}/{key}_blocks"], whole, positions, key
             )
@@ -113,8 +115,10 @@ class CompressedSelfAttention:
     def _with_block(
         self, blocks: mtf.Tensor, whole: mtf.Tensor, positions: mtf.Tensor, key: str
     ) -> mtf.Tensor:
-        """Computes the block of a position once more. The last positions, which make no whole
-        block, count for the last one again, which then stays as it was."""
+        """Recomputes the block of a position.
+
+        Trailing positions, which fill no block, recompute the last block, which does not change.
+        """
         dim, length = blocks.shape.dims[-2], whole.shape.dims[-2]
         number = mtf.minimum(mtf.floordiv(positions, self._factor), dim.size - 1)
         within = mtf.Dimension("compression", self._factor)
@@ -127,10 +131,10 @@ class CompressedSelfAttention:
         block = checked_gather(
             whole, places, length, output_shape=mtf.Shape([*batch, kv_heads, within, d_kv])
         )
-        return write_at(blocks, self._convolved(block, key, blocks.shape - dim), number, dim)
+        return scatter_update(blocks, self._convolved(block, key, blocks.shape - dim), number, dim)
 
     def _compressed(self, x: mtf.Tensor, key: str) -> mtf.Tensor:
-        """[batch..., kv_heads, length, d_kv] -> [batch..., kv_heads, compressed_length, d_kv]."""
+        """Computes [batch..., kv_heads, length, d_kv] -> [..., compressed_length, d_kv]."""
         *first, length, d_kv = x.shape.dims
         blocks = mtf.Dimension("compressed_length", length.size // self._factor)
         within = mtf.Dimension("compression", self._factor)
@@ -139,7 +143,7 @@ class CompressedSelfAttention:
         return self._convolved(x, key, mtf.Shape([*first, blocks, d_kv]))
 
     def _convolved(self, x: mtf.Tensor, key: str, shape: mtf.Shape) -> mtf.Tensor:
-        """[..., compression, d_kv] -> `shape`, without the compression."""
+        """Contracts the compression of [..., compression, d_kv]; the result has `shape`."""
         within, d_kv = x.shape.dims[-2:]
         to = mtf.Dimension("d_kv_compressed", d_kv.size)
         dims = [self.heads.kv_heads, within, d_kv, to]
@@ -149,7 +153,7 @@ class CompressedSelfAttention:
         return mtf.reshape(y, shape)
 
     def _attend(
-        self, x: mtf.Tensor, k: mtf.Tensor, v: mtf.Tensor, sequence: Sequence, training: bool
+        self, x: mtf.Tensor, k: mtf.Tensor, v: mtf.Tensor, sequence: SequenceInfo, training: bool
     ) -> mtf.Tensor:
         memory_segments = None
         if sequence.segments is not None:
@@ -167,7 +171,7 @@ class CompressedSelfAttention:
         return self.heads.output(attended, x.shape)
 
     def _block_segments(self, segments: mtf.Tensor, blocks: mtf.Dimension) -> mtf.Tensor:
-        """The segment of each block, and -1, which is nobody's, of one that has several."""
+        """Returns the segment of each block; -1, which matches none, for a block of several."""
         *batch, length = segments.shape.dims
         within = mtf.Dimension("compression", self._factor)
         whole = _first(segments, length, blocks.size * self._factor)
@@ -178,7 +182,7 @@ class CompressedSelfAttention:
 
 
 def _first(x: mtf.Tensor, dim: mtf.Dimension, size: int) -> mtf.Tensor:
-    """The first `size` places along a dimension."""
+    """Returns the first `size` elements along a dimension."""
     return x if size == dim.size else mtf.slice(x, 0, size, dim.name)
 
 

@@ -1,4 +1,4 @@
-"""Convolutions and what they are normalized by."""
+"""Convolutions, batch norm and group norm."""
 
 from __future__ import annotations
 
@@ -6,34 +6,33 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from t2tp import mtf
+from t2tp.choices import CONVOLUTION_NORM_TYPES
 from t2tp.layers import variables
-from t2tp.nearest import nearest
-from t2tp.ops.batch_norm import batch_norm
-from t2tp.ops.convolution import convolution
-from t2tp.ops.group_norm import group_norm
+from t2tp.ops.conv.convolution import convolution
+from t2tp.ops.norms.batch_norm import batch_norm
+from t2tp.ops.norms.group_norm import group_norm
+from t2tp.suggestions import nearest
 
-NORM_TYPES = ("batch", "group")
-
-# What a batch norm keeps for evaluation.
+# The variables of a batch norm that evaluation uses.
 BATCH_STATISTICS = ("moving_mean", "moving_variance")
 
 
 class Convolution:
-    """A convolution with what it learns, the variable `filters` of the current scope (and `bias`).
+    """A convolution; variables `filters` and, optionally, `bias` of the current scope.
 
-    Filters begin as K. He et al. (arXiv:1502.01852), section 2.2, have it: normal, with a
-    variance of 2 / (kernel height * kernel width * filters).
+    Initialized as in K. He et al. (arXiv:1502.01852), section 2.2: normal, with a variance of
+    2 / (kernel height * kernel width * filters).
     """
 
     def __init__(
         self, filters: mtf.Dimension, kernel: int, stride: int = 1, *, use_bias: bool = False
     ) -> None:
-        """Says which.
+        """Sets the dimensions.
 
         Args:
-          filters: the dimension of the result's channels.
-          kernel: height and width of a window.
-          stride: how far windows go at a time.
+          filters: the dimension of the output channels.
+          kernel: height and width of the kernel.
+          stride: in both directions.
           use_bias: whether to add a bias.
         """
         self._filters = filters
@@ -42,11 +41,13 @@ class Convolution:
         self._use_bias = use_bias
 
     def __call__(self, x: mtf.Tensor) -> mtf.Tensor:
-        """[batch..., height, width, channels] -> [batch..., height / stride, width / stride,
-        filters]; see `t2tp.ops.convolution`."""
+        """Computes [batch..., height, width, channels] -> [batch..., height / stride, width /
+        stride, filters]; see `t2tp.ops.conv.convolution`.
+        """
         channels = x.shape.dims[-1]
         if channels.name == self._filters.name:
-            # The filters have both dimensions; the channels of the input are then whole.
+            # The filters have both dimensions, so their names must differ. The input's channels are
+            # then not split.
             x = mtf.rename_dimension(x, channels.name, f"input_{channels.name}")
             channels = x.shape.dims[-1]
         size = self._kernel
@@ -65,17 +66,17 @@ class Convolution:
 
 
 class BatchNorm:
-    """Batch norm (arXiv:1502.03167): by the batch when training, by running averages otherwise.
+    """Batch norm (arXiv:1502.03167): batch statistics in training, running averages otherwise.
 
-    The batch is the whole one, however it is split. The averages, `moving_mean` and
-    `moving_variance`, are variables that no gradient changes; a step of training moves them.
+    Statistics are of the global batch, however it is split. The running averages, `moving_mean` and
+    `moving_variance`, are not trainable; training steps update them.
     """
 
     def __init__(self, momentum: float, epsilon: float) -> None:
-        """Says how.
+        """Sets momentum and epsilon.
 
         Args:
-          momentum: the part of an average that stays, each step.
+          momentum: the decay of the running averages per step.
           epsilon: added to the variance.
 
         Raises:
@@ -87,7 +88,7 @@ class BatchNorm:
         self._epsilon = epsilon
 
     def __call__(self, x: mtf.Tensor, training: bool) -> mtf.Tensor:
-        """[..., channels] -> the same; variables `norm_scale`, `norm_offset` and the averages."""
+        """Normalizes [..., channels]; variables `norm_scale`, `norm_offset` and the averages."""
         channels = x.shape.dims[-1]
         scale, offset = _scale_and_offset(x.mesh, channels)
         mean_name, variance_name = BATCH_STATISTICS
@@ -105,15 +106,15 @@ class BatchNorm:
 
 
 class GroupNorm:
-    """Group norm (arXiv:1803.08494), which knows no batch and is the same in evaluation."""
+    """Group norm (arXiv:1803.08494): independent of the batch, the same in evaluation."""
 
     def __init__(self, groups: int, epsilon: float) -> None:
-        """Says how; see `t2tp.ops.group_norm`."""
+        """Sets groups and epsilon; see `t2tp.ops.norms.group_norm`."""
         self._groups = groups
         self._epsilon = epsilon
 
     def __call__(self, x: mtf.Tensor, training: bool) -> mtf.Tensor:
-        """[batch..., height, width, channels] -> the same; see `BatchNorm` for the variables."""
+        """Normalizes [batch..., height, width, channels]; variables `norm_scale`, `norm_offset`."""
         del training
         scale, offset = _scale_and_offset(x.mesh, x.shape.dims[-1])
         return group_norm(x, scale, offset, self._groups, self._epsilon)
@@ -122,16 +123,18 @@ class GroupNorm:
 def make_norm(
     norm_type: str, *, momentum: float, epsilon: float, groups: int
 ) -> BatchNorm | GroupNorm:
-    """The norm of a name; arguments are those of `BatchNorm` and `GroupNorm`.
+    """Returns the norm with the given name; arguments as of `BatchNorm` and `GroupNorm`.
 
     Raises:
-      ValueError: there is none of that name.
+      ValueError: the name is unknown.
     """
     if norm_type == "batch":
         return BatchNorm(momentum, epsilon)
     if norm_type == "group":
         return GroupNorm(groups, epsilon)
-    raise ValueError(f"norm_type is {norm_type!r}: {nearest(norm_type, NORM_TYPES, 'norms')}")
+    raise ValueError(
+        f"norm_type is {norm_type!r}: {nearest(norm_type, CONVOLUTION_NORM_TYPES, 'norms')}"
+    )
 
 
 def _scale_and_offset(mesh: mtf.Mesh, channels: mtf.Dimension) -> tuple[mtf.Tensor, mtf.Tensor]:

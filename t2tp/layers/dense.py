@@ -1,4 +1,4 @@
-"""A matrix that leaves the dimension as it is."""
+"""A dense layer that keeps the size of its dimension."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from t2tp.layers import variables
 
 
 class Dense:
-    """A matrix from the last dimension to itself, and a bias: `kernel` and `bias` of the current
-    scope."""
+    """A dense layer on the last dimension; variables `kernel` and `bias` of the current scope."""
 
     def __call__(self, x: mtf.Tensor) -> mtf.Tensor:
-        """[..., d] -> [..., d]; where a layout splits d, it splits the rows of the matrix."""
+        """Computes [..., d] -> [..., d]; a layout that splits d splits the rows of the kernel."""
         dim = x.shape.dims[-1]
         to = mtf.Dimension(f"{dim.name}_out", dim.size)
         matrix = variables.weight(x.mesh, "kernel", [dim, to], dim.size**-0.5, x.dtype)

@@ -1,4 +1,4 @@
-"""Dropout whose decisions may be shared along dimensions."""
+"""Dropout whose mask may be broadcast along dimensions."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from t2tp import mtf
 
 
 class Dropout:
-    """Dropout at one rate."""
+    """Dropout with a fixed rate."""
 
     def __init__(self, rate: float, broadcast_dims: Sequence[str] = ()) -> None:
-        """Says what to drop.
+        """Sets rate and mask.
 
         Args:
-          rate: the part to drop, in [0, 1).
-          broadcast_dims: names of dimensions along which one decision is made for all, such as
-            `length`: of a row each feature is dropped at every place or at none.
+          rate: the fraction to drop, in [0, 1).
+          broadcast_dims: names of dimensions along which the mask is the same, such as `length`: a
+            feature of a row is dropped at all positions or at none.
 
         Raises:
           ValueError: the rate is out of range.
@@ -27,10 +27,10 @@ class Dropout:
         self._broadcast_dims = tuple(broadcast_dims)
 
     def __call__(self, x: mtf.Tensor, training: bool) -> mtf.Tensor:
-        """`x`, in training with elements dropped and the others scaled up.
+        """Returns `x`, in training with elements dropped and the rest scaled up.
 
         Raises:
-          ValueError: `x` lacks a dimension that decisions are to be shared along.
+          ValueError: `x` lacks one of the broadcast dimensions.
         """
         if not self._rate or not training:
             return x

@@ -1,4 +1,4 @@
-"""From symbols to vectors, and from vectors to logits."""
+"""Token embeddings and logits."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from t2tp.ops.gather import checked_gather
 
 
 def vocab_dimension(size: int, divisor: int, mesh_axis_size: int = 1) -> mtf.Dimension:
-    """The dimension `vocab`: the vocabulary rounded up, so that a mesh can split it.
+    """Returns the dimension `vocab`, rounded up so that a mesh can split it.
 
-    Says so in the log, once.
+    Logs the rounding once.
 
     Args:
-      size: how many symbols there are.
-      divisor: it is rounded up to a multiple of this, whatever the mesh: then a checkpoint fits
+      size: number of tokens.
+      divisor: the size is rounded up to a multiple of this on every mesh, so that a checkpoint fits
         other meshes too.
-      mesh_axis_size: of the mesh axis that splits the vocabulary; it is rounded up further if this
-        needs it.
+      mesh_axis_size: of the mesh axis that splits the vocabulary; the size is rounded up further if
+        it does not divide it.
 
     Raises:
-      ValueError: a number is not positive.
+      ValueError: an argument is not positive.
     """
     if min(size, divisor, mesh_axis_size) < 1:
         raise ValueError(
@@ -43,7 +43,7 @@ def vocab_dimension(size: int, divisor: int, mesh_axis_size: int = 1) -> mtf.Dim
 @functools.cache
 def _say_rounded(size: int, rounded: int, multiple: int) -> None:
     logging.info(
-        "The vocabulary of %d is rounded up to %d, a multiple of %d; the symbols beyond it are"
+        "The vocabulary of %d is rounded up to %d, a multiple of %d; the tokens beyond it are"
         " never seen.",
         size,
         rounded,
@@ -52,9 +52,9 @@ def _say_rounded(size: int, rounded: int, multiple: int) -> None:
 
 
 class Embedding:
-    """A vector for each symbol, and logits from vectors.
+    """Token embedding and output projection to logits.
 
-    The look-up and the product are parallel in the vocabulary where the layout splits `vocab`.
+    Lookup and matmul are parallel in the vocabulary if the layout splits `vocab`.
     """
 
     def __init__(
@@ -67,17 +67,17 @@ class Embedding:
         is_scaled: bool = False,
         has_bias: bool = False,
     ) -> None:
-        """Says what is embedded.
+        """Sets dimensions and variants.
 
         Args:
           vocab: see `vocab_dimension`.
-          d_model: of the vectors.
+          d_model: the dimension of the vectors.
           stddev: of the initial values.
-          is_tied: whether logits are products with the same vectors (O. Press and L. Wolf,
-            arXiv:1608.05859) or with others, `output_embedding`.
-          is_scaled: whether vectors are multiplied by sqrt(d_model) when they are looked up, as in
-            tensor2tensor (arXiv:1706.03762, section 3.4).
-          has_bias: whether a bias, `logits_bias`, is added to logits.
+          is_tied: whether logits use the embedding table (O. Press and L. Wolf, arXiv:1608.05859)
+            or a separate one, `output_embedding`.
+          is_scaled: whether looked-up vectors are multiplied by sqrt(d_model), as in tensor2tensor
+            (arXiv:1706.03762, section 3.4).
+          has_bias: whether logits have a bias, `logits_bias`.
         """
         self.vocab = vocab
         self.d_model = d_model
@@ -86,13 +86,15 @@ class Embedding:
         self._is_scaled = is_scaled
         self._has_bias = has_bias
 
-    def __call__(self, symbols: mtf.Tensor, dtype: tf.DType) -> mtf.Tensor:
-        """Integers [...] -> [..., d_model]; the variable `embedding` of the current scope."""
-        x = checked_gather(self._table(symbols.mesh, "embedding", dtype), symbols, self.vocab)
+    def __call__(self, tokens: mtf.Tensor, dtype: tf.DType) -> mtf.Tensor:
+        """Looks up integers [...] -> [..., d_model]; the variable `embedding` of the current
+        scope.
+        """
+        x = checked_gather(self._table(tokens.mesh, "embedding", dtype), tokens, self.vocab)
         return x * self.d_model.size**0.5 if self._is_scaled else x
 
     def logits(self, x: mtf.Tensor) -> mtf.Tensor:
-        """[..., d_model] -> [..., vocab]."""
+        """Computes [..., d_model] -> [..., vocab]."""
         name = "embedding" if self._is_tied else "output_embedding"
         shape = x.shape - self.d_model + self.vocab
         logits = mtf.einsum([x, self._table(x.mesh, name, x.dtype)], output_shape=shape)

@@ -1,4 +1,4 @@
-"""The network that a transformer applies to each position."""
+"""The position-wise feed-forward network of a transformer."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from t2tp import mtf
 from t2tp.layers import variables
 from t2tp.layers.dropout import Dropout
-from t2tp.nearest import nearest
 from t2tp.ops.gelu import gelu_erf
+from t2tp.suggestions import nearest
 
 _ACTIVATIONS: dict[str, Callable[[mtf.Tensor], mtf.Tensor]] = {
     "relu": mtf.relu,
@@ -22,10 +22,10 @@ _GATED = ("swiglu", "geglu")
 
 
 def activation_of(mlp: str) -> Callable[[mtf.Tensor], mtf.Tensor]:
-    """The activation of a network, or of its gate; see `FeedForward`.
+    """Returns the activation of a network, or of its gate; see `FeedForward`.
 
     Raises:
-      ValueError: there is no such network.
+      ValueError: the name is unknown.
     """
     if mlp not in _ACTIVATIONS:
         raise ValueError(f"mlp is {mlp!r}: {nearest(mlp, _ACTIVATIONS, 'networks')}")
@@ -33,7 +33,7 @@ def activation_of(mlp: str) -> Callable[[mtf.Tensor], mtf.Tensor]:
 
 
 class FeedForward:
-    """Two matrices with an activation between them, or three with a gate.
+    """A feed-forward network: two matrices with an activation between them, or three with a gate.
 
     `relu`, `gelu` (its tanh form), `gelu_erf` (the exact one) and `silu`: `activation(x input)
     output`; `swiglu` and `geglu` (N. Shazeer, arXiv:2002.05202): `(activation(x gate) * x input)
@@ -50,18 +50,18 @@ class FeedForward:
         output_scale: float = 1.0,
         experts: Sequence[mtf.Dimension] = (),
     ) -> None:
-        """Says which.
+        """Sets dimensions and variants.
 
         Args:
           mlp: relu, gelu, gelu_erf, silu, swiglu or geglu.
-          d_ff: size of what is between the matrices.
+          d_ff: the hidden size.
           use_bias: whether to add a bias after each matrix.
-          dropout: of what is between, relu_dropout in tensor2tensor.
+          dropout: of the hidden activations, relu_dropout in tensor2tensor.
           output_scale: factor of the initial values of `output`.
-          experts: dimensions of `x` along which the variables differ.
+          experts: dimensions of `x` along which each index has its own variables.
 
         Raises:
-          ValueError: there is no such network.
+          ValueError: the name is unknown.
         """
         self._activation = activation_of(mlp)
         self._is_gated = mlp in _GATED
@@ -72,7 +72,9 @@ class FeedForward:
         self._experts = list(experts)
 
     def __call__(self, x: mtf.Tensor, training: bool) -> mtf.Tensor:
-        """[..., d_model] -> [..., d_model]; variables `input`, `output`, `gate`, and biases."""
+        """Computes [..., d_model] -> [..., d_model]; variables `input`, `output`, `gate`, and
+        biases.
+        """
         d_model = x.shape.dims[-1]
         hidden = self._times(x, "input", self._d_ff, d_model.size**-0.5)
         if self._is_gated:
@@ -85,7 +87,7 @@ class FeedForward:
         return self._times(hidden, "output", d_model, stddev)
 
     def _times(self, x: mtf.Tensor, name: str, to: mtf.Dimension, stddev: float) -> mtf.Tensor:
-        """[..., d] -> [..., to]."""
+        """Multiplies by a variable: [..., d] -> [..., to]."""
         dim = x.shape.dims[-1]
         dims = [*self._experts, dim, to]
         matrix = variables.weight(x.mesh, name, dims, stddev, x.dtype)

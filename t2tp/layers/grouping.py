@@ -1,4 +1,4 @@
-"""Tokens in groups, within which experts have their capacity."""
+"""Token groups, within which experts have their capacity."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import math
 from t2tp import mtf
 
 
-def grouped(x: mtf.Tensor, group_size: int) -> mtf.Tensor:
-    """Arranges the tokens of a batch in groups of one size, whatever the mesh.
+def group_tokens(x: mtf.Tensor, group_size: int) -> mtf.Tensor:
+    """Reshapes the tokens of a batch into groups of one size, the same on every mesh.
 
     Args:
       x: [batch, ..., d_model].
-      group_size: how many tokens a group has at most; 0: those of a row. It is lowered until rows
-        make whole groups, or groups whole rows.
+      group_size: max tokens per group; 0: one group per row. It is lowered until a row is a whole
+        number of groups, or a group a whole number of rows.
 
     Returns:
-      [batch, group, d_model]: the dimension of the groups has the name of the first one of `x`, so
-      that it is split as that is; or, of [batch, length, d_model] whose rows make several groups,
+      [batch, group, d_model]: the group dimension has the name of the first dimension of `x`, to be
+      split like it; or, if rows of [batch, length, d_model] have several groups,
       [batch, length_groups, group, d_model].
     """
     rows, *within, d_model = x.shape.dims

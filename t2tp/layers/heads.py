@@ -1,4 +1,4 @@
-"""Queries, keys and values of several heads, and back."""
+"""The projections of multi-head attention."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from t2tp.layers import variables
 
 
 class Heads:
-    """The four matrices of multi-head attention (arXiv:1706.03762, section 3.2.2).
+    """The query, key, value and output projections of attention (arXiv:1706.03762, section 3.2.2).
 
-    With fewer heads of keys and values than of queries it is grouped-query attention (J. Ainslie et
-    al., arXiv:2305.13245), with one multi-query attention (N. Shazeer, arXiv:1911.02150); their
-    dimension is then `kv_heads`, otherwise it is `heads` too.
+    With fewer key-value heads than query heads it is grouped-query attention (J. Ainslie et al.,
+    arXiv:2305.13245), with one it is multi-query attention (N. Shazeer, arXiv:1911.02150); their
+    dimension is then `kv_heads`, otherwise `heads`.
 
     Attributes:
       heads: the dimension of the queries.
-      kv_heads: that of keys and values.
-      d_kv: size of a head.
+      kv_heads: the dimension of keys and values.
+      d_kv: the dimension of a head.
     """
 
     def __init__(
@@ -28,12 +28,12 @@ class Heads:
         use_bias: bool = False,
         output_scale: float = 1.0,
     ) -> None:
-        """Says how many.
+        """Sets the dimensions.
 
         Args:
-          num_heads: of the queries.
+          num_heads: query heads.
           d_kv: size of a head.
-          num_kv_heads: of keys and values; 0: as many as of the queries.
+          num_kv_heads: key-value heads; 0: num_heads.
           use_bias: whether to add a bias after each matrix.
           output_scale: factor of the initial values of `output`.
 
@@ -54,20 +54,22 @@ class Heads:
         self._output_scale = output_scale
 
     def queries(self, x: mtf.Tensor, length: mtf.Dimension | None) -> mtf.Tensor:
-        """[batch..., length, d_model] -> [batch..., heads, length, d_kv]; all without a length if
-        `length` is None. The variable `q`."""
+        """Projects [batch..., length, d_model] -> [batch..., heads, length, d_kv]; without the
+        length if `length` is None. The variable `q`.
+        """
         return self._project(x, "q", self.heads, length)
 
     def keys_and_values(
         self, x: mtf.Tensor, length: mtf.Dimension | None
     ) -> tuple[mtf.Tensor, mtf.Tensor]:
-        """The same for both, with `kv_heads`. The variables `k` and `v`."""
+        """Projects to keys and values as `queries`, with `kv_heads`. The variables `k` and `v`."""
         k, v = (self._project(x, name, self.kv_heads, length) for name in ("k", "v"))
         return k, v
 
     def for_each_query(self, x: mtf.Tensor) -> mtf.Tensor:
-        """[..., kv_heads, ...] -> [..., heads, ...]: each head of queries gets the one that serves
-        it, query head h number h // (heads / kv_heads)."""
+        """Repeats [..., kv_heads, ...] to [..., heads, ...]: query head h uses key-value head
+        h // (heads / kv_heads).
+        """
         if self.kv_heads == self.heads:
             return x
         at = x.shape.dims.index(self.kv_heads)
@@ -77,8 +79,9 @@ class Heads:
         return mtf.reshape(spread, mtf.Shape([*before, self.heads, *after]))
 
     def output(self, attended: mtf.Tensor, shape: mtf.Shape) -> mtf.Tensor:
-        """[batch..., heads, length, d_kv] -> `shape`, [batch..., length, d_model]. The variable
-        `output`."""
+        """Projects [batch..., heads, length, d_kv] to `shape`, [batch..., length, d_model]. The
+        variable `output`.
+        """
         d_model = shape.dims[-1]
         stddev = (self.heads.size * self.d_kv.size) ** -0.5 * self._output_scale
         dims = [self.heads, self.d_kv, d_model]
@@ -106,17 +109,17 @@ class Heads:
 
 
 def padded_to(x: mtf.Tensor, dim: mtf.Dimension, length: mtf.Dimension) -> mtf.Tensor:
-    """`x` with zeros behind, so that its dimension `dim` becomes `length`.
+    """Returns `x` zero-padded along `dim`, which becomes `length`.
 
     Raises:
       ValueError: `length` is shorter.
     """
     beyond = length.size - dim.size
     if beyond < 0:
-        raise ValueError(f"{dim.size} symbols do not fit into the {length.size} that are decoded.")
+        raise ValueError(f"{dim.size} tokens do not fit into the {length.size} that are decoded.")
     name = dim.name
     if beyond:
-        # What is padded must be whole, and no layout has a name of two words.
+        # A padded dimension must not be split, and no layout has a name of two words.
         name = f"whole {dim.name}"
         x = mtf.pad(mtf.rename_dimension(x, dim.name, name), [0, beyond], name)
     return mtf.rename_dimension(x, name, length.name) if name != length.name else x

@@ -1,4 +1,4 @@
-"""A mixture of experts in the place of a feed-forward network."""
+"""Mixture of experts, in place of a feed-forward network."""
 
 from __future__ import annotations
 
@@ -9,23 +9,25 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from t2tp import mtf
+from t2tp.choices import GATINGS
 from t2tp.layers import variables
 from t2tp.layers.feed_forward import FeedForward
-from t2tp.layers.gating import GATINGS, Choice, Router, expert_choices, token_choices
-from t2tp.layers.grouping import grouped
-from t2tp.nearest import nearest
+from t2tp.layers.gating import ExpertAssignment, Router, expert_choices, token_choices
+from t2tp.layers.grouping import group_tokens
 from t2tp.ops.gather import checked_gather
+from t2tp.suggestions import nearest
 
 
 class ExpertSums(NamedTuple):
-    """What a layer counts: float32 scalars, sums over the batch.
+    """Statistics of a layer: float32 scalars, sums over the batch.
 
     Attributes:
-      load_balance: of the load-balancing loss of each token's group.
-      router_z: of the tokens' squared log(Z).
-      tokens: how many real tokens there are.
-      choices: how many experts they asked for.
-      dropped: how many of these had no room. (Expert choice: tokens without an expert.)
+      load_balance: the load-balancing loss of each token's group.
+      router_z: the tokens' squared log(Z).
+      tokens: number of real tokens.
+      choices: number of token-expert assignments requested.
+      dropped: number of these that exceeded the capacity. (Expert choice: tokens without an
+        expert.)
     """
 
     load_balance: mtf.Tensor
@@ -36,16 +38,15 @@ class ExpertSums(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Routing:
-    """How tokens come to experts.
+class RoutingConfig:
+    """Routing hyperparameters.
 
     Attributes:
-      num_experts: how many there are.
+      num_experts: number of experts.
       gating: `top_1` (Switch), `top_2` (GShard) or `expert_choice`.
-      capacity_factor_train: an expert has so many times the places in a group that it would need if
-        all were asked equally often.
-      capacity_factor_eval: the same when not training.
-      group_size: see `grouping.grouped`.
+      capacity_factor_train: capacity of an expert relative to a perfectly balanced load.
+      capacity_factor_eval: the same outside training.
+      group_size: see `grouping.group_tokens`.
     """
 
     num_experts: int
@@ -55,33 +56,34 @@ class Routing:
     group_size: int = 0
 
     def capacity(self, group: int, training: bool) -> int:
-        """Places of an expert in a group of so many tokens."""
+        """Returns an expert's capacity in a group of `group` tokens."""
         factor = self.capacity_factor_train if training else self.capacity_factor_eval
         wanted = group * (2 if self.gating == "top_2" else 1) * factor / self.num_experts
+        # 1e-9: a rounding error above an integer must not raise the capacity.
         return max(1, min(group, math.ceil(wanted - 1e-9)))
 
 
 class MixtureOfExperts:
     """Feed-forward networks of which each token uses one or two.
 
-    The experts are the dimension `experts`. Split over the axis that splits the batch, tokens go to
-    their experts by one all-to-all, and come back by another (GShard, arXiv:2006.16668, section
-    3.2). Split over another axis, say `expert_groups:<the batch's axis>` too: each processor of it
-    then picks what its experts get, and their results are gathered. If that axis splits the length
-    elsewhere, and rows make several groups, say `length_groups:<that axis>`: the all-to-alls are
-    then over it. (An axis that splits the length and no experts may split `length_groups`, and
-    `expert_length_groups`, which they are called at the experts.)
+    Experts are the dimension `experts`. If it is split over the axis that splits the batch, an
+    all-to-all sends tokens to their experts, and another one back (GShard, arXiv:2006.16668,
+    section 3.2). If it is split over another axis, add the rule `expert_groups:<the batch's axis>`:
+    each processor then selects the tokens of its experts, and the results are all-gathered. If that
+    axis splits the length elsewhere and rows have several groups, add `length_groups:<that axis>`:
+    the all-to-alls are then over it. (An axis that splits the length and no experts may split
+    `length_groups` and `expert_length_groups`, which is their name at the experts.)
     """
 
-    def __init__(self, routing: Routing, **feed_forward: object) -> None:
-        """Says which.
+    def __init__(self, routing: RoutingConfig, **feed_forward: object) -> None:
+        """Sets routing and experts.
 
         Args:
-          routing: how tokens come to experts.
+          routing: routing hyperparameters.
           **feed_forward: arguments of `FeedForward`, the experts.
 
         Raises:
-          ValueError: there is no such gating, or a number is out of range.
+          ValueError: the gating is unknown, or a number is out of range.
         """
         if routing.gating not in GATINGS:
             known = nearest(routing.gating, GATINGS, "gatings")
@@ -100,27 +102,27 @@ class MixtureOfExperts:
         self._feed_forward = FeedForward(experts=[self._experts], **feed_forward)  # type: ignore[arg-type]
 
     def __call__(
-        self, x: mtf.Tensor, training: bool, is_real: mtf.Tensor | None = None
+        self, x: mtf.Tensor, training: bool, token_mask: mtf.Tensor | None = None
     ) -> tuple[mtf.Tensor, ExpertSums]:
-        """Lets experts read the tokens.
+        """Applies the experts to the tokens.
 
         Args:
           x: [batch, ..., d_model].
-          training: whether dropout is on; it also says which capacity factor counts.
-          is_real: booleans [batch, ...]: padding goes to no expert. None: all are real.
+          training: whether dropout is on; also selects the capacity factor.
+          token_mask: booleans [batch, ...]: padding goes to no expert. None: no padding.
 
         Returns:
-          like `x`, zeros for tokens without an expert; and what was counted.
+          like `x`, zero for tokens without an expert; and the statistics.
         """
-        tokens, router = self._routed(x, is_real)
+        tokens, router = self._routed(x, token_mask)
         capacity = self._routing.capacity(router.tokens.size, training)
         return self._mixed(x, tokens, router, capacity, training)
 
     def decode(self, x: mtf.Tensor) -> mtf.Tensor:
-        """[batch, ..., d_model] -> the same, in decoding: nobody is turned away.
+        """Computes [batch, ..., d_model] -> [batch, ..., d_model] in decoding; no token is dropped.
 
         Raises:
-          ValueError: experts choose the tokens, which needs those to come.
+          ValueError: gating is expert_choice, which needs all tokens at once.
         """
         if self._routing.gating == "expert_choice":
             raise ValueError(
@@ -131,11 +133,11 @@ class MixtureOfExperts:
         return self._mixed(x, tokens, router, router.tokens.size, training=False)[0]
 
     def _routed(
-        self, x: mtf.Tensor, is_real: mtf.Tensor | None, group_size: int | None = None
+        self, x: mtf.Tensor, token_mask: mtf.Tensor | None, group_size: int | None = None
     ) -> tuple[mtf.Tensor, Router]:
-        """The tokens in groups, and what the router says of them; it computes in float32."""
+        """Returns the grouped tokens and their router, which computes in float32."""
         size = self._routing.group_size if group_size is None else group_size
-        tokens = grouped(x, size)
+        tokens = group_tokens(x, size)
         *groups, group, d_model = tokens.shape.dims
         dims = [d_model, self._router_experts]
         matrix = variables.weight(x.mesh, "router", dims, d_model.size**-0.5, tf.float32)
@@ -144,10 +146,10 @@ class MixtureOfExperts:
             output_shape=mtf.Shape([*groups, group, self._router_experts]),
         )
         shape = mtf.Shape([*groups, group])
-        if is_real is None:
+        if token_mask is None:
             real = mtf.ones(x.mesh, shape, tf.float32)
         else:
-            real = mtf.reshape(mtf.cast(is_real, tf.float32), shape)
+            real = mtf.reshape(mtf.cast(token_mask, tf.float32), shape)
         return tokens, Router(logits, real, self._router_experts)
 
     def _mixed(
@@ -162,14 +164,14 @@ class MixtureOfExperts:
             y, load_balance, choices, dropped = self._by_expert(tokens, router, capacity, training)
         else:
             y, load_balance, choices, dropped = self._by_token(tokens, router, capacity, training)
-        count = mtf.reduce_sum(router.is_real)
+        count = mtf.reduce_sum(router.token_mask)
         sums = ExpertSums(load_balance, router.z_sum(), count, choices, dropped)
         return mtf.reshape(y, x.shape), sums
 
     def _by_token(
         self, tokens: mtf.Tensor, router: Router, capacity: int, training: bool
     ) -> tuple[mtf.Tensor, ...]:
-        """Tokens choose: [groups, group, d_model], and the load balance, choices and dropped."""
+        """Returns [groups, group, d_model], load balance, choices and dropped, by token choice."""
         k = 2 if self._routing.gating == "top_2" else 1
         choices, load_balance = token_choices(router, k, capacity)
         *groups, _, d_model = tokens.shape.dims
@@ -189,13 +191,13 @@ class MixtureOfExperts:
             )
             parts.append(back * mtf.cast(choice.gate, back.dtype))
         dropped = sum((c.is_dropped for c in choices[1:]), choices[0].is_dropped)
-        asked = mtf.reduce_sum(router.is_real) * float(k)
+        asked = mtf.reduce_sum(router.token_mask) * float(k)
         return sum(parts[1:], parts[0]), load_balance, asked, mtf.reduce_sum(dropped)
 
     def _by_expert(
         self, tokens: mtf.Tensor, router: Router, capacity: int, training: bool
     ) -> tuple[mtf.Tensor, ...]:
-        """Experts choose: the same. There is nothing to balance."""
+        """Returns the same by expert choice, where the load is always balanced."""
         *groups, group, d_model = tokens.shape.dims
         places = mtf.Dimension("capacity", capacity)
         chosen, gates = expert_choices(router, places)
@@ -213,24 +215,28 @@ class MixtureOfExperts:
             [mtf.one_hot(chosen, group, dtype=tf.float32), ones],
             output_shape=mtf.Shape([*groups, group]),
         )
-        is_left = mtf.cast(mtf.equal(experts_of, 0.0), tf.float32) * router.is_real
-        count = mtf.reduce_sum(router.is_real)
+        is_left = mtf.cast(mtf.equal(experts_of, 0.0), tf.float32) * router.token_mask
+        count = mtf.reduce_sum(router.token_mask)
         return y, mtf.zeros(y.mesh, [], tf.float32), count, mtf.reduce_sum(is_left)
 
     def _apply(self, sent: mtf.Tensor, capacity: int, training: bool) -> mtf.Tensor:
-        """What the experts make of [groups, expert_slots, d_model]; the reshapes bring tokens to
-        their experts and back."""
+        """Applies the experts to [groups, expert_slots, d_model].
+
+        The reshapes become the all-to-alls that send tokens to their experts and back.
+        """
         *groups, _, d_model = sent.shape.dims
         names = ("expert_groups", "expert_length_groups")[: len(groups)]
         here = [mtf.Dimension(n, dim.size) for n, dim in zip(names, groups, strict=True)]
         places = mtf.Dimension("capacity", capacity)
         at_experts = mtf.reshape(sent, mtf.Shape([*here, self._experts, places, d_model]))
-        # An expert's tokens in one piece: its products, and their gradients, then need no copies.
+        # The tokens of an expert are contiguous, so its matmuls and their gradients need no copies.
         in_one_piece = mtf.Shape([self._experts, *here, places, d_model])
         made = self._feed_forward(mtf.transpose(at_experts, in_one_piece), training)
         return mtf.reshape(mtf.transpose(made, at_experts.shape), sent.shape)
 
 
-def _one_hot(choice: Choice, slots: mtf.Dimension, dtype: tf.DType) -> mtf.Tensor:
-    """[groups, group, expert_slots]; nothing is made of it: see `t2tp.mesh.einsum`."""
+def _one_hot(choice: ExpertAssignment, slots: mtf.Dimension, dtype: tf.DType) -> mtf.Tensor:
+    """Returns [groups, group, expert_slots], not materialized; see
+    `t2tp.lowering.one_hot_einsum`.
+    """
     return mtf.one_hot(choice.slots, slots, dtype=dtype)

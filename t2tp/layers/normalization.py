@@ -1,22 +1,21 @@
-"""Norms over the last dimension."""
+"""RMS norm and layer norm."""
 
 from __future__ import annotations
 
 import tensorflow as tf
 
 from t2tp import mtf
+from t2tp.choices import NORM_TYPES
 from t2tp.layers import variables
-from t2tp.nearest import nearest
-from t2tp.ops.normalization import layer_norm, rms_norm
-
-NORM_TYPES = ("rms", "layer")
+from t2tp.ops.norms.layer_norm import layer_norm, rms_norm
+from t2tp.suggestions import nearest
 
 
 class Norm:
-    """Root-mean-square norm or layer norm, with what it learns in the current scope."""
+    """RMS norm or layer norm over the last dimension; variables in the current scope."""
 
     def __init__(self, norm_type: str = "rms", epsilon: float = 1e-6) -> None:
-        """Says which.
+        """Sets type and epsilon.
 
         Args:
           norm_type: `rms` (arXiv:1910.07467; a scale) or `layer` (arXiv:1607.06450; a scale and a
@@ -24,7 +23,7 @@ class Norm:
           epsilon: added to the mean square, or to the variance.
 
         Raises:
-          ValueError: there is no such norm.
+          ValueError: the type is unknown.
         """
         if norm_type not in NORM_TYPES:
             known = nearest(norm_type, NORM_TYPES, "norms")
@@ -33,7 +32,7 @@ class Norm:
         self._epsilon = epsilon
 
     def __call__(self, x: mtf.Tensor) -> mtf.Tensor:
-        """[..., d_model] -> [..., d_model]; variables `norm_scale`, and `norm_bias` if `layer`."""
+        """Normalizes [..., d_model]; variables `norm_scale`, and `norm_bias` if `layer`."""
         dim = x.shape.dims[-1]
         scale = variables.ones(x.mesh, "norm_scale", [dim], tf.float32)
         if self._norm_type == "rms":

@@ -1,4 +1,4 @@
-"""The ways to go through a stack of layers: a whole sequence, or a symbol at a time."""
+"""Forward passes through a stack of layers: full, prefill or decode step."""
 
 from __future__ import annotations
 
@@ -6,34 +6,34 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from t2tp import mtf
-from t2tp.layers.attention import CrossAttention, Memory, Sequence, State
-from t2tp.ops.attention import RelativeBias
+from t2tp.layers.attention import CrossAttention, Memory, SequenceInfo, State
+from t2tp.ops.attention.api import RelativeBias
 
 T = TypeVar("T")
 
 
-class AnySelfAttention(Protocol):
-    """What `SelfAttention` and `CompressedSelfAttention` have in common."""
+class SelfAttentionLayer(Protocol):
+    """The interface of self-attention layers."""
 
     def attend(
         self,
         x: mtf.Tensor,
-        sequence: Sequence,
+        sequence: SequenceInfo,
         training: bool,
         relative_bias: RelativeBias | None = None,
     ) -> mtf.Tensor:
-        """Reads a whole sequence."""
+        """Computes the attention of a full sequence."""
 
     def begin(
         self,
         x: mtf.Tensor,
-        sequence: Sequence,
+        sequence: SequenceInfo,
         length: mtf.Dimension,
         state: State,
         name: str,
         relative_bias: RelativeBias | None = None,
     ) -> mtf.Tensor:
-        """Reads a whole sequence, and keeps what `step` needs of it."""
+        """Computes `attend` and stores keys and values in the state."""
 
     def step(
         self,
@@ -43,15 +43,15 @@ class AnySelfAttention(Protocol):
         name: str,
         relative_bias: RelativeBias | None = None,
     ) -> mtf.Tensor:
-        """Reads one symbol of each row."""
+        """Computes the attention of one token per row."""
 
 
-class Pass(Protocol):
-    """How a stack's attention is carried out, and on what.
+class ForwardPass(Protocol):
+    """A forward pass: runs the attention layers of a stack.
 
     Attributes:
       training: whether dropout is on.
-      decoding: whether it is for decoding, where experts turn nobody away.
+      decoding: whether it is for decoding, where experts drop no tokens.
     """
 
     @property
@@ -62,45 +62,45 @@ class Pass(Protocol):
     def decoding(self) -> bool:
         """Whether it is for decoding."""
 
-    def is_real(self) -> mtf.Tensor | None:
-        """Booleans [batch..., length]: where there are symbols; None: everywhere."""
+    def token_mask(self) -> mtf.Tensor | None:
+        """Returns booleans [batch..., length], false for padding; None: no padding."""
 
-    def self_attention(self, layer: AnySelfAttention, x: mtf.Tensor, name: str) -> mtf.Tensor:
-        """Applies a layer to x [batch..., d_model]; `name` tells layers apart in a state."""
+    def self_attention(self, layer: SelfAttentionLayer, x: mtf.Tensor, name: str) -> mtf.Tensor:
+        """Applies a layer to x [batch..., d_model]; `name` is the layer's key in the state."""
 
     def cross_attention(self, layer: CrossAttention, x: mtf.Tensor, name: str) -> mtf.Tensor:
-        """The same, of attention to the memory."""
+        """Applies attention to the memory."""
 
 
 @dataclass(frozen=True)
-class WholePass:
-    """Through a whole sequence, in training or evaluation.
+class FullForward:
+    """The forward pass of a full sequence, in training or evaluation.
 
     Attributes:
-      sequence: where the symbols stand.
+      sequence: positions and segments.
       training: whether dropout is on.
-      memory: what cross-attention sees.
+      memory: what cross-attention attends to.
       relative_bias: of self-attention.
     """
 
-    sequence: Sequence
+    sequence: SequenceInfo
     training: bool
     memory: Memory | None = None
     relative_bias: RelativeBias | None = None
     decoding: bool = False
 
-    def is_real(self) -> mtf.Tensor | None:
-        """See `Pass`."""
+    def token_mask(self) -> mtf.Tensor | None:
+        """See `ForwardPass`."""
         segments = self.sequence.segments
         return None if segments is None else mtf.not_equal(segments, 0)
 
-    def self_attention(self, layer: AnySelfAttention, x: mtf.Tensor, name: str) -> mtf.Tensor:
-        """See `Pass`."""
+    def self_attention(self, layer: SelfAttentionLayer, x: mtf.Tensor, name: str) -> mtf.Tensor:
+        """See `ForwardPass`."""
         del name
         return layer.attend(x, self.sequence, self.training, self.relative_bias)
 
     def cross_attention(self, layer: CrossAttention, x: mtf.Tensor, name: str) -> mtf.Tensor:
-        """See `Pass`."""
+        """See `ForwardPass`."""
         del name
         memory, segments = _given(self.memory), self.sequence.segments
         if segments is None:
@@ -109,18 +109,18 @@ class WholePass:
 
 
 @dataclass(frozen=True)
-class BeginPass:
-    """Through what decoding begins with; the state keeps what the steps need.
+class Prefill:
+    """The forward pass of prompts, which fills the decoding state.
 
     Attributes:
-      sequence: where the symbols stand; one segment a row.
-      length: how many symbols a row will have at most.
-      state: is filled.
-      memory: what cross-attention sees.
+      sequence: positions; each row is one segment.
+      length: the max length of a row.
+      state: the decoding state, filled in place.
+      memory: what cross-attention attends to.
       relative_bias: of self-attention.
     """
 
-    sequence: Sequence
+    sequence: SequenceInfo
     length: mtf.Dimension
     state: State
     memory: Memory | None = None
@@ -128,16 +128,16 @@ class BeginPass:
     training: bool = False
     decoding: bool = True
 
-    def is_real(self) -> mtf.Tensor | None:
-        """See `Pass`."""
+    def token_mask(self) -> mtf.Tensor | None:
+        """See `ForwardPass`."""
         return None
 
-    def self_attention(self, layer: AnySelfAttention, x: mtf.Tensor, name: str) -> mtf.Tensor:
-        """See `Pass`."""
+    def self_attention(self, layer: SelfAttentionLayer, x: mtf.Tensor, name: str) -> mtf.Tensor:
+        """See `ForwardPass`."""
         return layer.begin(x, self.sequence, self.length, self.state, name, self.relative_bias)
 
     def cross_attention(self, layer: CrossAttention, x: mtf.Tensor, name: str) -> mtf.Tensor:
-        """See `Pass`."""
+        """See `ForwardPass`."""
         memory = _given(self.memory)
         layer.begin(memory, self.state, name)
         one_segment = mtf.ones_like(self.sequence.positions)
@@ -145,13 +145,13 @@ class BeginPass:
 
 
 @dataclass(frozen=True)
-class StepPass:
-    """Through one symbol of each row; the state gets it too.
+class DecodeStep:
+    """The forward pass of one token per row, which is added to the decoding state.
 
     Attributes:
-      positions: int32 [batch...], of the symbols.
-      state: of `BeginPass` or of the step before; is changed.
-      memory_segments: int32 [batch..., memory_length]: 1 where there is a memory.
+      positions: int32 [batch...], of the tokens.
+      state: from `Prefill` or the previous step, updated in place.
+      memory_segments: int32 [batch..., memory_length]: 1 for memory, 0 for padding.
       relative_bias: of self-attention.
     """
 
@@ -162,16 +162,16 @@ class StepPass:
     training: bool = False
     decoding: bool = True
 
-    def is_real(self) -> mtf.Tensor | None:
-        """See `Pass`."""
+    def token_mask(self) -> mtf.Tensor | None:
+        """See `ForwardPass`."""
         return None
 
-    def self_attention(self, layer: AnySelfAttention, x: mtf.Tensor, name: str) -> mtf.Tensor:
-        """See `Pass`."""
+    def self_attention(self, layer: SelfAttentionLayer, x: mtf.Tensor, name: str) -> mtf.Tensor:
+        """See `ForwardPass`."""
         return layer.step(x, self.positions, self.state, name, self.relative_bias)
 
     def cross_attention(self, layer: CrossAttention, x: mtf.Tensor, name: str) -> mtf.Tensor:
-        """See `Pass`."""
+        """See `ForwardPass`."""
         return layer.step(x, _given(self.memory_segments), self.state, name)
 
 

@@ -1,4 +1,4 @@
-"""What tells a model where a symbol stands, besides rotary positions (`t2tp.ops.rotary`)."""
+"""Position encodings other than rotary ones (`t2tp.ops.rotary`)."""
 
 from __future__ import annotations
 
@@ -8,16 +8,14 @@ import tensorflow as tf
 
 from t2tp import mtf
 from t2tp.layers import variables
-from t2tp.ops.attention import RelativeBias
+from t2tp.ops.attention.api import RelativeBias
 from t2tp.ops.gather import checked_gather
-
-POSITIONS = ("learned", "sinusoidal", "rotary", "relative", "none")
 
 
 def sinusoidal(
     positions: mtf.Tensor, d_model: mtf.Dimension, dtype: tf.DType, slowest: float = 10000.0
 ) -> mtf.Tensor:
-    """Sines of half of the features, cosines of the other half, as tensor2tensor has them.
+    """Returns sinusoidal encodings, sines in the first half of the features, as in tensor2tensor.
 
     A. Vaswani et al. (arXiv:1706.03762), section 3.5. Feature i of d_model / 2 has the wavelength
     `2 pi * slowest ** (i / (d_model / 2 - 1))`.
@@ -26,7 +24,7 @@ def sinusoidal(
       positions: integers [...].
       d_model: an even dimension; it may be split.
       dtype: of the result.
-      slowest: the longest wavelength, by 2 pi.
+      slowest: the longest wavelength divided by 2 pi.
 
     Returns:
       [..., d_model].
@@ -47,13 +45,13 @@ def sinusoidal(
 
 
 class LearnedPositions:
-    """A vector learned for each position, the variable `positions` of the current scope."""
+    """Learned position embeddings, the variable `positions` of the current scope."""
 
     def __init__(self, max_length: int, stddev: float) -> None:
-        """Says how many.
+        """Sets size and initial values.
 
         Args:
-          max_length: positions are below this.
+          max_length: one more than the largest position.
           stddev: of the initial values.
         """
         self._dim = mtf.Dimension("max_length", max_length)
@@ -62,24 +60,25 @@ class LearnedPositions:
     def __call__(
         self, positions: mtf.Tensor, d_model: mtf.Dimension, dtype: tf.DType
     ) -> mtf.Tensor:
-        """Integers [...] in [0, max_length) -> [..., d_model]."""
+        """Looks up integers [...] in [0, max_length) -> [..., d_model]."""
         dims = [self._dim, d_model]
         table = variables.weight(positions.mesh, "positions", dims, self._stddev, dtype)
         return checked_gather(table, positions, self._dim)
 
 
 class RelativePositions:
-    """A number learned for each head and range of distances, the variable `relative_bias` of the
-    current scope; all layers of a stack share it (C. Raffel et al., arXiv:1910.10683, section
-    2.1)."""
+    """Learned relative position bias per head and distance bucket, the variable `relative_bias` of
+    the current scope, shared by all layers of a stack (C. Raffel et al., arXiv:1910.10683, section
+    2.1).
+    """
 
     def __init__(self, buckets: int = 32, max_distance: int = 128) -> None:
-        """Says how distances are told apart; see `t2tp.ops.attention.RelativeBias`."""
+        """Sets the buckets; see `t2tp.ops.attention.api.RelativeBias`."""
         self._buckets = mtf.Dimension("relative_buckets", buckets)
         self._max_distance = max_distance
 
     def __call__(self, mesh: mtf.Mesh, heads: mtf.Dimension) -> RelativeBias:
-        """The bias of the heads."""
+        """Returns the bias of the heads."""
         dims = [heads, self._buckets]
         stddev = heads.size**-0.5
         table = variables.weight(mesh, "relative_bias", dims, stddev, tf.float32)

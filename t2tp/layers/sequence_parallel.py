@@ -1,9 +1,9 @@
-"""A second name for the length of a sequence, so that a layout can split it between blocks.
+"""Sequence parallelism: a second name for the length, which a layout can split between blocks.
 
 V. Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models"
 (arXiv:2205.05198), section 4.2.2. Inside of a block the length is `length`, and a mesh axis splits
-the heads; between blocks it is `residual_length`, which the same axis may split. On the way in
-parts are then gathered, and on the way out what would be an allreduce is a reduce-scatter.
+the heads; between blocks it is `residual_length`, which the same axis may split. A block then
+begins with an all-gather and ends with a reduce-scatter in place of the all-reduce.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ INSIDE, BETWEEN = "length", "residual_length"
 
 
 def between_blocks(x: mtf.Tensor) -> mtf.Tensor:
-    """`x` with the name of the length that it has between blocks; without a length as it is."""
+    """Renames the length of `x`, if it has one, to its name between blocks."""
     return _renamed(x, INSIDE, BETWEEN)
 
 
 def inside_blocks(x: mtf.Tensor) -> mtf.Tensor:
-    """`x` with the name of the length that it has inside of blocks; without a length as it is."""
+    """Renames the length of `x`, if it has one, to its name inside of blocks."""
     return _renamed(x, BETWEEN, INSIDE)
 
 

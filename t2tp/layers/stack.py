@@ -1,32 +1,31 @@
-"""Layers one after the other, each adding to what goes through."""
+"""A stack of residual layers: a transformer's encoder or decoder."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from t2tp import mtf
+from t2tp.choices import NORM_POSITIONS, RECOMPUTE
 from t2tp.layers.attention import CrossAttention
 from t2tp.layers.dropout import Dropout
 from t2tp.layers.feed_forward import FeedForward
 from t2tp.layers.mixture_of_experts import ExpertSums, MixtureOfExperts
 from t2tp.layers.normalization import Norm
-from t2tp.layers.passes import AnySelfAttention, Pass
+from t2tp.layers.passes import ForwardPass, SelfAttentionLayer
 from t2tp.layers.positions import sinusoidal
 from t2tp.layers.sequence_parallel import between_blocks, inside_blocks
-from t2tp.nearest import nearest
-
-NORM_POSITIONS = ("pre", "post")
-RECOMPUTE = ("none", "layer", "attention", "feed_forward")
+from t2tp.suggestions import nearest
 
 _Block = Callable[[mtf.Tensor], mtf.Tensor]
 
 
 class Residual:
-    """Adds what a block makes: `x + dropout(block(norm(x)))`, or `norm(x + dropout(block(x)))`."""
+    """A residual block: `x + dropout(block(norm(x)))`, or `norm(x + dropout(block(x)))`."""
 
     def __init__(
         self,
@@ -36,7 +35,7 @@ class Residual:
         *,
         sequence_parallel: bool = False,
     ) -> None:
-        """Says how.
+        """Sets norm, its position and dropout.
 
         Args:
           norm: the norm.
@@ -46,7 +45,7 @@ class Residual:
             `t2tp.layers.sequence_parallel`.
 
         Raises:
-          ValueError: there is no such position.
+          ValueError: the position is unknown.
         """
         if norm_position not in NORM_POSITIONS:
             known = nearest(norm_position, NORM_POSITIONS, "positions")
@@ -57,17 +56,17 @@ class Residual:
         self._sequence_parallel = sequence_parallel
 
     def __call__(self, x: mtf.Tensor, block: _Block, training: bool) -> mtf.Tensor:
-        """[..., d_model] -> [..., d_model], both as they are between blocks."""
+        """Computes [..., d_model] -> [..., d_model], both with the length's name between blocks."""
         y = self.inside(self.norm(x) if self.is_pre else x)
         x += self._dropout(self.between(block(y)), training)
         return x if self.is_pre else self.norm(x)
 
     def between(self, x: mtf.Tensor) -> mtf.Tensor:
-        """What a block made, as it is between blocks."""
+        """Renames the length of a block's output to its name between blocks."""
         return between_blocks(x) if self._sequence_parallel else x
 
     def inside(self, x: mtf.Tensor) -> mtf.Tensor:
-        """What goes through between blocks, as a block takes it."""
+        """Renames the length of a block's input to its name inside of blocks."""
         return inside_blocks(x) if self._sequence_parallel else x
 
 
@@ -76,18 +75,18 @@ class Layer:
     """The blocks of a layer.
 
     Attributes:
-      self_attention: comes first.
-      feed_forward: comes last; or experts.
-      cross_attention: comes between, if there is one.
+      self_attention: the first block.
+      feed_forward: the last block, possibly a mixture of experts.
+      cross_attention: the block in between; None: none.
     """
 
-    self_attention: AnySelfAttention
+    self_attention: SelfAttentionLayer
     feed_forward: FeedForward | MixtureOfExperts
     cross_attention: CrossAttention | None = None
 
 
 class Stack:
-    """The layers of an encoder or a decoder, and a norm after them if norms come before blocks."""
+    """The layers of an encoder or a decoder, with a final norm if blocks are pre-norm."""
 
     def __init__(
         self,
@@ -97,19 +96,19 @@ class Stack:
         share_layers: bool = False,
         recompute: str = "none",
     ) -> None:
-        """Says what goes on.
+        """Sets layers, residual blocks and recomputation.
 
         Args:
-          layers: in their order.
-          residual: around each block.
-          share_layers: whether all have the same variables. Each is then told its number by a
-            timing signal: M. Dehghani et al., "Universal Transformers" (arXiv:1807.03819), section
-            2.1. They must be alike.
-          recompute: whose activations the backward pass computes again instead of keeping them:
-            `none`, those of each `layer`, or of its `attention` or `feed_forward` blocks.
+          layers: in order.
+          residual: wraps each block.
+          share_layers: whether all layers share their variables. A timing signal then tells each
+            its index: M. Dehghani et al., "Universal Transformers" (arXiv:1807.03819), section 2.1.
+            The layers must be of one kind.
+          recompute: the activations that the backward pass recomputes instead of storing: `none`,
+            those of each `layer`, or of its `attention` or `feed_forward` blocks.
 
         Raises:
-          ValueError: there is no such choice.
+          ValueError: the choice is unknown, or shared layers differ in kind.
         """
         if recompute not in RECOMPUTE:
             raise ValueError(f"recompute is {recompute!r}: {nearest(recompute, RECOMPUTE, 'ways')}")
@@ -123,15 +122,15 @@ class Stack:
         self._share_layers = share_layers
         self._recompute = recompute
 
-    def __call__(self, x: mtf.Tensor, way: Pass) -> tuple[mtf.Tensor, list[ExpertSums]]:
-        """Goes through the layers.
+    def __call__(self, x: mtf.Tensor, way: ForwardPass) -> tuple[mtf.Tensor, list[ExpertSums]]:
+        """Applies the layers.
 
         Args:
           x: [batch..., d_model].
-          way: how attention is carried out; see `Pass`.
+          way: the forward pass; see `ForwardPass`.
 
         Returns:
-          like `x`, and what each layer of experts counted.
+          like `x`, and the statistics of each mixture-of-experts layer.
         """
         counted = []
         x = self._residual.between(x)
@@ -141,7 +140,8 @@ class Stack:
                 here = mtf.constant(x.mesh, number, dtype=tf.int32)
                 x += sinusoidal(here, x.shape.dims[-1], x.dtype)
             with tf1.variable_scope("shared_layer" if self._share_layers else name):
-                x, *sums = self._remade("layer", way, lambda x: self._layer(layer, x, way, name))(x)  # noqa: B023
+                whole = partial(self._layer, layer, way=way, name=name)
+                x, *sums = self._recomputed("layer", way, whole)(x)
             if sums:
                 counted.append(ExpertSums(*sums))
         if self._residual.is_pre:
@@ -149,8 +149,10 @@ class Stack:
                 x = self._residual.norm(x)
         return self._residual.inside(x), counted
 
-    def _layer(self, layer: Layer, x: mtf.Tensor, way: Pass, name: str) -> tuple[mtf.Tensor, ...]:
-        """One layer: its output, and what its experts counted."""
+    def _layer(
+        self, layer: Layer, x: mtf.Tensor, way: ForwardPass, name: str
+    ) -> tuple[mtf.Tensor, ...]:
+        """Applies a layer; returns its output and the statistics of its experts."""
 
         def attend(x: mtf.Tensor) -> tuple[mtf.Tensor]:
             with tf1.variable_scope("attention"):
@@ -170,11 +172,11 @@ class Stack:
         def feed_forward(x: mtf.Tensor) -> tuple[mtf.Tensor, ...]:
             return self._feed_forward(layer.feed_forward, x, way)
 
-        (x,) = self._remade("attention", way, attend)(x)
-        return self._remade("feed_forward", way, feed_forward)(x)
+        (x,) = self._recomputed("attention", way, attend)(x)
+        return self._recomputed("feed_forward", way, feed_forward)(x)
 
     def _feed_forward(
-        self, network: FeedForward | MixtureOfExperts, x: mtf.Tensor, way: Pass
+        self, network: FeedForward | MixtureOfExperts, x: mtf.Tensor, way: ForwardPass
     ) -> tuple[mtf.Tensor, ...]:
         sums: list[mtf.Tensor] = []
 
@@ -183,7 +185,7 @@ class Stack:
                 return network(y, way.training)
             if way.decoding:
                 return network.decode(y)
-            made, counted = network(y, way.training, way.is_real())
+            made, counted = network(y, way.training, way.token_mask())
             sums.extend(counted)
             return made
 
@@ -192,10 +194,10 @@ class Stack:
             x = self._residual(x, block, way.training)
         return (x, *sums)
 
-    def _remade(
-        self, what: str, way: Pass, fn: Callable[[mtf.Tensor], tuple[mtf.Tensor, ...]]
+    def _recomputed(
+        self, what: str, way: ForwardPass, fn: Callable[[mtf.Tensor], tuple[mtf.Tensor, ...]]
     ) -> Callable[[mtf.Tensor], tuple[mtf.Tensor, ...]]:
-        """`fn`, of which the backward pass computes the inside again, if that is asked for."""
+        """Returns `fn`, with its activations recomputed in the backward pass if configured."""
         if self._recompute != what or not way.training:
             return fn
         return lambda x: tuple(mtf.recompute_grad(fn, [x]))

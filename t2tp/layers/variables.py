@@ -1,4 +1,4 @@
-"""Variables of layers: stored in float32, read in the dtype that is computed with."""
+"""Variables of layers: stored in float32, read in the activation dtype."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from t2tp import mtf
 def weight(
     mesh: mtf.Mesh, name: str, dims: Sequence[mtf.Dimension], stddev: float, dtype: tf.DType
 ) -> mtf.Tensor:
-    """A matrix, or a tensor of more dimensions, that begins as normal random numbers.
+    """Returns a variable with normal initial values.
 
     Args:
       mesh: the program's mesh.
       name: within the variable scope.
       dims: of the variable.
       stddev: standard deviation of the initial values, around 0.
-      dtype: what it is read in.
+      dtype: the dtype it is read in.
     """
     return _variable(mesh, name, dims, dtype, tf1.random_normal_initializer(stddev=stddev))
 
 
 def zeros(mesh: mtf.Mesh, name: str, dims: Sequence[mtf.Dimension], dtype: tf.DType) -> mtf.Tensor:
-    """A variable that begins as zeros, such as a bias; arguments as for `weight`."""
+    """Returns a variable initialized to 0, such as a bias; arguments as for `weight`."""
     return _variable(mesh, name, dims, dtype, tf1.zeros_initializer())
 
 
 def ones(mesh: mtf.Mesh, name: str, dims: Sequence[mtf.Dimension], dtype: tf.DType) -> mtf.Tensor:
-    """A variable that begins as ones, such as a norm's scale; arguments as for `weight`."""
+    """Returns a variable initialized to 1, such as a norm's scale; arguments as for `weight`."""
     return _variable(mesh, name, dims, dtype, tf1.ones_initializer())
 
 

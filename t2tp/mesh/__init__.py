@@ -1,1 +1,13 @@
-"""The engine: a mesh of devices, and programs in named dimensions that run on it."""
+"""The mesh: which devices there are, what a layout puts on each, and how they communicate.
+
+A mesh is an array of devices with named axes, `data:2;model:4`. Its devices, called *processors*
+where they take part in it, are numbered row by row: `pnum` 0 to 7, of coordinates `pnum // 4` on
+`data` and `pnum % 4` on `model`. A `Layout` says which dimension of a tensor is split over which
+axis; a processor holds the *slice* that its coordinates select, and processors that differ only
+along axes that split nothing hold the same slice. `Collectives` emits the operations between them.
+Each runs in groups, one for each setting of the other coordinates: an all-reduce over `model` is
+made by 0 to 3, and by 4 to 7.
+
+Processors may be in several processes. `connect` finds these (a rendezvous at the coordinator),
+starts TensorFlow's runtime between them, and gives the `Cluster`: the devices, and which are ours.
+"""

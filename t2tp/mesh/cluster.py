@@ -1,8 +1,7 @@
-"""The devices that the processors of a mesh are bound to, in one process or in several.
+"""Binds the processors of a mesh to devices, in one process or several.
 
-On a machine without GPUs the processors are virtual CPU devices, as many as the mesh needs:
-TensorFlow can make them only before it starts up, so `connect` comes before anything else that runs
-a TensorFlow operation.
+Without GPUs the processors are virtual CPU devices, as many as the mesh needs. TensorFlow can only
+create them before it is initialized, so call `connect` before anything runs a TensorFlow operation.
 """
 
 from __future__ import annotations
@@ -14,41 +13,40 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from t2tp.mesh import processes
-from t2tp.mesh.meeting import meet
-from t2tp.mesh.peers import JOB, Peers, in_a_line
+from t2tp.mesh import process_spec
+from t2tp.mesh.coordination import JOB, CoordinationClient, one_line
+from t2tp.mesh.rendezvous import rendezvous
 
-# How long processors wait for others, in a collective or at a barrier.
+# How long processors wait for each other in a collective or at a barrier, in seconds.
 TIME_LIMIT = 600.0
 
-# The most that one process makes, to try layouts out; making so many takes half a second.
+# Limit of one process; creating as many takes half a second.
 MAX_VIRTUAL_CPUS = 8192
 
-# TensorFlow is one of several processes from its start to its end: the kind of its devices, how
-# many of them each process brings, and the link to the others.
-_joined: tuple[str, int, Peers] | None = None
+# Set once, since TensorFlow cannot change its processes: the kind of devices, their number per
+# process, and the client that talks to the other processes.
+_joined: tuple[str, int, CoordinationClient] | None = None
 
 
 @dataclass(frozen=True)
 class Cluster:
     """The devices of a mesh, in the order of its processors.
 
-    With several processes, each holds a block of consecutive processors, in the order of the
-    processes.
+    With several processes, each has a block of consecutive processors, in process order.
 
     Attributes:
-      devices: TensorFlow device names, one a processor; processor `pnum` runs on `devices[pnum]`.
-      process_id: number of this process.
-      num_processes: how many processes there are.
-      peers: the link to the other processes; None if there are none.
-      time_limit: how long, in seconds, processors wait for others before they give up.
-      nccl: whether NCCL carries the collectives: each device is a GPU on a card of its own.
+      devices: one TensorFlow device name per processor; processor `pnum` runs on `devices[pnum]`.
+      process_id: index of this process.
+      num_processes: number of processes.
+      peers: client that talks to the other processes; None in a single process.
+      time_limit: seconds that processors wait for each other before they give up.
+      nccl: whether collectives run on NCCL: each device is a separate physical GPU.
     """
 
     devices: tuple[str, ...]
     process_id: int = 0
     num_processes: int = 1
-    peers: Peers | None = None
+    peers: CoordinationClient | None = None
     time_limit: float = TIME_LIMIT
     nccl: bool = False
 
@@ -63,47 +61,49 @@ class Cluster:
         return range(process_id * each, (process_id + 1) * each)
 
     def process_of(self, pnum: int) -> int:
-        """The process that holds a processor."""
+        """The process that a processor belongs to."""
         return pnum * self.num_processes // len(self.devices)
 
     @property
-    def leads(self) -> bool:
-        """Whether this is process 0, which speaks and writes for all."""
+    def is_main_process(self) -> bool:
+        """Whether this is process 0, which logs and writes for all."""
         return self.process_id == 0
 
-    def exchange(self, name: str, value: str, seconds: float | None = None) -> list[str]:
-        """What each process says; nobody returns before all have come.
+    def process_allgather(self, name: str, value: str, seconds: float | None = None) -> list[str]:
+        """Gathers one string per process; blocks until all processes have called.
 
         Args:
-          name: what it is about. All processes come to all exchanges of one name in the same order.
-          value: what this process says.
+          name: of this exchange. All processes make all calls of one name in the same order.
+          value: the string of this process.
           seconds: how long to wait for the others; by default `time_limit`.
 
         Returns:
-          what was said, in the order of the processes.
+          The strings in process order.
 
         Raises:
-          MissingProcessError: names the processes that did not come.
+          MissingProcessError: a process has not called in time; names it.
         """
         if self.peers is None:
             return [value]
-        return self.peers.exchange(name, value, self.time_limit if seconds is None else seconds)
+        return self.peers.process_allgather(
+            name, value, self.time_limit if seconds is None else seconds
+        )
 
     def barrier(self, name: str, seconds: float | None = None) -> None:
-        """Returns when all processes have come here; arguments and errors as of `exchange`."""
-        self.exchange(name, "", seconds)
+        """Blocks until all processes have called; arguments and errors of `process_allgather`."""
+        self.process_allgather(name, "", seconds)
 
-    def agree(self, name: str, value: str) -> str:
-        """What process 0 says, when all have come; arguments and errors as of `exchange`."""
-        return self.exchange(name, value)[0]
+    def process_broadcast(self, name: str, value: str) -> str:
+        """Returns process 0's string; otherwise as `process_allgather`."""
+        return self.process_allgather(name, value)[0]
 
     def fail(self, error: BaseException) -> None:
-        """Tells the other processes that this one ends with an error, which is theirs to say."""
+        """Reports to the other processes that this one ends with an error, for them to show."""
         if self.peers is not None:
-            self.peers.report("failed", in_a_line(error))
+            self.peers.report("failed", one_line(error))
 
     def describe(self) -> str:
-        """Says which processor is bound to which device, a line each."""
+        """Lists the device of each processor, one per line."""
         return "\n".join(f"processor {p}: {device}" for p, device in enumerate(self.devices))
 
 
@@ -117,40 +117,40 @@ def connect(
     time_limit: float = TIME_LIMIT,
     joint: bool = False,
 ) -> Cluster:
-    """Finds (or, on CPU, makes) the devices for a mesh of `num_processors` processors.
+    """Finds (or, on CPU, creates) the devices for a mesh of `num_processors` processors.
 
-    If this is one of several processes, it meets the others; each brings the same number of
-    devices. Who they are is said by the arguments or else by TF_CONFIG or Slurm.
+    If this is one of several processes, waits for the others; each must have the same number of
+    devices. The arguments, TF_CONFIG or Slurm say which process this is.
 
     Args:
       num_processors: size of the mesh.
       devices: names of the devices to use, in a single process; by default all GPUs of this
-        machine, or as many as the mesh has processors of those that a card was cut into or, where
-        there is none, of virtual CPU devices.
-      num_processes: how many processes there are.
-      process_id: number of this process.
+        machine; else as many of the logical GPUs of a partitioned card, or of virtual CPU devices,
+        as the mesh has processors.
+      num_processes: number of processes.
+      process_id: index of this process, from 0.
       coordinator: `host:port`, a free port on the host of process 0.
-      time_limit: how long, in seconds, processors wait for others before they give up.
-      joint: whether XLA is to make one program of those of all virtual CPU devices: its operations
-        may use all cores, while those of separate programs have a device's share.
+      time_limit: seconds that processors wait for each other before they give up.
+      joint: whether XLA merges the programs of all virtual CPU devices into one, whose operations
+        may use all cores; operations of separate programs get one device's share of them.
 
     Raises:
-      ValueError: the number of devices is not the size of the mesh, or the processes do not fit
-        together.
-      MissingProcessError: other processes did not come.
+      ValueError: the number of devices is not the size of the mesh, or the processes
+        contradict each other.
+      MissingProcessError: other processes have not come in time.
     """
-    place = processes.find(num_processes, process_id, coordinator)
-    if place is not None:
+    spec = process_spec.find_process_spec(num_processes, process_id, coordinator)
+    if spec is not None:
         if devices is not None:
             raise ValueError("devices can be named only where there is a single process.")
-        return _join(num_processors, place, time_limit)
+        return _join(num_processors, spec, time_limit)
     _check_share(num_processors)
     if devices is None:
         gpus = (
             [device.name for device in tf.config.list_logical_devices("GPU")] if has_gpu() else []
         )
         if gpus and not _cards_are_whole():
-            gpus = gpus[:num_processors]  # Like virtual CPUs: cut for trying things out.
+            gpus = gpus[:num_processors]  # Partitioned to try layouts out, like virtual CPUs.
         devices = gpus or _virtual_cpus(num_processors, joint)
     if len(devices) != num_processors:
         raise ValueError(
@@ -163,10 +163,10 @@ def connect(
     return Cluster(tuple(devices), time_limit=time_limit, nccl=nccl)
 
 
-def _join(num_processors: int, place: processes.Place, time_limit: float) -> Cluster:
-    """Starts TensorFlow as one of several processes, if that was not done."""
+def _join(num_processors: int, spec: process_spec.ProcessSpec, time_limit: float) -> Cluster:
+    """Initializes TensorFlow as one of several processes, once."""
     global _joined
-    count = place.num_processes
+    count = spec.num_processes
     if num_processors % count:
         raise ValueError(
             f"The mesh has {num_processors} processors, which {count} processes cannot share"
@@ -176,24 +176,24 @@ def _join(num_processors: int, place: processes.Place, time_limit: float) -> Clu
     _check_share(each)
     if _joined is None:
         kind = _local_devices(each)
-        addresses = meet(place, f"a mesh of {num_processors} processors, on {kind}s")
-        _joined = (kind, each, Peers(place.process_id, addresses, nccl=kind == "GPU"))
-    kind, most, peers = _joined
-    if each > most:
+        addresses = rendezvous(spec, f"a mesh of {num_processors} processors, on {kind}s")
+        _joined = (kind, each, CoordinationClient(spec.process_id, addresses, nccl=kind == "GPU"))
+    kind, max_devices, peers = _joined
+    if each > max_devices:
         raise ValueError(
             f"A mesh of {num_processors} processors needs {each} devices in each process, and"
-            f" TensorFlow has started up with {most}. Connect to the largest mesh first."
+            f" TensorFlow has started up with {max_devices}. Connect to the largest mesh first."
         )
     names = (
         f"/job:{JOB}/replica:0/task:{task}/device:{kind}:{device}"
         for task in range(count)
         for device in range(each)
     )
-    return Cluster(tuple(names), place.process_id, count, peers, time_limit, nccl=kind == "GPU")
+    return Cluster(tuple(names), spec.process_id, count, peers, time_limit, nccl=kind == "GPU")
 
 
 def _local_devices(each: int) -> str:
-    """Makes sure that this process has `each` devices; returns their kind."""
+    """Ensures that this process has `each` devices and returns their kind."""
     gpus = len(tf.config.list_physical_devices("GPU"))
     if gpus and gpus != each:
         raise ValueError(
@@ -214,22 +214,22 @@ def _local_devices(each: int) -> str:
 
 
 def _check_share(each: int) -> None:
-    """Compares what the mesh needs of each process with what the launcher was told."""
-    told = os.environ.get(processes.DEVICES_VARIABLE)
-    if told is not None and int(told) != each:
+    """Checks the devices per process against t2tp_launch's --devices_per_process."""
+    configured = os.environ.get(process_spec.DEVICES_VARIABLE)
+    if configured is not None and int(configured) != each:
         raise ValueError(
             f"The mesh needs {each} devices in each process, and t2tp_launch was told"
-            f" --devices_per_process={told}."
+            f" --devices_per_process={configured}."
         )
 
 
 def has_gpu() -> bool:
-    """Whether this process sees a GPU, so that processors of a mesh are not virtual CPUs."""
+    """Whether this process has a GPU, so that processors are not virtual CPUs."""
     return bool(tf.config.list_physical_devices("GPU"))
 
 
 def _cards_are_whole() -> bool:
-    """Whether no card is cut into several logical GPUs, which NCCL would refuse."""
+    """Whether no card is partitioned into logical GPUs, which NCCL does not accept."""
     logical, physical = tf.config.list_logical_devices, tf.config.list_physical_devices
     return len(logical("GPU")) == len(physical("GPU"))
 
@@ -244,10 +244,10 @@ def _check_not_too_many(count: int) -> None:
 
 
 def _make_virtual_cpus(count: int, joint: bool) -> None:
-    """Makes the devices, and gives each its share of the cores, unless they run a joint program.
+    """Creates the devices and gives each its share of the cores, unless they run a merged program.
 
-    An operation that is cut for all cores while other devices keep them busy costs more than it
-    gains: 2x4 devices on 2 cores ran 20 % faster without.
+    An operation that is parallelized over all cores while other devices keep them busy costs more
+    than it gains: 2x4 devices on 2 cores ran 20 % faster without.
 
     Raises:
       RuntimeError: TensorFlow has started up already.
@@ -258,9 +258,9 @@ def _make_virtual_cpus(count: int, joint: bool) -> None:
     )
     is_chosen = tf.config.threading.get_intra_op_parallelism_threads() != 0
     if count > 1 and not joint and not is_chosen:
-        # Whoever starts several processes on a host says by this what each may use.
-        said = os.environ.get(processes.THREADS_VARIABLE, "")
-        cores = int(said) if said.isdigit() else len(os.sched_getaffinity(0))
+        # A launcher of several processes on a host sets the share of each by this.
+        threads = os.environ.get(process_spec.THREADS_VARIABLE, "")
+        cores = int(threads) if threads.isdigit() else len(os.sched_getaffinity(0))
         tf.config.threading.set_intra_op_parallelism_threads(max(1, cores // count))
 
 
@@ -268,7 +268,7 @@ def _virtual_cpus(count: int, joint: bool) -> list[str]:
     _check_not_too_many(count)
     cpu = tf.config.list_physical_devices("CPU")[0]
     if tf.config.get_logical_device_configuration(cpu) is None:
-        # It is too late once TensorFlow has started up, with one CPU device.
+        # Too late once TensorFlow is initialized, with one CPU device.
         with contextlib.suppress(RuntimeError):
             _make_virtual_cpus(count, joint)
     names = [device.name for device in tf.config.list_logical_devices("CPU")]

@@ -18,12 +18,16 @@ from typing import TypeAlias
 
 import tensorflow as tf
 
-from t2tp import upstream as mtf
+from t2tp import upstream
 from t2tp.mesh import layout
 from t2tp.mesh.pairing import pairings
 
-# Group keys name groups of devices, and instance keys a collective within its group, for the life
-# of the process. They are handed out in the order of tracing, which is the same in every process.
+# TensorFlow finds the members of a collective by two numbers. A group key names a set of devices
+# for the life of the process: with other devices under the same key the runtime fails, so that each
+# mesh has keys of its own. An instance key names a collective; two that are under way at the same
+# time under one key would be taken for one. All processes must choose the same numbers without
+# talking to each other. They do because they count in the order of tracing, and trace the same
+# programs in the same order.
 _group_keys = itertools.count(1)
 _instance_keys = itertools.count(1)
 _axes_keys: dict[tuple, int] = {}
@@ -44,7 +48,7 @@ class Collective:
       bytes: size of the slice that each processor puts in.
       name: TensorFlow's name of the place that asked for it.
       operation: the mtf operation that asked for it; empty for an output of the program.
-      sums: names of the tensors that it completes, if it makes sums that were put off.
+      sums: names of the tensors that it completes, if it reduces deferred sums.
       times: how often a step runs it; 1 in a loop whose length is known only when it runs.
     """
 
@@ -92,7 +96,11 @@ class Collectives:
     """
 
     def __init__(
-        self, mesh_shape: mtf.Shape, devices: Sequence[str], pnum: tf.Tensor, nccl: bool = False
+        self,
+        mesh_shape: upstream.Shape,
+        devices: Sequence[str],
+        pnum: tf.Tensor,
+        nccl: bool = False,
     ) -> None:
         """Makes the collectives of a processor.
 
@@ -116,8 +124,8 @@ class Collectives:
         self.groups: dict[int, Groups] = {}
 
     @contextlib.contextmanager
-    def asked_by(self, operation: str) -> Iterator[None]:
-        """While this is active, collectives are written down as this mtf operation's."""
+    def attributed_to(self, operation: str) -> Iterator[None]:
+        """While this is active, collectives are logged as those of an mtf operation."""
         before, self._operation = self._operation, operation
         try:
             yield
@@ -126,7 +134,7 @@ class Collectives:
 
     @contextlib.contextmanager
     def repeated(self, times: int) -> Iterator[None]:
-        """While this is active, collectives are those of a loop's body that runs so many times."""
+        """While this is active, collectives are those of a loop's body that runs `times` times."""
         before = self._times
         self._times *= times
         try:
@@ -168,13 +176,15 @@ class Collectives:
 
     def gather_members(self, x: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:
         """The `x` of all members of the group along some axes, [member, ...]: in the same order for
-        each of them."""
+        each of them.
+        """
         axes = self._real_axes(axes)
         return self._each_to_all(x, axes) if axes else x[None]
 
     def alltoall(self, x: tf.Tensor, axis: int, split_axis: int, concat_axis: int) -> tf.Tensor:
         """Cuts `x` along `split_axis`, sends part i to member i, joins what came along
-        `concat_axis`."""
+        `concat_axis`.
+        """
         if not self._real_axes([axis]):
             return x
         if _carrier(x.dtype) != x.dtype:
@@ -187,7 +197,8 @@ class Collectives:
         self, x: tf.Tensor, axis: int, scatter_axis: int, sums: Sequence[str] = ()
     ) -> tf.Tensor:
         """Sum of the group's `x`, of which member i gets part i along `scatter_axis`; `sums` names
-        the tensor."""
+        the tensor.
+        """
         if not self._real_axes([axis]):
             return x
         if x.dtype.is_complex:
@@ -210,7 +221,8 @@ class Collectives:
 
     def permute(self, x: tf.Tensor, axis: int, source: Sequence[int | None]) -> tf.Tensor:
         """Gives each member the `x` of another one: member k that of `source[k]`, zeros where that
-        is None."""
+        is None.
+        """
         size = self._mesh_shape.dims[axis].size
         if list(source) == list(range(size)):
             return x
@@ -294,6 +306,8 @@ class Collectives:
         """The group of this processor and the one at a distance along an axis."""
         count = len(self._devices)
         if self._devices not in _pair_keys:
+            # One key for each pair (low, high) of devices: key + low * count + high. Which pair it
+            # is depends on `pnum`, an argument of the program, so that the key is computed, too.
             _pair_keys[self._devices] = next(_group_keys)
             for _ in range(count * count):
                 next(_group_keys)
@@ -317,6 +331,8 @@ class Collectives:
             sizes = self._mesh_shape.to_integer_list
             identity = (self._devices, tuple(sizes), axes)
             if identity not in _axes_keys:
+                # One key for each group: key + the group's number, which is the row-major index of
+                # its coordinates on the other axes, computed from `pnum`.
                 _axes_keys[identity] = next(_group_keys)
                 for _ in range(len(self._devices)):
                     next(_group_keys)
@@ -344,7 +360,7 @@ class Collectives:
 
 
 def _carrier(dtype: tf.DType) -> tf.DType:
-    """What a dtype that TensorFlow's collectives do not know is moved as, bit for bit."""
+    """The dtype as which TensorFlow's collectives can move a dtype, bit for bit."""
     if dtype in (tf.float32, tf.float16, tf.float64, tf.int32, tf.int64):
         return dtype
     if dtype in (tf.uint32, tf.uint64):
@@ -359,8 +375,10 @@ def _carrier(dtype: tf.DType) -> tf.DType:
 
 
 def _reduced_as(dtype: tf.DType) -> tf.DType:
-    """What a dtype that TensorFlow's collectives cannot reduce is reduced as. (Of a sum that is too
-    large the same low bits stay.)"""
+    """Returns the dtype in which TensorFlow's collectives reduce one that they do not support.
+
+    A sum that overflows keeps the same low bits.
+    """
     if dtype in (tf.int8, tf.uint8, tf.int16, tf.uint16):
         return tf.int32
     return tf.int64 if dtype == tf.uint32 else dtype

@@ -11,11 +11,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
-from t2tp import upstream as mtf
-from t2tp.nearest import nearest, similar
+from t2tp import upstream
+from t2tp.suggestions import nearest, similar
 
 _PAIR = re.compile(r"^\s*([A-Za-z_][\w\-]*)\s*:\s*([^\s:]+)\s*$")
 
@@ -38,7 +39,7 @@ class LayoutError(ValueError):
     """A mesh shape or layout that cannot work."""
 
 
-def groups(mesh_shape: mtf.Shape, axes: Collection[str]) -> list[list[int]]:
+def groups(mesh_shape: upstream.Shape, axes: Collection[str]) -> list[list[int]]:
     """For each processor, those that differ from it only in their places on `axes`, in order."""
     numbers = np.arange(mesh_shape.size).reshape(mesh_shape.to_integer_list)
     along = [i for i, axis in enumerate(mesh_shape.dims) if axis.name in axes]
@@ -62,13 +63,13 @@ def _pairs(text: str, what: str, example: str) -> Iterator[tuple[str, str]]:
         yield match.group(1), match.group(2)
 
 
-def parse_mesh_shape(mesh_shape: str | mtf.Shape) -> mtf.Shape:
+def parse_mesh_shape(mesh_shape: str | upstream.Shape) -> upstream.Shape:
     """Reads a mesh shape such as `data:2;model:4`; the empty string is a mesh of one processor.
 
     Raises:
       LayoutError: a pair is malformed, a size is not a positive integer, an axis comes twice.
     """
-    if isinstance(mesh_shape, mtf.Shape):
+    if isinstance(mesh_shape, upstream.Shape):
         return mesh_shape
     axes: dict[str, int] = {}
     for name, size in _pairs(mesh_shape, "Mesh shape", "data:2;model:4"):
@@ -80,7 +81,7 @@ def parse_mesh_shape(mesh_shape: str | mtf.Shape) -> mtf.Shape:
         if name in axes:
             raise LayoutError(f"Mesh shape {mesh_shape!r} names axis {name!r} twice.")
         axes[name] = int(size)
-    return mtf.Shape([mtf.Dimension(name, size) for name, size in axes.items()])
+    return upstream.Shape([upstream.Dimension(name, size) for name, size in axes.items()])
 
 
 def parse_rules(rules: str) -> list[tuple[str, str]]:
@@ -101,10 +102,10 @@ class Layout:
       mtf_rules: the same as an `mtf.LayoutRules`.
     """
 
-    def __init__(self, mesh_shape: str | mtf.Shape = "", rules: str = "") -> None:
+    def __init__(self, mesh_shape: str | upstream.Shape = "", rules: str = "") -> None:
         self.mesh_shape = parse_mesh_shape(mesh_shape)
         self.rules = parse_rules(rules)
-        self.mtf_rules = mtf.LayoutRules(self.rules)
+        self.mtf_rules = upstream.LayoutRules(self.rules)
         self._axis_index = {axis.name: i for i, axis in enumerate(self.mesh_shape.dims)}
         self._dim_to_axis: dict[str, int] = {}
         for dim, axis in self.rules:
@@ -119,17 +120,61 @@ class Layout:
                     " rules."
                 )
 
+    @classmethod
+    def from_hparams(cls, hparams: Any) -> Layout:
+        """Reads the hparams `mesh_shape` and `layout`, the one place where a run's mesh is written.
+
+        Args:
+          hparams: `HParams`, a mapping or None; where a name is missing it is empty.
+
+        Raises:
+          LayoutError: one of them cannot be read.
+        """
+        declared = () if hparams is None else hparams
+        mesh_shape, rules = (
+            hparams.get(name) if name in declared else "" for name in ("mesh_shape", "layout")
+        )
+        return cls(mesh_shape, rules)
+
+    @classmethod
+    def from_arguments(cls, mesh_shape: str, layout: str | Layout) -> Layout:
+        """Reads the arguments of a public function: two strings, or one `Layout`.
+
+        Raises:
+          LayoutError: one of them cannot be read, or a mesh shape is given next to a `Layout`.
+        """
+        if not isinstance(layout, Layout):
+            return cls(mesh_shape, layout)
+        if mesh_shape:
+            raise LayoutError(
+                f"mesh_shape={mesh_shape!r} is given next to {layout!r}, which has its own mesh:"
+                " leave mesh_shape out, or give layout as rules such as 'batch:data'."
+            )
+        return layout
+
     def __repr__(self) -> str:
-        mesh = ";".join(f"{axis.name}:{axis.size}" for axis in self.mesh_shape.dims)
-        rules = ";".join(f"{dim}:{axis}" for dim, axis in self.rules)
-        return f"Layout({mesh!r}, {rules!r})"
+        return f"Layout({self.mesh_text!r}, {self.rules_text!r})"
+
+    def __str__(self) -> str:
+        """Mesh and rules: `mesh data:2;model:2, layout batch:data;d_ff:model`."""
+        return f"mesh {self.mesh_text or 'of one device'}, layout {self.rules_text or '(none)'}"
+
+    @property
+    def mesh_text(self) -> str:
+        """The mesh shape as it is written: `data:2;model:4`."""
+        return ";".join(f"{axis.name}:{axis.size}" for axis in self.mesh_shape.dims)
+
+    @property
+    def rules_text(self) -> str:
+        """The rules as they are written: `batch:data;d_ff:model`."""
+        return ";".join(f"{dim}:{axis}" for dim, axis in self.rules)
 
     @property
     def size(self) -> int:
         """Number of processors of the mesh."""
         return self.mesh_shape.size
 
-    def axis_of(self, dim_name: str) -> mtf.Dimension | None:
+    def axis_of(self, dim_name: str) -> upstream.Dimension | None:
         """The mesh axis over which the dimension is split, or None."""
         index = self._dim_to_axis.get(dim_name)
         return None if index is None else self.mesh_shape.dims[index]
@@ -142,7 +187,7 @@ class Layout:
             pnum //= axis.size
         return place
 
-    def check(self, name: str, shape: mtf.Shape) -> None:
+    def check(self, name: str, shape: upstream.Shape) -> None:
         """Refuses a tensor that the rules cannot lay out.
 
         Args:
@@ -153,32 +198,9 @@ class Layout:
           LayoutError: two of its dimensions fall on one axis, or an axis does not divide its
             dimension.
         """
-        self._check_dimensions(f"Tensor {name!r} {describe(shape)}", shape)
+        self.check_dimensions(f"Tensor {name!r} {describe(shape)}", shape)
 
-    def check_operation(self, op: mtf.Operation) -> None:
-        """Refuses an operation that cannot be computed with its dimensions split as they are.
-
-        Raises:
-          LayoutError: the rules split one that cannot be, or two that meet in the operation (though
-            no tensor has both) over one axis.
-        """
-        met = {dim.name: dim for x in op.inputs for dim in x.shape.dims}
-        if isinstance(op, mtf.EinsumOperation):
-            self._check_dimensions(_with_inputs(op), met.values())
-        if hasattr(op, "joint_shape"):
-            self._check_dimensions(_with_inputs(op), op.joint_shape.dims)
-        if hasattr(op, "check_layout"):
-            op.check_layout(self)
-        for dim in sorted(op.unsplittable_dims):
-            axis = self.axis_of(dim)
-            if axis is not None and axis.size > 1:
-                raise LayoutError(
-                    f"{_with_inputs(op)} cannot be computed with dimension {dim!r} split, and the"
-                    f" layout splits it over mesh axis {axis.name!r}. Drop the rule"
-                    f" '{dim}:{axis.name}', or rename the dimension around this operation."
-                )
-
-    def _check_dimensions(self, what: str, dims: Iterable[mtf.Dimension]) -> None:
+    def check_dimensions(self, what: str, dims: Iterable[upstream.Dimension]) -> None:
         """Refuses dimensions that are in one place and cannot be split together.
 
         Args:
@@ -186,7 +208,7 @@ class Layout:
           dims: with different names.
         """
         dims = list(dims)
-        split_by: dict[str, mtf.Dimension] = {}
+        split_by: dict[str, upstream.Dimension] = {}
         for dim in dims:
             axis = self.axis_of(dim.name)
             if axis is None:
@@ -206,7 +228,9 @@ class Layout:
                     f" {dim.name!r} of size {dim.size}. {_what_divides(dim, axis)}"
                 )
 
-    def _other_axes(self, clashing: Sequence[mtf.Dimension], dims: Sequence[mtf.Dimension]) -> str:
+    def _other_axes(
+        self, clashing: Sequence[upstream.Dimension], dims: Sequence[upstream.Dimension]
+    ) -> str:
         """The rules that would do for one of the clashing dimensions."""
         taken = {axis.name for dim in dims if (axis := self.axis_of(dim.name))}
         free = [axis for axis in self.mesh_shape.dims if axis.name not in taken and axis.size > 1]
@@ -220,7 +244,7 @@ class Layout:
             return f"{' or '.join(rules)} would do here"
         return "this mesh has none that would do here"
 
-    def slice_size(self, shape: mtf.Shape) -> tuple[int, ...]:
+    def slice_size(self, shape: upstream.Shape) -> tuple[int, ...]:
         """Shape of the slice of a tensor that one processor holds."""
         axes = [self.axis_of(dim.name) for dim in shape.dims]
         return tuple(
@@ -228,7 +252,7 @@ class Layout:
             for dim, axis in zip(shape.dims, axes, strict=True)
         )
 
-    def slice_begin(self, shape: mtf.Shape, pnum: int) -> tuple[int, ...]:
+    def slice_begin(self, shape: upstream.Shape, pnum: int) -> tuple[int, ...]:
         """Global index at which processor `pnum`'s slice begins."""
         place = self.coordinates(pnum)
         begin = []
@@ -237,16 +261,16 @@ class Layout:
             begin.append(place[axis.name] * size if axis else 0)
         return tuple(begin)
 
-    def slices(self, shape: mtf.Shape, pnum: int) -> tuple[slice, ...]:
+    def slices(self, shape: upstream.Shape, pnum: int) -> tuple[slice, ...]:
         """Processor `pnum`'s slice, as an index into the whole tensor."""
         begin, size = self.slice_begin(shape, pnum), self.slice_size(shape)
         return tuple(slice(b, b + n) for b, n in zip(begin, size, strict=True))
 
-    def is_split(self, shape: mtf.Shape) -> bool:
+    def is_split(self, shape: upstream.Shape) -> bool:
         """Whether the processors hold different parts of the tensor."""
         return self.slice_size(shape) != tuple(shape.to_integer_list)
 
-    def warnings(self, shapes: Iterable[mtf.Shape]) -> list[str]:
+    def warnings(self, shapes: Iterable[upstream.Shape]) -> list[str]:
         """What in this layout has no effect on a model, in sentences: probably typing errors.
 
         Args:
@@ -278,7 +302,7 @@ class Layout:
                 )
         return said
 
-    def _could_split(self, axis: mtf.Dimension, seen: Collection[str]) -> str:
+    def _could_split(self, axis: upstream.Dimension, seen: Collection[str]) -> str:
         """What an idle axis could split, as the end of a sentence."""
         for dim, other in self.rules:
             if other not in self._axis_index and dim in seen and self.axis_of(dim) is None:
@@ -292,14 +316,7 @@ class Layout:
         return f"; no rule splits {', '.join(sorted(free))}." if free else "."
 
 
-def _with_inputs(op: mtf.Operation) -> str:
-    """An operation for people, with the tensors that it is about."""
-    kind = type(op).__name__.removesuffix("Operation")
-    inputs = " and ".join(f"{x.name.removesuffix(':0')!r} {describe(x.shape)}" for x in op.inputs)
-    return f"Operation {op.name!r} ({kind}{f' of {inputs}' if inputs else ''})"
-
-
-def _what_divides(dim: mtf.Dimension, axis: mtf.Dimension) -> str:
+def _what_divides(dim: upstream.Dimension, axis: upstream.Dimension) -> str:
     """The sizes of an axis, or of a dimension, that would work."""
     sizes = [n for n in range(1, dim.size + 1) if dim.size % n == 0]
     near = sorted(sorted(sizes, key=lambda n: abs(n - axis.size))[:3])
@@ -311,8 +328,8 @@ def _what_divides(dim: mtf.Dimension, axis: mtf.Dimension) -> str:
     )
 
 
-def describe(shape: mtf.Shape) -> str:
-    """A shape for people: `[batch=8, length=128]`."""
+def describe(shape: upstream.Shape) -> str:
+    """Formats a shape: `[batch=8, length=128]`."""
     return "[" + ", ".join(f"{dim.name}={dim.size}" for dim in shape.dims) + "]"
 
 

@@ -1,9 +1,9 @@
-"""Keeps other hosts away from TensorFlow's server where all processes of a run share a host.
+"""Blocks other hosts from TensorFlow's server when all processes of a run share a host.
 
-TensorFlow's gRPC server listens on all interfaces, without encryption or authentication: whoever
-reaches it can read and write files as the user who trains. It takes no address to listen on. But
-Linux lets a process filter what arrives at its own sockets: here, packets that do not come from
-this host's loopback interface are dropped before a connection is accepted.
+TensorFlow's gRPC server listens on all interfaces, without encryption or authentication: anyone who
+reaches it can read and write files as the user who trains. It cannot be bound to an address. But
+Linux lets a process filter packets at its own sockets: here, packets that do not come from this
+host's loopback interface are dropped before a connection is accepted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import socket
 import struct
 from collections.abc import Iterable, Iterator
 
-from t2tp.mesh.processes import split_address
+from t2tp.mesh.process_spec import split_address
 
 _SO_ATTACH_FILTER = 26  # asm-generic/socket.h; the socket module does not name it.
 
@@ -47,7 +47,7 @@ _FROM_LOOPBACK = (
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an address `host:port` is of this host's loopback interface, by what it says."""
+    """Whether an address `host:port` names the loopback interface."""
     host = split_address(address, "address")[0].strip("[]")
     if host == "localhost":
         return True
@@ -57,13 +57,13 @@ def is_loopback(address: str) -> bool:
 
 
 def listeners(ports: Iterable[int] | None = None) -> Iterator[socket.socket]:
-    """The sockets at which this process accepts TCP connections.
+    """Yields the sockets on which this process accepts TCP connections.
 
     Args:
       ports: only those at these ports; None for all.
 
     Yields:
-      a duplicate of each, open until the next one is asked for.
+      A duplicate of each, open until the next one is requested.
     """
     for descriptor in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
@@ -79,10 +79,10 @@ def listeners(ports: Iterable[int] | None = None) -> Iterator[socket.socket]:
 
 
 def accept_only_loopback(port: int) -> None:
-    """Makes this process's listeners at a port deaf to all hosts but this one.
+    """Makes this process's listeners at a port accept connections from this host only.
 
     Raises:
-      OSError: nothing listens there, or the system takes no filter.
+      OSError: nothing listens there, or the system does not support the filter.
     """
     code = b"".join(struct.pack("=HBBI", *instruction) for instruction in _FROM_LOOPBACK)
     buffer = ctypes.create_string_buffer(code)

@@ -1,11 +1,10 @@
 """JSON messages between the processes of a run, signed with the run's secret.
 
-Process 0 cannot know who connects to it. So it sends a challenge (a random number) to whoever does,
-and both sides sign what they say with an HMAC (RFC 2104), keyed by a secret that only the processes
-of the run have. The first message is signed over the challenge, and each later one over the
-signature before it: a stranger cannot take part, and a message that was overheard is worth nothing
-on another connection, to either side. Messages are signed, not encrypted: they carry hosts and
-ports.
+Process 0 does not know who connects to it. It sends a challenge (a random number), and both sides
+sign their messages with an HMAC (RFC 2104) keyed by the run's secret. The first message is signed
+over the challenge and each later one over the signature before it: without the secret no message is
+accepted, and a recorded message is useless on another connection. Messages are signed, not
+encrypted: they carry hosts and ports.
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ import time
 from typing import Any
 
 SECRET_VARIABLE = "T2TP_SECRET"
-_MAX_BYTES = 1 << 20  # Of a line; the addresses of 10,000 processes take a quarter of it.
+_MAX_BYTES = 1 << 20  # Per line; the addresses of 10,000 processes take a quarter of it.
 _REFUSED = b"refused"
 
 
 class WrongSecretError(ValueError):
-    """The other side does not have the run's secret."""
+    """The other side does not have the secret of the run."""
 
 
 def run_secret() -> bytes:
-    """The secret of the run that this process belongs to; empty if the environment has none."""
+    """Returns the secret of this process's run; empty if the environment has none."""
     return os.environ.get(SECRET_VARIABLE, "").encode()
 
 
@@ -37,7 +36,7 @@ class Channel:
     """A connection to one other process."""
 
     def __init__(self, connection: socket.socket, secret: bytes) -> None:
-        """Takes a connection over.
+        """Takes ownership of a connection.
 
         Args:
           connection: it is closed with the channel.
@@ -45,7 +44,7 @@ class Channel:
         """
         self._connection = connection
         self._secret = secret
-        self._before = b""  # What the next message is signed over.
+        self._before = b""  # The next message is signed over this.
 
     def challenge(self, deadline: float) -> None:
         """Sends the challenge; process 0 does that first."""
@@ -64,7 +63,7 @@ class Channel:
           deadline: by `time.monotonic()`.
 
         Raises:
-          OSError: the other side is gone, or did not take it in time.
+          OSError: the connection is lost or timed out.
         """
         nonce = secrets.token_hex(16).encode()
         body = json.dumps(message).encode()
@@ -79,9 +78,9 @@ class Channel:
           deadline: by `time.monotonic()`.
 
         Raises:
-          OSError: the other side is gone, or said nothing in time.
+          OSError: the connection is lost or timed out.
           WrongSecretError: it does not have this process's secret.
-          ValueError: it does not speak as the processes of a run do.
+          ValueError: it is not a message of a run's process.
         """
         line = self._receive_line(deadline)
         if line == _REFUSED:
@@ -96,11 +95,11 @@ class Channel:
             raise ValueError("The message is nested too deeply.") from error
 
     def refuse(self, deadline: float) -> None:
-        """Tells the other side that it has another secret."""
+        """Rejects the other side because its secret differs."""
         self._send_line(_REFUSED, deadline)
 
     def is_open(self) -> bool:
-        """Whether the other side is still there, silent as it should be."""
+        """Whether the connection is open and the other side silent, as it should be."""
         self._connection.settimeout(0.0)
         try:
             return self._connection.recv(1) != b""
@@ -122,7 +121,7 @@ class Channel:
         self._connection.sendall(line + b"\n")
 
     def _receive_line(self, deadline: float) -> bytes:
-        """One line. Both sides take turns, so nothing comes after it."""
+        """Reads one line. Both sides alternate, so nothing follows it."""
         received = bytearray()
         while not received.endswith(b"\n"):
             self._connection.settimeout(_left(deadline))

@@ -1,4 +1,4 @@
-"""Permutations in pairs: who exchanges with whom, so that everybody gets what was asked for."""
+"""Schedules a permutation between processors as rounds of pairwise exchanges."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Sequence
 
 
 def pairings(source: Sequence[int | None]) -> list[list[int]] | None:
-    """Rounds of exchanges in pairs after which member k has met `source[k]`.
+    """Returns rounds of pairwise exchanges after which member k has exchanged with `source[k]`.
 
-    A member has at most two partners if everybody's part is wanted by at most one other: it takes
-    two rounds (three around a ring of odd length), whatever the number of members, where an
-    all-to-all takes as many parts as there are members.
+    If each slice has at most one receiver, each member has at most two partners: two rounds suffice
+    (three around a ring of odd length), whatever the number of members, whereas an all-to-all moves
+    one slice per member.
 
     Args:
-      source: for each member, the one whose part it wants; None or itself: nobody's.
+      source: for each member, the member whose slice it receives; None or itself: none.
 
     Returns:
-      for each round, the partner of each member; None if there is no such plan: somebody's part is
-      wanted by several, or the number of members is odd, so that not all can be paired.
+      For each round the partner of each member; None if there is no such schedule: a slice has
+      several receivers, or the number of members is odd, so that not all can be paired.
     """
     size = len(source)
     edges = [(s, k) for k, s in enumerate(source) if s is not None and s != k]
@@ -39,7 +39,7 @@ def pairings(source: Sequence[int | None]) -> list[list[int]] | None:
 
 
 def _paths(edges: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:
-    """The edges in the order in which they follow each other, path by path, ring by ring."""
+    """Orders the edges into paths and rings."""
     following = dict(edges)
     starts = [a for a in following if a not in following.values()]
     paths = []
@@ -54,13 +54,13 @@ def _paths(edges: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:
 
 
 def _alternating(rounds: Sequence[dict[int, int]], number: int) -> list[dict[int, int]]:
-    """The rounds, beginning with the one for every second edge of a path."""
+    """Rotates the rounds so that edge `number` of a path is in the first."""
     first = number % 2
     return [*rounds[first:], *rounds[:first]]
 
 
 def _all_paired(partners: dict[int, int], size: int) -> list[int]:
-    """Pairs those who are left over with each other."""
+    """Pairs the remaining members with each other."""
     alone = [member for member in range(size) if member not in partners]
     for a, b in zip(alone[::2], alone[1::2], strict=True):
         partners[a], partners[b] = b, a

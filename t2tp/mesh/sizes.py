@@ -1,19 +1,19 @@
-"""Dimensions of one name that should have one size."""
+"""Checks that dimensions of one name have one size."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
 
-from t2tp import upstream as mtf
+from t2tp import upstream
 from t2tp.mesh.layout import describe
 
 
-def refuse_two_sizes(what: str, tensors: Sequence[mtf.Tensor]) -> None:
-    """Refuses two tensors that have a dimension of one name, and no size of it in common.
+def check_consistent_sizes(what: str, tensors: Sequence[upstream.Tensor]) -> None:
+    """Checks that tensors agree on the size of each dimension they share.
 
     Raises:
-      ValueError: names both tensors.
+      ValueError: two of them do not; names both.
     """
     for a, b in itertools.combinations(tensors, 2):
         names = set(a.shape.dimension_names) & set(b.shape.dimension_names)
@@ -25,11 +25,11 @@ def refuse_two_sizes(what: str, tensors: Sequence[mtf.Tensor]) -> None:
             )
 
 
-def sizes_of(name: str, tensor: mtf.Tensor) -> str:
-    """The sizes that a tensor has of dimensions of a name, for people."""
+def sizes_of(name: str, tensor: upstream.Tensor) -> str:
+    """Formats the sizes of a tensor's dimensions of one name."""
     return " and ".join(str(d.size) for d in tensor.shape.dims if d.name == name)
 
 
-def described(tensor: mtf.Tensor) -> str:
-    """A tensor's name and shape, for people."""
+def described(tensor: upstream.Tensor) -> str:
+    """Formats a tensor's name and shape."""
     return f"{tensor.name.removesuffix(':0')!r} {describe(tensor.shape)}"

@@ -1,15 +1,10 @@
-"""What a model counts in a batch, for the figures of an evaluation.
+"""Sums over a batch from which the metrics of an evaluation are computed.
 
-All are sums, float32 scalars, in which rows and places without weight do not count. Added up over
-batches they give the figures of the whole data, on any mesh; `t2tp.problems.metrics` makes them.
+All are float32 scalars that ignore rows and positions of weight 0. Added over batches they give
+the metrics of the whole split on any mesh; `t2tp.problems.metrics` divides them.
 """
 
 from t2tp.metrics.bleu import bleu_sums
-from t2tp.metrics.sums import (
-    correct_in_top_k,
-    positive_sums,
-    sequence_sums,
-    symbol_sums,
-)
+from t2tp.metrics.sums import correct_in_top_k, positive_sums, sequence_sums, token_sums
 
-__all__ = ["bleu_sums", "correct_in_top_k", "positive_sums", "sequence_sums", "symbol_sums"]
+__all__ = ["bleu_sums", "correct_in_top_k", "positive_sums", "sequence_sums", "token_sums"]

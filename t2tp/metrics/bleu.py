@@ -1,10 +1,9 @@
-"""BLEU of tokens while training: an approximation, as each token is predicted from the true ones.
+"""Approximate BLEU of tokens during training: each is predicted from the true tokens before it.
 
 BLEU (K. Papineni et al., BLEU, ACL 2002, section 2) counts the n-grams of the prediction that are
 in the reference, each at most as often as it is there. An n-gram of the prediction that is the
 r-th of its kind (from 0) is therefore a match if there are more than r of its kind in the
-reference. That is a comparison of every place with every other, so it needs no tables and runs on
-the mesh.
+reference. That compares every pair of positions, so it needs no tables and runs on the mesh.
 """
 
 from __future__ import annotations
@@ -24,18 +23,17 @@ def bleu_sums(
     Args:
       predicted: int32 [..., length], the most probable tokens.
       targets: int32 [..., length].
-      segmentation: int32 [..., length], the number of the sequence in the row, and 0 where there
-        is none.
-      length_dim: the dimension of the places.
+      segmentation: int32 [..., length], the index of the sequence in the row from 1; 0: padding.
+      length_dim: the dimension of the positions.
 
     Returns:
-      bleu_matches_<n>, bleu_possible_<n> for n of 1 to 4, bleu_predicted and bleu_wanted (numbers
-      of tokens).
+      bleu_matches_<n>, bleu_possible_<n> for n of 1 to 4, bleu_predicted and bleu_wanted (token
+      counts).
     """
     other_dim = mtf.Dimension("memory_length", length_dim.size)
 
-    def ahead(x: mtf.Tensor, places: int) -> mtf.Tensor:
-        return mtf.shift(x, -places, length_dim, wrap=False)
+    def ahead(x: mtf.Tensor, offset: int) -> mtf.Tensor:
+        return mtf.shift(x, -offset, length_dim, wrap=False)
 
     def other(x: mtf.Tensor) -> mtf.Tensor:
         return mtf.rename_dimension(x, length_dim.name, other_dim.name)
@@ -45,7 +43,7 @@ def bleu_sums(
     earlier = _float(
         mtf.less(mtf.range(mesh, other_dim, tf.int32), mtf.range(mesh, length_dim, tf.int32))
     )
-    # [..., length, memory_length]: whether the n-grams that begin at two places are the same.
+    # [..., length, memory_length]: whether the n-grams that begin at two positions are equal.
     same_predicted = same_wanted = _float(mtf.equal(segmentation, other(segmentation)))
     whole = is_token
     count = mtf.reduce_sum(is_token)

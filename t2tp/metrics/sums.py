@@ -1,4 +1,4 @@
-"""Sums over predicted symbols and over whole sequences."""
+"""Sums over predicted tokens and over whole sequences."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ import tensorflow as tf
 from t2tp import mtf
 
 
-def symbol_sums(
+def token_sums(
     nll: mtf.Tensor,
     logits: mtf.Tensor,
     targets: mtf.Tensor,
     weights: mtf.Tensor,
     vocab_dim: mtf.Dimension,
 ) -> dict[str, mtf.Tensor]:
-    """Counts symbols: tokens, values of pixels, or classes.
+    """Counts targets: tokens, pixel values or classes.
 
     Args:
       nll: float32 [targets' dims], nats of each target.
       logits: float [targets' dims, vocab].
       targets: integers of any shape.
-      weights: float32 [targets' dims]: 1 where there is a target, 0 where there is none.
+      weights: float32 [targets' dims]: 1 for targets, 0 for padding.
       vocab_dim: the dimension of the classes.
 
     Returns:
-      nll, tokens (how many targets there are) and correct (how many of them are the most probable).
+      nll, tokens (number of targets) and correct (targets that are the most probable class).
     """
     right = _is_right(logits, targets, vocab_dim)
     return {
@@ -43,8 +43,8 @@ def correct_in_top_k(
 ) -> dict[str, mtf.Tensor]:
     """Counts the targets that are among the k most probable classes.
 
-    The arguments are those of `symbol_sums`. A class that is as probable as the target does not
-    come before it; logits that are no numbers are wrong.
+    The arguments are those of `token_sums`. A tie counts for the target; NaN logits
+    are wrong.
 
     Returns:
       correct_top_<k>.
@@ -63,9 +63,9 @@ def sequence_sums(
     vocab_dim: mtf.Dimension,
     batch_dim: mtf.Dimension,
 ) -> dict[str, mtf.Tensor]:
-    """Counts the rows with every target right, when each is predicted from the true ones before.
+    """Counts the rows of which every target is predicted right from the true ones before it.
 
-    The arguments are those of `symbol_sums`; a row is an index of `batch_dim`.
+    The arguments are those of `token_sums`; a row is an index of `batch_dim`.
 
     Returns:
       sequences (rows that have a target) and correct_sequences.
@@ -85,7 +85,7 @@ def positive_sums(
 ) -> dict[str, mtf.Tensor]:
     """Counts class 1 where there are two, for F1.
 
-    The arguments are those of `symbol_sums`.
+    The arguments are those of `token_sums`.
 
     Returns:
       positives (targets of class 1), predicted_positives and true_positives (both).

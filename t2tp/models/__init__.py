@@ -1,4 +1,14 @@
-"""Registered models, written in named dimensions."""
+"""Registered models, written in named dimensions.
+
+A model is a class registered by its name. It is configured by an hparams set and the problem's
+vocabulary sizes, and `loss` builds the loss of a batch of features. Subclasses of
+`AutoregressiveModel` also decode: `begin` (prefill) fills a state from a prompt, and `step`
+predicts one token per row. Subclasses of `ImageClassifier` only give logits of classes.
+
+A model names dimensions such as `batch`, `length`, `d_model`, `heads`, `d_ff` and `vocab`, and a
+layout says which mesh axis splits which of them: the same code is data-parallel, tensor-parallel
+or both.
+"""
 
 from t2tp.models import (  # noqa: F401  (they register themselves)
     image_transformer,

@@ -1,4 +1,4 @@
-"""What a model that writes symbol by symbol is to decoding."""
+"""The interface of autoregressive models for decoding."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ import abc
 from collections.abc import Mapping
 
 from t2tp import mtf
-from t2tp.mesh.program import Mesh
 from t2tp.models.model import Model
+from t2tp.program.program import Mesh
 
-# What a model remembers between two steps, such as keys and values: tensors [batch..., ...].
+# The decoding state, such as keys and values: tensors [batch..., ...].
 State = dict[str, mtf.Tensor]
 
 
 class AutoregressiveModel(Model):
-    """A model that predicts each symbol of `targets` from those before it.
+    """A model that predicts each token of `targets` from the previous ones.
 
-    `begin` reads what is given; `step` is then called once a position, inside one loop. Together
-    they give the logits that `loss` sees, position by position. Of `begin` the batch is one
-    dimension; `step` takes more of them, such as [batch, beam], with a state that has them too.
+    `begin` reads the prompt (prefill); `step` is then called once per position in a loop (decode
+    step). Together they compute the logits of `loss`, position by position. `begin` has one batch
+    dimension; `step` may have more, such as [batch, beam], with a state that has them too.
     """
 
     @property
     def max_length(self) -> int | None:
-        """Most symbols of a row, of its inputs as of what is written; None: any number."""
+        """The max number of tokens of inputs or targets; None: unlimited."""
         return self.hparams.max_length if "max_length" in self.hparams else None
 
     def prefix_of(self, features: Mapping[str, mtf.Tensor]) -> mtf.Tensor:
-        """The feature `prefix`, for a model that nothing else tells how large the batch is.
+        """Returns the feature `prefix`, for models whose batch size no other feature gives.
 
         Raises:
-          ValueError: there is none.
+          ValueError: `prefix` is missing.
         """
         if "prefix" not in features:
             raise ValueError(
@@ -41,45 +41,44 @@ class AutoregressiveModel(Model):
 
     @abc.abstractmethod
     def begin(self, mesh: Mesh, features: Mapping[str, mtf.Tensor], length: mtf.Dimension) -> State:
-        """Reads what decoding begins with.
+        """Reads the prompt and returns the decoding state.
 
         Args:
           mesh: the program's mesh.
-          features: `prefix`, int32 [batch, prefix_length], the first symbols of each row, padded
-            at the end; it may be left out. What else the model reads, such as `inputs` and
+          features: `prefix`, int32 [batch, prefix_length], the first tokens of each row, padded at
+            the end; optional. The model's other features, such as `inputs` and
             `inputs_segmentation`, as in training.
-          length: how many symbols a row will have at most, the prefix among them.
+          length: the max number of tokens per row, including the prefix.
 
         Returns:
-          a state that holds positions 0 to prefix_length - 1 of every row. Those beyond a row's
-          own prefix count for nothing: `step` sees no position after its own, and writes those
-          that it is called for.
+          a state with positions 0 to prefix_length - 1 of every row. Those beyond a row's own
+          prefix are ignored: `step` attends to no position after its own, and overwrites the
+          position it is called for.
         """
 
     @abc.abstractmethod
     def step(
-        self, mesh: Mesh, symbols: mtf.Tensor, positions: mtf.Tensor, state: State
+        self, mesh: Mesh, tokens: mtf.Tensor, positions: mtf.Tensor, state: State
     ) -> tuple[mtf.Tensor, State]:
-        """Predicts the symbol at a position.
+        """Predicts the next token.
 
         Args:
           mesh: the program's mesh.
-          symbols: int32 [batch...], the symbol before; at position 0 it does not matter.
-          positions: int32 [batch...], of the symbol to predict, each row its own.
-          state: of `begin` or of the step before.
+          tokens: int32 [batch...], the previous token; ignored at position 0.
+          positions: int32 [batch...], of the token to predict, which may differ between rows.
+          state: from `begin` or the previous step.
 
         Returns:
-          its logits, float32 [batch..., vocab], where ids from `vocab_sizes["targets"]` on are
-          never to be chosen; and the state that has this position too, with the same names and
-          shapes.
+          its logits, float32 [batch..., vocab], where ids from `vocab_sizes["targets"]` on must
+          never be chosen; and the state including this position, with the same names and shapes.
         """
 
 
-def symbols_before(symbols: mtf.Tensor, positions: mtf.Tensor) -> mtf.Tensor:
-    """The symbols that `step` is given, with the 0 that stands before the first position.
+def previous_tokens(tokens: mtf.Tensor, positions: mtf.Tensor) -> mtf.Tensor:
+    """Returns the input tokens of `step`: 0 at position 0, `tokens` elsewhere.
 
     Args:
-      symbols: int32 [batch...].
+      tokens: int32 [batch...].
       positions: int32 [batch...].
     """
-    return mtf.where(mtf.equal(positions, 0), mtf.zeros_like(symbols), symbols)
+    return mtf.where(mtf.equal(positions, 0), mtf.zeros_like(tokens), tokens)

@@ -1,4 +1,4 @@
-"""What a model that names classes is to those who use it."""
+"""The interface of classifiers."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
 from t2tp import mtf
-from t2tp.mesh.program import Mesh
+from t2tp.program.program import Mesh
 
 
 @runtime_checkable
 class Classifier(Protocol):
-    """A model from features to one of the classes of `targets`."""
+    """A model that classifies features into the classes of `targets`."""
 
     def class_logits(self, mesh: Mesh, features: Mapping[str, mtf.Tensor]) -> mtf.Tensor:
-        """Builds the logits of the classes, without dropout.
+        """Computes the logits of the classes, without dropout.
 
         Args:
           mesh: the program's mesh.

@@ -1,4 +1,4 @@
-"""What models that name what is on a picture have in common."""
+"""The base class of image classifiers."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ import tensorflow.compat.v1 as tf1
 
 from t2tp import mtf
 from t2tp.layers import variables
-from t2tp.mesh.program import Mesh
 from t2tp.models.losses import predicted
 from t2tp.models.model import LossOutput, Model
+from t2tp.program.program import Mesh
 
 
 class ImageClassifier(Model):
-    """A model from `inputs`, float32 [batch, height, width, channels] of 0 to 1, to a class."""
+    """Classifies `inputs`, float32 [batch, height, width, channels] in [0, 1]."""
 
     takes = ("inputs", "targets", "weights")
 
     @abc.abstractmethod
     def logits(self, mesh: Mesh, inputs: mtf.Tensor, training: bool) -> mtf.Tensor:
-        """Builds the classes' logits.
+        """Computes the logits of the classes.
 
         Args:
           mesh: the program's mesh.
-          inputs: in the activations' dtype [batch, height, width, channels].
-          training: whether dropout is on and batch norms go by the batch.
+          inputs: [batch, height, width, channels], in the activation dtype.
+          training: whether dropout is on and batch norms use batch statistics.
 
         Returns:
           [batch, classes].
         """
 
     def loss(self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool) -> LossOutput:
-        """Mean negative log-likelihood of the classes, in nats; smoothed in training, if the hparam
-        `label_smoothing` says so.
+        """Computes the mean negative log-likelihood of the classes, in nats; smoothed in training
+        by the hparam `label_smoothing`.
 
         Features: `inputs`; `targets`, integers [batch], the classes; `weights`, float32 [batch]: 0
-          for rows that are no pictures.
+          for padding rows.
         """
         return predicted(
             self._float_logits(mesh, features, training),
@@ -65,8 +65,9 @@ class ImageClassifier(Model):
         return mtf.Dimension("classes", self.vocab_sizes["targets"])
 
     def classify(self, x: mtf.Tensor) -> mtf.Tensor:
-        """What a picture has become, [batch, d] -> logits [batch, classes]; in the scope `logits`
-        the variables `output` and `output_bias`."""
+        """Projects pooled features [batch, d] to logits [batch, classes]; in the scope `logits` the
+        variables `output` and `output_bias`.
+        """
         batch, dim = x.shape.dims
         with tf1.variable_scope("logits"):
             stddev = dim.size**-0.5

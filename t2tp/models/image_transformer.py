@@ -1,7 +1,7 @@
-"""A transformer that makes pictures, one value of a channel of a pixel after the other.
+"""An autoregressive transformer over the channel values of pixels.
 
 N. Parmar et al., "Image Transformer" (arXiv:1802.05751), unconditional, with a categorical
-distribution over the values; row by row, the channels of a pixel in a row.
+distribution over the values, in raster order; the channels of a pixel are adjacent.
 """
 
 from __future__ import annotations
@@ -11,48 +11,47 @@ from collections.abc import Mapping
 import tensorflow as tf
 
 from t2tp import mtf, registry
+from t2tp.choices import IMAGE_ATTENTION_TYPES
 from t2tp.hparam import HParams
 from t2tp.layers import variables
-from t2tp.layers.attention import SelfAttention, Sequence
+from t2tp.layers.attention import SelfAttention, SequenceInfo
 from t2tp.layers.block_attention import BlockAttention
 from t2tp.layers.dropout import Dropout
 from t2tp.layers.embedding import Embedding
 from t2tp.layers.feed_forward import FeedForward
 from t2tp.layers.heads import Heads, padded_to
 from t2tp.layers.normalization import Norm
-from t2tp.layers.passes import AnySelfAttention, BeginPass, StepPass, WholePass
+from t2tp.layers.passes import DecodeStep, FullForward, Prefill, SelfAttentionLayer
 from t2tp.layers.stack import Layer, Residual, Stack
-from t2tp.mesh.program import Mesh
-from t2tp.models.autoregressive import AutoregressiveModel, State, symbols_before
+from t2tp.models.autoregressive import AutoregressiveModel, State, previous_tokens
 from t2tp.models.losses import predicted
 from t2tp.models.model import LossOutput, vocab_of
-from t2tp.nearest import nearest
 from t2tp.ops.gather import checked_gather
-
-_ATTENTION_TYPES = ("full", "local_1d", "local_2d")
+from t2tp.program.program import Mesh
+from t2tp.suggestions import nearest
 
 
 @registry.register_model
 class MtfImageTransformer(AutoregressiveModel):
-    """Pre-norm blocks over the values of a picture of `image_shape`.
+    """Pre-norm transformer over the values of an image of `image_shape`.
 
     With `attention_type` full or local_1d the values are one sequence, `length`, which local_1d
     lets a mesh split; with local_2d they are `height` times `width`, either of which may be split,
-    where `width` counts each channel.
+    where `width` includes the channels.
     """
 
     takes = ("targets", "weights")
 
     def __init__(self, hparams: HParams, vocab_sizes: Mapping[str, int]) -> None:
-        """Chooses the layers; see `Model`.
+        """Creates the layers; see `Model`.
 
         Raises:
-          ValueError: there is no such `attention_type`, or `image_shape` is not height, width and
+          ValueError: `attention_type` is unknown, or `image_shape` is not height, width and
             channels.
         """
         super().__init__(hparams, vocab_sizes)
-        if hparams.attention_type not in _ATTENTION_TYPES:
-            known = nearest(hparams.attention_type, _ATTENTION_TYPES, "types")
+        if hparams.attention_type not in IMAGE_ATTENTION_TYPES:
+            known = nearest(hparams.attention_type, IMAGE_ATTENTION_TYPES, "types")
             raise ValueError(f"attention_type is {hparams.attention_type!r}: {known}")
         if len(hparams.image_shape) != 3:
             raise ValueError(
@@ -60,11 +59,11 @@ class MtfImageTransformer(AutoregressiveModel):
             )
         height, width, channels = hparams.image_shape
         self._height = mtf.Dimension("height", height)
-        # Values of a row: the channels of a pixel stand side by side.
+        # Values of a pixel row: the channels of a pixel are adjacent.
         self._width = mtf.Dimension("width", width * channels)
         self._length = mtf.Dimension("length", height * width * channels)
-        is_picture = hparams.attention_type == "local_2d"
-        self._space = [self._height, self._width] if is_picture else [self._length]
+        is_image = hparams.attention_type == "local_2d"
+        self._space = [self._height, self._width] if is_image else [self._length]
         self._d_model = mtf.Dimension("d_model", hparams.d_model)
         self._vocab = vocab_of(hparams, vocab_sizes["targets"])
         self._embedding = Embedding(self._vocab, self._d_model, stddev=hparams.initializer_stddev)
@@ -73,17 +72,17 @@ class MtfImageTransformer(AutoregressiveModel):
 
     @property
     def max_length(self) -> int:
-        """As many as a picture has values."""
+        """The number of values of an image."""
         return self._length.size
 
     def loss(self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool) -> LossOutput:
-        """Mean negative log-likelihood of the values, in nats.
+        """Computes the mean negative log-likelihood of the values, in nats.
 
         Features: `targets`, integers [batch, height, width, channels]; `weights`, float32 [batch]:
-          0 for rows that are no pictures.
+          0 for padding rows.
 
         Raises:
-          ValueError: the pictures are not of `image_shape`.
+          ValueError: the images are not of `image_shape`.
         """
         targets, weights = features["targets"], features["weights"]
         self._check_shape(targets.shape)
@@ -91,48 +90,48 @@ class MtfImageTransformer(AutoregressiveModel):
         places = mtf.Shape([batch, *self._space])
         x = self._embedded(mtf.reshape(targets, [batch, self._length]))
         x = self._dropout(x, training)
-        hidden, _ = self._stack(x, WholePass(self._sequence(mesh, batch), training))
+        hidden, _ = self._stack(x, FullForward(self._sequence(mesh, batch), training))
         logits = mtf.cast(self._embedding.logits(hidden), tf.float32)
         targets = mtf.reshape(targets, places)
         weights = mtf.broadcast(weights, places)
         return predicted(logits, targets, weights, self._vocab, training, top_5=False)
 
     def begin(self, mesh: Mesh, features: Mapping[str, mtf.Tensor], length: mtf.Dimension) -> State:
-        """See `AutoregressiveModel`; a prefix is the first values of a picture.
+        """See `AutoregressiveModel`; a prefix is the first values of an image.
 
         Raises:
-          ValueError: there is no prefix, so that nothing says how large the batch is, or the
-            length is not that of a picture.
+          ValueError: `prefix` is missing, or the length is not that of an image.
         """
         prefix = self.prefix_of(features)
         if length.size != self._length.size:
             raise ValueError(
-                f"Pictures of image_shape={self.hparams.image_shape} have {self._length.size}"
+                f"Images of image_shape={self.hparams.image_shape} have {self._length.size}"
                 f" values, not {length.size}: decode so many."
             )
         batch, prefix_length = prefix.shape.dims
         values = padded_to(prefix, prefix_length, self._length)
         state: State = {}
-        self._stack(self._embedded(values), BeginPass(self._sequence(mesh, batch), length, state))
+        self._stack(self._embedded(values), Prefill(self._sequence(mesh, batch), length, state))
         return state
 
     def step(
-        self, mesh: Mesh, symbols: mtf.Tensor, positions: mtf.Tensor, state: State
+        self, mesh: Mesh, tokens: mtf.Tensor, positions: mtf.Tensor, state: State
     ) -> tuple[mtf.Tensor, State]:
         """See `AutoregressiveModel`."""
-        before = symbols_before(symbols, positions)
+        before = previous_tokens(tokens, positions)
         x = self._embedding(before, self.activation_dtype)
         rows, columns = self._positions(mesh)
         width = self._width.size
         x += checked_gather(rows, mtf.floordiv(positions, width), self._height)
         x += checked_gather(columns, mtf.mod(positions, width), self._width)
         state = dict(state)
-        x, _ = self._stack(x, StepPass(positions, state))
+        x, _ = self._stack(x, DecodeStep(positions, state))
         return mtf.cast(self._embedding.logits(x), tf.float32), state
 
     def _make_stack(self) -> Stack:
         hparams = self.hparams
-        # The sum of all blocks does not grow with their number (GPT-2, section 2.3).
+        # Scales initial values so that the residual does not grow with the depth (GPT-2, section
+        # 2.3).
         scale = (2 * hparams.num_hidden_layers) ** -0.5
         layer = Layer(
             self._attention(
@@ -151,22 +150,20 @@ class MtfImageTransformer(AutoregressiveModel):
             recompute=hparams.recompute,
         )
 
-    def _attention(self, heads: Heads) -> AnySelfAttention:
+    def _attention(self, heads: Heads) -> SelfAttentionLayer:
         hparams = self.hparams
         if hparams.attention_type == "full":
             return SelfAttention(heads, causal=True)
-        is_picture = hparams.attention_type == "local_2d"
-        block = (
-            [hparams.block_height, hparams.block_width] if is_picture else [hparams.block_length]
-        )
+        is_image = hparams.attention_type == "local_2d"
+        block = [hparams.block_height, hparams.block_width] if is_image else [hparams.block_length]
         return BlockAttention(heads, self._space, block)
 
-    def _sequence(self, mesh: Mesh, batch: mtf.Dimension) -> Sequence:
+    def _sequence(self, mesh: Mesh, batch: mtf.Dimension) -> SequenceInfo:
         positions = mtf.range(mesh, self._length, tf.int32)
-        return Sequence(mtf.broadcast(positions, mtf.Shape([batch, self._length])))
+        return SequenceInfo(mtf.broadcast(positions, mtf.Shape([batch, self._length])))
 
     def _embedded(self, values: mtf.Tensor) -> mtf.Tensor:
-        """Values [batch, length] -> what predicts each: [batch, space..., d_model]."""
+        """Embeds values [batch, length], shifted right, as [batch, space..., d_model]."""
         batch, length = values.shape.dims
         before = mtf.shift(values, 1, length, wrap=False)
         before = mtf.reshape(before, [batch, *self._space])
@@ -177,8 +174,9 @@ class MtfImageTransformer(AutoregressiveModel):
         return x + mtf.reshape(places, [*self._space, self._d_model])
 
     def _positions(self, mesh: Mesh) -> tuple[mtf.Tensor, mtf.Tensor]:
-        """What is learned of each row, [height, d_model], and of each place in a row, [width,
-        d_model]."""
+        """Returns learned embeddings of rows, [height, d_model], and of columns, [width,
+        d_model].
+        """
         stddev, dtype = self.hparams.initializer_stddev, self.activation_dtype
         of_rows, of_columns = [self._height, self._d_model], [self._width, self._d_model]
         return (
@@ -191,6 +189,6 @@ class MtfImageTransformer(AutoregressiveModel):
         if sizes != list(self.hparams.image_shape):
             said = ",".join(map(str, sizes))
             raise ValueError(
-                f"The pictures are {sizes}, and the model is for image_shape="
+                f"The images are {sizes}, and the model is for image_shape="
                 f'{self.hparams.image_shape}: say --hparams="image_shape=[{said}]".'
             )

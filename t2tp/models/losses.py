@@ -1,11 +1,11 @@
-"""From logits to what training minimizes and evaluation counts."""
+"""Losses and metrics from logits."""
 
 from __future__ import annotations
 
 import dataclasses
 
 from t2tp import mtf
-from t2tp.metrics import correct_in_top_k, symbol_sums
+from t2tp.metrics import correct_in_top_k, token_sums
 from t2tp.models.model import LossOutput
 from t2tp.ops.cross_entropy import softmax_cross_entropy
 
@@ -21,28 +21,28 @@ def predicted(
     z_loss: float = 0.0,
     top_5: bool = True,
 ) -> LossOutput:
-    """The mean loss of the targets, and what is counted of each.
+    """Computes the mean loss of the targets and sums for metrics.
 
-    Label smoothing and z-loss are for training only, and are in the loss; `nll` is without them.
+    Label smoothing and z-loss apply in training only; `nll` excludes them.
 
     Args:
       logits: [..., classes].
       targets: integers [...].
-      weights: float32 [...]: 1 where there is a target, 0 where there is none.
-      classes: the dimension of what may be predicted.
-      training: whether it is.
+      weights: float32 [...]: 1 for a target, 0 for padding.
+      classes: the dimension of the classes.
+      training: whether the loss is for training.
       label_smoothing: see `softmax_cross_entropy`.
-      z_loss: likewise.
-      top_5: whether evaluation counts the targets among the five most probable.
+      z_loss: see `softmax_cross_entropy`.
+      top_5: whether evaluation counts targets among the five most probable classes.
 
     Returns:
-      the loss, and the sums `nll` and `tokens`; if not training, `correct` and `correct_top_5` too.
+      the loss, and the sums `nll` and `tokens`; in evaluation, also `correct` and `correct_top_5`.
     """
     nll = softmax_cross_entropy(logits, targets, classes)
     if training:
         metrics = {"nll": mtf.reduce_sum(nll * weights), "tokens": mtf.reduce_sum(weights)}
     else:
-        metrics = symbol_sums(nll, logits, targets, weights, classes)
+        metrics = token_sums(nll, logits, targets, weights, classes)
         if top_5:
             metrics |= correct_in_top_k(logits, targets, weights, classes)
     objective = metrics["nll"]
@@ -56,5 +56,5 @@ def predicted(
 
 
 def with_metrics(out: LossOutput, metrics: dict[str, mtf.Tensor]) -> LossOutput:
-    """The same, with more sums."""
+    """Returns `out` with more metrics."""
     return dataclasses.replace(out, metrics={**out.metrics, **metrics})

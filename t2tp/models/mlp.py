@@ -1,4 +1,4 @@
-"""A multi-layer perceptron on pictures: the smallest model there is to try things with."""
+"""A multi-layer perceptron on images: the smallest model for experiments."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import tensorflow.compat.v1 as tf1
 from t2tp import mtf, registry
 from t2tp.layers import variables
 from t2tp.layers.dropout import Dropout
-from t2tp.mesh.program import Mesh
 from t2tp.models.image_classifier import ImageClassifier
+from t2tp.program.program import Mesh
 
 
 @registry.register_model
 class Mlp(ImageClassifier):
-    """All pixels, then `num_hidden_layers` times `relu(x w + b)`, then the classes.
+    """The flattened pixels, `num_hidden_layers` times `relu(x w + b)`, and the logits.
 
-    Layers are `d_ff` and `d_model` in turn, both of `hidden_size`: with the layout `d_ff:model`
-    each pair is split as Megatron splits it, for one sum over the mesh axis. The first layer may
-    also be split in the pixels.
+    Layers alternate between `d_ff` and `d_model`, both of `hidden_size`: with the layout
+    `d_ff:model` each pair is split as in Megatron, for one all-reduce. The first layer may also be
+    split along the pixels.
     """
 
     def logits(self, mesh: Mesh, inputs: mtf.Tensor, training: bool) -> mtf.Tensor:

@@ -1,4 +1,4 @@
-"""What a trainable model is to the trainer."""
+"""The base class of models."""
 
 from __future__ import annotations
 
@@ -9,30 +9,29 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from t2tp import mtf
+from t2tp.choices import PRECISIONS
 from t2tp.hparam import HParams
 from t2tp.layers.embedding import vocab_dimension
 from t2tp.mesh.layout import Layout
-from t2tp.mesh.program import Mesh
-from t2tp.nearest import nearest
+from t2tp.program.program import Mesh
+from t2tp.suggestions import nearest
 
-# The feature that says which example of its split a row is, int64 [batch]. The trainer feeds it in
-# evaluations, to every model: what a model draws there should depend on it alone.
+# The feature with the index of a row's example in its split, int64 [batch]. The trainer feeds it in
+# evaluations, to every model: random numbers of a model should then depend on it alone.
 EXAMPLE_INDEX = "example_index"
-
-_ACTIVATION_DTYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
 class LossOutput:
-    """What a model makes of a batch.
+    """A model's loss and metrics for a batch.
 
     Attributes:
-      loss: what training minimizes, a float32 scalar.
-      metrics: float32 scalars by name, each a sum over the batch, so that a problem can add up
-        batches and derive its figures.
+      loss: the training loss, a float32 scalar.
+      metrics: float32 scalars by name, each a sum over the batch, so that a problem can sum over
+        batches and derive its metrics.
       weight: the sum of the weights of which the loss is an average (the number of tokens, say), a
-        float32 scalar: parts of a batch count by it when gradients are accumulated. None: the
-        model cannot be trained with `microbatches` above 1.
+        float32 scalar, which weights microbatches in gradient accumulation. None: the model cannot
+        be trained with `microbatches` above 1.
     """
 
     loss: mtf.Tensor
@@ -41,44 +40,44 @@ class LossOutput:
 
 
 class FeatureMismatchError(ValueError):
-    """A problem does not give the features that a model takes."""
+    """A problem lacks features that a model needs."""
 
 
 class Model(abc.ABC):
-    """A family of models; the hparams choose the member.
+    """Base class of models; the hparams set the architecture.
 
     Attributes:
-      takes: names of the features that it needs.
-      hparams: its `HParams`.
-      vocab_sizes: how many ids a feature of the problem has, by its name; `targets` is always
-        there: tokens, classes or pixel values to predict.
+      takes: names of the required features.
+      hparams: the model's `HParams`.
+      vocab_sizes: number of ids of each feature, by name; `targets` is always there: the tokens,
+        classes or pixel values to predict.
     """
 
     takes: tuple[str, ...] = ()
 
     def __init__(self, hparams: HParams, vocab_sizes: Mapping[str, int]) -> None:
-        """Keeps what the model is made from; variables are made when the graph is built."""
+        """Stores the arguments; variables are created when the graph is built."""
         self.hparams = hparams
         self.vocab_sizes = vocab_sizes
 
     @property
     def activation_dtype(self) -> tf.DType:
-        """What activations and products are computed in.
+        """The dtype of activations and matmuls.
 
         Raises:
           ValueError: the hparam `activation_dtype` is none of float32, bfloat16 and float16.
         """
         name = self.hparams.activation_dtype
-        if name not in _ACTIVATION_DTYPES:
-            known = nearest(name, _ACTIVATION_DTYPES, "dtypes")
+        if name not in PRECISIONS:
+            known = nearest(name, PRECISIONS, "dtypes")
             raise ValueError(f"activation_dtype is {name!r}: {known}")
         return tf.as_dtype(name)
 
     def check_features(self, names: Iterable[str]) -> None:
-        """Refuses features that are not what the model takes.
+        """Checks that the features include what the model takes.
 
         Raises:
-          FeatureMismatchError: names what is missing.
+          FeatureMismatchError: features are missing; the error names them.
         """
         missing = [name for name in self.takes if name not in set(names)]
         if missing:
@@ -99,7 +98,8 @@ class Model(abc.ABC):
 
 
 def vocab_of(hparams: HParams, size: int) -> mtf.Dimension:
-    """The dimension of a vocabulary of `size`, rounded up for meshes: to a multiple of
-    `vocab_divisor`, and of the mesh axis that splits it."""
-    axis = Layout(hparams.mesh_shape, hparams.layout).axis_of("vocab")
+    """Returns the dimension of a vocabulary of `size`, rounded up to a multiple of `vocab_divisor`
+    and of the size of the mesh axis that splits it.
+    """
+    axis = Layout.from_hparams(hparams).axis_of("vocab")
     return vocab_dimension(size, hparams.vocab_divisor, axis.size if axis else 1)

@@ -1,4 +1,4 @@
-"""Residual networks on pictures that may be split in space.
+"""Residual networks whose images may be split in height and width.
 
 K. He et al., "Deep Residual Learning for Image Recognition" (arXiv:1512.03385), with the stride of
 a bottleneck in its 3 x 3 convolution (known as v1.5).
@@ -11,24 +11,24 @@ from collections.abc import Callable
 import tensorflow.compat.v1 as tf1
 
 from t2tp import mtf, registry
+from t2tp.choices import STEMS
 from t2tp.layers.convolution import Convolution, make_norm
-from t2tp.mesh.program import Mesh
 from t2tp.models.image_classifier import ImageClassifier
-from t2tp.nearest import nearest
-from t2tp.ops.pooling import pool
+from t2tp.ops.conv.pooling import pool
+from t2tp.program.program import Mesh
+from t2tp.suggestions import nearest
 
-# How many times the filters of its inside a block's result has.
+# A block's output has this many times its inner filters.
 _EXPANSION = {"basic": 1, "bottleneck": 4}
-_STEMS = ("imagenet", "cifar")
 
 
 @registry.register_model
 class MtfResnet(ImageClassifier):
-    """A stem, stages of blocks, and the mean over what is left of height and width.
+    """A stem, stages of blocks, and global average pooling.
 
-    Dimensions: `height` and `width`, which halve from stage to stage, can be split with the
-    pictures; `filters`, inside of a block, as a transformer's `d_ff` is; `d_model` is the
-    residual's. From the stage `num_partitioned_stages` on height and width are called
+    `height` and `width`, which halve from stage to stage, can be split, so that an image is
+    distributed; so can `filters`, the inner dimension of a block, like a transformer's `d_ff`.
+    `d_model` is the residual's. From stage `num_partitioned_stages` on height and width are called
     `whole_height` and `whole_width`, because a mesh axis that divides 56 rows may not divide 7.
     """
 
@@ -36,8 +36,8 @@ class MtfResnet(ImageClassifier):
         """See `ImageClassifier`.
 
         Raises:
-          ValueError: the stem, the block or the norm does not exist, or there are not as many
-            `filter_sizes` as the stem and the `layer_sizes` need.
+          ValueError: stem, block or norm is unknown, or the number of `filter_sizes` does not match
+            the stem and `layer_sizes`.
         """
         hparams = self.hparams
         self._check()
@@ -56,7 +56,7 @@ class MtfResnet(ImageClassifier):
 
     def _check(self) -> None:
         hparams = self.hparams
-        for name, known in (("stem", _STEMS), ("block", _EXPANSION)):
+        for name, known in (("stem", STEMS), ("block", _EXPANSION)):
             value = getattr(hparams, name)
             if value not in known:
                 raise ValueError(f"{name} is {value!r}: {nearest(value, known, f'{name}s')}")
@@ -68,8 +68,9 @@ class MtfResnet(ImageClassifier):
             )
 
     def _stem(self, x: mtf.Tensor, training: bool) -> mtf.Tensor:
-        """[batch, height, width, channels] -> [batch, height, width, d_model]; a large picture is
-        halved twice."""
+        """Computes [batch, height, width, channels] -> [batch, height, width, d_model]; a large
+        image is halved twice.
+        """
         d_model = mtf.Dimension("d_model", self.hparams.filter_sizes[0])
         is_large = self.hparams.stem == "imagenet"
         x = self._convolved(x, Convolution(d_model, *((7, 2) if is_large else (3, 1))), training)
@@ -77,7 +78,9 @@ class MtfResnet(ImageClassifier):
         return pool(x, "max", 3, 2) if is_large else x
 
     def _block(self, x: mtf.Tensor, size: int, stride: int, training: bool) -> mtf.Tensor:
-        """[batch, height, width, d_model] -> [batch, height / stride, width / stride, d_model]."""
+        """Computes [batch, height, width, d_model] -> [batch, height / stride, width / stride,
+        d_model].
+        """
         filters = mtf.Dimension("filters", size)
         d_model = mtf.Dimension("d_model", size * _EXPANSION[self.hparams.block])
         if self.hparams.block == "basic":
@@ -102,7 +105,7 @@ class MtfResnet(ImageClassifier):
     def _convolved(
         self, x: mtf.Tensor, layer: Callable[[mtf.Tensor], mtf.Tensor], training: bool
     ) -> mtf.Tensor:
-        """A convolution and the norm after it."""
+        """Applies a convolution and a norm."""
         hparams = self.hparams
         norm = make_norm(
             hparams.norm_type,

@@ -1,5 +1,6 @@
 """The encoder-decoder transformer (A. Vaswani et al., "Attention Is All You Need",
-arXiv:1706.03762)."""
+arXiv:1706.03762).
+"""
 
 from __future__ import annotations
 
@@ -10,25 +11,25 @@ import tensorflow.compat.v1 as tf1
 
 from t2tp import mtf, registry
 from t2tp.hparam import HParams
-from t2tp.layers.attention import Memory, Sequence
+from t2tp.layers.attention import Memory, SequenceInfo
 from t2tp.layers.mixture_of_experts import ExpertSums
-from t2tp.layers.passes import BeginPass, StepPass, WholePass
-from t2tp.mesh.program import Mesh
+from t2tp.layers.passes import DecodeStep, FullForward, Prefill
 from t2tp.metrics import bleu_sums, sequence_sums
-from t2tp.models.autoregressive import AutoregressiveModel, State, symbols_before
+from t2tp.models.autoregressive import AutoregressiveModel, State, previous_tokens
 from t2tp.models.losses import with_metrics
 from t2tp.models.model import LossOutput, vocab_of
 from t2tp.models.transformer_losses import predicted, weights_of, with_experts
-from t2tp.models.transformer_parts import TransformerParts, places, shifted_right
+from t2tp.models.transformer_parts import TransformerParts, shifted_right, token_positions
+from t2tp.program.program import Mesh
 
 
 @registry.register_model
 class Transformer(AutoregressiveModel):
-    """Encoder-decoder transformer: from one sequence to another.
+    """Encoder-decoder transformer.
 
-    If the vocabularies are of one size, tied embeddings are one table for inputs, targets and
-    logits (T5 v1.0), and `shared_embedding` without `tie_embeddings` is one for inputs and targets
-    and another for logits (T5 v1.1). Otherwise inputs have a table of their own.
+    If the vocabularies have one size, tied embeddings are one table for inputs, targets and logits
+    (T5 v1.0), and `shared_embedding` without `tie_embeddings` is one for inputs and targets and
+    another for logits (T5 v1.1). Otherwise inputs have a separate table.
     """
 
     takes = (
@@ -42,10 +43,10 @@ class Transformer(AutoregressiveModel):
     has_experts = False
 
     def __init__(self, hparams: HParams, vocab_sizes: Mapping[str, int]) -> None:
-        """Chooses the layers; see `Model`.
+        """Creates the layers; see `Model`.
 
         Raises:
-          FeatureMismatchError: the problem has no inputs.
+          FeatureMismatchError: the problem has no `inputs`.
         """
         super().__init__(hparams, vocab_sizes)
         if "inputs" not in vocab_sizes:
@@ -67,11 +68,11 @@ class Transformer(AutoregressiveModel):
         )
 
     def loss(self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool) -> LossOutput:
-        """Mean negative log-likelihood of the real targets, in nats.
+        """Computes the mean negative log-likelihood of the targets without padding, in nats.
 
         Features: `inputs` and `targets`, each with its `_segmentation` (0: padding; a segment of
-          the targets sees that of the same number of the inputs) and `_position`: integers [batch,
-          length].
+          the targets attends to the one of its number in the inputs) and `_position`: integers
+          [batch, length].
         """
         logits, counted = self.logits(mesh, features, training)
         targets, segments = features["targets"], features["targets_segmentation"]
@@ -92,58 +93,64 @@ class Transformer(AutoregressiveModel):
     def logits(
         self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool
     ) -> tuple[mtf.Tensor, list[ExpertSums]]:
-        """Logits of each target from the inputs and the targets before it, [batch, length, vocab],
-        and what experts counted; see `loss`."""
+        """Computes the logits of each target from the inputs and the previous targets, [batch,
+        length, vocab], and the experts' statistics; see `loss`.
+        """
         targets, segments = features["targets"], features["targets_segmentation"]
-        sequence = Sequence(features["targets_position"], segments)
+        sequence = SequenceInfo(features["targets_position"], segments)
         memory, of_encoder = self._encode(mesh, features, training)
         x = self._embed_targets(shifted_right(targets, segments), sequence.positions, training)
         with tf1.variable_scope("decoder"):
             bias = self._parts.relative_bias(mesh)
-            x, of_decoder = self._decoder(x, WholePass(sequence, training, memory, bias))
+            x, of_decoder = self._decoder(x, FullForward(sequence, training, memory, bias))
         return self._logits(x), [*of_encoder, *of_decoder]
 
     def begin(self, mesh: Mesh, features: Mapping[str, mtf.Tensor], length: mtf.Dimension) -> State:
-        """See `AutoregressiveModel`. Features besides `prefix`: `inputs` and `inputs_segmentation`
-        (1; 0: padding)."""
+        """See `AutoregressiveModel`. Also takes the features `inputs` and `inputs_segmentation`
+        (1; 0: padding).
+        """
         memory, _ = self._encode(mesh, features, training=False)
         state: State = {"inputs_segmentation": memory.segments}
         prefix = features.get("prefix")
         if prefix is None:
             rows = mtf.Shape([features["inputs"].shape.dims[0], mtf.Dimension("prefix_length", 1)])
             prefix = mtf.zeros(mesh, rows, tf.int32)
-        positions = places(prefix)
+        positions = token_positions(prefix)
         x = self._embed_targets(shifted_right(prefix, None), positions, False, length.size)
         with tf1.variable_scope("decoder"):
             bias = self._parts.relative_bias(mesh)
-            self._decoder(x, BeginPass(Sequence(positions), length, state, memory, bias))
+            self._decoder(x, Prefill(SequenceInfo(positions), length, state, memory, bias))
         return state
 
     def step(
-        self, mesh: Mesh, symbols: mtf.Tensor, positions: mtf.Tensor, state: State
+        self, mesh: Mesh, tokens: mtf.Tensor, positions: mtf.Tensor, state: State
     ) -> tuple[mtf.Tensor, State]:
         """See `AutoregressiveModel`."""
-        before = symbols_before(symbols, positions)
+        before = previous_tokens(tokens, positions)
         x = self._embed_targets(before, positions, False, 1)
         state = dict(state)
         with tf1.variable_scope("decoder"):
             bias = self._parts.relative_bias(mesh)
-            x, _ = self._decoder(x, StepPass(positions, state, state["inputs_segmentation"], bias))
+            x, _ = self._decoder(
+                x, DecodeStep(positions, state, state["inputs_segmentation"], bias)
+            )
         return mtf.cast(self._logits(x), tf.float32), state
 
     def _encode(
         self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool
     ) -> tuple[Memory, list[ExpertSums]]:
-        """What the encoder says of the inputs; their dimension becomes `memory_length`."""
+        """Returns the encoder's output; its length dimension is `memory_length`."""
         inputs, segments = features["inputs"], features["inputs_segmentation"]
         positions = features.get("inputs_position")
-        sequence = Sequence(places(inputs) if positions is None else positions, segments)
+        sequence = SequenceInfo(
+            token_positions(inputs) if positions is None else positions, segments
+        )
         with tf1.variable_scope("" if self._is_shared else "encoder"):
             x = self._inputs_embedding(inputs, self._parts.dtype)
         with tf1.variable_scope("encoder"):
             x = self._parts.with_positions(x, sequence.positions, training, sequence.length.size)
             bias = self._parts.relative_bias(mesh)
-            x, counted = self._encoder(x, WholePass(sequence, training, relative_bias=bias))
+            x, counted = self._encoder(x, FullForward(sequence, training, relative_bias=bias))
         x, segments = (
             mtf.rename_dimension(tensor, sequence.length.name, "memory_length")
             for tensor in (x, segments)
@@ -151,11 +158,11 @@ class Transformer(AutoregressiveModel):
         return Memory(x, segments), counted
 
     def _embed_targets(
-        self, symbols: mtf.Tensor, positions: mtf.Tensor, training: bool, longest: int | None = None
+        self, tokens: mtf.Tensor, positions: mtf.Tensor, training: bool, longest: int | None = None
     ) -> mtf.Tensor:
-        longest = symbols.shape.dims[-1].size if longest is None else longest
+        longest = tokens.shape.dims[-1].size if longest is None else longest
         with tf1.variable_scope("" if self._is_shared else "decoder"):
-            x = self._embedding(symbols, self._parts.dtype)
+            x = self._embedding(tokens, self._parts.dtype)
         with tf1.variable_scope("decoder"):
             return self._parts.with_positions(x, positions, training, longest)
 

@@ -1,4 +1,4 @@
-"""The encoder alone: classes of texts, and words that were masked."""
+"""Encoder-only transformer: text classification and masked language modeling."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ import tensorflow.compat.v1 as tf1
 from t2tp import mtf, registry
 from t2tp.hparam import HParams
 from t2tp.layers import variables
-from t2tp.layers.attention import Sequence
+from t2tp.layers.attention import SequenceInfo
 from t2tp.layers.dense import Dense
 from t2tp.layers.dropout import Dropout
 from t2tp.layers.feed_forward import activation_of
 from t2tp.layers.mixture_of_experts import ExpertSums
-from t2tp.layers.passes import WholePass
-from t2tp.mesh.program import Mesh
+from t2tp.layers.passes import FullForward
 from t2tp.metrics import positive_sums
 from t2tp.models.losses import with_metrics
 from t2tp.models.model import EXAMPLE_INDEX, FeatureMismatchError, LossOutput, Model, vocab_of
@@ -24,44 +23,45 @@ from t2tp.models.transformer_losses import predicted, weights_of, with_experts
 from t2tp.models.transformer_parts import TransformerParts
 from t2tp.ops.gather import checked_gather
 from t2tp.ops.random_by_row import random_by_row
+from t2tp.program.program import Mesh
 
 _OF_CLASSES = ("inputs", "inputs_segmentation", "inputs_position", "targets", "weights")
 _OF_MASKED = ("targets", "targets_segmentation", "targets_position")
 
-# BERT (arXiv:1810.04805), section 3.1: of the symbols, and of those what becomes the mask, or any
-# symbol; the others stay.
+# BERT (arXiv:1810.04805), section 3.1: the fraction of tokens to predict, and of those the
+# fractions replaced by the mask token and by a random token; the rest are unchanged.
 _MASKED, _AS_MASK, _AS_ANY = 0.15, 0.8, 0.1
 
 
 @registry.register_model
 class TransformerEncoder(Model):
-    """Bidirectional transformer: on a problem of classes (which has `inputs`) it classifies rows;
-    on one of language it is a masked language model (J. Devlin et al., "BERT", arXiv:1810.04805).
+    """Bidirectional transformer: on a problem of classes (with `inputs`) it classifies rows; on a
+    language problem it is a masked language model (J. Devlin et al., "BERT", arXiv:1810.04805).
     """
 
     has_experts = False
 
     def __init__(self, hparams: HParams, vocab_sizes: Mapping[str, int]) -> None:
-        """Chooses the layers; see `Model`."""
+        """Creates the layers; see `Model`."""
         super().__init__(hparams, vocab_sizes)
         self._classifies = "inputs" in vocab_sizes
         self.takes = _OF_CLASSES if self._classifies else _OF_MASKED
         self._parts = TransformerParts(hparams, self.activation_dtype, self.has_experts)
-        # The symbol after the last one is the mask.
+        # The mask token follows the vocabulary.
         self._mask_id = vocab_sizes["inputs" if self._classifies else "targets"]
         self._vocab = vocab_of(hparams, self._mask_id + 1)
         self._embedding = self._parts.embedding(self._vocab, hparams.logits_bias)
         self._stack = self._parts.stack(hparams.num_hidden_layers, causal=False)
 
     def loss(self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool) -> LossOutput:
-        """Mean negative log-likelihood, in nats: of the classes, or of the masked symbols.
+        """Computes the mean negative log-likelihood of the classes or the masked tokens, in nats.
 
         Features: to classify, `inputs`, `inputs_segmentation` (0: padding), `inputs_position`,
           integers [batch, length], `targets`, the classes [batch], and `weights`, float32 [batch];
-          else `targets`, `targets_segmentation` and `targets_position`; and, to evaluate,
-          `example_index`, integers [batch], the index of each row in the split: it decides what is
-          masked in the row. With `token_types` also `inputs_types` or `targets_types`, integers
-          [batch, length] below `token_types`, if the problem has them; else all are 0.
+          otherwise `targets`, `targets_segmentation` and `targets_position`; and, in evaluation,
+          `example_index`, integers [batch], the index of each row in the split, which seeds the
+          mask of the row. With `token_types` also `inputs_types` or `targets_types`, integers
+          [batch, length] below `token_types`, if the problem has them; otherwise all are 0.
 
         Raises:
           FeatureMismatchError: a masked language model is evaluated without `example_index`.
@@ -74,7 +74,7 @@ class TransformerEncoder(Model):
         """See `Classifier`.
 
         Raises:
-          ValueError: it was made as a masked language model.
+          ValueError: the model is a masked language model.
         """
         if not self._classifies:
             raise ValueError(
@@ -87,7 +87,7 @@ class TransformerEncoder(Model):
         self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool
     ) -> tuple[mtf.Tensor, list[ExpertSums]]:
         segments = features["inputs_segmentation"]
-        sequence = Sequence(features["inputs_position"], segments)
+        sequence = SequenceInfo(features["inputs_position"], segments)
         types = features.get("inputs_types")
         x, counted = self._hidden(mesh, features["inputs"], types, sequence, training)
         has_pooler = self.hparams.pooler
@@ -118,10 +118,10 @@ class TransformerEncoder(Model):
                 " [batch], which decides what is masked in each row, and there is none: feed the"
                 " index of each row in the data that are evaluated on."
             )
-        symbols, is_masked = self._masked(targets, segments, examples)
-        sequence = Sequence(features["targets_position"], segments)
+        tokens, is_masked = self._masked(targets, segments, examples)
+        sequence = SequenceInfo(features["targets_position"], segments)
         types = features.get("targets_types")
-        x, counted = self._hidden(mesh, symbols, types, sequence, training)
+        x, counted = self._hidden(mesh, tokens, types, sequence, training)
         logits = self._embedding.logits(self._before_logits(x))
         out = predicted(self.hparams, logits, targets, is_masked, self._vocab, training)
         if not training:
@@ -132,11 +132,11 @@ class TransformerEncoder(Model):
     def _masked(
         self, targets: mtf.Tensor, segments: mtf.Tensor, examples: mtf.Tensor | None = None
     ) -> tuple[mtf.Tensor, mtf.Tensor]:
-        """What the model sees, and 1.0 where it is to say what was there.
+        """Masks tokens; also returns 1.0 where a token is to be predicted.
 
-        In training other tokens are masked in each step, from the seed and the place in the batch:
-        the same on any mesh. In evaluation it is a function of the example and the place in it, so
-        that neither the batch size nor the step changes what is asked.
+        In training the mask differs in each step; it depends on the seed and the index in the
+        batch, not on the mesh. In evaluation it depends on the example and the position in it, so
+        that neither batch size nor step changes it.
 
         Args:
           targets: integers [batch, length].
@@ -154,7 +154,7 @@ class TransformerEncoder(Model):
     def _draws(
         self, targets: mtf.Tensor, examples: mtf.Tensor | None
     ) -> tuple[mtf.Tensor, mtf.Tensor, mtf.Tensor]:
-        """Two random numbers below 1 and a random token for each target."""
+        """Returns two uniform random numbers in [0, 1) and a random token for each target."""
         mesh, shape, size = targets.mesh, targets.shape, self._mask_id
         if examples is not None:
             return (
@@ -169,23 +169,23 @@ class TransformerEncoder(Model):
     def _hidden(
         self,
         mesh: Mesh,
-        symbols: mtf.Tensor,
+        tokens: mtf.Tensor,
         types: mtf.Tensor | None,
-        sequence: Sequence,
+        sequence: SequenceInfo,
         training: bool,
     ) -> tuple[mtf.Tensor, list[ExpertSums]]:
-        """What the last layer says of each position: [batch, length, d_model]."""
-        x = self._embedding(symbols, self._parts.dtype)
+        """Returns the last layer's output, [batch, length, d_model]."""
+        x = self._embedding(tokens, self._parts.dtype)
         if self.hparams.token_types:
-            x += self._embedded_types(mtf.zeros_like(symbols) if types is None else types)
+            x += self._embedded_types(mtf.zeros_like(tokens) if types is None else types)
         norm = self._parts.norm if self.hparams.embedding_norm else None
         positions, longest = sequence.positions, sequence.length.size
         x = self._parts.with_positions(x, positions, training, longest, norm)
         bias = self._parts.relative_bias(mesh)
-        return self._stack(x, WholePass(sequence, training, relative_bias=bias))
+        return self._stack(x, FullForward(sequence, training, relative_bias=bias))
 
     def _embedded_types(self, types: mtf.Tensor) -> mtf.Tensor:
-        """Integers [batch, length] -> [batch, length, d_model]."""
+        """Embeds token types, integers [batch, length] -> [batch, length, d_model]."""
         hparams = self.hparams
         dim = mtf.Dimension("token_types", hparams.token_types)
         table = variables.weight(
@@ -198,30 +198,30 @@ class TransformerEncoder(Model):
         return checked_gather(table, types, dim)
 
     def _before_logits(self, x: mtf.Tensor) -> mtf.Tensor:
-        """BERT's transform of what is predicted from: see the hparam `mlm_head`."""
+        """Applies BERT's transform before the logits; see the hparam `mlm_head`."""
         if not self.hparams.mlm_head:
             return x
         with tf1.variable_scope("mlm_head"):
             return self._parts.norm(activation_of(self.hparams.mlp)(Dense()(x)))
 
     def _pooled(self, x: mtf.Tensor, training: bool) -> mtf.Tensor:
-        """The first token of each row, [batch, d_model], through BERT's tanh layer."""
+        """Applies BERT's tanh layer to the first token of each row: [batch, d_model]."""
         first = checked_gather(x, 0, x.shape.dims[1])
         with tf1.variable_scope("pooler"):
             pooled = mtf.tanh(Dense()(first))
             return Dropout(self.hparams.layer_prepostprocess_dropout)(pooled, training)
 
 
-def _mean(x: mtf.Tensor, is_real: mtf.Tensor) -> mtf.Tensor:
-    """The mean of a row's symbols: [batch, length, d_model] -> [batch, d_model]."""
+def _mean(x: mtf.Tensor, token_mask: mtf.Tensor) -> mtf.Tensor:
+    """Computes the mean over tokens: [batch, length, d_model] -> [batch, d_model]."""
     batch, length, d_model = x.shape.dims
-    count = mtf.maximum(mtf.reduce_sum(is_real, reduced_dim=length), 1.0)
-    share = mtf.cast(is_real / count, x.dtype)
+    count = mtf.maximum(mtf.reduce_sum(token_mask, reduced_dim=length), 1.0)
+    share = mtf.cast(token_mask / count, x.dtype)
     return mtf.einsum([x, share], output_shape=mtf.Shape([batch, d_model]))
 
 
 def _classified(row: mtf.Tensor, classes: mtf.Dimension) -> mtf.Tensor:
-    """[batch, d_model] -> logits [batch, classes]."""
+    """Projects [batch, d_model] to logits [batch, classes]."""
     batch, d_model = row.shape.dims
     matrix = variables.weight(row.mesh, "kernel", [d_model, classes], d_model.size**-0.5, row.dtype)
     bias = variables.zeros(row.mesh, "bias", [classes], row.dtype)

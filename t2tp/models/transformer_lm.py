@@ -1,9 +1,9 @@
 """A decoder-only transformer language model.
 
-By default pre-norm blocks with RMS norms, learned positions, and an output that shares the
-embedding's weights. All is in named dimensions; Megatron's way of splitting it (M. Shoeybi et al.,
-arXiv:1909.08053, section 3) is the layout `batch:data;heads:model;d_ff:model;vocab:model` and
-nothing else: each block then costs two reductions over the model axis forward and two backward.
+By default it has pre-norm blocks with RMS norms, learned positions and tied embeddings. Megatron's
+tensor parallelism (M. Shoeybi et al., arXiv:1909.08053, section 3) is just the layout
+`batch:data;heads:model;d_ff:model;vocab:model`: each block then costs two all-reduces over the
+model axis forward and two backward.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import tensorflow as tf
 
 from t2tp import mtf, registry
 from t2tp.hparam import HParams
-from t2tp.layers.attention import Sequence
+from t2tp.layers.attention import SequenceInfo
 from t2tp.layers.mixture_of_experts import ExpertSums
-from t2tp.layers.passes import BeginPass, StepPass, WholePass
-from t2tp.mesh.program import Mesh
+from t2tp.layers.passes import DecodeStep, FullForward, Prefill
 from t2tp.metrics import sequence_sums
-from t2tp.models.autoregressive import AutoregressiveModel, State, symbols_before
+from t2tp.models.autoregressive import AutoregressiveModel, State, previous_tokens
 from t2tp.models.losses import with_metrics
 from t2tp.models.model import LossOutput, vocab_of
 from t2tp.models.transformer_losses import predicted, weights_of, with_experts
-from t2tp.models.transformer_parts import TransformerParts, places, shifted_right
+from t2tp.models.transformer_parts import TransformerParts, shifted_right, token_positions
+from t2tp.program.program import Mesh
 
 
 @registry.register_model
@@ -34,7 +34,7 @@ class TransformerLm(AutoregressiveModel):
     has_experts = False
 
     def __init__(self, hparams: HParams, vocab_sizes: Mapping[str, int]) -> None:
-        """Chooses the layers; see `Model`."""
+        """Creates the layers; see `Model`."""
         super().__init__(hparams, vocab_sizes)
         self._parts = TransformerParts(hparams, self.activation_dtype, self.has_experts)
         self._vocab = vocab_of(hparams, vocab_sizes["targets"])
@@ -42,7 +42,7 @@ class TransformerLm(AutoregressiveModel):
         self._stack = self._parts.stack(hparams.num_hidden_layers, causal=True)
 
     def loss(self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool) -> LossOutput:
-        """Mean negative log-likelihood of the real tokens, in nats.
+        """Computes the mean negative log-likelihood of the tokens without padding, in nats.
 
         Features: `targets`, `targets_segmentation` (0: padding), `targets_position`, integers
           [batch, length].
@@ -62,40 +62,41 @@ class TransformerLm(AutoregressiveModel):
     def logits(
         self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool
     ) -> tuple[mtf.Tensor, list[ExpertSums]]:
-        """Logits of each target from those before it, [batch, length, vocab], and what experts
-        counted; see `loss`."""
+        """Computes the logits of each target from the previous ones, [batch, length, vocab], and
+        the experts' statistics; see `loss`.
+        """
         segments = features["targets_segmentation"]
-        sequence = Sequence(features["targets_position"], segments)
-        symbols = shifted_right(features["targets"], segments)
-        x = self._embedding(symbols, self._parts.dtype)
+        sequence = SequenceInfo(features["targets_position"], segments)
+        tokens = shifted_right(features["targets"], segments)
+        x = self._embedding(tokens, self._parts.dtype)
         x = self._parts.with_positions(x, sequence.positions, training, sequence.length.size)
         bias = self._parts.relative_bias(mesh)
-        x, counted = self._stack(x, WholePass(sequence, training, relative_bias=bias))
+        x, counted = self._stack(x, FullForward(sequence, training, relative_bias=bias))
         return self._embedding.logits(x), counted
 
     def begin(self, mesh: Mesh, features: Mapping[str, mtf.Tensor], length: mtf.Dimension) -> State:
         """See `AutoregressiveModel`.
 
         Raises:
-          ValueError: there is no prefix, so that nothing says how large the batch is.
+          ValueError: `prefix` is missing.
         """
         prefix = self.prefix_of(features)
-        positions = places(prefix)
+        positions = token_positions(prefix)
         state: State = {}
         x = self._embedding(shifted_right(prefix, None), self._parts.dtype)
         x = self._parts.with_positions(x, positions, False, length.size)
         bias = self._parts.relative_bias(mesh)
-        self._stack(x, BeginPass(Sequence(positions), length, state, relative_bias=bias))
+        self._stack(x, Prefill(SequenceInfo(positions), length, state, relative_bias=bias))
         return state
 
     def step(
-        self, mesh: Mesh, symbols: mtf.Tensor, positions: mtf.Tensor, state: State
+        self, mesh: Mesh, tokens: mtf.Tensor, positions: mtf.Tensor, state: State
     ) -> tuple[mtf.Tensor, State]:
         """See `AutoregressiveModel`."""
-        before = symbols_before(symbols, positions)
+        before = previous_tokens(tokens, positions)
         x = self._embedding(before, self._parts.dtype)
         x = self._parts.with_positions(x, positions, False, 1)
         state = dict(state)
         bias = self._parts.relative_bias(mesh)
-        x, _ = self._stack(x, StepPass(positions, state, relative_bias=bias))
+        x, _ = self._stack(x, DecodeStep(positions, state, relative_bias=bias))
         return mtf.cast(self._embedding.logits(x), tf.float32), state

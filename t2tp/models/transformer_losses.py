@@ -1,4 +1,4 @@
-"""What the losses of all transformers have in common."""
+"""Losses shared by all transformers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def predicted(
     vocab: mtf.Dimension,
     training: bool,
 ) -> LossOutput:
-    """`losses.predicted`, with the `label_smoothing` and the `z_loss` of the hparams."""
+    """Calls `losses.predicted` with `label_smoothing` and `z_loss` from the hparams."""
     return losses.predicted(
         logits,
         targets,
@@ -37,11 +37,11 @@ def predicted(
 def with_experts(
     out: LossOutput, hparams: HParams, counted: Sequence[ExpertSums], training: bool
 ) -> LossOutput:
-    """Adds what experts cost to the loss in training, and what they counted to the metrics.
+    """Adds the experts' losses in training, and their statistics to the metrics.
 
-    These are `expert_choices`, how many experts tokens asked for, and `expert_dropped`, how many of
-    them had no room; their share, and the load-balancing loss, are shown as scalars. Without
-    experts it is `out` as it is.
+    The metrics are `expert_choices`, the number of token-expert assignments requested, and
+    `expert_dropped`, the number that exceeded the capacity; the fraction dropped and the
+    load-balancing loss are scalar summaries. Without experts `out` is unchanged.
     """
     if not counted:
         return out
@@ -60,7 +60,7 @@ def with_experts(
 
 
 def weights_of(segments: mtf.Tensor) -> mtf.Tensor:
-    """1.0 where there is a symbol, 0.0 where there is padding."""
+    """Returns 1.0 for tokens and 0.0 for padding."""
     return mtf.cast(mtf.not_equal(segments, 0), tf.float32)
 
 

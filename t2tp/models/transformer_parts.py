@@ -1,4 +1,4 @@
-"""The layers that the hparams of a transformer describe."""
+"""Builds the layers of a transformer from its hparams."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from t2tp import mtf
+from t2tp.choices import ATTENTION_TYPES, POSITIONS
 from t2tp.hparam import HParams
 from t2tp.layers.attention import CrossAttention, SelfAttention
 from t2tp.layers.compressed_attention import CompressedSelfAttention
@@ -13,26 +14,24 @@ from t2tp.layers.dropout import Dropout
 from t2tp.layers.embedding import Embedding
 from t2tp.layers.feed_forward import FeedForward
 from t2tp.layers.heads import Heads
-from t2tp.layers.mixture_of_experts import MixtureOfExperts, Routing
+from t2tp.layers.mixture_of_experts import MixtureOfExperts, RoutingConfig
 from t2tp.layers.normalization import Norm
-from t2tp.layers.passes import AnySelfAttention
-from t2tp.layers.positions import POSITIONS, LearnedPositions, RelativePositions, sinusoidal
+from t2tp.layers.passes import SelfAttentionLayer
+from t2tp.layers.positions import LearnedPositions, RelativePositions, sinusoidal
 from t2tp.layers.sequence_parallel import BETWEEN, INSIDE, between_blocks
 from t2tp.layers.stack import Layer, Residual, Stack
-from t2tp.nearest import nearest
-from t2tp.ops.attention import RelativeBias
+from t2tp.ops.attention.api import RelativeBias
 from t2tp.ops.rotary import RotaryScaling
-
-ATTENTION_TYPES = ("full", "local", "compressed")
+from t2tp.suggestions import nearest
 
 
 class TransformerParts:
-    """Makes layers; variables are made when they are used.
+    """Creates layers; variables are created when the layers are applied.
 
     Attributes:
       d_model: the dimension of activations between layers.
-      dtype: what is computed in.
-      norm: the kind of norm that blocks have; its variables are made where it is used.
+      dtype: the activation dtype.
+      norm: the norm of blocks; its variables are created where it is applied.
     """
 
     def __init__(self, hparams: HParams, dtype: tf.DType, has_experts: bool) -> None:
@@ -44,7 +43,7 @@ class TransformerParts:
           has_experts: whether every `moe_every`-th layer has experts.
 
         Raises:
-          ValueError: a choice that does not exist, or two that do not go together.
+          ValueError: an option is unknown, or two contradict.
         """
         self._hparams = hparams
         self._has_experts = has_experts
@@ -89,7 +88,7 @@ class TransformerParts:
             )
 
     def embedding(self, vocab: mtf.Dimension, logits_bias: bool = False) -> Embedding:
-        """Of symbols, and logits, with a bias or without."""
+        """Returns the token embedding, which also computes logits, with a bias or without."""
         return Embedding(
             vocab,
             self.d_model,
@@ -107,17 +106,17 @@ class TransformerParts:
         longest: int,
         norm: Norm | None = None,
     ) -> mtf.Tensor:
-        """Embeddings of symbols as the first layer gets them, named as between blocks.
+        """Adds positions to token embeddings and applies dropout, named as between blocks.
 
         Args:
           x: [batch..., d_model].
           positions: int32 [batch...].
           training: whether dropout is on.
-          longest: how many positions there may be.
-          norm: of the sum, before dropout; by default there is none.
+          longest: the max number of positions.
+          norm: of the sum, before dropout; none by default.
 
         Raises:
-          ValueError: there are more than positions were learned for.
+          ValueError: `longest` exceeds the learned positions.
         """
         if self._hparams.sequence_parallel:
             x, positions = between_blocks(x), between_blocks(positions)
@@ -137,26 +136,27 @@ class TransformerParts:
         return self._dropout(x, training)
 
     def relative_bias(self, mesh: mtf.Mesh) -> RelativeBias | None:
-        """What self-attention adds to its scores, if positions are relative."""
+        """Returns the bias of the attention scores, if positions are relative."""
         if self._position != "relative":
             return None
         return self._relative(mesh, mtf.Dimension("heads", self._hparams.num_heads))
 
     def stack(self, num_layers: int, *, causal: bool, cross: bool = False) -> Stack:
-        """Layers of an encoder or a decoder.
+        """Returns the stack of an encoder or a decoder.
 
         Args:
-          num_layers: how many.
-          causal: whether a position sees only what is before it.
-          cross: whether layers see a memory too.
+          num_layers: number of layers.
+          causal: whether a position attends only to itself and earlier ones.
+          cross: whether layers attend to a memory too.
         """
         hparams = self._hparams
         if self._has_experts and causal and hparams.moe_gating == "expert_choice":
             raise ValueError(
                 "moe_gating=expert_choice looks at the whole sequence, so that a model which"
-                " predicts the next symbol would see it: take top_1 or top_2."
+                " predicts the next token would see it: take top_1 or top_2."
             )
-        # The sum of all blocks does not grow with their number (GPT-2, section 2.3).
+        # Scales initial values so that the residual does not grow with the depth (GPT-2, section
+        # 2.3).
         scale = (num_layers * (3 if cross else 2)) ** -0.5
         layers = [
             Layer(
@@ -190,9 +190,10 @@ class TransformerParts:
             output_scale=output_scale,
         )
 
-    def _self_attention(self, number: int, causal: bool, scale: float) -> AnySelfAttention:
-        """Of layer `number`: with compressed attention every other layer is local, as in section
-        4.2.4 of arXiv:1801.10198."""
+    def _self_attention(self, number: int, causal: bool, scale: float) -> SelfAttentionLayer:
+        """Returns the self-attention of layer `number`: with compressed attention, local in every
+        other layer (arXiv:1801.10198, section 4.2.4).
+        """
         hparams = self._hparams
         window, factor = hparams.attention_window, hparams.compression_factor
         heads, dropout = self._heads(scale), hparams.attention_dropout
@@ -217,7 +218,7 @@ class TransformerParts:
                 dropout=hparams.relu_dropout,
                 output_scale=scale,
             )
-        routing = Routing(
+        routing = RoutingConfig(
             hparams.num_experts,
             hparams.moe_gating,
             hparams.moe_capacity_factor_train,
@@ -245,7 +246,7 @@ def _rotary_scaling(hparams: HParams) -> RotaryScaling | None:
 
 
 def shifted_right(targets: mtf.Tensor, segments: mtf.Tensor | None) -> mtf.Tensor:
-    """What predicts each target: the one before it in its segment, 0 for the first.
+    """Returns the input of each target: the previous one in its segment, 0 for the first.
 
     Args:
       targets: integers [batch, length].
@@ -259,6 +260,6 @@ def shifted_right(targets: mtf.Tensor, segments: mtf.Tensor | None) -> mtf.Tenso
     return before * mtf.cast(continues, before.dtype)
 
 
-def places(x: mtf.Tensor) -> mtf.Tensor:
-    """Where each symbol of [batch, length] stands in its row: int32 of that shape."""
+def token_positions(x: mtf.Tensor) -> mtf.Tensor:
+    """Returns the position of each token of [batch, length] in its row, int32."""
     return mtf.broadcast(mtf.range(x.mesh, x.shape.dims[-1], tf.int32), x.shape)

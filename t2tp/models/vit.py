@@ -1,4 +1,4 @@
-"""The vision transformer: a picture is a sequence of patches.
+"""The vision transformer: a transformer encoder over image patches.
 
 A. Dosovitskiy et al., "An Image is Worth 16x16 Words" (arXiv:2010.11929), section 3.1.
 """
@@ -9,41 +9,40 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from t2tp import mtf, registry
+from t2tp.choices import POOLINGS
 from t2tp.layers import variables
-from t2tp.layers.attention import SelfAttention, Sequence
+from t2tp.layers.attention import SelfAttention, SequenceInfo
 from t2tp.layers.convolution import Convolution
 from t2tp.layers.dropout import Dropout
 from t2tp.layers.feed_forward import FeedForward
 from t2tp.layers.heads import Heads
 from t2tp.layers.normalization import Norm
-from t2tp.layers.passes import WholePass
+from t2tp.layers.passes import FullForward
 from t2tp.layers.stack import Layer, Residual, Stack
-from t2tp.mesh.program import Mesh
 from t2tp.models.image_classifier import ImageClassifier
-from t2tp.nearest import nearest
 from t2tp.ops.gather import checked_gather
-
-_POOLINGS = ("class", "mean")
+from t2tp.program.program import Mesh
+from t2tp.suggestions import nearest
 
 
 @registry.register_model
 class Vit(ImageClassifier):
-    """Patches with learned positions, pre-norm blocks with layer norms, and the class of a token
-    of its own (`pooling=class`) or of the mean (`pooling=mean`).
+    """Patches with learned positions, pre-norm blocks with layer norms, and a classifier on a class
+    token (`pooling=class`) or on the mean (`pooling=mean`).
 
-    Splits like a language model: `heads`, `d_ff`, `batch`. Height and width may be split too as far
-    as the patches; every patch then sees all others.
+    Splits like a language model: `heads`, `d_ff`, `batch`. The image's height and width may be
+    split too, for the patch embedding; attention is over all patches.
     """
 
     def logits(self, mesh: Mesh, inputs: mtf.Tensor, training: bool) -> mtf.Tensor:
         """See `ImageClassifier`.
 
         Raises:
-          ValueError: patches do not divide the picture, or the pooling does not exist.
+          ValueError: patches do not divide the image, or the pooling is unknown.
         """
         hparams = self.hparams
-        if hparams.pooling not in _POOLINGS:
-            known = nearest(hparams.pooling, _POOLINGS, "poolings")
+        if hparams.pooling not in POOLINGS:
+            known = nearest(hparams.pooling, POOLINGS, "poolings")
             raise ValueError(f"pooling is {hparams.pooling!r}: {known}")
         x = self._patches(inputs)
         if hparams.pooling == "class":
@@ -54,19 +53,21 @@ class Vit(ImageClassifier):
             mesh, "positions", [length, d_model], hparams.initializer_stddev, x.dtype
         )
         x = dropout(x + positions, training)
-        where = Sequence(mtf.broadcast(mtf.range(mesh, length, tf.int32), [batch, length]))
-        x, _ = self._stack(dropout)(x, WholePass(where, training))
+        where = SequenceInfo(mtf.broadcast(mtf.range(mesh, length, tf.int32), [batch, length]))
+        x, _ = self._stack(dropout)(x, FullForward(where, training))
         if hparams.pooling == "mean":
             return self.classify(mtf.reduce_mean(x, reduced_dim=length))
         return self.classify(checked_gather(x, 0, length))
 
     def _patches(self, inputs: mtf.Tensor) -> mtf.Tensor:
-        """[batch, height, width, channels] -> [batch, length, d_model], row by row."""
+        """Embeds patches: [batch, height, width, channels] -> [batch, length, d_model], row by
+        row.
+        """
         size = self.hparams.patch_size
         batch, height, width, _ = inputs.shape.dims
         if height.size % size or width.size % size:
             raise ValueError(
-                f"patch_size {size} must divide the pictures' {height.size} rows and"
+                f"patch_size {size} must divide the images' {height.size} rows and"
                 f" {width.size} columns."
             )
         d_model = mtf.Dimension("d_model", self.hparams.d_model)
@@ -76,7 +77,7 @@ class Vit(ImageClassifier):
         return mtf.reshape(x, [batch, length, d_model])
 
     def _with_class_token(self, x: mtf.Tensor) -> mtf.Tensor:
-        """A learned token before all patches."""
+        """Prepends a learned token."""
         batch, length, d_model = x.shape.dims
         token = variables.zeros(x.mesh, "class_token", [d_model], x.dtype)
         one = mtf.Dimension(length.name, 1)

@@ -6,52 +6,55 @@ from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
-from t2tp import upstream as mtf
+from t2tp import upstream
+from t2tp.lowering.operation import Operation
 
 if TYPE_CHECKING:
-    from t2tp.mesh.lowering import Lowering
+    from t2tp.lowering.lowering import Lowering
 
 
-def cast(x: mtf.Tensor, dtype: tf.DType, name: str = "cast") -> mtf.Tensor:
-    """`x` in another dtype.
+def cast(x: upstream.Tensor, dtype: tf.DType, name: str = "cast") -> upstream.Tensor:
+    """Converts `x` to another dtype.
 
-    A sum over the mesh that is still to be made is made in the wider of two floating-point dtypes:
-    a gradient in bfloat16 that is cast to float32 is summed up in float32.
+    A deferred sum is reduced in the wider of two floating-point dtypes: a gradient in bfloat16 that
+    is cast to float32 is summed in float32.
 
     Args:
       x: any tensor.
-      dtype: of the result; if it is that of `x`, the result is `x`.
+      dtype: of the result; if it is that of `x`, returns `x`.
       name: of the operation.
     """
     dtype = tf.as_dtype(dtype)
     return x if dtype == x.dtype else CastOperation(x, dtype, name).outputs[0]
 
 
-def at_least_float32(x: mtf.Tensor) -> mtf.Tensor:
-    """`x`, in float32 if it is of 16 bits."""
+def at_least_float32(x: upstream.Tensor) -> upstream.Tensor:
+    """Converts `x` to float32 if it is of 16 bits."""
     return cast(x, tf.float32) if x.dtype in (tf.bfloat16, tf.float16) else x
 
 
-def wide_dtype(x: mtf.Tensor | tf.Tensor) -> tf.DType:
-    """What is computed in where sums of 16 bits would not do: float64 of float64, else float32."""
+def wide_dtype(x: upstream.Tensor | tf.Tensor) -> tf.DType:
+    """Returns the dtype for computations that need more than 16 bits: float64 for float64, else
+    float32.
+    """
     return tf.float64 if x.dtype == tf.float64 else tf.float32
 
 
-class CastOperation(mtf.Operation):
-    """Input x; output x in another dtype."""
+class CastOperation(Operation):
+    """Input: x. Output: x in another dtype."""
 
-    def __init__(self, x: mtf.Tensor, dtype: tf.DType, name: str) -> None:
+    def __init__(self, x: upstream.Tensor, dtype: tf.DType, name: str) -> None:
         super().__init__([x], name=name)
         both_float = x.dtype.is_floating and dtype.is_floating
-        self.passes_on_sums = both_float and dtype.size > x.dtype.size
-        self._outputs = [mtf.Tensor(self, x.shape, dtype)]
+        self.accepts_deferred_sums = both_float and dtype.size > x.dtype.size
+        self._outputs = [upstream.Tensor(self, x.shape, dtype)]
 
-    def gradient(self, grad_ys: list[mtf.Tensor | None]) -> list[mtf.Tensor]:
+    def gradient(self, grad_ys: list[upstream.Tensor | None]) -> list[upstream.Tensor]:
         return [cast(grad_ys[0], self.inputs[0].dtype)]
 
     def lower(self, lowering: Lowering) -> None:
         (x,), (y,) = self.inputs, self.outputs
-        if self.passes_on_sums and not lowering.is_surely_needed(x):
+        if self.accepts_deferred_sums and not lowering.is_surely_needed(x):
             part, axes = lowering.partial_sum(x)
             lowering.set_sum_over_axes(y, tf.cast(part, y.dtype), axes)
         else:

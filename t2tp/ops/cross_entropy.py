@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from t2tp import upstream as mtf
-from t2tp.mesh.lowering import Lowering
-from t2tp.mesh.sums import reduce_sum
+from t2tp import upstream
+from t2tp.lowering.lowering import Lowering
+from t2tp.lowering.operation import Operation
+from t2tp.lowering.staged_sums import reduce_sum
 
 
 @dataclass(frozen=True)
@@ -21,42 +22,42 @@ class _Options:
 
 
 def softmax_cross_entropy(
-    logits: mtf.Tensor,
-    targets: mtf.Tensor,
-    vocab_dim: mtf.Dimension,
+    logits: upstream.Tensor,
+    targets: upstream.Tensor,
+    vocab_dim: upstream.Dimension,
     *,
     z_loss: float = 0.0,
     label_smoothing: float = 0.0,
-) -> mtf.Tensor:
-    """Negative log-likelihood of the targets under `softmax(logits)`.
+) -> upstream.Tensor:
+    """Computes the negative log-likelihood of the targets under `softmax(logits)`.
 
-    Where the vocabulary is split over the mesh, three numbers a token are reduced (maximum, sum of
-    exponentials, the target's logit; the last two in one collective), never the logits: M. Shoeybi
-    et al., "Megatron-LM" (arXiv:1909.08053), section 3. Label smoothing needs a fourth, the sum of
-    the logits, which goes with the last two. Between the reductions XLA makes one kernel each of
-    the passes over the logits; nothing of their size is kept for the gradient but they themselves.
+    If the vocabulary is split over the mesh, three numbers per token are all-reduced (the maximum,
+    and in one collective the sum of exponentials and the target's logit), never the logits: M.
+    Shoeybi et al., "Megatron-LM" (arXiv:1909.08053), section 3. Label smoothing needs a fourth, the
+    sum of the logits, in the same collective. Between the collectives XLA fuses each pass over the
+    logits into one kernel; of tensors of their size only the logits are stored for the gradient.
 
     Args:
-      logits: [..., vocab], any float dtype; computed with in float32.
+      logits: [..., vocab], any float dtype; converted to float32.
       targets: [...], integers in [0, vocab).
       vocab_dim: the dimension of the classes.
       z_loss: adds `z_loss * log(Z)**2`, where Z is the sum of exponentials, so that the logits do
-        not drift: A. Chowdhery et al., "PaLM" (arXiv:2204.02311), section 5, has 1e-4.
-      label_smoothing: probability that the target gives away, in equal parts to all *other*
-        classes: C. Szegedy et al. (arXiv:1512.00567), section 7, as tensor2tensor has it: the
-        entropy of the smoothed target is subtracted, so that the best loss is 0. Classes that only
-        round the vocabulary up take part.
+        not drift: A. Chowdhery et al., "PaLM" (arXiv:2204.02311), section 5, uses 1e-4.
+      label_smoothing: the probability distributed equally over all *other* classes: C. Szegedy et
+        al. (arXiv:1512.00567), section 7, as in tensor2tensor: the entropy of the smoothed target
+        is subtracted, so that the min loss is 0. Classes that only round the vocabulary up are
+        included.
 
     Returns:
-      float32 [...], in nats. Of a target that is no class it is NaN.
+      float32 [...], in nats; NaN for a target that is not a class.
 
     Raises:
       ValueError: the targets do not have the dimensions of the logits without `vocab_dim`, z_loss
-        is negative, or label_smoothing is not in [0, 1) or has no other class to give to.
+        is negative, or label_smoothing is not in [0, 1) or there is only one class.
     """
     batch = logits.shape - vocab_dim
     if logits.shape.dims[-1] != vocab_dim:
-        logits = mtf.transpose(logits, batch + vocab_dim)
+        logits = upstream.transpose(logits, batch + vocab_dim)
     if targets.shape != batch:
         raise ValueError(f"Targets {targets.shape} do not have the dimensions of logits {batch}.")
     if z_loss < 0:
@@ -71,19 +72,22 @@ def softmax_cross_entropy(
     return CrossEntropyOperation(logits, targets, options).outputs[0]
 
 
-class CrossEntropyOperation(mtf.Operation):
-    """Inputs logits [..., vocab] and targets [...]; outputs the loss [...] and log(Z) [...], both
-    float32."""
+class CrossEntropyOperation(Operation):
+    """Inputs: logits [..., vocab] and targets [...]. Outputs: the loss [...] and log(Z) [...],
+    float32.
+    """
 
-    def __init__(self, logits: mtf.Tensor, targets: mtf.Tensor, options: _Options) -> None:
+    def __init__(
+        self, logits: upstream.Tensor, targets: upstream.Tensor, options: _Options
+    ) -> None:
         super().__init__([logits, targets], name="cross_entropy")
         self._options = options
         self._outputs = [
-            mtf.Tensor(self, targets.shape, tf.float32, index=0),
-            mtf.Tensor(self, targets.shape, tf.float32, index=1),
+            upstream.Tensor(self, targets.shape, tf.float32, index=0),
+            upstream.Tensor(self, targets.shape, tf.float32, index=1),
         ]
 
-    def gradient(self, grad_ys: list[mtf.Tensor | None]) -> list[mtf.Tensor | None]:
+    def gradient(self, grad_ys: list[upstream.Tensor | None]) -> list[upstream.Tensor | None]:
         logits, targets = self.inputs
         log_z = self.outputs[1]
         grad = CrossEntropyGradOperation(logits, targets, log_z, grad_ys[0], self._options)
@@ -111,7 +115,7 @@ class CrossEntropyOperation(mtf.Operation):
         flat_targets = tf.reshape(tf.cast(targets, tf.int32), [-1])
         local_sums = lowering.compiled(sums)(flat, highest, vocab.local(flat_targets))
         total, at_target, *shifted_sum = tf.unstack(vocab.allreduce(local_sums, "Add"))
-        # A target that no processor holds must not give a loss that looks right.
+        # A target that no processor has must not give a plausible loss.
         is_class = tf.logical_and(flat_targets >= 0, flat_targets < vocab.size)
         log_total = tf.where(is_class, tf.math.log(total), math.nan)
         log_z = log_total + highest
@@ -124,21 +128,22 @@ class CrossEntropyOperation(mtf.Operation):
         lowering.set_slice(self.outputs[1], tf.reshape(log_z, targets.shape))
 
 
-class CrossEntropyGradOperation(mtf.Operation):
-    """Inputs logits [..., vocab], targets, log(Z) and the loss's gradient [...]; output the
-    gradient by the logits."""
+class CrossEntropyGradOperation(Operation):
+    """Inputs: logits [..., vocab], targets, log(Z) and the gradient w.r.t. the loss [...]. Output:
+    the gradient w.r.t. the logits.
+    """
 
     def __init__(
         self,
-        logits: mtf.Tensor,
-        targets: mtf.Tensor,
-        log_z: mtf.Tensor,
-        d_loss: mtf.Tensor,
+        logits: upstream.Tensor,
+        targets: upstream.Tensor,
+        log_z: upstream.Tensor,
+        d_loss: upstream.Tensor,
         options: _Options,
     ) -> None:
         super().__init__([logits, targets, log_z, d_loss], name="cross_entropy_grad")
         self._options = options
-        self._outputs = [mtf.Tensor(self, logits.shape, logits.dtype)]
+        self._outputs = [upstream.Tensor(self, logits.shape, logits.dtype)]
 
     def lower(self, lowering: Lowering) -> None:
         logits, targets, log_z, d_loss = (lowering.slice(x) for x in self.inputs)
@@ -169,40 +174,42 @@ class CrossEntropyGradOperation(mtf.Operation):
 
 
 class _VocabSlice:
-    """The classes whose logits this processor holds.
+    """The slice of classes whose logits this processor has.
 
     Attributes:
       size: number of all classes.
     """
 
-    def __init__(self, lowering: Lowering, logits: mtf.Tensor) -> None:
-        """Of the last dimension of `logits`."""
+    def __init__(self, lowering: Lowering, logits: upstream.Tensor) -> None:
+        """Creates the slice for the last dimension of `logits`."""
         mesh_impl = lowering.mesh_impl(logits)
         dim = logits.shape.dims[-1]
         axis = mesh_impl.tensor_dimension_to_mesh_axis(dim)
         self.size = dim.size
-        self._slice_size = mesh_impl.slice_shape(mtf.Shape([dim]))[0]
+        self._slice_size = mesh_impl.slice_shape(upstream.Shape([dim]))[0]
         self._axes = [] if axis is None else [axis]
         self._collectives = mesh_impl.collectives
 
     def allreduce(self, x: tf.Tensor, merge_op: str) -> tf.Tensor:
-        """Over the processors that hold the other classes."""
+        """Reduces over the processors that have the other classes."""
         return self._collectives.allreduce(x, self._axes, merge_op)
 
     def local(self, targets: tf.Tensor) -> tf.Tensor:
-        """Classes by their places in the slice; others are outside of it."""
+        """Converts classes to indices in the slice; other processors' classes are out of range."""
         first = sum(self._collectives.coordinate(axis) * self._slice_size for axis in self._axes)
         return targets - first
 
     def place(self, local: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """[token] -> row and column [token, 2] of each target's logit, and whether it is here."""
+        """Returns row and column [token, 2] of each target's logit, and whether it is in the
+        slice.
+        """
         is_here = tf.logical_and(local >= 0, local < self._slice_size)
         column = tf.clip_by_value(local, 0, self._slice_size - 1)
         return tf.stack([tf.range(local.shape[0]), column], axis=1), is_here
 
 
 def _entropy(label_smoothing: float, vocab_size: int) -> float:
-    """Of a smoothed target, in nats."""
+    """Returns the entropy of a smoothed target, in nats."""
     confidence = 1.0 - label_smoothing
     given_away = label_smoothing / (vocab_size - 1)
     return -confidence * math.log(confidence) - label_smoothing * math.log(given_away)

@@ -6,23 +6,24 @@ from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
-from t2tp import upstream as mtf
-from t2tp.mesh.sums import reduce_sum
+from t2tp import upstream
+from t2tp.lowering.operation import Operation
+from t2tp.lowering.staged_sums import reduce_sum
 
 if TYPE_CHECKING:
-    from t2tp.mesh.lowering import Lowering
+    from t2tp.lowering.lowering import Lowering
 
 
-def cumsum(x: mtf.Tensor, dim: mtf.Dimension, exclusive: bool = False) -> mtf.Tensor:
-    """Sums of the elements up to each one along `dim`.
+def cumsum(x: upstream.Tensor, dim: upstream.Dimension, exclusive: bool = False) -> upstream.Tensor:
+    """Computes cumulative sums along `dim`.
 
     mesh-tensorflow multiplies by a triangular matrix, which costs the square of the dimension. Here
-    each processor sums along its slice, and the slices' totals are gathered: one number a slice.
+    each processor sums along its slice, and the slices' totals are all-gathered.
 
     Args:
       x: [..., dim, ...], numbers; 16-bit floats are summed in float32.
       dim: a dimension of `x`.
-      exclusive: leave the element itself out.
+      exclusive: whether to exclude the element itself.
 
     Returns:
       a tensor like `x`.
@@ -30,23 +31,25 @@ def cumsum(x: mtf.Tensor, dim: mtf.Dimension, exclusive: bool = False) -> mtf.Te
     Raises:
       ValueError: `x` has no `dim`.
     """
-    dim = mtf.convert_to_dimension(dim)
+    dim = upstream.convert_to_dimension(dim)
     if dim not in x.shape.dims:
         raise ValueError(f"cumsum: {x.name!r} {x.shape} has no dimension {dim}.")
     return CumsumOperation(x, dim, exclusive, reverse=False).outputs[0]
 
 
-class CumsumOperation(mtf.Operation):
-    """Input x; the output is like it. `reverse` sums from the end."""
+class CumsumOperation(Operation):
+    """Input: x. Output: like x. `reverse` sums from the end."""
 
-    def __init__(self, x: mtf.Tensor, dim: mtf.Dimension, exclusive: bool, reverse: bool) -> None:
+    def __init__(
+        self, x: upstream.Tensor, dim: upstream.Dimension, exclusive: bool, reverse: bool
+    ) -> None:
         super().__init__([x], name="cumsum")
         self._dim = dim
         self._exclusive = exclusive
         self._reverse = reverse
-        self._outputs = [mtf.Tensor(self, x.shape, x.dtype)]
+        self._outputs = [upstream.Tensor(self, x.shape, x.dtype)]
 
-    def gradient(self, grad_ys: list[mtf.Tensor]) -> list[mtf.Tensor]:
+    def gradient(self, grad_ys: list[upstream.Tensor]) -> list[upstream.Tensor]:
         return CumsumOperation(
             grad_ys[0], self._dim, self._exclusive, reverse=not self._reverse
         ).outputs

@@ -1,4 +1,4 @@
-"""Dropout whose mask is not kept."""
+"""Dropout whose mask is regenerated in the backward pass, not stored."""
 
 from __future__ import annotations
 
@@ -7,39 +7,39 @@ from typing import TYPE_CHECKING
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
-from t2tp import upstream as mtf
-from t2tp.mesh import random
+from t2tp import upstream
+from t2tp.lowering import random
+from t2tp.lowering.operation import Operation
 
 if TYPE_CHECKING:
-    from t2tp.mesh.lowering import Lowering
+    from t2tp.lowering.lowering import Lowering
 
 
 def dropout(
-    x: mtf.Tensor,
+    x: upstream.Tensor,
     is_training: bool,
     keep_prob: float | None = None,
     rate: float | None = None,
-    noise_shape: mtf.Shape | None = None,
+    noise_shape: upstream.Shape | None = None,
     name: str | None = None,
-) -> mtf.Tensor:
-    """Sets random elements to 0, and scales the others up by `1 / keep_prob` (not integers).
+) -> upstream.Tensor:
+    """Sets random elements to 0, and scales the others by `1 / keep_prob` (not integers).
 
     N. Srivastava et al., "Dropout: A Simple Way to Prevent Neural Networks from Overfitting" (JMLR
-    15, 2014). The mask depends on the seed, the name, the step and the element's place in the
-    global tensor; the backward pass draws it again. Decisions are made in float32 whatever the
-    dtype.
+    15, 2014). The mask depends on the seed, the name, the step and the element's index in the
+    global tensor; the backward pass regenerates it. Random numbers are float32 for every dtype.
 
     Args:
       x: any dtype.
-      is_training: whether to do anything.
-      keep_prob: the part to keep, in (0, 1]; or
-      rate: the part to drop.
-      noise_shape: dimensions of `x` along which decisions differ; by default all.
+      is_training: False: returns `x`.
+      keep_prob: the fraction to keep, in (0, 1]; or
+      rate: the fraction to drop.
+      noise_shape: dimensions of `x` along which the mask varies; all by default.
       name: of the variable scope.
 
     Raises:
       ValueError: not exactly one of `keep_prob` and `rate` is given, or it is out of range in
-        training, or `noise_shape` has a dimension that `x` has not.
+        training, or `noise_shape` has a dimension that `x` lacks.
     """
     if (keep_prob is None) == (rate is None):
         raise ValueError(
@@ -48,7 +48,7 @@ def dropout(
     keep = 1.0 - rate if keep_prob is None else keep_prob  # type: ignore[operator]  # one is given
     if is_training and not 0.0 < keep <= 1.0:
         raise ValueError(f"dropout: the part to keep must be in (0, 1], not {keep}.")
-    noise_shape = x.shape if noise_shape is None else mtf.convert_to_shape(noise_shape)
+    noise_shape = x.shape if noise_shape is None else upstream.convert_to_shape(noise_shape)
     strange = [d for d in noise_shape.dims if d not in x.shape.dims]
     if strange:
         raise ValueError(f"dropout: noise_shape {noise_shape} has {strange}, and {x} has not.")
@@ -58,35 +58,34 @@ def dropout(
         return DropoutOperation(x, keep, noise_shape).outputs[0]
 
 
-class DropoutOperation(mtf.Operation):
-    """Input x; the output has its shape."""
+class DropoutOperation(Operation):
+    """Input: x. Output: like x."""
 
     def __init__(
         self,
-        x: mtf.Tensor,
+        x: upstream.Tensor,
         keep_prob: float,
-        noise_shape: mtf.Shape,
-        drawn_by: str | None = None,
+        noise_shape: upstream.Shape,
+        rng_name: str | None = None,
     ) -> None:
-        """Drops at random; with the mask of the operation named `drawn_by`, if that is given."""
+        """Drops at random, with the mask of the operation named `rng_name` if given."""
         super().__init__([x], name="dropout")
         self._keep_prob = keep_prob
         self._noise_shape = noise_shape
-        self._drawn_by = drawn_by or self.name
-        self.draw_after: mtf.Tensor | None = None  # set when this is a recomputation
-        self._outputs = [mtf.Tensor(self, x.shape, x.dtype)]
+        self._rng_name = rng_name or self.name
+        self._outputs = [upstream.Tensor(self, x.shape, x.dtype)]
 
-    def gradient(self, grad_ys: list[mtf.Tensor]) -> list[mtf.Tensor]:
+    def gradient(self, grad_ys: list[upstream.Tensor]) -> list[upstream.Tensor]:
         backward = DropoutOperation(
-            grad_ys[0], self._keep_prob, self._noise_shape, drawn_by=self._drawn_by
+            grad_ys[0], self._keep_prob, self._noise_shape, rng_name=self._rng_name
         )
-        backward.draw_after = self.draw_after
+        backward.rng_dependency = self.rng_dependency
         return backward.outputs
 
     def lower(self, lowering: Lowering) -> None:
         x = self.inputs[0]
-        bits = lowering.random_bits(self._drawn_by, self._noise_shape)
-        is_kept = mtf.ops._expand_dims(
+        bits = lowering.random_bits(self._rng_name, self._noise_shape)
+        is_kept = upstream.ops._expand_dims(
             random.uniform(bits) < self._keep_prob, self._noise_shape, x.shape
         )
         value = lowering.slice(x)

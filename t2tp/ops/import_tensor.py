@@ -1,52 +1,54 @@
-"""Importing tensors into a step whose features have named dimensions already.
+"""Imports TensorFlow tensors into a step whose features already have named dimensions.
 
-An Estimator's `model_fn` gets its features as TensorFlow tensors and imports them; a step of
-`t2tp.Program` gets mtf tensors, each processor with its slice.
+An Estimator's `model_fn` receives TensorFlow tensors as features and imports them; a step of
+`t2tp.Program` receives mtf tensors, each processor its slice.
 """
 
 from __future__ import annotations
 
 import tensorflow as tf
 
-from t2tp import upstream as mtf
+from t2tp import upstream
 
 
 def import_tf_tensor(
-    mesh: mtf.Mesh,
-    tf_tensor: tf.Tensor | mtf.Tensor,
-    shape: mtf.Shape | None = None,
+    mesh: upstream.Mesh,
+    tf_tensor: tf.Tensor | upstream.Tensor,
+    shape: upstream.Shape | None = None,
     name: str | None = None,
-) -> mtf.Tensor:
-    """A tensor of the graph from a TensorFlow tensor or an array that is the same everywhere.
+) -> upstream.Tensor:
+    """Imports a TensorFlow tensor or an array that is the same on all processors.
 
     Args:
-      mesh: that of the step.
-      tf_tensor: the whole tensor. Also a feature of the step, as a `model_fn` for Estimator imports
-        it: it gets the dimensions of `shape`.
+      mesh: of the step.
+      tf_tensor: the full tensor. Or a feature of the step, which a `model_fn` for Estimator
+        imports: it gets the dimensions of `shape`.
       shape: of the result; not needed for a scalar or a feature.
       name: of the operation.
 
     Raises:
       ValueError: a feature has other sizes than `shape`.
     """
-    if not isinstance(tf_tensor, mtf.Tensor):
-        return mtf.import_tf_tensor(mesh, tf_tensor, shape, name)
-    return _in_dimensions(tf_tensor, mtf.convert_to_shape(shape), name)
+    if not isinstance(tf_tensor, upstream.Tensor):
+        return upstream.import_tf_tensor(mesh, tf_tensor, shape, name)
+    return _in_dimensions(tf_tensor, upstream.convert_to_shape(shape), name)
 
 
 def import_fully_replicated(
-    mesh: mtf.Mesh,
-    tf_tensor: tf.Tensor | mtf.Tensor,
-    shape: mtf.Shape,
+    mesh: upstream.Mesh,
+    tf_tensor: tf.Tensor | upstream.Tensor,
+    shape: upstream.Shape,
     name: str | None = None,
-) -> mtf.Tensor:
-    """`import_tf_tensor`, by way of dimensions that no layout splits."""
-    if not isinstance(tf_tensor, mtf.Tensor):
-        return mtf.import_fully_replicated(mesh, tf_tensor, shape, name)
-    return _in_dimensions(tf_tensor, mtf.convert_to_shape(shape), name)
+) -> upstream.Tensor:
+    """Imports a tensor like `import_tf_tensor`, via dimensions that no layout splits."""
+    if not isinstance(tf_tensor, upstream.Tensor):
+        return upstream.import_fully_replicated(mesh, tf_tensor, shape, name)
+    return _in_dimensions(tf_tensor, upstream.convert_to_shape(shape), name)
 
 
-def _in_dimensions(x: mtf.Tensor, shape: mtf.Shape | None, name: str | None) -> mtf.Tensor:
+def _in_dimensions(
+    x: upstream.Tensor, shape: upstream.Shape | None, name: str | None
+) -> upstream.Tensor:
     if shape is None or shape == x.shape:
         return x
     if shape.to_integer_list != x.shape.to_integer_list:
@@ -55,13 +57,16 @@ def _in_dimensions(x: mtf.Tensor, shape: mtf.Shape | None, name: str | None) -> 
             f" and {shape} has other sizes. Declare its t2tp.Feature in these dimensions, or use"
             " mtf.reshape."
         )
-    return mtf.reshape(x, shape, name or "import")
+    return upstream.reshape(x, shape, name or "import")
 
 
-def _refuse_conversion(
-    value: mtf.Tensor, dtype: tf.DType | None = None, name: str | None = None, as_ref: bool = False
+def _raise_not_convertible(
+    value: upstream.Tensor,
+    dtype: tf.DType | None = None,
+    name: str | None = None,
+    as_ref: bool = False,
 ) -> tf.Tensor:
-    """What TensorFlow's functions call where they are given an mtf tensor."""
+    """Raises an error; called by TensorFlow's functions when they receive an mtf tensor."""
     del dtype, name, as_ref
     raise TypeError(
         f"{value.name.removesuffix(':0')!r} is an mtf tensor {value.shape}, and this is a function"
@@ -71,4 +76,4 @@ def _refuse_conversion(
     )
 
 
-tf.register_tensor_conversion_function(mtf.Tensor, _refuse_conversion)
+tf.register_tensor_conversion_function(upstream.Tensor, _raise_not_convertible)

@@ -1,30 +1,30 @@
-"""Means that do not overflow where the sum would."""
+"""Means that do not overflow when the sum would."""
 
 from __future__ import annotations
 
-from t2tp import upstream as mtf
+from t2tp import upstream
 from t2tp.ops.cast import at_least_float32, cast
 
 
 def reduce_mean(
-    x: mtf.Tensor,
+    x: upstream.Tensor,
     disable_positional_args: None = None,
-    output_shape: mtf.Shape | None = None,
-    reduced_dim: mtf.Dimension | None = None,
+    output_shape: upstream.Shape | None = None,
+    reduced_dim: upstream.Dimension | None = None,
     name: str | None = None,
-) -> mtf.Tensor:
-    """The mean along some dimensions, computed in float32 at least: the sum of a float16 tensor may
-    be infinite where its mean is not.
+) -> upstream.Tensor:
+    """Computes the mean along some dimensions in at least float32: the sum of a float16 tensor may
+    be infinite when its mean is not.
 
     Args:
       x: any float or complex dtype.
-      disable_positional_args: leave it None; what follows is given by name.
-      output_shape: the dimensions that stay; or
-      reduced_dim: the one that goes. Without either, all go.
+      disable_positional_args: must be None; pass the rest by name.
+      output_shape: the dimensions to keep; or
+      reduced_dim: the dimension to reduce. By default all.
       name: of the operation.
 
     Raises:
-      ValueError: `x` is of integers, or nothing is in it to take the mean of.
+      ValueError: `x` has an integer dtype or is empty.
     """
     if not (x.dtype.is_floating or x.dtype.is_complex):
         raise ValueError(
@@ -33,7 +33,7 @@ def reduce_mean(
         )
     if x.shape.size == 0:
         raise ValueError(f"reduce_mean: {x.name!r} {x.shape} is empty, and has no mean.")
-    mean = mtf.reduce_mean(
+    mean = upstream.reduce_mean(
         at_least_float32(x),
         disable_positional_args,
         output_shape=output_shape,

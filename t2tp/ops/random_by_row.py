@@ -1,8 +1,8 @@
-"""Random numbers that depend on which row they are for, and on nothing else.
+"""Random numbers that depend on the row's index only.
 
-Other random tensors change with the step and with a row's place in the batch, as training needs it.
-What an evaluation draws must not: the same example gets the same numbers whatever the batch size,
-the mesh, the step and the seed of the run.
+Other random tensors vary with the step and with a row's index in the batch, as training needs. In
+an evaluation they must not: an example gets the same numbers whatever the batch size, mesh, step
+and seed of the run.
 """
 
 from __future__ import annotations
@@ -11,29 +11,30 @@ from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
-from t2tp import upstream as mtf
-from t2tp.mesh import random
+from t2tp import upstream
+from t2tp.lowering import random
+from t2tp.lowering.operation import Operation
 
 if TYPE_CHECKING:
-    from t2tp.mesh.lowering import Lowering
+    from t2tp.lowering.lowering import Lowering
 
 
 def random_by_row(
-    rows: mtf.Tensor, shape: mtf.Shape, purpose: str, maxval: int | None = None
-) -> mtf.Tensor:
-    """Uniform random numbers, a function of the purpose, the row's index and the place in the row.
+    rows: upstream.Tensor, shape: upstream.Shape, purpose: str, maxval: int | None = None
+) -> upstream.Tensor:
+    """Returns uniform random numbers, a function of purpose, row index and position in the row.
 
     Args:
-      rows: integers [batch], the index of each row: of the example in its split, say.
+      rows: integers [batch], the index of each row, such as of the example in its split.
       shape: [batch, ...], of the result.
-      purpose: rows get other numbers for each purpose.
-      maxval: of integers, which are below; None: of floats.
+      purpose: each purpose gets different numbers.
+      maxval: exclusive upper bound of integers; None: floats.
 
     Returns:
       int32 in [0, maxval), or float32 in [0, 1), of `shape`.
 
     Raises:
-      ValueError: `shape` does not begin with the dimensions of `rows`, or these are no integers.
+      ValueError: `shape` does not begin with the dimensions of `rows`, or these are not integers.
     """
     leading = shape.dims[: rows.shape.ndims]
     if leading != rows.shape.dims or not rows.dtype.is_integer:
@@ -44,20 +45,20 @@ def random_by_row(
     return RandomByRowOperation(rows, shape, purpose, maxval).outputs[0]
 
 
-class RandomByRowOperation(mtf.Operation):
-    """Input rows [batch]; output [batch, ...]."""
+class RandomByRowOperation(Operation):
+    """Input: rows [batch]. Output: [batch, ...]."""
 
     def __init__(
-        self, rows: mtf.Tensor, shape: mtf.Shape, purpose: str, maxval: int | None
+        self, rows: upstream.Tensor, shape: upstream.Shape, purpose: str, maxval: int | None
     ) -> None:
         super().__init__([rows], name="random_by_row")
         self._purpose = purpose
         self._maxval = maxval
-        self._outputs = [mtf.Tensor(self, shape, tf.float32 if maxval is None else tf.int32)]
+        self._outputs = [upstream.Tensor(self, shape, tf.float32 if maxval is None else tf.int32)]
 
     def lower(self, lowering: Lowering) -> None:
         (rows,), (output,) = self.inputs, self.outputs
-        within = mtf.Shape(output.shape.dims[rows.shape.ndims :])
+        within = upstream.Shape(output.shape.dims[rows.shape.ndims :])
         mesh_impl = lowering.mesh_impl(self)
         index = random.slice_index(
             within.to_integer_list,

@@ -1,8 +1,8 @@
-"""Activations that are computed a second time in the backward pass, instead of kept.
+"""Recomputation of activations in the backward pass, instead of storing them.
 
 T. Chen et al., "Training Deep Nets with Sublinear Memory Cost" (arXiv:1604.06174).
-mesh-tensorflow's `recompute_grad` keeps what random operations drew, carries out assignments twice,
-and takes the inside of a nested one from the first pass.
+mesh-tensorflow's `recompute_grad` stores the results of random operations, executes assignments
+twice, and does not recompute the inside of a nested call.
 """
 
 from __future__ import annotations
@@ -14,43 +14,45 @@ from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
-from t2tp import upstream as mtf
+from t2tp import upstream
+from t2tp.lowering.operation import Operation
+from t2tp.ops.cast import cast
 
 if TYPE_CHECKING:
-    from t2tp.mesh.lowering import Lowering
+    from t2tp.lowering.lowering import Lowering
 
 
 def recompute_grad(
-    fn: Callable[..., mtf.Tensor | tuple[mtf.Tensor, ...]],
-    explicit_inputs: list[mtf.Tensor],
+    fn: Callable[..., upstream.Tensor | tuple[upstream.Tensor, ...]],
+    explicit_inputs: list[upstream.Tensor],
     control_dependencies: bool = True,
-) -> mtf.Tensor | tuple[mtf.Tensor, ...]:
-    """`fn(*explicit_inputs)`, of which only the inputs and outputs are kept for the backward pass.
+) -> upstream.Tensor | tuple[upstream.Tensor, ...]:
+    """Calls `fn(*explicit_inputs)`; only inputs and outputs are stored for the backward pass.
 
-    There everything inside is computed again, dropout masks too (the same ones). Assignments,
-    prints and summaries inside are carried out once.
+    The backward pass recomputes everything inside, with the same dropout masks. Assignments, prints
+    and summaries inside are executed once.
 
     Args:
       fn: returns a tensor or a tuple of tensors; its inner tensors cannot be used outside.
-      explicit_inputs: what it is called with. (It may use other tensors, such as variables.)
-      control_dependencies: compute again only when the gradient by an output is there. Without this
-        TensorFlow finds that the same was computed before, and keeps it after all.
+      explicit_inputs: the arguments. (It may use other tensors, such as variables.)
+      control_dependencies: recompute only when the gradient w.r.t. an output is available.
+        Otherwise TensorFlow finds the common subexpressions and stores them after all.
     """
 
-    def grad_fn(**kwargs: list) -> list[mtf.Tensor | None]:
+    def grad_fn(**kwargs: list) -> list[upstream.Tensor | None]:
         return _gradients_of_recomputed(**kwargs, wait=control_dependencies)
 
-    return mtf.custom_gradient(fn, grad_fn, explicit_inputs)
+    return upstream.custom_gradient(fn, grad_fn, explicit_inputs)
 
 
 def _gradients_of_recomputed(
-    explicit_inputs: list[mtf.Tensor],
-    all_inputs: list[mtf.Tensor],
-    forward_operations: list[mtf.Operation],
-    outputs: list[mtf.Tensor],
-    output_grads: list[mtf.Tensor | None],
+    explicit_inputs: list[upstream.Tensor],
+    all_inputs: list[upstream.Tensor],
+    forward_operations: list[upstream.Operation],
+    outputs: list[upstream.Tensor],
+    output_grads: list[upstream.Tensor | None],
     wait: bool,
-) -> list[mtf.Tensor | None]:
+) -> list[upstream.Tensor | None]:
     inputs = {t: t for t in all_inputs}
     zero = None
     if wait:
@@ -58,78 +60,82 @@ def _gradients_of_recomputed(
         zero = ZeroAfterOperation(first).outputs[0]
         for t in explicit_inputs:
             if t.dtype != tf.bool:
-                inputs[t] = t + mtf.cast(zero, t.dtype)
+                inputs[t] = t + cast(zero, t.dtype)
     copies = _Copies(inputs, zero)
     recomputed = copies.of_operations(forward_operations)
-    grads = mtf.gradients(
+    grads = upstream.gradients(
         ys=[copies.of_tensor(t) for t in outputs],
         xs=list(inputs.values()),
         grad_ys=output_grads,
         operations=recomputed,
     )
-    # An input given twice: the gradient by both is the gradient by the first.
+    # An input given twice gets its full gradient at the first position.
     grad_of = dict(zip(inputs, grads, strict=True))
     return [grad_of.pop(t, None) for t in all_inputs]
 
 
-class ZeroAfterOperation(mtf.Operation):
-    """A zero, float32 [], that is known only when the input is.
+class ZeroAfterOperation(Operation):
+    """Outputs a zero, float32 [], that is available only when the input is.
 
-    What adds it to its inputs has to wait, and is not found to have been computed before. Control
-    dependencies would not do: XLA knows none.
+    Whatever adds it to its inputs has to wait, and is no common subexpression of the forward pass.
+    Control dependencies would not do: XLA ignores them.
     """
 
-    def __init__(self, x: mtf.Tensor) -> None:
+    def __init__(self, x: upstream.Tensor) -> None:
         super().__init__([x], name="zero_after")
-        self._outputs = [mtf.Tensor(self, mtf.Shape([]), tf.float32)]
+        self._outputs = [upstream.Tensor(self, upstream.Shape([]), tf.float32)]
 
     def lower(self, lowering: Lowering) -> None:
         part, _ = lowering.partial_sum(self.inputs[0])
         first = tf.reduce_max(tf.reshape(part, [-1])[:1])
-        # Nothing is above infinity; the optimizer does not look into that.
+        # Nothing is above infinity, so this is 0, but TensorFlow's graph optimizer does not know
+        # it.
         zero = tf.cast(tf.cast(first, tf.float32) > math.inf, tf.float32)
         lowering.set_slice(self.outputs[0], zero)
 
 
 class _Copies:
-    """Operations of a graph once more, on other inputs."""
+    """Copies operations of a graph with other inputs."""
 
-    def __init__(self, inputs: dict[mtf.Tensor, mtf.Tensor], draw_after: mtf.Tensor | None) -> None:
-        """Starts without any.
+    def __init__(
+        self, inputs: dict[upstream.Tensor, upstream.Tensor], rng_dependency: upstream.Tensor | None
+    ) -> None:
+        """Prepares the copying.
 
         Args:
-          inputs: from those of the first pass to those of the second.
-          draw_after: a zero that random operations have to wait for.
+          inputs: maps inputs of the forward pass to those of the recomputation.
+          rng_dependency: a zero that random operations have to wait for.
         """
         self._tensors = dict(inputs)
-        self._operations: dict[mtf.Operation, mtf.Operation] = {}
-        self._draw_after = draw_after
+        self._operations: dict[upstream.Operation, upstream.Operation] = {}
+        self._rng_dependency = rng_dependency
 
-    def of_tensor(self, tensor: mtf.Tensor) -> mtf.Tensor:
-        """The copy of a tensor; itself, if it comes from outside."""
+    def of_tensor(self, tensor: upstream.Tensor) -> upstream.Tensor:
+        """Returns the copy of a tensor; the tensor itself if it comes from outside."""
         return self._tensors.get(tensor, tensor)
 
-    def of_operations(self, operations: Sequence[mtf.Operation]) -> list[mtf.Operation]:
-        """Copies operations, which come into the graph. Those with effects are left out."""
+    def of_operations(self, operations: Sequence[upstream.Operation]) -> list[upstream.Operation]:
+        """Copies operations into the graph, except for those with side effects."""
         for op in operations:
-            if isinstance(op, mtf.PrintOperation | mtf.ScalarSummaryOperation):
+            if isinstance(op, upstream.PrintOperation | upstream.ScalarSummaryOperation):
                 self._tensors[op.outputs[0]] = self.of_tensor(op.inputs[0])
-            elif not isinstance(op, mtf.Variable | mtf.Assign):
+            elif not isinstance(op, upstream.Variable | upstream.Assign):
                 self._copy(op)
         return list(self._operations.values())
 
-    def _copy(self, op: mtf.Operation) -> None:
-        # Its name stays, and random numbers are drawn by the name.
+    def _copy(self, op: upstream.Operation) -> None:
+        # The copy has the same name, which keys its random numbers: its mask is the same.
         new = copy.copy(op)
         new._inputs = [self.of_tensor(t) for t in op.inputs]
-        new._outputs = [mtf.Tensor(new, t.shape, t.dtype, t.name) for t in op.outputs]
-        new.draw_after = self._draw_after
-        if isinstance(op, mtf.CustomGradientOperation):
+        new._outputs = [upstream.Tensor(new, t.shape, t.dtype, t.name) for t in op.outputs]
+        if isinstance(new, Operation):
+            new.rng_dependency = self._rng_dependency
+        if isinstance(op, upstream.CustomGradientOperation):
             new._explicit_inputs = [self.of_tensor(t) for t in op._explicit_inputs]
             new._all_inputs = [self.of_tensor(t) for t in op._all_inputs]
             new._fn_outputs = [self.of_tensor(t) for t in op._fn_outputs]
             new._forward_operations = [self._operations.get(o, o) for o in op._forward_operations]
-        if isinstance(op, mtf.Depend):
+        if isinstance(op, upstream.Depend):
             new._dependencies = [self.of_tensor(d) for d in op._dependencies]
         op.graph.operations.append(new)
         self._operations[op] = new

@@ -1,4 +1,4 @@
-"""Rotary positions: queries and keys turned by angles that grow with their place."""
+"""Rotary position embeddings."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from typing import TYPE_CHECKING
 import numpy as np
 import tensorflow as tf
 
-from t2tp import upstream as mtf
+from t2tp import upstream
+from t2tp.lowering.operation import Operation
 
 if TYPE_CHECKING:
-    from t2tp.mesh.lowering import Lowering
+    from t2tp.lowering.lowering import Lowering
 
 
 @dataclass(frozen=True)
 class RotaryScaling:
-    """Slower turns for texts longer than those first trained on, as Llama 3.1 has them.
+    """Lower frequencies for sequences longer than those of the first training, as in Llama 3.1.
 
-    A pair that turns at least `high_freq_factor` times in `original_length` positions tells
-    neighbours apart and stays as it is; one that turns at most `low_freq_factor` times is slowed
-    down by `factor`; between the two the speed goes from one to the other in proportion to the
-    number of turns.
+    A pair that turns at least `high_freq_factor` times in `original_length` positions encodes short
+    distances and is unchanged; one that turns at most `low_freq_factor` times is slowed down by
+    `factor`; between them the frequency is interpolated linearly in the number of turns.
 
     Attributes:
-      factor: how many times longer texts may be.
-      low_freq_factor: turns.
-      high_freq_factor: turns; more than `low_freq_factor`.
-      original_length: positions.
+      factor: how many times longer sequences may be.
+      low_freq_factor: in turns.
+      high_freq_factor: in turns; above `low_freq_factor`.
+      original_length: in positions.
     """
 
     factor: float
@@ -36,10 +36,10 @@ class RotaryScaling:
     original_length: int = 8192
 
     def __post_init__(self) -> None:
-        """Checks the numbers.
+        """Checks the factors.
 
         Raises:
-          ValueError: the factors of the frequencies are in the wrong order.
+          ValueError: `low_freq_factor` is not below `high_freq_factor`.
         """
         if not self.low_freq_factor < self.high_freq_factor:
             raise ValueError(
@@ -48,7 +48,7 @@ class RotaryScaling:
             )
 
     def __call__(self, turns: np.ndarray) -> np.ndarray:
-        """The angles by which pairs turn from one position to the next, slowed down."""
+        """Returns the scaled angles by which pairs turn per position."""
         times = turns * (self.original_length / (2 * np.pi))
         span = self.high_freq_factor - self.low_freq_factor
         kept = np.clip((times - self.low_freq_factor) / span, 0.0, 1.0)
@@ -56,28 +56,28 @@ class RotaryScaling:
 
 
 def rotary(
-    x: mtf.Tensor,
-    positions: mtf.Tensor,
+    x: upstream.Tensor,
+    positions: upstream.Tensor,
     base: float = 10000.0,
     scaling: RotaryScaling | None = None,
-) -> mtf.Tensor:
-    """`x`, turned in the plane of each pair of its last dimension.
+) -> upstream.Tensor:
+    """Rotates each pair of elements of the last dimension of `x`.
 
-    J. Su et al., "RoFormer" (arXiv:2104.09864), section 3.2. Pair i of d / 2 is turned by `position
-    * base ** (-2 * i / d)`, so that the product of a query and a key depends on how far apart they
-    are. A pair is the elements i and i + d / 2, as in Llama. Computed in float32.
+    J. Su et al., "RoFormer" (arXiv:2104.09864), section 3.2. Pair i of d / 2 is rotated by
+    `position * base ** (-2 * i / d)`, so that the product of a query and a key depends on their
+    distance. A pair is the elements i and i + d / 2, as in Llama. Computed in float32.
 
     Args:
       x: [..., d]; d is even and cannot be split.
       positions: integers, of some of the other dimensions of `x`.
-      base: the slowest pair turns once in about 2 pi times so many positions.
-      scaling: slows pairs down; by default none.
+      base: the slowest pair turns once in about `2 pi * base` positions.
+      scaling: lowers frequencies; default: none.
 
     Returns:
       like `x`.
 
     Raises:
-      ValueError: d is odd, or `positions` are no integers or have other dimensions.
+      ValueError: d is odd, or `positions` are not integers or have other dimensions.
     """
     *others, dim = x.shape.dims
     if dim.size % 2:
@@ -93,22 +93,23 @@ def rotary(
     return RotaryOperation(x, positions, turns, backward=False).outputs[0]
 
 
-class RotaryOperation(mtf.Operation):
-    """Inputs x [..., d] and positions; output like x. Pair i turns by `turns[i]` a position,
-    `backward` the other way."""
+class RotaryOperation(Operation):
+    """Inputs: x [..., d] and positions. Output: like x. Pair i is rotated by `turns[i]` per
+    position, `backward` in the opposite direction.
+    """
 
     def __init__(
-        self, x: mtf.Tensor, positions: mtf.Tensor, turns: np.ndarray, backward: bool
+        self, x: upstream.Tensor, positions: upstream.Tensor, turns: np.ndarray, backward: bool
     ) -> None:
         super().__init__([x, positions], name="rotary")
         self._turns = turns
         self._backward = backward
-        self._outputs = [mtf.Tensor(self, x.shape, x.dtype)]
+        self._outputs = [upstream.Tensor(self, x.shape, x.dtype)]
         self._splittable_dims, self._unsplittable_dims = (
             self._initialize_splittable_and_unsplittable_dims("splittable", [x.shape.dims[-1].name])
         )
 
-    def gradient(self, grad_ys: list[mtf.Tensor]) -> list[mtf.Tensor | None]:
+    def gradient(self, grad_ys: list[upstream.Tensor]) -> list[upstream.Tensor | None]:
         turned_back = RotaryOperation(
             grad_ys[0], self.inputs[1], self._turns, backward=not self._backward
         )
@@ -116,7 +117,7 @@ class RotaryOperation(mtf.Operation):
 
     def lower(self, lowering: Lowering) -> None:
         (x, positions), shape = self.inputs, self.inputs[0].shape
-        place = mtf.ops._expand_dims(lowering.slice(positions), positions.shape, shape)
+        place = upstream.ops._expand_dims(lowering.slice(positions), positions.shape, shape)
         angle = tf.cast(place, tf.float32) * self._turns
         cos, sin = tf.cos(angle), tf.sin(angle)
         if self._backward:

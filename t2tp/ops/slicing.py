@@ -1,24 +1,24 @@
-"""A range of a tensor along one dimension."""
+"""Slicing along one dimension."""
 
 from __future__ import annotations
 
-from t2tp import upstream as mtf
+from t2tp import upstream
 
 
 def mtf_slice(
-    x: mtf.Tensor, begin: int, size: int, slice_dim_name: str, name: str | None = None
-) -> mtf.Tensor:
-    """The elements of `x` from `begin` on along a dimension, which cannot be split.
+    x: upstream.Tensor, begin: int, size: int, slice_dim_name: str, name: str | None = None
+) -> upstream.Tensor:
+    """Returns `size` elements of `x` from `begin` on along a dimension, which cannot be split.
 
     Args:
       x: [..., dim, ...].
-      begin: the first of them.
-      size: how many.
+      begin: index of the first element.
+      size: number of elements.
       slice_dim_name: name of the dimension.
       name: of the operation.
 
     Raises:
-      ValueError: `x` has no such dimension, or the range is not within it.
+      ValueError: `x` has no such dimension, or the range is out of bounds.
     """
     if slice_dim_name not in x.shape.dimension_names:
         raise ValueError(f"slice: {x.name!r} {x.shape} has no dimension {slice_dim_name!r}.")
@@ -28,4 +28,4 @@ def mtf_slice(
             f"slice: elements {begin} to {begin + size} of {slice_dim_name!r}, which has"
             f" {available} in {x.name!r}: the range must lie within 0 to {available}."
         )
-    return mtf.slice(x, begin, size, slice_dim_name, name)
+    return upstream.slice(x, begin, size, slice_dim_name, name)

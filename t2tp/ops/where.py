@@ -1,4 +1,4 @@
-"""Choosing between two tensors, element by element."""
+"""Element-wise selection between two tensors."""
 
 from __future__ import annotations
 
@@ -6,31 +6,32 @@ from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
-from t2tp import upstream as mtf
-from t2tp.mesh.sizes import refuse_two_sizes
+from t2tp import upstream
+from t2tp.lowering.operation import Operation
+from t2tp.mesh.sizes import check_consistent_sizes
 
 if TYPE_CHECKING:
-    from t2tp.mesh.lowering import Lowering
+    from t2tp.lowering.lowering import Lowering
 
 
 def where(
-    condition: mtf.Tensor,
-    if_true: mtf.Tensor | float,
-    if_false: mtf.Tensor | float,
-    output_shape: mtf.Shape | None = None,
-) -> mtf.Tensor:
-    """`if_true` where `condition` is true, `if_false` elsewhere.
+    condition: upstream.Tensor,
+    if_true: upstream.Tensor | float,
+    if_false: upstream.Tensor | float,
+    output_shape: upstream.Shape | None = None,
+) -> upstream.Tensor:
+    """Returns `if_true` where `condition` is true, `if_false` elsewhere.
 
-    mesh-tensorflow multiplies each by 0 or 1 and adds them up, so that a NaN or an infinity which
-    is not chosen shows in the result; here it does not. The gradient by a branch is zero where it
-    is not chosen. (As in TensorFlow, an operation *before* the branch may make a NaN of that zero:
-    `where(x > 0, sqrt(x), 0)` has the gradient 0 * inf at 0. Choose its input too.)
+    mesh-tensorflow multiplies each by 0 or 1 and adds them, so that a NaN or infinity that is not
+    selected shows in the result; here it does not. The gradient w.r.t. a branch is zero where it is
+    not selected. (As in TensorFlow, an operation *before* the branch may turn that zero into NaN:
+    `where(x > 0, sqrt(x), 0)` has the gradient 0 * inf at 0. Select its input too.)
 
     Args:
       condition: booleans.
       if_true: a tensor, or a number.
       if_false: a tensor of the same dtype, or a number; one of the two is a tensor.
-      output_shape: order of the result's dimensions; by default as for a product of the three.
+      output_shape: order of the result's dimensions; by default as for an einsum of the three.
 
     Returns:
       a tensor with the dimensions of all three.
@@ -39,18 +40,18 @@ def where(
       ValueError: `condition` is not boolean, the dtypes differ, a dimension has two sizes, or
         `output_shape` lacks a dimension.
     """
-    if_true, if_false = mtf.ops.binary_arguments_to_tensors(if_true, if_false)
+    if_true, if_false = upstream.ops.binary_arguments_to_tensors(if_true, if_false)
     if condition.dtype != tf.bool or if_true.dtype != if_false.dtype:
         raise ValueError(
             "where takes booleans and two tensors of one dtype, not"
             f" {condition.dtype.name}, {if_true.dtype.name} and {if_false.dtype.name}."
         )
-    refuse_two_sizes("where", [condition, if_true, if_false])
-    output_shape = mtf.convert_to_shape(output_shape)
+    check_consistent_sizes("where", [condition, if_true, if_false])
+    output_shape = upstream.convert_to_shape(output_shape)
     if output_shape is None:
-        output_shape = mtf.ops._infer_binary_broadcast_shape(
-            mtf.ops._infer_binary_broadcast_shape(if_true.shape, condition.shape),
-            mtf.ops._infer_binary_broadcast_shape(if_false.shape, condition.shape),
+        output_shape = upstream.ops._infer_binary_broadcast_shape(
+            upstream.ops._infer_binary_broadcast_shape(if_true.shape, condition.shape),
+            upstream.ops._infer_binary_broadcast_shape(if_false.shape, condition.shape),
         )
     for tensor in (condition, if_true, if_false):
         missing = [d for d in tensor.shape.dims if d not in output_shape.dims]
@@ -59,35 +60,35 @@ def where(
     return WhereOperation(condition, if_true, if_false, output_shape).outputs[0]
 
 
-class WhereOperation(mtf.Operation):
-    """Inputs condition, if_true and if_false; the output has all their dimensions."""
+class WhereOperation(Operation):
+    """Inputs: condition, if_true and if_false. Output: with all their dimensions."""
 
     def __init__(
         self,
-        condition: mtf.Tensor,
-        if_true: mtf.Tensor,
-        if_false: mtf.Tensor,
-        output_shape: mtf.Shape,
+        condition: upstream.Tensor,
+        if_true: upstream.Tensor,
+        if_false: upstream.Tensor,
+        output_shape: upstream.Shape,
     ) -> None:
         super().__init__([condition, if_true, if_false], name="where")
-        self._outputs = [mtf.Tensor(self, output_shape, if_true.dtype)]
+        self._outputs = [upstream.Tensor(self, output_shape, if_true.dtype)]
 
-    def gradient(self, grad_ys: list[mtf.Tensor]) -> list[mtf.Tensor | None]:
+    def gradient(self, grad_ys: list[upstream.Tensor]) -> list[upstream.Tensor | None]:
         condition, if_true, if_false = self.inputs
         dy = grad_ys[0]
-        zero = mtf.zeros(dy.mesh, [], dy.dtype)
+        zero = upstream.zeros(dy.mesh, [], dy.dtype)
         d_true = where(condition, dy, zero, dy.shape)
         d_false = where(condition, zero, dy, dy.shape)
         return [
             None,
-            mtf.reduce_sum(d_true, output_shape=if_true.shape),
-            mtf.reduce_sum(d_false, output_shape=if_false.shape),
+            upstream.reduce_sum(d_true, output_shape=if_true.shape),
+            upstream.reduce_sum(d_false, output_shape=if_false.shape),
         ]
 
     def lower(self, lowering: Lowering) -> None:
         shape = self.outputs[0].shape
         slices = [
-            mtf.ops._expand_dims(lowering.slice(tensor), tensor.shape, shape)
+            upstream.ops._expand_dims(lowering.slice(tensor), tensor.shape, shape)
             for tensor in self.inputs
         ]
         chosen = tf.where(*slices)

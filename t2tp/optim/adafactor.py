@@ -1,4 +1,4 @@
-"""Adafactor: second moments kept as the means of rows and of columns."""
+"""Adafactor: Adam with factored second moments."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ import tensorflow as tf
 
 from t2tp import mtf, registry
 from t2tp.hparam import HParams
-from t2tp.mesh.program import Mesh
 from t2tp.optim.adafactor_statistics import (
     DirectionSquaresOperation,
     Moments,
     StatisticsOperation,
 )
-from t2tp.optim.update import Optimizer, UpdateOperation, shrink, slot, take
+from t2tp.optim.optimizer import Optimizer, UpdateOperation, shrink, slot, take
 from t2tp.optim.weight_decay import WeightDecay
+from t2tp.program.program import Mesh
 
-# Smaller dimensions are not worth factoring, and worse estimates (mesh-tensorflow's number).
+# Smaller dimensions save little memory and give worse estimates (mesh-tensorflow's value).
 _LEAST_SIZE_TO_FACTOR = 128
 
 
 @dataclass(frozen=True)
 class AdafactorSettings:
-    """What an Adafactor does; the defaults are tensor2tensor's and T5's.
+    """Settings of Adafactor; the defaults are tensor2tensor's and T5's.
 
     Attributes:
-      beta1: of an average over updates; 0: none.
-      factored: whether second moments are kept as row and column means where that pays.
-      memory_exponent: a second moment is averaged over about `n ** memory_exponent` updates
-        after n of them.
-      clipping_threshold: largest root mean square of a variable's update, before the learning rate;
-        0: any.
-      multiply_by_parameter_scale: whether updates are in proportion to the root mean square of the
-        variable (at least 1e-3), so that the learning rate is relative.
+      beta1: decay of the update's running average; 0: none.
+      factored: whether second moments of large variables are stored as row and column means.
+      memory_exponent: after n updates a second moment averages over about `n ** memory_exponent`
+        of them.
+      clipping_threshold: max root mean square of a variable's update, before the learning rate;
+        0: unlimited.
+      multiply_by_parameter_scale: whether updates are scaled by the root mean square of the
+        variable (at least 1e-3), which makes the learning rate relative.
     """
 
     beta1: float = 0.0
@@ -46,12 +46,12 @@ class AdafactorSettings:
 
 
 class Adafactor(Optimizer):
-    """N. Shazeer and M. Stern, "Adafactor" (arXiv:1804.04235), algorithms 4 and 5.
+    """Adafactor (N. Shazeer and M. Stern, arXiv:1804.04235, algorithms 4 and 5).
 
     A variable of two or more dimensions of at least 128 is factored along its two largest, as
     mesh-tensorflow does: with further dimensions, such as `heads` of [d_model, heads, d_kv], there
-    are row and column means for each place along them. Means and norms are of whole variables,
-    whatever the layout; those of all variables that are split alike are summed up together.
+    are row and column means for each index along them. Means and norms are of global variables,
+    whatever the layout; those of all variables that are split alike share one all-reduce.
     """
 
     def __init__(
@@ -60,20 +60,20 @@ class Adafactor(Optimizer):
         settings: AdafactorSettings | None = None,
         weight_decay: WeightDecay | None = None,
     ) -> None:
-        """Takes the learning rate, relative by default, as a float32 scalar."""
+        """Sets learning rate (a float32 scalar, relative by default), settings and weight decay."""
         super().__init__(learning_rate, weight_decay)
         self._settings = settings or AdafactorSettings()
 
     def apply_grads(
         self, grads: Sequence[mtf.Tensor], variables: Sequence[mtf.Variable]
     ) -> list[mtf.Operation]:
-        """Updates the variables; returns the operations that do."""
+        """Updates the variables; returns the update operations."""
         if not variables:
             return []
         decay_rate = self._decay_rate(variables[0].mesh)
         moments = [self._moments(var) for var in variables]
         grads = [mtf.cast(grad, tf.float32) for grad in grads]
-        # All sums are asked for before the first is needed, so that they are made together.
+        # All sums are computed before the first is needed, so that they are reduced together.
         statistics = [
             StatisticsOperation(grad, var, kept)
             for grad, var, kept in zip(grads, variables, moments, strict=True)
@@ -124,7 +124,7 @@ class Adafactor(Optimizer):
         take(var, update)
 
     def _moments(self, var: mtf.Variable) -> Moments:
-        """The second moments of a variable, factored or whole."""
+        """Returns the second moments of a variable, factored or full."""
         rows, columns = _two_largest(var.shape) if self._settings.factored else (None, None)
         if rows is None or columns is None:
             return Moments(var.shape, None, (slot(var, "adafactor_v"),))
@@ -138,7 +138,7 @@ class Adafactor(Optimizer):
         )
 
     def _decay_rate(self, mesh: Mesh) -> mtf.Tensor:
-        """What is left of a second moment after an update, a float32 scalar; nothing at first."""
+        """Returns the decay of second moments in this update, a float32 scalar; 0 in the first."""
         exponent = self._settings.memory_exponent
         return self.of_update_number(
             mesh, lambda number: 1.0 - number**-exponent, "adafactor_decay_rate"
@@ -146,7 +146,7 @@ class Adafactor(Optimizer):
 
 
 def _two_largest(shape: mtf.Shape) -> tuple[mtf.Dimension | None, mtf.Dimension | None]:
-    """The two largest dimensions, the larger first, if both are worth factoring."""
+    """Returns the two largest dimensions, larger first, if both are large enough to factor."""
     by_size = sorted(shape.dims, key=lambda dim: -dim.size)
     if len(by_size) < 2 or by_size[1].size < _LEAST_SIZE_TO_FACTOR:
         return None, None
@@ -163,4 +163,4 @@ def adafactor(learning_rate: mtf.Tensor, hparams: HParams) -> Adafactor:
         clipping_threshold=hparams.optimizer_adafactor_clipping_threshold,
         multiply_by_parameter_scale=hparams.optimizer_adafactor_multiply_by_parameter_scale,
     )
-    return Adafactor(learning_rate, settings, WeightDecay.of(hparams))
+    return Adafactor(learning_rate, settings, WeightDecay.from_hparams(hparams))

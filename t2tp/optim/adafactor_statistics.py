@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from t2tp import mtf
-from t2tp.mesh.lowering import Lowering
-from t2tp.mesh.sums import reduce_sum
-from t2tp.optim.update import mesh_axes, variable_slice
+from t2tp.lowering.lowering import Lowering
+from t2tp.lowering.operation import Operation
+from t2tp.lowering.staged_sums import reduce_sum
+from t2tp.optim.optimizer import mesh_axes, variable_slice
 
 # Added to squares, so that nothing is divided by zero (the paper's epsilon 1).
 _LEAST_SQUARE = 1e-30
@@ -18,12 +19,12 @@ _LEAST_SQUARE = 1e-30
 
 @dataclass(frozen=True)
 class Moments:
-    """How the second moments of a variable are kept.
+    """The second moments of a variable, factored or full.
 
     Attributes:
       shape: of the variable.
-      factored: the dimensions of which one is kept in each factor (rows, columns); None: the
-        moments are kept whole.
+      factored: the dimensions (rows, columns), each of which one factor keeps; None: the moments
+        are not factored.
       variables: the slots: means along the columns [..., rows] and along the rows [..., columns];
         or the moments [...].
     """
@@ -33,7 +34,7 @@ class Moments:
     variables: tuple[mtf.Variable, ...]
 
     def sums(self) -> list[tuple[mtf.Shape, list[mtf.Dimension]]]:
-        """Of what `partial_means` returns: shape, and the dimensions that are summed over."""
+        """Returns, for each result of `partial_means`, its shape and the reduced dimensions."""
         if self.factored is None:
             return []
         rows, columns = self.factored
@@ -46,10 +47,11 @@ class Moments:
         ]
 
     def partial_means(self, slots: Sequence[tf.Tensor], grad: tf.Tensor) -> list[tf.Tensor]:
-        """What a processor adds to means: of the squares of the gradient along the columns, along
-        the rows and along both, and of the first slot along the rows.
+        """Returns a processor's partial sums of means: of the squared gradient along the columns,
+        along the rows and along both, and of the first slot along the rows.
 
-        The last two give the mean of the first slot's next value, without waiting for it.
+        The last two determine the mean of the first slot's next value, so that all sums are
+        computed at once.
         """
         if self.factored is None:
             return []
@@ -72,13 +74,14 @@ class Moments:
         decay_rate: tf.Tensor,
         means: Sequence[tf.Tensor],
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """The gradient divided by the root of its second moments, and the slots' next values.
+        """Returns the gradient divided by the root of its second moments, and the slots' next
+        values.
 
         Args:
           slots: slices of the slots.
           grad: the gradient's slice.
-          decay_rate: what is left of a slot, a scalar.
-          means: what `partial_means` gave, summed up over the mesh.
+          decay_rate: decay of the slots, a scalar.
+          means: the results of `partial_means`, summed over the mesh.
         """
 
         def mixed(old: tf.Tensor, new: tf.Tensor) -> tf.Tensor:
@@ -101,8 +104,8 @@ class Moments:
         return self.shape.dims.index(dim)
 
 
-class StatisticsOperation(mtf.Operation):
-    """Sums over a variable and its gradient.
+class StatisticsOperation(Operation):
+    """Computes sums over a variable and its gradient.
 
     Input: the gradient, float32. Outputs, float32: the sum of the squares of the variable, a
       scalar; and the means of `Moments.sums`.
@@ -137,10 +140,10 @@ class StatisticsOperation(mtf.Operation):
             lowering.set_partial_sum(output, value, summed)
 
 
-class DirectionSquaresOperation(mtf.Operation):
-    """The sum of the squares of what a variable is to be moved by, before it is clipped.
+class DirectionSquaresOperation(Operation):
+    """Computes the sum of squares of a variable's update before clipping.
 
-    Inputs: the rate of decay (a scalar), the gradient, and the outputs of the statistics. Output: a
+    Inputs: the decay rate (a scalar), the gradient, and the outputs of the statistics. Output: a
       float32 scalar.
 
     Attributes:

@@ -9,13 +9,13 @@ import tensorflow as tf
 
 from t2tp import mtf, registry
 from t2tp.hparam import HParams
-from t2tp.optim.update import Optimizer, UpdateOperation, shrink, slot, take
+from t2tp.optim.optimizer import Optimizer, UpdateOperation, shrink, slot, take
 from t2tp.optim.weight_decay import WeightDecay
 
 
 class Adam(Optimizer):
-    """D. Kingma and J. Ba, "Adam" (arXiv:1412.6980), algorithm 1, in the form of the end of its
-    section 2.
+    """Adam (D. Kingma and J. Ba, arXiv:1412.6980, algorithm 1, reordered as at the end of section
+    2).
 
     With weight decay it is AdamW (I. Loshchilov and F. Hutter, arXiv:1711.05101, algorithm 2).
     """
@@ -28,7 +28,7 @@ class Adam(Optimizer):
         epsilon: float = 1e-8,
         weight_decay: WeightDecay | None = None,
     ) -> None:
-        """Args as in the paper."""
+        """Takes the parameters of the paper."""
         super().__init__(learning_rate, weight_decay)
         self._beta1 = beta1
         self._beta2 = beta2
@@ -37,7 +37,7 @@ class Adam(Optimizer):
     def apply_grads(
         self, grads: Sequence[mtf.Tensor], variables: Sequence[mtf.Variable]
     ) -> list[mtf.Operation]:
-        """Updates the variables; returns the operations that do."""
+        """Updates the variables; returns the update operations."""
         if not variables:
             return []
         powers = self.beta_powers(variables[0].mesh, self._beta1, self._beta2)
@@ -93,5 +93,5 @@ def adam(learning_rate: mtf.Tensor, hparams: HParams) -> Adam:
         hparams.optimizer_adam_beta1,
         hparams.optimizer_adam_beta2,
         hparams.optimizer_adam_epsilon,
-        WeightDecay.of(hparams),
+        WeightDecay.from_hparams(hparams),
     )

@@ -1,4 +1,4 @@
-"""Gradients kept within bounds, and norms over the mesh."""
+"""Gradient clipping, and norms over the mesh."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ import tensorflow as tf
 
 from t2tp import mtf
 from t2tp.hparam import HParams
-from t2tp.mesh.lowering import Lowering
-from t2tp.optim.update import mesh_axes
+from t2tp.lowering.lowering import Lowering
+from t2tp.lowering.operation import Operation
+from t2tp.optim.optimizer import mesh_axes
 
 
 def clip(
     grads: Sequence[mtf.Tensor], divisor: mtf.Tensor | None, hparams: HParams
 ) -> tuple[list[mtf.Tensor], mtf.Tensor]:
-    """Divides gradients, and clips them as `clip_grad_norm` and `clip_grad_value` say.
+    """Divides gradients and clips them by `clip_grad_norm` or `clip_grad_value`.
 
     Args:
       grads: float32.
-      divisor: a float32 scalar that the gradients are too large by; None: they are not.
-      hparams: of which at most one of the two may be above 0.
+      divisor: a float32 scalar to divide the gradients by; None: 1.
+      hparams: at most one of the two may be above 0.
 
     Returns:
       the gradients; and their norm before clipping, a float32 scalar.
@@ -52,7 +53,7 @@ def clip(
 
 
 def global_norm(tensors: Sequence[mtf.Tensor]) -> mtf.Tensor:
-    """Square root of the sum of squares of all elements of all tensors: a float32 scalar."""
+    """Computes the L2 norm of all elements of all tensors: a float32 scalar."""
     return mtf.sqrt(SumOfSquaresOperation(list(tensors)).outputs[0])
 
 
@@ -60,11 +61,11 @@ def _times(grads: Sequence[mtf.Tensor], factor: mtf.Tensor) -> list[mtf.Tensor]:
     return [grad * factor for grad in grads]
 
 
-class SumOfSquaresOperation(mtf.Operation):
-    """Inputs any tensors; output the sum of the squares of all their elements, a float32 scalar.
+class SumOfSquaresOperation(Operation):
+    """Computes the sum of squares of all elements of its inputs, a float32 scalar.
 
-    It costs one reduction for each set of mesh axes that tensors are split over, where
-    `mtf.reduce_sum` would cost one a tensor.
+    It costs one all-reduce per set of mesh axes that tensors are split over, where `mtf.reduce_sum`
+    would cost one per tensor.
     """
 
     def __init__(self, tensors: list[mtf.Tensor]) -> None:
@@ -79,7 +80,7 @@ class SumOfSquaresOperation(mtf.Operation):
 def sum_of_squares(
     lowering: Lowering, op: mtf.Operation, slices: Sequence[tuple[mtf.Shape, tf.Tensor]]
 ) -> tf.Tensor:
-    """Adds up the squares of tensors, given the shape of each and the processor's slice."""
+    """Sums the squares of tensors, given the shape and the processor's slice of each."""
     by_axes: dict[tuple[int, ...], list[tf.Tensor]] = {}
     for shape, part in slices:
         half = tf.nn.l2_loss(tf.cast(part, tf.float32))

@@ -1,4 +1,4 @@
-"""LAMB: Adam with a step as long, for each variable, as the variable's norm says."""
+"""LAMB: Adam with layer-wise learning rates."""
 
 from __future__ import annotations
 
@@ -9,21 +9,29 @@ import tensorflow as tf
 
 from t2tp import mtf, registry
 from t2tp.hparam import HParams
-from t2tp.mesh.lowering import Lowering
-from t2tp.optim.update import Optimizer, UpdateOperation, mesh_axes, slot, take, variable_slice
+from t2tp.lowering.lowering import Lowering
+from t2tp.lowering.operation import Operation
+from t2tp.optim.optimizer import (
+    Optimizer,
+    UpdateOperation,
+    mesh_axes,
+    slot,
+    take,
+    variable_slice,
+)
 from t2tp.optim.weight_decay import WeightDecay
 
-# From slices of a variable, its moments, the gradient and the powers of the betas to where the
-# variable is to go, and the next moments.
+# Maps slices of a variable, its moments, the gradient and the powers of the betas to the update
+# direction and the next moments.
 DirectionFn = Callable[..., tuple[tf.Tensor, tf.Tensor, tf.Tensor]]
 
 
 class Lamb(Optimizer):
-    """Y. You et al., "Large Batch Optimization for Deep Learning" (arXiv:1904.00962), algorithm 2,
-    without bounds on the norm of a variable.
+    """LAMB (Y. You et al., arXiv:1904.00962, algorithm 2), without bounds on the norm of a
+    variable.
 
-    Norms are of whole variables, whatever the layout; those of all variables that are split alike
-    cost one reduction. Where a norm is 0 the step is Adam's.
+    Norms are of global variables, whatever the layout; those of all variables with the same split
+    share one all-reduce. If a norm is 0 the update is Adam's.
     """
 
     def __init__(
@@ -34,7 +42,7 @@ class Lamb(Optimizer):
         epsilon: float = 1e-6,
         weight_decay: WeightDecay | None = None,
     ) -> None:
-        """Args as in the paper."""
+        """Takes the parameters of the paper."""
         super().__init__(learning_rate, weight_decay)
         self._beta1 = beta1
         self._beta2 = beta2
@@ -43,7 +51,7 @@ class Lamb(Optimizer):
     def apply_grads(
         self, grads: Sequence[mtf.Tensor], variables: Sequence[mtf.Variable]
     ) -> list[mtf.Operation]:
-        """Updates the variables; returns the operations that do."""
+        """Updates the variables; returns the update operations."""
         if not variables:
             return []
         powers = self.beta_powers(variables[0].mesh, self._beta1, self._beta2)
@@ -56,7 +64,7 @@ class Lamb(Optimizer):
             directions.append(
                 DirectionNormsOperation(kept, inputs, functools.partial(self._direction, decay))
             )
-        # All norms are asked for before the first is needed, so that they are summed up together.
+        # All norms are computed before the first is needed, so that they are reduced together.
         return [
             UpdateOperation(
                 "lamb",
@@ -77,7 +85,7 @@ class Lamb(Optimizer):
         power1: tf.Tensor,
         power2: tf.Tensor,
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Where to go, and the next moments."""
+        """Returns the update direction and the next moments."""
         next_m = self._beta1 * m + (1.0 - self._beta1) * grad
         next_v = self._beta2 * v + (1.0 - self._beta2) * tf.square(grad)
         root = tf.sqrt(next_v / (1.0 - power2)) + self._epsilon
@@ -105,13 +113,13 @@ class Lamb(Optimizer):
         take(var, rate * tf.where(are_above_zero, ratio, 1.0) * direction)
 
 
-class DirectionNormsOperation(mtf.Operation):
-    """Sums of squares of a variable, and of the direction in which it is to go: float32 scalars.
+class DirectionNormsOperation(Operation):
+    """Computes the sums of squares of a variable and of its update direction: float32 scalars.
 
     Attributes:
       variables: the variable and its moments.
-      direction_inputs: what besides them the direction is computed from.
-      direction: computes it, first of a tuple, from slices.
+      direction_inputs: the other inputs of the direction.
+      direction: computes it from slices, as the first of a tuple.
     """
 
     def __init__(
@@ -140,5 +148,5 @@ def lamb(learning_rate: mtf.Tensor, hparams: HParams) -> Lamb:
         hparams.optimizer_adam_beta1,
         hparams.optimizer_adam_beta2,
         hparams.optimizer_adam_epsilon,
-        WeightDecay.of(hparams),
+        WeightDecay.from_hparams(hparams),
     )

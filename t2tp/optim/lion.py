@@ -1,4 +1,4 @@
-"""Lion: steps of one size, in the direction of the sign."""
+"""Lion: sign-based updates with momentum."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import tensorflow as tf
 
 from t2tp import mtf, registry
 from t2tp.hparam import HParams
-from t2tp.optim.update import Optimizer, UpdateOperation, shrink, slot, take
+from t2tp.optim.optimizer import Optimizer, UpdateOperation, shrink, slot, take
 from t2tp.optim.weight_decay import WeightDecay
 
 
 class Lion(Optimizer):
-    """X. Chen et al., "Symbolic Discovery of Optimization Algorithms" (arXiv:2302.06675),
-    program 1.
+    """Lion (X. Chen et al., "Symbolic Discovery of Optimization Algorithms", arXiv:2302.06675,
+    program 1).
 
-    Learning rates are 3 to 10 times smaller than Adam's, weight decay larger by as much.
+    Learning rates are 3 to 10 times smaller than Adam's, weight decay larger by the same factor.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class Lion(Optimizer):
         beta2: float = 0.99,
         weight_decay: WeightDecay | None = None,
     ) -> None:
-        """Args as in the paper."""
+        """Takes the parameters of the paper."""
         super().__init__(learning_rate, weight_decay)
         self._beta1 = beta1
         self._beta2 = beta2
@@ -35,7 +35,7 @@ class Lion(Optimizer):
     def apply_grads(
         self, grads: Sequence[mtf.Tensor], variables: Sequence[mtf.Variable]
     ) -> list[mtf.Operation]:
-        """Updates the variables; returns the operations that do."""
+        """Updates the variables; returns the update operations."""
         return [
             UpdateOperation(
                 "lion",
@@ -58,10 +58,10 @@ class Lion(Optimizer):
 
 @registry.register_optimizer
 def lion(learning_rate: mtf.Tensor, hparams: HParams) -> Lion:
-    """Lion."""
+    """Lion, which steps along the sign of its momentum."""
     return Lion(
         learning_rate,
         hparams.optimizer_lion_beta1,
         hparams.optimizer_lion_beta2,
-        WeightDecay.of(hparams),
+        WeightDecay.from_hparams(hparams),
     )

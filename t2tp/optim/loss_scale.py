@@ -1,4 +1,4 @@
-"""Dynamic loss scaling, for gradients in float16."""
+"""Dynamic loss scaling for float16."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from t2tp import mtf
-from t2tp.mesh.program import Mesh
+from t2tp.program.program import Mesh
 
 _FIRST_SCALE = 2.0**15
 _STEPS_TO_GROW = 2000
 
 
 class LossScale:
-    """A factor of the loss that keeps small gradients from vanishing in float16.
+    """A factor of the loss that keeps small gradients from underflowing in float16.
 
-    It is halved when a gradient overflows, in which case the step changes nothing else, and doubled
-    after 2000 steps without: P. Micikevicius et al., "Mixed Precision Training"
+    It is halved when a gradient overflows (the step is then skipped), and doubled after 2000 steps
+    without an overflow: P. Micikevicius et al., "Mixed Precision Training"
     (arXiv:1710.03740), section 3.2.
 
     Attributes:
@@ -24,15 +24,15 @@ class LossScale:
     """
 
     def __init__(self, mesh: Mesh) -> None:
-        """Makes its variables: `loss_scale/value` and `loss_scale/good_steps`."""
+        """Creates the variables `loss_scale/value` and `loss_scale/good_steps`."""
         self.value = self._variable(mesh, "value", _FIRST_SCALE)
         self._good_steps = self._variable(mesh, "good_steps", 0.0)
 
     def update(self, is_finite: mtf.Tensor) -> list[mtf.Operation]:
-        """Operations that choose the next step's factor.
+        """Returns the operations that set the next step's factor.
 
         Args:
-          is_finite: whether this step's gradients are, a boolean scalar.
+          is_finite: whether this step's gradients are finite, a boolean scalar.
         """
 
         def next_value(value: tf.Tensor, good: tf.Tensor, finite: tf.Tensor) -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""How large the variables are, and by how much a step moves them."""
+"""Norms of the variables and of a step's update."""
 
 from __future__ import annotations
 
@@ -7,34 +7,35 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from t2tp import mtf
-from t2tp.mesh.lowering import Lowering
+from t2tp.lowering.lowering import Lowering
+from t2tp.lowering.operation import Operation
 from t2tp.optim.clipping import sum_of_squares
-from t2tp.optim.update import variable_slice
+from t2tp.optim.optimizer import variable_slice
 
 
-class Movement:
-    """The norm of variables, and of what the operations built after it change.
+class UpdateNorm:
+    """The norm of variables before a step and of their change by the step.
 
     Attributes:
       parameter_norm: before the step, a float32 scalar.
     """
 
     def __init__(self, variables: Sequence[mtf.Variable]) -> None:
-        """Remembers where the variables are: build it before their updates."""
+        """Takes a snapshot of the variables; create it before their updates."""
         self._variables = list(variables)
         self._before = SnapshotOperation(self._variables).outputs
         self.parameter_norm = self._norm(subtracted=[])
 
     def update_norm(self) -> mtf.Tensor:
-        """The norm of what has changed, a float32 scalar: build it after the updates."""
+        """Returns the norm of the change, a float32 scalar; call it after creating the updates."""
         return self._norm(subtracted=self._before)
 
     def _norm(self, subtracted: list[mtf.Tensor]) -> mtf.Tensor:
         return mtf.sqrt(SquaresNowOperation(self._variables, subtracted).outputs[0])
 
 
-class SnapshotOperation(mtf.Operation):
-    """Outputs what variables are at this point of the step, in the dtype that they are kept in."""
+class SnapshotOperation(Operation):
+    """Outputs the values of variables at this point of the step, in their slice dtype."""
 
     def __init__(self, variables: list[mtf.Variable]) -> None:
         super().__init__([var.value for var in variables], name="snapshot")
@@ -48,9 +49,10 @@ class SnapshotOperation(mtf.Operation):
             lowering.set_slice(output, variable_slice(lowering, var).read_value())
 
 
-class SquaresNowOperation(mtf.Operation):
-    """Output: the sum of the squares of variables at this point of the step, less the inputs if
-    there are any; a float32 scalar."""
+class SquaresNowOperation(Operation):
+    """Output: the sum of squares of variables at this point of the step, minus the inputs if there
+    are any; a float32 scalar.
+    """
 
     def __init__(self, variables: list[mtf.Variable], subtracted: list[mtf.Tensor]) -> None:
         super().__init__([*(var.value for var in variables), *subtracted], name="squares_now")

@@ -1,11 +1,11 @@
-"""Learning-rate schedules in tensor2tensor's language: a product of named factors.
+"""Learning-rate schedules in tensor2tensor's syntax: a product of named factors.
 
 `learning_rate_schedule="constant*linear_warmup*rsqrt_decay"` with `learning_rate_constant=2.0` is
-twice the warm-up times the decay. A factor is a registered function of the step (a float32 scalar,
-from 0), the hparams and the number of training steps.
+2 times the warm-up times the decay. A factor is a registered function of the step (a float32
+scalar, from 0), the hparams and the number of training steps.
 
-A float32 holds whole numbers up to 2**24 = 16.7 million, so steps are exact until then; factors
-subtract whole numbers before they divide, which keeps small rates at the end of long trainings.
+A float32 represents integers up to 2**24 = 16.7 million exactly; factors subtract integers before
+they divide, which keeps small learning rates precise at the end of long trainings.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from t2tp.hparam import HParams
 
 
 def learning_rate(step: mtf.Tensor, hparams: HParams, train_steps: int) -> mtf.Tensor:
-    """The learning rate of a step.
+    """Computes the learning rate of a step.
 
     Args:
       step: integer scalar, from 0.
-      hparams: `learning_rate_schedule` and what its factors read.
-      train_steps: steps of the whole training; decays end there.
+      hparams: `learning_rate_schedule` and the hparams of its factors.
+      train_steps: steps of the training, at the end of which decays end.
 
     Returns:
       a float32 scalar.
 
     Raises:
       UnknownNameError: the schedule names an unknown factor.
-      ValueError: a factor cannot be what the hparams say.
+      ValueError: an hparam of a factor is invalid.
     """
     factors = [
         registry.learning_rate_schedule(name.strip())
@@ -45,7 +45,7 @@ def learning_rate(step: mtf.Tensor, hparams: HParams, train_steps: int) -> mtf.T
             rate *= factor(step, hparams, train_steps)
         return rate
 
-    # What a factor refuses is to be known before the training begins, and a mesh lowers later.
+    # Raises errors of factors now; lowering would raise them only later.
     with tf.Graph().as_default():
         product(tf.zeros([], tf.int32))
     return mtf.slicewise(
@@ -55,56 +55,57 @@ def learning_rate(step: mtf.Tensor, hparams: HParams, train_steps: int) -> mtf.T
 
 @registry.register_learning_rate_schedule
 def constant(step: tf.Tensor, hparams: HParams, train_steps: int) -> float:
-    """`learning_rate_constant`."""
+    """Returns `learning_rate_constant`."""
     del step, train_steps
     return hparams.learning_rate_constant
 
 
 @registry.register_learning_rate_schedule
 def linear_warmup(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor:
-    """Rises to 1 over `learning_rate_warmup_steps`; the first step is not at zero."""
+    """Rises linearly to 1 over `learning_rate_warmup_steps`; the first step is above 0."""
     del train_steps
     return tf.minimum(1.0, (step + 1.0) / max(1, hparams.learning_rate_warmup_steps))
 
 
 @registry.register_learning_rate_schedule
 def rsqrt_decay(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor:
-    """1 / sqrt(max(step, `learning_rate_warmup_steps`))."""
+    """Returns 1 / sqrt(max(step, `learning_rate_warmup_steps`))."""
     del train_steps
     return tf.math.rsqrt(tf.maximum(step, max(1, hparams.learning_rate_warmup_steps)))
 
 
 @registry.register_learning_rate_schedule
 def rsqrt_normalized_decay(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor:
-    """`rsqrt_decay`, scaled to begin at 1."""
+    """Returns `rsqrt_decay`, scaled to begin at 1."""
     warmup = max(1, hparams.learning_rate_warmup_steps)
     return math.sqrt(warmup) * rsqrt_decay(step, hparams, train_steps)
 
 
 @registry.register_learning_rate_schedule
 def rsqrt_hidden_size(step: tf.Tensor, hparams: HParams, train_steps: int) -> float:
-    """1 / sqrt(`d_model`)."""
+    """Returns 1 / sqrt(`d_model`)."""
     del step, train_steps
     return hparams.d_model**-0.5
 
 
 @registry.register_learning_rate_schedule
 def relative_step(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor:
-    """min(0.01, 1 / sqrt(step + 1)): Adafactor's own (arXiv:1804.04235, section 9)."""
+    """Returns min(0.01, 1 / sqrt(step + 1)), Adafactor's default (arXiv:1804.04235, section 9)."""
     del hparams, train_steps
     return tf.minimum(0.01, tf.math.rsqrt(step + 1.0))
 
 
 @registry.register_learning_rate_schedule
 def linear_decay(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor:
-    """Falls to `learning_rate_decay_floor` at the end of the training, over its last
-    `learning_rate_decay_steps` (0: all)."""
+    """Falls linearly to `learning_rate_decay_floor` over the last `learning_rate_decay_steps` of
+    the training (0: all).
+    """
     return _above_floor(_left_at_the_end(step, hparams, train_steps), hparams)
 
 
 @registry.register_learning_rate_schedule
 def sqrt_decay(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor:
-    """The same, as 1 - sqrt(what is done of the decay): the end of "warm-up, stable, decay".
+    """Falls like `linear_decay`, but as 1 - sqrt(progress): the end of "warm-up, stable, decay".
 
     A. Hägele et al., "Scaling Laws and Compute-Optimal Training Beyond Fixed Training Durations"
     (arXiv:2405.18392), equation 1.
@@ -122,14 +123,16 @@ def cosine_decay(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tens
     """
     over = hparams.learning_rate_decay_steps or train_steps
     left = tf.maximum(0.0, (over - step) / over)
-    # (1 + cos(pi * step / over)) / 2, without the difference of two numbers near 1 at the end.
+    # Equals (1 + cos(pi * step / over)) / 2 without cancellation at the end.
     return _above_floor(tf.square(tf.sin(0.5 * math.pi * left)), hparams)
 
 
 @registry.register_learning_rate_schedule
 def cosdecay(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor:
-    """tensor2tensor's: 1 in the warm-up, then (1 + cos(pi * step / `learning_rate_decay_steps`)) /
-    2 of the step itself, which rises again after the decay's end."""
+    """Returns tensor2tensor's factor: 1 in the warm-up, then (1 + cos(pi * step /
+    `learning_rate_decay_steps`)) / 2 of the global step, which rises again after the decay's
+    end.
+    """
     over = _decay_steps("cosdecay", hparams)
     del train_steps
     decayed = 0.5 * (1.0 + tf.cos(math.pi * step / over))
@@ -138,7 +141,9 @@ def cosdecay(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor:
 
 @registry.register_learning_rate_schedule
 def single_cycle_cos_decay(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor:
-    """Half a cosine from 1 at the end of the warm-up to 0 at the end of the training."""
+    """Falls along half a cosine from 1 at the end of the warm-up to 0 at the end of the
+    training.
+    """
     warmup = hparams.learning_rate_warmup_steps
     if train_steps <= warmup:
         raise ValueError(
@@ -151,8 +156,9 @@ def single_cycle_cos_decay(step: tf.Tensor, hparams: HParams, train_steps: int) 
 
 @registry.register_learning_rate_schedule
 def multi_cycle_cos_decay(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor:
-    """A cosine between 1 and 0 after the warm-up, down in `learning_rate_decay_steps` and up in as
-    many."""
+    """Oscillates along a cosine between 1 and 0 after the warm-up; each half takes
+    `learning_rate_decay_steps`.
+    """
     del train_steps
     over = _decay_steps("multi_cycle_cos_decay", hparams)
     since = tf.maximum(step - hparams.learning_rate_warmup_steps, 0.0)
@@ -161,8 +167,9 @@ def multi_cycle_cos_decay(step: tf.Tensor, hparams: HParams, train_steps: int) -
 
 @registry.register_learning_rate_schedule
 def exp_decay(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor:
-    """After the warm-up, times `learning_rate_decay_rate` every `learning_rate_decay_steps`; with
-    `learning_rate_decay_staircase`, at once at the end of each."""
+    """Multiplies by `learning_rate_decay_rate` every `learning_rate_decay_steps` after the warm-up;
+    with `learning_rate_decay_staircase`, at once at the end of each interval.
+    """
     del train_steps
     over = _decay_steps("exp_decay", hparams)
     times = tf.maximum(step - hparams.learning_rate_warmup_steps, 0.0) / over
@@ -173,8 +180,9 @@ def exp_decay(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor:
 
 @registry.register_learning_rate_schedule
 def piecewise(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor:
-    """1 up to and including the first of `learning_rate_boundaries`, then one after the other of
-    `learning_rate_multiples`, each of 1 and not of the one before."""
+    """Returns 1 up to and including the first of `learning_rate_boundaries`, then each of
+    `learning_rate_multiples` in turn, relative to 1 and not to the previous one.
+    """
     del train_steps
     boundaries, multiples = hparams.learning_rate_boundaries, hparams.learning_rate_multiples
     if len(boundaries) != len(multiples) or sorted(set(boundaries)) != boundaries:
@@ -187,13 +195,15 @@ def piecewise(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor:
 
 
 def _left_at_the_end(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor:
-    """What is left of the last `learning_rate_decay_steps` (0: all) of the training: 1 to 0."""
+    """Returns the remaining fraction of the last `learning_rate_decay_steps` (0: all), from 1 to
+    0.
+    """
     over = hparams.learning_rate_decay_steps or train_steps
     return tf.clip_by_value((train_steps - step) / over, 0.0, 1.0)
 
 
 def _above_floor(decay: tf.Tensor, hparams: HParams) -> tf.Tensor:
-    """1 to 0 as 1 to the floor."""
+    """Rescales a decay from [0, 1] to [floor, 1]."""
     floor = hparams.learning_rate_decay_floor
     return floor + (1.0 - floor) * decay if floor else decay
 

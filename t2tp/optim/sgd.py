@@ -1,4 +1,4 @@
-"""Stochastic gradient descent, with momentum."""
+"""Stochastic gradient descent, with or without momentum."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import tensorflow as tf
 
 from t2tp import mtf, registry
 from t2tp.hparam import HParams
-from t2tp.optim.update import Optimizer, UpdateOperation, shrink, slot, take
+from t2tp.optim.optimizer import Optimizer, UpdateOperation, shrink, slot, take
 from t2tp.optim.weight_decay import WeightDecay
 
 
 class Sgd(Optimizer):
-    """`v = momentum * v - rate * gradient; variable += v`.
+    """Gradient descent: `v = momentum * v - rate * gradient; variable += v`.
 
     Nesterov's momentum adds `momentum * v - rate * gradient` instead, with the new `v`
     (I. Sutskever et al., "On the importance of initialization and momentum in deep learning", 2013,
@@ -28,7 +28,7 @@ class Sgd(Optimizer):
         nesterov: bool = False,
         weight_decay: WeightDecay | None = None,
     ) -> None:
-        """Without momentum there are no slots.
+        """Sets the hyperparameters; without momentum there are no slots.
 
         Raises:
           ValueError: `nesterov` without momentum.
@@ -45,7 +45,7 @@ class Sgd(Optimizer):
     def apply_grads(
         self, grads: Sequence[mtf.Tensor], variables: Sequence[mtf.Variable]
     ) -> list[mtf.Operation]:
-        """Updates the variables; returns the operations that do."""
+        """Updates the variables; returns the update operations."""
         return [
             UpdateOperation(
                 "sgd",
@@ -96,5 +96,5 @@ def sgd(learning_rate: mtf.Tensor, hparams: HParams) -> Sgd:
         learning_rate,
         hparams.optimizer_momentum,
         hparams.optimizer_momentum_nesterov,
-        WeightDecay.of(hparams),
+        WeightDecay.from_hparams(hparams),
     )

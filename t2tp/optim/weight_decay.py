@@ -1,4 +1,4 @@
-"""Which variables shrink, and by how much."""
+"""Decoupled weight decay, and which variables it applies to."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from t2tp.hparam import HParams
 
 
 class WeightDecay:
-    """Decoupled weight decay: a step takes the part `learning_rate * rate` of a variable away.
+    """Decoupled weight decay: a step subtracts `learning_rate * rate` times the variable.
 
     I. Loshchilov and F. Hutter, "Decoupled Weight Decay Regularization" (arXiv:1711.05101). Scalars
-    and vectors, such as biases and the scales of norms, are left as they are.
+    and vectors, such as biases and the scales of norms, do not decay.
     """
 
     def __init__(self, rate: float = 0.0, exclude: str = "") -> None:
-        """Says what decays.
+        """Selects the variables that decay.
 
         Args:
-          rate: 0: nothing.
-          exclude: a regular expression, looked for anywhere in a variable's name: where it is
-            found nothing decays either. Empty: no such names.
+          rate: 0: no decay.
+          exclude: a regular expression, searched for in variables' names: a match excludes the
+            variable. Empty: none.
 
         Raises:
-          ValueError: `exclude` is no regular expression.
+          ValueError: `exclude` is not a valid regular expression.
         """
         self._rate = rate
         self._exclude = exclude
@@ -37,12 +37,12 @@ class WeightDecay:
             ) from error
 
     @classmethod
-    def of(cls, hparams: HParams) -> WeightDecay:
+    def from_hparams(cls, hparams: HParams) -> WeightDecay:
         """Reads `weight_decay` and `weight_decay_exclude`."""
         return cls(hparams.weight_decay, hparams.weight_decay_exclude)
 
     def of_each(self, variables: Sequence[mtf.Variable]) -> list[float]:
-        """The decay of each of the variables.
+        """Returns the decay of each variable.
 
         Raises:
           ValueError: no variable has a name that `exclude` matches.

@@ -1,4 +1,4 @@
-"""The benchmarks are programs in a folder of their own."""
+"""The benchmarks are programs in a directory of their own."""
 
 from __future__ import annotations
 

@@ -13,7 +13,16 @@ from results import Ratio, load_all
 
 from tests.benchmarks.made_up import results, timed
 
-TEMPLATE = "a\n{{headline}}\n{{picture}}\n{{table training_step}}\n{{conditions training_step}}\nz"
+TEMPLATE = """a
+
+{{headline}}
+
+{{chart}}
+
+{{table training_step}}
+
+{{conditions training_step}}
+"""
 
 
 def test_the_page_is_what_the_stored_results_give():
@@ -54,11 +63,11 @@ def test_a_template_that_asks_for_something_else_is_refused():
         report.page("{{tabel training_step}}", {})
 
 
-def test_the_picture_is_drawn(tmp_path):
+def test_the_chart_is_drawn(tmp_path):
     pytest.importorskip("matplotlib")
     run = results(timed("t2tp", 1.0, 1.1, 1.2), timed("other", 2.0, 2.5, 2.0))
-    chart.draw([run], tmp_path / "picture.png")
-    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+    chart.draw([run], tmp_path / "chart.png")
+    assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
     assert len(list(tmp_path.iterdir())) == 1
 
 

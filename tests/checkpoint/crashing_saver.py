@@ -1,7 +1,7 @@
 """A process that saves step after step until it is killed, again and again.
 
-It imports TensorFlow once, which takes seconds. For each line it reads it forks a child that
-saves steps after the latest one in a directory, and keeps two:
+For each request it forks a child that saves steps after the latest one in a directory, and keeps
+two:
 
     after SAVES SECONDS DIRECTORY   the child saves on and on, and is killed with SIGKILL that
                                     many saves and then that long after it began
@@ -19,8 +19,9 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 
-from t2tp.checkpoint import Retention, keep, latest, save
+from t2tp.checkpoint import Retention, apply_retention, latest, save
 from tests.checkpoint import samples
 
 FILE_OPERATIONS = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir")
@@ -30,7 +31,7 @@ def save_next(directory: str) -> None:
     found = latest(directory)
     step = found.step + 1 if found else 1
     save(directory, step, samples.of_step(step), {"seen": step * 10})
-    keep(directory, Retention(2))
+    apply_retention(directory, Retention(2))
 
 
 def die_at_file_operation(number: int) -> None:
@@ -92,14 +93,11 @@ def at(number: int, directory: str) -> str:
     return answer(in_child(lambda: save_once_and_die_at(number, directory)))
 
 
-def obey(line: str) -> str:
-    kind, *values = line.split()
-    if kind == "after":
-        return after(int(values[0]), float(values[1]), values[2])
-    return at(int(values[0]), values[1])
-
-
-if __name__ == "__main__":
-    print("ready", flush=True)
-    for line in sys.stdin:
-        print(obey(line), flush=True)
+def serve(requests: Connection) -> None:
+    """Answers requests, which are lists of words, until the other end is closed."""
+    try:
+        while True:
+            kind, *values = requests.recv()
+            requests.send(after(*values) if kind == "after" else at(*values))
+    except EOFError:
+        pass

@@ -1,4 +1,4 @@
-"""One of two processes that save step 5 together: `one_of_two.py DIRECTORY PROCESS_ID`."""
+"""One of two processes that save step 5 together; its arguments are DIRECTORY PROCESS_ID."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from tests.checkpoint import samples
 WAIT = 60  # seconds
 
 
-def main(directory: Path, process_id: int) -> None:
+def main() -> None:
+    directory, process_id = Path(sys.argv[1]), int(sys.argv[2])
+
     def barrier(name: str) -> None:
         (directory / f"{name}-{process_id}").touch()
         deadline = time.monotonic() + WAIT
@@ -30,7 +32,3 @@ def main(directory: Path, process_id: int) -> None:
         num_processes=2,
         barrier=barrier,
     )
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))

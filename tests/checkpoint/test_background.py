@@ -4,12 +4,12 @@ import threading
 
 import pytest
 
-from t2tp.checkpoint import Background
+from t2tp.checkpoint import BackgroundWorker
 
 
 def test_a_second_task_waits_for_the_first():
     done, go = [], threading.Event()
-    background = Background("test")
+    background = BackgroundWorker("test")
     background.start(lambda: (go.wait(20), done.append(1)))
     assert background.is_busy
     background.check()  # Does not wait.
@@ -23,7 +23,7 @@ def test_a_second_task_waits_for_the_first():
 
 @pytest.mark.parametrize("ask", ["check", "wait", "start"])
 def test_an_error_is_raised_once_where_it_is_asked_for(ask):
-    background = Background("test")
+    background = BackgroundWorker("test")
     background.start(lambda: 1 / 0)
     while background.is_busy:
         pass

@@ -1,41 +1,29 @@
 from __future__ import annotations
 
+import multiprocessing
 import random
 import shutil
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 
 from t2tp.checkpoint import Checkpoint, all_steps, latest
-from tests.checkpoint import samples
-
-
-class Saver:
-    """The process of `crashing_saver`."""
-
-    def __init__(self):
-        command = [sys.executable, "-m", "tests.checkpoint.crashing_saver"]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        assert self._process.stdout.readline() == "ready\n"
-
-    def ask(self, *words):
-        self._process.stdin.write(" ".join(str(word) for word in words) + "\n")
-        self._process.stdin.flush()
-        return self._process.stdout.readline().strip()
-
-    def stop(self):
-        self._process.stdin.close()
-        self._process.wait()
+from tests import warm_processes
+from tests.checkpoint import crashing_saver, samples
 
 
 @pytest.fixture(scope="module")
-def saver():
-    process = Saver()
-    yield process
-    process.stop()
+def ask():
+    """Asks the process of `crashing_saver`."""
+    ours, theirs = multiprocessing.Pipe()
+    process = warm_processes.start(crashing_saver.serve, theirs)
+
+    def ask(*words: object) -> str:
+        ours.send([str(word) if isinstance(word, Path) else word for word in words])
+        return ours.recv()
+
+    yield ask
+    process.kill()
 
 
 def last_step_of_all_whole(directory):
@@ -58,36 +46,38 @@ def is_interrupted(directory):
     return any(name.endswith((".tmp", ".discarded")) for name in names(directory))
 
 
-def test_killed_at_random_moments_all_that_looks_finished_is_whole(tmp_path, saver):
+def test_killed_at_random_moments_all_that_looks_finished_is_whole(tmp_path, ask):
     moments = random.Random(0)
     step = interrupted = 0
-    for saves in [0, 0, 1] * 12:
-        assert saver.ask("after", saves, moments.uniform(0, 0.06), tmp_path) == "killed"
+    for saves in [0, 0, 1] * 8:
+        assert ask("after", saves, moments.uniform(0, 0.06), tmp_path) == "killed"
         found = last_step_of_all_whole(tmp_path)
         assert found >= step + saves
         step = found
         interrupted += is_interrupted(tmp_path)
-    assert interrupted > 5  # It was killed in the middle of things.
+    assert interrupted > 3  # It was killed in the middle of things.
 
 
 @pytest.mark.slow
-def test_killed_before_any_file_operation_nothing_saved_is_lost(tmp_path, saver):
+def test_killed_before_any_file_operation_nothing_saved_is_lost(tmp_path, ask):
     before = tmp_path / "before"
-    assert [saver.ask("at", 1000, before) for _ in range(2)] == ["done", "done"]
+    assert [ask("at", 1000, before) for _ in range(2)] == ["done", "done"]
     number = interrupted = 0
     while True:
         # Each time from the same start: what a kill leaves makes more operations for the next.
         run = tmp_path / str(number)
         shutil.copytree(before, run)
-        answer = saver.ask("at", number, run)
+        answer = ask("at", number, run)
         assert last_step_of_all_whole(run) in (2, 3)
         if answer != "killed":
             break
-        interrupted += is_interrupted(run)
-        assert saver.ask("at", 1000, run) == "done"
+        number += 1
+        if not is_interrupted(run):
+            continue
+        interrupted += 1
+        assert ask("at", 1000, run) == "done"
         step = last_step_of_all_whole(run)
         assert step in (3, 4)
         assert names(run) == [f"step-{step - 1:08d}", f"step-{step:08d}"]
-        number += 1
     assert answer == "done"
     assert interrupted > 10

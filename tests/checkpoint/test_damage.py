@@ -8,15 +8,17 @@ import os
 import shutil
 
 import pytest
+import tensorflow as tf
 from absl import logging
 
 from t2tp.checkpoint import (
     Checkpoint,
+    DamagedCheckpointError,
     NewerFormatError,
     Retention,
     UnusableCheckpointError,
     all_steps,
-    keep,
+    apply_retention,
     last_finished,
     latest,
     save,
@@ -47,12 +49,17 @@ def flip(path, position):
     path.write_bytes(content)
 
 
+def some_of(size):
+    """Positions of which no two neighbours are far apart, and both ends."""
+    return sorted({*range(0, size, 11), *range(8), *range(size - 8, size)})
+
+
 def test_every_flipped_byte_of_the_data_is_noticed_when_read(run):
     path = run / "step-00000002"
-    for position in range((path / DATA).stat().st_size):
+    for position in some_of((path / DATA).stat().st_size):
         flip(path / DATA, position)
         checkpoint = Checkpoint(path)
-        with pytest.raises(UnusableCheckpointError, match=f"{path} is damaged"):
+        with pytest.raises(DamagedCheckpointError, match=f"{path} is damaged"):
             checkpoint.read(samples.whole())
         flip(path / DATA, position)
     samples.assert_is_step(Checkpoint(path), 2)
@@ -76,9 +83,9 @@ def test_a_flipped_byte_is_noticed_when_only_its_neighbours_in_the_slice_are_rea
 @pytest.mark.parametrize("name", ["variables.index", "metadata.json", "FINISHED"])
 def test_every_flipped_byte_of_the_small_files_is_noticed_when_opened(run, name):
     path = run / "step-00000002" / name
-    for position in range(path.stat().st_size):
+    for position in some_of(path.stat().st_size):
         flip(path, position)
-        with pytest.raises(UnusableCheckpointError, match=f"is damaged: .*{name}"):
+        with pytest.raises(DamagedCheckpointError, match=f"is damaged: .*{name}"):
             Checkpoint(path.parent)
         flip(path, position)
     samples.assert_is_step(Checkpoint(path.parent), 2)
@@ -146,7 +153,7 @@ def test_a_copy_of_another_name_can_be_opened(run):
     assert all_steps(run) == [1, 2]
 
 
-def test_a_folder_that_is_no_checkpoint_is_named(run):
+def test_a_directory_that_is_no_checkpoint_is_named(run):
     with pytest.raises(UnusableCheckpointError, match=r"nowhere is not a checkpoint: there is no"):
         Checkpoint(run / "nowhere")
 
@@ -198,7 +205,7 @@ def test_what_stands_in_the_place_of_a_step_is_kept_aside_when_it_is_saved(run, 
 
 
 def contents(path):
-    """What is there: a link's target, a file's bytes, or those of all files in a folder."""
+    """What is there: a link's target, a file's bytes, or those of all files in a directory."""
     if path.is_symlink():
         return path.readlink()
     if path.is_file():
@@ -211,20 +218,20 @@ def test_what_a_crash_has_left_under_a_temporary_name_may_be_of_any_kind(run):
     (run / "step-00000003.tmp").symlink_to(run / "step-00000003.tmp")
     (run / "step-00000001.discarded").write_text("")
     save(run, 3, samples.of_step(3), {"seen": 30})
-    keep(run, Retention(3))
+    apply_retention(run, Retention(3))
     assert sorted(each.name for each in run.iterdir()) == [f"step-0000000{n}" for n in (1, 2, 3)]
 
 
 FAULTS = {
     "a link to itself": lambda path: path.symlink_to(path),
     "a directory": lambda path: path.mkdir(),
-    "a device that gives no bytes": lambda path: path.symlink_to("/proc/self/mem"),
+    "a device": lambda path: path.symlink_to("/dev/null"),
 }
 
 
 @pytest.mark.parametrize("name", ["FINISHED", DATA, "variables.index", "metadata.json"])
 @pytest.mark.parametrize("fault", FAULTS)
-def test_one_with_a_file_that_cannot_be_read_is_skipped_with_a_sentence(run, warnings, name, fault):
+def test_one_with_something_else_for_a_file_is_skipped_with_a_sentence(run, warnings, name, fault):
     path = run / "step-00000002" / name
     path.unlink()
     FAULTS[fault](path)
@@ -235,18 +242,44 @@ def test_one_with_a_file_that_cannot_be_read_is_skipped_with_a_sentence(run, war
     assert all_steps(run) == [1]
 
 
-def test_an_error_of_reading_is_an_unusable_checkpoint(run, warnings, monkeypatch):
-    """Permissions that are lacking, a disk that fails."""
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EIO, errno.ESTALE, errno.ETIMEDOUT])
+def test_what_cannot_be_read_is_not_taken_for_damaged(run, warnings, monkeypatch, code):
+    """Permissions that are lacking, a disk that fails, a server that is away."""
+    found = contents(run / "step-00000002")
 
     def refuses(path):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        raise OSError(code, os.strerror(code), str(path))
 
     monkeypatch.setattr("t2tp.checkpoint.files.sha256", refuses)
-    said = r"step-00000002 cannot be read: .*Permission denied: .*\."
-    with pytest.raises(UnusableCheckpointError, match=said):
-        Checkpoint(run / "step-00000002")
-    assert latest(run) is None
-    assert "Permission denied" in warnings()[0]
+    said = rf"step-00000002 cannot be read: .*{os.strerror(code)}: .*\."
+    for read in (lambda: Checkpoint(run / "step-00000002"), lambda: latest(run)):
+        with pytest.raises(UnusableCheckpointError, match=said) as error:
+            read()
+        assert not isinstance(error.value, DamagedCheckpointError)
+    with pytest.raises(OSError, match=r"step 2 could not be saved .* cannot be read"):
+        save(run, 2, samples.of_step(2), {"seen": 20})
+    assert all_steps(run) == []
+    assert last_finished(run) == (run / "step-00000002", 2)
+    assert os.strerror(code) in warnings()[0]
+    monkeypatch.undo()
+    assert contents(run / "step-00000002") == found
+    samples.assert_is_step(latest(run), 2)
+
+
+def test_a_wrong_read_of_a_right_file_is_not_taken_for_damage(run, monkeypatch):
+    """A checksum may be wrong because of memory or a network; SHA-256 of the file decides."""
+
+    def misreads(**inputs):
+        raise tf.errors.DataLossError(None, None, "Checksum does not match")
+
+    checkpoint = Checkpoint(run / "step-00000002")
+    monkeypatch.setattr(tf.raw_ops, "RestoreV2", misreads)
+    with pytest.raises(UnusableCheckpointError, match="cannot be read: Checksum does") as error:
+        checkpoint.read(samples.whole())
+    assert not isinstance(error.value, DamagedCheckpointError)
+    flip(run / "step-00000002" / DATA, 0)
+    with pytest.raises(DamagedCheckpointError, match=f"the content of its file {DATA} is not what"):
+        checkpoint.read(samples.whole())
 
 
 def test_an_error_of_reading_values_is_an_unusable_checkpoint(run):
@@ -268,7 +301,7 @@ def test_a_directory_that_cannot_be_listed_is_not_an_empty_one(tmp_path, monkeyp
 
 @pytest.fixture
 def of_the_future(run, monkeypatch):
-    """A checkpoint of a newer format, the newest of the run."""
+    """A checkpoint of a newer format, the latest of the run."""
     monkeypatch.setattr("t2tp.checkpoint.marker.FORMAT", 2)
     path = save(run, 3, samples.of_step(3), {})
     monkeypatch.undo()
@@ -288,7 +321,7 @@ def test_a_format_of_the_future_stays_where_it_is(run, of_the_future, warnings):
     found = contents(of_the_future)
     with pytest.raises(OSError, match=r"step 3 could not be saved .* has format 2"):
         save(run, 3, samples.of_step(3), {"seen": 30})
-    keep(run, Retention(1))
+    apply_retention(run, Retention(1))
     assert all_steps(run) == [2]
     assert contents(of_the_future) == found
     assert "step-00000003 has format 2" in warnings()[-1]

@@ -1,18 +1,34 @@
-"""The example of docs/checkpoints.md."""
+"""The examples of docs/checkpoints.md."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
+from t2tp.checkpoint import all_steps
+
 PAGE = Path(__file__).parents[2] / "docs/checkpoints.md"
+
+
+OF_A_PROGRAM, THE_FORMAT = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+
+
+def run(code: str) -> dict:
+    names: dict = {}
+    exec(compile(code, "checkpoints.md", "exec"), names)
+    return names
+
+
+def test_the_page_s_program_resumes_where_it_was(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run(OF_A_PROGRAM)["first_step"] == 0
+    assert run(OF_A_PROGRAM)["first_step"] == 20
+    assert all_steps("run") == [10, 20]
 
 
 def test_the_page_s_example_says_what_the_page_shows(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
-    names: dict = {}
-    exec(compile(code, "checkpoints.md", "exec"), names)
+    names, code = run(THE_FORMAT), THE_FORMAT
     for line in code.splitlines():
         expression, _, shown = line.partition("  # ")
         if expression.startswith("checkpoint."):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,6 +12,7 @@ import tensorflow as tf
 
 from t2tp.checkpoint import Checkpoint, Slice, latest, save
 from tests.checkpoint import samples
+from tests.warm_processes import started
 
 WAIT = 20  # seconds
 
@@ -127,13 +126,10 @@ def test_no_process_takes_an_older_checkpoint_for_its_own(tmp_path):
 
 @pytest.mark.slow
 def test_two_processes_save_together(tmp_path):
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.checkpoint.one_of_two", str(tmp_path), str(process_id)]
-        )
-        for process_id in (0, 1)
-    ]
-    assert [process.wait(60) for process in processes] == [0, 0]
+    arguments = [[str(tmp_path), str(process_id)] for process_id in (0, 1)]
+    target, output = "tests.checkpoint.one_of_two:main", tmp_path / "output"
+    with started(target, arguments, [{}, {}], output) as processes:
+        assert [process.wait(60) for process in processes] == [0, 0]
     checkpoint = Checkpoint(tmp_path / "run" / "step-00000005")
     checkpoint.verify()
     samples.assert_is_step(checkpoint, 5)

@@ -6,7 +6,15 @@ import math
 
 import pytest
 
-from t2tp.checkpoint import Goal, Retention, all_steps, keep, latest, read_metrics, save
+from t2tp.checkpoint import (
+    BestMetric,
+    Retention,
+    all_steps,
+    apply_retention,
+    latest,
+    read_metrics,
+    save,
+)
 from tests.checkpoint import samples
 
 
@@ -25,21 +33,21 @@ def names(run):
     ("number", "left"), [(1, [3]), (2, [2, 3]), (3, [1, 2, 3]), (9, [1, 2, 3])]
 )
 def test_the_oldest_go(run, number, left):
-    keep(run, Retention(number))
+    apply_retention(run, Retention(number))
     assert all_steps(run) == left
     assert len(names(run)) == len(left)
 
 
 @pytest.mark.parametrize("number", [0, -1])
-def test_the_newest_never_goes(run, number):
+def test_the_latest_never_goes(run, number):
     with pytest.raises(ValueError, match=f"not {number}"):
-        keep(run, Retention(number))
+        apply_retention(run, Retention(number))
     assert all_steps(run) == [1, 2, 3]
 
 
 def test_damaged_ones_do_not_count_and_stay(run):
     (run / "step-00000003" / "variables.index").unlink()
-    keep(run, Retention(1))
+    apply_retention(run, Retention(1))
     assert names(run) == ["step-00000002", "step-00000003"]
     samples.assert_is_step(latest(run), 2)
 
@@ -48,7 +56,7 @@ def test_what_crashes_left_goes_but_not_what_may_be_a_save_going_on(run):
     for name in ("step-00000002.tmp", "step-00000004.tmp", "step-00000001.discarded"):
         (run / name).mkdir()
         (run / name / "file").touch()
-    keep(run, Retention(3))
+    apply_retention(run, Retention(3))
     assert names(run) == ["step-00000001", "step-00000002", "step-00000003", "step-00000004.tmp"]
 
 
@@ -56,12 +64,12 @@ def test_other_peoples_files_stay(run):
     others = ["best", "step-3", "step-00000001.bak", "step-000000001", "events.out"]
     for name in others:
         (run / name).mkdir()
-    keep(run, Retention(1))
+    apply_retention(run, Retention(1))
     assert names(run) == sorted([*others, "step-00000003"])
 
 
 def test_a_directory_without_checkpoints_is_left_alone(tmp_path):
-    keep(tmp_path / "nowhere", Retention(1))
+    apply_retention(tmp_path / "nowhere", Retention(1))
     assert not (tmp_path / "nowhere").exists()
 
 
@@ -70,7 +78,7 @@ def saved_at(run, monkeypatch, hours):
     for step, hour in enumerate(hours, start=1):
         monkeypatch.setattr("time.time", lambda: 3600.0 * hour)  # noqa: B023
         save(run, step, samples.of_step(step), {})
-        keep(run, Retention(2, every_n_hours=2.0))
+        apply_retention(run, Retention(2, every_n_hours=2.0))
     return [hours[step - 1] for step in all_steps(run)]
 
 
@@ -87,7 +95,7 @@ def test_one_of_before_times_were_noted_is_not_kept_for_its_time(run):
         digest = hashlib.sha256(body).hexdigest().encode()
         (path / "FINISHED").write_bytes(body + b"\n" + digest + b"\n")
     assert latest(run).saved_at is None
-    keep(run, Retention(1, every_n_hours=1.0))
+    apply_retention(run, Retention(1, every_n_hours=1.0))
     assert all_steps(run) == [3]
 
 
@@ -96,14 +104,14 @@ def test_the_best_stays_besides(tmp_path, goal, left):
     losses = {1: 5.0, 2: 1.0, 3: 9.0, 4: math.nan, 5: 2.0}
     for step, loss in losses.items():
         save(tmp_path, step, samples.of_step(step), {}, metrics={"loss": loss})
-        keep(tmp_path, Retention(2, best=Goal.parse(goal)))
+        apply_retention(tmp_path, Retention(2, best=BestMetric.parse(goal)))
     assert all_steps(tmp_path) == left
 
 
 def test_of_equals_the_older_is_the_best_and_those_not_evaluated_do_not_count(tmp_path):
     for step, metrics in enumerate([None, {"loss": 1.0}, {"loss": 1.0}, {"other": 0.0}], start=1):
         save(tmp_path, step, samples.of_step(step), {}, metrics=metrics)
-    keep(tmp_path, Retention(1, best=Goal("loss", is_least=True)))
+    apply_retention(tmp_path, Retention(1, best=BestMetric("loss", is_least=True)))
     assert all_steps(tmp_path) == [2, 4]
 
 
@@ -114,25 +122,25 @@ def test_damaged_metrics_are_as_none(run, content):
     path = run / "step-00000002" / "metrics.json"
     path.write_bytes(content)
     assert read_metrics(path.parent) == {}
-    keep(run, Retention(1, best=Goal("loss", is_least=True)))
+    apply_retention(run, Retention(1, best=BestMetric("loss", is_least=True)))
     assert all_steps(run) == [3]
 
 
 def test_metrics_that_cannot_be_read_are_as_none(run):
     (run / "step-00000002" / "metrics.json").mkdir()
-    keep(run, Retention(1, best=Goal("loss", is_least=True)))
+    apply_retention(run, Retention(1, best=BestMetric("loss", is_least=True)))
     assert all_steps(run) == [3]
 
 
 @pytest.mark.parametrize("text", ["loss", "least:loss", "min:", ""])
 def test_a_goal_says_which_way(text):
     with pytest.raises(ValueError, match="write min:METRIC or max:METRIC"):
-        Goal.parse(text)
+        BestMetric.parse(text)
 
 
 def test_a_metric_that_is_not_evaluated_names_the_nearest():
     with pytest.raises(LookupError, match=r"'los' is not evaluated: did you mean loss\?"):
-        Goal.parse("min:los").value_of({"loss": 1.0, "accuracy": 1.0})
+        BestMetric.parse("min:los").value_of({"loss": 1.0, "accuracy": 1.0})
 
 
 def test_no_hours_cannot_be():

@@ -39,7 +39,7 @@ def test_what_was_saved_comes_back(tmp_path):
     }
 
 
-def test_nothing_else_is_left_in_the_folder(tmp_path):
+def test_nothing_else_is_left_in_the_directory(tmp_path):
     path = save_step(tmp_path, 300)
     assert [each.name for each in tmp_path.iterdir()] == ["step-00000300"]
     assert sorted(each.name for each in path.iterdir()) == [
@@ -199,7 +199,7 @@ def test_processes_that_cannot_be_are_refused(tmp_path, arguments):
 
 
 def test_a_directory_that_cannot_be_written_is_one_clear_sentence(tmp_path):
-    (tmp_path / "file").write_text("not a folder")
+    (tmp_path / "file").write_text("not a directory")
     with pytest.raises(OSError, match=r"step 5 could not be saved in .*file/run: .*untouched"):
         save_step(tmp_path / "file" / "run", 5)
 

@@ -16,7 +16,7 @@ import t2tp
 import t2tp.hparams
 from t2tp import registry
 from t2tp.decoding import DecodeOptions, decode
-from t2tp.decoding.rows import row_features
+from t2tp.decoding.prompt_batch import row_features
 from t2tp.models.transformer_lm import TransformerLm
 from tests.peak_memory import peak_bytes
 
@@ -36,7 +36,7 @@ def make_model() -> TransformerLm:
 
 
 def decoding_program(length: int, options: str = "beam_size=1,eos_id=-1") -> t2tp.Program:
-    """Of rows with room for so many symbols."""
+    """Of rows with room for so many tokens."""
     model, chosen = make_model(), DecodeOptions.parse(options)
     return t2tp.Program(
         lambda mesh, features: decode(model, mesh, features, chosen),
@@ -48,7 +48,7 @@ def decoding_program(length: int, options: str = "beam_size=1,eos_id=-1") -> t2t
 def main() -> None:
     program = decoding_program(int(sys.argv[1]))
     fed = {name: np.zeros(f.shape.to_integer_list) for name, f in program._features.items()}
-    fed["limits"] += 4  # symbols are written, of all the places there are
+    fed["limits"] += 4  # tokens are written, of all the places there are
     assert program(fed)["steps"] == 4
     print(json.dumps({"peak": peak_bytes()}), flush=True)
 

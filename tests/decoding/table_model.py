@@ -1,4 +1,4 @@
-"""A model small enough to look at every sequence: the next symbol depends on the two before it."""
+"""A model small enough to look at every sequence: the next token depends on the two before it."""
 
 from __future__ import annotations
 
@@ -10,45 +10,45 @@ import tensorflow as tf
 
 from t2tp import mtf
 from t2tp.hparam import HParams
-from t2tp.mesh.program import Mesh
 from t2tp.models.autoregressive import AutoregressiveModel, State
+from t2tp.program.program import Mesh
 
 EOS = 1
-SYMBOLS, VOCAB = 5, 8  # Symbols 5 to 7 are padding of the vocabulary.
+TOKENS, VOCAB = 5, 8  # Tokens 5 to 7 are padding of the vocabulary.
 LOGITS = 2 * np.random.default_rng(0).normal(size=(VOCAB, VOCAB, VOCAB)).astype(np.float32)
-LOGITS[..., SYMBOLS:] += 3  # They must not be chosen however probable they are.
+LOGITS[..., TOKENS:] += 3  # They must not be chosen however probable they are.
 LOG_PROBS = LOGITS - np.log(np.exp(LOGITS).sum(-1, keepdims=True))
 
 
 class TableModel(AutoregressiveModel):
-    """Logits from a table [symbol before the last, last symbol, vocab]."""
+    """Logits from a table [token before the last, last token, vocab]."""
 
-    def __init__(self, logits: np.ndarray = LOGITS, symbols: int = SYMBOLS) -> None:
-        super().__init__(HParams(), {"targets": symbols})
+    def __init__(self, logits: np.ndarray = LOGITS, tokens: int = TOKENS) -> None:
+        super().__init__(HParams(), {"targets": tokens})
         self.logits = logits
 
     def loss(self, mesh, features, training):
         raise NotImplementedError
 
     def begin(self, mesh: Mesh, features: Mapping[str, mtf.Tensor], length: mtf.Dimension) -> State:
-        """The history: symbols by position."""
+        """The history: tokens by position."""
         prefix = mtf.rename_dimension(features["prefix"], "prefix_length", "length")
         missing = length.size - prefix.shape.dims[-1].size
         return {"history": mtf.pad(prefix, [0, missing], "length")}
 
     def step(
-        self, mesh: Mesh, symbols: mtf.Tensor, positions: mtf.Tensor, state: State
+        self, mesh: Mesh, tokens: mtf.Tensor, positions: mtf.Tensor, state: State
     ) -> tuple[mtf.Tensor, State]:
         history = state["history"]
         places = mtf.range(mesh, history.shape.dims[-1], tf.int32)
         is_last = mtf.equal(places, positions - 1)
-        history = mtf.where(is_last, symbols, history, output_shape=history.shape)
+        history = mtf.where(is_last, tokens, history, output_shape=history.shape)
         is_before = mtf.cast(mtf.equal(places, positions - 2), tf.int32)
         before = mtf.reduce_sum(
             mtf.multiply(history, is_before, output_shape=history.shape),
             reduced_dim=history.shape.dims[-1],
         )
-        last = symbols * mtf.cast(mtf.greater(positions, 0), tf.int32)
+        last = tokens * mtf.cast(mtf.greater(positions, 0), tf.int32)
         sizes = zip(("before", "last", "vocab"), self.logits.shape, strict=True)
         dims = [mtf.Dimension(*each) for each in sizes]
         table = mtf.import_tf_tensor(mesh, self.logits, mtf.Shape(dims))
@@ -57,22 +57,22 @@ class TableModel(AutoregressiveModel):
 
 
 def log_prob(
-    symbols: Sequence[int], prefix: Sequence[int] = (), log_probs: np.ndarray = LOG_PROBS
+    tokens: Sequence[int], prefix: Sequence[int] = (), log_probs: np.ndarray = LOG_PROBS
 ) -> float:
-    """Of symbols after a prefix."""
+    """Of tokens after a prefix."""
     total, history = 0.0, [0, 0, *prefix]
-    for symbol in symbols:
-        total += log_probs[history[-2], history[-1], symbol]
-        history.append(symbol)
+    for token in tokens:
+        total += log_probs[history[-2], history[-1], token]
+        history.append(token)
     return total
 
 
 def ended_sequences(
     limit: int, alpha: float, prefix: Sequence[int] = (), least: int = 0
 ) -> list[tuple[float, list[int]]]:
-    """Every sequence of at most `limit` symbols that ends: (score, symbols without the end)."""
+    """Every sequence of at most `limit` tokens that ends: (score, tokens without the end)."""
     found = []
-    others = [symbol for symbol in range(SYMBOLS) if symbol != EOS]
+    others = [token for token in range(TOKENS) if token != EOS]
     for size in range(least, limit):
         for body in itertools.product(others, repeat=size):
             score = log_prob([*body, EOS], prefix) / ((5 + size + 1) / 6) ** alpha

@@ -1,17 +1,17 @@
-"""Every model that writes: decodes on any layout, beside a float64 model that reads everything
-anew for each symbol."""
+"""Every model that writes: decodes on any layout, compared with a float64 model that reads the
+whole row."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from t2tp import registry
-from t2tp.decoding import DecodeOptions, Decoder, Request
+from t2tp.decoding import DecodeOptions, Decoder, Hypothesis, Request
 from t2tp.models.autoregressive import AutoregressiveModel
 from t2tp.models.image_transformer import MtfImageTransformer
 from tests.models import small_image_transformer as image
@@ -26,24 +26,47 @@ NO_DROPS = {"moe_capacity_factor_train": 8.0}
 CHANGES = {"lm": {}, "encdec": {}, "moe": NO_DROPS, "moe_encdec": NO_DROPS}
 PREFIXES = [[5, 6, 7], [], [2] * 9, [29]]
 INPUTS = [[4, 5, 1], [1], [9, 8, 7, 6, 1], [2] * 7]
-# How a picture's places see each other, and a mesh.
-PICTURES = {
+# What each family is decoded on: all layouts, each by some families, and each family by some.
+# Three axes with every family would take minutes and find nothing more.
+GREEDY = [
+    ("lm", "tensor"),
+    ("lm", "both"),
+    ("lm", "three axes"),
+    ("lm", "context and both"),
+    ("encdec", "data"),
+    ("encdec", "features"),
+    ("encdec", "context"),
+    ("encdec", "context and both"),
+    ("moe", "one device"),
+    ("moe", "data"),
+    ("moe", "experts"),
+    ("moe_encdec", "both"),
+    ("moe_encdec", "experts"),
+]
+COMPILED = [("lm", "context"), ("encdec", "both"), ("moe", "experts")]
+# Decodes with beams or sampling are compared with one device's.
+BEAMS = "beam_size=3,return_beams=true"
+SAMPLING = "temperature=1"
+SEARCHED = [
+    (BEAMS, "encdec", "tensor", None),
+    (BEAMS, "lm", "both", True),
+    (BEAMS, "moe", "data", None),
+    (BEAMS, "moe", "experts", None),
+    (SAMPLING, "lm", "both", None),
+    (SAMPLING, "lm", "both", True),
+    (SAMPLING, "moe_encdec", "data", None),
+    (SAMPLING, "moe_encdec", "experts", None),
+]
+# How an image's places see each other, and a mesh.
+IMAGES = {
     "one device": ("full", ""),
-    "data": ("full", "data:4"),
-    "tensor": ("full", "model:2"),
-    "both": ("local_2d", "data:2;model:2"),
+    "data and tensor": ("full", "data:2;model:2"),
     "length-sharded": ("local_1d", "all:4"),
     "length-sharded and both": ("local_1d", "data:2;all:2;model:2"),
-    "rows": ("local_2d", "rows:2"),
+    "both": ("local_2d", "data:2;model:2"),
     "spatial": ("local_2d", "rows:2;columns:2"),
 }
-GIVEN = [0, 5, 9, 1]  # values of each picture
-
-
-def some_slow(layouts: Iterable[str]) -> list:
-    """All of them, as parameters of a test."""
-    quick = ("both", "length-sharded", "spatial")
-    return [pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in layouts]
+GIVEN = [0, 5, 9, 1]  # values of each image
 
 
 def requests(name: str) -> list[Request]:
@@ -55,87 +78,83 @@ def decoder(name: str, options: str, layout: str, xla: bool | None = None) -> De
     chosen = DecodeOptions.parse(f"{options},batch_size={len(PREFIXES)}")
     mesh_shape, rules = LAYOUTS[layout]
     model = FAMILIES[name].make(**CHANGES[name])
-    return Decoder.of_model(model, chosen, mesh_shape=mesh_shape, layout=rules, xla=xla)
+    return Decoder.from_model(model, chosen, mesh_shape=mesh_shape, layout=rules, xla=xla)
 
 
-def most_probable(
+def assert_greedy(
+    found: list[list[Hypothesis]],
     logits_of: Callable[[np.ndarray], tf.Tensor],
     prefixes: list[list[int]],
     length: int,
-    count: int,
     end: int,
-) -> list[list[int]]:
-    """What greedy decoding writes, by its definition: all logits again for each symbol.
+) -> None:
+    """Each token, and the end, is the most probable one after those before it.
 
     Args:
-      logits_of: symbols [rows, length] -> [rows, length, at least `count`].
+      found: what was decoded.
+      logits_of: tokens [rows, length] -> [rows, length, tokens there are].
       prefixes: how each row begins.
       length: of the rows.
-      count: how many symbols there are.
       end: what ends a row.
     """
-    rows = [list(prefix) for prefix in prefixes]
-    for size in range(length):
-        symbols = np.array([row + [0] * (length - len(row)) for row in rows])
-        logits = logits_of(symbols).numpy()
-        for row, logits_of_row in zip(rows, logits, strict=True):
-            if len(row) == size and end not in row:
-                row.append(int(logits_of_row[size, :count].argmax()))
-    written = [row[len(prefix) :] for row, prefix in zip(rows, prefixes, strict=True)]
-    return [row[: row.index(end)] if end in row else row for row in written]
+    written = [row[0].tokens for row in found]
+    rows = [[*prefix, *tokens] for prefix, tokens in zip(prefixes, written, strict=True)]
+    padded = np.array([row + [0] * (length - len(row)) for row in rows])
+    best = logits_of(padded).numpy().argmax(-1)
+    for prefix, tokens, chosen in zip(prefixes, written, best, strict=True):
+        expected = [*tokens, end][: length - len(prefix)]
+        assert chosen[len(prefix) :][: len(expected)].tolist() == expected
+    assert len({tuple(tokens) for tokens in written}) == len(written)
 
 
 @functools.cache
-def wanted(name: str) -> list[list[int]]:
-    family = FAMILIES[name]
-    params = float64_params(loss_program(family, with_gradients=False))
+def params(name: str) -> dict[str, tf.Tensor]:
+    return float64_params(loss_program(FAMILIES[name], with_gradients=False))
+
+
+def assert_greedy_text(found: list[list[Hypothesis]], name: str) -> None:
     inputs = np.array([row + [0] * (LENGTH - len(row)) for row in INPUTS])
-    places = np.tile(np.arange(LENGTH), (len(PREFIXES), 1))
-    fed = {"inputs": inputs, "inputs_segmentation": np.sign(inputs), "inputs_position": places}
-    one_segment = np.ones_like(places)
+    positions = np.tile(np.arange(LENGTH), (len(PREFIXES), 1))
+    features = {
+        "inputs": inputs,
+        "inputs_segmentation": np.sign(inputs),
+        "inputs_position": positions,
+        "targets_segmentation": np.ones_like(positions),
+        "targets_position": positions,
+    }
 
-    def logits(symbols):
-        made = Reference(params, family.hparams(**CHANGES[name]))
-        read = made.encoder_decoder if "encdec" in name else made.language_model
-        of_targets = {"targets_segmentation": one_segment, "targets_position": places}
-        return read({**fed, **of_targets, "targets": symbols})
+    def logits(tokens):
+        reference = Reference(params(name), FAMILIES[name].hparams(**CHANGES[name]))
+        read = reference.encoder_decoder if "encdec" in name else reference.language_model
+        return read({**features, "targets": tokens})[..., :VOCAB_SIZE]
 
-    return most_probable(logits, PREFIXES, LENGTH, VOCAB_SIZE, END)
+    assert_greedy(found, logits, PREFIXES, LENGTH, END)
 
 
-@pytest.mark.parametrize("layout", some_slow(LAYOUTS))
-@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize(("name", "layout"), GREEDY)
 def test_greedy_decodes_are_those_of_the_description(name, layout):
-    found = decoder(name, "beam_size=1", layout)(requests(name))
-    assert [row[0].symbols for row in found] == wanted(name)
-    assert len({tuple(symbols) for symbols in wanted(name)}) == len(PREFIXES)
+    assert_greedy_text(decoder(name, "beam_size=1", layout)(requests(name)), name)
 
 
-@pytest.mark.parametrize("layout", some_slow(["both", "context and both", "experts"]))
-@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize(("name", "layout"), COMPILED)
 def test_greedy_decodes_are_the_same_where_xla_compiles_them(name, layout):
-    found = decoder(name, "beam_size=1", layout, xla=True)(requests(name))
-    assert [row[0].symbols for row in found] == wanted(name)
+    assert_greedy_text(decoder(name, "beam_size=1", layout, xla=True)(requests(name)), name)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CHANGES)
-@pytest.mark.parametrize("how", ["beam_size=3,return_beams=true", "temperature=1"])
-def test_any_layout_gives_the_same_beams_and_draws(how, name):
+@functools.cache
+def on_one_device(name: str, options: str) -> list[list[Hypothesis]]:
+    return decoder(name, options, "one device")(requests(name))
+
+
+@pytest.mark.parametrize(("how", "name", "layout", "xla"), SEARCHED)
+def test_any_layout_gives_the_same_beams_and_samples(how, name, layout, xla):
     options = f"{how},extra_length=6"
-    alone = decoder(name, options, "one device")(requests(name))
-    for layout, xla in (
-        ("data", None),
-        ("tensor", None),
-        ("both", None),
-        ("both", True),
-        ("experts", None),
-    ):
-        split = decoder(name, options, layout, xla)(requests(name))
-        for ours, theirs in zip(split, alone, strict=True):
-            assert [h.symbols for h in ours] == [h.symbols for h in theirs]
-            scores = [h.score for h in theirs]
-            np.testing.assert_allclose([h.score for h in ours], scores, rtol=1e-4, atol=1e-4)
+    alone = on_one_device(name, options)
+    split = decoder(name, options, layout, xla)(requests(name))
+    for ours, theirs in zip(split, alone, strict=True):
+        assert [h.tokens for h in ours] == [h.tokens for h in theirs]
+        scores = [h.score for h in theirs]
+        np.testing.assert_allclose([h.score for h in ours], scores, rtol=1e-4, atol=1e-4)
 
 
 def image_decoder(
@@ -143,56 +162,46 @@ def image_decoder(
 ) -> Decoder:
     model = MtfImageTransformer(image.make(attention_type), {"targets": image.LEVELS})
     chosen = DecodeOptions.parse(f"{options},eos_id=-1,batch_size={len(GIVEN)}")
-    return Decoder.of_model(model, chosen, mesh_shape=mesh_shape, layout=image.SPLIT, xla=xla)
+    return Decoder.from_model(model, chosen, mesh_shape=mesh_shape, layout=image.SPLIT, xla=xla)
 
 
-def begun_pictures() -> list[list[int]]:
+def begun_images() -> list[list[int]]:
     values = np.random.default_rng(0).integers(image.LEVELS, size=[len(GIVEN), image.LENGTH])
     return [row[:size].tolist() for row, size in zip(values, GIVEN, strict=True)]
 
 
 @functools.cache
-def wanted_pictures(attention_type: str) -> list[list[int]]:
+def image_params(attention_type: str) -> dict[str, tf.Tensor]:
     shape = (len(GIVEN), *image.SHAPE)
     batch = {"targets": np.zeros(shape, np.int32), "weights": np.ones(len(GIVEN), np.float32)}
     hparams, levels = image.make(attention_type), image.LEVELS
-    program = image_loss_program("mtf_image_transformer", hparams, batch, levels=levels)
-    params = float64_params(program)
-    return most_probable(
-        lambda values: image.reference_logits(params, values, attention_type),
-        begun_pictures(),
-        image.LENGTH,
-        levels,
-        end=-1,
-    )
+    program = image_loss_program("mtf_image_transformer", hparams, batch, "", "", False, levels)
+    return float64_params(program)
 
 
-def greedy_pictures(layout: str, xla: bool | None = None) -> list[list[int]]:
-    attention_type, mesh_shape = PICTURES[layout]
-    begun = [Request(row, limit=image.LENGTH - len(row)) for row in begun_pictures()]
-    found = image_decoder("beam_size=1", attention_type, mesh_shape, xla)(begun)
-    return [row[0].symbols for row in found]
+@pytest.mark.parametrize(
+    ("layout", "xla"),
+    [*((layout, None) for layout in IMAGES), ("length-sharded", True), ("spatial", True)],
+)
+def test_greedy_images_are_those_of_the_description(layout, xla):
+    attention_type, mesh_shape = IMAGES[layout]
+    begun = begun_images()
+    requests = [Request(row, limit=image.LENGTH - len(row)) for row in begun]
+    found = image_decoder("beam_size=1", attention_type, mesh_shape, xla)(requests)
+
+    def logits(values):
+        all_logits = image.reference_logits(image_params(attention_type), values, attention_type)
+        return all_logits[..., : image.LEVELS]
+
+    assert_greedy(found, logits, begun, image.LENGTH, end=-1)
 
 
-@pytest.mark.parametrize("layout", some_slow(PICTURES))
-def test_greedy_pictures_are_those_of_the_description(layout):
-    assert greedy_pictures(layout) == wanted_pictures(PICTURES[layout][0])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("layout", ["length-sharded and both", "spatial"])
-def test_greedy_pictures_are_the_same_where_xla_compiles_them(layout):
-    assert greedy_pictures(layout, xla=True) == wanted_pictures(PICTURES[layout][0])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("layout", ["length-sharded", "spatial"])
-def test_any_layout_draws_the_same_pictures(layout):
-    attention_type, mesh_shape = PICTURES[layout]
-    whole = [Request(limit=image.LENGTH)] * len(GIVEN)
-    alone = image_decoder("temperature=1", attention_type, "")(whole)
-    split = image_decoder("temperature=1", attention_type, mesh_shape)(whole)
-    assert [row[0].symbols for row in split] == [row[0].symbols for row in alone]
+def test_any_layout_samples_the_same_images():
+    attention_type, mesh_shape = IMAGES["spatial"]
+    requests = [Request(limit=image.LENGTH)] * len(GIVEN)
+    alone = image_decoder("temperature=1", attention_type, "")(requests)
+    split = image_decoder("temperature=1", attention_type, mesh_shape)(requests)
+    assert [row[0].tokens for row in split] == [row[0].tokens for row in alone]
 
 
 def test_every_model_that_writes_is_here():

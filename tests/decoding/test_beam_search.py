@@ -20,7 +20,7 @@ LAYOUTS = [
 
 
 def decode(options: str, mesh_shape: str = "", layout: str = "", limit: int = LIMIT, **more):
-    decoder = Decoder.of_model(
+    decoder = Decoder.from_model(
         TableModel(), DecodeOptions.parse(options), mesh_shape=mesh_shape, layout=layout, **more
     )
     return decoder([Request(prefix, limit=limit) for prefix in PREFIXES])
@@ -34,9 +34,9 @@ def test_a_beam_as_wide_as_all_sequences_finds_the_best_of_all(alpha, min_length
     )
     for prefix, hypotheses in zip(PREFIXES, found, strict=True):
         wanted = ended_sequences(LIMIT, alpha, prefix, min_length)[:300]
-        assert [h.symbols for h in hypotheses] == [symbols for _, symbols in wanted]
+        assert [h.tokens for h in hypotheses] == [tokens for _, tokens in wanted]
         np.testing.assert_allclose([h.score for h in hypotheses], [s for s, _ in wanted], rtol=1e-5)
-        sums = [log_prob([*h.symbols, EOS], prefix) for h in hypotheses]
+        sums = [log_prob([*h.tokens, EOS], prefix) for h in hypotheses]
         np.testing.assert_allclose([h.log_prob for h in hypotheses], sums, rtol=1e-5)
         assert all(h.has_ended for h in hypotheses)
 
@@ -46,31 +46,31 @@ def test_any_layout_gives_the_same_beams(mesh_shape, layout):
     options = "beam_size=3,return_beams=true,batch_size=4"
     wanted, found = decode(options), decode(options, mesh_shape, layout)
     for ours, theirs in zip(found, wanted, strict=True):
-        assert [h.symbols for h in ours] == [h.symbols for h in theirs]
+        assert [h.tokens for h in ours] == [h.tokens for h in theirs]
         np.testing.assert_allclose([h.score for h in ours], [h.score for h in theirs], rtol=1e-5)
 
 
 def test_the_best_alone_is_the_first_of_all():
     every = decode("beam_size=3,return_beams=true", limit=12)
     best = decode("beam_size=3", limit=12)
-    assert [[h.symbols for h in row] for row in best] == [[row[0].symbols] for row in every]
+    assert [[h.tokens for h in row] for row in best] == [[row[0].tokens] for row in every]
 
 
 def test_a_row_that_cannot_end_gives_what_it_has():
     found = decode("beam_size=2,eos_id=-1,return_beams=true")
     for prefix, hypotheses in zip(PREFIXES, found, strict=True):
-        assert [len(h.symbols) for h in hypotheses] == [LIMIT, LIMIT]
+        assert [len(h.tokens) for h in hypotheses] == [LIMIT, LIMIT]
         assert not any(h.has_ended for h in hypotheses)
         np.testing.assert_allclose(
             [h.log_prob for h in hypotheses],
-            [log_prob(h.symbols, prefix) for h in hypotheses],
+            [log_prob(h.tokens, prefix) for h in hypotheses],
             rtol=1e-5,
         )
 
 
 def test_each_row_has_a_limit_of_its_own():
-    decoder = Decoder.of_model(TableModel(), DecodeOptions(beam_size=300))
+    decoder = Decoder.from_model(TableModel(), DecodeOptions(beam_size=300))
     limits = [1, 2, 3, 4]
     found = decoder([Request(limit=limit) for limit in limits])
     wanted = [ended_sequences(limit, 0.6)[0][1] for limit in limits]
-    assert [row[0].symbols for row in found] == wanted
+    assert [row[0].tokens for row in found] == wanted

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import t2tp
 from t2tp.decoding import DecodeOptions, Decoder, Request, decode
 from t2tp.decoding.decoder import round_up
-from t2tp.decoding.rows import row_features, row_keys
+from t2tp.decoding.prompt_batch import (
+    ROW_FEATURES,
+    pad,
+    prompt_arrays,
+    row_features,
+    row_keys,
+    sequence_arrays,
+)
 from t2tp.hparam import HParams
 from tests.decoding.table_model import EOS, LOGITS, TableModel
 
@@ -39,7 +47,7 @@ def test_the_loop_ends_when_all_rows_have_ended(options, mesh_shape, layout):
     outputs = program(fed)
     assert outputs["steps"] <= 4
     np.testing.assert_array_equal(outputs["sizes"][:, 0], [2, 2])
-    fed["limits"] = np.array([0, 1])  # a row that is none, and one of a symbol
+    fed["limits"] = np.array([0, 1])  # a row that is none, and one of a token
     outputs = program(fed)
     assert outputs["steps"] == 1
     # Beam search prefers a sequence that ends at once to one without an end.
@@ -47,16 +55,16 @@ def test_the_loop_ends_when_all_rows_have_ended(options, mesh_shape, layout):
 
 
 def test_rows_come_back_in_their_order():
-    decoder = Decoder.of_model(TableModel(), GREEDY)
+    decoder = Decoder.from_model(TableModel(), GREEDY)
     requests = [Request([2] * size) for size in (9, 1, 30, 4, 0, 17, 2)]
     together = decoder(requests)
     assert together == [decoder([request])[0] for request in requests]
-    assert len({tuple(row[0].symbols) for row in together}) > 1
+    assert len({tuple(row[0].tokens) for row in together}) > 1
 
 
 def test_what_is_drawn_for_a_row_does_not_depend_on_the_others():
     options = DecodeOptions(temperature=1.0, extra_length=5, batch_size=2)
-    decoder = Decoder.of_model(TableModel(), options)
+    decoder = Decoder.from_model(TableModel(), options)
     first, *_ = decoder([Request([3]), Request([2]), Request([4, 4])])
     assert first == decoder([Request([3])])[0]
 
@@ -64,15 +72,15 @@ def test_what_is_drawn_for_a_row_does_not_depend_on_the_others():
 def test_rows_are_kept_to_the_length_of_the_model():
     model = TableModel(always_ending_after(0))
     model.hparams = HParams(max_length=6)
-    decoder = Decoder.of_model(model, GREEDY)
+    decoder = Decoder.from_model(model, GREEDY)
     found = decoder([Request([2] * size) for size in (0, 4, 6)])
-    assert [len(row[0].symbols) for row in found] == [5, 2, 0]
-    with pytest.raises(ValueError, match="row 1: its prefix are 7 symbols.*max_length is 6"):
+    assert [len(row[0].tokens) for row in found] == [5, 2, 0]
+    with pytest.raises(ValueError, match="row 1: its prefix are 7 tokens.*max_length is 6"):
         decoder([Request(), Request([2] * 7)])
 
 
 def test_rows_with_and_without_inputs_are_not_mixed():
-    decoder = Decoder.of_model(TableModel(), GREEDY)
+    decoder = Decoder.from_model(TableModel(), GREEDY)
     with pytest.raises(ValueError, match="some rows have inputs"):
         decoder([Request(), Request(inputs=[2])])
 
@@ -81,6 +89,30 @@ def test_lengths_are_few_and_not_much_too_long():
     rounded = [round_up(size) for size in range(1, 1000)]
     assert len(set(rounded)) < 18
     assert all(size <= up <= max(8, 1.5 * size) for size, up in enumerate(rounded, start=1))
+
+
+@pytest.mark.parametrize("convert", [np.asarray, tf.constant], ids=["numpy", "tensorflow"])
+def test_prompts_and_inputs_are_laid_out_alike_on_the_host_and_in_a_graph(convert):
+    sequences = [[7, 8, 9], [], [5]]
+    tokens, sizes = map(convert, pad(sequences, rows=4, length=3))
+    limits, keys = convert(np.int32([0, 3, 2, 0])), convert(np.arange(4))
+    given = prompt_arrays(tokens, sizes, limits, keys, 3) | sequence_arrays("inputs", tokens, sizes)
+    features = row_features(batch=4, length=3, prefix_length=3, inputs_length=3)
+    assert {name: (tuple(x.shape), x.dtype) for name, x in given.items()} == {
+        name: (tuple(f.shape.to_integer_list), f.dtype) for name, f in features.items()
+    }
+    for name, expected in {
+        "prefix": tokens,
+        "previous": [9, 0, 5, 0],
+        "positions": [2, 0, 1, 0],  # The first row is full.
+        "inputs": tokens,
+        "inputs_segmentation": [[1, 1, 1], [0, 0, 0], [1, 0, 0], [0, 0, 0]],
+        "inputs_position": [[0, 1, 2], [0, 0, 0], [0, 0, 0], [0, 0, 0]],
+    }.items():
+        np.testing.assert_array_equal(given[name], expected, err_msg=name)
+    without = prompt_arrays(tokens[:, :0], convert(np.zeros([4], np.int32)), limits, keys, 3)
+    assert set(without) == set(ROW_FEATURES)
+    assert not np.any(without["previous"]) and not np.any(without["positions"])
 
 
 def test_keys_of_rows_differ():

@@ -30,7 +30,7 @@ def test_the_loop_carries_what_the_shapes_say(options, beam):
 
 def peak(length: int) -> int:
     """The most memory of any of four processes with a device each, on 2x2."""
-    launch = ["t2tp.trainer.t2tp_launch", "-n", str(DEVICES), sys.executable, "-m"]
+    launch = ["t2tp.trainer.cli", "t2tp_launch", "-n", str(DEVICES), sys.executable, "-m"]
     program = ["tests.decoding.slices_of_a_cache", str(length)]
     done = subprocess.run(
         [sys.executable, "-m", *launch, *program], capture_output=True, text=True, timeout=900

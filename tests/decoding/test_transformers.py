@@ -11,8 +11,8 @@ from t2tp.decoding import DecodeOptions, Decoder, Request
 from t2tp.decoding.scoring import Scorer
 from t2tp.hparam import HParams
 from t2tp.mesh.layout import Layout
-from t2tp.mesh.program import Program
 from t2tp.models.transformer_lm import TransformerLm
+from t2tp.program.program import Program
 
 assert t2tp.hparams  # Importing them registers them.
 VOCAB = 30
@@ -28,13 +28,13 @@ def small(name: str) -> HParams:
 
 def decoder(options: str) -> Decoder:
     model = TransformerLm(small("transformer_lm_tiny"), {"targets": VOCAB})
-    return Decoder.of_model(model, DecodeOptions.parse(options), seed=1)
+    return Decoder.from_model(model, DecodeOptions.parse(options), seed=1)
 
 
 @pytest.mark.parametrize("options", ["beam_size=1", "beam_size=2"])
 def test_a_prompt_as_long_as_the_model_is_left_as_it_is(options):
     full, other = decoder(f"{options},batch_size=2")([Request([2] * 24), Request([2] * 23)])
-    assert full[0].symbols == [] and len(other[0].symbols) <= 1
+    assert full[0].tokens == [] and len(other[0].tokens) <= 1
 
 
 @pytest.mark.parametrize(("mesh_shape", "layout"), [("", ""), ("data:2", "batch:data")])
@@ -49,7 +49,7 @@ def test_what_is_written_has_the_score_that_the_loss_gives_it(mesh_shape, layout
 
         return Program(step, features, mesh_shape=mesh_shape, layout=layout, seed=1)(batch)
 
-    targets = [h.symbols + [1] * h.has_ended for h in found]
+    targets = [h.tokens + [1] * h.has_ended for h in found]
     scorer = Scorer(evaluate, Layout(mesh_shape, layout), max_length=24)
     np.testing.assert_allclose(
         list(scorer.iterate(targets)), [h.log_prob for h in found], rtol=1e-4

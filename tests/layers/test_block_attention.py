@@ -1,4 +1,4 @@
-"""Attention in blocks of a sequence or a picture, as a layer: whole, begun and step by step."""
+"""Attention in blocks of a sequence or an image, as a layer: whole, begun and step by step."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from t2tp import mtf
-from t2tp.layers.attention import Sequence
+from t2tp.layers.attention import SequenceInfo
 from t2tp.layers.block_attention import BlockAttention
 from t2tp.layers.heads import Heads
 from tests.layers.running import run
@@ -60,10 +60,10 @@ def test_it_is_its_formula_and_steps_go_on_from_any_place(kind, kv_heads, mesh_s
         positions = mtf.zeros(x.mesh, mtf.Shape(x.shape.dims[:1] + space), tf.int32)
         state = {}
         begun = attention.begin(
-            x, Sequence(positions), mtf.Dimension("length", length), state, "it"
+            x, SequenceInfo(positions), mtf.Dimension("length", length), state, "it"
         )
         return {
-            "whole": attention.attend(x, Sequence(positions), training=True),
+            "whole": attention.attend(x, SequenceInfo(positions), training=True),
             "begun": begun,
             "step": attention.step(at, here, state, "it"),
         }

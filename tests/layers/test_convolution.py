@@ -13,7 +13,7 @@ from t2tp.layers.convolution import BatchNorm, Convolution
 SHAPE = "batch:4;height:8;width:6;channels:4"
 
 
-def pictures(seed=0):
+def images(seed=0):
     return np.random.default_rng(seed).normal(1.0, 2.0, size=(4, 8, 6, 4)).astype(np.float32)
 
 
@@ -36,14 +36,14 @@ def test_batch_norm_remembers_and_serves_what_keras_does(mesh_shape, layout):
     )
     keras = tf.keras.layers.BatchNormalization(momentum=0.9, epsilon=1e-3)
     for seed in range(3):
-        y, wanted = training({"x": pictures(seed)})["y"], keras(pictures(seed), training=True)
+        y, wanted = training({"x": images(seed)})["y"], keras(images(seed), training=True)
         np.testing.assert_allclose(y, wanted, atol=1e-5)
     values = {v.spec.name: v.numpy() for v in training.variables}
     np.testing.assert_allclose(values["moving_mean"], keras.moving_mean, rtol=1e-5)
     np.testing.assert_allclose(values["moving_variance"], keras.moving_variance, rtol=1e-5)
     for _ in range(2):  # An evaluation leaves them as they are.
-        y = evaluation({"x": pictures(7)})["y"]
-        np.testing.assert_allclose(y, keras(pictures(7), training=False), atol=1e-5)
+        y = evaluation({"x": images(7)})["y"]
+        np.testing.assert_allclose(y, keras(images(7), training=False), atol=1e-5)
 
 
 def test_no_gradient_changes_the_averages():
@@ -67,5 +67,5 @@ def test_a_convolution_may_keep_the_name_of_its_channels(layout):
     values = {v.spec.name: v.numpy() for v in program.variables}
     assert values["filters"].shape == (3, 3, 4, 8)
     assert values["filters"].std() == pytest.approx((2 / (9 * 8)) ** 0.5, rel=0.1)
-    wanted = tf.nn.conv2d(pictures(), values["filters"], 2, "SAME") + values["bias"]
-    np.testing.assert_allclose(program({"x": pictures()})["y"], wanted, atol=1e-5)
+    wanted = tf.nn.conv2d(images(), values["filters"], 2, "SAME") + values["bias"]
+    np.testing.assert_allclose(program({"x": images()})["y"], wanted, atol=1e-5)

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import t2tp
 from t2tp import mtf
-from t2tp.layers.mixture_of_experts import MixtureOfExperts, Routing
+from t2tp.layers.mixture_of_experts import MixtureOfExperts, RoutingConfig
 from tests.layers.running import run
 
 BATCH, LENGTH, D_MODEL, EXPERTS, D_FF = 8, 6, 8, 4, 12
@@ -33,31 +33,31 @@ LAYOUTS = [
     ),
 ]
 ROUTINGS = {
-    "switch": Routing(EXPERTS, "top_1", 1.0, 4.0),
-    "gshard": Routing(EXPERTS, "top_2", 0.75, 4.0),
-    "expert_choice": Routing(EXPERTS, "expert_choice", 0.6, 4.0),
-    "small_groups": Routing(EXPERTS, "top_1", 1.0, 4.0, group_size=3),
-    "large_groups": Routing(EXPERTS, "top_2", 0.75, 4.0, group_size=12),
-    "small_groups_choose": Routing(EXPERTS, "expert_choice", 0.6, 4.0, group_size=3),
+    "switch": RoutingConfig(EXPERTS, "top_1", 1.0, 4.0),
+    "gshard": RoutingConfig(EXPERTS, "top_2", 0.75, 4.0),
+    "expert_choice": RoutingConfig(EXPERTS, "expert_choice", 0.6, 4.0),
+    "small_groups": RoutingConfig(EXPERTS, "top_1", 1.0, 4.0, group_size=3),
+    "large_groups": RoutingConfig(EXPERTS, "top_2", 0.75, 4.0, group_size=12),
+    "small_groups_choose": RoutingConfig(EXPERTS, "expert_choice", 0.6, 4.0, group_size=3),
 }
 
 
 def inputs():
     generator = np.random.default_rng(0)
-    is_real = np.arange(LENGTH)[None] < np.array([6, 6, 5, 3, 1, 0, 6, 6])[:, None]
+    token_mask = np.arange(LENGTH)[None] < np.array([6, 6, 5, 3, 1, 0, 6, 6])[:, None]
     return {
         "x": (
             f"batch:{BATCH};length:{LENGTH};d_model:{D_MODEL}",
             generator.normal(size=[BATCH, LENGTH, D_MODEL]),
         ),
-        "is_real": (f"batch:{BATCH};length:{LENGTH}", is_real.astype(int)),
+        "token_mask": (f"batch:{BATCH};length:{LENGTH}", token_mask.astype(int)),
     }
 
 
 def layer(routing, training=True, mlp="relu"):
-    def build(x, is_real):
+    def build(x, token_mask):
         experts = MixtureOfExperts(routing, mlp=mlp, d_ff=D_FF)
-        y, sums = experts(x, training, mtf.not_equal(is_real, 0))
+        y, sums = experts(x, training, mtf.not_equal(token_mask, 0))
         return {"y": y, **sums._asdict()}
 
     return build
@@ -70,9 +70,9 @@ def apply(variables, expert, token):
 
 def loop(routing, variables, training=True):
     """Group by group, token by token."""
-    x, is_real = (array for _, array in inputs().values())
+    x, token_mask = (array for _, array in inputs().values())
     size = routing.group_size or LENGTH
-    tokens, real = x.reshape(-1, size, D_MODEL), is_real.reshape(-1, size)
+    tokens, real = x.reshape(-1, size, D_MODEL), token_mask.reshape(-1, size)
     y = np.zeros_like(tokens)
     sums = dict.fromkeys(("load_balance", "router_z", "tokens", "choices", "dropped"), 0.0)
     factor = routing.capacity_factor_train if training else routing.capacity_factor_eval
@@ -146,7 +146,7 @@ def test_tokens_go_to_experts_by_one_all_to_all_and_back_by_another(name):
     d_model]."""
     routing = ROUTINGS[name]
 
-    def build(x, is_real):
+    def build(x, token_mask):
         y, _ = MixtureOfExperts(routing, mlp="relu", d_ff=D_FF)(x, True)
         return {"y": y}
 
@@ -167,7 +167,7 @@ OWN_AXIS = (
 def test_on_an_axis_of_their_own_they_do_so_too(name):
     routing = ROUTINGS[name]
 
-    def build(x, is_real):
+    def build(x, token_mask):
         y, _ = MixtureOfExperts(routing, mlp="relu", d_ff=D_FF)(x, True)
         return {"y": y}
 
@@ -182,7 +182,7 @@ def test_on_an_axis_of_their_own_they_do_so_too(name):
     [("gshard", ("data:4", "batch:data;experts:data")), ("small_groups", OWN_AXIS)],
 )
 def test_gradients_cost_two_more(name, mesh):
-    def build(x, is_real):
+    def build(x, token_mask):
         y, _ = MixtureOfExperts(ROUTINGS[name], mlp="relu", d_ff=D_FF)(x, True)
         (gradient,) = mtf.gradients([mtf.reduce_sum(mtf.square(y))], [x])
         return {"d": gradient}
@@ -192,7 +192,7 @@ def test_gradients_cost_two_more(name, mesh):
 
 
 def test_gates_reach_the_router():
-    def build(x, is_real):
+    def build(x, token_mask):
         y, sums = MixtureOfExperts(ROUTINGS["switch"], mlp="relu", d_ff=D_FF)(x, True)
         (router,) = [v for v in x.graph.trainable_variables if v.name == "router"]
         outputs = {"y": mtf.reduce_sum(y), "balance": sums.load_balance, "z": sums.router_z}
@@ -203,9 +203,9 @@ def test_gates_reach_the_router():
 
 
 def test_decoding_turns_nobody_away():
-    routing = Routing(EXPERTS, "top_1", 0.25, 0.25)
+    routing = RoutingConfig(EXPERTS, "top_1", 0.25, 0.25)
 
-    def build(x, is_real):
+    def build(x, token_mask):
         experts = MixtureOfExperts(routing, mlp="relu", d_ff=D_FF)
         whole = experts.decode(x)
         first = mtf.gather(x, mtf.constant(x.mesh, 0, dtype=tf.int32), x.shape.dims[1])
@@ -241,10 +241,10 @@ def test_experts_may_be_gated_networks():
 @pytest.mark.parametrize(
     ("routing", "message"),
     [
-        (Routing(4, "top_3"), "did you mean top_"),
-        (Routing(1, "top_2"), "at least 2 experts"),
-        (Routing(4, group_size=-1), "0 .a row. or above"),
-        (Routing(4, capacity_factor_train=0.0), "above 0"),
+        (RoutingConfig(4, "top_3"), "did you mean top_"),
+        (RoutingConfig(1, "top_2"), "at least 2 experts"),
+        (RoutingConfig(4, group_size=-1), "0 .a row. or above"),
+        (RoutingConfig(4, capacity_factor_train=0.0), "above 0"),
     ],
 )
 def test_what_cannot_work_is_refused(routing, message):
@@ -253,7 +253,7 @@ def test_what_cannot_work_is_refused(routing, message):
 
 
 def test_experts_that_choose_do_not_decode():
-    def build(x, is_real):
+    def build(x, token_mask):
         return {"y": MixtureOfExperts(ROUTINGS["expert_choice"], mlp="relu", d_ff=8).decode(x)}
 
     with pytest.raises(ValueError, match="take top_1 or top_2"):

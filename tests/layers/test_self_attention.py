@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from t2tp import mtf
-from t2tp.layers.attention import CrossAttention, Memory, SelfAttention, Sequence
+from t2tp.layers.attention import CrossAttention, Memory, SelfAttention, SequenceInfo
 from t2tp.layers.compressed_attention import CompressedSelfAttention
 from t2tp.layers.heads import Heads
 from t2tp.layers.positions import RelativePositions
 from tests.layers.running import not_zero, run
-from tests.ops.composed_attention import composed_attention
+from tests.ops.attention.composed_attention import composed_attention
 
 BATCH, LENGTH, D_MODEL, HEADS, D_KV = 4, 8, 16, 4, 8
 LAYOUTS = [
@@ -78,7 +78,7 @@ def layer(kv_heads=0, use_bias=False, buckets=0, **options):
         heads = Heads(HEADS, D_KV, num_kv_heads=kv_heads, use_bias=use_bias)
         bias = RelativePositions(buckets, 8)(x.mesh, heads.heads) if buckets else None
         attend = SelfAttention(heads, **options).attend
-        return {"y": attend(x, Sequence(positions, segments), False, bias)}
+        return {"y": attend(x, SequenceInfo(positions, segments), False, bias)}
 
     return build
 
@@ -108,7 +108,7 @@ def test_a_relative_bias_is_added_by_the_distance(causal):
 def test_dropout_changes_what_is_trained_with_only():
     def build(x, segments, positions, training):
         attention = SelfAttention(Heads(HEADS, D_KV), causal=True, dropout=0.5)
-        return {"y": attention.attend(x, Sequence(positions, segments), training)}
+        return {"y": attention.attend(x, SequenceInfo(positions, segments), training)}
 
     dropped, whole = (
         run(functools.partial(build, training=training), inputs())["y"]
@@ -150,7 +150,7 @@ def test_compressed_attention_sees_whole_blocks_of_one_segment(causal, kv_heads)
     def build(x, segments, positions):
         heads = Heads(HEADS, D_KV, num_kv_heads=kv_heads)
         attention = CompressedSelfAttention(heads, causal=causal, factor=factor)
-        return {"y": attention.attend(x, Sequence(positions, segments), False)}
+        return {"y": attention.attend(x, SequenceInfo(positions, segments), False)}
 
     for mesh_shape, layout in LAYOUTS:
         ran = run(build, inputs(), mesh_shape, layout)
@@ -187,8 +187,8 @@ def test_parameters_that_cannot_work_are_refused():
 def test_a_state_too_short_for_what_is_given_is_refused():
     def build(x, segments, positions):
         attention = SelfAttention(Heads(HEADS, D_KV), causal=True)
-        attention.begin(x, Sequence(positions), mtf.Dimension("length", 4), {}, "layer")
+        attention.begin(x, SequenceInfo(positions), mtf.Dimension("length", 4), {}, "layer")
         return {}
 
-    with pytest.raises(ValueError, match="8 symbols do not fit into the 4"):
+    with pytest.raises(ValueError, match="8 tokens do not fit into the 4"):
         run(build, inputs())

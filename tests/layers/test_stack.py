@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from t2tp import mtf
-from t2tp.layers.attention import SelfAttention, Sequence
+from t2tp.layers.attention import SelfAttention, SequenceInfo
 from t2tp.layers.dropout import Dropout
 from t2tp.layers.feed_forward import FeedForward
 from t2tp.layers.heads import Heads
-from t2tp.layers.mixture_of_experts import MixtureOfExperts, Routing
+from t2tp.layers.mixture_of_experts import MixtureOfExperts, RoutingConfig
 from t2tp.layers.normalization import Norm
-from t2tp.layers.passes import WholePass
+from t2tp.layers.passes import FullForward
 from t2tp.layers.stack import Layer, Residual, Stack
 from tests.layers.running import run
 
@@ -30,7 +30,7 @@ def layer(with_experts=False):
     attention = SelfAttention(Heads(2, 4), causal=True, dropout=0.2)
     network = FeedForward("relu", 16, dropout=0.2)
     if with_experts:
-        network = MixtureOfExperts(Routing(4), mlp="relu", d_ff=16)
+        network = MixtureOfExperts(RoutingConfig(4), mlp="relu", d_ff=16)
     return Layer(attention, network)
 
 
@@ -44,7 +44,7 @@ def trained_with(recompute, mesh_shape=""):
 
     def build(x, segments, positions):
         layers = [layer(), layer(with_experts=True)]
-        way = WholePass(Sequence(positions, segments), training=True)
+        way = FullForward(SequenceInfo(positions, segments), training=True)
         y, (sums,) = stack(layers, recompute=recompute)(x, way)
         loss = mtf.reduce_sum(mtf.square(y)) + sums.load_balance
         variables = x.graph.trainable_variables
@@ -80,7 +80,7 @@ def test_a_layer_computed_again_repeats_its_sums():
 
 def test_shared_layers_have_one_set_of_variables_and_know_their_number():
     def build(x, segments, positions, share):
-        way = WholePass(Sequence(positions, segments), training=False)
+        way = FullForward(SequenceInfo(positions, segments), training=False)
         y, _ = stack([layer(), layer(), layer()], share_layers=share)(x, way)
         return {"y": y}
 
@@ -94,7 +94,7 @@ def test_shared_layers_have_one_set_of_variables_and_know_their_number():
 
 def test_norms_come_before_the_blocks_or_after_them():
     def build(x, segments, positions, norm_position):
-        way = WholePass(Sequence(positions, segments), training=False)
+        way = FullForward(SequenceInfo(positions, segments), training=False)
         y, _ = stack([layer()], norm_position)(x, way)
         return {"y": y}
 

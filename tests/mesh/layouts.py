@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from t2tp import mtf
+from t2tp.lowering.lowering import all_operations
+from t2tp.lowering.operation import check_operation
 from t2tp.mesh.layout import Layout, LayoutError
-from t2tp.mesh.lowering import all_operations
 
 
 def dimension_names(graph: mtf.Graph) -> list[str]:
@@ -34,4 +35,4 @@ def _check(graph: mtf.Graph, layout: Layout) -> None:
         for tensor in op.outputs:
             layout.check(tensor.name, tensor.shape)
         if not isinstance(op, mtf.ImportLaidOutTensorOperation):
-            layout.check_operation(op)
+            check_operation(op, layout)

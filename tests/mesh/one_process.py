@@ -10,22 +10,18 @@ import os
 import signal
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
 
 import t2tp
 from t2tp import mtf
-from t2tp.checkpoint import latest
-from t2tp.mesh import loopback, peers
+from t2tp.mesh import coordination, loopback
 from t2tp.mesh.cluster import Cluster, connect
 from t2tp.models.transformer_lm import TransformerLm
 from t2tp.optim import apply_gradients
-from t2tp.trainer import checkpointing
-from tests.mesh.reaching import connects, own_address
-from tests.mesh.saving import save
 from tests.models import small_lm
+from tests.program.reaching import connects, own_address
 
 BATCH, D_IN, D_FF = mtf.Dimension("batch", 8), mtf.Dimension("d_in", 6), mtf.Dimension("d_ff", 12)
 X = np.random.default_rng(0).normal(size=(8, 6)).astype(np.float32)
@@ -76,7 +72,7 @@ def train(cluster: Cluster, mesh_shape: str, steps: int, directory: str | None =
     batch = OnlyOurPart()
     outputs = [trained({"x": batch}, step=k) for k in range(steps)]
     if directory is not None:
-        save(Path(directory), steps, trained.variables)
+        t2tp.save_checkpoint(directory, trained, steps)
     return {
         "losses": [float(each["loss"]) for each in outputs],
         "y": outputs[-1]["y"].tolist(),
@@ -89,9 +85,8 @@ def train(cluster: Cluster, mesh_shape: str, steps: int, directory: str | None =
 def resume(cluster: Cluster, mesh_shape: str, steps: int, directory: str) -> dict:
     """Losses of more steps after the checkpoint."""
     trained = program(cluster, mesh_shape)
-    saved = latest(directory)
-    checkpointing.restore(saved, trained.variables)
-    done = range(saved.step, saved.step + steps)
+    first = t2tp.restore_checkpoint(directory, trained)
+    done = range(first, first + steps)
     return {"losses": [float(trained({"x": X}, step=k)["loss"]) for k in done]}
 
 
@@ -121,8 +116,8 @@ def die(cluster: Cluster, mesh_shape: str, who: int, how: str) -> dict:
 def talk(cluster: Cluster) -> dict:
     """All processes say something three times; number 0 decides; number 2 announces something."""
     me = cluster.process_id
-    said = [cluster.exchange("greeting", f"{me}: {count}") for count in range(3)]
-    agreed = cluster.agree("decision", f"by {me}")
+    said = [cluster.process_allgather("greeting", f"{me}: {count}") for count in range(3)]
+    agreed = cluster.process_broadcast("decision", f"by {me}")
     if me == 2:
         cluster.peers.announce("from 2")
     deadline = time.monotonic() + 20
@@ -204,6 +199,6 @@ def main() -> None:
     """Runs a scenario; what it returns is printed."""
     scenario, options = sys.argv[1], json.loads(sys.argv[2])
     for name, seconds in options.pop("limits", {}).items():
-        setattr(peers, name, seconds)
+        setattr(coordination, name, seconds)
     cluster = connect(options.pop("processors", 4), **options.pop("connect", {}))
     print(json.dumps(SCENARIOS[scenario](cluster, **options)))

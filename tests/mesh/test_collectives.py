@@ -12,8 +12,8 @@ import tensorflow as tf
 from t2tp import mtf
 from t2tp.mesh.cluster import connect
 from t2tp.mesh.collectives import Collectives
-from t2tp.mesh.joint import JointProgram
 from t2tp.mesh.layout import Layout
+from t2tp.program.merged_program import MergedProgram
 
 LAYOUT = Layout("a:2;b:2;c:2")
 AXES = "abc"
@@ -28,34 +28,39 @@ def traced(fn, values, layout):
     def program(pnum, step, variables, features):
         del step, variables
         emitted.append(Collectives(layout.mesh_shape, cluster.devices, pnum))
-        return {"y": fn(emitted[0], *features)}
+        return fn(emitted[0], dict(zip(values, features, strict=True)))
 
     scalars = [tf.TensorSpec([], tf.int32), tf.TensorSpec([], tf.int64)]
-    part = tf.TensorSpec(values[0].shape, values[0].dtype)
-    return cluster, program.get_concrete_function(*scalars, [], [part]), emitted[0]
+    specs = [tf.TensorSpec(x[0].shape, x[0].dtype) for x in values.values()]
+    return cluster, program.get_concrete_function(*scalars, [], specs), emitted[0]
 
 
 def apart(fn, values, layout=LAYOUT):
-    """`fn(collectives, x)` on eight devices at once, device i with x = values[i]."""
+    """`fn(collectives, x)` on eight devices at once, device i with x = {name: values[name][i]}.
+
+    Many collectives in one program take hardly longer than one: `fn` returns tensors by name.
+    """
     cluster, concrete, _ = traced(fn, values, layout)
 
     def call(pnum):
         with tf.device(cluster.devices[pnum]):
-            given = [tf.constant(pnum), tf.constant(0, tf.int64), [], [tf.constant(values[pnum])]]
-            return concrete(*given)["y"].numpy()
+            features = [tf.constant(x[pnum]) for x in values.values()]
+            outputs = concrete(tf.constant(pnum), tf.constant(0, tf.int64), [], features)
+            return {name: y.numpy() for name, y in outputs.items()}
 
     with ThreadPoolExecutor(8) as threads:
         return list(threads.map(call, range(8)))
 
 
-def jointly(fn, values, layout=LAYOUT):
+def merged(fn, values, layout=LAYOUT):
     """The same as one program."""
     cluster, concrete, collectives = traced(fn, values, layout)
-    joint = JointProgram(concrete, collectives.groups, [], cluster)
-    return [outputs["y"].numpy() for outputs in joint(0, [[tf.constant(x)] for x in values])]
+    program = MergedProgram(concrete, collectives.groups, [], cluster)
+    features = [[tf.constant(x[pnum]) for x in values.values()] for pnum in range(8)]
+    return [{name: y.numpy() for name, y in outputs.items()} for outputs in program(0, features)]
 
 
-@pytest.fixture(params=[apart, jointly], ids=lambda how: how.__name__)
+@pytest.fixture(params=[apart, merged], ids=lambda how: how.__name__)
 def run_everywhere(request):
     return request.param
 
@@ -78,72 +83,106 @@ def random_values(shape, dtype=np.float32):
 
 
 ALL_AXES = [axes for n in (1, 2, 3) for axes in itertools.combinations(range(3), n)]
+REDUCTIONS = {"Add": np.sum, "Max": np.max, "Min": np.min}
 
 
-@pytest.mark.parametrize("axes", ALL_AXES)
-@pytest.mark.parametrize(
-    ("merge_op", "reduction"), [("Add", np.sum), ("Max", np.max), ("Min", np.min)]
-)
-def test_allreduce(run_everywhere, axes, merge_op, reduction):
+def test_allreduce(run_everywhere):
     values = random_values([3, 5])
-    results = run_everywhere(lambda c, x: c.allreduce(x, axes, merge_op), values)
+    cases = {f"{op} {axes}": (axes, op) for axes in ALL_AXES for op in REDUCTIONS}
+    results = run_everywhere(
+        lambda c, x: {name: c.allreduce(x["x"], *case) for name, case in cases.items()},
+        {"x": values},
+    )
     for pnum, result in enumerate(results):
-        wanted = reduction([values[p] for p in group_of(pnum, axes)], axis=0)
-        np.testing.assert_array_equal(result, wanted)
+        for name, (axes, op) in cases.items():
+            wanted = REDUCTIONS[op]([values[p] for p in group_of(pnum, axes)], axis=0)
+            np.testing.assert_array_equal(result[name], wanted, err_msg=name)
 
 
-@pytest.mark.parametrize("shape", [[], [1], [7], [1023], [1024], [2, 513]])
 @pytest.mark.parametrize("dtype", [np.float32, np.int32, tf.bfloat16.as_numpy_dtype])
-def test_allreduce_of_any_size_and_type(run_everywhere, shape, dtype):
-    values = random_values(shape, dtype)
-    results = run_everywhere(lambda c, x: c.allreduce(x, [0, 1, 2], "Add"), values)
-    wanted = np.sum([v.astype(np.float32) for v in values], axis=0)
-    for result in results:
-        np.testing.assert_array_equal(result.astype(np.float32), wanted)
+def test_allreduce_of_any_size(run_everywhere, dtype):
+    shapes = ([], [1], [7], [1023], [1024], [2, 513])
+    values = {str(shape): random_values(shape, dtype) for shape in shapes}
+    results = run_everywhere(
+        lambda c, given: {name: c.allreduce(x, [0, 1, 2], "Add") for name, x in given.items()},
+        values,
+    )
+    for name, parts in values.items():
+        wanted = np.sum([part.astype(np.float32) for part in parts], axis=0)
+        for result in results:
+            np.testing.assert_array_equal(result[name].astype(np.float32), wanted, err_msg=name)
 
 
-@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.uint16, np.uint32, np.uint64])
-@pytest.mark.parametrize(("merge_op", "reduction"), [("Add", np.sum), ("Max", np.max)])
-def test_integers_that_tensorflow_does_not_reduce(run_everywhere, dtype, merge_op, reduction):
-    values = [np.array([pnum, np.iinfo(dtype).max - pnum], dtype) for pnum in range(8)]
-    results = run_everywhere(lambda c, x: c.allreduce(x, [0, 1, 2], merge_op), values)
-    wanted = reduction(values, axis=0, dtype=dtype) if merge_op == "Add" else np.max(values, axis=0)
-    for result in results:
-        np.testing.assert_array_equal(result, wanted)
+def test_integers_that_tensorflow_does_not_reduce(run_everywhere):
+    values = {
+        dtype: [np.array([pnum, np.iinfo(dtype).max - pnum], dtype) for pnum in range(8)]
+        for dtype in ("int8", "uint8", "int16", "uint16", "uint32", "uint64")
+    }
+    results = run_everywhere(
+        lambda c, given: {
+            f"{op} {dtype}": c.allreduce(x, [0, 1, 2], op)
+            for dtype, x in given.items()
+            for op in ("Add", "Max")
+        },
+        values,
+    )
+    for dtype, parts in values.items():
+        for result in results:
+            wanted = np.sum(parts, axis=0, dtype=dtype)
+            np.testing.assert_array_equal(result[f"Add {dtype}"], wanted, strict=True)
+            np.testing.assert_array_equal(result[f"Max {dtype}"], np.max(parts, axis=0))
 
 
-@pytest.mark.parametrize("axis", range(3))
-@pytest.mark.parametrize("concat_axis", [0, 1])
-def test_allgather(run_everywhere, axis, concat_axis):
+def test_allgather(run_everywhere):
     values = random_values([2, 3])
-    results = run_everywhere(lambda c, x: c.allgather(x, axis, concat_axis), values)
+    cases = {f"{axis} {concat}": (axis, concat) for axis in range(3) for concat in (0, 1)}
+    results = run_everywhere(
+        lambda c, x: {name: c.allgather(x["x"], *case) for name, case in cases.items()},
+        {"x": values},
+    )
     for pnum, result in enumerate(results):
-        group = [values[p] for p in group_of(pnum, [axis])]
-        np.testing.assert_array_equal(result, np.concatenate(group, concat_axis))
+        for name, (axis, concat_axis) in cases.items():
+            group = [values[p] for p in group_of(pnum, [axis])]
+            wanted = np.concatenate(group, concat_axis)
+            np.testing.assert_array_equal(result[name], wanted, err_msg=name)
 
 
-@pytest.mark.parametrize("axis", range(3))
-@pytest.mark.parametrize(("split_axis", "concat_axis"), [(0, 1), (1, 0), (0, 0)])
-def test_alltoall(run_everywhere, axis, split_axis, concat_axis):
+def test_alltoall(run_everywhere):
     values = random_values([4, 6])
-    results = run_everywhere(lambda c, x: c.alltoall(x, axis, split_axis, concat_axis), values)
+    cases = {
+        f"{axis} {split} {concat}": (axis, split, concat)
+        for axis in range(3)
+        for split, concat in ((0, 1), (1, 0), (0, 0))
+    }
+    results = run_everywhere(
+        lambda c, x: {name: c.alltoall(x["x"], *case) for name, case in cases.items()},
+        {"x": values},
+    )
     for pnum, result in enumerate(results):
-        group = group_of(pnum, [axis])
-        mine = group.index(pnum)
-        parts = [np.split(values[p], 2, split_axis)[mine] for p in group]
-        np.testing.assert_array_equal(result, np.concatenate(parts, concat_axis))
+        for name, (axis, split_axis, concat_axis) in cases.items():
+            group = group_of(pnum, [axis])
+            parts = [np.split(values[p], 2, split_axis)[group.index(pnum)] for p in group]
+            wanted = np.concatenate(parts, concat_axis)
+            np.testing.assert_array_equal(result[name], wanted, err_msg=name)
 
 
-@pytest.mark.parametrize("source", [[1, 0], [None, 0], [1, 1], [None, None], [0, 1]])
-@pytest.mark.parametrize("axis", range(3))
-def test_permute(run_everywhere, axis, source):
+def test_permute(run_everywhere):
     values = random_values([2, 3])
-    results = run_everywhere(lambda c, x: c.permute(x, axis, source), values)
+    cases = {
+        f"{axis} {source}": (axis, source)
+        for axis in range(3)
+        for source in ([1, 0], [None, 0], [1, 1], [None, None], [0, 1])
+    }
+    results = run_everywhere(
+        lambda c, x: {name: c.permute(x["x"], *case) for name, case in cases.items()},
+        {"x": values},
+    )
     for pnum, result in enumerate(results):
-        group = group_of(pnum, [axis])
-        from_member = source[group.index(pnum)]
-        wanted = 0 * values[0] if from_member is None else values[group[from_member]]
-        np.testing.assert_array_equal(result, wanted)
+        for name, (axis, source) in cases.items():
+            group = group_of(pnum, [axis])
+            from_member = source[group.index(pnum)]
+            wanted = 0 * values[0] if from_member is None else values[group[from_member]]
+            np.testing.assert_array_equal(result[name], wanted, err_msg=name)
 
 
 @pytest.mark.parametrize(
@@ -164,58 +203,76 @@ def test_permute_exchanges_in_pairs(run_everywhere, mesh_shape, axis, source, mo
     logs = []
 
     def permute(collectives, x):
-        y = collectives.permute(x, axis, source)
+        y = collectives.permute(x["x"], axis, source)
         logs.append(collectives.log)
-        return y
+        return {"y": y}
 
-    results = run_everywhere(permute, values, layout)
+    results = run_everywhere(permute, {"x": values}, layout)
     name = layout.mesh_shape.dims[axis].name
     for pnum, result in enumerate(results):
         place = layout.coordinates(pnum)
         from_member = source[place[name]]
         members = [p for p in range(8) if layout.coordinates(p) == {**place, name: from_member}]
         wanted = values[members[0]] if members else 0 * values[0]
-        np.testing.assert_array_equal(result, wanted)
+        np.testing.assert_array_equal(result["y"], wanted)
     assert [c.kind for c in logs[0]] == [moved[0]] * moved[1]
     assert {c.bytes for c in logs[0]} == {2 * 3 * 4}
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16", "int32"])
-@pytest.mark.parametrize(("axis", "scatter_axis"), [(0, 0), (1, 1), (2, 0)])
-def test_reducescatter(run_everywhere, axis, scatter_axis, dtype):
-    values = random_values([4, 6], np.dtype(tf.as_dtype(dtype).as_numpy_dtype))
-    results = run_everywhere(lambda c, x: c.reducescatter(x, axis, scatter_axis), values)
+def test_reducescatter(run_everywhere):
+    values = {
+        dtype: random_values([4, 6], np.dtype(tf.as_dtype(dtype).as_numpy_dtype))
+        for dtype in ("float32", "float64", "bfloat16", "float16", "int32")
+    }
+    cases = [
+        (f"{dtype} {axis}", dtype, axis, scatter_axis)
+        for dtype in values
+        for axis, scatter_axis in ((0, 0), (1, 1), (2, 0))
+    ]
+    results = run_everywhere(
+        lambda c, given: {
+            name: c.reducescatter(given[dtype], axis, scatter_axis)
+            for name, dtype, axis, scatter_axis in cases
+        },
+        values,
+    )
     for pnum, result in enumerate(results):
-        group = group_of(pnum, [axis])
-        total = sum(values[p] for p in group)
-        np.testing.assert_array_equal(result, np.split(total, 2, scatter_axis)[group.index(pnum)])
+        for name, dtype, axis, scatter_axis in cases:
+            group = group_of(pnum, [axis])
+            summed = sum(values[dtype][p] for p in group)
+            wanted = np.split(summed, 2, scatter_axis)[group.index(pnum)]
+            np.testing.assert_array_equal(result[name], wanted, err_msg=name)
 
 
-@pytest.mark.parametrize(
-    "dtype",
-    [
-        "bool",
-        "int8",
-        "uint8",
-        "int16",
-        "uint32",
-        "uint64",
-        "bfloat16",
-        "float16",
-        "float64",
-        "complex64",
-        "complex128",
-    ],
-)
-def test_any_dtype_is_moved_bit_for_bit(run_everywhere, dtype):
-    values = random_values([4, 2], np.dtype(tf.as_dtype(dtype).as_numpy_dtype))
-    gathered = run_everywhere(lambda c, x: c.allgather(x, 2, 0), values)
-    exchanged = run_everywhere(lambda c, x: c.alltoall(x, 2, 0, 1), values)
-    permuted = run_everywhere(lambda c, x: c.permute(x, 2, [1, None]), values)
-    np.testing.assert_array_equal(gathered[0], np.concatenate(values[:2]))
-    np.testing.assert_array_equal(exchanged[1], np.concatenate([v[2:] for v in values[:2]], 1))
-    np.testing.assert_array_equal(permuted[0], values[1])
-    np.testing.assert_array_equal(permuted[1], np.zeros_like(values[1]))
+def test_any_dtype_is_moved_bit_for_bit(run_everywhere):
+    dtypes = (
+        *("bool", "int8", "uint8", "int16", "uint32", "uint64"),
+        *("bfloat16", "float16", "float64", "complex64", "complex128"),
+    )
+    values = {
+        dtype: random_values([4, 2], np.dtype(tf.as_dtype(dtype).as_numpy_dtype))
+        for dtype in dtypes
+    }
+
+    def move(c, given):
+        moved = {}
+        for dtype, x in given.items():
+            moved[f"{dtype} gathered"] = c.allgather(x, 2, 0)
+            moved[f"{dtype} exchanged"] = c.alltoall(x, 2, 0, 1)
+            moved[f"{dtype} permuted"] = c.permute(x, 2, [1, None])
+        return moved
+
+    results = run_everywhere(move, values)
+    for dtype, x in values.items():
+        wanted = {
+            (0, "gathered"): np.concatenate(x[:2]),
+            (1, "exchanged"): np.concatenate([part[2:] for part in x[:2]], 1),
+            (0, "permuted"): x[1],
+            (1, "permuted"): np.zeros_like(x[1]),
+        }
+        for (pnum, how), value in wanted.items():
+            found = results[pnum][f"{dtype} {how}"]
+            np.testing.assert_array_equal(found, value, strict=True, err_msg=f"{dtype} {how}")
 
 
 @pytest.mark.parametrize("dtype", ["complex64", "complex128"])
@@ -224,31 +281,45 @@ def test_complex_numbers_are_summed_and_sent_to_all(run_everywhere, dtype):
         np.array([[complex(pnum, -7), complex(0.5, pnum**2)]] * 2, dtype) for pnum in range(8)
     ]
     scalars = [value[0, 1] for value in values]
-    summed = run_everywhere(lambda c, x: c.allreduce(x, [0, 1, 2], "Add"), values)
-    scalar = run_everywhere(lambda c, x: c.allreduce(x, [0, 2], "Add"), scalars)
-    scattered = run_everywhere(lambda c, x: c.reducescatter(x, 0, 1), values)
-    broadcast = run_everywhere(lambda c, x: c.permute(x, 2, [1, 1]), values)
-    for result in summed:
-        np.testing.assert_array_equal(result, sum(values), strict=True)
-    np.testing.assert_array_equal(scalar[2], sum(scalars[p] for p in (2, 3, 6, 7)))
-    np.testing.assert_array_equal(scattered[5], (values[1] + values[5])[:, 1:], strict=True)
-    np.testing.assert_array_equal(broadcast[0], values[1], strict=True)
+    results = run_everywhere(
+        lambda c, given: {
+            "summed": c.allreduce(given["x"], [0, 1, 2], "Add"),
+            "scalar": c.allreduce(given["scalar"], [0, 2], "Add"),
+            "scattered": c.reducescatter(given["x"], 0, 1),
+            "broadcast": c.permute(given["x"], 2, [1, 1]),
+        },
+        {"x": values, "scalar": scalars},
+    )
+    for result in results:
+        np.testing.assert_array_equal(result["summed"], sum(values), strict=True)
+    np.testing.assert_array_equal(results[2]["scalar"], sum(scalars[p] for p in (2, 3, 6, 7)))
+    scattered = (values[1] + values[5])[:, 1:]
+    np.testing.assert_array_equal(results[5]["scattered"], scattered, strict=True)
+    np.testing.assert_array_equal(results[0]["broadcast"], values[1], strict=True)
 
 
 def test_complex_numbers_have_no_order():
     with pytest.raises(ValueError, match="complex64 tensors have a sum, but no max"):
-        traced(lambda c, x: c.allreduce(x, [0], "Max"), random_values([2], np.complex64), LAYOUT)
+        apart(
+            lambda c, x: {"y": c.allreduce(x["x"], [0], "Max")},
+            {"x": random_values([2], np.complex64)},
+        )
 
 
-@pytest.mark.parametrize("source", [[1, 1], [1, 0], [None, 0]])
-def test_no_bit_of_bfloat16_is_lost(run_everywhere, source):
+def test_no_bit_of_bfloat16_is_lost(run_everywhere):
     """Though it is moved as float16, where the first two are NaN, or as a part of a sum."""
     dtype = tf.bfloat16.as_numpy_dtype
-    values = [np.array([2.68e36, -2.68e36, 1.0, 1e-38], dtype) + 0 * i for i in range(8)]
-    moved = run_everywhere(lambda c, x: c.permute(x, 2, source), values)
-    if source[0] is not None:
-        np.testing.assert_array_equal(moved[0].view(np.uint16), values[0].view(np.uint16))
-    np.testing.assert_array_equal(moved[1].view(np.uint16), values[0].view(np.uint16))
+    value = np.array([2.68e36, -2.68e36, 1.0, 1e-38], dtype)
+    sources = {"to all": [1, 1], "exchanged": [1, 0], "to one": [None, 0]}
+    results = run_everywhere(
+        lambda c, x: {name: c.permute(x["x"], 2, source) for name, source in sources.items()},
+        {"x": [value] * 8},
+    )
+    for name, source in sources.items():
+        for pnum in (0, 1):
+            if source[pnum] is not None:
+                moved = results[pnum][name]
+                np.testing.assert_array_equal(moved.view(np.uint16), value.view(np.uint16))
 
 
 def test_axes_of_size_one_cost_nothing():

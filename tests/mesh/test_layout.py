@@ -4,6 +4,7 @@ import pytest
 
 import t2tp
 from t2tp import mtf
+from t2tp.hparam import HParams
 from t2tp.mesh.layout import Layout, LayoutError
 
 SHAPE = mtf.Shape([mtf.Dimension("batch", 8), mtf.Dimension("d_ff", 12)])
@@ -41,6 +42,28 @@ def test_rule_for_an_absent_axis_is_idle():
 def test_malformed_text_is_refused(mesh_shape, rules, said):
     with pytest.raises(LayoutError, match=said):
         Layout(mesh_shape, rules)
+
+
+@pytest.mark.parametrize(
+    ("hparams", "expected"),
+    [
+        (HParams(mesh_shape="a:2", layout="batch:a"), "mesh a:2, layout batch:a"),
+        ({"mesh_shape": " a:2 ;b:3;", "layout": "batch:a,batch:a"}, "mesh a:2;b:3, layout batch:a"),
+        ({"mesh_shape": "a:2", "rate": 0.1}, "mesh a:2, layout (none)"),
+        (HParams(d_ff=8), "mesh of one device, layout (none)"),
+        (None, "mesh of one device, layout (none)"),
+    ],
+)
+def test_hparams_name_the_layout(hparams, expected):
+    assert str(Layout.from_hparams(hparams)) == expected
+
+
+def test_public_functions_take_two_strings_or_one_layout():
+    layout = Layout("a:2", "batch:a")
+    assert Layout.from_arguments("", layout) is layout
+    assert repr(Layout.from_arguments("a:2", "batch:a")) == repr(layout)
+    with pytest.raises(LayoutError, match="mesh_shape='a:4' is given next to Layout.'a:2'"):
+        Layout.from_arguments("a:4", layout)
 
 
 def refused(layout: Layout, *dims: tuple[str, int]) -> str:

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from t2tp.mesh.loopback import accept_only_loopback, is_loopback, listeners
-from tests.mesh.reaching import connects, own_address
+from tests.program.reaching import connects, own_address
 
 
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])

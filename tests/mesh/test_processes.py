@@ -15,7 +15,7 @@ import pytest
 
 from t2tp.checkpoint import Checkpoint, latest
 from t2tp.mesh.cluster import connect
-from t2tp.mesh.meeting import free_port
+from t2tp.mesh.rendezvous import free_port
 from tests.mesh import one_process
 from tests.warm_processes import WarmProcess, started
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 MESH = "data:2;model:2"
 STEPS = 6
 ENDS_WITHIN = 60.0  # Seconds, after another process was lost.
-# Of `t2tp.mesh.peers`, in seconds; shorter than what a machine may be frozen for.
+# Of `t2tp.mesh.coordination`, in seconds; shorter than what a machine may be frozen for.
 LIMITS = {"HEARTBEAT_SECONDS": 8, "ENDING_SECONDS": 4.0, "_SILENCE_SECONDS": 8.0}
 
 

@@ -49,7 +49,7 @@ def on_mesh(arrays, mesh_shape, layout):
         )
         predicted = mtf.argmax(logits, vocab)
         return {
-            **metrics.symbol_sums(nll, logits, targets, weights, vocab),
+            **metrics.token_sums(nll, logits, targets, weights, vocab),
             **metrics.correct_in_top_k(logits, targets, weights, vocab, k=2),
             **metrics.sequence_sums(logits, targets, weights, vocab, batch),
             **metrics.positive_sums(logits, targets, weights, vocab),
@@ -66,7 +66,7 @@ def sums(arrays, request):
     return on_mesh(arrays, *request.param)
 
 
-def test_symbols_and_sequences_are_counted(arrays, sums):
+def test_tokens_and_sequences_are_counted(arrays, sums):
     logits, targets = arrays["logits"].astype(np.float64), arrays["targets"]
     real = arrays["segmentation"] > 0
     logit = np.take_along_axis(logits, targets[..., None], -1)

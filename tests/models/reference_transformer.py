@@ -46,7 +46,7 @@ class Reference:
         return x @ tf.transpose(self.params["embedding"])
 
     def classes(self, features: Features) -> tf.Tensor:
-        """Logits [batch, classes]: of the mean of a row's symbols."""
+        """Logits [batch, classes]: of the mean of a row's tokens."""
         segments = features["inputs_segmentation"]
         x = self.embedded(features["inputs"], features["inputs_position"], "", "embedding")
         x = self.typed(x, features.get("inputs_types"))
@@ -59,10 +59,10 @@ class Reference:
         mean = tf.einsum("btd,bt->bd", x, share)
         return mean @ self.params["classifier/kernel"] + self.params["classifier/bias"]
 
-    def masked(self, features: Features, symbols: np.ndarray) -> tf.Tensor:
-        """Logits [batch, length, vocab] from the symbols that the model is shown."""
+    def masked(self, features: Features, tokens: np.ndarray) -> tf.Tensor:
+        """Logits [batch, length, vocab] from the tokens that the model is shown."""
         segments = features["targets_segmentation"]
-        x = self.embedded(symbols, features["targets_position"], "", "embedding")
+        x = self.embedded(tokens, features["targets_position"], "", "embedding")
         x = self.typed(x, features.get("targets_types"))
         x = self.stack(x, "", segments[:, :, None] == segments[:, None], segments != 0)
         if self.hparams.mlm_head:
@@ -73,9 +73,9 @@ class Reference:
         """A matrix and a bias."""
         return x @ self.params[f"{block}/kernel"] + self.params[f"{block}/bias"]
 
-    def embedded(self, symbols, positions, scope: str, table: str) -> tf.Tensor:
+    def embedded(self, tokens, positions, scope: str, table: str) -> tf.Tensor:
         """[batch, length, d_model]."""
-        x = tf.gather(self.params[table], symbols)
+        x = tf.gather(self.params[table], tokens)
         d_model = x.shape[-1]
         if self.hparams.scale_embeddings:
             x *= math.sqrt(d_model)
@@ -93,7 +93,7 @@ class Reference:
             x += table[0] if types is None else tf.gather(table, types)
         return self.norm(x, "embedding_norm") if self.hparams.embedding_norm else x
 
-    def stack(self, x, scope, is_seen, is_real, memory=None, memory_is_seen=None) -> tf.Tensor:
+    def stack(self, x, scope, is_seen, token_mask, memory=None, memory_is_seen=None) -> tf.Tensor:
         """All layers, and after pre-norm ones the last norm."""
         is_pre = self.hparams.norm_position == "pre"
 
@@ -111,7 +111,7 @@ class Reference:
                 x = residual(x, cross, lambda y: self.attention(cross, y, memory, memory_is_seen))  # noqa: B023
             if f"{layer}/experts/router" in self.params:
                 network = f"{layer}/experts"
-                x = residual(x, network, lambda y: self.experts(network, y, is_real))  # noqa: B023
+                x = residual(x, network, lambda y: self.experts(network, y, token_mask))  # noqa: B023
             else:
                 network = f"{layer}/feed_forward"
                 x = residual(x, network, lambda y: self.feed_forward(network, y))  # noqa: B023
@@ -156,17 +156,17 @@ class Reference:
             return tf.nn.relu(x)
         return tf.nn.gelu(x, approximate=self.hparams.mlp == "gelu")
 
-    def experts(self, block: str, x, is_real) -> tf.Tensor:
+    def experts(self, block: str, x, token_mask) -> tf.Tensor:
         """All experts read all tokens; gates say which of it counts."""
         logits = x @ self.params[f"{block}/router"]
         log_z = tf.reduce_logsumexp(logits, -1)
-        p = tf.nn.softmax(logits) * is_real[..., None].astype(float)
-        gates, first = self.gates(p, is_real)
-        count = np.maximum(is_real.sum(1), 1)[:, None]
+        p = tf.nn.softmax(logits) * token_mask[..., None].astype(float)
+        gates, first = self.gates(p, token_mask)
+        count = np.maximum(token_mask.sum(1), 1)[:, None]
         num_experts = p.shape[-1]
         balance = num_experts * tf.reduce_sum(first.sum(1) / count * tf.reduce_sum(p, 1))
-        self.balance.append(balance / is_real.sum())
-        self.router_z.append(tf.reduce_sum(log_z**2 * is_real) / is_real.sum())
+        self.balance.append(balance / token_mask.sum())
+        self.router_z.append(tf.reduce_sum(log_z**2 * token_mask) / token_mask.sum())
         y = tf.zeros_like(x)
         for expert in range(num_experts):
             mine = {
@@ -178,7 +178,7 @@ class Reference:
             y += gates[..., expert, None] * network.feed_forward("expert", x)
         return y
 
-    def gates(self, p: tf.Tensor, is_real: np.ndarray) -> tuple[tf.Tensor, np.ndarray]:
+    def gates(self, p: tf.Tensor, token_mask: np.ndarray) -> tuple[tf.Tensor, np.ndarray]:
         """[batch, length, experts]: what each expert's output counts, and the first choices."""
         k = {"top_1": 1, "top_2": 2}[self.hparams.moe_gating]
         batch, length, num_experts = p.shape
@@ -189,7 +189,7 @@ class Reference:
         for b in range(batch):
             used = np.zeros(num_experts, int)
             for choice in range(k):
-                for t in np.flatnonzero(is_real[b]):
+                for t in np.flatnonzero(token_mask[b]):
                     expert = order[b, t, choice]
                     first[b, t, expert] += choice == 0
                     chosen[b, t, expert] = used[expert] < capacity

@@ -20,7 +20,7 @@ SMALLER = {
     "d_model": 16,
     "d_ff": 32,
     "d_kv": 8,
-    "num_hidden_layers": 2,
+    "num_hidden_layers": 1,
     "block_length": 8,
     "block_height": 2,
     "block_width": 4,

@@ -1,4 +1,4 @@
-"""Small models of pictures, and pictures to feed them."""
+"""Small models of images, and images to feed them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import t2tp.hparams
 import t2tp.models
 from t2tp import mtf, registry
 from t2tp.hparam import HParams
-from t2tp.mesh.on_paper import ProgramOnPaper
+from t2tp.program.abstract_program import AbstractProgram
 
 BATCH, CLASSES = 8, 10
 
@@ -26,7 +26,7 @@ def make_hparams(hparams_set: str, **values: object) -> HParams:
 
 
 def make_batch(height: int = 8, width: int = 8, channels: int = 1) -> dict[str, np.ndarray]:
-    """Pictures of noise, the last of which do not count."""
+    """Images of noise, the last of which do not count."""
     random = np.random.default_rng(0)
     return {
         "inputs": random.uniform(size=[BATCH, height, width, channels]).astype(np.float32),
@@ -55,8 +55,8 @@ def loss_program(
     training: bool = True,
     levels: int = CLASSES,
 ) -> t2tp.Program:
-    """A program that gives `loss` and the metrics and, in training, the gradient by each variable
-    as `d_<name>`."""
+    """A program that gives `loss` and the metrics and, in training, the gradient w.r.t. each
+    variable as `d_<name>`."""
 
     def step(mesh, features):
         made = registry.model(model)(hparams, {"targets": levels})
@@ -86,7 +86,7 @@ def num_parameters(
         registry.model(model)(hparams, {"targets": levels}).loss(mesh, features, training=True)
         return {}
 
-    program = ProgramOnPaper(step, features_of(batch))
+    program = AbstractProgram(step, features_of(batch))
     return sum(v.shape.size for v in program.graph()[0].trainable_variables)
 
 

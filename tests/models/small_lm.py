@@ -74,7 +74,8 @@ def loss_program(
     with_gradients: bool = False,
     **hparams: object,
 ) -> t2tp.Program:
-    """A program that gives `loss`, the metrics, and gradients by each variable as `d_<name>`."""
+    """A program that gives `loss`, the metrics, and gradients w.r.t. each variable as
+    `d_<name>`."""
     made = make_hparams(**hparams)
 
     def step(mesh, features):

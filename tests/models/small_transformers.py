@@ -163,6 +163,7 @@ LAYOUTS = {
     "features": ("data:2;model:2", "batch:data;d_model:model"),
     "three axes": ("a:2;b:2;c:2", "batch:a;heads:b;d_ff:b;vocab:b;d_model:c"),
     "context": ("seq:2", "length:seq"),
+    "context and tensor": ("seq:2;model:2", f"{MEGATRON};length:seq"),
     "context and both": ("data:2;seq:2;model:2", f"{MEGATRON};length:seq"),
     "experts": ("data:2;expert:2", "batch:data;experts:expert;expert_groups:data;vocab:expert"),
 }
@@ -176,7 +177,8 @@ def loss_program(
     with_gradients: bool = True,
     **changes: object,
 ) -> t2tp.Program:
-    """A program that gives `loss`, the metrics, and gradients by each variable as `d_<name>`."""
+    """A program that gives `loss`, the metrics, and gradients w.r.t. each variable as
+    `d_<name>`."""
 
     def step(mesh, features):
         out = family.make(**changes).loss(mesh, features, training)

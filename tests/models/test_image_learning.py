@@ -1,4 +1,4 @@
-"""Models of pictures learn scikit-learn's digits, on a mesh that splits the pictures."""
+"""Models of images learn scikit-learn's digits, on a mesh that splits the images."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from t2tp import models as _models  # noqa: F401
 from t2tp import registry
 from t2tp.trainer.experiment import Experiment
 from t2tp.trainer.run_config import RunConfig
+from t2tp.trainer.run_spec import RunSpec
 
 
 def figures_of(tmp_path, model, problem, hparams_set, changes, steps):
@@ -16,9 +17,11 @@ def figures_of(tmp_path, model, problem, hparams_set, changes, steps):
     hparams = registry.hparams(hparams_set)
     hparams.batch_size = 64
     hparams.parse(changes)
-    config = RunConfig.of(hparams, output_dir=str(tmp_path / "run"))
+    config = RunConfig.from_hparams(hparams, output_dir=str(tmp_path / "run"))
     experiment = Experiment(
-        model, problem, hparams, config, data_dir=tmp_path / "data", train_steps=steps
+        RunSpec.resolve(
+            model, problem, hparams, config, data_dir=tmp_path / "data", train_steps=steps
+        )
     )
     experiment.train()
     return experiment.evaluate()

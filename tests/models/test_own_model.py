@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +13,7 @@ import tensorflow as tf
 import t2tp
 from t2tp import mtf, registry
 from t2tp.problems.user_dir import import_user_dir
+from tests.page_commands import run as run_command
 
 REPOSITORY = Path(__file__).parents[2]
 PAGE = (REPOSITORY / "docs" / "new_model.md").read_text()
@@ -88,15 +87,8 @@ def test_every_command_of_the_page_works(tmp_path):
     (tmp_path / "examples").symlink_to(REPOSITORY / "examples")
     shell = "".join(re.findall(r"```sh\n(.*?)```", PAGE, re.S)).replace("\\\n", " ")
     said = ""
-    for line in shell.splitlines():
-        if line.startswith("t2tp_"):
-            program, *arguments = shlex.split(line)
-            command = [sys.executable, "-m", f"t2tp.trainer.{program}", *arguments]
-        else:
-            command = ["sh", "-c", line]
-        ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-        assert ended.returncode == 0, ended.stderr
-        said += ended.stdout + ended.stderr
+    for number, line in enumerate(shell.splitlines()):
+        said += run_command(shlex.split(line), tmp_path, number, {"--trials=2": "--trials=1"})
     perplexity = re.search(r"evaluation at step 100 .*perplexity ([\d.]+)  surprises 0\.", said)
     assert perplexity and float(perplexity[1]) < 50
     assert (tmp_path / "decoded.txt").read_text().count("\n") == 1

@@ -12,7 +12,6 @@ from t2tp.optim import apply_gradients
 from tests.models.small_lm import make_batch, make_hparams, training_program
 from tests.optim.regression import make_hparams as make_regression_hparams
 
-MESHES = ["", "data:2;model:2", "model:4"]
 STEPS = 40
 
 
@@ -27,9 +26,11 @@ def in_float32():
     return curve("")[0]
 
 
-@pytest.mark.parametrize("mesh_shape", MESHES)
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_the_learning_curve_is_that_of_float32(in_float32, mesh_shape, dtype):
+@pytest.mark.parametrize(
+    ("dtype", "mesh_shape"),
+    [("bfloat16", ""), ("bfloat16", "data:2;model:2"), ("float16", "data:2;model:2")],
+)
+def test_the_learning_curve_is_that_of_float32(in_float32, dtype, mesh_shape):
     losses, program = curve(mesh_shape, activation_dtype=dtype)
     assert losses[-1] < 0.5 * losses[0]
     np.testing.assert_allclose(losses, in_float32, rtol=0.02, atol=0.02)

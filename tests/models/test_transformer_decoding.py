@@ -1,4 +1,4 @@
-"""Reading symbol by symbol gives the logits that the whole sequence gives."""
+"""Reading token by token gives the logits that the whole sequence gives."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import t2tp
 from t2tp import mtf
-from t2tp.ops.write_at import write_at
+from t2tp.ops.scatter_update import scatter_update
 from tests.models.small_transformers import (
     BATCH,
     FAMILIES,
@@ -47,7 +47,7 @@ CASES = {
     "moe_encdec": ("moe_encdec", NO_DROPS),
 }
 PREFIX_LENGTH = 4
-# How many symbols of each row are given; a row without any begins at position 0.
+# How many tokens of each row are given; a row without any begins at position 0.
 GIVEN = np.array([1, 2, 3, 4, 4, 3, 0, 0], np.int32)
 
 
@@ -115,7 +115,7 @@ def step_program(name, changes, mesh_shape, layout, beam, with_prefix=True):
             at = mtf.minimum(begin + number, LENGTH - 1)
             before = mtf.gather(targets, mtf.maximum(at - 1, 0), length, mtf.Shape(batch))
             here, new = model.step(mesh, before, at, dict(zip(state, values, strict=True)))
-            logits = write_at(logits, here, mtf.broadcast(number, mtf.Shape(batch)), steps)
+            logits = scatter_update(logits, here, mtf.broadcast(number, mtf.Shape(batch)), steps)
             return [number + 1, logits, *(new[name] for name in state)]
 
         _, logits, *_ = mtf.while_loop(

@@ -18,7 +18,7 @@ from tests.models.small_transformers import (
 )
 
 
-def test_symbols_are_masked_as_bert_does():
+def test_tokens_are_masked_as_bert_does():
     """15 % of the real ones; of these 80 % become the mask, 10 % anything, 10 % stay."""
     model = FAMILIES["masked"].make()
 
@@ -45,7 +45,7 @@ def test_symbols_are_masked_as_bert_does():
     assert (again["is_masked"] != out["is_masked"]).any()
 
 
-def test_the_loss_is_of_masked_symbols_only():
+def test_the_loss_is_of_masked_tokens_only():
     values = loss_program(FAMILIES["masked"], training=False, with_gradients=False)(examples())
     sums = {"nll", "tokens", "correct", "correct_top_5", "unmasked_tokens"}
     assert set(values) == {"loss"} | sums

@@ -38,8 +38,8 @@ def test_a_split_layer_costs_two_reductions_forward(layers):
 
 @pytest.mark.parametrize("layers", [1, 2])
 def test_a_split_layer_costs_two_more_reductions_backward(layers):
-    """Of the gradients by what enters attention and feed-forward. Besides: one of the gradient by
-    what the split vocabulary is multiplied by, and a number for the gradient's norm."""
+    """Of the gradients w.r.t. what enters attention and feed-forward. Besides: one of the gradient
+    w.r.t. what the split vocabulary is multiplied by, and a number for the gradient's norm."""
     program = training_program("model:4", num_hidden_layers=layers)
     forward = 3 + 2 * layers
     wanted = (2 + 4 * layers) * ACTIVATIONS + 3 * TOKENS + 4

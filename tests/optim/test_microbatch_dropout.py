@@ -9,7 +9,7 @@ import pytest
 
 import t2tp
 from t2tp import registry
-from t2tp.ops import attention as attention_module
+from t2tp.ops.attention import api as attention_module
 from t2tp.optim import train_step
 from tests.models import small_image_transformer, small_images
 from tests.models.small_transformers import FAMILIES, MEGATRON

@@ -1,4 +1,4 @@
-"""A small problem for the tests: some of the standard library's files, and awkward ones."""
+"""A small problem for the tests: some of the standard library's files, and edge cases."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ AWKWARD = {
     "awkward/marks.py": b"\xef\xbb\xbfx = '</s><unk><pad><0x0A>\x00'",
     "awkward/emoji.py": "s = '\U0001f600 e\u0301 \u2585\u2047'".encode(),
 }
-# Whatever the standard library has, their names give each split some.
+# Their names are distributed over all splits, whatever the standard library has.
 SMALL = {f"small/module_{i}.py": b"number = %d\n" % i for i in range(60)}
 NOT_DOCUMENTS = {
     "awkward/latin_1.py": "s = 'é'".encode("latin-1"),
@@ -30,7 +30,7 @@ NOT_DOCUMENTS = {
 
 
 class TinyStdlib(LanguagemodelPythonStdlib):
-    """The problem of the standard library, on the sources of a folder."""
+    """The problem of the standard library, on the sources of a directory."""
 
     vocabulary_size = 1024
 
@@ -44,14 +44,14 @@ class TinyStdlib(LanguagemodelPythonStdlib):
 
 @pytest.fixture(scope="session")
 def sources(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("sources")
+    directory = tmp_path_factory.mktemp("sources")
     for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))[:120]:
-        shutil.copy(path, folder)
+        shutil.copy(path, directory)
     for name, contents in (AWKWARD | SMALL | NOT_DOCUMENTS).items():
-        path = folder / name
+        path = directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(contents)
-    return folder
+    return directory
 
 
 @pytest.fixture(scope="session")
@@ -61,20 +61,20 @@ def problem(sources) -> TinyStdlib:
 
 @pytest.fixture(scope="session")
 def data_dir(problem, tmp_path_factory) -> Path:
-    """Where the data of `problem` have been made. For reading only."""
-    folder = tmp_path_factory.mktemp("data")
-    problem.prepare(folder)
-    return folder
+    """Returns the directory of the prepared data of `problem`, read-only."""
+    directory = tmp_path_factory.mktemp("data")
+    problem.prepare(directory)
+    return directory
 
 
 @pytest.fixture
 def data_copy(data_dir, tmp_path) -> Path:
-    """A copy of `data_dir` to spoil."""
+    """Returns a copy of `data_dir` to damage."""
     return Path(shutil.copytree(data_dir, tmp_path / "data"))
 
 
 @pytest.fixture
 def mocked():
-    """TFDS's catalog, made up: see `mocked_datasets`."""
+    """Mocks TFDS's catalog: see `mocked_datasets`."""
     with mocked_datasets():
         yield

@@ -1,4 +1,4 @@
-"""TFDS's catalog without the network: its datasets, with examples that are made up."""
+"""TFDS's catalog without the network: its datasets, with generated examples."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EXAMPLES = 20
 
 
 def english(seed: int, number: int) -> str:
-    """Words enough for a vocabulary of some hundreds of pieces."""
+    """Returns enough words for a vocabulary of some hundreds of pieces."""
     random = np.random.default_rng([seed, number])
     return " ".join(
         "".join(random.choice(list("etaoinshrdlu"), random.integers(2, 6))) for _ in range(30)
@@ -21,12 +21,12 @@ def english(seed: int, number: int) -> str:
 
 
 def example(builder: tfds.core.DatasetBuilder, number: int) -> dict[str, Any]:
-    """An example of the dataset as its features say, with words for texts."""
+    """Returns an example with the dataset's features, with words as texts."""
     return made_up(builder.info.features, number)
 
 
 def made_up(features: tfds.features.FeaturesDict, number: int) -> dict[str, Any]:
-    """Values of features, and of those inside them."""
+    """Returns generated values of features, including nested ones."""
     found: dict[str, Any] = {}
     for seed, (name, feature) in enumerate(features.items()):
         random = np.random.default_rng([seed, number])
@@ -43,7 +43,7 @@ def made_up(features: tfds.features.FeaturesDict, number: int) -> dict[str, Any]
 
 
 def encoded(value: Any) -> Any:
-    """The value with its texts in bytes, as TFDS gives them."""
+    """Encodes the texts of a value as bytes, as TFDS returns them."""
     if isinstance(value, dict):
         return {name: encoded(each) for name, each in value.items()}
     return value.encode() if isinstance(value, str) else value
@@ -51,7 +51,7 @@ def encoded(value: Any) -> Any:
 
 @contextmanager
 def mocked_datasets() -> Iterator[None]:
-    """Every split of every dataset has 20 examples, which TFDS pretends to have."""
+    """Mocks every split of every dataset with 20 examples."""
 
     def source(builder: tfds.core.DatasetBuilder, split: str, **options: Any) -> list:
         return [encoded(example(builder, number)) for number in range(EXAMPLES)]

@@ -1,4 +1,4 @@
-"""Streams of every kind, of few examples. This module imports no TensorFlow."""
+"""Streams of every kind, with few examples. This module imports no TensorFlow."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ LENGTH, BATCH, STEPS = 64, 12, 40
 
 @registry.register_problem
 class SomeReverses(AlgorithmicReverseBinary40):
-    """Fewer than the steps below read: an epoch ends."""
+    """Fewer examples than the steps read, so that an epoch ends."""
 
     sample_counts = {"train": 170, "validation": 20, "test": 4}
 
 
 @registry.register_problem
 class SomeShifts(AlgorithmicShiftBinary40):
-    """With as many symbols as the reverses are given."""
+    """A problem for packed rows."""
 
     sample_counts = {"train": 90, "validation": 20, "test": 4}
 
 
 @registry.register_problem
 class SomeCopies(AlgorithmicReverseBinary40):
-    """More of the same kind, to be mixed."""
+    """A problem of the same kind, for a mixture."""
 
     sample_counts = {"train": 45, "validation": 20, "test": 4}
 
@@ -40,14 +40,14 @@ class SomeSources(LanguagemodelPythonStdlibBytes):
     def source_dir(self):
         return Path(os.__file__).parent / "email"
 
-    def samples(self, split, folder, tmp_dir):
+    def samples(self, split, directory, tmp_dir):
         paths = sorted(self.source_dir().glob("*.py"))
         return [{"text": path.read_text()[:600]} for path in paths]
 
-    def download(self, folder, tmp_dir):
+    def download(self, directory, tmp_dir):
         pass
 
-    def origin(self, folder, tmp_dir):
+    def provenance(self, directory, tmp_dir):
         return {}
 
 

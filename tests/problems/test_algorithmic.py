@@ -57,16 +57,16 @@ def test_samples_are_functions_of_their_number_and_differ_between_splits(tmp_pat
 
 @registry.register_problem
 class TinyReverse(AlgorithmicReverseBinary40):
-    """A few of them."""
+    """A small problem."""
 
     sample_counts = {"train": 700, "validation": 21, "test": 5}
 
 
 @pytest.fixture(scope="module")
 def data_dir(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
-    TinyReverse().prepare(folder, num_shards=3)
-    return folder
+    directory = tmp_path_factory.mktemp("data")
+    TinyReverse().prepare(directory, num_shards=3)
+    return directory
 
 
 def test_stored_examples_come_back(data_dir, tmp_path):
@@ -110,7 +110,7 @@ ARRANGEMENTS = ("padded", "packed", "bucketed")
 
 
 def pairs_of(batch):
-    """The pairs of a batch, as its segments tell them apart."""
+    """Returns the pairs of a batch, separated by its segments."""
     found = []
     arrays = {name: np.asarray(batch[name]) for name in batch}
     for row in range(len(arrays["targets"])):
@@ -212,10 +212,11 @@ def test_parts_make_up_the_whole_of_a_packed_batch(data_dir):
 
 def test_symbols_are_written_with_spaces_and_scored_by_exact_match(tmp_path):
     problem = problems.find("algorithmic_addition_decimal40")
-    ids = problem.encode(tmp_path, "1 2 10 3")
-    assert ids == [3, 4, 12, 5]
-    assert problem.decode(tmp_path, [*ids, 1, 0, 0]) == "1 2 10 3"
-    with pytest.raises(ValueError, match="'11' is no symbol; they are 0 to 10, with spaces"):
-        problem.encode(tmp_path, "1 11")
+    codec = problem.codec(tmp_path)
+    tokens = codec.encode("1 2 10 3")
+    assert tokens == [3, 4, 12, 5]
+    assert codec.decode([*tokens, 1, 0, 0]) == "1 2 10 3"
+    with pytest.raises(ValueError, match="'1 11': .* takes numbers from 0 to 10 with spaces"):
+        codec.encode("1 11")
     scores = problem.decode_metrics(["1 2", "3"], ["1 2", "4"])
     assert scores == {"exact_match": 50.0}

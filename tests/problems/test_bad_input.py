@@ -1,4 +1,4 @@
-"""What goes wrong ends in one sentence that names what is wrong, and leaves nothing that counts."""
+"""Failures end with a one-sentence error and leave no invalid data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from t2tp import problems
 
-DATAGEN = [sys.executable, "-m", "t2tp.trainer.t2tp_datagen"]
+DATAGEN = [sys.executable, "-m", "t2tp.trainer.cli", "t2tp_datagen"]
 GOOD = b"".join(b"line %d\tZeile %d\n" % (n, n) for n in range(100))
 
 
@@ -20,7 +20,7 @@ def run(data_dir, problem, *arguments, **options):
 
 
 def said_by(ended, code=1):
-    """The sentence that a run ended with; lines of the log come before it."""
+    """Returns the error at the end of a run, without the log lines before it."""
     assert ended.returncode == code, ended.stderr
     assert "Traceback" not in ended.stderr
     sentences = ended.stderr.split("t2tp_datagen: ")
@@ -57,12 +57,12 @@ def test_files_that_cannot_be_used(tmp_path, problem, contents, sentence):
 
 @pytest.fixture
 def made(tmp_path):
-    """Data of pairs, in a folder to spoil."""
+    """Makes data of pairs, to be damaged."""
     (tmp_path / "a.tsv").write_bytes(GOOD)
     options = f"files={tmp_path}/a.tsv,vocab_size=290"
     problem = problems.find("translate_tsv", options)
     problem.prepare(tmp_path / "data")
-    return problem.folder(tmp_path / "data")
+    return problem.directory(tmp_path / "data")
 
 
 def shorten(path):
@@ -91,13 +91,13 @@ def test_data_that_were_damaged(tmp_path, made, what):
     path.unlink() if spoil == "unlink" else spoil(path)
     said = said_by(run(tmp_path / "data", "translate_tsv"))
     assert said.startswith("the data of translate_tsv are damaged: ")
-    # "N bytes, M were written": the numbers are of no interest.
+    # "N bytes, M were written": the numbers do not matter.
     assert sentence.replace(" bytes were", " were") in said and name in said
     command = said.splitlines()[-1].split()
     assert command[:2] == ["t2tp_datagen", "--problem=translate_tsv"]
-    # With the options that they were made with, even where the manifest is lost.
+    # The command has the options that the data were made with, even if the manifest is lost.
     options = command[3].removeprefix("'").removeprefix("--problem_options=").removesuffix("'")
-    assert problems.find("translate_tsv", options).made_with() == {
+    assert problems.find("translate_tsv", options).generation_options() == {
         "vocab_size": 290,
         "vocabulary_from": "",
         "files": f"{tmp_path}/a.tsv",
@@ -108,12 +108,12 @@ def test_data_that_were_damaged(tmp_path, made, what):
 
 
 def test_a_manifest_that_does_not_fit_on_the_disk(tmp_path):
-    """A limit on files' size stands for the disk: the manifest is the largest of them."""
+    """A limit on the size of files stands for the disk; the manifest is the largest file."""
     (tmp_path / "a.tsv").write_bytes(GOOD)
     options = f"--problem_options=files={tmp_path}/a.tsv,vocab_size=280"
     assert run(tmp_path / "whole", "translate_tsv", options, "--num_shards=30").returncode == 0
-    folder = problems.find("translate_tsv").folder(tmp_path / "whole")
-    sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
+    directory = problems.find("translate_tsv").directory(tmp_path / "whole")
+    sizes = {path.name: path.stat().st_size for path in directory.iterdir()}
     largest = sizes.pop("manifest.json") - 1
     assert max(sizes.values()) < largest
 

@@ -1,4 +1,4 @@
-"""Problems on TFDS's catalog: on TFDS's mocked data. On archives: `test_archives.py`."""
+"""Problems on TFDS's catalog, with mocked data. With archives: `sources/test_archives.py`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import tensorflow_datasets as tfds
 from t2tp import problems
 from t2tp.problems.languagemodel import LanguageModelProblem
 from t2tp.problems.text_to_text import Text2TextProblem
-from t2tp.problems.tfds_any import chosen_features
+from t2tp.problems.tfds_problem import chosen_features
 from tests.problems.mocked_datasets import example
 
 TEXT = [
@@ -78,7 +78,7 @@ def test_wikipedia_loses_its_marks():
 
 
 @pytest.mark.parametrize("name", IMAGES)
-def test_pictures_of_the_catalog(mocked, tmp_path, name):
+def test_images_of_the_catalog(mocked, tmp_path, name):
     problem = check(problems.find(name), tmp_path)
     stored = problem.decode_example(tmp_path, "train", 0)
     assert stored["image"].shape == problem.image_shape
@@ -149,7 +149,7 @@ def test_what_cannot_be_a_problem_is_said(name, options, message):
 
 
 def test_features_without_names_are_said():
-    """Of a dataset whose examples are no dictionaries."""
+    """The dataset's examples are not dictionaries."""
 
     class Info:
         full_name = "pairs/1.0.0"

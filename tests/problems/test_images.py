@@ -10,13 +10,13 @@ from t2tp.problems.images import Image2ClassProblem, shrink_to_cover
 
 @pytest.fixture(scope="module")
 def data_dir(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
+    directory = tmp_path_factory.mktemp("data")
     for name in ("image_digits", "image_digits_gen"):
-        problems.find(name).prepare(folder)
-    return folder
+        problems.find(name).prepare(directory)
+    return directory
 
 
-def pictures(name, data_dir):
+def images(name, data_dir):
     problem = problems.find(name)
     return [
         problem.decode_example(data_dir, split, number)
@@ -26,16 +26,14 @@ def pictures(name, data_dir):
 
 
 def test_every_digit_comes_back_once(data_dir):
-    images, labels = load_digits(return_X_y=True)
+    digits, labels = load_digits(return_X_y=True)
     wanted = sorted(
-        (image.astype(int).tolist(), int(n)) for image, n in zip(images, labels, strict=True)
+        (image.astype(int).tolist(), int(n)) for image, n in zip(digits, labels, strict=True)
     )
-    found = pictures("image_digits", data_dir)
+    found = images("image_digits", data_dir)
     assert sorted((each["image"].ravel().tolist(), each["label"]) for each in found) == wanted
-    shades = sorted(
-        each["image"].ravel().tolist() for each in pictures("image_digits_gen", data_dir)
-    )
-    assert shades == sorted(np.minimum(images, 15).astype(int).tolist())
+    shades = sorted(each["image"].ravel().tolist() for each in images("image_digits_gen", data_dir))
+    assert shades == sorted(np.minimum(digits, 15).astype(int).tolist())
 
 
 def test_what_is_stored_gives_back_the_samples_of_sixteen_shades(data_dir, tmp_path):
@@ -81,20 +79,20 @@ class Photographs(Image2ClassProblem):
     stored_as_jpeg = True
     splits = ("train",)
 
-    def samples(self, split, folder, tmp_dir):
+    def samples(self, split, directory, tmp_dir):
         shades = np.linspace(0, 255, 16)[:, None, None] * np.ones((16, 16, 3))
         return [{"image": (shades * k).astype(np.uint8), "label": k} for k in (0, 1)]
 
 
-def test_pictures_are_stored_compressed_if_asked_for(tmp_path):
+def test_images_are_stored_compressed_if_asked_for(tmp_path):
     problem = Photographs()
     problem.prepare(tmp_path)
     batch = problem.stream(tmp_path, "train", 2, 1)[0]
     light = np.asarray(batch["targets"]).tolist().index(1)
-    picture = np.asarray(batch["inputs"])[light]
-    assert np.abs(picture - np.linspace(0, 1, 16)[:, None, None]).max() < 0.05
+    image = np.asarray(batch["inputs"])[light]
+    assert np.abs(image - np.linspace(0, 1, 16)[:, None, None]).max() < 0.05
     assert np.array_equal(
-        batch["inputs"][light : light + 1, 3:5, 2:4, 0:2][0], picture[3:5, 2:4, 0:2]
+        batch["inputs"][light : light + 1, 3:5, 2:4, 0:2][0], image[3:5, 2:4, 0:2]
     )
     example = problem.decode_example(tmp_path, "train", 0)
     assert example["image"].shape == (16, 16, 3)

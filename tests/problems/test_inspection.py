@@ -1,4 +1,4 @@
-"""What --inspect shows, for each family."""
+"""The report of --inspect, for each family."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from t2tp import problems, registry
-from t2tp.problems.inspection import inspect, picture
+from t2tp.problems.inspection.report import ascii_image, inspect
 from t2tp.problems.text_to_class import Text2ClassProblem
 
 
@@ -19,13 +19,13 @@ class EvenWords(Text2ClassProblem):
     vocabulary_kind = "byte"
     class_names = ("odd", "even")
 
-    def samples(self, split, folder, tmp_dir):
+    def samples(self, split, directory, tmp_dir):
         return [{"inputs": " ".join(["w"] * n), "label": n % 2 == 0} for n in range(1, 16)]
 
 
 @pytest.fixture
 def shown(tmp_path):
-    """Problem and options -> what is shown, and the problem, its data in tmp_path / "data"."""
+    """Returns a function: problem and options -> report and problem, with its data in tmp_path."""
 
     def show(name, options=""):
         problem = problems.find(name, options)
@@ -36,14 +36,14 @@ def shown(tmp_path):
 
 
 def table(text, heading):
-    """The rows of numbers under a heading."""
+    """Returns the rows of numbers under a heading."""
     lines = text[text.index(heading) :].splitlines()[1:]
     rows = [re.findall(r"[\d.,]+", line) for line in lines[: [*lines, ""].index("")]]
     return [[float(cell.replace(",", "")) for cell in row] for row in rows]
 
 
 def measured_padding(batches, features):
-    """The share of places without a token, in rows that are examples."""
+    """Returns the percentage of padding in rows that have examples."""
     empty = places = 0
     for batch in batches:
         segments = [np.asarray(batch[f"{name}_segmentation"]) for name in features]
@@ -59,7 +59,7 @@ def test_pairs(shown, tmp_path):
     options = f"files={tmp_path}/a.tsv,vocab_size=290"
     text, problem = shown("translate_tsv", options)
     assert "inputs: 'long long" in text and "lengths of inputs in train" in text
-    assert re.search(r"symbols of targets in train: [\d,]+ in all, \d+ different ones of 290", text)
+    assert re.search(r"tokens of targets in train: [\d,]+ in all, \d+ different ones of 290", text)
     assert "'lang'" in text and "(end)" in text
     for length, padded, packed, bucketed, left_out in table(text, "padding in rows of a length"):
         assert left_out == 0
@@ -67,7 +67,7 @@ def test_pairs(shown, tmp_path):
             problem = problems.find("translate_tsv", f"arrangement={arrangement}")
             stream = problem.stream(tmp_path / "data", "train", 8, int(length))
             epoch = getattr(stream, "batches_per_epoch", None) or -(-stream.examples_per_epoch // 8)
-            # An epoch of a stream may end within a batch; the next one's rows blur the figure.
+            # An epoch of a stream may end within a batch, which then has rows of the next epoch.
             measured = measured_padding(
                 map(stream.__getitem__, range(epoch)), ["inputs", "targets"]
             )
@@ -88,13 +88,13 @@ def test_running_text(shown, tmp_path):
 
 def test_classes(shown):
     text, _ = shown("even_words")
-    assert "symbols of targets in train: 15 in all, 2 different ones of 2" in text
+    assert "tokens of targets in train: 15 in all, 2 different ones of 2" in text
     assert "8   53.3%  class odd" in text
-    # 15 texts of n words have 2 n - 1 letters and an end: together 240 tokens.
+    # 15 texts of n words have 2 n - 1 letters and EOS: in total 240 tokens.
     assert table(text, "padding in rows of a length")[0] == [32, 50.0, 0]
 
 
-def test_pictures(shown):
+def test_images(shown):
     text, _ = shown("image_digits")
     assert "label: " in text and "padding" not in text and "class 9" in text
     drawing = text[text.index("image:") :].splitlines()[1:9]
@@ -102,6 +102,6 @@ def test_pictures(shown):
     assert "counts" not in shown("image_digits_gen")[0]
 
 
-def test_a_picture_is_drawn_from_light_to_dark():
+def test_a_image_is_drawn_from_light_to_dark():
     image = np.array([[[0], [8]], [[16], [0]]], np.uint8)
-    assert picture(image).splitlines() == ["      ==", "    @@  "]
+    assert ascii_image(image).splitlines() == ["      ==", "    @@  "]

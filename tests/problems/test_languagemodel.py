@@ -7,12 +7,12 @@ from collections import Counter
 import pytest
 
 from t2tp.problems.python_stdlib_builder import read_sources, split_of
-from t2tp.problems.vocabulary import END_OF_DOCUMENT
+from t2tp.problems.vocab.vocabulary import END_OF_DOCUMENT
 from tests.problems.conftest import AWKWARD
 
 
 def documents(problem, data_dir, split):
-    """The documents of a split as the token files have them, without their ends."""
+    """Returns the documents of a split as stored, without EOS."""
     found = [[]]
     tokens = problem.stored(data_dir, split)["targets"]
     for token in tokens.span(0, tokens.size).tolist():
@@ -102,14 +102,14 @@ def test_missing_data_are_answered_with_the_command_that_makes_them(problem, tmp
     "name", ["train-00000-of-00001.targets", "validation-00000-of-00001.targets.begins"]
 )
 def test_a_truncated_file_is_found_before_training(problem, data_copy, name):
-    path = problem.folder(data_copy) / name
+    path = problem.directory(data_copy) / name
     path.write_bytes(path.read_bytes()[:-8])
     with pytest.raises(ValueError, match=rf"{name} has .* bytes(.|\n)*t2tp_datagen.* --overwrite"):
         problem.stream(data_copy, "train", batch_size=8, length=64)
 
 
 def test_another_vocabulary_is_found(problem, data_copy):
-    path = problem.folder(data_copy) / "vocabulary.model"
+    path = problem.directory(data_copy) / "vocabulary.model"
     model = bytearray(path.read_bytes())
     model[5000] ^= 1
     path.write_bytes(model)
@@ -120,15 +120,15 @@ def test_another_vocabulary_is_found(problem, data_copy):
 def test_prepare_keeps_what_is_there(problem, data_copy):
     lock = data_copy / ".tiny_stdlib.lock"
     lock.unlink()
-    before = problem.folder(data_copy).stat()
+    before = problem.directory(data_copy).stat()
     problem.prepare(data_copy)
-    after = problem.folder(data_copy).stat()
+    after = problem.directory(data_copy).stat()
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
-    assert not lock.exists()  # reading data that are there takes no right to write
+    assert not lock.exists()  # reading existing data requires no write access
 
 
 def test_prepare_does_not_take_damaged_data_for_good_nor_replace_them_unasked(problem, data_copy):
-    path = problem.folder(data_copy) / "train-00000-of-00001.targets"
+    path = problem.directory(data_copy) / "train-00000-of-00001.targets"
     path.unlink()
     with pytest.raises(ValueError, match=r"train-00000-of-00001\.targets is missing"):
         problem.prepare(data_copy)

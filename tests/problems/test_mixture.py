@@ -7,32 +7,32 @@ import pytest
 
 from t2tp import problems, registry
 from t2tp.problems.algorithmic import AlgorithmicIdentityBinary40, AlgorithmicReverseBinary40
+from t2tp.problems.data.mixture_stream import ConcatenatedSource, Stage
+from t2tp.problems.data.stream import OnePassStream
 from t2tp.problems.mixture import Mixture
-from t2tp.problems.mixture_stream import ConcatenatedSource, Stage
-from t2tp.problems.stream import OnePassStream
 
 NAMES = ("few_identities", "few_reverses")
 
 
 @registry.register_problem
 class FewIdentities(AlgorithmicIdentityBinary40):
-    """Seventy of them."""
+    """A problem with 70 training samples."""
 
     sample_counts = {"train": 70, "validation": 9, "test": 4}
 
 
 @registry.register_problem
 class FewReverses(AlgorithmicReverseBinary40):
-    """Thirty of them."""
+    """A problem with 30 training samples."""
 
     sample_counts = {"train": 30, "validation": 5, "test": 4}
 
 
 @pytest.fixture(scope="module")
 def data_dir(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
-    problems.find("mixture:few_identities=1,few_reverses=1").prepare(folder)
-    return folder
+    directory = tmp_path_factory.mktemp("data")
+    problems.find("mixture:few_identities=1,few_reverses=1").prepare(directory)
+    return directory
 
 
 def stream(data_dir, shares, batch_size=6, seed=0, split="train"):
@@ -40,7 +40,7 @@ def stream(data_dir, shares, batch_size=6, seed=0, split="train"):
 
 
 def rows(batches, begin, end):
-    """The examples of steps, end to end: below 70 those of the first problem."""
+    """Returns the examples of steps, concatenated; those below 70 are the first problem's."""
     return np.concatenate([batches[step].examples for step in range(begin, end)])
 
 
@@ -57,7 +57,7 @@ def test_shares_are_exact_in_every_block(data_dir, shares, block, of_first):
     drawn = rows(stream(data_dir, shares), 0, 100).reshape(-1, block) < 70
     assert (drawn.sum(1) == of_first).all()
     if of_first < block:
-        assert len({tuple(each) for each in drawn.tolist()}) > 1  # in several orders
+        assert len({tuple(each) for each in drawn.tolist()}) > 1  # several different orders
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_a_schedule_goes_on_where_the_stage_before_ended(data_dir):
     assert (second.reshape(-1)[:20].reshape(-1, 5) < 70).sum(1).tolist() == [1] * 4
     assert (rows(batches, 9, 40) >= 70).all()
     drawn = rows(batches, 0, 80)
-    for low, high in ((0, 70), (70, 100)):  # no example again before all others were there
+    for low, high in ((0, 70), (70, 100)):  # no example repeats before all others have occurred
         counts = Counter(drawn[(drawn >= low) & (drawn < high)].tolist())
         numbers = [counts[example] for example in range(low, high)]
         assert max(numbers) - min(numbers) <= 1
@@ -169,7 +169,7 @@ def test_counts_are_those_of_the_problems(tmp_path):
 def test_another_vocabulary_is_refused_with_what_helps(tmp_path):
     @registry.register_problem
     class FewDecimals(FewReverses):
-        """With other symbols."""
+        """A problem with other tokens."""
 
         base = 10
 

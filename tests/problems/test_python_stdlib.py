@@ -36,7 +36,7 @@ def test_sources_are_the_utf8_files_in_the_order_of_their_paths(sources):
     found = read_sources(sources)
     assert list(found.texts) == sorted(found.texts)
     ours = {name: text.encode() for name, text in found.texts.items() if "/" in name}
-    assert ours == AWKWARD | SMALL  # unchanged, and nothing of what is no document
+    assert ours == AWKWARD | SMALL  # unchanged, and without files that are not documents
     assert (found.not_utf8, found.empty) == (1, 1)
 
 
@@ -56,8 +56,8 @@ def test_the_split_of_a_file_never_changes():
 
 
 def test_the_dataset_is_one_of_tfds_with_random_access(problem, data_dir, sources):
-    folder = next(problem.folder(data_dir).glob("dataset/python_stdlib/*/1.0.0"))
-    builder = tfds.builder_from_directory(folder)
+    directory = next(problem.directory(data_dir).glob("dataset/python_stdlib/*/1.0.0"))
+    builder = tfds.builder_from_directory(directory)
     train = builder.as_data_source("train")
     assert len(train) == problem.check_prepared(data_dir).splits["train"].examples
     for i in (len(train) - 1, 0):
@@ -82,7 +82,7 @@ def test_the_same_python_gives_the_same_bytes(problem, data_dir, sources, tmp_pa
         cwd=REPOSITORY,
         env=environment,
     )
-    first, second = (problem.folder(folder) for folder in (data_dir, tmp_path))
+    first, second = (problem.directory(directory) for directory in (data_dir, tmp_path))
     names = {path.name for path in first.iterdir() if path.is_file()}
     assert "train-00000-of-00001.targets" in names and "vocabulary.model" in names
     for name in names - {"manifest.json"}:

@@ -1,4 +1,4 @@
-"""Problems with text that are mixed have one vocabulary, and data of the mixture's own."""
+"""Mixed problems with text have a common vocabulary, and the mixture has separate data."""
 
 from __future__ import annotations
 
@@ -9,24 +9,25 @@ import numpy as np
 import pytest
 
 from t2tp import problems
-from t2tp.problems.generation import ShardWriter
-from t2tp.problems.inspection import inspect
-from t2tp.problems.manifest import Manifest
-from t2tp.problems.shared_vocabulary import in_shares
-from t2tp.problems.text import TextProblem, load_vocabulary
+from t2tp.problems.data.manifest import Manifest
+from t2tp.problems.inspection.report import inspect
+from t2tp.problems.prepare.shard_generation import ShardWriter
+from t2tp.problems.shared_vocabulary import interleave
+from t2tp.problems.text import TextProblem
+from t2tp.problems.vocab.vocabulary_file import load_vocabulary
 
 MIXTURE = "mixture:translate_tsv=0.75,translate_textfiles=0.25"
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """Pairs in a table, and in two files."""
-    folder = tmp_path_factory.mktemp("files")
+    """Writes pairs in a table, and in two files."""
+    directory = tmp_path_factory.mktemp("files")
     lines = [f"apple number {n}\tApfel Nummer {n}\n" for n in range(600)]
-    (folder / "a.tsv").write_text("".join(lines))
+    (directory / "a.tsv").write_text("".join(lines))
     for end, word in (("en", "banana count"), ("fr", "banane numero")):
-        (folder / f"b.{end}").write_text("".join(f"{word} {n}\n" for n in range(200)))
-    return folder
+        (directory / f"b.{end}").write_text("".join(f"{word} {n}\n" for n in range(200)))
+    return directory
 
 
 def options_of(files, more=""):
@@ -38,9 +39,9 @@ def options_of(files, more=""):
 
 @pytest.fixture(scope="module")
 def data_dir(files, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
-    problems.find(MIXTURE, options_of(files, ",vocab_size=310")).prepare(folder)
-    return folder
+    directory = tmp_path_factory.mktemp("data")
+    problems.find(MIXTURE, options_of(files, ",vocab_size=310")).prepare(directory)
+    return directory
 
 
 def test_the_parts_share_a_vocabulary_of_the_texts_of_both(data_dir):
@@ -61,14 +62,15 @@ def test_the_parts_share_a_vocabulary_of_the_texts_of_both(data_dir):
 @pytest.mark.parametrize(
     ("share", "has", "lacks"), [(0.98, b"app", b"ban"), (0.02, b"ban", b"app")]
 )
-def test_a_problem_of_small_share_has_few_pieces(files, tmp_path, share, has, lacks):
-    """With room for few pieces: those of the texts that are met fifty times as often."""
+def test_a_problem_of_small_share_has_few_pieces(files, tmp_path, monkeypatch, share, has, lacks):
+    """A small vocabulary has only pieces of the texts that are fifty times as frequent."""
+    monkeypatch.setattr("t2tp.problems.shared_vocabulary.SAMPLE_BYTES", 50_000)
     mixture = problems.find(
         f"mixture:translate_tsv={share},translate_textfiles={1 - share:.2f}",
         options_of(files, ",vocab_size=300"),
     )
     mixture.prepare(tmp_path)
-    pieces = load_vocabulary(mixture.folder(tmp_path)).token_bytes
+    pieces = load_vocabulary(mixture.directory(tmp_path)).token_bytes
     assert [piece for piece in pieces if has in piece]
     assert not [piece for piece in pieces if lacks in piece]
 
@@ -91,25 +93,25 @@ def test_the_command_that_makes_them_again_has_the_options_of_each(files, data_d
     assert command[:3] == ["t2tp_datagen", f"--problem={MIXTURE}", f"--data_dir={data_dir}"]
     given = command[3].removeprefix("--problem_options=")
     assert (
-        problems.find(MIXTURE, given).made_with()
-        == problems.find(MIXTURE, options_of(files, ",vocab_size=310")).made_with()
+        problems.find(MIXTURE, given).generation_options()
+        == problems.find(MIXTURE, options_of(files, ",vocab_size=310")).generation_options()
     )
 
 
 def test_damage_anywhere_is_found(files, tmp_path):
     mixture = problems.find(MIXTURE, options_of(files, ",vocab_size=300"))
     mixture.prepare(tmp_path)
-    damaged = mixture.folder(tmp_path) / "translate_textfiles" / "vocabulary.model"
+    damaged = mixture.directory(tmp_path) / "translate_textfiles" / "vocabulary.model"
     damaged.write_bytes(damaged.read_bytes()[:-1])
     with pytest.raises(ValueError, match="translate_textfiles/vocabulary.model has .* bytes"):
         mixture.check_prepared(tmp_path)
 
 
-def files_in(folder):
+def files_in(directory):
     return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file() and ".index" not in path.parts  # which streams make
+        str(path.relative_to(directory)): path.read_bytes()
+        for path in directory.rglob("*")
+        if path.is_file() and ".index" not in path.parts  # which streams create
     }
 
 
@@ -129,14 +131,14 @@ def test_interrupted_anywhere_it_makes_the_same_files(
             count += 1
 
     with monkeypatch.context() as broken:
-        broken.setattr("t2tp.problems.generation.ShardWriter", FailingWriter)
+        broken.setattr("t2tp.problems.prepare.shard_generation.ShardWriter", FailingWriter)
         with pytest.raises(KeyboardInterrupt):
             mixture.prepare(tmp_path)
-        # What there is is used: nobody trains the vocabulary again.
+        # Existing output is reused: the vocabulary is not trained again.
         broken.setattr(TextProblem, "train_vocabulary", None)
-        broken.setattr("t2tp.problems.generation.ShardWriter", ShardWriter)
+        broken.setattr("t2tp.problems.prepare.shard_generation.ShardWriter", ShardWriter)
         mixture.prepare(tmp_path)
-    made, whole = mixture.folder(tmp_path), mixture.folder(data_dir)
+    made, whole = mixture.directory(tmp_path), mixture.directory(data_dir)
     assert files_in(made) == files_in(whole)
 
 
@@ -187,6 +189,36 @@ def test_a_vocabulary_of_another_problem_can_be_taken(files, tmp_path):
     more = f",vocabulary_from={tmp_path}/translate_tsv"
     made = problems.find(MIXTURE, options_of(files, more)).prepare(tmp_path)
     assert made.vocabulary == Manifest.read(tmp_path / "translate_tsv").vocabulary
+
+
+@pytest.mark.parametrize("name", [MIXTURE, "translate_textfiles"])
+def test_a_vocabulary_that_is_taken_is_the_one_that_is_there(
+    files, tmp_path, monkeypatch, caplog, name
+):
+    """The vocabulary was made again after an interrupted and after a finished attempt."""
+    other = problems.find("translate_tsv", f"files={files}/a.tsv")
+    home = other.directory(tmp_path)
+
+    def make_other(size):
+        other.options.vocab_size = size
+        return other.prepare(tmp_path, overwrite=True).vocabulary
+
+    first = make_other(290)
+    options = (
+        options_of(files, "") if name == MIXTURE else f"inputs={files}/b.en,targets={files}/b.fr"
+    )
+    taking = problems.find(name, f"{options},vocabulary_from={home}")
+    with monkeypatch.context() as broken:
+        broken.setattr("t2tp.problems.prepare.shard_generation.ShardWriter", None)
+        with pytest.raises(TypeError):
+            taking.prepare(tmp_path)
+    second = make_other(300)
+    assert taking.prepare(tmp_path).vocabulary == second != first
+    problems.find(name).check_prepared(tmp_path)
+    assert "the vocabulary in" not in caplog.text
+    assert make_other(310) not in (first, second)
+    problems.find(name).check_prepared(tmp_path)
+    assert caplog.text.count(f"the vocabulary in {home}; make them again with") == 1
 
 
 def test_both_directions_of_a_problem_have_the_same_data(files, tmp_path):
@@ -245,12 +277,12 @@ def test_what_cannot_be_mixed_is_said(name, options, message):
 
 def test_bytes_need_no_vocabulary_of_their_own():
     mixture = problems.find("mixture:languagemodel_python_stdlib_bytes=1")
-    assert mixture.folder("data") == mixture.parts[0].folder("data")
+    assert mixture.directory("data") == mixture.parts[0].directory("data")
 
 
 def test_each_source_has_its_share_of_the_bytes():
     short, long = ["ab"] * 50, ["x" * 30] * 3
-    given = list(in_shares([short, long], [0.75, 0.25], 10**6))
+    given = list(interleave([short, long], [0.75, 0.25], 10**6))
     assert sum(map(len, given[: len(given) // 2])) > 0
     for end in range(20, len(given)):
         of_long = sum(len(text) for text in given[:end] if len(text) == 30)
@@ -260,6 +292,6 @@ def test_each_source_has_its_share_of_the_bytes():
 
 
 def test_texts_are_enough_at_some_size_and_sources_may_be_empty():
-    assert sum(map(len, in_shares([repeat("abc"), ["de"]], [1, 1], 1000))) < 1003
-    assert list(in_shares([[], ["a"], ["b"]], [1, 1, 0], 100)) == ["a"]
-    assert list(in_shares([[], []], [1, 1], 100)) == []
+    assert sum(map(len, interleave([repeat("abc"), ["de"]], [1, 1], 1000))) < 1003
+    assert list(interleave([[], ["a"], ["b"]], [1, 1, 0], 100)) == ["a"]
+    assert list(interleave([[], []], [1, 1], 100)) == []

@@ -43,7 +43,7 @@ def test_there_must_be_a_prediction_for_each_reference(predictions):
         ("summarize_cnn_dailymail32k", ["rouge1", "rouge2", "rouge_l"]),
         ("algorithmic_reverse_binary40", ["exact_match"]),
         ("mixture:translate_tsv=1,translate_textfiles=1", ["bleu", "chrf"]),
-        ("languagemodel_python_stdlib", []),
+        ("languagemodel_python_stdlib", ["exact_match"]),
     ],
 )
 def test_problems_name_what_their_decodes_are_scored_by(name, names):

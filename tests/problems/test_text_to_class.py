@@ -1,4 +1,4 @@
-"""Texts with classes: what happens to those that are longer than a row."""
+"""Texts with classes that are longer than a row."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from t2tp.problems.text_to_class import Text2ClassProblem
 
 @registry.register_problem
 class LongerThanEight(Text2ClassProblem):
-    """Texts of 1 to 20 bytes, and so of 2 to 21 tokens."""
+    """Texts of 1 to 20 bytes, thus of 2 to 21 tokens."""
 
     vocabulary_kind = "byte"
     class_names = ("short", "long")
 
-    def samples(self, split, folder, tmp_dir):
+    def samples(self, split, directory, tmp_dir):
         return [{"inputs": "abcdefghijklmnopqrst"[:n], "label": n > 8} for n in range(1, 21)]
 
 
@@ -24,7 +24,7 @@ def test_an_evaluation_has_every_example_and_training_those_that_fit(tmp_path, c
     problem.prepare(tmp_path)
     assert len(problem.train_examples(tmp_path, 12)) == 11
     assert "9 of 20 examples are left out, as they are longer than length 12" in caplog.text
-    for split in problem.splits:  # train too, where it is evaluated
+    for split in problem.splits:  # train too, if it is evaluated
         source = problem.examples(tmp_path, split, 12)
         assert f"{split} of longer_than_eight: of 9 of 20 examples only the first 12" in caplog.text
         rows = np.arange(20)

@@ -1,4 +1,4 @@
-"""Every registered problem is made, and a small model of its family takes a step on it."""
+"""Every registered problem is prepared, and a small model of its family trains on it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ REGISTERED = [
 
 
 def logits_of(mesh, features, vocab):
-    """Of the family that the features tell: token by token, or a class of tokens or pixels."""
+    """Returns logits as the features require: per token, or of the class of a text or image."""
     targets = features["targets"]
     if "weights" not in features or len(targets.shape) > 1:
         seen = mtf.shift(targets, 1, targets.shape.dims[-1], wrap=False)
@@ -34,7 +34,7 @@ def logits_of(mesh, features, vocab):
         entries = mtf.Dimension("entries", 512)
         x = mtf.reduce_mean(embedded(mesh, inputs, entries), reduced_dim=inputs.shape.dims[1])
         return einsum(mesh, x, [D_MODEL], vocab)
-    seen = mtf.reduce_mean(inputs, reduced_dim=inputs.shape.dims[1])  # Of each column of pixels.
+    seen = mtf.reduce_mean(inputs, reduced_dim=inputs.shape.dims[1])  # Per column of pixels.
     return einsum(mesh, seen, seen.shape.dims[1:], vocab)
 
 
@@ -50,7 +50,7 @@ def einsum(mesh, x, dims, vocab):
 
 
 def program_of(problem, data_dir, stream):
-    """A step of gradient descent that returns what the problem's metrics need."""
+    """Returns a program of gradient descent with the sums that the problem's metrics need."""
     specs = problem.features(BATCH, LENGTH)
     features = {
         name: t2tp.Feature(
@@ -74,7 +74,7 @@ def program_of(problem, data_dir, stream):
         nll = mtf.layers.softmax_cross_entropy_with_logits(
             logits, mtf.one_hot(targets, vocab, dtype=tf.float32), vocab
         )
-        sums = metrics.symbol_sums(nll, logits, targets, weights, vocab)
+        sums = metrics.token_sums(nll, logits, targets, weights, vocab)
         sums |= metrics.correct_in_top_k(logits, targets, weights, vocab)
         sums |= metrics.sequence_sums(logits, targets, weights, vocab, targets.shape.dims[0])
         sums |= metrics.positive_sums(logits, targets, weights, vocab)
@@ -82,7 +82,7 @@ def program_of(problem, data_dir, stream):
             predicted = mtf.argmax(logits, vocab)
             segments = given["targets_segmentation"]
             sums |= metrics.bleu_sums(predicted, targets, segments, targets.shape.dims[1])
-        # A weight of a picture sees a whole column.
+        # In an image, a weight applies to a whole column.
         rate = 0.02 if "inputs" in given and given["inputs"].dtype == tf.float32 else 0.5
         variables = [variable.outputs[0] for variable in mesh.graph.trainable_variables]
         gradients = mtf.gradients([sums["nll"] / sums["tokens"]], variables)
@@ -96,7 +96,7 @@ def program_of(problem, data_dir, stream):
 
 @pytest.fixture
 def problem_of(monkeypatch, mocked, sources, tmp_path):
-    """Name -> the problem, with few and small samples."""
+    """Returns a function: name -> the problem, with few and small samples."""
     monkeypatch.setattr(
         AlgorithmicProblem, "sample_counts", {"train": 40, "validation": 10, "test": 10}
     )

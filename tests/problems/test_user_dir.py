@@ -1,4 +1,4 @@
-"""The example of a user's own folder, as docs/new_problem.md walks through it."""
+"""The example of a user's directory, as docs/new_problem.md walks through it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import pytest
 
 from t2tp import problems, registry
 from t2tp.problems.user_dir import import_user_dir
-from t2tp.trainer import t2tp_eval
+from t2tp.trainer.cli.programs import t2tp_eval
+from tests.page_commands import run
 
 REPOSITORY = Path(__file__).parents[2]
 PAGE = (REPOSITORY / "docs" / "new_problem.md").read_text()
@@ -22,39 +23,37 @@ EXAMPLE = REPOSITORY / "examples" / "my_problems"
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    """Where the page's commands have been run."""
-    folder = tmp_path_factory.mktemp("walk")
-    (folder / "examples").symlink_to(REPOSITORY / "examples")
+def directory(tmp_path_factory) -> Path:
+    """Runs the page's commands in a directory."""
+    directory = tmp_path_factory.mktemp("walk")
+    (directory / "examples").symlink_to(REPOSITORY / "examples")
     shell = "".join(re.findall(r"```sh\n(.*?)```", PAGE, re.S)).replace("\\\n", " ")
     said = ""
-    for line in shell.splitlines():
-        program, *arguments = shlex.split(line)
-        command = [sys.executable, "-m", f"t2tp.trainer.{program}", *arguments]
-        ended = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-        assert ended.returncode == 0, ended.stderr
-        said += ended.stdout
-    assert re.search("targets: '[MDCLXVI]+'", said)  # of --inspect
-    assert (folder / "run" / "checkpoints").is_dir()
-    return folder
+    for number, line in enumerate(shell.splitlines()):
+        said += run(shlex.split(line), directory, number)
+    assert re.search("targets: '[MDCLXVI]+'", said)  # output of --inspect
+    assert (directory / "run" / "checkpoints").is_dir()
+    return directory
 
 
-def test_the_data_are_made(folder):
+def test_the_data_are_made(directory):
     import_user_dir(EXAMPLE)
     problem = problems.find("roman_numerals")
-    counts = [sizes.examples for sizes in problem.check_prepared(folder / "data").splits.values()]
+    counts = [
+        sizes.examples for sizes in problem.check_prepared(directory / "data").splits.values()
+    ]
     assert counts == [3199, 400, 400]
     numerals = {
         sample["inputs"]: sample["targets"]
-        for sample in (problem.decode_example(folder / "data", "test", n) for n in range(400))
+        for sample in (problem.decode_example(directory / "data", "test", n) for n in range(400))
     }
     assert numerals["1999"] == "MCMXCIX" and numerals["9"] == "IX"
 
 
-def test_the_lines_of_python_on_the_page_work(folder):
+def test_the_lines_of_python_on_the_page_work(directory):
     lines = re.findall(r"```python\n(.*?)```", PAGE, re.S)[-1]
     shown = subprocess.run(
-        [sys.executable, "-c", lines], cwd=folder, capture_output=True, text=True, check=True
+        [sys.executable, "-c", lines], cwd=directory, capture_output=True, text=True, check=True
     ).stdout.splitlines()
     assert shown[0] == "(8, 16)"
     assert re.fullmatch("[MDCLXVI]+", shown[1])
@@ -64,7 +63,7 @@ def test_the_page_shows_what_is_in_the_file():
     source = (EXAMPLE / "roman_numerals.py").read_text()
     shown = re.findall(r"```python\n(.*?)```", PAGE, re.S)[0]
     for line in shown.splitlines():
-        if not line.strip().startswith("def "):  # the page leaves the types out
+        if not line.strip().startswith("def "):  # the page omits the types
             assert line in source
 
 
@@ -98,11 +97,11 @@ def test_an_init_without_code_is_none(tmp_path, init):
 
 
 def test_what_cannot_be_imported_is_said(tmp_path):
-    with pytest.raises(NotADirectoryError, match="there is no such folder"):
+    with pytest.raises(NotADirectoryError, match="there is no such directory"):
         import_user_dir(tmp_path / "nowhere")
     (tmp_path / "my-problems").mkdir()
     with pytest.raises(
-        ValueError, match="cannot import a folder named 'my-problems'.*'my_problems'"
+        ValueError, match="cannot import a directory named 'my-problems'.*'my_problems'"
     ):
         import_user_dir(tmp_path / "my-problems")
     (tmp_path / "json").mkdir()
@@ -111,7 +110,7 @@ def test_what_cannot_be_imported_is_said(tmp_path):
 
 
 def test_python_s_path_stays_as_it_is(tmp_path):
-    """A file next to the directory does not take the place of an installed package."""
+    """A file next to the directory does not shadow an installed package."""
     usr_dir = tmp_path / "with_neighbours"
     usr_dir.mkdir()
     (usr_dir / "__init__.py").write_text("from with_neighbours import one\n")
@@ -126,7 +125,7 @@ def test_python_s_path_stays_as_it_is(tmp_path):
 
 
 def test_a_file_that_is_edited_while_data_are_made_does_not_cost_them(tmp_path):
-    """It is none of the problem's, but a model's that is beside it."""
+    """The file belongs to a model next to the problem, not to the problem."""
     usr_dir = tmp_path / "edited_meanwhile"
     usr_dir.mkdir()
     model = usr_dir / "model.py"
@@ -137,7 +136,7 @@ def test_a_file_that_is_edited_while_data_are_made_does_not_cost_them(tmp_path):
         "@registry.register_problem\n"
         "class EditedWords(Text2TextProblem):\n"
         "    vocabulary_kind = 'byte'\n"
-        "    def samples(self, split, folder, tmp_dir):\n"
+        "    def samples(self, split, directory, tmp_dir):\n"
         f"        with open({str(model)!r}, 'a') as file:\n"
         "            file.write('# better')\n"
         "        return [{'inputs': 'a', 'targets': split}]\n"
@@ -167,7 +166,7 @@ from t2tp.problems.text_to_text import Text2TextProblem
 class LettersForWorkers(Text2TextProblem):
     vocabulary_kind = "byte"
 
-    def samples(self, split, folder, tmp_dir):
+    def samples(self, split, directory, tmp_dir):
         return [{"inputs": f"{split} {index}", "targets": "x"} for index in range(1000)]
 """
 
@@ -189,7 +188,7 @@ def test_names_of_other_packages_are_refused(tmp_path, name):
         import_user_dir(tmp_path / name)
 
 
-def test_the_remedies_that_are_printed_name_the_folder():
+def test_the_remedies_that_are_printed_name_the_directory():
     import_user_dir(EXAMPLE)
     command = problems.find("roman_numerals").datagen_command("data")
     assert shlex.split(command)[1:] == [
@@ -200,25 +199,23 @@ def test_the_remedies_that_are_printed_name_the_folder():
     assert "usr_dir" not in problems.find("algorithmic_identity_decimal40").datagen_command("data")
 
 
-def test_what_loads_a_run_imports_its_folder(folder, tmp_path):
-    """From anywhere, and although no flag names the folder."""
-    command = [sys.executable, "-m", "t2tp.trainer.t2tp_eval", "--eval_steps=1"]
-    command += [f"--output_dir={folder / 'run'}", f"--data_dir={folder / 'data'}"]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
-    flags = json.loads((folder / "run/flags.json").read_text())
-    assert flags["t2t_usr_dir"] == str(folder / "examples/my_problems")
-    assert f"imported {flags['t2t_usr_dir']}, as the run was started with it" in ended.stderr
+def test_what_loads_a_run_imports_its_directory(directory, tmp_path):
+    """From any directory, and without a flag that names it."""
+    where = [f"--output_dir={directory / 'run'}", f"--data_dir={directory / 'data'}"]
+    said = run(["t2tp_eval", "--eval_steps=1", *where], tmp_path, 0)
+    flags = json.loads((directory / "run/flags.json").read_text())
+    assert flags["t2t_usr_dir"] == str(directory / "examples/my_problems")
+    assert f"imported {flags['t2t_usr_dir']}, as the run was started with it" in said
 
 
-def test_a_folder_that_has_moved_is_asked_for(folder, tmp_path, capsys):
-    run = tmp_path / "run"
-    run.mkdir()
+def test_a_directory_that_has_moved_is_asked_for(directory, tmp_path, capsys):
+    moved = tmp_path / "run"
+    moved.mkdir()
     for name in ("hparams.json", "flags.json"):
-        text = (folder / "run" / name).read_text()
-        (run / name).write_text(text.replace("my_problems", "moved"))
+        text = (directory / "run" / name).read_text()
+        (moved / name).write_text(text.replace("my_problems", "moved"))
     assert (
-        t2tp_eval.main(["t2tp_eval", f"--output_dir={run}", f"--data_dir={folder / 'data'}"]) == 2
+        t2tp_eval(["t2tp_eval", f"--output_dir={moved}", f"--data_dir={directory / 'data'}"]) == 2
     )
     said = capsys.readouterr().err
     assert "was started with --t2t_usr_dir=" in said and "where it is now" in said

@@ -2,34 +2,52 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from t2tp import registry
-from t2tp.trainer.t2tp_trainer import main
+from t2tp.trainer.cli.programs import t2tp_trainer as main
 from tests.trainer import tiny_problem
 
 PROBLEM = "languagemodel_encodings"
+_NEW = {"problem": PROBLEM, "model": "transformer_lm", "hparams_set": "transformer_lm_test"}
 assert tiny_problem  # Importing it registers the problem and its hparams.
 
 
 @pytest.fixture(scope="session")
 def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the tiny problem's data have been made."""
-    folder = tmp_path_factory.mktemp("data")
-    registry.problem(PROBLEM)().prepare(folder)
-    return folder
+    directory = tmp_path_factory.mktemp("data")
+    registry.problem(PROBLEM)().prepare(directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def _trained(tmp_path_factory: pytest.TempPathFactory, data_dir: Path) -> Path:
+    run = tmp_path_factory.mktemp("trained") / "run"
+    flags = {**_NEW, "data_dir": data_dir, "output_dir": run, "schedule": "train"}
+    flags |= {"train_steps": 2, "save_checkpoints_steps": 1, "random_seed": 5, "hparams": "d_ff=64"}
+    assert main(["t2tp_trainer", *(f"--{name}={value}" for name, value in flags.items())]) == 0
+    return run
+
+
+@pytest.fixture
+def trained(tmp_path: Path, _trained: Path) -> Path:
+    """A run of two steps with a checkpoint of each, where `trainer` has its run: the test's own.
+
+    Its seed is 5, and its d_ff 64, unlike that of its set.
+    """
+    return shutil.copytree(_trained, tmp_path / "run")
 
 
 @pytest.fixture
 def trainer(tmp_path: Path, data_dir: Path) -> Callable[..., int]:
     """`t2tp_trainer` in this process: flags by name -> exit code. A flag of None is left out."""
     defaults = {
-        "problem": PROBLEM,
-        "model": "transformer_lm",
-        "hparams_set": "transformer_lm_test",
+        **_NEW,
         "data_dir": data_dir,
         "output_dir": tmp_path / "run",
         "train_steps": 6,

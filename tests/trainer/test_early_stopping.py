@@ -8,11 +8,11 @@ import math
 import pytest
 from absl import logging
 
-from t2tp.checkpoint import Goal
+from t2tp.checkpoint import BestMetric
 from t2tp.trainer.early_stopping import EarlyStopping
 from t2tp.trainer.errors import UsageError
-from t2tp.trainer.evaluation_record import EvaluationRecord
 from t2tp.trainer.evaluations import SplitEvaluation
+from t2tp.trainer.run_dir.evaluation_record import EvaluationRecord
 
 # The evaluations' losses, every 10 steps; and whether that is a plateau of 20 steps and 0.1.
 CURVES = {
@@ -122,8 +122,8 @@ def test_no_number_is_never_the_best(tmp_path, monkeypatch):
         evaluation.record.add(step, {"loss": loss})
     said = []
     monkeypatch.setattr(logging, "info", lambda text, *given: said.append(text % given))
-    evaluation.say_best(Goal("loss", True))
-    evaluation.say_best(Goal("loss", False))
+    evaluation.say_best(BestMetric("loss", True))
+    evaluation.say_best(BestMetric("loss", False))
     assert said == [
         "best loss 2.0000 at step 3, of 3 evaluations",
         "best loss 3.0000 at step 2, of 3 evaluations",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +15,19 @@ import numpy as np
 import pytest
 
 from t2tp import checkpoint
+from t2tp.checkpoint.variables import CheckpointMismatchError
+from t2tp.decoding import DecodeOptions
 from t2tp.mesh.layout import LayoutError
-from t2tp.mesh.program import Feature
-from t2tp.trainer.checkpointing import CheckpointMismatchError
-from t2tp.trainer.clock import TrainingClock
+from t2tp.program.program import Feature
 from t2tp.trainer.estimator import Estimator
-from t2tp.trainer.hooks import Hook, Training
+from t2tp.trainer.hooks.hook import Hook, Training
+from t2tp.trainer.hooks.training_clock import TrainingClock
 from t2tp.trainer.interrupt import TrainingInterrupted
+from t2tp.trainer.model_fn import ModeKeys
 from t2tp.trainer.run_config import RunConfig
 from tests.trainer import toy
-from tests.trainer.events import read_scalars
+from tests.trainer.hooks.events import read_scalars
+from tests.warm_processes import WarmProcess
 
 ROOT = Path(__file__).parents[2]
 MESHES = {
@@ -35,17 +38,17 @@ MESHES = {
 }
 
 
-def estimator(folder: Path, mesh: str = "both", hparams: dict | None = None, **settings: Any):
+def estimator(directory: Path, mesh: str = "both", hparams: dict | None = None, **settings: Any):
     """An estimator that reports each step and saves every fourth."""
     mesh_shape, layout = MESHES[mesh]
     settings = {"save_checkpoints_steps": 4, "log_step_count_steps": 1, **settings}
-    config = RunConfig(str(folder), mesh_shape, layout, **settings)
-    return Estimator(toy.model_fn, config, {"learning_rate": 0.05, **(hparams or {})})
+    values = {"learning_rate": 0.05, "mesh_shape": mesh_shape, "layout": layout}
+    return Estimator(toy.model_fn, RunConfig(str(directory), **settings), values | (hparams or {}))
 
 
-def losses(folder: Path) -> list[float]:
+def losses(directory: Path) -> list[float]:
     """The loss of each step."""
-    by_step = read_scalars(folder)["loss"]
+    by_step = read_scalars(directory)["loss"]
     assert sorted(by_step) == list(range(1, len(by_step) + 1))
     return [by_step[step] for step in sorted(by_step)]
 
@@ -171,6 +174,24 @@ def test_predictions_are_the_trained_models(tmp_path):
     np.testing.assert_allclose(y, x @ w, rtol=1e-5, atol=1e-6)
 
 
+def test_each_call_that_predicts_has_its_own_decode_options(tmp_path):
+    def doubling(mesh, features, mode, hparams, decode_options=None):
+        spec = toy.model_fn(mesh, features, mode, hparams)
+        if mode == ModeKeys.PREDICT:
+            return replace(spec, predictions={"y": spec.predictions["y"] * decode_options.top_k})
+        return spec
+
+    trained = Estimator(doubling, RunConfig(str(tmp_path)), {"learning_rate": 0.05})
+    trained.train(toy.inputs(), 1)
+    x = {"x": toy.Stream()[0]["x"]}
+    features = {"x": Feature(f"batch:{toy.BATCH};d_in:{toy.D_IN}")}
+    once, twice, again = (
+        trained.predict(features, x, DecodeOptions(top_k=k))["y"] for k in (1, 2, 1)
+    )
+    np.testing.assert_array_equal(twice, 2 * once)
+    np.testing.assert_array_equal(again, once)
+
+
 @pytest.mark.parametrize("act", ["evaluate", "predict"])
 def test_without_a_checkpoint_nothing_is_evaluated_or_predicted(tmp_path, act):
     fresh = estimator(tmp_path / "run")
@@ -210,9 +231,9 @@ def test_what_hooks_do_at_a_step_is_done_when_it_is_saved(tmp_path):
 
 
 def test_a_layout_that_cannot_work_is_refused_before_anything_is_written(tmp_path):
-    config = RunConfig(str(tmp_path / "run"), "data:3", "batch:data")
+    of_three = estimator(tmp_path / "run", hparams={"mesh_shape": "data:3"})
     with pytest.raises(LayoutError, match="does not divide dimension 'batch'"):
-        Estimator(toy.model_fn, config, {"learning_rate": 0.1}).train(toy.inputs(), 1)
+        of_three.train(toy.inputs(), 1)
     assert not (tmp_path / "run").exists()
 
 
@@ -229,7 +250,7 @@ def test_hooks_are_called_around_each_step(tmp_path):
     assert len(note.calls) == 6
 
 
-def test_only_the_newest_checkpoints_are_kept_and_the_last_step_is_one(tmp_path):
+def test_only_the_latest_checkpoints_are_kept_and_the_last_step_is_one(tmp_path):
     estimator(tmp_path, save_checkpoints_steps=2, keep_checkpoint_max=3).train(toy.inputs(), 9)
     assert checkpoint.all_steps(tmp_path / "checkpoints") == [6, 8, 9]
 
@@ -269,7 +290,7 @@ def test_a_signal_saves_the_step_and_leaves(tmp_path, number):
     before = signal.getsignal(number)
     with pytest.raises(TrainingInterrupted, match="interrupted after step 6, which is saved") as e:
         estimator(tmp_path / "interrupted").train(toy.inputs(), 12, [Interrupt()])
-    assert e.value.signal_number == number
+    assert e.value.exit_code == 128 + number
     assert signal.getsignal(number) is before
     assert checkpoint.all_steps(tmp_path / "interrupted/checkpoints") == [4, 6]
     estimator(tmp_path / "interrupted").train(toy.inputs(), 12)
@@ -288,28 +309,23 @@ def test_a_second_signal_leaves_at_once_and_says_so(tmp_path):
         estimator(tmp_path).train(toy.inputs(), 12, [Twice()])
 
 
-STUCK = """
-import os, signal, sys, threading, time
-from tests.trainer import toy
-from tests.trainer.test_estimator import At, estimator
+def train_and_get_stuck() -> None:
+    """A program: trains in the directory that is its argument, and sleeps after a signal."""
 
-def stuck():
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(60)
+    def stuck():
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
 
-estimator(sys.argv[1], grace_seconds=1.0).train(toy.inputs(), 12, [At(6, stuck)])
-"""
+    estimator(sys.argv[1], grace_seconds=1.0).train(toy.inputs(), 12, [At(6, stuck)])
 
 
 @pytest.mark.slow
 def test_when_the_time_of_grace_is_over_it_leaves_with_what_is_saved(tmp_path):
-    command = [sys.executable, "-c", STUCK, str(tmp_path)]
-    begin = time.monotonic()
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 128 + signal.SIGTERM, done.stderr
-    assert "within the 1 s of grace" in done.stderr
-    assert time.monotonic() - begin < 60
-    assert checkpoint.all_steps(tmp_path / "checkpoints") == [4]
+    target, output = "tests.trainer.test_estimator:train_and_get_stuck", tmp_path / "output"
+    with WarmProcess(target, [str(tmp_path / "run")], {}, output) as process:
+        assert process.wait(50) == 128 + signal.SIGTERM
+    assert "within the 1 s of grace" in process.err.read_text()
+    assert checkpoint.all_steps(tmp_path / "run/checkpoints") == [4]
 
 
 def test_the_clock_stands_while_it_is_stopped():

@@ -11,37 +11,37 @@ import numpy as np
 import pytest
 
 from t2tp import registry
-from t2tp.checkpoint import all_steps
+from t2tp.checkpoint import all_steps, latest
+from t2tp.checkpoint.variables import CheckpointMismatchError
 from t2tp.decoding import DecodeOptions
 from t2tp.hparam import HParams
-from t2tp.problems.stream import DATA_ORDER
+from t2tp.problems.data.stream import DATA_ORDER
 from t2tp.registry import UnknownNameError
 from t2tp.trainer import experiment as module
-from t2tp.trainer import run_files
-from t2tp.trainer.checkpointing import CheckpointMismatchError
 from t2tp.trainer.experiment import Experiment
 from t2tp.trainer.run_config import RunConfig
-from t2tp.trainer.run_files import OtherRunError
+from t2tp.trainer.run_dir import run_files
+from t2tp.trainer.run_dir.run_files import OtherRunError
+from t2tp.trainer.run_spec import RunSpec
 from tests.trainer.conftest import PROBLEM
-from tests.trainer.events import read_scalars
+from tests.trainer.hooks.events import read_scalars
 
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-def experiment(folder: Path, data_dir: Path, changes: str = "", **settings) -> Experiment:
+def experiment(directory: Path, data_dir: Path, changes: str = "", **settings) -> Experiment:
     """Six steps of the tiny model."""
     hparams = registry.hparams("transformer_lm_test")
     hparams.parse(changes)
     seed = settings.pop("random_seed", 0)
-    config = RunConfig.of(hparams, str(folder), random_seed=seed, log_step_count_steps=1)
-    draws = DecodeOptions(temperature=1.0, batch_size=1)
-    settings = {"train_steps": 6, "eval_steps": 2, "decode_options": draws, **settings}
-    names = {"model": "transformer_lm", "problem": PROBLEM} | {
-        name: settings.pop(name) for name in ("model", "problem") if name in settings
-    }
-    return Experiment(
-        names["model"], names["problem"], hparams, config, data_dir=data_dir, **settings
+    config = RunConfig.from_hparams(
+        hparams, str(directory), random_seed=seed, log_step_count_steps=1
     )
+    of_run = {"model": "transformer_lm", "problem": PROBLEM, "train_steps": 6, "flags": {}}
+    of_run |= {name: settings.pop(name) for name in of_run if name in settings}
+    spec = RunSpec.resolve(hparams=hparams, config=config, data_dir=data_dir, **of_run)
+    sampling = DecodeOptions(temperature=1.0, batch_size=1)
+    return Experiment(spec, **{"eval_steps": 2, "decode_options": sampling, **settings})
 
 
 def test_it_trains_and_evaluates_when_it_is_time(tmp_path, data_dir):
@@ -64,9 +64,9 @@ def test_metrics_are_those_of_the_whole_split_on_any_mesh(tmp_path, data_dir):
     other = "batch_size=24,mesh_shape=data:2;model:2"  # Its last batch has empty rows.
     on_other_mesh = experiment(tmp_path, data_dir, other, eval_steps=0).evaluate()
     assert on_other_mesh == pytest.approx(metrics, rel=1e-5)
-    text = run.problem.split_text(data_dir, "validation")
+    text = run.spec.problem.split_text(data_dir, "validation")
     nll = metrics["bits_per_byte"] * len(text) * math.log(2)
-    tokens = run.problem.check_prepared(data_dir).splits["validation"].tokens
+    tokens = run.spec.problem.check_prepared(data_dir).splits["validation"].tokens
     assert nll / tokens == pytest.approx(metrics["loss"])
 
 
@@ -97,6 +97,23 @@ def test_the_run_says_what_it_is(tmp_path, data_dir):
     assert flags["schedule"] == "train"
     assert (flags["model"], flags["problem"]) == ("transformer_lm", PROBLEM)
     assert (flags["train_steps"], flags["random_seed"]) == (6, 0)
+
+
+def test_the_hparams_alone_name_the_mesh(tmp_path, data_dir):
+    """No config, however it is made, trains on one device when the hparams name four."""
+    hparams = registry.hparams("transformer_lm_test")
+    hparams.parse("mesh_shape=data:2;model:2")
+    config = RunConfig(str(tmp_path))
+    spec = RunSpec.resolve(
+        "transformer_lm", PROBLEM, hparams, config, data_dir=data_dir, train_steps=1
+    )
+    run = Experiment(spec)
+    run.train()
+    assert len(run.estimator.connect().devices) == 4
+    saved = latest(tmp_path / "checkpoints")
+    assert saved is not None and saved.metadata["mesh_shape"] == "data:2;model:2"
+    flags = json.loads((tmp_path / "flags.json").read_text())
+    assert (flags["mesh_shape"], flags["layout"]) == (hparams.mesh_shape, hparams.layout)
 
 
 def test_building_and_describing_write_nothing(tmp_path, data_dir):
@@ -176,11 +193,11 @@ def test_a_run_keeps_the_order_of_its_data(tmp_path, data_dir):
     for saved, order in (({}, 1), ({"data_order": 2}, 2)):
         run_files.write(str(tmp_path / f"{order}"), hparams, {**flags, **saved})
         resumed = experiment(tmp_path / f"{order}", data_dir, train_steps=0)
-        assert resumed.problem.data_order == order
+        assert resumed.spec.problem.data_order == order
         resumed.train()
         written = json.loads((tmp_path / f"{order}" / "flags.json").read_text())
         assert written["data_order"] == order
-    assert experiment(tmp_path / "new", data_dir).problem.data_order == DATA_ORDER
+    assert experiment(tmp_path / "new", data_dir).spec.problem.data_order == DATA_ORDER
 
 
 def test_the_documented_lines_of_python_work(tmp_path, monkeypatch, data_dir):
@@ -190,7 +207,7 @@ def test_the_documented_lines_of_python_work(tmp_path, monkeypatch, data_dir):
         for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL)
         if "Experiment(" in block
     ]
-    assert len(code.strip().splitlines()) <= 16
+    assert len(code.strip().splitlines()) <= 18
     monkeypatch.chdir(tmp_path)
     settings = {
         "languagemodel_python_stdlib": PROBLEM,

@@ -10,7 +10,7 @@ import t2tp.hparams
 import t2tp.models
 from t2tp import mtf, registry
 from t2tp.hparam import HParams
-from t2tp.mesh.on_paper import ProgramOnPaper
+from t2tp.program.abstract_program import AbstractProgram
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.hparams_fit import check_fits
 
@@ -22,7 +22,7 @@ MODELS = [
 SETS = {
     name: registry.hparams(name)
     for name in registry.list_hparams()
-    if registry._hparams_function(name).__module__.startswith("t2tp.hparams")
+    if registry.hparams_function(name).__module__.startswith("t2tp.hparams")
 }
 # model -> a small set of its kind
 SMALL = {model: f"{model}_tiny" for model in MODELS}
@@ -68,7 +68,7 @@ def build(model: str, hparams: HParams) -> None:
     def step(mesh, features):
         return {"loss": made.loss(mesh, features, training=True).loss}
 
-    ProgramOnPaper(step, features).trace()
+    AbstractProgram(step, features).trace()
 
 
 @pytest.mark.parametrize(("model", "set_name"), fitting_pairs())

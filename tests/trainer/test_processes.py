@@ -23,11 +23,11 @@ import pytest
 
 from t2tp import registry
 from t2tp.checkpoint import Checkpoint, all_steps, last_finished
-from t2tp.mesh.meeting import free_port
-from t2tp.trainer.t2tp_launch import environments_of
-from t2tp.trainer.t2tp_trainer import main
+from t2tp.mesh.rendezvous import free_port
+from t2tp.trainer.cli.launch import environments_of
+from t2tp.trainer.cli.programs import t2tp_trainer as main
 from tests.trainer.conftest import PROBLEM
-from tests.trainer.events import read_scalars
+from tests.trainer.hooks.events import read_scalars
 from tests.warm_processes import WarmProcess, started
 
 pytestmark = pytest.mark.slow
@@ -64,9 +64,9 @@ def flags(output_dir: Path, data_dir: Path, /, **changes: object) -> list[str]:
 
 def launch(arguments: list[str]) -> tuple[list[str], list[str]]:
     """Lets `t2tp_launch` run two processes, which must succeed; the lines of stdout and stderr."""
-    launcher = [sys.executable, "-m", "t2tp.trainer.t2tp_launch", "-n", "2"]
+    launcher = [sys.executable, "-m", "t2tp.trainer.cli", "t2tp_launch", "-n", "2"]
     done = subprocess.run(
-        [*launcher, sys.executable, "-m", "tests.trainer.noting_reads", *arguments],
+        [*launcher, sys.executable, "-m", "tests.trainer.run_dir.noting_reads", *arguments],
         cwd=ROOT,
         env=ENVIRONMENT,
         capture_output=True,
@@ -88,8 +88,8 @@ def start(tmp_path: Path) -> Start:
     def run(arguments: list[list[str]], environments: list[dict] | None = None):
         if environments is None:
             environments = environments_of(len(arguments), None, {}, [])
-        folder = tmp_path / f"said-{next(numbers)}"
-        return started("t2tp.trainer.t2tp_trainer:main", arguments, environments, folder)
+        directory = tmp_path / f"said-{next(numbers)}"
+        return started("t2tp.trainer.cli.programs:t2tp_trainer", arguments, environments, directory)
 
     return run
 
@@ -105,9 +105,9 @@ def ended(
     return said
 
 
-def losses(folder: Path) -> np.ndarray:
+def losses(directory: Path) -> np.ndarray:
     """The loss of each step."""
-    by_step = read_scalars(folder)["loss"]
+    by_step = read_scalars(directory)["loss"]
     assert sorted(by_step) == list(range(1, STEPS + 1))
     return np.array([by_step[step] for step in sorted(by_step)], np.float32)
 
@@ -115,53 +115,53 @@ def losses(folder: Path) -> np.ndarray:
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory, data_dir: Path) -> Path:
     """The run of one process with all four devices."""
-    folder = tmp_path_factory.mktemp("alone")
-    assert main(["t2tp_trainer", *flags(folder, data_dir)]) == 0
-    return folder
+    directory = tmp_path_factory.mktemp("alone")
+    assert main(["t2tp_trainer", *flags(directory, data_dir)]) == 0
+    return directory
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, list[str], list[str]]:
-    """A run of two processes with two devices each: its folder, its data, stdout and stderr."""
-    folder, made = tmp_path_factory.mktemp("two"), tmp_path_factory.mktemp("made")
+    """A run of two processes with two devices each: its directory, its data, stdout and stderr."""
+    directory, made = tmp_path_factory.mktemp("two"), tmp_path_factory.mktemp("made")
     noted = {"problem": f"{PROBLEM}_noted", "generate_data": True}
-    return folder, made, *launch(flags(folder, made, **noted))
+    return directory, made, *launch(flags(directory, made, **noted))
 
 
-def assert_same_run(folder: Path, alone: Path) -> None:
+def assert_same_run(directory: Path, alone: Path) -> None:
     """Losses and metrics; where they come from several processes, sums may be in another order."""
-    np.testing.assert_allclose(losses(folder), losses(alone), rtol=1e-6)
-    metrics, wanted = read_scalars(folder / "eval"), read_scalars(alone / "eval")
+    np.testing.assert_allclose(losses(directory), losses(alone), rtol=1e-6)
+    metrics, wanted = read_scalars(directory / "eval"), read_scalars(alone / "eval")
     assert set(wanted["bits_per_byte"]) == {STEPS // 2, STEPS}
     for name in wanted:
         assert metrics[name] == pytest.approx(wanted[name], rel=1e-6)
 
 
 def test_two_processes_of_two_devices_do_what_one_does(two, alone):
-    folder, made, _, _ = two
-    assert_same_run(folder, alone)
+    directory, made, _, _ = two
+    assert_same_run(directory, alone)
     assert sorted(os.listdir(made)) == [f".{PROBLEM}.lock", PROBLEM]
-    assert all_steps(folder / "checkpoints") == [STEPS - 10, STEPS - 5, STEPS]
+    assert all_steps(directory / "checkpoints") == [STEPS - 10, STEPS - 5, STEPS]
 
 
 def test_four_processes_of_one_device_do_what_one_does(start, tmp_path, data_dir, alone):
     run = tmp_path / "run"
     ended(start([flags(run, data_dir)] * 4), [0] * 4)
     assert_same_run(run, alone)
-    newest = Checkpoint(last_finished(run / "checkpoints").path)
-    newest.verify()
+    latest = Checkpoint(last_finished(run / "checkpoints").path)
+    latest.verify()
     # Those who hold the first copies of the slices have written them.
-    assert len(list(newest.path.glob("variables.data-*"))) == 2
+    assert len(list(latest.path.glob("variables.data-*"))) == 2
 
 
 def test_process_0_alone_speaks_and_writes(two):
-    folder, _, _, stderr = two
+    directory, _, _, stderr = two
     assert not [line for line in stderr if not line.startswith("[0] ")]
     for wanted in ("making the data", "processor 3: ", f"step {STEPS}/{STEPS}  loss "):
         assert sum(line.startswith(f"[0] {wanted}") for line in stderr) == 1
-    assert len(list(folder.glob("events*"))) == 1
-    assert sorted(os.listdir(folder))[:2] == ["checkpoints", "eval"]
-    assert {"flags.json", "hparams.json"} < set(os.listdir(folder))
+    assert len(list(directory.glob("events*"))) == 1
+    assert sorted(os.listdir(directory))[:2] == ["checkpoints", "eval"]
+    assert {"flags.json", "hparams.json"} < set(os.listdir(directory))
 
 
 def test_each_process_reads_only_its_rows(two):

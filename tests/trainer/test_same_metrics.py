@@ -11,9 +11,9 @@ import pytest
 import t2tp
 from t2tp import problems, registry
 from t2tp.problems.metrics import METRICS, compute, possible
+from t2tp.trainer.cli.programs import t2tp_eval as main
+from t2tp.trainer.inputs.problem_inputs import evaluation_inputs
 from t2tp.trainer.model_fn import ModeKeys, model_fn_of
-from t2tp.trainer.problem_inputs import evaluation_inputs
-from t2tp.trainer.t2tp_eval import main
 from tests.trainer import tiny_classes, tiny_pairs, tiny_problem
 from tests.trainer.trained_runs import train
 
@@ -55,10 +55,10 @@ EVALUATIONS = [(16, "", 0), (4, "data:2", 7), (16, "data:2;model:2", 100_000)]
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """Where the data have been made."""
-    folder = tmp_path_factory.mktemp("data")
+    directory = tmp_path_factory.mktemp("data")
     for name in {problem.removeprefix("mixture:").split("=")[0] for _, problem, _ in KINDS}:
-        problems.find(name).prepare(folder)
-    return folder
+        problems.find(name).prepare(directory)
+    return directory
 
 
 def evaluated(data_dir, kind, batch_size, mesh_shape, step):
@@ -101,7 +101,7 @@ MODELS = {
     "transformer_encoder": (TEXT, "transformer_encoder_tiny", SMALL),
     "mtf_resnet": (IMAGES, "mtf_resnet_digits", "mesh_shape=data:2"),
 }
-# Neither 21 pairs nor 250 pictures are whole batches of them.
+# Neither 21 pairs nor 250 images are whole batches of them.
 OTHERWISE = [
     {"hparams": "batch_size=5,mesh_shape="},
     {"hparams": "batch_size=12", "mesh_shape": "data:2;model:2"},

@@ -8,18 +8,18 @@ import time
 
 import pytest
 
-from t2tp.checkpoint import all_steps, step_folder
+from t2tp.checkpoint import all_steps, step_directory
 from t2tp.trainer.early_stopping import EarlyStopping
-from t2tp.trainer.evaluation_record import EvaluationRecord
-from tests.trainer.events import read_scalars
+from t2tp.trainer.run_dir.evaluation_record import EvaluationRecord
+from tests.trainer.hooks.events import read_scalars
 from tests.trainer.test_experiment import experiment
 
 # A change of 9 nats never comes: training stops two evaluations after the first one.
 NEVER_BETTER = EarlyStopping(steps=4, delta=9.0)
 
 
-def evaluated(folder, name: str = "eval") -> list[int]:
-    return list(EvaluationRecord(folder / name).by_step())
+def evaluated(directory, name: str = "eval") -> list[int]:
+    return list(EvaluationRecord(directory / name).by_step())
 
 
 def test_training_stops_on_a_plateau_and_stays_stopped(tmp_path, data_dir):
@@ -66,7 +66,7 @@ def test_what_could_never_be_is_refused(tmp_path, data_dir, settings, says):
         experiment(tmp_path / "run", data_dir, **settings)
 
 
-def test_each_split_has_its_folder(tmp_path, data_dir):
+def test_each_split_has_its_directory(tmp_path, data_dir):
     experiment(tmp_path, data_dir, train_steps=2).train()
     run = experiment(tmp_path, data_dir, eval_split="test", eval_steps=1)
     on_test, on_train = run.evaluate(), run.evaluate_on_train_data()
@@ -85,8 +85,8 @@ def test_another_runs_checkpoints_are_evaluated_once_each_as_they_come(tmp_path,
     run = tmp_path / "run"
 
     def appear(step: int) -> None:
-        target = step_folder(run / "checkpoints", step)
-        shutil.copytree(step_folder(source, step), run / "new")
+        target = step_directory(run / "checkpoints", step)
+        shutil.copytree(step_directory(source, step), run / "new")
         target.parent.mkdir(parents=True, exist_ok=True)
         (run / "new").rename(target)
 

@@ -8,6 +8,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from t2tp.checkpoint import all_steps
 from t2tp.trainer.run_config import RunConfig
 
 
@@ -66,6 +67,33 @@ def test_reports_and_evaluations_are_sent_and_a_run_goes_on(trainer, tmp_path, m
         assert (module.experiment, first, second) == ("mine", ("run", None), (None, "a1"))
         assert module.params["d_model"] == 16
         assert json.loads((tmp_path / "run/tracker.json").read_text()) == {"mlflow_run_id": "a1"}
+
+
+@pytest.mark.parametrize("kind", [Wandb, Mlflow])
+def test_a_tracker_that_fails_in_training_is_a_warning(trainer, tmp_path, monkeypatch, capfd, kind):
+    module = kind()
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+
+    def fails(*args, **kwargs):
+        raise ConnectionError("no route\nto the server")
+
+    monkeypatch.setattr(module, "logged", SimpleNamespace(append=fails))
+    assert trainer(tracker=module.__name__, train_steps=3, schedule="train") == 0
+    said = capfd.readouterr().err
+    warning = "step 1 was not sent, and training goes on: ConnectionError: no route to the server"
+    assert said.count("was not sent") == said.count(warning) == 1
+    assert "Traceback" not in said
+    assert all_steps(tmp_path / "run/checkpoints") == [3]
+
+
+def test_a_tracker_that_does_not_start_is_one_sentence(trainer, tmp_path, monkeypatch, capfd):
+    module = Wandb()
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    monkeypatch.setattr(module, "began", None)  # As without an API key: `init` raises.
+    assert trainer(tracker="wandb:mine", schedule="train") == 2
+    said = capfd.readouterr().err.splitlines()[-1]
+    assert said.startswith("t2tp_trainer: tracker=wandb:mine: wandb does not start: AttributeError")
+    assert not list((tmp_path / "run/checkpoints").iterdir())
 
 
 def test_a_tracker_that_is_not_there_is_one_sentence(trainer, tmp_path, monkeypatch, capfd):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from t2tp import registry
-from t2tp.problems.generation import Samples
+from t2tp.problems.data.sample import Samples
 from t2tp.problems.text_to_class import Text2ClassProblem
 from tests.trainer.tiny_pairs import WORDS
 
@@ -18,7 +18,7 @@ class SentimentUpperCase(Text2ClassProblem):
     splits = ("train", "validation")
     class_names = ("lower", "upper")
 
-    def samples(self, split: str, folder: Path, tmp_dir: Path) -> Samples:
+    def samples(self, split: str, directory: Path, tmp_dir: Path) -> Samples:
         texts = [f"{one} {other}" for one in WORDS for other in WORDS]
         texts = texts[:60] if split == "train" else texts[60:]
         return [

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from t2tp import registry
 from t2tp.hparam import HParams
 from t2tp.hparams.transformer import transformer_tiny
-from t2tp.problems.generation import Samples
+from t2tp.problems.data.sample import Samples
 from t2tp.problems.text_to_text import Text2TextProblem
 
 WORDS = ("one", "two", "three", "four", "five", "sechs", "sieben", "acht", "naïve")
@@ -21,7 +20,7 @@ class TranslateUpperCase(Text2TextProblem):
     vocabulary_size = 300
     splits = ("train", "validation")
 
-    def samples(self, split: str, folder: Path, tmp_dir: Path) -> Samples:
+    def samples(self, split: str, directory: Path, tmp_dir: Path) -> Samples:
         texts = [f"{one} {other}" for one in WORDS for other in WORDS]
         texts = texts[:60] if split == "train" else texts[60:]
         return [{"inputs": text, "targets": text.upper()} for text in texts]
@@ -35,9 +34,3 @@ def transformer_test() -> HParams:
     for name, value in {**values, "num_hidden_layers": 1, "vocab_divisor": 8}.items():
         hparams.set(name, value)
     return hparams
-
-
-if __name__ == "__main__":  # t2tp_decoder that knows the above.
-    from t2tp.trainer.t2tp_decoder import main
-
-    sys.exit(main())

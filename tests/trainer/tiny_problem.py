@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import sysconfig
 from pathlib import Path
 
@@ -36,9 +35,3 @@ def transformer_lm_test() -> HParams:
     hparams.vocab_divisor = 8
     hparams.learning_rate_warmup_steps = 5
     return hparams
-
-
-if __name__ == "__main__":  # t2tp_trainer that knows the above.
-    from t2tp.trainer.t2tp_trainer import main
-
-    sys.exit(main())

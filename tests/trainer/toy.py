@@ -9,8 +9,8 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from t2tp import mtf
-from t2tp.mesh.program import Feature, Mesh
-from t2tp.trainer.inputs import Inputs
+from t2tp.program.program import Feature, Mesh
+from t2tp.trainer.inputs.batch_stream import Inputs
 from t2tp.trainer.model_fn import EstimatorSpec, ModeKeys
 
 BATCH, D_IN, D_OUT = 8, 6, 4

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from t2tp import registry
-from t2tp.trainer.t2tp_decoder import main as decoder
-from t2tp.trainer.t2tp_trainer import main as trainer
+from t2tp.trainer.cli.programs import t2tp_decoder as decoder
+from t2tp.trainer.cli.programs import t2tp_trainer as trainer
 from tests.trainer import tiny_pairs, tiny_problem
 
 assert tiny_pairs and tiny_problem  # Importing them registers problems and hparams.
@@ -18,7 +18,7 @@ class Run:
     """A run that was trained for a few steps.
 
     Attributes:
-      output_dir: its folder.
+      output_dir: its directory.
       data_dir: of its data.
       problem: name of its problem.
     """
@@ -37,10 +37,10 @@ class Run:
         return [f"--{name}={value}" for name, value in given.items()]
 
 
-def train(folder: Path, problem: str, model: str, hparams_set: str, **flags: object) -> Run:
+def train(directory: Path, problem: str, model: str, hparams_set: str, **flags: object) -> Run:
     """Makes data, trains a few steps."""
-    registry.problem(problem)().prepare(folder / "data")
-    run = Run(folder / "run", folder / "data", problem)
+    registry.problem(problem)().prepare(directory / "data")
+    run = Run(directory / "run", directory / "data", problem)
     settings = {"problem": problem, "model": model, "hparams_set": hparams_set}
     few = {"train_steps": 30, "schedule": "train", **flags}
     assert trainer(["t2tp_trainer", *run.flags(**settings, **few)]) == 0

@@ -1,0 +1,154 @@
+"""Makes a directory atomically, over several attempts if necessary."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from absl import logging
+
+from t2tp.atomic_file import remove_unfinished, write_text
+
+# The plan of an unfinished directory: what its data depend on.
+PLAN_FILE = ".plan"
+
+# The directory of downloads by default.
+_SCRATCH = "scratch"
+
+
+@contextmanager
+def exclusive_build(directory: Path) -> Iterator[None]:
+    """Holds the lock for making this directory; waits while another process has it.
+
+    If a process was killed while it replaced the old directory, the replacement is completed first.
+    The system releases the lock of a process that dies.
+
+    Raises:
+        OSError: (PermissionError, ...) the parent directory cannot be made or written; names it.
+    """
+    parent = directory.parent
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        lock = (parent / f".{directory.name}.lock").open("w")
+    except OSError as error:
+        raise OSError(error.errno, f"cannot write data: {error.strerror}", str(parent)) from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            logging.info("another process is making %s: waiting for it", directory)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        _finish(directory)
+        yield
+
+
+@contextmanager
+def atomic_directory(
+    directory: Path, plan: str, is_worth_keeping: Callable[[Path], bool] = lambda partial: False
+) -> Iterator[Path]:
+    """Yields a temporary directory next to `directory`, which replaces it if the block succeeds.
+
+    If the process is killed or interrupted, or the disk is full, the temporary directory is kept,
+    and the next attempt with the same plan continues from it; every file in it must therefore be
+    complete or have the name of an unfinished one. After any other failure it is kept if
+    `is_worth_keeping`. Use it inside `exclusive_build`.
+
+    Args:
+        directory: the directory to make.
+        plan: describes what it will have. The output of an attempt with another plan is removed.
+        is_worth_keeping: whether a temporary directory has anything to resume from.
+    """
+    partial, replaced = _neighbours(directory)
+    shutil.rmtree(replaced, ignore_errors=True)
+    _begin(partial, plan)
+    try:
+        yield partial
+        (partial / PLAN_FILE).unlink()
+        flush(partial)
+    except (OSError, KeyboardInterrupt):
+        raise
+    except BaseException:
+        if not is_worth_keeping(partial):
+            shutil.rmtree(partial, ignore_errors=True)
+        raise
+    if directory.exists():
+        directory.rename(replaced)
+    partial.rename(directory)
+    _flush_one(directory.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _neighbours(directory: Path) -> tuple[Path, Path]:
+    """Returns the paths of the temporary directory and of the old one while it is replaced."""
+    return directory.with_name(f".{directory.name}.partial"), directory.with_name(
+        f".{directory.name}.replaced"
+    )
+
+
+def _finish(directory: Path) -> None:
+    """Completes the replacement if a process was killed between the two renames."""
+    partial, replaced = _neighbours(directory)
+    if directory.exists() or not replaced.exists():
+        return
+    # Without a plan it is complete: only then is the old directory renamed.
+    is_complete = partial.is_dir() and not (partial / PLAN_FILE).exists()
+    (partial if is_complete else replaced).rename(directory)
+    _flush_one(directory.parent)
+
+
+def _begin(partial: Path, plan: str) -> None:
+    """Makes the temporary directory, or keeps that of an earlier attempt with the same plan."""
+    written = partial / PLAN_FILE
+    if written.is_file() and written.read_text(encoding="utf-8") == plan:
+        logging.info("going on with what an interrupted run left in %s", partial)
+        for place, directories, _ in os.walk(partial):
+            remove_unfinished(place)
+            if Path(place) == partial and _SCRATCH in directories:
+                directories.remove(_SCRATCH)
+        return
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    write_text(written, plan)
+
+
+def clear(partial: Path) -> None:
+    """Empties the temporary directory except for its plan and the `scratch_directory`."""
+    for path in partial.iterdir():
+        if path.name in (PLAN_FILE, _SCRATCH):
+            continue
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+@contextmanager
+def scratch_directory(directory: Path, tmp_dir: str | os.PathLike[str] | None) -> Iterator[Path]:
+    """Yields `tmp_dir`, which is kept, or a directory inside `directory`, removed at the end.
+
+    It is not removed if the block fails, so that the next attempt can use it.
+    """
+    if tmp_dir is not None:
+        Path(tmp_dir).mkdir(parents=True, exist_ok=True)
+        yield Path(tmp_dir)
+        return
+    scratch = directory / _SCRATCH
+    scratch.mkdir(exist_ok=True)
+    yield scratch
+    shutil.rmtree(scratch)
+
+
+def flush(directory: Path) -> None:
+    """Syncs the directory and everything in it to disk."""
+    for path in directory.rglob("*"):
+        _flush_one(path)
+    _flush_one(directory)
+
+
+def _flush_one(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

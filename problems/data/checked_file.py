@@ -1,0 +1,121 @@
+"""A memory-mapped file of numbers whose blocks are verified on first read."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from t2tp.problems.data.manifest import DamagedDataError
+
+
+class CheckedFile:
+    """The numbers in a file, as an array that can be indexed.
+
+    A process verifies each block once: training reads the file every epoch.
+    """
+
+    def __init__(
+        self, path: Path, dtype: np.dtype, crc32: np.ndarray | None = None, block_bytes: int = 1
+    ):
+        """Maps the file.
+
+        Args:
+            path: of the file.
+            dtype: of the numbers.
+            crc32: the CRC-32 of each block, uint32 [blocks]; without it nothing is verified.
+            block_bytes: length of a block; the last one may be shorter.
+        """
+        self._path = path
+        self._array = mapped(path, dtype)
+        self._block_bytes = block_bytes
+        self._crc32 = np.empty(0, np.uint32) if crc32 is None else crc32
+        self._is_unchecked = np.ones(len(self._crc32), bool)
+        self._some_unchecked = bool(len(self._crc32))
+        if crc32 is not None and len(crc32) != -(-self._array.nbytes // block_bytes):
+            raise DamagedDataError(
+                f"{path} has {self._array.nbytes} bytes, and checksums for {len(crc32)} blocks of "
+                f"{block_bytes}"
+            )
+
+    def __len__(self) -> int:
+        return len(self._array)
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        """Returns numbers by a slice or an array of indices."""
+        if self._some_unchecked:
+            self._check(self._blocks(index), self._array.view(np.uint8).data)
+        return self._array[index]
+
+    def searchsorted(self, values: Sequence[int]) -> np.ndarray:
+        """Returns how many numbers of a sorted file are at most each value; reads few blocks.
+
+        The search itself verifies nothing: in a large file it touches some twenty pages, and to
+        verify their blocks would read megabytes. The result is right if the numbers on both sides
+        of it are, and these are verified.
+        """
+        found = self._array.searchsorted(values, side="right")
+        if self._some_unchecked:
+            last = len(self) - 1
+            below, above = self[np.maximum(found - 1, 0)], self[np.minimum(found, last)]
+            is_right = ((found == 0) | (below <= values)) & ((found > last) | (above > values))
+            if not is_right.all():  # a damaged block misled the search: find it
+                self.whole()
+        return found
+
+    def whole(self) -> np.ndarray:
+        """Returns all numbers."""
+        return self[:]
+
+    def read(self, begin: int, end: int) -> np.ndarray:
+        """Reads a range of numbers without mapping it, so that a full pass takes no memory."""
+        first, last = self._blocks_of(begin, end)
+        with self._path.open("rb") as file:
+            file.seek(first * self._block_bytes)
+            contents = file.read((last - first) * self._block_bytes)
+        if self._some_unchecked:
+            self._check(self._unchecked(first, last), contents, first)
+        size = self._array.itemsize
+        skipped = begin * size - first * self._block_bytes
+        return np.frombuffer(contents, self._array.dtype, end - begin, skipped)
+
+    def _blocks_of(self, begin: int, end: int) -> tuple[int, int]:
+        """Returns the first block of a range of numbers, and the one after the last."""
+        size = self._array.itemsize
+        return begin * size // self._block_bytes, -(-end * size // self._block_bytes)
+
+    def _unchecked(self, first: int, last: int) -> np.ndarray:
+        return first + np.flatnonzero(self._is_unchecked[first:last])
+
+    def _blocks(self, index: Any) -> np.ndarray:
+        """Returns the unverified blocks that an index touches."""
+        if isinstance(index, slice):
+            begin, end, _ = index.indices(len(self._array))
+            return self._unchecked(*self._blocks_of(begin, end))
+        blocks = np.asarray(index) * self._array.itemsize // self._block_bytes
+        return np.unique(blocks[self._is_unchecked[blocks]])
+
+    def _check(self, blocks: np.ndarray, contents: bytes | memoryview, first: int = 0) -> None:
+        """Verifies blocks; `contents` are the bytes of the file from the block `first` on."""
+        for block in blocks.tolist():
+            begin = block * self._block_bytes
+            place = begin - first * self._block_bytes
+            piece = memoryview(contents)[place : place + self._block_bytes]
+            if zlib.crc32(piece) != self._crc32[block]:
+                raise DamagedDataError(
+                    f"{self._path} is damaged: its bytes {begin:,} to {begin + len(piece) - 1:,} "
+                    "are not those that were written; t2tp_datagen --check looks at all files, "
+                    "and --overwrite makes the data again"
+                )
+            self._is_unchecked[block] = False
+        self._some_unchecked = bool(self._is_unchecked.any())
+
+
+def mapped(path: Path, dtype: np.dtype) -> np.ndarray:
+    """Maps a file as an array, read on access."""
+    if not path.stat().st_size:  # an empty file cannot be mapped
+        return np.empty(0, dtype)
+    return np.asarray(np.memmap(path, dtype, "r"))  # still mapped; the subclass slices slowly

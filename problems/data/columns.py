@@ -1,0 +1,188 @@
+"""Memory-mapped columns of a split, with random access to examples in O(1).
+
+`shards.py` defines the files. The shards of a split appear as one: example indices and the
+positions of values run through all of them. Blocks are verified when read: see `checked_file.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from t2tp.problems.data.checked_file import CheckedFile
+from t2tp.problems.data.shards import OFFSET, Checks, read_checks, shard_name
+
+# Values counted at a time.
+_COUNT_STEP = 1 << 22
+
+
+class Column:
+    """One column of a split.
+
+    Attributes:
+        size: number of values over all examples.
+        dtype: of the values.
+    """
+
+    def __init__(self, files: Sequence[Path], dtype: np.dtype):
+        """Maps the files.
+
+        Args:
+            files: of the values, one per shard, in order; the ".begins" files are next to them.
+            dtype: of the values.
+        """
+        self.dtype = np.dtype(dtype)
+        self._none = np.empty(0, self.dtype)
+        checks = [_checks_of(path) for path in files]
+        self._values = [
+            _open(path, self.dtype, each) for path, each in zip(files, checks, strict=True)
+        ]
+        self._begins = [
+            _open(path.with_name(f"{path.name}.begins"), OFFSET, each)
+            for path, each in zip(files, checks, strict=True)
+        ]
+        # [shards + 1]: of each shard the index of the first example, and the position of the first
+        # value.
+        self._first_example = _running([len(begins) - 1 for begins in self._begins])
+        self._first_value = _running([len(values) for values in self._values])
+        self.size = int(self._first_value[-1])
+
+    def __len__(self) -> int:
+        """Returns the number of examples."""
+        return int(self._first_example[-1])
+
+    def values(self, places: np.ndarray) -> np.ndarray:
+        """Returns the values at positions, integers in range(size), of any shape."""
+        return self._over_shards(
+            places, self._first_value, self.dtype, lambda shard, inside: self._values[shard][inside]
+        )
+
+    def offsets(self, examples: np.ndarray) -> np.ndarray:
+        """Returns the positions where examples begin; for the index `len(self)`, the end."""
+
+        def begin(shard: int, inside: np.ndarray) -> np.ndarray:
+            return self._begins[shard][inside] + self._first_value[shard]
+
+        # `len(self)` belongs to no shard: 0 is looked up in its place.
+        is_end = examples == len(self)
+        if not len(self):
+            return np.zeros(np.shape(examples), np.int64)
+        begins = self._over_shards(
+            np.where(is_end, 0, examples), self._first_example, np.dtype(np.int64), begin
+        )
+        return np.where(is_end, self.size, begins)
+
+    def span(self, begin: int, end: int) -> np.ndarray:
+        """Returns the values at the positions from `begin` to before `end`."""
+        pieces = [self._values[shard][low:high] for shard, low, high in self._pieces(begin, end)]
+        return pieces[0] if len(pieces) == 1 else np.concatenate([self._none, *pieces])
+
+    def span_lengths(self, begin: int, end: int) -> np.ndarray:
+        """Returns the number of positions of a span in each of its examples: int64 [examples].
+
+        The first and the last example may extend beyond the span.
+        """
+        lengths = []
+        for shard, low, high in self._pieces(begin, end):
+            begins = self._begins[shard]
+            first, last = begins.searchsorted((low, high - 1)).tolist()
+            edges = np.empty(last - first + 2, np.int64)
+            edges[0], edges[1:-1], edges[-1] = low, begins[first:last], high
+            lengths.append(edges[1:] - edges[:-1])
+        return lengths[0] if len(lengths) == 1 else np.concatenate([[], *lengths]).astype(np.int64)
+
+    def _pieces(self, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
+        """Yields the shards of a span, with its begin and end in each."""
+        shard = int(np.searchsorted(self._first_value, begin, side="right")) - 1
+        while begin < end:
+            first, next_first = self._first_value[shard : shard + 2].tolist()
+            stop = min(end, next_first)
+            if begin < stop:
+                yield shard, begin - first, stop - first
+            begin, shard = stop, shard + 1
+
+    def example(self, number: int) -> np.ndarray:
+        """Returns all values of an example."""
+        return self.span(*self.offsets(np.array([number, number + 1])).tolist())
+
+    def read_lengths(self, begin: int, end: int) -> np.ndarray:
+        """Reads the lengths of the examples from `begin` to before `end`: int64 [examples].
+
+        The files are read, not mapped, so that a full pass takes no memory.
+        """
+        lengths = [np.empty(0, np.int64)]
+        firsts = self._first_example.tolist()
+        for begins, first, last in zip(self._begins, firsts[:-1], firsts[1:], strict=True):
+            low, high = max(begin, first), min(end, last)
+            if low < high:
+                lengths.append(np.diff(begins.read(low - first, high - first + 1)))
+        return np.concatenate(lengths)
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """The length of each example: int64 [examples]."""
+        return np.concatenate([np.diff(begins.whole()) for begins in self._begins])
+
+    def counts(self, size: int) -> np.ndarray:
+        """Returns the frequency of each number below `size` among the values: int64 [size]."""
+        counts = np.zeros(size, np.int64)
+        for values in self._values:
+            for begin in range(0, len(values), _COUNT_STEP):
+                counts += np.bincount(values[begin : begin + _COUNT_STEP], minlength=size)
+        return counts
+
+    def _over_shards(
+        self,
+        numbers: np.ndarray,
+        first: np.ndarray,
+        dtype: np.dtype,
+        take: Callable[[int, np.ndarray], np.ndarray],
+    ) -> np.ndarray:
+        """Looks up indices shard by shard with `take(shard, indices within it)`."""
+        if len(self._values) == 1:
+            return take(0, numbers)
+        shards = np.searchsorted(first, numbers, side="right") - 1
+        taken = np.empty(np.shape(numbers), dtype)
+        for shard in np.unique(shards).tolist():
+            here = shards == shard
+            taken[here] = take(shard, numbers[here] - first[shard])
+        return taken
+
+
+def open_columns(
+    directory: Path, split: str, shards: int, dtypes: Mapping[str, np.dtype]
+) -> dict[str, Column]:
+    """Opens the columns of a split.
+
+    Args:
+        directory: where the shards are.
+        split: its name.
+        shards: its number of shards.
+        dtypes: of the values of each column.
+    """
+    names = [shard_name(split, shard, shards) for shard in range(shards)]
+    return {
+        column: Column([directory / f"{name}.{column}" for name in names], dtype)
+        for column, dtype in dtypes.items()
+    }
+
+
+def _checks_of(path: Path) -> Checks | None:
+    """Returns the checksums of a column's shard; None if it is older than checksums."""
+    try:
+        return read_checks(path.parent, path.stem)
+    except FileNotFoundError:
+        return None
+
+
+def _open(path: Path, dtype: np.dtype, checks: Checks | None) -> CheckedFile:
+    if checks is None:
+        return CheckedFile(path, dtype)
+    return CheckedFile(path, dtype, checks.crc32.get(path.name), checks.block_bytes)
+
+
+def _running(sizes: list[int]) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)

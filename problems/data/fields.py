@@ -1,0 +1,169 @@
+"""Rows composed of fields, each of which reads one feature."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import numpy as np
+
+from t2tp.problems.data.columns import Column
+from t2tp.problems.data.row_plan import RowPlan
+from t2tp.problems.data.stream import EMPTY, FeatureSpec
+
+INT = np.dtype(np.int32)
+FLOAT = np.dtype(np.float32)
+
+
+class Field(Protocol):
+    """A reader of one feature."""
+
+    @property
+    def spec(self) -> FeatureSpec:
+        """The feature's named dimensions and dtype."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The sizes of its dimensions without "batch"."""
+
+    def read(self, rows: np.ndarray, parts: tuple[slice, ...]) -> np.ndarray:
+        """Reads slices of rows; see `ExampleSource.read`."""
+
+
+class FieldSource:
+    """Rows whose features are fields; an `ExampleSource`.
+
+    Attributes:
+        features: specs by name.
+    """
+
+    def __init__(self, rows: int, fields: Mapping[str, Field]):
+        self._rows = rows
+        self._fields = fields
+        self.features = {name: field.spec for name, field in fields.items()}
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def shape(self, feature: str) -> tuple[int, ...]:
+        """Returns the sizes of the feature's dimensions without "batch"."""
+        return self._fields[feature].shape
+
+    def read(self, feature: str, examples: np.ndarray, parts: tuple[slice, ...]) -> np.ndarray:
+        """Reads a feature of rows; see `ExampleSource.read`."""
+        return self._fields[feature].read(examples, parts)
+
+
+class TokenField:
+    """The tokens of a row's examples, concatenated, truncated and padded with 0.
+
+    The kinds, each int32 [batch, length]:
+
+    tokens: the token ids;
+    segmentation: the index of the example in the row, from 1, and 0 for padding;
+    position: the position of the token in its example, from 0.
+    """
+
+    def __init__(self, column: Column, plan: RowPlan, length: int, kind: str = "tokens"):
+        self.spec = FeatureSpec(("batch", "length"), INT)
+        self.shape = (length,)
+        self._column = column
+        self._plan = plan
+        self._kind = kind
+
+    def read(self, rows: np.ndarray, parts: tuple[slice, ...]) -> np.ndarray:
+        """Reads columns of rows."""
+        length = self.shape[0]
+        counts, examples = self._plan.of(rows)
+        begins = self._column.offsets(examples)
+        sizes = np.minimum(self._column.offsets(examples + 1) - begins, length)
+        # Tokens are numbered through all rows; `before` counts those of earlier examples.
+        before = sizes.cumsum() - sizes
+        inside = np.arange(sizes.sum()) - before.repeat(sizes)  # position in the example
+        first_of_row = counts.cumsum() - counts
+        tokens_before_row = np.append(before, sizes.sum())[first_of_row]
+        begin_in_row = before - tokens_before_row.repeat(counts)
+        begin_of_row = (np.arange(len(rows)) * length).repeat(counts)
+        if self._kind == "tokens":
+            values = self._column.values(begins.repeat(sizes) + inside)
+        elif self._kind == "segmentation":
+            values = (np.arange(len(examples)) - first_of_row.repeat(counts) + 1).repeat(sizes)
+        else:
+            values = inside
+        filled = np.zeros((len(rows), length), INT)
+        filled.ravel()[(begin_of_row + begin_in_row).repeat(sizes) + inside] = values
+        return filled[:, parts[0]]
+
+
+def fill_rows(
+    column: Column, begins: np.ndarray, ends: np.ndarray, length: int, kind: str
+) -> np.ndarray:
+    """Copies spans of a column into rows.
+
+    Args:
+        column: of tokens.
+        begins: int64 [rows], the position where each span begins.
+        ends: int64 [rows], where it ends, at most `length` later.
+        length: of the rows.
+        kind: as of `TokenField`.
+
+    Returns:
+        int32 [rows, length].
+    """
+    filled = np.zeros((len(begins), length), INT)
+    places = np.arange(length)
+    for row, begin, end in zip(filled, begins.tolist(), ends.tolist(), strict=True):
+        size = end - begin
+        if kind == "tokens":
+            row[:size] = column.span(begin, end)
+            continue
+        lengths = column.span_lengths(begin, end)
+        if kind == "segmentation":
+            row[:size] = places[: len(lengths)].repeat(lengths) + 1
+        else:
+            row[:size] = places[:size] - (lengths.cumsum() - lengths).repeat(lengths)
+    return filled
+
+
+def token_fields(name: str, column: Column, plan: RowPlan, length: int) -> dict[str, Field]:
+    """Returns the three fields of a text: `name`, `name_segmentation` and `name_position`."""
+    return {
+        name: TokenField(column, plan, length),
+        f"{name}_segmentation": TokenField(column, plan, length, "segmentation"),
+        f"{name}_position": TokenField(column, plan, length, "position"),
+    }
+
+
+def token_specs(name: str) -> dict[str, FeatureSpec]:
+    """Returns the specs of `token_fields`."""
+    spec = FeatureSpec(("batch", "length"), INT)
+    return {name: spec, f"{name}_segmentation": spec, f"{name}_position": spec}
+
+
+class NumberField:
+    """An integer per example, such as its class: int32 [batch]."""
+
+    spec = FeatureSpec(("batch",), INT)
+    shape = ()
+
+    def __init__(self, column: Column, plan: RowPlan):
+        self._column = column
+        self._plan = plan
+
+    def read(self, rows: np.ndarray, parts: tuple[slice, ...]) -> np.ndarray:
+        """Reads the numbers of rows."""
+        counts, examples = self._plan.of(rows)
+        numbers = np.zeros(len(rows), INT)
+        numbers[counts > 0] = self._column.values(self._column.offsets(examples))
+        return numbers
+
+
+class WeightField:
+    """The weight of a row, 1 for an example and 0 for an empty row: float32 [batch]."""
+
+    spec = FeatureSpec(("batch",), FLOAT)
+    shape = ()
+
+    def read(self, rows: np.ndarray, parts: tuple[slice, ...]) -> np.ndarray:
+        """Reads the weights of rows."""
+        return (rows != EMPTY).astype(FLOAT)

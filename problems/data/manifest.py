@@ -1,0 +1,278 @@
+"""The manifest of a problem's directory: counts, versions, and the size and SHA-256 of every file.
+
+It is written last, so a directory with a manifest is complete; checking it finds a file that is
+truncated, missing, or from another version of the data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from t2tp.atomic_file import write_text
+from t2tp.problems.data.progress import ProgressBar
+
+FILE_NAME = "manifest.json"
+
+# The options again, so that the command that makes the data is known if the manifest is lost.
+OPTIONS_FILE = "options.json"
+
+# The state of the user's files when the data were made; see `prepare/source_changes.py`.
+SOURCES_FILE = "sources.json"
+
+# Files that describe the data; all others are data.
+_ABOUT = (OPTIONS_FILE, SOURCES_FILE)
+
+# Suffix of a shard's file of checksums.
+CHECKS_END = ".checks"
+
+# The reason under which samples that cannot be used are counted.
+BAD = "bad"
+
+# Incremented when the layout of the files changes, so that old data is rejected, not misread.
+FORMAT = 2
+
+# Checking hashes files up to this size, and compares only the sizes of larger ones, whose blocks
+# are verified when read.
+_SMALL_BYTES = 4 << 20
+
+
+class DamagedDataError(ValueError):
+    """Raised if the files of a prepared problem do not match its manifest."""
+
+
+@dataclass(frozen=True)
+class SplitSizes:
+    """The size of a split or shard.
+
+    Attributes:
+        examples: number of examples; of language modelling: documents.
+        values: number of values of each stored feature over all examples: tokens, pixels, ...
+        bytes: length of the text in UTF-8; 0 without text.
+        skipped: number of samples skipped, by reason.
+        shards: number of shards.
+    """
+
+    examples: int
+    values: dict[str, int]
+    bytes: int = 0
+    skipped: dict[str, int] = field(default_factory=dict)
+    shards: int = 1
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens of the targets, EOS included."""
+        return self.values["targets"]
+
+    def __add__(self, other: SplitSizes) -> SplitSizes:
+        return SplitSizes(
+            self.examples + other.examples,
+            _added(self.values, other.values),
+            self.bytes + other.bytes,
+            _added(self.skipped, other.skipped),
+            self.shards + other.shards,
+        )
+
+    def summary(self) -> str:
+        """Formats the size for humans."""
+        parts = [f"{self.examples:,} examples"]
+        parts += [f"{number:,} {name}" for name, number in self.values.items()]
+        if self.bytes:
+            parts.append(f"{self.bytes:,} bytes of text")
+        parts += [f"{number:,} skipped ({reason})" for reason, number in self.skipped.items()]
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True)
+class FileState:
+    """The state of a file when it was written.
+
+    Attributes:
+        bytes: its length.
+        sha256: in hexadecimal digits.
+    """
+
+    bytes: int
+    sha256: str
+
+    @classmethod
+    def from_file(cls, path: Path) -> FileState:
+        """Returns the state of a file, which it reads to the end."""
+        digest = hashlib.sha256()
+        with path.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+        return cls(path.stat().st_size, digest.hexdigest())
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The description of prepared data.
+
+    Attributes:
+        problem: name of the problem.
+        options: the problem's options that determine the data: names to JSON values.
+        origin: the problem's provenance: names to JSON values.
+        versions: of the packages that made the data, by name.
+        columns: the NumPy dtype of each stored feature.
+        splits: sizes by split.
+        vocabulary: SHA-256 of the vocabulary; "" without one.
+        files: every other file of the directory, by its relative path.
+        format: version of the layout of the files.
+        overlaps: split -> earlier split -> number of examples of the former that occur in the
+            latter; see `prepare/overlap.py`.
+    """
+
+    problem: str
+    options: dict[str, Any]
+    origin: dict[str, Any]
+    versions: dict[str, str]
+    columns: dict[str, str]
+    splits: dict[str, SplitSizes]
+    vocabulary: str
+    files: dict[str, FileState]
+    format: int = FORMAT
+    overlaps: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    def write(self, directory: Path) -> None:
+        """Writes the manifest into the directory, with its checksum."""
+        fields = asdict(self)
+        fields["checksum"] = _checksum(fields)
+        write_text(directory / FILE_NAME, json.dumps(fields, indent=2) + "\n")
+
+    @classmethod
+    def read(cls, directory: Path) -> Manifest:
+        """Reads the manifest of a directory.
+
+        Raises:
+            DamagedDataError: it is missing, of another format, or changed.
+        """
+        path = directory / FILE_NAME
+        try:
+            fields = json.loads(path.read_text(encoding="utf-8"))
+            if fields["format"] != FORMAT:
+                raise DamagedDataError(
+                    f"{path} has format {fields['format']}, this version of t2tp reads {FORMAT}"
+                )
+            written = fields.pop("checksum", None)  # missing in manifests older than the checksum
+            if written is not None and written != _checksum(fields):
+                raise DamagedDataError(f"{path} has been changed since it was written")
+            fields["splits"] = {name: SplitSizes(**s) for name, s in fields["splits"].items()}
+            fields["files"] = {name: FileState(**s) for name, s in fields["files"].items()}
+            return cls(**fields)
+        except FileNotFoundError as error:
+            raise DamagedDataError(f"{directory} has no {FILE_NAME}") from error
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            if isinstance(error, DamagedDataError):
+                raise
+            raise DamagedDataError(f"{path} is not a manifest: {error!r}") from error
+
+    def check(self, directory: Path) -> None:
+        """Checks the size of every file, and the contents of the small ones and of the checksums.
+
+        Raises:
+            DamagedDataError: a file is missing or changed; names it.
+        """
+        for name, wanted in self.files.items():
+            is_read = name.endswith(CHECKS_END) or wanted.bytes <= _SMALL_BYTES
+            check_file(directory / name, wanted, read_up_to=wanted.bytes if is_read else 0)
+
+    def check_contents(self, directory: Path, num_workers: int, what: str) -> None:
+        """Checks the contents of every file, whatever its size.
+
+        Args:
+            directory: where the files are.
+            num_workers: number of files read at a time.
+            what: the name of the data, for the progress bar.
+
+        Raises:
+            DamagedDataError: a file is missing or changed; names it.
+        """
+        total = sum(wanted.bytes for wanted in self.files.values())
+        done = 0
+
+        def check_one(name: str) -> int:
+            wanted = self.files[name]
+            check_file(directory / name, wanted, read_up_to=wanted.bytes)
+            return wanted.bytes
+
+        with (
+            ProgressBar(total, f"checking the bytes of {what}") as progress,
+            ThreadPoolExecutor(num_workers) as pool,
+        ):
+            for read in pool.map(check_one, self.files):
+                done += read
+                progress.show(done)
+
+    def digest(self) -> str:
+        """Returns a SHA-256 that identifies the data, whatever their origin."""
+        data = {
+            name: state
+            for name, state in self.files.items()
+            if Path(name).name not in _ABOUT and not name.endswith(CHECKS_END)
+        }
+        return hashlib.sha256(repr(sorted(data.items())).encode()).hexdigest()
+
+    def summary(self) -> str:
+        """Formats the sizes for humans, one line per split."""
+        return "\n".join(
+            f"{name}: {sizes.summary()}{self._overlap(name)}" for name, sizes in self.splits.items()
+        )
+
+    def _overlap(self, split: str) -> str:
+        found = self.overlaps.get(split, {})
+        return "".join(f", {count:,} of them in {other} too" for other, count in found.items())
+
+
+def write_options(directory: Path, options: Mapping[str, Any]) -> None:
+    """Writes the options that data are made with into their directory."""
+    write_text(directory / OPTIONS_FILE, json.dumps(options, indent=2) + "\n")
+
+
+def read_options(directory: Path) -> dict[str, Any]:
+    """Returns the options that data were made with; none if they are unknown."""
+    with contextlib.suppress(DamagedDataError):
+        return Manifest.read(directory).options
+    try:
+        options = json.loads((directory / OPTIONS_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # lost as well, or there are no data yet
+        return {}
+    return options if isinstance(options, dict) else {}
+
+
+def check_file(path: Path, wanted: FileState, read_up_to: int) -> None:
+    """Checks that a file is as it was written.
+
+    Args:
+        path: the file.
+        wanted: its state when it was written.
+        read_up_to: of larger files only the size is compared.
+
+    Raises:
+        DamagedDataError: it is missing or changed.
+    """
+    if not path.is_file():
+        raise DamagedDataError(f"{path} is missing")
+    size = path.stat().st_size
+    if size != wanted.bytes:
+        raise DamagedDataError(f"{path} has {size} bytes, {wanted.bytes} were written")
+    if size <= read_up_to and FileState.from_file(path) != wanted:
+        raise DamagedDataError(
+            f"{path} is not the file that the rest of the data was made with: "
+            f"its SHA-256 is not {wanted.sha256}"
+        )
+
+
+def _checksum(fields: Mapping[str, Any]) -> str:
+    """Returns the SHA-256 of a manifest's other fields."""
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+
+
+def _added(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    return {name: one.get(name, 0) + other.get(name, 0) for name in {**one, **other}}

@@ -1,0 +1,171 @@
+"""The batches of a mixture: rows of several sources, in exact proportions.
+
+A stage of the schedule has a proportion for each problem. The proportions are integers p_1, p_2,
+... without a common divisor; of every block of p_1 + p_2 + ... rows exactly p_i are of problem i,
+in an order sampled per block. So the position of any row in its problem's stream follows from the
+row's index: resuming needs no state, and the proportions are exact over every full block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from t2tp.problems.data.permutation import permute
+from t2tp.problems.data.stream import (
+    DATA_ORDER,
+    EMPTY,
+    Batch,
+    ExampleSource,
+    batch_shapes,
+    checked_step,
+    shuffled,
+)
+
+
+class Stage(NamedTuple):
+    """Proportions from a step on.
+
+    Attributes:
+        step: the first step.
+        parts: integers, one per problem: rows in a block.
+    """
+
+    step: int
+    parts: tuple[int, ...]
+
+
+class ConcatenatedSource:
+    """The concatenated examples of several sources; an `ExampleSource`."""
+
+    def __init__(self, sources: Sequence[ExampleSource]):
+        self.sources = sources
+        self.features = sources[0].features
+        self.first = np.concatenate([[0], np.cumsum([len(source) for source in sources])])
+        for source in sources[1:]:
+            for name in self.features:
+                if source.shape(name) != sources[0].shape(name):
+                    raise ValueError(
+                        f"the feature {name} has shape {source.shape(name)} in one problem and "
+                        f"{sources[0].shape(name)} in another: they cannot be mixed"
+                    )
+
+    def __len__(self) -> int:
+        return int(self.first[-1])
+
+    def shape(self, feature: str) -> tuple[int, ...]:
+        """Returns the sizes of the feature's dimensions without "batch"."""
+        return self.sources[0].shape(feature)
+
+    def read(self, feature: str, examples: np.ndarray, parts: tuple[slice, ...]) -> np.ndarray:
+        """Reads a feature of examples; see `ExampleSource.read`."""
+        # Empty rows are read from the first source.
+        which = np.maximum(np.searchsorted(self.first, examples, side="right") - 1, 0)
+        values = None
+        for number in np.unique(which).tolist():
+            rows = which == number
+            inside = np.where(examples == EMPTY, EMPTY, examples - self.first[number])
+            read = self.sources[number].read(feature, inside[rows], parts)
+            if values is None:
+                values = np.empty((len(examples), *read.shape[1:]), read.dtype)
+            values[rows] = read
+        if values is None:  # no rows are requested
+            return self.sources[0].read(feature, examples, parts)
+        return values
+
+    def parts(self, batch: Batch) -> Iterable[Batch]:
+        """Yields the rows of each source as a batch of that source."""
+        for number, source in enumerate(self.sources):
+            inside = batch.examples - self.first[number]
+            yield Batch(source, inside[(inside >= 0) & (inside < len(source))])
+
+
+class MixtureStream:
+    """An endless stream of batches in which every problem has its proportion of the rows."""
+
+    def __init__(
+        self,
+        source: ConcatenatedSource,
+        schedule: Sequence[Stage],
+        batch_size: int,
+        seed: int,
+        data_order: int = DATA_ORDER,
+    ):
+        """Sets the rows and the schedule of the mixture.
+
+        Args:
+            source: the rows of all problems.
+            schedule: the stages.
+            batch_size: rows of a batch.
+            seed: of the order.
+            data_order: its version; see `stream.DATA_ORDER`.
+        """
+        self._source = source
+        self._schedule = schedule
+        self._batch_size = batch_size
+        self._seed = seed
+        self._data_order = data_order
+        # [stages, problems]: number of rows of each problem before each stage.
+        self._before = np.zeros((len(schedule), len(source.sources)), np.int64)
+        for number in range(1, len(schedule)):
+            steps = schedule[number].step - schedule[number - 1].step
+            self._before[number] = self._before[number - 1] + self._rows_of(
+                number - 1, steps * batch_size
+            )
+
+    def __getitem__(self, step: int) -> Batch:
+        """Returns the batch of this step, counted from 0."""
+        step = checked_step(step)
+        stage = max(n for n, each in enumerate(self._schedule) if each.step <= step)
+        since = (step - self._schedule[stage].step) * self._batch_size
+        problem, before = self._sampled(stage, since + np.arange(self._batch_size))
+        place = self._before[stage][problem] + before
+        examples = np.empty(self._batch_size, np.int64)
+        for number, source in enumerate(self._source.sources):
+            here = problem == number
+            if here.any():
+                # Problems of the same size would have the same order without separate keys.
+                key = (self._seed,) if self._data_order == 1 else (self._seed, number)
+                own = shuffled(place[here], len(source), "epoch", *key)
+                examples[here] = own + self._source.first[number]
+        return Batch(self._source, examples)
+
+    def shapes(self) -> list[dict[str, tuple[int, ...]]]:
+        """Returns the shapes of a batch."""
+        return [batch_shapes(self._source, self._batch_size)]
+
+    def _sampled(self, stage: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the problem of each row of a stage, and how many of its rows come before."""
+        parts = np.array(self._schedule[stage].parts)
+        size = int(parts.sum())
+        blocks, inside = np.divmod(rows, size)
+        problem, before = np.empty_like(rows), np.empty_like(rows)
+        for block in np.unique(blocks).tolist():
+            here = blocks == block
+            of_block, before_in_block = self._block(stage, block)
+            problem[here] = of_block[inside[here]]
+            before[here] = before_in_block[inside[here]]
+        return problem, before + blocks * parts[problem]
+
+    def _block(self, stage: int, block: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the problem of each row of a block, and how many of its rows come before."""
+        parts = np.array(self._schedule[stage].parts)
+        size = int(parts.sum())
+        rank = permute(np.arange(size), size, "mixture", self._seed, stage, block)
+        edges = np.cumsum(parts)
+        problem = np.searchsorted(edges, rank, side="right")
+        if self._data_order == 1:
+            return problem, rank - (edges - parts)[problem]
+        # Each problem's rows are in order, so a block that a stage truncates has the first of them.
+        before = np.empty_like(rank)
+        before[np.argsort(problem, kind="stable")] = np.concatenate([np.arange(n) for n in parts])
+        return problem, before
+
+    def _rows_of(self, stage: int, rows: int) -> np.ndarray:
+        """Counts the rows of each problem among the first of a stage: int64 [problems]."""
+        parts = np.array(self._schedule[stage].parts)
+        whole, rest = divmod(rows, int(parts.sum()))
+        problem, _ = self._block(stage, whole)
+        return whole * parts + np.bincount(problem[:rest], minlength=len(parts))

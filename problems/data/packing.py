@@ -1,0 +1,73 @@
+"""Packed examples: the documents of a split concatenated and split into windows of one length.
+
+No token is lost, and only the last window has padding. Segments tell the model where one document
+ends and the next begins, so that attention does not cross.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from t2tp.problems.data.columns import Column
+from t2tp.problems.data.fields import INT, fill_rows, token_specs
+from t2tp.problems.data.stream import EMPTY
+
+if TYPE_CHECKING:
+    from t2tp.problems.vocab.vocabulary import Vocabulary
+
+FEATURES = token_specs("targets")
+_KINDS = dict(zip(FEATURES, ("tokens", "segmentation", "position"), strict=True))
+
+
+class PackedWindows:
+    """Windows of a split: example i is `length` tokens from i * length on; an `ExampleSource`.
+
+    Its features, int32 [batch, length] and 0 for padding:
+
+    targets: token ids.
+    targets_segmentation: the index of the document in the window, from 1.
+    targets_position: of the token in its document, from 0; for a document that began in an earlier
+        window, from the window's start, so it is always less than `length`.
+    """
+
+    features = FEATURES
+
+    def __init__(self, column: Column, length: int, vocabulary: Vocabulary, separate: bool = True):
+        """Takes the tokens of a split.
+
+        Args:
+            column: of the tokens.
+            length: of a window.
+            vocabulary: of the tokens.
+            separate: whether the documents of a window are separate segments; else the window is
+                one segment, and tokens attend to earlier documents.
+        """
+        self._column = column
+        self._length = length
+        self._vocabulary = vocabulary
+        self._separate = separate
+
+    def __len__(self) -> int:
+        return -(-self._column.size // self._length)
+
+    def shape(self, feature: str) -> tuple[int, ...]:
+        """Returns (length,)."""
+        return (self._length,)
+
+    def read(self, feature: str, examples: np.ndarray, parts: tuple[slice, ...]) -> np.ndarray:
+        """Reads columns of windows; see `ExampleSource.read`."""
+        begins = np.where(examples == EMPTY, 0, examples * self._length)
+        ends = np.where(examples == EMPTY, 0, np.minimum(begins + self._length, self._column.size))
+        kind = _KINDS[feature]
+        if kind == "tokens" or self._separate:
+            return fill_rows(self._column, begins, ends, self._length, kind)[:, parts[0]]
+        place = np.arange(self._length)[parts[0]]
+        values = np.ones_like(place) if kind == "segmentation" else place
+        return np.where(place < (ends - begins)[:, None], values, 0).astype(INT)
+
+    def count_bytes(self, examples: np.ndarray) -> int:
+        """Returns the UTF-8 length of the text of windows."""
+        tokens = self.read("targets", examples, (slice(None),))
+        return int(self._vocabulary.byte_lengths[tokens].sum())

@@ -1,0 +1,139 @@
+"""Two algorithms that pack examples into rows, reading the examples in pieces.
+
+Both take pieces (index of the first example, lengths [columns, examples], mask of examples that
+fit) and yield pieces (examples, number of examples per row). Every column of a row has the same
+length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+Piece = tuple[int, np.ndarray, np.ndarray]
+
+# Rows that the examples of a window fill: larger windows waste less at the end of each.
+_ROWS_OF_WINDOW = 128
+_MAX_WINDOW = 1 << 14
+
+# Examples packed at a time, in several windows.
+_TOGETHER = 1 << 19
+
+
+def next_fit(
+    found: Iterable[Piece], length: int, average: float
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Packs examples in order; a row ends at the first that does not fit or is skipped."""
+    del average
+    first, lengths, fits = 0, np.empty((0, 0), np.int64), np.empty(0, bool)
+    for begin, more, more_fit in found:
+        if not len(fits):
+            first, lengths, fits = begin, more, more_fit
+        else:
+            lengths = np.concatenate([lengths, more], axis=1)
+            fits = np.concatenate([fits, more_fit])
+        edges, done = _rows_of_piece(lengths, fits, length)
+        yield _contiguous(first, edges)
+        first, lengths, fits = first + done, lengths[:, done:], fits[done:]
+    if len(fits):  # the last, unfinished row
+        yield _contiguous(first, np.array([[0, len(fits)]]))
+
+
+def _rows_of_piece(lengths: np.ndarray, fits: np.ndarray, length: int) -> tuple[np.ndarray, int]:
+    """Returns begin and end of each row [rows, 2], and where the unfinished row begins."""
+    count = len(fits)
+    begins = [np.concatenate([[0], np.cumsum(each)]) for each in lengths]
+    barriers = np.append(np.flatnonzero(~fits), count)
+    edges: list[tuple[int, int]] = []
+    example = 0
+    while example < count:
+        if not fits[example]:
+            example += 1
+            continue
+        reach = min(
+            int(np.searchsorted(begin, begin[example] + length, side="right")) - 1
+            for begin in begins
+        )
+        reach = min(reach, int(barriers[np.searchsorted(barriers, example)]))
+        if reach == count:
+            break
+        edges.append((example, reach))
+        example = reach
+    return np.array(edges, np.int64).reshape(-1, 2), example
+
+
+def _contiguous(first: int, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the examples of rows that are ranges, and the number of examples per row."""
+    # Concatenated ranges: of each row the indices from its begin on.
+    sizes = edges[:, 1] - edges[:, 0]
+    offsets = edges[:, 0] - (sizes.cumsum() - sizes)
+    return first + np.arange(sizes.sum()) + offsets.repeat(sizes), sizes
+
+
+def first_fit_decreasing(
+    found: Iterable[Piece], length: int, average: float
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Packs windows of consecutive examples: the longest first, each into the first row with room.
+
+    (D. S. Johnson, Near-optimal bin packing algorithms, 1973.) Windows are vectorized over, because
+    the steps within a window are sequential.
+
+    Args:
+        found: pieces of the examples.
+        length: of a row.
+        average: length of the examples, which determines the number of examples in a window.
+    """
+    per_row = max(1.0, length / max(1.0, average))
+    window = min(1 << int(np.ceil(np.log2(_ROWS_OF_WINDOW * per_row))), _MAX_WINDOW)
+    together = max(1, _TOGETHER // window) * window
+    waiting = np.empty(0, np.int64)
+    lengths = None
+    for first, more, fits in found:
+        waiting = np.concatenate([waiting, first + np.flatnonzero(fits)])
+        more = more[:, fits]
+        lengths = more if lengths is None else np.concatenate([lengths, more], axis=1)
+        while len(waiting) >= together:
+            yield _packed_windows(waiting[:together], lengths[:, :together], window, length)
+            waiting, lengths = waiting[together:], lengths[:, together:]
+    if lengths is not None and len(waiting):
+        yield _packed_windows(waiting, lengths, window, length)
+
+
+def _packed_windows(
+    examples: np.ndarray, lengths: np.ndarray, window: int, length: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the examples in the order of their rows, and the number of examples per row."""
+    windows = -(-len(examples) // window)
+    # The last window is padded with texts of length 0, which fit anywhere.
+    filled = np.zeros((len(lengths), windows * window), np.int64)
+    filled[:, : len(examples)] = lengths
+    rows = _rows_of_windows(filled.reshape(len(lengths), windows, window), length)
+    # Rows are numbered through the windows; a row's examples keep their order.
+    row = (rows + np.arange(windows)[:, None] * window).ravel()[: len(examples)]
+    sizes = np.unique(row, return_counts=True)[1]
+    return examples[np.argsort(row, kind="stable")], sizes
+
+
+def _rows_of_windows(lengths: np.ndarray, length: int) -> np.ndarray:
+    """Returns the row of each example in its window, for lengths [columns, windows, examples]."""
+    columns, windows, count = lengths.shape
+    order = np.argsort(-lengths.max(0), axis=1, kind="stable")
+    # [examples, windows], the longest first.
+    needed = [np.take_along_axis(each, order, axis=1).T.astype(np.int32) for each in lengths]
+    free = [np.full((windows, count), length, np.int32) for _ in range(columns)]
+    chosen = np.empty((count, windows), np.int64)
+    each = np.arange(windows)
+    used = 0
+    for rank, row in enumerate(chosen):
+        # One row more than any window has used, so that there is always room.
+        has_room = free[0][:, : used + 1] >= needed[0][rank][:, None]
+        for room, need in zip(free[1:], needed[1:], strict=True):
+            has_room &= room[:, : used + 1] >= need[rank][:, None]
+        has_room.argmax(1, out=row)
+        for room, need in zip(free, needed, strict=True):
+            room[each, row] -= need[rank]
+        used = max(used, int(row.max()) + 1)
+    rows = np.empty((windows, count), np.int64)
+    np.put_along_axis(rows, order, chosen.T, axis=1)
+    return rows

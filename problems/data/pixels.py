@@ -1,0 +1,92 @@
+"""Fields of images."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+
+import numpy as np
+
+from t2tp.problems.data.columns import Column
+from t2tp.problems.data.fields import FLOAT, INT
+from t2tp.problems.data.stream import EMPTY, FeatureSpec
+
+DIMENSIONS = ("batch", "height", "width", "channels")
+
+
+class PixelField:
+    """Images stored as pixels: [batch, height, width, channels].
+
+    As float32 the values are divided by the largest one; as int32 they are unchanged.
+    """
+
+    def __init__(self, column: Column, shape: tuple[int, int, int], scale: float | None):
+        """Sets the source and the scale.
+
+        Args:
+            column: of their values.
+            shape: height, width and channels.
+            scale: the largest value, for float32; None: int32.
+        """
+        self.spec = pixel_spec(scale)
+        self.shape = shape
+        self._column = column
+        self._scale = scale
+
+    def read(self, rows: np.ndarray, parts: tuple[slice, ...]) -> np.ndarray:
+        """Reads slices of the images of rows."""
+        size = int(np.prod(self.shape))
+        whole = np.zeros((len(rows), *self.shape), np.uint8)
+        for place, row in enumerate(rows.tolist()):
+            if row != EMPTY:
+                whole[place] = self._column.span(row * size, (row + 1) * size).reshape(self.shape)
+        return finish(whole[(slice(None), *parts)], self._scale)
+
+
+class EncodedPixelField:
+    """Images stored compressed: [batch, height, width, channels]."""
+
+    def __init__(
+        self,
+        column: Column,
+        shape: tuple[int, int, int],
+        scale: float | None,
+        decode: Callable[[bytes], np.ndarray],
+    ):
+        """Sets source and scale, see `PixelField`; `decode` decodes the bytes of an image."""
+        self.spec = pixel_spec(scale)
+        self.shape = shape
+        self._column = column
+        self._scale = scale
+        self._decode = decode
+
+    def read(self, rows: np.ndarray, parts: tuple[slice, ...]) -> np.ndarray:
+        """Reads slices of the images of rows; decodes the full images."""
+        whole = np.zeros((len(rows), *self.shape), np.uint8)
+
+        def decode(place: int) -> None:
+            if rows[place] != EMPTY:
+                whole[place] = self._decode(self._column.example(int(rows[place])).tobytes())
+
+        # Pillow releases the GIL while it decodes, so that threads run in parallel.
+        deque(_decoders().map(decode, range(len(rows))), maxlen=0)
+        return finish(whole[(slice(None), *parts)], self._scale)
+
+
+@cache
+def _decoders() -> ThreadPoolExecutor:
+    """Returns the pool of decoding threads, which all fields of this process share."""
+    return ThreadPoolExecutor(len(os.sched_getaffinity(0)), "decode")
+
+
+def pixel_spec(scale: float | None) -> FeatureSpec:
+    """Returns the spec of images."""
+    return FeatureSpec(DIMENSIONS, INT if scale is None else FLOAT)
+
+
+def finish(values: np.ndarray, scale: float | None) -> np.ndarray:
+    """Converts values to the feature's dtype and scale."""
+    return values.astype(INT) if scale is None else values.astype(FLOAT) / FLOAT.type(scale)

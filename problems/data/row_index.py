@@ -1,0 +1,196 @@
+"""Row plans on disk: computed in one pass over the examples, then mapped by every process.
+
+Otherwise each start of each process would recompute what a stream needs to know of each example,
+and hold it in memory. An index is in `.index/` in the directory of the data, which is replaced with
+the data; its name has the digest of the data that it was computed from.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import platform
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from absl import logging
+
+from t2tp.atomic_file import write_text
+from t2tp.problems.data import atomic_directory
+from t2tp.problems.data.checked_file import mapped
+
+_RECORD = "index.json"
+
+# Changed with the way indexes are computed, so that old ones are not used.
+_VERSION = 1
+
+# Errors of a file system that is read-only, is full, or, as some over a network, has no locks.
+_NOT_WRITABLE = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT),
+    *(errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP),
+)
+
+
+class IndexDirectory(NamedTuple):
+    """The directory of the indexes of a split.
+
+    Attributes:
+        path: the directory.
+        data: the digest of the data.
+    """
+
+    path: Path
+    data: str
+
+
+class IndexWriter:
+    """A writer of the arrays of an index, piece by piece.
+
+    Attributes:
+        facts: its other fields: names to JSON values.
+    """
+
+    def __init__(self, path: Path, stack: contextlib.ExitStack, dtype: np.dtype):
+        self.facts: dict[str, Any] = {}
+        self.sizes: dict[str, int] = {}
+        self.dtype = dtype
+        self._path = path
+        self._stack = stack
+        self._files: dict[str, Any] = {}
+
+    def add(self, name: str, values: np.ndarray) -> None:
+        """Appends integers to the array of this name."""
+        if name not in self._files:
+            self._files[name] = self._stack.enter_context((self._path / name).open("wb"))
+            self.sizes[name] = 0
+        self._files[name].write(np.asarray(values).astype(self.dtype).tobytes())
+        self.sizes[name] += len(values)
+
+
+class Index(NamedTuple):
+    """An open index.
+
+    Attributes:
+        facts: as set by its writer.
+        arrays: integers by name, mapped.
+    """
+
+    facts: dict[str, Any]
+    arrays: dict[str, np.ndarray]
+
+
+def open_index(
+    directory: IndexDirectory | None,
+    name: str,
+    examples: int,
+    make: Callable[[IndexWriter], None],
+) -> Index:
+    """Opens an index, which is computed if it does not exist.
+
+    Of the processes of a host one computes it while the others wait. If the directory cannot be
+    written, each process computes it, in temporary files.
+
+    Args:
+        directory: where it is stored; None: not stored.
+        name: identifies the index among those of the data.
+        examples: number of examples of the split.
+        make: writes it.
+    """
+    if directory is None:
+        return _temporary(examples, make)
+    digest = hashlib.sha256(repr((_VERSION, directory.data, name)).encode()).hexdigest()[:16]
+    path = directory.path / f"{name}-{digest}"
+    try:
+        if not _is_complete(path):
+            with atomic_directory.exclusive_build(path):
+                if not _is_complete(path):
+                    _keep(path, examples, make)
+        return _read(path)
+    except OSError as error:
+        if error.errno not in _NOT_WRITABLE:
+            raise
+        logging.warning(
+            "the index of the examples cannot be kept in %s (%s): every process makes it again at "
+            "each start",
+            directory.path,
+            error.strerror,
+        )
+        return _temporary(examples, make)
+
+
+def _keep(path: Path, examples: int, make: Callable[[IndexWriter], None]) -> None:
+    """Computes an index and stores it under its name, inside `exclusive_build`.
+
+    Hosts that share a file system may not see each other's locks, and see each other's files late.
+    So each writes a separate directory, and the first that is complete is kept: other processes may
+    have mapped it, and over a network a mapped file that is deleted is lost.
+    """
+    logging.info("making the index %s", path)
+    own = path.with_name(f".{path.name}.{platform.node()}")
+    shutil.rmtree(own, ignore_errors=True)  # of a process that was killed
+    own.mkdir()
+    try:
+        _write(own, examples, make)
+        atomic_directory.flush(own)
+        _give_name(own, path)
+    finally:
+        shutil.rmtree(own, ignore_errors=True)
+
+
+def _give_name(own: Path, path: Path) -> None:
+    """Renames an index, unless another host's exists by now."""
+    try:
+        own.rename(path)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        if not _is_complete(path):  # damaged
+            shutil.rmtree(path)
+            own.rename(path)
+
+
+def _temporary(examples: int, make: Callable[[IndexWriter], None]) -> Index:
+    """Computes an index in files that are deleted, but stay mapped while they are used."""
+    with tempfile.TemporaryDirectory(prefix="t2tp-index-") as directory:
+        _write(Path(directory), examples, make)
+        return _read(Path(directory))
+
+
+def _write(path: Path, examples: int, make: Callable[[IndexWriter], None]) -> None:
+    dtype = np.dtype("<u4" if examples < 1 << 32 else "<i8")
+    with contextlib.ExitStack() as stack:
+        writer = IndexWriter(path, stack, dtype)
+        make(writer)
+    record = {"dtype": dtype.str, "sizes": writer.sizes, "facts": writer.facts}
+    write_text(path / _RECORD, json.dumps(record) + "\n")
+
+
+def _is_complete(path: Path) -> bool:
+    """Whether an index exists with all its bytes."""
+    try:
+        record = json.loads((path / _RECORD).read_text(encoding="utf-8"))
+        itemsize = np.dtype(record["dtype"]).itemsize
+        return all(
+            (path / name).stat().st_size == size * itemsize
+            for name, size in record["sizes"].items()
+        )
+    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError):
+        return False
+
+
+def _read(path: Path) -> Index:
+    record = json.loads((path / _RECORD).read_text(encoding="utf-8"))
+    arrays = {name: mapped(path / name, np.dtype(record["dtype"])) for name in record["sizes"]}
+    return Index(record["facts"], arrays)
+
+
+def pieces(count: int, step: int) -> Iterator[tuple[int, int]]:
+    """Yields begin and end of pieces of `step` of `count` items; the last may be shorter."""
+    for begin in range(0, count, step):
+        yield begin, min(begin + step, count)

@@ -1,0 +1,237 @@
+"""Arranges the texts of stored examples in rows of a fixed length.
+
+Each arrangement is an index (`row_index.py`) computed in one pass over the lengths of the examples,
+in pieces, so that neither the time nor the memory of a start grows with the corpus.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from absl import logging
+
+from t2tp.problems.data import packing_rows
+from t2tp.problems.data.buckets import bucket_lengths
+from t2tp.problems.data.columns import Column
+from t2tp.problems.data.row_index import Index, IndexDirectory, IndexWriter, open_index, pieces
+from t2tp.problems.data.row_plan import RowPlan
+
+# Examples whose lengths are read at a time.
+_PIECE = 1 << 18
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The texts of a split's examples.
+
+    Attributes:
+        columns: of the texts, by name: each example has one text in each.
+        split: its name.
+        what: the examples' name in messages.
+        directory: where indexes are stored; None: they are not.
+        stored: the names under which the columns are stored, if they differ: problems that read
+            the same data in other ways share the directory.
+    """
+
+    columns: dict[str, Column]
+    split: str
+    what: str
+    directory: IndexDirectory | None = None
+    stored: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        """Returns the number of examples."""
+        return len(next(iter(self.columns.values())))
+
+    def lengths(self) -> Iterator[tuple[int, np.ndarray]]:
+        """Yields the lengths of the texts in pieces: the first example, int64 [columns, examples].
+
+        They are read, not mapped: mapped pages count as memory of the process.
+        """
+        columns = list(self.columns.values())
+        for begin, end in pieces(len(self), _PIECE):
+            yield begin, np.stack([column.read_lengths(begin, end) for column in columns])
+
+    def name(self, arrangement: str, length: int) -> str:
+        """Returns the name of an index, which does not depend on the order of the columns."""
+        names = "-".join(sorted(self.stored or self.columns))
+        return f"{self.split}-{names}-{arrangement}-{length}"
+
+
+def one_per_row(texts: Texts, length: int) -> RowPlan:
+    """Puts each example that fits into a separate row.
+
+    Args:
+        texts: of the examples.
+        length: of a row.
+
+    Raises:
+        ValueError: none fits.
+    """
+
+    def make(writer: IndexWriter) -> None:
+        counts = _Counts(length)
+        for first, lengths in texts.lengths():
+            fits = counts.fitting(lengths)
+            writer.add("examples", first + np.flatnonzero(fits))
+        writer.facts = counts.checked(texts.what)
+
+    index = _open(texts, texts.name("padded", length), make, length)
+    rows = index.arrays["examples"]
+    return RowPlan(len(rows), None if len(rows) == len(texts) else rows)
+
+
+def truncated(texts: Texts, length: int) -> RowPlan:
+    """Puts each example into a separate row, for readers that truncate those that are too long.
+
+    Args:
+        texts: of the examples.
+        length: of a row.
+    """
+
+    def make(writer: IndexWriter) -> None:
+        counts = _Counts(length)
+        for _, lengths in texts.lengths():
+            counts.fitting(lengths)
+        writer.facts = counts.facts()
+
+    facts = open_index(texts.directory, texts.name("truncated", length), len(texts), make).facts
+    if facts["too_long"]:
+        logging.warning(
+            "%s: of %d of %d examples only the first %d tokens are read (the longest has %d)",
+            texts.what,
+            facts["too_long"],
+            len(texts),
+            length,
+            facts["longest"],
+        )
+    return RowPlan(len(texts))
+
+
+def pack(texts: Texts, length: int, data_order: int) -> RowPlan:
+    """Packs several examples into a row.
+
+    The texts of an example in each column are packed into rows of the same length.
+
+    Args:
+        texts: of the examples.
+        length: of a row.
+        data_order: version of the order; see `stream.DATA_ORDER`. Version 1 fills rows in the order
+            of the examples; version 2 bin-packs windows of neighbouring examples.
+
+    Raises:
+        ValueError: none fits.
+    """
+    pack = packing_rows.next_fit if data_order == 1 else packing_rows.first_fit_decreasing
+
+    def make(writer: IndexWriter) -> None:
+        counts = _Counts(length)
+        fitting = ((first, lengths, counts.fitting(lengths)) for first, lengths in texts.lengths())
+        average = max(column.size for column in texts.columns.values()) / max(1, len(texts))
+        end = 0
+        writer.add("begins", np.zeros(1, np.int64))
+        for examples, sizes in pack(fitting, length, average):
+            writer.add("examples", examples)
+            writer.add("begins", end + sizes.cumsum())
+            end += len(examples)
+        writer.facts = counts.checked(texts.what)
+
+    index = _open(texts, texts.name(f"packed{data_order}", length), make, length)
+    begins = index.arrays["begins"]
+    return RowPlan(len(begins) - 1, index.arrays["examples"], begins)
+
+
+def bucketed(texts: Texts, length: int) -> list[tuple[int, RowPlan]]:
+    """Distributes examples to buckets; those that are too long are left out.
+
+    Args:
+        texts: of the examples.
+        length: of the longest bucket.
+
+    Returns:
+        For each bucket that is not empty its length and its rows of one example each.
+
+    Raises:
+        ValueError: none fits.
+    """
+    sizes = bucket_lengths(length)
+
+    def make(writer: IndexWriter) -> None:
+        counts = _Counts(length)
+        for first, lengths in texts.lengths():
+            counts.fitting(lengths)
+            longest = lengths.max(0)
+            for size, shorter in zip(sizes, [*sizes[1:], -1], strict=True):
+                inside = np.flatnonzero((longest > shorter) & (longest <= size))
+                if len(inside):
+                    writer.add(str(size), first + inside)
+        writer.facts = counts.checked(texts.what)
+
+    index = _open(texts, texts.name("bucketed", length), make, length)
+    return [
+        (size, RowPlan(len(index.arrays[str(size)]), index.arrays[str(size)]))
+        for size in sizes
+        if str(size) in index.arrays
+    ]
+
+
+class _Counts:
+    """A counter of the examples that are too long for a row."""
+
+    def __init__(self, length: int):
+        self._length = length
+        self._examples = self._too_long = self._longest = 0
+        self._shortest: int | None = None
+
+    def fitting(self, lengths: np.ndarray) -> np.ndarray:
+        """Returns which examples fit, for lengths [columns, examples]: bool [examples]."""
+        longest = lengths.max(0)
+        fits = longest <= self._length
+        self._examples += len(fits)
+        self._too_long += int(len(fits) - fits.sum())
+        if len(fits):
+            shortest = int(longest.min())
+            self._shortest = min(shortest, self._shortest or shortest)
+            self._longest = max(int(longest.max()), self._longest)
+        return fits
+
+    def facts(self) -> dict[str, int]:
+        """Returns the counts."""
+        return {"too_long": self._too_long, "longest": self._longest}
+
+    def checked(self, what: str) -> dict[str, int]:
+        """Returns the counts; raises ValueError if none fits."""
+        if self._too_long == self._examples:
+            raise ValueError(
+                f"none of the {self._examples} examples of {what} fits in length {self._length}: "
+                f"the shortest has {self._shortest} tokens; a length of {self._longest} holds all"
+            )
+        return self.facts()
+
+
+def _open(texts: Texts, name: str, make: object, length: int) -> Index:
+    """Opens an index of examples that fit, and warns of those that do not."""
+    index = open_index(texts.directory, name, len(texts), make)  # type: ignore[arg-type]
+    if index.facts["too_long"]:
+        logging.warning(
+            "%s: %d of %d examples are left out, as they are longer than length %d (the longest "
+            "has %d tokens)",
+            texts.what,
+            index.facts["too_long"],
+            len(texts),
+            length,
+            index.facts["longest"],
+        )
+    return index
+
+
+def padding_share(texts: Texts, plan: RowPlan, length: int) -> float:
+    """Returns the fraction of the rows' positions that are padding."""
+    tokens = 0
+    for begin, end in pieces(len(plan), _PIECE):
+        _, examples = plan.of(np.arange(begin, end))
+        for column in texts.columns.values():
+            tokens += int((column.offsets(examples + 1) - column.offsets(examples)).sum())
+    return 1 - tokens / (len(texts.columns) * len(plan) * length)

@@ -1,0 +1,54 @@
+"""The assignment of stored examples to the rows that a stream samples from."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from t2tp.problems.data.stream import EMPTY
+
+
+class RowPlan:
+    """The examples of each row; the arrays may be mapped files, which take no memory."""
+
+    def __init__(
+        self, rows: int, examples: np.ndarray | None = None, offsets: np.ndarray | None = None
+    ):
+        """Sets the assignment.
+
+        Args:
+            rows: number of rows.
+            examples: integers, indices of the examples, row by row; by default row i has example i.
+            offsets: integers [rows + 1], where each row begins in `examples`, and the end; by
+                default each row has one example.
+        """
+        self._rows = rows
+        self._examples = examples
+        self._begins = offsets
+
+    def __len__(self) -> int:
+        """Returns the number of rows."""
+        return self._rows
+
+    def of(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the examples of rows.
+
+        Args:
+            rows: int64 [rows]; `EMPTY` has none.
+
+        Returns:
+            The number of examples of each row, int64 [rows]; and their indices, concatenated,
+            int64 [examples].
+        """
+        real = rows != EMPTY
+        counts = real.astype(np.int64)
+        chosen = rows[real]
+        if self._begins is not None:
+            first = self._begins[chosen].astype(np.int64)
+            counts[real] = self._begins[chosen + 1] - first
+            # Concatenated ranges: of each row the positions from its first one on.
+            chosen = np.arange(counts.sum()) + (
+                first - (counts[real].cumsum() - counts[real])
+            ).repeat(counts[real])
+        if self._examples is None:
+            return counts, chosen
+        return counts, self._examples[chosen].astype(np.int64)

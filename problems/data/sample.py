@@ -1,0 +1,62 @@
+"""Samples: the raw records that a problem encodes as examples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+
+Sample = Mapping[str, Any]
+
+# Not errors of a sample: a full disk, too little memory, a package that is missing.
+NOT_THE_SAMPLES_FAULT = (OSError, MemoryError, ImportError)
+
+# Max length of a wrong value in an error.
+_SHOWN = 60
+
+
+@runtime_checkable
+class Samples(Protocol):
+    """The samples of a split with random access; a list will do."""
+
+    def __len__(self) -> int:
+        """Returns the number of samples."""
+
+    def __getitem__(self, index: int, /) -> Sample:
+        """Returns a sample; raises `SkippedSampleError` to skip it."""
+
+
+class StoredExample(NamedTuple):
+    """An encoded example.
+
+    Attributes:
+        columns: integers [any number] for each column.
+        text_bytes: length of its text in UTF-8; 0 without text.
+    """
+
+    columns: dict[str, np.ndarray]
+    text_bytes: int = 0
+
+
+class SkippedSampleError(Exception):
+    """Raised to skip a sample; the message is the reason, by which these are counted."""
+
+
+class BadSampleError(ValueError):
+    """Raised for a bad sample; the message says which and why, as in "FILE, line 12: no tab"."""
+
+
+def text_of(sample: Sample, name: str) -> str:
+    """Returns a text of a sample.
+
+    Raises:
+        KeyError: the sample does not have it.
+        ValueError: it is not a str.
+    """
+    text = sample[name]
+    if not isinstance(text, str):
+        shown = repr(text)
+        shown = shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}..."
+        raise ValueError(f"{name!r} is {shown} ({type(text).__name__}), and must be a text (str)")
+    return text

@@ -1,0 +1,273 @@
+"""The files of a shard, which is a part of a split that is written at a time.
+
+An example has a few *columns*, each a list of numbers: the tokens of a text, the pixels of an
+image, the index of a class. A shard has for each column two files of little-endian integers,
+
+    train-00002-of-00016.targets          the lists of all its examples, concatenated
+    train-00002-of-00016.targets.begins   int64: where each begins there, and the end
+
+and two of its own,
+
+    train-00002-of-00016.checks           digest of its samples, and checksums of blocks of the data
+    train-00002-of-00016.json             counts, and the checksums of the files
+
+The last is written last: a shard with that file is complete. `columns.py` reads the files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+
+from t2tp.atomic_file import unfinished_path
+from t2tp.problems.data.manifest import (
+    BAD,
+    CHECKS_END,
+    DamagedDataError,
+    FileState,
+    SplitSizes,
+    check_file,
+)
+from t2tp.problems.data.sample_digest import SampleDigest
+
+# Signed, as NumPy compares uint64 with int64 in floating point.
+OFFSET = np.dtype("<i8")
+
+# Reading an example verifies its blocks; the system reads ahead as much anyway.
+_BLOCK_BYTES = 1 << 16
+
+# Max number of bad samples that a shard names; all are counted.
+_NAMED = 10
+
+
+def token_dtype(vocab_size: int) -> np.dtype:
+    """Returns the dtype that token ids are stored in."""
+    return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
+
+
+def shard_name(split: str, shard: int, shards: int) -> str:
+    """Returns the prefix of the names of a shard's files."""
+    return f"{split}-{shard:05d}-of-{shards:05d}"
+
+
+class Checks(NamedTuple):
+    """The checksums of a shard.
+
+    Attributes:
+        samples: a digest of the samples that were read for it; see `sample_digest.py`.
+        bad: the first samples that could not be used, and why.
+        block_bytes: number of bytes per checksum.
+        crc32: file -> the CRC-32 of each of its blocks.
+    """
+
+    samples: str
+    bad: list[str]
+    block_bytes: int
+    crc32: dict[str, np.ndarray]
+
+
+def finished(directory: Path, name: str) -> tuple[SplitSizes, dict[str, FileState]] | None:
+    """Returns the sizes and files of a shard that is complete and undamaged, or None."""
+    record, checks = directory / f"{name}.json", directory / f"{name}{CHECKS_END}"
+    try:
+        fields = json.loads(record.read_text(encoding="utf-8"))
+        files = {file: FileState(**state) for file, state in fields["files"].items()}
+        for file, state in files.items():
+            check_file(directory / file, state, read_up_to=state.bytes)
+        read_checks(directory, name)
+        files |= {path.name: FileState.from_file(path) for path in (checks, record)}
+        return SplitSizes(**fields["sizes"]), files
+    except (FileNotFoundError, DamagedDataError, KeyError, TypeError, ValueError):
+        return None
+
+
+def finished_names(directory: Path) -> set[str]:
+    """Returns the names of the shards in a directory that appear complete."""
+    return {path.stem for path in directory.glob("*-of-*.json")}
+
+
+def read_checks(directory: Path, name: str) -> Checks:
+    """Reads the checksums of a shard.
+
+    Raises:
+        FileNotFoundError: it has none: it is older than checksums.
+        DamagedDataError: they cannot be read.
+    """
+    path = directory / f"{name}{CHECKS_END}"
+    try:
+        fields = json.loads(path.read_bytes())
+        crc32 = {
+            file: np.frombuffer(bytes.fromhex(c), "<u4") for file, c in fields["crc32"].items()
+        }
+        return Checks(**{**fields, "crc32": crc32})
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise DamagedDataError(f"{path} cannot be read: {error!r}") from error
+
+
+class ShardWriter:
+    """A writer of the examples of a shard, in order.
+
+    Use it as a context manager: when it exits without an error the shard is complete.
+
+    Attributes:
+        samples: the digest of the samples that the examples are made from.
+    """
+
+    def __init__(self, directory: Path, name: str, dtypes: Mapping[str, np.dtype]):
+        self._directory = directory
+        self._name = name
+        self._columns = {
+            column: _ColumnWriter(directory, f"{name}.{column}", dtype)
+            for column, dtype in dtypes.items()
+        }
+        self._examples = 0
+        self._bytes = 0
+        self._skipped: Counter[str] = Counter()
+        self._bad: list[str] = []
+        self.samples = SampleDigest()
+
+    def add(self, example: Mapping[str, np.ndarray], text_bytes: int = 0) -> None:
+        """Writes an example atomically: integers [any number] for each column.
+
+        Raises:
+            ValueError: its columns are wrong, or values do not fit their dtype.
+        """
+        if example.keys() != self._columns.keys():
+            raise ValueError(f"columns {', '.join(example)}, and not {', '.join(self._columns)}")
+        stored = {name: self._columns[name].stored(values) for name, values in example.items()}
+        for name, values in stored.items():
+            self._columns[name].add(values)
+        self._examples += 1
+        self._bytes += text_bytes
+
+    def skip(self, reason: str) -> None:
+        """Counts a skipped sample."""
+        self._skipped[reason] += 1
+
+    def skip_bad(self, which: str) -> None:
+        """Counts a sample that cannot be used, and records it if it is one of the first."""
+        self.skip(BAD)
+        if len(self._bad) < _NAMED:
+            self._bad.append(which)
+
+    def __enter__(self) -> ShardWriter:
+        return self
+
+    def __exit__(self, failure: type[BaseException] | None, *others: object) -> None:
+        if failure is not None:
+            for column in self._columns.values():
+                column.discard()
+            return
+        values = {name: column.size for name, column in self._columns.items()}
+        sizes = SplitSizes(self._examples, values, self._bytes, dict(self._skipped))
+        files: dict[str, FileState] = {}
+        crc32: dict[str, str] = {}
+        for column in self._columns.values():
+            for file in column.files:
+                files[file.path.name] = file.finish()
+                crc32[file.path.name] = np.array(file.block_sums, "<u4").tobytes().hex()
+        self._write_json(
+            CHECKS_END,
+            {
+                "samples": self.samples.hexdigest(),
+                "bad": self._bad,
+                "block_bytes": _BLOCK_BYTES,
+                "crc32": crc32,
+            },
+        )
+        states = {name: asdict(state) for name, state in files.items()}
+        self._write_json(".json", {"sizes": asdict(sizes), "files": states})
+
+    def _write_json(self, end: str, contents: dict[str, Any]) -> None:
+        file = _HashedFile(self._directory / f"{self._name}{end}")
+        file.write((json.dumps(contents, indent=2) + "\n").encode())
+        file.finish()
+
+
+class _ColumnWriter:
+    """The two files of a column."""
+
+    def __init__(self, directory: Path, name: str, dtype: np.dtype):
+        self._dtype = np.dtype(dtype).newbyteorder("<")
+        self._values = _HashedFile(directory / name)
+        self._begins = _HashedFile(directory / f"{name}.begins")
+        self._begins.write(np.zeros(1, OFFSET).tobytes())
+        self.files = (self._values, self._begins)
+        self.size = 0
+
+    def stored(self, values: np.ndarray) -> np.ndarray:
+        """Returns values in the dtype of the file."""
+        stored = np.asarray(values).astype(self._dtype)
+        if not np.array_equal(stored, values):
+            raise ValueError(f"{values} cannot be stored as {self._dtype}")
+        return stored
+
+    def add(self, stored: np.ndarray) -> None:
+        self._values.write(stored.tobytes())
+        self.size += len(stored)
+        self._begins.write(np.array(self.size, OFFSET).tobytes())
+
+    def discard(self) -> None:
+        for file in self.files:
+            file.discard()
+
+
+class _HashedFile:
+    """A file that gets its name only when it is complete and synced to disk.
+
+    Attributes:
+        path: where it will be.
+        block_sums: the CRC-32 of each of its blocks.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.block_sums: list[int] = []
+        self._partial = unfinished_path(path)
+        self._file: IO[bytes] = self._partial.open("wb")
+        self._digest = hashlib.sha256()
+        self._size = 0
+
+    def write(self, contents: bytes) -> None:
+        with self._named_errors():
+            self._file.write(contents)
+        self._digest.update(contents)
+        rest = memoryview(contents)
+        while rest:
+            used = self._size % _BLOCK_BYTES
+            piece, rest = rest[: _BLOCK_BYTES - used], rest[_BLOCK_BYTES - used :]
+            if not used:
+                self.block_sums.append(0)
+            self.block_sums[-1] = zlib.crc32(piece, self.block_sums[-1])
+            self._size += len(piece)
+
+    def finish(self) -> FileState:
+        with self._named_errors():
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        self._file.close()
+        self._partial.rename(self.path)
+        return FileState(self._size, self._digest.hexdigest())
+
+    @contextlib.contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        """Adds the path to an OSError, which Python's write errors lack."""
+        try:
+            yield
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self.path)) from error
+
+    def discard(self) -> None:
+        with contextlib.suppress(OSError):  # a full disk: the buffer is discarded anyway
+            self._file.close()
+        self._partial.unlink(missing_ok=True)

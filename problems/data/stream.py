@@ -1,0 +1,245 @@
+"""The batch of step k: a pure function of (data, seed, k, global batch size).
+
+A stream is indexed by the step and has no state, so resuming at step 1,000,000 costs the same as at
+step 10, and neither the mesh nor the number of processes changes the data:
+
+    stream[k]                          # the batch of step k; nothing is read yet
+    stream[k]["targets"][2:4, 0:128]   # reads only rows 2 and 3
+
+`ShuffledStream` is endless and shuffles each epoch separately; `OnePassStream` has each example
+once, in the order of the files, and pads its last batch with empty rows. `BucketedStream` and
+`MixtureStream` are in other files.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from t2tp.problems.data.permutation import permute
+
+# The version of the order of the training examples in a new run. A run keeps the version it was
+# started with, so that resuming it neither repeats nor drops examples.
+# 1: all problems of a mixture have the same shuffle, and a change of stages may repeat some rows;
+#    packed rows have the examples in their order.
+# 2: each problem of a mixture has a separate shuffle, and its rows continue from stage to stage;
+#    rows are bin-packed within windows.
+DATA_ORDER = 2
+
+# In place of an example's index: an empty row. All its features are 0.
+EMPTY = -1
+
+
+class FeatureSpec(NamedTuple):
+    """A feature of a batch.
+
+    Attributes:
+        dimensions: the names of its dimensions, "batch" first.
+        dtype: of its elements.
+    """
+
+    dimensions: tuple[str, ...]
+    dtype: np.dtype
+
+
+# The spec of a feature that is the index of each row's example.
+INDEX_SPEC = FeatureSpec(("batch",), np.dtype(np.int64))
+
+
+class ExampleSource(Protocol):
+    """Examples with random access, from which a stream reads."""
+
+    @property
+    def features(self) -> Mapping[str, FeatureSpec]:
+        """The features by name."""
+
+    def __len__(self) -> int:
+        """Returns the number of examples."""
+
+    def shape(self, feature: str) -> tuple[int, ...]:
+        """Returns the sizes of the feature's dimensions without "batch"."""
+
+    def read(self, feature: str, examples: np.ndarray, parts: tuple[slice, ...]) -> np.ndarray:
+        """Reads a feature of examples.
+
+        Args:
+            feature: its name.
+            examples: int64 [rows], indices of examples; `EMPTY` gives a row of zeros.
+            parts: a slice for each dimension but "batch".
+
+        Returns:
+            An array [rows, *parts] of the feature's dtype.
+        """
+
+
+class Stream(Protocol):
+    """Batches by step. Finite streams have a length."""
+
+    def __getitem__(self, step: int) -> Batch:
+        """Returns the batch of this step, counted from 0; nothing is read yet."""
+
+    def shapes(self) -> list[dict[str, tuple[int, ...]]]:
+        """Returns the shapes of the features, for each shape of batch that the stream has."""
+
+
+class BatchFeature:
+    """A feature of a batch, of which only the slices that are accessed are read.
+
+    Attributes:
+        shape: sizes of all its dimensions, the global batch first.
+        dtype: of its elements.
+    """
+
+    def __init__(self, source: ExampleSource, name: str, examples: np.ndarray):
+        self._source = source
+        self._name = name
+        self._examples = examples
+        self.shape = (len(examples), *source.shape(name))
+        self.dtype = source.features[name].dtype
+
+    def __getitem__(self, index: slice | tuple[slice, ...]) -> np.ndarray:
+        """Reads a slice: one per dimension; trailing dimensions may be omitted."""
+        parts = index if isinstance(index, tuple) else (index,)
+        if len(parts) > len(self.shape) or not all(isinstance(part, slice) for part in parts):
+            raise TypeError(
+                f"feature {self._name!r} of shape {self.shape} is cut by at most "
+                f"{len(self.shape)} slices, as in feature[0:2, 0:64]; given {index!r}"
+            )
+        rows, *rest = parts + (slice(None),) * (len(self.shape) - len(parts))
+        return self._source.read(self._name, self._examples[rows], tuple(rest))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self[:], dtype)
+
+
+class Batch(Mapping[str, BatchFeature | np.ndarray]):
+    """The examples of one step: features by name.
+
+    Attributes:
+        source: where the examples are read from.
+        examples: int64 [batch], their indices there; `EMPTY` for an empty row.
+    """
+
+    def __init__(self, source: ExampleSource, examples: np.ndarray, index_name: str = ""):
+        """Takes examples of a source.
+
+        Args:
+            source: of the features.
+            examples: int64 [batch]; see above.
+            index_name: of a feature that is `examples` itself; "" for none.
+        """
+        self.source = source
+        self.examples = examples
+        self._index_name = index_name
+
+    def __getitem__(self, name: str) -> BatchFeature | np.ndarray:
+        if name and name == self._index_name:
+            return self.examples
+        if name not in self.source.features:
+            raise KeyError(f"no feature {name!r}: the features are {', '.join(self)}")
+        return BatchFeature(self.source, name, self.examples)
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self.source.features
+        if self._index_name:
+            yield self._index_name
+
+    def __len__(self) -> int:
+        return len(self.source.features) + bool(self._index_name)
+
+
+def batch_shapes(source: ExampleSource, batch_size: int) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of the features of a batch."""
+    return {name: (batch_size, *source.shape(name)) for name in source.features}
+
+
+def shuffled(places: np.ndarray, size: int, *key: int | str) -> np.ndarray:
+    """Returns the example at each position of an endless shuffle.
+
+    Args:
+        places: int64 [any shape], positions from the beginning of the first epoch.
+        size: number of examples; each epoch has every one once, in a different order.
+        *key: identifies the shuffle.
+
+    Returns:
+        int64 of the shape of `places`.
+    """
+    examples = np.empty(np.shape(places), np.int64)
+    epochs = places // size
+    for epoch in np.unique(epochs).tolist():
+        here = epochs == epoch
+        examples[here] = permute(places[here] % size, size, *key, epoch)
+    return examples
+
+
+class ShuffledStream:
+    """An endless stream, reshuffled every epoch; a batch may span two epochs.
+
+    Attributes:
+        examples_per_epoch: number of examples.
+    """
+
+    def __init__(self, source: ExampleSource, batch_size: int, seed: int):
+        self._source = source
+        self._batch_size = batch_size
+        self._seed = operator.index(seed)
+        self.examples_per_epoch = len(source)
+
+    def __getitem__(self, step: int) -> Batch:
+        """Returns the batch of this step, counted from 0."""
+        places = checked_step(step) * self._batch_size + np.arange(self._batch_size)
+        examples = shuffled(places, self.examples_per_epoch, "epoch", self._seed)
+        return Batch(self._source, examples)
+
+    def shapes(self) -> list[dict[str, tuple[int, ...]]]:
+        """Returns the shapes of a batch."""
+        return [batch_shapes(self._source, self._batch_size)]
+
+
+class OnePassStream:
+    """Every example once, in order: `len(stream)` batches, the last padded with empty rows.
+
+    Attributes:
+        examples_per_epoch: number of examples.
+    """
+
+    def __init__(self, source: ExampleSource, batch_size: int, index_name: str = ""):
+        """Takes the examples.
+
+        Args:
+            source: of the examples.
+            batch_size: rows of a batch.
+            index_name: of a feature that is the index of each row's example, `EMPTY` for an empty
+                row; "" for none.
+        """
+        self._source = source
+        self._batch_size = batch_size
+        self._index_name = index_name
+        self.examples_per_epoch = len(source)
+
+    def __len__(self) -> int:
+        return -(-self.examples_per_epoch // self._batch_size)
+
+    def __getitem__(self, step: int) -> Batch:
+        """Returns the batch of this step, counted from 0."""
+        if checked_step(step) >= len(self):
+            raise IndexError(f"batch {step} asked for, one pass has {len(self)}")
+        examples = step * self._batch_size + np.arange(self._batch_size)
+        examples = np.where(examples < self.examples_per_epoch, examples, EMPTY)
+        return Batch(self._source, examples, self._index_name)
+
+    def shapes(self) -> list[dict[str, tuple[int, ...]]]:
+        """Returns the shapes of a batch."""
+        sizes = batch_shapes(self._source, self._batch_size)
+        return [{**sizes, self._index_name: (self._batch_size,)} if self._index_name else sizes]
+
+
+def checked_step(step: int) -> int:
+    """Returns the step as an int; raises IndexError if it is negative."""
+    step = operator.index(step)
+    if step < 0:
+        raise IndexError(f"batch {step} asked for, batches are counted from 0")
+    return step

@@ -1,0 +1,34 @@
+"""The images that a problem's models generate, one channel of one pixel at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+
+class GeneratedImages(NamedTuple):
+    """The format of generated images.
+
+    Attributes:
+        shape: height, width and channels.
+        levels: number of values of a channel of a pixel, from 0; the largest is white.
+    """
+
+    shape: tuple[int, int, int]
+    levels: int
+
+    @property
+    def num_values(self) -> int:
+        """The number of values of an image: the length of its sequence of tokens."""
+        return math.prod(self.shape)
+
+    def from_tokens(self, tokens: Sequence[Sequence[int]]) -> np.ndarray:
+        """Returns images, uint8 [images, height, width, channels], of one sequence each."""
+        return np.array(tokens, np.uint8).reshape(len(tokens), *self.shape)
+
+    def brightness(self, values: np.ndarray) -> np.ndarray:
+        """Scales values below `levels` to brightness from 0 to 255: uint8 of the same shape."""
+        return (values.astype(np.float32) * 255 / (self.levels - 1)).round().astype(np.uint8)

@@ -1,0 +1,1 @@
+"""`t2tp_datagen --inspect`: examples, lengths, tokens and padding of prepared data."""

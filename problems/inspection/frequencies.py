@@ -1,0 +1,59 @@
+"""Frequencies of a problem's tokens or classes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from t2tp.problems.data.columns import Column
+from t2tp.problems.problem import AnyPath, Problem
+from t2tp.problems.text import TextProblem
+from t2tp.problems.vocab.vocabulary import END_OF_DOCUMENT
+
+# Number of tokens shown, the most frequent first.
+_SHOWN = 10
+
+
+def frequency_tables(
+    problem: Problem, data_dir: AnyPath, columns: Mapping[str, Column], split: str
+) -> list[str]:
+    """Counts the tokens of each stored feature that has some.
+
+    Args:
+        problem: of any family.
+        data_dir: where its data were prepared.
+        columns: the stored columns of the split.
+        split: its name, for the headings.
+
+    Returns:
+        Lines for each feature.
+    """
+    sizes = problem.vocab_sizes(data_dir)
+    return [
+        _table(f"tokens of {name} in {split}", columns[name], size, _namer(problem, data_dir, name))
+        for name, size in sizes.items()
+        if name in columns
+    ]
+
+
+def _table(what: str, column: Column, size: int, name_of: Callable[[int], str]) -> str:
+    counts = column.counts(size)
+    different = int((counts > 0).sum())
+    lines = [f"{what}: {column.size:,} in all, {different:,} different ones of {size:,}"]
+    for token in np.argsort(-counts, kind="stable")[: min(_SHOWN, different)].tolist():
+        share = counts[token] / column.size
+        lines.append(f"  {counts[token]:>11,}  {share:>6.1%}  {name_of(token)}")
+    return "\n".join(lines)
+
+
+def _namer(problem: Problem, data_dir: AnyPath, feature: str) -> Callable[[int], str]:
+    """Returns a function that names a feature's tokens."""
+    if problem.writes_classes and feature == "targets":
+        return lambda token: f"class {problem.class_names[token]}"
+    if isinstance(problem, TextProblem):
+        pieces = problem.vocabulary(data_dir).token_bytes
+        return lambda token: (
+            "(end)" if token == END_OF_DOCUMENT else repr(pieces[token].decode("utf-8", "replace"))
+        )
+    return lambda token: f"token {token}"

@@ -1,0 +1,130 @@
+"""Opens the samples of a problem's splits while its data are made."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from t2tp.problems.data.sample import Sample, Samples
+from t2tp.problems.prepare.preparable import Preparable
+from t2tp.problems.prepare.settings import GenerationSettings
+from t2tp.problems.prepare.split_samples import BadSamples, ShuffledSamples
+
+# In the directory that is being made: samples from generators, written to disk.
+_SPOOLED = ".samples"
+
+
+class OpenSamples:
+    """The samples of a problem's splits, each opened on first use.
+
+    Call it with the name of a split.
+
+    Attributes:
+        scratch: the directory of downloads.
+        settings: of the generation.
+    """
+
+    def __init__(
+        self, problem: Preparable, directory: Path, scratch: Path, settings: GenerationSettings
+    ):
+        self.scratch = scratch
+        self.settings = settings
+        self._problem = problem
+        self._directory = directory
+        self._opened: dict[str, Samples] = {}
+        self._inside: dict[Path, OpenSamples] = {}
+
+    def __call__(self, split: str) -> ShuffledSamples:
+        """Returns the samples of a split, with the counter of bad samples."""
+        return ShuffledSamples(self._open(split), split, self._bad)
+
+    @cached_property
+    def counts(self) -> Mapping[str, int]:
+        """The number of samples of each split.
+
+        Raises:
+            ValueError: a split has none.
+        """
+        counts = {split: len(self._open(split)) for split in self._problem.splits}
+        for split, count in counts.items():
+            if not count:
+                raise ValueError(f"{self._problem.name} has no samples for its split {split}")
+        return counts
+
+    @cached_property
+    def _bad(self) -> BadSamples:
+        return BadSamples(self._problem.name, self.settings.bad_limit(self.counts))
+
+    def _open(self, split: str) -> Samples:
+        if split not in self._opened:
+            self._opened[split] = open_samples(self._problem, split, self._directory, self.scratch)
+        return self._opened[split]
+
+    def inside(self, part: Preparable, home: Path) -> OpenSamples:
+        """Returns the samples of a problem of a mixture; see `parts_in`."""
+        return self._inside.setdefault(home, OpenSamples(part, home, self.scratch, self.settings))
+
+
+def open_samples(problem: Preparable, split: str, directory: Path, tmp_dir: Path) -> Samples:
+    """Opens the samples of a split; samples from a generator are written to disk first.
+
+    Args:
+        problem: whose samples.
+        split: one of its splits.
+        directory: where its data are being made.
+        tmp_dir: where its downloads are.
+
+    Raises:
+        ValueError: they are not iterable.
+    """
+    spooled = directory / _SPOOLED / split
+    if spooled.exists():
+        return _Spooled(spooled)
+    samples = problem.samples(split, directory, tmp_dir)
+    if isinstance(samples, Samples):
+        return samples
+    if not isinstance(samples, Iterable):
+        raise ValueError(
+            f"{problem.name}: samples({split!r}) returned {samples!r}; give a list, or what has "
+            "a length and any sample by its number, or a generator"
+        )
+    _spool(samples, spooled)
+    return _Spooled(spooled)
+
+
+def remove_spooled(directory: Path) -> None:
+    """Removes the samples that `open_samples` has written, of all problems in a directory."""
+    for spooled in [*directory.rglob(_SPOOLED)]:
+        shutil.rmtree(spooled)
+
+
+def _spool(samples: Iterable[Sample], directory: Path) -> None:
+    """Writes samples in order; the directory gets its name when it is complete."""
+    unfinished = directory.with_name(f"{directory.name}.unfinished")
+    unfinished.mkdir(parents=True, exist_ok=True)
+    with (unfinished / "samples").open("wb") as file, (unfinished / "begins").open("wb") as begins:
+        for sample in samples:
+            begins.write(np.int64(file.tell()).tobytes())
+            pickle.dump(sample, file, protocol=pickle.HIGHEST_PROTOCOL)
+    unfinished.rename(directory)
+
+
+class _Spooled:
+    """Samples that `_spool` wrote, with random access."""
+
+    def __init__(self, directory: Path):
+        self._file = (directory / "samples").open("rb")
+        self._begins = np.fromfile(directory / "begins", np.int64)
+
+    def __len__(self) -> int:
+        return len(self._begins)
+
+    def __getitem__(self, number: int) -> Sample:
+        self._file.seek(self._begins[number], os.SEEK_SET)
+        return pickle.load(self._file)

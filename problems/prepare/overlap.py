@@ -1,0 +1,110 @@
+"""Finds examples of one split that occur in another, on which an evaluation is meaningless.
+
+Examples are compared by 64-bit digests of their stored values. Only those of the held-out splits
+are kept in memory, 8 bytes per example; train is streamed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+from absl import logging
+
+from t2tp.problems.data.columns import Column
+from t2tp.problems.data.permutation import mix
+
+# Values read at a time, and examples whose digests are computed at a time.
+_VALUES_AT_ONCE = 1 << 20
+_EXAMPLES_AT_ONCE = 1 << 16
+
+Split = Sequence[Mapping[str, Column]]
+
+
+def report_overlaps(name: str, stored: Mapping[str, Split]) -> dict[str, dict[str, int]]:
+    """Counts the examples that occur in two splits, and warns of them; see `overlaps`.
+
+    Args:
+        name: of the problem.
+        stored: the columns of each split, in one or several parts.
+    """
+    found = overlaps(stored)
+    for split, counts in found.items():
+        total = sum(len(next(iter(part.values()))) for part in stored[split])
+        for other, count in counts.items():
+            logging.warning(
+                "%s: %d of the %d examples of %s stand in %s too: how well they are done says "
+                "little about others",
+                name,
+                count,
+                total,
+                split,
+                other,
+            )
+    return found
+
+
+def overlaps(splits: Mapping[str, Split]) -> dict[str, dict[str, int]]:
+    """Counts the examples of each split that occur in an earlier split.
+
+    Args:
+        splits: the columns of each split, in one or several parts; the first is trained on.
+
+    Returns:
+        split -> earlier split -> number of examples of the former that occur in the latter, if not
+        zero.
+    """
+    (train, columns), *held_out = splits.items()
+    kept = {split: np.sort(np.concatenate([*_all_digests(parts)])) for split, parts in held_out}
+    in_train = {split: np.zeros(len(digests), bool) for split, digests in kept.items()}
+    for digests in _all_digests(columns) if kept else ():
+        for split, known in kept.items():
+            in_train[split] |= np.isin(known, digests)
+    found: dict[str, dict[str, int]] = {}
+    before: dict[str, np.ndarray] = {}
+    for split, known in kept.items():
+        counts = {train: int(in_train[split].sum())}
+        counts |= {other: int(np.isin(known, digests).sum()) for other, digests in before.items()}
+        if any(counts.values()):
+            found[split] = {other: count for other, count in counts.items() if count}
+        before[split] = known
+    return found
+
+
+def _all_digests(parts: Split) -> Iterable[np.ndarray]:
+    yield np.empty(0, np.uint64)
+    for columns in parts:
+        yield from digests_of(columns)
+
+
+def digests_of(columns: Mapping[str, Column]) -> Iterator[np.ndarray]:
+    """Yields the examples' digests in pieces: uint64 [examples].
+
+    The digest is the sum modulo 2**64 of a hash of each value, which depends on the value, its
+    position in the example and its column.
+    """
+    count = len(next(iter(columns.values())))
+    for first in range(0, count, _EXAMPLES_AT_ONCE):
+        examples = np.arange(first, min(first + _EXAMPLES_AT_ONCE, count) + 1)
+        digests = np.zeros(len(examples) - 1, np.uint64)
+        for number, name in enumerate(sorted(columns)):
+            _add_column(digests, columns[name], columns[name].offsets(examples), number)
+        yield mix(digests)
+
+
+def _add_column(digests: np.ndarray, column: Column, offsets: np.ndarray, number: int) -> None:
+    """Adds the values of a column to the digests of examples that begin at these offsets."""
+    # Salts differ between columns, and between the values and the lengths of a column.
+    salt = np.uint64(2 * number + 1) << np.uint64(48)
+    digests += mix(np.diff(offsets).astype(np.uint64) ^ (salt << np.uint64(1)))
+    for low in range(int(offsets[0]), int(offsets[-1]), _VALUES_AT_ONCE):
+        high = min(low + _VALUES_AT_ONCE, int(offsets[-1]))
+        values = column.span(low, high).astype(np.uint64)
+        # The examples with values in this range; the first and last may extend beyond it.
+        first, last = np.searchsorted(offsets, (low, high - 1), side="right") - 1
+        here = offsets[first : last + 1]
+        edges = np.maximum(here, low)
+        lengths = np.diff(edges, append=high)
+        places = np.arange(low, high) - np.repeat(here, lengths)
+        numbers = mix(values ^ mix(places.astype(np.uint64) ^ salt))
+        digests[first : last + 1][lengths > 0] += np.add.reduceat(numbers, edges[lengths > 0] - low)

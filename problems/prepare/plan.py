@@ -1,0 +1,67 @@
+"""The plan: what data depend on. An interrupted attempt is resumed only if it is unchanged."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from t2tp.problems.prepare.preparable import Preparable
+from t2tp.problems.prepare.settings import GenerationSettings
+
+# Packages that affect the files.
+_PACKAGES = ("t2tp", "numpy", "sentencepiece", "tensorflow-datasets")
+
+
+def plan_of(problem: Preparable, settings: GenerationSettings, beside: bool) -> str:
+    """Returns everything that the data depend on, except for the samples.
+
+    When an interrupted run is resumed, the samples are compared separately.
+
+    Args:
+        problem: whose data.
+        settings: of the generation.
+        beside: see `code_digest`.
+    """
+    fields = [
+        problem.name,
+        problem.generation_options(),
+        settings.num_shards,
+        versions(),
+        problem.data_dependencies(),
+    ]
+    return json.dumps([*fields, code_digest(type(problem), beside)])
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions of the packages that affect the data."""
+    found = {}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:  # an optional package that was not used
+            continue
+    return found
+
+
+def code_digest(kind: type, beside: bool) -> str:
+    """Returns a digest of a problem's code: the modules of its class and base classes.
+
+    Args:
+        kind: the problem's class.
+        beside: whether to include the other modules in a user's directory, which these may import.
+    """
+    files = set()
+    for each in kind.__mro__:
+        package = each.__module__.partition(".")[0]
+        file = getattr(sys.modules.get(each.__module__), "__file__", None)
+        if file is not None and package not in sys.stdlib_module_names:  # skips for instance abc
+            is_ours = package == "t2tp"
+            is_alone = is_ours or not beside
+            files |= {Path(file)} if is_alone else {*Path(file).parent.glob("*.py")}
+    digest = hashlib.sha256()
+    for path in sorted(files):
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()

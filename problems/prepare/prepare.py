@@ -1,0 +1,224 @@
+"""Prepares a problem's data: a directory with its vocabulary, its shards and, last, a manifest.
+
+Read it from top to bottom: `build` makes the directory, which gets its name when it is complete; an
+attempt (`_attempt`) fills it (`_fill`) with shards (`_make_shards`) or, for a mixture, with the
+directories of its problems (`_fill_parts`), and describes it (`_write_manifest`).
+
+The problem is passive: it implements the methods in `preparable.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from absl import logging
+
+from t2tp.problems.data import atomic_directory, manifest
+from t2tp.problems.data.columns import open_columns
+from t2tp.problems.data.manifest import FileState, Manifest, SplitSizes
+from t2tp.problems.data.sample_digest import TEXTS_NOTE, ChangedSourcesError
+from t2tp.problems.data.shards import finished_names, read_checks
+from t2tp.problems.prepare.open_samples import OpenSamples, remove_spooled
+from t2tp.problems.prepare.overlap import Split, report_overlaps
+from t2tp.problems.prepare.plan import plan_of, versions
+from t2tp.problems.prepare.preparable import Preparable
+from t2tp.problems.prepare.settings import GenerationSettings
+from t2tp.problems.prepare.shard_generation import make_shards
+
+# Max number of bad samples in warnings.
+_NAMED = 10
+
+
+class _Contents(NamedTuple):
+    """The contents of a directory, for its manifest.
+
+    Attributes:
+        vocabulary: the name of its file; "" without one.
+        provenance: as `Manifest.origin`.
+        columns: the dtype of each stored column.
+        splits: the sizes of each split.
+        stored: the columns of each split, in one or several parts.
+        files: known states of files, which need not be read again.
+    """
+
+    vocabulary: str
+    provenance: dict[str, Any]
+    columns: Mapping[str, np.dtype]
+    splits: dict[str, SplitSizes]
+    stored: Mapping[str, Split]
+    files: Mapping[str, FileState]
+
+
+def build(
+    problem: Preparable,
+    directory: Path,
+    tmp_dir: str | PathLike[str] | None,
+    overwrite: bool,
+    settings: GenerationSettings,
+) -> Manifest | None:
+    """Makes a problem's data atomically.
+
+    Args:
+        problem: whose data.
+        directory: where they will be.
+        tmp_dir: as of `Problem.prepare`.
+        overwrite: as of `Problem.prepare`.
+        settings: of the generation.
+
+    Returns:
+        The manifest of the directory; None: another process has made it meanwhile.
+
+    Raises:
+        ValueError, OSError: as of `Problem.prepare`.
+    """
+    problem.data_dependencies()  # raises early if the options are wrong
+    with atomic_directory.exclusive_build(directory):
+        if directory.exists() and not overwrite:
+            return None
+        logging.info("making the data of %s in %s", problem.name, directory)
+        plan = plan_of(problem, settings, beside=True)
+        # Users may edit the other modules, such as a model, while the data are being made.
+        while_made = plan_of(problem, settings, beside=False)
+        with atomic_directory.atomic_directory(directory, plan, _has_shards) as partial:
+            try:
+                _attempt(problem, partial, tmp_dir, settings)
+            except ChangedSourcesError as changed:
+                logging.warning("%s: what was made of them is thrown away, and made anew", changed)
+                atomic_directory.clear(partial)
+                _attempt(problem, partial, tmp_dir, settings)
+            if while_made != plan_of(problem, settings, beside=False):
+                atomic_directory.clear(partial)
+                raise ValueError(
+                    f"what {problem.name} is made from has changed while it was read: run again"
+                )
+    return Manifest.read(directory)
+
+
+def _has_shards(partial: Path) -> bool:
+    return any(finished_names(directory) for directory in (partial, *partial.iterdir()))
+
+
+def _attempt(
+    problem: Preparable,
+    partial: Path,
+    tmp_dir: str | PathLike[str] | None,
+    settings: GenerationSettings,
+) -> None:
+    """Completes the directory from where earlier attempts stopped, and describes it."""
+    remove_spooled(partial)
+    with atomic_directory.scratch_directory(partial, tmp_dir) as scratch:
+        contents = _fill(problem, partial, OpenSamples(problem, partial, scratch, settings))
+    (partial / TEXTS_NOTE).unlink(missing_ok=True)
+    _write_manifest(problem, partial, contents)
+
+
+def _fill(problem: Preparable, directory: Path, samples: OpenSamples) -> _Contents:
+    """Writes everything but the manifest into a directory.
+
+    Raises:
+        ValueError: a split has no samples, or all were skipped.
+    """
+    manifest.write_options(directory, problem.generation_options())
+    problem.download(directory, samples.scratch)
+    parts = problem.parts_in(directory)
+    if not parts:
+        _ = samples.counts  # raises before a vocabulary is trained if a split is empty
+    vocabulary = problem.make_vocabulary(directory, samples)
+    if parts:
+        return _fill_parts(problem, directory, parts, vocabulary, samples)
+    return _make_shards(problem, directory, vocabulary, samples)
+
+
+def _make_shards(
+    problem: Preparable, directory: Path, vocabulary: str, samples: OpenSamples
+) -> _Contents:
+    """Encodes the samples of all splits."""
+    sizes, files = make_shards(
+        problem, directory, samples.scratch, samples.counts, samples.settings
+    )
+    remove_spooled(directory)
+    _report_skipped(problem, sizes, _bad_samples(directory))
+    columns = problem.columns(directory)
+    stored = {
+        split: [open_columns(directory, split, made.shards, columns)]
+        for split, made in sizes.items()
+    }
+    provenance = problem.provenance(directory, samples.scratch)
+    return _Contents(vocabulary, provenance, columns, sizes, stored, files)
+
+
+def _fill_parts(
+    problem: Preparable,
+    directory: Path,
+    parts: Mapping[Path, Preparable],
+    vocabulary: str,
+    samples: OpenSamples,
+) -> _Contents:
+    """Makes the data of each problem of a mixture, with the common vocabulary."""
+    inside = []
+    for home, part in parts.items():
+        inside.append(_fill(part, home, samples.inside(part, home)))
+        _write_manifest(part, home, inside[-1])
+    splits = {split: [each.splits[split] for each in inside] for split in problem.splits}
+    return _Contents(
+        vocabulary,
+        problem.provenance(directory, samples.scratch),
+        inside[0].columns,
+        {split: sum(rest, first) for split, (first, *rest) in splits.items()},
+        {
+            split: [columns for each in inside for columns in each.stored[split]]
+            for split in problem.splits
+        },
+        files={},
+    )
+
+
+def _write_manifest(problem: Preparable, directory: Path, contents: _Contents) -> None:
+    """Writes the manifest of a directory that is otherwise complete."""
+    files = dict(contents.files)
+    for name, path in _files_in(directory):
+        if name not in files:
+            files[name] = FileState.from_file(path)
+    Manifest(
+        problem.name,
+        problem.generation_options(),
+        contents.provenance,
+        versions(),
+        {name: np.dtype(dtype).str for name, dtype in contents.columns.items()},
+        contents.splits,
+        files[contents.vocabulary].sha256 if contents.vocabulary else "",
+        dict(sorted(files.items())),
+        overlaps=report_overlaps(problem.name, contents.stored),
+    ).write(directory)
+
+
+def _files_in(directory: Path) -> Iterable[tuple[str, Path]]:
+    """Yields the files that a manifest lists, with their paths in the directory."""
+    for path in sorted(directory.rglob("*")):
+        name = path.relative_to(directory).as_posix()
+        if path.is_file() and name not in (atomic_directory.PLAN_FILE, manifest.FILE_NAME):
+            yield name, path
+
+
+def _bad_samples(directory: Path) -> list[str]:
+    """Returns the bad samples that the shards name."""
+    names = sorted(finished_names(directory))
+    return [which for name in names for which in read_checks(directory, name).bad]
+
+
+def _report_skipped(
+    problem: Preparable, sizes: Mapping[str, SplitSizes], bad_samples: Sequence[str]
+) -> None:
+    for which in bad_samples[:_NAMED]:
+        logging.warning("left out as it cannot be used: %s", which)
+    for split, made in sizes.items():
+        for reason, number in made.skipped.items():
+            logging.warning("%s, %s: %d samples skipped: %s", problem.name, split, number, reason)
+        if not made.examples:
+            raise ValueError(
+                f"all samples of {split} of {problem.name} were skipped: {made.skipped}"
+            )

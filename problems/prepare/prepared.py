@@ -1,0 +1,97 @@
+"""Checks data that have been made, and composes the command that makes them."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from t2tp.problems.data import manifest
+from t2tp.problems.data.manifest import DamagedDataError, Manifest
+from t2tp.problems.user_dir import imported_user_dirs
+
+
+def check(name: str, directory: Path, given_options: Mapping[str, Any], command: str) -> Manifest:
+    """Checks that data exist and are undamaged; see `Problem.check_prepared`.
+
+    Args:
+        name: of the problem.
+        directory: where its data are.
+        given_options: the options that were given to the problem.
+        command: makes the data; for errors.
+    """
+    if not directory.exists():
+        raise FileNotFoundError(
+            f"{directory} does not exist: make the data of {name} with\n  {command}"
+        )
+    with _advising(name, command):
+        made = Manifest.read(directory)
+        made.check(directory)
+    for option, value in made.options.items():
+        if option in given_options and given_options[option] != value:
+            raise ValueError(
+                f"the data in {directory} were made with {option}={value}, not "
+                f"{given_options[option]}: leave the option out, or make the data again with\n"
+                f"  {command} --overwrite"
+            )
+    return made
+
+
+def check_contents(
+    name: str, directory: Path, made: Manifest, command: str, num_workers: int
+) -> None:
+    """Checks every byte of data that `check` has accepted; see `Problem.check_contents`."""
+    with _advising(name, command):
+        made.check_contents(directory, num_workers, name)
+
+
+@contextmanager
+def _advising(name: str, command: str) -> Iterator[None]:
+    """Adds the command that makes the data again to errors about damage."""
+    try:
+        yield
+    except DamagedDataError as error:
+        raise DamagedDataError(
+            f"the data of {name} are damaged: {error}\n"
+            f"make them again with\n  {command} --overwrite"
+        ) from error
+
+
+def datagen_command(
+    name: str,
+    package: str,
+    data_dir: str | PathLike[str],
+    directory: Path,
+    default_options: Mapping[str, Any],
+    given_options: Mapping[str, Any],
+) -> str:
+    """Returns the command that makes data; see `Problem.datagen_command`.
+
+    Args:
+        name: of the problem.
+        package: of the problem's class; a user's directory has to be imported.
+        data_dir: where the data of all problems are.
+        directory: where those of this problem are, if they exist; they record their options.
+        default_options: with their values.
+        given_options: those that were given to the problem.
+    """
+    words = ["t2tp_datagen", f"--problem={name}", f"--data_dir={data_dir}"]
+    words += [f"--t2t_usr_dir={path}" for path in imported_user_dirs() if path.name == package]
+    recorded = manifest.read_options(directory)
+    options = {
+        option: value
+        for option, value in recorded.items()
+        if option in default_options and value != default_options[option]
+    } | dict(given_options)
+    if options:
+        written = ",".join(f"{option}={_as_option(value)}" for option, value in options.items())
+        words.append(f"--problem_options={written}")
+    return shlex.join(words)
+
+
+def _as_option(value: Any) -> str:
+    """Formats a value for an option string: text with commas is quoted."""
+    return repr(value) if isinstance(value, str) and "," in value else str(value)

@@ -1,0 +1,45 @@
+"""Settings of the generation of data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+# By default one of this many samples may be bad.
+_GOOD_FOR_A_BAD_ONE = 1000
+
+
+@dataclass(frozen=True)
+class GenerationSettings:
+    """Settings of the generation of data, which hardly affect its result.
+
+    Attributes:
+        num_shards: of the train split, and the max of another; None: one per 500 samples, at most
+            64.
+        num_workers: max number of processes; 1: only this one; None: as many as are worthwhile, at
+            most one per core.
+        max_bad_samples: max number of samples skipped because they cannot be used; None: one in
+            1,000.
+    """
+
+    num_shards: int | None = None
+    num_workers: int | None = 1
+    max_bad_samples: int | None = None
+
+    def __post_init__(self) -> None:
+        """Checks the values.
+
+        Raises:
+            ValueError: one is too small.
+        """
+        least = {"num_shards": 1, "num_workers": 1, "max_bad_samples": 0}
+        for name, min_value in least.items():
+            value = getattr(self, name)
+            if value is not None and value < min_value:
+                raise ValueError(f"{name} must be at least {min_value}, is {value}")
+
+    def bad_limit(self, sample_counts: Mapping[str, int]) -> int:
+        """Returns the max number of bad samples, given the number of samples of each split."""
+        if self.max_bad_samples is not None:
+            return self.max_bad_samples
+        return sum(sample_counts.values()) // _GOOD_FOR_A_BAD_ONE

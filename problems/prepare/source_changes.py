@@ -1,0 +1,67 @@
+"""Records the state of a user's files when data are made, and finds later changes."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from t2tp.atomic_file import write_text
+from t2tp.problems.data.manifest import SOURCES_FILE
+
+# Size in bytes, and modification time in nanoseconds: files are compared by these.
+_State = list[int]
+
+
+def write_sources(directory: Path, patterns: Iterable[str]) -> None:
+    """Records the present state of the files in the directory of the data.
+
+    Args:
+        directory: where the data are being made.
+        patterns: of the files, as `user_files.find_files` takes them.
+    """
+    absolute = [os.path.abspath(Path(pattern).expanduser()) for pattern in patterns]
+    noted = {"patterns": absolute, "files": _states(_matching(absolute))}
+    write_text(directory / SOURCES_FILE, json.dumps(noted, indent=0) + "\n")
+
+
+def changed_sources(directory: Path) -> str:
+    """Returns a phrase that names the changes since; "" if there are none or all files are gone."""
+    try:
+        noted = json.loads((directory / SOURCES_FILE).read_text(encoding="utf-8"))
+    except FileNotFoundError:  # older than these records
+        return ""
+    before: dict[str, _State] = noted["files"]
+    now = _states({*_matching(noted["patterns"]), *before})
+    gone = [path for path in before if path not in now]
+    if len(gone) == len(before):  # the data were copied from another machine
+        return ""
+    found = {
+        "changed": [path for path in before if path in now and now[path] != before[path]],
+        "new": [path for path in now if path not in before],
+        "gone": gone,
+    }
+    return "; ".join(f"{what}: {named(paths)}" for what, paths in found.items() if paths)
+
+
+def _matching(patterns: Sequence[str]) -> list[str]:
+    return [path for pattern in patterns for path in glob.glob(pattern, recursive=True)]
+
+
+def _states(paths: Iterable[str]) -> Mapping[str, _State]:
+    states = {}
+    for path in sorted(paths):
+        with contextlib.suppress(OSError):  # deleted or unreadable
+            if os.path.isfile(path):
+                state = os.stat(path)
+                states[path] = [state.st_size, state.st_mtime_ns]
+    return states
+
+
+def named(paths: Sequence[str]) -> str:
+    """Names the first of some paths, and the number of others."""
+    more = f" and {len(paths) - 1:,} more" if len(paths) > 1 else ""
+    return f"{paths[0]}{more}"

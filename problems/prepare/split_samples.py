@@ -1,0 +1,137 @@
+"""Reads the samples of a split in a fixed shuffled order, skipping bad ones."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+
+from t2tp.problems.data.permutation import permute
+from t2tp.problems.data.sample import (
+    NOT_THE_SAMPLES_FAULT,
+    BadSampleError,
+    Sample,
+    Samples,
+    SkippedSampleError,
+)
+
+_T = TypeVar("_T")
+
+# Indices of the shuffled order that are computed at a time.
+_PLACES_AT_ONCE = 1 << 16
+
+
+class BadSamples:
+    """A counter of bad samples, which raises an error when there are too many.
+
+    Attributes:
+        problem: its name.
+        limit: max number of samples skipped.
+    """
+
+    def __init__(self, problem: str, limit: int, count: Callable[[], int] | None = None):
+        """Sets the limit.
+
+        Args:
+            problem: its name.
+            limit: max number of samples skipped.
+            count: counts one, and returns their number in all processes.
+        """
+        self.problem = problem
+        self.limit = limit
+        self._count = count or self._count_here
+        self._known: set[tuple[str, int]] = set()
+
+    def _count_here(self) -> int:
+        return len(self._known)
+
+    def add(self, split: str, number: int, error: Exception, sample: Any = None) -> str:
+        """Counts a sample, once.
+
+        Args:
+            split: of the sample.
+            number: index of the sample in the problem's order.
+            error: the error that was raised.
+            sample: the sample, if it could be read.
+
+        Returns:
+            Which sample it is, and what is wrong with it.
+
+        Raises:
+            BadSampleError: there are more than the limit.
+        """
+        said = str(error)
+        if not isinstance(error, BadSampleError):
+            said = f"{self.problem}, {split}, sample {number}: {_reason(error, sample)}"
+        if (split, number) in self._known:
+            return said
+        self._known.add((split, number))
+        if (count := self._count()) > self.limit:
+            if self.limit:
+                said = f"{count} samples are bad, and at most {self.limit} may be; the last: {said}"
+            raise BadSampleError(said) from error
+        return said
+
+
+def _reason(error: Exception, sample: Any) -> str:
+    """Returns a phrase that says what is wrong with a sample."""
+    missing = error.args[0] if isinstance(error, KeyError) and error.args else None
+    if isinstance(sample, Mapping) and missing is not None and missing not in sample:
+        return f"it has no {missing!r}, only {', '.join(map(repr, sample)) or 'nothing'}"
+    if isinstance(error, ValueError):
+        return str(error)
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({where.filename}, line {where.lineno})"
+
+
+class ShuffledSamples:
+    """The samples of a split, in a fixed order."""
+
+    def __init__(self, samples: Samples, split: str = "", bad: BadSamples | None = None):
+        """Takes the samples.
+
+        Args:
+            samples: with random access.
+            split: its name, for errors.
+            bad: counts those that cannot be used. Without it the first raises an error.
+        """
+        self._samples = samples
+        self._split = split
+        self._bad = bad or BadSamples("samples", 0)
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def part(self, begin: int, end: int) -> Iterator[tuple[int, Callable[[], Sample]]]:
+        """Yields indices of samples from `begin` to before `end`, with functions that read them."""
+        for low in range(begin, end, _PLACES_AT_ONCE):
+            places = np.arange(low, min(low + _PLACES_AT_ONCE, end))
+            for number in permute(places, len(self), "documents").tolist():
+                yield number, partial(self._samples.__getitem__, number)
+
+    def each(self, use: Callable[[Sample], _T]) -> Iterator[_T]:
+        """Yields the result of `use` for each sample that is not skipped or bad.
+
+        Raises:
+            BadSampleError: too many are bad.
+        """
+        for number, read in self.part(0, len(self)):
+            sample = None
+            try:
+                sample = read()
+                found = use(sample)
+            except SkippedSampleError:
+                continue
+            except NOT_THE_SAMPLES_FAULT:
+                raise
+            except Exception as error:  # whatever a user's problem raises
+                self._bad.add(self._split, number, error, sample)
+                continue
+            yield found
+
+    def __iter__(self) -> Iterator[Sample]:
+        """Yields the samples that are not skipped or bad."""
+        return self.each(lambda sample: sample)

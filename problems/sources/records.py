@@ -1,0 +1,244 @@
+"""Records of a user's files with random access: JSON lines, CSV and TSV, Parquet, Arrow.
+
+A record is a mapping of names to values. Formats without random access are converted once into
+Arrow in the scratch directory, which is mapped.
+"""
+
+from __future__ import annotations
+
+import bisect
+import csv
+import io
+import itertools
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from t2tp.problems.data.sample import BadSampleError, SkippedSampleError
+from t2tp.problems.sources.user_files import Lines, fingerprint
+from t2tp.suggestions import nearest
+
+Record = Mapping[str, Any]
+
+# Rows of a Parquet file that are converted at a time.
+_BATCH_ROWS = 4096
+
+# csv rejects longer fields by default.
+_LONGEST_FIELD = 1 << 31
+
+# The explanation when an unbalanced quote merges rows.
+_QUOTES = 'a value with a quote in it is written in quotes, with the quote twice: "a 5"" nail"'
+
+
+class RecordFile(Protocol):
+    """The records of one file."""
+
+    def __len__(self) -> int:
+        """Returns the number of records."""
+
+    def __getitem__(self, number: int, /) -> Record:
+        """Returns a record; raises `BadSampleError` if it cannot be read."""
+
+    def location(self, number: int, /) -> str:
+        """Returns the location of a record, as "FILE, line 12"."""
+
+
+class Records:
+    """The concatenated records of several files."""
+
+    def __init__(self, paths: Sequence[Path], scratch: Path):
+        """Opens the files.
+
+        Args:
+            paths: of the files; the suffix determines the format.
+            scratch: for indexes that all processes share.
+
+        Raises:
+            ValueError: a file's format is unknown, or does not match its suffix.
+            ModuleNotFoundError: pyarrow is needed and not installed.
+        """
+        self._files = [_open(path, scratch) for path in paths]
+        self._first = [0, *itertools.accumulate(map(len, self._files))]
+
+    def __len__(self) -> int:
+        return self._first[-1]
+
+    def __getitem__(self, number: int) -> Record:
+        file, inside = self._find(number)
+        return file[inside]
+
+    def location(self, number: int) -> str:
+        """Returns the location of a record, as "FILE, line 12"."""
+        file, inside = self._find(number)
+        return file.location(inside)
+
+    def value(self, number: int, name: str) -> Any:
+        """Returns a field of a record; that of `en` in `translation` is `translation/en`.
+
+        Raises:
+            BadSampleError: the record cannot be read, or does not have the field.
+        """
+        value: Any = self[number]
+        for step in [name] if name in value else name.split("/"):
+            if not isinstance(value, Mapping) or step not in value:
+                names = ", ".join(map(repr, self[number])) or "nothing"
+                raise BadSampleError(f"{self.location(number)}: no {name!r}, only {names}")
+            value = value[step]
+        return value
+
+    def _find(self, number: int) -> tuple[RecordFile, int]:
+        file = bisect.bisect_right(self._first, number) - 1
+        return self._files[file], number - self._first[file]
+
+
+class _JsonLines:
+    """A JSON object per line."""
+
+    def __init__(self, path: Path, scratch: Path):
+        self._lines = Lines([path], scratch)
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def __getitem__(self, number: int) -> Record:
+        line = self._lines[number]
+        if not line.strip():
+            raise SkippedSampleError("empty line")
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            raise BadSampleError(f"{self.location(number)}: not JSON ({error})") from error
+        if not isinstance(record, dict):
+            raise BadSampleError(
+                f"{self.location(number)}: a JSON {type(record).__name__}, and each line must be "
+                'an object, as in {"text": "..."}'
+            )
+        return record
+
+    def location(self, number: int) -> str:
+        return self._lines.place(number)
+
+
+class _Csv:
+    """A table with the names of its columns in the first row; values may be quoted."""
+
+    def __init__(self, path: Path, scratch: Path, delimiter: str):
+        self._rows = Lines([path], scratch, quoted=True)
+        self._delimiter = delimiter
+        self._names = self._read(0) if len(self._rows) else []
+
+    def __len__(self) -> int:
+        return max(0, len(self._rows) - 1)
+
+    def __getitem__(self, number: int) -> Record:
+        values = self._read(number + 1)
+        if not values:
+            raise SkippedSampleError("empty line")
+        if len(values) != len(self._names):
+            raise BadSampleError(
+                f"{self.location(number)}: {len(values)} values, and the first row has "
+                f"{len(self._names)} names"
+            )
+        return dict(zip(self._names, values, strict=True))
+
+    def location(self, number: int) -> str:
+        return self._place(number + 1)
+
+    def _read(self, row: int) -> list[str]:
+        csv.field_size_limit(_LONGEST_FIELD)
+        text = io.StringIO(self._rows[row], newline="")
+        try:
+            found = list(csv.reader(text, delimiter=self._delimiter, strict=True))
+        except csv.Error as error:
+            raise BadSampleError(f"{self._place(row)}: {error}; {_QUOTES}") from error
+        if len(found) > 1:  # the other rows would be lost
+            raise BadSampleError(f"{self._place(row)}: {len(found)} rows and not one; {_QUOTES}")
+        return found[0] if found else []
+
+    def _place(self, row: int) -> str:
+        return self._rows.place(row).replace(", line ", ", row ")
+
+
+class _Arrow:
+    """A mapped Arrow table: an IPC stream, as Hugging Face's datasets are stored, or a file."""
+
+    def __init__(self, path: Path, scratch: Path, shown: Path | None = None):
+        del scratch
+        pyarrow = _pyarrow()
+        self._path = shown or path
+        mapped = pyarrow.memory_map(str(path))
+        try:
+            table = pyarrow.ipc.open_stream(mapped).read_all()
+        except pyarrow.ArrowInvalid:
+            try:
+                table = pyarrow.ipc.open_file(mapped).read_all()
+            except pyarrow.ArrowInvalid as error:
+                raise ValueError(f"{path} is not an Arrow file: {error}") from error
+        self._count = table.num_rows
+        self._columns = {name: table.column(name) for name in table.column_names}
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, number: int) -> Record:
+        return {name: column[number].as_py() for name, column in self._columns.items()}
+
+    def location(self, number: int) -> str:
+        return f"{self._path}, row {number + 1}"
+
+
+def _parquet(path: Path, scratch: Path) -> _Arrow:
+    """Opens a Parquet file as Arrow, because its rows can only be read in groups."""
+    pyarrow = _pyarrow()
+    directory = scratch / "records"
+    converted = directory / f"{fingerprint([path.absolute()])}.arrow"
+    if not converted.exists():
+        directory.mkdir(parents=True, exist_ok=True)
+        try:
+            source = pyarrow.parquet.ParquetFile(path)
+        except pyarrow.ArrowInvalid as error:
+            raise ValueError(f"{path} is not a Parquet file: {error}") from error
+        unfinished = converted.with_name(f"{converted.name}.tmp-{os.getpid()}")
+        with (
+            source,
+            pyarrow.OSFile(str(unfinished), "wb") as file,
+            pyarrow.ipc.new_stream(file, source.schema_arrow) as stream,
+        ):
+            for batch in source.iter_batches(_BATCH_ROWS):
+                stream.write_batch(batch)
+        unfinished.replace(converted)
+    return _Arrow(converted, scratch, shown=path)
+
+
+_FORMATS: dict[str, Callable[[Path, Path], RecordFile]] = {
+    ".jsonl": _JsonLines,
+    ".ndjson": _JsonLines,
+    ".json": _JsonLines,
+    ".csv": lambda path, scratch: _Csv(path, scratch, ","),
+    ".tsv": lambda path, scratch: _Csv(path, scratch, "\t"),
+    ".parquet": _parquet,
+    ".arrow": _Arrow,
+}
+
+ENDINGS = tuple(_FORMATS)
+
+
+def _open(path: Path, scratch: Path) -> RecordFile:
+    if path.suffix not in _FORMATS:
+        known = nearest(path.suffix, _FORMATS, "endings that are read")
+        raise ValueError(f"{path}: its ending does not say what it is; {known}")
+    return _FORMATS[path.suffix](path, scratch)
+
+
+def _pyarrow() -> Any:
+    try:
+        import pyarrow
+        import pyarrow.ipc
+        import pyarrow.parquet
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "Parquet and Arrow files are read by pyarrow: pip install 't2tp[parquet]'"
+        ) from error
+    return pyarrow

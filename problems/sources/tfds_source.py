@@ -1,0 +1,230 @@
+"""Samples from TensorFlow Datasets: its catalog's datasets, or a problem's own builder."""
+
+from __future__ import annotations
+
+import shutil
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from absl import logging
+
+from t2tp.problems.data.sample import Sample, Samples, SkippedSampleError
+from t2tp.quiet import quiet_import
+
+if TYPE_CHECKING:  # importing it takes seconds, and only the generation of data needs it
+    import tensorflow_datasets as tfds
+
+_RETRIES = 4
+
+
+def import_tfds() -> Any:
+    """Imports TFDS, and TensorFlow with it, without TensorFlow's startup messages."""
+    with quiet_import():
+        import tensorflow_datasets
+    return tensorflow_datasets
+
+
+class FromTfds:
+    """The samples of a problem that names a dataset; a mixin that precedes the problem's family.
+
+    Downloads are in `tmp_dir/downloads` (manual downloads in `manual` there), and the datasets in
+    `tmp_dir/tfds`, where problems on the same dataset share it.
+
+    Attributes:
+        dataset: name in TFDS's catalog, for instance "wmt14_translate/de-en".
+        dataset_splits: the dataset's split for each of the problem's splits; it may be a slice, as
+            in "train[:95%]".
+    """
+
+    dataset: str
+    splits: tuple[str, ...]
+    dataset_splits: ClassVar[Mapping[str, str]] = {
+        "train": "train",
+        "validation": "validation",
+        "test": "test",
+    }
+
+    def dataset_builder(self, directory: Path, tmp_dir: Path) -> tfds.core.DatasetBuilder:
+        """Returns the builder of the dataset.
+
+        Its files must have random access, as ArrayRecord has. TFDS's default, TFRecord, can only be
+        read sequentially.
+
+        Args:
+            directory: where the problem's data are being made; files written there are kept.
+            tmp_dir: for temporary files.
+        """
+        tfds = import_tfds()
+        return tfds.builder(self.dataset, data_dir=tmp_dir / "tfds", file_format="array_record")
+
+    def sample(self, example: Mapping[str, Any]) -> Sample:
+        """Converts an example of the dataset, whose texts are str, to a sample of the family.
+
+        By default returns the example itself. Examples with a text that is accessed and is not
+        UTF-8 are skipped and counted.
+        """
+        return example
+
+    def dataset_split(self, split: str, info: tfds.core.DatasetInfo) -> str:
+        """Returns the dataset's name of a split; `info` is that of the dataset as it was made."""
+        return self.dataset_splits[split]
+
+    def download(self, directory: Path, tmp_dir: Path) -> None:
+        """Makes the dataset; see `Problem.download`."""
+        tfds = import_tfds()
+        tfds.disable_progress_bar()  # they are shown in logs too, unlike ProgressBar
+        with quiet_import(), quiet():  # TFDS imports TensorFlow when it first makes a builder
+            import tensorflow  # noqa: F401
+
+            builder = self.dataset_builder(directory, tmp_dir)
+        with _one_sentence(builder.name, tmp_dir), _few_retries():
+            builder.download_and_prepare(
+                download_dir=tmp_dir / "downloads",
+                download_config=tfds.download.DownloadConfig(try_download_gcs=False),
+            )
+        for left in Path(builder.data_dir).parent.glob("*incomplete*"):  # by a killed run
+            shutil.rmtree(left)
+
+    def samples(self, split: str, directory: Path, tmp_dir: Path) -> Samples:
+        """Opens the dataset's examples; see `Problem.samples`."""
+        with quiet():
+            builder = self.dataset_builder(directory, tmp_dir)
+        named = self.dataset_split(split, builder.info)
+        splits = builder.info.splits
+        if splits and not splits[named].num_examples:
+            sizes = {name: each.num_examples for name, each in splits.items()}
+            raise ValueError(
+                f"{split}={named} has no example: of the dataset {self.dataset} there are "
+                + ", ".join(f"{size:,} in {name}" for name, size in sizes.items())
+            )
+        return _Mapped(builder.as_data_source(named), self.sample)
+
+    def provenance(self, directory: Path, tmp_dir: Path) -> dict[str, Any]:
+        """Returns the dataset and its splits."""
+        with quiet():
+            info = self.dataset_builder(directory, tmp_dir).info
+        splits = {split: self.dataset_split(split, info) for split in self.splits}
+        return {"dataset": info.full_name, "splits": splits}
+
+
+@contextmanager
+def _few_retries() -> Iterator[None]:
+    """Reduces TFDS's ten retries with exponential backoff, which take minutes without a network."""
+    from tensorflow_datasets.core.download import downloader
+
+    before = downloader.MAX_RETRIES
+    downloader.MAX_RETRIES = _RETRIES
+    try:
+        yield
+    finally:
+        downloader.MAX_RETRIES = before
+
+
+@contextmanager
+def _one_sentence(dataset: str, tmp_dir: Path) -> Iterator[None]:
+    """Converts the errors with which TFDS fails to make a dataset to one sentence."""
+    import requests
+    import tensorflow as tf
+    import tensorflow_datasets as tfds
+
+    # The errors for archives that are missing, truncated or damaged.
+    damaged = (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, tf.errors.OpError)
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"TFDS needs the package {error.name} to make the dataset {dataset}: "
+            f"pip install {error.name}"
+        ) from error
+    except (*damaged, AssertionError) as error:  # AssertionError: no manual download
+        raise ValueError(
+            f"TFDS cannot make the dataset {dataset} from what is in {tmp_dir}: {error}"
+        ) from error
+    except (tfds.download.DownloadError, requests.exceptions.RequestException) as error:
+        raise OSError(
+            f"TFDS cannot download the dataset {dataset}: {error}; what it has so far stays in"
+            f" {tmp_dir}, and the same command goes on from there"
+        ) from error
+    except RuntimeError as error:
+        if type(error) is not RuntimeError:
+            raise
+        # The writer's message has the cause and the file.
+        raise OSError(f"TFDS cannot write the dataset {dataset}: {error}") from error
+    except OSError as error:
+        if error.filename is not None or error.errno is None:
+            raise
+        raise OSError(  # a full disk: its error does not name the file
+            error.errno, f"TFDS cannot make the dataset {dataset}: {error.strerror}", str(tmp_dir)
+        ) from error
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Suppresses the lines that TFDS logs each time a dataset is opened, in every worker."""
+    before = logging.get_verbosity()
+    logging.set_verbosity(logging.ERROR)
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+
+
+class _Mapped:
+    """The examples of a data source as samples."""
+
+    def __init__(self, source: Sequence[Mapping[str, Any]], sample: Callable[[Any], Sample]):
+        self._source = source
+        self._sample = sample
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitem__(self, number: int) -> Sample:
+        return self._sample(_Example(self._source[number]))
+
+
+class _Example(Mapping[str, Any]):
+    """An example whose texts are decoded to str on access, as other bytes may not be text."""
+
+    def __init__(self, example: Mapping[str, Any]):
+        self._example = example
+
+    def __getitem__(self, name: str) -> Any:
+        value: Any = self._example
+        if name in value:
+            return as_text(value[name])
+        for step in name.split("/"):  # a nested feature
+            value = value[step]
+        return as_text(value)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._example)
+
+    def __len__(self) -> int:
+        return len(self._example)
+
+
+def as_text(value: Any) -> Any:
+    """Decodes the bytes in a feature of an example to str, at any depth.
+
+    Raises:
+        SkippedSampleError: they are not UTF-8.
+    """
+    if isinstance(value, Mapping):
+        return {name: as_text(each) for name, each in value.items()}
+    if isinstance(value, np.ndarray) and value.dtype == object:
+        return [as_text(each) for each in value.tolist()]
+    if isinstance(value, list):
+        return [as_text(each) for each in value]
+    if isinstance(value, bytes):
+        try:
+            return value.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise SkippedSampleError("not UTF-8") from error
+    return value

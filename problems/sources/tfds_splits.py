@@ -1,0 +1,145 @@
+"""Default splits of a TFDS dataset, as ranges such as "train[:95%]" that do not overlap."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+# Percentage of train for each held-out split that a dataset does not have.
+_PERCENT_HELD_OUT = 5
+
+
+class Range(NamedTuple):
+    """The examples from index `begin` to before `end` of a dataset's split."""
+
+    split: str
+    begin: int
+    end: int
+
+
+def default_splits(
+    splits: Sequence[str], given: Mapping[str, str], info: Mapping[str, Any]
+) -> dict[str, str]:
+    """Returns the dataset's ranges for the splits for which the user has named none.
+
+    A held-out split has the dataset's split of its name, or else 5 % of the dataset's train. What
+    is named for another split, or held out, is excluded: no example is in two splits.
+
+    Args:
+        splits: the problem's, the first of which is trained on.
+        given: TFDS's names for those that the user named.
+        info: the dataset's own splits, by name: `tfds.core.SplitInfo`.
+
+    Raises:
+        ValueError: a split is left without examples; says which, and what to do.
+    """
+    train, *held_out = splits
+    missing = [split for split in held_out if split not in info and split not in given]
+    named = {name for spec in given.values() for name in _dataset_splits(spec)}
+    if named.isdisjoint({"all", *splits} - given.keys() | {train}):
+        return _percentages(splits, given, missing)
+    taken = [each for spec in given.values() for each in _ranges(spec, info)]
+    chosen = {
+        split: without([_whole(split, info)], taken)
+        for split in held_out
+        if split in info and split not in given
+    }
+    if missing or train not in given:
+        left = without([_whole(train, info)], taken)
+        size = _held_out_size(left, len(missing), train in given, info[train].num_examples)
+        for split in reversed(missing):
+            left, chosen[split] = _cut_off(left, size)
+        if train not in given:
+            chosen[train] = left
+    for split, ranges in chosen.items():
+        if not ranges:
+            said = ", ".join(f"{name}={spec}" for name, spec in given.items())
+            raise ValueError(
+                f"{said}: nothing is left for {split}, as no example is in two splits unless asked "
+                f"for: name some for {split} too, as in {split}=train[95%:]"
+            )
+    return {split: "+".join(_name(each, info) for each in chosen[split]) for split in chosen}
+
+
+def without(ranges: Iterable[Range], taken: Sequence[Range]) -> list[Range]:
+    """Returns ranges without those that are taken."""
+    left = list(ranges)
+    for split, begin, end in taken:
+        # Of each range in the same split the pieces before and after the taken one remain.
+        left = [
+            piece
+            for each in left
+            for piece in (
+                (each._replace(end=min(each.end, begin)), each._replace(begin=max(each.begin, end)))
+                if each.split == split
+                else (each,)
+            )
+            if piece.begin < piece.end
+        ]
+    return left
+
+
+def _percentages(
+    splits: Sequence[str], given: Mapping[str, str], missing: Sequence[str]
+) -> dict[str, str]:
+    """Returns the splits if those that are given do not overlap the others."""
+    kept = 100 - _PERCENT_HELD_OUT * len(missing)
+    chosen = {split: split for split in splits if split not in given}
+    if missing and splits[0] in chosen:
+        chosen[splits[0]] = f"{splits[0]}[:{kept}%]"
+    for number, split in enumerate(missing):
+        begin = kept + _PERCENT_HELD_OUT * number
+        chosen[split] = f"{splits[0]}[{begin}%:{begin + _PERCENT_HELD_OUT}%]"
+    return chosen
+
+
+def _dataset_splits(spec: str) -> list[str]:
+    """Returns the names in "train[:5%]+test"."""
+    return [re.split(r"\[", each.strip())[0] for each in spec.split("+")]
+
+
+def _ranges(spec: str, info: Mapping[str, Any]) -> list[Range]:
+    import tensorflow_datasets as tfds
+
+    found = tfds.core.ReadInstruction.from_spec(spec).to_absolute(info)
+    return [
+        Range(
+            each.splitname,
+            each.from_ or 0,
+            info[each.splitname].num_examples if each.to is None else each.to,
+        )
+        for each in found
+    ]
+
+
+def _whole(split: str, info: Mapping[str, Any]) -> Range:
+    return Range(split, 0, info[split].num_examples)
+
+
+def _held_out_size(
+    left: Sequence[Range], missing: int, train_is_given: bool, train_size: int
+) -> int:
+    """Returns the number of remaining examples for each missing split."""
+    sharers = missing if train_is_given else missing + 1
+    fair = sum(each.end - each.begin for each in left) // max(1, sharers)
+    return min(fair, max(1, round(train_size * _PERCENT_HELD_OUT / 100)))
+
+
+def _cut_off(ranges: Sequence[Range], size: int) -> tuple[list[Range], list[Range]]:
+    """Splits ranges into all but the last `size` examples, and these."""
+    left, cut = list(ranges), list[Range]()
+    while size and left:
+        split, begin, end = left.pop()
+        middle = max(begin, end - size)
+        cut.insert(0, Range(split, middle, end))
+        size -= end - middle
+        if begin < middle:
+            left.append(Range(split, begin, middle))
+    return left, cut
+
+
+def _name(part: Range, info: Mapping[str, Any]) -> str:
+    return (
+        part.split if part == _whole(part.split, info) else f"{part.split}[{part.begin}:{part.end}]"
+    )

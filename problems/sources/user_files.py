@@ -1,0 +1,188 @@
+"""A user's text files, found by a pattern, with random access to documents and lines."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from t2tp.problems.data.checked_file import mapped
+from t2tp.problems.data.sample import BadSampleError
+from t2tp.problems.data.shards import OFFSET
+from t2tp.problems.prepare.preparable import WrongOptionError
+
+# Max number of files that an error names.
+_NAMED = 5
+
+# Bytes of a file that are searched for line ends at a time.
+_PIECE = 1 << 24
+
+
+def find_files(pattern: str, option: str) -> list[Path]:
+    """Returns the files that a pattern such as "~/notes/**/*.txt" matches, sorted.
+
+    Args:
+        pattern: with "*", "?" and "**" (directories of any depth), or a path.
+        option: name of the option it was given by, for errors.
+
+    Raises:
+        WrongOptionError: there is no pattern, or it matches no file.
+        ValueError: it matches only empty files.
+    """
+    if not pattern:
+        raise WrongOptionError(
+            f"which files? say it with the option {option}, as in "
+            f"--problem_options='{option}=texts/**/*.txt'"
+        )
+    found = glob.glob(str(Path(pattern).expanduser()), recursive=True)
+    # A set, as "**/**" matches a file twice.
+    files = sorted({path for path in map(Path, found) if path.is_file()})
+    if not files:
+        raise WrongOptionError(f"{option}={pattern} matches no file (in {Path.cwd()})")
+    if not any(path.stat().st_size for path in files):
+        named = ", ".join(map(str, files[:_NAMED]))
+        more = f" and {len(files) - _NAMED} more" if len(files) > _NAMED else ""
+        raise ValueError(f"{option}={pattern}: there is no text in {named}{more}")
+    return files
+
+
+def fingerprint(files: Sequence[Path]) -> str:
+    """Returns a digest of the paths, sizes and modification times of files."""
+    digest = hashlib.sha256()
+    for path in files:
+        state = path.stat()
+        digest.update(f"{path}\0{state.st_size}\0{state.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
+
+
+def decode(contents: bytes, path: Path, first_line: int = 1) -> str:
+    """Decodes UTF-8, without a byte-order mark at the beginning of a file.
+
+    Raises:
+        BadSampleError: it is not UTF-8; names the file and the line.
+    """
+    try:
+        return contents.decode("utf-8-sig" if first_line == 1 else "utf-8")
+    except UnicodeDecodeError as error:
+        read = error.object  # the contents without the byte-order mark
+        line = first_line + read[: error.start].count(b"\n")
+        raise BadSampleError(
+            f"{path}, line {line}: not UTF-8 ({error.reason}, byte 0x{read[error.start]:02x})"
+        ) from error
+
+
+def json_names(path: Path) -> list[str]:
+    """Returns the keys in the first line of a file if it is a JSON object; else none."""
+    with path.open("rb") as file:
+        line = file.readline(_PIECE)
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return []
+    return list(found) if isinstance(found, dict) else []
+
+
+class Files:
+    """The files as documents."""
+
+    def __init__(self, paths: Sequence[Path]):
+        self._paths = paths
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __getitem__(self, number: int) -> str:
+        path = self._paths[number]
+        return decode(path.read_bytes(), path)
+
+
+class Lines:
+    """The lines of all files, without their line ends (LF or CR LF)."""
+
+    def __init__(self, paths: Sequence[Path], scratch: Path, quoted: bool = False):
+        """Takes the files.
+
+        Args:
+            paths: of the files.
+            scratch: for the index of line ends, which one process computes for all.
+            quoted: whether line ends in quotes (") are part of the line, as in CSV.
+        """
+        self._paths = paths
+        self._scratch = scratch
+        self._quoted = quoted
+
+    def __len__(self) -> int:
+        return int(self._first[-1])
+
+    def __getitem__(self, number: int) -> str:
+        path, line, contents = self._line(number)
+        return decode(contents, path, line)
+
+    def place(self, number: int) -> str:
+        """Returns the location of a line, as "FILE, line 12"."""
+        path, line, _ = self._line(number)
+        return f"{path}, line {line}"
+
+    def _line(self, number: int) -> tuple[Path, int, bytes]:
+        file = int(np.searchsorted(self._first, number, side="right")) - 1
+        line = int(number - self._first[file])
+        ends = self._ends[file]
+        begin = int(ends[line - 1]) + 1 if line else 0
+        with self._paths[file].open("rb") as opened:
+            opened.seek(begin)
+            contents = opened.read(int(ends[line]) - begin)
+        return self._paths[file], line + 1, contents.removesuffix(b"\r")
+
+    @cached_property
+    def _ends(self) -> list[np.ndarray]:
+        """The positions of each file's line ends: int64 [lines]."""
+        return [_line_ends(path, self._scratch / "lines", self._quoted) for path in self._paths]
+
+    @cached_property
+    def _first(self) -> np.ndarray:
+        """The index of each file's first line, and the number of lines: int64 [files + 1]."""
+        return np.concatenate([[0], np.cumsum([len(ends) for ends in self._ends])])
+
+
+def _line_ends(path: Path, noted: Path, quoted: bool) -> np.ndarray:
+    """Returns the mapped positions of a file's line ends: int64 [lines].
+
+    Args:
+        path: the file.
+        noted: the directory of the index; the file is read only if it has changed since.
+        quoted: see `Lines`.
+    """
+    name = fingerprint([path.absolute()]) + "-quoted" * quoted
+    ends = noted / name
+    if not ends.exists():
+        noted.mkdir(parents=True, exist_ok=True)
+        unfinished = noted / f"{name}.tmp-{os.getpid()}"
+        with unfinished.open("wb") as file:
+            for found in _find_line_ends(path, quoted):
+                file.write(found.astype(OFFSET).tobytes())
+        unfinished.replace(ends)
+    return mapped(ends, OFFSET)
+
+
+def _find_line_ends(path: Path, quoted: bool) -> Iterator[np.ndarray]:
+    """Yields the positions of a file's line ends, piece by piece."""
+    begin, last, quotes = 0, b"\n", 0
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE):
+            contents = np.frombuffer(piece, np.uint8)
+            ends = np.flatnonzero(contents == ord("\n"))
+            if quoted:
+                places = np.flatnonzero(contents == ord('"'))
+                # A line ends only outside quotes: after an even number of them.
+                ends = ends[(quotes + np.searchsorted(places, ends)) % 2 == 0]
+                quotes += len(places)
+            yield begin + ends
+            begin, last = begin + len(piece), piece[-1:]
+    if last != b"\n" or quotes % 2:  # the last line need not have a line end
+        yield np.array([begin])

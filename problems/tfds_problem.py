@@ -1,0 +1,290 @@
+"""`tfds:NAME`: any dataset of TFDS as a problem; options name its features."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from t2tp.hparam import HParams
+from t2tp.problems.data.sample import Sample
+from t2tp.problems.images import (
+    Image2ClassProblem,
+    ImageGenerationProblem,
+    ImageProblem,
+    shrink_to_cover,
+)
+from t2tp.problems.languagemodel import LanguageModelProblem
+from t2tp.problems.problem import AnyPath, Problem
+from t2tp.problems.sources.tfds_source import FromTfds, import_tfds
+from t2tp.problems.sources.tfds_splits import default_splits
+from t2tp.problems.text_to_class import Text2ClassProblem
+from t2tp.problems.text_to_text import Text2TextProblem
+from t2tp.suggestions import nearest
+
+if TYPE_CHECKING:
+    import tensorflow_datasets as tfds
+
+PREFIX = "tfds:"
+
+# An option's value for no feature.
+_NONE = "-"
+
+# Larger images are stored as JPEG.
+_LARGEST_PLAIN = 128 * 128
+
+
+class TfdsProblem(FromTfds, Problem):
+    """A dataset of TFDS; a mixin that precedes the family among the bases.
+
+    Options:
+        inputs, targets: the features to read and to predict; by default the dataset's supervised
+            keys. Without inputs the targets are modelled alone. A nested feature is named by its
+            path: "question/stem".
+        train, validation, test: splits of the dataset, or slices of them ("train[:95%]"). By
+            default those of the same names, or 5 % of train where one is missing; less what the
+            other options name, so that by default no example is in two splits.
+        height, width: the size to which images are scaled and cropped.
+    """
+
+    making_options: tuple[str, ...] = (
+        "inputs",
+        "targets",
+        "train",
+        "validation",
+        "test",
+        "height",
+        "width",
+    )
+
+    def __init__(self, dataset: str, info: tfds.core.DatasetInfo, options: str):
+        """Takes the dataset's name as the user typed it, its description, and options."""
+        self.dataset = dataset
+        super().__init__(options)
+        inputs, targets = chosen_features(info, self.options.inputs, self.options.targets)
+        self.options.inputs, self.options.targets = inputs or _NONE, targets
+
+    @property
+    def name(self) -> str:
+        """The name: "tfds:" and the dataset's."""
+        return PREFIX + self.dataset
+
+    def directory(self, data_dir: AnyPath) -> Path:
+        """Returns the directory of the data."""
+        return Path(data_dir) / f"tfds_{self.dataset.replace('/', '_')}"
+
+    def default_options(self) -> HParams:
+        """Declares the options."""
+        options = super().default_options()
+        options.add("inputs", "", help="feature that is read; - for none")
+        options.add("targets", "", help="feature that is predicted")
+        for split in self.splits:
+            options.add(split, "", help="split of the dataset, or a part of one")
+        options.add("height", 0, help="of images; 0: as they are")
+        options.add("width", 0, help="of images; 0: as they are")
+        return options
+
+    def dataset_split(self, split: str, info: tfds.core.DatasetInfo) -> str:
+        """Returns the option's split or its default; see `tfds_splits.default_splits`."""
+        given = {name: self.options.get(name) for name in self.splits if self.options.get(name)}
+        return given.get(split) or default_splits(self.splits, given, info.splits)[split]
+
+
+class TfdsText2Text(TfdsProblem, Text2TextProblem):
+    """Text to text."""
+
+    making_options = (*TfdsProblem.making_options, *Text2TextProblem.making_options)
+
+    def sample(self, example: Mapping[str, Any]) -> Sample:
+        """Returns the two features."""
+        return {
+            "inputs": example[self.options.inputs],
+            "targets": example[self.options.targets],
+        }
+
+
+class TfdsLanguageModel(TfdsProblem, LanguageModelProblem):
+    """Language modelling."""
+
+    making_options = (*TfdsProblem.making_options, *LanguageModelProblem.making_options)
+
+    def sample(self, example: Mapping[str, Any]) -> Sample:
+        """Returns the text."""
+        return {"text": example[self.options.targets]}
+
+
+class TfdsText2Class(TfdsProblem, Text2ClassProblem):
+    """Text to class."""
+
+    making_options = (*TfdsProblem.making_options, *Text2ClassProblem.making_options)
+
+    def __init__(self, dataset: str, info: tfds.core.DatasetInfo, options: str):
+        super().__init__(dataset, info, options)
+        self.class_names = tuple(flat_features(info)[self.options.targets].names)
+
+    def sample(self, example: Mapping[str, Any]) -> Sample:
+        """Returns the two features."""
+        return {
+            "inputs": example[self.options.inputs],
+            "label": int(example[self.options.targets]),
+        }
+
+
+class _AnyImage(TfdsProblem, ImageProblem):
+    """Base class of image problems."""
+
+    _feature: str
+
+    def _take_shape(self, info: tfds.core.DatasetInfo, feature: str) -> None:
+        height, width, channels = flat_features(info)[feature].shape
+        height, width = self.options.height or height, self.options.width or width
+        if None in (height, width, channels):
+            raise ValueError(
+                f"the images of {self.name} have no fixed size: say what they are to be scaled "
+                "and cut to, as in height=64,width=64"
+            )
+        self._feature = feature
+        self.image_shape = (height, width, channels)
+        self.stored_as_jpeg = height * width > _LARGEST_PLAIN
+
+    def _scaled(self, example: Mapping[str, Any]) -> np.ndarray:
+        image = example[self._feature]
+        if image.shape == self.image_shape:
+            return image
+        return shrink_to_cover(image, *self.image_shape[:2])
+
+
+class TfdsImage2Class(_AnyImage, Image2ClassProblem):
+    """Image to class."""
+
+    def __init__(self, dataset: str, info: tfds.core.DatasetInfo, options: str):
+        super().__init__(dataset, info, options)
+        self.class_names = tuple(flat_features(info)[self.options.targets].names)
+        self._take_shape(info, self.options.inputs)
+
+    def sample(self, example: Mapping[str, Any]) -> Sample:
+        """Returns the two features."""
+        return {"image": self._scaled(example), "label": int(example[self.options.targets])}
+
+
+class TfdsImageGeneration(_AnyImage, ImageGenerationProblem):
+    """Image generation."""
+
+    def __init__(self, dataset: str, info: tfds.core.DatasetInfo, options: str):
+        super().__init__(dataset, info, options)
+        self._take_shape(info, self.options.targets)
+
+    def sample(self, example: Mapping[str, Any]) -> Sample:
+        """Returns the image."""
+        return {"image": self._scaled(example)}
+
+
+# (type of the inputs, type of the targets) -> family
+_FAMILIES: dict[tuple[str, str], type[TfdsProblem]] = {
+    ("Text", "Text"): TfdsText2Text,
+    ("", "Text"): TfdsLanguageModel,
+    ("Text", "ClassLabel"): TfdsText2Class,
+    ("Image", "ClassLabel"): TfdsImage2Class,
+    ("", "Image"): TfdsImageGeneration,
+}
+
+
+def find_tfds(name: str, options: str) -> Problem:
+    """Returns the problem of a dataset.
+
+    Args:
+        name: "tfds:" and the dataset's name in TFDS's catalog.
+        options: of `TfdsProblem` and of the family, which follows from the features' types.
+
+    Raises:
+        ValueError: there is no such dataset or feature, or no family for its features.
+    """
+    dataset = name.removeprefix(PREFIX)
+    info = _dataset_info(dataset)
+    inputs, targets = chosen_features(info, _given(options, "inputs"), _given(options, "targets"))
+    features = flat_features(info)
+    kinds = tuple(type(features[each]).__name__ if each else "" for each in (inputs, targets))
+    if kinds not in _FAMILIES:
+        raise ValueError(
+            f"no problem goes from {inputs or 'nothing'} to {targets} of {name}: "
+            f"{_features(info)}; name others by the options inputs and targets"
+        )
+    return _FAMILIES[kinds](dataset, info, options)
+
+
+def _dataset_info(dataset: str) -> tfds.core.DatasetInfo:
+    """Returns the description of a dataset of TFDS; see `find_tfds`."""
+    tfds = import_tfds()
+    try:
+        return tfds.builder(dataset).info
+    except tfds.core.DatasetNotFoundError as error:
+        known = nearest(dataset.partition("/")[0], tfds.list_builders(), "datasets of TFDS")
+        raise ValueError(f"TFDS has no dataset {dataset!r}: {known}") from error
+    except (ValueError, AssertionError) as error:  # no such configuration or version, invalid name
+        plain, _, config = dataset.partition("/")
+        if plain in tfds.list_builders():
+            configs = tfds.builder_cls(plain).builder_configs
+            if config and config.partition(":")[0] not in configs:
+                known = nearest(config, configs, f"configurations of {plain}")
+                raise ValueError(f"TFDS has no dataset {dataset!r}: {known}") from error
+        reason = str(error).strip().partition("\n")[0]
+        raise ValueError(f"TFDS cannot open the dataset {dataset!r}: {reason}") from error
+
+
+def _given(options: str, name: str) -> str:
+    """Returns an option's value before the family, and thus its options, is known."""
+    found = re.search(rf"(?:^|,)\s*{name}\s*=\s*([^,]*)", options)
+    return found.group(1).strip() if found else ""
+
+
+def chosen_features(info: tfds.core.DatasetInfo, inputs: str, targets: str) -> tuple[str, str]:
+    """Returns the names of the inputs feature ("" for none) and of the targets feature.
+
+    Args:
+        info: of the dataset.
+        inputs: the option: "" for the dataset's supervised key, "-" for none.
+        targets: the option.
+
+    Raises:
+        ValueError: the dataset does not have them, or has no supervised keys.
+    """
+    if not targets:
+        made_for: tuple[Any, ...] = (info.supervised_keys or ())[:2]
+        # Some have no supervised keys, and some have tuples of features.
+        if len(made_for) < 2 or not all(isinstance(each, str) for each in made_for):
+            raise ValueError(
+                f"which features of {info.full_name}? say it with the options inputs and targets: "
+                f"{_features(info)}"
+            )
+        made_for_inputs, targets = made_for
+        # Text-only datasets name the same feature twice.
+        inputs = inputs or (made_for_inputs if made_for_inputs != targets else "")
+    inputs = "" if inputs == _NONE else inputs
+    for feature in filter(None, (inputs, targets)):
+        if feature not in flat_features(info):
+            raise ValueError(f"{info.full_name} has no feature {feature!r}: {_features(info)}")
+    return inputs, targets
+
+
+def flat_features(info: tfds.core.DatasetInfo) -> dict[str, Any]:
+    """Returns the features by name; nested ones by their path, as in "question/stem"."""
+    found: dict[str, Any] = {}
+
+    def add(prefix: str, features: Mapping[str, Any]) -> None:
+        for name, feature in features.items():
+            if hasattr(feature, "items"):
+                add(f"{prefix}{name}/", feature)
+            else:
+                found.setdefault(prefix + name, feature)
+
+    if hasattr(info.features, "items"):  # else it is a tuple or a single feature, without names
+        add("", info.features)
+    return found
+
+
+def _features(info: tfds.core.DatasetInfo) -> str:
+    found = [f"{name} ({type(each).__name__})" for name, each in flat_features(info).items()]
+    return f"its features are {', '.join(found)}" if found else "its features have no names"

@@ -1,0 +1,116 @@
+"""Vocabularies of single bytes and of single characters."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from t2tp.problems.vocab.vocabulary import (
+    FIRST_BYTE,
+    SPELLING_TOKENS,
+    Vocabulary,
+    spelling_bytes,
+    spelt,
+)
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+
+# A long text is encoded in parts of this many characters: a token takes 8 bytes of Python's memory.
+_PART_CHARACTERS = 1 << 16
+
+
+class CharacterVocabulary(Vocabulary):
+    """A token for each of some characters; the others are spelt in bytes.
+
+    Without characters it is the vocabulary of bytes.
+    """
+
+    file_name = "vocabulary.json"
+
+    def __init__(self, characters: str = ""):
+        """Takes the characters that have tokens: ids 259, 260, ... in this order."""
+        self._characters = characters
+        self._ids = {
+            character: SPELLING_TOKENS + place for place, character in enumerate(characters)
+        }
+
+    @classmethod
+    def read(cls, contents: bytes) -> CharacterVocabulary:
+        """Reads the vocabulary from the contents of its file."""
+        return cls(json.loads(contents)["characters"])
+
+    def contents(self) -> bytes:
+        """Returns the characters as JSON."""
+        return (json.dumps({"characters": self._characters}) + "\n").encode()
+
+    def encode(self, text: str) -> list[int]:
+        """Returns one or more tokens for each character; see `Vocabulary.encode`."""
+        if not self._ids:
+            return spelt(text)
+        ids: list[int] = []
+        for character in text:
+            token = self._ids.get(character)
+            ids.extend(spelt(character) if token is None else (token,))
+        return ids
+
+    def encode_parts(self, text: str) -> Iterator[list[int]]:
+        """Yields the token ids of a text in parts; see `Vocabulary.encode_parts`."""
+        for begin in range(0, len(text), _PART_CHARACTERS):
+            yield self.encode(text[begin : begin + _PART_CHARACTERS])
+
+    def encode_in_graph(self, texts: tf.Tensor) -> tf.RaggedTensor:
+        """Returns the token ids of texts; see `Vocabulary.encode_in_graph`."""
+        import tensorflow as tf
+
+        single_bytes = tf.constant(spelling_bytes()[FIRST_BYTE:])
+        byte_tokens = tf.range(FIRST_BYTE, SPELLING_TOKENS)
+        byte_ids = tf.lookup.StaticHashTable(
+            tf.lookup.KeyValueTensorInitializer(single_bytes, byte_tokens),
+            default_value=0,
+        )
+        if not self._ids:
+            return tf.ragged.map_flat_values(byte_ids.lookup, tf.strings.bytes_split(texts))
+        own = tf.lookup.StaticHashTable(
+            tf.lookup.KeyValueTensorInitializer(
+                tf.constant([character.encode() for character in self._ids]),
+                tf.constant(list(self._ids.values())),
+            ),
+            default_value=0,
+        )
+        characters = tf.strings.unicode_split(texts, "UTF-8")  # [texts, (characters)]
+        own_ids = own.lookup(characters.flat_values)[:, None]
+        # Of each character one of two is empty: its token, or the tokens of its bytes.
+        others = tf.where(own_ids[:, 0] > 0, "", characters.flat_values)
+        ids = tf.concat(
+            [
+                tf.ragged.boolean_mask(own_ids, own_ids > 0),
+                tf.ragged.map_flat_values(byte_ids.lookup, tf.strings.bytes_split(others)),
+            ],
+            axis=1,
+        )
+        return characters.with_values(ids).merge_dims(1, 2)
+
+    @cached_property
+    def token_bytes(self) -> list[bytes]:
+        """The bytes of each token; see `Vocabulary.token_bytes`."""
+        return spelling_bytes() + [character.encode("utf-8") for character in self._characters]
+
+
+def count_characters(texts: Iterable[str], size: int) -> CharacterVocabulary:
+    """Returns the vocabulary of the most frequent characters.
+
+    Args:
+        texts: in which they are counted.
+        size: max number of tokens, including 259 for the special ones and the bytes.
+    """
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(text)
+    # Ties are in Unicode order, so that the order of the texts does not matter.
+    frequent = sorted(counts, key=lambda character: (-counts[character], character))
+    return CharacterVocabulary("".join(frequent[: max(0, size - SPELLING_TOKENS)]))

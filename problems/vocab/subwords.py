@@ -1,0 +1,262 @@
+"""A lossless SentencePiece vocabulary: tabs, newlines, runs of spaces, any Unicode."""
+
+from __future__ import annotations
+
+import heapq
+import io
+import re
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+from absl import logging
+
+from t2tp.problems.data.permutation import mix
+from t2tp.problems.vocab.vocabulary import END_OF_DOCUMENT, PADDING, UNKNOWN, Vocabulary, spelt
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+# SentencePiece's representation of a space (U+2581).
+_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
+
+# Bytes of text to train on; more takes longer and hardly changes the pieces.
+SAMPLE_BYTES = 32 << 20
+# The sample has at least this many texts, if they exist, so that a few large ones do not dominate.
+_SAMPLE_TEXTS = 1000
+# Training texts are split, as SentencePiece drops what is longer than max_sentence_length.
+_CHUNK_CHARACTERS = 2000
+
+# A long text is encoded in parts of about this many characters, as SentencePiece needs some 30
+# bytes of memory per character, and Python as many again per token.
+_PART_CHARACTERS = 1 << 16
+
+# SentencePiece's marker of an unknown piece (U+2585): it ignores training texts that have it.
+_UNKNOWN_SIGN = "\N{LOWER FIVE EIGHTHS BLOCK}"
+
+# SentencePiece's error if a vocabulary is larger than the texts allow.
+_TOO_MANY = re.compile(r"Please set it to a value <= (\d+)")
+
+# Our names of normalizations, and SentencePiece's; only "none" differs.
+_NORMALIZATIONS = {"none": "identity", "nfkc": "nfkc", "nmt_nfkc": "nmt_nfkc"}
+
+
+class SubwordVocabulary(Vocabulary):
+    """Pieces of words, and bytes for what has no piece.
+
+    Attributes:
+        model: the serialized SentencePiece ModelProto, which tensorflow-text reads too.
+    """
+
+    file_name = "vocabulary.model"
+
+    def __init__(self, model: bytes):
+        import sentencepiece  # here, so that importing this package does not load its library
+
+        self.model = model
+        self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+
+    def contents(self) -> bytes:
+        """Returns the ModelProto."""
+        return self.model
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the token ids of a text; see `Vocabulary.encode`."""
+        return [token for ids in self.encode_parts(text) for token in ids]
+
+    def encode_parts(self, text: str) -> Iterator[list[int]]:
+        """Yields the token ids of a text in parts; see `Vocabulary.encode_parts`."""
+        text.encode("utf-8")
+        begin = 0
+        while begin < len(text):
+            found = self._boundary and self._boundary.search(text, begin + _PART_CHARACTERS)
+            end = found.start() if found else len(text)
+            yield self._encode_part(text[begin:end])
+            begin = end
+
+    @cached_property
+    def _boundary(self) -> re.Pattern[str] | None:
+        """Matches before a space that no piece spans; None if pieces may span spaces.
+
+        Pieces of vocabularies trained here have spaces only at their beginning.
+        """
+        pieces = map(self._processor.id_to_piece, range(self._processor.vocab_size()))
+        reach = re.compile(f"[^{_SPACE}]{_SPACE}")
+        return None if any(map(reach.search, pieces)) else re.compile("(?<=[!-~])(?= [!-~])")
+
+    def _encode_part(self, text: str) -> list[int]:
+        # SentencePiece would decode its own space sign as a space, so it is spelt in bytes.
+        first, *others = self._processor.encode(text.split(_SPACE))
+        return first + [token for ids in others for token in (*spelt(_SPACE), *ids)]
+
+    def encode_in_graph(self, texts: tf.Tensor) -> tf.RaggedTensor:
+        """Returns the token ids of texts; see `Vocabulary.encode_in_graph`.
+
+        Raises:
+            ModuleNotFoundError: tensorflow-text is not installed; says how to install it.
+        """
+        import tensorflow as tf
+
+        try:
+            import tensorflow_text
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                "sub-words inside a TensorFlow graph need tensorflow-text: pip install 't2tp[text]'"
+            ) from error
+        tokenizer = tensorflow_text.SentencepieceTokenizer(self.model)
+        parts = tf.strings.split(texts, _SPACE)  # [texts, (parts)]
+        ids = tokenizer.tokenize(parts)  # [texts, (parts), (tokens)]
+        sign = tf.tile(tf.constant([spelt(_SPACE)]), [tf.size(parts.flat_values), 1])
+        signs = parts.with_values(
+            tf.RaggedTensor.from_tensor(sign, row_splits_dtype=parts.row_splits.dtype)
+        )
+        # Every part has the sign before it; the first one's is removed.
+        joined = tf.concat([signs, ids], axis=-1).merge_dims(1, 2)
+        return joined[:, len(spelt(_SPACE)) :]
+
+    @cached_property
+    def token_bytes(self) -> list[bytes]:
+        """The bytes of each piece; see `Vocabulary.token_bytes`."""
+        return [self._bytes_of(token) for token in range(self._processor.vocab_size())]
+
+    def _bytes_of(self, token: int) -> bytes:
+        if self._processor.is_control(token) or self._processor.is_unknown(token):
+            return b""
+        piece = self._processor.id_to_piece(token)
+        if self._processor.is_byte(token):  # such as <0x0A>
+            return bytes([int(piece[1:-1], 16)])
+        return piece.replace(_SPACE, " ").encode("utf-8")
+
+
+def train_subwords(
+    texts: Iterable[str],
+    size: int,
+    model_type: str = "bpe",
+    normalization: str = "none",
+    is_ceiling: bool = False,
+) -> SubwordVocabulary:
+    """Trains a vocabulary on 32 MiB of the texts.
+
+    The same texts give the same vocabulary, on any number of cores. The sample is the first 32 MiB
+    if they have a thousand texts or more, else random pieces of the first thousand texts, or of all
+    if there are fewer.
+
+    Args:
+        texts: in an order that makes the first ones representative.
+        size: target number of pieces, including 259 for the special ones and the single bytes.
+        is_ceiling: if the texts do not have as many distinct pieces, use those they have, with a
+            warning.
+        model_type: "bpe" (byte-pair encoding) or "unigram" (T. Kudo, Subword Regularization,
+            arXiv:1804.10959).
+        normalization: "none" keeps every text unchanged. "nfkc" and "nmt_nfkc" are Unicode's
+            compatibility form, without and with SentencePiece's changes for translation; then
+            decoding returns the normalized text.
+
+    Raises:
+        ValueError: the texts do not have that many distinct pieces, have too many distinct
+            characters for so few, or are empty; or there is no such normalization or model type.
+        BaseException: any error of iterating over `texts`, unchanged.
+    """
+    if normalization not in _NORMALIZATIONS:
+        known = ", ".join(_NORMALIZATIONS)
+        raise ValueError(f"no normalization {normalization!r}: there are {known}")
+    if model_type not in ("bpe", "unigram"):
+        raise ValueError(f"no sub-word model {model_type!r}: there are bpe, unigram")
+    chunks = _sample(texts)
+    try:
+        return SubwordVocabulary(_train(chunks, size, model_type, normalization))
+    except RuntimeError as error:
+        most = _TOO_MANY.search(str(error))
+        if most is None or not is_ceiling:
+            raise ValueError(
+                f"cannot train a vocabulary of {size} pieces: {_in_our_words(str(error))}"
+            ) from error
+        logging.warning(
+            "the texts allow a vocabulary of at most %s pieces: it has these, and not %d",
+            most.group(1),
+            size,
+        )
+    return SubwordVocabulary(_train(chunks, int(most.group(1)), model_type, normalization))
+
+
+def _train(chunks: Iterable[str], size: int, model_type: str, normalization: str) -> bytes:
+    """Returns SentencePiece's ModelProto; raises its RuntimeError."""
+    import sentencepiece
+
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(chunks),
+        model_writer=model,
+        model_type=model_type,
+        vocab_size=size,
+        pad_id=PADDING,
+        eos_id=END_OF_DOCUMENT,
+        unk_id=UNKNOWN,
+        bos_id=-1,
+        # Lossless: characters are unchanged, and those without a piece are spelt in bytes.
+        byte_fallback=True,
+        normalization_rule_name=_NORMALIZATIONS[normalization],
+        remove_extra_whitespaces=False,
+        add_dummy_prefix=False,
+        # For source code: pieces such as a line's indentation or "(self):\n".
+        allow_whitespace_only_pieces=True,
+        split_by_unicode_script=False,
+        max_sentencepiece_length=32,
+        max_sentence_length=4 * _CHUNK_CHARACTERS,  # bytes
+        num_threads=2,  # stored in the model, so it must not depend on the machine
+        minloglevel=2,
+    )
+    return model.getvalue()
+
+
+def _sample(texts: Iterable[str]) -> list[str]:
+    """Samples pieces of the texts, 32 MiB in total, in the texts' order.
+
+    Each piece has a pseudorandom number that depends on its position. Those with the smallest are
+    kept, so that all pieces read have the same probability.
+    """
+    kept: list[tuple[int, int, str]] = []  # a heap of (minus the random number, position, piece)
+    size = place = 0
+    is_full = False
+    for count, text in enumerate(texts, 1):
+        pieces = [text[i : i + _CHUNK_CHARACTERS] for i in range(0, len(text), _CHUNK_CHARACTERS)]
+        numbers = mix(np.arange(place + 1, place + len(pieces) + 1, dtype=np.uint64)).tolist()
+        for number, piece in zip(numbers, pieces, strict=True):
+            length = len(piece.encode("utf-8"))
+            if size + length > SAMPLE_BYTES and count >= _SAMPLE_TEXTS and not is_full:
+                return _in_order(kept)  # the first 32 MiB
+            heapq.heappush(kept, (-number, place, piece))
+            size += length
+            place += 1
+            while size > SAMPLE_BYTES:
+                is_full = True
+                size -= len(heapq.heappop(kept)[2].encode("utf-8"))
+        if is_full and count >= _SAMPLE_TEXTS:
+            break
+    return _in_order(kept)
+
+
+def _in_order(kept: list[tuple[int, int, str]]) -> list[str]:
+    """Returns the pieces of `_sample` as SentencePiece learns from them."""
+    pieces = (piece for _, _, piece in sorted(kept, key=lambda each: each[1]))
+    return [part for piece in pieces for part in piece.split(_UNKNOWN_SIGN) if part]
+
+
+def _in_our_words(message: str) -> str:
+    """Rewrites SentencePiece's errors without its source locations and unavailable options."""
+    if found := _TOO_MANY.search(message):
+        most = found.group(1)
+        return (
+            f"the texts allow at most {most} pieces: give --vocab_size={most} or less, or "
+            f"vocab_size={most} among --problem_options"
+        )
+    if found := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
+        least = found.group(1)
+        return (
+            f"the texts need at least {least} pieces: give --vocab_size={least} or more, or "
+            f"vocab_size={least} among --problem_options"
+        )
+    if "!sentences_.empty()" in message:
+        return "the texts are empty"
+    return re.sub(r"^[A-Z_]+: (src/\S+ \[.*?\] )?", "", message)

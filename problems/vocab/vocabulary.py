@@ -1,0 +1,124 @@
+"""The base class of vocabularies, which convert text to token ids and back without loss.
+
+Every token stands for fixed bytes, so decoding concatenates bytes, and the UTF-8 length of a text
+is the sum of its tokens' lengths. That makes bits per byte exact. Ids 0 to 2 are special and the
+same in every vocabulary, and so are 3 to 258, the single bytes, which can spell any text.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+PADDING = 0
+END_OF_DOCUMENT = 1
+UNKNOWN = 2  # required by SentencePiece; with byte pieces no text needs it
+
+# The token of byte b is FIRST_BYTE + b.
+FIRST_BYTE = 3
+SPELLING_TOKENS = FIRST_BYTE + 256
+
+
+class Vocabulary(abc.ABC):
+    """A conversion between text and token ids.
+
+    Attributes:
+        file_name: name of its file.
+    """
+
+    file_name: str
+
+    @abc.abstractmethod
+    def contents(self) -> bytes:
+        """Returns the contents of its file."""
+
+    @abc.abstractmethod
+    def encode(self, text: str) -> list[int]:
+        """Returns the token ids of a text, without an EOS.
+
+        Raises:
+            UnicodeEncodeError: the text has a lone surrogate, which is not in UTF-8.
+        """
+
+    def encode_parts(self, text: str) -> Iterator[list[int]]:
+        """Yields the token ids of a text in parts, whose concatenation is that of `encode`.
+
+        The ids of a long text need much more memory than the text.
+        """
+        yield self.encode(text)
+
+    @abc.abstractmethod
+    def encode_in_graph(self, texts: tf.Tensor) -> tf.RaggedTensor:
+        """Returns the token ids of texts, as `encode`, with TensorFlow's operations.
+
+        Exported models that take text contain these operations.
+
+        Args:
+            texts: string [texts], UTF-8.
+
+        Returns:
+            int32 [texts, (tokens)].
+        """
+
+    @cached_property
+    @abc.abstractmethod
+    def token_bytes(self) -> list[bytes]:
+        """The UTF-8 bytes of each token; empty for the special ones."""
+
+    def __len__(self) -> int:
+        return len(self.token_bytes)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Returns the text of token ids; the inverse of `encode`.
+
+        Padding and EOS are dropped. Invalid UTF-8, which a model may generate, becomes U+FFFD.
+
+        Raises:
+            ValueError: an id is outside the vocabulary.
+        """
+        return self.decode_bytes(ids).decode("utf-8", errors="replace")
+
+    def decode_bytes(self, ids: Iterable[int]) -> bytes:
+        """Returns the UTF-8 bytes of token ids; see `decode`."""
+        ids = np.asarray(list(ids) if not isinstance(ids, np.ndarray) else ids, np.int64)
+        if ids.size and not (ids.min() >= 0 and ids.max() < len(self)):
+            raise ValueError(
+                f"token ids from {ids.min()} to {ids.max()} are not all in a vocabulary of "
+                f"{len(self)} pieces"
+            )
+        return b"".join(map(self.token_bytes.__getitem__, ids.tolist()))
+
+    def decode_in_graph(self, ids: tf.Tensor | tf.RaggedTensor) -> tf.Tensor:
+        """Returns the bytes of token ids, as `decode_bytes`, with TensorFlow's operations.
+
+        Args:
+            ids: integers [texts, tokens], padded or ragged.
+
+        Returns:
+            string [texts].
+        """
+        import tensorflow as tf
+
+        return tf.strings.reduce_join(tf.gather(tf.constant(self.token_bytes), ids), axis=-1)
+
+    @cached_property
+    def byte_lengths(self) -> np.ndarray:
+        """The number of UTF-8 bytes of each token: int32 [vocab]."""
+        return np.array([len(piece) for piece in self.token_bytes], np.int32)
+
+
+def spelling_bytes() -> list[bytes]:
+    """Returns the bytes of the tokens that every vocabulary begins with."""
+    return [b""] * FIRST_BYTE + [bytes([byte]) for byte in range(256)]
+
+
+def spelt(text: str) -> list[int]:
+    """Returns the ids of a text's single bytes."""
+    return [FIRST_BYTE + byte for byte in text.encode("utf-8")]

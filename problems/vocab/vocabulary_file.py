@@ -1,0 +1,54 @@
+"""The file of a vocabulary in the directory of a problem's data."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from t2tp.atomic_file import write_bytes
+from t2tp.problems.vocab.characters import CharacterVocabulary
+from t2tp.problems.vocab.subwords import SubwordVocabulary
+from t2tp.problems.vocab.vocabulary import Vocabulary
+
+
+def write_vocabulary(directory: Path, vocabulary: Vocabulary) -> str:
+    """Writes a vocabulary into a problem's directory, and returns the name of its file."""
+    write_bytes(directory / vocabulary.file_name, vocabulary.contents())
+    return vocabulary.file_name
+
+
+def find_vocabulary(directory: Path) -> Path | None:
+    """Returns the file of the vocabulary in a problem's directory; None if there is none."""
+    files = (directory / kind.file_name for kind in (SubwordVocabulary, CharacterVocabulary))
+    return next((file for file in files if file.is_file()), None)
+
+
+def load_vocabulary(directory: Path) -> Vocabulary:
+    """Reads the vocabulary in a problem's directory.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    file = _existing_file(directory)
+    if file.name == SubwordVocabulary.file_name:
+        return SubwordVocabulary(file.read_bytes())
+    return CharacterVocabulary.read(file.read_bytes())
+
+
+def vocabulary_sha256(directory: Path) -> str:
+    """Returns the SHA-256 of the vocabulary's file, as in manifests.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    return hashlib.sha256(_existing_file(directory).read_bytes()).hexdigest()
+
+
+def _existing_file(directory: Path) -> Path:
+    file = find_vocabulary(directory)
+    if file is None:
+        raise FileNotFoundError(
+            f"no vocabulary in {directory}: neither {SubwordVocabulary.file_name} nor "
+            f"{CharacterVocabulary.file_name} is there"
+        )
+    return file

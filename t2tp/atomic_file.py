@@ -1,0 +1,76 @@
+"""Atomic writing: a file appears under its name only when it is complete."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import time
+from pathlib import Path
+
+# `<name>.tmp-<process id>`: a file on its way to its name.
+_UNFINISHED = re.compile(r".+\.tmp-\d+")
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Writes or replaces a file (UTF-8) atomically, even if the process is killed meanwhile.
+
+    Raises:
+        OSError: the file, which the error names, cannot be written; an existing one is unchanged.
+    """
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: str | os.PathLike[str], contents: bytes) -> None:
+    """Writes or replaces a file, as `write_text`."""
+    path = Path(path)
+    unfinished = unfinished_path(path)
+    try:
+        with unfinished.open("wb") as file:
+            file.write(contents)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    except OSError as error:  # a full disk: Python does not say which file
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def unfinished_path(path: Path) -> Path:
+    """Returns the name of a file until it is complete."""
+    return path.with_name(f"{path.name}.tmp-{os.getpid()}")
+
+
+def is_unfinished(path: str | os.PathLike[str]) -> bool:
+    """Whether a name is that of a file being written, or left by a killed process."""
+    return _UNFINISHED.fullmatch(Path(path).name) is not None
+
+
+def remove_unfinished(
+    directory: str | os.PathLike[str], min_age_seconds: float = 0.0
+) -> list[Path]:
+    """Deletes the unfinished files of killed processes in a directory.
+
+    Args:
+        directory: may be missing; subdirectories are ignored.
+        min_age_seconds: younger files are kept: another process may be writing them.
+
+    Returns:
+        The files that were deleted.
+
+    Raises:
+        OSError: the directory cannot be listed, or a file cannot be deleted.
+    """
+    directory = Path(directory)
+    removed = []
+    for path in sorted(directory.iterdir()) if directory.is_dir() else ():
+        try:
+            state = path.lstat()
+        except FileNotFoundError:  # its writer has finished it, or deleted it
+            continue
+        is_ours = is_unfinished(path) and not stat.S_ISDIR(state.st_mode)
+        if is_ours and time.time() - state.st_mtime >= min_age_seconds:
+            path.unlink(missing_ok=True)
+            removed.append(path)
+    return removed

@@ -1,0 +1,136 @@
+"""Descriptions and differences of checkpoints, human-readable."""
+
+from __future__ import annotations
+
+import datetime
+import math
+
+import tensorflow as tf
+
+from t2tp.checkpoint import Checkpoint
+from t2tp.checkpoint.variables import TRAINABLE, named_shape, saved_layout, slices_as_saved
+
+
+def describe(saved: Checkpoint) -> str:
+    """Returns a table of the variables, in named dimensions, and their layout."""
+    rows = [_row(saved, name) for name in sorted(saved.shapes())]
+    header = ("variable", "shape", "dtype", "bytes", "split over")
+    return "\n".join([_headline(saved), "", *_table([header, *rows]), "", *_totals(saved)])
+
+
+def differences(first: Checkpoint, second: Checkpoint) -> list[str]:
+    """Returns one line per variable that differs between two checkpoints.
+
+    Values are read slice by slice as the first was saved.
+
+    Raises:
+      UnusableCheckpointError: one of them is damaged.
+    """
+    lines = []
+    for name in sorted({*first.shapes(), *second.shapes()}):
+        what = _difference(first, second, name)
+        if what:
+            lines.append(f"{name}: {what}")
+    return lines
+
+
+def _difference(first: Checkpoint, second: Checkpoint, name: str) -> str:
+    """Returns how a variable differs; empty if it does not."""
+    for one, other in ((first, second), (second, first)):
+        if name not in other.shapes():
+            return f"only in {one.path}"
+    if first.shapes()[name] != second.shapes()[name]:
+        return f"shape {first.shapes()[name]} and {second.shapes()[name]}"
+    kinds = [each.dtypes()[name] for each in (first, second)]
+    said = [] if kinds[0] == kinds[1] else [f"dtype {kinds[0].name} and {kinds[1].name}"]
+    furthest, count = _distance(first, second, name)
+    if count:
+        elements = math.prod(first.shapes()[name])
+        said.append(f"{count:,} of {elements:,} values differ, by at most {furthest:.3g}")
+    return "; ".join(said)
+
+
+def _distance(first: Checkpoint, second: Checkpoint, name: str) -> tuple[float, int]:
+    """Returns the largest difference of two values, NaN if only one of them is NaN, and the number
+    of values that differ.
+    """
+    furthest, count = 0.0, 0
+    for each in slices_as_saved(first, name):
+        (one,) = first.read([each])
+        (other,) = second.read([each.with_dtype(second.dtypes()[name])])
+        wide = tf.complex128 if tf.complex64 in (one.dtype, other.dtype) else tf.float64
+        with tf.device("CPU:0"):
+            one, other = tf.cast(one, wide), tf.cast(other, wide)
+            differ = (one != other) & ~((one != one) & (other != other))  # Two NaNs are equal.
+            apart = tf.abs(tf.boolean_mask(one, differ) - tf.boolean_mask(other, differ))
+            if tf.size(apart) > 0:
+                count += int(tf.size(apart))
+                furthest = float(tf.reduce_max(tf.concat([apart, [furthest]], 0)))
+    return furthest, count
+
+
+def _headline(saved: Checkpoint) -> str:
+    said = [f"{saved.path}: step {saved.step}"]
+    if saved.saved_at is not None:
+        when = datetime.datetime.fromtimestamp(saved.saved_at).astimezone()
+        said.append(f"saved {when.isoformat(sep=' ', timespec='seconds')}")
+    if layout := saved_layout(saved):
+        said.append(str(layout))
+    return ", ".join(said)
+
+
+def _row(saved: Checkpoint, name: str) -> tuple[str, ...]:
+    sizes, dtype = saved.shapes()[name], saved.dtypes()[name]
+    named = named_shape(saved, name)
+    if named is None:
+        shape = ", ".join(map(str, sizes))
+    else:
+        shape = ", ".join(f"{dim.name}:{dim.size}" for dim in named.dims)
+    return name, f"[{shape}]", dtype.name, f"{_bytes(saved, name):,}", _split(saved, name)
+
+
+def _split(saved: Checkpoint, name: str) -> str:
+    """Returns which dimensions of a variable were split over which mesh axes."""
+    named, layout = named_shape(saved, name), saved_layout(saved)
+    if named is None or layout is None:
+        return "?"
+    axes = [(dim.name, layout.axis_of(dim.name)) for dim in named.dims]
+    split = [f"{dim}:{axis.name}" for dim, axis in axes if axis is not None and axis.size > 1]
+    slices = len(slices_as_saved(saved, name))
+    return f"{';'.join(split)} ({slices} slices)" if split else "-"
+
+
+def _totals(saved: Checkpoint) -> list[str]:
+    """Returns the totals of the trainable and of the other variables."""
+    trainable = saved.metadata.get(TRAINABLE)
+    names = sorted(saved.shapes())
+    if trainable is None:
+        return [_total(saved, "variables", names)]
+    rest = [name for name in names if name not in set(trainable)]
+    return [
+        _total(saved, "trainable", sorted(trainable)),
+        _total(saved, "kept by the optimizer", rest),
+    ]
+
+
+def _total(saved: Checkpoint, what: str, names: list[str]) -> str:
+    elements = sum(math.prod(saved.shapes()[name]) for name in names)
+    size = sum(_bytes(saved, name) for name in names)
+    return f"{what}: {len(names)} variables, {elements:,} numbers, {size:,} bytes"
+
+
+def _bytes(saved: Checkpoint, name: str) -> int:
+    return math.prod(saved.shapes()[name]) * saved.dtypes()[name].size
+
+
+def _table(rows: list[tuple[str, ...]]) -> list[str]:
+    """Aligns the columns of rows; numbers of bytes to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.rjust(width) if column == 3 else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return lines

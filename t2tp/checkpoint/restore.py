@@ -1,0 +1,213 @@
+"""Restores one checkpoint in all processes, or none."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from absl import logging
+
+from t2tp.checkpoint.errors import (
+    DamagedCheckpointError,
+    DifferentCheckpointsError,
+    UnusableCheckpointError,
+)
+from t2tp.checkpoint.files import step_directories, step_directory
+from t2tp.checkpoint.reading import Checkpoint, latest
+from t2tp.checkpoint.variables import restore
+from t2tp.mesh.cluster import Cluster
+from t2tp.program.variables import Variables
+
+
+@dataclass(frozen=True)
+class Restored:
+    """The result of a restore.
+
+    Attributes:
+      step: the step of the checkpoint.
+      damaged: directories of newer checkpoints that are damaged.
+    """
+
+    step: int
+    damaged: tuple[Path, ...]
+
+
+def check_same_save(saved: Checkpoint, cluster: Cluster) -> None:
+    """Checks that all processes have opened the same checkpoint; all processes call this.
+
+    Raises:
+      DifferentCheckpointsError: they have not; raised in all processes.
+    """
+    opened = json.dumps([str(saved.path.absolute()), saved.step, saved.save_id])
+    first, *others = (
+        json.loads(each) for each in cluster.process_allgather("opened checkpoint", opened)
+    )
+    for process_id, (path, step, save_id) in enumerate(others, start=1):
+        if save_id != first[2]:
+            raise DifferentCheckpointsError(
+                f"process {process_id} has opened another checkpoint, {path} of step {step}, than"
+                f" process 0, {first[0]} of step {first[1]}: start all processes with the same"
+                " command, on a file system that all of them share"
+            )
+
+
+def restore_latest(
+    directory: Path,
+    variables: Variables,
+    *,
+    whole: bool,
+    zero_if_missing: Collection[str] = (),
+) -> Restored | None:
+    """Restores the variables from the latest checkpoint; all processes call this.
+
+    Every slice is read with its checksum. If any process finds a checkpoint damaged, all skip it,
+    with a warning. One that cannot be read is not skipped: it may be intact, and training would
+    continue from older values.
+
+    Args:
+      directory: of the checkpoints, as process 0 sees it.
+      variables: to restore.
+      whole: see `variables.check_fit`.
+      zero_if_missing: see `variables.check_fit`.
+
+    Returns:
+      None if there is no checkpoint: the variables are unchanged.
+
+    Raises:
+      CheckpointMismatchError: the checkpoint has other variables.
+      NewerFormatError: the latest checkpoint is of a newer format.
+      DifferentCheckpointsError: another process finds a different checkpoint than process 0, or
+        none.
+      UnusableCheckpointError: all checkpoints are damaged, or the latest cannot be read.
+    """
+    cluster = variables.cluster
+    damaged: list[Path] = []
+    before: int | None = None
+    while True:
+        choice = _choose(cluster, directory, lambda: latest(directory, before))  # noqa: B023
+        if choice is None:
+            break
+        try:
+            _restore_choice(choice, variables, whole, zero_if_missing)
+        except DamagedCheckpointError as error:
+            logging.error("%s Going back to the checkpoint before it.", error)
+            damaged.append(choice.step_dir)
+            before = choice.step
+        else:
+            return Restored(choice.step, tuple(damaged))
+    some_are_there = cluster.is_main_process and bool(step_directories(directory))
+    if json.loads(cluster.process_broadcast("checkpoints", json.dumps(some_are_there))):
+        raise UnusableCheckpointError(
+            f"{directory} holds checkpoints, and none of them can be used: each is damaged. To"
+            " start from scratch, choose another directory."
+        )
+    return None
+
+
+def restore_step(
+    directory: Path,
+    step: int,
+    variables: Variables,
+    *,
+    whole: bool,
+    zero_if_missing: Collection[str] = (),
+) -> None:
+    """Restores the variables from the checkpoint of a step, and no other.
+
+    Args and errors as of `restore_latest`.
+    """
+    step_dir = step_directory(directory, step)
+    choice = _choose(variables.cluster, directory, lambda: Checkpoint(step_dir))
+    assert choice is not None
+    _restore_choice(choice, variables, whole, zero_if_missing)
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """The checkpoint chosen by process 0 for all processes.
+
+    Attributes:
+      step_dir: its directory.
+      step: its step.
+      save_id: see `Checkpoint`.
+      opened: the checkpoint itself, in process 0.
+    """
+
+    step_dir: Path
+    step: int
+    save_id: str
+    opened: Checkpoint | None
+
+
+def _choose(
+    cluster: Cluster, directory: Path, choose: Callable[[], Checkpoint | None]
+) -> _Choice | None:
+    """Lets process 0 choose a checkpoint; its failure is raised in all processes."""
+    opened: Checkpoint | None = None
+    failure: UnusableCheckpointError | None = None
+    if cluster.is_main_process:
+        try:
+            opened = choose()
+        except UnusableCheckpointError as error:
+            failure = error
+    said = [opened and [opened.step, opened.save_id], failure and str(failure)]
+    chosen, reason = json.loads(cluster.process_broadcast("checkpoint", json.dumps(said)))
+    if failure is not None:
+        raise failure
+    if reason is not None:
+        raise UnusableCheckpointError(reason)
+    if chosen is None:
+        return None
+    step, save_id = chosen
+    return _Choice(step_directory(directory, step), step, save_id, opened)
+
+
+# Errors that a single process may have, most severe first.
+_OTHER, _UNREADABLE, _DAMAGED = "another checkpoint", "unreadable", "damaged"
+_ERRORS: dict[str, type[Exception]] = {
+    _OTHER: DifferentCheckpointsError,
+    _UNREADABLE: UnusableCheckpointError,
+    _DAMAGED: DamagedCheckpointError,
+}
+
+
+def _restore_choice(
+    choice: _Choice, variables: Variables, whole: bool, zero_if_missing: Collection[str]
+) -> None:
+    """Restores from the choice in all processes; an error in one is raised in all."""
+    kind, reason = "", ""
+    try:
+        saved = _open_same(choice)
+        restore(saved, variables, whole=whole, zero_if_missing=zero_if_missing)
+    except DifferentCheckpointsError as error:
+        kind, reason = _OTHER, str(error)
+    except DamagedCheckpointError as error:
+        kind, reason = _DAMAGED, str(error)
+    except UnusableCheckpointError as error:
+        kind, reason = _UNREADABLE, str(error)
+    outcomes = variables.cluster.process_allgather("restored", json.dumps([kind, reason]))
+    failures = [
+        (kind, f"process {process_id}: {reason}" if process_id else reason)
+        for process_id, (kind, reason) in enumerate(map(json.loads, outcomes))
+    ]
+    for each, error_class in _ERRORS.items():
+        for kind, reason in failures:
+            if kind == each:
+                raise error_class(reason)
+
+
+def _open_same(choice: _Choice) -> Checkpoint:
+    """Opens the checkpoint and checks that it is the one that process 0 has opened."""
+    if choice.opened is not None:
+        return choice.opened
+    if os.path.lexists(choice.step_dir):
+        saved = Checkpoint(choice.step_dir)
+        if saved.save_id == choice.save_id:
+            return saved
+    raise DifferentCheckpointsError(
+        f"{choice.step_dir.absolute()} is not the checkpoint that process 0 has found: all"
+        " processes must share the directory"
+    )

@@ -1,0 +1,229 @@
+"""Converts the variables of a program to slices of a checkpoint, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from os import PathLike
+from pathlib import Path
+
+import tensorflow as tf
+from absl import logging
+
+from t2tp import upstream
+from t2tp.checkpoint.reading import Checkpoint
+from t2tp.checkpoint.slices import Slice
+from t2tp.mesh.layout import Layout
+from t2tp.program.variables import SlicedVariable, Variables
+
+# Keys of the metadata: the variables, and their layout.
+DIMENSIONS, TRAINABLE, MESH_SHAPE, LAYOUT = "dimensions", "trainable", "mesh_shape", "layout"
+
+
+class CheckpointMismatchError(ValueError):
+    """A checkpoint has other variables than the program.
+
+    Attributes:
+      path: of the checkpoint.
+      only_optimizer_differs: whether all trainable variables are there, and fit.
+    """
+
+    def __init__(
+        self, message: str, path: str | PathLike[str] = "", only_optimizer_differs: bool = False
+    ) -> None:
+        super().__init__(message)
+        self.path = Path(path)
+        self.only_optimizer_differs = only_optimizer_differs
+
+
+def values_of(variables: Variables) -> list[tuple[Slice, tf.Variable]]:
+    """Returns the slices that this process saves: those of which it has the first copy."""
+    return [
+        (_slice(variable, pnum), variable.slice_of(pnum))
+        for variable in variables
+        for pnum in variable.owners().values()
+        if pnum in variables.cluster.local_pnums
+    ]
+
+
+def metadata_of(variables: Variables, layout: Layout) -> dict:
+    """Returns the metadata of the variables, as plain JSON."""
+    return {
+        MESH_SHAPE: layout.mesh_text,
+        LAYOUT: layout.rules_text,
+        DIMENSIONS: {v.spec.name: list(v.spec.shape.dimension_names) for v in variables},
+        TRAINABLE: [v.spec.name for v in variables if v.spec.trainable],
+    }
+
+
+def trainable_names(saved: Checkpoint) -> list[str]:
+    """Returns the names of the trainable variables.
+
+    Raises:
+      LookupError: the checkpoint does not record it.
+    """
+    if TRAINABLE not in saved.metadata:
+        raise LookupError(f"the checkpoint {saved.path} does not say which variables are trainable")
+    return saved.metadata[TRAINABLE]
+
+
+def named_shape(saved: Checkpoint, name: str) -> upstream.Shape | None:
+    """Returns a variable's shape in named dimensions; None if the checkpoint does not record it."""
+    dimensions = saved.metadata.get(DIMENSIONS, {}).get(name)
+    if dimensions is None:
+        return None
+    sizes = saved.shapes()[name]
+    named = zip(dimensions, sizes, strict=True)
+    return upstream.Shape([upstream.Dimension(*each) for each in named])
+
+
+def saved_layout(saved: Checkpoint) -> Layout | None:
+    """Returns the layout in which a checkpoint was saved; None if it does not record it."""
+    if MESH_SHAPE not in saved.metadata:
+        return None
+    return Layout(saved.metadata[MESH_SHAPE], saved.metadata[LAYOUT])
+
+
+def slices_as_saved(saved: Checkpoint, name: str) -> list[Slice]:
+    """Returns the slices of a variable as saved; the full variable if the layout is unknown.
+
+    Reading them one by one needs no more memory than the largest.
+    """
+    shape, dtype = saved.shapes()[name], saved.dtypes()[name]
+    named, layout = named_shape(saved, name), saved_layout(saved)
+    if named is None or layout is None:
+        return [Slice.whole(name, shape, dtype)]
+    size = tuple(layout.slice_size(named))
+    begins = dict.fromkeys(tuple(layout.slice_begin(named, p)) for p in range(layout.size))
+    return [Slice(name, shape, begin, size, dtype) for begin in begins]
+
+
+def check_fit(
+    saved: Checkpoint,
+    variables: Variables,
+    whole: bool,
+    zero_if_missing: Collection[str] = (),
+) -> None:
+    """Checks that the variables can be restored from a checkpoint.
+
+    Args:
+      saved: the checkpoint.
+      variables: of the program.
+      whole: whether the checkpoint must have no other variables. In evaluation it may: the
+        optimizer's are not needed.
+      zero_if_missing: names of counters that older checkpoints lack.
+
+    Raises:
+      CheckpointMismatchError: names the first variables that differ.
+    """
+    there = saved.shapes()
+    here = {v.spec.name: tuple(v.spec.shape.to_integer_list) for v in variables}
+    differ = [
+        f"{name} is {there[name]} in the checkpoint and {shape} in the program"
+        for name, shape in here.items()
+        if name in there and there[name] != shape
+    ]
+    differ += [
+        f"{v.spec.name} is {kind.name} in the checkpoint and {v.spec.dtype.name} in the program"
+        for v in variables
+        if (kind := saved.dtypes().get(v.spec.name)) and not _converts(kind, v.spec.dtype)
+    ]
+    differ += [
+        f"{name} is not in the checkpoint"
+        for name in here
+        if name not in there and name not in zero_if_missing
+    ]
+    if whole:
+        differ += [f"{name} is only in the checkpoint" for name in there if name not in here]
+    if differ:
+        shown = "; ".join(differ[:3])
+        more = f"; and {len(differ) - 3} more" if len(differ) > 3 else ""
+        only_optimizer = whole and _fits_but_for_the_optimizer(saved, variables)
+        where = "; only what the optimizer keeps differs" if only_optimizer else ""
+        raise CheckpointMismatchError(
+            f"the checkpoint {saved.path} does not fit the model's variables: {shown}{more}{where}",
+            saved.path,
+            only_optimizer,
+        )
+
+
+def restore(
+    saved: Checkpoint,
+    variables: Variables,
+    *,
+    whole: bool,
+    zero_if_missing: Collection[str] = (),
+) -> None:
+    """Restores variables from a checkpoint, whatever its mesh and precision.
+
+    Each process reads the slices of its processors, each once, and then copies it to all processors
+    that have it.
+
+    Args:
+      saved: the checkpoint.
+      variables: to restore.
+      whole: see `check_fit`.
+      zero_if_missing: see `check_fit`.
+
+    Raises:
+      CheckpointMismatchError: the checkpoint has other variables; none has changed.
+      DamagedCheckpointError: the checkpoint is damaged, or was deleted.
+      UnusableCheckpointError: it cannot be read.
+    """
+    check_fit(saved, variables, whole, zero_if_missing)
+    converted = 0
+    for variable in variables:
+        if variable.spec.name not in saved.shapes():  # One of `zero_if_missing`.
+            for part in variable.slices:
+                part.assign(tf.zeros_like(part))
+            continue
+        load(saved, variable.spec.name, variable, variables.cluster.local_pnums)
+        converted += saved.dtypes()[variable.spec.name] != variable.spec.dtype
+    if converted:
+        logging.info("%d variables were saved in another precision, and are converted", converted)
+
+
+def load(saved: Checkpoint, name: str, variable: SlicedVariable, local_pnums: range) -> None:
+    """Restores a variable from a tensor of a checkpoint, in the variable's dtype.
+
+    Args:
+      saved: the checkpoint.
+      name: of a tensor of the variable's shape in the checkpoint.
+      variable: to restore.
+      local_pnums: the processors of this process.
+    """
+    stored = saved.dtypes()[name]
+    owners = variable.local_owners()
+    values = saved.read([_slice(variable, pnum, name, stored) for pnum in owners.values()])
+    by_begin = dict(zip(owners, values, strict=True))
+    for pnum, part in zip(local_pnums, variable.slices, strict=True):
+        with tf.device(part.device):
+            part.assign(tf.cast(by_begin[variable.begin(pnum)], variable.spec.dtype))
+
+
+def _slice(
+    variable: SlicedVariable, pnum: int, name: str = "", dtype: tf.DType | None = None
+) -> Slice:
+    """Returns processor `pnum`'s slice of a variable, by default under its own name and dtype."""
+    spec = variable.spec
+    return Slice(
+        name or spec.name,
+        tuple(spec.shape.to_integer_list),
+        variable.begin(pnum),
+        tuple(variable.slice_of(pnum).shape),
+        dtype or spec.dtype,
+    )
+
+
+def _converts(stored: tf.DType, wanted: tf.DType) -> bool:
+    """Whether a value that was saved in one dtype can be restored in another."""
+    return stored == wanted or (stored.is_floating and wanted.is_floating)
+
+
+def _fits_but_for_the_optimizer(saved: Checkpoint, variables: Variables) -> bool:
+    """Whether all trainable variables are there, in the same shape."""
+    there = saved.shapes()
+    return all(
+        there.get(v.spec.name) == tuple(v.spec.shape.to_integer_list)
+        for v in variables
+        if v.spec.trainable
+    )

@@ -1,0 +1,30 @@
+"""The allowed values of hyperparameters with choices.
+
+Hparams sets use them in declarations; layers and models check their arguments against them.
+"""
+
+from __future__ import annotations
+
+PRECISIONS = ("float32", "bfloat16", "float16")
+BATCH_SIZE_UNITS = (
+    "sequences_per_batch",
+    "tokens_per_batch",
+    "sequences_per_replica",
+    "tokens_per_replica",
+)
+
+# Of transformers.
+MLPS = ("relu", "gelu", "gelu_erf", "silu", "swiglu", "geglu")
+NORM_TYPES = ("rms", "layer")
+NORM_POSITIONS = ("pre", "post")
+RECOMPUTE = ("none", "layer", "attention", "feed_forward")
+POSITIONS = ("learned", "sinusoidal", "rotary", "relative", "none")
+ATTENTION_TYPES = ("full", "local", "compressed")
+GATINGS = ("top_1", "top_2", "expert_choice")
+
+# Of models of images.
+IMAGE_ATTENTION_TYPES = ("full", "local_1d", "local_2d")
+POOLINGS = ("class", "mean")
+STEMS = ("imagenet", "cifar")
+BLOCKS = ("basic", "bottleneck")
+CONVOLUTION_NORM_TYPES = ("batch", "group")

@@ -1,0 +1,38 @@
+"""Whether compiling the decoding program with XLA saves more time than it takes.
+
+Decoding is a loop of many small steps, which XLA makes up to twice as fast. It takes seconds to
+compile for each shape of a batch and each device, so there must be enough to decode. It gains
+nothing where the devices share nothing but a batch, nor for large models, whose matmuls take all
+the time and are slower in XLA than in TensorFlow.
+"""
+
+from __future__ import annotations
+
+from t2tp.mesh.cluster import has_gpu
+from t2tp.mesh.layout import Layout
+
+_MIN_BATCHES = 8  # per device
+_MAX_WEIGHTS = 50_000_000
+
+
+def should_compile(
+    layout: Layout, num_prompts: float, batch_size: int, num_weights: int, num_processes: int = 1
+) -> bool:
+    """Decides whether to compile decoding where the user leaves it to us.
+
+    Args:
+      layout: of the model on its mesh.
+      num_prompts: how many there are to decode; `math.inf` if it is not known.
+      batch_size: prompts that are decoded together.
+      num_weights: numbers that the model has learned.
+      num_processes: how many processes decode together.
+    """
+    if layout.size > 1 and (num_processes > 1 or has_gpu() or _splits_batch_only(layout)):
+        return False
+    is_enough = num_prompts >= _MIN_BATCHES * batch_size * layout.size
+    return is_enough and num_weights <= _MAX_WEIGHTS
+
+
+def _splits_batch_only(layout: Layout) -> bool:
+    axis = layout.axis_of("batch")
+    return axis is not None and axis.size == layout.size

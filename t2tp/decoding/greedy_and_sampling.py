@@ -1,0 +1,138 @@
+"""Greedy decoding and sampling: one sequence for each row."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from t2tp import mtf
+from t2tp.decoding.options import DecodeOptions
+from t2tp.decoding.prompt_batch import PromptBatch, max_loop_steps
+from t2tp.decoding.sampling import choose_tokens
+from t2tp.decoding.token_loop import token_loop
+from t2tp.models.autoregressive import AutoregressiveModel, State
+from t2tp.program.program import Mesh
+
+# What a row is doing.
+_GOING, _ENDED, _AT_LIMIT = 0, 1, 2
+
+
+class _Sequences(NamedTuple):
+    """The sequence of each row: tensors of the graph, or a processor's slices of them.
+
+    Attributes:
+      previous: int32 [batch], the last token.
+      positions: int32 [batch], of the next token.
+      written: int32 [batch, written], the tokens after the prompt, without EOS, then zeros.
+      sizes: int32 [batch], how many.
+      log_probs: float32 [batch], of these tokens and EOS together.
+      status: int32 [batch], what the row is doing.
+    """
+
+    previous: Any
+    positions: Any
+    written: Any
+    sizes: Any
+    log_probs: Any
+    status: Any
+
+
+def greedy_or_sample(
+    model: AutoregressiveModel, mesh: Mesh, rows: PromptBatch, state: State, options: DecodeOptions
+) -> dict[str, mtf.Tensor]:
+    """Writes token after token, until every row has ended or is at its limit.
+
+    Args:
+      model: predicts the tokens.
+      mesh: the program's mesh.
+      rows: where the rows begin, and how far they may go.
+      state: of `model.begin`.
+      options: how tokens are chosen.
+
+    Returns:
+      `symbols`, int32 [batch, beam=1, written], the tokens after the prefix, without EOS, then
+      zeros; `sizes`, int32 [batch, beam], how many; `log_probs` and `scores`, both the natural
+      logarithm of the probability of tokens and EOS, float32 [batch, beam]; `ended`, int32 [batch,
+      beam], 1 if EOS was chosen; `steps`, an int32 scalar.
+    """
+    batch = rows.batch
+    update = _RowUpdate(options, rows.length.size)
+
+    def body(step: mtf.Tensor, now: _Sequences, state: State) -> tuple[_Sequences, State]:
+        logits, state = model.step(mesh, now.previous, now.positions, state)
+        may_end = mtf.greater_equal(mtf.broadcast(step, mtf.Shape([batch])), options.min_length)
+        tokens, log_probs = choose_tokens(
+            logits, rows.keys, now.positions, may_end, model.vocab_sizes["targets"], options
+        )
+        after = mtf.slicewise(
+            lambda step, tokens, log_probs, limits, *now: update.advance(
+                step, tokens, log_probs, limits, _Sequences(*now)
+            ),
+            [step, tokens, log_probs, rows.limits, *now],
+            [x.shape for x in now],
+            [x.dtype for x in now],
+            splittable_dims=[batch],
+        )
+        return _Sequences(*after), state
+
+    steps, last = token_loop(
+        mesh, _start(rows), state, lambda now: mtf.equal(now.status, _GOING), body
+    )
+    beam = mtf.Dimension("beam", 1)
+    by_beam = {
+        "sizes": last.sizes,
+        "log_probs": last.log_probs,
+        "scores": last.log_probs,
+        "ended": mtf.cast(mtf.equal(last.status, _ENDED), tf.int32),
+    }
+    return {
+        "symbols": mtf.reshape(last.written, [batch, beam, rows.written]),
+        **{name: mtf.reshape(tensor, [batch, beam]) for name, tensor in by_beam.items()},
+        "steps": max_loop_steps(steps, batch),
+    }
+
+
+def _start(rows: PromptBatch) -> _Sequences:
+    """Nothing is written yet; a row without any room is at its limit."""
+    one_each = mtf.Shape([rows.batch])
+    return _Sequences(
+        previous=rows.previous,
+        positions=rows.positions,
+        written=mtf.zeros(rows.mesh, one_each + rows.written, tf.int32),
+        sizes=mtf.zeros(rows.mesh, one_each, tf.int32),
+        log_probs=mtf.zeros(rows.mesh, one_each),
+        status=mtf.cast(mtf.less_equal(rows.limits, 0), tf.int32) * _AT_LIMIT,
+    )
+
+
+class _RowUpdate:
+    """What an iteration does to the rows, on a processor's slices of them."""
+
+    def __init__(self, options: DecodeOptions, length: int) -> None:
+        self._eos_id = options.eos_id
+        self._length = length
+
+    def advance(
+        self,
+        step: tf.Tensor,
+        tokens: tf.Tensor,
+        log_probs: tf.Tensor,
+        limits: tf.Tensor,
+        now: _Sequences,
+    ) -> _Sequences:
+        """Writes the tokens of the rows that go on."""
+        goes_on = tf.equal(now.status, _GOING)
+        ends = goes_on & tf.equal(tokens, self._eos_id)
+        is_written = goes_on & tf.not_equal(tokens, self._eos_id)
+        is_here = tf.equal(tf.range(self._length), step)[None, :] & is_written[:, None]
+        is_full = is_written & (step + 1 >= limits)
+        return _Sequences(
+            previous=tf.where(goes_on, tokens, now.previous),
+            # The model still computes rows that are done, at a position that must exist.
+            positions=tf.minimum(now.positions + 1, self._length - 1),
+            written=tf.where(is_here, tokens[:, None], now.written),
+            sizes=now.sizes + tf.cast(is_written, tf.int32),
+            log_probs=tf.where(goes_on, now.log_probs + log_probs, now.log_probs),
+            status=tf.where(ends, _ENDED, tf.where(is_full, _AT_LIMIT, now.status)),
+        )

@@ -1,0 +1,175 @@
+"""Input of decoding: a batch of prompts, each with room for the tokens to write."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import tensorflow as tf
+
+from t2tp import mtf
+from t2tp.lowering import random
+from t2tp.program.program import Feature
+
+Array = TypeVar("Array", np.ndarray, tf.Tensor)
+
+# Weyl's sequence of the golden ratio: the keys of neighbours have few digits in common.
+_STRIDE = np.uint64(0x9E3779B97F4A7C15).astype(np.int64)
+
+# What the loops need of each row, beside what the model reads.
+ROW_FEATURES = ("room", "previous", "positions", "limits", "keys")
+
+
+@dataclass(frozen=True)
+class PromptBatch:
+    """A batch of rows.
+
+    Attributes:
+      previous: int32 [batch], the last token of each row's prefix; 0 without one.
+      positions: int32 [batch], of the first token to write: the length of the prefix.
+      limits: int32 [batch], the most tokens to write, the end among them; 0: the row is empty.
+      keys: int64 [batch], the keys of the rows' random numbers.
+      length: the dimension of the positions, the prefix's among them.
+    """
+
+    previous: mtf.Tensor
+    positions: mtf.Tensor
+    limits: mtf.Tensor
+    keys: mtf.Tensor
+    length: mtf.Dimension
+
+    @classmethod
+    def from_features(cls, features: Mapping[str, mtf.Tensor]) -> PromptBatch:
+        """Creates a batch from a program's features."""
+        previous, positions, limits, keys = (features[name] for name in ROW_FEATURES[1:])
+        return cls(previous, positions, limits, keys, features["room"].shape.dims[-1])
+
+    @property
+    def batch(self) -> mtf.Dimension:
+        """The dimension of the rows."""
+        return self.previous.shape.dims[0]
+
+    @property
+    def written(self) -> mtf.Dimension:
+        """The dimension of what is written: as long, and not split where a layout splits
+        `length`.
+        """
+        return mtf.Dimension("written", self.length.size)
+
+    @property
+    def mesh(self) -> mtf.Mesh:
+        """The program's mesh."""
+        return self.previous.mesh
+
+
+def row_features(
+    batch: int, length: int, prefix_length: int = 0, inputs_length: int = 0
+) -> dict[str, Feature]:
+    """The features that a decoding program is fed; `prompt_arrays` lays out their values.
+
+    Args:
+      batch: rows.
+      length: positions, those of the prefix among them.
+      prefix_length: of the longest prefix; 0: there is none.
+      inputs_length: of the longest inputs; 0: the model reads none.
+    """
+    rows = mtf.Shape([mtf.Dimension("batch", batch)])
+    features = {
+        # Its content is never read: it says how many positions there are.
+        "room": Feature(rows + mtf.Dimension("length", length), tf.int32),
+        "previous": Feature(rows, tf.int32),
+        "positions": Feature(rows, tf.int32),
+        "limits": Feature(rows, tf.int32),
+        "keys": Feature(rows, tf.int64),
+    }
+    if prefix_length:
+        dim = mtf.Dimension("prefix_length", prefix_length)
+        features["prefix"] = Feature(rows + dim, tf.int32)
+    if inputs_length:
+        features |= sequence_features("inputs", batch, inputs_length)
+    return features
+
+
+def prompt_arrays(
+    prefix: Array, sizes: Array, limits: Array, keys: Array, length: int
+) -> dict[str, Array]:
+    """Lays out prompts as `row_features` declares them, all but the inputs.
+
+    Args:
+      prefix: int32 [rows, prefix_length], padded with zeros; prefix_length may be 0.
+      sizes: int32 [rows], the number of tokens in each row's prefix.
+      limits: int32 [rows], max tokens to write, EOS included.
+      keys: int64 [rows], see `row_keys`.
+      length: number of positions, those of the prefix included.
+    """
+    xp = _array_namespace(prefix)
+    rows, prefix_length = prefix.shape
+    is_last = sizes[:, None] == xp.arange(1, prefix_length + 1, dtype=np.int32)
+    features = {
+        "room": xp.zeros([rows, length], np.int32),
+        "previous": xp.sum(xp.where(is_last, prefix, xp.zeros_like(prefix)), 1, dtype=np.int32),
+        # A row that is full already (its limit is 0) has no next position.
+        "positions": xp.minimum(sizes, np.int32(length - 1)),
+        "limits": limits,
+        "keys": keys,
+    }
+    return features | ({"prefix": prefix} if prefix_length else {})
+
+
+def sequence_features(name: str, batch: int, length: int) -> dict[str, Feature]:
+    """The features of sequences that a model reads; `sequence_arrays` lays out their values."""
+    shape = mtf.Shape([mtf.Dimension("batch", batch), mtf.Dimension("length", length)])
+    names = (name, f"{name}_segmentation", f"{name}_position")
+    return {each: Feature(shape, tf.int32) for each in names}
+
+
+def sequence_arrays(name: str, tokens: Array, sizes: Array) -> dict[str, Array]:
+    """Lays out sequences as `sequence_features` declares them: one segment per row, then zeros.
+
+    Args:
+      name: of the feature.
+      tokens: int32 [rows, length], padded with zeros.
+      sizes: int32 [rows], the number of tokens in each row.
+    """
+    xp = _array_namespace(tokens)
+    positions = xp.arange(tokens.shape[1], dtype=np.int32)
+    segments = xp.asarray(positions < sizes[:, None], np.int32)
+    names = (name, f"{name}_segmentation", f"{name}_position")
+    return dict(zip(names, (tokens, segments, positions * segments), strict=True))
+
+
+def pad(
+    sequences: Sequence[Sequence[int]], rows: int, length: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Sequences as an array, int32 [rows, length], padded with zeros; and their sizes."""
+    tokens, sizes = np.zeros([rows, length], np.int32), np.zeros([rows], np.int32)
+    for row, sequence in enumerate(sequences):
+        sizes[row] = len(sequence)
+        tokens[row, : len(sequence)] = sequence
+    return tokens, sizes
+
+
+def _array_namespace(array: np.ndarray | tf.Tensor) -> Any:
+    """NumPy, or TensorFlow's version of it: what is exported lays prompts out in its graph."""
+    return np if isinstance(array, np.ndarray) else tf.experimental.numpy
+
+
+def max_loop_steps(steps: mtf.Tensor, batch: mtf.Dimension) -> mtf.Tensor:
+    """The maximum over batch slices of a loop's iterations, which may differ between them."""
+    return mtf.reduce_max(mtf.broadcast(steps, [batch]), output_shape=mtf.Shape([]))
+
+
+def row_keys(seed: int, numbers: Array) -> Array:
+    """The keys of rows' random numbers, from the seed and the rows' indices.
+
+    Args:
+      seed: of the run.
+      numbers: int64, an array of numpy's or a tensor.
+
+    Returns:
+      int64 of the same shape.
+    """
+    base = np.uint64(random.make_key(seed, "rows")).astype(np.int64)
+    return numbers * _STRIDE + base  # modulo 2**64

@@ -1,0 +1,165 @@
+"""Choosing a token from logits whose vocabulary may be split over the mesh.
+
+Each processor chooses in its slice, and these choices are gathered: a few numbers for each row.
+Sampling is an argmax, too: with an independent Gumbel variable added to each logit, the largest is
+a sample of the softmax. The variables are functions of the row's key, the position and the token
+(`t2tp.lowering.random`), so neither the mesh nor the batch changes the sample.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import tensorflow as tf
+
+from t2tp import mtf
+from t2tp.decoding.nucleus import nucleus_mask
+from t2tp.decoding.options import SAMPLE, DecodeOptions
+from t2tp.decoding.vocab_slice import VocabSlice, as_floats, as_ids, normalizer
+from t2tp.lowering import random
+from t2tp.lowering.operation import Operation
+
+if TYPE_CHECKING:
+    from t2tp.lowering.lowering import Lowering
+
+
+def choose_tokens(
+    logits: mtf.Tensor,
+    keys: mtf.Tensor,
+    positions: mtf.Tensor,
+    may_end: mtf.Tensor,
+    vocab_size: int,
+    options: DecodeOptions,
+) -> tuple[mtf.Tensor, mtf.Tensor]:
+    """Chooses a token for each row, the most probable one or a sample.
+
+    Args:
+      logits: float [batch, vocab].
+      keys: int64 [batch], keys of the rows' random numbers, with the position and the token.
+      positions: int32 [batch].
+      may_end: booleans [batch], whether `options.eos_id` may be chosen.
+      vocab_size: tokens from here on are never chosen.
+      options: how to choose.
+
+    Returns:
+      tokens, int32 [batch]; and the natural logarithms of their probabilities, as the model has
+      them (before temperature, top-k and top-p), float32 [batch].
+    """
+    operation = ChooseOperation(logits, keys, positions, may_end, vocab_size, options)
+    tokens, log_probs = operation.outputs
+    return tokens, log_probs
+
+
+class ChooseOperation(Operation):
+    """Inputs logits [batch, vocab], keys, positions, may_end [batch]; outputs tokens and
+    log-probabilities [batch].
+    """
+
+    def __init__(
+        self,
+        logits: mtf.Tensor,
+        keys: mtf.Tensor,
+        positions: mtf.Tensor,
+        may_end: mtf.Tensor,
+        vocab_size: int,
+        options: DecodeOptions,
+    ) -> None:
+        super().__init__([logits, keys, positions, may_end], name="choose")
+        self._vocab_size = vocab_size
+        self._options = options
+        rows = mtf.Shape(logits.shape.dims[:-1])
+        self._outputs = [mtf.Tensor(self, rows, tf.int32), mtf.Tensor(self, rows, tf.float32)]
+
+    def lower(self, lowering: Lowering) -> None:
+        """Chooses in this processor's part, then among the parts."""
+        logits, keys, positions, may_end = self.inputs
+        options = self._options
+        part = VocabSlice(lowering, logits)
+        can_forbid = options.min_length > 0 and options.eos_id >= 0
+        allowed = part.choosable(
+            self._vocab_size, lowering.slice(may_end) if can_forbid else None, options.eos_id
+        )
+        if options.method != SAMPLE:
+            result = _best(part, allowed, allowed)
+        else:
+            sampler = _Sampler(lowering.slice(keys), lowering.slice(positions), options)
+            result = (
+                sampler.from_top_k(part, allowed)
+                if options.top_k
+                else sampler.from_all(part, allowed)
+            )
+        for output, value in zip(self.outputs, result, strict=True):
+            lowering.set_slice(output, value)
+
+
+class _Sampler:
+    """Samples tokens for the rows of a step."""
+
+    def __init__(self, keys: tf.Tensor, positions: tf.Tensor, options: DecodeOptions) -> None:
+        self._keys = random.fold_in(tf.bitcast(keys, tf.uint64), positions)
+        self._temperature = options.sampling_temperature
+        self._top_k = options.top_k
+        self._top_p = options.top_p
+
+    def from_all(self, part: VocabSlice, allowed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Samples from all tokens, or those of the nucleus."""
+        scaled = allowed / self._temperature
+        if self._top_p < 1:
+            scaled = tf.where(nucleus_mask(part, scaled, self._top_p), scaled, -float("inf"))
+        return _best(part, allowed, scaled + self._gumbel(part.ids[None, :]))
+
+    def from_top_k(self, part: VocabSlice, allowed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Samples from the k most probable tokens: of each slice as many are candidates."""
+        values, ids = top_tokens(part, allowed, self._top_k)
+        gathered = part.gather(tf.concat([values, as_floats(ids), part.normalizer_parts()], -1))
+        count = values.shape[-1]
+        rows = gathered.shape[0]
+        values = tf.reshape(gathered[..., :count], [rows, -1])
+        ids = tf.reshape(as_ids(gathered[..., count : 2 * count]), [rows, -1])
+        log_total = normalizer(gathered[..., 2 * count :])
+        values, places = tf.math.top_k(values, min(self._top_k, values.shape[-1]))
+        ids = tf.gather(ids, places, batch_dims=1)
+        scaled = values / self._temperature
+        if self._top_p < 1:
+            before = tf.cumsum(tf.nn.softmax(scaled), -1, exclusive=True)
+            scaled = tf.where(before < self._top_p, scaled, -float("inf"))
+        sampled = tf.argmax(scaled + self._gumbel(ids), -1, tf.int32)
+        log_probs = tf.gather(values, sampled, batch_dims=1) - log_total
+        return tf.gather(ids, sampled, batch_dims=1), log_probs
+
+    def _gumbel(self, ids: tf.Tensor) -> tf.Tensor:
+        """A Gumbel variable for each token: float32 [rows, tokens]."""
+        bits = random.bits(self._keys[:, None], tf.cast(ids, tf.uint64))
+        # An exponential variable first. It is near 0 where a token is sampled, and there float32
+        # has all its digits.
+        share = (tf.cast(bits, tf.float32) + 0.5) * 2.0**-32
+        exponential = -tf.math.log1p(-tf.minimum(share, 1 - 2.0**-24))
+        return -tf.math.log(exponential)
+
+
+def top_tokens(part: VocabSlice, allowed: tf.Tensor, count: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """The largest logits of a part, the largest first, and their tokens: [rows..., count or less].
+
+    Args:
+      part: where the logits come from.
+      allowed: [rows..., part], the logits with those left out that must not be chosen.
+      count: how many.
+    """
+    values, places = tf.math.top_k(allowed, min(count, allowed.shape[-1]))
+    return values, tf.gather(part.ids, places)
+
+
+def _best(part: VocabSlice, allowed: tf.Tensor, scores: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """The tokens of the highest scores, and their log-probabilities."""
+    place = tf.argmax(scores, -1, tf.int32)
+    picked = tf.stack(
+        [
+            tf.gather(scores, place, batch_dims=1),
+            tf.gather(allowed, place, batch_dims=1),
+            as_floats(tf.gather(part.ids, place)),
+        ],
+        -1,
+    )
+    gathered = part.gather(tf.concat([picked, part.normalizer_parts()], -1))  # [rows, parts, 5]
+    best = tf.gather(gathered, tf.argmax(gathered[..., 0], -1), batch_dims=1)
+    return as_ids(best[:, 2]), best[:, 1] - normalizer(gathered[..., 3:])

@@ -1,0 +1,101 @@
+"""The logits of a decode step on one processor: those of its slice of the vocabulary."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import tensorflow as tf
+
+from t2tp import mtf
+
+if TYPE_CHECKING:
+    from t2tp.lowering.lowering import Lowering
+
+# Tokens travel as float32 among other numbers, which holds integers exactly up to here.
+_MOST_TOKENS = 1 << 24
+
+
+class VocabSlice:
+    """A processor's slice of the logits [rows..., vocab], of which `rows` may be split, too.
+
+    Attributes:
+      logits: float32 [rows..., part].
+      ids: int32 [part], the tokens of this part.
+      parts: how many parts there are.
+    """
+
+    def __init__(self, lowering: Lowering, logits: mtf.Tensor) -> None:
+        """Looks the part up; the vocabulary is the last dimension.
+
+        Raises:
+          ValueError: there are more tokens than float32 can tell apart.
+        """
+        if logits.shape.dims[-1].size > _MOST_TOKENS:
+            raise ValueError(
+                f"{logits.shape.dims[-1].size} tokens to choose from: the most is {_MOST_TOKENS}"
+            )
+        mesh_impl = lowering.mesh_impl(logits)
+        vocab = mtf.Shape(logits.shape.dims[-1:])
+        (self._axis,) = mesh_impl.tensor_layout(vocab)
+        self._collectives = mesh_impl.collectives
+        self.logits = tf.cast(lowering.slice(logits), tf.float32)
+        (size,) = mesh_impl.slice_shape(vocab)
+        (begin,) = mesh_impl.slice_begin_tensors(vocab)
+        self.parts = vocab.size // size
+        self.ids = tf.range(size, dtype=tf.int32) + begin
+        self.axes = [] if self._axis is None else [self._axis]
+
+    def choosable(self, vocab_size: int, may_end: tf.Tensor | None, eos_id: int) -> tf.Tensor:
+        """The logits, -infinity where a token must not be chosen.
+
+        Args:
+          vocab_size: tokens from here on are padding of the vocabulary.
+          may_end: booleans [rows...], whether `eos_id` may be chosen; None: it may.
+          eos_id: the token that ends a row.
+        """
+        allowed = self.ids < vocab_size
+        if may_end is not None:
+            allowed = tf.logical_and(allowed, may_end[..., None] | (self.ids != eos_id))
+        return tf.where(allowed, self.logits, -float("inf"))
+
+    def normalizer_parts(self) -> tf.Tensor:
+        """[rows..., 2]: the largest logit of the part, and the sum of exponentials beside it."""
+        highest = tf.reduce_max(self.logits, -1, keepdims=True)
+        total = tf.reduce_sum(tf.exp(self.logits - highest), -1, keepdims=True)
+        return tf.concat([highest, total], -1)
+
+    def gather(self, x: tf.Tensor) -> tf.Tensor:
+        """[rows..., n] of each part -> [rows..., parts, n] on every processor."""
+        if self._axis is not None:
+            x = self._collectives.allgather(x, self._axis, x.shape.rank - 1)
+        sizes = x.shape.as_list()
+        return tf.reshape(x, [*sizes[:-1], self.parts, sizes[-1] // self.parts])
+
+    def add_up(self, x: tf.Tensor) -> tf.Tensor:
+        """The sum over all parts."""
+        return self._collectives.allreduce(x, self.axes, "Add")
+
+    def highest(self, x: tf.Tensor) -> tf.Tensor:
+        """The largest of all parts."""
+        return self._collectives.allreduce(x, self.axes, "Max")
+
+
+def normalizer(parts: tf.Tensor) -> tf.Tensor:
+    """The logarithm of the sum of all exponentials: [rows..., parts, 2] -> [rows...].
+
+    Args:
+      parts: of all processors, as `VocabSlice.normalizer_parts` gives them.
+    """
+    highest = tf.reduce_max(parts[..., 0], -1)
+    total = tf.reduce_sum(parts[..., 1] * tf.exp(parts[..., 0] - highest[..., None]), -1)
+    return highest + tf.math.log(total)
+
+
+def as_floats(ids: tf.Tensor) -> tf.Tensor:
+    """Tokens as float32, exactly, to travel in one collective with real floats."""
+    return tf.cast(ids, tf.float32)
+
+
+def as_ids(floats: tf.Tensor) -> tf.Tensor:
+    """Tokens from the float32 of `as_floats`."""
+    return tf.cast(floats, tf.int32)

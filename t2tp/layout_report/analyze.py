@@ -1,0 +1,214 @@
+"""Collects the data of a layout report from a lowered program."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+
+from t2tp import upstream
+from t2tp.atomic_file import write_text
+from t2tp.layout_report.attribution import GRADIENTS, Attribution
+from t2tp.layout_report.html import page
+from t2tp.layout_report.report import (
+    Activation,
+    CollectiveLine,
+    Phase,
+    ReportData,
+    SlicedTensor,
+    VariableLine,
+)
+from t2tp.layout_report.text import text
+from t2tp.lowering.lowering import all_operations, live_operations
+from t2tp.mesh.layout import Layout
+from t2tp.program.program import Program
+
+# What optimizers append to the name of a variable to name its slots.
+_SLOT_SUFFIXES = ("/", "_slot_", "_momentum_")
+
+# Operations that return their input.
+_IDENTITIES = (
+    upstream.Depend,
+    upstream.StopGradient,
+    upstream.CustomGradientOperation,
+    upstream.PrintOperation,
+    upstream.ScalarSummaryOperation,
+)
+
+
+class LayoutReport:
+    """The layout of a program: `print` it, or `save` it as an HTML page with diagrams.
+
+    Attributes:
+      data: what the report says, as dataclasses.
+    """
+
+    def __init__(self, data: ReportData) -> None:
+        self.data = data
+
+    def __str__(self) -> str:
+        return text(self.data)
+
+    def html(self) -> str:
+        """Returns the report as a self-contained HTML page without JavaScript."""
+        return page(self.data)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the HTML page atomically.
+
+        Raises:
+          OSError: the file cannot be written.
+        """
+        write_text(path, self.html())
+
+
+def explain(program: Program) -> LayoutReport:
+    """Reports how a program's tensors are sliced over its mesh and which collectives that causes.
+
+    Traces the program if it has not been traced; runs nothing.
+
+    Args:
+      program: a `t2tp.Program`, or an `AbstractProgram` of a mesh without devices.
+    """
+    graph, outputs = program.graph()
+    live = live_operations(graph.operations, outputs.values())
+    phases = _phases(graph.operations)
+    collectives = _collectives(program, graph, phases)
+    return LayoutReport(
+        ReportData(
+            program.layout,
+            tuple(device for device in program.cluster.devices if device),
+            tuple(program.layout.warnings(_shapes(graph))),
+            tuple(_variables(graph, program.layout)),
+            tuple(_activations(live, outputs, program.layout, phases, collectives)),
+            collectives,
+        )
+    )
+
+
+def _shapes(graph: upstream.Graph) -> list[upstream.Shape]:
+    return [tensor.shape for op in all_operations(graph.operations) for tensor in op.outputs]
+
+
+def _phases(operations: list[upstream.Operation]) -> dict[str, Phase]:
+    """Returns the phase of each operation by name.
+
+    Operations in a loop have the phase of the loop, unless the backward pass is inside, as in a
+    loop over microbatches: its operations then have their own phases, its results belong to the
+    backward pass, and the update follows.
+    """
+    phases: dict[str, Phase] = {}
+    otherwise = Phase.FORWARD
+    for op in operations:
+        phase = otherwise
+        if GRADIENTS in op.name:
+            phase, otherwise = Phase.BACKWARD, Phase.UPDATE
+        inside = [inner for inner in all_operations([op]) if inner is not op]
+        if isinstance(op, upstream.WhileLoopOperation) and any(GRADIENTS in x.name for x in inside):
+            phases |= {**_phases(op._cond_ops), **_phases(op._body_ops), op.name: Phase.BACKWARD}
+            otherwise = Phase.UPDATE
+        else:
+            phases |= {inner.name: phase for inner in (op, *inside)}
+    return phases
+
+
+def _collectives(
+    program: Program, graph: upstream.Graph, phases: Mapping[str, Phase]
+) -> tuple[CollectiveLine, ...]:
+    causes = Attribution(list(all_operations(graph.operations)), program.layout)
+    outside = {op.name for op in graph.operations} | {""}
+    return tuple(
+        CollectiveLine(
+            collective.kind,
+            collective.axes,
+            collective.group_size,
+            collective.bytes,
+            collective.operation,
+            phases.get(collective.operation, Phase.FORWARD),
+            collective.operation not in outside,
+            collective.times,
+            causes.uses(collective),
+        )
+        for collective in program.collective_log()
+    )
+
+
+def _variables(graph: upstream.Graph, layout: Layout) -> list[VariableLine]:
+    """Lists the variables with their slots, which are found by the prefix of their names."""
+    owners = [v for v in graph.all_variables if v.trainable]
+    slots: dict[str, list[SlicedTensor]] = {v.name: [] for v in owners}
+    listed = []
+    for variable in graph.all_variables:
+        tensor = SlicedTensor(variable.name, variable.shape, variable.slice_dtype, layout)
+        owner = None if variable.trainable else _owner(variable.name, slots)
+        if owner is None:
+            listed.append((variable, tensor))
+        else:
+            slots[owner].append(tensor)
+    return [
+        VariableLine(
+            tensor,
+            variable.master_dtype,
+            variable.activation_dtype,
+            variable.trainable,
+            tuple(slots.get(variable.name, ())),
+        )
+        for variable, tensor in listed
+    ]
+
+
+def _owner(name: str, variables: Iterable[str]) -> str | None:
+    """Returns the variable that the slot of this name belongs to, if it is a slot."""
+    owners = [v for v in variables if any(name.startswith(v + suffix) for suffix in _SLOT_SUFFIXES)]
+    return max(owners, key=len, default=None)
+
+
+def _activations(
+    live: list[upstream.Operation],
+    outputs: Mapping[str, upstream.Tensor],
+    layout: Layout,
+    phases: Mapping[str, Phase],
+    collectives: Iterable[CollectiveLine],
+) -> Iterable[Activation]:
+    """Lists the tensors that the step computes or is fed and that are used."""
+    with_collective = {collective.operation for collective in collectives}
+    operations = list(all_operations(live))
+    views = {op for op in operations if _is_view(op, with_collective)}
+    users = _users(operations, views)
+    used = {*users, *outputs.values()}
+    outside = set(live)
+    for op in operations:
+        if op in views or isinstance(op, upstream.Variable):
+            continue
+        for tensor in op.outputs:
+            if tensor not in used:
+                continue
+            yield Activation(
+                SlicedTensor(tensor.name.removesuffix(":0"), tensor.shape, tensor.dtype, layout),
+                type(op).__name__.removesuffix("Operation"),
+                phases[op.name],
+                isinstance(op, upstream.ops.ImportLaidOutTensorOperation),
+                phases[op.name] == Phase.FORWARD
+                and any(phases[user.name] != Phase.FORWARD for user in users.get(tensor, ())),
+                op not in outside,
+            )
+
+
+def _is_view(op: upstream.Operation, with_collective: set[str]) -> bool:
+    """Whether the output shares the memory of the input."""
+    if isinstance(op, upstream.ReshapeOperation):
+        return op.name not in with_collective
+    return isinstance(op, _IDENTITIES)
+
+
+def _users(
+    operations: list[upstream.Operation], views: set[upstream.Operation]
+) -> dict[upstream.Tensor, set[upstream.Operation]]:
+    """Returns the operations that read each tensor, directly or through views."""
+    users: dict[upstream.Tensor, set[upstream.Operation]] = {}
+    for op in reversed(operations):
+        readers = {op}
+        if op in views:
+            readers = set().union(*(users.get(y, ()) for y in op.outputs))
+        for x in op.inputs:
+            users.setdefault(x, set()).update(readers)
+    return users

@@ -1,0 +1,112 @@
+"""Attributes collectives to the tensors, dimensions and variables that need them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from t2tp import upstream
+from t2tp.layout_report.report import CollectiveUse
+from t2tp.lowering.linear_operations import is_linear
+from t2tp.lowering.operation import hooks
+from t2tp.mesh.collectives import Collective
+from t2tp.mesh.layout import Layout
+
+# mtf.gradients names the gradients of an operation in this scope below the operation's name.
+GRADIENTS = "/gradients/"
+
+
+class Attribution:
+    """Finds what each collective of a program is for in its mtf graph."""
+
+    def __init__(self, operations: Sequence[upstream.Operation], layout: Layout) -> None:
+        self._layout = layout
+        self._operations = {op.name: op for op in operations}
+        self._tensors = {tensor.name: tensor for op in operations for tensor in op.outputs}
+
+    def uses(self, collective: Collective) -> tuple[CollectiveUse, ...]:
+        """Returns the tensors that a collective serves."""
+        if not collective.sums:
+            return (self._of_operation(collective),)
+        tensors = [self._tensors[name] for name in collective.sums]
+        elements = [math.prod(self._layout.slice_size(t.shape)) for t in tensors]
+        itemsize = collective.bytes // sum(elements)
+        return tuple(
+            self._of_sum(tensor, count * itemsize, collective.axes, len(tensors))
+            for tensor, count in zip(tensors, elements, strict=True)
+        )
+
+    def _of_operation(self, collective: Collective) -> CollectiveUse:
+        """Attributes a collective that the lowering of an operation emitted itself."""
+        op = self._operations.get(collective.operation)
+        tensors = [] if op is None else [*op.inputs, *op.outputs]
+        over = dict.fromkeys(dim for t in tensors for dim in self._split(t, collective.axes))
+        return CollectiveUse(collective.operation, collective.bytes, tuple(over))
+
+    def _of_sum(
+        self, tensor: upstream.Tensor, num_bytes: int, axes: Sequence[str], together: int
+    ) -> CollectiveUse:
+        """Attributes the reduction of a deferred sum."""
+        over: dict[str, None] = {}
+        used: dict[str, None] = {}
+        for source in _sources(tensor):
+            lost = [
+                dim
+                for x in source.operation.inputs
+                for dim in self._split(x, axes)
+                if dim not in source.shape.dimension_names
+            ]
+            over.update(dict.fromkeys(lost))
+            for x in source.operation.inputs:
+                variable = _variable_behind(x)
+                if variable is not None and set(lost) & set(x.shape.dimension_names):
+                    used[variable.name] = None
+        found = (self._gradient_of(t) for t in (tensor, *_sources(tensor)))
+        gradient_of = next(filter(None, found), None)
+        return CollectiveUse(
+            tensor.name, num_bytes, tuple(over), True, tuple(used), gradient_of, together
+        )
+
+    def _gradient_of(self, tensor: upstream.Tensor) -> str | None:
+        """Returns the variable whose gradient the tensor is: the only variable of the tensor's
+        shape among the inputs of the differentiated operation.
+        """
+        scope, found, _ = tensor.operation.name.rpartition(GRADIENTS)
+        differentiated = self._operations.get(scope)
+        if not found or differentiated is None:
+            return None
+        candidates = {
+            variable.name
+            for x in differentiated.inputs
+            if set(x.shape.dims) == set(tensor.shape.dims)
+            and (variable := _variable_behind(x)) is not None
+        }
+        return candidates.pop() if len(candidates) == 1 else None
+
+    def _split(self, tensor: upstream.Tensor, axes: Sequence[str]) -> list[str]:
+        """Returns the names of the dimensions that are split over one of the axes."""
+        by = {name: self._layout.axis_of(name) for name in tensor.shape.dimension_names}
+        return [name for name, axis in by.items() if axis is not None and axis.name in axes]
+
+
+def _sources(tensor: upstream.Tensor) -> Iterator[upstream.Tensor]:
+    """Yields the tensors that a sum was computed from, through linear operations and loops."""
+    op = tensor.operation
+    if isinstance(op, upstream.WhileLoopOperation):
+        yield from _sources(op._body_outputs[op.outputs.index(tensor)])
+        return
+    if hooks(op).accepts_deferred_sums or is_linear(op):
+        for x in op.inputs:
+            yield from _sources(x)
+    else:
+        yield tensor
+
+
+def _variable_behind(tensor: upstream.Tensor) -> upstream.Variable | None:
+    """Returns the variable that the tensor is a cast or transpose of, if it is one."""
+    operation = tensor.operation
+    while not isinstance(operation, upstream.Variable):
+        if len(operation.inputs) != 1:
+            return None
+        operation = operation.inputs[0].operation
+    return operation

@@ -1,0 +1,101 @@
+"""Groups what differs only in its layer index: `layer_{00..11}/attention/q`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from t2tp.layout_report.attribution import GRADIENTS
+
+T = TypeVar("T")
+
+_NUMBER = re.compile(r"\d+")
+_MAX_LISTED = 4
+
+
+@dataclass(frozen=True)
+class LayerGroup(Generic[T]):
+    """Items that differ only in their layer indices.
+
+    Attributes:
+      name: a pattern of all names, such as `layer_{00..11}/attention/q`.
+      members: one or more items, in order.
+    """
+
+    name: str
+    members: tuple[T, ...]
+
+    @property
+    def first(self) -> T:
+        """The first member, which stands for all."""
+        return self.members[0]
+
+    @property
+    def times(self) -> str:
+        """A suffix such as ` x 12`; empty for one member."""
+        return f" x {len(self.members)}" if len(self.members) > 1 else ""
+
+
+def group_layers(
+    items: Iterable[T], name: Callable[[T], str], key: Callable[[T], Hashable]
+) -> list[LayerGroup[T]]:
+    """Groups items by name and key, in the order of their first members.
+
+    Args:
+      items: to be grouped.
+      name: of an item; numbers in its scopes are ignored.
+      key: must be equal within a group.
+    """
+    groups: dict[Hashable, list[T]] = {}
+    for item in items:
+        groups.setdefault((without_layer_indices(name(item)), key(item)), []).append(item)
+    return [
+        LayerGroup(common_name([name(m) for m in group]), tuple(group)) for group in groups.values()
+    ]
+
+
+def without_layer_indices(name: str) -> str:
+    """Replaces the numbers in the scopes of a name by #; the last component keeps its own."""
+    return "".join(_NUMBER.sub("#", part) if is_scope else part for part, is_scope in _parts(name))
+
+
+def common_name(names: Sequence[str]) -> str:
+    """Returns one pattern for names that differ in the numbers of their scopes."""
+    if len(names) == 1:
+        return names[0]
+    columns = []
+    for parts in zip(*(list(_parts(name)) for name in names), strict=True):
+        if parts[0][1]:
+            columns.append(_common_scope([part for part, _ in parts]))
+        else:
+            columns.append(parts[0][0])
+    return "".join(columns)
+
+
+def _parts(name: str) -> list[tuple[str, bool]]:
+    """Splits a name into pieces; the bool says whether a piece consists of scopes."""
+    pieces: list[tuple[str, bool]] = []
+    for number, each in enumerate(name.split(GRADIENTS)):
+        scopes, slash, last = each.rpartition("/")
+        pieces += [(GRADIENTS if number else "", False), (scopes + slash, True), (last, False)]
+    return pieces
+
+
+def _common_scope(scopes: Sequence[str]) -> str:
+    """`layer_00/`, `layer_01/` -> `layer_{00..01}/`."""
+    between = _NUMBER.split(scopes[0])
+    numbers = zip(*(_NUMBER.findall(scope) for scope in scopes), strict=True)
+    ranges = [_range(sorted(set(column), key=int)) for column in numbers]
+    return "".join(a + b for a, b in zip(between, [*ranges, ""], strict=True))
+
+
+def _range(numbers: Sequence[str]) -> str:
+    if len(numbers) == 1:
+        return numbers[0]
+    if int(numbers[-1]) - int(numbers[0]) == len(numbers) - 1:
+        return f"{{{numbers[0]}..{numbers[-1]}}}"
+    if len(numbers) <= _MAX_LISTED:
+        return f"{{{','.join(numbers)}}}"
+    return f"{{{','.join(numbers[:_MAX_LISTED])},...}}"

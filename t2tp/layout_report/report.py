@@ -1,0 +1,269 @@
+"""The data of a layout report: tensors and their slices, memory, collectives."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from t2tp import upstream
+from t2tp.mesh.layout import Layout
+
+
+class Phase(enum.Enum):
+    """The part of a step in which something is computed."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"  # Added by mtf.gradients.
+    UPDATE = "update"  # After the first gradient and not a gradient: mostly optimizers.
+
+
+@dataclass(frozen=True)
+class SlicedTensor:
+    """A tensor and its slices.
+
+    Attributes:
+      name: of the tensor.
+      shape: the global shape.
+      dtype: of the slices.
+      layout: mesh and rules.
+    """
+
+    name: str
+    shape: upstream.Shape
+    dtype: tf.DType
+    layout: Layout
+
+    @property
+    def axes(self) -> tuple[str | None, ...]:
+        """The mesh axis that splits each dimension, or None."""
+        axes = (self.layout.axis_of(dim.name) for dim in self.shape.dims)
+        return tuple(axis.name if axis and axis.size > 1 else None for axis in axes)
+
+    @property
+    def slice_shape(self) -> tuple[int, ...]:
+        """Shape of a slice."""
+        return self.layout.slice_size(self.shape)
+
+    @property
+    def slice_bytes(self) -> int:
+        """Bytes of a slice."""
+        return math.prod(self.slice_shape) * self.dtype.size
+
+    @property
+    def global_bytes(self) -> int:
+        """Bytes of the full tensor."""
+        return self.shape.size * self.dtype.size
+
+    @property
+    def copies(self) -> int:
+        """How many devices have the same slice."""
+        return self.layout.size * math.prod(self.slice_shape) // self.shape.size
+
+    def holders(self) -> dict[tuple[range, ...], list[int]]:
+        """Maps each distinct slice, as index ranges, to the processors that have it."""
+        holders: dict[tuple[range, ...], list[int]] = {}
+        for pnum in range(self.layout.size):
+            part = self.layout.slices(self.shape, pnum)
+            holders.setdefault(tuple(range(s.start, s.stop) for s in part), []).append(pnum)
+        return holders
+
+    def describe(self) -> str:
+        """Formats the shape: `[batch=8/data, d_ff=12]`, where `/data` splits `batch`."""
+        dims = zip(self.shape.dims, self.axes, strict=True)
+        formatted = (f"{dim.name}={dim.size}" + (f"/{axis}" if axis else "") for dim, axis in dims)
+        return f"[{', '.join(formatted)}]"
+
+
+@dataclass(frozen=True)
+class CollectiveUse:
+    """A tensor that a collective serves.
+
+    Attributes:
+      tensor: its name; if unknown, the operation whose lowering emitted the collective.
+      bytes: input bytes per processor.
+      over: names of the summed or exchanged dimensions, as far as known.
+      is_sum: whether it reduces a deferred sum.
+      used: the variables that the sum was computed from.
+      gradient_of: the variable whose gradient the tensor is.
+      together: how many tensors the collective serves.
+    """
+
+    tensor: str
+    bytes: int
+    over: tuple[str, ...]
+    is_sum: bool = False
+    used: tuple[str, ...] = ()
+    gradient_of: str | None = None
+    together: int = 1
+
+
+@dataclass(frozen=True)
+class CollectiveLine:
+    """A collective of the program.
+
+    Attributes:
+      kind: `allreduce`, `allgather`, `alltoall` or `permute`.
+      axes: names of the mesh axes that it runs over.
+      group_size: number of processors in a group.
+      bytes: input bytes per processor.
+      operation: whose lowering emitted it; empty: an output of the program.
+      phase: of the operation.
+      in_loop: whether it runs in every iteration of a loop.
+      times: how often a step runs it; 1 in a loop of unknown length.
+      uses: the tensors that it serves; their bytes sum to `bytes`.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    group_size: int
+    bytes: int
+    operation: str
+    phase: Phase
+    in_loop: bool
+    times: int
+    uses: tuple[CollectiveUse, ...]
+
+
+@dataclass(frozen=True)
+class VariableLine:
+    """A variable of the model.
+
+    Attributes:
+      tensor: the variable; its dtype is that of the slices.
+      master_dtype: dtype in checkpoints.
+      activation_dtype: dtype in which it is read.
+      trainable: whether an optimizer updates it.
+      slots: its optimizer slots.
+    """
+
+    tensor: SlicedTensor
+    master_dtype: tf.DType
+    activation_dtype: tf.DType
+    trainable: bool
+    slots: tuple[SlicedTensor, ...] = ()
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of the slots per device."""
+        return sum(slot.slice_bytes for slot in self.slots)
+
+
+@dataclass(frozen=True)
+class Activation:
+    """A tensor that a step computes or is fed.
+
+    Attributes:
+      tensor: the tensor.
+      operation: type of the operation that computes it, such as `Einsum`.
+      phase: in which it is computed.
+      is_fed: whether it is a feature.
+      is_kept: whether it is computed forward and stored for later phases.
+      in_loop: whether it is computed in every iteration of a loop.
+    """
+
+    tensor: SlicedTensor
+    operation: str
+    phase: Phase
+    is_fed: bool = False
+    is_kept: bool = False
+    in_loop: bool = False
+
+
+@dataclass(frozen=True)
+class MemoryLine:
+    """Memory for one purpose.
+
+    Attributes:
+      what: the purpose.
+      on_device: bytes per device.
+      whole: bytes of the full tensors.
+    """
+
+    what: str
+    on_device: int
+    whole: int
+
+
+@dataclass(frozen=True)
+class ReportData:
+    """The data of a report.
+
+    Attributes:
+      layout: mesh and rules.
+      devices: the device of each processor; empty for an abstract program.
+      warnings: rules and axes without effect, one sentence each.
+      variables: in the order of their creation.
+      activations: the tensors of the step that take memory, features first.
+      collectives: in program order.
+    """
+
+    layout: Layout
+    devices: tuple[str, ...]
+    warnings: tuple[str, ...]
+    variables: tuple[VariableLine, ...]
+    activations: tuple[Activation, ...]
+    collectives: tuple[CollectiveLine, ...]
+
+    def splits(self) -> dict[str, tuple[str, ...]]:
+        """Returns the dimensions that each mesh axis splits in this program."""
+        tensors = [*(v.tensor for v in self.variables), *(a.tensor for a in self.activations)]
+        return {
+            axis.name: tuple(
+                dict.fromkeys(
+                    dim.name
+                    for tensor in tensors
+                    for dim, by in zip(tensor.shape.dims, tensor.axes, strict=True)
+                    if by == axis.name
+                )
+            )
+            for axis in self.layout.mesh_shape.dims
+        }
+
+    def computed(self) -> list[Activation]:
+        """Returns the activations that are not fed, largest slice first."""
+        computed = (a for a in self.activations if not a.is_fed)
+        return sorted(computed, key=lambda a: -a.tensor.slice_bytes)
+
+    def device_bytes(self) -> int:
+        """Estimates the bytes of a step per device: `memory()` plus, in training, float32
+        gradients.
+        """
+        listed = sum(line.on_device for line in self.memory())
+        trains = any(v.slots for v in self.variables) or any(a.is_kept for a in self.activations)
+        if not trains:
+            return listed
+        trained = (v.tensor.slice_shape for v in self.variables if v.trainable)
+        return listed + sum(math.prod(shape) * tf.float32.size for shape in trained)
+
+    def memory(self) -> list[MemoryLine]:
+        """Returns memory by purpose; activations are an estimate."""
+        computed = self.computed()
+        tensors = {
+            "variables": [line.tensor for line in self.variables],
+            "optimizer slots": [slot for line in self.variables for slot in line.slots],
+            "features": [a.tensor for a in self.activations if a.is_fed],
+            "activations stored for the backward pass": [a.tensor for a in computed if a.is_kept],
+            "largest activation": [a.tensor for a in computed[:1]],
+        }
+        return [
+            MemoryLine(what, sum(t.slice_bytes for t in these), sum(t.global_bytes for t in these))
+            for what, these in tensors.items()
+        ]
+
+
+def totals(
+    collectives: Sequence[CollectiveLine],
+) -> dict[tuple[str, tuple[str, ...]], tuple[int, int]]:
+    """Sums count and bytes by kind and axes, like `Program.collectives`."""
+    sums: dict[tuple[str, tuple[str, ...]], tuple[int, int]] = {}
+    for collective in collectives:
+        count, size = sums.get((collective.kind, collective.axes), (0, 0))
+        sums[collective.kind, collective.axes] = (
+            count + collective.times,
+            size + collective.bytes * collective.times,
+        )
+    return sums

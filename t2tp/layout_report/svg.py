@@ -1,0 +1,215 @@
+"""Diagrams of sliced tensors, in SVG.
+
+A tensor is drawn as boxes with two sides. The last two split dimensions are the sides; other split
+dimensions give one box per slice along them; dimensions that are not split share a side with a
+split one or are left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+from t2tp.layout_report import wording
+from t2tp.layout_report.report import SlicedTensor
+from t2tp.mesh.layout import Layout
+
+# Pixels. A side of few parts is long enough for their processor numbers; a side of many parts is
+# limited in length but keeps them distinguishable.
+_SHORTEST, _LONGEST = 48.0, 190.0
+_FEW, _ROOMY = 6, 36.0
+_NARROW, _LONGEST_CUT, _VISIBLE = 15.0, 480.0, 3.0
+_SHEET_OFFSET, _GAP, _LABEL, _LETTER = 5.0, 14.0, 18.0, 6.4
+_MAX_SHEETS = 2
+
+
+@dataclass(frozen=True)
+class _Side:
+    """A side of a box.
+
+    Attributes:
+      dims: indices of the dimensions along this side, the split one first.
+      parts: the number of slices along it.
+      label: its text.
+      length: in pixels.
+    """
+
+    dims: tuple[int, ...]
+    parts: int
+    label: str
+    length: float
+
+
+def render_svg(tensor: SlicedTensor) -> str:
+    """Renders a tensor as an `<svg>` element; hovering over a slice shows its processors."""
+    rows, columns, stacked = _sides(tensor)
+    boxes: dict[tuple[int, ...], list[str]] = {}
+    for part, pnums in tensor.holders().items():
+        coordinates = [_coordinate(tensor, dim, part) for dim in range(len(part))]
+        box = tuple(coordinates[dim] for dim in stacked)
+        cell = _cell(tensor, rows, columns, coordinates, part, pnums)
+        boxes.setdefault(box, []).append(cell)
+    sheets = min(tensor.copies - 1, _MAX_SHEETS)
+    left = _LABEL if rows.label else 2.0
+    caption_height = _LABEL if stacked else 0.0
+    step = columns.length + sheets * _SHEET_OFFSET + _GAP
+    drawn = [
+        _box(tensor, rows, columns, stacked, box, cells, left + number * step, sheets)
+        for number, (box, cells) in enumerate(boxes.items())
+    ]
+    width = max(left + len(boxes) * step, left + _LETTER * len(columns.label))
+    height = _LABEL + rows.length + sheets * _SHEET_OFFSET + caption_height + 2
+    labels = _text(left, _LABEL - 6, columns.label, "label") + _upright(rows)
+    return (
+        f'<svg role="img" width="{width:.0f}" height="{height:.0f}"'
+        f' viewBox="0 0 {width:.0f} {height:.0f}" aria-label="{escape(alt_text(tensor))}">'
+        f"{labels}{''.join(drawn)}</svg>"
+    )
+
+
+def alt_text(tensor: SlicedTensor) -> str:
+    """Describes the diagram in words."""
+    cuts = [
+        f"{dim.name} split in {tensor.layout.axis_of(dim.name).size} over {axis}"  # type: ignore[union-attr]
+        for dim, axis in zip(tensor.shape.dims, tensor.axes, strict=True)
+        if axis
+    ]
+    said = ", ".join(cuts) or "not split"
+    if tensor.layout.size == 1:
+        return f"{tensor.describe()} {said}"
+    return f"{tensor.describe()} {said}; each part is on {tensor.copies} of {tensor.layout.size}"
+
+
+def colour(layout: Layout, pnum: int) -> str:
+    """Returns a processor's colour: lightness for its coordinate on the first axis of the mesh, hue
+    for the others. Dark text is readable on all of them.
+    """
+    sizes = [axis.size for axis in layout.mesh_shape.dims if axis.size > 1]
+    hues = math.prod(sizes[1:] if len(sizes) > 1 else sizes)
+    shades = layout.size // hues
+    hue = 210 + 300 * (pnum % hues) / hues
+    lightness = 84 - 22 * (pnum // hues) / max(shades - 1, 1)
+    return f"hsl({hue % 360:.0f} 62% {lightness:.0f}%)"
+
+
+def _sides(tensor: SlicedTensor) -> tuple[_Side, _Side, tuple[int, ...]]:
+    """Returns the two sides of a box and the dimensions that have one box per slice."""
+    dims = range(len(tensor.axes))
+    split = [dim for dim in dims if tensor.axes[dim]]
+    whole = [dim for dim in dims if not tensor.axes[dim]]
+    if len(split) >= 2:
+        return _side(tensor, split[-2:-1]), _side(tensor, split[-1:]), tuple(split[:-2])
+    if not split:
+        return _side(tensor, whole[:-1]), _side(tensor, whole[-1:]), ()
+    sides = [_side(tensor, split), _side(tensor, whole)]
+    if whole and whole[0] < split[0]:
+        sides.reverse()
+    return sides[0], sides[1], ()
+
+
+def _side(tensor: SlicedTensor, dims: Sequence[int]) -> _Side:
+    size = math.prod(tensor.shape.dims[dim].size for dim in dims)
+    parts = math.prod(_parts(tensor, dim) for dim in dims)
+    label = " \N{MULTIPLICATION SIGN} ".join(_dimension(tensor, dim) for dim in dims)
+    length = min(max(_SHORTEST, 18 * math.log2(size + 1)), _LONGEST)
+    min_length = parts * _ROOMY
+    if parts > _FEW:
+        min_length = max(min(parts * _NARROW, _LONGEST_CUT), parts * _VISIBLE)
+    room_for_label = min(_LETTER * len(label), _LONGEST)
+    return _Side(tuple(dims), parts, label, max(length, min_length, room_for_label))
+
+
+def _dimension(tensor: SlicedTensor, dim: int) -> str:
+    """Formats a dimension, `heads=8/model`, or an axis of the mesh itself, `model=2`."""
+    name, axis = tensor.shape.dims[dim].name, tensor.axes[dim]
+    split = f"/{axis}" if axis not in (None, name) else ""
+    return f"{name}={tensor.shape.dims[dim].size}{split}"
+
+
+def _parts(tensor: SlicedTensor, dim: int) -> int:
+    return tensor.shape.dims[dim].size // tensor.slice_shape[dim]
+
+
+def _coordinate(tensor: SlicedTensor, dim: int, part: tuple[range, ...]) -> int:
+    return part[dim].start // tensor.slice_shape[dim]
+
+
+def _indices(tensor: SlicedTensor, dim: int, begin: int) -> str:
+    """Formats the index range of a slice: `batch 0 to 3`."""
+    end = begin + tensor.slice_shape[dim] - 1
+    return f"{tensor.shape.dims[dim].name} {begin}" + (f" to {end}" if end > begin else "")
+
+
+def _cell(
+    tensor: SlicedTensor,
+    rows: _Side,
+    columns: _Side,
+    coordinates: Sequence[int],
+    part: tuple[range, ...],
+    pnums: Sequence[int],
+) -> str:
+    """Renders one slice at its position in the box."""
+    row = sum(coordinates[dim] for dim in rows.dims)
+    column = sum(coordinates[dim] for dim in columns.dims)
+    height, width = rows.length / rows.parts, columns.length / columns.parts
+    x, y = column * width, row * height
+    ranges = ", ".join(_indices(tensor, dim, each.start) for dim, each in enumerate(part))
+    held = wording.pnums(pnums)
+    is_everywhere = tensor.layout.size > 1 and len(pnums) == tensor.layout.size
+    fill = "url(#everywhere)" if is_everywhere else colour(tensor.layout, pnums[0])
+    label = ""
+    words = ["all"] if is_everywhere else [held, f"{held.split(',')[0]},\N{HORIZONTAL ELLIPSIS}"]
+    fitting = [word for word in words if len(word) * _LETTER <= width - 2]
+    if fitting and height >= 13:
+        label = _text(x + width / 2, y + height / 2 + 4, fitting[0], "holder")
+    title = f"processor{'s' if len(pnums) > 1 else ''} {held}: {ranges or 'a number'}"
+    return (
+        f'<g><title>{escape(title)}</title><rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}"'
+        f' height="{height:.1f}" fill="{fill}"/>{label}</g>'
+    )
+
+
+def _box(
+    tensor: SlicedTensor,
+    rows: _Side,
+    columns: _Side,
+    stacked: Sequence[int],
+    box: Sequence[int],
+    cells: Sequence[str],
+    x: float,
+    sheets: int,
+) -> str:
+    """Renders a box with its copies as sheets behind it."""
+    behind = "".join(
+        f'<rect class="copy" x="{n * _SHEET_OFFSET:.1f}" y="{n * _SHEET_OFFSET:.1f}"'
+        f' width="{columns.length:.1f}" height="{rows.length:.1f}"/>'
+        for n in range(sheets, 0, -1)
+    )
+    caption = ""
+    if stacked:
+        ranges = (
+            _indices(tensor, dim, tensor.slice_shape[dim] * place)
+            for dim, place in zip(stacked, box, strict=True)
+        )
+        y = rows.length + sheets * _SHEET_OFFSET + 14
+        caption = _text(0, y, ", ".join(ranges), "label")
+    return f'<g transform="translate({x:.1f} {_LABEL:.1f})">{behind}{"".join(cells)}{caption}</g>'
+
+
+def _upright(rows: _Side) -> str:
+    if not rows.label:
+        return ""
+    # Truncated to the side; the full shape is next to the diagram.
+    label, room = rows.label, int(rows.length / _LETTER)
+    if len(label) > room:
+        label = f"{label[: max(room - 1, 1)]}\N{HORIZONTAL ELLIPSIS}"
+    return (
+        f'<text class="label" transform="translate(12 {_LABEL + rows.length:.1f}) rotate(-90)">'
+        f"{escape(label)}</text>"
+    )
+
+
+def _text(x: float, y: float, words: str, kind: str) -> str:
+    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}">{escape(words)}</text>'

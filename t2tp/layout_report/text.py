@@ -1,0 +1,97 @@
+"""A layout report as text for a terminal."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+
+from t2tp.layout_report import grouping, wording
+from t2tp.layout_report.layer_groups import LayerGroup
+from t2tp.layout_report.report import ReportData, VariableLine, totals
+
+_WIDTH = 100
+
+
+def text(data: ReportData) -> str:
+    """Formats the whole report."""
+    sections = (_mesh, _memory, _variables, _features, _activations, _collectives, _remarks)
+    return "\n\n".join("\n".join(lines) for section in sections if (lines := [*section(data)]))
+
+
+def _mesh(data: ReportData) -> Iterator[str]:
+    layout = data.layout
+    yield str(layout)
+    yield f"  {wording.processors(data)}"
+    splits = data.splits()
+    for axis in layout.mesh_shape.dims:
+        yield f"  mesh axis {axis.name} of size {axis.size} {wording.splitting(splits[axis.name])}"
+    for rule in wording.idle_rules(layout):
+        yield f"  {rule}"
+    for warning in data.warnings:
+        yield f"  Warning: {warning}"
+
+
+def _memory(data: ReportData) -> Iterator[str]:
+    yield "Memory per device (full tensors in parentheses)"
+    for line in data.memory():
+        on_device, whole = wording.size(line.on_device), wording.size(line.whole)
+        yield f"  {on_device:>10} {f'({whole})':>12}  {line.what}"
+    yield f"  {wording.size(data.device_bytes()):>10}  {wording.fits(data.device_bytes())}"
+
+
+def _variables(data: ReportData) -> Iterator[str]:
+    if data.variables:
+        yield "Variables (dimension=size/axis: split over that mesh axis)"
+    for group in grouping.variables(data):
+        yield from _variable(data, group)
+
+
+def _variable(data: ReportData, group: LayerGroup[VariableLine]) -> Iterator[str]:
+    line = group.first
+    yield f"  {group.name}{group.times}  {line.tensor.describe()}"
+    yield f"      {wording.slice_of(line.tensor)}"
+    facts = [wording.precision(line), wording.slots(line)]
+    facts += wording.collectives_of_variable(data.collectives, line.tensor.name)
+    yield from (f"      {fact}" for fact in facts if fact)
+
+
+def _features(data: ReportData) -> Iterator[str]:
+    fed = grouping.features(data)
+    if fed:
+        yield "Features"
+    for group in fed:
+        tensor = group.first.tensor
+        yield f"  {group.name}{group.times}  {tensor.describe()}"
+        yield f"      {wording.slice_of(tensor)}"
+
+
+def _activations(data: ReportData) -> Iterator[str]:
+    computed = grouping.activations(data)
+    if computed:
+        shown = min(grouping.LARGEST, len(computed))
+        yield f"Largest activations ({shown} of {len(computed)} kinds)"
+    for group in computed[: grouping.LARGEST]:
+        tensor = group.first.tensor
+        yield f"  {group.name}{group.times}  {tensor.describe()}"
+        yield f"      {wording.slice_of(tensor)}; {wording.facts(group.first)}"
+        for line in wording.collectives_of_tensor(data.collectives, tensor.name):
+            yield f"      {line}"
+
+
+def _collectives(data: ReportData) -> Iterator[str]:
+    yield "Collectives of a step"
+    if not data.collectives:
+        yield "  none"
+    sums = totals(data.collectives)
+    for key, these in grouping.collectives(data).items():
+        count, total = sums[key]
+        yield f"  {key[0]} over {' and '.join(key[1])}: {count}, {wording.size(total)}"
+        for group in these:
+            num_bytes = f"{wording.size(group.first.bytes):>10}{group.times}"
+            yield f"      {num_bytes}  {wording.purpose(group)}"
+
+
+def _remarks(data: ReportData) -> Iterator[str]:
+    yield textwrap.fill(wording.ESTIMATE, _WIDTH)
+    if data.collectives:
+        yield textwrap.fill(wording.PUT_IN, _WIDTH)

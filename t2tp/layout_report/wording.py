@@ -1,0 +1,207 @@
+"""The phrases that the text and the HTML page share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from t2tp.layout_report.layer_groups import LayerGroup, common_name
+from t2tp.layout_report.report import (
+    Activation,
+    CollectiveLine,
+    CollectiveUse,
+    ReportData,
+    SlicedTensor,
+    VariableLine,
+)
+from t2tp.mesh.layout import Layout
+
+# Memory of common devices, in GB.
+_DEVICE_GB = (8, 16, 24, 40, 80, 141, 192)
+
+ESTIMATE = (
+    "Variables, optimizer slots, features and collectives are exact. Activations are those of the"
+    " graph, each once, at the size of its slice; the largest may be one of those that are kept."
+    " That is an estimate: TensorFlow and XLA fuse some away, free what is no longer needed, and"
+    " need room of their own inside operations and collectives."
+)
+
+PUT_IN = (
+    "Bytes of a collective are what each processor puts in. Those in a loop over microbatches count"
+    " for each of them; those in a loop whose length is known only when it runs count once."
+)
+
+
+def size(num_bytes: int) -> str:
+    """Formats bytes: `144 B`, `1.5 MiB`."""
+    number = float(num_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if number < 1024:
+            return f"{number:.0f} B" if unit == "B" else f"{number:.1f} {unit}"
+        number /= 1024
+    return f"{number:.1f} TiB"
+
+
+def fits(num_bytes: int) -> str:
+    """Returns which devices have enough memory, with a tenth left to the runtime."""
+    total = "in all, gradients of a training included"
+    room = [gb for gb in _DEVICE_GB if num_bytes <= 0.9 * gb * 2**30]
+    if not room:
+        return f"{total}: more than a device of {_DEVICE_GB[-1]} GB has"
+    small = [gb for gb in _DEVICE_GB if gb < room[0]]
+    return f"{total}: fits in {room[0]} GB" + (f", not in {small[-1]} GB" if small else "")
+
+
+def pnums(numbers: Sequence[int]) -> str:
+    """Formats processor numbers with ranges: `0-3, 8`."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs)
+
+
+def slice_of(tensor: SlicedTensor) -> str:
+    """Describes a slice: `slice [6, 6] float32, 144 B per device, 2 copies`."""
+    held = f"{list(tensor.slice_shape)} {tensor.dtype.name}, {size(tensor.slice_bytes)} per device"
+    if tensor.layout.size == 1:
+        return held
+    if tensor.copies == tensor.layout.size:
+        return f"full tensor {held}, on all {tensor.copies}"
+    if tensor.copies == 1:
+        return f"slice {held}"
+    return f"slice {held}, {tensor.copies} copies of each"
+
+
+def precision(line: VariableLine) -> str:
+    """Describes the dtypes in which a variable is saved and read, if they differ from its own."""
+    conversions = [
+        f"{verb} as {dtype.name}"
+        for verb, dtype in (("saved", line.master_dtype), ("read", line.activation_dtype))
+        if dtype != line.tensor.dtype
+    ]
+    return ", ".join(conversions)
+
+
+def slots(line: VariableLine) -> str:
+    """Describes the optimizer slots of a variable; empty without slots."""
+    if not line.slots:
+        return ""
+    names = [slot.name.removeprefix(line.tensor.name).lstrip("/_") for slot in line.slots]
+    dtypes = dict.fromkeys(slot.dtype.name for slot in line.slots)
+    held = f"{', '.join(dtypes)}, {size(line.slot_bytes)} per device"
+    return f"optimizer slots {', '.join(names)}: {held}"
+
+
+def facts(activation: Activation) -> str:
+    """Describes when and by which operation an activation is computed."""
+    if activation.is_fed:
+        return "fed"
+    made = f"{activation.phase.value}, by {activation.operation}"
+    return (
+        made
+        + (", stored for the backward pass" if activation.is_kept else "")
+        + (", in a loop" if activation.in_loop else "")
+    )
+
+
+def axes(collective: CollectiveLine) -> str:
+    """Formats the mesh axes of a collective: `data and model`."""
+    return " and ".join(collective.axes)
+
+
+def collectives_of_variable(collectives: Sequence[CollectiveLine], variable: str) -> list[str]:
+    """Returns one sentence per collective that involves a variable."""
+    return [
+        f"{collective.kind} over {axes(collective)} of {_part_of(variable, collective, use)},"
+        f" {size(use.bytes)}{_over(use)}{_coalesced(use)}"
+        for collective in collectives
+        for use in collective.uses
+        if variable == use.gradient_of or variable in use.used
+    ]
+
+
+def _part_of(variable: str, collective: CollectiveLine, use: CollectiveUse) -> str:
+    """Describes how a variable is involved in a sum."""
+    if use.gradient_of == variable:
+        return "its gradient"
+    others = len(use.used) - 1
+    return f"a {collective.phase.value} matmul with it" + (f" and {others} more" if others else "")
+
+
+def collectives_of_tensor(collectives: Sequence[CollectiveLine], name: str) -> list[str]:
+    """Returns one sentence per collective that completes a tensor or that its operation emits."""
+    return [
+        f"{collective.kind} over {axes(collective)}, {size(use.bytes)}{_over(use)}{_coalesced(use)}"
+        for collective in collectives
+        for use in collective.uses
+        if use.tensor.removesuffix(":0") == name
+    ]
+
+
+def _over(use: CollectiveUse) -> str:
+    if not use.over:
+        return ""
+    return f", {'summed over' if use.is_sum else 'over'} {', '.join(use.over)}"
+
+
+def _coalesced(use: CollectiveUse) -> str:
+    return f", together with {use.together - 1} more" if use.together > 1 else ""
+
+
+def purpose(group: LayerGroup[CollectiveLine]) -> str:
+    """Describes what a group of collectives is for."""
+    collective, use = group.first, group.first.uses[0]
+    name = group.name.removesuffix(":0")
+    if not collective.operation:
+        text = "an output of the program"
+    elif len(collective.uses) > 1:
+        text = _several(collective.uses)
+    elif use.gradient_of:
+        owner = common_name([each.uses[0].gradient_of or "" for each in group.members])
+        text = f"backward: gradient of {owner}{_over(use)}"
+    else:
+        inside = "" if use.is_sum else "inside "
+        text = f"{collective.phase.value}: {inside}{name}{_over(use)}"
+    if not collective.in_loop:
+        return text
+    return (
+        f"{text}, in a loop of {collective.times}"
+        if collective.times > 1
+        else f"{text}, once an iteration"
+    )
+
+
+def _several(uses: Sequence[CollectiveUse]) -> str:
+    """Describes a collective that serves several tensors."""
+    gradients = sum(use.gradient_of is not None for use in uses)
+    others = [use.tensor.removesuffix(":0") for use in uses if not use.gradient_of]
+    text = [f"gradients of {gradients} variables"] if gradients else []
+    text += others[:3]
+    if len(others) > 3:
+        text.append(f"{len(others) - 3} other tensors")
+    over = ", ".join(dict.fromkeys(dim for use in uses for dim in use.over))
+    return f"together: {', '.join(text)}" + (f"; summed over {over}" if over else "")
+
+
+def processors(data: ReportData) -> str:
+    """Describes the processors and their devices."""
+    count, devices = data.layout.size, data.devices
+    if not devices:
+        return f"{count} processor{'s' if count > 1 else ''}, abstract: no devices"
+    if count == 1:
+        return f"1 processor, {devices[0]}"
+    return f"{count} processors, {devices[0]} to {devices[-1]}"
+
+
+def splitting(dims: Sequence[str]) -> str:
+    """Describes what a mesh axis splits."""
+    return f"splits {', '.join(dims)}" if dims else "splits nothing"
+
+
+def idle_rules(layout: Layout) -> list[str]:
+    """Returns a sentence on the rules for axes that the mesh does not have, if there are any."""
+    have = set(layout.mesh_shape.dimension_names)
+    idle = [f"{dim}:{axis}" for dim, axis in layout.rules if axis not in have]
+    return [f"unused, the mesh lacks the axis: {', '.join(idle)}"] if idle else []

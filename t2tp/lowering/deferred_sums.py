@@ -1,0 +1,137 @@
+"""Deferred all-reduces: partial sums are reduced on first use, small ones in one collective.
+
+A matmul whose summed dimension is split leaves each processor with an addend of the result. Two
+such addends that are added first are reduced once. And when one sum is needed, small ones over the
+same axes that will be needed, too (the gradients of all the norms, say), go with it in one
+collective, because a small collective costs its latency and not its bytes.
+"""
+
+from __future__ import annotations
+
+import math
+
+import tensorflow as tf
+
+from t2tp import upstream
+from t2tp.lowering.linear_operations import Users, can_defer_past
+from t2tp.lowering.mesh_impl import LaidOutTensor, SpmdMeshImpl
+from t2tp.lowering.operation import hooks
+
+# Bytes. A larger sum gains nothing from company: copying it costs what a second collective would.
+_SMALL = 1 << 20
+_LARGEST_TOGETHER = 1 << 24
+
+
+def required_values(operations: list[upstream.Operation], users: Users) -> set[upstream.Tensor]:
+    """Tensors whose value some operation needs, so that a deferred sum will be reduced."""
+    return {
+        tensor
+        for op in operations
+        if not (hooks(op).accepts_deferred_sums or can_defer_past(op, users))
+        for tensor in op.inputs
+    }
+
+
+class DeferredSum(upstream.LazyAllreduceSum):
+    """This processor's addend to a sum over mesh axes, reduced when its value is read."""
+
+    def __init__(
+        self, reductions: Reductions, name: str, addend: LaidOutTensor, mesh_axes: list[int]
+    ) -> None:
+        super().__init__(reductions.mesh_impl, addend, mesh_axes)
+        self._reductions = reductions
+        self.name = name
+        self.graph = addend.slice.graph
+
+    @property
+    def addend(self) -> tf.Tensor:
+        """What this processor adds."""
+        return self.laid_out_input.slice
+
+    @property
+    def is_reduced(self) -> bool:
+        """Whether the sum has been reduced."""
+        return self._reduced is not None
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the slice."""
+        return math.prod(self.addend.shape.as_list()) * self.addend.dtype.size
+
+    def set_reduced(self, value: tf.Tensor) -> None:
+        """Sets the value of the sum."""
+        self._reduced = LaidOutTensor([value])
+
+    def to_laid_out_tensor(self) -> LaidOutTensor:
+        """The value of the sum, reduced now if it has not been."""
+        if not self.is_reduced:
+            self._reductions.reduce(self)
+        return self._reduced
+
+
+class Reductions:
+    """The deferred sums of one lowering."""
+
+    def __init__(self, mesh_impl: SpmdMeshImpl) -> None:
+        self.mesh_impl = mesh_impl
+        self._deferred: list[DeferredSum] = []
+
+    def defer(self, lazy: upstream.LazyAllreduceSum, name: str, is_needed: bool) -> DeferredSum:
+        """Defers a sum.
+
+        Args:
+          lazy: the addend, and the axes of the sum.
+          name: of the tensor that is the sum.
+          is_needed: whether some operation needs the value; only then it may be reduced early,
+            together with others.
+        """
+        deferred = DeferredSum(self, name, lazy.laid_out_input, lazy.mesh_axes)
+        if is_needed and deferred.num_bytes <= _SMALL:
+            self._deferred.append(deferred)
+        return deferred
+
+    def reduce(self, required: DeferredSum) -> None:
+        """Reduces a sum, and with it those that can go along."""
+        together = self._coalesced(required)
+        self._deferred = [s for s in self._deferred if s not in together]
+        names = [s.name for s in together]
+        if len(together) == 1:
+            required.set_reduced(self._allreduce(required.addend, required, names))
+            return
+        sizes = [math.prod(s.addend.shape.as_list()) for s in together]
+        flat = tf.concat([tf.reshape(s.addend, [-1]) for s in together], axis=0)
+        values = tf.split(self._allreduce(flat, required, names), sizes)
+        for deferred, value in zip(together, values, strict=True):
+            deferred.set_reduced(tf.reshape(value, deferred.addend.shape))
+
+    def _allreduce(self, addend: tf.Tensor, required: DeferredSum, names: list[str]) -> tf.Tensor:
+        """The sum over the axes of `required`; in float32 at least, where that costs nothing."""
+        dtype = addend.dtype
+        is_narrow = dtype in (tf.bfloat16, tf.float16)
+        if is_narrow and required.num_bytes <= _SMALL:
+            addend = tf.cast(addend, tf.float32)
+        allreduce = self.mesh_impl.collectives.allreduce
+        return tf.cast(allreduce(addend, required.mesh_axes, "Add", names), dtype)
+
+    def _coalesced(self, required: DeferredSum) -> list[DeferredSum]:
+        """The sum and other deferred ones over the same axes, up to a total size."""
+        together, total = [required], required.num_bytes
+        if total > _SMALL:
+            return together
+        for other in self._deferred:
+            fits = total + other.num_bytes <= _LARGEST_TOGETHER
+            if other is not required and fits and self._is_similar(other, required):
+                together.append(other)
+                total += other.num_bytes
+        return together
+
+    @staticmethod
+    def _is_similar(other: DeferredSum, required: DeferredSum) -> bool:
+        # A tensor of a loop's body cannot be used outside of it, nor the other way round.
+        return (
+            not other.is_reduced
+            and other.mesh_axes == required.mesh_axes
+            and other.addend.dtype == required.addend.dtype
+            and other.graph is required.graph
+            and other.graph is tf.compat.v1.get_default_graph()
+        )

@@ -1,0 +1,61 @@
+"""Gradients that mesh-tensorflow leaves to TensorFlow, or gives in full to each of several ties."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import tensorflow as tf
+
+from t2tp import upstream
+
+if TYPE_CHECKING:
+    from t2tp.lowering.lowering import Lowering
+
+
+def lower_generic_gradient(op: upstream.GenericGradOperation, lowering: Lowering) -> None:
+    """The gradient of a function of TensorFlow's, slice by slice.
+
+    Each is the partial derivative: where one input is computed from another one, that part of the
+    derivative comes by way of the mtf graph.
+    """
+    forward = op._forward_op
+    ys = [lowering.slice(y) for y in forward.outputs]
+    grad_ys = [lowering.slice(dy) for dy in op._grad_ys]
+    xs = list(dict.fromkeys(forward.inputs))
+    tf_xs = [lowering.slice(x) for x in xs]
+    grads = dict(
+        zip(
+            xs,
+            tf.gradients(
+                ys,
+                tf_xs,
+                grad_ys,
+                stop_gradients=tf_xs,
+                unconnected_gradients=tf.UnconnectedGradients.ZERO,
+            ),
+            strict=True,
+        )
+    )
+    for x, output in zip(forward.inputs, op.outputs, strict=True):
+        # An input given twice: the derivative by both is the derivative by the first.
+        grad = grads.pop(x, None)
+        lowering.set_slice(output, tf.zeros_like(lowering.slice(x)) if grad is None else grad)
+
+
+def lower_pool_gradient(op: upstream.PoolBackPropOperation, lowering: Lowering) -> None:
+    """The gradient of pooling; the elements of a window that tie for its maximum share it."""
+    if not op._pool_fn_string.startswith("MAX"):
+        op.lower(lowering)
+        return
+    x, y, dy = (lowering.slice(tensor) for tensor in op.inputs)
+    first = -1 - len(op._ksize)
+
+    def to_windows(pooled: tf.Tensor) -> tf.Tensor:
+        return upstream.ops._tf_upscale(pooled, first, -1, op._strides)
+
+    ties = tf.cast(tf.equal(x, to_windows(y)), dy.dtype)
+    average = upstream.ops.pool_fn(op._pool_fn_string.replace("MAX", "AVG"))
+    num_ties = average(ties, op._ksize, op._strides, "VALID") * float(
+        upstream.ops.list_product(op._ksize)
+    )
+    lowering.set_slice(op.outputs[0], ties * to_windows(dy / num_ties))

@@ -1,0 +1,70 @@
+"""Linear operations, which may be applied to the addends of a sum before these are reduced.
+
+Where the summed dimension of a matmul is split, a processor can scale, negate or transpose its
+addend. The sum is then deferred past the operation where that pays: in front of a reshape, with
+which it may become a reduce-scatter, and of a difference of two such sums. Elsewhere sums are
+reduced before, all at once: a gradient that is scaled for the update of its variable goes with the
+other gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+import tensorflow as tf
+
+from t2tp import upstream
+from t2tp.lowering.mesh_impl import LaidOutTensor
+
+if TYPE_CHECKING:
+    from t2tp.lowering.lowering import Lowering
+
+# From a tensor to the operations that use it; None stands for the caller, who reads an output.
+Users: TypeAlias = "Callable[[upstream.Tensor], Sequence[upstream.Operation | None]]"
+
+
+def is_linear(op: upstream.Operation) -> bool:
+    """Whether an operation can be applied to each addend of a sum."""
+    if isinstance(op, upstream.EinsumOperation):  # of one tensor, in another order
+        return len(op.inputs) == 1 and op.inputs[0].shape.size == op.outputs[0].shape.size
+    return isinstance(op, upstream.ScalarMultiplyOperation) or _negates(op)
+
+
+def can_defer_past(op: upstream.Operation, users: Users) -> bool:
+    """Whether a sum is deferred past an operation: nothing else uses the sum, and it pays."""
+    if not is_linear(op) or len(users(op.inputs[0])) != 1 or len(users(op.outputs[0])) != 1:
+        return False
+    (user,) = users(op.outputs[0])
+    is_difference = isinstance(user, upstream.AddOperation) and _negates(op)
+    return (
+        is_difference
+        or isinstance(user, upstream.ReshapeOperation)
+        or (user is not None and can_defer_past(user, users))
+    )
+
+
+def lower_linear(op: upstream.Operation, lowering: Lowering) -> None:
+    """Applies an operation to the addend of a deferred sum; its output is a deferred sum, too."""
+    (x,), (y,) = op.inputs, op.outputs
+    deferred = lowering.tensors[x]
+    addend, axes = lowering.partial_sum(x)
+    # mesh-tensorflow's `lower` would reduce its input: for this once, the input is the addend.
+    lowering.tensors[x] = LaidOutTensor([addend])
+    op.lower(lowering)
+    lowering.tensors[x] = deferred
+    lowering.set_sum_over_axes(y, lowering.slice(y), axes)
+
+
+def lower_add(op: upstream.AddOperation, lowering: Lowering) -> None:
+    """Adds. Where both sums are reduced anyway, for other operations, it adds the results: to add
+    the addends would cost a third reduction.
+    """
+    if all(lowering.is_surely_needed(x) for x in op.inputs):
+        for x in op.inputs:
+            lowering.set_slice(x, lowering.slice(x))
+    op.lower(lowering)
+
+
+def _negates(op: upstream.Operation) -> bool:
+    return isinstance(op, upstream.SlicewiseOperation) and op._tf_fn is tf.negative

@@ -1,0 +1,340 @@
+"""Lowers an mtf graph to TensorFlow: which operations are lowered, and how."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import tensorflow as tf
+
+from t2tp import upstream
+from t2tp.lowering.deferred_sums import Reductions, required_values
+from t2tp.lowering.gradients import lower_generic_gradient, lower_pool_gradient
+from t2tp.lowering.linear_operations import can_defer_past, lower_add, lower_linear
+from t2tp.lowering.mesh_impl import LaidOutTensor, SpmdMeshImpl
+from t2tp.lowering.microbatch import Microbatch
+from t2tp.lowering.one_hot_einsum import lower_einsum, lower_one_hot
+from t2tp.lowering.operation import hooks
+from t2tp.lowering.random_ops import lower_random
+from t2tp.lowering.reshape import lower_reshape
+from t2tp.lowering.side_effects import (
+    lower_conditionally,
+    lower_depend,
+    lower_print,
+    lower_scalar_summary,
+)
+from t2tp.lowering.staged_sums import reduce_sum, sum_in_stages
+from t2tp.lowering.transposed_convolution import lower_transposed_convolution
+from t2tp.lowering.while_loop import lower_while_loop
+
+T = TypeVar("T")
+
+# Elements. Each device compiles for itself, some 0.1 s of a core's time.
+_WORTH_COMPILING = 1 << 18
+
+# Operations that do something besides computing their outputs.
+_EFFECTS = (upstream.Assign, upstream.PrintOperation)
+
+
+def all_operations(operations: Iterable[upstream.Operation]) -> Iterator[upstream.Operation]:
+    """The operations, and those inside of loops."""
+    for op in operations:
+        yield op
+        if isinstance(op, upstream.WhileLoopOperation):
+            yield from all_operations((*op._cond_ops, *op._body_ops))
+
+
+def live_operations(
+    operations: Sequence[upstream.Operation], needed: Iterable[upstream.Tensor]
+) -> list[upstream.Operation]:
+    """The operations that `needed` tensors or effects depend on, in the order given.
+
+    Building gradients leaves many operations that nothing uses; TensorFlow would prune them, but
+    never a collective.
+    """
+    wanted = {tensor.operation for tensor in needed}
+    live = []
+    for op in reversed(operations):
+        if op in wanted or has_effect(op):
+            live.append(op)
+            wanted.update(_producers(op))
+    return live[::-1]
+
+
+def has_effect(op: upstream.Operation) -> bool:
+    """Whether an operation, or one inside of it, assigns or prints."""
+    return any(isinstance(inner, _EFFECTS) for inner in all_operations([op]))
+
+
+def _producers(op: upstream.Operation) -> set[upstream.Operation]:
+    producers = {tensor.operation for tensor in op.inputs}
+    for tensor in (hooks(op).rng_dependency, hooks(op).predicate):
+        if tensor is not None:
+            producers.add(tensor.operation)
+    if isinstance(op, upstream.Assign):
+        producers.update(op.variables)
+    if isinstance(op, upstream.PrintOperation):
+        producers.update(tensor.operation for tensor in op._data)
+    if isinstance(op, upstream.Depend):
+        for dependency in op._dependencies:
+            producers.add(
+                dependency if isinstance(dependency, upstream.Operation) else dependency.operation
+            )
+    if isinstance(op, upstream.WhileLoopOperation):
+        for inner in (*op._cond_ops, *op._body_ops):
+            producers.update(_producers(inner))
+        producers.update(t.operation for t in (op._cond_output, *op._body_outputs))
+    return producers
+
+
+class Lowering(upstream.Lowering):
+    """Lowers a graph's live operations with one `SpmdMeshImpl`."""
+
+    def __init__(
+        self,
+        graph: upstream.Graph,
+        mesh: upstream.Mesh,
+        mesh_impl: SpmdMeshImpl,
+        needed: Iterable[upstream.Tensor],
+    ) -> None:
+        """Lowers what `needed` tensors and the graph's effects (assignments, prints) depend on."""
+        self.graph = graph
+        self.mesh_to_impl = {mesh: mesh_impl}
+        self.tensors: dict = {}
+        self.operations: dict = {}
+        self.variables: dict = {}
+        self._counters: list = []
+        self._loop_iterations: list[tf.Tensor] = []
+        self._microbatch: Microbatch | None = None
+        self._rng_dependency: tf.Tensor | None = None
+        self._reductions = Reductions(mesh_impl)
+        self._needed: set[upstream.Tensor] = set()
+        self._users: dict[upstream.Tensor, list[upstream.Operation | None]] = defaultdict(list)
+        self._users_known: set[upstream.Operation] = set()
+        # By graph, too: a tensor made inside a loop's body cannot be used outside of it.
+        self._shared: dict[tuple[tf.Graph, Hashable], Any] = {}
+        self.lower_operations(graph.operations, needed)
+
+    def lower_operations(
+        self, operations: Sequence[upstream.Operation], needed: Iterable[upstream.Tensor]
+    ) -> None:
+        """Lowers those of the operations that `needed` tensors or effects depend on."""
+        needed = list(needed)
+        live = live_operations(operations, needed)
+        self._note_users(live, needed)
+        self._needed |= required_values(live, self.users) | set(needed)
+        (mesh_impl,) = self.mesh_to_impl.values()
+        for op in live:
+            zero = hooks(op).rng_dependency
+            self._rng_dependency = None if zero is None else self.slice(zero)
+            with tf.name_scope(op.name), mesh_impl.collectives.attributed_to(op.name):
+                self._lower(op)
+
+    def _note_users(
+        self, operations: Iterable[upstream.Operation], needed: Iterable[upstream.Tensor]
+    ) -> None:
+        """Notes the users of each tensor, also inside of loops, before these are lowered."""
+        for op in all_operations(operations):
+            if op not in self._users_known:
+                self._users_known.add(op)
+                for tensor in op.inputs:
+                    self._users[tensor].append(op)
+        for tensor in needed:
+            self._users[tensor].append(None)
+
+    def _lower(self, op: upstream.Operation) -> None:
+        rule = _RULES.get(type(op), type(op).lower)
+        if can_defer_past(op, self.users):
+            rule = lower_linear
+        predicate = hooks(op).predicate
+        if predicate is None:
+            rule(op, self)
+        else:
+            lower_conditionally(op, predicate, rule, self)
+
+    @contextlib.contextmanager
+    def inside_loop(self, iteration: tf.Tensor) -> Iterator[None]:
+        """While this is active, the body of a loop is lowered.
+
+        Args:
+          iteration: the number of the iteration, an int64 scalar: random operations of the body
+            differ from one to the next.
+        """
+        self._loop_iterations.append(iteration)
+        try:
+            yield
+        finally:
+            self._loop_iterations.pop()
+
+    @contextlib.contextmanager
+    def inside_microbatch(self, microbatch: Microbatch) -> Iterator[None]:
+        """While this is active, the computation of a microbatch is lowered: random operations
+        generate what they would generate for its rows in the whole batch.
+        """
+        self._microbatch = microbatch
+        try:
+            yield
+        finally:
+            self._microbatch = None
+
+    def compiled(self, fn: Callable[..., T]) -> Callable[..., T]:
+        """`fn`, compiled into one kernel by XLA where the program allows it and inputs are large.
+
+        Args:
+          fn: from slices to slices, without collectives; worth it where it makes several passes
+            over something large.
+        """
+        (mesh_impl,) = self.mesh_to_impl.values()
+
+        def in_xla(*slices: tf.Tensor) -> T:
+            if mesh_impl.target.on_cpu:
+                sum_in_stages()
+            return fn(*slices)
+
+        compiled = tf.function(in_xla, jit_compile=True, autograph=False)
+
+        def call(*slices: tf.Tensor) -> T:
+            elements = sum(math.prod(x.shape.as_list()) for x in slices)
+            pays = mesh_impl.target.compiles_regions and elements >= _WORTH_COMPILING
+            return (compiled if pays else fn)(*slices)
+
+        return call
+
+    def shared(self, key: Hashable, make: Callable[[], T]) -> T:
+        """A value that several operations need, computed once, by the first of them.
+
+        In a loop of small operations, such as decoding, each one more costs.
+
+        Args:
+          key: all that it depends on.
+          make: makes it, of tensors that were lowered outside of any condition.
+        """
+        where = (tf.compat.v1.get_default_graph(), key)
+        if where not in self._shared:
+            self._shared[where] = make()
+        return self._shared[where]
+
+    def random_bits(self, name: str, shape: upstream.Shape) -> tf.Tensor:
+        """32 random bits (uint32) for each element of this processor's slice.
+
+        They are a function of the program's seed, the name, the step, the number of the iteration
+        if they are generated inside a loop, and the element's index in the global tensor (of the
+        whole batch, where it is computed in microbatches).
+
+        Args:
+          name: of the operation: different operations get different numbers.
+          shape: the global shape.
+        """
+        (mesh_impl,) = self.mesh_to_impl.values()
+        return mesh_impl.random_bits(
+            name, shape, self._loop_iterations, self._rng_dependency, self._microbatch
+        ).slice
+
+    def element_index(self, shape: upstream.Shape) -> tf.Tensor:
+        """The row-major index in the global tensor, uint64, of each element of this processor's
+        slice; for a microbatch's tensor, the index in the whole batch's.
+        """
+        (mesh_impl,) = self.mesh_to_impl.values()
+        return mesh_impl.element_index(shape, self._microbatch)
+
+    def slice(self, tensor: upstream.Tensor) -> tf.Tensor:
+        """The processor's slice of a lowered tensor; a deferred sum is reduced."""
+        return self.tensors[tensor].to_laid_out_tensor().slice
+
+    def is_surely_needed(self, tensor: upstream.Tensor) -> bool:
+        """Whether an operation needs a tensor's value, so that a deferred sum will be reduced."""
+        return tensor in self._needed
+
+    def users(self, tensor: upstream.Tensor) -> Sequence[upstream.Operation | None]:
+        """The operations that use a tensor; None stands for the caller, who reads an output."""
+        return self._users[tensor]
+
+    def partial_sum(self, tensor: upstream.Tensor) -> tuple[tf.Tensor, list[int]]:
+        """This processor's addend to its slice of a lowered tensor, and the mesh axes over which
+        the addends are still to be summed (none if the slice is complete).
+        """
+        laid_out = self.tensors[tensor]
+        if isinstance(laid_out, upstream.LazyAllreduceSum) and laid_out._reduced is None:
+            return laid_out.laid_out_input.slice, laid_out.mesh_axes
+        return laid_out.to_laid_out_tensor().slice, []
+
+    def set_tensor_lowering(self, tensor: upstream.Tensor, laid_out_tensor: Any) -> None:
+        """Sets the value of a tensor; a sum over mesh axes is deferred."""
+        if type(laid_out_tensor) is upstream.LazyAllreduceSum:
+            laid_out_tensor = self._reductions.defer(
+                laid_out_tensor, tensor.name, tensor in self._needed
+            )
+        super().set_tensor_lowering(tensor, laid_out_tensor)
+
+    def set_slice(self, tensor: upstream.Tensor, value: tf.Tensor) -> None:
+        """Sets this processor's slice of a tensor."""
+        self.set_tensor_lowering(tensor, LaidOutTensor([value]))
+
+    def set_partial_sum(
+        self, tensor: upstream.Tensor, value: tf.Tensor, summed: Iterable[upstream.Dimension]
+    ) -> None:
+        """Sets this processor's addend to its slice of a tensor that is a sum over `summed`
+        dimensions.
+
+        The sum over the mesh axes that split them is deferred: other sums may join it, or nothing
+        may need it.
+        """
+        mesh_impl = self.mesh_impl(tensor)
+        axes = {mesh_impl.tensor_dimension_to_mesh_axis(dim) for dim in summed} - {None}
+        self.set_sum_over_axes(tensor, value, sorted(axes))
+
+    def set_sum_over_axes(self, tensor: upstream.Tensor, value: tf.Tensor, axes: list[int]) -> None:
+        """Sets this processor's addend to a sum over mesh axes: its slice if there are none."""
+        laid_out = LaidOutTensor([value])
+        if axes:
+            laid_out = upstream.LazyAllreduceSum(self.mesh_impl(tensor), laid_out, axes)
+        self.set_tensor_lowering(tensor, laid_out)
+
+
+def lower_constant(op: upstream.Constant, lowering: Lowering) -> None:
+    """Slices a constant, which is one number or, though its docstring does not say so, an array."""
+    if np.ndim(op._value) == 0:
+        op.lower(lowering)
+        return
+    value = tf.constant(op._value, op.outputs[0].dtype, op.outputs[0].shape.to_integer_list)
+    lowering.set_tensor_lowering(
+        op.outputs[0], lowering.mesh_impl(op).import_tf_tensor(op.outputs[0], value)
+    )
+
+
+def lower_reduce(op: upstream.ReduceOperation, lowering: Lowering) -> None:
+    """Reduces a slice; a sum over the mesh is deferred."""
+    (x,), (y,) = op.inputs, op.outputs
+    if op._reduction_fn_string != "SUM":
+        op.lower(lowering)
+        return
+    summed = [axis for axis, dim in enumerate(x.shape.dims) if dim not in y.shape.dims]
+    addend = reduce_sum(lowering.slice(x), summed)
+    kept = [dim for dim in x.shape.dims if dim in y.shape.dims]
+    if kept != y.shape.dims:
+        addend = tf.transpose(addend, [kept.index(dim) for dim in y.shape.dims])
+    lowering.set_partial_sum(y, addend, [x.shape.dims[axis] for axis in summed])
+
+
+# Operations of mesh-tensorflow's that are not lowered as it does.
+_RULES: dict[type[upstream.Operation], Callable[[upstream.Operation, Lowering], None]] = {
+    upstream.AddOperation: lower_add,
+    upstream.EinsumOperation: lower_einsum,
+    upstream.OneHotOperation: lower_one_hot,
+    upstream.Constant: lower_constant,
+    upstream.Conv2dTransposeOperation: lower_transposed_convolution,
+    upstream.Conv3dTransposeOperation: lower_transposed_convolution,
+    upstream.Depend: lower_depend,
+    upstream.GenericGradOperation: lower_generic_gradient,
+    upstream.PoolBackPropOperation: lower_pool_gradient,
+    upstream.PrintOperation: lower_print,
+    upstream.RandomOperation: lower_random,
+    upstream.ReduceOperation: lower_reduce,
+    upstream.ReshapeOperation: lower_reshape,
+    upstream.ScalarSummaryOperation: lower_scalar_summary,
+    upstream.WhileLoopOperation: lower_while_loop,
+}

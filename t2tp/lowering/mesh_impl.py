@@ -1,0 +1,277 @@
+"""Lowers an mtf graph to the program of *one* processor (SPMD).
+
+mesh-tensorflow's own `PlacementMeshImpl` writes every operation once for each device into one
+graph. Here the graph is lowered once, for a processor whose number is an argument; every device
+then runs the same program on its own slices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from t2tp import upstream
+from t2tp.lowering import matmul, random
+from t2tp.lowering.microbatch import Microbatch
+from t2tp.mesh.collectives import Collectives
+from t2tp.mesh.layout import Layout
+
+_MERGE_OPS = {"SUM": "Add", "MAX": "Max", "MIN": "Min"}
+
+
+class LaidOutTensor:
+    """A tensor laid out over the mesh, in one processor's program: its own slice.
+
+    mesh-tensorflow expects a list with a slice for each processor that the program is written for;
+    ours is written for one.
+    """
+
+    def __init__(self, tensor_list: Sequence[tf.Tensor]) -> None:
+        """Wraps a list of one slice."""
+        self.tensor_list = list(tensor_list)
+
+    @classmethod
+    def from_tensor_list(cls, tensor_list: Sequence[tf.Tensor]) -> LaidOutTensor:
+        """Same as the constructor; mesh-tensorflow asks for it by this name."""
+        return cls(tensor_list)
+
+    @property
+    def slice(self) -> tf.Tensor:
+        """The processor's slice."""
+        return self.tensor_list[0]
+
+    @property
+    def all_slices(self) -> list[tf.Tensor]:
+        """The list of one slice."""
+        return self.tensor_list
+
+    @property
+    def slice_shape(self) -> list[int]:
+        """Shape of the slice."""
+        return self.slice.shape.as_list()
+
+    def to_laid_out_tensor(self) -> LaidOutTensor:
+        """Itself: nothing is left to reduce."""
+        return self
+
+
+class LaidOutVariable:
+    """A variable of the graph bound to the processor's slice, an argument of the program."""
+
+    def __init__(self, variable: upstream.Variable, mesh_impl: SpmdMeshImpl) -> None:
+        """Looks the slice up by the variable's name."""
+        self._variable = variable
+        self.laid_out_tensor = LaidOutTensor([mesh_impl.variable_slices[variable.name]])
+
+    def assign_to_slices(self, assign_fn: Callable, values: Sequence[tf.Tensor]) -> tf.Operation:
+        """Assigns to the slice with `assign_fn(mtf.Variable, tf.Variable, tf.Tensor)`."""
+        return tf.group(assign_fn(self._variable, self.laid_out_tensor.slice, values[0]))
+
+
+class Target(NamedTuple):
+    """What a lowered program runs on, where that changes what is fast or right.
+
+    Attributes:
+      on_cpu: whether the processors are CPUs.
+      compiles_regions: whether XLA compiles the regions that operations mark.
+      compiles_step: whether XLA compiles the whole step.
+      leaves_loops_together: whether no processor leaves a loop before the others do.
+    """
+
+    on_cpu: bool
+    compiles_regions: bool
+    compiles_step: bool
+    leaves_loops_together: bool
+
+    @property
+    def scatters_copy(self) -> bool:
+        """Whether TensorFlow's scatters copy what they write into: those of CPUs do; those of GPUs
+        and XLA's do not where nothing else needs it.
+        """
+        return self.on_cpu and not self.compiles_step
+
+    @property
+    def sums_in_stages(self) -> bool:
+        """Whether sums over several dimensions are written in stages: on CPUs XLA adds all of their
+        elements one after the other, which rounds badly.
+        """
+        return self.on_cpu and self.compiles_step
+
+
+class SpmdMeshImpl(upstream.MeshImpl):
+    """Lowers operations for processor `pnum` of a mesh."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        collectives: Collectives,
+        pnum: tf.Tensor,
+        step: tf.Tensor,
+        seed: int,
+        variable_slices: Mapping[str, tf.Variable],
+        target: Target,
+    ) -> None:
+        """Prepares to lower one graph.
+
+        Args:
+          layout: mesh shape and layout rules.
+          collectives: the processor's collectives.
+          pnum: the processor's number, an int32 scalar.
+          step: the training step, an int64 scalar: random operations differ from step to step.
+          seed: of random operations.
+          variable_slices: the processor's slice of each variable, by name.
+          target: what the program will run on.
+        """
+        # An axis of one processor splits nothing, so that operations which cannot be split work.
+        splitting = {axis.name for axis in layout.mesh_shape if axis.size > 1}
+        rules = [(dim, axis) for dim, axis in layout.rules if axis in splitting]
+        super().__init__(layout.mesh_shape, upstream.LayoutRules(rules))
+        self.layout = layout
+        self.collectives = collectives
+        self.variable_slices = variable_slices
+        self.target = target
+        self._pnum = pnum
+        self._step = step
+        self._seed = seed
+
+    def slicewise(self, fn: Callable, *inputs: object) -> LaidOutTensor | tuple[LaidOutTensor, ...]:
+        """Applies `fn` to the processor's slices of the inputs."""
+        slices = [
+            x.slice if isinstance(x, LaidOutTensor) else x
+            for x in upstream.convert_args_to_laid_out_tensors(inputs)
+        ]
+        result = fn(*slices)
+        if isinstance(result, tuple):
+            return tuple(LaidOutTensor([r]) for r in result)
+        if isinstance(result, tf.Variable):
+            # A cast to its own dtype: read now, not when somebody uses it and it may have changed.
+            result = result.read_value()
+        return LaidOutTensor([result])
+
+    def einsum(self, equation: str, *slices: tf.Tensor) -> tf.Tensor:
+        """The product of slices, summed over what the result lacks."""
+        return matmul.einsum(equation, *slices, on_cpu=self.target.on_cpu)
+
+    def allreduce(
+        self, x: LaidOutTensor, mesh_axes: Sequence[int], reduction_fn_string: str
+    ) -> LaidOutTensor:
+        """Reduces over the group along `mesh_axes` (`SUM`, `MAX` or `MIN`)."""
+        merge_op = _MERGE_OPS[reduction_fn_string]
+        return LaidOutTensor(
+            [self.collectives.allreduce(x.to_laid_out_tensor().slice, mesh_axes, merge_op)]
+        )
+
+    def allconcat(self, x: LaidOutTensor, mesh_axis: int, concat_axis: int) -> LaidOutTensor:
+        """Gathers and joins along dimension `concat_axis`, which may count from the end."""
+        part = x.to_laid_out_tensor().slice
+        return LaidOutTensor(
+            [self.collectives.allgather(part, mesh_axis, concat_axis % part.shape.rank)]
+        )
+
+    def alltoall(
+        self, x: LaidOutTensor, mesh_axis: int, split_axis: int, concat_axis: int
+    ) -> LaidOutTensor:
+        """Exchanges parts so that `split_axis` is split in the place of `concat_axis`; both may
+        count from the end.
+        """
+        part = x.to_laid_out_tensor().slice
+        split_axis, concat_axis = (axis % part.shape.rank for axis in (split_axis, concat_axis))
+        return LaidOutTensor([self.collectives.alltoall(part, mesh_axis, split_axis, concat_axis)])
+
+    def receive(
+        self, x: LaidOutTensor, mesh_axis: int, source_pcoord: Sequence[int | None]
+    ) -> LaidOutTensor:
+        """Gets the slice of the processor at place `source_pcoord[own place]` of the axis."""
+        x = x.to_laid_out_tensor()
+        return LaidOutTensor([self.collectives.permute(x.slice, mesh_axis, source_pcoord)])
+
+    def laid_out_pnum(self) -> LaidOutTensor:
+        """The processor's number, an int32 scalar."""
+        return LaidOutTensor([self._pnum])
+
+    def laid_out_pcoord(self, mesh_axis: int) -> LaidOutTensor:
+        """The processor's place on an axis, an int32 scalar."""
+        return LaidOutTensor([self.collectives.coordinate(mesh_axis)])
+
+    def slice_begin_tensors(self, shape: upstream.Shape) -> list[tf.Tensor | int]:
+        """Where this processor's slice of a tensor begins: an int or int32 scalar a dimension."""
+        begin: list[tf.Tensor | int] = []
+        for axis, size in zip(self.tensor_layout(shape), self.slice_shape(shape), strict=True):
+            begin.append(0 if axis is None else self.collectives.coordinate(axis) * size)
+        return begin
+
+    def element_index(
+        self, shape: upstream.Shape, microbatch: Microbatch | None = None
+    ) -> tf.Tensor:
+        """Row-major index in the global tensor, uint64, of each element of the processor's slice.
+
+        Args:
+          shape: the global shape.
+          microbatch: if the tensor is a microbatch's, which one: the index is then that in the
+            tensor of the whole batch.
+        """
+        sizes = shape.to_integer_list
+        along = [
+            tf.range(n, dtype=tf.int32) + begin
+            for n, begin in zip(
+                self.slice_shape(shape), self.slice_begin_tensors(shape), strict=True
+            )
+        ]
+        if microbatch is not None:
+            sizes = [microbatch.whole_size(dim) for dim in shape.dims]
+            along = [
+                microbatch.whole_index(dim, index)
+                for dim, index in zip(shape.dims, along, strict=True)
+            ]
+        return random.element_index(sizes, along)
+
+    def random_bits(
+        self,
+        name: str,
+        shape: upstream.Shape,
+        loop_iterations: Sequence[tf.Tensor] = (),
+        rng_dependency: tf.Tensor | None = None,
+        microbatch: Microbatch | None = None,
+    ) -> LaidOutTensor:
+        """32 random bits an element (uint32), the same global tensor on every mesh.
+
+        Args:
+          name: of the operation: different operations get different numbers.
+          shape: the global shape.
+          loop_iterations: numbers of the iterations of the loops around the operation, int64
+            scalars, the outer loop's first.
+          rng_dependency: a zero that must be there before the bits are generated.
+          microbatch: if `shape` is a microbatch's, which one: the bits are then those of its rows
+            in the whole batch's tensor.
+        """
+        index = self.element_index(shape, microbatch)
+        key: int | tf.Tensor = random.make_key(self._seed, "operation", name)
+        for iteration in loop_iterations:
+            key = random.fold_in(key, iteration)
+        step = self._step
+        if rng_dependency is not None:
+            step += tf.cast(rng_dependency, step.dtype)
+        return LaidOutTensor([random.bits(key, index, step)])
+
+    def import_tf_tensor(self, x: upstream.Tensor, tf_x: tf.Tensor) -> LaidOutTensor:
+        """Slices a tensor that every processor has all of."""
+        tf_x = tf.convert_to_tensor(tf_x)
+        if not self.layout.is_split(x.shape):
+            return LaidOutTensor([tf_x])
+        begin = self.slice_begin_tensors(x.shape)
+        return LaidOutTensor([tf.slice(tf_x, begin, self.slice_shape(x.shape))])
+
+    def export_to_tf_tensor(self, x: upstream.Tensor, laid_out_x: LaidOutTensor) -> tf.Tensor:
+        """Gathers the global tensor on every processor."""
+        whole = laid_out_x.to_laid_out_tensor().slice
+        for tensor_axis, mesh_axis in enumerate(self.tensor_layout(x)):
+            if mesh_axis is not None:
+                whole = self.collectives.allgather(whole, mesh_axis, tensor_axis)
+        return whole
+
+
+# mesh-tensorflow asks the mesh for these by the names of the classes.
+SpmdMeshImpl.LaidOutTensor = LaidOutTensor
+SpmdMeshImpl.LaidOutVariable = LaidOutVariable

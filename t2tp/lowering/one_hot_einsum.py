@@ -1,0 +1,140 @@
+"""Lowers matmuls with one-hot tensors to table look-ups.
+
+mesh-tensorflow writes gather as an einsum with a one-hot tensor, and the gradient of a gather is
+one, too. As matmuls these cost as much as the dimension is long: a fifth of a small language
+model's step. So a one-hot tensor is computed only where its elements are needed, and an einsum that
+sums it away becomes a look-up of rows or a sum of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import tensorflow as tf
+
+from t2tp import upstream
+from t2tp.lowering.mesh_impl import LaidOutTensor
+from t2tp.lowering.row_gather import TableRows
+
+if TYPE_CHECKING:
+    from t2tp.lowering.lowering import Lowering
+
+
+class LazyOneHot:
+    """A one-hot tensor that is computed only if its elements are needed."""
+
+    def __init__(self, make: Callable[[], LaidOutTensor], slice_shape: list[int]) -> None:
+        self._make = make
+        self.slice_shape = slice_shape
+        # A tensor made inside a loop's body cannot be used outside of it.
+        self._made: dict[tf.Graph, LaidOutTensor] = {}
+
+    def to_laid_out_tensor(self) -> LaidOutTensor:
+        """The tensor, computed once in each TensorFlow graph that needs it."""
+        graph = tf.compat.v1.get_default_graph()
+        if graph not in self._made:
+            self._made[graph] = self._make()
+        return self._made[graph]
+
+
+def lower_one_hot(op: upstream.ops.OneHotOperation, lowering: Lowering) -> None:
+    """Postpones a one-hot tensor until its elements are needed."""
+
+    def make() -> LaidOutTensor:
+        # It sets the output. That is undone, because in another TensorFlow graph (a loop's body)
+        # the tensor has to be computed again.
+        op.lower(lowering)
+        made = lowering.tensors[output]
+        lowering.tensors[output] = lazy
+        return made
+
+    output = op.outputs[0]
+    lazy = LazyOneHot(make, lowering.mesh_impl(op).slice_shape(output.shape))
+    lowering.set_tensor_lowering(output, lazy)
+
+
+def lower_einsum(op: upstream.ops.EinsumOperation, lowering: Lowering) -> None:
+    """Lowers an einsum, to a look-up if it sums a one-hot tensor away."""
+    if len(op.inputs) == 2:
+        for one_hot, other in (op.inputs, op.inputs[::-1]):
+            if _is_one_hot(one_hot):
+                ids = one_hot.operation.inputs[0]
+                dim = one_hot.shape.dims[-1]
+                if _is_look_up(ids, dim, other, op.outputs[0]):
+                    return _look_up(ids, dim, other, op.outputs[0], lowering)
+                if _is_sum_of_rows(ids, dim, other, op.outputs[0]):
+                    return _sum_of_rows(ids, dim, other, op.outputs[0], lowering)
+    return op.lower(lowering)
+
+
+def _is_one_hot(tensor: upstream.Tensor) -> bool:
+    op = tensor.operation
+    return isinstance(op, upstream.ops.OneHotOperation) and (op._on_value, op._off_value) == (1, 0)
+
+
+def _is_look_up(
+    ids: upstream.Tensor, dim: upstream.Dimension, table: upstream.Tensor, output: upstream.Tensor
+) -> bool:
+    """Whether the einsum sums over `dim` and nothing else."""
+    union = {*ids.shape.dims, *table.shape.dims}
+    return dim in table.shape.dims and union - {dim} == set(output.shape.dims)
+
+
+def _is_sum_of_rows(
+    ids: upstream.Tensor, dim: upstream.Dimension, rows: upstream.Tensor, output: upstream.Tensor
+) -> bool:
+    """Whether the einsum sums the rows of each id."""
+    summed = {*ids.shape.dims} - {*output.shape.dims}
+    kept = {*ids.shape.dims, *rows.shape.dims, dim} - summed
+    return (
+        bool(summed)
+        and summed <= {*rows.shape.dims}
+        and dim not in rows.shape.dims
+        and kept == {*output.shape.dims}
+    )
+
+
+def _look_up(
+    ids: upstream.Tensor,
+    dim: upstream.Dimension,
+    table: upstream.Tensor,
+    output: upstream.Tensor,
+    lowering: Lowering,
+) -> None:
+    rows = TableRows(lowering, table.shape, ids, dim)
+    picked = rows.pick(lowering.slice(table), tf.zeros([], table.dtype))
+    rest = [d for d in table.shape.dims if d != dim and d not in ids.shape.dims]
+    value = _ordered(picked, [*ids.shape.dims, *rest], output.shape.dims)
+    lowering.set_partial_sum(output, value, [dim])
+
+
+def _sum_of_rows(
+    ids: upstream.Tensor,
+    dim: upstream.Dimension,
+    rows: upstream.Tensor,
+    output: upstream.Tensor,
+    lowering: Lowering,
+) -> None:
+    listed = ids.shape.dims
+    rest = [d for d in output.shape.dims if d != dim and d not in listed]
+    own = [d for d in listed if d in rows.shape.dims]
+    rows_slice = _ordered(lowering.slice(rows), rows.shape.dims, [*own, *rest])
+    if own != listed:
+        # A dimension that only the ids have is broadcast into the rows.
+        sizes = lowering.mesh_impl(rows).slice_shape(upstream.Shape([*listed, *rest]))
+        expanded = [n if d in own else 1 for d, n in zip(listed, sizes, strict=False)]
+        rows_slice = tf.reshape(rows_slice, [*expanded, *sizes[len(listed) :]])
+        rows_slice = tf.broadcast_to(rows_slice, sizes)
+    value = TableRows(lowering, output.shape, ids, dim).add_up(rows_slice)
+    summed = [d for d in listed if d not in output.shape.dims]
+    lowering.set_partial_sum(output, value, summed)
+
+
+def _ordered(
+    x: tf.Tensor, dims: Sequence[upstream.Dimension], wanted: Sequence[upstream.Dimension]
+) -> tf.Tensor:
+    """Transposes a slice from one order of its dimensions to another."""
+    if list(dims) == list(wanted):
+        return x
+    return tf.transpose(x, [list(dims).index(d) for d in wanted])

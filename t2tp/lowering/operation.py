@@ -1,0 +1,152 @@
+"""What an operation is: its gradient, how a processor computes it, and what it declares.
+
+A graph of mesh-tensorflow's is made of operations, each from named tensors to named tensors. Most
+programs need none of their own: `mtf.slicewise` applies a TensorFlow function to each slice, and
+`mtf.einsum` is any product. Write an operation where a function of TensorFlow's sees too little:
+where slices must be combined over the mesh, where the gradient is cheaper than TensorFlow's, or
+where the backward pass should store something else than TensorFlow would.
+
+This is the sum of squares along a dimension that a layout may split:
+
+```python
+import tensorflow as tf
+import t2tp
+from t2tp import mtf
+
+class SumOfSquaresOperation(t2tp.Operation):
+    def __init__(self, x, dim):
+        super().__init__([x], name="sum_of_squares")
+        self._dim = dim
+        self._outputs = [mtf.Tensor(self, x.shape - dim, x.dtype)]
+
+    def gradient(self, grad_ys):  # in named dimensions, of dy
+        return [2.0 * self.inputs[0] * grad_ys[0]]
+
+    def lower(self, lowering):  # on one processor, in TensorFlow
+        (x,), (y,) = self.inputs, self.outputs
+        addend = tf.reduce_sum(tf.square(lowering.slice(x)), x.shape.dims.index(self._dim))
+        lowering.set_partial_sum(y, addend, [self._dim])
+
+def sum_of_squares(x, dim):
+    return SumOfSquaresOperation(x, dim).outputs[0]
+```
+
+* `__init__` gives the inputs and a name to `super().__init__`, and sets `_outputs`; of several
+  outputs each gets its `index`: `mtf.Tensor(self, shape, dtype, index=1)`. Every tensor
+  that the operation reads is an input: the engine follows inputs to find what is used, and
+  `recompute_grad` copies an operation with other inputs. The name, made unique by the graph, keys
+  the operation's random numbers.
+* `gradient` builds the gradients w.r.t. the inputs from those w.r.t. the outputs: a list of tensors
+  or None. An entry of `grad_ys` is None where nothing depends on that output. Where a formula of
+  existing operations would be slow, build a second operation for the gradient.
+* `lower` runs once, for a processor whose number is a `tf.Tensor`, and so must be the same for all.
+  `lowering.slice(x)` is the processor's slice; `set_slice` declares the slice of an output. A sum
+  over a dimension that may be split ends in `set_partial_sum`, which defers the all-reduce until
+  the value is needed. For other communication see `lowering.mesh_impl(self).collectives`.
+  `lowering.random_bits` gives random numbers that do not depend on the mesh.
+* By default each dimension may be split. Where that is wrong, set `_splittable_dims` and
+  `_unsplittable_dims`; for finer conditions, and all else that the engine asks, see `Hooks`.
+"""
+
+from __future__ import annotations
+
+from t2tp import upstream
+from t2tp.mesh.layout import Layout, LayoutError, describe
+
+
+class Hooks:
+    """What the engine asks of an operation; the values here are those of a plain one.
+
+    Attributes:
+      accepts_deferred_sums: whether `lower` passes on an input that is a deferred sum without
+        reducing it (see `lowering.partial_sum`). That is right where the operation is linear. A
+        small sum that only such operations use is not reduced early together with others.
+      rng_dependency: a zero that the operation's random numbers have to wait for. `recompute_grad`
+        sets it, so that a mask is generated in the backward pass and not stored from the forward
+        pass. An operation that uses `lowering.random_bits` hands it to the operation that it builds
+        for its gradient.
+      predicate: a boolean scalar; where it is false the operation is not executed. For operations
+        without outputs: see `conditional_updates`.
+      joint_shape: dimensions that must not be split over the same mesh axis though no tensor has
+        all of them; None if the shapes of inputs and outputs say it all.
+      matmul_flops: floating-point operations of its matmuls on the whole mesh, from which the
+        trainer computes how well devices are used. Of operations of the forward pass only.
+    """
+
+    accepts_deferred_sums: bool = False
+    rng_dependency: upstream.Tensor | None = None
+    predicate: upstream.Tensor | None = None
+    joint_shape: upstream.Shape | None = None
+
+    @property
+    def matmul_flops(self) -> int:
+        """See the class."""
+        return 0
+
+    def check_layout(self, layout: Layout) -> None:
+        """Checks what only the operation knows of which layouts it can be computed with.
+
+        Raises:
+          LayoutError: it cannot be computed with this one.
+        """
+
+
+class Operation(Hooks, upstream.Operation):
+    """Base class of operations with a lowering of their own: see the module's guide."""
+
+
+class _AcceptsDeferredSums(Hooks):
+    """The hooks of an operation that may be applied to each addend of a sum."""
+
+    accepts_deferred_sums = True
+
+
+# The hooks of mesh-tensorflow's own operations, where they are not the default ones.
+_UPSTREAM_HOOKS: dict[type[upstream.Operation], Hooks] = {
+    upstream.AddOperation: _AcceptsDeferredSums(),
+    upstream.CustomGradientOperation: _AcceptsDeferredSums(),
+    upstream.Depend: _AcceptsDeferredSums(),
+    upstream.ReshapeOperation: _AcceptsDeferredSums(),
+    upstream.StopGradient: _AcceptsDeferredSums(),
+    upstream.WhileLoopOperation: _AcceptsDeferredSums(),
+}
+_DEFAULT_HOOKS = Hooks()
+
+
+def hooks(op: upstream.Operation) -> Hooks:
+    """The hooks of an operation: its own, or what the table says of one of mesh-tensorflow's."""
+    if isinstance(op, Operation):
+        return op
+    known = (_UPSTREAM_HOOKS[base] for base in type(op).__mro__ if base in _UPSTREAM_HOOKS)
+    return next(known, _DEFAULT_HOOKS)
+
+
+def check_operation(op: upstream.Operation, layout: Layout) -> None:
+    """Checks that an operation can be computed with its dimensions split as a layout splits them.
+
+    Raises:
+      LayoutError: the rules split a dimension that cannot be split here, or split two dimensions
+        that meet in the operation (though no tensor has both) over one axis.
+    """
+    declared = hooks(op)
+    if isinstance(op, upstream.EinsumOperation):
+        dims = {dim.name: dim for x in op.inputs for dim in x.shape.dims}
+        layout.check_dimensions(_with_inputs(op), dims.values())
+    if declared.joint_shape is not None:
+        layout.check_dimensions(_with_inputs(op), declared.joint_shape.dims)
+    declared.check_layout(layout)
+    for dim in sorted(op.unsplittable_dims):
+        axis = layout.axis_of(dim)
+        if axis is not None and axis.size > 1:
+            raise LayoutError(
+                f"{_with_inputs(op)} cannot be computed with dimension {dim!r} split, and the"
+                f" layout splits it over mesh axis {axis.name!r}. Drop the rule"
+                f" '{dim}:{axis.name}', or rename the dimension around this operation."
+            )
+
+
+def _with_inputs(op: upstream.Operation) -> str:
+    """An operation and its inputs, as the subject of an error."""
+    kind = type(op).__name__.removesuffix("Operation")
+    inputs = " and ".join(f"{x.name.removesuffix(':0')!r} {describe(x.shape)}" for x in op.inputs)
+    return f"Operation {op.name!r} ({kind}{f' of {inputs}' if inputs else ''})"

@@ -1,0 +1,114 @@
+"""Look-up of table rows by their ids, and its gradient, where the table may be split."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import tensorflow as tf
+
+from t2tp import upstream
+
+if TYPE_CHECKING:
+    from t2tp.lowering.lowering import Lowering
+
+
+class TableRows:
+    """The rows of a flat table [batch * dim, rest] that this processor's slice of the ids selects.
+
+    The table is the processor's slice of the weights, with the dimensions shared with the ids first
+    (batch), then `dim`, then the rest; all ids are in one list.
+
+    Attributes:
+      ids: the processor's slice of the ids.
+      is_here: whether this processor holds the row, for each id in the list.
+      is_valid: whether any processor does.
+    """
+
+    def __init__(
+        self,
+        lowering: Lowering,
+        weights_shape: upstream.Shape,
+        ids: upstream.Tensor,
+        dim: upstream.Dimension,
+    ) -> None:
+        """Finds the rows.
+
+        Args:
+          lowering: of the graph.
+          weights_shape: [..., dim, ...].
+          ids: integers [...]; dimensions that `weights_shape` has too are batch dimensions.
+          dim: the dimension that the ids index.
+        """
+        mesh_impl = lowering.mesh_impl(ids)
+        batch = [d for d in ids.shape.dims if d in weights_shape.dims]
+        rest = [d for d in weights_shape.dims if d != dim and d not in batch]
+        table_dims = [*batch, dim, *rest]
+        self._order = [weights_shape.dims.index(d) for d in table_dims]
+        self._sizes = mesh_impl.slice_shape(upstream.Shape(table_dims))
+        self._ids_sizes = mesh_impl.slice_shape(ids.shape)
+        self._rest_sizes = self._sizes[len(batch) + 1 :]
+        self._table_length = math.prod(self._sizes[: len(batch) + 1])
+        self.ids = lowering.slice(ids)
+        if self.ids.dtype not in (tf.int32, tf.int64):
+            self.ids = tf.cast(self.ids, tf.int64)
+
+        (dim_slice,) = mesh_impl.slice_shape(upstream.Shape([dim]))
+        (begin,) = mesh_impl.slice_begin_tensors(upstream.Shape([dim]))
+        local = self.ids - tf.cast(begin, self.ids.dtype)
+        self.is_here = tf.reshape(tf.logical_and(local >= 0, local < dim_slice), [-1])
+        self.is_valid = tf.reshape(tf.logical_and(self.ids >= 0, self.ids < dim.size), [-1])
+        number = local
+        stride = dim_slice
+        for d in reversed(batch):
+            axis = ids.shape.dims.index(d)
+            size = self._ids_sizes[axis]
+            along = [size if a == axis else 1 for a in range(ids.shape.ndims)]
+            number += tf.reshape(tf.range(size, dtype=self.ids.dtype) * stride, along)
+            stride *= size
+        self._row = tf.reshape(number, [-1])  # meaningless where `is_here` is false
+
+    def pick(self, weights: tf.Tensor, absent: tf.Tensor) -> tf.Tensor:
+        """The rows of this processor's slice of the weights.
+
+        Args:
+          weights: the slice.
+          absent: what to put for a row that is not here: a scalar, or one for each id in the list.
+
+        Returns:
+          [ids..., rest...].
+        """
+        ordered = tf.transpose(weights, self._order) if self._is_reordered else weights
+        table = tf.reshape(ordered, [self._table_length, -1])
+        picked = tf.gather(table, tf.where(self.is_here, self._row, 0))
+        picked = tf.where(self.is_here[:, None], picked, tf.reshape(absent, [-1, 1]))
+        return tf.reshape(picked, [*self._ids_sizes, *self._rest_sizes])
+
+    def add_up(self, rows: tf.Tensor) -> tf.Tensor:
+        """The sums of the rows of each id that is here: the gradient of `pick`.
+
+        16-bit floats are summed in float32: an id may occur thousands of times.
+
+        Args:
+          rows: [ids..., rest...].
+
+        Returns:
+          of the size of the processor's slice of the weights, in the dtype of `rows`.
+        """
+        dtype = rows.dtype
+        is_short = dtype.is_floating and dtype.size < 4
+        flat = tf.reshape(rows, [math.prod(self._ids_sizes), -1])
+        # A negative segment is dropped.
+        table = tf.math.unsorted_segment_sum(
+            tf.cast(flat, tf.float32 if is_short else dtype),
+            tf.where(self.is_here, self._row, -1),
+            self._table_length,
+        )
+        ordered = tf.reshape(tf.cast(table, dtype), self._sizes)
+        if not self._is_reordered:
+            return ordered
+        return tf.transpose(ordered, [self._order.index(a) for a in range(len(self._order))])
+
+    @property
+    def _is_reordered(self) -> bool:
+        return self._order != sorted(self._order)

@@ -1,0 +1,83 @@
+"""Operations with side effects, and operations that wait for others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+import tensorflow as tf
+
+from t2tp import upstream
+from t2tp.lowering.operation import Operation
+
+if TYPE_CHECKING:
+    from t2tp.lowering.lowering import Lowering
+
+
+def conditional_updates(predicate: upstream.Tensor, operations: Iterable[Operation]) -> None:
+    """Executes assignments only in steps where `predicate` is true.
+
+    Args:
+      predicate: a boolean scalar, computed by an operation that was built before the assignments.
+      operations: the assignments, such as what `mtf.assign` returns.
+    """
+    for op in operations:
+        op.predicate = predicate
+
+
+def lower_conditionally(
+    op: upstream.Operation, predicate: upstream.Tensor, lower: Callable, lowering: Lowering
+) -> None:
+    """Lowers an operation without outputs so that it is executed only where `predicate` is true."""
+    for tensor in op.inputs:
+        # Deferred sums are reduced here: inside of the condition others could not use the result.
+        lowering.slice(tensor)
+
+    def execute() -> tf.Operation:
+        lower(op, lowering)
+        return tf.group()
+
+    tf.cond(lowering.slice(predicate), execute, lambda: tf.group())
+
+
+def lower_depend(op: upstream.Depend, lowering: Lowering) -> None:
+    """Passes a tensor on when others have been computed, or assignments executed.
+
+    A deferred sum stays one.
+    """
+    waited_for: list = []
+    for dependency in op._dependencies:
+        if dependency in lowering.operations:
+            waited_for.append(lowering.operations[dependency])
+        else:
+            tensors = (
+                [dependency] if isinstance(dependency, upstream.Tensor) else dependency.outputs
+            )
+            waited_for += [lowering.slice(tensor) for tensor in tensors]
+    value, axes = lowering.partial_sum(op.inputs[0])
+    with tf.control_dependencies(waited_for):
+        lowering.set_sum_over_axes(op.outputs[0], tf.identity(value), axes)
+
+
+def lower_print(op: upstream.PrintOperation, lowering: Lowering) -> None:
+    """Prints processor 0's slice of each tensor to standard error.
+
+    Takes the arguments of `tf.compat.v1.Print`: `first_n` (how often to print) and `summarize` (how
+    many elements of each tensor).
+    """
+    slices = [lowering.slice(tensor) for tensor in op._data]
+    pnum = lowering.mesh_impl(op).laid_out_pnum().slice
+
+    def print_them() -> tf.Operation:
+        printed = tf.compat.v1.Print(pnum, slices, op._message, **op._kwargs)
+        return tf.group(printed)
+
+    printing = tf.cond(tf.equal(pnum, 0), print_them, lambda: tf.group())
+    with tf.control_dependencies([printing]):
+        x = tf.identity(lowering.slice(op.inputs[0]))
+    lowering.set_slice(op.outputs[0], x)
+
+
+def lower_scalar_summary(op: upstream.ScalarSummaryOperation, lowering: Lowering) -> None:
+    """Passes the scalar on; the program returns it, as `summaries/<name>`."""
+    lowering.set_tensor_lowering(op.outputs[0], lowering.tensors[op.inputs[0]])

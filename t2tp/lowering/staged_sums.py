@@ -1,0 +1,111 @@
+"""Sums over dimensions of a slice, as exact compiled by XLA as by TensorFlow's own kernels.
+
+XLA adds the elements of a sum over several dimensions one after the other on CPUs: of two million,
+the last are added to something so large that four digits are lost. What XLA compiles for CPUs is
+therefore summed in stages of some hundred elements each. That is not slower: the first stage is
+fused with what computes the elements, and the others are small.
+
+16 bits are summed in float32, because a sum of more than a few thousand ones stays where it is in
+float16, and of a few hundred in bfloat16.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+import tensorflow.compat.v1 as tf1
+from tensorflow.compiler.tf2xla.ops import gen_xla_ops
+
+# A collection of graphs whose sums are made in stages. The graphs of loops' bodies inherit it.
+_IN_STAGES = "t2tp_sums_in_stages"
+
+_LONG = 1024  # So many elements are added one after the other.
+_STAGE = 256
+_SHORTEST_STAGE = 8  # Shorter ones are not worth their passes.
+
+
+def sum_in_stages() -> None:
+    """From now on long sums in the current graph, and in graphs inside of it, are made in stages:
+    XLA compiles it for CPUs.
+    """
+    tf1.add_to_collection(_IN_STAGES, True)
+
+
+def reduce_sum(
+    x: tf.Tensor, axes: int | Sequence[int] | None = None, keepdims: bool = False
+) -> tf.Tensor:
+    """The sum of `x`, of static shape, over `axes` (by default all), in its dtype."""
+    return _reduced(x, axes, keepdims, tf.reduce_sum)
+
+
+def reduce_mean(
+    x: tf.Tensor, axes: int | Sequence[int] | None = None, keepdims: bool = False
+) -> tf.Tensor:
+    """The mean of `x`, likewise."""
+    return _reduced(x, axes, keepdims, tf.reduce_mean)
+
+
+def _reduced(
+    x: tf.Tensor, axes: int | Sequence[int] | None, keepdims: bool, kernel: Callable
+) -> tf.Tensor:
+    """`kernel`, TensorFlow's sum or mean, of `x`."""
+    summed = _axes(x, axes)
+    count = math.prod(x.shape[axis] for axis in summed)
+    wide = tf.cast(x, tf.float32) if x.dtype in (tf.bfloat16, tf.float16) else x
+    if count <= _LONG or not tf1.get_collection(_IN_STAGES):
+        return tf.cast(kernel(wide, summed, keepdims=keepdims), x.dtype)
+    result = _staged(wide, summed)
+    if kernel is tf.reduce_mean:
+        result /= count
+    if keepdims:
+        sizes = [1 if axis in summed else n for axis, n in enumerate(x.shape)]
+        result = tf.reshape(result, sizes)
+    return tf.cast(result, x.dtype)
+
+
+def _axes(x: tf.Tensor, axes: int | Sequence[int] | None) -> list[int]:
+    if axes is None:
+        return list(range(x.shape.rank))
+    return sorted(axis % x.shape.rank for axis in ([axes] if isinstance(axes, int) else axes))
+
+
+def _staged(x: tf.Tensor, summed: list[int]) -> tf.Tensor:
+    """The sum over dimensions, without them."""
+    kept = [n for axis, n in enumerate(x.shape) if axis not in summed]
+    sizes, is_summed = _runs(x.shape.as_list(), summed)
+    x = tf.reshape(x, sizes)
+    while math.prod(n for n, which in zip(sizes, is_summed, strict=True) if which) > _LONG:
+        axis = max((n, axis) for axis, n in enumerate(sizes) if is_summed[axis])[1]
+        length = max(n for n in range(1, _STAGE + 1) if sizes[axis] % n == 0)
+        if length < _SHORTEST_STAGE:
+            break
+        x = _stage(x, axis, length)
+        sizes[axis] //= length
+    return tf.reshape(tf.reduce_sum(x, [i for i, which in enumerate(is_summed) if which]), kept)
+
+
+def _stage(x: tf.Tensor, axis: int, length: int) -> tf.Tensor:
+    """Sums of `length` elements along a dimension, which are as many times fewer then."""
+    before, size, after = x.shape[:axis], x.shape[axis], x.shape[axis + 1 :]
+    # The elements beside each other in memory are added to different sums, which vectorizes.
+    if after:
+        x = tf.reduce_sum(tf.reshape(x, [*before, size // length, length, *after]), axis + 1)
+    else:
+        x = tf.reduce_sum(tf.reshape(x, [*before, length, size // length]), axis)
+    # XLA would make one sum of two.
+    return gen_xla_ops.xla_optimization_barrier(input=[x])[0]
+
+
+def _runs(sizes: list[int], summed: list[int]) -> tuple[list[int], list[bool]]:
+    """Neighbouring dimensions that are all summed, or all kept, made one; and which are summed."""
+    runs: list[int] = []
+    is_summed: list[bool] = []
+    for axis, size in enumerate(sizes):
+        if is_summed and is_summed[-1] == (axis in summed):
+            runs[-1] *= size
+        else:
+            runs.append(size)
+            is_summed.append(axis in summed)
+    return runs, is_summed

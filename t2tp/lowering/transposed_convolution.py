@@ -1,0 +1,35 @@
+"""Transposed convolutions of slices: mesh-tensorflow's take no split output channels."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import tensorflow as tf
+
+from t2tp import upstream
+
+if TYPE_CHECKING:
+    from t2tp.lowering.lowering import Lowering
+
+
+def lower_transposed_convolution(
+    op: upstream.Conv2dTransposeOperation | upstream.Conv3dTransposeOperation, lowering: Lowering
+) -> None:
+    """Makes a slice of [batch..., places..., filters] of inputs [batch..., places..., channels] and
+    filters [window..., filters, channels]; channels and filters may be split, places may not.
+    """
+    x, filters = op.inputs
+    (y,) = op.outputs
+    sizes = lowering.mesh_impl(op).slice_shape(y.shape)
+    image = filters.shape.ndims - 1  # dimensions of one: places and channels
+    slice_of_x = lowering.slice(x)
+    flat = tf.reshape(slice_of_x, [-1, *slice_of_x.shape[-image:]])
+    inverse = tf.nn.conv2d_transpose if image == 3 else tf.nn.conv3d_transpose
+    made = inverse(
+        flat,
+        lowering.slice(filters),
+        output_shape=[flat.shape[0], *sizes[-image:]],
+        strides=op._strides,
+        padding=op._padding,
+    )
+    lowering.set_partial_sum(y, tf.reshape(made, sizes), x.shape.dims[-1:])

@@ -1,0 +1,152 @@
+"""While loops: the body is lowered once, into TensorFlow's own while loop."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import tensorflow as tf
+
+from t2tp import upstream
+
+if TYPE_CHECKING:
+    from t2tp.lowering.lowering import Lowering
+
+
+class _LoopState(NamedTuple):
+    """What a loop carries from one iteration to the next.
+
+    Attributes:
+      iteration: its number, an int64 scalar.
+      variables: the slices of the loop variables.
+      sums: what this processor adds to the accumulators, summed over the iterations so far.
+      goes_on: whether there is a next iteration, where the body has to decide that; else empty.
+    """
+
+    iteration: tf.Tensor
+    variables: list[tf.Tensor]
+    sums: list[tf.Tensor]
+    goes_on: tuple[tf.Tensor, ...]
+
+
+def lower_while_loop(
+    op: upstream.WhileLoopOperation,
+    lowering: Lowering,
+    inside: Callable[[tf.Tensor], contextlib.AbstractContextManager] | None = None,
+) -> None:
+    """Lowers a while loop.
+
+    A loop variable is reduced over the mesh before the next iteration reads it. An accumulator (an
+    output of the body that is no loop variable) is summed over the iterations first, and reduced
+    over the mesh once, after the loop.
+
+    For a condition with dimensions each processor looks at its own slice: those with other slices
+    may leave the loop at another time, unless the body has collectives with them.
+
+    Args:
+      op: the loop.
+      lowering: of the graph.
+      inside: called with the number of the iteration, an int64 scalar, for what is active while the
+        condition and the body are lowered; by default `lowering.inside_loop`.
+    """
+    inside = inside or lowering.inside_loop
+    num_variables = len(op.inputs)
+    next_variables = op._body_outputs[:num_variables]
+    accumulators = op._body_outputs[num_variables:]
+    mesh_impl = lowering.mesh_impl(op)
+    collectives = mesh_impl.collectives
+    condition = _Condition(op, lowering)
+    summed_axes: list[list[int]] = []
+    _reduce_what_comes_from_outside(op, lowering)
+
+    def goes_on(state: _LoopState) -> tf.Tensor:
+        if state.goes_on:
+            return state.goes_on[0]
+        with inside(state.iteration):
+            return condition.of(state.variables)
+
+    def body(state: _LoopState) -> list[_LoopState]:
+        collectives_before = len(collectives.log)
+        with inside(state.iteration):
+            _bind(op._body_inputs, state.variables, lowering)
+            lowering.lower_operations(op._body_ops, op._body_outputs)
+            variables = [lowering.slice(tensor) for tensor in next_variables]
+            addends = [lowering.partial_sum(tensor) for tensor in accumulators]
+            sums = [total + x for total, (x, _) in zip(state.sums, addends, strict=True)]
+        summed_axes[:] = [axes for _, axes in addends]
+        decided: tuple[tf.Tensor, ...] = ()
+        if condition.has_rows:
+            # A processor that left while others still meet it in the body's collectives would leave
+            # them waiting forever. Which axes these run over is known only now, after the body.
+            with inside(state.iteration + 1):
+                here = condition.of(variables)
+            met = {axis for c in collectives.log[collectives_before:] for axis in c.axes}
+            decided = (condition.agreed(here, met),)
+        return [_LoopState(state.iteration + 1, variables, sums, decided)]
+
+    zero = tf.constant(0, tf.int64)
+    variables = [lowering.slice(tensor) for tensor in op.inputs]
+    sums = [tf.zeros(mesh_impl.slice_shape(t.shape), t.dtype) for t in accumulators]
+    decided: tuple[tf.Tensor, ...] = ()
+    if condition.has_rows:
+        with inside(zero):  # Which collectives the body has is not known yet: all agree.
+            decided = (condition.agreed(condition.of(variables), mesh_impl.shape.dimension_names),)
+    # Collectives of two iterations must not run at the same time: they have one instance key.
+    kwargs = {**op._tf_kwargs, "parallel_iterations": 1}
+    kwargs.pop("back_prop", None)
+    start = _LoopState(zero, variables, sums, decided)
+    (last,) = tf.while_loop(goes_on, body, [start], **kwargs)
+    for output, value in zip(op.outputs[:num_variables], last.variables, strict=True):
+        lowering.set_slice(output, value)
+    for output, value, axes in zip(op.outputs[num_variables:], last.sums, summed_axes, strict=True):
+        lowering.set_sum_over_axes(output, value, axes)
+
+
+class _Condition:
+    """The condition of a loop: a boolean scalar, or one boolean for each row.
+
+    Attributes:
+      has_rows: whether it has dimensions: the loop goes on while any of its booleans is true. The
+        condition then is a loop variable, because it depends on the collectives of the body.
+    """
+
+    def __init__(self, op: upstream.WhileLoopOperation, lowering: Lowering) -> None:
+        self._op = op
+        self._lowering = lowering
+        self._mesh_impl = lowering.mesh_impl(op)
+        self.has_rows = bool(op._cond_output.shape.dims)
+
+    def of(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
+        """The answer for some values of the loop variables, of this processor's rows."""
+        op = self._op
+        _bind(op._cond_inputs, values, self._lowering)
+        self._lowering.lower_operations(op._cond_ops, [op._cond_output])
+        answer = self._lowering.slice(op._cond_output)
+        return tf.reduce_any(answer) if self.has_rows else answer
+
+    def agreed(self, answer: tf.Tensor, axes: Iterable[str]) -> tf.Tensor:
+        """The answer of all processors that differ only along some mesh axes."""
+        split = self._mesh_impl.tensor_layout(self._op._cond_output.shape)
+        names = self._mesh_impl.shape.dimension_names
+        if self._mesh_impl.target.leaves_loops_together:
+            axes = names
+        chosen = [axis for axis in split if axis is not None and names[axis] in axes]
+        collectives = self._mesh_impl.collectives
+        return collectives.allreduce(tf.cast(answer, tf.int32), chosen, "Max") > 0
+
+
+def _bind(
+    placeholders: Sequence[upstream.Tensor], values: Sequence[tf.Tensor], lowering: Lowering
+) -> None:
+    """Sets a loop's placeholders to the first of the values."""
+    for placeholder, value in zip(placeholders, values, strict=False):
+        lowering.set_slice(placeholder, value)
+
+
+def _reduce_what_comes_from_outside(op: upstream.WhileLoopOperation, lowering: Lowering) -> None:
+    """Reduces the sums that the loop uses before it begins, instead of in each iteration."""
+    used = [tensor for inner in (*op._cond_ops, *op._body_ops) for tensor in inner.inputs]
+    for tensor in (*used, op._cond_output, *op._body_outputs):
+        if isinstance(lowering.tensors.get(tensor), upstream.LazyAllreduceSum):
+            lowering.slice(tensor)

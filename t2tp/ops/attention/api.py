@@ -1,0 +1,212 @@
+"""Scaled dot-product attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from t2tp import upstream
+from t2tp.ops.attention.operation import AttentionOperation, Options
+
+# From this number of scores per head on, blockwise is faster; measured on CPUs.
+_LARGEST_DENSE = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class RelativeBias:
+    """A learned bias per head and distance bucket, added to the scores.
+
+    C. Raffel et al. (T5, arXiv:1910.10683), section 2.1. In causal attention all buckets are for
+    previous positions; otherwise half of them.
+
+    Attributes:
+      table: [heads, buckets].
+      max_distance: distances from here on share a bucket.
+    """
+
+    table: upstream.Tensor
+    max_distance: int = 128
+
+
+def attention(
+    q: upstream.Tensor,
+    k: upstream.Tensor,
+    v: upstream.Tensor,
+    *,
+    causal: bool = False,
+    window: int | None = None,
+    memory_stride: int = 1,
+    segments: upstream.Tensor | None = None,
+    memory_segments: upstream.Tensor | None = None,
+    relative_bias: RelativeBias | None = None,
+    dropout_rate: float = 0.0,
+    method: Literal["dense", "blockwise"] | None = None,
+) -> upstream.Tensor:
+    """Computes for each query the mean of the values, weighted by `softmax(q * k / sqrt(d_kv))`.
+
+    A. Vaswani et al., "Attention Is All You Need" (arXiv:1706.03762), section 3.2.1. The softmax is
+    in float32. A query that attends to nothing gives zeros.
+
+    Batch dimensions, `heads`, `kv_heads`, `length` and the memory may be split. No collectives are
+    needed if `kv_heads` is split like `heads` and the memory is not split. Keys and values of a
+    split memory are all-gathered in both passes, which with a split `length` is the context
+    parallelism of A. Grattafiori et al., "The Llama 3 Herd of Models" (arXiv:2407.21783), section
+    3.3.2; unlike there, a processor's queries are contiguous, so in causal attention the last one
+    has the most work.
+
+    Args:
+      q: [batch..., heads, length, d_kv].
+      k: [batch..., kv_heads, memory_length, d_kv]. kv_heads may be `heads` itself; otherwise its
+        size divides that of `heads`, and consecutive heads share one. The dimension of the memory
+        may be `length` itself.
+      v: of the shape of `k`.
+      causal: whether each position attends only to itself and earlier ones.
+      window: how many positions each one attends to, itself included: previous ones, and if not
+        `causal` as many following ones.
+      memory_stride: number of consecutive positions per key, as in memory-compressed attention: in
+        causal attention a query attends to a key once none of its positions is later than the
+        query. Positions that do not fill a key have none.
+      segments: integers [batch..., length]: positions attend within their segment.
+      memory_segments: likewise for the memory, [batch..., memory_length]; by default `segments`.
+      relative_bias: a bias by distance.
+      dropout_rate: the fraction of the weights to drop, in [0, 1), a multiple of 2**-16. The mask
+        depends on the seed, the step and the index in the global tensor, not on the mesh.
+      method: `dense` stores all scores of a head, `blockwise` a block of them, and computes them
+        twice. Results are equal up to rounding, with the same dropout mask. By default the faster
+        one for the lengths.
+
+    Returns:
+      like `q`.
+
+    Raises:
+      ValueError: shapes do not match, or an option is out of range.
+      LayoutError: of the program, if `d_kv` or the buckets of the bias are split.
+    """
+    _check_shapes(q, k, v)
+    length, memory = q.shape.dims[-2], k.shape.dims[-2]
+    _check_options(length, memory, causal, window, memory_stride, dropout_rate, method)
+    extras: dict[str, upstream.Tensor] = {}
+    if segments is not None or memory_segments is not None:
+        extras = _segments(q, k, segments, memory_segments)
+    if relative_bias is not None:
+        if memory_stride > 1:
+            raise ValueError("attention: a relative bias needs a memory_stride of 1.")
+        _check_bias(q, relative_bias, causal)
+        extras["bias_table"] = relative_bias.table
+    if method is None:
+        method = "dense" if length.size * memory.size <= _LARGEST_DENSE else "blockwise"
+    options = Options(
+        causal=causal,
+        window=window,
+        memory_stride=memory_stride,
+        max_distance=relative_bias.max_distance if relative_bias else 0,
+        dropout_rate=dropout_rate,
+        is_blockwise=method == "blockwise",
+        extras=tuple(extras),
+    )
+    return AttentionOperation([q, k, v, *extras.values()], options).outputs[0]
+
+
+def _check_shapes(q: upstream.Tensor, k: upstream.Tensor, v: upstream.Tensor) -> None:
+    if k.shape != v.shape:
+        raise ValueError(f"attention: k {k.shape} and v {v.shape} must have one shape.")
+    if q.shape.ndims < 3 or k.shape.ndims < 3:
+        raise ValueError(
+            f"attention: q {q.shape} must be [batch..., heads, length, d_kv], and k {k.shape}"
+            f" [batch..., kv_heads, memory_length, d_kv]."
+        )
+    if q.shape.dims[:-3] != k.shape.dims[:-3] or q.shape.dims[-1] != k.shape.dims[-1]:
+        raise ValueError(
+            f"attention: q {q.shape} and k {k.shape} must have the same batch dimensions (all but"
+            " the last three) and the same last dimension."
+        )
+    heads, kv_heads = q.shape.dims[-3], k.shape.dims[-3]
+    if heads.size % kv_heads.size:
+        raise ValueError(
+            f"attention: the size of k's {kv_heads} must divide that of q's {heads}, so that each"
+            " of its heads serves as many of q's."
+        )
+    dtypes = [x.dtype.name for x in (q, k, v)]
+    if len(set(dtypes)) > 1:
+        raise ValueError(f"attention: q, k and v must have one dtype, not {', '.join(dtypes)}.")
+
+
+def _check_options(
+    length: upstream.Dimension,
+    memory: upstream.Dimension,
+    causal: bool,
+    window: int | None,
+    memory_stride: int,
+    dropout_rate: float,
+    method: str | None,
+) -> None:
+    if memory_stride < 1 or (memory_stride > 1 and window is not None):
+        raise ValueError(
+            f"attention: memory_stride must be at least 1, and above 1 there is no window, not"
+            f" {memory_stride} with window {window}."
+        )
+    if memory_stride > 1 and memory.size != length.size // memory_stride:
+        raise ValueError(
+            f"attention: with a memory_stride of {memory_stride} q's {length.size} positions make"
+            f" {length.size // memory_stride} keys, and k has {memory.size}."
+        )
+    if (causal or window is not None) and memory_stride == 1 and length.size != memory.size:
+        raise ValueError(
+            f"attention: causal and window compare places in q's {length} and k's {memory}, which"
+            " must have one size. (For a memory of its own, say what is seen by segments.)"
+        )
+    if window is not None and window < 1:
+        raise ValueError(
+            f"attention: window must be at least 1, the position itself, not {window}; None is no"
+            " window."
+        )
+    if not 0 <= dropout_rate < 1:
+        raise ValueError(f"attention: dropout_rate must be in [0, 1), not {dropout_rate}.")
+    if method not in (None, "dense", "blockwise"):
+        raise ValueError(f"attention: method must be 'dense' or 'blockwise', not {method!r}.")
+
+
+def _segments(
+    q: upstream.Tensor,
+    k: upstream.Tensor,
+    segments: upstream.Tensor | None,
+    memory_segments: upstream.Tensor | None,
+) -> dict[str, upstream.Tensor]:
+    """Returns the segments as inputs of the operation; the memory's only if they differ."""
+    if segments is None:
+        raise ValueError("attention: memory_segments are given; give segments of the queries too.")
+    *batch, _, length, _ = q.shape.dims
+    if segments.shape.dims != [*batch, length]:
+        raise ValueError(f"attention: segments {segments.shape} must be {[*batch, length]}.")
+    if memory_segments is None or memory_segments is segments:
+        if k.shape.dims[-2].size != length.size:
+            raise ValueError(
+                f"attention: the memory {k.shape.dims[-2]} is not as long as q's {length}: give"
+                " memory_segments."
+            )
+        return {"segments": segments}
+    wanted = [*batch, k.shape.dims[-2]]
+    if memory_segments.shape.dims != wanted:
+        raise ValueError(f"attention: memory_segments {memory_segments.shape} must be {wanted}.")
+    return {"segments": segments, "memory_segments": memory_segments}
+
+
+def _check_bias(q: upstream.Tensor, bias: RelativeBias, causal: bool) -> None:
+    heads = q.shape.dims[-3]
+    if bias.table.shape.ndims != 2 or bias.table.shape.dims[0] != heads:
+        raise ValueError(
+            f"attention: the bias table {bias.table.shape} must be [{heads}, buckets]."
+        )
+    buckets = bias.table.shape.dims[1]
+    exact = buckets.size // (2 if causal else 4)
+    if exact < 1 or buckets.size % (2 if causal else 4):
+        raise ValueError(
+            f"attention: the bias table's {buckets} must be a multiple of {2 if causal else 4}"
+            " (T5 has 32): half of them are for one distance each"
+            + ("." if causal else ", behind and ahead.")
+        )
+    if bias.max_distance <= exact:
+        raise ValueError(
+            f"attention: max_distance {bias.max_distance} must be above {exact}, the distances"
+            f" that have one of the {buckets} each."
+        )

@@ -1,0 +1,102 @@
+"""Blocks of the score matrix of attention, and matmuls within them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+
+class Block(NamedTuple):
+    """A range of queries and a range of keys.
+
+    Attributes:
+      query: position of the first query, an integer or an int32 scalar.
+      queries: number of queries.
+      memory: position of the first key.
+      memories: number of keys.
+    """
+
+    query: int | tf.Tensor
+    queries: int
+    memory: int | tf.Tensor
+    memories: int
+
+
+class Queries:
+    """The slice of the queries that a processor has.
+
+    Attributes:
+      size: number of queries.
+      offsets: position of the first query of each slice.
+      begin: that of the processor's slice, an integer or an int32 scalar.
+    """
+
+    def __init__(self, size: int, slices: int = 1, place: int | tf.Tensor = 0) -> None:
+        """Selects a slice.
+
+        Args:
+          size: queries per slice.
+          slices: number of slices.
+          place: index of the processor's slice, an integer or an int32 scalar.
+        """
+        self.size = size
+        self.offsets = range(0, slices * size, size)
+        self.begin = place * size
+        self._place = place
+
+    def own(self, by_slice: np.ndarray) -> np.ndarray | tf.Tensor:
+        """Returns the processor's entry [...] of values for each slice [slice, ...]."""
+        if isinstance(self._place, int):
+            return by_slice[self._place]
+        return tf.gather(by_slice, self._place)
+
+
+def query_key_scores(q: tf.Tensor, k: tf.Tensor) -> tf.Tensor:
+    """Computes the scores of each query with each key of its head.
+
+    Args:
+      q: [batch, heads, queries, d].
+      k: [batch, kv_heads, memories, d]; query head h has kv head h // (heads / kv_heads).
+
+    Returns:
+      [batch, heads, queries, memories].
+    """
+    result = tf.matmul(_grouped(q, k), k, transpose_b=True)
+    return tf.reshape(result, [*q.shape[:3], k.shape[2]])
+
+
+def weighted_values(weights: tf.Tensor, v: tf.Tensor) -> tf.Tensor:
+    """Sums the values of the memory, weighted.
+
+    Args:
+      weights: [batch, heads, queries, memories].
+      v: [batch, kv_heads, memories, d].
+
+    Returns:
+      [batch, heads, queries, d].
+    """
+    result = tf.matmul(_grouped(weights, v), v)
+    return tf.reshape(result, [*weights.shape[:3], v.shape[3]])
+
+
+def collected(weights: tf.Tensor, y: tf.Tensor, kv_heads: int) -> tf.Tensor:
+    """Sums over the queries, and over the heads that share a kv head.
+
+    Args:
+      weights: [batch, heads, queries, memories].
+      y: [batch, heads, queries, d].
+      kv_heads: number of kv heads.
+
+    Returns:
+      [batch, kv_heads, memories, d].
+    """
+    shape = [weights.shape[0], kv_heads, -1]
+    grouped = [tf.reshape(x, [*shape, x.shape[3]]) for x in (weights, y)]
+    return tf.matmul(*grouped, transpose_a=True)
+
+
+def _grouped(x: tf.Tensor, memory: tf.Tensor) -> tf.Tensor:
+    """Groups [batch, heads, queries, d] -> [batch, kv_heads, heads / kv_heads * queries, d]."""
+    return tf.reshape(x, [*memory.shape[:2], -1, x.shape[3]])

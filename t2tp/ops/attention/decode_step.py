@@ -1,0 +1,213 @@
+"""Attention of one query per row to a memory: a decode step."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+import tensorflow as tf
+
+from t2tp import upstream
+from t2tp.lowering.lowering import Lowering
+from t2tp.lowering.operation import Operation
+from t2tp.mesh.collectives import Collectives
+from t2tp.ops.attention.api import RelativeBias
+from t2tp.ops.attention.blocks import query_key_scores, weighted_values
+from t2tp.ops.attention.mask import MASKED
+from t2tp.ops.attention.relative_bias import distance_buckets
+from t2tp.ops.attention.shared_heads import SharedHeads
+
+# Indices of the positions of a processor's slice of the memory: int32 [memory].
+Places: TypeAlias = "np.ndarray | tf.Tensor"
+
+
+def attention_step(
+    q: upstream.Tensor,
+    k: upstream.Tensor,
+    v: upstream.Tensor,
+    *,
+    positions: upstream.Tensor | None = None,
+    window: int | None = None,
+    memory_stride: int = 1,
+    is_seen: upstream.Tensor | None = None,
+    relative_bias: RelativeBias | None = None,
+) -> upstream.Tensor:
+    """Computes attention of one query at a position, in a memory that may be longer.
+
+    It has no gradient: decoding needs none. If the memory is split, each processor attends to its
+    slice; the max scores and the sums are then all-reduced over the mesh axis.
+
+    Args:
+      q: [batch..., heads, d_kv].
+      k: [batch..., kv_heads, memory_length, d_kv], see `attention`.
+      v: of the shape of `k`.
+      positions: int32 [batch...]: the query attends to the memory up to this position; default: all
+        of it.
+      window: how many positions it attends to, its own included.
+      memory_stride: number of positions per key; a key is visible when all of them are.
+      is_seen: booleans [batch..., memory_length]: which keys are visible at all.
+      relative_bias: a bias by distance, as in causal attention.
+
+    Returns:
+      like `q`; zero where nothing is visible.
+
+    Raises:
+      ValueError: shapes do not match, or window or bias are given without positions.
+    """
+    batch = q.shape.dims[:-2]
+    if k.shape != v.shape or k.shape.dims[:-3] != batch or k.shape.dims[-1] != q.shape.dims[-1]:
+        raise ValueError(
+            f"attention_step: k {k.shape} and v {v.shape} must be [batch..., kv_heads,"
+            f" memory_length, d_kv], with batch and d_kv of q {q.shape}."
+        )
+    heads, (kv_heads, memory) = q.shape.dims[-2], k.shape.dims[-3:-1]
+    if heads.size % kv_heads.size:
+        raise ValueError(f"attention_step: the size of {kv_heads} must divide that of {heads}.")
+    if positions is None and (window is not None or relative_bias is not None):
+        raise ValueError("attention_step: a window and a bias need the positions of the queries.")
+    extras = {"positions": positions, "is_seen": is_seen}
+    if relative_bias is not None:
+        extras["bias_table"] = relative_bias.table
+    for name, dims in (("positions", batch), ("is_seen", [*batch, memory])):
+        given = extras[name]
+        if given is not None and given.shape.dims != dims:
+            raise ValueError(f"attention_step: {name} {given.shape} must be {dims}.")
+    max_distance = relative_bias.max_distance if relative_bias else 0
+    given_extras = {name: x for name, x in extras.items() if x is not None}
+    return AttentionStepOperation(
+        [q, k, v], given_extras, window, memory_stride, max_distance
+    ).outputs[0]
+
+
+class AttentionStepOperation(Operation):
+    """Inputs: q [batch..., heads, d_kv], k and v [batch..., kv_heads, memory, d_kv], and extras."""
+
+    def __init__(
+        self,
+        qkv: list[upstream.Tensor],
+        extras: dict[str, upstream.Tensor],
+        window: int | None,
+        memory_stride: int,
+        max_distance: int,
+    ) -> None:
+        """Computes attention; see `attention_step` (extras: `positions`, `is_seen`,
+        `bias_table`).
+        """
+        super().__init__([*qkv, *extras.values()], name="attention_step")
+        self._extras = tuple(extras)
+        self._window = window
+        self._stride = memory_stride
+        self._max_distance = max_distance
+        q, k, _ = qkv
+        self._outputs = [upstream.Tensor(self, q.shape, q.dtype)]
+        splittable = [d.name for d in (*q.shape.dims[:-1], *k.shape.dims[-3:-1])]
+        self._splittable_dims, self._unsplittable_dims = (
+            self._initialize_splittable_and_unsplittable_dims("unsplittable", splittable)
+        )
+
+    def lower(self, lowering: Lowering) -> None:
+        q, k, v = self.inputs[:3]
+        mesh_impl = lowering.mesh_impl(self)
+        heads, d_kv = q.shape.dims[-2:]
+        kv_heads, memory = k.shape.dims[-3:-1]
+        shared = SharedHeads(mesh_impl, heads, kv_heads)
+        keys, values = (
+            shared.select(tf.reshape(x, [-1, *x.shape[-3:]]))
+            for x in (lowering.slice(k), lowering.slice(v))
+        )
+        scale = tf.constant(d_kv.size**-0.5, q.dtype)
+        queries = tf.reshape(lowering.slice(q) * scale, [keys.shape[0], -1, 1, d_kv.size])
+        extras = {
+            name: lowering.slice(x) for name, x in zip(self._extras, self.inputs[3:], strict=True)
+        }
+        scores = tf.cast(query_key_scores(queries, keys), tf.float32)
+        part = upstream.Shape([memory])
+        (begin,) = mesh_impl.slice_begin_tensors(part)
+        places = np.arange(mesh_impl.slice_shape(part)[0], dtype=np.int32) + begin
+        if "bias_table" in extras:
+            table, positions = extras["bias_table"], extras["positions"]
+            scores += self._bias(table, positions, places, memory.size)
+        # Cached for all layers with the same memory.
+        visible = lowering.shared(
+            (self._extras, *self.inputs[3:], memory, self._window, self._stride, "seen"),
+            lambda: self._seen(extras, places),
+        )
+        axis = mesh_impl.tensor_dimension_to_mesh_axis(memory)
+        if axis is None:
+            # A query attends at least to its own position, unless that is hidden or its key is
+            # incomplete.
+            surely = "is_seen" not in extras and self._stride == 1
+            y = weighted_values(tf.cast(_softmax(scores, visible, surely), q.dtype), values)
+        else:
+            y = _attended_in_parts(scores, visible, values, mesh_impl.collectives, axis)
+        lowering.set_slice(self.outputs[0], tf.reshape(y, mesh_impl.slice_shape(q.shape)))
+
+    def _seen(self, extras: dict[str, tf.Tensor], places: Places) -> tf.Tensor | None:
+        """Returns booleans [batch, 1, 1, memory]; None: everything is visible."""
+        conditions = []
+        if "positions" in extras:
+            here = tf.reshape(extras["positions"], [-1, 1, 1, 1])
+            last = places * self._stride + self._stride - 1
+            conditions.append(last <= here)
+            if self._window is not None:
+                conditions.append(last > here - self._window)
+        if "is_seen" in extras:
+            is_seen = extras["is_seen"]
+            conditions.append(tf.reshape(is_seen, [-1, 1, 1, is_seen.shape[-1]]))
+        if not conditions:
+            return None
+        visible = conditions[0]
+        for condition in conditions[1:]:
+            visible = tf.logical_and(visible, condition)
+        return visible
+
+    def _bias(
+        self, table: tf.Tensor, positions: tf.Tensor, places: Places, length: int
+    ) -> tf.Tensor:
+        """Returns float32 [batch, heads, 1, memory]."""
+        buckets = distance_buckets(
+            -np.arange(length), table.shape[1], self._max_distance, both_ways=False
+        )
+        by_distance = tf.transpose(tf.gather(tf.cast(table, tf.float32), buckets, axis=1))
+        back = tf.reshape(positions, [-1, 1]) - places
+        bias = tf.gather(by_distance, tf.clip_by_value(back, 0, length - 1))
+        return tf.transpose(bias, [0, 2, 1])[:, :, None]
+
+
+def _softmax(scores: tf.Tensor, visible: tf.Tensor | None, surely: bool) -> tf.Tensor:
+    """Computes weights, zero where invisible; `surely`: each query attends to something."""
+    if visible is None:
+        return tf.nn.softmax(scores)
+    weights = tf.nn.softmax(tf.where(visible, scores, MASKED))
+    return weights if surely else tf.where(visible, weights, 0.0)
+
+
+def _attended_in_parts(
+    scores: tf.Tensor,
+    visible: tf.Tensor | None,
+    values: tf.Tensor,
+    collectives: Collectives,
+    axis: int,
+) -> tf.Tensor:
+    """Computes the weighted sum of the values of all processors along a mesh axis.
+
+    Args:
+      scores: float32 [batch, heads, 1, slice of the memory].
+      visible: see `_softmax`.
+      values: [batch, kv_heads, slice of the memory, d_kv].
+      collectives: of this processor.
+      axis: the mesh axis that splits the memory.
+
+    Returns:
+      [batch, heads, 1, d_kv].
+    """
+    if visible is not None:
+        scores = tf.where(visible, scores, MASKED)
+    highest = tf.reduce_max(scores, -1, keepdims=True)
+    weights = tf.exp(scores - collectives.allreduce(highest, [axis], "Max"))
+    if visible is not None:
+        weights = tf.where(visible, weights, 0.0)
+    y = weighted_values(tf.cast(weights, values.dtype), values)
+    sums = [tf.cast(y, tf.float32), tf.reduce_sum(weights, -1, keepdims=True)]
+    sums = collectives.allreduce(tf.concat(sums, -1), [axis], "Add")
+    return tf.cast(tf.math.divide_no_nan(sums[..., :-1], sums[..., -1:]), values.dtype)

@@ -1,0 +1,81 @@
+"""Dense attention, with all scores in memory: the fastest for short lengths."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from t2tp.ops.attention.blocks import Block, collected, query_key_scores, weighted_values
+from t2tp.ops.attention.mask import MASKED
+from t2tp.ops.attention.score_terms import Gradients, ScoreTerms
+
+
+def forward(
+    q: tf.Tensor, k: tf.Tensor, v: tf.Tensor, terms: ScoreTerms
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Computes the result, and the attention weights before dropout.
+
+    Args:
+      q: [batch, heads, length, d_kv], scaled.
+      k: [batch, kv_heads, memory_length, d_kv].
+      v: likewise.
+      terms: the other terms of the scores.
+
+    Returns:
+      [batch, heads, length, d_kv] and [batch, heads, length, memory_length] in the dtype of q.
+    """
+    block = _whole(q, k, terms)
+    scores = terms.added(tf.cast(query_key_scores(q, k), tf.float32), block)
+    weights = tf.nn.softmax(scores)
+    if terms.mask.may_be_blind:
+        highest = tf.reduce_max(scores, axis=-1, keepdims=True)
+        weights = tf.where(highest < MASKED / 2, 0.0, weights)
+    weights = tf.cast(weights, q.dtype)
+    if terms.dropout is None:
+        return weighted_values(weights, v), weights
+    y = weighted_values(terms.dropout.dropped(weights, block), v)
+    return y * tf.cast(terms.dropout.scale, y.dtype), weights
+
+
+def backward(
+    q: tf.Tensor,
+    k: tf.Tensor,
+    v: tf.Tensor,
+    y: tf.Tensor,
+    weights: tf.Tensor,
+    dy: tf.Tensor,
+    terms: ScoreTerms,
+) -> Gradients:
+    """Computes gradients w.r.t. q (scaled), k, v and the bias; that of the softmax in float32."""
+    block = _whole(q, k, terms)
+    used, wide_weights, wide_dy = weights, tf.cast(weights, tf.float32), tf.cast(dy, tf.float32)
+    if terms.dropout is not None:
+        wide_dy *= terms.dropout.scale
+        used = terms.dropout.dropped(weights, block)
+    d_weights = query_key_scores(wide_dy, tf.cast(v, tf.float32))
+    if terms.dropout is not None:
+        d_weights = terms.dropout.dropped(d_weights, block)
+    if y.dtype.size >= 4:
+        # Equals sum_m weights * d_weights, at a lower cost.
+        mean = tf.reduce_sum(tf.cast(dy * y, tf.float32), -1, keepdims=True)
+    else:
+        # The gradients w.r.t. a query's scores sum to 0. With the mean of the rounded y, or without
+        # the sum of the rounded weights, their sum would exceed the gradients themselves if values
+        # have a common component.
+        mean = tf.reduce_sum(wide_weights * d_weights, -1, keepdims=True)
+        mean = tf.math.divide_no_nan(mean, tf.reduce_sum(wide_weights, -1, keepdims=True))
+    d_scores = wide_weights * (d_weights - mean)
+    d_bias = None
+    if terms.bias is not None:
+        d_bias = terms.bias.with_gradient(terms.bias.no_gradient(), block, d_scores)
+    kv_heads = k.shape[1]
+    d_scores = tf.cast(d_scores, q.dtype)
+    return Gradients(
+        weighted_values(d_scores, k),
+        collected(d_scores, q, kv_heads),
+        collected(used, tf.cast(wide_dy, dy.dtype), kv_heads),
+        d_bias,
+    )
+
+
+def _whole(q: tf.Tensor, k: tf.Tensor, terms: ScoreTerms) -> Block:
+    return Block(terms.mask.queries.begin, q.shape[2], 0, k.shape[2])

@@ -1,0 +1,286 @@
+"""Local attention in blocks of a sequence or an image, which may be split over the mesh.
+
+Each block of queries attends to its own block and its neighbours. The blocks beyond the end of a
+processor's slice come from the next processor: one block of keys and values (the halo).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import tensorflow as tf
+
+from t2tp import upstream
+from t2tp.lowering.mesh_impl import SpmdMeshImpl
+from t2tp.lowering.operation import Operation
+from t2tp.mesh.layout import Layout
+from t2tp.ops.attention.mask import MASKED
+from t2tp.ops.conv.halo import Halo, check_window
+
+if TYPE_CHECKING:
+    from t2tp.lowering.lowering import Lowering
+
+# Neighbours of a block, in rows and columns of blocks.
+_OF_A_SEQUENCE = ((0, -1), (0, 0))
+_OF_A_IMAGE = ((-1, -1), (-1, 0), (-1, 1), (0, -1), (0, 0))
+
+
+def local_attention(
+    q: upstream.Tensor,
+    k: upstream.Tensor,
+    v: upstream.Tensor,
+    space: Sequence[upstream.Dimension],
+    block: Sequence[int],
+) -> upstream.Tensor:
+    """Computes causal attention of each block to itself and its previous neighbours.
+
+    N. Parmar et al., "Image Transformer" (arXiv:1802.05751), section 3.2. Of a sequence
+    a position attends to its own block, up to itself, and the previous one. Of an image, read row
+    by row, it attends to its own block and those to the left, above, and above to the left and
+    right, as far as they precede it. Any dimension but `d_kv` may be split.
+
+    Args:
+      q: [..., d_kv], with the dimensions of `space` among the others.
+      k: like `q`.
+      v: like `q`.
+      space: [length], or [height, width].
+      block: the size of a block along each of them.
+
+    Returns:
+      like `q`.
+
+    Raises:
+      ValueError: shapes do not match, or blocks do not divide the space.
+      LayoutError: of the program, if blocks do not divide the slices.
+    """
+    if not q.shape == k.shape == v.shape or any(dim not in q.shape.dims[:-1] for dim in space):
+        raise ValueError(
+            f"local_attention: q {q.shape}, k {k.shape} and v {v.shape} must have one shape, with"
+            f" {list(space)} before its last dimension."
+        )
+    if len(space) not in (1, 2) or len(block) != len(space):
+        raise ValueError(
+            f"local_attention: a sequence has one dimension and one block size, an image two, not"
+            f" {list(space)} and {list(block)}."
+        )
+    for dim, size in zip(space, block, strict=True):
+        if size < 1 or dim.size % size:
+            raise ValueError(f"local_attention: blocks of {size} do not divide {dim}.")
+    return LocalAttentionOperation([q, k, v], tuple(space), tuple(block)).outputs[0]
+
+
+def visible_positions(
+    positions: tf.Tensor, places: tf.Tensor, block: Sequence[int], width: int
+) -> tf.Tensor:
+    """Whether a position attends to others in `local_attention`: booleans [..., places].
+
+    Args:
+      positions: int32 [...], of a sequence or, row by row, of an image.
+      places: int32 [places], the other positions.
+      block: see `local_attention`.
+      width: of the image; of a sequence its length.
+    """
+    here = positions[..., None]
+    rows, columns = (1, *block)[-2:]
+    down = here // width // rows - places // width // rows
+    right = here % width // columns - places % width // columns
+    is_near = [
+        (down == -block_row) & (right == -block_column)
+        for block_row, block_column in _neighbours(len(block))
+    ]
+    return (places <= here) & tf.reduce_any(tf.stack(is_near), axis=0)
+
+
+def _neighbours(num_dims: int) -> tuple[tuple[int, int], ...]:
+    return _OF_A_SEQUENCE if num_dims == 1 else _OF_A_IMAGE
+
+
+class LocalAttentionOperation(Operation):
+    """Inputs: q, k and v. Output: like them."""
+
+    def __init__(
+        self,
+        inputs: list[upstream.Tensor],
+        space: tuple[upstream.Dimension, ...],
+        block: tuple[int, ...],
+    ) -> None:
+        super().__init__(inputs, name="local_attention")
+        self._space = space
+        self._block = block
+        self._outputs = [upstream.Tensor(self, inputs[0].shape, inputs[0].dtype)]
+        self._splittable_dims, self._unsplittable_dims = _all_but_last(self)
+
+    @property
+    def matmul_flops(self) -> int:
+        """The FLOPs of scores and weighted values, over all positions of the visible blocks."""
+        visible = len(_neighbours(len(self._block))) * math.prod(self._block)
+        return 4 * self.inputs[0].shape.size * visible
+
+    def check_layout(self, layout: Layout) -> None:
+        """Checks that blocks divide the slices."""
+        for dim, size in zip(self._space, self._block, strict=True):
+            check_window(layout, f"Attention {self.name!r}", dim, size, 0, size)
+
+    def gradient(self, grad_ys: list[upstream.Tensor]) -> list[upstream.Tensor]:
+        return LocalAttentionGradOperation(
+            [*self.inputs, *grad_ys], self._space, self._block
+        ).outputs
+
+    def lower(self, lowering: Lowering) -> None:
+        part = _BlockSlice(lowering.mesh_impl(self), self.inputs[0].shape, self._space, self._block)
+        q, k, v = (part.in_order(lowering.slice(x)) for x in self.inputs)
+        y = part.attend(q, part.with_halo(k), part.with_halo(v))
+        lowering.set_slice(self.outputs[0], part.as_given(y))
+
+
+class LocalAttentionGradOperation(Operation):
+    """Inputs: q, k, v and the gradient w.r.t. the result. Outputs: the gradients w.r.t. q, k and v.
+
+    The weights are recomputed: stored, they would take most of the memory.
+    """
+
+    def __init__(
+        self,
+        inputs: list[upstream.Tensor],
+        space: tuple[upstream.Dimension, ...],
+        block: tuple[int, ...],
+    ) -> None:
+        super().__init__(inputs, name="local_attention_grad")
+        self._space = space
+        self._block = block
+        self._outputs = [
+            upstream.Tensor(self, x.shape, x.dtype, index=i) for i, x in enumerate(inputs[:3])
+        ]
+        self._splittable_dims, self._unsplittable_dims = _all_but_last(self)
+
+    def lower(self, lowering: Lowering) -> None:
+        part = _BlockSlice(lowering.mesh_impl(self), self.inputs[0].shape, self._space, self._block)
+        q, k, v, dy = (part.in_order(lowering.slice(x)) for x in self.inputs)
+        given = [q, part.with_halo(k), part.with_halo(v)]
+        dq, dk, dv = tf.gradients(part.attend(*given), given, dy, stop_gradients=given)
+        grads = [dq, part.without_halo(dk), part.without_halo(dv)]
+        for output, grad in zip(self.outputs, grads, strict=True):
+            lowering.set_slice(output, part.as_given(grad))
+
+
+def _all_but_last(op: upstream.Operation) -> tuple[frozenset, frozenset]:
+    """Returns the splittable and the unsplittable dimensions."""
+    last = [op.inputs[0].shape.dims[-1].name]
+    return op._initialize_splittable_and_unsplittable_dims("splittable", last)
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """Blocks of a processor's slice: a grid of rows x columns, each of height x width."""
+
+    rows: int
+    columns: int
+    height: int
+    width: int
+
+
+class _BlockSlice:
+    """Attention of a processor's slice, as [batch, height, width, d_kv]; a sequence has one row."""
+
+    def __init__(
+        self,
+        mesh_impl: SpmdMeshImpl,
+        shape: upstream.Shape,
+        space: tuple[upstream.Dimension, ...],
+        block: tuple[int, ...],
+    ) -> None:
+        batch = [dim for dim in shape.dims[:-1] if dim not in space]
+        self._order = [shape.dims.index(dim) for dim in (*batch, *space, shape.dims[-1])]
+        self._sizes = mesh_impl.slice_shape(shape)
+        height, width = [1, *mesh_impl.slice_shape(upstream.Shape(list(space)))][-2:]
+        rows, columns = (1, *block)[-2:]
+        self._grid = _Grid(height // rows, width // columns, rows, columns)
+        self._neighbours = _neighbours(len(space))
+        self._scale = shape.dims[-1].size ** -0.5
+        begin = [0, *mesh_impl.slice_begin_tensors(upstream.Shape(list(space)))][-2:]
+        self._first = (begin[0] // rows, begin[1] // columns)
+        self._all_columns = space[-1].size // columns
+        self._edges = (len(space) == 2) * rows, columns, (len(space) == 2) * columns
+        above, left, right = self._edges
+        self._halos = [Halo(mesh_impl, space[-1], 2, left, right)]
+        if above:
+            self._halos.append(Halo(mesh_impl, space[0], 1, above, 0))
+
+    def in_order(self, x: tf.Tensor) -> tf.Tensor:
+        """Reshapes a slice to [batch, height, width, d_kv]."""
+        grid = self._grid
+        space = [grid.rows * grid.height, grid.columns * grid.width]
+        return tf.reshape(tf.transpose(x, self._order), [-1, *space, x.shape[-1]])
+
+    def as_given(self, x: tf.Tensor) -> tf.Tensor:
+        """Reshapes back to a slice."""
+        x = tf.reshape(x, [self._sizes[dim] for dim in self._order])
+        return tf.transpose(x, np.argsort(self._order))
+
+    def with_halo(self, x: tf.Tensor) -> tf.Tensor:
+        """Adds the neighbours' elements that the slice's blocks attend to."""
+        for halo in self._halos:
+            x = halo.exchange(x)
+        return x
+
+    def without_halo(self, dx: tf.Tensor) -> tf.Tensor:
+        """Converts the gradient w.r.t. `with_halo(x)` to that w.r.t. x."""
+        for halo in reversed(self._halos):
+            dx = halo.exchange_gradient(dx)
+        return dx
+
+    def attend(self, q: tf.Tensor, k: tf.Tensor, v: tf.Tensor) -> tf.Tensor:
+        """Computes attention of q [batch, height, width, d_kv] to k and v with halo; returns like
+        q.
+        """
+        queries = self._blocks(q * tf.constant(self._scale, q.dtype))
+        keys, values = self._memory(k), self._memory(v)
+        scores = tf.cast(tf.matmul(queries, keys, transpose_b=True), tf.float32)
+        weights = tf.nn.softmax(tf.where(self._is_seen(), scores, MASKED))
+        y = tf.matmul(tf.cast(weights, v.dtype), values)
+        grid = self._grid
+        y = tf.reshape(y, [-1, grid.rows, grid.columns, grid.height, grid.width, y.shape[-1]])
+        return tf.reshape(tf.transpose(y, [0, 1, 3, 2, 4, 5]), q.shape)
+
+    def _memory(self, x: tf.Tensor) -> tf.Tensor:
+        """Gathers the positions of all neighbours: x with halo -> [batch, rows, columns, positions,
+        d_kv].
+        """
+        grid = self._grid
+        above, left, _ = self._edges
+        height, width = grid.rows * grid.height, grid.columns * grid.width
+        parts = []
+        for down, right in self._neighbours:
+            top, side = above + down * grid.height, left + right * grid.width
+            parts.append(self._blocks(x[:, top : top + height, side : side + width]))
+        return tf.concat(parts, axis=3)
+
+    def _blocks(self, x: tf.Tensor) -> tf.Tensor:
+        """Splits [batch, height, width, d] -> [batch, rows, columns, positions of a block, d]."""
+        grid = self._grid
+        d = x.shape[-1]
+        x = tf.reshape(x, [-1, grid.rows, grid.height, grid.columns, grid.width, d])
+        x = tf.transpose(x, [0, 1, 3, 2, 4, 5])
+        return tf.reshape(x, [-1, grid.rows, grid.columns, grid.height * grid.width, d])
+
+    def _is_seen(self) -> tf.Tensor:
+        """Returns booleans [rows, columns, queries, positions of all neighbours]."""
+        grid = self._grid
+        row, column = (x.ravel() for x in np.indices([grid.height, grid.width]))
+        before, exists = [], []
+        for down, right in self._neighbours:
+            rows, columns = row + down * grid.height, column + right * grid.width
+            earlier_row = rows[None, :] < row[:, None]
+            same_row = rows[None, :] == row[:, None]
+            before.append(earlier_row | (same_row & (columns[None, :] <= column[:, None])))
+            block_row = self._first[0] + np.arange(grid.rows)[:, None] + down
+            block_column = self._first[1] + np.arange(grid.columns)[None, :] + right
+            inside = (block_row >= 0) & (block_column >= 0) & (block_column < self._all_columns)
+            exists.append(tf.broadcast_to(inside, [grid.rows, grid.columns]))
+        size = grid.height * grid.width
+        exists_at = tf.repeat(tf.stack(exists, axis=2), size, axis=2)
+        return tf.logical_and(np.concatenate(before, axis=1), exists_at[:, :, None, :])

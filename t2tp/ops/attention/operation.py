@@ -1,0 +1,280 @@
+"""The attention operation and its gradient: the slices, collectives and terms of a processor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import tensorflow as tf
+
+from t2tp import upstream
+from t2tp.lowering.operation import Operation
+from t2tp.ops.attention import blockwise, dense
+from t2tp.ops.attention.blocks import Queries
+from t2tp.ops.attention.mask import Mask
+from t2tp.ops.attention.relative_bias import Bias
+from t2tp.ops.attention.score_terms import ScoreTerms
+from t2tp.ops.attention.shared_heads import SharedHeads
+from t2tp.ops.attention.split_kv import GatheredDimension
+from t2tp.ops.attention.weight_dropout import AttentionDropout
+
+if TYPE_CHECKING:
+    from t2tp.lowering.lowering import Lowering
+    from t2tp.lowering.mesh_impl import SpmdMeshImpl
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of both passes; see `attention`.
+
+    Attributes:
+      extras: names of the inputs after q, k and v: `segments`, `memory_segments`, `bias_table`.
+    """
+
+    causal: bool
+    window: int | None
+    memory_stride: int
+    max_distance: int
+    dropout_rate: float
+    is_blockwise: bool
+    extras: tuple[str, ...]
+
+
+class AttentionOperation(Operation):
+    """Inputs: q [batch..., heads, length, d_kv], k and v [batch..., kv_heads, memory, d_kv],
+    extras.
+
+    Outputs: the result, like q, and what the backward pass needs. Blockwise: the log of each
+    query's sum of exponentials [batch..., heads, length] and, for 16 bits, the rounding error of
+    the result, like q. Dense: the weights [batch..., heads, length, memory], whose memory is not
+    split, even if a layout splits that of k and v.
+    """
+
+    def __init__(self, inputs: Sequence[upstream.Tensor], options: Options) -> None:
+        super().__init__(list(inputs), name="attention")
+        self._options = options
+        self._rng_name = self.name
+        q, k = inputs[:2]
+        *batch, heads, length, _ = q.shape.dims
+        kv_heads, memory, _ = k.shape.dims[-3:]
+        if options.is_blockwise:
+            kept = upstream.Tensor(
+                self, upstream.Shape([*batch, heads, length]), tf.float32, index=1
+            )
+        else:
+            # No layout has a name of two words, so this dimension is not split.
+            whole = upstream.Dimension(f"whole {memory.name}", memory.size)
+            kept = upstream.Tensor(
+                self, upstream.Shape([*batch, heads, length, whole]), q.dtype, index=1
+            )
+        self._outputs = [upstream.Tensor(self, q.shape, q.dtype, index=0), kept]
+        if options.is_blockwise and q.dtype.size < 4:
+            self._outputs.append(upstream.Tensor(self, q.shape, q.dtype, index=2))
+        self._splittable_dims, self._unsplittable_dims = (
+            self._initialize_splittable_and_unsplittable_dims(
+                "unsplittable", [d.name for d in (*batch, heads, kv_heads, length, memory)]
+            )
+        )
+
+    @property
+    def matmul_flops(self) -> int:
+        """The FLOPs of scores and weighted values, including causally masked ones."""
+        memory = self.inputs[1].shape.dims[-2].size
+        return 4 * self.inputs[0].shape.size * min(memory, self._options.window or memory)
+
+    def gradient(self, grad_ys: list[upstream.Tensor | None]) -> list[upstream.Tensor | None]:
+        inputs = [*self.inputs, *self.outputs, grad_ys[0]]
+        backward = AttentionGradOperation(inputs, len(self.outputs), self._options, self._rng_name)
+        backward.rng_dependency = self.rng_dependency
+        extras: dict[str, upstream.Tensor | None] = dict.fromkeys(self._options.extras)
+        if "bias_table" in extras:
+            extras["bias_table"] = backward.outputs[3]
+        return [*backward.outputs[:3], *extras.values()]
+
+    def lower(self, lowering: Lowering) -> None:
+        part = _AttentionSlice(lowering, self.inputs, self._options, self._rng_name)
+        lowered = blockwise if self._options.is_blockwise else dense
+        values = lowered.forward(part.q, part.k, part.v, part.terms)
+        for output, value in zip(self.outputs, values, strict=True):
+            sizes = lowering.mesh_impl(self).slice_shape(output.shape)
+            lowering.set_slice(output, tf.reshape(value, sizes))
+
+
+class AttentionGradOperation(Operation):
+    """Inputs: those of attention, its `num_outputs` outputs and the gradient w.r.t. the result.
+    Outputs: the gradients w.r.t. q, k, v and, if there is one, the bias table.
+    """
+
+    def __init__(
+        self, inputs: Sequence[upstream.Tensor], num_outputs: int, options: Options, rng_name: str
+    ) -> None:
+        """Uses the dropout mask of the operation named `rng_name`."""
+        super().__init__(list(inputs), name="attention_grad")
+        self._num_outputs = num_outputs
+        self._options = options
+        self._rng_name = rng_name
+        by = list(inputs[:3])
+        if "bias_table" in options.extras:
+            by.append(inputs[3 + options.extras.index("bias_table")])
+        self._outputs = [upstream.Tensor(self, x.shape, x.dtype, index=i) for i, x in enumerate(by)]
+
+    def lower(self, lowering: Lowering) -> None:
+        part = _AttentionSlice(lowering, self.inputs, self._options, self._rng_name)
+        *outputs, dy = (lowering.slice(x) for x in self.inputs[-1 - self._num_outputs :])
+        y, kept, *rounding = outputs
+        if rounding:
+            y = tf.cast(y, tf.float32) + tf.cast(rounding[0], tf.float32)
+        lowered = blockwise if self._options.is_blockwise else dense
+        kept = tf.reshape(kept, [*part.q.shape[:3], *kept.shape[self.inputs[0].shape.ndims - 1 :]])
+        grads = lowered.backward(
+            part.q,
+            part.k,
+            part.v,
+            part.with_one_batch(y),
+            kept,
+            part.with_one_batch(dy),
+            part.terms,
+        )
+        mesh_impl = lowering.mesh_impl(self)
+        q, *memory = self.outputs[:3]
+        d_q = tf.reshape(grads.q * part.scale, mesh_impl.slice_shape(q.shape))
+        lowering.set_slice(q, d_q)
+        for output, d in zip(memory, (grads.k, grads.v), strict=True):
+            d, axes = part.restored(d)
+            d = tf.reshape(d, mesh_impl.slice_shape(output.shape))
+            lowering.set_sum_over_axes(output, d, axes)
+        if part.terms.bias is not None:
+            table = self.outputs[3]
+            by_table = tf.cast(part.terms.bias.table_gradient(grads.bias), table.dtype)
+            summed = [dim for dim in q.shape.dims[:-1] if dim not in table.shape.dims]
+            lowering.set_partial_sum(table, by_table, summed)
+
+
+class _AttentionSlice:
+    """The slices and score terms of one processor.
+
+    A split memory is all-gathered (context parallelism): A. Grattafiori et al., "The Llama 3 Herd
+    of Models" (arXiv:2407.21783), section 3.3.2. Positions are those in the global length, so that
+    the processor's queries attend to what they would on one device.
+
+    Attributes:
+      q: the slice, scaled by 1 / sqrt(d_kv), with one batch dimension: [batch, heads, queries,
+        d_kv].
+      k, v: [batch, kv_heads, memory, d_kv], the heads that those of q need, and the full memory.
+      scale: the factor of q.
+      terms: mask, bias and dropout.
+    """
+
+    def __init__(
+        self, lowering: Lowering, inputs: Sequence[upstream.Tensor], options: Options, rng_name: str
+    ) -> None:
+        q, k, v = inputs[:3]
+        heads, length, d_kv = q.shape.dims[-3:]
+        kv_heads, memory, _ = k.shape.dims[-3:]
+        mesh_impl = lowering.mesh_impl(q)
+        length_axis, memory_axis = (
+            mesh_impl.tensor_dimension_to_mesh_axis(dim) for dim in (length, memory)
+        )
+        self._shared = SharedHeads(mesh_impl, heads, kv_heads)
+        self._memory = GatheredDimension(mesh_impl, memory_axis, 2)
+        # The mesh axes over which the queries of a key are split.
+        self._summed = {*self._shared.axes, length_axis} - {None}
+        q_slice = self.with_one_batch(lowering.slice(q))
+        # Not a scalar, which TensorFlow would move behind the matmul with k and fuse with it and
+        # with a mask, for which oneDNN has only its slow reference kernel.
+        self.scale = tf.constant([d_kv.size**-0.5] * d_kv.size, q.dtype)
+        self.q = q_slice * self.scale
+        self.k, self.v = (
+            self._shared.select(self._memory.whole(self.with_one_batch(lowering.slice(x))))
+            for x in (k, v)
+        )
+        extras = dict(zip(options.extras, inputs[3:], strict=False))
+        queries = _queries(mesh_impl, length, length_axis)
+        segments = memory_segments = None
+        if "segments" in extras:
+            segments = _rows(lowering.slice(extras["segments"]))
+            # A tensor that is an input twice is passed once.
+            memory_segments = _whole_rows(
+                lowering, extras.get("memory_segments", extras["segments"])
+            )
+        mask = Mask(
+            queries,
+            memory.size,
+            causal=options.causal,
+            window=options.window,
+            memory_stride=options.memory_stride,
+            segments=segments,
+            memory_segments=memory_segments,
+            # With the same segments for queries and memory, a query attends at least to itself.
+            may_be_blind="memory_segments" in extras or options.memory_stride > 1,
+        )
+        bias = dropout = None
+        if "bias_table" in extras:
+            sizes = (queries.size, memory.size)
+            if options.is_blockwise:
+                sizes = blockwise.padded_sizes(*sizes)
+            bias = Bias(
+                lowering.slice(extras["bias_table"]),
+                queries.offsets[-1] + sizes[0],
+                sizes[1],
+                max_distance=options.max_distance,
+                both_ways=not options.causal,
+            )
+        if options.dropout_rate:
+            dropout = _dropout(lowering, q, memory.size, options.dropout_rate, rng_name)
+        self.terms = ScoreTerms(mask, bias, dropout)
+
+    @staticmethod
+    def with_one_batch(x: tf.Tensor) -> tf.Tensor:
+        """Merges batch dimensions: [batch..., heads, length, d] -> [batch, heads, length, d]."""
+        return tf.reshape(x, [-1, *x.shape[-3:]])
+
+    def restored(self, dx: tf.Tensor) -> tuple[tf.Tensor, list[int]]:
+        """Returns this processor's addend of the gradient w.r.t. the input's slice, from that
+        w.r.t. `k` or `v`, and the mesh axes over which it is a partial sum.
+        """
+        dx = self._memory.own_part(self._shared.restore(dx, self._summed), self._summed)
+        return dx, sorted(self._summed - {self._memory.axis, self._shared.gathered.axis})
+
+
+def _queries(mesh_impl: SpmdMeshImpl, length: upstream.Dimension, axis: int | None) -> Queries:
+    """Returns this processor's queries, if a mesh axis splits the length."""
+    if axis is None:
+        return Queries(length.size)
+    slices = mesh_impl.shape[axis].size
+    return Queries(length.size // slices, slices, mesh_impl.collectives.coordinate(axis))
+
+
+def _rows(segments: tf.Tensor) -> tf.Tensor:
+    """Merges batch dimensions: [batch..., length] -> [batch, length]."""
+    return tf.reshape(segments, [-1, segments.shape[-1]])
+
+
+def _whole_rows(lowering: Lowering, segments: upstream.Tensor) -> tf.Tensor:
+    """Gathers segments [batch, length] along the length, once for all layers."""
+    mesh_impl = lowering.mesh_impl(segments)
+    axis = mesh_impl.tensor_dimension_to_mesh_axis(segments.shape.dims[-1])
+    gathered = GatheredDimension(mesh_impl, axis, 1)
+    return lowering.shared(
+        (segments, "whole rows"), lambda: gathered.whole(_rows(lowering.slice(segments)))
+    )
+
+
+def _dropout(
+    lowering: Lowering, q: upstream.Tensor, memory_length: int, rate: float, rng_name: str
+) -> AttentionDropout:
+    """Returns dropout by index in [batch..., heads, length, memory] of the global tensors."""
+    halves = lowering.random_bits(
+        rng_name, upstream.Shape([upstream.Dimension("halves_of_a_key", 2)])
+    )
+    rows_shape = upstream.Shape(q.shape.dims[:-2])
+    rows = lowering.element_index(rows_shape)
+    key = tf.bitwise.bitwise_or(tf.bitcast(halves, tf.uint64), tf.constant(1, tf.uint64))
+    return AttentionDropout(
+        key,
+        tf.reshape(rows, [-1, rows.shape[-1]]),
+        q.shape.dims[-2].size,
+        memory_length,
+        rate,
+    )

@@ -1,0 +1,118 @@
+"""Relative position bias: a learned number per distance of query and key."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import tensorflow as tf
+
+from t2tp.lowering.staged_sums import reduce_sum
+from t2tp.ops.attention.blocks import Block
+
+
+def distance_buckets(
+    distances: np.ndarray, num_buckets: int, max_distance: int, both_ways: bool
+) -> np.ndarray:
+    """Returns the bucket of a bias table for each distance.
+
+    Half of the buckets are for one distance each, the other half for ranges that grow
+    logarithmically up to `max_distance`: C. Raffel et al., "Exploring the Limits of Transfer
+    Learning with a Unified Text-to-Text Transformer" (arXiv:1910.10683), section 2.1, as in its
+    code.
+
+    Args:
+      distances: integers, position in the memory minus position of the query.
+      num_buckets: size of the table.
+      max_distance: distances from here on share the last bucket.
+      both_ways: whether distances above 0 have buckets, the upper half of the table.
+
+    Returns:
+      integers in [0, num_buckets), of the shape of `distances`.
+    """
+    buckets = np.zeros_like(distances)
+    if both_ways:
+        num_buckets //= 2
+        buckets = np.where(distances > 0, num_buckets, 0)
+        back = np.abs(distances)
+    else:
+        back = np.maximum(-distances, 0)
+    exact = num_buckets // 2
+    ratio = np.log(np.maximum(back, 1) / exact) / math.log(max_distance / exact)
+    far = exact + (ratio * (num_buckets - exact)).astype(distances.dtype)
+    return buckets + np.where(back < exact, back, np.minimum(far, num_buckets - 1))
+
+
+class Bias:
+    """The bias of one processor's slice of the heads, block by block.
+
+    It is never materialized: a block's bias is computed from a number per distance and head.
+    """
+
+    def __init__(
+        self,
+        table: tf.Tensor,
+        length: int,
+        memory_length: int,
+        *,
+        max_distance: int,
+        both_ways: bool,
+    ) -> None:
+        """Looks up the bias of every distance.
+
+        Args:
+          table: [heads, buckets].
+          length: number of queries.
+          memory_length: number of keys.
+          max_distance: see `distance_buckets`.
+          both_ways: see `distance_buckets`.
+        """
+        self._lowest = 1 - length
+        distances = np.arange(self._lowest, memory_length)
+        self._num_buckets = table.shape[1]
+        self._buckets = distance_buckets(distances, self._num_buckets, max_distance, both_ways)
+        self._by_distance = tf.gather(tf.cast(table, tf.float32), self._buckets, axis=1)
+
+    def block(self, block: Block) -> tf.Tensor:
+        """Returns the bias of a block's scores: float32 [heads, queries, memories]."""
+        heads, (queries, memories) = self._by_distance.shape[0], block[1::2]
+        span = queries + memories - 1
+        diagonals = tf.slice(self._by_distance, [0, self._begin(block)], [heads, span])
+        # Rows of length `span`, read off a sequence that repeats after span + 1 elements: each
+        # begins one element further to the left, which turns distances into (query, memory) without
+        # a gather.
+        repeated = tf.tile(tf.pad(diagonals, [[0, 0], [0, 1]]), [1, queries])
+        rows = tf.reshape(repeated[:, : queries * span], [heads, queries, span])
+        return rows[:, :, queries - 1 :]
+
+    def no_gradient(self) -> tf.Tensor:
+        """Returns the initial zeros of `with_gradient`."""
+        return tf.zeros([len(self._buckets), self._by_distance.shape[0]])
+
+    def with_gradient(self, so_far: tf.Tensor, block: Block, d_scores: tf.Tensor) -> tf.Tensor:
+        """Adds a block's gradient.
+
+        Args:
+          so_far: the sum over the previous blocks: [distance, heads].
+          block: a block.
+          d_scores: the gradient w.r.t. its scores, [batch, heads, queries, memories].
+        """
+        heads, (queries, memories) = self._by_distance.shape[0], block[1::2]
+        span = queries + memories - 1
+        rows = reduce_sum(tf.cast(d_scores, tf.float32), 0)
+        rows = tf.reshape(tf.pad(rows, [[0, 0], [0, 0], [queries - 1, 0]]), [heads, -1])
+        repeated = tf.reshape(tf.pad(rows, [[0, 0], [0, queries]]), [heads, queries, span + 1])
+        diagonals = tf.transpose(reduce_sum(repeated, 1)[:, :span])
+        index = self._begin(block) + tf.range(span)
+        return tf.tensor_scatter_nd_add(so_far, index[:, None], diagonals)
+
+    def table_gradient(self, by_distance: tf.Tensor) -> tf.Tensor:
+        """Returns the gradient w.r.t. the table, [heads, buckets], from the sums of
+        `with_gradient`.
+        """
+        by_bucket = tf.math.unsorted_segment_sum(by_distance, self._buckets, self._num_buckets)
+        return tf.transpose(by_bucket)
+
+    def _begin(self, block: Block) -> int | tf.Tensor:
+        """Returns the index of the smallest distance within a block."""
+        return block.memory - (block.query + block.queries - 1) - self._lowest

@@ -1,0 +1,39 @@
+"""Terms of attention scores other than q * k: mask, relative bias, dropout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from t2tp.ops.attention.blocks import Block
+from t2tp.ops.attention.mask import Mask
+from t2tp.ops.attention.relative_bias import Bias
+from t2tp.ops.attention.weight_dropout import AttentionDropout
+
+
+@dataclass(frozen=True)
+class ScoreTerms:
+    """Mask, bias and dropout of one processor's slice."""
+
+    mask: Mask
+    bias: Bias | None
+    dropout: AttentionDropout | None
+
+    def added(self, scores: tf.Tensor, block: Block) -> tf.Tensor:
+        """Adds bias and mask to a block's scores, float32 [batch, heads, queries, memories]."""
+        mask = self.mask.block(block)
+        if self.bias is None:
+            return scores if mask is None else scores + mask
+        bias = self.bias.block(block)
+        return scores + (bias if mask is None else bias + mask)
+
+
+class Gradients(NamedTuple):
+    """Gradients w.r.t. a processor's q (scaled), k, v, and the bias of each distance."""
+
+    q: tf.Tensor
+    k: tf.Tensor
+    v: tf.Tensor
+    bias: tf.Tensor | None

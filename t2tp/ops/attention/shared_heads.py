@@ -1,0 +1,66 @@
+"""Grouped-query attention on a mesh: key-value heads shared by several query heads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+
+import tensorflow as tf
+
+from t2tp import upstream
+from t2tp.lowering.mesh_impl import SpmdMeshImpl
+from t2tp.ops.attention.split_kv import GatheredDimension
+
+
+class SharedHeads:
+    """The key-value heads of a processor's slice of the query heads.
+
+    J. Ainslie et al., "GQA" (arXiv:2305.13245). Query head h uses kv head h // (heads / kv_heads).
+    If both dimensions are split over one axis, or neither is, each processor has the kv heads it
+    needs. Otherwise split kv heads are all-gathered, and each processor selects those it needs; the
+    gradient is then a sum over the axis of the query heads.
+
+    Attributes:
+      axes: mesh axes over which gradients are partial sums.
+      gathered: gathers kv heads that are split differently from the query heads.
+    """
+
+    def __init__(
+        self, mesh_impl: SpmdMeshImpl, heads: upstream.Dimension, kv_heads: upstream.Dimension
+    ) -> None:
+        self._collectives = mesh_impl.collectives
+        self._kv_heads = kv_heads.size
+        axis, kv_axis = (mesh_impl.tensor_dimension_to_mesh_axis(d) for d in (heads, kv_heads))
+        self.gathered = GatheredDimension(mesh_impl, None if kv_axis == axis else kv_axis, 1)
+        self.axes = [] if axis in (kv_axis, None) else [axis]
+        self._chosen = None
+        if self.axes:
+            (size,) = mesh_impl.slice_shape(upstream.Shape([heads]))
+            self._chosen = self._chosen_heads(heads.size // kv_heads.size, size, axis)
+
+    def select(self, x: tf.Tensor) -> tf.Tensor:
+        """Selects from a slice of k or v -> [batch, the kv heads needed here, memory, d]."""
+        x = self.gathered.whole(x)
+        return x if self._chosen is None else tf.gather(x, self._chosen, axis=1)
+
+    def restore(self, dx: tf.Tensor, summed: Collection[int]) -> tf.Tensor:
+        """Converts the gradient w.r.t. the result of `select` to an addend of that w.r.t. the
+        slice.
+
+        Args:
+          dx: [batch, the kv heads needed here, memory, d].
+          summed: mesh axes over which it is a partial sum; that of `gathered` is reduced here.
+        """
+        if self._chosen is not None:
+            by_head = tf.transpose(dx, [1, 0, 2, 3])
+            by_head = tf.math.unsorted_segment_sum(by_head, self._chosen, self._kv_heads)
+            dx = tf.transpose(by_head, [1, 0, 2, 3])
+        return self.gathered.own_part(dx, summed)
+
+    def _chosen_heads(self, shared_by: int, size: int, axis: int) -> tf.Tensor:
+        """Returns the indices of the kv heads that `size` query heads of this processor need, one
+        per group of consecutive heads that is sure to share it.
+        """
+        together = math.gcd(shared_by, size)
+        first = self._collectives.coordinate(axis) * size
+        return (first + together * tf.range(size // together)) // shared_by

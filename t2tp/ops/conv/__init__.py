@@ -1,0 +1,1 @@
+"""Convolution and pooling, with height and width split over the mesh."""

@@ -1,0 +1,225 @@
+"""Convolution over height and width, any of whose dimensions may be split over the mesh."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from t2tp import upstream
+from t2tp.lowering.operation import Operation
+from t2tp.mesh.layout import Layout
+from t2tp.ops.cast import wide_dtype
+from t2tp.ops.conv.sliding_window import Window, Windows, check_windows, with_one_batch
+
+if TYPE_CHECKING:
+    from t2tp.lowering.lowering import Lowering
+    from t2tp.lowering.mesh_impl import SpmdMeshImpl
+
+
+def convolution(
+    x: upstream.Tensor, filters: upstream.Tensor, stride: int | tuple[int, int] = 1
+) -> upstream.Tensor:
+    """Computes a convolution with zero padding (TensorFlow's "SAME").
+
+    Every dimension but those of the kernel may be split. If height or width is, processors exchange
+    halos; if the input channels are, each computes a partial sum; if the output channels are, each
+    has its filters. The result is that of the convolution on one device.
+
+    Args:
+      x: [batch..., height, width, channels], floats.
+      filters: [kernel_height, kernel_width, channels, filters], of the dtype of `x`.
+      stride: of the windows, along height and width.
+
+    Returns:
+      [batch..., ceil(height / stride), ceil(width / stride), filters].
+
+    Raises:
+      ValueError: shapes or dtypes do not match.
+      LayoutError: of the program, if slices are too short for the windows, or the stride does not
+        divide them.
+    """
+    strides = (stride, stride) if isinstance(stride, int) else stride
+    if x.shape.ndims < 3 or filters.shape.ndims != 4:
+        raise ValueError(
+            f"convolution: x {x.shape} must be [batch..., height, width, channels], and filters"
+            f" {filters.shape} [kernel_height, kernel_width, channels, filters]."
+        )
+    if filters.shape.dims[2] != x.shape.dims[-1] or filters.dtype != x.dtype:
+        raise ValueError(
+            f"convolution: the third dimension of filters {filters.dtype.name} {filters.shape} must"
+            f" be the last one of x {x.dtype.name} {x.shape}, and their dtypes the same."
+        )
+    if min(strides) < 1:
+        raise ValueError(f"convolution: strides must be at least 1, not {strides}.")
+    return ConvolutionOperation(x, filters, strides).outputs[0]
+
+
+class ConvolutionOperation(Operation):
+    """Inputs: x [batch..., height, width, channels] and filters. Output: [batch..., height, width,
+    filters].
+    """
+
+    def __init__(
+        self, x: upstream.Tensor, filters: upstream.Tensor, strides: tuple[int, int]
+    ) -> None:
+        super().__init__([x, filters], name="convolution")
+        *batch, height, width, _ = x.shape.dims
+        kernel_height, kernel_width, _, out = filters.shape.dims
+        self.windows = (
+            Window(height, kernel_height.size, strides[0]),
+            Window(width, kernel_width.size, strides[1]),
+        )
+        shape = upstream.Shape([*batch, *(window.result for window in self.windows), out])
+        self._outputs = [upstream.Tensor(self, shape, x.dtype)]
+        self._splittable_dims, self._unsplittable_dims = _all_but_kernel(self, filters.shape)
+
+    @property
+    def matmul_flops(self) -> int:
+        """The FLOPs of the convolution as a matmul of its windows with the filters."""
+        filters = self.inputs[1].shape
+        return 2 * self.outputs[0].shape.size * filters.size // filters.dims[-1].size
+
+    def check_layout(self, layout: Layout) -> None:
+        """Checks that a layout's slices suit the windows."""
+        check_windows(layout, f"Convolution {self.name!r}", self.windows)
+
+    def gradient(self, grad_ys: list[upstream.Tensor]) -> list[upstream.Tensor]:
+        x, filters = self.inputs
+        (dy,) = grad_ys
+        return [
+            ConvolutionInputGradOperation(filters, dy, x.shape, self.windows).outputs[0],
+            ConvolutionFiltersGradOperation(x, dy, filters.shape, self.windows).outputs[0],
+        ]
+
+    def lower(self, lowering: Lowering) -> None:
+        x, filters = self.inputs
+        mesh_impl = lowering.mesh_impl(self)
+        windows = Windows(mesh_impl, *self.windows)
+        y = tf.raw_ops.Conv2D(
+            input=_seen(windows.with_halo(with_one_batch(lowering.slice(x))), self.windows),
+            filter=lowering.slice(filters),
+            **_options(self.windows, windows),
+        )
+        (output,) = self.outputs
+        y = tf.reshape(y, mesh_impl.slice_shape(output.shape))
+        lowering.set_partial_sum(output, y, [x.shape.dims[-1]])
+
+
+class ConvolutionInputGradOperation(Operation):
+    """Inputs: filters and dy. Output: the gradient w.r.t. the input."""
+
+    def __init__(
+        self,
+        filters: upstream.Tensor,
+        dy: upstream.Tensor,
+        x_shape: upstream.Shape,
+        windows: tuple[Window, Window],
+    ) -> None:
+        super().__init__([filters, dy], name="convolution_input_grad")
+        self._windows = windows
+        self._outputs = [upstream.Tensor(self, x_shape, dy.dtype)]
+        self._splittable_dims, self._unsplittable_dims = _all_but_kernel(self, filters.shape)
+
+    def lower(self, lowering: Lowering) -> None:
+        filters, dy = self.inputs
+        (output,) = self.outputs
+        mesh_impl = lowering.mesh_impl(self)
+        windows = Windows(mesh_impl, *self._windows)
+        shape = windows.shape_with_halo(mesh_impl.slice_shape(output.shape))
+        dtype = _gradient_dtype(mesh_impl, dy)
+        dx = tf.raw_ops.Conv2DBackpropInput(
+            input_sizes=_seen_shape(shape, self._windows),
+            filter=tf.cast(lowering.slice(filters), dtype),
+            out_backprop=tf.cast(with_one_batch(lowering.slice(dy)), dtype),
+            **_options(self._windows, windows),
+        )
+        dx = tf.cast(dx, output.dtype)
+        dx = windows.without_halo(_with_unseen(dx, shape, self._windows))
+        dx = tf.reshape(dx, mesh_impl.slice_shape(output.shape))
+        lowering.set_partial_sum(output, dx, [filters.shape.dims[-1]])
+
+
+class ConvolutionFiltersGradOperation(Operation):
+    """Inputs: x and dy. Output: the gradient w.r.t. the filters."""
+
+    def __init__(
+        self,
+        x: upstream.Tensor,
+        dy: upstream.Tensor,
+        filters_shape: upstream.Shape,
+        windows: tuple[Window, Window],
+    ) -> None:
+        super().__init__([x, dy], name="convolution_filters_grad")
+        self._windows = windows
+        self._outputs = [upstream.Tensor(self, filters_shape, dy.dtype)]
+        self._splittable_dims, self._unsplittable_dims = _all_but_kernel(self, filters_shape)
+
+    def lower(self, lowering: Lowering) -> None:
+        x, dy = self.inputs
+        (output,) = self.outputs
+        mesh_impl = lowering.mesh_impl(self)
+        windows = Windows(mesh_impl, *self._windows)
+        dtype = _gradient_dtype(mesh_impl, x)
+        seen = _seen(windows.with_halo(with_one_batch(lowering.slice(x))), self._windows)
+        d_filters = tf.raw_ops.Conv2DBackpropFilter(
+            input=tf.cast(seen, dtype),
+            filter_sizes=mesh_impl.slice_shape(output.shape),
+            out_backprop=tf.cast(with_one_batch(lowering.slice(dy)), dtype),
+            **_options(self._windows, windows),
+        )
+        d_filters = tf.cast(d_filters, output.dtype)
+        lowering.set_partial_sum(output, d_filters, x.shape.dims[:-1])
+
+
+def _all_but_kernel(op: upstream.Operation, filters: upstream.Shape) -> tuple[frozenset, frozenset]:
+    """Returns the splittable and the unsplittable dimensions."""
+    kernel = [dim.name for dim in filters.dims[:2]]
+    return op._initialize_splittable_and_unsplittable_dims("splittable", kernel)
+
+
+def _gradient_dtype(mesh_impl: SpmdMeshImpl, x: upstream.Tensor) -> tf.DType:
+    """Returns the dtype of gradients. For 16-bit inputs the CPU kernels sum in 16 bits, which is
+    too little for all positions of all images, and are several times slower.
+    """
+    return wide_dtype(x) if mesh_impl.target.on_cpu else x.dtype
+
+
+def _options(sliding: tuple[Window, Window], windows: Windows) -> dict[str, Any]:
+    """Returns the attributes of all three kernels."""
+    strides = [window.stride // step for window, step in zip(sliding, _steps(sliding), strict=True)]
+    return {"strides": [1, *strides, 1], "padding": windows.padding}
+
+
+def _steps(sliding: tuple[Window, Window]) -> list[int]:
+    """Returns the stride of windows of one element; 1 for larger ones.
+
+    Skipped positions are removed beforehand, which costs less than letting the kernels skip them.
+    (And oneDNN's gradient of strided 1x1 convolutions has crashed programs of several CPU devices.)
+    """
+    return [window.stride if window.size == 1 else 1 for window in sliding]
+
+
+def _seen(x: tf.Tensor, sliding: tuple[Window, Window]) -> tf.Tensor:
+    """Removes the rows and columns of [batch, height, width, channels] that no window reads."""
+    rows, columns = _steps(sliding)
+    return x if rows == columns == 1 else x[:, ::rows, ::columns]
+
+
+def _seen_shape(shape: list[int], sliding: tuple[Window, Window]) -> list[int]:
+    """Returns the shape of `_seen` of an x of the given shape."""
+    batch, height, width, channels = shape
+    rows, columns = _steps(sliding)
+    return [batch, -(-height // rows), -(-width // columns), channels]
+
+
+def _with_unseen(dx: tf.Tensor, shape: list[int], sliding: tuple[Window, Window]) -> tf.Tensor:
+    """Converts the gradient w.r.t. the result of `_seen` to that w.r.t. its x, of the given
+    shape.
+    """
+    rows, columns = _steps(sliding)
+    if rows == columns == 1:
+        return dx
+    return tf.raw_ops.StridedSliceGrad(
+        shape=shape, begin=[0] * 4, end=shape, strides=[1, rows, columns, 1], dy=dx
+    )

@@ -1,0 +1,156 @@
+"""Halos: the border elements of neighbouring slices, if a spatial dimension is split.
+
+At the end of a processor's slice a sliding window reads elements of the neighbours' slices.
+Processors exchange these in pairs: two rounds, whatever the size of the mesh.
+"""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from t2tp import upstream
+from t2tp.lowering.mesh_impl import SpmdMeshImpl
+from t2tp.mesh.layout import Layout, LayoutError
+
+
+class Halo:
+    """The elements that a processor's slice needs from before its beginning and after its end.
+
+    Beyond the ends of the global tensor they are zero.
+
+    Attributes:
+      mesh_axis: the axis that splits the dimension, or None.
+      tensor_axis: the index of the dimension in slices.
+      before: number of elements needed from before the slice.
+      after: number from after it.
+    """
+
+    def __init__(
+        self,
+        mesh_impl: SpmdMeshImpl,
+        dim: upstream.Dimension,
+        tensor_axis: int,
+        before: int,
+        after: int,
+    ) -> None:
+        """Prepares the exchange.
+
+        Args:
+          mesh_impl: the processor's.
+          dim: the dimension.
+          tensor_axis: its index in the slices.
+          before: number of elements from before the slice.
+          after: number from after it.
+        """
+        self.mesh_axis = mesh_impl.tensor_dimension_to_mesh_axis(dim)
+        self._collectives = mesh_impl.collectives
+        self.tensor_axis = tensor_axis
+        self.before, self.after = before, after
+        self._width = max(before, after)
+        self._size = 1 if self.mesh_axis is None else mesh_impl.shape[self.mesh_axis].size
+
+    def exchange(self, x: tf.Tensor) -> tf.Tensor:
+        """Adds the halo to a slice: [..., n, ...] -> [..., before + n + after, ...]."""
+        if not self._width:
+            return x
+        if self.mesh_axis is None:
+            return self._padded(x, self.before, self.after)
+        length = x.shape[self.tensor_axis]
+        width = self._width
+        from_before, from_after = self._swap(
+            self._part(x, 0, width), self._part(x, length - width, width)
+        )
+        parts = [
+            self._part(from_before, width - self.before, self.before),
+            x,
+            self._part(from_after, 0, self.after),
+        ]
+        return tf.concat(parts, self.tensor_axis)
+
+    def exchange_gradient(self, dy: tf.Tensor) -> tf.Tensor:
+        """Returns the gradient w.r.t. x from that w.r.t. `exchange(x)`: halos go back to their
+        owners.
+        """
+        if not self._width:
+            return dy
+        length = dy.shape[self.tensor_axis] - self.before - self.after
+        dx = self._part(dy, self.before, length)
+        if self.mesh_axis is None:
+            return dx
+        width = self._width
+        to_before = self._part(dy, 0, self.before)
+        to_after = self._part(dy, self.before + length, self.after)
+        from_before, from_after = self._swap(
+            self._padded(to_before, width - self.before, 0),
+            self._padded(to_after, 0, width - self.after),
+        )
+        dx += self._padded(from_before, 0, length - width)
+        return dx + self._padded(from_after, length - width, 0)
+
+    def _swap(self, to_before: tf.Tensor, to_after: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Sends to both neighbours; returns what the previous and the next one sent."""
+        place = self._collectives.coordinate(self.mesh_axis)
+        is_even = tf.equal(place % 2, 0)
+        # First even coordinates exchange with the next one, then odd ones.
+        first = self._meet(0, tf.where(is_even, to_after, to_before))
+        second = self._meet(1, tf.where(is_even, to_before, to_after))
+        return tf.where(is_even, second, first), tf.where(is_even, first, second)
+
+    def _meet(self, begin: int, x: tf.Tensor) -> tf.Tensor:
+        """Returns the partner's `x`, where coordinates begin and begin + 1, and so on, are
+        partners; zeros without one.
+        """
+        source: list[int | None] = [None] * self._size
+        for place in range(begin, self._size - 1, 2):
+            source[place], source[place + 1] = place + 1, place
+        return self._collectives.permute(x, self.mesh_axis, source)
+
+    def _part(self, x: tf.Tensor, begin: int, size: int) -> tf.Tensor:
+        where: list[slice] = [slice(None)] * x.shape.rank
+        where[self.tensor_axis] = slice(begin, begin + size)
+        return x[tuple(where)]
+
+    def _padded(self, x: tf.Tensor, before: int, after: int) -> tf.Tensor:
+        padding = [[0, 0]] * x.shape.rank
+        padding[self.tensor_axis] = [before, after]
+        return tf.pad(x, padding)
+
+
+def check_window(
+    layout: Layout, what: str, dim: upstream.Dimension, before: int, after: int, stride: int
+) -> None:
+    """Checks that a layout's slices are long enough for a sliding window.
+
+    Args:
+      layout: the program's.
+      what: the operation, as the subject of an error message.
+      dim: the dimension along which it slides.
+      before: number of elements it needs from before a slice.
+      after: number from after it.
+      stride: of the window.
+
+    Raises:
+      LayoutError: a slice is shorter than its neighbours' halos, or the stride does not divide it.
+    """
+    axis = layout.axis_of(dim.name)
+    if axis is None or axis.size == 1 or dim.size % axis.size:
+        return  # An axis that does not divide its dimension is an error of each tensor.
+    needed = max(before, after)
+    works = [
+        n
+        for n in range(1, dim.size + 1)
+        if n == 1
+        or (dim.size % n == 0 and (dim.size // n) % stride == 0 and dim.size // n >= needed)
+    ]
+    if axis.size in works:
+        return
+    length = dim.size // axis.size
+    reason = (
+        f"needs {needed} from the neighbouring slices" if length < needed else f"goes by {stride}"
+    )
+    raise LayoutError(
+        f"{what} along {dim.name!r} {reason}, and mesh axis {axis.name!r} of size {axis.size}"
+        f" splits its {dim.size} into slices of {length}. Sizes of the axis that would work:"
+        f" {', '.join(map(str, works)) or 'none'}. Or drop the rule '{dim.name}:{axis.name}', or"
+        " rename the dimension before this operation."
+    )

@@ -1,0 +1,99 @@
+"""Sliding windows over height and width, either of which may be split over the mesh."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from t2tp import upstream
+from t2tp.lowering.mesh_impl import SpmdMeshImpl
+from t2tp.mesh.layout import Layout
+from t2tp.ops.conv.halo import Halo, check_window
+
+
+@dataclass(frozen=True)
+class Window:
+    """A sliding window along one dimension, as in TensorFlow's "SAME": the result has
+    ceil(size / stride) elements, and zero padding is even at both ends, with the odd one at the
+    end.
+
+    Attributes:
+      dim: the dimension.
+      size: of the window.
+      stride: of the window.
+    """
+
+    dim: upstream.Dimension
+    size: int
+    stride: int
+
+    @property
+    def result(self) -> upstream.Dimension:
+        """The dimension of the result, of the same name."""
+        return upstream.Dimension(self.dim.name, -(-self.dim.size // self.stride))
+
+    @property
+    def padding(self) -> tuple[int, int]:
+        """The number of elements a window needs before the beginning and after the end."""
+        covered = (self.result.size - 1) * self.stride + self.size
+        missing = max(covered - self.dim.size, 0)
+        return missing // 2, missing - missing // 2
+
+
+class Windows:
+    """The windows of a processor over [batch, height, width, channels].
+
+    Attributes:
+      padding: the padding of the kernel, "SAME" (if neither height nor width is split) or "VALID".
+        (TensorFlow has fast CPU kernels for these, and none for explicit paddings.)
+    """
+
+    def __init__(
+        self, mesh_impl: SpmdMeshImpl, height: Window, width: Window, pads_all: bool = False
+    ) -> None:
+        """Prepares a processor's windows; `pads_all`: the kernel adds no padding."""
+        space = upstream.Shape([height.dim, width.dim])
+        is_split = any(axis is not None for axis in mesh_impl.tensor_layout(space))
+        self.padding = "VALID" if is_split or pads_all else "SAME"
+        self._halos = [
+            Halo(mesh_impl, window.dim, tensor_axis, *window.padding)
+            for tensor_axis, window in ((1, height), (2, width))
+            if self.padding == "VALID"
+        ]
+
+    def with_halo(self, x: tf.Tensor) -> tf.Tensor:
+        """Adds the neighbours' elements that the windows read to a slice; at corners, too, because
+        the dimensions are exchanged one after the other.
+        """
+        for halo in self._halos:
+            x = halo.exchange(x)
+        return x
+
+    def shape_with_halo(self, shape: list[int]) -> list[int]:
+        """Returns the shape of `with_halo(slice)` for a slice [batch..., height, width,
+        channels].
+        """
+        *batch, height, width, channels = shape
+        sizes = [math.prod(batch), height, width, channels]
+        for halo in self._halos:
+            sizes[halo.tensor_axis] += halo.before + halo.after
+        return sizes
+
+    def without_halo(self, dx: tf.Tensor) -> tf.Tensor:
+        """Converts the gradient w.r.t. `with_halo(x)` to that w.r.t. x."""
+        for halo in reversed(self._halos):
+            dx = halo.exchange_gradient(dx)
+        return dx
+
+
+def check_windows(layout: Layout, what: str, windows: tuple[Window, Window]) -> None:
+    """Checks that a layout's slices suit the windows; see `check_window`."""
+    for window in windows:
+        check_window(layout, what, window.dim, *window.padding, window.stride)
+
+
+def with_one_batch(x: tf.Tensor) -> tf.Tensor:
+    """Reshapes [batch..., height, width, channels] -> [batch, height, width, channels]."""
+    return tf.reshape(x, [-1, *x.shape[-3:]])

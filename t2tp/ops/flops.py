@@ -1,0 +1,32 @@
+"""Counts the FLOPs of a graph's matmuls."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from t2tp import upstream
+from t2tp.lowering.lowering import all_operations
+from t2tp.lowering.operation import hooks
+
+
+def matmul_flops(operations: Iterable[upstream.Operation]) -> int:
+    """Counts the floating-point operations of the matmuls in a forward pass, on the whole mesh.
+
+    A multiply-add is two. Einsums that sum over something, convolutions and attention are included
+    (and other operations that define `matmul_flops`); element-wise operations are not. Attention
+    counts every pair of query and key, also those that a causal mask hides (as in 6N + 12LHQT of
+    PaLM, arXiv:2204.02311, appendix B), but respects a window.
+
+    Args:
+      operations: of the pass. The body of a loop is counted once.
+    """
+    return sum(_flops(op) for op in all_operations(operations))
+
+
+def _flops(op: upstream.Operation) -> int:
+    if isinstance(op, upstream.EinsumOperation):
+        dims = {dim for x in op.inputs for dim in x.shape.dims}
+        is_product = len(op.inputs) > 1 and dims - set(op.outputs[0].shape.dims)
+        return 2 * (len(op.inputs) - 1) * math.prod(d.size for d in dims) if is_product else 0
+    return hooks(op).matmul_flops

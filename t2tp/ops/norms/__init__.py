@@ -1,0 +1,1 @@
+"""Normalization layers' operations: layer, RMS, batch and group norm."""

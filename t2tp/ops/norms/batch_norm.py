@@ -1,0 +1,260 @@
+"""Batch norm: normalizes by the mean and variance over the batch."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import tensorflow as tf
+
+from t2tp import upstream
+from t2tp.lowering.operation import Operation
+from t2tp.lowering.staged_sums import reduce_mean, reduce_sum
+from t2tp.ops.cast import wide_dtype
+from t2tp.ops.norms.moments import combined_moments
+
+if TYPE_CHECKING:
+    from t2tp.lowering.lowering import Lowering
+
+
+def batch_norm(
+    x: upstream.Tensor, scale: upstream.Tensor, offset: upstream.Tensor, epsilon: float
+) -> tuple[upstream.Tensor, upstream.Tensor, upstream.Tensor]:
+    """Computes `(x - mean) / sqrt(variance + epsilon) * scale + offset`, with mean and variance
+    over all dimensions but the last.
+
+    S. Ioffe and C. Szegedy, "Batch Normalization" (arXiv:1502.03167), algorithm 1. If the batch or
+    the images are split over the mesh the statistics are global: one collective forward and one
+    backward, each of two numbers per channel. Computed in float32 (float64 for float64).
+
+    Args:
+      x: [..., channels].
+      scale: [channels].
+      offset: [channels].
+      epsilon: added to the variance.
+
+    Returns:
+      y, like x; the mean and the variance (of the population, [channels], at least float32), which
+      have no gradient.
+
+    Raises:
+      ValueError: scale or offset are not [channels].
+    """
+    channels = x.shape.dims[-1:]
+    if any(tensor.shape.dims != channels for tensor in (scale, offset)):
+        raise ValueError(
+            f"batch_norm of x {x.shape}: scale {scale.shape} and offset {offset.shape} must be its"
+            " last dimension."
+        )
+    y, mean, variance = BatchNormOperation(x, scale, offset, epsilon).outputs
+    return y, mean, variance
+
+
+class BatchNormOperation(Operation):
+    """Inputs: x [..., channels], scale and offset [channels]. Outputs: y [..., channels], mean and
+    variance [channels] (at least float32).
+    """
+
+    def __init__(
+        self, x: upstream.Tensor, scale: upstream.Tensor, offset: upstream.Tensor, epsilon: float
+    ) -> None:
+        super().__init__([x, scale, offset], name="batch_norm")
+        self._epsilon = epsilon
+        self._outputs = [
+            upstream.Tensor(self, x.shape, x.dtype, index=0),
+            upstream.Tensor(self, scale.shape, wide_dtype(x), index=1),
+            upstream.Tensor(self, scale.shape, wide_dtype(x), index=2),
+        ]
+
+    def gradient(self, grad_ys: list[upstream.Tensor | None]) -> list[upstream.Tensor | None]:
+        x, scale, offset = self.inputs
+        _, mean, variance = self.outputs
+        inputs = [x, scale, offset, mean, variance, grad_ys[0]]
+        return BatchNormGradOperation(inputs, self._epsilon).outputs
+
+    def lower(self, lowering: Lowering) -> None:
+        dtype = wide_dtype(self.inputs[0])
+        x, scale, offset = (tf.cast(lowering.slice(tensor), dtype) for tensor in self.inputs)
+        norm = _norm(lowering, self.inputs[0], self._epsilon)
+        y, mean, variance = norm.of_slice(x, scale, offset)
+        axes = _axes_of_places(lowering, self.inputs[0])
+        if axes:
+            collectives = lowering.mesh_impl(self).collectives
+            mean, variance = combined_moments(collectives, axes, mean, variance)
+            y = norm.given(x, mean, variance, scale, offset)
+        lowering.set_slice(self.outputs[0], tf.cast(y, self.outputs[0].dtype))
+        lowering.set_slice(self.outputs[1], mean)
+        lowering.set_slice(self.outputs[2], variance)
+
+
+class BatchNormGradOperation(Operation):
+    """Inputs: x, scale, offset, mean, variance and dy. Outputs: the gradients w.r.t. x [...,
+    channels], scale and offset [channels].
+    """
+
+    def __init__(self, inputs: list[upstream.Tensor], epsilon: float) -> None:
+        super().__init__(inputs, name="batch_norm_grad")
+        self._epsilon = epsilon
+        self._outputs = [
+            upstream.Tensor(self, x.shape, x.dtype, index=i) for i, x in enumerate(inputs[:3])
+        ]
+
+    def lower(self, lowering: Lowering) -> None:
+        dtype = wide_dtype(self.inputs[0])
+        x, scale, _, mean, variance, dy = (
+            tf.cast(lowering.slice(tensor), dtype) for tensor in self.inputs
+        )
+        norm = _norm(lowering, self.inputs[0], self._epsilon)
+        straight, *sums = norm.straight_gradients(x, mean, variance, scale, dy)
+        count = math.prod(x.shape[:-1])
+        axes = _axes_of_places(lowering, self.inputs[0])
+        means = _mean_over(axes, lowering, self.inputs[0], tf.stack(sums) / count)
+        by_scale, by_offset = tf.unstack(means)
+        # The gradient w.r.t. x by way of the mean and the variance.
+        factor = scale * tf.math.rsqrt(variance + self._epsilon)
+        dx = straight - norm.given(x, mean, variance, factor * by_scale, factor * by_offset)
+        count = math.prod(dim.size for dim in self.inputs[0].shape.dims[:-1])
+        d_scale, d_offset = count * by_scale, count * by_offset
+        for output, value in zip(self.outputs, (dx, d_scale, d_offset), strict=True):
+            lowering.set_slice(output, tf.cast(value, output.dtype))
+
+
+class _Kernels:
+    """Batch norm of a slice x [..., channels] by TensorFlow's own kernels; statistics, scale and
+    offset are [channels], all in float32.
+    """
+
+    def __init__(self, epsilon: float) -> None:
+        self._epsilon = epsilon
+
+    def of_slice(
+        self, x: tf.Tensor, scale: tf.Tensor, offset: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Normalizes x by its own mean and variance, and returns these too."""
+        y, mean, variance, *_ = tf.raw_ops.FusedBatchNormV3(
+            x=_as_images(x), scale=scale, offset=offset, mean=[], variance=[], epsilon=self._epsilon
+        )
+        count = math.prod(x.shape[:-1])
+        # The kernel's is the sample variance.
+        return tf.reshape(y, x.shape), mean, variance * ((count - 1) / count)
+
+    def given(
+        self,
+        x: tf.Tensor,
+        mean: tf.Tensor,
+        variance: tf.Tensor,
+        scale: tf.Tensor,
+        offset: tf.Tensor,
+    ) -> tf.Tensor:
+        """Normalizes x by a given mean and variance."""
+        y, *_ = tf.raw_ops.FusedBatchNormV3(
+            x=_as_images(x),
+            scale=scale,
+            offset=offset,
+            mean=mean,
+            variance=variance,
+            epsilon=self._epsilon,
+            is_training=False,
+        )
+        return tf.reshape(y, x.shape)
+
+    def straight_gradients(
+        self,
+        x: tf.Tensor,
+        mean: tf.Tensor,
+        variance: tf.Tensor,
+        scale: tf.Tensor,
+        dy: tf.Tensor,
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Computes the gradients of `given` w.r.t. x, scale and offset."""
+        dx, d_scale, d_offset, *_ = tf.raw_ops.FusedBatchNormGradV3(
+            y_backprop=_as_images(dy),
+            x=_as_images(x),
+            scale=scale,
+            reserve_space_1=mean,
+            reserve_space_2=variance,
+            reserve_space_3=tf.zeros([0]),
+            epsilon=self._epsilon,
+            is_training=False,
+        )
+        return tf.reshape(dx, x.shape), d_scale, d_offset
+
+
+class _Composed:
+    """Batch norm in elementary operations, for XLA.
+
+    XLA has no such kernels, and fuses these into as few passes. It would expand TensorFlow's fused
+    operation into a variance that is the difference of large numbers.
+    """
+
+    def __init__(self, epsilon: float) -> None:
+        self._epsilon = epsilon
+
+    def of_slice(
+        self, x: tf.Tensor, scale: tf.Tensor, offset: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """See `_Kernels`."""
+        rows = _rows(x)
+        mean = reduce_mean(x, rows)
+        variance = reduce_mean(tf.math.squared_difference(x, mean), rows)
+        return self.given(x, mean, variance, scale, offset), mean, variance
+
+    def given(
+        self,
+        x: tf.Tensor,
+        mean: tf.Tensor,
+        variance: tf.Tensor,
+        scale: tf.Tensor,
+        offset: tf.Tensor,
+    ) -> tf.Tensor:
+        """See `_Kernels`."""
+        return self._normed(x, mean, variance) * scale + offset
+
+    def straight_gradients(
+        self,
+        x: tf.Tensor,
+        mean: tf.Tensor,
+        variance: tf.Tensor,
+        scale: tf.Tensor,
+        dy: tf.Tensor,
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """See `_Kernels`."""
+        rows = _rows(x)
+        factor = tf.math.rsqrt(variance + self._epsilon) * scale
+        d_scale = reduce_sum(dy * self._normed(x, mean, variance), rows)
+        return dy * factor, d_scale, reduce_sum(dy, rows)
+
+    def _normed(self, x: tf.Tensor, mean: tf.Tensor, variance: tf.Tensor) -> tf.Tensor:
+        return (x - mean) * tf.math.rsqrt(variance + self._epsilon)
+
+
+def _norm(lowering: Lowering, tensor: upstream.Tensor, epsilon: float) -> _Kernels | _Composed:
+    """Returns the implementation to use for slices of a tensor in this program."""
+    # If XLA compiles only regions of a program, TensorFlow's kernels run between them. They do not
+    # support float64.
+    uses_kernels = lowering.mesh_impl(tensor).target.compiles_regions and tensor.dtype != tf.float64
+    return _Kernels(epsilon) if uses_kernels else _Composed(epsilon)
+
+
+def _as_images(x: tf.Tensor) -> tf.Tensor:
+    """Reshapes [..., channels] to four dimensions, which the kernels need."""
+    return x if x.shape.rank == 4 else tf.reshape(x, [-1, 1, 1, x.shape[-1]])
+
+
+def _rows(x: tf.Tensor) -> list[int]:
+    return list(range(x.shape.rank - 1))
+
+
+def _axes_of_places(lowering: Lowering, tensor: upstream.Tensor) -> list[int]:
+    """Returns the mesh axes that split the normalized dimensions."""
+    places = upstream.Shape(tensor.shape.dims[:-1])
+    return sorted(set(lowering.mesh_impl(tensor).tensor_layout(places)) - {None})
+
+
+def _mean_over(
+    axes: list[int], lowering: Lowering, tensor: upstream.Tensor, x: tf.Tensor
+) -> tf.Tensor:
+    """Averages over the processors that have the same channels and other positions."""
+    mesh_impl = lowering.mesh_impl(tensor)
+    slices = math.prod(mesh_impl.shape[axis].size for axis in axes)
+    return mesh_impl.collectives.allreduce(x, axes, "Add") / slices

@@ -1,0 +1,221 @@
+"""Layer norm and RMS norm."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from t2tp import upstream
+from t2tp.lowering.lowering import Lowering
+from t2tp.lowering.operation import Operation
+from t2tp.lowering.staged_sums import reduce_mean, reduce_sum
+from t2tp.ops.cast import wide_dtype
+from t2tp.ops.norms.moments import combined_moments
+
+
+def rms_norm(
+    x: upstream.Tensor, scale: upstream.Tensor, dim: upstream.Dimension, epsilon: float = 1e-6
+) -> upstream.Tensor:
+    """Computes `x / rms(x) * scale`, with the root mean square over `dim`.
+
+    B. Zhang and R. Sennrich, "Root Mean Square Layer Normalization" (arXiv:1910.07467), section 4.
+    Computed in float32 (float64 for float64).
+
+    Args:
+      x: [..., dim].
+      scale: [dim].
+      dim: the last dimension of x.
+      epsilon: added to the mean square.
+
+    Returns:
+      [..., dim] in the dtype of x.
+    """
+    if x.shape.dims[-1] != dim or scale.shape.dims != [dim]:
+        raise ValueError(
+            f"rms_norm over {dim}: x {x.shape} must end in it, scale {scale.shape} be it."
+        )
+    return RmsNormOperation(x, scale, epsilon).outputs[0]
+
+
+class RmsNormOperation(Operation):
+    """Inputs: x [..., dim] and scale [dim]. Outputs: y [..., dim] and 1 / rms(x) [...] (at least
+    float32).
+    """
+
+    def __init__(self, x: upstream.Tensor, scale: upstream.Tensor, epsilon: float) -> None:
+        super().__init__([x, scale], name="rms_norm")
+        self._epsilon = epsilon
+        self._outputs = [
+            upstream.Tensor(self, x.shape, x.dtype, index=0),
+            upstream.Tensor(self, x.shape - x.shape.dims[-1], wide_dtype(x), index=1),
+        ]
+
+    def gradient(self, grad_ys: list[upstream.Tensor | None]) -> list[upstream.Tensor]:
+        x, scale = self.inputs
+        return RmsNormGradOperation(x, scale, self.outputs[1], grad_ys[0]).outputs
+
+    def lower(self, lowering: Lowering) -> None:
+        dtype = wide_dtype(self.inputs[0])
+        x, scale = (tf.cast(lowering.slice(tensor), dtype) for tensor in self.inputs)
+        (mean_square,) = _means(lowering, self.inputs[0], tf.square(x))
+        inverse = tf.math.rsqrt(mean_square + self._epsilon)
+        y = x * inverse * scale
+        lowering.set_slice(self.outputs[0], tf.cast(y, self.outputs[0].dtype))
+        lowering.set_slice(self.outputs[1], tf.squeeze(inverse, -1))
+
+
+class RmsNormGradOperation(Operation):
+    """Inputs: x, scale, 1 / rms(x) and dy. Outputs: the gradients w.r.t. x [..., dim] and scale
+    [dim].
+    """
+
+    def __init__(
+        self,
+        x: upstream.Tensor,
+        scale: upstream.Tensor,
+        inverse: upstream.Tensor,
+        dy: upstream.Tensor,
+    ) -> None:
+        super().__init__([x, scale, inverse, dy], name="rms_norm_grad")
+        self._outputs = [
+            upstream.Tensor(self, x.shape, x.dtype, index=0),
+            upstream.Tensor(self, scale.shape, scale.dtype, index=1),
+        ]
+
+    def lower(self, lowering: Lowering) -> None:
+        dtype = wide_dtype(self.inputs[0])
+        x, scale, inverse, dy = (tf.cast(lowering.slice(tensor), dtype) for tensor in self.inputs)
+        inverse = inverse[..., None]
+        normed = x * inverse
+        d_scale = reduce_sum(dy * normed, list(range(x.shape.rank - 1)))
+        scaled = dy * scale
+        (projection,) = _means(lowering, self.inputs[0], scaled * normed)
+        dx = inverse * (scaled - normed * projection)
+        lowering.set_slice(self.outputs[0], tf.cast(dx, self.outputs[0].dtype))
+        lowering.set_partial_sum(
+            self.outputs[1],
+            tf.cast(d_scale, self.outputs[1].dtype),
+            self.inputs[0].shape.dims[:-1],
+        )
+
+
+def layer_norm(
+    x: upstream.Tensor,
+    scale: upstream.Tensor,
+    bias: upstream.Tensor,
+    dim: upstream.Dimension,
+    epsilon: float = 1e-6,
+) -> upstream.Tensor:
+    """Computes `(x - mean) / sqrt(variance + epsilon) * scale + bias`, statistics over `dim`.
+
+    J. Ba et al., "Layer Normalization" (arXiv:1607.06450), section 3. Computed in float32 (float64
+    for float64). If `dim` is split, one collective forward and one backward reduce two numbers per
+    token.
+
+    Args:
+      x: [..., dim].
+      scale: [dim].
+      bias: [dim].
+      dim: the last dimension of x.
+      epsilon: added to the variance.
+
+    Returns:
+      [..., dim] in the dtype of x.
+
+    Raises:
+      ValueError: x does not end in `dim`, or scale or bias are not [dim].
+    """
+    if x.shape.dims[-1] != dim or not scale.shape.dims == bias.shape.dims == [dim]:
+        raise ValueError(
+            f"layer_norm over {dim}: x {x.shape} must end in it, scale {scale.shape} and bias"
+            f" {bias.shape} be it."
+        )
+    return LayerNormOperation(x, scale, bias, epsilon).outputs[0]
+
+
+class LayerNormOperation(Operation):
+    """Inputs: x [..., dim], scale [dim] and bias [dim]. Outputs: y [..., dim], and the mean of x
+    and 1 / its standard deviation [...] (at least float32).
+    """
+
+    def __init__(
+        self, x: upstream.Tensor, scale: upstream.Tensor, bias: upstream.Tensor, epsilon: float
+    ) -> None:
+        super().__init__([x, scale, bias], name="layer_norm")
+        self._epsilon = epsilon
+        per_token = x.shape - x.shape.dims[-1]
+        self._outputs = [
+            upstream.Tensor(self, x.shape, x.dtype, index=0),
+            upstream.Tensor(self, per_token, wide_dtype(x), index=1),
+            upstream.Tensor(self, per_token, wide_dtype(x), index=2),
+        ]
+
+    def gradient(self, grad_ys: list[upstream.Tensor | None]) -> list[upstream.Tensor]:
+        x, scale, bias = self.inputs
+        _, mean, inverse = self.outputs
+        return LayerNormGradOperation(x, scale, bias, mean, inverse, grad_ys[0]).outputs
+
+    def lower(self, lowering: Lowering) -> None:
+        dtype = wide_dtype(self.inputs[0])
+        x, scale, bias = (tf.cast(lowering.slice(tensor), dtype) for tensor in self.inputs)
+        mean, variance = _moments(lowering, self.inputs[0], x)
+        inverse = tf.math.rsqrt(variance + self._epsilon)
+        y = (x - mean) * inverse * scale + bias
+        lowering.set_slice(self.outputs[0], tf.cast(y, self.outputs[0].dtype))
+        lowering.set_slice(self.outputs[1], tf.squeeze(mean, -1))
+        lowering.set_slice(self.outputs[2], tf.squeeze(inverse, -1))
+
+
+class LayerNormGradOperation(Operation):
+    """Inputs: x, scale, bias, mean, 1 / standard deviation and dy. Outputs: the gradients w.r.t. x
+    [..., dim], scale [dim] and bias [dim].
+    """
+
+    def __init__(self, *inputs: upstream.Tensor) -> None:
+        super().__init__(list(inputs), name="layer_norm_grad")
+        self._outputs = [
+            upstream.Tensor(self, x.shape, x.dtype, index=i) for i, x in enumerate(inputs[:3])
+        ]
+
+    def lower(self, lowering: Lowering) -> None:
+        dtype = wide_dtype(self.inputs[0])
+        x, scale, _, mean, inverse, dy = (
+            tf.cast(lowering.slice(tensor), dtype) for tensor in self.inputs
+        )
+        inverse = inverse[..., None]
+        normed = (x - mean[..., None]) * inverse
+        scaled = dy * scale
+        mean_scaled, projection = _means(lowering, self.inputs[0], scaled, scaled * normed)
+        dx = inverse * (scaled - mean_scaled - normed * projection)
+        lowering.set_slice(self.outputs[0], tf.cast(dx, self.outputs[0].dtype))
+        rows = list(range(x.shape.rank - 1))
+        for output, product in zip(self.outputs[1:], (dy * normed, dy), strict=True):
+            part = tf.cast(reduce_sum(product, rows), output.dtype)
+            lowering.set_partial_sum(output, part, self.inputs[0].shape.dims[:-1])
+
+
+def _moments(
+    lowering: Lowering, tensor: upstream.Tensor, x: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Computes mean and variance [..., 1] over the last dimension of `tensor`, which may be split;
+    `x` is the tensor's slice.
+    """
+    mean = reduce_mean(x, -1, keepdims=True)
+    variance = reduce_mean(tf.math.squared_difference(x, mean), -1, keepdims=True)
+    mesh_impl = lowering.mesh_impl(tensor)
+    axis = mesh_impl.tensor_dimension_to_mesh_axis(tensor.shape.dims[-1])
+    axes = [] if axis is None else [axis]
+    return combined_moments(mesh_impl.collectives, axes, mean, variance)
+
+
+def _means(lowering: Lowering, tensor: upstream.Tensor, *parts: tf.Tensor) -> list[tf.Tensor]:
+    """Computes means [..., 1] over the last dimension of `tensor`, which may be split, of tensors
+    whose slices are `parts`; one collective for all.
+    """
+    dim = tensor.shape.dims[-1]
+    mesh_impl = lowering.mesh_impl(tensor)
+    axis = mesh_impl.tensor_dimension_to_mesh_axis(dim)
+    if axis is None:
+        return [reduce_sum(part, -1, keepdims=True) / dim.size for part in parts]
+    totals = tf.stack([reduce_sum(part, -1) for part in parts])
+    totals = mesh_impl.collectives.allreduce(totals, [axis], "Add")
+    return tf.unstack(totals[..., None] / dim.size)

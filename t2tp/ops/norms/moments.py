@@ -1,0 +1,38 @@
+"""Means and variances of a split tensor from those of its slices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from t2tp.mesh.collectives import Collectives
+
+
+def combined_moments(
+    collectives: Collectives, axes: Sequence[int], mean: tf.Tensor, variance: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Computes mean and variance over the slices of a group, which have equal sizes; one collective
+    of two numbers per mean.
+
+    Only differences are squared, here between the slices' means, so that a mean far from 0 costs no
+    accuracy: T. Chan et al., "Updating Formulae and a Pairwise Algorithm for Computing Sample
+    Variances" (1979).
+
+    Args:
+      collectives: of this processor.
+      axes: the mesh axes that split the reduced dimensions; if there are none, the slice's own
+        statistics are returned.
+      mean: of this processor's slice, any shape.
+      variance: likewise, of the population.
+    """
+    if not axes:
+        return mean, variance
+    means, variances = tf.unstack(
+        collectives.gather_members(tf.stack([mean, variance]), axes), axis=1
+    )
+    # Relative to one of the means, so that averaging large means loses no precision.
+    offsets = means - means[0]
+    mean_offset = tf.reduce_mean(offsets, axis=0)
+    between = tf.reduce_mean(tf.math.squared_difference(offsets, mean_offset), axis=0)
+    return means[0] + mean_offset, tf.reduce_mean(variances, axis=0) + between

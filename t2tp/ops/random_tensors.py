@@ -1,0 +1,50 @@
+"""Random tensors that `recompute_grad` can regenerate instead of storing them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import tensorflow.compat.v1 as tf1
+
+from t2tp import upstream
+from t2tp.lowering.operation import Operation
+from t2tp.lowering.random_ops import lower_random
+
+if TYPE_CHECKING:
+    from t2tp.lowering.lowering import Lowering
+
+
+class RandomOperation(Operation, upstream.RandomOperation):
+    """Outputs a random tensor that does not depend on the mesh."""
+
+    def lower(self, lowering: Lowering) -> None:
+        lower_random(self, lowering)
+
+
+def random_uniform(mesh: upstream.Mesh, shape: upstream.Shape, **kwargs: object) -> upstream.Tensor:
+    """Returns uniform random numbers.
+
+    Args:
+      mesh: the program's mesh.
+      shape: of the result.
+      **kwargs: of `tf.random.uniform`: `minval`, `maxval` (0 and 1), `dtype`, `name`.
+    """
+    return _random(mesh, shape, tf1.random.uniform, kwargs)
+
+
+def random_normal(mesh: upstream.Mesh, shape: upstream.Shape, **kwargs: object) -> upstream.Tensor:
+    """Returns normal random numbers.
+
+    Args:
+      mesh: the program's mesh.
+      shape: of the result.
+      **kwargs: of `tf.random.normal`: `mean`, `stddev` (0 and 1), `dtype`, `name`.
+    """
+    return _random(mesh, shape, tf1.random.normal, kwargs)
+
+
+def _random(
+    mesh: upstream.Mesh, shape: upstream.Shape, tf_fn: Callable, kwargs: dict[str, object]
+) -> upstream.Tensor:
+    return RandomOperation(mesh, upstream.convert_to_shape(shape), tf_fn, **kwargs).outputs[0]

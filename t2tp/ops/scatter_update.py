@@ -1,0 +1,154 @@
+"""Writes at one index per row of a tensor: how a decode step adds to a cache."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import tensorflow as tf
+
+from t2tp import upstream
+from t2tp.lowering.operation import Operation
+from t2tp.ops.gather import checked_gather
+
+if TYPE_CHECKING:
+    from t2tp.lowering.lowering import Lowering
+
+
+def scatter_update(
+    x: upstream.Tensor, update: upstream.Tensor, positions: upstream.Tensor, dim: upstream.Dimension
+) -> upstream.Tensor:
+    """Returns `x` with `update` at `positions` along `dim`.
+
+    It is done in place if nothing else needs `x`: the cost of a step then depends on the update,
+    not on the length of the cache.
+
+    Args:
+      x: [batch..., ..., dim, ...]; `dim` may be split.
+      update: of the shape of `x` without `dim`, and of its dtype.
+      positions: integers in [0, dim.size), of some of the dimensions before `dim`.
+      dim: a dimension of `x`.
+
+    Returns:
+      a tensor like `x`.
+
+    Raises:
+      ValueError: the shapes or dtypes do not match.
+      tf.errors.InvalidArgumentError: when the program runs on a CPU, a position is out of range.
+        (Elsewhere nothing is written then.)
+    """
+    if dim not in x.shape.dims or update.shape != x.shape - dim or update.dtype != x.dtype:
+        raise ValueError(
+            f"write_at along {dim}: the update must be {x.dtype.name}, of the dimensions of x"
+            f" {x.shape} without it, not {update.dtype.name} {update.shape}."
+        )
+    leading = x.shape.dims[: x.shape.dims.index(dim)]
+    if not positions.dtype.is_integer or any(d not in leading for d in positions.shape.dims):
+        raise ValueError(
+            f"write_at along {dim}: positions must be integers whose dimensions are among"
+            f" {leading}, which come before it, not {positions.dtype.name} {positions.shape}."
+        )
+    return ScatterUpdateOperation(x, update, positions, dim).outputs[0]
+
+
+class ScatterUpdateOperation(Operation):
+    """Inputs: x [leading..., dim, rest...], update [leading..., rest...] and positions."""
+
+    def __init__(
+        self,
+        x: upstream.Tensor,
+        update: upstream.Tensor,
+        positions: upstream.Tensor,
+        dim: upstream.Dimension,
+    ) -> None:
+        super().__init__([x, update, positions], name="write_at")
+        self._dim = dim
+        self._outputs = [upstream.Tensor(self, x.shape, x.dtype)]
+
+    def gradient(self, grad_ys: list[upstream.Tensor]) -> list[upstream.Tensor | None]:
+        _, update, positions = self.inputs
+        dy = grad_ys[0]
+        by_x = scatter_update(dy, upstream.zeros_like(update), positions, self._dim)
+        return [by_x, checked_gather(dy, positions, self._dim, update.shape), None]
+
+    def lower(self, lowering: Lowering) -> None:
+        x, update, positions = self.inputs
+        shape, place = x.shape, x.shape.dims.index(self._dim)
+        mesh_impl = lowering.mesh_impl(self)
+        sizes = mesh_impl.slice_shape(shape)
+        leading = upstream.Shape(shape.dims[:place])
+        # A decode step writes keys and values of every layer at the same positions.
+        rows = lowering.shared(
+            ("write_at", positions, leading.to_string, self._dim),
+            lambda: self._rows(lowering, positions, leading),
+        )
+        table = tf.reshape(lowering.slice(x), [math.prod(sizes[: place + 1]), -1])
+        new = tf.reshape(lowering.slice(update), [math.prod(sizes[:place]), -1])
+        if rows.are_ours is not None:
+            new = tf.where(rows.are_ours[:, None], new, tf.gather(table, rows.numbers))
+        if mesh_impl.target.scatters_copy:
+            written = _written(table, rows, new)
+        else:
+            written = tf.tensor_scatter_nd_update(table, rows.numbers[:, None], new)
+        lowering.set_slice(self.outputs[0], tf.reshape(written, sizes))
+
+    def _rows(
+        self, lowering: Lowering, positions: upstream.Tensor, leading: upstream.Shape
+    ) -> _Rows:
+        """Returns the rows; out-of-range positions are -1, or raise an error when the program
+        runs.
+        """
+        mesh_impl = lowering.mesh_impl(self)
+        sizes = mesh_impl.slice_shape(leading)
+        count, (length,) = math.prod(sizes), mesh_impl.slice_shape(upstream.Shape([self._dim]))
+        given = tf.cast(lowering.slice(positions), tf.int32)
+        spread = upstream.ops._expand_dims(given, positions.shape, leading)
+        at = tf.reshape(tf.broadcast_to(spread, sizes), [count])
+        are_valid = tf.logical_and(at >= 0, at < self._dim.size)
+        are_ours = None
+        if mesh_impl.tensor_dimension_to_mesh_axis(self._dim) is not None:
+            at -= mesh_impl.slice_begin_tensors(upstream.Shape([self._dim]))[0]
+            are_ours = tf.logical_and(at >= 0, at < length)
+            at = tf.clip_by_value(at, 0, length - 1)
+        numbers = tf.range(count) * length + at
+        if mesh_impl.target.scatters_copy:
+            with tf.control_dependencies([self._check_in_range(are_valid, given)]):
+                numbers = tf.identity(numbers)
+        else:
+            numbers = tf.where(are_valid, numbers, -1)
+        return _Rows(numbers, numbers[:1], numbers[:1] + 1, are_ours)
+
+    def _check_in_range(self, is_valid: tf.Tensor, positions: tf.Tensor) -> tf.Operation:
+        """Raises an error, when the program runs, if a position is out of range."""
+        message = f"write_at along {self._dim}: positions must be below its size and not negative:"
+        data = [message, positions]
+        return tf.raw_ops.Assert(condition=tf.reduce_all(is_valid), data=data, summarize=9)
+
+
+class _Rows(NamedTuple):
+    """The rows of a flat table [leading... * dim, rest] to write.
+
+    Attributes:
+      numbers: int32 [leading...].
+      first: [1], the first of them.
+      after_first: [1], its successor.
+      are_ours: if `dim` is split, booleans [leading...]: whether the position is in this
+        processor's slice. Other rows must not change.
+    """
+
+    numbers: tf.Tensor
+    first: tf.Tensor
+    after_first: tf.Tensor
+    are_ours: tf.Tensor | None
+
+
+def _written(table: tf.Tensor, rows: _Rows, new: tf.Tensor) -> tf.Tensor:
+    """Returns the table with some rows replaced; rows out of range are ignored.
+
+    The operation that writes the first row copies the table if anything else needs it. Its result
+    has no other reader, so the operation that writes the rest, which never copies, is safe.
+    """
+    own = tf.raw_ops.TensorStridedSliceUpdate(
+        input=table, begin=rows.first, end=rows.after_first, strides=[1], value=new[:1]
+    )
+    return tf.raw_ops.InplaceUpdate(x=own, i=rows.numbers, v=new)

@@ -1,0 +1,86 @@
+"""Slicewise operations with several outputs, some of which may be unused.
+
+mesh-tensorflow cannot differentiate these: it expects a gradient of every output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from t2tp import upstream
+from t2tp.lowering.operation import Operation
+
+
+def unstack(
+    x: upstream.Tensor, dim: upstream.Dimension, name: str | None = None
+) -> list[upstream.Tensor]:
+    """Splits `x` along `dim`, which cannot be split over the mesh, into `dim.size` tensors.
+
+    Raises:
+      ValueError: `x` has no `dim`.
+    """
+    if dim not in x.shape.dims:
+        raise ValueError(f"unstack: {x.name!r} {x.shape} has no dimension {dim}.")
+    return UnstackOperation(x, dim, name).outputs
+
+
+def slicewise(
+    tf_fn: Callable[..., tf.Tensor | tuple[tf.Tensor, ...]],
+    xs: list[upstream.Tensor],
+    output_shape: upstream.Shape | list[upstream.Shape] | None = None,
+    output_dtype: tf.DType | list[tf.DType] | None = None,
+    splittable_dims: Sequence[upstream.Dimension] | None = None,
+    grad_function: Callable | int | None = None,
+    name: str | None = None,
+) -> upstream.Tensor | tuple[upstream.Tensor, ...]:
+    """Applies a TensorFlow function to each processor's slices.
+
+    Args:
+      tf_fn: maps slices of `xs` to a slice of the output, or to a tuple of them.
+      xs: the inputs.
+      output_shape: of the output; by default that of the first input. For several outputs, a list.
+      output_dtype: likewise; a list means several outputs.
+      splittable_dims: the dimensions that may be split without changing the function's result.
+      grad_function: maps the operation and the gradients w.r.t. its outputs to those w.r.t. its
+        inputs; by default TensorFlow's own; 0 for no gradient.
+      name: of the operation.
+    """
+    is_tuple = isinstance(output_dtype, list)
+    shapes: Any = output_shape if is_tuple else [output_shape]
+    dtypes: Any = output_dtype if is_tuple else [output_dtype]
+    op = SlicewiseOperation(
+        tf_fn,
+        xs,
+        [upstream.convert_to_shape(shape) or xs[0].shape for shape in shapes],
+        [dtype or xs[0].dtype for dtype in dtypes],
+        splittable_dims or [],
+        grad_function,
+        name=name,
+    )
+    return tuple(op.outputs) if is_tuple else op.outputs[0]
+
+
+class UnstackOperation(Operation, upstream.UnstackOperation):
+    """Input: x. Outputs: one per index of the dimension."""
+
+    def gradient(self, grad_ys: list[upstream.Tensor | None]) -> list[upstream.Tensor]:
+        return super().gradient(_without_gaps(self, grad_ys))
+
+
+class SlicewiseOperation(Operation, upstream.SlicewiseOperation):
+    """Applies a function to slices."""
+
+    def gradient(self, grad_ys: list[upstream.Tensor | None]) -> list[upstream.Tensor | None]:
+        return super().gradient(_without_gaps(self, grad_ys))
+
+
+def _without_gaps(
+    op: upstream.Operation, grad_ys: list[upstream.Tensor | None]
+) -> list[upstream.Tensor]:
+    return [
+        upstream.zeros_like(y) if dy is None else dy
+        for y, dy in zip(op.outputs, grad_ys, strict=True)
+    ]

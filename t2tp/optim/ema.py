@@ -1,0 +1,76 @@
+"""Exponential moving averages of weights, which often evaluate better than the last weights.
+
+B. Polyak and A. Juditsky, "Acceleration of stochastic approximation by averaging" (1992); an
+exponential moving average as in TensorFlow's `ExponentialMovingAverage`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+import tensorflow.compat.v1 as tf1
+
+from t2tp import mtf
+from t2tp.optim.optimizer import UpdateOperation, slot
+from t2tp.program.program import Mesh
+
+_AVERAGE = "average"
+
+
+def average_weights(variables: Sequence[mtf.Variable], decay: float) -> list[mtf.Operation]:
+    """Updates the average of each variable after the variable's update.
+
+    The averages are float32 variables `<variable>/average`, initialized to the values after the
+    first step with averages.
+
+    Args:
+      variables: their updates are in the graph.
+      decay: of the averages per step, such as 0.999.
+
+    Returns:
+      the update operations.
+
+    Raises:
+      ValueError: `decay` is not below 1.
+    """
+    if not 0.0 < decay < 1.0:
+        raise ValueError(
+            f"ema_decay is {decay}, and must be from 0 (no averages) to below 1, such as 0.999"
+        )
+    if not variables:
+        return []
+    count = mtf.get_variable(
+        variables[0].mesh,
+        "weight_averages/count",
+        mtf.Shape([]),
+        initializer=tf1.zeros_initializer(),
+        trainable=False,
+    )
+
+    def update(average: tf.Variable, var: tf.Variable, count: tf.Tensor) -> None:
+        part = tf.where(tf.equal(count, 0.0), 1.0, 1.0 - decay)
+        average.assign_sub(part * (average - tf.cast(var, tf.float32)), read_value=False)
+
+    operations = [
+        UpdateOperation("average", [slot(var, _AVERAGE), var], [count], update) for var in variables
+    ]
+    one = mtf.constant(count.mesh, 1.0, dtype=tf.float32)
+    return [*operations, mtf.assign_add(count, one)]
+
+
+def average_of(name: str) -> str:
+    """Returns the name of the average of the variable `name`."""
+    return f"{name}/{_AVERAGE}"
+
+
+def read_averages(mesh: Mesh) -> None:
+    """Makes an evaluation or prediction graph read the averages in place of the trainable
+    variables, which are then not needed.
+    """
+    averaged = list(mesh.graph.trainable_variables)
+    mesh.graph.trainable_variables.clear()
+    for var in averaged:
+        var._name = average_of(var.name)
+        var._trainable = False
+        var._dtype = mtf.VariableDType(tf.float32, tf.float32, var.activation_dtype)

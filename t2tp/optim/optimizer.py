@@ -1,0 +1,129 @@
+"""The base class of optimizers, and the operation that updates a variable and its slots."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import tensorflow as tf
+import tensorflow.compat.v1 as tf1
+
+from t2tp import mtf
+from t2tp.lowering.lowering import Lowering
+from t2tp.optim.weight_decay import WeightDecay
+from t2tp.program.program import Mesh
+
+
+class Optimizer(mtf.optimize.Optimizer):
+    """Base class of optimizers; subclasses define `apply_grads`.
+
+    Each creates one `UpdateOperation` per variable. Slots are float32 and laid out like the
+    variable.
+
+    Attributes:
+      update_number: the number of this update, from 1: a float32 scalar. None: as many updates as
+        steps, because none is skipped.
+    """
+
+    update_number: mtf.Tensor | None = None
+
+    def __init__(self, learning_rate: mtf.Tensor, weight_decay: WeightDecay | None) -> None:
+        """Sets the learning rate, a float32 scalar, and the decay (default: none)."""
+        self._learning_rate = learning_rate
+        self._weight_decay = weight_decay or WeightDecay()
+
+    def apply_grad(self, grad: mtf.Tensor, var: mtf.Variable) -> list[mtf.Operation]:
+        """Updates one variable and its slots; returns the update operations."""
+        return self.apply_grads([grad], [var])
+
+    def of_update_number(
+        self, mesh: Mesh, fn: Callable[[tf.Tensor], tf.Tensor], name: str
+    ) -> mtf.Tensor:
+        """Computes a function of the update number (from 1, a float32 scalar), such as a bias
+        correction: slots are averages over updates, without skipped steps.
+        """
+        number = self.update_number
+        if number is None:
+            number = mtf.cast(mesh.step, tf.float32) + 1.0
+        return mtf.slicewise(
+            fn,
+            [number],
+            output_dtype=tf.float32,
+            splittable_dims=[],
+            grad_function=0,
+            name=name,
+        )
+
+    def beta_powers(self, mesh: Mesh, *betas: float) -> list[mtf.Tensor]:
+        """Computes each beta to the power of the update number: float32 scalars."""
+        return [
+            self.of_update_number(mesh, functools.partial(tf.pow, beta), "beta_power")
+            for beta in betas
+        ]
+
+
+class UpdateOperation(mtf.Assign):
+    """Updates a variable and its slots in place.
+
+    Inputs: the gradient, of the variable's shape, and small tensors.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        variables: list[mtf.Variable],
+        inputs: list[mtf.Tensor],
+        update: Callable[..., None],
+    ) -> None:
+        """Creates the operation.
+
+        Args:
+          name: of the operation.
+          variables: the variable and its slots.
+          inputs: the gradient, and small tensors.
+          update: called with the processor's slices of the variables (`tf.Variable`), then of the
+            inputs (`tf.Tensor`); assigns.
+        """
+        super().__init__(variables, inputs, assign_fn=None, name=name)
+        self._update = update
+
+    def lower(self, lowering: Lowering) -> None:
+        slices = [variable_slice(lowering, x) for x in self.variables]
+        self._update(*slices, *(lowering.slice(x) for x in self.inputs))
+
+
+def slot(var: mtf.Variable, name: str, shape: mtf.Shape | None = None) -> mtf.Variable:
+    """Returns a float32 variable `<var>/<name>`, initialized to 0; the default shape is that of
+    `var`.
+    """
+    return mtf.get_variable(
+        var.mesh,
+        f"{var.name}/{name}",
+        var.shape if shape is None else shape,
+        dtype=tf.float32,
+        initializer=tf1.zeros_initializer(),
+        trainable=False,
+    ).operation
+
+
+def variable_slice(lowering: Lowering, var: mtf.Variable) -> tf.Variable:
+    """Returns the processor's slice of a variable, which reads its value at this point of the
+    step.
+    """
+    return lowering.variables[var].laid_out_tensor.slice
+
+
+def mesh_axes(lowering: Lowering, op: mtf.Operation, shape: mtf.Shape) -> list[int]:
+    """Returns the mesh axes that split a tensor of this shape."""
+    return sorted(set(lowering.mesh_impl(op).tensor_layout(shape)) - {None})
+
+
+def take(var: tf.Variable, update: tf.Tensor) -> None:
+    """Subtracts a float32 update from a slice of any dtype."""
+    var.assign_sub(tf.cast(update, var.dtype), read_value=False)
+
+
+def shrink(var: tf.Variable, rate: tf.Tensor, weight_decay: float) -> None:
+    """Multiplies a slice by `1 - rate * weight_decay`."""
+    if weight_decay:
+        var.assign_sub(var * tf.cast(rate * weight_decay, var.dtype), read_value=False)

@@ -1,0 +1,146 @@
+"""The training step: from a loss to updated variables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from t2tp import mtf, registry
+from t2tp.hparam import HParams
+from t2tp.lowering.side_effects import conditional_updates
+from t2tp.optim.clipping import clip
+from t2tp.optim.ema import average_weights
+from t2tp.optim.gradient_accumulation import LossFn, accumulate, variable_gradients
+from t2tp.optim.loss_scale import LossScale
+from t2tp.optim.norms import UpdateNorm
+from t2tp.optim.schedules import learning_rate
+from t2tp.optim.step_skipping import SkippedSteps, StepGuard, finite
+from t2tp.program.program import Mesh
+
+
+@dataclass(frozen=True)
+class TrainStep:
+    """The reported values of a training step.
+
+    Attributes:
+      loss: of the batch, a float32 scalar.
+      metrics: sums over the batch, float32 scalars.
+      scalars: see `apply_gradients`.
+    """
+
+    loss: mtf.Tensor
+    metrics: Mapping[str, mtf.Tensor]
+    scalars: dict[str, mtf.Tensor]
+
+
+def train_step(
+    loss_fn: LossFn,
+    features: Mapping[str, mtf.Tensor],
+    mesh: Mesh,
+    hparams: HParams,
+    train_steps: int,
+) -> TrainStep:
+    """Adds a training step to the graph: the loss, its gradients and their application.
+
+    Args:
+      loss_fn: builds the loss of features.
+      features: the batch, by name.
+      mesh: the program's mesh.
+      hparams: `microbatches`, the number of microbatches, which does not change the result (see
+        `accumulate`); and the hparams of `apply_gradients`.
+      train_steps: steps of the training.
+
+    Raises:
+      ValueError: as `accumulate` and `apply_gradients`.
+    """
+    if hparams.microbatches == 1:
+        output = loss_fn(features)
+        scalars = apply_gradients(output.loss, mesh, hparams, train_steps)
+        return TrainStep(output.loss, output.metrics, scalars)
+    loss_scale = _loss_scale(mesh, hparams)
+    scale = None if loss_scale is None else loss_scale.value
+    batch = accumulate(loss_fn, features, hparams.microbatches, mesh, scale)
+    scalars = _apply(
+        batch.gradients, batch.divisor, batch.loss, loss_scale, mesh, hparams, train_steps
+    )
+    return TrainStep(batch.loss, batch.metrics, scalars)
+
+
+def apply_gradients(
+    loss: mtf.Tensor, mesh: Mesh, hparams: HParams, train_steps: int
+) -> dict[str, mtf.Tensor]:
+    """Adds gradients, clipping and the optimizer's updates of all trainable variables to the graph.
+
+    Args:
+      loss: a scalar.
+      mesh: the program's mesh.
+      hparams: `optimizer` and `learning_rate_schedule` and their hparams; `clip_grad_norm` and
+        `clip_grad_value` (0: no clipping); `ema_decay` (0: no averages of the weights);
+        `skip_nonfinite_steps`, `skip_step_sigma` and `skip_step_window` (see `StepGuard`);
+        `show_movement`; `activation_dtype`: with float16 the loss is scaled (see `LossScale`), and
+        a step whose gradients overflow is skipped.
+      train_steps: steps of the training.
+
+    Returns:
+      float32 scalars for reports: `learning_rate`, `gradient_norm` before clipping, `is_finite` (1:
+      loss and gradients are) and, if enabled, `loss_scale`, `skipped_steps`, `parameter_norm`
+      (before the step) and `update_norm`.
+
+    Raises:
+      ValueError: a trainable variable has no influence on the loss, or hparams contradict.
+    """
+    loss_scale = _loss_scale(mesh, hparams)
+    scale = None if loss_scale is None else loss_scale.value
+    grads = variable_gradients(loss, mesh, scale)
+    return _apply(grads, scale, loss, loss_scale, mesh, hparams, train_steps)
+
+
+def _apply(
+    grads: Sequence[mtf.Tensor],
+    divisor: mtf.Tensor | None,
+    loss: mtf.Tensor,
+    loss_scale: LossScale | None,
+    mesh: Mesh,
+    hparams: HParams,
+    train_steps: int,
+) -> dict[str, mtf.Tensor]:
+    """Divides gradients by `divisor`, clips them, and updates the variables."""
+    variables = list(mesh.graph.trainable_variables)
+    grads, norm = clip(grads, divisor, hparams)
+    rate = learning_rate(mesh.step, hparams, train_steps)
+    is_finite = finite([mtf.cast(loss, tf.float32), norm])
+    scalars = {
+        "learning_rate": rate,
+        "gradient_norm": norm,
+        "is_finite": mtf.cast(is_finite, tf.float32),
+    }
+    is_good = None
+    if StepGuard.is_enabled(hparams):
+        is_good = StepGuard(loss, norm, is_finite, hparams).is_good
+    if loss_scale is not None:
+        fits = finite([norm])
+        is_good = fits if is_good is None else mtf.logical_and(is_good, fits)
+        loss_scale.update(fits)
+        scalars["loss_scale"] = loss_scale.value
+    # Must precede the updates: it takes a snapshot of the variables.
+    movement = UpdateNorm(variables) if hparams.show_movement else None
+    optimizer = registry.optimizer(hparams.optimizer)(rate, hparams)
+    if is_good is not None:
+        skipped = SkippedSteps(mesh, is_good)
+        scalars["skipped_steps"] = skipped.total
+        optimizer.update_number = skipped.update_number
+    updates = list(optimizer.apply_grads(grads, variables))
+    if hparams.ema_decay:
+        updates += average_weights(variables, hparams.ema_decay)
+    if is_good is not None:
+        conditional_updates(is_good, updates)
+    if movement is not None:
+        scalars["parameter_norm"] = movement.parameter_norm
+        scalars["update_norm"] = movement.update_norm()
+    return scalars
+
+
+def _loss_scale(mesh: Mesh, hparams: HParams) -> LossScale | None:
+    return LossScale(mesh) if hparams.activation_dtype == "float16" else None

@@ -1,0 +1,12 @@
+"""Programs: a step in named dimensions, traced once, run on all devices at the same time.
+
+`Program` builds the step's graph, checks it against the layout, makes the slices of its variables
+on their devices, and lowers it inside of one `tf.function`: the program of one processor. A call
+cuts the features into slices, runs the function in a thread for each device (`executor`), where
+they meet in its collectives, and gives outputs that are put together when they are read.
+
+`variables` holds what stays between calls; initial values are computed slice by slice from a
+generator that counts elements of the global tensor, so that they are the same on every mesh.
+`merged_program` makes one XLA computation of all processors' programs, for virtual CPU devices;
+`abstract_program` traces without devices, to look at what a step would do on a mesh of any size.
+"""

@@ -1,0 +1,92 @@
+"""Programs that are built to be looked at: no devices are needed, and no memory for variables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NoReturn
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.framework.func_graph import FuncGraph
+from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
+
+from t2tp.mesh.cluster import Cluster
+from t2tp.mesh.collectives import Collective
+from t2tp.mesh.layout import Layout
+from t2tp.program.program import Feature, Graph, Program, StepFn, without_garbage_collection
+from t2tp.program.variables import SlicedVariable, Variables, VariableSpec
+
+tf1 = tf.compat.v1
+
+
+class AbstractProgram(Program):
+    """The program that a step would be on a mesh of any size, on a machine of any kind.
+
+    It is traced like any program, so that its collectives and slices are those of the real one,
+    and cannot be called.
+    """
+
+    def __init__(
+        self,
+        step_fn: StepFn,
+        features: Mapping[str, Feature] | None = None,
+        *,
+        mesh_shape: str = "",
+        layout: str | Layout = "",
+    ) -> None:
+        """Builds the graph and refuses a layout that cannot work; arguments as for `Program`.
+
+        Raises:
+          LayoutError: the layout cannot work for a tensor of the model.
+        """
+        self._paper = FuncGraph("on_paper")
+        self._built: Graph | None = None
+        self._is_lowered = False
+        layout = Layout.from_arguments(mesh_shape, layout)
+        cluster = Cluster(("",) * layout.size)
+        super().__init__(
+            step_fn,
+            features,
+            layout=layout,
+            cluster=cluster,
+            variables=_VariablesOnPaper(layout, cluster),
+        )
+
+    def place(self, features: Mapping[str, np.ndarray]) -> NoReturn:
+        """Raises an error: there are no devices to put features on.
+
+        Raises:
+          ValueError: always.
+        """
+        raise ValueError(
+            "This program was made to be looked at, on no devices: make a t2tp.Program to run it."
+        )
+
+    def collective_log(self) -> list[Collective]:
+        """The collectives of a step, one by one, in the order of the program."""
+        if not self._is_lowered:
+            built = self._build_for_shapes()
+            slices = [variable.slices[0] for variable in self._used]
+            with self._paper.as_default(), without_garbage_collection():
+                pnum, step = (tf1.placeholder(dtype, []) for dtype in (tf.int32, tf.int64))
+                self._lower(built, pnum, step, slices)
+            self._is_lowered = True
+        return list(self._log)
+
+    def _build_for_shapes(self) -> Graph:
+        """Builds the step's graph once: what is lowered is what is looked at."""
+        if self._built is None:
+            self._built = self._build_in(self._paper)
+        return self._built
+
+
+class _VariablesOnPaper(Variables):
+    """Variables whose slices have shapes and no values."""
+
+    def create(self, spec: VariableSpec) -> SlicedVariable:
+        """Makes one slice, which stands for those of all processors."""
+        if spec.name not in self:
+            shape = self._layout.slice_size(spec.shape)
+            slices = [UninitializedVariable(shape=shape, dtype=spec.dtype, name=spec.name)]
+            self._by_name[spec.name] = SlicedVariable(spec, self._layout, self.cluster, slices)
+        return self[spec.name]

@@ -1,0 +1,166 @@
+"""Runs a program on all processors of this process at the same time, and explains what goes wrong.
+
+A processor that fails, or does not come to a collective, leaves others waiting for it in theirs.
+TensorFlow's collectives have a time limit of their own (`timeout_seconds`), but it costs a sleeping
+thread for every operation ever run. So here another thread watches the clock, and frees
+those who wait too long; the errors that they then raise say where they stood.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+import tensorflow as tf
+from absl import logging
+from tensorflow.python.eager import context as eager_context
+
+from t2tp.mesh.cluster import Cluster
+from t2tp.mesh.collectives import Collective
+from t2tp.mesh.coordination import CoordinationClient, one_line
+from t2tp.mesh.layout import Layout, groups
+
+T = TypeVar("T")
+
+# Processors that come back so soon after they were freed were waiting in a collective.
+_RETURN_SECONDS = 2.0
+_NODE = re.compile(r"\{\{node (\S*Collective\S*)\}\}")
+
+
+class CollectiveTimeoutError(TimeoutError):
+    """Processors waited in a collective for others, which did not come."""
+
+
+class Executor:
+    """Calls a function for each processor of this process, a thread each."""
+
+    def __init__(self, layout: Layout, cluster: Cluster) -> None:
+        """Makes the threads."""
+        self._layout = layout
+        self._cluster = cluster
+        self._threads = concurrent.futures.ThreadPoolExecutor(
+            len(cluster.local_pnums), thread_name_prefix="processor"
+        )
+
+    def __call__(self, call: Callable[[int], T], log: Sequence[Collective]) -> list[T]:
+        """Runs `call(pnum)` for all local processors at the same time.
+
+        Args:
+          call: runs a processor's program.
+          log: the collectives of the program.
+
+        Returns:
+          the results, in the order of the processors.
+
+        Raises:
+          CollectiveTimeoutError: it took longer than the cluster's time limit.
+          MissingProcessError: another process failed, is gone or does not answer.
+          Exception: what a processor's program raised.
+        """
+        calls = {pnum: self._threads.submit(call, pnum) for pnum in self._cluster.local_pnums}
+        _, pending = concurrent.futures.wait(
+            calls.values(),
+            timeout=self._cluster.time_limit,
+            return_when=concurrent.futures.FIRST_EXCEPTION,
+        )
+        errors = _errors(calls)
+        if not errors and not pending:
+            return [done.result() for done in calls.values()]
+        culprits = [error for error in errors.values() if _node(error) is None]
+        peers = self._cluster.peers
+        if culprits and peers is not None:
+            peers.report("failed", one_line(culprits[0]))
+        if pending:  # They wait for a processor that will not come.
+            eager_context.context().abort_collective_ops(
+                tf.errors.ABORTED, "another processor of the mesh failed or did not come"
+            )
+            if not errors:
+                concurrent.futures.wait(pending, timeout=_RETURN_SECONDS)
+                raise self._timeout(_errors(calls), log)
+            concurrent.futures.wait(pending)
+        if not culprits and peers is not None:
+            raise self._others_fault(peers, _errors(calls), log)
+        raise next(iter(culprits or errors.values()))
+
+    def _others_fault(
+        self,
+        peers: CoordinationClient,
+        errors: Mapping[int, BaseException],
+        log: Sequence[Collective],
+    ) -> BaseException:
+        """The error to raise when only collectives failed here."""
+        peers.report("waited", {pnum: _node(error) for pnum, error in errors.items()})
+        explanation = peers.explain()
+        if explanation is not None:
+            return peers.missing(explanation)
+        if any(kind == "waited" for kind, _ in peers.reports().values()):
+            return self._timeout(errors, log)
+        return next(iter(errors.values()))
+
+    def _timeout(
+        self, errors: Mapping[int, BaseException], log: Sequence[Collective]
+    ) -> CollectiveTimeoutError:
+        """The error that names the processors that waited, where, and for whom."""
+        where = {pnum: _node(error) for pnum, error in errors.items()}
+        advice = ""
+        if (peers := self._cluster.peers) is not None:
+            peers.report("waited", where)
+            for kind, there in peers.reports().values():
+                if kind == "waited":
+                    where.update({int(pnum): node for pnum, node in there.items()})
+            advice = " ".join(filter(None, [peers.explain(), peers.advice()]))
+        logging.debug("processors stood at %s", where)
+        waiting = [(_place(log, node), pnum, node) for pnum, node in where.items() if node]
+        limit = f"within {self._cluster.time_limit:.0f} s"
+        if not waiting:
+            text = f"Processors did not finish {limit}, and none of them waited in a collective."
+            return CollectiveTimeoutError(f"{text} {advice}".rstrip())
+        place, pnum, node = min(waiting)
+        axes = log[place].axes if place < len(log) else ()
+        met = groups(self._layout.mesh_shape, axes)[pnum] if axes else list(where)
+        there = [p for p in met if where.get(p) == node]
+        absent = [p for p in met if where.get(p) != node]
+        text = f"{_processors(there, self._cluster)} waited in"
+        text += f" {_describe(log[place]) if place < len(log) else node}"
+        if absent:
+            text += (
+                f" for {_processors(absent, self._cluster).lower()}, which did not come {limit}."
+            )
+        else:
+            text += f", to which all came, and which did not end {limit}."
+        return CollectiveTimeoutError(f"{text} {advice}".rstrip())
+
+
+def _errors(calls: Mapping[int, concurrent.futures.Future]) -> dict[int, BaseException]:
+    """The errors raised so far, by processor."""
+    done = {pnum: call for pnum, call in calls.items() if call.done()}
+    return {p: error for p, call in done.items() if (error := call.exception()) is not None}
+
+
+def _node(error: BaseException) -> str | None:
+    """The collective in which a processor was when it failed."""
+    found = _NODE.search(str(error)) if isinstance(error, tf.errors.OpError) else None
+    return found[1] if found else None
+
+
+def _place(log: Sequence[Collective], node: str) -> int:
+    """Which of the program's collectives a node is; their number, if none."""
+    scope = node.rpartition("/")[0]
+    return next((i for i, c in enumerate(log) if c.name == scope), len(log))
+
+
+def _describe(collective: Collective) -> str:
+    axes = " and ".join(repr(axis) for axis in collective.axes)
+    what = repr(collective.name) if collective.name else "an output"
+    return f"the {collective.kind} over mesh axis {axes} that {what} needs"
+
+
+def _processors(pnums: Sequence[int], cluster: Cluster) -> str:
+    """Formats processors, with their processes if there are several."""
+    text = f"Processor{'s' if len(pnums) > 1 else ''} {', '.join(map(str, pnums))}"
+    if cluster.num_processes > 1:
+        owners = sorted({cluster.process_of(pnum) for pnum in pnums})
+        text += f" (process{'es' if len(owners) > 1 else ''} {', '.join(map(str, owners))})"
+    return text

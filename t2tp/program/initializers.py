@@ -1,0 +1,138 @@
+"""Initial values of variables, slice by slice.
+
+A model says `initializer=tf.random_normal_initializer(0.02)`, as in TensorFlow. Here the
+initializer is read, not
+called: the slice's elements come from the counter-based generator, so no device ever holds the
+  whole variable and every mesh starts from the same values.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tensorflow.compat.v1 as tf1
+
+from t2tp.lowering import random
+
+# TensorFlow's VarianceScaling divides by this to undo what truncation takes from the standard
+# deviation.
+_TRUNCATED_STDDEV = 0.87962566103423978
+
+
+def initial_slice(
+    initializer: Any,
+    name: str,
+    shape: Sequence[int],
+    begin: Sequence[int],
+    size: Sequence[int],
+    dtype: tf.DType,
+    seed: int,
+) -> tf.Tensor:
+    """The slice of a variable's initial value.
+
+    Args:
+      initializer: a TensorFlow or Keras initializer (zeros, ones, constant, random normal /
+        truncated normal / uniform, variance scaling and its Glorot and He forms), None for Glorot
+        uniform, or a function `(shape, dtype) -> tensor` that always returns the same tensor (it is
+        called whole, then cut).
+      name: the variable's name; with the seed it makes the random numbers.
+      shape: global shape.
+      begin: where the slice begins.
+      size: the slice's shape.
+      dtype: the slice's dtype.
+      seed: the run's seed.
+    """
+    if isinstance(initializer, type):
+        initializer = initializer()
+    kind = "GlorotUniform" if initializer is None else type(initializer).__name__
+    if kind in ("Zeros", "Ones"):
+        return tf.fill(size, tf.cast(0 if kind == "Zeros" else 1, dtype))
+    if kind == "Constant" and np.ndim(initializer.value) == 0:
+        return tf.fill(size, tf.cast(initializer.value, dtype))
+
+    random_bits = None
+    if kind in _RANDOM or isinstance(initializer, _variance_scaling_types()) or initializer is None:
+        key = random.make_key(seed, "initial value", name)
+        random_bits = random.slice_bits(key, shape, begin, size)
+    if kind == "RandomNormal":
+        value = initializer.mean + initializer.stddev * random.normal(random_bits)
+    elif kind == "TruncatedNormal":
+        value = initializer.mean + initializer.stddev * random.truncated_normal(random_bits)
+    elif kind == "RandomUniform":
+        low, high = initializer.minval, 1.0 if initializer.maxval is None else initializer.maxval
+        value = low + (high - low) * random.uniform(random_bits)
+    elif random_bits is not None:
+        value = _variance_scaled(initializer, shape, random_bits)
+    elif callable(initializer):
+        value = _slice_of_call(initializer, name, shape, begin, size, dtype, seed)
+    else:
+        raise ValueError(
+            f"Variable {name!r}: initializer {initializer!r} is neither one of TensorFlow's nor a"
+            f" function"
+            " (shape, dtype) -> tensor."
+        )
+    return tf.cast(value, dtype)
+
+
+def _slice_of_call(
+    initializer: Callable,
+    name: str,
+    shape: Sequence[int],
+    begin: Sequence[int],
+    size: Sequence[int],
+    dtype: tf.DType,
+    seed: int,
+) -> np.ndarray:
+    """Calls an initializer for the global value and slices it.
+
+    What TensorFlow's random operations give it depends only on the seed and the name: it is
+    called in a graph of its own, whose seed they make.
+    """
+    with tf.Graph().as_default() as graph, tf1.Session() as session:
+        graph.seed = random.make_key(seed, "initial value", name) % 2**31
+        whole = tf.convert_to_tensor(initializer(list(shape), dtype=dtype))
+        return session.run(tf.slice(whole, begin, size))
+
+
+_RANDOM = ("RandomNormal", "TruncatedNormal", "RandomUniform")
+
+
+def _variance_scaling_types() -> tuple[type, ...]:
+    return (
+        tf1.initializers.variance_scaling,
+        tf.keras.initializers.VarianceScaling,
+    )
+
+
+def _variance_scaled(
+    initializer: object, shape: Sequence[int], random_bits: tf.Tensor
+) -> tf.Tensor:
+    """VarianceScaling (He et al. 2015; Glorot and Bengio 2010), with fans of the global shape."""
+    scale = getattr(initializer, "scale", 1.0)
+    mode = getattr(initializer, "mode", "fan_avg")
+    distribution = getattr(initializer, "distribution", "uniform")
+    fan_in, fan_out = _fans(shape)
+    fan = {"fan_in": fan_in, "fan_out": fan_out, "fan_avg": (fan_in + fan_out) / 2}[mode]
+    variance = scale / max(1.0, fan)
+    if distribution in ("normal", "truncated_normal"):
+        return math.sqrt(variance) / _TRUNCATED_STDDEV * random.truncated_normal(random_bits)
+    if distribution == "untruncated_normal":
+        return math.sqrt(variance) * random.normal(random_bits)
+    limit = math.sqrt(3.0 * variance)
+    return -limit + 2.0 * limit * random.uniform(random_bits)
+
+
+def _fans(shape: Sequence[int]) -> tuple[float, float]:
+    """Inputs and outputs of a unit, by TensorFlow's convention: the last two dimensions are in and
+    out.
+    """
+    if not shape:
+        return 1.0, 1.0
+    if len(shape) == 1:
+        return float(shape[0]), float(shape[0])
+    receptive = math.prod(shape[:-2])
+    return float(shape[-2] * receptive), float(shape[-1] * receptive)

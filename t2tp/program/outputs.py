@@ -1,0 +1,94 @@
+"""Outputs of a program: slices on devices, which are put together when a value is read."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from t2tp import upstream
+from t2tp.mesh.cluster import Cluster
+from t2tp.mesh.layout import Layout
+
+
+class Outputs(Mapping[str, np.ndarray]):
+    """The outputs of a step by name; a value is fetched from the devices when it is read."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        cluster: Cluster,
+        shapes: Mapping[str, upstream.Shape],
+        slices: list[dict[str, tf.Tensor]],
+    ) -> None:
+        """Collects the slices; `Program` does it.
+
+        Args:
+          layout: how outputs are split.
+          cluster: which processors are in this process.
+          shapes: the outputs' global shapes.
+          slices: for each local processor, its slices, gathered along `axes_to_gather`.
+        """
+        self._layout = layout
+        self._cluster = cluster
+        self._shapes = shapes
+        self._slices = slices
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._shapes)
+
+    def __len__(self) -> int:
+        return len(self._shapes)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        shape = self._shapes[name]
+        first = self._slices[0][name]
+        if tuple(first.shape) == tuple(shape.to_integer_list):
+            return first.numpy()
+        gathered = axes_to_gather(self._layout, self._cluster, shape)
+        whole = np.zeros(shape.to_integer_list, first.dtype.as_numpy_dtype)
+        for pnum, mine in zip(self._cluster.local_pnums, self._slices, strict=True):
+            place = tuple(
+                slice(None) if axis is not None and axis.name in gathered else part
+                for axis, part in zip(
+                    (self._layout.axis_of(dim.name) for dim in shape.dims),
+                    self._layout.slices(shape, pnum),
+                    strict=True,
+                )
+            )
+            whole[place] = mine[name].numpy()
+        return whole
+
+
+def axes_to_gather(layout: Layout, cluster: Cluster, shape: upstream.Shape) -> tuple[str, ...]:
+    """Mesh axes along which a tensor must be gathered for every process to have all of it.
+
+    The processors of a process often hold all slices among them, and nothing has to be gathered. As
+    they are consecutive, what they lack is along the first axes of the mesh.
+
+    Args:
+      layout: how the tensor is cut.
+      cluster: which processors are in which process.
+      shape: the tensor's global shape.
+
+    Returns:
+      names of axes, the same in all processes.
+    """
+    splitting = {axis.name for dim in shape.dims if (axis := layout.axis_of(dim.name))}
+    axes = [axis for axis in layout.mesh_shape.dims if axis.name in splitting and axis.size > 1]
+    for count in range(len(axes)):
+        if _everyone_has_all(layout, cluster, axes[count:]):
+            return tuple(axis.name for axis in axes[:count])
+    return tuple(axis.name for axis in axes)
+
+
+def _everyone_has_all(layout: Layout, cluster: Cluster, axes: Sequence[upstream.Dimension]) -> bool:
+    """Whether each process has a processor at each combination of places on the axes."""
+    wanted = set(itertools.product(*(range(axis.size) for axis in axes)))
+    for process_id in range(cluster.num_processes):
+        places = [layout.coordinates(pnum) for pnum in cluster.pnums_of(process_id)]
+        if {tuple(place[axis.name] for axis in axes) for place in places} != wanted:
+            return False
+    return True

@@ -1,0 +1,528 @@
+"""A program: a step written in named dimensions, traced once, run on all devices at the same
+time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tensorflow.compat.v1 as tf1
+from absl import logging
+
+from t2tp import upstream
+from t2tp.lowering.lowering import Lowering, all_operations, has_effect
+from t2tp.lowering.mesh_impl import LaidOutTensor, SpmdMeshImpl, Target
+from t2tp.lowering.operation import Operation, check_operation
+from t2tp.lowering.staged_sums import sum_in_stages
+from t2tp.mesh.cluster import Cluster, connect
+from t2tp.mesh.collectives import Collective, Collectives, Groups, summarize
+from t2tp.mesh.layout import Layout, LayoutError, describe
+from t2tp.mesh.sizes import check_consistent_sizes
+from t2tp.program.executor import Executor
+from t2tp.program.merged_program import MergedProgram, side_effect_error
+from t2tp.program.outputs import Outputs, axes_to_gather
+from t2tp.program.variables import (
+    Variables,
+    VariableSpec,
+    fresh_variable_scopes,
+    handles_for_masters,
+)
+
+
+class Feature:
+    """An input of a program: its global shape in named dimensions, and its dtype."""
+
+    def __init__(self, shape: upstream.Shape | str, dtype: tf.DType = tf.float32) -> None:
+        """Declares an input.
+
+        Args:
+          shape: an `mtf.Shape`, or text such as `"batch:16;length:128"`.
+          dtype: of the elements.
+        """
+        self.shape = upstream.convert_to_shape(shape)
+        self.dtype = tf.as_dtype(dtype)
+
+
+class Mesh(upstream.Mesh):
+    """The mesh that a step is written for; it also knows the step's number."""
+
+    def __init__(self, graph: upstream.Graph, step: tf.Tensor) -> None:
+        super().__init__(graph, "mesh")
+        self._step_tensor = step
+        self._step: upstream.Tensor | None = None
+
+    @property
+    def step(self) -> upstream.Tensor:
+        """The number of the step, from 0: an int64 scalar."""
+        if self._step is None:
+            self._step = upstream.import_laid_out_tensor(
+                self, LaidOutTensor([self._step_tensor]), upstream.Shape([]), name="step"
+            )
+        return self._step
+
+
+class FeatureOperation(Operation, upstream.ImportLaidOutTensorOperation):
+    """The output is a feature, of which each processor is fed its slice."""
+
+    def __init__(self, mesh: Mesh, part: tf.Tensor, shape: upstream.Shape, name: str) -> None:
+        super().__init__(mesh, LaidOutTensor([part]), shape, name)
+        # Any layout will do: what reads off a graph what can be split (auto_mtf) is to know.
+        self._splittable_dims, self._unsplittable_dims = (
+            self._initialize_all_dimensions_as_splittable()
+        )
+
+
+StepFn = Callable[[Mesh, dict[str, upstream.Tensor]], Mapping[str, upstream.Tensor]]
+
+
+@dataclass
+class Graph:
+    """A step's mtf graph."""
+
+    graph: upstream.Graph
+    mesh: Mesh
+    outputs: dict[str, upstream.Tensor]
+
+
+@dataclass(frozen=True)
+class PlacedFeatures:
+    """Features already cut and put on the devices, ready for a call.
+
+    Attributes:
+      slices: for each processor of this process, its slice of each feature in the program's order.
+    """
+
+    slices: list[list[tf.Tensor]]
+
+
+class Program:
+    """A step on a mesh of devices.
+
+    ```python
+    def step_fn(mesh, features):  # from mtf.Tensors to mtf.Tensors; assignments are carried out
+        w = mtf.get_variable(mesh, "w", mtf.Shape([d_in, d_out]))
+        return {"y": mtf.einsum([features["x"], w], reduced_dims=[d_in])}
+
+    program = t2tp.Program(
+        step_fn,
+        {"x": t2tp.Feature("batch:16;d_in:8")},
+        mesh_shape="data:2;model:4",
+        layout="batch:data;d_out:model",
+    )
+    y = program({"x": x})["y"]  # numpy in, numpy out
+    ```
+
+    Attributes:
+      layout: the `Layout`.
+      cluster: the `Cluster`.
+      variables: the `Variables`, shared with other programs if they were given.
+    """
+
+    def __init__(
+        self,
+        step_fn: StepFn,
+        features: Mapping[str, Feature] | None = None,
+        *,
+        mesh_shape: str = "",
+        layout: str | Layout = "",
+        cluster: Cluster | None = None,
+        variables: Variables | None = None,
+        seed: int = 0,
+        xla: bool | None = None,
+    ) -> None:
+        """Builds the graph, refuses a layout that cannot work, and makes the variables that do not
+        exist yet.
+
+        Args:
+          step_fn: `(mesh, features) -> outputs`, both by name. It is called to build an mtf graph,
+            more than once.
+          features: what the program is fed.
+          mesh_shape: such as `data:2;model:4`.
+          layout: such as `batch:data;d_ff:model`, or a `Layout`, which has its own mesh shape.
+          cluster: the devices, from `connect`; by default all GPUs, or as many virtual CPU devices
+            as needed.
+          variables: those of another program of the same layout and cluster, to be shared.
+          seed: of initial values and random operations.
+          xla: True: compile the whole step with XLA; for several devices only if they are virtual
+            CPUs of one process and the step assigns nothing (`MergedProgram`). False: do not use
+            XLA. None: compile the whole step on a single GPU (launch-bound) unless it prints;
+            otherwise only the regions that operations mark, because between them the libraries'
+            own kernels are as fast or faster (docs/benchmarks.md).
+
+        Raises:
+          LayoutError: the layout cannot work for a tensor of the model, or XLA cannot compile the
+            step on such a mesh.
+          ValueError: the mesh's size is not the number of devices, a variable is asked for in two
+            shapes, or a dimension has two sizes in a sum or product of two tensors.
+        """
+        self.layout = Layout.from_arguments(mesh_shape, layout)
+        self._step_fn = step_fn
+        self._features = dict(features or {})
+        self._seed = seed
+        built = self._build_for_shapes()
+        self._check(built)
+        self._is_merged = bool(xla) and self.layout.size > 1
+        if self._is_merged:
+            _check_no_side_effects(built.graph)
+        self.cluster = cluster or connect(self.layout.size, joint=self._is_merged)
+        if self._is_merged:
+            _check_can_merge(self.cluster)
+        if len(self.cluster.devices) != self.layout.size:
+            raise ValueError(
+                f"Mesh shape {self.layout.mesh_text!r} has {self.layout.size} processors, and the"
+                f" cluster has {len(self.cluster.devices)} devices."
+            )
+        self.variables = (
+            Variables(self.layout, self.cluster, seed) if variables is None else variables
+        )
+        self._used = [
+            self.variables.create(VariableSpec.from_variable(v)) for v in built.graph.all_variables
+        ]
+        self._output_shapes = {name: t.shape for name, t in built.outputs.items()}
+        self._log: list[Collective] = []
+        compiles_step = self._compiles_whole_step(built.graph) if xla is None else xla
+        self._target = Target(
+            on_cpu="GPU" not in self.cluster.devices[0],
+            compiles_regions=xla is None and not compiles_step,
+            compiles_step=compiles_step,
+            leaves_loops_together=self._is_merged,
+        )
+        # XLA compiles the merged program, not the processor's program that it is written from.
+        compiles = compiles_step and not self._is_merged
+        self._run = tf.function(self._program, autograph=False, jit_compile=compiles or None)
+        self._concrete: tf.types.experimental.ConcreteFunction | None = None
+        self._calls = Executor(self.layout, self.cluster)
+        self._groups: dict[int, Groups] = {}
+        self._merged_program: MergedProgram | None = None
+
+    def __call__(
+        self, features: Mapping[str, np.ndarray] | PlacedFeatures | None = None, step: int = 0
+    ) -> Outputs:
+        """Runs the step on all devices.
+
+        Args:
+          features: global arrays by name, or what `place` made of them. Anything that gives a part
+            of itself for a tuple of slices will do for an array.
+          step: the number of the step: random operations and schedules depend on it.
+
+        Returns:
+          the global outputs by name: a mapping that fetches a value when it is read. Those of
+          `mtf.scalar_summary(name, x)` are among them, as `summaries/<name>`.
+
+        Raises:
+          tf.errors.OpError: the step failed on a processor. If others were left waiting in a
+            collective, this process can run no more collectives, of any program.
+          CollectiveTimeoutError: processors waited too long for others.
+          MissingProcessError: another process of the cluster failed, is gone or does not answer.
+        """
+        placed = features if isinstance(features, PlacedFeatures) else self.place(features or {})
+        self.trace()
+        if self._is_merged:
+            slices = self._merged()(step, placed.slices)
+        else:
+            by_pnum = dict(zip(self.cluster.local_pnums, placed.slices, strict=True))
+            slices = self._calls(lambda pnum: self._call(pnum, step, by_pnum[pnum]), self._log)
+        return Outputs(self.layout, self.cluster, self._output_shapes, slices)
+
+    def on_tensors(self, features: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        """The step of a program of one device on TensorFlow's tensors, inside of a `tf.function`:
+        what is exported. Its variables are those in `variables`.
+
+        Args:
+          features: global tensors by name.
+
+        Raises:
+          ValueError: the mesh has several devices.
+        """
+        if self.layout.size > 1:
+            raise ValueError(
+                f"A program of {self.layout.size} devices does not go into one graph: build it"
+                " without a mesh."
+            )
+        return self.trace()(
+            tf.constant(0, tf.int32),
+            tf.constant(0, tf.int64),
+            [v.slices[0] for v in self._used],
+            [features[name] for name in self._features],
+        )
+
+    def place(self, features: Mapping[str, np.ndarray]) -> PlacedFeatures:
+        """Cuts features and puts the slice of each processor of this process on its device.
+
+        Raises:
+          ValueError: a feature is missing, unknown, not of the declared shape, or not an array.
+        """
+        if set(features) != set(self._features):
+            raise ValueError(
+                f"The program is fed {sorted(self._features)}, and was given {sorted(features)}."
+            )
+        features = {name: _as_array(name, features[name]) for name in self._features}
+        for name, feature in self._features.items():
+            shape, wanted = tuple(features[name].shape), tuple(feature.shape.to_integer_list)
+            if shape != wanted:
+                raise ValueError(f"Feature {name!r} has shape {shape}, declared is {wanted}.")
+        cut: dict[tuple, np.ndarray] = {}
+        slices = []
+        for pnum in self.cluster.local_pnums:
+            mine = []
+            for name, feature in self._features.items():
+                begin = self.layout.slice_begin(feature.shape, pnum)
+                if (name, begin) not in cut:
+                    part = self.layout.slices(feature.shape, pnum)
+                    value = features[name]
+                    cut[name, begin] = np.asarray(
+                        value[part] if part else value, feature.dtype.as_numpy_dtype
+                    )
+                with tf.device(self.cluster.devices[pnum]):
+                    mine.append(tf.constant(cut[name, begin]))
+            slices.append(mine)
+        return PlacedFeatures(slices)
+
+    def trace(self) -> tf.types.experimental.ConcreteFunction:
+        """The program of one processor, traced if that was not done: the first call does it."""
+        if self._concrete is None:
+            scalars = [tf.TensorSpec([], tf.int32), tf.TensorSpec([], tf.int64)]
+            slices = [
+                tf.TensorSpec(self.layout.slice_size(f.shape), f.dtype)
+                for f in self._features.values()
+            ]
+            with without_garbage_collection():
+                self._concrete = self._run.get_concrete_function(
+                    *scalars, [v.slices[0] for v in self._used], slices
+                )
+        return self._concrete
+
+    def collectives(self) -> dict[tuple[str, tuple[str, ...]], tuple[int, int]]:
+        """Totals of a step's collectives: (kind, mesh axes) -> (number, bytes from each processor).
+
+        Those of a loop over microbatches are counted for each of them; those of a loop whose length
+        is known only when it runs, once.
+        """
+        return summarize(self.collective_log())
+
+    def collective_log(self) -> list[Collective]:
+        """The collectives of a step, one by one, in the order of the program."""
+        self.trace()
+        return list(self._log)
+
+    def graph(self) -> tuple[upstream.Graph, dict[str, upstream.Tensor]]:
+        """The step's mtf graph and its outputs, built once more to be looked at."""
+        built = self._build_for_shapes()
+        return built.graph, built.outputs
+
+    def _call(self, pnum: int, step: int, slices: list[tf.Tensor]) -> dict[str, tf.Tensor]:
+        """Runs processor `pnum`'s part, in its own thread."""
+        with tf.device(self.cluster.devices[pnum]):
+            return self.trace()(
+                tf.constant(pnum, tf.int32),
+                tf.constant(step, tf.int64),
+                [v.slice_of(pnum) for v in self._used],
+                slices,
+            )
+
+    def _merged(self) -> MergedProgram:
+        """The programs of all processors as one, made by the first call."""
+        if self._merged_program is None:
+            self._merged_program = MergedProgram(
+                self.trace(), self._groups, self._used, self.cluster
+            )
+        return self._merged_program
+
+    def _compiles_whole_step(self, graph: upstream.Graph) -> bool:
+        """Whether XLA compiles the whole step by default."""
+        prints = any(
+            isinstance(op, upstream.PrintOperation) for op in all_operations(graph.operations)
+        )
+        return self.layout.size == 1 and "GPU" in self.cluster.devices[0] and not prints
+
+    def _program(
+        self,
+        pnum: tf.Tensor,
+        step: tf.Tensor,
+        variable_slices: list[tf.Variable],
+        feature_slices: list[tf.Tensor],
+    ) -> dict[str, tf.Tensor]:
+        """The program of one processor; traced once."""
+        # TensorFlow takes every int32 argument for one of the first CPU. A loop that uses one would
+        # then run there too, and send it over in each iteration.
+        pnum, *feature_slices = [tf.identity(x) for x in (pnum, *feature_slices)]
+        return self._lower(self._build(step, feature_slices), pnum, step, variable_slices)
+
+    def _lower(
+        self,
+        built: Graph,
+        pnum: tf.Tensor,
+        step: tf.Tensor,
+        variable_slices: list[tf.Variable],
+    ) -> dict[str, tf.Tensor]:
+        """Lowers a step's graph for one processor; returns its slices of the outputs."""
+        _check_same_variables(built.graph, [variable.spec for variable in self._used])
+        collectives = Collectives(
+            self.layout.mesh_shape, self.cluster.devices, pnum, self.cluster.nccl
+        )
+        mesh_impl = SpmdMeshImpl(
+            self.layout,
+            collectives,
+            pnum,
+            step,
+            self._seed,
+            {v.spec.name: s for v, s in zip(self._used, variable_slices, strict=True)},
+            self._target,
+        )
+        if self._target.sums_in_stages:
+            sum_in_stages()
+        lowering = Lowering(built.graph, built.mesh, mesh_impl, built.outputs.values())
+        outputs = {
+            name: self._gathered(tensor.shape, lowering.slice(tensor), collectives)
+            for name, tensor in built.outputs.items()
+        }
+        self._log, self._groups = collectives.log, collectives.groups
+        return outputs
+
+    def _gathered(
+        self, shape: upstream.Shape, part: tf.Tensor, collectives: Collectives
+    ) -> tf.Tensor:
+        """A slice of an output, with what this process lacks of it and other processes have."""
+        gathered = axes_to_gather(self.layout, self.cluster, shape)
+        axes = [axis.name for axis in self.layout.mesh_shape.dims]
+        for dimension, dim in enumerate(shape.dims):
+            axis = self.layout.axis_of(dim.name)
+            if axis is not None and axis.name in gathered:
+                part = collectives.allgather(part, axes.index(axis.name), dimension)
+        return part
+
+    def _build(self, step: tf.Tensor, feature_slices: list[tf.Tensor]) -> Graph:
+        """Builds the step's mtf graph on tensors of the current TensorFlow graph."""
+        # What mesh-tensorflow's optimizers and schedules take for tf.train.get_global_step().
+        tf1.add_to_collection(tf1.GraphKeys.GLOBAL_STEP, step)
+        with fresh_variable_scopes(), handles_for_masters():
+            graph = upstream.Graph()
+            mesh = Mesh(graph, step)
+            features = {
+                name: FeatureOperation(mesh, part, feature.shape, name).outputs[0]
+                for (name, feature), part in zip(
+                    self._features.items(), feature_slices, strict=True
+                )
+            }
+            outputs = _outputs(self._step_fn(mesh, features))
+            outputs |= {
+                f"summaries/{op.name}": op.outputs[0]
+                for op in graph.operations
+                if isinstance(op, upstream.ScalarSummaryOperation)
+            }
+        return Graph(graph, mesh, outputs)
+
+    def _build_for_shapes(self) -> Graph:
+        """Builds the graph once aside, to know variables and shapes before anything runs."""
+        return self._build_in(tf.Graph())
+
+    def _build_in(self, graph: tf.Graph) -> Graph:
+        """Builds the step's mtf graph on placeholders of a TensorFlow graph."""
+        for name, feature in self._features.items():
+            self.layout.check(name, feature.shape)
+        with graph.as_default():
+            parts = [
+                tf1.placeholder(f.dtype, self.layout.slice_size(f.shape))
+                for f in self._features.values()
+            ]
+            return self._build(tf1.placeholder(tf.int64, []), parts)
+
+    def _check(self, built: Graph) -> None:
+        """Checks that the layout works for all tensors; warns of rules and axes without effect."""
+        shapes = [f.shape for f in self._features.values()]
+        for op in all_operations(built.graph.operations):
+            for tensor in op.outputs:
+                self.layout.check(tensor.name.removesuffix(":0"), tensor.shape)
+                shapes.append(tensor.shape)
+            # Operators such as x + y make operations without asking us.
+            if isinstance(op, (upstream.BinaryOpWithBroadcasting, upstream.EinsumOperation)):
+                check_consistent_sizes(op.name, op.inputs)
+            # Of an imported tensor mesh-tensorflow says nothing may be split; it is cut by this
+            # layout already.
+            if not isinstance(op, upstream.ops.ImportLaidOutTensorOperation):
+                check_operation(op, self.layout)
+        for warning in self.layout.warnings(shapes):
+            logging.warning(warning)
+
+
+def _outputs(returned: object) -> dict[str, upstream.Tensor]:
+    """Checks that a step returned tensors by name."""
+    if not isinstance(returned, Mapping):
+        raise TypeError(
+            "A step returns its outputs by name, as {'loss': loss}, and this one returned"
+            f" {returned if returned is None else type(returned).__name__}."
+        )
+    for name, value in returned.items():
+        if not isinstance(value, upstream.Tensor):
+            if value is None:
+                hint = "None (mtf.gradients gives None where a loss does not depend on a variable)"
+            else:
+                hint = type(value).__name__
+            raise TypeError(f"The step's output {name!r} is {hint}, and must be an mtf tensor.")
+    return dict(returned)
+
+
+def _check_same_variables(graph: upstream.Graph, known: Iterable[VariableSpec]) -> None:
+    """Checks that a step asks for the same variables as when it was first built."""
+    shapes = {spec.name: spec.shape for spec in known}
+    for variable in graph.all_variables:
+        before = shapes.get(variable.name)
+        if before is None or before != variable.shape:
+            raise ValueError(
+                f"The step asks for variable {variable.name!r} {describe(variable.shape)}, and did"
+                f" not when it was first built"
+                f"{'' if before is None else f' (then it was {describe(before)})'}: a step is built"
+                " more than once, and must give its variables the same names and shapes each time."
+                " Name them by what they are, not by a counter or at random."
+            )
+
+
+def _as_array(name: str, value: Any) -> Any:
+    """A feature's value; what has no shape, such as lists of lists, as an array."""
+    if hasattr(value, "shape"):
+        return value
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise ValueError(f"Feature {name!r} is not an array: its rows differ in length.") from error
+    if array.dtype.kind not in "biufc":
+        raise ValueError(f"Feature {name!r} is not an array of numbers: {str(value)[:40]!r}.")
+    return array
+
+
+def _check_no_side_effects(graph: upstream.Graph) -> None:
+    """Checks that a program of several devices, which XLA is to compile, only computes."""
+    for op in graph.operations:
+        if has_effect(op):
+            raise side_effect_error(op.name)
+
+
+def _check_can_merge(cluster: Cluster) -> None:
+    """Checks that the programs of the cluster's devices can be merged into one."""
+    if cluster.num_processes > 1 or "GPU" in cluster.devices[0]:
+        raise LayoutError(
+            "xla compiles the program of several devices only if they are virtual CPUs of one"
+            " process: leave xla out (--noxla)."
+        )
+
+
+@contextlib.contextmanager
+def without_garbage_collection() -> Iterator[None]:
+    """While this is active, Python does not look for cycles among all that there is.
+
+    Tracing makes many objects that stay, and each such look visits the variables of all devices:
+    with 64 of them it took as long as the rest.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

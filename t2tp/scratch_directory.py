@@ -1,0 +1,47 @@
+"""Temporary directories that are deleted eventually, even those of killed processes."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+# Locked by the process that uses the directory, as long as it lives.
+_LOCK = ".t2tp-scratch.lock"
+
+
+@contextlib.contextmanager
+def scratch_directory(parent: Path, prefix: str) -> Iterator[Path]:
+    """Creates a directory `<parent>/<prefix>...` and deletes it at the end.
+
+    Directories of the same prefix that killed processes left behind are deleted first. Nothing else
+    is: only such a directory has a lock file, and the operating system releases the lock when its
+    process ends.
+
+    Args:
+      parent: an existing directory.
+      prefix: beginning of the name; describes the purpose.
+
+    Raises:
+      OSError: the directory cannot be created.
+    """
+    for path in parent.glob(f"{prefix}*"):
+        with contextlib.suppress(OSError):  # In use, or not a scratch directory.
+            _delete_abandoned(path)
+    directory = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+    try:
+        with (directory / _LOCK).open("w") as lock:
+            with contextlib.suppress(OSError):  # Without locks no process deletes it.
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _delete_abandoned(path: Path) -> None:
+    with (path / _LOCK).open("r+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(path, ignore_errors=True)

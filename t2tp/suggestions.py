@@ -1,0 +1,46 @@
+"""Suggests similar names in errors about unknown ones."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+# Max number of names to list if none is similar; above it only the most similar are listed.
+_MAX_LISTED = 100
+
+
+def nearest(name: str, known: Iterable[str], what: str) -> str:
+    """Suggests known names, as the end of an error's sentence.
+
+    Args:
+        name: the given name; case is ignored.
+        known: the known names.
+        what: a plural noun for them ("models").
+
+    Returns:
+        "did you mean a, b?" with the three most similar; if none is similar, all names, or the
+        three most similar if there are more than 100.
+    """
+    known = sorted(known)
+    if not known:
+        return f"there are no {what}"
+    near = similar(name, known)
+    if near:
+        return f"did you mean {', '.join(near)}?"
+    if len(known) > _MAX_LISTED:
+        near = similar(name, known, cutoff=0.0)
+        return f"of the {len(known)} {what} the nearest are {', '.join(near)}"
+    return f"the {what} are {', '.join(known)}"
+
+
+def similar(name: str, known: Iterable[str], cutoff: float = 0.6) -> list[str]:
+    """Returns up to three similar names, most similar first.
+
+    Args:
+        name: the given name.
+        known: the known names.
+        cutoff: min similarity, from 0 to 1; see `difflib.get_close_matches`.
+    """
+    by_lowered = {each.lower(): each for each in sorted(known)}
+    near = difflib.get_close_matches(name.lower(), by_lowered, n=3, cutoff=cutoff)
+    return [by_lowered[each] for each in near]

@@ -1,0 +1,30 @@
+"""One variable, split over a mesh, and its checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import tensorflow as tf
+import tensorflow.compat.v1 as tf1
+
+from t2tp import checkpoint, mtf
+from t2tp.checkpoint.variables import values_of
+from t2tp.mesh.cluster import connect
+from t2tp.mesh.layout import Layout
+from t2tp.program.variables import Variables, VariableSpec
+
+SHAPE = mtf.Shape([mtf.Dimension("d_in", 8), mtf.Dimension("d_out", 4)])
+
+
+def small_variables(dtype: tf.DType = tf.float32, mesh_shape: str = "") -> Variables:
+    """`w` [d_in, d_out], of random values."""
+    layout = Layout(mesh_shape, "d_in:model")
+    variables = Variables(layout, connect(layout.size))
+    variables.create(VariableSpec("w", SHAPE, dtype, tf1.random_normal_initializer(), True))
+    return variables
+
+
+def save(directory: Path, variables: Variables, *steps: int) -> None:
+    """Saves the same values as the checkpoint of each step."""
+    for step in steps:
+        checkpoint.save(directory, step, values_of(variables), {})

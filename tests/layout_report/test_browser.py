@@ -1,0 +1,103 @@
+"""The page in a real browser: Chromium, without a window."""
+
+from __future__ import annotations
+
+import colorsys
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import t2tp
+from t2tp.layout_report.svg import colour
+from tests.layout_report import samples
+
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="there is no Chromium here (Debian: apt-get install chromium)"
+)
+
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--hide-scrollbars",
+]
+
+# What the browser makes of a page, written into the page for --dump-dom.
+MEASURE = """
+<script>
+  const boxes = [...document.querySelectorAll("svg[role=img]")].map(s => s.getBoundingClientRect());
+  const overlap = [...document.querySelectorAll("article")].filter(a => {
+    const [drawing, facts] = [...a.children].map(c => c.getBoundingClientRect());
+    return drawing.right > facts.left && drawing.bottom > facts.top;
+  });
+  document.title = JSON.stringify({
+    width: document.documentElement.scrollWidth,
+    drawn: boxes.filter(b => b.width > 30 && b.height > 30).length,
+    overlapping: overlap.length,
+    paper: getComputedStyle(document.body).backgroundColor,
+    ink: getComputedStyle(document.body).color,
+  });
+</script>
+"""
+
+
+def chromium(tmp_path: Path, page: Path, *flags: str) -> str:
+    """Opens a page; returns what is written to stdout."""
+    profile = f"--user-data-dir={tmp_path / 'profile'}"
+    command = [str(CHROMIUM), *FLAGS, profile, *flags, page.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    return done.stdout
+
+
+def measure(tmp_path: Path, width: int, *flags: str) -> dict:
+    page = tmp_path / "measured.html"
+    whole = t2tp.explain(samples.mlp()).html()
+    page.write_text(whole.replace("</body>", f"{MEASURE}</body>"))
+    dom = chromium(tmp_path, page, "--dump-dom", f"--window-size={width},900", *flags)
+    return json.loads(re.search("<title>(.*?)</title>", dom)[1])
+
+
+def test_it_fits_wide_and_narrow_windows(tmp_path):
+    wide, narrow = measure(tmp_path, 1300), measure(tmp_path, 500)
+    assert (wide["width"], narrow["width"]) == (1300, 500)
+    cards = t2tp.explain(samples.mlp()).html().count("<article") + 1  # The mesh is drawn too.
+    assert wide["drawn"] == narrow["drawn"] == cards
+    assert wide["overlapping"] == narrow["overlapping"] == 0
+
+
+def test_it_is_light_or_dark_as_people_like_it(tmp_path):
+    light, dark = measure(tmp_path, 900), measure(tmp_path, 900, "--force-dark-mode")
+
+    def brightness(said: str) -> float:
+        return np.mean([int(number) for number in re.findall(r"\d+", said)[:3]])
+
+    assert brightness(light["paper"]) > 240 > 60 > brightness(light["ink"])
+    assert brightness(dark["paper"]) < 40 < 200 < brightness(dark["ink"])
+
+
+def test_the_colours_of_the_processors_are_to_be_seen(tmp_path):
+    report = t2tp.explain(samples.mlp())
+    page, shot = tmp_path / "layout.html", tmp_path / "shot.png"
+    report.save(page)
+    chromium(tmp_path, page, f"--screenshot={shot}", "--window-size=1200,1600")
+    pixels = tf.io.decode_png(shot.read_bytes(), channels=3).numpy().reshape(-1, 3)
+    for pnum in range(4):
+        said = colour(report.data.layout, pnum)
+        hue, saturation, lightness = map(int, re.findall(r"\d+", said))
+        rgb = np.array(colorsys.hls_to_rgb(hue / 360, lightness / 100, saturation / 100)) * 255
+        seen = np.all(np.abs(pixels - rgb) <= 2, axis=1).sum()
+        assert seen > 1000, f"processor {pnum}, {said}: {seen} pixels"

@@ -1,0 +1,305 @@
+"""What is said of a program is what its layout and its graph make of it."""
+
+from __future__ import annotations
+
+import errno
+import math
+from collections import Counter
+
+import pytest
+import tensorflow as tf
+import tensorflow.compat.v1 as tf1
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import t2tp
+from t2tp import mtf
+from t2tp.layout_report import wording
+from t2tp.layout_report.report import Phase, SlicedTensor, totals
+from t2tp.mesh.layout import Layout
+from t2tp.program.abstract_program import AbstractProgram
+from tests.layout_report import samples
+from tests.models.small_lm import training_program
+
+
+def by_name(lines):
+    return {line.tensor.name: line for line in lines}
+
+
+def test_variables_of_a_megatron_mlp():
+    """12 x 6 floats, halved by the model axis; each half is on the two places of the data axis."""
+    variables = by_name(t2tp.explain(samples.mlp()).data.variables)
+    assert list(variables) == ["w_in", "w_out"]
+    w_in, w_out = (variables[name].tensor for name in ("w_in", "w_out"))
+    assert w_in.describe() == "[d_model=6, d_ff=12/model]"
+    assert (w_in.slice_shape, w_out.slice_shape) == ((6, 6), (6, 6))
+    assert (w_in.slice_bytes, w_in.global_bytes, w_in.copies) == (144, 288, 2)
+    assert list(w_out.holders().values()) == [[0, 2], [1, 3]]
+    assert [slot.name for slot in variables["w_in"].slots] == ["w_in/m"]
+    assert variables["w_in"].slot_bytes == 144
+
+
+def test_memory_of_a_megatron_mlp():
+    memory = {line.what: line for line in t2tp.explain(samples.mlp()).data.memory()}
+    assert (memory["variables"].on_device, memory["variables"].whole) == (2 * 144, 2 * 288)
+    assert memory["optimizer slots"].on_device == 2 * 144
+    assert memory["features"].on_device == 4 * 6 * 4
+    # What the backward pass needs: what relu gives (4 x 6 of 8 x 12), the difference y - x (4 x 6
+    # of 8 x 6), and the 1 that the gradients begin with.
+    kept = memory["activations stored for the backward pass"]
+    assert kept.on_device == 2 * 96 + 4
+    assert kept.whole == 8 * 12 * 4 + 8 * 6 * 4 + 4
+    assert memory["largest activation"].on_device == 144
+
+
+def test_collectives_of_a_megatron_mlp_and_their_causes():
+    collectives = t2tp.explain(samples.mlp()).data.collectives
+    product, loss, gradients = collectives
+    assert (product.kind, product.axes, product.bytes) == ("allreduce", ("model",), 96)
+    (use,) = product.uses
+    assert (use.tensor, use.over, use.used) == ("einsum_1:0", ("d_ff",), ("w_out",))
+    assert (product.phase, use.gradient_of) == (Phase.FORWARD, None)
+    assert (loss.axes, loss.bytes, loss.uses[0].over) == (("data",), 4, ("batch",))
+    assert (gradients.axes, gradients.bytes) == (("data",), 288)
+    assert {use.gradient_of for use in gradients.uses} == {"w_in", "w_out"}
+    assert {use.over for use in gradients.uses} == {("batch",)}
+    assert [use.together for use in gradients.uses] == [2, 2]
+
+
+PROGRAMS = {
+    "mlp": samples.mlp,
+    "mlp on one device": lambda: samples.mlp("", ""),
+    "mlp, everything split": lambda: samples.mlp(
+        "data:2;model:2;m2:2", samples.LAYOUT + ";d_model:m2"
+    ),
+    "layers": lambda: samples.layers(3),
+    "loop": samples.loop,
+    "language model": lambda: training_program("data:2;model:2", num_hidden_layers=2),
+    "language model, data": lambda: training_program("data:4"),
+    "language model, large gradients": lambda: training_program("data:2", d_ff=32768),
+    "language model, adafactor": lambda: training_program(
+        "model:4", optimizer="adafactor", weight_decay=0.0
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_totals_are_those_of_the_program(name):
+    program = PROGRAMS[name]()
+    data = t2tp.explain(program).data
+    assert totals(data.collectives) == program.collectives()
+    for collective in data.collectives:
+        assert sum(use.bytes for use in collective.uses) == collective.bytes
+    for (kind, axes), (count, _) in program.collectives().items():
+        assert f"{kind} over {' and '.join(axes)}: {count}, " in str(t2tp.explain(program))
+
+
+def test_every_gradient_of_a_language_model_is_known_as_its_variables():
+    """Tied embeddings too, whose gradient is a sum."""
+    data = t2tp.explain(training_program("data:2;model:2")).data
+    known = [
+        use.gradient_of
+        for collective in data.collectives
+        for use in collective.uses
+        if collective.axes == ("data",) and "/gradients/" in use.tensor
+    ]
+    trainable = {line.tensor.name for line in data.variables if line.trainable}
+    assert sorted(known) == sorted(trainable)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_slices_add_up_to_the_tensor_times_its_copies(data):
+    names = ["a", "b", "c", "d"]
+    axes = [f"{axis}:{data.draw(st.integers(1, 3))}" for axis in "xyz"]
+    axes = axes[: data.draw(st.integers(0, 3))]
+    sizes = data.draw(st.lists(st.sampled_from([6, 12, 18]), max_size=4))
+    dims = [mtf.Dimension(name, size) for name, size in zip(names, sizes, strict=False)]
+    rules = zip(data.draw(st.permutations(names)), axes, strict=False)
+    layout = Layout(";".join(axes), ";".join(f"{dim}:{axis[0]}" for dim, axis in rules))
+    tensor = SlicedTensor("t", mtf.Shape(dims), tf.float32, layout)
+    assert layout.size * tensor.slice_bytes == tensor.copies * tensor.global_bytes
+    holders = tensor.holders()
+    assert sorted(p for pnums in holders.values() for p in pnums) == list(range(layout.size))
+    assert all(len(pnums) == tensor.copies for pnums in holders.values())
+    elements = sum(math.prod(len(each) for each in part) for part in holders)
+    assert elements == tensor.shape.size
+
+
+def test_what_the_backward_pass_needs_is_kept_under_another_name_too():
+    long = mtf.Dimension("long", 12)
+
+    def step(mesh, features):
+        w = mtf.get_variable(mesh, "w", mtf.Shape([samples.D_FF]))
+        doubled = mtf.replace_dimensions(features["x"] * 2.0, long, samples.D_FF)
+        loss = mtf.reduce_sum(mtf.square(mtf.stop_gradient(doubled) * w))
+        return {"d_w": mtf.gradients([loss], [w])[0]}
+
+    program = AbstractProgram(step, {"x": t2tp.Feature(mtf.Shape([samples.BATCH, long]))})
+    activations = by_name(t2tp.explain(program).data.activations)
+    assert activations["scalar_mul"].is_kept
+    assert activations["x"].is_fed and not activations["x"].is_kept
+    assert not any("reshape" in name or "stop" in name for name in activations)
+    phases = {name: activation.phase for name, activation in activations.items()}
+    assert phases["scalar_mul"] == Phase.FORWARD
+    assert {p for name, p in phases.items() if "/gradients/" in name} == {Phase.BACKWARD}
+
+
+def test_what_is_not_computed_is_not_said():
+    """Operations that nothing uses are not lowered, and outputs that nothing uses are not kept."""
+
+    def step(mesh, features):
+        w = mtf.get_variable(mesh, "w", mtf.Shape([samples.D_MODEL]))
+        unused = mtf.exp(features["x"])
+        del unused
+        largest, index = mtf.top_k(features["x"] * w, samples.D_MODEL, mtf.Dimension("k", 2))
+        del index
+        return {"largest": largest}
+
+    program = AbstractProgram(step, samples.MLP_FEATURES)
+    names = [a.tensor.name for a in t2tp.explain(program).data.activations if not a.is_fed]
+    assert names == ["einsum", "top_k"]
+
+
+def test_collectives_in_loops_are_said_to_be_there():
+    report = t2tp.explain(samples.loop())
+    (collective,) = report.data.collectives
+    assert collective.in_loop and collective.uses[0].used == ("w",)
+    assert "summed over d_ff, once an iteration" in str(report)
+    made = by_name(report.data.activations)[collective.uses[0].tensor.removesuffix(":0")]
+    assert made.in_loop
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_microbatches_keep_less_and_move_as_much(count):
+    """The activations of one are kept; collectives of activations are made for each."""
+
+    def kept_and_moved(count):
+        data = t2tp.explain(samples.microbatches(count)).data
+        kept = {line.what: line.on_device for line in data.memory()}
+        by_phase = Counter()
+        for collective in data.collectives:
+            if collective.bytes > 4:  # Not the loss.
+                by_phase[collective.phase] += collective.bytes * collective.times
+        return kept["activations stored for the backward pass"], by_phase
+
+    (whole, moved), (part, moved_in_parts) = kept_and_moved(1), kept_and_moved(count)
+    scalars = 64  # Of the loss and its weight, which do not shrink with the batch.
+    assert whole / count <= part <= whole / count + scalars
+    assert moved[Phase.FORWARD] and moved_in_parts == moved
+    (total,) = {
+        size
+        for (kind, axes), (_, size) in samples.microbatches(count).collectives().items()
+        if (kind, axes) == ("allreduce", ("model",))
+    }
+    assert total == moved[Phase.FORWARD]
+
+
+def test_gradients_summed_over_microbatches_are_said_to_be_their_variables():
+    said = str(t2tp.explain(samples.microbatches(4)))
+    assert (
+        "allreduce over data of its gradient, 144 B, summed over batch, together with 1 more"
+        in said
+    )
+    assert "4, 96 B\n            24 B  forward: einsum_1, summed over d_ff, in a loop of 4" in said
+
+
+def test_slots_are_found_by_their_variables_names():
+    kept = ("w_slot_vr", "w/b_momentum_v", "w/b/adam_m", "w_count")
+
+    def step(mesh, features):
+        del features
+        for name in ("w", "w/b"):
+            w = mtf.get_variable(mesh, name, mtf.Shape([samples.D_FF]))
+            mtf.assign(w.operation, 2.0 * w)
+        for name in kept:
+            mtf.get_variable(mesh, name, mtf.Shape([samples.D_FF]), trainable=False)
+        return {"w": w}
+
+    program = AbstractProgram(step, mesh_shape="model:2", layout="d_ff:model")
+    variables = by_name(t2tp.explain(program).data.variables)
+    slots = {name: [slot.name for slot in line.slots] for name, line in variables.items()}
+    assert slots == {"w": [kept[0]], "w/b": [kept[1], kept[2]], "w_count": []}
+    assert not variables["w_count"].trainable
+
+
+def test_dtypes_of_a_variable_are_told_apart():
+    def step(mesh, features):
+        del features
+        shape = mtf.Shape([samples.D_FF])
+        dtype = mtf.VariableDType(tf.bfloat16, tf.float32, tf.bfloat16)
+        return {"w": mtf.get_variable(mesh, "w", shape, dtype=dtype)}
+
+    report = t2tp.explain(AbstractProgram(step, mesh_shape="model:2", layout="d_ff:model"))
+    (line,) = report.data.variables
+    assert (line.tensor.dtype, line.tensor.slice_bytes) == (tf.float32, 6 * 4)
+    assert "saved as bfloat16, read as bfloat16" in str(report)
+
+
+def test_like_layers_are_said_once():
+    text = str(t2tp.explain(samples.layers(12)))
+    assert "layer_{0..11}/w_in x 12  [d_model=6, d_ff=12/model]" in text
+    assert "96 B x 12  forward: layer_{0..11}/einsum_1, summed over d_ff" in text
+    assert "layer_3/" not in text
+
+
+def test_rules_and_axes_without_effect_are_said():
+    layout = "bacth:data;d_ff:model;heads:expert"
+    text = str(t2tp.explain(samples.mlp("data:2;model:2", layout)))
+    assert "mesh axis data of size 2 splits nothing" in text
+    assert "unused, the mesh lacks the axis: heads:expert" in text
+    assert "Warning: Layout rule 'bacth:data' has no effect" in text
+    assert "Warning: Mesh axis 'data' of size 2 splits nothing" in text
+
+
+def test_a_real_program_is_explained_like_one_on_paper():
+    real = t2tp.Program(
+        samples.mlp_step, samples.MLP_FEATURES, mesh_shape=samples.MESH, layout=samples.LAYOUT
+    )
+    said = str(t2tp.explain(real))
+    assert "4 processors, /device:CPU:0 to /device:CPU:3" in said
+    on_paper = "4 processors, abstract: no devices"
+    assert str(t2tp.explain(samples.mlp())) == said.replace(
+        "4 processors, /device:CPU:0 to /device:CPU:3", on_paper
+    )
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_page_is_written_whole_or_not_at_all(tmp_path, monkeypatch, fails):
+    report = t2tp.explain(samples.mlp())
+    path = tmp_path / "layout.html"
+    path.write_text("the one before")
+    if fails:
+
+        def full_disk(_):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr("os.fsync", full_disk)
+        with pytest.raises(OSError, match="No space left on device.*layout.html"):
+            report.save(path)
+    else:
+        report.save(str(path))
+    assert path.read_text() == ("the one before" if fails else report.html())
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_scopes_are_told_from_operations():
+    def step(mesh, features):
+        del mesh
+        with tf1.variable_scope("block_7"):
+            return {"y": mtf.exp(mtf.exp(features["x"]))}
+
+    text = str(t2tp.explain(AbstractProgram(step, samples.MLP_FEATURES)))
+    assert "  block_7/exp  " in text and "  block_7/exp_1  " in text
+
+
+def test_it_says_what_a_device_needs_and_which_have_it():
+    data = t2tp.explain(samples.mlp()).data
+    listed = sum(line.on_device for line in data.memory())
+    trained = sum(v.tensor.slice_bytes for v in data.variables if v.trainable)
+    assert data.device_bytes() == listed + trained
+    assert "in all, gradients of a training included: fits in 8 GB" in str(
+        t2tp.explain(samples.mlp())
+    )
+    assert wording.fits(30 * 2**30).endswith("fits in 40 GB, not in 24 GB")
+    assert wording.fits(10**12).endswith("more than a device of 192 GB has")

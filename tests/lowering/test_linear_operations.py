@@ -1,0 +1,96 @@
+"""Sums over the mesh are deferred past linear operations, and none is reduced twice."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import t2tp
+from t2tp import mtf
+
+S, A, C, P = (mtf.Dimension(name, size) for name, size in [("s", 4), ("a", 8), ("c", 6), ("p", 8)])
+X = np.random.default_rng(0).normal(size=(4, 8, 6)).astype(np.float32)
+ALLREDUCE, SCATTER = ("allreduce", ("x",)), ("reducescatter", ("x",))
+
+
+def run(compute):
+    """What `compute` gives for two sums over a dimension that is split, and what moves."""
+
+    def step(mesh, features):
+        del mesh
+        x, y = features["x"], mtf.square(features["x"])
+        sums = [mtf.reduce_sum(z, output_shape=[A, C]) for z in (x, y)]
+        return {f"y{i}": y for i, y in enumerate(compute(*sums))}
+
+    feature = t2tp.Feature(mtf.Shape([S, A, C]))
+    program = t2tp.Program(step, {"x": feature}, mesh_shape="x:4", layout="s:x;p:x")
+    values = program({"x": X})
+    return [values[f"y{i}"] for i in range(len(values))], program.collectives()
+
+
+A_SUM, B_SUM = X.sum(0), np.square(X).sum(0)
+
+
+@pytest.mark.parametrize(
+    ("change", "wanted"),
+    [
+        (lambda a: a * 3.0, A_SUM * 3),
+        (lambda a: -a, -A_SUM),
+        (lambda a: a / 4.0, A_SUM / 4),
+        (lambda a: mtf.transpose(mtf.transpose(a, [C, A]), [A, C]), A_SUM),
+        (lambda a: -(a * 2.0) * 0.5, -A_SUM),
+    ],
+    ids=["scaled", "negated", "divided", "transposed", "all"],
+)
+def test_a_sum_that_is_changed_and_then_split_is_a_reducescatter(change, wanted):
+    (y,), moved = run(lambda a, b: [mtf.reshape(change(a), [P, C])])
+    np.testing.assert_allclose(y, wanted, rtol=1e-5, atol=1e-6)
+    # The result is gathered where it is given out.
+    assert moved[SCATTER] == (1, 8 * 6 * 4) and ALLREDUCE not in moved
+
+
+def test_a_difference_of_sums_is_reduced_once():
+    (y,), moved = run(lambda a, b: [mtf.tanh(a - b)])
+    np.testing.assert_allclose(y, np.tanh(A_SUM - B_SUM), rtol=1e-4, atol=1e-6)
+    assert moved[ALLREDUCE] == (1, 8 * 6 * 4)
+
+
+@pytest.mark.parametrize("also", [mtf.tanh, lambda a: a * 3.0, lambda a: -a])
+def test_what_others_use_too_is_reduced_once_before(also):
+    (y, z), moved = run(lambda a, b: [mtf.reshape(a * 2.0, [P, C]), mtf.square(also(a))])
+    np.testing.assert_allclose(y, 2 * A_SUM, rtol=1e-4, atol=1e-6)
+    assert moved[ALLREDUCE] == (1, 8 * 6 * 4) and SCATTER not in moved
+    assert np.isfinite(z).all()
+
+
+def test_a_loop_that_uses_a_sum_counts_too():
+    def compute(a, b):
+        doubled, i = mtf.reshape(a * 2.0, [P, C]), mtf.zeros(a.mesh, mtf.Shape([]))
+        _, y = mtf.while_loop(
+            lambda i, y: mtf.less(i, 3.0), lambda i, y: [i + 1.0, y + a], [i, mtf.zeros_like(a)]
+        )
+        return [doubled, y]
+
+    (_, y), moved = run(compute)
+    np.testing.assert_allclose(y, 3 * A_SUM, rtol=1e-5, atol=1e-6)
+    assert moved[ALLREDUCE] == (1, 8 * 6 * 4) and SCATTER not in moved
+
+
+def test_sums_that_are_scaled_and_then_used_are_reduced_together():
+    (y, z), moved = run(lambda a, b: [mtf.tanh(a * 2.0), mtf.tanh(b * 0.1)])
+    np.testing.assert_allclose(y, np.tanh(2 * A_SUM), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(z, np.tanh(0.1 * B_SUM), rtol=1e-4, atol=1e-6)
+    assert moved[ALLREDUCE] == (1, 2 * 8 * 6 * 4)
+
+
+def test_a_sum_of_what_is_reduced_anyway_is_not_reduced_once_more():
+    ys, moved = run(lambda a, b: [mtf.sin(a), mtf.sin(b), mtf.sin(a + b)])
+    for y, wanted in zip(ys, (A_SUM, B_SUM, A_SUM + B_SUM), strict=True):
+        np.testing.assert_allclose(y, np.sin(wanted), rtol=1e-4, atol=1e-5)
+    assert moved[ALLREDUCE] == (1, 2 * 8 * 6 * 4)
+
+
+def test_a_sum_of_which_one_part_is_reduced_anyway():
+    ys, moved = run(lambda a, b: [mtf.sin(a), mtf.sin(a + b)])
+    np.testing.assert_allclose(ys[1], np.sin(A_SUM + B_SUM), rtol=1e-4, atol=1e-5)
+    assert moved[ALLREDUCE][1] == 2 * 8 * 6 * 4

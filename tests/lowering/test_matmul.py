@@ -1,0 +1,80 @@
+"""An einsum that is a product of two matrices is made one; all give what `tf.einsum` gives."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from t2tp.lowering import matmul
+
+SIZES = dict(zip("abcdefg", (2, 3, 4, 5, 6, 7, 8), strict=True))
+
+MATRICES = [
+    "ab,bc->ac",
+    "ab,cb->ac",  # the second one transposed
+    "ba,bc->ac",  # the first
+    "ba,cb->ac",  # both
+    "bc,ab->ac",  # the second one comes first
+    "abc,cde->abde",  # more dimensions
+    "abc,bcd->ad",  # a sum over two
+    "bcd,abc->ad",
+    "abd,abc->dc",  # the gradient of a weight
+]
+OTHERS = [
+    "ab,b->a",
+    "abc,abd->acd",  # a dimension of both that stays
+    "abc,cbd->ad",  # summed over in two orders
+    "bac,cd->bda",  # a result in another order
+    "abc,bd->acd",  # the sum stands between others
+    "a,b->ab",
+    "ab,bc,cd->ad",
+]
+
+
+def operands(equation: str) -> list[tf.Tensor]:
+    random = np.random.default_rng(0)
+    terms = equation.partition("->")[0].split(",")
+    return [tf.constant(random.standard_normal([SIZES[d] for d in term])) for term in terms]
+
+
+@pytest.mark.parametrize("equation", MATRICES + OTHERS)
+def test_products_are_those_of_einsum(equation):
+    xs = operands(equation)
+    ours = tf.function(matmul.einsum)(equation, *xs)
+    np.testing.assert_allclose(ours, tf.einsum(equation, *xs), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("equation", MATRICES)
+def test_two_matrices_are_multiplied_as_such(equation):
+    assert "MatMul" in kinds(equation)
+    assert not kinds(equation) & {"Einsum", "Transpose", "BatchMatMulV2"}
+
+
+@pytest.mark.parametrize("equation", OTHERS)
+def test_what_is_no_product_of_two_matrices_is_left_to_tensorflow(equation):
+    assert "Einsum" in kinds(equation)
+
+
+def test_weights_are_reshaped_before_the_loop_that_multiplies_by_them():
+    """As a producer of the product XLA would fuse the reshape with it, into a naive loop."""
+
+    @tf.function(autograph=False)
+    def powers(x, w):
+        def step(i, x):
+            return i + 1, matmul.einsum("ab,bcd->acd", x, w)[:, 0]
+
+        return tf.while_loop(lambda i, x: i < 3, step, [0, x])
+
+    graph = powers.get_concrete_function(tf.ones([2, 6]), tf.ones([6, 5, 6])).graph
+    (loop,) = (op for op in graph.get_operations() if "While" in op.type)
+    shapes = [x.shape.as_list() for x in loop.inputs]
+    assert [6, 30] in shapes
+    assert [6, 5, 6] not in shapes
+
+
+def kinds(equation: str) -> set[str]:
+    """The operations that a product is made of."""
+    multiply = tf.function(lambda *xs: matmul.einsum(equation, *xs))
+    graph = multiply.get_concrete_function(*operands(equation)).graph
+    return {op.type for op in graph.get_operations()}

@@ -1,0 +1,33 @@
+"""mesh-tensorflow's own `ops_test` and `layers_test` pass on our engine, on any mesh."""
+
+from __future__ import annotations
+
+import unittest
+
+import pytest
+
+from tests.lowering import mesh_tensorflow_suite
+
+MODULES = ["ops_test", "layers_test"]
+MESHES = ["a:2", "a:2;b:2", "a:2;b:2;c:2"]
+
+
+def make_cases():
+    """Each test on the mesh that it asks for; those that lower a graph on other meshes too."""
+    for name in MODULES:
+        for mesh_shape in (None, *MESHES):
+            module = mesh_tensorflow_suite.load(name, mesh_shape)
+            for case_type in mesh_tensorflow_suite.test_cases(module):
+                for case in unittest.defaultTestLoader.loadTestsFromTestCase(case_type):
+                    if mesh_shape is None or mesh_tensorflow_suite.lowers_a_graph(case):
+                        test_id = f"{name}-{case._testMethodName}-{mesh_shape or 'as it is'}"
+                        yield pytest.param(case, id=test_id)
+
+
+@pytest.mark.parametrize("case", make_cases())
+def test_passes(case):
+    result = unittest.TestResult()
+    case(result)
+    assert result.testsRun == 1
+    for _, trace in result.errors + result.failures:
+        pytest.fail(trace)

@@ -1,0 +1,130 @@
+"""What operations declare, and what the engine makes of it."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import t2tp
+from t2tp import mtf
+from t2tp.lowering import operation
+from t2tp.lowering.operation import hooks
+from t2tp.lowering.side_effects import conditional_updates
+
+A, B = mtf.Dimension("a", 4), mtf.Dimension("b", 6)
+X = np.random.default_rng(0).normal(size=(4, 6)).astype(np.float32)
+
+
+def run(step, mesh_shape="x:2", layout="a:x"):
+    features = {"x": t2tp.Feature(mtf.Shape([A, B]))}
+    program = t2tp.Program(step, features, mesh_shape=mesh_shape, layout=layout)
+    return program, program({"x": X})
+
+
+def example():
+    """The names that the guide's example defines."""
+    (code,) = re.findall(r"```python\n(.*?)```", operation.__doc__, re.DOTALL)
+    names: dict = {}
+    exec(code, names)
+    return names
+
+
+@pytest.mark.parametrize("layout", ["a:x", "b:x", "a:x;b:y"])
+def test_the_guides_operation_and_its_gradient_are_right_in_any_layout(layout):
+    sum_of_squares = example()["sum_of_squares"]
+
+    def step(mesh, features):
+        del mesh
+        total = sum_of_squares(features["x"], A)
+        return {"total": total, "dx": mtf.gradients([mtf.square(total)], [features["x"]])[0]}
+
+    program, values = run(step, "x:2;y:2", layout)
+    total = np.square(X).sum(0)
+    np.testing.assert_allclose(values["total"], total, rtol=1e-5)
+    np.testing.assert_allclose(values["dx"], 4 * X * total, rtol=1e-5)
+    assert len(program.collectives()) == ("a:x" in layout)
+
+
+class DoubleOperation(t2tp.Operation):
+    """Doubles the addend of a deferred sum."""
+
+    def __init__(self, x, **declared):
+        super().__init__([x], name="double")
+        self._outputs = [mtf.Tensor(self, x.shape, x.dtype)]
+        vars(self).update(declared)
+
+    def lower(self, lowering):
+        addend, axes = lowering.partial_sum(self.inputs[0])
+        lowering.set_sum_over_axes(self.outputs[0], 2 * addend, axes)
+
+
+@pytest.mark.parametrize("accepts", [False, True])
+def test_sums_that_all_users_accept_deferred_are_not_reduced_before_them(accepts):
+    def step(mesh, features):
+        del mesh
+        total = mtf.reduce_sum(features["x"], reduced_dim=A)
+        doubled = DoubleOperation(total, accepts_deferred_sums=accepts).outputs[0]
+        rows = mtf.reduce_sum(features["x"] * 2.0, reduced_dim=A)
+        return {"doubled": doubled, "sine": mtf.sin(rows) + 1.0}
+
+    program, values = run(step)
+    np.testing.assert_allclose(values["doubled"], 2 * X.sum(0), rtol=1e-5)
+    # Else the sum goes with that of `rows`, and its double is summed a second time.
+    reduced = sum(size for _, size in program.collectives().values())
+    assert reduced == (2 if accepts else 3) * B.size * 4
+
+
+def test_an_operation_refuses_layouts_by_its_own_rules():
+    class OddOperation(DoubleOperation):
+        def check_layout(self, layout):
+            raise t2tp.LayoutError(f"{self.name!r} on {layout.size} processors")
+
+    def step(mesh, features):
+        del mesh
+        return {"y": OddOperation(features["x"]).outputs[0]}
+
+    with pytest.raises(t2tp.LayoutError, match="'double' on 2 processors"):
+        run(step)
+
+
+def test_dimensions_of_a_joint_shape_are_not_split_over_one_axis():
+    def step(mesh, features):
+        del features
+        x = mtf.ones(mesh, mtf.Shape([A]))
+        return {"y": DoubleOperation(x, joint_shape=mtf.Shape([A, B])).outputs[0]}
+
+    with pytest.raises(t2tp.LayoutError, match="both its dimensions 'a' and 'b'"):
+        t2tp.Program(step, mesh_shape="x:2", layout="a:x;b:x")
+
+
+@pytest.mark.parametrize("flag", [False, True])
+def test_assignments_happen_where_their_predicate_is_true(flag):
+    def step(mesh, features):
+        v, w = (
+            mtf.get_variable(mesh, n, mtf.Shape([A, B]), initializer=tf.zeros_initializer())
+            for n in "vw"
+        )
+        is_good = mtf.equal(mtf.constant(mesh, int(flag), dtype=tf.int32), 1)
+        updates = [mtf.assign(v, features["x"]), mtf.assign_sub(w, features["x"])]
+        conditional_updates(is_good, updates)
+        mtf.assign_add(w, features["x"] * 3.0)
+        return {}
+
+    program, _ = run(step)
+    np.testing.assert_allclose(program.variables["v"].numpy(), X * flag)
+    np.testing.assert_allclose(program.variables["w"].numpy(), X * (3 - flag), rtol=1e-6)
+
+
+def test_hooks_of_mesh_tensorflows_operations_come_from_the_table():
+    def step(mesh, features):
+        del mesh
+        x = features["x"]
+        sums = [x + x, mtf.reshape(x, mtf.Shape([B, A])), mtf.stop_gradient(x)]
+        assert all(hooks(y.operation).accepts_deferred_sums for y in sums)
+        assert not hooks((x * x).operation).accepts_deferred_sums
+        return {"x": x}
+
+    run(step)

@@ -1,0 +1,179 @@
+"""Sums of many elements: XLA's are as exact as TensorFlow's, and 16 bits are summed in float32."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import t2tp
+from t2tp import mtf
+from t2tp.lowering import staged_sums
+from t2tp.ops.conv.convolution import convolution
+from t2tp.ops.cross_entropy import softmax_cross_entropy
+from t2tp.ops.norms.batch_norm import batch_norm
+from t2tp.ops.norms.group_norm import group_norm
+
+# A shape, and what is summed over: in stages, in part of them, or not at all.
+SUMMED = [
+    ([8, 32, 32, 16], [0, 1, 2, 3]),
+    ([8, 32, 32, 16], [0, 1, 2]),
+    ([8, 32, 32, 16], [1, 2]),
+    ([4096, 3], [0]),
+    ([3, 4096], [1]),
+    ([2, 1031], [1]),
+    ([3, 2062, 2], [1]),
+    ([64, 5, 64], [0, 2]),
+    ([6, 4], [-1]),
+    ([6, 4], []),
+]
+
+
+@pytest.mark.parametrize(("shape", "axes"), SUMMED)
+def test_sums_in_stages_are_sums(shape, axes):
+    x = np.random.default_rng(0).uniform(size=shape).astype(np.float32)
+
+    @tf.function(jit_compile=True, autograph=False)
+    def reduced(x):
+        staged_sums.sum_in_stages()
+        return [
+            reduce(x, axes, keepdims)
+            for reduce in (staged_sums.reduce_sum, staged_sums.reduce_mean)
+            for keepdims in (False, True)
+        ]
+
+    wide, axes = x.astype(np.float64), tuple(axes)
+    wanted = [f(wide, axis=axes, keepdims=k) for f in (np.sum, np.mean) for k in (False, True)]
+    for ours, value in zip(reduced(x), wanted, strict=True):
+        assert ours.shape == value.shape
+        np.testing.assert_allclose(ours, value, rtol=2e-6)
+
+
+def test_in_loops_too_and_not_elsewhere():
+    x = tf.random.stateless_uniform([1 << 13], [1, 2])
+
+    def operations(in_stages):
+        @tf.function(autograph=False)
+        def looped(x):
+            if in_stages:
+                staged_sums.sum_in_stages()
+            add = lambda i, y: (i + 1, y + staged_sums.reduce_sum(x * y))  # noqa: E731
+            return tf.while_loop(lambda i, y: i < 3, add, (0, 1.0))
+
+        definition = looped.get_concrete_function(x).graph.as_graph_def()
+        return {node.op for function in definition.library.function for node in function.node_def}
+
+    assert "XlaOptimizationBarrier" in operations(True)
+    assert "XlaOptimizationBarrier" not in operations(False)
+
+
+IMAGES = "batch:16;height:32;width:32;channels:32"
+
+
+def long_sums(mesh, given):
+    """Sums of half a million elements, of all kinds, and their gradients."""
+    del mesh
+    x, y = given["x"], given["y"]
+    channels = x.shape.dims[-1]
+    scale, offset = given["scale"], given["offset"]
+    normed, mean, variance = batch_norm(x, scale, offset, 1e-3)
+    grouped = group_norm(x, scale, offset, 1, 1e-3)
+    loss = mtf.reduce_mean(mtf.square(normed - y)) + mtf.reduce_mean(mtf.square(grouped - y))
+    d_scale, d_offset = mtf.gradients([loss], [scale, offset])
+    flat = mtf.reshape(x, mtf.Shape([mtf.Dimension("rows", 2), mtf.Dimension("classes", 1 << 18)]))
+    target = mtf.zeros(x.mesh, mtf.Shape(flat.shape.dims[:1]), tf.int32)
+    return {
+        "difference": mtf.reduce_mean(mtf.square(x - y)),
+        "by_channel": mtf.reduce_sum(mtf.square(x), output_shape=mtf.Shape([channels])),
+        "mean": mean,
+        "variance": variance,
+        "d_scale": d_scale,
+        "d_offset": d_offset,
+        "logsumexp": mtf.reduce_logsumexp(flat, flat.shape.dims[-1]),
+        "cross_entropy": softmax_cross_entropy(flat, target, flat.shape.dims[-1]),
+        "softmax": mtf.reduce_max(mtf.softmax(flat, flat.shape.dims[-1])),
+    }
+
+
+@pytest.fixture(scope="module")
+def arrays():
+    random = np.random.default_rng(0)
+    shape = [16, 32, 32, 32]
+    return {
+        "x": random.normal(size=shape),
+        "y": random.normal(size=shape),
+        "scale": random.uniform(0.5, 1.5, size=32),
+        "offset": random.uniform(0.5, 1.5, size=32),
+    }
+
+
+def run_long_sums(arrays, dtype, **options):
+    shapes = {"x": IMAGES, "y": IMAGES, "scale": "channels:32", "offset": "channels:32"}
+    features = {name: t2tp.Feature(shape, dtype) for name, shape in shapes.items()}
+    given = {name: x.astype(np.float32) for name, x in arrays.items()}
+    outputs = t2tp.Program(long_sums, features, **options)(given)
+    return {name: np.asarray(outputs[name], np.float64) for name in outputs}
+
+
+@pytest.fixture(scope="module")
+def wanted(arrays):
+    """In float64."""
+    return run_long_sums(arrays, tf.float64)
+
+
+@pytest.mark.parametrize(
+    ("mesh_shape", "layout", "xla"),
+    [
+        ("", "", True),
+        ("", "", None),
+        pytest.param("data:2", "batch:data", True, marks=pytest.mark.joint),
+    ],
+)
+def test_compiled_or_not_the_same_numbers(arrays, wanted, mesh_shape, layout, xla):
+    options = {"mesh_shape": mesh_shape, "layout": layout, "xla": xla}
+    ours = run_long_sums(arrays, tf.float32, **options)
+    for name, value in wanted.items():
+        scale = np.abs(value).max()
+        np.testing.assert_allclose(ours[name], value, rtol=0, atol=2e-6 * scale, err_msg=name)
+
+
+@pytest.mark.parametrize(("mesh_shape", "layout"), [("", ""), ("data:2", "batch:data")])
+@pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16])
+def test_sums_of_16_bits_over_tokens_are_float32s(mesh_shape, layout, dtype):
+    """A sum of 8,192 ones stays at 2,048 in float16 and at 256 in bfloat16."""
+    shape = mtf.Shape([mtf.Dimension("batch", 64), mtf.Dimension("length", 128)])
+    d_in, d_out = mtf.Dimension("d_in", 2), mtf.Dimension("d_out", 3)
+    experts = mtf.Dimension("experts", 2)
+
+    def step(mesh, given):
+        x = given["x"]
+        ones = mtf.ones(mesh, shape + experts + d_out, dtype)
+        bias = mtf.zeros(mesh, mtf.Shape([d_in]), dtype)
+        (d_bias,) = mtf.gradients([x + bias], [bias], [x])
+        filters = mtf.zeros(
+            mesh, mtf.Shape([mtf.Dimension("h", 1), mtf.Dimension("w", 1), d_in, d_out]), dtype
+        )
+        image = mtf.reshape(
+            x,
+            mtf.Shape(
+                [shape.dims[0], mtf.Dimension("rows", 8), mtf.Dimension("columns", 16), d_in]
+            ),
+        )
+        y = convolution(image, filters, 1)
+        (d_filters,) = mtf.gradients([y], [filters])
+        per_expert = mtf.broadcast(x, shape + experts + d_in)
+        return {
+            "sum": mtf.reduce_sum(x, output_shape=mtf.Shape([d_in])),
+            "bias": d_bias,
+            "matrix": mtf.einsum(
+                [per_expert, ones], output_shape=mtf.Shape([experts, d_in, d_out])
+            ),
+            "filters": d_filters,
+        }  # fmt: skip
+
+    feature = t2tp.Feature(shape + d_in, dtype)
+    program = t2tp.Program(step, {"x": feature}, mesh_shape=mesh_shape, layout=layout)
+    outputs = program({"x": np.full([64, 128, 2], 1.001)})
+    rounded = float(tf.cast(tf.constant(1.001, dtype), tf.float32))
+    for name in outputs:
+        np.testing.assert_allclose(np.asarray(outputs[name], np.float32), 8192 * rounded, rtol=1e-3)

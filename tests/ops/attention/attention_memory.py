@@ -1,0 +1,39 @@
+"""Prints how many bytes a pass of attention forward and back needs above what was there before.
+
+Run as `python -m tests.ops.attention.attention_memory METHOD LENGTH`: memory's peak can be measured
+only once in a process.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+
+import t2tp
+from t2tp import mtf
+from t2tp.ops.attention.api import attention
+from tests.peak_memory import peak_bytes
+
+HEADS, D_KV = 2, 16
+
+
+def run(method: str, length: int) -> int:
+    shape = f"batch:1;heads:{HEADS};length:{length};d_kv:{D_KV}"
+
+    def step(mesh, given):
+        del mesh
+        y = attention(given["q"], given["k"], given["v"], causal=True, method=method)
+        grads = mtf.gradients([mtf.reduce_sum(mtf.square(y))], [given[name] for name in "qkv"])
+        return {"sum": sum(mtf.reduce_sum(d) for d in grads)}
+
+    program = t2tp.Program(step, {name: t2tp.Feature(shape) for name in "qkv"})
+    program.trace()
+    array = np.ones([1, HEADS, length, D_KV], np.float32)
+    before = peak_bytes()
+    float(program(dict.fromkeys("qkv", array))["sum"])
+    return peak_bytes() - before
+
+
+if __name__ == "__main__":
+    print(run(sys.argv[1], int(sys.argv[2])))

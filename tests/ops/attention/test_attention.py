@@ -1,0 +1,322 @@
+"""Attention: the composed computation's numbers, in every layout it allows, by both methods."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import t2tp
+from t2tp import mtf
+from t2tp.ops.attention import blockwise
+from t2tp.ops.attention.api import RelativeBias, attention
+from tests.ops.attention.composed_attention import composed_attention
+from tests.ops.on_mesh import assert_close, in_float64, with_gradients
+
+LAYOUTS = [
+    ("", ""),
+    ("data:4", "batch:data"),
+    ("model:4", "heads:model"),
+    ("data:2;model:4", "batch:data;heads:model"),
+    ("model:2;data:2", "batch:model;heads:data"),
+    # Context parallelism: see test_attention_split_length.py for the rest.
+    ("seq:2", "length:seq"),
+    ("seq:5", "length:seq"),
+    ("data:2;seq:2", "batch:data;length:seq"),
+    ("seq:2;model:2", "length:seq;heads:model"),
+]
+# For heads that share keys and values.
+SHARED_LAYOUTS = [
+    ("", ""),
+    ("model:2", "heads:model;kv_heads:model"),
+    ("model:4", "heads:model"),
+    ("model:2", "kv_heads:model"),
+    ("data:2;model:2", "batch:data;heads:model"),
+    ("data:2;model:2", "heads:data;kv_heads:model"),
+]
+# Every kind of mask, and each of them with what changes the numbers otherwise.
+OPTIONS = {
+    "full": {},
+    "causal": {"causal": True},
+    "window_behind": {"causal": True, "window": 3},
+    "window_both_ways": {"window": 3},
+    "segments": {"segments": True},
+    "causal_segments_bias": {"causal": True, "segments": True, "bias": True},
+    "window_segments_bias": {"window": 4, "segments": True, "bias": True},
+}
+METHODS = ["dense", "blockwise"]
+# One segment; several and padding; a segment a token; nothing but padding.
+SEGMENTS = np.array([[1, 1, 1, 1, 1, 1], [1, 1, 2, 2, 2, 0], [1, 2, 3, 4, 5, 6], [0] * 6])
+MAX_DISTANCE = 6
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    """So that lengths of a few blocks are short; 4 divides none of the tests' lengths."""
+    monkeypatch.setattr(blockwise, "_QUERIES", 4)
+    monkeypatch.setattr(blockwise, "_MEMORIES", 4)
+
+
+def make_inputs(
+    batch=4, heads=4, length=10, d_kv=8, kv_heads=None, memory=None, scale=1.5, **options
+):
+    random = np.random.default_rng(0)
+    q_shape = f"batch:{batch};heads:{heads};length:{length};d_kv:{d_kv}"
+    k_heads = f"heads:{heads}" if kv_heads is None else f"kv_heads:{kv_heads}"
+    k_length = f"length:{length}" if memory is None else f"memory:{memory}"
+    memory_length, groups = memory or length, kv_heads or heads
+    k_shape = f"batch:{batch};{k_heads};{k_length};d_kv:{d_kv}"
+    inputs = {"q": (q_shape, scale * random.normal(size=(batch, heads, length, d_kv)))}
+    for name in "kv":
+        inputs[name] = (k_shape, random.normal(size=(batch, groups, memory_length, d_kv)))
+    if options.get("segments"):
+        rows = SEGMENTS[np.arange(batch) % 4]
+        inputs["segments"] = (f"batch:{batch};length:{length}", spread(rows, length))
+        if memory is not None:
+            theirs = np.minimum(spread(rows, memory), 2)
+            inputs["memory_segments"] = (f"batch:{batch};memory:{memory}", theirs)
+    if options.get("bias"):
+        inputs["table"] = (f"heads:{heads};buckets:8", random.normal(size=(heads, 8)))
+    return inputs
+
+
+def spread(rows, length):
+    """Rows of 6 over a length."""
+    return rows[:, np.arange(length) * 6 // length]
+
+
+def make_ours(method=None, dropout_rate=0.0, causal=False, window=None, **_):
+    def ours(q, k, v, segments=None, memory_segments=None, table=None):
+        return attention(
+            q,
+            k,
+            v,
+            causal=causal,
+            window=window,
+            segments=segments,
+            memory_segments=memory_segments,
+            relative_bias=None if table is None else RelativeBias(table, MAX_DISTANCE),
+            dropout_rate=dropout_rate,
+            method=method,
+        )
+
+    return ours
+
+
+def make_composed(causal=False, window=None, kept=None, **_):
+    return composed_attention(causal=causal, window=window, max_distance=MAX_DISTANCE, kept=kept)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
+@pytest.mark.parametrize(
+    ("mesh_shape", "layout"),
+    [("data:2;model:2", "batch:data;heads:model"), ("seq:2", "length:seq")],
+)
+def test_every_option_gives_the_composed_value_and_gradients(options, method, mesh_shape, layout):
+    inputs = make_inputs(**options)
+    values = with_gradients(make_ours(method, **options), inputs, mesh_shape, layout)
+    assert_close(values, in_float64(make_composed(**options), inputs), 3e-6)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("mesh_shape", "layout"), LAYOUTS)
+def test_any_layout_gives_the_composed_value_and_gradients(mesh_shape, layout, method):
+    options = OPTIONS["causal_segments_bias"]
+    inputs = make_inputs(**options)
+    values = with_gradients(make_ours(method, **options), inputs, mesh_shape, layout)
+    assert_close(values, in_float64(make_composed(**options), inputs), 3e-6)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("mesh_shape", "layout"), SHARED_LAYOUTS)
+def test_heads_that_share_keys_and_values(mesh_shape, layout, method):
+    options = {"causal": True, "bias": True}
+    inputs = make_inputs(heads=8, kv_heads=2, **options)
+    values = with_gradients(make_ours(method, **options), inputs, mesh_shape, layout)
+    assert_close(values, in_float64(make_composed(**options), inputs), 3e-6)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "model"), [(6, 3, 2), (12, 3, 2), (6, 1, 3), (12, 6, 3)]
+)
+def test_heads_that_share_in_ways_that_the_mesh_cuts_through(heads, kv_heads, model):
+    """Three heads on a processor, two to a kv head; six, four to one; one for all; two each."""
+    inputs = make_inputs(heads=heads, kv_heads=kv_heads)
+    values = with_gradients(make_ours("dense"), inputs, f"model:{model}", "heads:model")
+    assert_close(values, in_float64(make_composed(), inputs), 3e-6)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("memory", [5, 13])
+def test_a_memory_of_its_own_with_queries_that_see_nothing_of_it(memory, method):
+    """The last rows of segments, 3 to 6, are not in the memory: zeros, and no gradient."""
+    options = {"segments": True, "bias": True}
+    inputs = make_inputs(memory=memory, **options)
+    layout = "batch:data;heads:model"
+    values = with_gradients(make_ours(method), inputs, "data:2;model:2", layout)
+    assert_close(values, in_float64(make_composed(), inputs), 3e-6)
+    is_blind = spread(SEGMENTS, 10)[2] > 2
+    assert is_blind.any() and (values["y"][2][:, is_blind] == 0).all()
+    assert (values["d_q"][2][:, is_blind] == 0).all()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_bfloat16_softmax_is_in_float32(method):
+    """Rounded to bfloat16: scores up to 8, weights, result, and in the gradients sums
+    of products of those; together a few hundredths of the largest element."""
+    options = OPTIONS["causal_segments_bias"]
+    inputs = make_inputs(**options)
+    layout = "batch:data;heads:model"
+    ours = make_ours(method, **options)
+    values = with_gradients(ours, inputs, "data:2;model:2", layout, tf.bfloat16)
+    assert_close(values, in_float64(make_composed(**options), inputs, tf.bfloat16), 0.03)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("mesh_shape", ["", "model:2"])
+def test_extreme_scores_stay_finite_and_see_nothing_masked(mesh_shape, method):
+    options = {"causal": True, "segments": True}
+    inputs = make_inputs(scale=1e4, **options)
+    values = with_gradients(make_ours(method, **options), inputs, mesh_shape, "heads:model")
+    for name, value in values.items():
+        assert np.isfinite(value).all(), name
+    wanted = in_float64(make_composed(**options), inputs)
+    # Weights are 0 or 1: gradients w.r.t. q and k are a float32 rounding of nothing.
+    assert_close(
+        {name: values[name] for name in ("y", "d_v")},
+        {name: wanted[name] for name in ("y", "d_v")},
+        2e-6,
+    )
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_is_masked_has_no_influence_at_all(method):
+    options = {"causal": True, "segments": True}
+    inputs = make_inputs(length=6, **options)
+    ours = make_ours(method, **options)
+    reference = with_gradients(ours, inputs, "model:2", "heads:model")["y"]
+    changed = {name: (shape, array.copy()) for name, (shape, array) in inputs.items()}
+    # Row 1 of the segments is 1 1 2 2 2 0: nobody before position 3 sees it, nor does the padding.
+    for name in "kv":
+        changed[name][1][1, :, 3] += 100.0
+    y = with_gradients(ours, changed, "model:2", "heads:model")["y"]
+    is_same = (y == reference).all(axis=(1, 3))
+    assert is_same[1].tolist() == [True, True, True, False, False, True]
+    assert is_same[[0, 2, 3]].all()
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("dim", ["d_kv", "buckets"])
+def test_a_dimension_that_attention_runs_along_is_refused(dim, method):
+    inputs = make_inputs(bias=True)
+    with pytest.raises(t2tp.LayoutError, match=f"cannot be computed with dimension '{dim}' split"):
+        with_gradients(make_ours(method), inputs, "a:2", f"{dim}:a")
+
+
+@pytest.mark.parametrize("batch", ["", "batch:2;beam:2;"])
+def test_any_number_of_batch_dimensions(batch):
+    arrays = {name: array for name, (_, array) in make_inputs().items()}
+    sizes = [2, 2] if batch else []
+    inputs = {
+        name: (
+            f"{batch}heads:4;length:10;d_kv:8",
+            (array if batch else array[0]).reshape([*sizes, *array.shape[1:]]),
+        )
+        for name, array in arrays.items()
+    }
+    layout = "heads:model;beam:data"
+    values = with_gradients(make_ours("dense"), inputs, "data:2;model:2", layout)
+    whole = in_float64(make_composed(), make_inputs(batch=4))["y"]
+    wanted = whole.reshape([*sizes, 4, 10, 8]) if batch else whole[0]
+    np.testing.assert_allclose(values["y"], wanted, atol=1e-5)
+
+
+@settings(max_examples=6, deadline=None, derandomize=True)
+@given(
+    st.sampled_from([(1, 1), (1, 2), (2, 1), (1, 3), (2, 3)]),
+    st.integers(1, 3),
+    st.integers(1, 2),
+    st.integers(1, 9),
+    st.integers(1, 5),
+    st.sampled_from(METHODS),
+)
+def test_any_shape_that_the_mesh_divides(mesh, batch, heads, length, d_kv, method):
+    data, model = mesh
+    options = {"causal": True, "segments": True}
+    inputs = make_inputs(batch * data, heads * model, length, d_kv, **options)
+    values = with_gradients(
+        make_ours(method, **options),
+        inputs,
+        f"data:{data};model:{model}",
+        "batch:data;heads:model",
+    )
+    wanted = in_float64(make_composed(**options), inputs)
+    for name, value in wanted.items():
+        np.testing.assert_allclose(values[name], value, rtol=0, atol=2e-5, err_msg=name)
+
+
+def refused(said, *, q="b:2;heads:4;t:6;d:4", k="b:2;heads:4;t:6;d:4", v=None, **options):
+    """`attention` refuses these shapes and options; texts among the options are shapes."""
+
+    def step(mesh, given):
+        def zeros(shape, dtype=tf.float32):
+            return mtf.zeros(mesh, mtf.convert_to_shape(shape), dtype)
+
+        made = dict(options)
+        for name in {"segments", "memory_segments"} & set(options):
+            made[name] = zeros(options[name], tf.int32)
+        if "relative_bias" in options:
+            shape, distance = options["relative_bias"]
+            made["relative_bias"] = RelativeBias(zeros(shape), distance)
+        return {"y": attention(zeros(q), zeros(k), zeros(v or k), **made)}
+
+    with pytest.raises(ValueError, match=said):
+        t2tp.Program(step)
+
+
+def test_shapes_that_do_not_fit_are_refused():
+    refused("k .* and v .* must have one shape", v="b:2;heads:4;t:5;d:4")
+    refused(r"must be \[batch\.\.\., heads, length, d_kv\]", q="t:6;d:4")
+    refused("same batch dimensions", k="b:3;heads:4;t:6;d:4")
+    refused("same last dimension", k="b:2;heads:4;t:6;d:5")
+    refused("kv_heads.* must divide", k="b:2;kv_heads:3;t:6;d:4")
+    refused(r"segments .* must be", segments="t:6;b:2")
+    refused("is not as long as", k="b:2;heads:4;m:5;d:4", segments="b:2;t:6")
+    refused("memory_segments .* must be", segments="b:2;t:6", memory_segments="b:2;m:6")
+    refused("give segments of the queries", memory_segments="b:2;t:6")
+
+
+def test_options_that_mean_nothing_are_refused():
+    refused("must have one size", k="b:2;heads:4;m:5;d:4", causal=True)
+    refused("must have one size", k="b:2;heads:4;m:5;d:4", window=2)
+    refused("window must be at least 1", window=0)
+    refused(r"must be in \[0, 1\)", dropout_rate=1.0)
+    refused("must be 'dense' or 'blockwise'", method="flash")
+    refused(r"must be \[.*, buckets\]", relative_bias=("g:2;n:8", 16))
+    refused("must be a multiple of 4", relative_bias=("heads:4;n:6", 16))
+    refused("max_distance 2 must be above 2", relative_bias=("heads:4;n:8", 2))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_xla_gives_the_same(method):
+    inputs = make_inputs(segments=True, bias=True)
+    features = {
+        name: t2tp.Feature(shape, tf.int32 if name == "segments" else tf.float32)
+        for name, (shape, _) in inputs.items()
+    }
+    ours = make_ours(method, causal=True, dropout_rate=0.3)
+
+    def step(mesh, given):
+        del mesh
+        y = ours(**given)
+        learned = [given[name] for name in ("q", "k", "v", "table")]
+        grads = mtf.gradients([mtf.reduce_sum(mtf.square(y))], learned)
+        return {"y": y, **{f"d_{i}": d for i, d in enumerate(grads)}}
+
+    arrays = {name: array for name, (_, array) in inputs.items()}
+    plain, compiled = (t2tp.Program(step, features, xla=xla)(arrays) for xla in (False, True))
+    for name in plain:
+        np.testing.assert_allclose(compiled[name], plain[name], atol=1e-4, err_msg=name)

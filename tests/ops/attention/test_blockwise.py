@@ -1,0 +1,111 @@
+"""Attention block by block: what it does not compute, and what it does not keep."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import t2tp
+from t2tp import mtf
+from t2tp.ops.attention import blockwise
+from t2tp.ops.attention.api import attention
+from t2tp.ops.attention.blocks import Queries
+from t2tp.ops.attention.mask import Mask
+from tests.ops.attention.attention_memory import D_KV, HEADS
+
+LENGTH = 24
+
+
+def first_queries(method, array, **options):
+    """Results of the first 8 queries."""
+
+    def step(mesh, given):
+        del mesh
+        return {"y": attention(given["q"], given["k"], given["k"], method=method, **options)}
+
+    feature = t2tp.Feature(f"heads:1;length:{LENGTH};d_kv:4")
+    program = t2tp.Program(step, {"q": feature, "k": feature})
+    return np.asarray(program({"q": np.ones([1, LENGTH, 4]), "k": array})["y"])[0, :8]
+
+
+@pytest.mark.parametrize(
+    ("options", "unseen"),
+    [({"causal": True}, slice(8, None)), ({"window": 5}, slice(12, None))],
+    ids=["causal", "window"],
+)
+def test_blocks_of_which_nothing_is_seen_are_not_computed(monkeypatch, options, unseen):
+    """A NaN there would come through, times zero."""
+    monkeypatch.setattr(blockwise, "_QUERIES", 8)
+    monkeypatch.setattr(blockwise, "_MEMORIES", 4)
+    array = np.random.default_rng(0).normal(size=(1, LENGTH, 4))
+    wanted = first_queries("dense", array, **options)
+    array[:, unseen] = np.nan
+    np.testing.assert_allclose(first_queries("blockwise", array, **options), wanted, atol=1e-6)
+    assert np.isnan(first_queries("dense", array, **options)).all()
+
+
+def test_blocks_computed_are_half_of_all_for_causal_and_a_band_for_a_window():
+    def computed(length, **options):
+        mask = Mask(Queries(length), length, **options)
+        ((begin, end),) = blockwise._visible_blocks(mask, 64, 64)
+        return int(np.sum(end) - np.sum(begin))
+
+    assert computed(4096) == 64 * 64
+    assert computed(4096, causal=True) == 64 * 65 / 2
+    assert computed(4096, causal=True, window=65) == 2 * 64 - 1
+    assert computed(4096, window=65) == 3 * 64 - 2
+    assert computed(8192, causal=True, window=65) == 2 * 128 - 1
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"causal": True, "window": 65}])
+def test_slices_of_the_length_compute_together_what_the_whole_does(options):
+    length, slices = 1024, 4
+    whole = Mask(Queries(length), length, **options)
+    split = Mask(Queries(length // slices, slices), length, **options)
+    for bounds in (blockwise._visible_blocks, blockwise._seeing_blocks):
+        counts = [np.diff(bounds(mask, 64, 64), axis=1).sum() for mask in (whole, split)]
+        assert counts[0] == counts[1] > 0
+
+
+@pytest.mark.parametrize(
+    ("length", "options", "method"),
+    [
+        (1024, {}, "dense"),
+        (1025, {}, "blockwise"),
+        (4096, {"causal": True}, "blockwise"),
+        (4096, {"causal": True, "method": "dense"}, "dense"),
+        (128, {"method": "blockwise"}, "blockwise"),
+    ],
+)
+def test_long_ones_are_computed_block_by_block(length, options, method):
+    names = {}
+
+    def step(mesh, given):
+        q = mtf.zeros(mesh, mtf.convert_to_shape(f"heads:1;length:{length};d_kv:4"))
+        y = attention(q, q, q, **options)
+        kept = y.operation.outputs[1].shape.dimension_names
+        names["method"] = "dense" if "whole length" in kept else "blockwise"
+        return {"y": mtf.reduce_sum(y)}
+
+    t2tp.Program(step)
+    assert names["method"] == method
+
+
+def peak_growth(method, length):
+    command = [sys.executable, "-m", "tests.ops.attention.attention_memory", method, str(length)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return int(done.stdout)
+
+
+@pytest.mark.slow
+def test_memory_grows_with_the_length_and_not_with_its_square():
+    """All scores of 8192 positions are 512 MB; of 4096, 128 MB."""
+    scores = HEADS * 4 * 8192**2
+    assert peak_growth("dense", 8192) > 2 * scores
+    half, whole = (peak_growth("blockwise", length) for length in (4096, 8192))
+    # Twice q, k, v, their gradients and copies in blocks, and no more blocks than before.
+    assert whole - half < 40 * HEADS * D_KV * 4 * 4096
+    assert whole < scores / 8

@@ -1,0 +1,52 @@
+"""Relative position bias: T5's buckets, and blocks of it without the whole."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from t2tp.ops.attention.blocks import Block
+from t2tp.ops.attention.relative_bias import Bias, distance_buckets
+from tests.ops.attention.composed_attention import bucket
+
+
+@pytest.mark.parametrize("both_ways", [False, True])
+@pytest.mark.parametrize(("buckets", "max_distance"), [(32, 128), (8, 5), (64, 1000)])
+def test_buckets_are_those_of_the_definition(buckets, max_distance, both_ways):
+    distances = np.arange(-1200, 1200)
+    wanted = [bucket(d, buckets, max_distance, both_ways) for d in distances]
+    found = distance_buckets(distances, buckets, max_distance, both_ways)
+    assert found.tolist() == wanted
+
+
+def test_buckets_of_t5():
+    """From its code: 32 buckets, 128 positions."""
+    distances = np.array([0, -1, -7, -8, -11, -12, -16, -32, -64, -127, -128, -500, 1, 7, 8, 500])
+    assert distance_buckets(distances, 32, 128, True).tolist() == [
+        0, 1, 7, 8, 8, 9, 10, 12, 14, 15, 15, 15, 17, 23, 24, 31,
+    ]  # fmt: skip
+    assert distance_buckets(distances[:9], 32, 128, False).tolist() == [
+        0, 1, 7, 8, 11, 12, 16, 21, 26,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("block", [Block(0, 6, 0, 10), Block(0, 2, 4, 6), Block(4, 2, 0, 1)])
+def test_a_block_of_the_bias_and_its_gradient(block):
+    random = np.random.default_rng(0)
+    table = random.normal(size=(3, 8)).astype(np.float32)
+    bias = Bias(tf.constant(table), 6, 10, max_distance=5, both_ways=True)
+    number = np.array(
+        [
+            [bucket(m - t, 8, 5, True) for m in range(block.memory, block.memory + block.memories)]
+            for t in range(block.query, block.query + block.queries)
+        ]
+    )
+    np.testing.assert_array_equal(bias.block(block), table[:, number])
+
+    d_scores = random.normal(size=(2, *bias.block(block).shape)).astype(np.float32)
+    by_distance = bias.with_gradient(bias.no_gradient(), block, tf.constant(d_scores))
+    wanted = np.zeros([3, 8])
+    for head in range(3):
+        np.add.at(wanted[head], number, d_scores.sum(axis=0)[head])
+    np.testing.assert_allclose(bias.table_gradient(by_distance), wanted, atol=1e-5)

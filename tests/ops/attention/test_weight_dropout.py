@@ -1,0 +1,110 @@
+"""Dropout within attention: which weights go depends on nothing but seed, step and place."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import t2tp
+from t2tp import mtf
+from t2tp.ops.attention import blockwise
+from t2tp.ops.attention.api import attention
+from tests.ops.attention.composed_attention import composed_attention
+from tests.ops.on_mesh import assert_close, in_float64, with_gradients
+
+RATE = 0.3
+LENGTH = 10
+MESHES = [
+    ("", ""),
+    ("data:2", "batch:data"),
+    ("model:4", "heads:model"),
+    ("model:2;data:2", "batch:data;heads:model"),
+    ("seq:5", "length:seq"),
+    ("seq:2;model:2", "length:seq;heads:model"),
+]
+METHODS = ["dense", "blockwise"]
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(blockwise, "_QUERIES", 4)
+    monkeypatch.setattr(blockwise, "_MEMORIES", 4)
+
+
+def make_inputs(length=LENGTH):
+    random = np.random.default_rng(0)
+    shape = f"batch:4;heads:4;length:{length};d_kv:{length}"
+    return {name: (shape, random.normal(size=(4, 4, length, length))) for name in "qkv"}
+
+
+def make_ours(method, rate=RATE):
+    return lambda q, k, v: attention(q, k, v, dropout_rate=rate, method=method)
+
+
+def kept_weights(method="dense", mesh_shape="", layout="", length=LENGTH, recompute=False, **call):
+    """Whether each weight is kept: of values that are the identity the result is the weights."""
+    inputs = make_inputs(length)
+    inputs["v"] = (inputs["v"][0], np.broadcast_to(np.eye(length), inputs["v"][1].shape))
+    features = {name: t2tp.Feature(shape) for name, (shape, _) in inputs.items()}
+
+    def step(mesh, given):
+        del mesh
+        tensors = [given[name] for name in "qkv"]
+        ours = make_ours(method)
+        y = mtf.recompute_grad(ours, tensors) if recompute else ours(*tensors)
+        return {"y": y, "d_v": mtf.gradients([y], [given["v"]])[0]}
+
+    program = t2tp.Program(
+        step, features, mesh_shape=mesh_shape, layout=layout, seed=call.get("seed", 0)
+    )
+    outputs = program(
+        {name: array for name, (_, array) in inputs.items()}, step=call.get("step", 0)
+    )
+    # The sum of the result has as gradient w.r.t. a value its weights' sum.
+    np.testing.assert_allclose(
+        outputs["d_v"][..., 0], outputs["y"].sum(axis=2), rtol=1e-5, err_msg="backward"
+    )
+    return np.asarray(outputs["y"]) != 0
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("mesh_shape", "layout"), MESHES)
+def test_any_mesh_drops_the_same(mesh_shape, layout, method):
+    reference = kept_weights()
+    np.testing.assert_array_equal(kept_weights(method, mesh_shape, layout), reference)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("layout", ["batch:data;heads:model", "batch:data;length:model"])
+def test_values_and_gradients_are_those_of_what_is_kept(layout, method):
+    inputs = make_inputs()
+    kept = kept_weights() / (1 - round(RATE * 2**16) / 2**16)
+    values = with_gradients(make_ours(method), inputs, "data:2;model:2", layout)
+    assert_close(values, in_float64(composed_attention(kept=kept), inputs), 3e-6)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_recomputation_drops_the_same_again(method):
+    np.testing.assert_array_equal(kept_weights(method, recompute=True), kept_weights(method))
+
+
+def test_seeds_and_steps_drop_differently():
+    first = kept_weights()
+    for call in ({"seed": 1}, {"step": 1}):
+        other = kept_weights(**call)
+        # Independent decisions agree with probability 0.58.
+        assert abs((first == other).mean() - 0.58) < 0.04
+
+
+def test_the_rate_is_the_part_dropped_whoever_the_neighbours_are():
+    kept = kept_weights(length=65)
+    n = kept.size
+    for part in (kept, kept[..., ::2], kept[..., 1::2], kept[..., -1]):
+        deviation = (RATE * (1 - RATE) / part.size) ** 0.5
+        assert abs(part.mean() - (1 - RATE)) < 4 * deviation
+    for axis in range(4):
+        a, b = (
+            np.take(kept, r, axis)
+            for r in (range(kept.shape[axis] - 1), range(1, kept.shape[axis]))
+        )
+        assert abs((a & b).mean() - (1 - RATE) ** 2) < 5 * (0.25 / n) ** 0.5, axis

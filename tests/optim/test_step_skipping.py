@@ -1,0 +1,201 @@
+"""Steps that are left out, averages of weights, and the search for the first bad number."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import t2tp
+from t2tp import mtf
+from t2tp.optim import apply_gradients, read_averages
+from t2tp.optim.nonfinite import first_nonfinite, nonfinite_counts
+from tests.optim.regression import make_hparams
+
+A = mtf.Dimension("a", 4)
+MESHES = ["", "data:2"]
+
+
+def make_program(mesh_shape="", optimizer="sgd", **values):
+    """Descends the sum of `w * x`, so that the gradient is x."""
+    hparams = make_hparams(optimizer=optimizer, learning_rate_constant=1.0, **values)
+
+    def step(mesh, features):
+        w = mtf.get_variable(mesh, "w", mtf.Shape([A]), initializer=tf.ones_initializer())
+        loss = mtf.reduce_sum(w * features["x"])
+        return {"loss": loss, **apply_gradients(loss, mesh, hparams, 10)}
+
+    return t2tp.Program(step, {"x": t2tp.Feature("a:4")}, mesh_shape=mesh_shape, layout="a:data")
+
+
+def run(program, gradients):
+    """The scalars of each step."""
+    shown = []
+    for k, gradient in enumerate(gradients):
+        outputs = program({"x": np.full(4, gradient, np.float32)}, step=k)
+        shown.append({name: float(outputs[name]) for name in outputs})
+    return shown
+
+
+def variables_of(program):
+    return {v.spec.name: v.numpy() for v in program.variables}
+
+
+@pytest.mark.parametrize("mesh_shape", MESHES)
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adafactor", "lamb", "lion"])
+def test_a_step_that_is_not_finite_is_left_out_and_counted(optimizer, bad, mesh_shape):
+    program = make_program(mesh_shape, optimizer, skip_nonfinite_steps=True, ema_decay=0.5)
+    before = run(program, [1.0]) and variables_of(program)
+    shown = run(program, [bad])[0]
+    after = variables_of(program)
+    assert (shown["is_finite"], shown["skipped_steps"]) == (0.0, 1.0)
+    assert after.pop("step_guard/skipped_steps") == before.pop("step_guard/skipped_steps") + 1
+    for name, value in before.items():
+        np.testing.assert_array_equal(after[name], value, err_msg=name)
+    shown = run(program, [1.0])[0]
+    assert (shown["is_finite"], shown["skipped_steps"]) == (1.0, 1.0)
+    assert np.any(variables_of(program)["w"] != after["w"])
+
+
+def test_without_the_guard_it_is_only_reported():
+    program = make_program()
+    assert run(program, [np.nan])[0]["is_finite"] == 0.0
+    assert np.isnan(program.variables["w"].numpy()).all()
+    assert {v.spec.name for v in program.variables} == {"w"}
+
+
+@pytest.mark.parametrize("mesh_shape", MESHES)
+def test_a_spike_is_left_out_and_a_lasting_change_is_not(mesh_shape):
+    calm = [1.0, 1.1, 0.9, 1.0, 1.05, 0.95, 1.0, 1.1]
+    program = make_program(mesh_shape, skip_step_sigma=6.0, skip_step_window=8)
+    assert run(program, calm)[-1]["skipped_steps"] == 0
+    before = program.variables["w"].numpy()
+    assert run(program, [5.0])[0]["skipped_steps"] == 1
+    np.testing.assert_array_equal(program.variables["w"].numpy(), before)
+    assert run(program, [1.0])[0]["skipped_steps"] == 1
+    np.testing.assert_array_equal(program.variables["w"].numpy(), before - 1.0)
+    # The deviations in the window are now as large as the step's.
+    assert run(program, [5.0] * 8)[-1]["skipped_steps"] < 5
+
+
+def test_nothing_is_a_spike_before_half_the_window_is_known():
+    program = make_program(skip_step_sigma=3.0, skip_step_window=8)
+    assert run(program, [1.0, 1.0, 1.0, 50.0])[-1]["skipped_steps"] == 0
+    program = make_program(skip_step_sigma=3.0, skip_step_window=8)
+    assert run(program, [1.0, 1.0, 1.0, 1.0, 50.0])[-1]["skipped_steps"] == 1
+
+
+def test_what_is_not_finite_is_not_remembered():
+    program = make_program(skip_step_sigma=3.0, skip_step_window=4, skip_nonfinite_steps=True)
+    run(program, [1.0, np.nan, 1.0])
+    remembered = variables_of(program)
+    assert remembered["step_guard/count"] == 2
+    np.testing.assert_array_equal(remembered["step_guard/gradient_norms"], [2, 2, 0, 0])
+
+
+def test_a_window_of_one_step_is_refused():
+    with pytest.raises(ValueError, match="skip_step_window is 1, and must be at least 2"):
+        make_program(skip_step_sigma=3.0, skip_step_window=1)
+
+
+@pytest.mark.parametrize("mesh_shape", MESHES)
+def test_averages_of_weights_are_what_an_evaluation_reads(mesh_shape):
+    program = make_program(mesh_shape, ema_decay=0.75)
+    run(program, [1.0, 2.0, 4.0])
+    weights = [0.0, -2.0, -6.0]  # after each step
+    wanted = weights[0]
+    for weight in weights[1:]:
+        wanted = 0.75 * wanted + 0.25 * weight
+    np.testing.assert_allclose(program.variables["w/average"].numpy(), np.full(4, wanted))
+
+    def evaluation(mesh, features):
+        w = mtf.get_variable(mesh, "w", mtf.Shape([A]), initializer=tf.ones_initializer())
+        value = mtf.reduce_sum(w * features["x"])
+        read_averages(mesh)
+        return {"value": value}
+
+    evaluate = t2tp.Program(
+        evaluation,
+        {"x": t2tp.Feature("a:4")},
+        mesh_shape=mesh_shape,
+        layout="a:data",
+        cluster=program.cluster,
+        variables=program.variables,
+    )
+    assert evaluate({"x": np.ones(4, np.float32)})["value"] == pytest.approx(4 * wanted)
+    assert len(program.variables) == 3  # the evaluation made none
+
+
+@pytest.mark.parametrize("decay", [1.0, -0.5, 2.0])
+def test_a_decay_that_is_none_is_refused(decay):
+    with pytest.raises(ValueError, match=f"ema_decay is {decay}"):
+        make_program(ema_decay=decay)
+
+
+@pytest.mark.parametrize("mesh_shape", MESHES)
+@pytest.mark.parametrize(
+    ("bad", "first"),
+    [
+        ("x", "activation x"),
+        ("w", "variable w"),
+        ("overflow", "activation square"),
+        ("root", "gradient w"),
+        (None, None),
+    ],
+)
+def test_the_first_bad_tensor_is_named(bad, first, mesh_shape):
+    def look(mesh, features):
+        w = mtf.get_variable(mesh, "w", mtf.Shape([A]), initializer=tf.ones_initializer())
+        x = features["x"]
+        y = mtf.square(x * w) if bad == "overflow" else x * w
+        loss = mtf.reduce_sum(mtf.sqrt(y - y) if bad == "root" else y)
+        return nonfinite_counts(loss, mesh)
+
+    program = t2tp.Program(look, {"x": t2tp.Feature("a:4")}, mesh_shape=mesh_shape, layout="a:data")
+    x = np.ones(4, np.float32)
+    if bad == "x":
+        x[1:3] = np.nan, np.inf
+    if bad == "overflow":
+        x[3] = 1e30
+    if bad == "w":
+        for part in program.variables["w"].slices:
+            part.assign(tf.fill(part.shape, np.nan))
+    counts = program({"x": x})
+    assert first_nonfinite(counts) == first
+    if bad == "x":
+        assert counts["activation x"] == 2
+
+
+@pytest.mark.parametrize("mesh_shape", MESHES)
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adafactor", "lamb", "lion"])
+def test_skipped_steps_are_no_updates(optimizer, mesh_shape):
+    """Wherever steps are skipped, the others make the updates that they make without them."""
+    gradients = [1.0, -0.5, 2.0, 0.25]
+    plain = make_program(mesh_shape, optimizer, ema_decay=0.5, weight_decay=0.1)
+    skipping = make_program(
+        mesh_shape, optimizer, skip_nonfinite_steps=True, ema_decay=0.5, weight_decay=0.1
+    )
+    run(plain, gradients)
+    run(skipping, [np.nan] * 3 + gradients[:1] + [np.inf] + gradients[1:] + [np.nan])
+    after = variables_of(skipping)
+    assert after.pop("step_guard/skipped_steps") == 5
+    wanted = variables_of(plain)
+    assert set(after) == set(wanted)
+    for name, value in wanted.items():
+        np.testing.assert_array_equal(after[name], value, err_msg=name)
+
+
+@pytest.mark.parametrize("guards", [{}, {"skip_step_sigma": 6.0, "skip_step_window": 8}])
+def test_overflows_of_float16_are_no_updates(guards):
+    """Whatever else is guarded against."""
+    gradients = [1.0, -0.5, 2.0]
+    half = {"activation_dtype": "float16", "optimizer": "adam", **guards}
+    plain, skipping = make_program(**half), make_program(**half)
+    run(plain, gradients)
+    shown = run(skipping, [np.inf, *gradients[:2], np.nan, gradients[2]])
+    assert [s["skipped_steps"] for s in shown] == [1, 1, 1, 2, 2]
+    for name in ("w", "w/adam_m", "w/adam_v"):
+        np.testing.assert_allclose(
+            variables_of(skipping)[name], variables_of(plain)[name], rtol=1e-6, err_msg=name
+        )

@@ -1,0 +1,174 @@
+"""Damaged data are detected before they are trained on, however large their files are."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from t2tp import problems
+from t2tp.problems.data import manifest, shards
+from t2tp.problems.data.columns import Column
+from t2tp.problems.data.manifest import DamagedDataError
+from tests.problems.streams import BATCH, LENGTH, STREAMS, open_stream
+
+NAMES = ("some_sources", "some_reverses", "some_shifts", "some_copies", "image_digits")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("data")
+    with pytest.MonkeyPatch.context() as small:
+        small.setattr(shards, "_BLOCK_BYTES", 64)
+        for name in NAMES:
+            problems.find(name).prepare(directory)
+    return directory
+
+
+@pytest.fixture
+def data(made, tmp_path, monkeypatch):
+    """Prepares data whose files are all too large to be hashed at each start."""
+    monkeypatch.setattr(manifest, "_SMALL_BYTES", 0)
+    return shutil.copytree(made, tmp_path / "data")
+
+
+def spoil(path, how, seed=0):
+    contents = bytearray(path.read_bytes())
+    if how == "zeros":
+        contents = bytearray(len(contents))
+    elif how == "noise":
+        contents = bytearray(np.random.default_rng(seed).bytes(len(contents)))
+    else:
+        contents[len(contents) // 3] ^= 4
+    path.write_bytes(contents)
+
+
+def read_all(data, kind, steps=40):
+    stream = open_stream(data, kind)
+    for step in range(steps):
+        for feature in stream[step].values():
+            np.asarray(feature)
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+def test_what_is_whole_is_read(data, kind):
+    read_all(data, kind, 3)
+
+
+@pytest.mark.parametrize("how", ["zeros", "noise", "one bit"])
+@pytest.mark.parametrize("kind", STREAMS)
+def test_no_batch_has_what_was_not_written(data, kind, how):
+    problem = problems.find(STREAMS[kind][0])
+    part = getattr(problem, "parts", [problem])[0]
+    columns = sorted(part.directory(data).glob("train-*.inputs")) or sorted(
+        part.directory(data).glob("train-*.targets")
+    )
+    for path in columns:
+        spoil(path, how)
+    with pytest.raises(
+        DamagedDataError, match=r"train-.* is damaged: its bytes [\d,]+ to [\d,]+ a"
+    ):
+        read_all(data, kind)
+
+
+@pytest.mark.parametrize("how", ["zeros", "noise", "one bit"])
+def test_where_examples_begin_is_checked(data, how):
+    for path in problems.find("some_sources").directory(data).glob("train-*.begins"):
+        spoil(path, how)
+    with pytest.raises(DamagedDataError, match="begins is damaged"):
+        read_all(data, "windows")
+
+
+@pytest.mark.parametrize("value", [0, 1 << 40])
+def test_a_span_is_found_among_offsets_that_are_not_all_read(tmp_path, monkeypatch, value):
+    monkeypatch.setattr(shards, "_BLOCK_BYTES", 64)  # eight offsets per block
+    rng = np.random.default_rng(0)
+    with shards.ShardWriter(tmp_path, "a", {"x": np.dtype("<u2")}) as writer:
+        for size in rng.integers(0, 5, 400):
+            writer.add({"x": np.arange(size)})
+    whole = Column([tmp_path / "a.x"], np.dtype("<u2"))
+    spans = np.sort(rng.integers(0, whole.size, [50, 2]))
+    expected = [whole.span_lengths(*span).tolist() for span in spans.tolist()]
+    path = tmp_path / "a.x.begins"
+    offsets = np.fromfile(path, "<i8")
+    outcomes = []
+    for block in range(0, 400, 40):
+        damaged = offsets.copy()
+        damaged[block : block + 8] = value
+        path.write_bytes(damaged.tobytes())
+        for span, lengths in zip(spans.tolist(), expected, strict=True):
+            column = Column([tmp_path / "a.x"], np.dtype("<u2"))
+            try:
+                assert column.span_lengths(*span).tolist() == lengths
+                outcomes.append("right")
+            except DamagedDataError:
+                outcomes.append("refused")
+    assert outcomes.count("right") > 100 and outcomes.count("refused") > 100
+
+
+def test_only_what_is_read_is_checked(data):
+    problem = problems.find("some_sources")
+    path = sorted(problem.directory(data).glob("validation-*.targets"))[0]
+    spoil(path, "noise")
+    read_all(data, "windows")
+    with pytest.raises(DamagedDataError, match=r"validation-.* is damaged"):
+        np.asarray(problem.stream(data, "validation", BATCH, LENGTH)[0]["targets"])
+
+
+def test_every_byte_is_checked_on_demand(data):
+    problem = problems.find("some_sources")
+    problem.check_contents(data, num_workers=2)
+    spoil(sorted(problem.directory(data).glob("train-*.targets"))[-1], "one bit")
+    problem.check_prepared(data)
+    with pytest.raises(
+        DamagedDataError,
+        match=r"data of some_sources are damaged: .*\.targets is not the file(.|\n)*--overwrite",
+    ):
+        problem.check_contents(data, num_workers=2)
+
+
+def test_data_without_checksums_of_blocks_can_be_read(data):
+    """Such data are older than block checksums."""
+    directory = problems.find("some_sources").directory(data)
+    fields = json.loads((directory / "manifest.json").read_text())
+    for path in directory.glob("*.checks"):
+        path.unlink()
+        del fields["files"][path.name]
+    del fields["checksum"]
+    (directory / "manifest.json").write_text(json.dumps(fields))
+    read_all(data, "windows", 3)
+
+
+def test_the_digest_is_that_of_the_data_and_not_of_their_checks(data):
+    problem = problems.find("some_sources")
+    directory = problem.directory(data)
+    before = problem.digest(data)
+    made = manifest.Manifest.read(directory)
+    for name in [*made.files]:
+        if name.endswith(".checks"):
+            del made.files[name]
+    made.write(directory)
+    assert problem.digest(data) == before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda fields: fields["splits"]["train"].update(examples=7),
+        lambda fields: fields["columns"].update(targets="<i2"),
+        lambda fields: fields["options"].update(vocab_size=7),
+        lambda fields: fields["files"].popitem(),
+        lambda fields: fields.update(vocabulary=""),
+        lambda fields: fields.update(overlaps={"validation": {"train": 1}}),
+    ],
+    ids=["splits", "columns", "options", "files", "vocabulary", "overlaps"],
+)
+def test_a_manifest_that_was_edited_is_refused(data, change):
+    path = problems.find("some_sources").directory(data) / "manifest.json"
+    fields = json.loads(path.read_text())
+    change(fields)
+    path.write_text(json.dumps(fields))
+    with pytest.raises(DamagedDataError, match=r"manifest\.json has been changed since it was wr"):
+        problems.find("some_sources").check_prepared(data)

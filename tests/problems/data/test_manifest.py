@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from t2tp.problems.data.manifest import DamagedDataError, FileState, Manifest, SplitSizes
+
+
+@pytest.fixture
+def directory(tmp_path):
+    (tmp_path / "small").write_bytes(b"abc")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "large").write_bytes(bytes(5 << 20))
+    files = {name: FileState.from_file(tmp_path / name) for name in ("small", "sub/large")}
+    splits = {"train": SplitSizes(1, {"targets": 2}, 3)}
+    made = Manifest(
+        "p", {"o": 1}, {"from": "x"}, {"t2tp": "0"}, {"targets": "<u2"}, splits, "", files
+    )
+    made.write(tmp_path)
+    return tmp_path
+
+
+def test_what_is_written_is_read(directory):
+    manifest = Manifest.read(directory)
+    manifest.check(directory)
+    assert manifest.origin == {"from": "x"}
+    assert manifest.splits == {"train": SplitSizes(examples=1, values={"targets": 2}, bytes=3)}
+    assert (manifest.options, manifest.columns) == ({"o": 1}, {"targets": "<u2"})
+    assert list(manifest.files) == ["small", "sub/large"]
+    assert manifest.files["small"].sha256.startswith("ba7816bf")  # SHA-256 of "abc", from FIPS 180
+
+
+@pytest.mark.parametrize("name", ["small", "sub/large"])
+def test_a_truncated_file_is_found(directory, name):
+    path = directory / name
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(DamagedDataError, match=f"{name} has .* bytes, .* were written"):
+        Manifest.read(directory).check(directory)
+
+
+def test_a_missing_file_is_found(directory):
+    (directory / "small").unlink()
+    with pytest.raises(DamagedDataError, match="small is missing"):
+        Manifest.read(directory).check(directory)
+
+
+def test_a_changed_file_of_the_same_size_is_found(directory):
+    (directory / "small").write_bytes(b"abd")
+    with pytest.raises(DamagedDataError, match="small is not the file that"):
+        Manifest.read(directory).check(directory)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 2}', '{"format": 2, "splits": 3}'])
+def test_what_is_no_manifest_is_said(directory, text):
+    (directory / "manifest.json").write_text(text)
+    with pytest.raises(DamagedDataError, match=r"manifest\.json is not a manifest"):
+        Manifest.read(directory)
+
+
+def test_another_format_is_refused(directory):
+    fields = json.loads((directory / "manifest.json").read_text())
+    (directory / "manifest.json").write_text(json.dumps(fields | {"format": 1}))
+    with pytest.raises(DamagedDataError, match="has format 1, this version of t2tp reads 2"):
+        Manifest.read(directory)
+
+
+def test_a_directory_without_a_manifest_is_not_complete(tmp_path):
+    with pytest.raises(DamagedDataError, match=r"has no manifest\.json"):
+        Manifest.read(tmp_path)

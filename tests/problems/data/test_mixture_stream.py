@@ -1,0 +1,114 @@
+"""The order in which a mixture's rows are mixed, and the stability of the orders of old runs."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+
+import numpy as np
+import pytest
+
+from t2tp.problems.data.buckets import BucketedStream
+from t2tp.problems.data.mixture_stream import ConcatenatedSource, MixtureStream, Stage
+from t2tp.problems.data.stream import ShuffledStream
+from t2tp.problems.mixture_name import proportional_parts
+
+
+class Numbers:
+    """Examples without features."""
+
+    features = {}
+
+    def __init__(self, count):
+        self._count = count
+
+    def __len__(self):
+        return self._count
+
+    def shape(self, feature):
+        return ()
+
+
+def examples(stream, steps):
+    return np.concatenate([stream[step].examples for step in range(steps)])
+
+
+def digest(stream, steps):
+    return hashlib.sha256(examples(stream, steps).astype("<i8").tobytes()).hexdigest()[:16]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_each_problem_is_gone_through_once_per_epoch_whatever_the_stages(seed):
+    """Stages end within blocks; batches hold parts of blocks or several."""
+    draw = random.Random(seed)
+    sizes = [draw.randint(1, 40) for _ in range(draw.randint(1, 4))]
+    source = ConcatenatedSource([Numbers(size) for size in sizes])
+    starts = [0, *sorted(draw.sample(range(1, 60), draw.randint(0, 5)))]
+    stages = [
+        Stage(step, (draw.randint(1, 5), *(draw.choice([0, 1, 2, 7]) for _ in sizes[1:])))
+        for step in starts
+    ]
+    batch_size = draw.randint(1, 30)
+    stream = MixtureStream(source, stages, batch_size, seed)
+    rows = examples(stream, 80)
+    for number, size in enumerate(sizes):
+        first = source.first[number]
+        own = rows[(rows >= first) & (rows < first + size)] - first
+        for begin in range(0, len(own) - size + 1, size):
+            assert sorted(own[begin : begin + size]) == list(range(size))
+    step = draw.randrange(80)  # without the steps before
+    np.testing.assert_array_equal(
+        MixtureStream(source, stages, batch_size, seed)[step].examples,
+        rows[step * batch_size : (step + 1) * batch_size],
+    )
+
+
+def test_problems_of_the_same_size_have_orders_of_their_own():
+    """With 800 rows each, chance puts about 800 / 50 equal indices into the same batch."""
+    source = ConcatenatedSource([Numbers(800), Numbers(800)])
+    stream = MixtureStream(source, [Stage(0, (1, 1))], 32, seed=0)
+    together = sum(
+        len({*rows[rows < 800]} & {*(rows[rows >= 800] - 800)})
+        for rows in (stream[step].examples for step in range(50))
+    )
+    assert together < 50
+
+
+def test_the_orders_of_runs_that_have_begun_stay():
+    """Digests of each version, when it was new: a change here changes the data of old runs."""
+    source = ConcatenatedSource([Numbers(70), Numbers(70), Numbers(30)])
+    stages = [Stage(0, (3, 2, 2)), Stage(5, (1, 4, 0)), Stage(11, (1, 1, 1))]
+    assert digest(MixtureStream(source, stages, 6, 3, data_order=1), 40) == "4dc7c183a4d5c92d"
+    assert digest(MixtureStream(source, stages, 6, 3, data_order=2), 40) == "c49623e8a9746f82"
+    assert digest(ShuffledStream(Numbers(70), 6, 3), 40) == "ec367806eecf4853"
+    buckets = BucketedStream([(Numbers(70), 4), (Numbers(33), 8)], 3)
+    assert digest(buckets, 60) == "1fbd352b96ab5183"
+
+
+@pytest.mark.parametrize("number", [np.int64, np.uint8, np.array])
+def test_a_seed_is_the_same_number_in_any_type(number):
+    source = ConcatenatedSource([Numbers(70), Numbers(30)])
+    for make in (
+        lambda seed: MixtureStream(source, [Stage(0, (2, 1))], 6, seed),
+        lambda seed: BucketedStream([(source, 4)], seed),
+        lambda seed: ShuffledStream(source, 6, seed),
+    ):
+        assert digest(make(number(3)), 20) == digest(make(3), 20)
+
+
+@pytest.mark.parametrize(
+    ("rows", "temperature", "max_rows", "parts"),
+    [
+        ([2000, 400, 100], 1, 0, (20, 4, 1)),
+        ([2000, 400, 100, 100], 2, 0, (5279, 2361, 1180, 1180)),  # square roots
+        ([2000, 400], 1e9, 0, (1, 1)),
+        ([2000, 400, 100], 1, 500, (5, 4, 1)),
+    ],
+)
+def test_proportions_are_those_of_t5(rows, temperature, max_rows, parts):
+    assert proportional_parts(rows, temperature, max_rows) == parts
+
+
+def test_a_small_problem_has_some_rows_beside_a_huge_one():
+    huge, small = proportional_parts([10**12, 3], 1.0, 0)
+    assert small == 1 and huge > 9_000

@@ -1,0 +1,85 @@
+"""Windows over three documents of 5, 2 and 4 tokens, 1 being EOS."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from t2tp.problems.data.columns import Column
+from t2tp.problems.data.packing import PackedWindows
+from t2tp.problems.data.shards import ShardWriter
+from t2tp.problems.vocab.characters import CharacterVocabulary
+
+DOCUMENTS = [[10, 11, 12, 13, 1], [20, 1], [30, 31, 32, 1]]
+
+
+def column(directory, shards) -> Column:
+    """Writes the documents, in shards of these sizes."""
+    documents = iter(DOCUMENTS)
+    for shard, count in enumerate(shards):
+        with ShardWriter(directory, str(shard), {"targets": np.dtype("<u2")}) as writer:
+            for _ in range(count):
+                writer.add({"targets": np.array(next(documents))})
+    files = [directory / f"{shard}.targets" for shard in range(len(shards))]
+    return Column(files, np.dtype("<u2"))
+
+
+@pytest.fixture(params=[(3,), (1, 2), (1, 0, 1, 1)], ids=str)
+def windows(tmp_path, request) -> PackedWindows:
+    return PackedWindows(column(tmp_path, request.param), 4, CharacterVocabulary())
+
+
+def read(windows, feature, examples, columns=slice(None)):
+    values = windows.read(feature, np.array(examples), (columns,))
+    assert values.dtype == np.int32
+    return values.tolist()
+
+
+def test_documents_lie_end_to_end_and_only_the_end_is_padded(windows):
+    assert len(windows) == 3
+    assert read(windows, "targets", [0, 1, 2]) == [[10, 11, 12, 13], [1, 20, 1, 30], [31, 32, 1, 0]]
+
+
+def test_segments_count_the_documents_of_a_window_from_1(windows):
+    assert read(windows, "targets_segmentation", [0, 1, 2]) == [
+        [1, 1, 1, 1],
+        [1, 2, 2, 3],
+        [1, 1, 1, 0],
+    ]
+
+
+def test_documents_need_not_be_told_apart(tmp_path):
+    windows = PackedWindows(column(tmp_path, (3,)), 4, CharacterVocabulary(), separate=False)
+    assert read(windows, "targets_segmentation", [1, 2, -1]) == [
+        [1, 1, 1, 1],
+        [1, 1, 1, 0],
+        [0, 0, 0, 0],
+    ]
+    assert read(windows, "targets_position", [1, 2]) == [[0, 1, 2, 3], [0, 1, 2, 0]]
+
+
+def test_positions_restart_with_each_document_and_each_window(windows):
+    assert read(windows, "targets_position", [0, 1, 2]) == [
+        [0, 1, 2, 3],
+        [0, 0, 1, 0],
+        [0, 1, 2, 0],
+    ]
+
+
+@pytest.mark.parametrize("feature", ["targets", "targets_segmentation", "targets_position"])
+def test_a_part_is_the_part_of_the_whole(windows, feature):
+    whole = np.array(read(windows, feature, [2, 0, -1, 1]))
+    assert read(windows, feature, [0, -1], slice(1, 3)) == whole[1:3, 1:3].tolist()
+    assert read(windows, feature, [2, 1], slice(3, 4)) == whole[[0, 3], 3:4].tolist()
+
+
+@pytest.mark.parametrize("feature", ["targets", "targets_segmentation", "targets_position"])
+def test_a_row_without_an_example_is_zero(windows, feature):
+    assert read(windows, feature, [-1]) == [[0, 0, 0, 0]]
+
+
+def test_bytes_are_those_of_the_tokens(windows):
+    # Ids 3 to 258 are the single bytes; 0 and 1, padding and EOS, have none.
+    assert windows.count_bytes(np.array([0])) == 4
+    assert windows.count_bytes(np.array([1])) == 2
+    assert windows.count_bytes(np.array([0, 1, 2, -1])) == 8

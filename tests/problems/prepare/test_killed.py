@@ -1,0 +1,108 @@
+"""A process that is killed while it downloads, trains a vocabulary or encodes can be resumed."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from string import ascii_lowercase
+
+import pytest
+
+from t2tp import problems
+
+DATAGEN = [sys.executable, "-m", "t2tp.trainer.cli", "t2tp_datagen"]
+ROOT = Path(__file__).parents[3]
+
+
+def start(command):
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT
+    )
+
+
+def kill_after(command, said, seconds):
+    """Kills a process at most some seconds after it has printed a text; returns its output."""
+    maker = start(command)
+    lines = []
+    for line in maker.stdout:
+        lines.append(line)
+        if said in line:
+            break
+    time.sleep(random.uniform(0, seconds))
+    maker.send_signal(signal.SIGKILL)
+    return "".join([*lines, maker.communicate()[0]])
+
+
+def finish(command):
+    maker = start(command)
+    said = maker.communicate()[0]
+    assert maker.returncode == 0, said
+    return said
+
+
+def files_in(directory):
+    return {
+        str(path.relative_to(directory)): path.read_bytes()
+        for path in directory.rglob("*")
+        if path.is_file()
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mixed", [False, True])
+def test_while_the_vocabulary_is_trained(tmp_path, mixed):
+    draw = random.Random(0)
+    for name in ("a.tsv", "b.en", "b.de"):
+        words = ["".join(draw.choices(ascii_lowercase, k=draw.randint(2, 9))) for _ in range(2000)]
+        sides = [" ".join(draw.choices(words, k=12)) for _ in range(2000)]
+        ends = [f"\t{n}\n" if name == "a.tsv" else "\n" for n in range(2000)]
+        (tmp_path / name).write_text("".join(map("".join, zip(sides, ends, strict=True))))
+    name, options = "translate_tsv", f"files={tmp_path}/a.tsv"
+    if mixed:
+        name = "mixture:translate_tsv=0.8,translate_textfiles=0.2"
+        options = f"translate_tsv.{options},inputs={tmp_path}/b.en,targets={tmp_path}/b.de"
+    command = [*DATAGEN, f"--problem={name}", f"--problem_options={options}", "--vocab_size=1000"]
+    directory = problems.find(name).directory("")
+    finish([*command, f"--data_dir={tmp_path / 'whole'}"])
+    killed = [*command, f"--data_dir={tmp_path / 'killed'}"]
+    assert "making a vocabulary" in kill_after(killed, "making a vocabulary", 0)
+    assert not (tmp_path / "killed" / directory).exists()
+    said = kill_after(killed, "making a vocabulary", 0.5)
+    assert "going on with what an interrupted run left" in said
+    finish(killed)
+    whole, again = (files_in(tmp_path / each / directory) for each in ("whole", "killed"))
+    assert again == whole
+
+
+DOWNLOAD = """
+import sys, time
+from pathlib import Path
+from t2tp import problems
+from tests.problems.sources.archives import imdb_archive, served
+
+def slowly(url):
+    print("downloading", flush=True)
+    time.sleep(1)
+    return imdb_archive(url)
+
+with served(slowly, Path(sys.argv[2])):
+    problems.find("sentiment_imdb", "vocab_size=400").prepare(sys.argv[1])
+"""
+
+
+@pytest.mark.slow
+def test_while_a_dataset_is_downloaded_and_made(tmp_path):
+    def command(name):
+        directories = (tmp_path / name, tmp_path / f"{name}_downloads")
+        return [sys.executable, "-c", DOWNLOAD, *map(str, directories)]
+
+    finish(command("whole"))
+    for seconds in (1, 3):
+        assert "Error" not in kill_after(command("killed"), "downloading", seconds)
+    finish(command("killed"))
+    whole, again = (files_in(tmp_path / each / "sentiment_imdb") for each in ("whole", "killed"))
+    assert again == whole

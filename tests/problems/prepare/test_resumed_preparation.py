@@ -1,0 +1,242 @@
+"""What an interrupted run has made is used, unless what it was made from has changed."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from t2tp.atomic_file import is_unfinished
+from t2tp.problems.data.shards import ShardWriter
+from t2tp.problems.prepare import plan, shard_generation
+from t2tp.problems.problem import TRAIN
+from t2tp.problems.text_to_text import Text2TextProblem
+
+WORDS = ["".join(letters) for letters in itertools.product("etaoin", repeat=3)]
+
+
+def some_samples(seed, count):
+    choose = random.Random(seed)
+    return [
+        {"inputs": f"{seed} {number}", "targets": " ".join(choose.choices(WORDS, k=5))}
+        for number in range(count)
+    ]
+
+
+class OwnPairs(Text2TextProblem):
+    """The samples are those of the instance."""
+
+    vocabulary_kind = "byte"
+
+    def __init__(self, train=None):
+        super().__init__()
+        self.train = some_samples("train", 200) if train is None else train
+
+    def samples(self, split, directory, tmp_dir):
+        return self.train if split == TRAIN else some_samples(split, 10)
+
+
+class GeneratedPairs(OwnPairs):
+    """As tensor2tensor's problems give them, one after the other."""
+
+    def samples(self, split, directory, tmp_dir):
+        yield from super().samples(split, directory, tmp_dir)
+
+
+class SubwordPairs(OwnPairs):
+    """With a vocabulary that depends on the samples."""
+
+    vocabulary_kind = "subword"
+    vocabulary_size = 300
+
+
+KINDS = [OwnPairs, GeneratedPairs, SubwordPairs]
+
+
+def files_of(problem, data_dir):
+    directory = problem.directory(data_dir)
+    return {
+        path.relative_to(directory).as_posix(): path.read_bytes()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file()
+    }
+
+
+def prepare_until(problem, data_dir, written, **settings):
+    """Makes the data, interrupted before so many examples are written."""
+
+    class FailingWriter(ShardWriter):
+        count = 0
+
+        def add(self, *example):
+            if FailingWriter.count == written:
+                raise KeyboardInterrupt
+            super().add(*example)
+            FailingWriter.count += 1
+
+    with pytest.MonkeyPatch.context() as broken:
+        broken.setattr(shard_generation, "ShardWriter", FailingWriter)
+        with pytest.raises(KeyboardInterrupt):
+            problem.prepare(data_dir, num_shards=3, **settings)
+
+
+def changed(samples, how):
+    number = len(samples) // 3
+    other = {"inputs": "another", "targets": "nearly the same text"}
+    return {
+        "nothing": samples,
+        "one is other": [*samples[:number], other, *samples[number + 1 :]],
+        "the last is other": [*samples[:-1], other],
+        "one more": [*samples, other],
+        "one less": samples[:number] + samples[number + 1 :],
+        "many less": samples[: len(samples) // 2],
+        "others": some_samples("others", len(samples)),
+    }[how]
+
+
+CHANGES = ["nothing", "one is other", "the last is other", "one more", "one less", "many less"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "how"),
+    [
+        *itertools.product([OwnPairs, GeneratedPairs], CHANGES),
+        (SubwordPairs, "nothing"),
+        (SubwordPairs, "one is other"),
+    ],
+)
+def test_no_old_sample_is_mixed_with_new_ones(tmp_path, caplog, kind, how):
+    prepare_until(kind(), tmp_path / "resumed", 150)
+    new = kind(changed(kind().train, how))
+    caplog.clear()
+    new.prepare(tmp_path / "resumed", num_shards=3)
+    new.prepare(tmp_path / "undisturbed", num_shards=3)
+    assert files_of(new, tmp_path / "resumed") == files_of(new, tmp_path / "undisturbed")
+    if how == "nothing":
+        assert "thrown away" not in caplog.text
+
+
+def test_changes_are_found_where_only_finished_shards_have_them(tmp_path, caplog):
+    prepare_until(OwnPairs(), tmp_path / "resumed", 150)
+    new = OwnPairs(changed(OwnPairs().train, "others"))
+    new.prepare(tmp_path / "resumed", num_shards=3, num_workers=2)
+    assert (
+        "own_pairs had other samples of train before the interruption: what was made of them is "
+        "thrown away, and made anew"
+    ) in caplog.text
+    new.prepare(tmp_path / "undisturbed", num_shards=3)
+    assert files_of(new, tmp_path / "resumed") == files_of(new, tmp_path / "undisturbed")
+
+
+def test_each_sample_comes_once_and_in_one_split(tmp_path):
+    for kind in KINDS:
+        prepare_until(kind(), tmp_path, 150)
+        made = kind().prepare(tmp_path, num_shards=3)
+        decode = kind().decoder(kind().directory(tmp_path))
+        found = [
+            tuple(
+                decode({name: column.example(number) for name, column in stored.items()}).values()
+            )
+            for split, sizes in made.splits.items()
+            for stored in [kind().stored(tmp_path, split)]
+            for number in range(sizes.examples)
+        ]
+        expected = [
+            tuple(sample.values())
+            for split in made.splits
+            for sample in kind().samples(split, tmp_path, tmp_path)
+        ]
+        assert sorted(found) == sorted(expected)
+        assert not made.overlaps
+
+
+def test_other_code_of_the_problem_makes_the_data_again(tmp_path):
+    """Without a sample of its own: an encoder that was mended, perhaps."""
+    code = tmp_path / "code"
+    code.mkdir()
+    text = (
+        "from tests.problems.prepare.test_resumed_preparation import OwnPairs\n"
+        "class CodedPairs(OwnPairs):\n"
+        "    '''Marks what is read.'''\n"
+        "    def encoder(self, directory):\n"
+        "        encode = super().encoder(directory)\n"
+        "        return lambda s: encode({**s, 'inputs': 'MARK ' + s['inputs']})\n"
+    )
+
+    def coded(mark):
+        sys.modules.pop("coded_pairs", None)
+        (code / "coded_pairs.py").write_text(text.replace("MARK", mark * len(mark)))
+        sys.path.insert(0, str(code))
+        try:
+            import coded_pairs
+        finally:
+            sys.path.remove(str(code))
+        return coded_pairs.CodedPairs()
+
+    sys.dont_write_bytecode, before = True, sys.dont_write_bytecode
+    try:
+        prepare_until(coded("old"), tmp_path / "data", 150)
+        problem = coded("newer")
+    finally:
+        sys.dont_write_bytecode = before
+    made = problem.prepare(tmp_path / "data", num_shards=3).splits["train"].examples
+    inputs = [problem.decode_example(tmp_path / "data", "train", n)["inputs"] for n in range(made)]
+    assert all(text.startswith("newer") for text in inputs)
+
+
+def test_sources_that_change_while_they_are_read_are_said(tmp_path, monkeypatch):
+    plans = itertools.count()
+    monkeypatch.setattr(OwnPairs, "data_dependencies", lambda self: {"seen": next(plans)})
+    with pytest.raises(ValueError, match="what own_pairs is made from has changed while it was re"):
+        OwnPairs().prepare(tmp_path)
+    assert not OwnPairs().directory(tmp_path).exists()
+
+
+def test_the_code_of_a_problem_is_not_all_of_python_s(monkeypatch):
+    read = []
+    read_bytes = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read.append(path.name) or read_bytes(path))
+    plan.code_digest(Text2TextProblem, beside=True)
+    assert {"text_to_text.py", "text.py", "problem.py"} <= {*read} and len(read) < 10
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from t2tp.problems.algorithmic import AlgorithmicShiftBinary40
+
+class FewShifts(AlgorithmicShiftBinary40):
+    sample_counts = {"train": 200, "validation": 20, "test": 20}
+
+def killed(path, target):
+    if Path(target).name == sys.argv[2]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return rename(path, target)
+
+rename = Path.rename
+Path.rename = Path.replace = killed
+FewShifts().prepare(sys.argv[1], num_shards=2)
+"""
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "train-00001-of-00002.checks", ".plan"])
+def test_killed_while_a_file_gets_its_name_it_leaves_no_other_file(tmp_path, name):
+    from t2tp.problems.algorithmic import AlgorithmicShiftBinary40
+
+    class FewShifts(AlgorithmicShiftBinary40):
+        sample_counts = {"train": 200, "validation": 20, "test": 20}
+
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "killed"), name]
+    assert subprocess.run(command, check=False).returncode == -9
+    left = [path for path in (tmp_path / "killed").rglob("*") if is_unfinished(path)]
+    assert len(left) == 1, left
+    for place in ("killed", "undisturbed"):
+        FewShifts().prepare(tmp_path / place, num_shards=2)
+    assert files_of(FewShifts(), tmp_path / "killed") == files_of(
+        FewShifts(), tmp_path / "undisturbed"
+    )
+    assert not [path for path in (tmp_path / "killed").rglob("*") if is_unfinished(path)]

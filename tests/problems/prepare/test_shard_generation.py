@@ -1,0 +1,324 @@
+"""Shards are the same however they are made: by several processes, in several attempts."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from t2tp import problems, registry
+from t2tp.problems.algorithmic import AlgorithmicIdentityBinary40
+from t2tp.problems.data.sample import SkippedSampleError
+from t2tp.problems.data.shards import ShardWriter
+from t2tp.problems.prepare import shard_generation
+from t2tp.problems.user_dir import import_user_dir
+
+NAME = "some_digits"
+COMMAND = [sys.executable, "-m", "t2tp.trainer.cli", "t2tp_datagen", f"--problem={NAME}"]
+OWN_PROBLEMS = Path(__file__).parent / "own_problems"
+COMMAND += [f"--t2t_usr_dir={OWN_PROBLEMS}"]
+import_user_dir(OWN_PROBLEMS)
+
+
+@registry.register_problem
+class FewDigits(AlgorithmicIdentityBinary40):
+    """A problem with 1,000 training samples."""
+
+    sample_counts = {"train": 1000, "validation": 20, "test": 20}
+
+
+def files_of(problem, data_dir):
+    directory = problem.directory(data_dir)
+    return {path.name: path.read_bytes() for path in directory.iterdir() if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("data")
+    FewDigits().prepare(directory, num_shards=6)
+    return files_of(FewDigits(), directory)
+
+
+def test_the_number_of_workers_does_not_change_a_file(tmp_path, undisturbed):
+    FewDigits().prepare(tmp_path, num_shards=6, num_workers=2)
+    assert files_of(FewDigits(), tmp_path) == undisturbed
+    assert len([name for name in undisturbed if name.startswith("train-")]) == 6 * 6
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt, OSError])
+def test_finished_shards_are_not_made_again(tmp_path, monkeypatch, undisturbed, failure):
+    class FailingWriter(ShardWriter):
+        written = 0
+
+        def add(self, *example):
+            super().add(*example)
+            FailingWriter.written += 1
+            if FailingWriter.written == 400:
+                raise failure
+
+    with monkeypatch.context() as broken:
+        broken.setattr(shard_generation, "ShardWriter", FailingWriter)
+        with pytest.raises(failure):
+            FewDigits().prepare(tmp_path, num_shards=6)
+    with pytest.raises(FileNotFoundError, match="make the data of few_digits with"):
+        FewDigits().check_prepared(tmp_path)
+    left = {path.name: path.stat() for path in (tmp_path / ".few_digits.partial").glob("train-*")}
+    assert len(left) == 2 * 6  # two shards of 166 or 167 samples, six files each
+    FewDigits().prepare(tmp_path, num_shards=6)
+    assert files_of(FewDigits(), tmp_path) == undisturbed
+    for name, state in left.items():
+        now = (FewDigits().directory(tmp_path) / name).stat()
+        assert (now.st_ino, now.st_mtime_ns) == (state.st_ino, state.st_mtime_ns)
+
+
+class Endless:
+    """More samples than a stored permutation could hold."""
+
+    def __len__(self):
+        return 10**15
+
+    def __getitem__(self, number):
+        return {"number": number}
+
+
+def test_the_first_samples_do_not_wait_for_the_order_of_all():
+    samples = iter(shard_generation.ShuffledSamples(Endless()))
+    numbers = {next(samples)["number"] for _ in range(10_000)}
+    assert len(numbers) == 10_000 and max(numbers) > 10**14
+
+
+@registry.register_problem
+class DeadlyDigits(FewDigits):
+    """A problem that kills a worker after 400 samples."""
+
+    def encoder(self, directory):
+        encode = super().encoder(directory)
+        encoded = 0
+
+        def encode_or_die(sample):
+            nonlocal encoded
+            encoded += 1
+            if encoded == 400 and multiprocessing.parent_process() is not None:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return encode(sample)
+
+        return encode_or_die
+
+
+def test_a_killed_worker_is_said_and_finished_shards_stay(tmp_path):
+    with pytest.raises(ChildProcessError) as raised:
+        DeadlyDigits().prepare(tmp_path, num_shards=6, num_workers=2)
+    assert str(raised.value) == (
+        "a worker process was killed, perhaps for lack of memory: run again to go on with what was "
+        "finished, perhaps with fewer than --num_workers=2"
+    )
+    partial = tmp_path / ".deadly_digits.partial"
+    left = {path.name: path.stat().st_ino for path in partial.glob("train-*.json")}
+    assert len(left) >= 2  # 166 or 167 samples each
+    DeadlyDigits().prepare(tmp_path, num_shards=6)
+    made = DeadlyDigits().directory(tmp_path)
+    assert {name: (made / name).stat().st_ino for name in left} == left
+
+
+@registry.register_problem
+class WatchedDigits(FewDigits):
+    """A problem that records the ids of the encoding processes."""
+
+    def encoder(self, directory):
+        (directory.parent / f"encoder-{os.getpid()}").touch()
+        return super().encoder(directory)
+
+
+@pytest.mark.parametrize(("num_workers", "wanted"), [(1, 1), (2, 2), (99, 2)])
+def test_no_more_workers_are_started_than_are_worth_it(tmp_path, num_workers, wanted):
+    WatchedDigits().prepare(tmp_path, num_shards=6, num_workers=num_workers)
+    encoders = [path.name for path in tmp_path.glob("encoder-*")]
+    assert 1 <= len(encoders) <= wanted  # one may have finished before the other has started
+    assert (encoders == [f"encoder-{os.getpid()}"]) == (num_workers == 1)
+
+
+def test_workers_are_started_after_the_samples_were_tried(tmp_path, monkeypatch):
+    monkeypatch.setattr(shard_generation, "default_workers", lambda: 2)
+    monkeypatch.setattr(shard_generation, "_WORKER_SECONDS", 1e-9)
+    (tmp_path / "pairs.tsv").write_text("".join(f"{n}\t{n}\n" for n in range(1100)))
+    options = f"files={tmp_path}/pairs.tsv,vocab_size=290"
+    for number, num_workers in enumerate((None, 1)):
+        problem = problems.find("translate_tsv", options)
+        problem.prepare(tmp_path / str(number), num_shards=2, num_workers=num_workers)
+    first, second = (files_of(problem, tmp_path / str(number)) for number in range(2))
+    assert first == second
+
+
+def test_there_is_a_worker_for_each_core(monkeypatch):
+    for cores, workers in ((1, 1), (8, 8), (200, 32)):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda process, n=cores: set(range(n)))
+        assert shard_generation.default_workers() == workers
+
+
+def interrupt(*places):
+    signal.raise_signal(signal.SIGINT)  # In this thread, which gets it immediately.
+
+
+def test_what_was_made_for_something_else_is_made_again(tmp_path, monkeypatch):
+    class Interrupted(FewDigits):
+        pass
+
+    monkeypatch.setattr(Interrupted, "provenance", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        Interrupted().prepare(tmp_path, num_shards=6)
+    monkeypatch.undo()
+    assert Interrupted().prepare(tmp_path, num_shards=2).splits["train"].shards == 2
+    assert len(list(Interrupted().directory(tmp_path).glob("train-*.targets"))) == 2
+
+
+def test_skipped_samples_are_counted_by_their_reasons(tmp_path, monkeypatch, caplog):
+    class Choosy(FewDigits):
+        def encoder(self, directory):
+            encode = super().encoder(directory)
+
+            def choose(sample):
+                if len(sample["inputs"]) > 30:
+                    raise SkippedSampleError("too long")
+                return encode(sample)
+
+            return choose
+
+    manifest = Choosy().prepare(tmp_path, num_shards=3)
+    train = manifest.splits["train"]
+    assert train.skipped["too long"] + train.examples == 1000
+    assert f"train: {train.skipped['too long']} samples skipped: too long" in caplog.text
+    monkeypatch.setattr(Choosy, "encoder", lambda self, directory: skip_all)
+    with pytest.raises(
+        ValueError, match="all samples of train of choosy were skipped: {'no': 1000}"
+    ):
+        Choosy().prepare(tmp_path, overwrite=True)
+    assert Choosy().check_prepared(tmp_path) == manifest
+
+
+def skip_all(sample):
+    raise SkippedSampleError("no")
+
+
+def test_no_samples_are_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(FewDigits, "samples", lambda *places: [])
+    with pytest.raises(ValueError, match="few_digits has no samples for its split train"):
+        FewDigits().prepare(tmp_path)
+
+
+def run(data_dir, *arguments, **options):
+    return subprocess.run(
+        [*COMMAND, f"--data_dir={data_dir}", *arguments], capture_output=True, text=True, **options
+    )
+
+
+def no_file_above_10_kilobytes():
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_full_disk_ends_with_a_sentence_and_making_goes_on_later(tmp_path, num_workers):
+    arguments = ("--num_shards=20", f"--num_workers={num_workers}")
+    # 400 samples of about 21 numbers of 2 bytes exceed the limit.
+    full = run(tmp_path, *arguments, preexec_fn=no_file_above_10_kilobytes)
+    assert full.returncode == 1
+    assert "Traceback" not in full.stderr
+    assert "File too large: " in full.stderr.splitlines()[-1]
+    assert "/train-" in full.stderr.splitlines()[-1]
+    assert not (tmp_path / NAME).exists()
+    assert run(tmp_path, *arguments).returncode == 0
+    problems.find(NAME).check_prepared(tmp_path)
+
+
+def children_of(process):
+    return Path(f"/proc/{process}/task/{process}/children").read_text().split()
+
+
+def is_running(process):
+    try:
+        return ") Z " not in Path(f"/proc/{process}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def wait_until(condition):
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+@pytest.mark.slow
+def test_a_killed_maker_takes_its_workers_along(tmp_path):
+    name = "algorithmic_identity_binary40"  # takes longer
+    maker = subprocess.Popen(
+        [
+            *COMMAND[:-2],
+            f"--problem={name}",
+            f"--data_dir={tmp_path}",
+            "--num_shards=60",
+            "--num_workers=2",
+        ],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    partial = tmp_path / f".{name}.partial"
+    wait_until(lambda: len(list(partial.glob("train-*.json"))) > 2)
+    workers = children_of(maker.pid)
+    assert len(workers) >= 2
+    maker.send_signal(signal.SIGKILL)
+    maker.wait()
+    # Otherwise they would write into the directory of the next run.
+    wait_until(lambda: not any(is_running(worker) for worker in workers))
+    made = len(list(partial.glob("train-*.json")))
+    assert made < 60
+
+
+@pytest.mark.slow
+def test_killed_at_random_moments_it_makes_the_same_files(tmp_path):
+    arguments = ("--num_shards=20", "--num_workers=2")
+    assert run(tmp_path / "whole", *arguments).returncode == 0
+    partial = tmp_path / "killed" / f".{NAME}.partial"
+    for shards in (random.randint(0, 9), random.randint(10, 19)):
+        maker = subprocess.Popen(
+            [*COMMAND, f"--data_dir={tmp_path / 'killed'}", *arguments],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        wait_until(lambda least=shards: len(list(partial.glob("train-*.json"))) >= least)
+        maker.send_signal(signal.SIGKILL)
+        maker.wait()
+    again = run(tmp_path / "killed", *arguments)
+    assert again.returncode == 0, again.stderr
+    whole, killed = (files_of(problems.find(NAME), tmp_path / name) for name in ("whole", "killed"))
+    assert killed == whole
+
+
+def test_the_vocabulary_size_is_a_flag_and_inspect_shows_what_was_made(tmp_path):
+    (tmp_path / "a.tsv").write_text("".join(f"one {i}\teins {i}\n" for i in range(100)))
+    command = [sys.executable, "-m", "t2tp.trainer.cli", "t2tp_datagen", "--problem=translate_tsv"]
+    common = [f"--data_dir={tmp_path / 'data'}", f"--problem_options=files={tmp_path}/a.tsv"]
+    made = subprocess.run([*command, *common, "--vocab_size=280"], capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr
+    assert "train: 94 examples" in made.stdout
+    assert problems.find("translate_tsv").vocab_size(tmp_path / "data") == 280
+    shown = subprocess.run([*command, *common, "--inspect"], capture_output=True, text=True).stdout
+    assert "inputs: 'one " in shown and "targets: 'eins " in shown
+    assert "on average" in shown and "padding in rows of a length" in shown
+
+
+def test_an_interruption_reaches_the_tests_however_they_were_started():
+    """Also under `nohup`, and in the processes that they start: see `conftest.py`."""
+    handler = "import signal; print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)"
+    started = subprocess.run([sys.executable, "-c", handler], capture_output=True, text=True)
+    assert started.stdout == "False\n"
+    with pytest.raises(KeyboardInterrupt):
+        interrupt()

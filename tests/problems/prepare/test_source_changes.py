@@ -1,0 +1,87 @@
+"""User files that change after data were made from them."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from t2tp import problems
+
+
+@pytest.fixture
+def made(tmp_path):
+    """Makes data from two text files; returns their directory and a check of the data."""
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    for name in ("a", "b"):
+        (texts / f"{name}.txt").write_text("".join(f"{name} {n}\n" for n in range(60)))
+    options = f"files={texts}/*.txt,documents=lines,vocab_size=280"
+    problems.find("languagemodel_textfiles", options).prepare(tmp_path / "data")
+
+    def check():
+        return problems.find("languagemodel_textfiles").check_prepared(tmp_path / "data")
+
+    return texts, check
+
+
+def test_files_that_are_the_same_are_not_spoken_of(made, caplog):
+    made[1]()
+    assert not caplog.text
+
+
+def test_a_changed_a_new_and_a_missing_file_are_named_once(made, caplog, tmp_path):
+    texts, check = made
+    before = check().digest()
+    (texts / "a.txt").write_text("other\n")
+    (texts / "b.txt").unlink()
+    for name in "cd":
+        (texts / f"{name}.txt").write_text("new\n")
+    problem = problems.find("languagemodel_textfiles")
+    for _ in range(3):
+        assert problem.check_prepared(tmp_path / "data").digest() == before
+    (said,) = caplog.messages
+    assert f"changed: {texts}/a.txt; new: {texts}/c.txt and 1 more; gone: {texts}/b.txt" in said
+    command = said.splitlines()[-1]
+    assert command.startswith("  t2tp_datagen --problem=languagemodel_textfiles")
+    assert f"files={texts}/*.txt" in command and command.endswith("--overwrite")
+
+
+def test_a_file_of_the_same_size_that_is_newer_is_changed(made, caplog):
+    texts, check = made
+    state = (texts / "a.txt").stat()
+    os.utime(texts / "a.txt", ns=(state.st_atime_ns, state.st_mtime_ns + 10**9))
+    check()
+    assert f"changed: {texts}/a.txt;" in caplog.text
+
+
+def test_data_are_used_where_the_files_are_not(made, caplog):
+    texts, check = made
+    for path in texts.iterdir():
+        path.unlink()
+    texts.rmdir()
+    check()
+    assert not caplog.text
+
+
+def test_made_again_they_are_what_they_are_now(made, caplog, tmp_path):
+    texts, check = made
+    (texts / "a.txt").write_text("".join(f"other {n}\n" for n in range(60)))
+    options = f"files={texts}/*.txt,documents=lines,vocab_size=280"
+    problem = problems.find("languagemodel_textfiles", options)
+    problem.prepare(tmp_path / "data", overwrite=True)
+    caplog.clear()
+    check()
+    assert not caplog.text
+    assert b"other 17" in b"".join(
+        problem.split_text(tmp_path / "data", split) for split in problem.splits
+    )
+
+
+def test_the_same_texts_of_another_time_and_place_make_the_same_data(made, tmp_path):
+    texts, check = made
+    moved = texts.rename(tmp_path / "moved")
+    os.utime(moved / "a.txt", (0, 0))
+    options = f"files={moved}/*.txt,documents=lines,vocab_size=280"
+    problem = problems.find("languagemodel_textfiles", options)
+    assert problem.prepare(tmp_path / "again").digest() == check().digest()

@@ -1,0 +1,350 @@
+from __future__ import annotations
+
+import shlex
+
+import numpy as np
+import pytest
+
+from t2tp import problems
+from t2tp.problems.sources.user_files import Files, Lines
+
+SMALL = "vocab_size=288"
+
+
+def pairs(directory, lines):
+    (directory / "pairs.tsv").write_bytes(lines)
+    return problems.find("translate_tsv", f"files={directory}/*.tsv,{SMALL}")
+
+
+GOOD = b"".join(b"a tab is no %d\tein Tab ist kein %d\r\n" % (i, i) for i in range(100))
+
+
+def stored(problem, data_dir):
+    return [
+        problem.decode_example(data_dir, split, number)
+        for split, sizes in problem.check_prepared(data_dir).splits.items()
+        for number in range(sizes.examples)
+    ]
+
+
+def test_pairs_of_a_tsv_come_back(tmp_path):
+    problem = pairs(tmp_path, GOOD)
+    manifest = problem.prepare(tmp_path / "data")
+    assert [sizes.examples for sizes in manifest.splits.values()] == [94, 3, 3]
+    assert manifest.splits["train"].bytes > 94 * 30
+    found = {(sample["inputs"], sample["targets"]) for sample in stored(problem, tmp_path / "data")}
+    assert found == {(f"a tab is no {i}", f"ein Tab ist kein {i}") for i in range(100)}
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (b"one column\n", "1 columns, and there must be 2, with a tab between them"),
+        (b"a\tb\tc\n", "3 columns, and there must be 2, with a tab between them"),
+        (b"a\t\xff\n", "not UTF-8 (invalid start byte, byte 0xff)"),
+    ],
+)
+def test_a_bad_line_is_named_and_nothing_is_left(tmp_path, lines, message):
+    with pytest.raises(ValueError) as raised:
+        pairs(tmp_path, GOOD + lines).prepare(tmp_path / "data")
+    assert str(raised.value) == f"{tmp_path}/pairs.tsv, line 101: {message}"
+    assert [path.name for path in (tmp_path / "data").iterdir()] == [".translate_tsv.lock"]
+
+
+def test_an_empty_side_is_skipped_and_counted(tmp_path, caplog):
+    problem = pairs(tmp_path, GOOD + b"\tx\ny\t\n" * 50)
+    manifest = problem.prepare(tmp_path / "data")
+    skipped = sum(sizes.skipped.get("a side is empty", 0) for sizes in manifest.splits.values())
+    assert skipped == 100
+    assert "samples skipped: a side is empty" in caplog.text
+    assert "skipped (a side is empty)" in manifest.summary()
+
+
+@pytest.mark.parametrize(
+    ("name", "files", "options", "message"),
+    [
+        (
+            "translate_tsv",
+            {"a.tsv": "a\tb"},
+            "files=a.tsv",
+            "1 sample cannot be shared out among train, validation, test: give validation_files "
+            "besides",
+        ),
+        (
+            "languagemodel_textfiles",
+            {"a.txt": "one\ntwo\n"},
+            "files=a.txt",
+            "1 sample cannot be shared out among train, validation, test: give documents=lines, "
+            "or validation_files besides",
+        ),
+        (
+            "languagemodel_textfiles",
+            {"a.txt": "one\ntwo\n", "b.txt": "three\n"},
+            "files=a.txt,validation_files=b.txt",
+            "1 sample cannot be shared out among validation, test: give documents=lines, or "
+            "test_files besides",
+        ),
+        (
+            "languagemodel_textfiles",
+            {"a.txt": "one\ntwo\n", "b.txt": "three\n"},
+            "files=a.txt,test_files=b.txt",
+            "test_files without validation_files: give validation_files too",
+        ),
+        (
+            "languagemodel_textfiles",
+            {f"{i}.txt": "" for i in range(5)},
+            "files=*.txt",
+            "files=*.txt: there is no text in 0.txt, 1.txt, 2.txt, 3.txt, 4.txt",
+        ),
+        (
+            "languagemodel_textfiles",
+            {f"{i}.txt": "" for i in range(7)} | {"a": "one\ntwo\n"},
+            "files=a,validation_files=*.txt",
+            "validation_files=*.txt: there is no text in 0.txt, 1.txt, 2.txt, 3.txt, 4.txt and 2 "
+            "more",
+        ),
+    ],
+)
+def test_too_little_text_is_said_with_what_to_do(
+    tmp_path, monkeypatch, name, files, options, message
+):
+    monkeypatch.chdir(tmp_path)
+    for path, text in files.items():
+        (tmp_path / path).write_text(text)
+    with pytest.raises(ValueError) as raised:
+        problems.find(name, options).prepare("data")
+    assert str(raised.value) == message
+
+
+@pytest.mark.parametrize("documents", ["files", "lines"])
+def test_a_file_for_each_split(tmp_path, documents):
+    for name in ("train", "valid", "test"):
+        (tmp_path / name).write_text(f"the {name} split\nhas two lines\n")
+    options = f"files={tmp_path}/train,validation_files={tmp_path}/valid,test_files={tmp_path}/test"
+    problem = problems.find(
+        "languagemodel_textfiles", f"{options},documents={documents},vocab_size=276"
+    )
+    count = {"files": 1, "lines": 2}[documents]
+    sizes = problem.prepare(tmp_path / "data").splits
+    assert {split: made.examples for split, made in sizes.items()} == {
+        "train": count,
+        "validation": count,
+        "test": count,
+    }
+    for split, name in (("train", "train"), ("validation", "valid"), ("test", "test")):
+        assert f"the {name} split".encode() in problem.split_text(tmp_path / "data", split)
+    before = problem.data_dependencies()
+    (tmp_path / "test").write_text("another")
+    assert problem.data_dependencies() != before
+
+
+def test_an_interruption_while_the_vocabulary_is_made_keeps_what_there_is(tmp_path, monkeypatch):
+    def interrupt(lines, number):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Lines, "__getitem__", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        pairs(tmp_path, GOOD).prepare(tmp_path / "data")
+    assert (tmp_path / "data" / ".translate_tsv.partial").is_dir()
+
+
+def test_files_that_are_not_named_or_not_there_are_said(tmp_path):
+    with pytest.raises(ValueError, match="which files\\? say it with the option files"):
+        problems.find("translate_tsv").prepare(tmp_path)
+    with pytest.raises(ValueError, match=r"files=.*/\*\.tsv matches no file"):
+        problems.find("translate_tsv", f"files={tmp_path}/*.tsv").prepare(tmp_path)
+
+
+def test_parallel_files(tmp_path):
+    for name in ("train", "held_out"):
+        for language, word in (("en", "yes"), ("de", "ja")):
+            lines = [f"{word} {name} {i}" for i in range(50)]
+            (tmp_path / f"{name}.{language}").write_text("\n".join(lines))
+    options = ",".join(
+        f"{prefix}{side}={tmp_path}/{name}.{language}"
+        for prefix, name in (("", "train"), ("validation_", "held_out"))
+        for side, language in (("inputs", "en"), ("targets", "de"))
+    )
+    problem = problems.find("translate_textfiles", f"{options},{SMALL}")
+    manifest = problem.prepare(tmp_path / "data")
+    assert [sizes.examples for sizes in manifest.splits.values()] == [50, 25, 25]
+    for sample in stored(problem, tmp_path / "data"):
+        assert sample["targets"] == sample["inputs"].replace("yes", "ja")
+    again = problems.find("translate_textfiles")  # the data record their options
+    assert again.decode_example(tmp_path / "data", "train", 0)["inputs"].startswith("yes train")
+    other = problems.find("translate_textfiles", "vocab_size=300")
+    with pytest.raises(ValueError, match="were made with vocab_size=288, not 300"):
+        other.check_prepared(tmp_path / "data")
+
+
+def test_parallel_files_of_other_lengths_are_refused(tmp_path):
+    (tmp_path / "a").write_text("1\n2\n3\n")
+    (tmp_path / "b").write_text("1\n2\n")
+    problem = problems.find("translate_textfiles", f"inputs={tmp_path}/a,targets={tmp_path}/b")
+    with pytest.raises(ValueError, match=r"a has 3 lines and .*b has 2"):
+        problem.prepare(tmp_path / "data")
+
+
+@pytest.mark.parametrize(("documents", "count"), [("files", 40), ("lines", 80)])
+def test_language_modelling_on_text_files(tmp_path, documents, count):
+    for i in range(40):
+        path = tmp_path / "texts" / str(i % 3) / f"{i}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"\tDocument {i}\nhas two  lines\n")
+    options = f"files={tmp_path}/texts/**/*.txt,documents={documents},{SMALL}"
+    problem = problems.find("languagemodel_textfiles", options)
+    manifest = problem.prepare(tmp_path / "data")
+    assert sum(sizes.examples for sizes in manifest.splits.values()) == count
+    text = b"".join(problem.split_text(tmp_path / "data", split) for split in manifest.splits)
+    size = sum(path.stat().st_size for path in tmp_path.glob("texts/*/*.txt"))
+    assert len(text) == size - (count if documents == "lines" else 0)
+    assert b"\tDocument 17" in text
+
+
+def test_a_document_that_is_not_utf8_is_named_with_its_line(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"one\ntwo\nthr\xe9e\n")
+    with pytest.raises(ValueError, match=r"a\.txt, line 3: not UTF-8 \(invalid cont"):
+        Files([tmp_path / "a.txt"])[0]
+
+
+def test_lines_of_several_files_are_numbered_through(tmp_path, monkeypatch):
+    monkeypatch.setattr("t2tp.problems.sources.user_files._PIECE", 3)
+    contents = [b"one\ntwo\r\n\nlast", b"", b"x\n"]
+    for name, each in zip("abc", contents, strict=True):
+        (tmp_path / name).write_bytes(each)
+    lines = Lines([tmp_path / name for name in "abc"], tmp_path)
+    assert [lines[number] for number in range(len(lines))] == ["one", "two", "", "last", "x"]
+    assert lines.place(3) == f"{tmp_path}/a, line 4"
+    assert lines.place(4) == f"{tmp_path}/c, line 1"
+
+
+def test_line_ends_are_looked_for_once_and_again_in_a_file_that_changed(tmp_path, monkeypatch):
+    """The index in the scratch directory is shared by all splits and processes."""
+    problem = pairs(tmp_path, GOOD)
+    problem.prepare(tmp_path / "data", tmp_path / "tmp")
+    with monkeypatch.context() as changed:
+        changed.setattr("t2tp.problems.sources.user_files._find_line_ends", None)
+        for split in problem.splits:
+            assert len(problem.samples(split, tmp_path, tmp_path / "tmp"))
+    before = sum(len(problem.samples(s, tmp_path, tmp_path / "tmp")) for s in problem.splits)
+    (tmp_path / "pairs.tsv").write_bytes(GOOD + b"a\tb\n")
+    after = sum(len(problem.samples(s, tmp_path, tmp_path / "tmp")) for s in problem.splits)
+    assert after == before + 1
+
+
+def test_an_interrupted_run_does_not_mix_old_lines_with_new(tmp_path):
+    problem = pairs(tmp_path, GOOD)
+    before = problem.data_dependencies()
+    assert before == problem.data_dependencies()
+    (tmp_path / "pairs.tsv").write_bytes(GOOD + b"a\tb\n")
+    assert problem.data_dependencies() != before
+
+
+def test_sides_of_a_batch_have_the_same_vocabulary(tmp_path):
+    problem = pairs(tmp_path, GOOD)
+    problem.prepare(tmp_path / "data")
+    assert problem.vocab_sizes(tmp_path / "data") == {"inputs": 288, "targets": 288}
+    batch = problem.stream(tmp_path / "data", "train", 4, 64)[0]
+    text = problem.decode(tmp_path / "data", np.asarray(batch["targets"])[0])
+    assert text.startswith("ein Tab ist kein ")
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path):
+    (tmp_path / "a").write_bytes(b"\xef\xbb\xbfone\n\xef\xbb\xbftwo\n")
+    (tmp_path / "b").write_bytes(b"\xef\xbb\xbfone\n\xff\n")
+    assert Files([tmp_path / "a"])[0] == "one\n\ufefftwo\n"
+    lines = Lines([tmp_path / "a"], tmp_path)
+    assert [lines[0], lines[1]] == ["one", "\ufefftwo"]
+    with pytest.raises(ValueError, match="b, line 2: not UTF-8 .*byte 0xff"):
+        Files([tmp_path / "b"])[0]
+
+
+def test_damaged_data_are_made_again_with_the_options_they_were_made_with(tmp_path):
+    pairs(tmp_path, GOOD).prepare(tmp_path / "data")
+    (tmp_path / "data" / "translate_tsv" / "vocabulary.model").unlink()
+    with pytest.raises(ValueError) as raised:
+        problems.find("translate_tsv", "arrangement=packed").check_prepared(tmp_path / "data")
+    options = f"vocab_size=288,files={tmp_path}/*.tsv,arrangement=packed"
+    command = ["t2tp_datagen", "--problem=translate_tsv", f"--data_dir={tmp_path / 'data'}"]
+    command += [f"--problem_options={options}", "--overwrite"]
+    assert shlex.split(str(raised.value).splitlines()[-1]) == command
+
+
+def texts_by_split(problem, data_dir):
+    return {
+        split: sorted(
+            problem.decode_example(data_dir, split, number)["text"]
+            for number in range(made.examples)
+        )
+        for split, made in problem.check_prepared(data_dir).splits.items()
+    }
+
+
+@pytest.fixture
+def texts(tmp_path):
+    """Writes nine texts, and a link to one of them."""
+    directory = tmp_path / "texts"
+    directory.mkdir()
+    for number in range(9):
+        (directory / f"{number}.txt").write_text(f"the text number {number}\n")
+    (directory / "link.txt").symlink_to(directory / "8.txt")
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("options", "train", "validation", "test"),
+    [
+        ("files={0}/*.txt,validation_files={0}/[78].txt", "0123456", "7", "8"),
+        ("files={0}/**/**/*.txt,validation_files={0}/[678].txt", "012345", "68", "7"),
+        (
+            "files={0}/*.txt,validation_files={0}/[678].txt,test_files={0}/8.txt",
+            "012345",
+            "67",
+            "8",
+        ),
+        (
+            "files={0}/[0-7].txt,validation_files={0}/6.txt,test_files={0}/link.txt",
+            "0123457",
+            "6",
+            "8",
+        ),
+    ],
+)
+def test_a_file_is_in_one_split_only(texts, tmp_path, options, train, validation, test):
+    options = f"{options.format(texts)},vocab_size=280"
+    problem = problems.find("languagemodel_textfiles", options)
+    problem.prepare(tmp_path / "data")
+    assert texts_by_split(problem, tmp_path / "data") == {
+        split: [f"the text number {number}\n" for number in numbers]
+        for split, numbers in (("train", train), ("validation", validation), ("test", test))
+    }
+
+
+def test_files_that_are_held_out_are_named(texts, tmp_path, caplog):
+    options = f"files={texts}/*.txt,validation_files={texts}/[678].txt,vocab_size=280"
+    problems.find("languagemodel_textfiles", options).prepare(tmp_path / "data")
+    assert f"left out of train, as they are held out: {texts}/6.txt and 3 more" in caplog.text
+    (texts / "1.txt").write_text("changed")
+    options = f"files={texts}/7.txt,validation_files={texts}/[678].txt"
+    with pytest.raises(ValueError, match="nothing is left for train, as all its files are held "):
+        problems.find("languagemodel_textfiles", options).prepare(tmp_path / "other")
+
+
+def test_parallel_files_that_are_held_out_are_left_out_in_pairs(tmp_path, caplog):
+    for number in range(5):
+        for side in ("en", "de"):
+            (tmp_path / f"{number}.{side}").write_text(f"{side} {number}\n" * 2)
+    options = ",".join(
+        f"{prefix}{name}={tmp_path}/{pattern}.{side}"
+        for prefix, pattern in (("", "*"), ("validation_", "[34]"))
+        for name, side in (("inputs", "en"), ("targets", "de"))
+    )
+    problem = problems.find("translate_textfiles", f"{options},vocab_size=268")
+    problem.prepare(tmp_path / "data")
+    train = problem.check_prepared(tmp_path / "data").splits["train"].examples
+    found = {
+        tuple(problem.decode_example(tmp_path / "data", "train", number).values())
+        for number in range(train)
+    }
+    assert train == 6
+    assert found == {(f"en {number}", f"de {number}") for number in range(3)}

@@ -1,0 +1,67 @@
+"""One of several processes that train, save and restore a model of which each holds a part.
+
+    t2tp_launch -n 8 python -m tests.program.slices_of_a_model LAYERS DIRECTORY
+
+Each process prints a line of JSON: the largest amount of memory that it ever used (bytes).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import tensorflow as tf
+import tensorflow.compat.v1 as tf1
+
+import t2tp
+from t2tp import mtf
+from t2tp.optim.adam import Adam
+from tests.peak_memory import peak_bytes
+
+BATCH, D_MODEL = mtf.Dimension("batch", 8), mtf.Dimension("d_model", 2048)
+D_FF = mtf.Dimension("d_ff", 8192)
+LAYER_BYTES = 4 * D_MODEL.size * D_FF.size
+MESH = {"mesh_shape": "model:8", "layout": "d_ff:model"}
+
+
+def step_fn(num_layers):
+    """Layers whose output matrix is their input matrix turned learn to give back their input."""
+
+    def step(mesh, features):
+        y = x = features["x"]
+        for layer in range(num_layers):
+            w = mtf.get_variable(
+                mesh,
+                f"layer_{layer}",
+                mtf.Shape([D_MODEL, D_FF]),
+                initializer=tf1.random_normal_initializer(stddev=1e-3),
+            )
+            hidden = mtf.relu(mtf.einsum([y, w], [BATCH, D_FF]))
+            y += mtf.einsum([hidden, w], x.shape)
+        loss = mtf.reduce_mean(mtf.square(y - x))
+        variables = mesh.graph.trainable_variables
+        grads = mtf.gradients([loss], [v.value for v in variables])
+        rate = mtf.constant(mesh, 1e-5, dtype=tf.float32)
+        Adam(rate).apply_grads(grads, variables)
+        return {"loss": loss}
+
+    return step
+
+
+def main() -> None:
+    num_layers, directory = int(sys.argv[1]), sys.argv[2]
+    x = {"x": np.random.default_rng(0).normal(size=(8, 2048)).astype(np.float32)}
+    feature = {"x": t2tp.Feature(mtf.Shape([BATCH, D_MODEL]))}
+    program = t2tp.Program(step_fn(num_layers), feature, **MESH)
+    first = float(program(x, step=0)["loss"])
+    t2tp.save_checkpoint(directory, program, 1)
+    second = float(program(x, step=1)["loss"])
+    t2tp.restore_checkpoint(directory, program)
+    again = float(program(x, step=1)["loss"])
+    peak = peak_bytes()
+    print(json.dumps({"peak": peak, "losses": [first, second, again]}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""Abstract programs: on meshes and with variables that no machine has."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import t2tp
+from t2tp import mtf
+from t2tp.program.abstract_program import AbstractProgram
+from tests.models.small_lm import FEATURES, training_program
+
+
+def test_its_collectives_are_the_real_ones():
+    real = training_program("data:2;model:2")
+    rules = ";".join(f"{dim}:{axis}" for dim, axis in real.layout.rules)
+    paper = AbstractProgram(real._step_fn, FEATURES, mesh_shape="data:2;model:2", layout=rules)
+    assert paper.collective_log() == real.collective_log()
+
+
+def test_it_needs_neither_devices_nor_memory():
+    rows, columns = mtf.Dimension("rows", 1 << 24), mtf.Dimension("columns", 1 << 20)
+
+    def step(mesh, features):
+        w = mtf.get_variable(mesh, "w", mtf.Shape([rows, columns]))  # 64 TiB
+        return {"y": mtf.einsum([features["x"], w], output_shape=[columns])}
+
+    features = {"x": t2tp.Feature(mtf.Shape([rows]))}
+    program = AbstractProgram(step, features, mesh_shape="model:4096", layout="rows:model")
+    assert program.collectives() == {("allreduce", ("model",)): (1, 4 << 20)}
+
+
+def test_it_is_not_run():
+    program = AbstractProgram(
+        lambda mesh, features: {"y": features["x"] * 2.0}, {"x": t2tp.Feature("batch:4")}
+    )
+    with pytest.raises(ValueError, match=r"on no devices: make a t2tp\.Program to run it"):
+        program({"x": np.zeros(4)})
+
+
+def test_a_layout_that_cannot_work_is_refused():
+    with pytest.raises(t2tp.LayoutError, match="does not divide dimension 'batch' of size 4"):
+        AbstractProgram(
+            lambda mesh, features: dict(features),
+            {"x": t2tp.Feature("batch:4")},
+            mesh_shape="data:3",
+            layout="batch:data",
+        )

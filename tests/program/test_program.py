@@ -1,0 +1,280 @@
+"""Programs: any mesh gives the numbers of mesh-tensorflow's own engine, and of one device."""
+
+from __future__ import annotations
+
+import gc
+import operator as op_module
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow.compat.v1 as tf1
+
+import t2tp
+from t2tp import mtf
+from tests.lowering import oracle
+
+BATCH, D_IN, D_FF = mtf.Dimension("batch", 8), mtf.Dimension("d_in", 6), mtf.Dimension("d_ff", 12)
+LAYOUT = "batch:data;d_ff:model"
+MESHES = [
+    "",
+    "data:4",
+    "model:4",
+    "data:2;model:2",
+    "data:2;model:4",
+    "model:2;data:4",
+    "a:1;data:2",
+]
+X = np.random.default_rng(0).normal(size=(8, 6)).astype(np.float32)
+
+
+def fixed(shape, dtype=None, partition_info=None):
+    """An initializer that both engines can call."""
+    del partition_info
+    return tf.cast(tf.reshape(tf.sin(tf.range(np.prod(shape), dtype=tf.float32)), shape), dtype)
+
+
+def mlp_step(mesh, features):
+    x = features["x"]
+    w = mtf.get_variable(mesh, "w", mtf.Shape([D_IN, D_FF]), initializer=fixed)
+    v = mtf.get_variable(mesh, "v", mtf.Shape([D_FF, D_IN]), initializer=fixed)
+    hidden = mtf.relu(mtf.einsum([x, w], [BATCH, D_FF]))
+    y = mtf.einsum([mtf.softmax(hidden, D_FF), v], [BATCH, D_IN])
+    loss = mtf.reduce_mean(mtf.square(y - x))
+    dw, dv = mtf.gradients([loss], [w, v])
+    return {"y": y, "hidden": hidden, "loss": loss, "dw": dw, "dv": dv}
+
+
+def run(step_fn, mesh_shape, layout=LAYOUT, **kwargs):
+    program = t2tp.Program(
+        step_fn,
+        {"x": t2tp.Feature(mtf.Shape([BATCH, D_IN]))},
+        mesh_shape=mesh_shape,
+        layout=layout,
+        **kwargs,
+    )
+    return program, program({"x": X})
+
+
+@pytest.mark.parametrize("mesh_shape", MESHES)
+def test_any_mesh_gives_the_oracles_values_and_gradients(mesh_shape):
+    _, ours = run(mlp_step, mesh_shape)
+    theirs = oracle.run(mlp_step, {"x": (mtf.Shape([BATCH, D_IN]), X)}, mesh_shape, LAYOUT)
+    assert set(ours) == set(theirs)
+    for name in theirs:
+        np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def training_step(mesh, features):
+    outputs = mlp_step(mesh, features)
+    variables = mesh.graph.trainable_variables
+    gradients = [outputs["dw"], outputs["dv"]]
+    mtf.optimize.AdafactorOptimizer(learning_rate=0.01).apply_grads(gradients, variables)
+    return {"loss": outputs["loss"]}
+
+
+@pytest.mark.parametrize("mesh_shape", MESHES[1:])
+def test_training_is_the_same_on_any_mesh(mesh_shape):
+    def losses(mesh_shape):
+        program, first = run(training_step, mesh_shape)
+        return [float(first["loss"])] + [
+            float(program({"x": X}, step=k)["loss"]) for k in range(1, 6)
+        ]
+
+    reference = losses("")
+    assert reference[-1] < reference[0]
+    np.testing.assert_allclose(losses(mesh_shape), reference, rtol=1e-5)
+
+
+@pytest.mark.parametrize("mesh_shape", MESHES[1:])
+def test_random_tensors_and_initial_values_do_not_depend_on_the_mesh(mesh_shape):
+    def step(mesh, features):
+        shape = mtf.Shape([BATCH, D_FF])
+        return {
+            "uniform": mtf.random_uniform(mesh, shape),
+            "normal": mtf.random_normal(mesh, shape),
+            "integer": mtf.random_uniform(mesh, shape, maxval=10, dtype=tf.int32),
+            "dropped": mtf.dropout(features["x"], is_training=True, rate=0.5),
+            "w": mtf.get_variable(mesh, "w", mtf.Shape([D_IN, D_FF])),
+        }
+
+    _, reference = run(step, "")
+    program, values = run(step, mesh_shape)
+    for name in reference:
+        np.testing.assert_array_equal(values[name], reference[name], err_msg=name)
+    assert not np.array_equal(values["uniform"], program({"x": X}, step=1)["uniform"])
+    np.testing.assert_array_equal(values["w"], program.variables["w"].numpy())
+
+
+def test_no_device_holds_more_than_its_slice():
+    program, _ = run(training_step, "data:2;model:4")
+    for variable in program.variables:
+        split = 4 if "d_ff" in variable.spec.shape.dimension_names else 1
+        for part in variable.slices:
+            assert part.shape.num_elements() == variable.spec.shape.size // split
+
+
+def test_each_slice_lives_on_its_own_device():
+    program, _ = run(training_step, "model:4")
+    for variable in program.variables:
+        devices = [tf.DeviceSpec.from_string(s.device).device_index for s in variable.slices]
+        assert devices == [0, 1, 2, 3]
+
+
+def test_the_program_does_not_grow_with_the_mesh():
+    def num_operations(mesh_shape):
+        program, _ = run(training_step, mesh_shape)
+        return len(program.trace().graph.get_operations())
+
+    assert num_operations("data:4;model:2") == num_operations("data:2;model:2")
+
+
+def test_nobody_collects_garbage_while_it_is_traced():
+    collects = []
+
+    def step(mesh, features):
+        collects.append(gc.isenabled())
+        return mlp_step(mesh, features)
+
+    run(step, "")
+    assert collects == [True, False] and gc.isenabled()
+
+
+def test_programs_share_variables():
+    program, _ = run(training_step, "data:2;model:2")
+    program({"x": X}, step=1)
+    other, values = run(
+        mlp_step,
+        "data:2;model:2",
+        cluster=program.cluster,
+        variables=program.variables,
+    )
+    assert other.variables["w"] is program.variables["w"]
+    hidden = np.maximum(X @ program.variables["w"].numpy(), 0)
+    np.testing.assert_allclose(values["hidden"], hidden, rtol=1e-5, atol=1e-6)
+
+
+def test_variable_scopes_are_named_alike_in_every_program():
+    def step(mesh, features):
+        return {"y": mtf.layers.dense(features["x"], D_FF, reduced_dims=[D_IN], name=None)}
+
+    names = [sorted(v.spec.name for v in run(step, mesh)[0].variables) for mesh in ("", "data:2")]
+    assert names[0] == names[1]
+
+
+def test_step_number_is_what_tensorflow_code_takes_for_the_global_step():
+    def step(mesh, features):
+        del features
+        return {
+            "step": mesh.step,
+            "global": mtf.import_tf_tensor(mesh, tf1.train.get_or_create_global_step()),
+        }
+
+    program, _ = run(step, "data:2")
+    values = program({"x": X}, step=41)
+    assert int(values["step"]) == int(values["global"]) == 41
+
+
+def test_collectives_of_a_reduction_nobody_uses_are_not_run():
+    def step(mesh, features):
+        unused = mtf.reduce_max(features["x"], output_shape=mtf.Shape([D_IN]))
+        del unused
+        return {"x": features["x"]}
+
+    program, _ = run(step, "data:2")
+    assert program.collectives() == {}
+
+
+@pytest.mark.parametrize(
+    ("mesh_shape", "layout", "said"),
+    [
+        ("data:3", LAYOUT, "'x' .batch=8, d_in=6.*size 3 does not divide dimension 'batch'"),
+        ("model:8", LAYOUT, "size 8 does not divide dimension 'd_ff' of size 12"),
+        ("data:2", "d_in:data;d_ff:data", "'w' .d_in=6, d_ff=12.*both its dimensions"),
+    ],
+)
+def test_a_layout_that_cannot_work_is_refused_before_anything_runs(mesh_shape, layout, said):
+    with pytest.raises(t2tp.LayoutError, match=said):
+        run(mlp_step, mesh_shape, layout)
+
+
+def test_an_operation_that_cannot_be_split_is_refused():
+    def step(mesh, features):
+        del mesh
+        return {"y": mtf.concat([features["x"], features["x"]], "d_in")}
+
+    with pytest.raises(t2tp.LayoutError, match="cannot be computed with dimension 'd_in' split"):
+        run(step, "model:2", "d_in:model")
+
+
+def test_an_axis_of_one_processor_splits_nothing():
+    def step(mesh, features):
+        del mesh
+        return {"y": mtf.concat([features["x"], features["x"]], "d_in")}
+
+    _, values = run(step, "model:1", "d_in:model")
+    np.testing.assert_array_equal(values["y"], np.concatenate([X, X], 1))
+
+
+def test_a_mesh_needs_as_many_devices_as_processors():
+    with pytest.raises(ValueError, match="4 processors, but there are 2 devices"):
+        t2tp.connect(4, devices=["/cpu:0", "/cpu:1"])
+    with pytest.raises(ValueError, match="needs 16 virtual CPU devices"):
+        t2tp.connect(16)
+
+
+def test_wrong_features_are_refused():
+    program, _ = run(mlp_step, "")
+    with pytest.raises(ValueError, match="fed .'x'., and was given .'y'"):
+        program({"y": X})
+    with pytest.raises(ValueError, match="'x' has shape .8, 5., declared is .8, 6."):
+        program({"x": X[:, :5]})
+
+
+def test_a_failure_on_the_devices_reaches_the_caller():
+    def step(mesh, features):
+        def fail_on_purpose(x):
+            with tf.control_dependencies([tf.debugging.assert_less(x, 0.0, "on purpose")]):
+                return tf.identity(x)
+
+        del mesh
+        x = mtf.slicewise(fail_on_purpose, [features["x"]], splittable_dims=[BATCH, D_IN])
+        return {"sum": mtf.reduce_sum(x)}
+
+    program = t2tp.Program(
+        step, {"x": t2tp.Feature(mtf.Shape([BATCH, D_IN]))}, mesh_shape="", layout=LAYOUT
+    )
+    with pytest.raises(tf.errors.InvalidArgumentError, match="on purpose"):
+        program({"x": X})
+
+
+def test_xla_gives_the_same_numbers():
+    _, reference = run(mlp_step, "")
+    _, compiled = run(mlp_step, "", xla=True)
+    for name in reference:
+        np.testing.assert_allclose(compiled[name], reference[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("operator", ["add", "mul", "sub", "truediv"])
+def test_operators_on_a_dimension_of_two_sizes_are_refused(operator):
+    def step(mesh, features):
+        w = mtf.get_variable(mesh, "w", mtf.Shape([mtf.Dimension("d_in", 4)]))
+        return {"y": getattr(op_module, operator)(features["x"], w)}
+
+    with pytest.raises(ValueError, match=r"'d_in' has size 6 in 'x'.*and size 4 in"):
+        t2tp.Program(step, {"x": t2tp.Feature("batch:8;d_in:6")})
+
+
+@pytest.mark.parametrize("layout", ["", "a:x"])
+def test_lists_of_numbers_are_features(layout):
+    program = t2tp.Program(
+        lambda mesh, given: {"y": given["x"]},
+        {"x": t2tp.Feature("a:2;b:2")},
+        mesh_shape="x:2",
+        layout=layout,
+    )
+    np.testing.assert_array_equal(program({"x": [[1, 2], [3, 4]]})["y"], [[1.0, 2.0], [3.0, 4.0]])
+    with pytest.raises(ValueError, match="'x' is not an array: its rows differ in length"):
+        program({"x": [[1.0, 2.0], [3.0]]})
+    with pytest.raises(ValueError, match="'x' is not an array of numbers"):
+        program({"x": [["1", "2"], ["3", "4"]]})

@@ -1,0 +1,71 @@
+"""Every example runs, and learns."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.warm_processes import WarmProcess
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+_TRAIN = [
+    "--generate_data",
+    "--data_dir=data",
+    "--output_dir=run",
+    "--mesh_shape=data:2;model:2",
+    "--train_steps=20",
+    "--eval_steps=1",
+    "--log_step_count_steps=1",
+]
+# What is trained by a program: its directory -> flags.
+TRAINED = {
+    "my_model": ["--problem=counting_text", "--model=ngram_lm", "--hparams_set=ngram_lm_tiny"],
+    "my_problems": [
+        "--problem=roman_numerals",
+        "--model=transformer_lm",
+        "--hparams_set=transformer_lm_tiny",
+        "--hparams=batch_size=8,d_model=16,d_ff=16,num_heads=2,d_kv=8,num_hidden_layers=1",
+    ],
+}
+# Run by `make demo`.
+ELSEWHERE = {"demo.sh", "compare_with_compressors.py"}
+# What a script cannot do without.
+ARGUMENTS = {"save_and_restore.py": ["checkpoints"]}
+SCRIPTS = sorted(path.name for path in EXAMPLES.glob("*.py") if path.name not in ELSEWHERE)
+
+
+def run_script() -> None:
+    """What `python PATH` does."""
+    del sys.argv[0]
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+def losses(target: str, arguments: list[str], directory: Path) -> list[float]:
+    """Runs a function in a process of its own; returns the losses that it prints."""
+    with WarmProcess(target, arguments, {}, directory / "output", directory=directory) as process:
+        assert process.wait(120) == 0, process.err.read_text()
+        printed = process.out.read_text() + process.err.read_text()
+    return [float(loss) for loss in re.findall(r"\bstep +\S+ +.*?loss ([\d.]+)", printed)]
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_script_learns(script, tmp_path):
+    arguments = [str(EXAMPLES / script), *ARGUMENTS.get(script, [])]
+    found = losses("tests.test_examples:run_script", arguments, tmp_path)
+    assert len(found) >= 2 and found[-1] < found[0]
+
+
+@pytest.mark.parametrize("directory", TRAINED)
+def test_what_a_users_directory_registers_can_be_trained(directory, tmp_path):
+    flags = [f"--t2t_usr_dir={EXAMPLES / directory}", *TRAINED[directory], *_TRAIN]
+    found = losses("t2tp.trainer.cli.programs:t2tp_trainer", flags, tmp_path)
+    assert len(found) >= 2 and found[-1] < found[0]
+
+
+def test_no_example_is_without_a_test():
+    names = {path.name for path in EXAMPLES.iterdir() if path.name != "__pycache__"}
+    assert names == {*SCRIPTS, *TRAINED, *ELSEWHERE}

@@ -1,0 +1,76 @@
+"""The words that the glossary has retired do not come back."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import io
+import re
+import subprocess
+import tokenize
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+GLOSSARY = ROOT / "docs/glossary.md"
+
+# Files in which a retired word is the right one.
+ALLOWED = {
+    "symbol": {
+        *("problems/algorithmic.py", "problems/codec.py", "tests/problems/test_algorithmic.py"),
+        *("docs/data.md", "docs/new_problem.md"),
+    },
+}
+# Text that names things outside the repository or in stored files.
+QUOTED = re.compile(r"`[^`\n]*`|\"[^\"\n]*\"|'[^'\n]*'|--\w+|\bSymbolic\b")
+
+
+def retired() -> list[str]:
+    table = GLOSSARY.read_text("utf-8").partition("## Retired words")[2]
+    rows = re.findall(r"^\| ([^|]+) \| [^|]+ \|$", table, re.MULTILINE)[2:]
+    return [word for row in rows for word in row.split(", ")]
+
+
+def tracked(*patterns: str) -> list[str]:
+    listed = subprocess.run(
+        ["git", "ls-files", *patterns], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return listed.stdout.split()
+
+
+@functools.cache
+def prose(file: str) -> str:
+    """Names, docstrings and comments of a module; a page without its code; no quotations."""
+    text = (ROOT / file).read_text("utf-8")
+    if not file.endswith(".py"):
+        return QUOTED.sub("", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    words = [t.string for t in tokens if t.type in (tokenize.NAME, tokenize.COMMENT)]
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, documented)]
+    docstrings = [ast.get_docstring(node) or "" for node in nodes]
+    return QUOTED.sub("", "\n".join([*words, *docstrings]))
+
+
+@pytest.mark.parametrize("word", retired())
+def test_a_retired_word_does_not_come_back(word):
+    files = tracked("*.py", "*.md", ":!CHANGELOG.md", f":!{GLOSSARY.relative_to(ROOT)}")
+    # Also within names: `last_symbols`, `SymbolCodec`.
+    found = re.compile(rf"(?<![a-z]){word}s?(?![a-z])", re.IGNORECASE)
+    where = {
+        file: match[0]
+        for file in files
+        if file not in ALLOWED.get(word, ()) and file != "tests/test_glossary.py"
+        if (match := found.search(prose(file)))
+    }
+    assert not where, f"write {word!r} as docs/glossary.md says"
+
+
+def test_no_docstring_begins_with_says():
+    for file in tracked("*.py"):
+        nodes = ast.walk(ast.parse((ROOT / file).read_text("utf-8")))
+        for node in nodes:
+            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
+                docstring = ast.get_docstring(node) or ""
+                assert not docstring.startswith("Says"), f"{file}: {docstring}"

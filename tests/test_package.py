@@ -1,0 +1,87 @@
+"""The sdist and the wheel: each holds all of t2tp, and nothing else of the repository."""
+
+from __future__ import annotations
+
+import configparser
+import importlib
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parent.parent
+# Directory of the repository -> package that it becomes.
+PACKAGES = {
+    "t2tp": "t2tp",
+    "hparams": "t2tp/hparams",
+    "problems": "t2tp/problems",
+    "trainer": "t2tp/trainer",
+}
+BUILD_SDIST = "import setuptools.build_meta as backend; backend.build_sdist('dist')"
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory) -> Path:
+    """What a build reads of the repository, without the leftovers of other builds."""
+    root = tmp_path_factory.mktemp("checkout")
+    for name in ("LICENSE", "README.md", "pyproject.toml", "setup.py"):
+        shutil.copy(REPOSITORY / name, root)
+    for directory in PACKAGES:
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(REPOSITORY / directory, root / directory, ignore=ignored)
+    return root
+
+
+@pytest.fixture(scope="module")
+def sdist(checkout) -> Path:
+    subprocess.run([sys.executable, "-c", BUILD_SDIST], cwd=checkout, check=True)
+    (built,) = (checkout / "dist").glob("*.tar.gz")
+    return built
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist) -> Path:
+    """Built from the sdist, so that a module absent there is absent here."""
+    options = ["--quiet", "--no-deps", "--no-build-isolation", "--disable-pip-version-check"]
+    command = [sys.executable, "-m", "pip", "wheel", *options, f"--wheel-dir={sdist.parent}"]
+    subprocess.run([*command, str(sdist)], check=True)
+    (built,) = sdist.parent.glob("*.whl")
+    return built
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_every_module_and_the_marker_of_typed_packages(checkout, wheel):
+    sources = {
+        f"{package}/{path.relative_to(checkout / directory).as_posix()}"
+        for directory, package in PACKAGES.items()
+        for path in (checkout / directory).rglob("*")
+        if path.is_file()
+    }
+    assert "t2tp/py.typed" in sources
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name for name in names if ".dist-info/" not in name} == sources
+
+
+@pytest.mark.slow
+def test_the_sdist_holds_what_the_wheel_is_built_from(sdist):
+    with tarfile.open(sdist) as archive:
+        files = {"/".join(name.split("/")[1:]) for name in archive.getnames()}
+    assert {"LICENSE", "README.md", "pyproject.toml", "setup.py", "t2tp/py.typed"} <= files
+    assert not {name for name in files if name.startswith(("tests/", "benchmarks/", "docs/"))}
+
+
+@pytest.mark.slow
+def test_each_program_of_the_wheel_is_a_function(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (each for each in archive.namelist() if each.endswith("entry_points.txt"))
+        parser = configparser.ConfigParser()
+        parser.read_string(archive.read(name).decode())
+    programs = dict(parser["console_scripts"])
+    assert "t2tp_trainer" in programs
+    for target in programs.values():
+        module, _, function = target.partition(":")
+        assert callable(getattr(importlib.import_module(module), function))

@@ -1,0 +1,220 @@
+"""What all programs have in common: help, version, mistakes on the command line, exit codes."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from absl import flags
+
+import t2tp
+from t2tp.trainer.cli import flag_groups
+from t2tp.trainer.cli import run_program as runner
+from t2tp.trainer.cli.programs import PROGRAMS
+from t2tp.trainer.cli.run_program import ProgramSpec, run_program
+from t2tp.trainer.errors import FailedError, ProcessLostError, UsageError
+from t2tp.trainer.interrupt import TrainingInterrupted
+
+every_program = pytest.mark.parametrize("spec", PROGRAMS.values(), ids=PROGRAMS)
+
+WRONG_VALUES = {"int": "many", "float": "much", "bool": "maybe", "string enum": "othre"}
+
+
+def flags_of(spec: ProgramSpec) -> dict[str, flags.Flag]:
+    values = flag_groups.define(spec.groups)
+    return {name: values[name] for name in values if values[name].name == name}
+
+
+def valid(spec: ProgramSpec) -> list[str]:
+    """The shortest valid command line, without the program's name."""
+    arguments = ["x" for each in spec.positional if not each.is_optional]
+    values = {
+        name: "2" if flags_of(spec)[name].flag_type() == "int" else "x" for name in spec.required
+    }
+    return [f"--{name}={value}" for name, value in values.items()] + arguments
+
+
+@pytest.fixture
+def call(monkeypatch, capfd):
+    """Runs a program with another body: (exit code, stdout, lines on stderr)."""
+
+    def run(spec, arguments, body=None):
+        def import_body(name):
+            assert body is not None, f"{name} was imported"
+            return body
+
+        monkeypatch.setattr(runner, "_function", import_body)
+        code = run_program(spec, [spec.name, *arguments])
+        said = capfd.readouterr()
+        return code, said.out, said.err.splitlines()
+
+    return run
+
+
+@every_program
+def test_help_has_a_line_for_each_flag_and_argument(spec, call):
+    code, text, errors = call(spec, ["--help"])
+    assert (code, errors) == (0, [])
+    assert all(call(spec, [spelling])[:2] == (0, text) for spelling in ("-h", "--helpfull"))
+    for name in flags_of(spec):
+        assert len(re.findall(rf"^  (?:-., )?--(?:\[no\])?{name}  \S", text, re.MULTILINE)) == 1, (
+            name
+        )
+    for argument in spec.positional:
+        assert f"\n  {argument.name}  {argument.help}" in text
+    assert max(map(len, text.splitlines())) <= 100
+    assert spec.name in text
+
+
+@every_program
+def test_the_version_is_that_of_the_package(spec, call):
+    assert call(spec, ["--version"]) == (0, f"t2tp {metadata.version('t2tp')}\n", [])
+
+
+@every_program
+def test_an_unknown_flag_is_answered_with_the_nearest_one(spec, call):
+    for name in list(flags_of(spec))[-4:]:
+        code, _, (sentence,) = call(spec, [f"--{name}x=1"])
+        assert code == 2
+        near = rf"{spec.name}: unknown flag '{name}x': did you mean .*--{name}\b.*\?"
+        assert re.fullmatch(near, sentence), sentence
+    _, _, (sentence,) = call(spec, ["--qqqqqqqq"])
+    assert sentence == f"{spec.name}: unknown flag 'qqqqqqqq': --help lists the flags"
+
+
+@every_program
+def test_a_value_that_a_flag_cannot_have_is_one_sentence(spec, call):
+    for name, flag in flags_of(spec).items():
+        wrong = [WRONG_VALUES[flag.flag_type()]] if flag.flag_type() in WRONG_VALUES else []
+        wrong += ["nan", "inf", "-inf"] if flag.flag_type() == "float" else []
+        wrong += ["gs://bucket/x"] if name.endswith(("_dir", "_path")) else []
+        for value in wrong:
+            code, _, (sentence,) = call(spec, [f"--{name}={value}"])
+            assert code == 2
+            assert sentence.startswith(f"{spec.name}: --{name}={value}: ")
+            assert len(sentence) > len(f"{spec.name}: --{name}={value}: ")
+
+
+@every_program
+def test_what_is_missing_is_named_before_the_body_is_imported(spec, call):
+    for missing in spec.required:
+        rest = [each for each in valid(spec) if not each.startswith(f"--{missing}=")]
+        assert call(spec, rest) == (2, "", [f"{spec.name}: --{missing} is missing"])
+    if valid(spec)[len(spec.required) :]:
+        code, _, (sentence,) = call(spec, valid(spec)[: len(spec.required)])
+        assert code == 2
+        assert sentence.startswith(f"{spec.name}: {spec.positional[0].name} is missing")
+
+
+@every_program
+def test_an_argument_too_many_is_named(spec, call):
+    if any(each.takes_rest for each in spec.positional):
+        words = ["a", "--unknown", "-h"]
+        calls = []
+        assert call(spec, [*valid(spec)[: len(spec.required)], *words], calls.append)[0] == 0
+        assert calls[0].arguments == words
+    else:
+        stray = [f"x{number}" for number in range(len(spec.positional) + 1)]
+        code, _, (sentence,) = call(spec, stray)
+        assert code == 2
+        assert sentence.startswith(f"{spec.name}: '{stray[-1]}' is neither a flag")
+
+
+ENDS = {
+    "done": (None, 0, ""),
+    "Ctrl-C": (KeyboardInterrupt(), 130, "interrupted"),
+    "Ctrl-C while training": (TrainingInterrupted("saved", 2), 130, "saved"),
+    "SIGTERM while training": (TrainingInterrupted("saved", 15), 143, "saved"),
+    "wrong usage": (UsageError("no such file"), 2, "no such file"),
+    "failure": (FailedError("no network"), 1, "no network"),
+    "lost process": (ProcessLostError("process 1 is gone"), 3, "process 1 is gone"),
+}
+
+
+@every_program
+@pytest.mark.parametrize("end", ENDS)
+def test_each_end_has_its_exit_code_and_sentence(spec, end, call):
+    error, code, sentence = ENDS[end]
+
+    def body(invocation):
+        if error is not None:
+            raise error
+
+    said = [f"{spec.name}: {sentence}"] if sentence else []
+    assert call(spec, valid(spec), body) == (code, "", said)
+
+
+def test_of_several_processes_each_says_who_it_is_and_one_that_it_was_interrupted(call):
+    spec = PROGRAMS["t2tp_eval"]
+
+    def fail(invocation):
+        raise UsageError("no such file")
+
+    def interrupt(invocation):
+        raise KeyboardInterrupt
+
+    for number in (0, 1):
+        where = ["--num_processes=2", f"--process_id={number}", "--coordinator=host:1"]
+        own = [*valid(spec), *where]
+        assert call(spec, own, fail)[2] == [f"t2tp_eval: process {number} of 2: no such file"]
+        said = [] if number else ["t2tp_eval: interrupted"]
+        assert call(spec, own, interrupt) == (130, "", said)
+
+
+@every_program
+def test_the_body_exists(spec):
+    for name in (spec.body, *spec.answers.values()):
+        assert callable(runner._function(name))
+
+
+def test_the_installed_programs_are_these():
+    settings = (Path(t2tp.__path__[0]).parent / "pyproject.toml").read_text()
+    scripts = re.findall(r'^(t2tp_\w+) = "(.*)"$', settings, re.MULTILINE)
+    assert scripts == [(name, f"t2tp.trainer.cli.programs:{name}") for name in PROGRAMS]
+
+
+def test_the_page_lists_the_programs():
+    page = (Path(t2tp.__path__[0]).parent / "docs" / "programs.md").read_text()
+    assert set(re.findall(r"^\| `(t2tp_\w+)` \|", page, re.MULTILINE)) == set(PROGRAMS)
+
+
+# Each program's help, and its answer to a mistake, in one process without TensorFlow.
+_LIGHT = """
+import contextlib, io, sys, time
+from t2tp.trainer.cli.programs import PROGRAMS
+from t2tp.trainer.cli.run_program import run_program
+for name, spec in PROGRAMS.items():
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        codes = [run_program(spec, [name, word]) for word in ("--help", "--problm=x")]
+    assert codes == [0, 2], (name, codes)
+assert "tensorflow" not in sys.modules and "numpy" not in sys.modules
+print(time.process_time())
+"""
+
+
+def test_help_and_mistakes_need_no_tensorflow_and_no_second():
+    done = subprocess.run([sys.executable, "-c", _LIGHT], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 1.5
+
+
+def test_a_program_starts_by_its_name(capfd):
+    command = [sys.executable, "-m", "t2tp.trainer.cli"]
+    assert subprocess.run([*command, "t2tp_bleu", "--version"]).returncode == 0
+    assert capfd.readouterr().out.startswith("t2tp ")
+    assert subprocess.run([*command, "t2tp_blue"]).returncode == 2
+    assert "unknown program 't2tp_blue': did you mean t2tp_bleu, " in capfd.readouterr().err
+
+
+def test_flags_come_from_a_file_and_hparams_add_up(tmp_path):
+    (tmp_path / "flags.txt").write_text("--hparams=b=2\n# a remark\n--xla\n")
+    spec = PROGRAMS["t2tp_trainer"]
+    command_line = [spec.name, "--hparams=a=1", f"--flagfile={tmp_path / 'flags.txt'}"]
+    values, _ = flag_groups.parse(spec.groups, command_line)
+    assert (values.hparams, values.xla, values.train_steps) == (["a=1", "b=2"], True, None)
+    # A run writes down its flags: their names are part of its format.
+    assert not {"h", "helpfull"} & set(values)

@@ -1,0 +1,157 @@
+"""`t2tp_avg_checkpoints` on runs of the toy model."""
+
+from __future__ import annotations
+
+import re
+import shutil
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from t2tp import mtf
+from t2tp.checkpoint import Checkpoint, Slice
+from t2tp.optim.ema import average_weights, read_averages
+from t2tp.trainer.cli.programs import t2tp_avg_checkpoints
+from t2tp.trainer.estimator import Estimator
+from t2tp.trainer.model_fn import ModeKeys
+from t2tp.trainer.run_config import RunConfig
+from t2tp.trainer.run_dir import averaging
+from t2tp.trainer.run_dir.find_checkpoint import find
+from tests.trainer import toy
+from tests.trainer.test_estimator import estimator
+
+
+def main(flags):
+    return t2tp_avg_checkpoints(["t2tp_avg_checkpoints", *flags])
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run with checkpoints of the steps 4, 8, 12 and 13."""
+    directory = tmp_path_factory.mktemp("averaged") / "run"
+    estimator(directory).train(toy.inputs(), 13)
+    (directory / "hparams.json").write_text("hparams")
+    (directory / "flags.json").write_text("flags")
+    return directory
+
+
+def read(path, name="w"):
+    return find(str(path)).read([Slice.whole(name, (6, 4), tf.float32)])[0].numpy()
+
+
+def step(run, number):
+    return run / f"checkpoints/step-{number:08d}"
+
+
+def test_the_average_of_the_last_ones_evaluates_in_place_of_a_run(run, tmp_path, capsys):
+    out = tmp_path / "average"
+    flags = [f"--output_dir={run}", "--num_last_checkpoints=3", f"--output_path={out}"]
+    assert main(flags) == 0
+    said = capsys.readouterr().out
+    assert "averaged the trainable variables of 3 checkpoints" in said
+    assert f"in {step(out, 13)}; all other variables are those of its step" in said
+    wanted = np.mean([read(step(run, s)) for s in (8, 12, 13)], axis=0, dtype=np.float64)
+    np.testing.assert_array_equal(read(out), wanted.astype(np.float32))
+    np.testing.assert_array_equal(read(out, "w_momentum_v"), read(step(run, 13), "w_momentum_v"))
+    saved = Checkpoint(step(out, 13))
+    saved.verify()
+    latest = Checkpoint(step(run, 13))
+    assert saved.metadata == latest.metadata | {"averaged": [8, 12, 13]}
+    assert (out / "hparams.json").read_text() == "hparams"
+    assert (out / "flags.json").read_text() == "flags"
+    sums = estimator(out, "model").evaluate(toy.inputs())
+    assert sums == pytest.approx(estimator(run, checkpoint_path=str(out)).evaluate(toy.inputs()))
+    assert sums != estimator(run).evaluate(toy.inputs())
+
+
+def with_moving_averages(mesh, features, mode, hparams):
+    """The toy model with an average of w, and what a batch norm keeps."""
+    spec = toy.model_fn(mesh, features, mode, hparams)
+    if mode == ModeKeys.TRAIN:
+        average_weights(list(mesh.graph.trainable_variables), 0.5)
+        d_in = mtf.Shape([mtf.Dimension("d_in", toy.D_IN)])
+        kept = mtf.get_variable(mesh, "norm/moving_mean", d_in, trainable=False)
+        mtf.assign(kept, kept + 1.0)
+    else:
+        read_averages(mesh)
+    return spec
+
+
+def test_moving_averages_are_averaged_and_batch_statistics_are_warned_of(tmp_path, capsys):
+    def made(directory, **settings):
+        config = RunConfig(str(directory), save_checkpoints_steps=4, **settings)
+        return Estimator(with_moving_averages, config, {"learning_rate": 0.05})
+
+    run, out = tmp_path / "run", tmp_path / "average"
+    made(run).train(toy.inputs(), 8)
+    assert main([f"--output_dir={run}", "--num_last_checkpoints=2", f"--output_path={out}"]) == 0
+    said = capsys.readouterr()
+    assert "the trainable variables and their moving averages (ema_decay) of 2 check" in said.out
+    assert re.search(
+        r"warning: 1 .* batch norms \(norm/moving_mean, ...\) are those of step 8 alone", said.err
+    )
+    for name in ("w", "w/average"):
+        wanted = (read(step(run, 4), name).astype(np.float64) + read(step(run, 8), name)) / 2
+        np.testing.assert_array_equal(read(out, name), wanted.astype(np.float32))
+    latest, averaged = (made(directory).evaluate(toy.inputs()) for directory in (run, out))
+    assert averaged["error"] != latest["error"]
+
+
+def test_a_list_of_checkpoints_of_any_meshes(run, tmp_path):
+    estimator(tmp_path / "other", "one device", random_seed=1).train(toy.inputs(), 8)
+    both = [step(run, 12), tmp_path / "other"]
+    assert main([f"--checkpoints={both[0]},{both[1]}", f"--output_path={tmp_path / 'out'}"]) == 0
+    wanted = (read(both[0]).astype(np.float64) + read(both[1])) / 2
+    np.testing.assert_array_equal(read(tmp_path / "out"), wanted.astype(np.float32))
+
+
+def test_it_is_written_in_parts_of_bounded_size(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(averaging, "_PART_BYTES", 40)
+    assert (
+        main([f"--output_dir={run}", "--num_last_checkpoints=2", f"--output_path={tmp_path}"]) == 0
+    )
+    assert len(list(step(tmp_path, 13).glob("variables.data-*"))) == 4  # Two slices of each.
+    np.testing.assert_allclose(
+        read(tmp_path), (read(step(run, 12)) + read(step(run, 13))) / 2, rtol=1e-6
+    )
+
+
+def test_an_unfinished_one_is_left_out_with_a_plain_warning(run, tmp_path, capsys):
+    shutil.copytree(run, tmp_path / "run")
+    step(tmp_path / "run", 99).mkdir()
+    flags = [f"--output_dir={tmp_path / 'run'}", "--num_last_checkpoints=2"]
+    assert main([*flags, f"--output_path={tmp_path / 'out'}"]) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("warning: Skipping a checkpoint: ") and "step-00000099" in line
+
+
+def test_what_cannot_be_averaged_is_a_sentence_and_writes_nothing(run, tmp_path, capsys):
+    estimator(tmp_path / "plain", hparams={"momentum": False}).train(toy.inputs(), 4)
+    shutil.copytree(step(run, 8), tmp_path / "cut")
+    with open(tmp_path / "cut/variables.data-00000-of-00001", "r+b") as file:
+        file.truncate(5)
+    shutil.copytree(step(run, 8), tmp_path / "wrong")
+    data = bytearray((tmp_path / "wrong/variables.data-00000-of-00001").read_bytes())
+    data[0] ^= 1
+    (tmp_path / "wrong/variables.data-00000-of-00001").write_bytes(data)
+    out = f"--output_path={tmp_path / 'out'}"
+    capsys.readouterr()  # What training said does not matter.
+    for flags, said in (
+        ([f"--output_dir={run}"], "8 checkpoints are to be averaged, and .* holds 4: steps 4, 8"),
+        ([f"--checkpoints={run},{tmp_path / 'plain'}"], "w_momentum_v is absent in .*plain"),
+        ([f"--checkpoints={run},{tmp_path / 'cut'}"], "cut is damaged: .* has 5 bytes"),
+        ([f"--checkpoints={run},{tmp_path / 'wrong'}"], "wrong is damaged"),
+        ([f"--checkpoints={tmp_path / 'none'}"], "none does not exist"),
+    ):
+        assert main([*flags, out]) == 2
+        error = capsys.readouterr().err
+        assert len(error.splitlines()) == 1
+        assert re.search(f"^t2tp_avg_checkpoints: .*{said}", error), error
+    assert not list((tmp_path / "out").rglob("step-*"))
+    in_place = [f"--output_dir={run}", "--num_last_checkpoints=2", f"--output_path={run}"]
+    assert main(in_place) == 2
+    assert "Step 13 is already saved" in capsys.readouterr().err
+    for flags in ([out], [out, f"--output_dir={run}", "--checkpoints=a"]):
+        assert main(flags) == 2
+        assert "give either --checkpoints or --output_dir" in capsys.readouterr().err

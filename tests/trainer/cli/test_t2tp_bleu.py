@@ -1,0 +1,100 @@
+"""`t2tp_bleu` as people type it (in this process)."""
+
+from __future__ import annotations
+
+import pytest
+import sacrebleu
+
+from t2tp.trainer.cli.programs import t2tp_bleu as main
+from tests.trainer.hooks.events import read_scalars
+
+REFERENCE = ["The cat sat on the mat today.", "A dog ran over the green hill there."]
+GOOD = ["The cat sat on the mat today.", "a dog ran over the green hill There."]
+BAD = ["The cat lay on a mat.", "A dog was over there."]
+
+
+@pytest.fixture
+def files(tmp_path):
+    """The reference, and a directory of translations."""
+    directory = tmp_path / "decoded"
+    directory.mkdir()
+    texts = {"news-100": BAD, "news-2000": GOOD, "notes.txt": BAD}
+    for name, lines in texts.items():
+        (directory / name).write_text("\n".join(lines) + "\n", "utf-8")
+    reference = tmp_path / "news"
+    reference.write_text("\n".join(REFERENCE) + "\n", "utf-8")
+    return reference, directory
+
+
+def bleu(lines: list[str], lowercase: bool) -> float:
+    return sacrebleu.corpus_bleu(lines, [REFERENCE], lowercase=lowercase).score
+
+
+def test_a_translation_is_scored_as_sacrebleu_does(files, capsys):
+    reference, directory = files
+    assert main(["", f"--translation={directory / 'news-2000'}", f"--reference={reference}"]) == 0
+    said = capsys.readouterr().out
+    assert said == f"BLEU_cased = {bleu(GOOD, False):6.2f}\nBLEU_uncased = 100.00\n"
+    assert bleu(GOOD, False) < 99
+
+
+def test_text_that_looks_tokenized_is_one_warning(files, tmp_path, capfd):
+    reference, translation = tmp_path / "reference", tmp_path / "translation"
+    reference.write_text("A cat sat.\n" * 120, "utf-8")
+    translation.write_text("A cat sat .\n" * 100 + "A cat sat.\n" * 20, "utf-8")
+    assert main(["", f"--translation={translation}", f"--reference={reference}"]) == 0
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith('warning: 100 of 120 texts end in " ."')
+
+
+def test_a_directory_becomes_curves(files, tmp_path, capsys):
+    reference, directory = files
+    flags = [f"--translations_dir={directory}", f"--reference={reference}", "--tag_suffix=_news"]
+    assert main(["", *flags]) == 0
+    assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()] == [
+        ["step", "100"],
+        ["step", "2000"],
+    ]
+    scalars = read_scalars(directory)
+    assert set(scalars) == {"BLEU_cased_news", "BLEU_uncased_news"}
+    for name, lowercase in (("BLEU_cased_news", False), ("BLEU_uncased_news", True)):
+        assert scalars[name] == {
+            100: pytest.approx(bleu(BAD, lowercase), rel=1e-5),
+            2000: pytest.approx(bleu(GOOD, lowercase), rel=1e-5),
+        }
+    events = tmp_path / "events"
+    more = [f"--event_dir={events}", "--min_steps=101", "--bleu_variant=cased"]
+    assert main(["", *flags, *more]) == 0
+    assert {name: list(steps) for name, steps in read_scalars(events).items()} == {
+        "BLEU_cased_news": [2000]
+    }
+
+
+def test_wrong_input_is_one_sentence(files, tmp_path, capsys):
+    reference, directory = files
+    short = tmp_path / "short"
+    short.write_text("one line\n", "utf-8")
+    (tmp_path / "twice").mkdir()
+    for name in ("a-7", "b-7"):
+        (tmp_path / "twice" / name).write_text("x\ny\n", "utf-8")
+    good = f"--translation={directory / 'news-2000'}"
+    for flags, says in (
+        ([good], "give --reference"),
+        ([f"--reference={reference}"], "either --translation or --translations_dir"),
+        ([good, f"--reference={short}"], "news-2000 has 2 lines, and"),
+        ([good, f"--reference={reference}", f"--source={short}"], "short has 1 lines, and"),
+        ([good, "--reference=/nowhere"], "No such file"),
+        (
+            [f"--translations_dir={tmp_path / 'no'}", f"--reference={reference}"],
+            "no such directory",
+        ),
+        ([f"--translations_dir={tmp_path}", f"--reference={reference}"], "no file named NAME-STEP"),
+        (
+            [f"--translations_dir={tmp_path / 'twice'}", f"--reference={reference}"],
+            "two translations of step 7",
+        ),
+    ):
+        assert main(["", *flags]) == 2
+        said = capsys.readouterr()
+        assert says in said.err and len(said.err.splitlines()) == 1
+        assert said.out == ""

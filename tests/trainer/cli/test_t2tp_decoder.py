@@ -1,0 +1,240 @@
+"""`t2tp_decoder` on runs of a few steps."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import numpy as np
+import pytest
+
+from t2tp import checkpoint
+from t2tp.problems.codec import TextCodec
+from t2tp.trainer.cli import decode
+from tests.trainer.hooks import events
+from tests.trainer.trained_runs import Run, train
+
+SOURCES = ["two one", "", "sechs sieben acht", "naïve five", "one"]
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory) -> Run:
+    directory = tmp_path_factory.mktemp("pairs")
+    return train(directory, "translate_upper_case", "transformer", "transformer_test")
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory) -> Run:
+    directory = tmp_path_factory.mktemp("texts")
+    hparams = "mesh_shape=data:2;model:2,layout=batch:data;vocab:model"
+    return train(
+        directory,
+        "languagemodel_encodings",
+        "transformer_lm",
+        "transformer_lm_test",
+        hparams=hparams,
+    )
+
+
+def decoded(
+    run: Run, tmp_path, lines: list[str], options: str, xla: str = "false", **flags
+) -> list[str]:
+    source, result = tmp_path / "sources.txt", tmp_path / "decoded.txt"
+    source.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    files = {"decode_from_file": source, "decode_to_file": result}
+    assert run.decode(**files, decode_hparams=options, xla=xla, **flags) == 0
+    return result.read_text(encoding="utf-8").split("\n")[:-1]
+
+
+def test_a_file_is_decoded_in_its_order_whatever_the_batches(pairs, tmp_path):
+    options = "beam_size=2,extra_length=5"
+    found = decoded(pairs, tmp_path, SOURCES, options)
+    assert len(found) == len(SOURCES)
+    alone = [
+        decoded(pairs, tmp_path, [line], f"{options},batch_size=1")[0] for line in SOURCES[1:3]
+    ]
+    assert found[1:3] == alone
+
+
+def test_beams_are_written_with_their_scores(pairs, tmp_path):
+    options = "beam_size=3,extra_length=5,return_beams=true,write_beam_scores=true"
+    for line in decoded(pairs, tmp_path, SOURCES[:2], options):
+        fields = line.split("\t")
+        scores = [float(field) for field in fields[1::2]]
+        assert scores == sorted(scores, reverse=True) and len(fields) == 2 * len(scores)
+
+
+def test_results_begin_as_they_are_told(pairs, tmp_path, capsys):
+    options = "beam_size=1,extra_length=5"
+    beginnings = tmp_path / "beginnings.txt"
+    beginnings.write_text("\nONE\n", encoding="utf-8")
+    lines = ["two one", "two one"]
+    (alone,) = decoded(pairs, tmp_path, lines[:1], options)
+    plain, begun = decoded(pairs, tmp_path, lines, options, decode_prefix_file=beginnings)
+    assert plain == alone != begun
+    beginnings.write_text("ONE\n", encoding="utf-8")
+    files = {"decode_from_file": tmp_path / "sources.txt", "decode_prefix_file": beginnings}
+    assert pairs.decode(**files) == 2
+    assert "they must have as many" in capsys.readouterr().err
+
+
+def test_a_split_is_decoded_into_three_files_and_scored(pairs, capsys):
+    assert pairs.decode(split="validation", decode_hparams="beam_size=1,num_samples=4") == 0
+    files = {path.suffix: path for path in (pairs.output_dir / "decodes").iterdir()}
+    assert set(files) == {".inputs", ".targets", ".outputs"}
+    columns = {s: p.read_text(encoding="utf-8").split("\n")[:-1] for s, p in files.items()}
+    assert [line.upper() for line in columns[".inputs"]] == columns[".targets"]
+    assert {len(lines) for lines in columns.values()} == {4}
+    said = capsys.readouterr().out.split()
+    assert said[0] == "bleu" and said[2] == "chrf"
+    shown = events.read_scalars(pairs.output_dir / "decode_validation")
+    assert set(shown) == {"bleu", "chrf"}
+
+
+def test_references_are_compared_with(pairs, tmp_path, capsys):
+    reference = tmp_path / "reference.txt"
+    reference.write_text("TWO ONE\nONE\n")
+    decoded(pairs, tmp_path, ["two one", "one"], "beam_size=1", decode_reference=reference)
+    assert capsys.readouterr().out.startswith("bleu ")
+
+
+def test_what_is_typed_is_decoded(texts, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("import\ndef \n"))
+    flags = {"mesh_shape": "", "layout": "", "xla": "false"}
+    assert texts.decode(decode_interactive="true", decode_hparams="temperature=1", **flags) == 0
+    assert capsys.readouterr().out.count("\n") >= 2
+
+
+def test_samples_are_the_same_on_any_mesh_compiled_or_not(texts, tmp_path):
+    options = "temperature=1,top_k=20,extra_length=6"
+    lines = ["import", "def f", "x"]
+    alone = decoded(texts, tmp_path, lines, options, mesh_shape="", layout="")
+    assert alone == decoded(texts, tmp_path, lines, options)  # on the run's own mesh
+    two = {"mesh_shape": "model:2", "layout": "vocab:model"}
+    assert alone == decoded(texts, tmp_path, lines, options, xla="true", **two)
+    assert alone != decoded(
+        texts, tmp_path, lines, options, mesh_shape="", layout="", random_seed=5
+    )
+
+
+def test_how_much_there_is_to_decode_decides_about_xla(pairs, tmp_path, monkeypatch):
+    """See tests/decoding/test_compilation.py."""
+    calls = []
+
+    def should_compile(*values):
+        calls.append(values)
+        raise ValueError("nothing is decoded here")
+
+    monkeypatch.setattr(decode, "should_compile", should_compile)
+    options = {"decode_hparams": "beam_size=1,extra_length=1,num_samples=3,batch_size=2"}
+    (tmp_path / "lines").write_text("one\tONE\ntwo\tTWO\n")
+    assert pairs.decode(split="validation", **options) == 2
+    assert pairs.decode(decode_from_file=tmp_path / "lines", **options) == 2
+    assert pairs.decode(score_file=tmp_path / "lines", **options) == 2
+    saved = checkpoint.latest(pairs.output_dir / "checkpoints")
+    shapes = saved.shapes()  # with what the optimizer keeps
+    num_weights = sum(np.prod(shapes[name]) for name in saved.metadata["trainable"])
+    assert 0 < num_weights < sum(np.prod(shape) for shape in shapes.values())
+    assert [values[1:] for values in calls] == [(n, 2, num_weights, 1) for n in (3, 2, 0)]
+
+
+def test_scores_are_those_of_a_beam_search(pairs, tmp_path):
+    options = "beam_size=2,alpha=0,extra_length=9,write_beam_scores=true"
+    lines = decoded(pairs, tmp_path, SOURCES[:1], options)
+    ((text, score),) = (line.split("\t") for line in lines)
+    scored, result = tmp_path / "pairs.txt", tmp_path / "scores.txt"
+    scored.write_text(f"{SOURCES[0]}\t{text}\n{SOURCES[0]}\tX\n", encoding="utf-8")
+    assert pairs.decode(score_file=scored, decode_to_file=result, xla="false") == 0
+    found = [float(line) for line in result.read_text().split()]
+    if len(text) < 9:  # it has an end, which is scored too; and its tokens are its only spelling
+        np.testing.assert_allclose(found[0], float(score), atol=2e-3)
+    assert found[1] < 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({}, "give one of"),
+        ({"split": "validation", "score_file": "x"}, "give one of"),
+        ({"split": "vali"}, "validation"),
+        ({"decode_from_file": "/nowhere/file"}, "/nowhere/file"),
+        ({"split": "validation", "decode_hparams": "beam=4"}, "beam_size"),
+        (
+            {"split": "validation", "decode_hparams": "beam_size=4,temperature=1"},
+            "one or the other",
+        ),
+        ({"split": "validation", "checkpoint_path": "/nowhere"}, "/nowhere"),
+        ({"splt": "validation"}, "split"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_a_sentence(pairs, capsys, flags, said):
+    assert pairs.decode(**flags) == 2
+    error = capsys.readouterr().err
+    assert said in error and "Traceback" not in error
+
+
+def test_a_line_without_a_tab_is_named(pairs, tmp_path, capsys):
+    (tmp_path / "lines.txt").write_text("one\tONE\ntwo\n")
+    assert pairs.decode(score_file=tmp_path / "lines.txt") == 2
+    assert "line 2 has no tab" in capsys.readouterr().err
+
+
+def test_the_file_is_named_after_what_is_decoded(pairs, tmp_path):
+    (tmp_path / "in.txt").write_text("one two\ntwo\n")
+    options = {"decode_hparams": "beam_size=2,extra_length=3", "xla": "false"}
+    assert pairs.decode(decode_from_file=tmp_path / "in.txt", **options) == 0
+    (written,) = tmp_path.glob("in.txt.translate_upper_case.beam2*.decodes")
+    assert len(written.read_text().split("\n")) == 3
+
+
+@pytest.mark.slow
+def test_images_are_made(tmp_path, capsys):
+    image = pytest.importorskip("PIL.Image")
+    run = train(
+        tmp_path,
+        "image_digits_gen",
+        "mtf_image_transformer",
+        "mtf_image_transformer_digits",
+        train_steps=2,
+        hparams="batch_size=8,num_hidden_layers=1,mesh_shape=,layout=",
+    )
+    base = tmp_path / "made" / "digit"
+    flags = {"split": "test", "decode_to_file": base, "xla": "false"}
+    assert run.decode(**flags) == 2
+    assert "say how many" in capsys.readouterr().err
+    assert run.decode(**flags, decode_hparams="num_samples=3,temperature=1") == 0
+    paths = sorted(base.parent.iterdir())
+    assert [path.name for path in paths] == [f"digit-00{number}.png" for number in range(3)]
+    assert {image.open(path).size for path in paths} == {(8, 8)}
+
+
+def test_an_empty_file_is_refused(pairs, tmp_path, capsys):
+    empty = tmp_path / "empty.txt"
+    empty.touch()
+    for flag in ("decode_from_file", "score_file"):
+        assert pairs.decode(**{flag: empty}) == 2
+        assert capsys.readouterr().err.endswith(
+            "empty.txt is empty: there is nothing to decode or to score\n"
+        )
+    assert list(tmp_path.iterdir()) == [empty]
+
+
+def test_a_line_that_cannot_be_decoded_is_named(texts, tmp_path, monkeypatch, capsys):
+    source = tmp_path / "source.txt"
+    source.write_text("one\ntwo\nthree\n")
+    monkeypatch.setattr(
+        TextCodec, "encode", lambda self, text: [int(text == "one") or int("not a token")]
+    )
+    assert texts.decode(decode_from_file=source) == 2
+    assert "line 2: " in capsys.readouterr().err
+
+
+def test_an_output_that_cannot_be_written_is_refused_before_decoding(
+    pairs, tmp_path, capsys, monkeypatch
+):
+    source = tmp_path / "source.txt"
+    source.write_text("one\n")
+    monkeypatch.setattr(decode, "_Decoding", None)  # Nothing is decoded.
+    for output, said in ((source / "x/out", "is not a directory"), (tmp_path, "is a directory")):
+        assert pairs.decode(decode_from_file=source, decode_to_file=output) == 2
+        assert said in capsys.readouterr().err

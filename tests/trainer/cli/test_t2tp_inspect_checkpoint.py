@@ -1,0 +1,114 @@
+"""`t2tp_inspect_checkpoint` on runs of the toy model."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from t2tp.checkpoint import Slice, save
+from t2tp.trainer.cli.programs import t2tp_inspect_checkpoint
+from tests.trainer import toy
+from tests.trainer.test_estimator import estimator
+
+
+def main(paths):
+    return t2tp_inspect_checkpoint(["t2tp_inspect_checkpoint", *paths])
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run with checkpoints of the steps 4 and 8."""
+    directory = tmp_path_factory.mktemp("inspected") / "run"
+    estimator(directory).train(toy.inputs(), 8)
+    return directory
+
+
+def test_it_shows_the_variables_and_how_they_lay(run, capsys):
+    assert main([str(run)]) == 0
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"{run}/checkpoints/step-00000008: step 8, saved 20")
+    assert first.endswith("mesh data:2;model:2, layout batch:data;d_out:model")
+    assert [line.split("  ")[0] for line in lines if line][-2:] == [
+        "trainable: 1 variables, 24 numbers, 96 bytes",
+        "kept by the optimizer: 1 variables, 24 numbers, 96 bytes",
+    ]
+    assert lines[1].split() == ["variable", "shape", "dtype", "bytes", "split", "over"]
+    wanted = ["w", "[d_in:6,", "d_out:4]", "float32", "96", "d_out:model", "(2", "slices)"]
+    assert lines[2].split() == wanted
+
+
+def test_what_does_not_say_its_dimensions_is_shown_too(tmp_path, capsys):
+    whole = Slice.whole("v", (2, 3), tf.float16)
+    save(tmp_path / "checkpoints", 1, [(whole, tf.ones([2, 3], tf.float16))], {})
+    assert main([str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[3].split() == ["v", "[2,", "3]", "float16", "12", "?"]
+    assert lines[-1] == "variables: 1 variables, 6 numbers, 12 bytes"
+
+
+def test_two_that_are_the_same_on_any_mesh(run, tmp_path, capsys):
+    shutil.copytree(run / "checkpoints", tmp_path / "checkpoints")
+    estimator(tmp_path, "one device").train(toy.inputs(), 9)
+    shutil.copytree(run / "checkpoints/step-00000008", tmp_path / "copy")
+    assert main([str(run), str(tmp_path / "copy")]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "the same: 2 variables"
+    assert main([str(run), str(tmp_path)]) == 1
+    assert capsys.readouterr().out.count("24 of 24 values differ") == 2
+
+
+def test_in_what_two_differ(tmp_path, capsys):
+    def run(name, **values):
+        slices = [
+            (Slice.whole(key, tuple(value.shape), tf.as_dtype(value.dtype)), tf.constant(value))
+            for key, value in values.items()
+        ]
+        save(tmp_path / name, 1, slices, {})
+        return str(tmp_path / name / "step-00000001")
+
+    nan = np.array([1.0, np.nan, 3.0], np.float32)
+    first = run(
+        "first",
+        dtype=np.ones([2], np.float32),
+        here=np.ones([2], np.float32),
+        nan=nan,
+        one_nan=nan,
+        shape=np.ones([2], np.float32),
+        value=np.array([1.0, 2.0, 3.0], np.float32),
+    )
+    second = run(
+        "second",
+        dtype=np.ones([2], np.float16),
+        nan=nan,
+        one_nan=np.array([1.0, 2.0, 3.5], np.float32),
+        shape=np.ones([3], np.float32),
+        there=np.ones([2], np.float32),
+        value=np.array([1.0, 2.25, 3.125], np.float32),
+    )
+    assert main([first, second]) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        f"{first} (step 1)",
+        f"{second} (step 1)",
+        "dtype: dtype float32 and float16",
+        f"here: only in {first}",
+        "one_nan: 2 of 3 values differ, by at most nan",
+        "shape: shape (2,) and (3,)",
+        f"there: only in {second}",
+        "value: 2 of 3 values differ, by at most 0.25",
+    ]
+
+
+def test_a_damaged_one_is_a_sentence(run, tmp_path, capsys):
+    shutil.copytree(run / "checkpoints/step-00000008", tmp_path / "damaged")
+    data = tmp_path / "damaged/variables.data-00000-of-00001"
+    data.write_bytes(data.read_bytes()[:-1] + b"x")
+    assert main([str(run), str(tmp_path / "damaged")]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"t2tp_inspect_checkpoint: The checkpoint {tmp_path}/damaged is damaged")
+    assert main([str(tmp_path / "none")]) == 2
+    assert capsys.readouterr().err == (
+        f"t2tp_inspect_checkpoint: {tmp_path}/none does not exist: name a checkpoint's directory,"
+        " or a run's\n"
+    )

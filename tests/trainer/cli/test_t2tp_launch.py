@@ -1,0 +1,166 @@
+"""The launcher, with commands that take no time."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from t2tp.trainer.cli import launch as launcher
+from t2tp.trainer.cli.launch import environments_of
+from t2tp.trainer.cli.programs import t2tp_launch as main
+
+COMMAND = [sys.executable, "-m", "t2tp.trainer.cli", "t2tp_launch"]
+
+
+@pytest.fixture
+def launch(capsys):
+    """`t2tp_launch` in this process: (exit code, lines on stdout, lines on stderr)."""
+
+    def run(*arguments: str) -> tuple[int, list[str], list[str]]:
+        code = main(["t2tp_launch", *arguments])
+        shown = capsys.readouterr()
+        return code, shown.out.splitlines(), shown.err.splitlines()
+
+    return run
+
+
+def python(text: str) -> list[str]:
+    """A command that knows its number as `task`."""
+    prelude = "import json, os, sys, time; task = json.loads(os.environ['TF_CONFIG'])['task'];"
+    return [sys.executable, "-c", f"{prelude} task = task['index']\n{text}"]
+
+
+def test_output_is_marked_with_the_number_of_the_process(launch):
+    text = "print('out', task); print('err', task, file=sys.stderr)"
+    code, out, err = launch("-n", "3", *python(text))
+    assert code == 0
+    assert sorted(out) == [f"[{i}] out {i}" for i in range(3)]
+    assert sorted(err) == [f"[{i}] err {i}" for i in range(3)]
+
+
+def test_flags_after_the_command_are_the_commands(launch):
+    command = [sys.executable, "-c", "import sys; print(sys.argv[1:])", "-n", "7", "--help"]
+    for written in (["-n", "1"], ["--num_processes=1"], ["-n=1", "--"]):
+        assert launch(*written, *command)[1] == ["[0] ['-n', '7', '--help']"]
+
+
+def test_the_exit_code_is_that_of_the_first_that_failed(launch):
+    text = "time.sleep(0.2 * task); sys.exit([0, 5, 6][task])"
+    assert launch("-n", "3", *python(text))[0] == 5
+    assert launch("-n", "2", *python("os.kill(os.getpid(), 9 if task else 0)"))[0] == 137
+
+
+def test_when_one_dies_the_others_are_ended(launch, monkeypatch):
+    monkeypatch.setattr(launcher, "ENDING_SECONDS", 0.5)
+    monkeypatch.setattr(launcher, "KILL_SECONDS", 0.5)
+    deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+    begin = time.monotonic()
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    code, _, _ = launch("-n", "3", *python(f"{deaf}\nif task == 1: sys.exit(9)\ntime.sleep(60)"))
+    assert code == 9
+    assert time.monotonic() - begin < 20
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_reach_all_processes(number):
+    text = (
+        "import signal\n"
+        "signal.signal(signal.SIGINT, lambda *_: sys.exit(13))\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(13))\n"
+        "print('ready', flush=True); time.sleep(60)"
+    )
+    command = [*COMMAND, "-n", "2", *python(text)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as launcher:
+        assert sorted(launcher.stdout.readline() for _ in range(2)) == [
+            "[0] ready\n",
+            "[1] ready\n",
+        ]
+        os.kill(launcher.pid, number)
+        assert launcher.wait(timeout=30) == 13
+
+
+def test_a_command_that_does_not_exist_and_wrong_numbers_are_refused(launch):
+    said = "t2tp_launch: no-such-command: No such file or directory"
+    assert launch("-n", "2", "no-such-command") == (127, [], [said])
+    said = "t2tp_launch: --num_processes=0: expected a positive integer"
+    assert launch("-n", "0", "true") == (2, [], [said])
+
+
+def test_gpus_are_dealt_out():
+    def visible(number, each, gpus):
+        environments = environments_of(number, each, {}, gpus)
+        return [environment.get("CUDA_VISIBLE_DEVICES") for environment in environments]
+
+    assert visible(2, None, ["0", "1", "2", "3"]) == ["0,1", "2,3"]
+    assert visible(2, 1, ["4", "5", "6"]) == ["4", "5"]
+    assert visible(2, None, []) == [None, None]
+    with pytest.raises(ValueError, match="2 processes with 2 GPUs each need 4, and there are 3"):
+        environments_of(2, 2, {}, ["0", "1", "2"])
+    with pytest.raises(ValueError, match="4 processes with 1 GPUs each need 4, and there are 2"):
+        environments_of(4, None, {}, ["0", "1"])
+
+
+def test_each_process_is_told_who_it_is():
+    first, second = environments_of(2, 3, {"A": "b"}, [])
+    assert first["A"] == "b" and first["T2TP_DEVICES_PER_PROCESS"] == "3"
+    config = json.loads(second["TF_CONFIG"])
+    assert config["task"] == {"type": "worker", "index": 1}
+    assert len(set(config["cluster"]["worker"])) == 2
+    assert json.loads(first["TF_CONFIG"])["cluster"] == config["cluster"]
+
+
+def test_the_processes_share_the_cores():
+    def threads(environment: dict[str, str]) -> set[str]:
+        return {own["TF_NUM_INTRAOP_THREADS"] for own in environments_of(2, None, environment, [])}
+
+    assert threads({}) == {str(max(1, len(os.sched_getaffinity(0)) // 2))}
+    assert threads({"TF_NUM_INTRAOP_THREADS": "7"}) == {"7"}
+
+
+def test_when_the_launcher_is_killed_its_processes_are_told_to_end_once(tmp_path):
+    text = (
+        "import pathlib, signal\n"
+        f"path = pathlib.Path({str(tmp_path)!r}, str(task))\n"
+        "signal.signal(signal.SIGTERM, lambda *_: path.open('a').write('told'))\n"
+        "print('ready', flush=True); time.sleep(1.0); path.open('a').write(' and ended')"
+    )
+    command = [*COMMAND, "-n", "4", *python(text)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as launcher:
+        for _ in range(4):
+            launcher.stdout.readline()
+        launcher.kill()
+        launcher.wait(timeout=10)
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            said = sorted(path.read_text() for path in tmp_path.iterdir())
+            if said == 4 * ["told and ended"]:
+                break
+            time.sleep(0.05)
+    assert said == 4 * ["told and ended"]
+
+
+def test_the_processes_share_a_secret_that_nobody_knows():
+    def secrets_of(environment: dict[str, str]) -> set[str]:
+        return {own["T2TP_SECRET"] for own in environments_of(3, None, environment, [])}
+
+    (first,), (second,) = secrets_of({}), secrets_of({})
+    assert first != second and len(first) == 32
+    assert secrets_of({"T2TP_SECRET": "of the user"}) == {"of the user"}
+
+
+def test_a_sentence_that_all_processes_end_with_is_shown_once(launch):
+    said = "print(f't2tp_trainer: process {task} of 3: no such model', file=sys.stderr)"
+    own = "print(f't2tp_trainer: process {task} of 3: no disk {task}', file=sys.stderr)"
+    _, _, err = launch("-n", "3", *python(f"{said}\n{own}"))
+    shown = [line.partition("] ")[2] for line in err]
+    assert len([line for line in shown if line.endswith("no such model")]) == 1
+    assert sorted(line for line in shown if "disk" in line) == [
+        f"t2tp_trainer: process {task} of 3: no disk {task}" for task in range(3)
+    ]

@@ -1,0 +1,278 @@
+"""The program as people type it (here in this process: starting TensorFlow takes seconds)."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from t2tp.checkpoint import all_steps
+from tests.trainer.conftest import PROBLEM
+from tests.trainer.hooks.events import read_scalars
+from tests.warm_processes import WarmProcess
+
+SET = "transformer_lm_test"
+
+
+def test_it_trains_evaluates_and_goes_on(trainer, tmp_path, capfd):
+    mesh = {"mesh_shape": "data:2;model:2"}
+    assert trainer(**mesh) == 0
+    said = capfd.readouterr().err
+    for expected in (
+        "mesh data:2;model:2",
+        "processor 3: ",
+        "transformer_lm on languagemodel_encodings: ",
+        f"the run is in {tmp_path / 'run'}",
+        "step 6/6  loss ",
+        "evaluation at step 6  loss ",
+    ):
+        assert expected in said
+    assert "INFO" not in said and "warmup" not in said
+    assert trainer(train_steps=8, hparams="batch_size=4", **mesh) == 0
+    said = capfd.readouterr().err
+    assert "batch_size: 8 in the saved run, 8 in today's preset, 4 in --hparams; using 4" in said
+    assert "train_steps: 6 in the saved run; using 8 from --train_steps" in said
+    assert "going on from the checkpoint of step 6" in said
+    assert sorted(read_scalars(tmp_path / "run")["loss"]) == list(range(1, 9))
+    assert all_steps(tmp_path / "run/checkpoints") == [6, 8]
+
+
+def test_a_run_remembers_its_flags(trainer, trained, capfd):
+    forgotten = dict.fromkeys(("problem", "model", "hparams_set", "train_steps"))
+    assert trainer(schedule="evaluate", **forgotten) == 0
+    assert "d_ff: 64 in the saved run, 32 in today's preset; using 64" in capfd.readouterr().err
+    assert sorted(read_scalars(trained / "eval")["loss"]) == [2]
+    flags = json.loads((trained / "flags.json").read_text())
+    assert (flags["random_seed"], flags["hparams_set"]) == (5, "transformer_lm_test")
+    assert trainer(schedule="train", **{**forgotten, "train_steps": 3}) == 0
+    flags = json.loads((trained / "flags.json").read_text())
+    assert (flags["random_seed"], flags["train_steps"]) == (5, 3)
+
+
+def test_it_writes_a_sample_to_stdout(trainer, trained, capfd):
+    assert trainer(schedule="predict", decode_prompt="import ", decode_length=3) == 0
+    assert capfd.readouterr().out.startswith("import ")
+
+
+def test_evaluations_stop_a_training(trainer, tmp_path):
+    stopping = {"eval_early_stopping_steps": 2, "eval_early_stopping_metric_delta": 9}
+    assert trainer(train_steps=20, local_eval_frequency=1, **stopping) == 0
+    assert all_steps(tmp_path / "run/checkpoints") == [3]
+
+
+@pytest.mark.slow
+def test_what_operations_do_is_written_down(tmp_path, data_dir):
+    """In another process: TensorFlow's debugging cannot be turned off again."""
+    flags = [f"--problem={PROBLEM}", "--model=transformer_lm", "--hparams_set=transformer_lm_test"]
+    flags += ["--train_steps=1", "--schedule=train", f"--dump_debug_info={tmp_path / 'dump'}"]
+    flags += [f"--data_dir={data_dir}", f"--output_dir={tmp_path / 'run'}"]
+    program = "t2tp.trainer.cli.programs:t2tp_trainer"
+    with WarmProcess(program, flags, {}, tmp_path / "output") as process:
+        assert process.wait(300) == 0, process.err.read_text()
+    assert list((tmp_path / "dump").glob("tfdbg_events.*.graph_execution_traces"))
+
+
+def test_a_warning_is_said_once(trainer, capfd):
+    """Although both programs, to train and to evaluate, find the rule's."""
+    assert trainer(train_steps=1, mesh_shape="data:2", layout="batch:data;heds:data") == 0
+    said = capfd.readouterr().err
+    for warning in (
+        "warning: Layout rule 'heds:data' has no effect",
+        "warning: learning_rate_warmup_steps=5 is not below train_steps=1",
+    ):
+        assert said.count(warning) == 1
+
+
+WRONG = {
+    "problem": ({"problem": "languagemodel_encoding"}, f"did you mean {PROBLEM}"),
+    "no problem": ({"problem": None}, "--problem is missing"),
+    "model": ({"model": "transformer_ml"}, "did you mean transformer_lm"),
+    "set": ({"hparams_set": "transformer_lm_tset"}, "did you mean transformer_lm_test"),
+    "hparam": ({"hparams": "d_fff=3"}, "no hyperparameter 'd_fff': did you mean d_ff"),
+    "hparam's value": ({"hparams": "d_ff=wide"}, "d_ff"),
+    "an = in a layout": ({"layout": "batch=data"}, "as in layout=batch:data"),
+    "comma in a mesh": ({"hparams": "mesh_shape=data:2,model:2"}, "use ';' between mesh axes"),
+    "schedule": ({"schedule": "trian"}, "unknown schedule 'trian': did you mean train"),
+    "two meshes": (
+        {"mesh_shape": "data:2", "hparams": "mesh_shape=data:4"},
+        "--mesh_shape=data:2 and --hparams=mesh_shape=data:4 differ",
+    ),
+    "mesh": ({"mesh_shape": "data"}, "Mesh shape 'data': 'data' is not of the form"),
+    "layout": (
+        {"mesh_shape": "model:3", "layout": "heads:model"},
+        "mesh axis 'model' of size 3 does not divide dimension 'heads' of size 4",
+    ),
+    "layout with two dimensions": (
+        {"mesh_shape": "model:2", "layout": "heads:model;d_kv:model"},
+        "and an axis can split only one dimension",
+    ),
+    "devices": ({"mesh_shape": "data:16", "hparams": "batch_size=16"}, "16 virtual CPU devices"),
+    "two meshes in two ways": (
+        {"worker_gpu": 2, "mesh_shape": "data:4"},
+        "--worker_gpu=2 and --hparams=mesh_shape=data:4 differ",
+    ),
+    "gpus that split nothing": (
+        {"worker_gpu": 2, "layout": "d_ff:data"},
+        "does not split the batch: add the rule batch:data",
+    ),
+    "precision": ({"precision": "float15"}, "did you mean float16"),
+    "set in a file": ({"hparams_set": "/nowhere/hparams.json"}, "there is no such file"),
+    "trial": ({"trial": 3}, "belong together"),
+    "range": ({"hparams_range": "basic", "trial": 3}, "did you mean basic1"),
+    "early stopping": (
+        {"schedule": "train", "eval_early_stopping_steps": 3},
+        "the schedule train does not evaluate again and again",
+    ),
+    "early stopping's metric": (
+        {"eval_early_stopping_steps": 3, "eval_early_stopping_metric": "los"},
+        "did you mean loss",
+    ),
+    "threads": ({"inter_op_parallelism_threads": 77}, "comes too late"),
+    "tensor2tensor's flag": ({"use_tpu": True}, "'use_tpu'. tensor2tensor's flag is gone"),
+    "xla": (
+        {"xla": True, "mesh_shape": "data:2"},
+        "assigns and prints nothing, and here is",
+    ),
+    "optimizer": ({"hparams": "optimizer=adams"}, "did you mean adam"),
+    "learning rate": ({"hparams": "learning_rate_schedule=constnt"}, "did you mean constant"),
+    "data": ({"data_dir": "/nowhere"}, f"t2tp_datagen --problem={PROBLEM}"),
+    "no data_dir": ({"data_dir": None}, "--data_dir is missing"),
+    "checkpoint interval": ({"save_checkpoints_steps": 0}, "save_checkpoints_steps is 0"),
+    "no run to evaluate": ({"schedule": "evaluate"}, "holds no finished checkpoint"),
+    "no run to sample": ({"schedule": "predict"}, "holds no finished checkpoint"),
+    "process": ({"process_id": 1}, "num_processes is missing"),
+    "coordinator": (
+        {"num_processes": 2, "process_id": 1, "coordinator": "node7"},
+        "coordinator is 'node7', and must be host:port",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_input_is_one_sentence_and_touches_nothing(trainer, tmp_path, capfd, name):
+    flags, says = WRONG[name]
+    assert trainer(**flags) == 2
+    said = capfd.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("t2tp_trainer: ")
+    assert says in said.err
+    assert len(said.err.splitlines()) <= (2 if name == "data" else 1)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_does_not_fit_is_refused_untouched(trainer, trained, capfd):
+    run = trained
+    (run / "flags.json").write_text((run / "flags.json").read_text().replace("_lm", "_mt"))
+    before = contents(run)
+    for flags, says in (
+        ({}, "holds a run of model transformer_mt"),
+        ({"model": None}, "unknown model 'transformer_mt'"),
+        ({"output_dir": run / "flags.json"}, "is not a directory"),
+    ):
+        capfd.readouterr()
+        assert trainer(**flags) == 2
+        assert says in capfd.readouterr().err
+    assert contents(run) == before
+
+
+def test_lost_hparams_are_asked_for_and_other_data_refused_all_the_same(trainer, trained, capfd):
+    run, forgotten = trained, dict.fromkeys(("problem", "model", "hparams_set"))
+    (run / "hparams.json").unlink()
+    before = contents(run)
+    capfd.readouterr()
+    assert trainer(schedule="train", train_steps=3, **forgotten) == 2
+    said = capfd.readouterr().err
+    assert f"{run / 'hparams.json'} is lost" in said
+    assert "say what they were with --hparams_set (the run was last started with" in said
+    assert len(said.splitlines()) == 1
+    flags = json.loads((run / "flags.json").read_text())
+    (run / "flags.json").write_text(json.dumps({**flags, "data_digest": "other"}))
+    assert trainer(schedule="train", train_steps=3) == 2
+    assert "are not those that the run in" in capfd.readouterr().err
+    (run / "flags.json").write_text(json.dumps(flags, indent=2) + "\n")
+    assert contents(run) == before
+    assert (
+        trainer(
+            schedule="train", train_steps=3, hparams="d_ff=64", **forgotten | {"hparams_set": SET}
+        )
+        == 0
+    )
+    said = capfd.readouterr().err
+    assert f"hparams.json is lost: the hparams are those of --hparams_set={SET}" in said
+    assert "going on from the checkpoint of step 2" in said
+    assert (run / "hparams.json").exists()
+
+
+def test_another_shape_is_refused_untouched(trainer, trained, capfd):
+    before = contents(trained)
+    assert trainer(hparams="d_ff=32") == 2
+    said = capfd.readouterr().err
+    assert len(said.splitlines()) == 1
+    assert "does not fit the model's variables: layer_00/feed_forward/input is (16, 64)" in said
+    assert "hparams that differ from the saved run's: d_ff=32 (saved: 64)" in said
+    assert contents(trained) == before
+
+
+def test_a_damaged_checkpoint_is_skipped_with_a_warning(trainer, trained, capfd):
+    damaged = trained / "checkpoints/step-00000002"
+    (damaged / "FINISHED").unlink()
+    assert trainer(schedule="train", train_steps=3) == 0
+    said = capfd.readouterr().err
+    assert f"warning: Skipping a checkpoint: {damaged}" in said
+    assert "going on from the checkpoint of step 1" in said
+
+
+def test_damaged_data_are_not_learned_from(trainer, data_dir, tmp_path, monkeypatch, capfd):
+    """Not even where the file is too large to be looked through at the start."""
+    monkeypatch.setattr("t2tp.problems.data.manifest._SMALL_BYTES", 0)
+    data = shutil.copytree(data_dir, tmp_path / "data")
+    for damaged in (data / PROBLEM).glob("train-*.targets"):
+        damaged.write_bytes(bytes(damaged.stat().st_size))
+    assert trainer(data_dir=str(data), schedule="train") == 2
+    said = capfd.readouterr().err
+    assert f"t2tp_trainer: {data / PROBLEM}/train-" in said and "is damaged: its bytes " in said
+    assert "t2tp_datagen --check looks at all files" in said
+    assert "Traceback" not in said
+
+
+def test_registry_help(trainer, capfd):
+    assert trainer(registry_help=True, problem=None) == 0
+    said = capfd.readouterr().out
+    for name in (PROBLEM, "transformer_lm_test", "train_and_evaluate", "adam"):
+        assert name in said
+
+
+def test_data_are_made_on_request(trainer, tmp_path, data_dir):
+    made = tmp_path / "made"
+    shutil.copytree(data_dir, made)  # There already: generating checks them, and keeps them.
+    assert trainer(schedule="train", train_steps=1, data_dir=made, generate_data=True) == 0
+
+
+def contents(directory: Path) -> dict[Path, bytes]:
+    """All files of a directory."""
+    return {path: path.read_bytes() for path in sorted(directory.rglob("*")) if path.is_file()}
+
+
+def test_hparams_are_printed_with_what_they_may_be(trainer, tmp_path, capfd):
+    nothing = dict.fromkeys(("problem", "model", "data_dir", "output_dir"))
+    assert trainer(print_hparams=True, hparams="d_ff=64", **nothing) == 0
+    said = capfd.readouterr().out.splitlines()
+    assert said[said.index("d_ff=64") + 1].startswith("    int, at least 1 and at most 1,048,576")
+    assert any("one of rms, layer; " in line for line in said)
+    assert trainer(print_hparams=True, hparams="d_ff=0", **nothing) == 2
+    assert "d_ff is 0, and must be at least 1" in capfd.readouterr().err
+    assert trainer(print_hparams=True, hparams_set=None, **nothing) == 2
+    assert "--hparams_set is missing" in capfd.readouterr().err
+
+
+def test_the_best_step_is_said_at_the_end_with_the_time_on_request(trainer, tmp_path, capfd):
+    assert trainer(train_steps=3, local_eval_frequency=1, log_time=True) == 0
+    last = capfd.readouterr().err.splitlines()[-1]
+    evaluations = [json.loads(line) for line in (tmp_path / "run/eval/eval.jsonl").open()]
+    best = min(evaluations, key=lambda each: each["metrics"]["loss"])
+    loss = best["metrics"]["loss"]
+    said = f"best loss {loss:.4f} at step {best['step']}, of 3 evaluations"
+    assert re.fullmatch(rf"\d\d:\d\d:\d\d {said}", last)

@@ -1,0 +1,56 @@
+"""Reads TensorBoard's event files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+
+class Event(NamedTuple):
+    """A value that was written.
+
+    Attributes:
+      plugin: of TensorBoard that shows it: `scalars`, `text`, `images`, `histograms`, `hparams`.
+      name: its tag.
+      step: of the training.
+      value: as it was written.
+      data: what else the plugin is told.
+    """
+
+    plugin: str
+    name: str
+    step: int
+    value: np.ndarray
+    data: bytes
+
+
+def read(directory: Path) -> Iterator[Event]:
+    """All values in the event files of a directory, the oldest file first."""
+    for path in sorted(directory.glob("events.out.tfevents.*"), key=lambda path: path.name):
+        for event in tf.compat.v1.train.summary_iterator(str(path)):
+            for value in event.summary.value:
+                about = value.metadata.plugin_data
+                array = tf.make_ndarray(value.tensor)
+                yield Event(about.plugin_name, value.tag, event.step, array, about.content)
+
+
+def read_scalars(directory: Path) -> dict[str, dict[int, float]]:
+    """name -> step -> value, from all event files of a directory; a later file wins."""
+    scalars: dict[str, dict[int, float]] = {}
+    for event in read(directory):
+        if event.plugin == "scalars":
+            scalars.setdefault(event.name, {})[event.step] = event.value.item()
+    return scalars
+
+
+def read_texts(directory: Path) -> dict[tuple[str, int], str]:
+    """(name, step) -> text, likewise."""
+    return {
+        (event.name, event.step): event.value.item().decode()
+        for event in read(directory)
+        if event.plugin == "text"
+    }

@@ -1,0 +1,83 @@
+"""Lines of JSON for programs that watch a run."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from t2tp.trainer.errors import UsageError
+from t2tp.trainer.hooks.json_log import JsonLog
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+def test_each_event_is_a_line_with_its_time(tmp_path):
+    log = JsonLog(str(tmp_path / "new/log.jsonl"))
+    log.write("report", 3, {"loss": 1.5})
+    log.write("checkpoint", 3)
+    report, saved = lines(tmp_path / "new/log.jsonl")
+    assert (report["event"], report["step"], report["loss"]) == ("report", 3, 1.5)
+    assert report["at"] <= saved["at"]
+    assert saved.keys() == {"event", "step", "at"}
+
+
+def test_a_run_that_goes_on_adds_lines_and_cuts_off_what_a_crash_has_left(tmp_path):
+    path = tmp_path / "log.jsonl"
+    JsonLog(str(path)).write("began", 0)
+    with path.open("a") as file:
+        file.write('{"event": "rep')
+    JsonLog(str(path)).write("began", 7)
+    assert [line["step"] for line in lines(path)] == [0, 7]
+
+
+def test_what_json_has_no_number_for_is_a_text(tmp_path):
+    path = tmp_path / "log.jsonl"
+    JsonLog(str(path)).write("report", 1, {"loss": math.nan, "norm": math.inf, "rate": -math.inf})
+    (line,) = lines(path)
+    assert (line["loss"], line["norm"], line["rate"]) == ("nan", "inf", "-inf")
+
+
+def test_a_dash_is_stdout(capsys):
+    JsonLog("-").write("report", 1)
+    assert json.loads(capsys.readouterr().out)["event"] == "report"
+
+
+def test_without_a_path_nothing_is_written(capsys):
+    JsonLog().write("report", 1)
+    assert capsys.readouterr().out == ""
+
+
+def test_what_cannot_be_written_is_refused_by_name(tmp_path):
+    with pytest.raises(UsageError, match="log_json=.*cannot be written"):
+        JsonLog(str(tmp_path)).open()
+
+
+@pytest.mark.parametrize("device", ["/dev/full", "/dev/zero"])
+def test_a_device_is_not_read_to_its_end(device):
+    log = JsonLog(device)
+    if device == "/dev/full":
+        with pytest.raises(UsageError, match="log_json=/dev/full cannot be written: .*No space"):
+            log.write("report", 1)
+    else:
+        log.write("report", 1)
+
+
+def test_an_open_file_that_is_cut_back_is_written_on(tmp_path):
+    """As of an evaluation before the training, in the same process."""
+    path = tmp_path / "log.jsonl"
+    killed = JsonLog(str(path))
+    killed.write("began", 0, {"run": "run"})
+    killed.write("report", 9)
+    log = JsonLog(str(path))
+    log.write("evaluation", 5)
+    log.resume("run", 5)
+    log.write("began", 5, {"run": "run"})
+    assert [(line["event"], line["step"]) for line in lines(path)] == [
+        ("began", 0),
+        ("evaluation", 5),
+        ("began", 5),
+    ]

@@ -1,0 +1,120 @@
+"""A step that is not finite ends the training, and nothing that came of it is saved."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from t2tp import checkpoint, registry
+from t2tp.checkpoint import Checkpoint
+from t2tp.trainer.estimator import Estimator
+from t2tp.trainer.hooks.nonfinite_diagnosis import TrainingDivergedError
+from t2tp.trainer.run_config import RunConfig
+from tests.trainer import toy
+from tests.trainer.test_estimator import estimator
+
+
+class Poisoned(toy.Stream):
+    """Has a NaN in the batch of a step (counted from 1); after `cures` reads it has none."""
+
+    def __init__(self, step: int, cures: int = 1000) -> None:
+        super().__init__()
+        self._bad, self._left = step - 1, cures
+
+    def __getitem__(self, step: int) -> dict[str, np.ndarray]:
+        batch = super().__getitem__(step)
+        if step == self._bad and self._left:
+            self._left -= 1
+            batch["x"][0, 0] = np.nan
+        return batch
+
+
+def saved(directory, step):
+    """All values of a checkpoint."""
+    found = Checkpoint(checkpoint.step_directory(directory / "checkpoints", step))
+    reader = tf.train.load_checkpoint(found.prefix)
+    return {name: reader.get_tensor(name) for name in found.shapes()}
+
+
+@pytest.mark.parametrize("mesh", ["one device", "both"])
+@pytest.mark.parametrize("bad", [3, 7, 8])
+def test_it_stops_and_the_latest_checkpoint_is_of_the_step_before(tmp_path, mesh, bad):
+    poisoned = estimator(tmp_path / "bad", mesh, log_json=str(tmp_path / "log"))
+    said = rf"step {bad} is not finite: loss nan. .* is the activation x. .* step {bad - 1}, before"
+    with pytest.raises(TrainingDivergedError, match=said):
+        poisoned.train(toy.inputs(Poisoned(bad)), 12)
+    steps = checkpoint.all_steps(tmp_path / "bad/checkpoints")
+    assert steps == [*range(4, bad - 1, 4), bad - 1]
+    estimator(tmp_path / "good", mesh).train(toy.inputs(), bad - 1)
+    good, before = saved(tmp_path / "good", bad - 1), saved(tmp_path / "bad", bad - 1)
+    for name in good:
+        np.testing.assert_array_equal(before[name], good[name], err_msg=name)
+    events = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert [(e["event"], e["step"]) for e in events if e["event"] == "diverged"] == [
+        ("diverged", bad)
+    ]
+
+
+def test_a_step_that_is_finite_when_it_is_done_again_is_the_machines_fault(tmp_path):
+    with pytest.raises(TrainingDivergedError, match="Replayed, the same step is finite"):
+        estimator(tmp_path).train(toy.inputs(Poisoned(6, cures=1)), 12)
+    assert checkpoint.all_steps(tmp_path / "checkpoints")[-1] == 5
+
+
+def test_the_last_step_is_looked_at_too(tmp_path):
+    with pytest.raises(TrainingDivergedError, match="step 6 is not finite"):
+        estimator(tmp_path).train(toy.inputs(Poisoned(6)), 6)
+    assert checkpoint.all_steps(tmp_path / "checkpoints") == [4, 5]
+
+
+def test_it_goes_on_if_told_to(tmp_path):
+    estimator(tmp_path, on_nonfinite="ignore").train(toy.inputs(Poisoned(3)), 5)
+    assert np.isnan(saved(tmp_path, 5)["w"]).any()
+
+
+WRONG = {
+    "another word": ({"on_nonfinite": "halt"}, "on_nonfinite is 'halt'"),
+    "no steps": ({"profile_steps": "100"}, "profile_steps is '100', and must be FIRST:LAST"),
+    "backwards": ({"profile_steps": "5:3"}, "profile_steps is '5:3'"),
+    "no time": ({"grace_seconds": 0.0}, "grace_seconds is 0.0"),
+    "too much time": ({"grace_seconds": math.inf}, "grace_seconds is inf"),
+    "time that is no number": ({"grace_seconds": math.nan}, "grace_seconds is nan"),
+    "never": ({"histogram_steps": 0}, "histogram_steps is 0"),
+}
+
+
+@pytest.mark.parametrize(("settings", "said"), WRONG.values(), ids=WRONG)
+def test_settings_that_cannot_be_meant_are_refused(settings, said):
+    with pytest.raises(ValueError, match=said):
+        RunConfig("run", **settings)
+
+
+def test_config_and_hparams_agree_on_what_is_skipped():
+    hparams = registry.hparams("transformer_lm_test")
+    with pytest.raises(ValueError, match="on_nonfinite=skip, and the .* skip_nonfinite_steps is F"):
+        Estimator(toy.model_fn, RunConfig("run", on_nonfinite="skip"), hparams)
+    hparams.skip_nonfinite_steps = True
+    assert RunConfig.from_hparams(hparams, "run").on_nonfinite == "skip"
+
+
+def test_the_trainer_names_the_first_bad_tensor(trainer, tmp_path, capfd):
+    assert trainer(schedule="train", hparams="learning_rate_constant=1e38") == 2
+    said = capfd.readouterr().err
+    assert "t2tp_trainer: step 2 is not finite: loss 6.2" in said
+    assert "gradient norm nan. The first tensor that is not finite is the gradient " in said
+    assert checkpoint.all_steps(tmp_path / "run/checkpoints") == [1]
+
+
+def test_steps_can_be_left_out_and_are_counted(trainer, tmp_path, capfd):
+    log = tmp_path / "log.jsonl"
+    bad = {"hparams": "learning_rate_constant=1e38", "on_nonfinite": "skip", "log_json": log}
+    assert trainer(schedule="train", train_steps=4, **bad) == 0
+    assert "skipped step 2: loss 6.2" in capfd.readouterr().err
+    events = [json.loads(line) for line in log.read_text().splitlines()]
+    skipped = [event for event in events if event["event"] == "skipped"]
+    assert [event["skipped_steps"] for event in skipped] == [1, 2, 3]
+    assert checkpoint.all_steps(tmp_path / "run/checkpoints") == [4]

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+
+import pytest
+from absl import logging
+
+from t2tp.mesh.process_spec import ProcessSpec
+from t2tp.trainer.cli import console
+from t2tp.trainer.hooks.progress import TrainingProgress
+from t2tp.trainer.run_dir.save_policy import EverySteps
+
+SCALARS = {"loss": 1.25, "step_time": 0.5, "tokens_per_second": 4096.0}
+
+
+@pytest.fixture
+def plain_lines():
+    """What the program does to the log."""
+    console.use_plain_lines()
+
+
+def train(progress: TrainingProgress) -> None:
+    with progress:
+        for step in (11, 12):
+            progress.advance()
+            progress.report(step, SCALARS)
+
+
+def test_in_a_log_it_is_a_line_a_report(plain_lines, capfd):
+    train(TrainingProgress(10, 132, lambda step: f"saves at {step + 9}"))
+    assert capfd.readouterr().err.splitlines() == [
+        "step 11/132  loss 1.2500  4,096 tokens/s  500.0 ms/step  0:01:00 left",
+        "step 12/132  loss 1.2500  4,096 tokens/s  500.0 ms/step  0:01:00 left",
+    ]
+
+
+def test_of_several_processes_the_first_speaks_and_the_others_only_warn(plain_lines, capfd):
+    for process_id in range(2):
+        console.use_plain_lines(ProcessSpec(process_id, 2, "localhost:8476"))
+        logging.info("step 11")
+        logging.warning("the disk is nearly full")
+    assert capfd.readouterr().err.splitlines() == [
+        "step 11",
+        "warning: the disk is nearly full",
+        "process 1: warning: the disk is nearly full",
+    ]
+
+
+def test_what_tensorflow_says_of_its_work_is_left_out(plain_lines, capfd):
+    code = "logging.info('writing a fingerprint')\nlogging.warning('a file is damaged')"
+    for file in ("tensorflow/python/saved_model/save.py", "tensorflow_datasets/core/logging.py"):
+        path = f"/usr/lib/python3/site-packages/{file}"
+        exec(compile(code, path, "exec"), {"logging": logging})
+    exec(compile(code, "/home/me/tensorflow/my_problem.py", "exec"), {"logging": logging})
+    assert capfd.readouterr().err.splitlines() == [
+        "warning: a file is damaged",
+        "writing a fingerprint",
+    ]
+
+
+def test_on_a_terminal_it_is_a_bar_and_log_lines_stand_above_it(plain_lines, monkeypatch):
+    termios, fcntl = pytest.importorskip("termios"), pytest.importorskip("fcntl")
+    reader, terminal = os.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 120, 0, 0))
+    with os.fdopen(terminal, "w") as stderr:
+        monkeypatch.setattr("sys.stderr", stderr)
+        with TrainingProgress(10, 132, lambda step: f"saves at {step + 9}") as progress:
+            logging.info("the bar stands below this")
+            progress.advance()
+            progress.report(11, SCALARS)
+            logging.info("evaluation at step 11")
+            logging.warning("twice")
+            logging.warning("twice")
+    shown = b""
+    with os.fdopen(reader, "rb", buffering=0) as screen, contextlib.suppress(OSError):
+        while chunk := screen.read(4096):  # An OSError: all is read, and the terminal closed.
+            shown += chunk
+    shown = shown.decode()
+    assert "10/132 [00:00, compiling the first step]" in shown
+    assert "?step/s" not in shown
+    assert "11/132 [" in shown
+    assert "loss 1.2500  4,096 tokens/s  saves at 20" in shown
+    assert "\revaluation at step 11\r\n" in shown
+    assert shown.count("warning: twice") == 1
+    assert "ms/step" not in shown
+
+
+def test_the_next_checkpoint_is_not_after_the_end():
+    assert EverySteps(1000, 600).next(10) == "saves at 600"
+    assert EverySteps(100, 600).next(110) == "saves at 200"

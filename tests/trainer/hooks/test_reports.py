@@ -1,0 +1,112 @@
+"""What a training shows of its steps, as the event files have it."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from t2tp.mesh.cluster import Cluster
+from t2tp.trainer.hooks.hook import EvaluationHook
+from t2tp.trainer.hooks.mfu import Peak, Utilization, peak_of
+from t2tp.trainer.hooks.training_clock import TrainingClock
+from tests.trainer import toy
+from tests.trainer.hooks.events import read_scalars, read_texts
+from tests.trainer.test_estimator import estimator
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The directory of a run on four devices that waits for its data and is evaluated."""
+
+    class Slow(toy.Stream):
+        def __getitem__(self, step):
+            time.sleep(0.2 if step in (5, 6) else 0)
+            return super().__getitem__(step)
+
+    directory = tmp_path_factory.mktemp("run")
+    evaluate = EvaluationHook(8, lambda: time.sleep(0.1), str)
+    settings = {"log_step_count_steps": 4, "save_checkpoints_steps": 8}
+    estimator(directory, **settings).train(toy.inputs(Slow()), 12, [evaluate])
+    return directory
+
+
+def test_the_time_of_a_step_is_split(run):
+    scalars = read_scalars(run)
+    for step, seconds in scalars["step_time"].items():
+        parts = scalars["time/data"][step] + scalars["time/compute"][step]
+        assert parts == pytest.approx(seconds, rel=1e-4)
+    assert scalars["time/data"][8] > 0.2 / 4  # Two batches that take 0.2 s to read.
+    assert scalars["time/evaluation"][12] >= 0.1 / 4  # After step 8.
+    assert scalars["step_time"][12] < 0.1  # Evaluations are no part of it.
+    assert scalars["time/checkpoint"][12] > 0
+    assert 8 not in scalars["time/checkpoint"]
+
+
+def test_speed_is_that_of_all_devices_and_of_each(run):
+    scalars = read_scalars(run)
+    for step, whole in scalars["tokens_per_second"].items():
+        assert scalars["tokens_per_second_per_device"][step] == pytest.approx(whole / 4)
+
+
+def test_memory_is_that_of_the_process_where_devices_are_virtual(run):
+    scalars = read_scalars(run)
+    assert 0.05 < scalars["memory_gb/process"][12] < 100
+    assert scalars["memory_gb/process_peak"][12] > 0.9 * scalars["memory_gb/process"][12]
+
+
+def test_the_mfu_is_what_its_text_says(run):
+    text = read_texts(run)["mfu_formula", 0]
+    forward = 2 * toy.BATCH * toy.D_IN * toy.D_OUT
+    assert text.startswith(f"MFU = 3 x {forward} FLOP / (step time x ")
+    peak = float(text.split("step time x ")[1].split(" FLOP/s")[0])
+    scalars = read_scalars(run)
+    for step, mfu in scalars["mfu"].items():
+        assert mfu == pytest.approx(3 * forward / scalars["step_time"][step] / peak, rel=1e-4)
+
+
+def test_the_page_of_the_layout_is_a_text(run):
+    text = read_texts(run)["layout", 0]
+    assert "    mesh data:2;model:2, layout batch:data;d_out:model" in text
+    assert "w" in text
+
+
+def test_virtual_devices_share_the_peak_of_their_host():
+    one, four = (peak_of(Cluster(("CPU:0",) * n), "float32") for n in (1, 4))
+    assert one.source.startswith("1 x ") and "measured at the beginning" in one.source
+    assert four.source.startswith("1 x ")
+    assert 1e8 < one.flops < 1e14
+    assert Utilization(100, Peak(1000.0, "")).at(0.5) == 3 * 100 / 500
+
+
+def test_the_clock_knows_what_time_went_to():
+    clock = TrainingClock()
+    with clock.stopped("checkpoint"):
+        time.sleep(0.1)
+
+    def items():
+        for item in range(3):
+            time.sleep(0.05)
+            yield item
+
+    assert list(clock.counted("data", items())) == [0, 1, 2]
+    parts = clock.parts()
+    assert parts["checkpoint"] >= 0.1 and parts["data"] >= 0.15
+    assert clock.seconds() >= parts["data"]
+
+
+def test_perplexity_and_learning_rate_and_norms_are_shown(trainer, tmp_path):
+    assert trainer(schedule="train", train_steps=2, hparams="show_movement=true") == 0
+    scalars = read_scalars(tmp_path / "run")
+    for name in ("learning_rate", "gradient_norm", "update_norm", "parameter_norm"):
+        assert scalars[name][2] > 0
+    assert scalars["perplexity"][2] == pytest.approx(np.exp(scalars["loss"][2]), rel=1e-3)
+
+
+def test_the_loss_scale_and_the_steps_left_out_are_shown(trainer, tmp_path):
+    hparams = "activation_dtype=float16,skip_nonfinite_steps=true"
+    assert trainer(schedule="train", train_steps=2, hparams=hparams) == 0
+    scalars = read_scalars(tmp_path / "run")
+    assert scalars["loss_scale"][2] > 1
+    assert scalars["skipped_steps"][2] + scalars["is_finite"][2] >= 1

@@ -1,0 +1,173 @@
+"""Exported models, in a process of plain TensorFlow."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from t2tp.trainer.cli.programs import t2tp_exporter as exporter
+from tests.test_docs import DOCS, blocks
+from tests.trainer.trained_runs import Run, train
+from tests.warm_processes import WarmProcess
+
+SOURCES = ["two one", "sechs sieben acht", "naïve five", "one", "\ttab"]
+OPTIONS = "beam_size=2,extra_length=6,return_beams=true,write_beam_scores=true"
+
+# Answers requests as TensorFlow Serving does over REST, with a SavedModel's own signatures, and
+# without t2tp, which it could not import. Of a line of JSON, [path, bodies], the answers are one.
+_SERVER = """
+import json, os, sys
+sys.path[:] = [p for p in sys.path if p not in ("", os.getcwd())]
+for name in ("t2tp", "mesh_tensorflow"):
+    sys.modules[name] = None  # importing it fails
+import tensorflow as tf
+import tensorflow_text
+def plain(x):
+    return x.decode() if isinstance(x, bytes) else [*map(plain, x)] if isinstance(x, list) else x
+def answer(model, body):
+    serve = model.signatures[body.pop("signature_name", "serving_default")]
+    ((kind, inputs),) = body.items()
+    assert kind == "inputs", kind
+    specs = serve.structured_input_signature[1]
+    assert inputs.keys() == specs.keys(), specs
+    tensors = {name: tf.constant(value, specs[name].dtype) for name, value in inputs.items()}
+    for name, spec in specs.items():
+        assert spec.is_compatible_with(tensors[name]), spec
+    return {name: plain(x.numpy().tolist()) for name, x in serve(**tensors).items()}
+for line in sys.stdin:
+    path, bodies = json.loads(line)
+    model = tf.saved_model.load(path)
+    print(json.dumps([answer(model, body) for body in bodies]), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def ask():
+    """What a SavedModel answers to the JSON of REST requests, in a process without t2tp."""
+    command = [sys.executable, "-c", _SERVER]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as server:
+
+        def ask(path: Path, *bodies: dict) -> list[dict]:
+            print(json.dumps([str(path), bodies]), file=server.stdin, flush=True)
+            answers = server.stdout.readline()
+            assert answers, "see the server's stderr"
+            return json.loads(answers)
+
+        yield ask
+        server.stdin.close()
+
+
+def export(run: Run, output: Path, **flags: object) -> Path:
+    """Exports in a process, which says nothing but what is for its user."""
+    target = "tests.trainer.inference.test_exporter:exporter"
+    with WarmProcess(target, run.flags(**flags), {}, output) as process:
+        assert process.wait(300) == 0, process.err.read_text()
+    said = process.err.read_text().splitlines()
+    assert [line for line in said if not line.startswith("The vocabulary of ")] == []
+    return Path(process.out.read_text().split()[-1])
+
+
+def decoded(run: Run, tmp_path: Path, lines: list[str], **flags: object) -> list[list[str]]:
+    """What `t2tp_decoder` makes of the lines: fields."""
+    source, result = tmp_path / "sources.txt", tmp_path / "decoded.txt"
+    source.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    files = {"decode_from_file": source, "decode_to_file": result, "xla": "false"}
+    assert run.decode(**files, **flags) == 0
+    return [line.split("\t") for line in result.read_text(encoding="utf-8").split("\n")[:-1]]
+
+
+@pytest.mark.slow
+def test_a_text_model_answers_as_the_decoder(ask, tmp_path, capsys):
+    run = train(tmp_path, "translate_upper_case", "transformer", "transformer_test")
+    path = export(run, tmp_path / "exporter", decode_hparams=OPTIONS)
+    assert path.parent == run.output_dir / "export"
+    (answer,) = ask(path, {"inputs": {"inputs": SOURCES}})
+    wanted = decoded(run, tmp_path, SOURCES, decode_hparams=OPTIONS)
+    for row, scores, fields in zip(answer["outputs"], answer["scores"], wanted, strict=True):
+        assert row[: len(fields) // 2] == [f.replace("\\t", "\t") for f in fields[::2]]
+        assert scores == pytest.approx([float(f) for f in fields[1::2]], abs=1e-4)
+    assert exporter(["t2tp_exporter", *run.flags(max_input_length=99)]) == 2
+    assert "max_length" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_language_model_of_a_mesh_answers_from_one_device(ask, tmp_path, capsys, monkeypatch):
+    hparams = "mesh_shape=data:2;model:2,layout=batch:data;vocab:model;heads:model"
+    run = train(
+        tmp_path,
+        "languagemodel_encodings",
+        "transformer_lm",
+        "transformer_lm_test",
+        hparams=hparams,
+    )
+    options = "temperature=0.9,top_k=30,extra_length=8"
+    flags = {"decode_hparams": f"{options},batch_size=2", "max_input_length": 16}
+    path = export(run, tmp_path / "exporter", **flags)
+    prompts = ["import codecs", "", "def "]
+    ids = {"ids": [[7, 8, 0], [9, 0, 0]], "lengths": [2, 0]}
+    shown = requests_of_the_pages()
+    text, tokens, *answers = ask(
+        path,
+        {"inputs": {"inputs": prompts}},
+        {"inputs": ids, "signature_name": "tokens"},
+        *(request for request, _ in shown),
+    )
+    wanted = [fields[0] for fields in decoded(run, tmp_path, prompts, decode_hparams=options)]
+    assert [each.translate({9: "\\t", 10: "\\n", 13: "\\r"}) for each in text["outputs"]] == wanted
+    assert len(tokens["ids"]) == 2 and all(n <= 8 for row in tokens["lengths"] for n in row)
+    assert len(shown) == 3
+    for (_, response), answer in zip(shown, answers, strict=True):
+        if response is not None:
+            assert_alike(answer, response["outputs"])
+    (tmp_path / "translator").symlink_to(run.output_dir)
+    monkeypatch.chdir(tmp_path)
+    capsys.readouterr()
+    _, code = blocks("coming_from_tensor2tensor.md", "python")
+    exec(compile(code, "coming_from_tensor2tensor.md", "exec"), {})
+    assert len(re.findall(r"^-\d+\.\d\d ", capsys.readouterr().out, re.MULTILINE)) == 2
+
+
+def requests_of_the_pages() -> list[tuple[dict, dict | None]]:
+    """The bodies that the pages send to TensorFlow Serving, and the response where it is shown."""
+    text = (DOCS / "decoding.md").read_text() + (DOCS / "coming_from_tensor2tensor.md").read_text()
+    curls = re.findall(r"^curl -d '(.*?)' \S+:predict\n(.*)$", text, re.MULTILINE)
+    bodies = re.findall(r'`(\{"inputs": .*?"signature_name".*?\})`', text)
+    return [(json.loads(asked), json.loads(said)) for asked, said in curls] + [
+        (json.loads(body), None) for body in bodies
+    ]
+
+
+def assert_alike(answer: object, shown: object) -> None:
+    """The same names, types and numbers of rows."""
+    assert type(answer) is type(shown)
+    if isinstance(answer, dict):
+        assert answer.keys() == shown.keys()
+        for name in answer:
+            assert_alike(answer[name], shown[name])
+    elif isinstance(answer, list):
+        for one, other in zip(answer, shown, strict=True):
+            assert_alike(one, other)
+
+
+@pytest.mark.slow
+def test_a_classifier_answers_with_classes(ask, tmp_path):
+    run = train(tmp_path, "image_digits", "mlp", "mlp_tiny")
+    path = export(run, tmp_path / "exporter")
+    images = [[[[0.1]] * 8] * 8, [[[0.9]] * 8] * 8, [[[0.5]] * 8] * 8]
+    (answer,) = ask(path, {"inputs": {"inputs": images}})
+    for row, number in zip(answer["probabilities"], answer["classes"], strict=True):
+        assert sum(row) == pytest.approx(1, abs=1e-5) and row[number] == max(row)
+
+
+def test_nothing_is_exported_of_a_directory_without_a_run(tmp_path, capsys):
+    flags = [f"--output_dir={tmp_path}", f"--data_dir={tmp_path}"]
+    assert exporter(["t2tp_exporter", *flags]) == 2
+    assert "holds no run" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

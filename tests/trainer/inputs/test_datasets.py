@@ -1,0 +1,134 @@
+"""The Estimator on a `tf.data.Dataset`, on an iterator, and on a model function that asks more."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from absl import logging
+
+from t2tp import registry
+from t2tp.program.program import Feature
+from t2tp.trainer.estimator import Estimator
+from t2tp.trainer.inputs.datasets import dataset_inputs, iterator_inputs
+from t2tp.trainer.run_config import RunConfig
+from tests.test_docs import blocks
+from tests.trainer import toy
+from tests.trainer.hooks.events import read_scalars
+
+DIMENSIONS = {"x": "batch d_in", "y": "batch d_out"}
+
+
+def estimator(directory, **settings) -> Estimator:
+    mesh = {"mesh_shape": "data:2;model:2", "layout": "batch:data;d_out:model"}
+    config = RunConfig(str(directory), log_step_count_steps=1, **settings)
+    return Estimator(toy.model_fn, config, {"learning_rate": 0.05, **mesh})
+
+
+def batches(count: int) -> dict[str, np.ndarray]:
+    stream = toy.Stream()
+    whole = [stream[step] for step in range(count)]
+    return {name: np.concatenate([batch[name] for batch in whole]) for name in DIMENSIONS}
+
+
+def input_fn(count: int = 12):
+    dataset = tf.data.Dataset.from_tensor_slices(batches(count))
+    return dataset_inputs(dataset.batch(toy.BATCH, drop_remainder=True), DIMENSIONS)
+
+
+def test_a_dataset_trains_like_a_stream_and_is_skipped_when_it_goes_on(tmp_path, monkeypatch):
+    estimator(tmp_path / "stream").train(toy.inputs(), 9)
+    estimator(tmp_path / "dataset").train(input_fn, 5)
+    said = []
+    monkeypatch.setattr(logging, "info", lambda text, *given: said.append(text % given))
+    estimator(tmp_path / "dataset").train(input_fn, 9)
+    assert "skipping the first 5 batches of the data" in said
+    assert read_scalars(tmp_path / "dataset")["loss"] == read_scalars(tmp_path / "stream")["loss"]
+
+
+def test_an_iterator_trains_like_a_stream(tmp_path):
+    stream = toy.Stream()
+    features = {
+        "x": Feature(f"batch:{toy.BATCH};d_in:{toy.D_IN}"),
+        "y": Feature(f"batch:{toy.BATCH};d_out:{toy.D_OUT}"),
+    }
+    inputs = iterator_inputs(lambda: (stream[step] for step in itertools.count()), features)
+    estimator(tmp_path / "iterator").train(inputs, 2)
+    estimator(tmp_path / "iterator").train(inputs, 4)
+    estimator(tmp_path / "stream").train(toy.inputs(), 4)
+    assert read_scalars(tmp_path / "iterator")["loss"] == read_scalars(tmp_path / "stream")["loss"]
+    with pytest.raises(ValueError, match="say how many to evaluate"):
+        estimator(tmp_path / "iterator").evaluate(inputs)
+    assert estimator(tmp_path / "iterator").evaluate(inputs, 2)["error"] > 0
+
+
+def test_a_dataset_is_evaluated_to_its_end(tmp_path):
+    trained = estimator(tmp_path)
+    trained.train(input_fn, 2)
+    assert trained.evaluate(lambda: input_fn(5)) == trained.evaluate(toy.inputs())
+
+
+def test_data_that_end_too_early_are_said(tmp_path):
+    with pytest.raises(ValueError, match="the data ended before batch 3: repeat them"):
+        estimator(tmp_path).train(lambda: input_fn(3), 5)
+
+
+@pytest.mark.parametrize(
+    ("change", "dimensions", "says"),
+    [
+        (lambda d: d.batch(8, drop_remainder=True), {"x": "batch d_in"}, "elements have x, y"),
+        (lambda d: d.batch(8, drop_remainder=True), {"x": "batch", "y": "batch"}, "1 are named"),
+        (lambda d: d.batch(8), DIMENSIONS, "drop_remainder=True"),
+    ],
+)
+def test_dimensions_that_do_not_fit_are_refused(change, dimensions, says):
+    dataset = change(tf.data.Dataset.from_tensor_slices(batches(1)))
+    with pytest.raises(ValueError, match=says):
+        dataset_inputs(dataset, dimensions)
+
+
+def test_a_model_function_that_takes_the_config_gets_it(tmp_path):
+    seen = []
+
+    def model_fn(mesh, features, mode, hparams, config):
+        seen.append(config.precision)
+        return toy.model_fn(mesh, features, mode, hparams)
+
+    config = RunConfig(str(tmp_path), precision="bfloat16")
+    Estimator(model_fn, config, {"learning_rate": 0.05}).train(toy.inputs(), 1)
+    assert set(seen) == {"bfloat16"}
+
+
+def test_a_precision_that_nobody_hears_of_is_refused(tmp_path):
+    config = RunConfig(str(tmp_path), precision="bfloat16")
+    with pytest.raises(ValueError, match="has no parameter `config`"):
+        Estimator(toy.model_fn, config, {"learning_rate": 0.05})
+    with pytest.raises(ValueError, match="activation_dtype is float32"):
+        Estimator(toy.model_fn, config, {"activation_dtype": "float32"})
+    with pytest.raises(ValueError, match="did you mean bfloat16"):
+        RunConfig(str(tmp_path), precision="bfloat")
+
+
+def test_threads_that_come_too_late_are_said(tmp_path):
+    tf.constant(0)  # TensorFlow has started up.
+    late = estimator(tmp_path, inter_op_parallelism_threads=77)
+    with pytest.raises(ValueError, match="inter_op_parallelism_threads=77 comes too late"):
+        late.connect()
+
+
+def test_the_documented_model_function_learns(tmp_path, monkeypatch, capsys):
+    (code,) = [block for block in blocks("trainer.md", "python") if "def model_fn" in block]
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, "trainer.md", "exec"), {})
+    assert capsys.readouterr().out.startswith("{'error': ")
+    loss = read_scalars(tmp_path / "regression")["loss"]
+    assert loss[100] < 1e-3
+
+
+def test_the_documented_ranged_set_is_one():
+    (code,) = [block for block in blocks("trainer.md", "python") if "ranged_hparams" in block]
+    exec(compile(code, "trainer.md", "exec"), {})
+    drawn = registry.ranged_hparams("around_the_tiny_one").sample_trial(0)
+    assert set(drawn) == {"learning_rate_constant", "num_hidden_layers"}

@@ -1,0 +1,163 @@
+"""Problems that the trainer finds by more than a registered name."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from t2tp import problems, registry
+from t2tp.mesh.cluster import connect
+from t2tp.trainer import multiprocess
+from t2tp.trainer.cli.programs import PROGRAMS
+from t2tp.trainer.cli.run_program import run_program
+from t2tp.trainer.run_dir import run_files
+from tests.problems.prepare.test_shard_generation import WatchedDigits
+from tests.trainer.conftest import PROBLEM
+from tests.trainer.hooks.events import read_scalars
+from tests.trainer.tiny_pairs import TranslateUpperCase
+
+OTHER_DATA = "are not those that the run in"
+EXAMPLES = Path(__file__).parents[3] / "examples"
+
+
+def test_a_users_own_problem_is_made_and_trained_on(trainer, tmp_path):
+    """Through a directory; its wishes for hparams count for less than the command line's."""
+    flags = {
+        "t2t_usr_dir": EXAMPLES / "my_problems",
+        "problem": "roman_numerals",
+        "data_dir": tmp_path / "data",
+        "hparams_set": "transformer_lm_tiny",
+        "generate_data": True,
+        "schedule": "train",
+        "train_steps": 2,
+    }
+    assert trainer(**flags) == 0
+    assert run_files.read(tmp_path / "run").hparams.max_length == 16  # 128 in the set
+    assert trainer(**flags, output_dir=tmp_path / "other", hparams="max_length=32") == 0
+    assert run_files.read(tmp_path / "other").hparams.max_length == 32
+
+
+def test_pairs_in_buckets_of_length_train(trainer, tmp_path):
+    """Batches of 4 x 32 and 8 x 16 tokens come in turn, each with a program of its own."""
+    name, options = "algorithmic_reverse_binary40", "arrangement=bucketed"
+    flags = {
+        "problem": name,
+        "problem_options": options,
+        "data_dir": tmp_path / "data",
+        "hparams_set": "transformer_lm_tiny",
+        "hparams": "batch_size=4,max_length=32",
+        "mesh_shape": "data:2",
+        "generate_data": True,
+        "schedule": "train",
+        "train_steps": 8,
+        "log_step_count_steps": 8,
+    }
+    assert trainer(**flags) == 0
+    shown = read_scalars(tmp_path / "run")
+    assert shown["loss"].keys() == {8}
+    assert "examples_per_second" not in shown
+    stream = problems.find(name, options).stream(tmp_path / "data", "train", 4, 32, seed=0)
+    assert {stream[step]["targets"].shape for step in range(8)} == {(4, 32), (8, 16)}
+
+
+def test_a_mixture_trains_and_is_evaluated(trainer, data_dir, tmp_path):
+    assert trainer(problem=f"mixture:{PROBLEM}=1", data_dir=data_dir) == 0
+    assert run_files.read(tmp_path / "run").flags["problem"] == f"mixture:{PROBLEM}=1"
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"t2t_usr_dir": "/nowhere"}, "there is no such directory"),
+        ({"problem_options": "sepperate_documents=False"}, "did you mean separate_documents"),
+        ({"problem": "tfds:nothing_of_the_kind"}, "nothing_of_the_kind"),
+        ({"problem": "mixture:languagemodel_encoding=1"}, f"did you mean {PROBLEM}"),
+    ],
+)
+def test_what_cannot_be_found_is_one_sentence(trainer, capfd, tmp_path, flags, said):
+    assert trainer(**flags) == 2
+    assert said in capfd.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+@registry.register_problem
+class TranslateWithBleu(TranslateUpperCase):
+    """Asks for a metric whose sums a language model does not count."""
+
+    metric_names = (*TranslateUpperCase.metric_names, "approx_bleu")
+
+
+@pytest.mark.parametrize(
+    ("problem", "model", "metric"),
+    [
+        ("translate_with_bleu", "transformer_lm", "approx_bleu"),
+        (PROBLEM, "transformer_encoder", "bits_per_byte"),
+    ],
+)
+def test_metrics_that_the_model_does_not_count_are_named_and_left_out(
+    trainer, tmp_path, capfd, problem, model, metric
+):
+    flags = {
+        "problem": problem,
+        "data_dir": tmp_path / "data",
+        "model": model,
+        "hparams_set": f"{model}_tiny",
+        "generate_data": True,
+        "train_steps": 2,
+    }
+    assert trainer(**flags) == 0
+    assert f"not evaluated: {metric}" in capfd.readouterr().err
+    shown = read_scalars(tmp_path / "run" / "eval")
+    assert "accuracy" in shown and metric not in shown
+
+
+def test_a_model_that_takes_other_features_is_refused(trainer, tmp_path, capfd):
+    flags = {"problem": "image_digits", "data_dir": tmp_path / "data", "generate_data": True}
+    assert trainer(**flags) == 2
+    assert "TransformerLm takes targets, targets_segmentation" in capfd.readouterr().err
+
+
+def test_a_run_does_not_go_on_with_other_data(trainer, tmp_path, capfd):
+    flags = {
+        "t2t_usr_dir": EXAMPLES / "my_problems",
+        "problem": "roman_numerals",
+        "data_dir": tmp_path / "data",
+        "hparams_set": "transformer_lm_tiny",
+        "schedule": "train",
+        "generate_data": True,
+    }
+    assert trainer(**flags, train_steps=2) == 0
+    made_again = problems.find("roman_numerals")
+    made_again.samples = lambda split, directory, tmp_dir: [{"inputs": "1", "targets": "I"}] * 50
+    made_again.prepare(tmp_path / "other")
+    flags["data_dir"] = tmp_path / "other"
+    capfd.readouterr()
+    assert trainer(**flags, train_steps=4) == 2
+    assert OTHER_DATA in capfd.readouterr().err
+    # What reads the run is refused as well: evaluated with another vocabulary it has some figure.
+    run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    for schedule in ("evaluate", "evaluate_on_train_data", "continuous_eval", "predict"):
+        assert trainer(**flags | {"schedule": schedule}) == 2
+        assert OTHER_DATA in capfd.readouterr().err
+    named = {"schedule": "evaluate", "output_dir": elsewhere, "checkpoint_path": run}
+    assert trainer(**flags | named) == 2
+    assert OTHER_DATA in capfd.readouterr().err
+    reading = [f"--output_dir={run}", f"--data_dir={tmp_path / 'other'}"]
+    programs = {"t2tp_eval": [], "t2tp_decoder": ["--split=validation"], "t2tp_exporter": []}
+    for name, more in programs.items():
+        assert run_program(PROGRAMS[name], [name, *reading, *more]) == 2
+        assert OTHER_DATA in capfd.readouterr().err.splitlines()[-1]
+    assert not elsewhere.exists() and not (run / "export").exists()
+
+
+def test_data_are_made_by_a_process_for_each_core_where_that_is_worth_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
+    monkeypatch.setattr("t2tp.problems.prepare.shard_generation._WORKER_SECONDS", 1e-9)
+    problem = WatchedDigits()
+    multiprocess.prepare_data(connect(1), problem, tmp_path, None)
+    encoders = {path.name for path in tmp_path.glob("encoder-*")}
+    assert encoders - {f"encoder-{os.getpid()}"}  # It has tried some samples itself.
+    WatchedDigits().prepare(tmp_path / "one")
+    assert problem.digest(tmp_path) == problem.digest(tmp_path / "one")

@@ -1,0 +1,25 @@
+"""A run of the toy model that many tests look at, damage or resume."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.trainer import toy
+from tests.trainer.test_estimator import estimator
+
+
+@pytest.fixture(scope="session")
+def trained_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a run of ten steps, saved at 4, 8 and 10; not to be changed."""
+    directory = tmp_path_factory.mktemp("toy") / "run"
+    estimator(directory).train(toy.inputs(), 10)
+    return directory
+
+
+@pytest.fixture
+def run(trained_run: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return Path(shutil.copytree(trained_run, tmp_path / "run"))

@@ -1,0 +1,111 @@
+"""What a run resumes from."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from t2tp import checkpoint
+from t2tp.checkpoint import UnusableCheckpointError, all_steps
+from t2tp.checkpoint.variables import CheckpointMismatchError
+from t2tp.trainer.errors import UsageError
+from t2tp.trainer.model_fn import ModeKeys
+from t2tp.trainer.run_dir.run_lock import RunLockedError
+from tests.trainer import toy
+from tests.trainer.test_estimator import Note, estimator, losses
+
+
+def step_directory(run: Path, step: int) -> Path:
+    return checkpoint.step_directory(run / "checkpoints", step)
+
+
+def damage(run: Path, step: int) -> None:
+    """Changes the first byte of a step's values."""
+    path = step_directory(run, step) / "variables.data-00000-of-00001"
+    content = bytearray(path.read_bytes())
+    content[0] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_kept_aside(run, trained_run):
+    for step in (8, 10):
+        damage(run, step)
+    note = Note()
+    estimator(run).train(toy.inputs(), 10, [note])
+    assert note.calls[0] == ("begin", 4)
+    assert losses(run) == losses(trained_run)
+    assert all_steps(run / "checkpoints") == [4, 8, 10]
+    for step in (8, 10):
+        assert (run / f"checkpoints/step-{step:08d}.damaged").is_dir()
+
+
+def test_to_evaluate_leaves_a_damaged_checkpoint_where_it_is(run):
+    named = estimator(run, checkpoint_path=str(step_directory(run, 8)))
+    expected = named.evaluate(toy.inputs(), 1)
+    damage(run, 10)
+    evaluating = estimator(run)
+    assert evaluating.evaluate(toy.inputs(), 1) == expected
+    assert evaluating.steps_done == 8
+    assert step_directory(run, 10).is_dir()
+
+
+def test_if_all_are_damaged_no_training_starts_from_scratch(run):
+    for step in (4, 8, 10):
+        damage(run, step)
+    before = (run / "checkpoints").stat().st_mtime_ns
+    with pytest.raises(UnusableCheckpointError, match="none of them can be used: each is damaged"):
+        estimator(run).train(toy.inputs(), 12)
+    assert (run / "checkpoints").stat().st_mtime_ns == before
+
+
+def test_what_cannot_be_read_at_the_moment_ends_the_program_and_stays(run, monkeypatch):
+    def is_away(path: Path) -> str:
+        raise TimeoutError(110, "Connection timed out", str(path))
+
+    monkeypatch.setattr("t2tp.checkpoint.files.sha256", is_away)
+    for work in (
+        lambda: estimator(run).train(toy.inputs(), 12),
+        lambda: estimator(run).evaluate(toy.inputs(), 1),
+    ):
+        with pytest.raises(UnusableCheckpointError, match="step-00000010 cannot be read: .*timed"):
+            work()
+    monkeypatch.undo()
+    assert all_steps(run / "checkpoints") == [4, 8, 10]
+
+
+def test_a_named_checkpoint_is_taken_and_no_other(run):
+    evaluating = estimator(run, checkpoint_path=str(step_directory(run, 4)))
+    evaluating.evaluate(toy.inputs(), 1)
+    assert evaluating.steps_done == 4
+    damage(run, 10)
+    for path in (step_directory(run, 10), run):
+        with pytest.raises(UnusableCheckpointError, match="step-00000010 is damaged"):
+            estimator(run, checkpoint_path=str(path)).evaluate(toy.inputs(), 1)
+
+
+def test_to_train_from_a_named_checkpoint_is_a_new_run(trained_run):
+    with pytest.raises(UsageError, match="begin a new run with warm_start_from="):
+        estimator(trained_run, checkpoint_path=str(trained_run)).train(toy.inputs(), 12)
+
+
+def test_another_optimizer_is_told_how_to_begin(tmp_path):
+    estimator(tmp_path / "old", hparams={"momentum": False}).train(toy.inputs(), 4)
+    shutil.copytree(tmp_path / "old/checkpoints", tmp_path / "new/checkpoints")
+    said = "w_momentum_v is not in the checkpoint; only what the optimizer keeps differs: a new run"
+    with pytest.raises(CheckpointMismatchError, match=said):
+        estimator(tmp_path / "new").train(toy.inputs(), 8)
+    warm = estimator(tmp_path / "warm", warm_start_from=str(tmp_path / "old"))
+    warm.train(toy.inputs(), 1)
+    assert losses(tmp_path / "warm")[0] < losses(tmp_path / "old")[0]
+
+
+def test_what_another_process_has_trained_meanwhile_is_not_overwritten(run, tmp_path):
+    step_directory(run, 8).rename(tmp_path / "meanwhile")
+    shutil.rmtree(step_directory(run, 10))
+    late = estimator(run)
+    late.build(ModeKeys.TRAIN, toy.inputs().features)
+    (tmp_path / "meanwhile").rename(step_directory(run, 8))
+    with pytest.raises(RunLockedError, match="latest checkpoint is of step 8, and .* at step 4"):
+        late.train(toy.inputs(), 8)

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from t2tp import registry
+from t2tp.hparam import HParams, describe_differences
+from t2tp.trainer.run_dir import run_files
+from t2tp.trainer.run_dir.run_files import OtherRunError, RunFileError, SavedRun
+
+
+def test_what_was_written_is_read_back(tmp_path):
+    hparams = HParams(d_model=8, layout="batch:data")
+    flags = {"model": "m", "problem": "p", "train_steps": 3}
+    assert run_files.read(tmp_path / "run") is None
+    run_files.write(tmp_path / "run", hparams, flags)
+    assert run_files.read(tmp_path / "run") == SavedRun(hparams, flags)
+    assert sorted(os.listdir(tmp_path / "run")) == ["flags.json", "hparams.json"]
+
+
+def test_a_spoilt_file_is_named(tmp_path):
+    run_files.write(tmp_path, HParams(d_model=8), {})
+    (tmp_path / "flags.json").write_text("{")
+    with pytest.raises(ValueError, match=r"flags\.json is not JSON"):
+        run_files.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"[1]", r"flags\.json is a list, not an object of names and values"),
+        (b"\xff{}", r"flags\.json is not JSON: .*utf-8"),
+        (b'{"model": 5}', r"flags\.json: model is 5, and must be of type str"),
+        (b'{"train_steps": true}', r"flags\.json: train_steps is True, and must be of type int"),
+    ],
+)
+def test_flags_of_another_type_are_named(tmp_path, content, said):
+    run_files.write(tmp_path, HParams(d_model=8), {})
+    (tmp_path / "flags.json").write_bytes(content)
+    with pytest.raises(RunFileError, match=said):
+        run_files.read(tmp_path)
+
+
+def test_spoilt_hparams_are_named(tmp_path):
+    run_files.write(tmp_path, HParams(d_model=8), {})
+    for content in (b"", b"\xff{}", b"[]", b'{"values": {"a": 1}, "types": 3}'):
+        (tmp_path / "hparams.json").write_bytes(content)
+        with pytest.raises(RunFileError, match=r"hparams\.json: .*; put a copy of it back"):
+            run_files.read(tmp_path)
+
+
+def test_a_lost_file_does_not_make_a_run_a_new_one(tmp_path):
+    run_files.write(tmp_path, HParams(d_model=8), {"model": "m"})
+    (tmp_path / "hparams.json").unlink()
+    assert run_files.read(tmp_path) == SavedRun(None, {"model": "m"})
+    (tmp_path / "flags.json").unlink()
+    assert run_files.read(tmp_path) is None  # A first start that was killed between the two.
+    (tmp_path / "checkpoints/step-00000001").mkdir(parents=True)
+    for check in (run_files.check_is_run, lambda path: run_files.check_known(path, None)):
+        with pytest.raises(RunFileError, match=r"holds checkpoints but no flags\.json"):
+            check(tmp_path)
+
+
+def test_a_directory_of_another_run_is_refused(tmp_path):
+    saved = SavedRun(HParams(), {"model": "resnet", "problem": "images"})
+    run_files.check_same_run("/runs/1", saved, "resnet", "images")
+    for model, problem in (("lm", "images"), ("resnet", "text")):
+        with pytest.raises(OtherRunError, match="/runs/1 holds a run of model resnet on problem"):
+            run_files.check_same_run("/runs/1", saved, model, problem)
+
+
+def test_going_on_takes_saved_values_and_new_declarations():
+    saved, preset = HParams(d_model=8, old=1), HParams(d_model=16, new=2)
+    resumed = run_files.resumed_hparams(saved, preset)
+    assert resumed.values() == {"d_model": 8, "new": 2, "old": 1}
+    assert preset.d_model == 16
+
+
+def test_going_on_takes_the_default_of_what_a_preset_sets_since_then():
+    saved = registry.hparams("llama_3b")
+    preset = saved.copy()
+    old = json.loads(saved.to_json())
+    for part in ("values", "types", "limits"):  # As before there was the hyperparameter.
+        del old[part]["rotary_scaling_factor"]
+    saved = HParams.from_json(json.dumps(old))
+    assert preset.rotary_scaling_factor == 32
+    assert run_files.resumed_hparams(saved, preset).rotary_scaling_factor == 1
+    assert describe_differences(saved, preset, {}) == [
+        "rotary_scaling_factor: not declared in the saved run, 32.0 in today's preset, 1.0 in its"
+        " declaration; using 1.0 from its declaration"
+    ]
+
+
+def test_where_nothing_can_be_written_is_refused_and_nothing_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NotADirectoryError, match="is not a directory"):
+        run_files.check_writable(tmp_path / "file" / "run")
+    run_files.check_writable(tmp_path / "new" / "run")
+    assert os.listdir(tmp_path) == ["file"]
+
+
+# The superuser may write everywhere, unless that right is taken away.
+MORTAL = ["setpriv", "--bounding-set=-dac_override"] if os.geteuid() == 0 else []
+
+
+@pytest.mark.skipif(MORTAL and not shutil.which("setpriv"), reason="only as the superuser here")
+def test_a_read_only_directory_is_refused(tmp_path):
+    code = """
+import sys
+from t2tp.trainer.run_dir import run_files
+run_files.check_writable(sys.argv[1])
+"""
+    command = [*MORTAL, sys.executable, "-c", code, str(tmp_path / "run")]
+    assert subprocess.run(command, check=False).returncode == 0
+    tmp_path.chmod(0o500)
+    said = subprocess.run(command, check=False, capture_output=True, text=True).stderr
+    assert f"PermissionError: output_dir {tmp_path}/run: {tmp_path} cannot be written" in said

@@ -1,0 +1,144 @@
+"""One trainer a directory; whoever it is, and however the one before has ended."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from t2tp.mesh.cluster import Cluster
+from t2tp.trainer.multiprocess import ProcessMismatchError
+from t2tp.trainer.run_dir.run_lock import LOCK_FILE, RunLock, RunLockedError
+from tests.trainer import toy
+from tests.trainer.test_estimator import estimator
+from tests.two_in_threads import run_two
+
+ALONE = Cluster(("CPU:0",))
+
+# Holds the lock of a directory as the trainer does, without importing TensorFlow to do it.
+HOLDER = """
+import fcntl, json, os, socket, sys
+from pathlib import Path
+file = open(Path(sys.argv[1], "run.lock"), "w")
+fcntl.flock(file, fcntl.LOCK_EX)
+json.dump({"host": socket.gethostname(), "pid": os.getpid(), "since": "yesterday"}, file)
+file.flush()
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def held(directory: Path) -> Iterator[subprocess.Popen]:
+    """Another process that holds the lock."""
+    directory.mkdir(exist_ok=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(directory)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "locked\n"
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_who_holds_the_lock_is_named_and_nothing_is_touched(tmp_path):
+    with held(tmp_path) as process:
+        said = f"{tmp_path} is being trained in by process {process.pid} on {socket.gethostname()}"
+        for _ in range(2):
+            with pytest.raises(RunLockedError, match=f"{re.escape(said)}, since yesterday: wait"):
+                RunLock(str(tmp_path), ALONE).__enter__()
+        assert json.loads((tmp_path / LOCK_FILE).read_text())["pid"] == process.pid
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    with RunLock(str(tmp_path), ALONE):
+        assert json.loads((tmp_path / LOCK_FILE).read_text())["pid"] == os.getpid()
+
+
+def test_a_second_trainer_is_refused_but_evaluating_is_not(tmp_path):
+    estimator(tmp_path).train(toy.inputs(), 4)
+    with held(tmp_path):
+        with pytest.raises(RunLockedError, match="is being trained in by process"):
+            estimator(tmp_path).train(toy.inputs(), 8)
+        assert estimator(tmp_path).evaluate(toy.inputs(), 1)["error"] > 0
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-00000004"]
+    estimator(tmp_path).train(toy.inputs(), 8)
+
+
+def test_it_may_be_entered_again_and_is_free_when_it_was_left_as_often(tmp_path):
+    lock, other = RunLock(str(tmp_path), ALONE), RunLock(str(tmp_path), ALONE)
+    with lock:
+        with lock:
+            pass
+        with pytest.raises(RunLockedError, match=f"process {os.getpid()} on"):
+            other.__enter__()
+    assert (tmp_path / LOCK_FILE).read_text() == ""
+    with other:
+        pass
+
+
+def test_of_several_processes_the_first_locks_for_all(tmp_path):
+    leader, other = (Cluster(("CPU:0",) * 2, process_id, 2) for process_id in (0, 1))
+    with RunLock(str(tmp_path), other):
+        assert not (tmp_path / LOCK_FILE).exists()
+        with RunLock(str(tmp_path), leader):
+            assert (tmp_path / LOCK_FILE).read_text()
+
+
+def test_a_directory_that_cannot_be_written_is_a_sentence(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunLockedError, match=r"output_dir cannot be written: .*file/run"):
+        RunLock(str(tmp_path / "file/run"), ALONE).__enter__()
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """What a network's files may take to be seen."""
+    monkeypatch.setattr("t2tp.trainer.run_dir.run_lock._SEEN_SECONDS", 0.5)
+
+
+def test_processes_that_share_a_directory_lock_it_together(tmp_path, impatient):
+    def enter(cluster: Cluster) -> int:
+        for _ in range(2):
+            with RunLock(str(tmp_path), cluster):
+                cluster.barrier("inside")
+        return cluster.process_id
+
+    assert run_two(enter) == [0, 1]
+
+
+@pytest.mark.parametrize("other", ["missing", "empty", "of a run", "locked by others"])
+def test_processes_with_different_directories_are_refused_by_all(tmp_path, impatient, other):
+    directories = [tmp_path / "run", tmp_path / "other"]
+    if other != "missing":
+        directories[1].mkdir()
+    if other == "of a run":
+        (directories[1] / "flags.json").write_text("{}")
+        (directories[1] / LOCK_FILE).write_text("")
+    if other == "locked by others":
+        (directories[1] / LOCK_FILE).write_text(
+            '{"pid": 1, "host": "h", "since": "s", "word": "w"}'
+        )
+
+    def enter(cluster: Cluster) -> None:
+        with RunLock(str(directories[cluster.process_id]), cluster):
+            pass
+
+    for error in run_two(enter):
+        assert isinstance(error, ProcessMismatchError)
+        assert f"{directories[1]} of process 1 is not {directories[0]} of process 0" in str(error)
+    with RunLock(str(directories[0]), ALONE):
+        pass

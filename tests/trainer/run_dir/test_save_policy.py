@@ -1,0 +1,51 @@
+"""When a checkpoint is due."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from t2tp.mesh.cluster import Cluster
+from t2tp.trainer.run_config import RunConfig
+from t2tp.trainer.run_dir.save_policy import EverySeconds
+
+
+def due_steps(seconds: float, step_seconds: Callable[[int], float], num_processes: int, steps: int):
+    """Returns the steps at which a checkpoint is due, and how often process 0 read its clock."""
+    now, reads = [0.0], [0]
+
+    def clock() -> float:
+        reads[0] += 1
+        return now[0]
+
+    cluster = Cluster(("CPU:0",) * num_processes, 0, num_processes)
+    policy, due = EverySeconds(seconds, cluster, 0, clock), []
+    for step in range(1, steps + 1):
+        now[0] += step_seconds(step)
+        if policy.is_due(step):
+            due.append(step)
+            policy.saved(step)
+    return due, reads[0]
+
+
+@pytest.mark.parametrize("num_processes", [1, 4])
+def test_a_checkpoint_every_so_many_seconds(num_processes):
+    due, reads = due_steps(10.0, lambda step: 1.0, num_processes, 45)
+    assert due == [10, 20, 30, 40]
+    due, reads = due_steps(1000.0, lambda step: 1.0, num_processes, 5000)
+    assert due == [1000, 2000, 3000, 4000, 5000]
+    if num_processes > 1:
+        assert reads < 5 * 15  # Not after each step.
+
+
+def test_steps_that_become_slower_are_noticed_on_the_way():
+    due, _ = due_steps(100.0, lambda step: 0.1 if step < 300 else 1.0, 4, 900)
+    assert due[0] < 600  # Of 10 s steps since the 300th, no more than twice what is left of 70.
+
+
+def test_by_the_clock_or_by_steps_but_not_both():
+    with pytest.raises(ValueError, match="are both given: choose one"):
+        RunConfig("run", save_checkpoints_steps=1, save_checkpoints_secs=1.0)
+    with pytest.raises(ValueError, match="save_checkpoints_secs is 0, and must be above 0"):
+        RunConfig("run", save_checkpoints_secs=0)

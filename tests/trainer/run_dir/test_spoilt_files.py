@@ -1,0 +1,297 @@
+"""Whatever has become of a file that a run reads, each program works or says why it does not.
+
+Files x faults x programs, of which a sample runs: `T2TP_SPOILT_CASES=all` runs every case.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import random
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from t2tp.trainer.cli.programs import (
+    t2tp_avg_checkpoints,
+    t2tp_decoder,
+    t2tp_eval,
+    t2tp_exporter,
+    t2tp_inspect_checkpoint,
+    t2tp_trainer,
+)
+from tests.trainer.conftest import PROBLEM
+
+STEP = "checkpoints/step-00000002"
+# The parts of a checkpoint without which it is none.
+PARTS = [
+    f"{STEP}/{name}"
+    for name in ("FINISHED", "variables.data-00000-of-00001", "variables.index", "metadata.json")
+]
+FILES = [
+    *PARTS,
+    f"{STEP}/metrics.json",
+    STEP,
+    "checkpoints",
+    "flags.json",
+    "hparams.json",
+    "heartbeat.json",
+    "run.lock",
+    "log.jsonl",
+    "layout.html",
+    "eval/eval.jsonl",
+    "eval",
+    "events",
+    "eval/events",
+]
+# Training rewrites these, or adds to them.
+WRITTEN = (
+    *("flags.json", "hparams.json", "heartbeat.json", "run.lock", "log.jsonl", "eval.jsonl"),
+    *("metrics.json", "layout.html"),
+)
+
+
+def _seal_newer(path: Path, other: Path) -> None:
+    """What a later version of t2tp might write."""
+    fields = {"format": 2}
+    if path.name == "FINISHED":
+        fields = json.loads(path.read_bytes().rpartition(b"}")[0] + b"}") | fields
+    body = json.dumps(fields, indent=1).encode()
+    path.write_bytes(body + b"\n" + hashlib.sha256(body).hexdigest().encode() + b"\n")
+
+
+def _replace(path: Path, make: Callable[[], object]) -> None:
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    make()
+
+
+def _write(content: bytes) -> Callable[[Path, Path], None]:
+    return lambda path, other: _replace(path, lambda: path.write_bytes(content))
+
+
+def _link(target: str | None) -> Callable[[Path, Path], None]:
+    return lambda path, other: _replace(path, lambda: path.symlink_to(target or path))
+
+
+FAULTS: dict[str, Callable[[Path, Path], object]] = {
+    "missing": lambda path, other: _replace(path, lambda: None),
+    "truncated": lambda path, other: os.truncate(path, path.stat().st_size // 2),
+    "empty": _write(b""),
+    "random bytes": lambda path, other: path.write_bytes(random.Random(0).randbytes(500)),
+    "of a newer format": _seal_newer,
+    "of another run": lambda path, other: shutil.copyfile(other, path),
+    "a directory": lambda path, other: _replace(path, path.mkdir),
+    "a link to itself": _link(None),
+    "a link to nowhere": _link("nowhere"),
+    "a failing disk": _link("/proc/self/mem"),
+    "a list": _write(b"[1]\n"),
+    "not UTF-8": _write(b'{"\xff": 1}\n'),
+}
+# Those that a directory can have.
+OF_DIRECTORIES = ("missing", "empty", "a link to itself", "a link to nowhere", "a list")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a case happens.
+
+    Attributes:
+      run: the spoilt run.
+      data_dir: of its data.
+      elsewhere: for what is written.
+    """
+
+    run: Path
+    data_dir: Path
+    elsewhere: Path
+
+    @property
+    def reading(self) -> list[str]:
+        """The flags of a program that reads the run."""
+        return [f"--output_dir={self.run}", f"--data_dir={self.data_dir}"]
+
+    def trainer(self, schedule: str, *more: str) -> int:
+        """`t2tp_trainer` on it."""
+        settings = ["--eval_steps=1", f"--schedule={schedule}", *more]
+        return t2tp_trainer(["t2tp_trainer", *self.reading, *settings])
+
+    def train(self) -> int:
+        """Trains on, with all that reads and writes the files of a run."""
+        return self.trainer(
+            "train_and_evaluate",
+            "--train_steps=3",
+            f"--log_json={self.run}/log.jsonl",
+            "--keep_best_metric=min:loss",
+            "--eval_early_stopping_steps=100",
+        )
+
+    def decode(self) -> int:
+        """Scores a line."""
+        source = self.elsewhere / "lines.txt"
+        source.write_text("import codecs\n")
+        return t2tp_decoder(["t2tp_decoder", *self.reading, f"--score_file={source}"])
+
+    def export(self) -> int:
+        """Exports it."""
+        where = f"--export_dir={self.elsewhere / 'export'}"
+        return t2tp_exporter(["t2tp_exporter", *self.reading, where])
+
+    def average(self) -> int:
+        """Averages its two checkpoints."""
+        where = f"--output_path={self.elsewhere / 'averaged'}"
+        given = [f"--output_dir={self.run}", "--num_last_checkpoints=2", where]
+        return t2tp_avg_checkpoints(["t2tp_avg_checkpoints", *given])
+
+
+PROGRAMS: dict[str, Callable[[Place], int]] = {
+    "train": Place.train,
+    "evaluate": lambda place: place.trainer("evaluate"),
+    "predict": lambda place: place.trainer("predict", "--decode_length=1"),
+    "explain": lambda place: place.trainer("train", "--explain_layout"),
+    "t2tp_eval": lambda place: t2tp_eval(["t2tp_eval", *place.reading, "--eval_steps=1"]),
+    "t2tp_decoder": Place.decode,
+    "t2tp_exporter": Place.export,
+    "t2tp_avg_checkpoints": Place.average,
+    "t2tp_inspect_checkpoint": lambda place: t2tp_inspect_checkpoint(
+        ["t2tp_inspect_checkpoint", str(place.run)]
+    ),
+}
+
+CASES = [
+    (file, fault, program)
+    for file, fault, program in itertools.product(FILES, FAULTS, PROGRAMS)
+    if fault in OF_DIRECTORIES or file not in (STEP, "checkpoints", "eval")
+]
+
+# The programs that look at a file; all others would work as on a sound run.
+_ALL = set(PROGRAMS)
+_TRAIN = {"train"}
+_EVALUATE = {"train", "evaluate"}
+READERS = {
+    **dict.fromkeys(PARTS, _ALL - {"explain"}),
+    **dict.fromkeys([STEP, "checkpoints"], _ALL),
+    **dict.fromkeys(["flags.json", "hparams.json"], _ALL - {"t2tp_inspect_checkpoint"}),
+    **dict.fromkeys([f"{STEP}/metrics.json", "eval/eval.jsonl", "eval", "eval/events"], _EVALUATE),
+    **dict.fromkeys(["heartbeat.json", "run.lock", "log.jsonl", "events"], _TRAIN),
+    "layout.html": {"explain"},
+}
+
+
+def sampled(count: int, seed: int) -> list[tuple[str, str, str]]:
+    """Cases in which each file, fault and program occurs about as often as any other.
+
+    Only those in which the program reads the file, unless all cases are run.
+    """
+    if os.environ.get("T2TP_SPOILT_CASES") == "all":
+        return CASES if seed else []
+    read = [case for case in CASES if case[2] in READERS[case[0]]]
+    shuffled = random.Random(seed).sample(read, len(read))
+    seen: dict[object, int] = {}
+    chosen = []
+    while len(chosen) < count:
+        case = min(
+            shuffled, key=lambda case: sum(seen.get(each, 0) for each in (*case, case, case[:2]))
+        )
+        chosen.append(case)
+        for each in (*case, case, case[:2]):
+            seen[each] = seen.get(each, 0) + 1
+    return chosen
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, data_dir: Path) -> list[Path]:
+    """Two runs of two steps that differ in their random numbers only."""
+    directories = [tmp_path_factory.mktemp("runs") / name for name in ("one", "other")]
+    flags = {
+        "problem": PROBLEM,
+        "model": "transformer_lm",
+        "hparams_set": "transformer_lm_test",
+        "data_dir": data_dir,
+        "train_steps": 2,
+        "save_checkpoints_steps": 1,
+        "local_eval_frequency": 1,
+        "eval_steps": 1,
+    }
+    for seed, directory in enumerate(directories):
+        given = flags | {
+            "output_dir": directory,
+            "random_seed": seed,
+            "log_json": directory / "log.jsonl",
+        }
+        assert t2tp_trainer(["t2tp_trainer", *(f"--{k}={v}" for k, v in given.items())]) == 0
+        (directory / "layout.html").write_text("<html>")
+        for events in (directory, directory / "eval"):
+            (event_file,) = events.glob("events.out.tfevents.*")
+            event_file.rename(events / "events.out.tfevents.1.host.1.0.v2")
+    return directories
+
+
+def in_run(run: Path, name: str) -> Path:
+    """The path of a file of FILES."""
+    path = run / name
+    return path.with_name("events.out.tfevents.1.host.1.0.v2") if path.name == "events" else path
+
+
+def contents(directory: Path) -> dict[Path, bytes | Path]:
+    """What is there: bytes of files, targets of links."""
+    found: dict[Path, bytes | Path] = {}
+    for path in directory.rglob("*"):
+        if path.is_symlink():
+            found[path] = path.readlink()
+        elif path.is_file():
+            found[path] = path.read_bytes()
+    return found
+
+
+def assert_nothing_is_lost(before: dict[Path, bytes | Path], run: Path) -> None:
+    """What was there is there, if need be under the name of what is damaged."""
+    after = contents(run)
+    for path, content in before.items():
+        moved = [
+            run / "checkpoints" / damaged.name / path.relative_to(run / STEP)
+            for damaged in (run / "checkpoints").glob("step-00000002.damaged*")
+            if path.is_relative_to(run / STEP)
+        ]
+        kept = [after.get(each) for each in (path, *moved)]
+        assert content in kept or path.name in WRITTEN, path
+
+
+def check(case: tuple[str, str, str], runs: list[Path], data_dir: Path, tmp: Path, capfd) -> None:
+    """Spoils a file of a copy of a run, and lets a program read it."""
+    file, fault, program = case
+    run, other = tmp / "run", runs[1]
+    shutil.copytree(runs[0], run)
+    for path in (run / "flags.json", run / "log.jsonl"):  # What says where the run is.
+        path.write_text(path.read_text().replace(str(runs[0]), str(run)))
+    (tmp / "elsewhere").mkdir()
+    FAULTS[fault](in_run(run, file), in_run(other, file))
+    before = contents(run)
+    capfd.readouterr()
+    code = PROGRAMS[program](Place(run, data_dir, tmp / "elsewhere"))
+    said = capfd.readouterr().err
+    assert code in (0, 2), said
+    assert "Traceback" not in said
+    if code == 2:
+        name = program if program.startswith("t2tp_") else "t2tp_trainer"
+        sentences = [line for line in said.splitlines() if line.startswith(f"{name}: ")]
+        assert len(sentences) == 1, said
+        assert said.splitlines()[-1] == sentences[0], said
+    elif file in PARTS and program not in ("explain", "t2tp_inspect_checkpoint"):
+        assert "step-00000002" in said, said
+    assert_nothing_is_lost(before, run)
+
+
+@pytest.mark.parametrize("case", sampled(6, 0), ids=", ".join)
+def test_some_spoilt_files(case, runs, data_dir, tmp_path, capfd):
+    check(case, runs, data_dir, tmp_path, capfd)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", sampled(40, 1), ids=", ".join)
+def test_spoilt_files(case, runs, data_dir, tmp_path, capfd):
+    check(case, runs, data_dir, tmp_path, capfd)

@@ -1,0 +1,141 @@
+"""A new run that begins with another one's values."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow.compat.v1 as tf1
+
+from t2tp import mtf
+from t2tp.checkpoint import Retention
+from t2tp.mesh.cluster import connect
+from t2tp.mesh.layout import Layout
+from t2tp.program.variables import Variables, VariableSpec
+from t2tp.trainer.run_dir.run_saver import RunSaver
+from t2tp.trainer.run_dir.warm_start import WarmStart, WarmStartError, warm_start
+from tests.trainer import toy
+from tests.trainer.test_estimator import estimator, losses
+
+
+def model(seed: int, mesh_shape: str = "", dtype: tf.DType = tf.float32, **sizes: int) -> Variables:
+    """Trainable [d_in, 4] variables by name, each with something of the optimizer."""
+    layout = Layout(mesh_shape, "d_in:model")
+    made = Variables(layout, connect(layout.size), seed)
+    for name, size in sizes.items():
+        shape = mtf.Shape([mtf.Dimension("d_in", size), mtf.Dimension("d_out", 4)])
+        normal = tf1.random_normal_initializer()
+        made.create(VariableSpec(name, shape, dtype, normal, trainable=True))
+        made.create(VariableSpec(f"{name}_slot_m", shape, dtype, normal, trainable=False))
+    return made
+
+
+def saved_in(directory, variables):
+    """Saves the variables as a run's."""
+    with RunSaver(
+        directory / "checkpoints", variables, Retention(1), {"trainable": ["a"]}
+    ) as saver:
+        saver.save(7)
+    return variables
+
+
+def values(variables):
+    return {v.spec.name: v.numpy() for v in variables}
+
+
+def test_the_table_says_what_was_loaded_renamed_and_left(tmp_path):
+    old = saved_in(tmp_path, model(1, "model:4", body=8, old_head=8, table=16, gone=8))
+    new = model(2, "model:2", body=8, head=8, table=24, extra=8)
+    initial = values(new)
+    source = WarmStart.parse(f"{tmp_path}:^old_=>")
+    table = warm_start(source, new)
+    assert table.splitlines() == [
+        f"warm start from {tmp_path}/checkpoints/step-00000007, of step 7: 2 of 4 trainable"
+        " variables loaded",
+        "  body   loaded",
+        "  head   loaded, renamed from old_head",
+        "  table  initial value: (16, 4) in the checkpoint, (24, 4) here",
+        "  extra  initial value: not in the checkpoint",
+        "  only in the checkpoint: a",
+        "  4 variables of the optimizer begin anew",
+    ]
+    now = values(new)
+    np.testing.assert_array_equal(now["body"], old["body"].numpy())
+    np.testing.assert_array_equal(now["head"], old["old_head"].numpy())
+    for name in initial.keys() - {"body", "head"}:
+        np.testing.assert_array_equal(now[name], initial[name])
+
+
+def test_another_precision_is_converted(tmp_path):
+    old = saved_in(tmp_path, model(1, a=8))
+    new = model(2, dtype=tf.bfloat16, a=8)
+    warm_start(WarmStart(str(tmp_path)), new)
+    wanted = tf.cast(old["a"].numpy(), tf.bfloat16)
+    np.testing.assert_array_equal(new["a"].numpy().astype(np.float32), tf.cast(wanted, tf.float32))
+
+
+def test_rules_are_applied_one_after_another(tmp_path):
+    source = WarmStart.parse("run:(b)(c)?/=>\\1_\\2x/;x/k=>kernel")
+    assert source.path == "run"
+    assert source.renamed(["bc/k", "b/other", "d"]) == {
+        "b_ckernel": "bc/k",
+        "b_x/other": "b/other",
+        "d": "d",
+    }
+    assert WarmStart.parse("a:b/c") == WarmStart("a:b/c")
+    assert WarmStart.parse("") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("PATH:zork=>x", r"the rule zork=>x matches no variable of .*: .*body"),
+        ("PATH:body|table=>x", "body and table would both become x"),
+        ("PATH:body=>x;y", "'y' is no rule of the form from=>to"),
+        ("PATH:bo(dy=>x", "is no regular expression"),
+        (r"PATH:body=>\9", r"cannot replace what 'body' matches: invalid group reference 9"),
+        (r"PATH:body=>\g<x>", "cannot replace what 'body' matches: unknown group name 'x'"),
+        (
+            "PATH:$=>_old",
+            "none of the 2 trainable variables .* body: not in the .*did you mean body",
+        ),
+    ],
+)
+def test_what_cannot_be_meant_says_what_there_is(tmp_path, text, said):
+    saved_in(tmp_path, model(1, body=8, table=8))
+    new = model(2, body=8, table=8)
+    initial = values(new)
+    with pytest.raises(WarmStartError, match=said):
+        warm_start(WarmStart.parse(text.replace("PATH", str(tmp_path))), new)
+    for name, value in values(new).items():
+        np.testing.assert_array_equal(value, initial[name])
+
+
+def test_other_shapes_everywhere_are_an_error(tmp_path):
+    saved_in(tmp_path, model(1, a=8))
+    said = re.escape("a: (8, 4) in the checkpoint, (16, 4) here")
+    with pytest.raises(WarmStartError, match=said):
+        warm_start(WarmStart(str(tmp_path)), model(2, a=16))
+
+
+def test_a_run_starts_warm_once(tmp_path):
+    estimator(tmp_path / "old").train(toy.inputs(), 20)
+    cold, warm = (estimator(tmp_path / "cold"), estimator(tmp_path / "warm"))
+    warm = estimator(tmp_path / "warm", warm_start_from=str(tmp_path / "old"))
+    cold.train(toy.inputs(), 4)
+    warm.train(toy.inputs(), 4)
+    assert losses(tmp_path / "warm")[0] < losses(tmp_path / "cold")[0] / 2
+    straight = estimator(tmp_path / "straight", warm_start_from=str(tmp_path / "old"))
+    straight.train(toy.inputs(), 8)
+    # With a checkpoint of its own it goes on from that, wherever the other run is.
+    gone = estimator(tmp_path / "warm", warm_start_from=str(tmp_path / "nowhere"))
+    gone.train(toy.inputs(), 8)
+    assert losses(tmp_path / "warm") == losses(tmp_path / "straight")
+
+
+def test_a_run_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match="nowhere does not exist"):
+        estimator(tmp_path, warm_start_from=str(tmp_path / "nowhere")).train(toy.inputs(), 4)
+    assert not (tmp_path / "checkpoints").exists()

@@ -1,0 +1,55 @@
+"""Two processes of a run as two threads of this one, for what they have to agree on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from t2tp.mesh.cluster import Cluster, connect
+
+
+class _Link:
+    """Stands for `CoordinationClient`: gathers what two threads say."""
+
+    def __init__(self) -> None:
+        self._said: dict[tuple[str, int], list[str]] = {}
+        self._barrier = threading.Barrier(2, timeout=60.0)
+
+    def of(self, process_id: int) -> Any:
+        """The end of the link that a process holds."""
+        counts: dict[str, int] = {}
+        link = self
+
+        class End:
+            def process_allgather(self, name: str, value: str, seconds: float) -> list[str]:
+                counts[name] = counts.get(name, 0) + 1
+                said = link._said.setdefault((name, counts[name]), ["", ""])
+                said[process_id] = value
+                link._barrier.wait()
+                return list(said)
+
+        return End()
+
+
+def run_two(task: Callable[[Cluster], object], num_devices: int = 2) -> list[object]:
+    """Runs a task in two processes of one cluster.
+
+    Args:
+      task: is given the cluster as a process sees it.
+      num_devices: of both together.
+
+    Returns:
+      what each returns, or the exception that it raises.
+    """
+    devices, link = connect(num_devices).devices, _Link()
+
+    def attempt(process_id: int) -> object:
+        try:
+            return task(Cluster(devices, process_id, 2, link.of(process_id)))
+        except Exception as error:
+            return error
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(attempt, range(2)))

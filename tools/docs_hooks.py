@@ -1,0 +1,102 @@
+"""What mkdocs calls while it builds the site: adds the pages that are not files of docs/.
+
+They are the README as the front page, the other pages at the root of the repository, the reference
+that is generated from the code, and a page for each source file that a page links to. A link that
+is right in the repository is therefore right in the site, and one that is wrong in the repository
+stays as it is, so that the strict build fails.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import sys
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+REPOSITORY = Path(__file__).parent.parent
+sys.path.insert(0, str(REPOSITORY))
+
+from tools import reference  # noqa: E402  (the repository is no package)
+
+# Pages at the root of the repository -> their paths in the site.
+ROOT_PAGES = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "CONTRIBUTING.md",
+    "CHANGELOG.md": "CHANGELOG.md",
+}
+LANGUAGES = {".py": "python", ".sh": "sh", ".toml": "toml", ".md": "markdown", ".svg": "xml"}
+# The target of a link without its #anchor.
+_LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)#\s]+)")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Adds the generated pages."""
+    texts = {f"docs/{file.src_uri}": file.content_string for file in files.documentation_pages()}
+    for name, path in ROOT_PAGES.items():
+        texts[name] = (REPOSITORY / name).read_text("utf-8")
+        files.append(File.generated(config, path, content=with_links(name, texts[name])))
+    for path, text in reference.pages().items():
+        files.append(File.generated(config, path, content=text))
+    for source in sorted({each for name, text in texts.items() for each in sources(name, text)}):
+        files.append(File.generated(config, _page_of(source), content=source_page(source)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Redirects the links of a page of docs/ that leave it."""
+    if page.file.generated_by is not None:
+        return markdown
+    return with_links(f"docs/{page.file.src_uri}", markdown)
+
+
+def with_links(name: str, text: str) -> str:
+    """The text of a page with its links to files of the repository turned to pages of the site.
+
+    Args:
+      name: path of the page in the repository.
+      text: its Markdown.
+    """
+    here = posixpath.dirname(_page_of(name))
+
+    def redirected(found: re.Match[str]) -> str:
+        target = _in_repository(name, found[1])
+        if not (REPOSITORY / target).is_file():
+            return found[1]
+        return posixpath.relpath(_page_of(target), here or ".")
+
+    return _LINK.sub(redirected, text)
+
+
+def sources(name: str, text: str) -> set[str]:
+    """The source files that a page links to: those that are neither in docs/ nor pages."""
+    targets = {_in_repository(name, link) for link in _LINK.findall(text)}
+    return {
+        target
+        for target in targets
+        if _page_of(target).startswith("source/") and (REPOSITORY / target).is_file()
+    }
+
+
+def source_page(source: str) -> str:
+    """A page that shows a source file."""
+    language = LANGUAGES.get(posixpath.splitext(source)[1], "text")
+    text = (REPOSITORY / source).read_text("utf-8")
+    return f"# {source}\n\n`````{language}\n{text.rstrip()}\n`````\n"
+
+
+def _in_repository(name: str, link: str) -> str:
+    """The path in the repository of what a page links to."""
+    return posixpath.normpath(posixpath.join(posixpath.dirname(name), link))
+
+
+def _page_of(path: str) -> str:
+    """The path in the site of a file of the repository."""
+    if path in ROOT_PAGES:
+        return ROOT_PAGES[path]
+    if path.startswith("docs/"):
+        return path.removeprefix("docs/")
+    return f"source/{path}.md"

@@ -1,0 +1,134 @@
+"""Draws docs/packages.svg: the packages as layers, each of which imports only those below it.
+
+    python tools/package_map.py
+
+The layers are those of the contract in pyproject.toml that `make lint` checks; the rooms inside a
+package are its directories.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from xml.sax.saxutils import escape
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+REPOSITORY = Path(__file__).parent.parent
+DIAGRAM = REPOSITORY / "docs" / "packages.svg"
+# Packages of t2tp that lie at the top of the repository.
+AT_THE_TOP = ("hparams", "problems", "trainer")
+
+WIDTH, ROW, BOX, GAP, MARGIN = 860, 52, 44, 10, 16
+# Fill of each subject's packages.
+SUBJECTS = {
+    "trainer": "hsl(265, 65%, 88%)",
+    "data and settings": "hsl(150, 55%, 85%)",
+    "models": "hsl(35, 65%, 85%)",
+    "around a program": "hsl(330, 60%, 88%)",
+    "engine": "hsl(210, 65%, 88%)",
+    "foundations": "hsl(0, 0%, 91%)",
+}
+# Package or module -> its subject, and what is in it.
+PACKAGES = {
+    "trainer": ("trainer", "programs, Experiment, Estimator, the directory of a run"),
+    "problems": ("data and settings", "data: made, stored, streamed"),
+    "hparams": ("data and settings", "registered sets of hyperparameters"),
+    "decoding": ("models", "beam search and sampling"),
+    "layout_report": ("around a program", "what a layout costs"),
+    "models": ("models", "registered models: loss, prefill, decode step"),
+    "layers": ("models", "attention, feed-forward, experts"),
+    "metrics": ("models", "sums over a batch"),
+    "optim": ("models", "optimizers, schedules, training step"),
+    "checkpoint": ("around a program", "checkpoints of any layout"),
+    "mtf": ("engine", "the language of models"),
+    "mtf_compat": ("engine", "programs that import mesh_tensorflow"),
+    "ops": ("engine", "operations in named dimensions, with their gradients and lowerings"),
+    "program": ("engine", "a step as a TensorFlow function, called on every device"),
+    "lowering": ("engine", "the graph as one processor's program; deferred sums"),
+    "mesh": ("engine", "devices, layout, collectives, processes"),
+    "upstream": ("engine", "the installed mesh-tensorflow"),
+    "registry": ("foundations", "names"),
+    "ranged_hparams": ("foundations", "ranges for search"),
+    "hparam": ("foundations", "HParams"),
+    "hparam_types": ("foundations", "types"),
+    "hparam_limits": ("foundations", "ranges"),
+    "suggestions": ("foundations", "the nearest name"),
+    "atomic_file": ("foundations", "files written whole"),
+    "quiet": ("foundations", "TensorFlow's log"),
+    "choices": ("foundations", "of hparams"),
+    "scratch_directory": ("foundations", "left by no crash"),
+}
+STYLE = """
+text { font: 12px system-ui, sans-serif; fill: #333 }
+.name { font-size: 15px; font-weight: 600; fill: #111 }
+"""
+
+
+def main() -> None:
+    """Writes the diagram."""
+    DIAGRAM.write_text(diagram(layers()), "utf-8")
+
+
+def layers() -> list[list[str]]:
+    """The packages and modules of each layer, from the top."""
+    config = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))
+    contracts = config["tool"]["importlinter"]["contracts"]
+    (contract,) = (each for each in contracts if each["type"] == "layers")
+    return [layer.replace(":", "|").replace(" ", "").split("|") for layer in contract["layers"]]
+
+
+def diagram(rows: Sequence[Sequence[str]]) -> str:
+    """The diagram of layers, from the top, as SVG."""
+    height = 2 * MARGIN + len(rows) * ROW + 16
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img">',
+        "<title>The packages of t2tp; each imports only those below it</title>",
+        f"<style>{STYLE}</style>",
+        f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
+    ]
+    for index, row in enumerate(rows):
+        lines += _row(row, MARGIN + index * ROW)
+    lines += _legend(MARGIN + len(rows) * ROW)
+    return "\n".join([*lines, "</svg>\n"])
+
+
+def _row(packages: Sequence[str], top: int) -> Iterator[str]:
+    width = (WIDTH - 2 * MARGIN - (len(packages) - 1) * GAP) / len(packages)
+    for index, package in enumerate(packages):
+        left = MARGIN + index * (width + GAP)
+        subject, caption = PACKAGES[package]
+        rooms = " · ".join(_rooms(package))
+        yield _box(left, top, width, BOX, SUBJECTS[subject])
+        yield _text(package, left + 10, top + 19, "name")
+        yield _text(f"{caption} ({rooms})" if rooms else caption, left + 10, top + 36)
+
+
+def _legend(top: int) -> Iterator[str]:
+    for index, (subject, fill) in enumerate(SUBJECTS.items()):
+        left = MARGIN + index * 138
+        yield _box(left, top, 16, 16, fill)
+        yield _text(subject, left + 22, top + 13)
+
+
+def _box(x: float, y: float, width: float, height: float, fill: str) -> str:
+    return f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="5" fill="{fill}"/>'
+
+
+def _text(text: str, x: float, y: float, kind: str = "") -> str:
+    attribute = f' class="{kind}"' if kind else ""
+    return f'<text{attribute} x="{x:g}" y="{y:g}">{escape(text)}</text>'
+
+
+def _rooms(package: str) -> list[str]:
+    """The packages inside a package."""
+    parent = REPOSITORY if package in AT_THE_TOP else REPOSITORY / "t2tp"
+    return sorted(init.parent.name for init in (parent / package).glob("*/__init__.py"))
+
+
+if __name__ == "__main__":
+    main()

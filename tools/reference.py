@@ -1,0 +1,151 @@
+"""The reference pages that are generated from the code: programs, hparams and hparams sets."""
+
+from __future__ import annotations
+
+import html
+import inspect
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+
+from absl import flags
+
+from t2tp import registry
+from t2tp.hparam import HParams
+from t2tp.quiet import quiet_import
+from t2tp.trainer.cli.flag_groups import Group
+from t2tp.trainer.cli.programs import PROGRAMS
+
+with quiet_import():
+    import t2tp.hparams
+    import t2tp.models
+
+assert t2tp.hparams, t2tp.models  # Importing them registers sets and models.
+
+
+def pages() -> dict[str, str]:
+    """Markdown of each page, by its path in the site."""
+    return {
+        "reference/programs.md": programs_page(),
+        "reference/hparams.md": hparams_page(),
+        "reference/hparams_sets.md": sets_page(),
+    }
+
+
+def programs_page() -> str:
+    """Every program: how it is called, and its flags by subject."""
+    sections = ["# Programs and their flags", "Every program has `--help` and `--version` as well."]
+    for spec in PROGRAMS.values():
+        sections += [f"## {spec.name}", f"```text\n{spec.intro.strip()}\n```"]
+        if spec.positional:
+            rows = [[f"`{each.name}`", each.help] for each in spec.positional]
+            sections.append(_table(["argument", "meaning"], rows))
+        for group in spec.groups:
+            rows = [_flag_row(flag) for flag in _flags(group)]
+            sections += [f"### {group.heading}", _table(["flag", "default", "meaning"], rows)]
+    return "\n\n".join(sections) + "\n"
+
+
+def _flags(group: Group) -> list[flags.Flag]:
+    holder = flags.FlagValues()
+    group.define(holder)
+    return [holder[name] for name in holder if holder[name].name == name]
+
+
+def _flag_row(flag: flags.Flag) -> list[str]:
+    name = f"--[no]{flag.name}" if flag.boolean else f"--{flag.name}"
+    default = "" if flag.default in (None, "", []) else f"`{flag.default}`"
+    return [f"`{name}`", default, " ".join(flag.help.split())]
+
+
+def hparams_page() -> str:
+    """Every hparam: its values, its default and its meaning; those of all models first."""
+    by_model = {model: _declared(sets) for model, sets in _sets_by_model().items()}
+    shared = set.intersection(*(set(declared) for declared in by_model.values()))
+    anyone = next(iter(by_model.values()))
+    sections = [
+        "# Hparams",
+        "The default is that of the declaration; [a set](hparams_sets.md) may have another.",
+        "## In every set",
+        _declarations(anyone[name] for name in anyone if name in shared),
+    ]
+    for model, declared in by_model.items():
+        rows = [declared[name] for name in declared if name not in shared]
+        sections += [f"## {model}", _declarations(rows)]
+    return "\n\n".join(sections) + "\n"
+
+
+def sets_page() -> str:
+    """Every hparams set: what it is for, and the values that are not the defaults."""
+    sections = [
+        "# Hparams sets",
+        "Each set with its values that are not the [defaults](hparams.md). "
+        "`t2tp_trainer --print_hparams --hparams_set=NAME` prints all of them.",
+    ]
+    for model, names in _sets_by_model().items():
+        sections.append(f"## {model}")
+        for name in names:
+            hparams = registry.hparams(name)
+            changes = {
+                key: value
+                for key, value in hparams.values().items()
+                if value != hparams.default(key)
+            }
+            sections += [f"### {name}", _description(name), _assignments(changes)]
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def _sets_by_model() -> dict[str, list[str]]:
+    """Names of the sets that come with t2tp, by the model they are for."""
+    ours = [
+        name
+        for name in registry.list_hparams()
+        if registry.hparams_function(name).__module__.startswith("t2tp.hparams.")
+    ]
+    by_model = sorted(ours, key=registry.model_of_hparams)
+    groups = itertools.groupby(by_model, key=registry.model_of_hparams)
+    return {model: sorted(names) for model, names in groups}
+
+
+def _declared(sets: Iterable[str]) -> dict[str, tuple[str, HParams]]:
+    """The hparams that some of the sets have, each with a set in which it is declared."""
+    declared: dict[str, tuple[str, HParams]] = {}
+    for name in sets:
+        hparams = registry.hparams(name)
+        declared.update((key, (key, hparams)) for key in hparams.values() if key not in declared)
+    return declared
+
+
+def _declarations(declared: Iterable[tuple[str, HParams]]) -> str:
+    """A table of declarations."""
+    rows = [
+        [f"`{name}`", hparams.expected(name), _value(hparams.default(name)), hparams.help(name)]
+        for name, hparams in declared
+    ]
+    return _table(["hparam", "values", "default", "meaning"], rows)
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown; what looks like markup in a cell is text."""
+    lines = [heads, ["--"] * len(heads), *([_as_text(cell) for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _as_text(cell: str) -> str:
+    text = cell if cell.startswith("`") else html.escape(cell, quote=False).replace("*", "\\*")
+    return text.replace("|", "&#124;")
+
+
+def _assignments(values: Mapping[str, object]) -> str:
+    """Values as `--hparams` takes them."""
+    if not values:
+        return "All values are the defaults."
+    return "\n".join(["```text", *(f"{name}={value}" for name, value in values.items()), "```"])
+
+
+def _value(value: object) -> str:
+    return "empty" if value == "" else f"`{value}`"
+
+
+def _description(name: str) -> str:
+    """The docstring of the function that makes a set; not that of a function it calls."""
+    return inspect.cleandoc(registry.hparams_function(name).__doc__ or "")

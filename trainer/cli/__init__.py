@@ -1,0 +1,18 @@
+"""The command-line programs.
+
+`programs.py` describes each program: its name, its flags and the module that does its work.
+`run_program()` runs one: it reads the command line, answers `--help` and `--version`, finds the
+processes of the run, and turns errors into one sentence and an exit code. The module that does the
+work is imported only after that, because it imports TensorFlow, which takes seconds.
+
+| exit code | |
+| --- | --- |
+| 0 | done |
+| 1 | the program failed, or `t2tp_inspect_checkpoint` found differences |
+| 2 | the request is not valid: one sentence says why, and nothing was written |
+| 3 | another process of the run was lost |
+| 130 | interrupted with Ctrl-C (SIGINT); a training saves its step first |
+| 143 | ended by SIGTERM; a training saves its step first |
+
+`t2tp_launch` and `t2tp_tune` return the exit code of the first process that failed.
+"""

@@ -1,0 +1,41 @@
+"""`t2tp_avg_checkpoints`: averages the variables of several checkpoints."""
+
+from __future__ import annotations
+
+import sys
+
+from t2tp.trainer.cli.run_program import Invocation
+from t2tp.trainer.errors import UsageError, as_usage_error
+from t2tp.trainer.run_dir import averaging
+from t2tp.trainer.run_dir.find_checkpoint import find
+
+
+def run(invocation: Invocation) -> None:
+    """Averages the checkpoints that the flags name and lists them.
+
+    Raises:
+      UsageError: they cannot be averaged; no file was written.
+    """
+    flags = invocation.flags
+    if bool(flags.checkpoints) == bool(flags.output_dir):
+        raise UsageError("give either --checkpoints or --output_dir")
+    with as_usage_error(OSError, LookupError, ValueError):
+        if flags.checkpoints:
+            paths = [path for path in flags.checkpoints.split(",") if path]
+            checkpoints = [find(path) for path in paths]
+        else:
+            checkpoints = averaging.last_checkpoints(flags.output_dir, flags.num_last_checkpoints)
+        made = averaging.average(checkpoints, flags.output_path)
+    if made.batch_statistics and len(checkpoints) > 1:
+        first, count = made.batch_statistics[0], len(made.batch_statistics)
+        print(
+            f"t2tp_avg_checkpoints: warning: {count} moving means and variances of batch norms"
+            f" ({first}, ...) are those of step {made.step} alone, and do not belong to the"
+            " averaged weights: evaluation may be worse than that of the latest checkpoint.",
+            file=sys.stderr,
+        )
+    moving = " and their moving averages (ema_decay)" if made.has_moving_averages else ""
+    print(f"averaged the trainable variables{moving} of {len(checkpoints)} checkpoints:")
+    for each in checkpoints:
+        print(f"  {each.path}")
+    print(f"in {made.directory}; all other variables are those of its step")

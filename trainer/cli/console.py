@@ -1,0 +1,57 @@
+"""Human-readable log lines: plain, and above the progress bar if there is one."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import sys
+import time
+
+from absl import logging as absl_logging
+from tqdm import tqdm
+
+from t2tp.mesh.process_spec import ProcessSpec
+
+# Source files of libraries that also log with `absl.logging`. Their info messages do not concern
+# the user: during an export, for instance, lines of 4 kB about renamed tensors.
+_LIBRARIES = re.compile(r"[/\\](site|dist)-packages[/\\]tensorflow(_datasets)?[/\\]")
+
+
+class _Lines(logging.Handler):
+    """A handler that writes messages as lines to stderr, repeated warnings only once."""
+
+    def __init__(self, prefix: str, with_time: bool) -> None:
+        super().__init__()
+        self._prefix = prefix
+        self._with_time = with_time
+        self._warned: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = record.getMessage()
+        if record.levelno < logging.WARNING and _LIBRARIES.search(record.pathname):
+            return
+        if record.levelno >= logging.WARNING:
+            if line in self._warned:  # Training and evaluation programs give the same warnings.
+                return
+            self._warned.add(line)
+            line = f"warning: {line}" if record.levelno == logging.WARNING else f"error: {line}"
+        # If the reader is gone (t2tp_launch was killed, say), the run continues and is saved.
+        with contextlib.suppress(BrokenPipeError):
+            at = time.strftime("%H:%M:%S ", time.localtime(record.created))
+            tqdm.write((at if self._with_time else "") + self._prefix + line, file=sys.stderr)
+
+
+def use_plain_lines(process: ProcessSpec | None = None, with_time: bool = False) -> None:
+    """Shows what this process logs with `absl.logging` as plain lines on stderr.
+
+    Args:
+      process: this process of a run. Processes other than the first show warnings and errors
+        only, with their index.
+      with_time: whether each line begins with the time of day.
+    """
+    index = 0 if process is None else process.process_id
+    absl_logging.set_verbosity(absl_logging.WARNING if index else absl_logging.INFO)
+    logger = absl_logging.get_absl_logger()
+    logger.handlers[:] = [_Lines(f"process {index}: " if index else "", with_time)]
+    logger.propagate = False

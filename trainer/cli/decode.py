@@ -1,0 +1,272 @@
+"""`t2tp_decoder`: decodes files, splits, images or typed lines, and scores targets."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from absl import flags as absl_flags
+from absl import logging
+
+from t2tp import checkpoint
+from t2tp.checkpoint.variables import TRAINABLE
+from t2tp.decoding import DecodeOptions
+from t2tp.decoding.compilation import should_compile
+from t2tp.mesh.cluster import Cluster
+from t2tp.problems.data.manifest import DamagedDataError
+from t2tp.problems.generated_images import GeneratedImages
+from t2tp.trainer import multiprocess
+from t2tp.trainer.cli.run_program import Invocation
+from t2tp.trainer.cli.spec_from_flags import spec_from_flags
+from t2tp.trainer.cli.train import building
+from t2tp.trainer.errors import ProcessLostError, UsageError, as_usage_error
+from t2tp.trainer.hooks.summaries import SummaryWriter
+from t2tp.trainer.inference import files
+from t2tp.trainer.inference.run_decoder import RunDecoder, check_writes
+from t2tp.trainer.run_config import RunConfig
+from t2tp.trainer.run_dir import run_files
+from t2tp.trainer.run_dir.find_checkpoint import checkpoint_directory
+from t2tp.trainer.run_spec import RunSpec
+
+_SOURCES = ("decode_from_file", "decode_interactive", "split", "score_file")
+
+
+def run(invocation: Invocation) -> None:
+    """Decodes or scores the source that the flags name.
+
+    Raises:
+      UsageError: the request is invalid; no file was written.
+      ProcessLostError: another process was lost or did not join.
+    """
+    flags = invocation.flags
+    with as_usage_error(ValueError, LookupError, OSError):
+        _check(flags)
+        spec = spec_from_flags(flags)
+        options = DecodeOptions.parse(flags.decode_hparams)
+        check_writes(spec.model)
+        path = flags.decode_from_file or flags.score_file
+        lines = files.read_lines(path) if path else []
+        if path and not lines:
+            raise UsageError(f"{path} is empty: there is nothing to decode or to score")
+        if flags.decode_to_file or flags.decode_from_file:
+            files.check_can_be_written(flags.decode_to_file or flags.decode_from_file)
+        if spec.config.xla is None and _should_compile(invocation, spec, options, len(lines)):
+            spec = replace(spec, config=replace(spec.config, xla=True))
+            logging.info("compiling decoding with XLA (--noxla disables it)")
+    try:
+        with as_usage_error(ValueError):
+            cluster = multiprocess.connect_as(spec.config, spec.layout)
+        with multiprocess.propagate_failure(cluster), as_usage_error(DamagedDataError):
+            if flags.generate_data:
+                with as_usage_error(ValueError, LookupError, OSError):
+                    multiprocess.prepare_data(cluster, spec.problem, flags.data_dir, flags.tmp_dir)
+            _Decoding(flags, spec, options, lines, cluster).run()
+    except multiprocess.OTHERS_FAULT as error:
+        raise ProcessLostError(str(error)) from error
+
+
+def _check(flags: absl_flags.FlagValues) -> None:
+    """Raises UsageError if flags contradict each other or a source is missing."""
+    given = [name for name in _SOURCES if flags[name].value]
+    if len(given) != 1:
+        said = " and ".join(f"--{name}" for name in given) or "none of them"
+        raise UsageError(
+            f"give one of {', '.join(f'--{name}' for name in _SOURCES)}: {said} is given"
+        )
+    for name in ("decode_reference", "decode_prefix_file"):
+        if flags[name].value and not flags.decode_from_file:
+            raise UsageError(f"--{name} is for --decode_from_file")
+    if flags.decode_to_file and flags.decode_interactive:
+        raise UsageError("--decode_interactive prints, and --decode_to_file is for files")
+    if flags.output_dir:
+        run_files.check_is_run(flags.output_dir)
+
+
+def _should_compile(
+    invocation: Invocation, spec: RunSpec, options: DecodeOptions, num_lines: int
+) -> bool:
+    """Decides whether XLA compiles decoding, if the flags do not."""
+    flags, process = invocation.flags, invocation.process
+    if flags.split:
+        num_prompts = math.inf if options.num_samples < 0 else options.num_samples
+    else:
+        num_prompts = num_lines if flags.decode_from_file else 0
+    return should_compile(
+        spec.layout,
+        num_prompts,
+        options.batch_size,
+        _num_weights(spec.config),
+        1 if process is None else process.num_processes,
+    )
+
+
+def _num_weights(config: RunConfig) -> int:
+    """Counts the trainable parameters in the run's latest checkpoint; 0 if there is none.
+
+    A checkpoint that does not record which are trainable counts with all its variables.
+    """
+    saved = checkpoint.latest(checkpoint_directory(config.output_dir))
+    if saved is None:
+        return 0
+    shapes = saved.shapes()
+    return sum(math.prod(shapes[name]) for name in saved.metadata.get(TRAINABLE, shapes))
+
+
+class _Decoding:
+    """One invocation of the program."""
+
+    def __init__(
+        self,
+        flags: absl_flags.FlagValues,
+        spec: RunSpec,
+        options: DecodeOptions,
+        lines: list[str],
+        cluster: Cluster,
+    ) -> None:
+        self._flags = flags
+        self._problem = spec.problem
+        self._leads = cluster.is_main_process
+        if flags.decode_interactive:
+            options = replace(options, batch_size=1)
+        self._options = options
+        self._lines = lines
+        with as_usage_error(ValueError, OSError):
+            spec.check_same_data()
+        with building(spec.model):
+            self._estimator = spec.make_estimator()
+            self._decoder = RunDecoder(spec, self._estimator, options)
+
+    def run(self) -> None:
+        """Decodes or scores the source that the flags name."""
+        flags = self._flags
+        with as_usage_error(ValueError, LookupError, OSError):
+            if flags.score_file:
+                self._score()
+            elif flags.decode_interactive:
+                self._interactive()
+            elif flags.decode_from_file:
+                self._file()
+            elif self._problem.generated_images:
+                self._images(self._problem.generated_images)
+            else:
+                self._split()
+
+    def _file(self) -> None:
+        """Decodes a file into a file."""
+        flags, lines = self._flags, self._lines
+        references = self._beside(flags.decode_reference)
+        found = {}
+        for number, decoded in self._decoder.texts(lines, self._beside(flags.decode_prefix_file)):
+            found[number] = decoded
+            if len(found) % 100 == 0:
+                logging.info("decoded %d of %d", len(found), len(lines))
+        path = flags.decode_to_file or f"{flags.decode_from_file}.{self._name}.decodes"
+        if not self._leads:
+            return
+        in_order = [found[number] for number in range(len(lines))]
+        files.write_lines(path, [files.line_of(d, self._options) for d in in_order])
+        logging.info("%d lines in %s", len(lines), path)
+        if references is not None:
+            self._report("file", [decoded[0].text for decoded in in_order], references)
+
+    def _beside(self, path: str | None) -> list[str] | None:
+        """Reads a file with one line per line of the file to decode; None without a path.
+
+        Raises:
+          UsageError: the numbers of lines differ.
+        """
+        if not path:
+            return None
+        lines = files.read_lines(path)
+        if len(lines) != len(self._lines):
+            raise UsageError(
+                f"{path} has {len(lines)} lines, and {self._flags.decode_from_file} has"
+                f" {len(self._lines)}: they must have as many"
+            )
+        return lines
+
+    def _interactive(self) -> None:
+        """Decodes lines from stdin to stdout, until the end of input."""
+        is_typed = sys.stdin.isatty()
+        while True:
+            if is_typed:
+                print("> ", end="", flush=True)
+            line = sys.stdin.readline()
+            if not line:
+                return
+            try:
+                [(_, decoded)] = self._decoder.texts([line.rstrip("\r\n")])
+            except ValueError as error:
+                print(f"t2tp_decoder: {error}", file=sys.stderr)
+                continue
+            for each in decoded:
+                fields = [each.text]
+                if self._options.write_beam_scores:
+                    fields.append(f"{each.score:.4f}")
+                print("\t".join(fields), flush=True)
+
+    def _split(self) -> None:
+        """Decodes a split of the problem into three files: inputs, targets and outputs."""
+        rows = self._decoder.split(self._flags.split, self._options.num_samples)
+        if not self._leads:
+            return
+        for path in files.write_rows(self._base, rows, self._options):
+            logging.info("%d lines in %s", len(rows), path)
+        outputs, targets = [row.outputs[0].text for row in rows], [row.targets for row in rows]
+        self._report(self._flags.split, outputs, targets)
+
+    def _images(self, images: GeneratedImages) -> None:
+        """Generates images into PNG files."""
+        count = self._options.num_samples
+        if count < 1:
+            raise UsageError(
+                f"{self._problem.name} makes images: say how many, as in"
+                " --decode_hparams=num_samples=16,temperature=1"
+            )
+        pixels = self._decoder.images(count)
+        if self._leads:
+            paths = files.write_images(self._base, images.brightness(pixels))
+            logging.info("%d images, %s to %s", count, paths[0], paths[-1])
+
+    def _score(self) -> None:
+        """Computes the log-probabilities of the lines of a file."""
+        scores = [f"{each:.6f}" for each in self._decoder.scores(self._lines)]
+        if not self._leads:
+            return
+        if self._flags.decode_to_file:
+            files.write_lines(self._flags.decode_to_file, scores)
+            logging.info("%d lines in %s", len(scores), self._flags.decode_to_file)
+        else:
+            print("\n".join(scores))
+
+    def _report(self, what: str, outputs: Sequence[str], references: Sequence[str]) -> None:
+        """Prints the metrics of decoded texts and writes them for TensorBoard."""
+        figures = self._problem.decode_metrics(outputs, references)
+        print("  ".join(f"{name} {figure:.2f}" for name, figure in figures.items()))
+        directory = os.path.join(self._estimator.config.output_dir, f"decode_{what}")
+        summaries = SummaryWriter(directory)
+        summaries.write(self._estimator.steps_done, figures)
+        summaries.close()
+
+    @property
+    def _name(self) -> str:
+        """The stem of the names of decoded files: problem, method and step."""
+        options = self._options
+        how = {
+            "greedy": "greedy",
+            "sample": f"temperature{options.sampling_temperature:g}",
+            "beam": f"beam{options.width}.alpha{options.alpha:g}",
+        }[options.method]
+        return f"{self._problem.name}.{how}.step{self._estimator.steps_done}"
+
+    @property
+    def _base(self) -> Path:
+        """The path of a split's files without extension."""
+        if self._flags.decode_to_file:
+            return Path(self._flags.decode_to_file)
+        name = f"{self._flags.split}.{self._name}"
+        return Path(self._estimator.config.output_dir, "decodes", name)

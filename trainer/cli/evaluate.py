@@ -1,0 +1,105 @@
+"""`t2tp_eval`: evaluates checkpoints of a run."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from absl import flags as absl_flags
+
+from t2tp import checkpoint
+from t2tp.problems.data.manifest import DamagedDataError
+from t2tp.trainer import multiprocess
+from t2tp.trainer.cli.run_program import Invocation
+from t2tp.trainer.cli.spec_from_flags import spec_from_flags
+from t2tp.trainer.cli.train import building
+from t2tp.trainer.errors import ProcessLostError, as_usage_error
+from t2tp.trainer.experiment import Experiment
+from t2tp.trainer.run_dir import run_files
+from t2tp.trainer.run_dir.find_checkpoint import checkpoint_directory, find
+from t2tp.trainer.run_spec import RunSpec
+
+_ALL = "all"
+
+
+def run(invocation: Invocation) -> None:
+    """Evaluates the checkpoints that the flags name and prints their metrics.
+
+    Raises:
+      UsageError: the request is invalid.
+      ProcessLostError: another process was lost or did not join.
+    """
+    flags = invocation.flags
+    with as_usage_error(ValueError, LookupError, OSError):
+        spec = _plan(flags)
+        paths = _checkpoints(flags)
+    try:
+        with as_usage_error(ValueError):
+            cluster = multiprocess.connect_as(spec.config, spec.layout)
+        with multiprocess.propagate_failure(cluster), as_usage_error(DamagedDataError):
+            with as_usage_error(ValueError, LookupError, OSError):
+                if flags.generate_data:
+                    multiprocess.prepare_data(cluster, spec.problem, flags.data_dir, flags.tmp_dir)
+                experiment = _experiment(flags, spec, paths[0])
+            rows = _evaluate(experiment, paths, spec.model, speaks=cluster.is_main_process)
+    except multiprocess.OTHERS_FAULT as error:
+        raise ProcessLostError(str(error)) from error
+    if cluster.is_main_process:
+        print(_table(rows), file=sys.stderr)
+
+
+def _plan(flags: absl_flags.FlagValues) -> RunSpec:
+    if flags.output_dir:
+        run_files.check_is_run(flags.output_dir)
+    return spec_from_flags(flags)
+
+
+def _checkpoints(flags: absl_flags.FlagValues) -> list[Path]:
+    """Finds the checkpoints that the flags name.
+
+    Raises:
+      FileNotFoundError, UnusableCheckpointError: one of them is missing or damaged.
+    """
+    directory = checkpoint_directory(flags.output_dir)
+    if flags.checkpoint_path == _ALL:
+        found = [checkpoint.step_directory(directory, n) for n in checkpoint.all_steps(directory)]
+        if not found:
+            raise FileNotFoundError(f"{flags.output_dir} holds no finished checkpoint")
+        return found
+    asked = flags.checkpoint_path or flags.output_dir
+    return [Path(find(path.strip()).path) for path in asked.split(",")]
+
+
+def _experiment(flags: absl_flags.FlagValues, spec: RunSpec, path: Path) -> Experiment:
+    spec = replace(spec, config=replace(spec.config, checkpoint_path=str(path)))
+    return Experiment(spec, eval_steps=flags.eval_steps, eval_split=flags.split)
+
+
+def _evaluate(
+    experiment: Experiment, paths: Sequence[Path], model: str, speaks: bool
+) -> list[dict]:
+    """Evaluates each checkpoint; process 0 prints its metrics at once."""
+    rows = []
+    for path in paths:
+        with building(model):
+            step, metrics = experiment.measure(path)
+        rows.append({"checkpoint": str(path), "step": step, **metrics})
+        if speaks:
+            print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
+def _table(rows: Sequence[dict]) -> str:
+    """Formats steps and metrics in columns."""
+    names = [name for name in rows[0] if name != "checkpoint"]
+    cells = [names] + [
+        [str(row["step"]), *(f"{row[name]:.4f}" for name in names[1:])] for row in rows
+    ]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(names))]
+    return "\n".join(
+        "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
+        for line in cells
+    )

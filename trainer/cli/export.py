@@ -1,0 +1,34 @@
+"""`t2tp_exporter`: exports a run as a SavedModel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from t2tp.decoding import DecodeOptions
+from t2tp.trainer.cli.run_program import Invocation
+from t2tp.trainer.cli.spec_from_flags import spec_from_flags
+from t2tp.trainer.cli.train import building
+from t2tp.trainer.errors import as_usage_error
+from t2tp.trainer.inference.exporter import RunExporter
+from t2tp.trainer.run_dir import run_files
+
+
+def run(invocation: Invocation) -> None:
+    """Exports the run that the flags name and prints the directory.
+
+    Raises:
+      UsageError: the request is invalid; no file was written.
+    """
+    flags = invocation.flags
+    with as_usage_error(ValueError, LookupError, OSError, ModuleNotFoundError):
+        if flags.output_dir:
+            run_files.check_is_run(flags.output_dir)
+        run_files.check_writable(
+            flags.export_dir or flags.output_dir, "the directory of the export,"
+        )
+        spec = spec_from_flags(flags)
+        spec.check_same_data()
+        options = DecodeOptions.parse(flags.decode_hparams, batch_size=1)
+        exporter = RunExporter(spec, options, flags.max_input_length)
+    with as_usage_error(OSError, ModuleNotFoundError), building(spec.model):
+        print(exporter.export(flags.export_dir or Path(flags.output_dir, "export")))

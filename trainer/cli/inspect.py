@@ -1,0 +1,33 @@
+"""`t2tp_inspect_checkpoint`: shows the contents of a checkpoint, or compares two."""
+
+from __future__ import annotations
+
+from t2tp.checkpoint import inspection
+from t2tp.trainer.cli.run_program import Invocation
+from t2tp.trainer.errors import as_usage_error
+from t2tp.trainer.run_dir.find_checkpoint import find
+
+DIFFERENT = 1
+
+
+def run(invocation: Invocation) -> int:
+    """Prints a checkpoint's variables, or the differences between two checkpoints.
+
+    Returns:
+      The exit code: `DIFFERENT` if two checkpoints differ.
+
+    Raises:
+      UsageError: a checkpoint is missing or damaged.
+    """
+    with as_usage_error(OSError, LookupError, ValueError):
+        first, *others = [find(path) for path in invocation.arguments]
+        for each in (first, *others):
+            each.verify()
+        if not others:
+            print(inspection.describe(first))
+            return 0
+        (second,) = others
+        different = inspection.differences(first, second)
+    print(f"{first.path} (step {first.step})\n{second.path} (step {second.step})")
+    print("\n".join(different) or f"the same: {len(first.shapes())} variables")
+    return DIFFERENT if different else 0

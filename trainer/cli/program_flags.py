@@ -1,0 +1,303 @@
+"""The flags of single programs; `trainer_flags` has those of `t2tp_trainer`, some shared."""
+
+from __future__ import annotations
+
+from absl import flags
+
+from t2tp.trainer.cli.flag_groups import Group
+
+
+def _define_evaluation(flag_values: flags.FlagValues) -> None:
+    flags.DEFINE_string(
+        "checkpoint_path",
+        "",
+        "Checkpoints: their directories, separated by commas, or 'all' of the run; by default the"
+        " run's latest.",
+        flag_values=flag_values,
+    )
+    flags.DEFINE_string(
+        "split",
+        "validation",
+        "The split: train, validation, test, or another that the problem has. Each example counts"
+        " once.",
+        flag_values=flag_values,
+    )
+    flags.DEFINE_integer("eval_steps", -1, "Batches; 0 or -1: all.", flag_values=flag_values)
+
+
+def _define_decoding(flag_values: flags.FlagValues) -> None:
+    flags.DEFINE_string(
+        "decode_from_file",
+        None,
+        "File to decode: one source per line, for a language model one prompt.",
+        flag_values=flag_values,
+    )
+    flags.DEFINE_string(
+        "decode_to_file",
+        None,
+        "File to write, with one line per source; by default it is named after what is decoded."
+        " With --split: what the files' names begin with.",
+        flag_values=flag_values,
+    )
+    flags.DEFINE_bool(
+        "decode_interactive", False, "Decode what is typed, line by line.", flag_values=flag_values
+    )
+    flags.DEFINE_string(
+        "decode_reference",
+        None,
+        "With --decode_from_file: file of references to score against, one line per source.",
+        flag_values=flag_values,
+    )
+    flags.DEFINE_string(
+        "decode_prefix_file",
+        None,
+        "With --decode_from_file: file of prefixes that the results begin with, one line per"
+        " source.",
+        flag_values=flag_values,
+    )
+    flags.DEFINE_string(
+        "split",
+        None,
+        "Decode this split: train, validation, test, or another that the problem has.",
+        flag_values=flag_values,
+    )
+    flags.DEFINE_string(
+        "score_file",
+        None,
+        "File of inputs<TAB>targets (for a language model: targets): print the log-probabilities of"
+        " the targets, or write them to --decode_to_file.",
+        flag_values=flag_values,
+    )
+    flags.DEFINE_string(
+        "decode_hparams",
+        "",
+        "How to decode, as in beam_size=4,alpha=0.6,extra_length=50 or temperature=0.8,top_k=40;"
+        " see docs/decoding.md.",
+        flag_values=flag_values,
+    )
+    flags.DEFINE_string(
+        "checkpoint_path",
+        "",
+        "Decode with this checkpoint; by default with the run's latest.",
+        flag_values=flag_values,
+    )
+
+
+def _define_export(flag_values: flags.FlagValues) -> None:
+    flags.DEFINE_string(
+        "export_dir",
+        None,
+        "Directory of the exported models, each in its own directory; by default"
+        " OUTPUT_DIR/export.",
+        flag_values=flag_values,
+    )
+    flags.DEFINE_string(
+        "decode_hparams",
+        "",
+        "How the exported model decodes, as in beam_size=4,alpha=0.6,extra_length=50; batch_size,"
+        " by default 1, is how many prompts of a request it decodes together.",
+        flag_values=flag_values,
+    )
+    flags.DEFINE_integer(
+        "max_input_length",
+        None,
+        "Max tokens of inputs or of a prompt; by default the model's max_length.",
+        flag_values=flag_values,
+    )
+    flags.DEFINE_string(
+        "checkpoint_path",
+        "",
+        "Export this checkpoint; by default the run's latest.",
+        flag_values=flag_values,
+    )
+
+
+def _define_data(flag_values: flags.FlagValues) -> None:
+    flags.DEFINE_string(
+        "problem",
+        None,
+        "Name of a problem: a registered one, tfds:NAME or mixture:...",
+        flag_values=flag_values,
+    )
+    flags.DEFINE_string(
+        "problem_options",
+        "",
+        "Its options, as in 'files=texts/**/*.txt,documents=lines'.",
+        flag_values=flag_values,
+    )
+    flags.DEFINE_integer(
+        "vocab_size", None, "Tokens of the vocabulary.", lower_bound=1, flag_values=flag_values
+    )
+    flags.DEFINE_string(
+        "t2t_usr_dir", None, "Directory of your own problems.", flag_values=flag_values
+    )
+
+
+def _define_data_directories(flag_values: flags.FlagValues) -> None:
+    flags.DEFINE_string(
+        "data_dir",
+        None,
+        "Directory of all data; the problem has its own directory in it.",
+        flag_values=flag_values,
+    )
+    flags.DEFINE_string(
+        "tmp_dir",
+        None,
+        "Directory that keeps downloads; by default they are deleted.",
+        flag_values=flag_values,
+    )
+
+
+def _define_generation(flag_values: flags.FlagValues) -> None:
+    flags.DEFINE_bool(
+        "overwrite", False, "Make the data again even if they exist.", flag_values=flag_values
+    )
+    flags.DEFINE_integer(
+        "num_shards",
+        None,
+        "Shards of the train split; by default one for each 500 samples, up to 64.",
+        lower_bound=1,
+        flag_values=flag_values,
+    )
+    flags.DEFINE_integer(
+        "num_workers",
+        None,
+        "Max processes that encode; by default as many as make it faster, up to one per core.",
+        lower_bound=1,
+        flag_values=flag_values,
+    )
+    flags.DEFINE_integer(
+        "max_bad_samples",
+        None,
+        "Skip up to so many samples that cannot be used; by default one in 1,000.",
+        lower_bound=0,
+        flag_values=flag_values,
+    )
+
+
+def _define_inspection(flag_values: flags.FlagValues) -> None:
+    flags.DEFINE_bool("check", False, "Check every byte of existing data.", flag_values=flag_values)
+    flags.DEFINE_bool(
+        "inspect",
+        False,
+        "Show examples, lengths and the fraction of padding of existing data.",
+        flag_values=flag_values,
+    )
+
+
+def _define_launch(flag_values: flags.FlagValues) -> None:
+    flags.DEFINE_integer(
+        "num_processes",
+        None,
+        "Processes to start.",
+        lower_bound=1,
+        short_name="n",
+        flag_values=flag_values,
+    )
+    flags.DEFINE_integer(
+        "devices_per_process",
+        None,
+        "Devices that each process brings to the mesh; by default its part of this host's GPUs, or,"
+        " without GPUs, of the mesh.",
+        lower_bound=1,
+        flag_values=flag_values,
+    )
+
+
+def _define_averaging(flag_values: flags.FlagValues) -> None:
+    flags.DEFINE_string(
+        "checkpoints",
+        "",
+        "Directories of checkpoints, separated by commas.",
+        flag_values=flag_values,
+    )
+    flags.DEFINE_string(
+        "output_dir",
+        "",
+        "Directory of a run whose latest checkpoints are averaged, in place of --checkpoints.",
+        flag_values=flag_values,
+    )
+    flags.DEFINE_integer(
+        "num_last_checkpoints",
+        8,
+        "With --output_dir: how many checkpoints.",
+        lower_bound=1,
+        flag_values=flag_values,
+    )
+    flags.DEFINE_string(
+        "output_path",
+        None,
+        "Directory of the result; it is created if needed.",
+        flag_values=flag_values,
+    )
+
+
+def _define_bleu(flag_values: flags.FlagValues) -> None:
+    flags.DEFINE_string("translation", None, "File of translated lines.", flag_values=flag_values)
+    flags.DEFINE_string(
+        "reference", None, "File of the reference translations.", flag_values=flag_values
+    )
+    flags.DEFINE_string(
+        "source",
+        None,
+        "File of the lines that were translated, to check their number.",
+        flag_values=flag_values,
+    )
+    flags.DEFINE_string(
+        "translations_dir", None, "Directory of files named NAME-STEP.", flag_values=flag_values
+    )
+    flags.DEFINE_string(
+        "event_dir",
+        None,
+        "Directory for the events; by default --translations_dir.",
+        flag_values=flag_values,
+    )
+    flags.DEFINE_enum(
+        "bleu_variant",
+        "both",
+        ["both", "cased", "uncased"],
+        "Whether case matters: cased, uncased or both.",
+        flag_values=flag_values,
+    )
+    flags.DEFINE_string("tag_suffix", "", "Suffix of the scores' names.", flag_values=flag_values)
+    flags.DEFINE_integer(
+        "min_steps", 0, "Skip translations of fewer steps.", flag_values=flag_values
+    )
+
+
+def _define_search(flag_values: flags.FlagValues) -> None:
+    flags.DEFINE_string(
+        "hparams_range", None, "Name of a registered ranged set.", flag_values=flag_values
+    )
+    flags.DEFINE_integer("trials", 10, "Points to train.", lower_bound=1, flag_values=flag_values)
+    flags.DEFINE_integer(
+        "first_trial", 0, "Index of the first point.", lower_bound=0, flag_values=flag_values
+    )
+    flags.DEFINE_string(
+        "output_dir",
+        None,
+        "Directory of the search; each run has its own directory in it.",
+        flag_values=flag_values,
+    )
+    flags.DEFINE_string("metric", "loss", "The metric to compare by.", flag_values=flag_values)
+    flags.DEFINE_bool(
+        "minimize",
+        True,
+        "Whether a smaller metric is better.",
+        flag_values=flag_values,
+    )
+
+
+EVALUATION = Group("What to evaluate on", _define_evaluation)
+DECODING = Group("What to decode", _define_decoding)
+EXPORT = Group("What to export", _define_export)
+DATAGEN = (
+    Group("What is made", _define_data),
+    Group("Where", _define_data_directories),
+    Group("How", _define_generation),
+    Group("Looking at what was made", _define_inspection),
+)
+LAUNCH = Group("Processes", _define_launch)
+AVERAGING = Group("What to average", _define_averaging)
+BLEU = Group("What to score", _define_bleu)
+SEARCH = Group("What to try", _define_search)

@@ -1,0 +1,199 @@
+"""The programs: name, flags and module of each. Their entry points are at the end."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from t2tp.trainer.cli import program_flags
+from t2tp.trainer.cli.flag_groups import Positional
+from t2tp.trainer.cli.run_program import ProgramSpec, run_program
+from t2tp.trainer.cli.trainer_flags import GROUPS, MESH, PROCESSES, WHAT, WHERE
+
+_REGISTRY = "t2tp.trainer.cli.answers:print_registry"
+
+TRAINER = ProgramSpec(
+    name="t2tp_trainer",
+    intro="""
+Trains, evaluates and samples from a registered model on a registered problem:
+
+  t2tp_trainer --problem=P --model=M --hparams_set=S --data_dir=D --output_dir=O
+""",
+    groups=GROUPS,
+    body="t2tp.trainer.cli.train:run",
+    required=("output_dir", "data_dir"),
+    answers={
+        "registry_help": "t2tp.trainer.cli.answers:print_registry_and_schedules",
+        "print_hparams": "t2tp.trainer.cli.answers:print_hparams",
+    },
+)
+
+EVAL = ProgramSpec(
+    name="t2tp_eval",
+    intro="""
+Evaluates checkpoints of a run. Prints a line of JSON for each on stdout, and at the end a table on
+stderr. The run's directory says what is evaluated, unless a flag says otherwise:
+
+  t2tp_eval --output_dir=O --data_dir=D
+""",
+    groups=(program_flags.EVALUATION, WHAT, WHERE, MESH, PROCESSES),
+    body="t2tp.trainer.cli.evaluate:run",
+    required=("output_dir", "data_dir"),
+    answers={"registry_help": _REGISTRY},
+)
+
+DECODER = ProgramSpec(
+    name="t2tp_decoder",
+    intro="""
+Decodes with the latest checkpoint of a run. The run's directory says which model, problem and mesh,
+unless a flag says otherwise:
+
+  t2tp_decoder --output_dir=RUN --data_dir=D --decode_from_file=sources.txt
+  t2tp_decoder --output_dir=RUN --data_dir=D --split=test --decode_hparams=beam_size=4,alpha=0.6
+""",
+    groups=(program_flags.DECODING, WHAT, WHERE, MESH, PROCESSES),
+    body="t2tp.trainer.cli.decode:run",
+    required=("output_dir", "data_dir"),
+    answers={"registry_help": _REGISTRY},
+)
+
+EXPORTER = ProgramSpec(
+    name="t2tp_exporter",
+    intro="""
+Writes the latest checkpoint of a run, trained on any mesh, as a SavedModel: a new directory in
+OUTPUT_DIR/export, named after the time. Plain TensorFlow loads it.
+
+  t2tp_exporter --output_dir=RUN --data_dir=D --decode_hparams=beam_size=4,alpha=0.6
+""",
+    groups=(program_flags.EXPORT, WHAT, WHERE),
+    body="t2tp.trainer.cli.export:run",
+    required=("output_dir", "data_dir"),
+    answers={"registry_help": _REGISTRY},
+)
+
+DATAGEN = ProgramSpec(
+    name="t2tp_datagen",
+    intro="""
+Makes the data of a problem:
+
+  t2tp_datagen --problem=languagemodel_python_stdlib --data_dir=data
+
+If the data exist it only checks them. An interrupted run leaves nothing that looks complete:
+started again, it resumes with what was finished. --inspect shows what was made.
+Exit code 2: the flags are wrong, and nothing was written. Exit code 1: the data could not be made.
+Exit code 130: interrupted.
+""",
+    groups=program_flags.DATAGEN,
+    body="t2tp.trainer.cli.datagen:run",
+    required=("problem", "data_dir"),
+    imports_tensorflow=False,
+)
+
+LAUNCH = ProgramSpec(
+    name="t2tp_launch",
+    intro="""
+Starts a command as several processes of one run, on this host:
+
+  t2tp_launch -n 4 t2tp_trainer --mesh_shape='data:2;model:2' ...
+
+Its exit code is that of the first process that failed.
+""",
+    groups=(program_flags.LAUNCH,),
+    body="t2tp.trainer.cli.launch:run",
+    required=("num_processes",),
+    positional=(Positional("COMMAND", "The command to start, with its flags.", takes_rest=True),),
+    imports_tensorflow=False,
+)
+
+AVG_CHECKPOINTS = ProgramSpec(
+    name="t2tp_avg_checkpoints",
+    intro="""
+Averages the trainable variables of checkpoints, and their moving averages (ema_decay), in float64.
+The optimizer's variables and the statistics of batch norms are those of the latest checkpoint. The
+result is a checkpoint in the directory of a run, with the step of the latest one:
+
+  t2tp_avg_checkpoints --output_dir=RUN --num_last_checkpoints=8 --output_path=AVERAGED
+  t2tp_trainer --output_dir=AVERAGED --data_dir=D --schedule=evaluate
+""",
+    groups=(program_flags.AVERAGING,),
+    body="t2tp.trainer.cli.average:run",
+    required=("output_path",),
+)
+
+INSPECT_CHECKPOINT = ProgramSpec(
+    name="t2tp_inspect_checkpoint",
+    intro="""
+Shows each variable of a checkpoint in named dimensions, its dtype and size, and the mesh and layout
+with which it was saved; all files are checked. With a second checkpoint: the variables that differ,
+in presence, shape, dtype or values, and exit code 1 if there are any:
+
+  t2tp_inspect_checkpoint RUN
+  t2tp_inspect_checkpoint RUN/checkpoints/step-00001000 RUN/checkpoints/step-00002000
+""",
+    groups=(),
+    body="t2tp.trainer.cli.inspect:run",
+    positional=(
+        Positional("PATH", "A checkpoint's directory, or a run's for its latest checkpoint."),
+        Positional("OTHER", "Another one, to compare the two.", is_optional=True),
+    ),
+)
+
+BLEU = ProgramSpec(
+    name="t2tp_bleu",
+    intro="""
+BLEU (sacrebleu, 0 to 100) of a text against a reference, line by line, cased and uncased:
+
+  t2tp_bleu --translation=news.en.decoded --reference=news.en
+  t2tp_bleu --translations_dir=decoded --reference=news.en
+
+The second scores each file named NAME-STEP of a directory, and writes the scores to TensorBoard's
+events.
+""",
+    groups=(program_flags.BLEU,),
+    body="t2tp.trainer.cli.bleu:run",
+)
+
+TUNE = ProgramSpec(
+    name="t2tp_tune",
+    intro="""
+Trains the points 0, 1, ... of a ranged set of hparams, each in a directory of its own, and prints a
+line for each, the best first. The flags after -- are those of t2tp_trainer:
+
+  t2tp_tune --hparams_range=basic1 --trials=8 --output_dir=search -- --problem=P --model=M \\
+      --hparams_set=S --data_dir=D --train_steps=1000
+
+Interrupted and started again, it resumes where it was.
+""",
+    groups=(program_flags.SEARCH,),
+    body="t2tp.trainer.cli.tune:run",
+    required=("hparams_range", "output_dir"),
+    positional=(Positional("FLAGS", "Flags of t2tp_trainer, after --.", takes_rest=True),),
+    imports_tensorflow=False,
+)
+
+PROGRAMS = {
+    spec.name: spec
+    for spec in (
+        TRAINER,
+        DATAGEN,
+        LAUNCH,
+        EVAL,
+        DECODER,
+        EXPORTER,
+        AVG_CHECKPOINTS,
+        INSPECT_CHECKPOINT,
+        BLEU,
+        TUNE,
+    )
+}
+
+# The entry points, which pyproject.toml names.
+t2tp_trainer = partial(run_program, TRAINER)
+t2tp_datagen = partial(run_program, DATAGEN)
+t2tp_launch = partial(run_program, LAUNCH)
+t2tp_eval = partial(run_program, EVAL)
+t2tp_decoder = partial(run_program, DECODER)
+t2tp_exporter = partial(run_program, EXPORTER)
+t2tp_avg_checkpoints = partial(run_program, AVG_CHECKPOINTS)
+t2tp_inspect_checkpoint = partial(run_program, INSPECT_CHECKPOINT)
+t2tp_bleu = partial(run_program, BLEU)
+t2tp_tune = partial(run_program, TUNE)

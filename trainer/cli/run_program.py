@@ -1,0 +1,163 @@
+"""Runs a program: parses flags, answers `--help`, and turns errors into exit codes."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from absl import flags as absl_flags
+
+from t2tp.mesh import process_spec
+from t2tp.mesh.process_spec import ProcessSpec
+from t2tp.quiet import quiet_import
+from t2tp.trainer.cli import console, flag_groups
+from t2tp.trainer.cli.flag_groups import Group, Positional
+from t2tp.trainer.cli.trainer_flags import PROCESSES
+from t2tp.trainer.errors import (
+    SIGNALLED,
+    FailedError,
+    Interrupted,
+    ProcessLostError,
+    UsageError,
+    as_usage_error,
+)
+
+
+class Invocation(NamedTuple):
+    """One invocation of a program.
+
+    Attributes:
+      flags: with their values.
+      arguments: the rest of the command line.
+      process: this process of a run; None if it is the only one.
+    """
+
+    flags: absl_flags.FlagValues
+    arguments: Sequence[str] = ()
+    process: ProcessSpec | None = None
+
+
+Body = Callable[[Invocation], int | None]
+
+
+@dataclass(frozen=True)
+class ProgramSpec:
+    """The command line of a program and the function that it runs.
+
+    Attributes:
+      name: of the command.
+      intro: the beginning of the help.
+      groups: of its flags.
+      body: `module:function`, which does the work. The module is imported once the command line is
+        found valid. The function takes an `Invocation` and returns the exit code, None for 0.
+      required: flags that must be given.
+      answers: boolean flag -> `module:function` to call instead of the body. It only prints, and
+        requires no other flag.
+      positional: the arguments that are not flags.
+      imports_tensorflow: whether the body's module imports TensorFlow.
+    """
+
+    name: str
+    intro: str
+    groups: Sequence[Group]
+    body: str
+    required: Sequence[str] = ()
+    answers: Mapping[str, str] = field(default_factory=dict)
+    positional: Sequence[Positional] = ()
+    imports_tensorflow: bool = True
+
+    def help_text(self) -> str:
+        """Returns the output of `--help`."""
+        return flag_groups.help_text(self.intro, self.groups, self.positional)
+
+
+def run_program(spec: ProgramSpec, command_line: Sequence[str] | None = None) -> int:
+    """Runs a program.
+
+    Args:
+      spec: the program.
+      command_line: with the program's name first; by default `sys.argv`.
+
+    Returns:
+      The exit code.
+    """
+    process = None
+    try:
+        given, arguments = flag_groups.parse(
+            spec.groups, sys.argv if command_line is None else command_line, spec.positional
+        )
+        if given.help or given.version:
+            print(spec.help_text() if given.help else flag_groups.version())
+            return 0
+        body = _body(spec, given, arguments)
+        process = _process(spec, given)
+        with quiet_import() if spec.imports_tensorflow else contextlib.nullcontext():
+            run = _function(body)
+        _import_user_dir(given)
+        console.use_plain_lines(process, with_time="log_time" in given and given.log_time)
+        return run(Invocation(given, arguments, process)) or 0
+    except (UsageError, FailedError, ProcessLostError) as error:
+        print(f"{_caller(spec, process)}: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt as error:
+        if process is None or process.process_id == 0:
+            print(f"{spec.name}: {str(error) or 'interrupted'}", file=sys.stderr)
+        return error.exit_code if isinstance(error, Interrupted) else SIGNALLED + signal.SIGINT
+
+
+def _body(spec: ProgramSpec, given: absl_flags.FlagValues, arguments: Sequence[str]) -> str:
+    """Returns the function to run, as `module:function`.
+
+    Raises:
+      UsageError: a required flag or argument is missing.
+    """
+    for name, answer in spec.answers.items():
+        if given[name].value:
+            return answer
+    flag_groups.check_given(given, spec.required)
+    flag_groups.check_arguments(arguments, spec.positional)
+    return spec.body
+
+
+def _process(spec: ProgramSpec, given: absl_flags.FlagValues) -> ProcessSpec | None:
+    """Determines which process of a run this is; None if it is the only one.
+
+    Raises:
+      UsageError: flags and environment contradict each other.
+    """
+    if PROCESSES not in spec.groups:
+        return None
+    with as_usage_error(ValueError):
+        return process_spec.find_process_spec(
+            given.num_processes, given.process_id, given.coordinator
+        )
+
+
+def _caller(spec: ProgramSpec, process: ProcessSpec | None) -> str:
+    """Returns the prefix of errors, by which `t2tp_launch` shows equal errors once."""
+    if process is None:
+        return spec.name
+    return f"{spec.name}: process {process.process_id} of {process.num_processes}"
+
+
+def _function(name: str) -> Body:
+    module, function = name.split(":")
+    return getattr(importlib.import_module(module), function)
+
+
+def _import_user_dir(given: absl_flags.FlagValues) -> None:
+    """Imports the user's own problems, models and hparams sets, which may import TensorFlow."""
+    if "t2t_usr_dir" not in given or not given.t2t_usr_dir:
+        return
+    # Imported here, because it imports all problems, which takes 0.2 s.
+    from t2tp.problems.user_dir import import_user_dir
+
+    is_loaded = "tensorflow" in sys.modules
+    quiet = contextlib.nullcontext() if is_loaded else quiet_import()
+    with quiet, as_usage_error(ValueError, LookupError, OSError):
+        import_user_dir(given.t2t_usr_dir)

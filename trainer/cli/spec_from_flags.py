@@ -1,0 +1,242 @@
+"""Builds a `RunSpec` from a program's flags, the saved run's settings, and defaults."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from absl import flags as absl_flags
+from absl import logging
+
+import t2tp.hparams
+import t2tp.models  # noqa: F401  (these and the problems register what they define)
+from t2tp import problems, registry
+from t2tp.hparam import HParams, describe_differences
+from t2tp.mesh.layout import Layout
+from t2tp.problems.problem import Problem
+from t2tp.problems.user_dir import import_user_dir
+from t2tp.trainer.cli.flag_groups import check_given
+from t2tp.trainer.errors import UsageError
+from t2tp.trainer.hparams_fit import check_fits
+from t2tp.trainer.run_config import RunConfig
+from t2tp.trainer.run_dir import run_files
+from t2tp.trainer.run_dir.run_files import SavedRun
+from t2tp.trainer.run_spec import RunSpec, find_problem
+
+# Settings that a resumed run keeps unless the flag is given, and their defaults for a new run.
+_DEFAULTS = {
+    "model": None,
+    "problem": None,
+    "problem_options": "",
+    "hparams_set": None,
+    "train_steps": 250_000,
+    "random_seed": 0,
+}
+
+# flag -> the hparam that it sets
+_SHORT = {"mesh_shape": "mesh_shape", "layout": "layout", "precision": "activation_dtype"}
+
+# Fields of the RunConfig that are not simply the value of the flag of their name.
+_NOT_FLAGS = ("output_dir", "random_seed", "precision")
+
+
+def spec_from_flags(flags: absl_flags.FlagValues) -> RunSpec:
+    """Merges flags and saved run, and checks that they are consistent.
+
+    Args:
+      flags: of `t2tp_trainer`, or of a program that has some of them.
+
+    Raises:
+      UsageError, ValueError, LookupError, OSError: a flag is invalid or contradicts the saved run;
+        no file was written.
+    """
+    check_given(flags, ("output_dir", "data_dir"))
+    saved = run_files.read(flags.output_dir)
+    run_files.check_known(flags.output_dir, saved)
+    settings = {name: _setting(flags, name, saved) for name in _DEFAULTS}
+    settings["t2t_usr_dir"] = _user_dir(flags, saved)
+    model, problem_name, options = (settings[n] for n in ("model", "problem", "problem_options"))
+    problem = find_problem(flags.output_dir, saved, model, problem_name, options)
+    hparams, changes = _hparams(flags, settings["hparams_set"], saved, problem)
+    if saved is None:
+        warning = check_fits(model, settings["hparams_set"], hparams)
+        if warning:
+            logging.warning("%s", warning)
+    given = {f.name: value_of(flags, f.name) for f in fields(RunConfig) if f.name not in _NOT_FLAGS}
+    config = RunConfig.from_hparams(
+        hparams,
+        flags.output_dir,
+        random_seed=settings["random_seed"],
+        **{name: value for name, value in given.items() if value is not None},
+    )
+    return RunSpec(
+        model,
+        problem_name,
+        options,
+        problem,
+        hparams,
+        config,
+        flags.data_dir,
+        settings["train_steps"],
+        saved,
+        flags={**flags.flag_values_dict(), "t2t_usr_dir": settings["t2t_usr_dir"]},
+        changes=[*changes, *_changed_settings(saved, settings)],
+    )
+
+
+def _user_dir(flags: absl_flags.FlagValues, saved: SavedRun | None) -> str | None:
+    """Returns the directory of the user's own problems, models and sets.
+
+    If the flag is not given, imports the directory of the saved run.
+
+    Raises:
+      UsageError: the directory of the saved run cannot be imported.
+    """
+    given = value_of(flags, "t2t_usr_dir")
+    if given:  # `run_program` has imported it.
+        return str(Path(given).expanduser().absolute())
+    before = saved and saved.flags.get("t2t_usr_dir")
+    if not before:
+        return None
+    try:
+        import_user_dir(before)
+    except (ValueError, OSError) as error:
+        raise UsageError(
+            f"the run in {flags.output_dir} was started with --t2t_usr_dir={before}, which cannot"
+            f" be imported ({error}): say with --t2t_usr_dir where it is now"
+        ) from error
+    logging.info("imported %s, as the run was started with it", before)
+    return before
+
+
+def value_of(flags: absl_flags.FlagValues, name: str) -> Any:
+    """Returns the value of a flag; None if the program has no such flag."""
+    return flags[name].value if name in flags else None
+
+
+def _setting(flags: absl_flags.FlagValues, name: str, saved: SavedRun | None) -> Any:
+    """Returns the flag's value if it is given, else the saved run's, else the default.
+
+    Raises:
+      UsageError: there is no default either.
+    """
+    for value in (value_of(flags, name), saved and saved.flags.get(name), _DEFAULTS[name]):
+        if value is not None:
+            return value
+    if name == "hparams_set" and saved is not None:
+        return ""  # A run that was started from Python has hparams, but no set.
+    raise UsageError(f"--{name} is missing, and {flags.output_dir} holds no run to go on with")
+
+
+def hparams_to_print(flags: absl_flags.FlagValues) -> HParams:
+    """Returns the hparams of a new or a saved run that result from the flags; writes no files.
+
+    Raises:
+      UsageError, ValueError, LookupError, OSError: the flags are invalid, or no set is named.
+    """
+    saved = run_files.read(flags.output_dir) if flags.output_dir else None
+    if saved is None and not flags.hparams_set:
+        raise UsageError("--hparams_set is missing: name the set to print, or an --output_dir")
+    _user_dir(flags, saved)
+    name, options = (
+        value_of(flags, each) or (saved and saved.flags.get(each))
+        for each in ("problem", "problem_options")
+    )
+    problem = problems.find(name, options or "") if name else None
+    set_name = flags.hparams_set or (saved.flags.get("hparams_set") if saved else "") or ""
+    return _hparams(flags, set_name, saved, problem)[0]
+
+
+def _hparams(
+    flags: absl_flags.FlagValues, set_name: str, saved: SavedRun | None, problem: Problem | None
+) -> tuple[HParams, list[str]]:
+    """Returns the run's hparams, and a line per difference of saved run, set and flags."""
+    before = None if saved is None else saved.hparams
+    if saved is not None and before is None:
+        _check_named(flags, set_name)
+    preset = _preset(set_name, value_of(flags, "hparams_set") is not None, before)
+    if problem is not None:
+        problem.change_hparams(preset)
+    hparams = preset.copy() if before is None else run_files.resumed_hparams(before, preset)
+    given = _drawn(flags, hparams)
+    for text in flags.hparams:
+        given.update(hparams.parse(text))
+    for flag, name, value in _short_flags(flags):
+        value = hparams.parse(f"{name}={value}")[name]
+        if given.setdefault(name, value) != value:
+            raise UsageError(
+                f"--{flag}={flags[flag].value} and --hparams={name}={given[name]} differ: give one"
+                " of them"
+            )
+    _check_worker_gpu(flags, hparams)
+    return hparams, [] if before is None else describe_differences(before, preset, given)
+
+
+def _check_named(flags: absl_flags.FlagValues, set_name: str) -> None:
+    """Checks that --hparams_set is given for a run whose hparams are lost.
+
+    Raises:
+      UsageError: the flag is not given.
+    """
+    lost = f"{Path(flags.output_dir, run_files.HPARAMS_FILE)} is lost"
+    if value_of(flags, "hparams_set") is None:
+        was = f" (the run was last started with {set_name})" if set_name else ""
+        raise UsageError(
+            f"{lost}, and with it the run's hparams: put a copy of it back, or say what they were"
+            f" with --hparams_set{was} and --hparams"
+        )
+    logging.warning(
+        "%s: the hparams are those of --hparams_set=%s and --hparams", lost, flags.hparams_set
+    )
+
+
+def _preset(set_name: str, is_given: bool, saved: HParams | None) -> HParams:
+    """Returns a registered set, the set in a JSON file, or the hparams saved with a run."""
+    if saved is not None and not is_given and (not set_name or set_name.endswith(".json")):
+        return saved.copy()
+    if not set_name.endswith(".json"):
+        return registry.hparams(set_name)
+    if not Path(set_name).is_file():
+        raise FileNotFoundError(f"--hparams_set={set_name}: there is no such file")
+    return HParams.load(set_name)
+
+
+def _drawn(flags: absl_flags.FlagValues, hparams: HParams) -> dict[str, Any]:
+    """Applies the trial of --hparams_range and --trial to hparams; returns its values by name."""
+    name, trial = value_of(flags, "hparams_range"), value_of(flags, "trial")
+    if (name is None) != (trial is None):
+        raise UsageError("--hparams_range=NAME and --trial=K belong together: give both or neither")
+    return {} if name is None else registry.ranged_hparams(name).apply(trial, hparams)
+
+
+def _short_flags(flags: absl_flags.FlagValues) -> list[tuple[str, str, str]]:
+    """Returns (flag, hparam, value) for each given flag that sets an hparam."""
+    short = [(flag, name, value_of(flags, flag)) for flag, name in _SHORT.items()]
+    workers = value_of(flags, "worker_gpu")
+    short.append(("worker_gpu", "mesh_shape", workers and f"data:{workers}"))
+    reaction = value_of(flags, "on_nonfinite")
+    short.append(("on_nonfinite", "skip_nonfinite_steps", reaction and str(reaction == "skip")))
+    return [(flag, name, value) for flag, name, value in short if value is not None]
+
+
+def _check_worker_gpu(flags: absl_flags.FlagValues, hparams: HParams) -> None:
+    """Checks that the layout splits the batch over the axis of --worker_gpu, if it is given."""
+    if value_of(flags, "worker_gpu") is None:
+        return
+    if ("batch", "data") not in Layout.from_hparams(hparams).rules:
+        raise UsageError(
+            f"--worker_gpu={flags.worker_gpu} is a mesh with the axis 'data', over which the layout"
+            f" {hparams.layout!r} does not split the batch: add the rule batch:data to --layout"
+        )
+
+
+def _changed_settings(saved: SavedRun | None, settings: dict[str, Any]) -> list[str]:
+    """Returns a line for each setting that differs from the saved run's."""
+    if saved is None:
+        return []
+    return [
+        f"{name}: {saved.flags[name]} in the saved run; using {value} from --{name}"
+        for name, value in settings.items()
+        if name in saved.flags and saved.flags[name] != value
+    ]

@@ -1,0 +1,212 @@
+"""`t2tp_trainer`: makes an experiment from the flags and runs its schedule."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import tensorflow as tf
+from absl import flags as absl_flags
+from absl import logging
+
+from t2tp import registry
+from t2tp.checkpoint import UnusableCheckpointError
+from t2tp.checkpoint.variables import CheckpointMismatchError
+from t2tp.decoding import DecodeOptions
+from t2tp.hparam import UnknownHParamError
+from t2tp.mesh.cluster import Cluster
+from t2tp.mesh.layout import LayoutError
+from t2tp.models.model import FeatureMismatchError
+from t2tp.problems.data.manifest import DamagedDataError
+from t2tp.registry import UnknownNameError
+from t2tp.suggestions import nearest
+from t2tp.trainer import multiprocess
+from t2tp.trainer.cli.run_program import Invocation
+from t2tp.trainer.cli.spec_from_flags import spec_from_flags
+from t2tp.trainer.early_stopping import EarlyStopping
+from t2tp.trainer.errors import ProcessLostError, UsageError, as_usage_error
+from t2tp.trainer.experiment import SCHEDULES, STOPPING_SCHEDULES, Experiment
+from t2tp.trainer.model_fn import ModeKeys
+from t2tp.trainer.run_dir import run_files
+from t2tp.trainer.run_spec import RunSpec
+
+# Errors of building a run that the user can fix.
+BUILD_ERRORS = (
+    LayoutError,
+    UnknownNameError,
+    CheckpointMismatchError,
+    UnusableCheckpointError,
+    FileNotFoundError,
+    FeatureMismatchError,
+    run_files.OtherRunError,
+    run_files.RunFileError,
+    UnknownHParamError,
+)
+
+# Errors of invalid hparams, sizes above all, that no declaration and no check catches.
+_UNBUILDABLE = (ValueError, ArithmeticError, MemoryError, tf.errors.OpError)
+
+# The file of --explain_layout in output_dir.
+LAYOUT_FILE = "layout.html"
+
+
+@contextlib.contextmanager
+def building(model: str) -> Iterator[None]:
+    """Converts errors of building a run inside the context to a `UsageError`.
+
+    A model from outside t2tp may still be in development: only its `BUILD_ERRORS` are converted,
+    and other errors keep their tracebacks.
+
+    Args:
+      model: name of the registered model.
+    """
+    comes_with_us = registry.model(model).__module__.startswith("t2tp.")
+    with as_usage_error(*BUILD_ERRORS):
+        try:
+            yield
+        except UsageError:
+            raise
+        except _UNBUILDABLE as error:
+            if not comes_with_us or isinstance(error, BUILD_ERRORS):
+                raise
+            said = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+            raise UsageError(f"{model} cannot be built with these hparams: {said}") from error
+
+
+def run(invocation: Invocation) -> None:
+    """Runs the schedule of the flags, or explains the layout.
+
+    Raises:
+      UsageError: the request is invalid; no file was written.
+      TrainingInterrupted: by SIGINT or SIGTERM, after the step was saved.
+      ProcessLostError: another process was lost or did not join.
+    """
+    flags = invocation.flags
+    with as_usage_error(ValueError, LookupError, OSError):
+        spec = _plan(flags)
+    if flags.explain_layout:
+        _explain_layout(flags, spec)
+        return
+    _warn_of_warmup(flags.schedule, spec)
+    try:
+        # Rendezvous before anything that may start TensorFlow, as generating data may.
+        with as_usage_error(ValueError):
+            cluster = multiprocess.connect_as(spec.config, spec.layout)
+        with multiprocess.propagate_failure(cluster), as_usage_error(DamagedDataError):
+            _carry_out(flags, spec, cluster)
+    except multiprocess.OTHERS_FAULT as error:
+        raise ProcessLostError(str(error)) from error
+
+
+def _warn_of_warmup(schedule: str, spec: RunSpec) -> None:
+    """Warns if the learning rate still rises when the training ends."""
+    hparams, train_steps = spec.hparams, spec.train_steps
+    trains = ModeKeys.TRAIN in SCHEDULES[schedule]
+    if not trains or "linear_warmup" not in hparams.learning_rate_schedule:
+        return
+    if hparams.learning_rate_warmup_steps >= train_steps:
+        logging.warning(
+            "learning_rate_warmup_steps=%d is not below train_steps=%d: the learning rate rises to"
+            " the end of the training",
+            hparams.learning_rate_warmup_steps,
+            train_steps,
+        )
+
+
+def _carry_out(flags: absl_flags.FlagValues, spec: RunSpec, cluster: Cluster) -> None:
+    """Makes, builds and describes the experiment, and runs the schedule."""
+    with as_usage_error(ValueError, LookupError, OSError):
+        if flags.generate_data:
+            multiprocess.prepare_data(cluster, spec.problem, flags.data_dir, flags.tmp_dir)
+        experiment = _experiment(flags, spec)
+        experiment.estimator.connect()
+    _look_inside(flags)
+    with building(spec.model):
+        experiment.build(flags.schedule)
+    for line in (*spec.changes, experiment.describe()):
+        logging.info("%s", line)
+    if flags.schedule == "predict":
+        with as_usage_error(ValueError):
+            written = experiment.predict(flags.decode_prompt, flags.decode_length)
+        if cluster.is_main_process:
+            print(("" if spec.problem.reads_inputs else flags.decode_prompt) + written)
+    elif flags.schedule == "test":
+        with building(spec.model):  # `build` does nothing for this schedule.
+            experiment.test()
+    else:
+        with as_usage_error(UnusableCheckpointError):  # Damaged since `build`.
+            getattr(experiment, flags.schedule)()
+
+
+def _explain_layout(flags: absl_flags.FlagValues, spec: RunSpec) -> None:
+    """Prints the layout report of the training program and renders it in the run's directory."""
+    with as_usage_error(ValueError, LookupError, OSError):
+        if flags.generate_data:
+            spec.problem.prepare(flags.data_dir, flags.tmp_dir, num_workers=None)
+        experiment = _experiment(flags, spec)
+    with building(spec.model):
+        explanation = experiment.explain()
+    print(explanation)
+    path = Path(spec.config.output_dir, LAYOUT_FILE)
+    with as_usage_error(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        explanation.save(path)
+    logging.info("drawn in %s", path)
+
+
+def _plan(flags: absl_flags.FlagValues) -> RunSpec:
+    """Reads the flags and the saved run, and checks them."""
+    if flags.schedule not in SCHEDULES:
+        known = nearest(flags.schedule, SCHEDULES, "schedules")
+        raise UsageError(f"unknown schedule {flags.schedule!r}: {known}")
+    stops = flags.eval_early_stopping_steps is not None
+    if stops and flags.schedule not in STOPPING_SCHEDULES:
+        raise UsageError(
+            f"--eval_early_stopping_steps: the schedule {flags.schedule} does not evaluate again"
+            f" and again; {', '.join(STOPPING_SCHEDULES)} do"
+        )
+    if flags.output_dir and flags.schedule != "predict":
+        run_files.check_writable(flags.output_dir)
+    return spec_from_flags(flags)
+
+
+def _experiment(flags: absl_flags.FlagValues, spec: RunSpec) -> Experiment:
+    return Experiment(
+        spec,
+        eval_steps=flags.eval_steps,
+        local_eval_frequency=flags.local_eval_frequency,
+        eval_split="test" if flags.eval_use_test_set else "validation",
+        eval_timeout_mins=flags.eval_timeout_mins,
+        eval_samples=flags.eval_samples,
+        early_stopping=_early_stopping(flags),
+        decode_options=_decode_options(flags),
+    )
+
+
+def _early_stopping(flags: absl_flags.FlagValues) -> EarlyStopping | None:
+    if flags.eval_early_stopping_steps is None:
+        return None
+    return EarlyStopping(
+        flags.eval_early_stopping_steps,
+        flags.eval_early_stopping_metric,
+        flags.eval_early_stopping_metric_delta,
+        flags.eval_early_stopping_metric_minimize,
+    )
+
+
+def _decode_options(flags: absl_flags.FlagValues) -> DecodeOptions:
+    temperature = flags.decode_temperature
+    return DecodeOptions(beam_size=1, temperature=temperature, batch_size=1)
+
+
+def _look_inside(flags: absl_flags.FlagValues) -> None:
+    """Enables TensorFlow's debugger for all programs that are traced from now on.
+
+    Not `tf.debugging.enable_check_numerics`, which would stop at the NaNs and infinities with which
+    our operations mark missing values.
+    """
+    if flags.dump_debug_info:
+        tf.debugging.experimental.enable_dump_debug_info(
+            flags.dump_debug_info, tensor_debug_mode="FULL_HEALTH", circular_buffer_size=-1
+        )

@@ -1,0 +1,140 @@
+"""The hooks of every training: reports, profile, histograms, heartbeat, non-finite check."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from t2tp import mtf
+from t2tp.hparam import HParams
+from t2tp.layout_report import explain
+from t2tp.ops.flops import matmul_flops
+from t2tp.program.abstract_program import AbstractProgram
+from t2tp.program.program import Mesh, Program
+from t2tp.trainer.hooks.heartbeat import Heartbeat, HeartbeatHook
+from t2tp.trainer.hooks.histograms import HistogramHook, process_directory
+from t2tp.trainer.hooks.hook import Hook, Training
+from t2tp.trainer.hooks.json_log import JsonLog
+from t2tp.trainer.hooks.mfu import Utilization, peak_of
+from t2tp.trainer.hooks.nonfinite import NonfiniteHook
+from t2tp.trainer.hooks.profile import ProfileHook
+from t2tp.trainer.hooks.progress import TrainingProgress
+from t2tp.trainer.hooks.reports import ProgressHook, ReportHook, Sink
+from t2tp.trainer.hooks.summaries import SummaryWriter
+from t2tp.trainer.inputs.batch_stream import Inputs
+from t2tp.trainer.run_config import RunConfig, profile_range
+
+LossFn = Callable[[Mesh, dict[str, mtf.Tensor]], mtf.Tensor]
+
+
+class RunInfoHook(Hook):
+    """Writes what is constant in a run: hyperparameters, layout report, formula of the MFU."""
+
+    def __init__(
+        self,
+        summaries: SummaryWriter,
+        program: Program,
+        hparams: Mapping[str, Any],
+        utilization: Utilization | None,
+    ) -> None:
+        self._summaries = summaries
+        self._program = program
+        self._hparams = hparams
+        self._utilization = utilization
+
+    def begin(self, training: Training) -> None:
+        """Writes the texts."""
+        step = training.steps_done
+        if self._hparams:
+            self._summaries.hparams(self._hparams)
+        layout = "\n".join(f"    {line}" for line in str(explain(self._program)).splitlines())
+        self._summaries.text(step, "layout", layout)
+        if self._utilization is not None:
+            self._summaries.text(step, "mfu_formula", self._utilization.describe())
+        self._summaries.flush()
+
+    def end(self, training: Training) -> None:
+        """Closes the event file."""
+        self._summaries.close()
+
+
+def default_hooks(
+    config: RunConfig,
+    program: Program,
+    inputs: Inputs,
+    hparams: object,
+    loss_fn: LossFn,
+    *,
+    first_step: int,
+    log: JsonLog,
+    heartbeat: Heartbeat | None,
+    progress: TrainingProgress | None,
+    track: Sink,
+) -> list[Hook]:
+    """Returns the default hooks of a training, in order.
+
+    Args:
+      config: of the run.
+      program: the training program.
+      inputs: the training data.
+      hparams: of the model.
+      loss_fn: builds the loss of training, without an update.
+      first_step: steps done before.
+      log: the JSON log.
+      heartbeat: None in all processes but the first.
+      progress: the progress bar; None in all processes but the first.
+      track: sends the scalars of reports to a tracker.
+    """
+    hooks: list[Hook] = []
+    process_id = program.cluster.process_id
+    summaries = SummaryWriter(process_directory(config.output_dir, process_id))
+    summaries.resume(first_step)
+    if progress is not None and heartbeat is not None:
+        utilization = _utilization(config, program, inputs, loss_fn)
+        values = hparams.values() if isinstance(hparams, HParams) else hparams
+        values = values if isinstance(values, Mapping) else {}
+        sinks = [
+            summaries.write,
+            progress.report,
+            lambda step, scalars: log.write("report", step, scalars),
+            track,
+        ]
+        report = ReportHook(
+            config.log_step_count_steps,
+            sinks,
+            cluster=program.cluster,
+            batch_size=inputs.batch_size,
+            metrics=inputs.metric_names,
+            utilization=utilization,
+        )
+        hooks += [
+            RunInfoHook(summaries, program, values, utilization),
+            ProgressHook(progress.advance),
+            report,
+            HeartbeatHook(heartbeat),
+        ]
+        if config.profile_steps:
+            hooks.append(ProfileHook(profile_range(config.profile_steps), config.output_dir))
+    hooks.append(NonfiniteHook(config.on_nonfinite == "stop", log, first_step))
+    if config.histogram_steps is not None:
+        hooks.append(HistogramHook(config.histogram_steps, program.variables, summaries))
+    return hooks
+
+
+def _utilization(
+    config: RunConfig, program: Program, inputs: Inputs, loss_fn: LossFn
+) -> Utilization | None:
+    """Returns None if there are no matmuls, or batches of several shapes."""
+    if len(inputs.kinds) > 1:
+        return None
+    counted = []
+
+    def count(mesh: Mesh, features: dict[str, mtf.Tensor]) -> dict[str, mtf.Tensor]:
+        loss = loss_fn(mesh, features)
+        counted.append(matmul_flops(mesh.graph.operations))
+        return {"loss": loss}
+
+    AbstractProgram(count, inputs.features)
+    if not counted[0]:
+        return None
+    return Utilization(counted[0], peak_of(program.cluster, config.precision))

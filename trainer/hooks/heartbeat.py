@@ -1,0 +1,85 @@
+"""`heartbeat.json`, from which a supervisor sees that a training is alive."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from t2tp.atomic_file import write_text
+from t2tp.trainer.errors import as_usage_error
+from t2tp.trainer.hooks.hook import Hook, Training
+
+HEARTBEAT_FILE = "heartbeat.json"
+
+# Min seconds between two writes.
+BEAT_SECONDS = 5.0
+
+
+class Heartbeat:
+    """Writes when the training loop was last active and at which step.
+
+    It has no thread, so a hanging loop does not write.
+    """
+
+    def __init__(self, output_dir: str, clock: Callable[[], float] = time.monotonic) -> None:
+        """Prepares the file without writing it.
+
+        Args:
+          output_dir: the directory of the run.
+          clock: returns seconds, monotonic.
+        """
+        self._path = Path(output_dir) / HEARTBEAT_FILE
+        self._clock = clock
+        self._last = clock() - BEAT_SECONDS
+
+    def beat(self, step: int, state: str, at_once: bool = False) -> None:
+        """Writes the file atomically, unless it was written a moment ago.
+
+        Args:
+          step: number of steps done.
+          state: `training`, `evaluating` or `ended`.
+          at_once: write even so.
+
+        Raises:
+          UsageError: the file cannot be written; the disk is full, say.
+        """
+        now = self._clock()
+        if not at_once and now - self._last < BEAT_SECONDS:
+            return
+        self._last = now
+        said = {
+            "time": time.time(),
+            "at": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            "step": step,
+            "state": state,
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+        }
+        with as_usage_error(OSError):
+            write_text(self._path, json.dumps(said) + "\n")
+
+
+class HeartbeatHook(Hook):
+    """Writes the heartbeat after each step."""
+
+    def __init__(self, heartbeat: Heartbeat) -> None:
+        self._heartbeat = heartbeat
+
+    def begin(self, training: Training) -> None:
+        """Writes before the first step, which may take long."""
+        self._heartbeat.beat(training.steps_done, "training", at_once=True)
+
+    def after_step(self, training: Training, outputs: Mapping[str, np.ndarray]) -> None:
+        """Writes if it is due."""
+        self._heartbeat.beat(training.steps_done, "training")
+
+    def end(self, training: Training) -> None:
+        """Writes the final state."""
+        self._heartbeat.beat(training.steps_done, "ended", at_once=True)

@@ -1,0 +1,65 @@
+"""`--histogram_steps`: histograms of the trainable variables."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+import numpy as np
+import tensorflow as tf
+
+from t2tp.program.variables import SlicedVariable, Variables
+from t2tp.trainer.hooks.hook import Hook, Training, wait_for
+from t2tp.trainer.hooks.summaries import SummaryWriter
+
+
+class HistogramHook(Hook):
+    """Writes histograms of the trainable variables every N steps.
+
+    Nothing is gathered: each process writes the slices of which it has the first copy, process 0
+    into the run's directory and the others below it, which TensorBoard shows as separate runs.
+    """
+
+    def __init__(self, every: int, variables: Variables, summaries: SummaryWriter) -> None:
+        """Sets interval, variables and destination.
+
+        Args:
+          every: steps from one histogram to the next.
+          variables: of the run.
+          summaries: of this process.
+        """
+        self._every = every
+        self._variables = variables
+        self._summaries = summaries
+
+    def after_step(self, training: Training, outputs: Mapping[str, np.ndarray]) -> None:
+        """Writes histograms if they are due."""
+        if training.steps_done % self._every:
+            return
+        wait_for(training, outputs)
+        with training.clock.stopped("histograms"):
+            for variable in self._variables:
+                values = self._values(variable) if variable.spec.trainable else None
+                if values is not None:
+                    self._summaries.histogram(training.steps_done, variable.spec.name, values)
+            self._summaries.flush()
+
+    def end(self, training: Training) -> None:
+        """Closes the event file."""
+        self._summaries.close()
+
+    def _values(self, variable: SlicedVariable) -> tf.Tensor | None:
+        """Copies the values that this process writes to the host; None if there are none."""
+        local = self._variables.cluster.local_pnums
+        with tf.device("CPU:0"):
+            slices = [
+                tf.reshape(tf.cast(variable.slice_of(pnum), tf.float32), [-1])
+                for pnum in variable.owners().values()
+                if pnum in local
+            ]
+            return tf.concat(slices, 0) if slices else None
+
+
+def process_directory(output_dir: str, process_id: int) -> str:
+    """Returns the directory into which a process writes for TensorBoard."""
+    return os.path.join(output_dir, f"process_{process_id}") if process_id else output_dir

@@ -1,0 +1,94 @@
+"""The interface of hooks: called before and after the steps of a training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from t2tp.trainer.hooks.training_clock import TrainingClock
+
+
+def _nothing() -> None:
+    pass
+
+
+@dataclass
+class Training:
+    """A training in progress, as its hooks see it.
+
+    Attributes:
+      steps_done: steps done since the beginning of the run.
+      max_steps: steps done at its end.
+      clock: measures the time spent training; a hook that takes long stops it.
+      stop_reason: set by a hook to end the training after this step; with several processes, by
+        all of them after the same step.
+      confirm: raises an error if a step so far is unusable, such as one with a NaN loss. Called
+        before the variables are saved.
+    """
+
+    steps_done: int
+    max_steps: int
+    clock: TrainingClock = field(default_factory=TrainingClock)
+    stop_reason: str = ""
+    confirm: Callable[[], None] = _nothing
+
+
+class Hook:
+    """Base class of hooks; a subclass overrides what it needs.
+
+    `outputs` has the step's `loss`, `metrics/...` and `scalars/...`. Reading a value waits for the
+    devices, so a hook reads only at intervals.
+    """
+
+    def begin(self, training: Training) -> None:
+        """Called once before the first step."""
+
+    def before_step(self, training: Training) -> None:
+        """Called before each step."""
+
+    def after_step(self, training: Training, outputs: Mapping[str, np.ndarray]) -> None:
+        """Called after each step; `training.steps_done` includes it."""
+
+    def end(self, training: Training) -> None:
+        """Called once after the last step, also of an interrupted training; not on errors."""
+
+
+class EvaluationHook(Hook):
+    """Evaluates every N steps except at the last, which is left to the caller.
+
+    It runs before the hook that saves, so that a checkpoint has its evaluation if one was due.
+    """
+
+    def __init__(
+        self, every: int, evaluate: Callable[[], object], plateau: Callable[[], str]
+    ) -> None:
+        """Sets interval and evaluation.
+
+        Args:
+          every: steps from one evaluation to the next.
+          evaluate: evaluates the current variables.
+          plateau: returns why training should stop after the evaluation; "" to continue.
+        """
+        self._every = every
+        self._evaluate = evaluate
+        self._plateau = plateau
+
+    def after_step(self, training: Training, outputs: Mapping[str, np.ndarray]) -> None:
+        """Evaluates if it is due."""
+        if training.steps_done % self._every == 0 and training.steps_done < training.max_steps:
+            wait_for(training, outputs)
+            with training.clock.stopped("evaluation"):
+                self._evaluate()
+                training.stop_reason = self._plateau()
+
+
+def wait_for(training: Training, outputs: Mapping[str, np.ndarray]) -> None:
+    """Waits until the devices have finished the step, so that the clock includes it.
+
+    Raises:
+      NonfiniteStepError: the step is not finite.
+    """
+    float(outputs["loss"])
+    training.confirm()

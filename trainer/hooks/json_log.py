@@ -1,0 +1,157 @@
+"""`--log_json`: the events of a run as lines of JSON, for other programs."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import math
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from t2tp.atomic_file import write_bytes
+from t2tp.trainer.errors import UsageError
+
+STDOUT = "-"
+
+# How each line begins.
+_BEGINNING = b'{"event": '
+
+# Events that come again when their steps do.
+_REPEATED = ("report", "evaluation", "checkpoint", "skipped")
+
+
+class JsonLog:
+    """Writes lines such as `{"event": "report", "step": 100, "at": "2026-...", "loss": 3.2}`.
+
+    Appends to an existing file. A line that a crash left unfinished is truncated, and lines that a
+    resumed training will write again are removed. JSON has no NaN and no infinity: they are written
+    as the strings "nan", "inf" and "-inf".
+    """
+
+    def __init__(self, path: str = "") -> None:
+        """Prepares the log without opening it.
+
+        Args:
+          path: of the file; `-`: stdout; empty: nothing is written.
+        """
+        self._path = path
+        self._file: TextIO | None = None
+        self._lock = threading.Lock()  # Checkpoints are written in another thread.
+
+    def open(self) -> None:
+        """Opens the file, to fail early if it cannot be written.
+
+        Raises:
+          UsageError: it cannot be written.
+        """
+        if self._path in ("", STDOUT) or self._file is not None:
+            return
+        with self._refused():
+            path = Path(self._path)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _cut_off_unfinished_line(path)
+            self._file = path.open("a", encoding="utf-8")
+
+    def resume(self, run: str, step: int) -> None:
+        """Opens the file for a training and removes the events that will occur again.
+
+        These are reports and the like of later steps, left by a process that was killed after its
+        last checkpoint. A file into which other runs have written as well stays as it is. The run
+        may have been moved: if the directory that a line names is gone, and the file has a line of
+        the checkpoint of this step, then the line is the run's.
+
+        Args:
+          run: what the lines `began` of the run say of it.
+          step: how many steps are done.
+
+        Raises:
+          UsageError: the file cannot be written.
+        """
+        path = Path(self._path)
+        with self._refused():
+            if self._path not in ("", STDOUT) and path.is_file():
+                self._close()  # The file is replaced.
+                _cut_back(path.resolve(), run, step)
+        self.open()
+
+    def write(self, event: str, step: int, facts: Mapping[str, Any] | None = None) -> None:
+        """Writes a line.
+
+        Args:
+          event: its name; see docs/watching.md.
+          step: number of steps done.
+          facts: its other fields, plain JSON.
+
+        Raises:
+          UsageError: it cannot be written.
+        """
+        if not self._path:
+            return
+        self.open()
+        now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")
+        line = {"event": event, "step": step, "at": now, **(facts or {})}
+        text = json.dumps({name: _plain(value) for name, value in line.items()}, allow_nan=False)
+        with self._lock, self._refused():
+            print(text, file=self._file, flush=True)  # Of no file: stdout.
+
+    def _close(self) -> None:
+        with self._lock:
+            if self._file is not None:
+                self._file.close()
+            self._file = None
+
+    @contextlib.contextmanager
+    def _refused(self) -> Iterator[None]:
+        """Turns system errors into errors for the user."""
+        try:
+            yield
+        except OSError as error:
+            raise UsageError(f"log_json={self._path} cannot be written: {error}") from error
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _cut_back(path: Path, run: str, step: int) -> None:
+    lines = path.read_bytes().splitlines(keepends=True)
+    events = [_fields(line) for line in lines]
+    runs = {fields.get("run") for fields in events if fields.get("event") == "began"}
+    is_resumed = any((e.get("event"), e.get("step")) == ("checkpoint", step) for e in events)
+    if not runs or not all(
+        each == run or (is_resumed and isinstance(each, str) and not Path(each).exists())
+        for each in runs
+    ):
+        return
+    kept = [
+        line
+        for line, fields in zip(lines, events, strict=True)
+        if not (fields.get("event") in _REPEATED and fields.get("step", 0) > step)
+    ]
+    if len(kept) < len(lines):
+        write_bytes(path, b"".join(kept))
+
+
+def _fields(line: bytes) -> dict[str, Any]:
+    """Parses a line; empty if it is not an event."""
+    try:
+        fields = json.loads(line)
+    except ValueError:
+        return {}
+    return fields if isinstance(fields, dict) and type(fields.get("step")) is int else {}
+
+
+def _cut_off_unfinished_line(path: Path) -> None:
+    if not path.is_file():  # A device, such as /dev/stderr.
+        return
+    with path.open("r+b") as file:
+        content = file.read()
+        whole = content.rfind(b"\n") + 1
+        rest = content[whole:]
+        if rest.startswith(_BEGINNING) or _BEGINNING.startswith(rest):
+            file.truncate(whole)
+        else:  # Another program has written it.
+            file.write(b"\n")

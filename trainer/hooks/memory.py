@@ -1,0 +1,37 @@
+"""The memory in use during training."""
+
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+
+import tensorflow as tf
+
+from t2tp.mesh.cluster import Cluster
+
+_GB = 1e9
+
+
+def memory_in_use(cluster: Cluster) -> dict[str, float]:
+    """Returns the gigabytes (10^9 bytes) in use now and at their peak.
+
+    Args:
+      cluster: of which the devices of this process are measured.
+
+    Returns:
+      For each GPU what TensorFlow's allocator has handed out, as `memory_gb/processor_0` and
+      `memory_gb/processor_0_peak`; for virtual CPU devices the resident
+      set of the process, as `memory_gb/process` and `memory_gb/process_peak`.
+    """
+    found = {}
+    for pnum in cluster.local_pnums:
+        if "GPU" in cluster.devices[pnum]:
+            info = tf.config.experimental.get_memory_info(cluster.devices[pnum])
+            found[f"processor_{pnum}"] = info["current"]
+            found[f"processor_{pnum}_peak"] = info["peak"]
+    if not found:
+        resident = int(Path("/proc/self/statm").read_text("ascii").split()[1])
+        found["process"] = resident * os.sysconf("SC_PAGE_SIZE")
+        found["process_peak"] = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {f"memory_gb/{name}": size / _GB for name, size in found.items()}

@@ -1,0 +1,95 @@
+"""Stops a training at a non-finite loss or gradient before it is saved."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+from absl import logging
+
+from t2tp.trainer.hooks.hook import Hook, Training
+from t2tp.trainer.hooks.json_log import JsonLog
+
+
+class NonfiniteStepError(Exception):
+    """A step has a non-finite loss or gradient.
+
+    Attributes:
+      step: its number, from 1.
+    """
+
+    def __init__(self, step: int, loss: float, gradient_norm: float | None) -> None:
+        self.step = step
+        super().__init__(f"step {step} is not finite: {_shown(loss, gradient_norm)}")
+
+
+class NonfiniteHook(Hook):
+    """Checks each step once the next one is running, so that the devices never wait.
+
+    Saving and evaluating call `training.confirm()` first, so that no checkpoint has such a step
+    behind it. All processes see the same numbers and stop after the same step.
+    """
+
+    def __init__(self, stops: bool, log: JsonLog, first_step: int) -> None:
+        """Sets what happens at such a step.
+
+        Args:
+          stops: whether to raise an error at a non-finite step.
+          log: records each step that the guard in the graph has skipped.
+          first_step: steps done before.
+        """
+        self._stops = stops
+        self._log = log
+        self._step = first_step
+        self._outputs: Mapping[str, np.ndarray] | None = None
+        # A resumed run has it in its checkpoint.
+        self._skipped = None if first_step else 0.0
+
+    def begin(self, training: Training) -> None:
+        """Sets `training.confirm`."""
+        training.confirm = self._look
+
+    def after_step(self, training: Training, outputs: Mapping[str, np.ndarray]) -> None:
+        """Checks the step before."""
+        self._look()
+        self._step, self._outputs = training.steps_done, outputs
+
+    def end(self, training: Training) -> None:
+        """Checks the last step."""
+        self._look()
+
+    def _look(self) -> None:
+        """Checks the last step, unless that was done."""
+        outputs, self._outputs = self._outputs, None
+        if outputs is None:
+            return
+        loss, norm = float(outputs["loss"]), None
+        if "scalars/gradient_norm" in outputs:
+            norm = float(outputs["scalars/gradient_norm"])
+        if self._stops and not _is_finite(loss, norm, outputs):
+            raise NonfiniteStepError(self._step, loss, norm)
+        if "scalars/skipped_steps" in outputs:
+            self._report_skipped(float(outputs["scalars/skipped_steps"]), loss, norm)
+
+    def _report_skipped(self, skipped: float, loss: float, norm: float | None) -> None:
+        """Logs that a step was skipped, if it was."""
+        before, self._skipped = self._skipped, skipped
+        if before is None or skipped <= before:
+            return
+        facts = {"loss": loss, "gradient_norm": norm, "skipped_steps": int(skipped)}
+        logging.info(
+            "skipped step %d: %s (%d skipped so far)", self._step, _shown(loss, norm), skipped
+        )
+        self._log.write("skipped", self._step, facts)
+
+
+def _shown(loss: float, norm: float | None) -> str:
+    return f"loss {loss:g}" if norm is None else f"loss {loss:g}, gradient norm {norm:g}"
+
+
+def _is_finite(loss: float, norm: float | None, outputs: Mapping[str, np.ndarray]) -> bool:
+    # With loss scaling, gradients overflow now and then, which the scale handles.
+    if norm is None or "scalars/loss_scale" in outputs:
+        return math.isfinite(loss)
+    return math.isfinite(loss) and math.isfinite(norm)

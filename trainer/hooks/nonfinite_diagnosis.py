@@ -1,0 +1,112 @@
+"""Finds the first non-finite tensor of a step by replaying it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from absl import logging
+
+from t2tp import mtf
+from t2tp.optim.nonfinite import first_nonfinite, nonfinite_counts
+from t2tp.program.program import Mesh, PlacedFeatures, Program, StepFn
+from t2tp.program.variables import Variables
+from t2tp.trainer.errors import UsageError
+from t2tp.trainer.hooks.nonfinite import NonfiniteStepError
+
+if TYPE_CHECKING:
+    from t2tp.trainer.run_dir.run_saver import RunSaver
+
+# step, from 0 -> the training program and the batch of the step
+LoadStep = Callable[[int], tuple[Program, PlacedFeatures]]
+
+
+class TrainingDivergedError(UsageError):
+    """Training has stopped at a non-finite step; the step before it is saved."""
+
+
+@dataclass(frozen=True)
+class StepReplay:
+    """Replays steps from the latest checkpoint.
+
+    Attributes:
+      go_back: restores the latest checkpoint, or the initial values; returns the step.
+      place: returns the training program and the batch of a step.
+      counts: step, from 0 -> its non-finite tensors, see `nonfinite_counts`.
+      saver: of the run.
+    """
+
+    go_back: Callable[[], int]
+    place: LoadStep
+    counts: Callable[[int], Mapping[str, np.ndarray]]
+    saver: RunSaver
+
+    def explain(self, bad: NonfiniteStepError) -> TrainingDivergedError:
+        """Replays up to the non-finite step, saves the step before it, and diagnoses.
+
+        Replayed steps are identical bit for bit, so the variables are what they were before the
+        non-finite step.
+
+        Args:
+          bad: the step, whose outputs are lost.
+
+        Returns:
+          The error to raise: it names the first non-finite tensor.
+        """
+        self.saver.wait()
+        saved, last_good = self.go_back(), bad.step - 1
+        logging.error("%s", bad)
+        if saved < last_good:
+            logging.info(
+                "replaying %d steps from step %d to find the first non-finite tensor (Ctrl-C ends)",
+                last_good - saved,
+                saved,
+            )
+            for step in range(saved, last_good):
+                program, batch = self.place(step)
+                program(batch, step=step)
+            self.saver.save(last_good)
+            self.saver.wait()
+        found = first_nonfinite(self.counts(last_good))
+        return TrainingDivergedError(
+            f"{bad}. {self._cause(found, last_good)} The latest checkpoint is of"
+            f" step {last_good}, before it."
+        )
+
+    def _cause(self, found: str | None, step: int) -> str:
+        """Describes the cause in a sentence."""
+        if found is not None:
+            return f"The first tensor that is not finite is the {found}."
+        program, batch = self.place(step)
+        outputs = program(batch, step=step)
+        names = ("loss", "scalars/gradient_norm")
+        if all(np.isfinite(outputs[name]) for name in names if name in outputs):
+            return "Replayed, the same step is finite: suspect the machine before the model."
+        return (
+            "No tensor of the loss and no gradient shows it: it begins inside of a loop, or a norm"
+            " overflows."
+        )
+
+
+def reinitialize(variables: Variables, fresh: Variables) -> None:
+    """Resets variables to their initial values.
+
+    Args:
+      variables: of a run.
+      fresh: of the same layout, cluster and seed, and empty.
+    """
+    for variable in variables:
+        initial = fresh.create(variable.spec)
+        for mine, theirs in zip(variable.slices, initial.slices, strict=True):
+            mine.assign(theirs)
+
+
+def counting_step(loss_fn: Callable[[Mesh, dict[str, mtf.Tensor]], mtf.Tensor]) -> StepFn:
+    """Returns the step function that counts non-finite values.
+
+    Args:
+      loss_fn: builds the loss of features, as training does, and nothing else.
+    """
+    return lambda mesh, features: nonfinite_counts(loss_fn(mesh, features), mesh)

@@ -1,0 +1,63 @@
+"""`--profile_steps=100:105`: a profile of some steps for TensorBoard."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from t2tp.trainer.hooks.hook import Hook, Training, wait_for
+
+
+class ProfileHook(Hook):
+    """Profiles steps. A run that is resumed after the first of them records none."""
+
+    def __init__(self, steps: tuple[int, int], directory: str) -> None:
+        """Sets steps and destination.
+
+        Args:
+          steps: first and last, from 1.
+          directory: TensorFlow writes into `plugins/profile/` below it, where TensorBoard looks.
+        """
+        self._first, self._last = steps
+        self._directory = directory
+        self._is_on = False
+        self._mark = contextlib.ExitStack()
+
+    def before_step(self, training: Training) -> None:
+        """Starts at the first of the steps and marks each of them."""
+        if training.steps_done + 1 == self._first:
+            tf.profiler.experimental.start(self._directory)
+            self._is_on = True
+        if self._is_on:
+            # The profiler takes a numbered root event (`_r`) for a step. It lasts until the next
+            # one, since the devices work on while the loop continues.
+            mark = tf.profiler.experimental.Trace("train", step_num=training.steps_done + 1, _r=1)
+            self._mark.close()
+            self._mark.enter_context(mark)
+
+    def after_step(self, training: Training, outputs: Mapping[str, np.ndarray]) -> None:
+        """Stops after the last of them."""
+        if self._is_on and training.steps_done >= self._last:
+            wait_for(training, outputs)
+            self._stop(training)
+
+    def end(self, training: Training) -> None:
+        """Writes what was recorded if the training ends earlier."""
+        if self._is_on:
+            self._stop(training)
+
+    def _stop(self, training: Training) -> None:
+        self._mark.close()
+        with training.clock.stopped("profile"):
+            tf.profiler.experimental.stop()
+        self._is_on = False
+        logging.info(
+            "profile of the steps %d to %d: %s/plugins/profile",
+            self._first,
+            training.steps_done,
+            self._directory,
+        )

@@ -1,0 +1,76 @@
+"""Training progress: a bar on a terminal, lines in a log."""
+
+from __future__ import annotations
+
+import datetime
+import sys
+from collections.abc import Callable, Mapping
+from types import TracebackType
+
+from absl import logging
+from tqdm import tqdm
+
+# The bar until the first step is done: there is no speed yet, and its program is compiled.
+_COMPILING = "{n_fmt}/{total_fmt} [{elapsed}, compiling the first step]"
+
+
+class TrainingProgress:
+    """Shows steps, loss, speed and the time left, on stderr."""
+
+    def __init__(
+        self, first_step: int, last_step: int, next_checkpoint: Callable[[int], str]
+    ) -> None:
+        """Sets the range of steps; the bar appears on entering the context.
+
+        Args:
+          first_step: steps done before.
+          last_step: steps done at the end.
+          next_checkpoint: steps done -> text on the next checkpoint, for the bar.
+        """
+        self._first_step = first_step
+        self._last_step = last_step
+        self._next_checkpoint = next_checkpoint
+        self._bar: tqdm | None = None
+
+    def __enter__(self) -> TrainingProgress:
+        if sys.stderr.isatty():
+            self._bar = tqdm(
+                initial=self._first_step,
+                total=self._last_step,
+                unit="step",
+                dynamic_ncols=True,
+                bar_format=_COMPILING,
+            )
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def advance(self) -> None:
+        """Advances by a step."""
+        if self._bar is not None:
+            self._bar.bar_format = None
+            self._bar.update()
+
+    def report(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Shows the scalars of a step.
+
+        Args:
+          step: steps done.
+          scalars: `loss`, `step_time` in seconds, and `tokens_per_second` if known.
+        """
+        said = [f"loss {scalars['loss']:.4f}"]
+        if "tokens_per_second" in scalars:
+            said.append(f"{scalars['tokens_per_second']:,.0f} tokens/s")
+        if self._bar is not None:
+            self._bar.set_postfix_str("  ".join([*said, self._next_checkpoint(step)]))
+            return
+        left = datetime.timedelta(seconds=round((self._last_step - step) * scalars["step_time"]))
+        said += [f"{1000 * scalars['step_time']:.1f} ms/step", f"{left} left"]
+        logging.info("step %d/%d  %s", step, self._last_step, "  ".join(said))

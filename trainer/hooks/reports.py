@@ -1,0 +1,119 @@
+"""Periodic reports of loss, metrics and speed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from t2tp.mesh.cluster import Cluster
+from t2tp.problems.metrics import compute, possible
+from t2tp.trainer.hooks.hook import Hook, Training
+from t2tp.trainer.hooks.memory import memory_in_use
+from t2tp.trainer.hooks.mfu import Utilization
+
+# Takes the number of steps done and scalars by name.
+Sink = Callable[[int, Mapping[str, float]], None]
+
+
+class ReportHook(Hook):
+    """Reports every N steps and at the last: speed since the last report, scalars of the step."""
+
+    def __init__(
+        self,
+        every: int,
+        sinks: Sequence[Sink],
+        *,
+        cluster: Cluster,
+        batch_size: int | None,
+        metrics: Sequence[str] = (),
+        utilization: Utilization | None = None,
+    ) -> None:
+        """Sets interval and destinations.
+
+        Args:
+          every: steps from one report to the next.
+          sinks: take the scalars.
+          cluster: the devices.
+          batch_size: examples per step; None if it varies.
+          metrics: names of metrics to compute if a step has their sums.
+          utilization: computes the MFU from a step time; None: unknown.
+        """
+        self._every = every
+        self._sinks = sinks
+        self._cluster = cluster
+        self._batch_size = batch_size
+        self._metrics = metrics
+        self._utilization = utilization
+        self._last: tuple[int, float, Counter[str]] = (0, 0.0, Counter())
+
+    def begin(self, training: Training) -> None:
+        """Starts measuring."""
+        self._last = self._now(training)
+
+    def after_step(self, training: Training, outputs: Mapping[str, np.ndarray]) -> None:
+        """Reports if it is due."""
+        step = training.steps_done
+        if step % self._every == 0 or step == training.max_steps:
+            scalars = _scalars(outputs)  # Waits for the devices: the time is known only now.
+            sums = _sums(outputs)
+            scalars |= self._metric_values(sums) | self._speed(training, sums)
+            scalars |= memory_in_use(self._cluster)
+            for sink in self._sinks:
+                sink(step, scalars)
+
+    def _metric_values(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Computes the metrics of the step and its perplexity."""
+        if not sums.get("tokens"):
+            return {}
+        names = {"perplexity", *self._metrics} - {"loss"}  # The step has one that it minimizes.
+        return compute(possible(sorted(names), sums), sums)
+
+    def _speed(self, training: Training, sums: Mapping[str, float]) -> dict[str, float]:
+        """Computes seconds per step since the last report, their parts, and rates."""
+        before, self._last = self._last, self._now(training)
+        steps = self._last[0] - before[0]
+        parts = {what: s / steps for what, s in (self._last[2] - before[2]).items()}
+        step_time = (self._last[1] - before[1]) / steps
+        speed = {"step_time": step_time, "time/compute": step_time - parts.get("data", 0.0)}
+        speed |= {f"time/{what}": seconds for what, seconds in parts.items()}
+        if self._batch_size is not None:
+            speed["examples_per_second"] = self._batch_size / step_time
+        if "tokens" in sums:
+            speed["tokens_per_second"] = sums["tokens"] / step_time
+            devices = len(self._cluster.devices)
+            speed["tokens_per_second_per_device"] = speed["tokens_per_second"] / devices
+        if self._utilization is not None:
+            speed["mfu"] = self._utilization.at(step_time)
+        return speed
+
+    @staticmethod
+    def _now(training: Training) -> tuple[int, float, Counter[str]]:
+        clock = training.clock
+        return training.steps_done, clock.seconds(), Counter(clock.parts())
+
+
+class ProgressHook(Hook):
+    """Advances the progress bar after each step."""
+
+    def __init__(self, advance: Callable[[], None]) -> None:
+        self._advance = advance
+
+    def after_step(self, training: Training, outputs: Mapping[str, np.ndarray]) -> None:
+        """Advances the bar."""
+        self._advance()
+
+
+def _scalars(outputs: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """Returns the loss and scalars of a step by their names in TensorBoard."""
+    named = {name: name.removeprefix("scalars/") for name in outputs if name.startswith("scalars/")}
+    return {"loss": float(outputs["loss"])} | {
+        shown: float(outputs[name]) for name, shown in named.items()
+    }
+
+
+def _sums(outputs: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """Returns the metric sums of a step."""
+    prefix = "metrics/"
+    return {n.removeprefix(prefix): float(outputs[n]) for n in outputs if n.startswith(prefix)}

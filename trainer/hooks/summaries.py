@@ -1,0 +1,110 @@
+"""Writes TensorBoard summaries."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from t2tp.trainer.errors import UsageError
+
+
+class SummaryWriter:
+    """Writes to an event file, which is created at the first write.
+
+    Writing raises a `UsageError` if it fails; the disk is full, say.
+    """
+
+    def __init__(self, directory: str) -> None:
+        """Sets the directory.
+
+        Args:
+          directory: of the event file; TensorBoard shows each directory as a separate run.
+        """
+        self._directory = directory
+        self._writer: tf.summary.SummaryWriter | None = None
+        self._resumed_after: int | None = None  # Not yet written.
+
+    def resume(self, step: int) -> None:
+        """Makes TensorBoard discard later steps of earlier files, which will occur again.
+
+        Args:
+          step: number of steps done.
+        """
+        self._resumed_after = step
+
+    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Writes scalars of a step and flushes them, so that a crash loses none."""
+        with self._opened() as writer, writer.as_default(step):
+            for name, value in scalars.items():
+                tf.summary.scalar(name, value)
+        self.flush()
+
+    def text(self, step: int, name: str, markdown: str) -> None:
+        """Writes a text in Markdown."""
+        with self._opened() as writer, writer.as_default(step):
+            tf.summary.text(name, markdown)
+
+    def images(self, step: int, name: str, images: np.ndarray) -> None:
+        """Writes images, all of them: uint8 [count, height, width, channels]."""
+        with self._opened() as writer, writer.as_default(step):
+            tf.summary.image(name, images, max_outputs=len(images))
+
+    def histogram(self, step: int, name: str, values: tf.Tensor) -> None:
+        """Writes a histogram of the finite values."""
+        with self._opened() as writer, writer.as_default(step), tf.device("CPU:0"):
+            tf.summary.histogram(name, tf.boolean_mask(values, tf.math.is_finite(values)))
+
+    def hparams(self, values: Mapping[str, Any]) -> None:
+        """Writes hyperparameters for TensorBoard's hparams plugin, which compares runs."""
+        from tensorboard.plugins.hparams import api  # A slow import that only training needs.
+
+        plain = {
+            name: value if isinstance(value, (bool, int, float, str)) else repr(value)
+            for name, value in values.items()
+            if value is not None
+        }
+        with self._opened() as writer, writer.as_default(0):
+            # Runs of one name in different directories are different runs.
+            api.hparams(plain, trial_id=os.path.abspath(self._directory))
+
+    def flush(self) -> None:
+        """Flushes the file."""
+        if self._writer is not None:
+            with self._opened() as writer:
+                writer.flush()
+
+    def close(self) -> None:
+        """Closes the file."""
+        if self._writer is not None:
+            with self._opened() as writer:
+                writer.close()
+            self._writer = None
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[tf.summary.SummaryWriter]:
+        """Yields TensorFlow's writer and turns its errors into errors for the user."""
+        try:
+            if self._writer is None:
+                self._writer = tf.summary.create_file_writer(self._directory)
+            if self._resumed_after is not None:
+                _write_start(self._writer, self._resumed_after + 1)
+                self._resumed_after = None
+            yield self._writer
+        except tf.errors.OpError as error:
+            what = error.message.splitlines()[0].rpartition("}} ")[2]  # Without the operation.
+            raise UsageError(
+                f"what TensorBoard shows cannot be written into {self._directory}: {what}"
+            ) from error
+
+
+def _write_start(writer: tf.summary.SummaryWriter, step: int) -> None:
+    """Writes the event at which readers discard earlier values from a step on."""
+    start = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START)
+    event = tf.compat.v1.Event(wall_time=time.time(), step=step, session_log=start)
+    tf.raw_ops.ImportEvent(writer=writer._resource, event=event.SerializeToString())

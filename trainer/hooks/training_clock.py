@@ -1,0 +1,59 @@
+"""Training stopwatch, excluding checkpoints and evaluation."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class TrainingClock:
+    """A stopwatch that stops while checkpoints are written and evaluations run.
+
+    It also records what the time was spent on.
+    """
+
+    def __init__(self) -> None:
+        self._started = time.perf_counter()
+        self._stopped = 0.0
+        self._parts: defaultdict[str, float] = defaultdict(float)
+
+    def seconds(self) -> float:
+        """Returns the seconds since the start, without those while it was stopped."""
+        return time.perf_counter() - self._started - self._stopped
+
+    def parts(self) -> dict[str, float]:
+        """Returns the seconds by purpose, as named in `stopped` and `counted`."""
+        return dict(self._parts)
+
+    @contextlib.contextmanager
+    def stopped(self, what: str) -> Iterator[None]:
+        """Stops the watch inside the context.
+
+        Args:
+          what: the purpose of this time.
+        """
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            seconds = time.perf_counter() - begin
+            self._stopped += seconds
+            self._parts[what] += seconds
+
+    def counted(self, what: str, items: Iterable[T]) -> Iterator[T]:
+        """Yields the items and records the time spent waiting for them; the watch runs on."""
+        iterator = iter(items)
+        while True:
+            begin = time.perf_counter()
+            try:
+                item = next(iterator)
+            except StopIteration:
+                return
+            finally:
+                self._parts[what] += time.perf_counter() - begin
+            yield item

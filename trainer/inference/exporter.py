@@ -1,0 +1,148 @@
+"""Exports the model of a run as a SavedModel that plain TensorFlow loads."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+
+import tensorflow as tf
+
+from t2tp.decoding import DecodeOptions
+from t2tp.models.autoregressive import AutoregressiveModel
+from t2tp.models.classifier import Classifier
+from t2tp.models.model import EXAMPLE_INDEX
+from t2tp.program.program import Feature
+from t2tp.trainer.errors import UsageError
+from t2tp.trainer.inference.serving import Step, TextDecoding, TokenDecoding, in_chunks
+from t2tp.trainer.inputs.problem_inputs import evaluation_inputs
+from t2tp.trainer.run_spec import RunSpec
+from t2tp.trainer.saved_model import Signatures, traced
+
+
+class RunExporter:
+    """Exporter of a run's model: text to text, tokens to tokens, or features to classes."""
+
+    def __init__(
+        self, spec: RunSpec, options: DecodeOptions, max_input_length: int | None = None
+    ) -> None:
+        """Determines the kind of the model and makes its estimator.
+
+        Args:
+          spec: of the run; its mesh is ignored.
+          options: decoding options of the exported model, which decodes `batch_size` rows at a
+            time.
+          max_input_length: max tokens of inputs or prompt; by default the model's `max_length`.
+
+        Raises:
+          UsageError: the model neither generates nor classifies, or the length is out of range.
+        """
+        problem = spec.problem
+        self._problem = problem
+        self._data_dir = spec.data_dir
+        self._hparams = spec.hparams
+        self._options = options
+        longest = spec.hparams.max_length
+        self._most = longest if max_input_length is None else max_input_length
+        if not 0 < self._most <= longest:
+            raise UsageError(
+                f"--max_input_length={max_input_length} must be from 1 to the model's max_length,"
+                f" {longest}"
+            )
+        self._writes = issubclass(spec.model_class, AutoregressiveModel)
+        classifies = issubclass(spec.model_class, Classifier) and problem.writes_classes
+        if not (self._writes or classifies):
+            raise UsageError(
+                f"the model {spec.model} on {problem.name} neither writes token by token nor names"
+                " classes: there is nothing to serve"
+            )
+        if self._writes and not problem.writes_tokens:
+            raise UsageError(
+                f"{problem.name} has neither text nor tokens: there is nothing to serve"
+            )
+        # Serving runs on one device, whatever the mesh of the training.
+        on_one_device = spec.hparams.copy()
+        on_one_device.mesh_shape = on_one_device.layout = ""
+        config = replace(spec.config, xla=False)  # Not every server has XLA.
+        self._estimator = replace(spec, hparams=on_one_device, config=config).make_estimator()
+
+    def export(self, directory: str | PathLike[str]) -> Path:
+        """Writes a SavedModel into a new directory, named after the time.
+
+        Args:
+          directory: the parent directory, in which servers look for the latest.
+
+        Returns:
+          The SavedModel's directory.
+
+        Raises:
+          UsageError: see `Estimator.export_saved_model`, also for its other errors.
+        """
+        stamp = int(time.time())
+        while (path := Path(directory, str(stamp))).exists():
+            stamp += 1
+        if not self._writes:
+            return self._estimator.export_saved_model(path, *self._classifying())
+        tokens = TokenDecoding(
+            self._options,
+            self._problem.reads_inputs,
+            self._most,
+            self._hparams.max_length,
+            self._estimator.config.random_seed,
+        )
+        return self._estimator.export_saved_model(
+            path, tokens.features, self._writing(tokens), tokens.options
+        )
+
+    def _writing(self, tokens: TokenDecoding) -> Signatures:
+        """Returns the signatures of an autoregressive model.
+
+        `tokens` maps tokens to tokens. `serving_default` maps text to text if the problem has a
+        vocabulary, and equals `tokens` if not.
+        """
+        problem = self._problem
+
+        def signatures(step: Step) -> dict[str, tf.types.experimental.ConcreteFunction]:
+            def serve_tokens(ids: tf.Tensor, lengths: tf.Tensor) -> Mapping[str, tf.Tensor]:
+                return tokens(step, ids, lengths)
+
+            ids = tf.TensorSpec([None, None], tf.int32, name="ids")
+            lengths = tf.TensorSpec([None], tf.int32, name="lengths")
+            made = {"tokens": traced(serve_tokens, ids=ids, lengths=lengths)}
+            codec = problem.codec(self._data_dir)
+            if codec is None or codec.vocabulary is None:
+                return made | {"serving_default": made["tokens"]}
+            text = TextDecoding(tokens, codec.vocabulary, problem.eos_id)
+
+            def serve_text(inputs: tf.Tensor) -> Mapping[str, tf.Tensor]:
+                return text(step, inputs)
+
+            spec = tf.TensorSpec([None], tf.string, name="inputs")
+            return made | {"serving_default": traced(serve_text, inputs=spec)}
+
+        return signatures
+
+    def _classifying(self) -> tuple[dict[str, Feature], Signatures]:
+        """Returns features and signature of a classifier: to `classes` and `probabilities`."""
+        size = self._options.batch_size
+        hparams = self._hparams.copy()
+        hparams.set("batch_size", size)
+        hparams.set("batch_size_unit", "sequences_per_batch")
+        hparams.set("max_length", self._most)
+        inputs = evaluation_inputs(self._problem, self._data_dir, hparams, self._problem.splits[-1])
+        unasked = ("targets", "weights", EXAMPLE_INDEX)
+        features = {name: f for name, f in inputs.features.items() if name not in unasked}
+        specs = {
+            name: tf.TensorSpec([None, *f.shape.to_integer_list[1:]], f.dtype, name=name)
+            for name, f in features.items()
+        }
+
+        def signatures(step: Step) -> dict[str, tf.types.experimental.ConcreteFunction]:
+            def serve(**rows: tf.Tensor) -> Mapping[str, tf.Tensor]:
+                return in_chunks(step.run, rows, size, step.outputs)
+
+            return {"serving_default": traced(serve, **specs)}
+
+        return features, signatures

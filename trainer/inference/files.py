@@ -1,0 +1,122 @@
+"""The files that decoding reads and writes: one line per source."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from t2tp.atomic_file import write_text
+from t2tp.decoding import DecodeOptions
+from t2tp.trainer.inference.run_decoder import Decoded, DecodedExample
+from t2tp.trainer.run_dir.run_files import check_writable
+
+# Characters that would end a line or a field are escaped as in Python.
+_ESCAPES = str.maketrans({"\n": "\\n", "\r": "\\r", "\t": "\\t"})
+
+
+def read_lines(path: str) -> list[str]:
+    """Reads the lines of a file, without line ends.
+
+    Raises:
+      OSError: the file cannot be read.
+      ValueError: the file is not UTF-8.
+    """
+    try:
+        # As bytes, since text mode would take a lone carriage return for the end of a line.
+        text = Path(path).read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise ValueError(f"{path}, line {line}: not UTF-8 ({error.reason})") from error
+    lines = text.removesuffix("\n").split("\n") if text else []
+    return [line.removesuffix("\r") for line in lines]
+
+
+def check_can_be_written(path: str) -> None:
+    """Checks that a file, or files whose names begin with the path, can be written.
+
+    Raises:
+      OSError: the directory cannot be written, or the name is that of a directory.
+    """
+    if Path(path).is_dir():
+        raise IsADirectoryError(f"{path} is a directory, and the name of a file is wanted")
+    check_writable(str(Path(path).parent), "the directory of what is decoded,")
+
+
+def write_lines(path: str | Path, lines: Sequence[str]) -> None:
+    """Writes a file atomically; creates its directory if needed.
+
+    Raises:
+      OSError: the file cannot be written.
+    """
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, "".join(f"{line}\n" for line in lines))
+
+
+def line_of(found: Sequence[Decoded], options: DecodeOptions) -> str:
+    """Formats the decoded texts of a source, and scores if requested, as a tab-separated line."""
+    fields = []
+    for each in found:
+        fields.append(each.text.translate(_ESCAPES))
+        if options.write_beam_scores:
+            fields.append(f"{each.score:.4f}")
+    return "\t".join(fields)
+
+
+def write_rows(
+    base: str | Path, rows: Sequence[DecodedExample], options: DecodeOptions
+) -> list[Path]:
+    """Writes `BASE.inputs`, `BASE.targets` and `BASE.outputs`, one line per example.
+
+    Returns:
+      Their paths.
+    """
+    columns = {
+        "inputs": [row.inputs.translate(_ESCAPES) for row in rows],
+        "targets": [row.targets.translate(_ESCAPES) for row in rows],
+        "outputs": [line_of(row.outputs, options) for row in rows],
+    }
+    paths = []
+    for name, lines in columns.items():
+        paths.append(Path(f"{base}.{name}"))
+        write_lines(paths[-1], lines)
+    return paths
+
+
+def write_images(base: str | Path, images: np.ndarray) -> list[Path]:
+    """Writes `BASE-000.png` and so on.
+
+    Args:
+      base: path without number and extension.
+      images: brightness, uint8 [images, height, width, channels], of 1 or 3 channels.
+
+    Returns:
+      Their paths.
+
+    Raises:
+      ModuleNotFoundError: Pillow is not installed; the message names the command to install it.
+      OSError: they cannot be written.
+    """
+    image = _pillow()
+    Path(base).parent.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for number, each in enumerate(images):
+        path = Path(f"{base}-{number:03d}.png")
+        unfinished = path.with_name(f"{path.name}.tmp")
+        pixels = each[..., 0] if each.shape[-1] == 1 else each
+        image.fromarray(pixels).save(unfinished, "png")
+        unfinished.replace(path)
+        paths.append(path)
+    return paths
+
+
+def _pillow() -> Any:
+    try:
+        from PIL import Image
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "images are written by Pillow: pip install 't2tp[images]'"
+        ) from error
+    return Image

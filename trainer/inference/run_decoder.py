@@ -1,0 +1,276 @@
+"""Decodes and scores text with the model of a run."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from os import PathLike
+
+import numpy as np
+
+from t2tp import registry
+from t2tp.decoding import DecodeOptions, Decoder, Request
+from t2tp.decoding.scoring import Scorer
+from t2tp.models.autoregressive import AutoregressiveModel
+from t2tp.problems.codec import Codec
+from t2tp.problems.problem import NO_EOS, Problem
+from t2tp.program.program import Feature
+from t2tp.trainer.errors import UsageError
+from t2tp.trainer.estimator import Estimator
+from t2tp.trainer.model_fn import ModeKeys
+from t2tp.trainer.run_spec import RunSpec
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """A decoded text.
+
+    Attributes:
+      text: without the prompt or prefix that it continues.
+      score: by which the texts of a source are sorted; see `Hypothesis`.
+    """
+
+    text: str
+    score: float
+
+
+@dataclass(frozen=True)
+class DecodedExample:
+    """An example of a split with its decoded texts.
+
+    Attributes:
+      inputs: the source text.
+      targets: the reference text.
+      outputs: decoded texts, best first.
+    """
+
+    inputs: str
+    targets: str
+    outputs: list[Decoded]
+
+
+class RunDecoder:
+    """Decoder with the latest checkpoint of a run, or with the one that its config names."""
+
+    def __init__(self, spec: RunSpec, estimator: Estimator, options: DecodeOptions) -> None:
+        """Makes the decoder without building a program.
+
+        Args:
+          spec: of the run.
+          estimator: of the run.
+          options: of decoding; a problem without EOS overrides their `eos_id`.
+        """
+        problem, max_length = spec.problem, spec.hparams.max_length
+        if problem.eos_id == NO_EOS:
+            options = replace(options, eos_id=NO_EOS)
+        self._estimator = estimator
+        self._problem = problem
+        self._data_dir = spec.data_dir
+        self._max_length = max_length
+        images = problem.generated_images
+        self._decoder = Decoder(
+            functools.partial(estimator.predict, decode_options=options),
+            estimator.layout,
+            options,
+            seed=estimator.config.random_seed,
+            max_length=images.num_values if images else max_length,
+        )
+
+    @functools.cached_property
+    def _codec(self) -> Codec:
+        return codec_for(self._problem, self._data_dir)
+
+    def build(self) -> None:
+        """Builds the program for the shortest rows, to raise errors of building early.
+
+        Raises:
+          UsageError: the problem has no text.
+          LayoutError, CheckpointMismatchError, FileNotFoundError: see `Estimator.build`.
+        """
+        codec_for(self._problem, self._data_dir)
+        features = self._decoder.smallest_features(self._problem.reads_inputs)
+        self._estimator.build(ModeKeys.PREDICT, features, self._decoder.options)
+
+    def text(self, text: str, length: int | None = None) -> str:
+        """Decodes a source, or continues a prompt.
+
+        Args:
+          text: the source or prompt.
+          length: max tokens to generate; by default, of the options.
+
+        Raises:
+          UsageError, ValueError: see `texts`.
+        """
+        codec = self._codec
+        request = replace(request_for(self._problem, codec, text), limit=length)
+        [[best, *_]] = self._decoder([request])
+        return codec.decode(best.tokens)
+
+    def texts(
+        self, lines: Sequence[str], beginnings: Sequence[str] | None = None
+    ) -> Iterator[tuple[int, list[Decoded]]]:
+        """Decodes sources, or continues prompts.
+
+        Args:
+          lines: the sources or prompts.
+          beginnings: prefix of the targets of each source; decoded texts are without it.
+
+        Yields:
+          The number of a line and its decoded texts, best first, in the order in which batches are
+          finished.
+
+        Raises:
+          UsageError: the problem has no text.
+          ValueError: a line is too long for the model, the codec cannot encode it, or a prompt has
+            a prefix as well.
+        """
+        codec = self._codec
+        beginnings = [""] * len(lines) if beginnings is None else beginnings
+        requests = []
+        for number, each in enumerate(zip(lines, beginnings, strict=True), start=1):
+            with _naming_line(number, len(lines)):
+                requests.append(request_for(self._problem, codec, *each))
+        for number, found in self._decoder.iterate(requests):
+            yield number, [Decoded(codec.decode(each.tokens), each.score) for each in found]
+
+    def split(self, split: str, count: int) -> list[DecodedExample]:
+        """Decodes the first examples of a split, in the order of evaluation.
+
+        Args:
+          split: one of the problem's.
+          count: number of examples; -1: all.
+
+        Raises:
+          UsageError: the problem has no inputs to decode from.
+          ValueError: there is no such split.
+        """
+        codec = self._codec
+        if not self._problem.reads_inputs:
+            raise UsageError(
+                f"{self._problem.name} has no inputs to decode from: give prompts, with"
+                " --decode_from_file or --decode_interactive"
+            )
+        self._problem.check_split(split)
+        source = self._problem.examples(self._data_dir, split, self._max_length)
+        rows = np.arange(len(source) if count < 0 else min(count, len(source)))
+        whole = (slice(None),)
+        inputs, targets = (
+            [_without_padding(row) for row in source.read(name, rows, whole)]
+            for name in ("inputs", "targets")
+        )
+        found = self._decoder([Request(inputs=row) for row in inputs])
+        return [
+            DecodedExample(
+                codec.decode(source_row),
+                codec.decode(target_row),
+                [Decoded(codec.decode(each.tokens), each.score) for each in hypotheses],
+            )
+            for source_row, target_row, hypotheses in zip(inputs, targets, found, strict=True)
+        ]
+
+    def images(self, count: int) -> np.ndarray:
+        """Generates images: uint8 [count, height, width, channels], values below `levels`.
+
+        Raises:
+          UsageError: the problem does not generate images.
+        """
+        images = self._problem.generated_images
+        if images is None:
+            raise UsageError(f"{self._problem.name} does not make images")
+        hypotheses = self._decoder([Request(limit=images.num_values)] * count)
+        return images.from_tokens([best.tokens for best, *_ in hypotheses])
+
+    def scores(self, lines: Sequence[str]) -> Iterator[float]:
+        """Computes the log-probabilities of targets.
+
+        Args:
+          lines: `inputs<TAB>targets`; for a model without inputs, `targets`.
+
+        Yields:
+          The natural logarithm of the probability of the targets, EOS included.
+
+        Raises:
+          UsageError: the problem has no text.
+          ValueError: a line has no tab, is too long for the model, or cannot be encoded.
+        """
+        codec = self._codec
+        reads_inputs, eos_id = self._problem.reads_inputs, self._problem.eos_id
+        targets, inputs = [], []
+        for number, line in enumerate(lines, start=1):
+            source, tab, target = line.partition("\t") if reads_inputs else ("", "\t", line)
+            if not tab:
+                raise ValueError(f"line {number} has no tab between inputs and targets: {line!r}")
+            with _naming_line(number, len(lines)):
+                targets.append([*codec.encode(target), eos_id])
+                inputs.append([*codec.encode(source), eos_id])
+        scorer = Scorer(self._evaluate, self._estimator.layout, self._max_length)
+        yield from scorer.iterate(targets, inputs if reads_inputs else None)
+
+    def _evaluate(
+        self, features: Mapping[str, Feature], batch: Mapping[str, np.ndarray]
+    ) -> Mapping[str, np.ndarray]:
+        outputs = self._estimator.build(ModeKeys.EVAL, features)(batch)
+        return {"nll": outputs["metrics/nll"]}
+
+
+def _without_padding(row: np.ndarray) -> list[int]:
+    """Returns the tokens of a row without its padding, which is 0."""
+    return row[row != 0].tolist()
+
+
+def codec_for(problem: Problem, data_dir: str | PathLike[str]) -> Codec:
+    """Returns the codec of a problem.
+
+    Raises:
+      UsageError: the problem has neither text nor tokens to decode, such as one with classes.
+    """
+    codec = problem.codec(data_dir)
+    if codec is None:
+        raise UsageError(
+            f"{problem.name} does not go from text or tokens to text or tokens: there is nothing"
+            " to decode (t2tp_trainer --schedule=evaluate evaluates it, t2tp_exporter exports its"
+            " model)"
+        )
+    return codec
+
+
+def request_for(problem: Problem, codec: Codec, text: str, beginning: str = "") -> Request:
+    """Returns the decoding request for a line.
+
+    Args:
+      problem: that the model was trained on.
+      codec: of the problem.
+      text: inputs, to which EOS is appended, or a prompt.
+      beginning: prefix of the targets; only with inputs.
+
+    Raises:
+      ValueError: a prompt has a prefix as well, or the codec cannot encode the line.
+    """
+    if problem.reads_inputs:
+        inputs = [*codec.encode(text), problem.eos_id]
+        return Request(inputs=inputs, prefix=codec.encode(beginning))
+    if beginning:
+        raise ValueError("a prompt is itself how a language model's text begins")
+    return Request(prefix=codec.encode(text))
+
+
+def check_writes(model: str) -> None:
+    """Checks that a model is autoregressive.
+
+    Raises:
+      UsageError: the model is not autoregressive.
+      UnknownNameError: there is no such model.
+    """
+    if not issubclass(registry.model(model), AutoregressiveModel):
+        raise UsageError(f"the model {model} does not write token by token: nothing to decode")
+
+
+@contextlib.contextmanager
+def _naming_line(number: int, of: int) -> Iterator[None]:
+    """Adds the number of the line to a ValueError inside the context, if there are several."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"line {number}: {error}" if of > 1 else str(error)) from error

@@ -1,0 +1,107 @@
+"""`--eval_samples`: texts and images that the model generates, for TensorBoard."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from t2tp.trainer.hooks.summaries import SummaryWriter
+from t2tp.trainer.inference.run_decoder import RunDecoder, check_writes, codec_for
+from t2tp.trainer.run_spec import RunSpec
+
+# Max tokens of a language model's prompt, and of its continuation.
+_MOST_TOKENS = 64
+
+
+class DecodedSamples:
+    """The first examples of a split next to the outputs of the model.
+
+    For a problem with inputs these are inputs, targets and output; for a language model prompt,
+    text and continuation; for a problem of generating images, images of the split and of the model.
+    """
+
+    def __init__(
+        self,
+        decoder: RunDecoder,
+        spec: RunSpec,
+        split: str,
+        count: int,
+    ) -> None:
+        """Checks the model without decoding.
+
+        Args:
+          decoder: of the run.
+          spec: of the run.
+          split: the split of the examples.
+          count: number of examples.
+
+        Raises:
+          UsageError: the model is not autoregressive, or the problem has nothing to decode.
+        """
+        check_writes(spec.model)
+        if spec.problem.generated_images is None:
+            codec_for(spec.problem, spec.data_dir)
+        self._decoder = decoder
+        self._problem = spec.problem
+        self._data_dir = spec.data_dir
+        self._split = split
+        self._count = count
+        self._length = spec.hparams.max_length
+
+    def write(self, step: int, summaries: SummaryWriter | None) -> None:
+        """Decodes with the current values and writes the results.
+
+        Args:
+          step: steps done.
+          summaries: the writer; None in all processes but the first, which only decode.
+        """
+        images = self._problem.generated_images
+        if images is not None:
+            pixels = {"targets": self._rows(), "samples": self._decoder.images(self._count)}
+            for name, values in pixels.items():
+                if summaries is not None:
+                    summaries.images(step, name, images.brightness(values))
+        else:
+            pairs = self._problem.reads_inputs
+            names, rows = self._pairs() if pairs else self._continuations()
+            if summaries is not None:
+                summaries.text(step, "samples", table(names, rows))
+        if summaries is not None:
+            summaries.flush()
+
+    def _rows(self) -> np.ndarray:
+        """Returns the targets of the examples."""
+        source = self._problem.examples(self._data_dir, self._split, self._length)
+        rows = np.arange(min(self._count, len(source)))
+        return np.asarray(source.read("targets", rows, (slice(None),)))
+
+    def _pairs(self) -> tuple[Sequence[str], list[Sequence[str]]]:
+        rows = self._decoder.split(self._split, self._count)
+        shown = [(row.inputs, row.targets, row.outputs[0].text) for row in rows]
+        return ("inputs", "targets", "output"), list(shown)
+
+    def _continuations(self) -> tuple[Sequence[str], list[Sequence[str]]]:
+        codec = codec_for(self._problem, self._data_dir)
+        size = min(self._length // 2, _MOST_TOKENS)
+        shown = []
+        for row in self._rows():
+            prompt, goes_on = codec.decode(row[:size].tolist()), row[size : 2 * size].tolist()
+            output = self._decoder.text(prompt, size)
+            shown.append((prompt, codec.decode(goes_on), output))
+        return ("prompt", "text", "continuation"), list(shown)
+
+
+def table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Formats a Markdown table that shows texts literally."""
+    lines = [names, ["---"] * len(names), *([_as_it_is(text) for text in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _as_it_is(text: str) -> str:
+    """Escapes everything in a text that Markdown or HTML would interpret."""
+    for special in "\\`*_[]#":
+        text = text.replace(special, f"\\{special}")
+    for special, shown in {"&": "&amp;", "<": "&lt;", "|": "&#124;", "\n": "<br>"}.items():
+        text = text.replace(special, shown)
+    return text

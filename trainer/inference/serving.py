@@ -1,0 +1,175 @@
+"""The TensorFlow functions that serve the requests of an exported model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import tensorflow as tf
+
+from t2tp.decoding import DecodeOptions
+from t2tp.decoding.prompt_batch import (
+    prompt_arrays,
+    row_features,
+    row_keys,
+    sequence_arrays,
+)
+from t2tp.problems.vocab.vocabulary import Vocabulary
+from t2tp.trainer.saved_model import Step, Tensors
+
+
+def in_chunks(
+    of_chunk: Callable[[Tensors], Tensors],
+    rows: Tensors,
+    size: int,
+    outputs: Mapping[str, tf.TensorSpec],
+) -> dict[str, tf.Tensor]:
+    """Applies a function of `size` rows to any number of rows.
+
+    Args:
+      of_chunk: maps tensors [size, ...] by name to `outputs`.
+      rows: tensors [rows, ...] by name. The last chunk is padded with zeros.
+      size: of a chunk.
+      outputs: [size, ...] by name; scalars are dropped.
+
+    Returns:
+      Tensors [rows, ...] by name.
+    """
+    count = tf.shape(next(iter(rows.values())))[0]
+    chunks = (count + size - 1) // size
+    padded = {}
+    for name, tensor in rows.items():
+        missing = [[0, chunks * size - count]] + [[0, 0]] * (tensor.shape.rank - 1)
+        shape = tf.concat([[chunks, size], tf.shape(tensor)[1:]], 0)
+        padded[name] = tf.reshape(tf.pad(tensor, missing), shape)
+        # The static sizes, which the dynamic reshape loses.
+        padded[name].set_shape([None, size, *tensor.shape[1:]])
+    wanted = {name: spec for name, spec in outputs.items() if spec.shape.rank}
+
+    def chosen(chunk: Tensors) -> dict[str, tf.Tensor]:
+        done = of_chunk(chunk)
+        return {name: done[name] for name in wanted}
+
+    done = tf.map_fn(chosen, padded, fn_output_signature=wanted)
+    return {
+        name: tf.reshape(x, tf.concat([[chunks * size], tf.shape(x)[2:]], 0))[:count]
+        for name, x in done.items()
+    }
+
+
+class TokenDecoding:
+    """Decoding of tokens inside the graph, with the same results as `Decoder`.
+
+    Attributes:
+      features: of the program.
+      options: of decoding.
+      reads_inputs: whether the tokens are inputs; else they are the prefix of the targets.
+      most: max tokens of a row.
+    """
+
+    def __init__(
+        self, options: DecodeOptions, reads_inputs: bool, most: int, max_length: int, seed: int
+    ) -> None:
+        """Determines the features of the program.
+
+        Args:
+          options: `batch_size` rows are decoded together.
+          reads_inputs: whether the model has an encoder.
+          most: max tokens of a row.
+          max_length: max tokens of targets, prompt included.
+          seed: of sampling.
+        """
+        self.options = options
+        self.reads_inputs = reads_inputs
+        self.most = most
+        self._length = min(max_length, most + options.extra_length)
+        self._seed = seed
+        rows = options.batch_size
+        prefix_length, inputs_length = (0, most) if reads_inputs else (most, 0)
+        self.features = row_features(rows, self._length, prefix_length, inputs_length)
+
+    def __call__(self, step: Step, ids: tf.Tensor, lengths: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Decodes rows of tokens.
+
+        Args:
+          step: of the program.
+          ids: int32 [rows, tokens], padded at the end with any values.
+          lengths: int32 [rows], number of tokens without padding.
+
+        Returns:
+          `ids`, int32 [rows, beam, tokens], zero-padded; `lengths`, int32 [rows, beam]; `scores`,
+          float32 [rows, beam], -infinity where there are fewer sequences.
+        """
+        most = self.most
+        too_long = f"a row has more than the {most} tokens that this model was exported for"
+        checks = [tf.debugging.assert_less_equal(lengths, most, message=too_long)]
+        with tf.control_dependencies(checks):
+            is_given = tf.range(most) < lengths[:, None]
+        width = tf.maximum(0, most - tf.shape(ids)[1])
+        ids = tf.where(is_given, tf.pad(ids, [[0, 0], [0, width]])[:, :most], 0)
+        ids.set_shape([None, most])
+        numbers = tf.range(tf.shape(ids)[0], dtype=tf.int64)
+        rows = {"ids": ids, "lengths": lengths, "keys": row_keys(self._seed, numbers)}
+        done = in_chunks(
+            lambda chunk: step.run(self._fed(chunk)),
+            rows,
+            self.options.batch_size,
+            step.outputs,
+        )
+        beams = None if self.options.return_beams else 1
+        found = {"ids": done["symbols"], "lengths": done["sizes"], "scores": done["scores"]}
+        return {name: tensor[:, :beams] for name, tensor in found.items()}
+
+    def _fed(self, chunk: Tensors) -> dict[str, tf.Tensor]:
+        """Returns the program's features for a chunk."""
+        ids, sizes, keys = chunk["ids"], chunk["lengths"], chunk["keys"]
+        extra = self.options.extra_length
+        if not self.reads_inputs:
+            limits = tf.minimum(extra, self._length - sizes)
+            return prompt_arrays(ids, sizes, limits, keys, self._length)
+        limits = tf.minimum(sizes + extra, self._length)
+        prompts = prompt_arrays(ids[:, :0], tf.zeros_like(sizes), limits, keys, self._length)
+        return prompts | sequence_arrays("inputs", ids, sizes)
+
+
+class TextDecoding:
+    """Decoding of text with `TokenDecoding` and the vocabulary inside the graph."""
+
+    def __init__(self, tokens: TokenDecoding, vocabulary: Vocabulary, eos_id: int) -> None:
+        """Combines token decoding with a vocabulary.
+
+        Args:
+          tokens: decodes tokens.
+          vocabulary: encodes and decodes text in the graph.
+          eos_id: appended to inputs.
+        """
+        self._tokens = tokens
+        self._eos_id = eos_id
+        self._vocabulary = vocabulary
+
+    def __call__(self, step: Step, texts: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Decodes texts.
+
+        Args:
+          step: of the program.
+          texts: string [rows], UTF-8.
+
+        Returns:
+          `outputs`, string [rows], or with `return_beams` [rows, beam]; `scores`, float32 of that
+          shape.
+        """
+        ragged = self._vocabulary.encode_in_graph(texts)
+        if self._tokens.reads_inputs:
+            end = tf.fill([tf.shape(texts)[0], 1], self._eos_id)
+            ragged = tf.concat([ragged, end], axis=1)
+        lengths = tf.cast(ragged.row_lengths(), tf.int32)
+        found = self._tokens(step, ragged.to_tensor(), lengths)
+        shape = tf.shape(found["lengths"])
+        ids = tf.reshape(found["ids"], [shape[0] * shape[1], -1])
+        # As in `Vocabulary.decode`, bytes that are not UTF-8 become U+FFFD.
+        written = tf.strings.unicode_transcode(
+            self._vocabulary.decode_in_graph(ids), "UTF-8", "UTF-8", errors="replace"
+        )
+        outputs, scores = tf.reshape(written, shape), found["scores"]
+        if not self._tokens.options.return_beams:
+            outputs, scores = outputs[:, 0], scores[:, 0]
+        return {"outputs": outputs, "scores": scores}

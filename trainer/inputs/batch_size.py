@@ -1,0 +1,55 @@
+"""The batch size in sequences, from any of the units of `batch_size_unit`."""
+
+from __future__ import annotations
+
+from t2tp.choices import BATCH_SIZE_UNITS
+from t2tp.hparam import HParams
+from t2tp.mesh.layout import Layout
+from t2tp.suggestions import nearest
+
+# TensorFlow indexes the elements of a tensor with int32.
+_MAX_TOKENS = 2**31 - 1
+
+
+def sequences_per_batch(hparams: HParams) -> int:
+    """Returns the number of sequences in the global batch of a step.
+
+    The number of replicas is the size of the axis that splits `batch`, or one. A sequence counts
+    as `max_length` tokens, padding included.
+
+    Args:
+      hparams: `batch_size`, `batch_size_unit`, `max_length`, `mesh_shape` and `layout`.
+
+    Raises:
+      ValueError: there is no such unit, the tokens are not a multiple of `max_length`, or there
+        are too many.
+    """
+    size, unit, length = hparams.batch_size, hparams.batch_size_unit, hparams.max_length
+    if unit not in BATCH_SIZE_UNITS:
+        known = nearest(unit, BATCH_SIZE_UNITS, "units")
+        raise ValueError(f"batch_size_unit is {unit!r}: {known}")
+    if unit.startswith("tokens"):
+        if length < 1 or size % length:
+            raise ValueError(
+                f"batch_size={size} with batch_size_unit={unit} is not a number of whole sequences"
+                f" of max_length={length} tokens{_nearest_sizes(size, length)}"
+            )
+        size //= length
+    if unit.endswith("replica"):
+        axis = Layout.from_hparams(hparams).axis_of("batch")
+        size *= axis.size if axis else 1
+    if size * length > _MAX_TOKENS:
+        raise ValueError(
+            f"batch_size={hparams.batch_size} with batch_size_unit={unit} and max_length={length}"
+            f" is a batch of {size * length:,} tokens, and at most {_MAX_TOKENS:,} can be indexed"
+        )
+    return size
+
+
+def _nearest_sizes(size: int, length: int) -> str:
+    """Suggests the nearest valid batch sizes."""
+    if length < 1:
+        return ""
+    below = size // length * length
+    near = [n for n in (below, below + length) if n > 0]
+    return f": take {' or '.join(map(str, near))}"

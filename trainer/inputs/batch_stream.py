@@ -1,0 +1,103 @@
+"""`Inputs`: a stream of batches, and the features of which they consist."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from t2tp.program.program import Feature
+
+# Global arrays by name: numpy arrays, or objects that read only what a tuple of slices selects.
+Batch = Mapping[str, Any]
+
+
+class BatchStream(Protocol):
+    """Batches by step: the batch of step k is always the same."""
+
+    def __getitem__(self, step: int) -> Batch:
+        """Returns the batch of a step, from 0."""
+
+
+def no_counts(batch: Batch) -> dict[str, float]:
+    """Returns no counts."""
+    del batch
+    return {}
+
+
+# Feature names and sizes, by which batches of several shapes are distinguished.
+Shapes = tuple[tuple[str, tuple[int, ...]], ...]
+
+
+def number_of_batches(stream: BatchStream, steps: int) -> int:
+    """Returns the number of batches of an evaluation.
+
+    Args:
+      stream: with or without a length.
+      steps: max batches; 0 or -1: all.
+
+    Raises:
+      ValueError: all batches are requested of a stream that has no length.
+    """
+    try:
+        length = len(stream)  # type: ignore[arg-type]
+    except TypeError as error:
+        if steps > 0:
+            return steps
+        raise ValueError(
+            "the stream does not know how many batches it has: say how many to evaluate (steps=N);"
+            " to a tf.data.Dataset, apply tf.data.experimental.assert_cardinality(N)"
+        ) from error
+    return min(length, steps) if steps > 0 else length
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """A stream of batches and the features that they contain.
+
+    Attributes:
+      features: global shape in named dimensions, and dtype, of each feature.
+      stream: the batches; for evaluation it has a length.
+      counts: batch -> counts that the host makes in it, summed like the model's metrics.
+      other_features: as `features`, for each further shape of batches in the stream, shorter or
+        longer.
+      metric_names: of the metrics (see `t2tp.problems.metrics`) that are reported while training.
+    """
+
+    features: Mapping[str, Feature]
+    stream: BatchStream
+    counts: Callable[[Any], dict[str, float]] = no_counts
+    other_features: Sequence[Mapping[str, Feature]] = ()
+    metric_names: Sequence[str] = ()
+
+    @property
+    def kinds(self) -> list[Mapping[str, Feature]]:
+        """The features of each shape of batches."""
+        return [self.features, *self.other_features]
+
+    @property
+    def batch_size(self) -> int | None:
+        """Size of the dimension `batch`; None if it varies between the shapes of batches."""
+        dims = (d for kind in self.kinds for f in kind.values() for d in f.shape.dims)
+        sizes = {dim.size for dim in dims if dim.name == "batch"}
+        return sizes.pop() if len(sizes) == 1 else None
+
+
+# Accepted by `Estimator.train` and `evaluate` instead of inputs.
+InputFn = Callable[[], Inputs]
+
+
+def shapes_of_features(features: Mapping[str, Feature]) -> Shapes:
+    """Returns the sizes of each feature."""
+    return tuple(sorted((name, tuple(f.shape.to_integer_list)) for name, f in features.items()))
+
+
+def shapes_of_batch(batch: Batch) -> Shapes:
+    """Returns the sizes of each array without reading it."""
+    return tuple(sorted((name, _sizes(value)) for name, value in batch.items()))
+
+
+def _sizes(value: Any) -> tuple[int, ...]:
+    return tuple(value.shape) if hasattr(value, "shape") else np.shape(value)

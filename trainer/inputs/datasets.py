@@ -1,0 +1,117 @@
+"""Inputs from a `tf.data.Dataset` or any iterator.
+
+A stream with random access (see `BatchStream`) continues at once after a restart, with the same
+data. A dataset can only be read from its beginning: a resumed training skips the batches that it
+has trained on, which takes time, and gets the same data only if the dataset is deterministic (as
+`shuffle` with a seed is).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+
+import tensorflow as tf
+from absl import logging
+
+from t2tp import mtf
+from t2tp.program.program import Feature
+from t2tp.trainer.inputs.batch_stream import Batch, Inputs
+
+
+def dataset_inputs(dataset: tf.data.Dataset, dimensions: Mapping[str, str]) -> Inputs:
+    """Returns inputs from a dataset of dictionaries.
+
+    ```python
+    def input_fn():  # The Estimator calls it after it has set up the devices.
+        dataset = tf.data.Dataset.from_tensor_slices({"x": x, "y": y}).repeat()
+        dataset = dataset.batch(32, drop_remainder=True)
+        return dataset_inputs(dataset, {"x": "batch d_in", "y": "batch d_out"})
+    ```
+
+    With several processes, each reads the whole dataset and uses its slice of each batch.
+
+    Args:
+      dataset: its elements are global batches.
+      dimensions: feature -> names of its dimensions, separated by spaces.
+
+    Raises:
+      ValueError: the features are not those of the dataset, the number of dimensions differs, or
+        a size is not static.
+    """
+    spec = dataset.element_spec
+    if not isinstance(spec, Mapping) or set(spec) != set(dimensions):
+        names = ", ".join(spec) if isinstance(spec, Mapping) else f"no names, but {spec}"
+        raise ValueError(
+            f"dimensions are named for {', '.join(dimensions)}, and the dataset's elements have"
+            f" {names}"
+        )
+    features = {name: _feature(name, spec[name], dimensions[name]) for name in dimensions}
+    cardinality = int(dataset.cardinality())
+    length = cardinality if cardinality >= 0 else None
+
+    def open_at(step: int) -> Iterator[Batch]:
+        return dataset.skip(step).as_numpy_iterator()
+
+    return Inputs(features, _Sequence(open_at, length))
+
+
+def iterator_inputs(
+    make_iterator: Callable[[], Iterator[Batch]], features: Mapping[str, Feature]
+) -> Inputs:
+    """Returns inputs from a function that returns an iterator over all batches.
+
+    Args:
+      make_iterator: called once per pass over the inputs.
+      features: of a batch, by name.
+    """
+
+    def open_at(step: int) -> Iterator[Batch]:
+        return itertools.islice(make_iterator(), step, None)
+
+    return Inputs(features, _Sequence(open_at, None))
+
+
+class _Sequence:
+    """A stream over sequential data, which reopens them for any step but the next."""
+
+    def __init__(self, open_at: Callable[[int], Iterator[Batch]], length: int | None) -> None:
+        self._open_at = open_at
+        self._length = length
+        self._next = 0
+        self._batches: Iterator[Batch] | None = None
+
+    def __len__(self) -> int:
+        if self._length is None:
+            raise TypeError("the number of batches is not known")
+        return self._length
+
+    def __getitem__(self, step: int) -> Batch:
+        if self._batches is None or step != self._next:
+            if step:
+                logging.info("skipping the first %d batches of the data", step)
+            self._batches, self._next = self._open_at(step), step
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            raise ValueError(
+                f"the data ended before batch {step}: repeat them, or ask for fewer steps"
+            ) from None
+        self._next += 1
+        return batch
+
+
+def _feature(name: str, spec: tf.TensorSpec, dimensions: str) -> Feature:
+    names, sizes = dimensions.split(), spec.shape
+    if len(names) != sizes.rank:
+        raise ValueError(
+            f"feature {name!r} has {sizes.rank} dimensions, and {len(names)} are named:"
+            f" {dimensions!r}"
+        )
+    if not sizes.is_fully_defined():
+        raise ValueError(
+            f"the sizes of feature {name!r} are {sizes}, and all must be known: batch with"
+            " drop_remainder=True, and pad what varies"
+        )
+    dims = [mtf.Dimension(each, size) for each, size in zip(names, sizes.as_list(), strict=True)]
+    return Feature(mtf.Shape(dims), spec.dtype)

@@ -1,0 +1,73 @@
+"""Inputs from the prepared data of a problem."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from os import PathLike
+
+import tensorflow as tf
+
+from t2tp import mtf
+from t2tp.hparam import HParams
+from t2tp.models.model import EXAMPLE_INDEX
+from t2tp.problems.data.stream import INDEX_SPEC, FeatureSpec, OnePassStream
+from t2tp.problems.problem import Problem
+from t2tp.program.program import Feature
+from t2tp.trainer.inputs.batch_size import sequences_per_batch
+from t2tp.trainer.inputs.batch_stream import Inputs
+
+
+def training_inputs(
+    problem: Problem, data_dir: str | PathLike[str], hparams: HParams, seed: int
+) -> Inputs:
+    """Returns the endless, shuffled batches of the training split.
+
+    Args:
+      problem: with prepared data.
+      data_dir: the directory of its data.
+      hparams: `max_length`, and those that `sequences_per_batch` reads.
+      seed: of the order.
+
+    Raises:
+      FileNotFoundError, ValueError: see `Problem.stream` and `sequences_per_batch`.
+    """
+    size, length = sequences_per_batch(hparams), hparams.max_length
+    stream = problem.stream(data_dir, problem.splits[0], batch_size=size, length=length, seed=seed)
+    specs = problem.features(size, length)
+    kinds = [
+        {name: _feature(spec, sizes[name]) for name, spec in specs.items()}
+        for sizes in stream.shapes()
+    ]
+    return Inputs(kinds[0], stream, problem.counts, kinds[1:], problem.metric_names)
+
+
+def evaluation_inputs(
+    problem: Problem, data_dir: str | PathLike[str], hparams: HParams, split: str
+) -> Inputs:
+    """Returns one pass over a split, in order; rows that pad the last batch contribute nothing.
+
+    Batches also have the feature `example_index`; see `t2tp.models.model`.
+
+    Args:
+      problem: with prepared data.
+      data_dir: the directory of its data.
+      hparams: `max_length`, and those that `sequences_per_batch` reads.
+      split: one of `problem.splits`, also the training split.
+
+    Raises:
+      FileNotFoundError, ValueError: see `Problem.stream` and `sequences_per_batch`.
+    """
+    size, length = sequences_per_batch(hparams), hparams.max_length
+    problem.check_split(split)
+    problem.check_prepared(data_dir)
+    stream = OnePassStream(problem.examples(data_dir, split, length), size, EXAMPLE_INDEX)
+    (sizes,) = stream.shapes()
+    specs = {**problem.features(size, length), EXAMPLE_INDEX: INDEX_SPEC}
+    features = {name: _feature(spec, sizes[name]) for name, spec in specs.items()}
+    return Inputs(features, stream, problem.counts)
+
+
+def _feature(spec: FeatureSpec, sizes: Sequence[int]) -> Feature:
+    """Returns a feature of the given sizes in named dimensions."""
+    dims = [mtf.Dimension(name, size) for name, size in zip(spec.dimensions, sizes, strict=True)]
+    return Feature(mtf.Shape(dims), tf.as_dtype(spec.dtype))

@@ -1,0 +1,86 @@
+"""The loops over the batches of a training and of an evaluation."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from absl import logging
+
+from t2tp.mesh.cluster import Cluster
+from t2tp.program.program import PlacedFeatures, Program
+from t2tp.trainer.hooks.hook import Hook, Training
+from t2tp.trainer.interrupt import InterruptHandler
+
+
+def train_loop(
+    placed: Iterable[tuple[Program, PlacedFeatures]],
+    training: Training,
+    hooks: Sequence[Hook],
+    interrupt: InterruptHandler,
+    done: Callable[[int], None],
+) -> None:
+    """Trains a step per batch, until a signal arrives or a hook stops the training.
+
+    Args:
+      placed: the program and the batch of each step.
+      training: counts the steps.
+      hooks: called around each step.
+      interrupt: decides whether to stop for a signal.
+      done: called with the number of steps done, before the hooks.
+    """
+    for hook in hooks:
+        hook.begin(training)
+    for program, features in training.clock.counted("data", placed):
+        for hook in hooks:
+            hook.before_step(training)
+        outputs = program(features, step=training.steps_done)
+        training.steps_done += 1
+        done(training.steps_done)
+        for hook in hooks:
+            hook.after_step(training, outputs)
+        if interrupt.stops_after(training.steps_done):
+            break
+        if training.stop_reason:
+            logging.info("stopping after step %d: %s", training.steps_done, training.stop_reason)
+            break
+    for hook in hooks:
+        hook.end(training)
+
+
+def sum_metrics(
+    prepared: Iterable[tuple[tuple[Program, PlacedFeatures], Mapping[str, float]]],
+    step: int,
+    cluster: Cluster,
+    counted: Callable[[], None],
+) -> dict[str, float]:
+    """Sums over batches the outputs of programs and the counts of hosts.
+
+    Args:
+      prepared: program and batch, and the counts that this process's host has made in it.
+      step: the training step of the variables.
+      cluster: the processes; the host of each has counted in some of the batches.
+      counted: called after each batch.
+
+    Returns:
+      The sums by name, the same in all processes.
+    """
+    sums: defaultdict[str, float] = defaultdict(float)
+    of_host: defaultdict[str, float] = defaultdict(float)
+    for (program, placed), counts in prepared:
+        outputs = program(placed, step=step)
+        counted()
+        for name in outputs:
+            sums[name.removeprefix("metrics/")] += float(outputs[name])
+        for name, number in counts.items():
+            of_host[name] += number
+    said = [
+        json.loads(each) for each in cluster.process_allgather("sums", json.dumps([sums, of_host]))
+    ]
+    # Program outputs are global sums in every process already; host counts are not.
+    total = defaultdict(float, said[0][0])
+    for _, counts in said:
+        for name, number in counts.items():
+            total[name] += number
+    return dict(total)

@@ -1,0 +1,140 @@
+"""Averages checkpoints of a run; the average often evaluates better than each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import tensorflow as tf
+
+from t2tp import checkpoint
+from t2tp.atomic_file import write_bytes
+from t2tp.checkpoint import Checkpoint, Slice
+from t2tp.checkpoint.variables import (
+    CheckpointMismatchError,
+    slices_as_saved,
+    trainable_names,
+)
+from t2tp.layers.convolution import BATCH_STATISTICS
+from t2tp.optim.ema import average_of
+from t2tp.trainer.run_dir import run_files
+from t2tp.trainer.run_dir.find_checkpoint import checkpoint_directory
+
+AVERAGED = "averaged"  # In the metadata: the steps of the checkpoints.
+
+# Max bytes of slices that are written together.
+_PART_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class Averaged:
+    """The checkpoint written by `average`.
+
+    Attributes:
+      directory: of the checkpoint.
+      step: of the latest of the averaged checkpoints.
+      has_moving_averages: whether the run has moving averages of its weights (`ema_decay`), which
+        evaluation reads; they were averaged too.
+      batch_statistics: batch-norm variables, which are copied from the latest checkpoint.
+    """
+
+    directory: Path
+    step: int
+    has_moving_averages: bool
+    batch_statistics: tuple[str, ...]
+
+
+def last_checkpoints(output_dir: str, count: int) -> list[Checkpoint]:
+    """Opens the latest checkpoints of a run.
+
+    Raises:
+      FileNotFoundError: it has fewer than `count`.
+    """
+    directory = checkpoint_directory(output_dir)
+    steps = checkpoint.all_steps(directory)
+    if len(steps) < count:
+        raise FileNotFoundError(
+            f"{count} checkpoints are to be averaged, and {directory} holds {len(steps)}"
+            f"{': steps ' if steps else ''}{', '.join(map(str, steps))}"
+        )
+    return [Checkpoint(checkpoint.step_directory(directory, step)) for step in steps[-count:]]
+
+
+def average(checkpoints: Sequence[Checkpoint], output_dir: str) -> Averaged:
+    """Writes a checkpoint with the averages of the trainable variables.
+
+    Their moving averages (`ema_decay`), if any, are averaged too. Sums are in float64, slice by
+    slice as in the latest checkpoint, so that only a few are in memory. All other variables (of the
+    optimizer, statistics of batch norms), the step and the metadata are those of the latest.
+
+    Args:
+      checkpoints: at least one, of the same variables.
+      output_dir: the directory of the new run, whose `checkpoints` gets the result. `hparams.json`
+        and `flags.json` are copied from the run of the latest checkpoint, if they exist.
+
+    Raises:
+      CheckpointMismatchError: a variable differs in name, shape or dtype.
+      LookupError: the latest does not record which variables are trainable.
+      ValueError: `output_dir` has a checkpoint of that step.
+      UnusableCheckpointError: a checkpoint is damaged.
+      OSError: the result could not be written.
+    """
+    latest = max(checkpoints, key=lambda each: each.step)
+    for each in checkpoints:
+        _check_same_variables(latest, each)
+    trainable = {name for name in trainable_names(latest) if latest.dtypes()[name].is_floating}
+    moving = {average_of(name) for name in trainable} & set(latest.shapes())
+    metadata = latest.metadata | {AVERAGED: sorted(each.step for each in checkpoints)}
+    parts = _parts(latest, checkpoints, trainable | moving)
+    directory = checkpoint.save_in_parts(
+        checkpoint_directory(output_dir), latest.step, parts, metadata
+    )
+    for name in (run_files.HPARAMS_FILE, run_files.FLAGS_FILE):
+        source, target = latest.path.parent.parent / name, Path(output_dir) / name
+        if source.is_file() and not target.exists():
+            write_bytes(target, source.read_bytes())
+    statistics = tuple(n for n in sorted(latest.shapes()) if n.split("/")[-1] in BATCH_STATISTICS)
+    return Averaged(directory, latest.step, bool(moving), statistics)
+
+
+def _parts(
+    latest: Checkpoint, checkpoints: Sequence[Checkpoint], averaged: set[str]
+) -> Iterator[list[tuple[Slice, tf.Tensor]]]:
+    """Yields the slices of the result, some at a time."""
+    part: list[tuple[Slice, tf.Tensor]] = []
+    size = 0
+    for name in sorted(latest.shapes()):
+        for each in slices_as_saved(latest, name):
+            value = _mean(checkpoints, each) if name in averaged else latest.read([each])[0]
+            part.append((each, value))
+            size += value.dtype.size * int(tf.size(value))
+            if size >= _PART_BYTES:
+                yield part
+                part, size = [], 0
+    if part:
+        yield part
+
+
+def _mean(checkpoints: Sequence[Checkpoint], wanted: Slice) -> tf.Tensor:
+    """Averages a slice, in its dtype."""
+    with tf.device("CPU:0"):
+        total = tf.zeros(wanted.size, tf.float64)
+        for each in checkpoints:
+            total += tf.cast(each.read([wanted])[0], tf.float64)
+        return tf.cast(total / len(checkpoints), wanted.dtype)
+
+
+def _check_same_variables(latest: Checkpoint, other: Checkpoint) -> None:
+    """Raises CheckpointMismatchError if the variables differ in name, shape or dtype."""
+    kinds = [
+        {name: f"{each.dtypes()[name].name} {shape}" for name, shape in each.shapes().items()}
+        for each in (latest, other)
+    ]
+    for name in sorted({*kinds[0], *kinds[1]}):
+        ours, theirs = (kind.get(name, "absent") for kind in kinds)
+        if ours != theirs:
+            raise CheckpointMismatchError(
+                f"checkpoints of different models have no average: {name} is {theirs} in"
+                f" {other.path} and {ours} in {latest.path}"
+            )

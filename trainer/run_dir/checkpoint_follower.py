@@ -1,0 +1,62 @@
+"""Follows the checkpoints of a run that another process trains."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from absl import logging
+
+from t2tp import checkpoint
+from t2tp.mesh.cluster import Cluster
+
+_LOOK_SECONDS = 2.0
+
+
+def follow_checkpoints(
+    directory: Path,
+    cluster: Cluster,
+    known: Iterable[int],
+    timeout_mins: float,
+    look_seconds: float = _LOOK_SECONDS,
+) -> Iterator[int]:
+    """Yields the step of each finished checkpoint once, oldest first, as they appear.
+
+    Process 0 polls the directory; all processes yield the same steps.
+
+    Args:
+      directory: of the run's checkpoints; it need not exist yet.
+      cluster: the processes that follow.
+      known: steps of checkpoints to skip.
+      timeout_mins: minutes to wait for the next one, after which the iteration ends.
+      look_seconds: polling interval.
+    """
+    given = set(known)
+    while True:
+        step = None
+        if cluster.is_main_process:
+            step = _await_next(directory, given, 60 * timeout_mins, look_seconds)
+        said = cluster.process_allgather("next checkpoint", json.dumps(step), math.inf)
+        step = json.loads(said[0])
+        if step is None:
+            logging.info("no new checkpoint in %g minutes", timeout_mins)
+            return
+        given.add(step)
+        yield step
+
+
+def _await_next(
+    directory: Path, given: set[int], seconds: float, look_seconds: float
+) -> int | None:
+    """Waits for a checkpoint not yielded yet; returns the oldest step, or None on timeout."""
+    deadline = time.monotonic() + seconds
+    while True:
+        new = set(checkpoint.all_steps(directory)) - given
+        if new:
+            return min(new)
+        if time.monotonic() >= deadline:
+            return None
+        time.sleep(min(look_seconds, max(0.0, deadline - time.monotonic())))

@@ -1,0 +1,106 @@
+"""`eval.jsonl`: the evaluations of a run as lines of JSON, in chronological order."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from absl import logging
+
+from t2tp.trainer.errors import UsageError
+
+FILE_NAME = "eval.jsonl"
+
+# The beginning of each line.
+_BEGINNING = b'{"step": '
+
+
+class EvaluationRecord:
+    """The evaluations of a run on one split.
+
+    A line that a crash left unfinished is ignored when reading and truncated by the next writer.
+    Complete lines that are not evaluations are skipped with a warning.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        """Sets the path; the first evaluation creates the file.
+
+        Args:
+          directory: the subdirectory of the run for these evaluations.
+        """
+        self._path = Path(directory) / FILE_NAME
+
+    def add(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Appends an evaluation and syncs it to the disk.
+
+        Args:
+          step: training step of the variables.
+          metrics: by name.
+
+        Raises:
+          UsageError: the file cannot be written; the disk is full, say.
+        """
+        line = {
+            "step": step,
+            "metrics": dict(metrics),
+            "at": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        }
+        try:
+            self._write(json.dumps(line).encode() + b"\n")
+        except OSError as error:  # An error of `write` or `fsync` does not name the file.
+            raise UsageError(f"{self._path} cannot be written: {error}") from error
+
+    def _write(self, line: bytes) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("ab") as file:
+            content = self._path.read_bytes()
+            whole = content.rfind(b"\n") + 1
+            rest = content[whole:]
+            if rest.startswith(_BEGINNING) or _BEGINNING.startswith(rest):
+                file.truncate(whole)
+            else:  # Another program has written it.
+                file.write(b"\n")
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def by_step(self, up_to: int | None = None) -> dict[int, dict[str, float]]:
+        """Returns step -> metrics, by step; of two evaluations of a step, the later one.
+
+        Args:
+          up_to: omits later steps, which a run that resumed from an earlier checkpoint has not
+            reached again.
+
+        Raises:
+          UsageError: the file exists and cannot be read.
+        """
+        found = {}
+        for number, line in enumerate(self._whole_lines(), start=1):
+            evaluation = _read_line(line)
+            if evaluation is None:
+                logging.warning("Skipping line %d of %s: it is no evaluation", number, self._path)
+            elif up_to is None or evaluation[0] <= up_to:
+                found[evaluation[0]] = evaluation[1]
+        return dict(sorted(found.items()))
+
+    def _whole_lines(self) -> list[bytes]:
+        try:
+            return self._path.read_bytes().split(b"\n")[:-1]
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise UsageError(f"{self._path} cannot be read: {error}") from error
+
+
+def _read_line(line: bytes) -> tuple[int, dict[str, float]] | None:
+    """Parses step and metrics of an evaluation; returns None if the line is something else."""
+    try:
+        fields = json.loads(line)
+        step, metrics = fields["step"], fields["metrics"]
+        numbers = {name: float(value) for name, value in metrics.items()}
+    except (ValueError, TypeError, LookupError, AttributeError):
+        return None
+    return (step, numbers) if type(step) is int else None

@@ -1,0 +1,48 @@
+"""Finds the checkpoints of a run, and the checkpoint that a path names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from t2tp import checkpoint
+from t2tp.checkpoint import Checkpoint, UnusableCheckpointError
+
+
+def checkpoint_directory(output_dir: str) -> Path:
+    """Returns the directory of a run's checkpoints."""
+    return Path(output_dir) / "checkpoints"
+
+
+def find(path: str) -> Checkpoint:
+    """Opens the checkpoint that a user's path names.
+
+    Args:
+      path: a checkpoint's directory, or TensorFlow's name for it (`variables` in that directory).
+        For a run's directory, or its directory of checkpoints, it is the latest checkpoint.
+
+    Raises:
+      FileNotFoundError: there is none.
+      UnusableCheckpointError: it is unfinished, damaged or unreadable; no other one is opened
+        instead.
+    """
+    try:
+        return _find(path)
+    except (FileNotFoundError, UnusableCheckpointError):
+        raise
+    except OSError as error:
+        raise UnusableCheckpointError(f"{path} cannot be read: {error}") from error
+
+
+def _find(path: str) -> Checkpoint:
+    named = Path(path)
+    if named.name == "variables" and not named.exists():
+        named = named.parent
+    for directory in (checkpoint_directory(str(named)), named):
+        steps = checkpoint.step_directories(directory)
+        if steps:
+            return Checkpoint(list(steps.values())[-1])
+    if not named.exists():
+        raise FileNotFoundError(f"{path} does not exist: name a checkpoint's directory, or a run's")
+    if checkpoint_directory(str(named)).is_dir() or named.name == "checkpoints":
+        raise FileNotFoundError(f"{path} holds no finished checkpoint")
+    return Checkpoint(named)

@@ -1,0 +1,22 @@
+"""The output of `--print_hparams`."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+
+from t2tp.hparam import HParams
+
+_WIDTH = 100
+
+
+def hparams_text(hparams: HParams) -> str:
+    """Formats the values of hparams with the valid values and the help of each."""
+    return "\n".join(_lines(hparams))
+
+
+def _lines(hparams: HParams) -> Iterator[str]:
+    for name, value in hparams.values().items():
+        yield f"{name}={value}"
+        said = f"{hparams.expected(name)}; {hparams.help(name)}".removesuffix("; ")
+        yield textwrap.fill(said, _WIDTH, initial_indent=" " * 4, subsequent_indent=" " * 4)

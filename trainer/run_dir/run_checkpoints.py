@@ -1,0 +1,214 @@
+"""The checkpoints of a run: restores initial values and makes the saver of a training."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from absl import logging
+
+from t2tp import checkpoint
+from t2tp.atomic_file import unfinished_path
+from t2tp.checkpoint.restore import check_same_save, restore_latest
+from t2tp.checkpoint.variables import CheckpointMismatchError, metadata_of, restore
+from t2tp.mesh.cluster import Cluster
+from t2tp.mesh.layout import Layout
+from t2tp.optim.step_skipping import SKIPPED_STEPS
+from t2tp.program.variables import Variables
+from t2tp.trainer.errors import UsageError, as_usage_error
+from t2tp.trainer.multiprocess import checking_same_checkpoint
+from t2tp.trainer.run_config import RunConfig
+from t2tp.trainer.run_dir.find_checkpoint import checkpoint_directory, find
+from t2tp.trainer.run_dir.run_lock import RunLockedError
+from t2tp.trainer.run_dir.run_saver import CheckpointHook, RunSaver, retention_of
+from t2tp.trainer.run_dir.save_policy import EverySeconds, EverySteps
+from t2tp.trainer.run_dir.warm_start import WarmStart, warm_start
+
+# Default number of steps from one checkpoint to the next.
+DEFAULT_SAVE_STEPS = 1000
+
+# Counters that checkpoints of earlier versions lack.
+NEW_COUNTERS = (SKIPPED_STEPS,)
+
+
+class RunCheckpoints:
+    """The checkpoints of a run, and the named or warm-start checkpoint of its config."""
+
+    def __init__(self, config: RunConfig, layout: Layout) -> None:
+        """Parses the settings without reading the directory.
+
+        Args:
+          config: of the run.
+          layout: of the run, recorded in its checkpoints.
+
+        Raises:
+          ValueError: a checkpoint setting cannot be parsed.
+        """
+        self._config = config
+        self._layout = layout
+        self._directory = checkpoint_directory(config.output_dir)
+        self._retention = retention_of(config)
+        self._warm_start = WarmStart.parse(config.warm_start_from)
+        self._damaged: tuple[Path, ...] = ()  # Skipped when restoring.
+        self._saver: RunSaver | None = None
+
+    @property
+    def latest(self) -> checkpoint.Checkpoint | None:
+        """The latest finished checkpoint; None if there is none."""
+        return checkpoint.latest(self._directory)
+
+    def load(self, variables: Variables, *, to_train: bool) -> int:
+        """Restores variables from the latest readable checkpoint, or from the one in the config.
+
+        Without a checkpoint, training starts from the initial values, or from those of a warm
+        start.
+
+        Args:
+          variables: are restored.
+          to_train: whether training continues with them, which needs all variables of a checkpoint.
+
+        Returns:
+          The training step of the values.
+
+        Raises:
+          CheckpointMismatchError: the checkpoint has other variables.
+          FileNotFoundError: there is no checkpoint to evaluate or predict with.
+          UnusableCheckpointError: the checkpoint is damaged and there is no earlier one.
+          UsageError: the config names a checkpoint, and training is to start from it.
+          ProcessMismatchError: processes have opened different checkpoints.
+        """
+        try:
+            with checking_same_checkpoint():
+                return self._load(variables, to_train)
+        except CheckpointMismatchError as error:
+            if not error.only_optimizer_differs:
+                raise
+            raise CheckpointMismatchError(
+                f"{error}: a new run with --warm_start_from={error.path} begins with the model's"
+                " values and a fresh optimizer"
+            ) from error
+
+    def _load(self, variables: Variables, to_train: bool) -> int:
+        if self._config.checkpoint_path:
+            return self._load_named(variables, to_train)
+        restored = restore_latest(
+            self._directory, variables, whole=to_train, zero_if_missing=NEW_COUNTERS
+        )
+        if restored is not None:
+            self._damaged = restored.damaged
+            return restored.step
+        if not to_train:
+            raise FileNotFoundError(
+                f"{self._config.output_dir} holds no finished checkpoint; train there first"
+            )
+        if self._warm_start is not None:
+            table = warm_start(self._warm_start, variables)
+            if variables.cluster.is_main_process:
+                logging.info("%s", table)
+        return 0
+
+    def _load_named(self, variables: Variables, to_train: bool) -> int:
+        """Restores `config.checkpoint_path`, and no other checkpoint."""
+        path = self._config.checkpoint_path
+        if to_train:
+            raise UsageError(
+                f"checkpoint_path={path} says what to evaluate or predict with; to train from it,"
+                f" begin a new run with warm_start_from={path}"
+            )
+        saved = find(path)
+        check_same_save(saved, variables.cluster)
+        restore(saved, variables, whole=False, zero_if_missing=NEW_COUNTERS)
+        return saved.step
+
+    def check_untouched(self, cluster: Cluster, steps_done: int) -> None:
+        """Checks that no checkpoint later than the restored one exists; the run must be locked.
+
+        Damaged checkpoints that were skipped when restoring are set aside.
+
+        Raises:
+          RunLockedError: another process has trained meanwhile.
+        """
+        latest = None
+        if cluster.is_main_process:
+            for directory in self._damaged:
+                if os.path.lexists(directory):
+                    with as_usage_error(OSError):
+                        aside = checkpoint.set_aside(directory)
+                    logging.warning("%s is kept as %s", directory, aside)
+            latest = checkpoint.last_finished(self._directory)
+        step = json.loads(cluster.process_broadcast("newest", json.dumps(latest and latest.step)))
+        self._damaged = ()
+        if step is not None and step > steps_done:
+            raise RunLockedError(
+                f"{self._config.output_dir} has been trained in by another process: its latest"
+                f" checkpoint is of step {step}, and this process is at step {steps_done}."
+                " Start again, to go on from there"
+            )
+
+    def check_writable(self) -> None:
+        """Checks that the first save can be written, before steps are trained in vain.
+
+        Each process checks, since each writes its slices.
+
+        Raises:
+          UsageError: no file can be written in the directory.
+        """
+        probe = unfinished_path(
+            self._directory / "writable"
+        )  # If the process is killed here, `apply_retention` deletes the file.
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            probe.touch()
+            probe.unlink(missing_ok=True)
+        except OSError as error:
+            raise UsageError(
+                f"checkpoints cannot be written into {self._directory}: {error.strerror}"
+            ) from error
+
+    def saver_of(self, variables: Variables, saved: Callable[[int], None]) -> RunSaver:
+        """Makes the saver of a training.
+
+        Args:
+          variables: of the training.
+          saved: see `RunSaver`.
+        """
+        config = self._config
+        metadata = metadata_of(variables, self._layout)
+        metadata["random_seed"] = config.random_seed
+        self._saver = RunSaver(self._directory, variables, self._retention, metadata, saved)
+        return self._saver
+
+    def hook(self, saver: RunSaver, steps_done: int, last_step: int) -> CheckpointHook:
+        """Makes the hook that saves when due, in a training from one step to another."""
+        steps, seconds = self._config.save_checkpoints_steps, self._config.save_checkpoints_secs
+        if seconds is not None:
+            policy = EverySeconds(seconds, saver.variables.cluster, steps_done)
+            return CheckpointHook(policy, saver)
+        return CheckpointHook(EverySteps(steps or DEFAULT_SAVE_STEPS, last_step), saver)
+
+    def record_metrics(self, step: int, metrics: Mapping[str, float], cluster: Cluster) -> None:
+        """Records metrics in the checkpoint of their step, which is saved already or next.
+
+        A checkpoint that the config names is not changed.
+        """
+        if self._config.checkpoint_path:
+            return
+        if self._saver is not None:
+            self._saver.note_metrics(step, metrics)
+        if cluster.is_main_process:
+            # The checkpoint may not be saved yet, or a training process may have deleted it.
+            with as_usage_error(OSError), contextlib.suppress(FileNotFoundError):
+                checkpoint.record_metrics(checkpoint.step_directory(self._directory, step), metrics)
+
+    def how_to_go_on(self) -> str:
+        """Returns advice on resuming, for the error about a lost process."""
+        saved = checkpoint.last_finished(self._directory)
+        if saved is None:
+            return f"{self._directory} holds no finished checkpoint yet: start all again."
+        return (
+            f"The last finished checkpoint is {saved.path}, of step {saved.step}: start all"
+            " processes again, and they go on from there."
+        )

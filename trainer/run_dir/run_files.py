@@ -1,0 +1,243 @@
+"""The settings of a run in its directory: `hparams.json` and `flags.json`."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from t2tp import checkpoint
+from t2tp.atomic_file import write_text
+from t2tp.hparam import HParams
+from t2tp.trainer.errors import as_usage_error
+from t2tp.trainer.run_config import RunConfig
+from t2tp.trainer.run_dir.find_checkpoint import checkpoint_directory
+
+HPARAMS_FILE = "hparams.json"
+FLAGS_FILE = "flags.json"
+
+# Flags that cannot change in a run.
+_FIXED_FLAGS = ("model", "problem")
+
+
+# Types of the entries of `flags.json` that programs read; an entry may also be null or missing.
+_TYPES = {
+    "model": str,
+    "problem": str,
+    "problem_options": str,
+    "hparams_set": str,
+    "train_steps": int,
+    "random_seed": int,
+    "data_digest": str,
+    "data_order": int,
+}
+
+
+class OtherRunError(ValueError):
+    """The directory holds a run of another model or problem, or one trained on other data."""
+
+
+class RunFileError(ValueError):
+    """A file of a run is lost or corrupt, so that its settings are unknown."""
+
+
+@dataclass(frozen=True)
+class SavedRun:
+    """The settings with which a run was last started.
+
+    Attributes:
+      hparams: None if their file is lost.
+      flags: by name.
+    """
+
+    hparams: HParams | None
+    flags: dict[str, Any]
+
+
+def read(output_dir: str) -> SavedRun | None:
+    """Reads a run's files; None if the directory holds none, see `check_known`.
+
+    Raises:
+      RunFileError: a file is not what `write` wrote.
+      OSError: a file cannot be read.
+    """
+    path = Path(output_dir, HPARAMS_FILE)
+    try:
+        hparams = HParams.load(path)
+    except FileNotFoundError:
+        hparams = None
+    except ValueError as error:
+        raise RunFileError(
+            f"{error}; put a copy of it back, or move it away and say with --hparams_set what it"
+            " was"
+        ) from error
+    flags = read_flags(output_dir)
+    return None if flags is None else SavedRun(hparams, flags)
+
+
+def check_known(output_dir: str, saved: SavedRun | None) -> None:
+    """Checks that a directory without settings holds no checkpoints.
+
+    Args:
+      output_dir: the directory.
+      saved: the result of `read`.
+
+    Raises:
+      RunFileError: it holds checkpoints of an unknown run.
+    """
+    if saved is None and checkpoint.step_directories(checkpoint_directory(output_dir)):
+        raise RunFileError(
+            f"{output_dir} holds checkpoints but no {FLAGS_FILE}, which says of what model, problem"
+            " and data they are: put a copy of it back, or name them from another output_dir, with"
+            f" --warm_start_from={output_dir} to train and --checkpoint_path={output_dir} to"
+            " evaluate"
+        )
+
+
+def check_is_run(output_dir: str) -> None:
+    """Checks that a directory holds a run.
+
+    Raises:
+      RunFileError: it holds none, or one whose files are lost or corrupt.
+      OSError: its files cannot be read.
+    """
+    saved = read(output_dir)
+    check_known(output_dir, saved)
+    if saved is None:
+        raise RunFileError(f"{output_dir} holds no run: --output_dir names a run's directory")
+
+
+def read_flags(output_dir: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """Reads the flags with which a run was last started; None if the directory holds no run.
+
+    Raises:
+      RunFileError: the file is not what `write` wrote.
+      OSError: it cannot be read.
+    """
+    path = Path(output_dir, FLAGS_FILE)
+    try:
+        flags = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise RunFileError(f"{path} is not JSON: {error}; put a copy of it back") from error
+    if not isinstance(flags, dict):
+        raise RunFileError(
+            f"{path} is a {type(flags).__name__}, not an object of names and values: put a copy"
+            " of it back"
+        )
+    for name, kind in _TYPES.items():
+        value = flags.get(name)
+        if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
+            raise RunFileError(
+                f"{path}: {name} is {value!r}, and must be of type {kind.__name__}: put a copy of"
+                " it back"
+            )
+    return flags
+
+
+def write(output_dir: str, hparams: HParams, flags: Mapping[str, Any]) -> None:
+    """Writes both files, each atomically; creates the directory if needed.
+
+    Raises:
+      UsageError: they cannot be written; the disk is full, say.
+    """
+    directory = Path(output_dir)
+    with as_usage_error(OSError):
+        directory.mkdir(parents=True, exist_ok=True)
+        hparams.save(directory / HPARAMS_FILE)
+        write_text(directory / FLAGS_FILE, json.dumps(dict(flags), indent=2) + "\n")
+
+
+def check_same_run(output_dir: str, saved: SavedRun, model: str, problem: str) -> None:
+    """Checks that the run in a directory has this model and problem.
+
+    Raises:
+      OtherRunError: it has others, which the message names.
+    """
+    wanted = {"model": model, "problem": problem}
+    if any(saved.flags.get(name) != wanted[name] for name in _FIXED_FLAGS):
+        raise OtherRunError(
+            f"{output_dir} holds a run of model {saved.flags.get('model')} on problem"
+            f" {saved.flags.get('problem')}, not of {model} on {problem}: choose another output_dir"
+        )
+
+
+def check_same_data(
+    config: RunConfig, problem: str, data_dir: str | os.PathLike[str], digest: str
+) -> None:
+    """Checks that the run, or the named checkpoint, was trained on these data.
+
+    Vocabularies of equal size may differ, and metrics and texts with a wrong one look plausible.
+
+    Args:
+      config: of the run; if `checkpoint_path` names a checkpoint of another run on the same
+        problem, its data are checked too.
+      problem: name of the problem.
+      data_dir: the directory of its data.
+      digest: of these data, see `Problem.digest`.
+
+    Raises:
+      OtherRunError: they differ.
+      RunFileError, OSError: `flags.json` cannot be read.
+    """
+    named = _run_of(config.checkpoint_path)
+    for run in (Path(config.output_dir), *([named] if named else [])):
+        flags = read_flags(run) or {}
+        before = flags.get("data_digest")
+        if before and flags.get("problem") == problem and before != digest:
+            raise OtherRunError(
+                f"the data of {problem} in {data_dir} are not those that the run in {run} was"
+                " trained on: they were made again, from other texts or with other options; name"
+                " the data_dir that it was trained on, or, to train, another output_dir"
+            )
+
+
+def _run_of(path: str) -> Path | None:
+    """Returns the run directory of a checkpoint path, if any; see `find_checkpoint.find`."""
+    named = Path(path).absolute()
+    above = (named, *named.parents[:3]) if path else ()
+    return next((each for each in above if (each / FLAGS_FILE).exists()), None)
+
+
+def resumed_hparams(saved: HParams, preset: HParams) -> HParams:
+    """Returns the hparams of a resumed run: the saved values, and defaults for new hparams.
+
+    The default of a new hparam is the behaviour of the code before it existed. The preset may set
+    another value for new runs, which would change the trained model.
+
+    Args:
+      saved: in the run's directory.
+      preset: the hparams set in the current code.
+    """
+    resumed = preset.copy()
+    for name in preset.values():
+        resumed.set(name, preset.default(name))
+    for name, value in saved.values().items():
+        if name in resumed:
+            resumed.set(name, value)
+        else:
+            resumed.add(name, value)
+    return resumed
+
+
+def check_writable(directory: str, what: str = "output_dir") -> None:
+    """Checks that files can be written in a directory, without creating it.
+
+    Args:
+      directory: the directory; it need not exist.
+      what: its description in the message.
+
+    Raises:
+      OSError: it, or the nearest existing path above, is not a directory or is not writable.
+    """
+    path = Path(directory).absolute()
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    if not path.is_dir():
+        raise NotADirectoryError(f"{what} {directory}: {path} is not a directory")
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise PermissionError(f"{what} {directory}: {path} cannot be written")

@@ -1,0 +1,170 @@
+"""`RunLock`: keeps two trainings from writing into the same directory."""
+
+from __future__ import annotations
+
+import datetime
+import fcntl
+import json
+import os
+import socket
+import time
+import uuid
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from t2tp.mesh.cluster import Cluster
+from t2tp.trainer.errors import UsageError
+from t2tp.trainer.multiprocess import ProcessMismatchError
+
+LOCK_FILE = "run.lock"
+
+# Network file systems cache a file's contents, or its absence, for up to a minute.
+_SEEN_SECONDS = 60.0
+
+
+class RunLockedError(UsageError):
+    """Another process trains in the directory, or it cannot be written."""
+
+
+class RunLock:
+    """A reentrant lock that keeps other processes from training in the directory.
+
+    The operating system releases the lock when the process ends, however it ends; the remaining
+    file locks nothing. With several processes, process 0 holds the lock for all of them; all learn
+    whether it was acquired and check that they share the directory.
+    """
+
+    def __init__(self, output_dir: str, cluster: Cluster) -> None:
+        """Sets the directory; the lock is acquired on entering the context.
+
+        Args:
+          output_dir: the directory of the run; created on entering if needed.
+          cluster: the processes of the run, which enter together.
+        """
+        self._path = Path(output_dir) / LOCK_FILE
+        self._cluster = cluster
+        self._descriptor: int | None = None
+        self._depth = 0
+
+    def __enter__(self) -> RunLock:
+        """Acquires the lock.
+
+        Raises:
+          RunLockedError: another process trains in the directory, or it cannot be written.
+          ProcessMismatchError: the processes of the run have different directories.
+        """
+        if self._depth == 0:
+            word = uuid.uuid4().hex
+            refusal = self._acquire(word) if self._cluster.is_main_process else ""
+            refusal, word = json.loads(
+                self._cluster.process_broadcast("run lock", json.dumps([refusal, word]))
+            )
+            if refusal:
+                raise RunLockedError(refusal)
+            try:
+                self._check_shared(word)
+            except BaseException:
+                self._release()
+                raise
+        self._depth += 1
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            self._release()
+
+    def _release(self) -> None:
+        if self._descriptor is not None:
+            os.ftruncate(self._descriptor, 0)  # While locked: later it could erase the next note.
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _check_shared(self, word: str) -> None:
+        """Raises ProcessMismatchError if a process does not share the directory of process 0.
+
+        Args:
+          word: a random word that process 0 has just written into the lock file.
+        """
+        if self._cluster.peers is None:
+            return
+        finds_it = self._cluster.is_main_process or self._await(word)
+        directory = str(self._path.parent.absolute())
+        patience = self._cluster.time_limit + _SEEN_SECONDS
+        said = self._cluster.process_allgather(
+            "run directory", json.dumps([finds_it, directory]), patience
+        )
+        (_, first), *others = (json.loads(each) for each in said)
+        for process_id, (is_shared, theirs) in enumerate(others, start=1):
+            if not is_shared:
+                raise ProcessMismatchError(
+                    f"{theirs} of process {process_id} is not {first} of process 0: what process"
+                    f" 0 writes into its {LOCK_FILE} is not seen there; output_dir must be one"
+                    " directory that all processes share"
+                )
+
+    def _await(self, word: str) -> bool:
+        """Whether the word appears in the lock file within the delay of network file systems."""
+        deadline = time.monotonic() + _SEEN_SECONDS
+        while self._note().get("word") != word:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.1)
+        return True
+
+    def _acquire(self, word: str) -> str:
+        """Acquires the lock; returns "" or a sentence that says why it cannot."""
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            return f"output_dir cannot be written: {error}"
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, _note_of(word).encode(), 0)
+            os.fsync(descriptor)  # So that other hosts see it.
+        except BlockingIOError:
+            os.close(descriptor)
+            return (
+                f"{self._path.parent} is being trained in by {self._holder()}: wait for its end,"
+                " end it, or choose another output_dir"
+            )
+        except OSError as error:
+            os.close(descriptor)
+            return f"{self._path} cannot be locked: {error}"
+        self._descriptor = descriptor
+        return ""
+
+    def _holder(self) -> str:
+        """Describes the holder of the lock."""
+        note = self._note()
+        if not {"pid", "host", "since"} <= note.keys():  # It is just starting or just ending.
+            return "another process"
+        return f"process {note['pid']} on {note['host']}, since {note['since']}"
+
+    def _note(self) -> dict[str, Any]:
+        """Reads the fields of the lock file; empty if no process holds the lock."""
+        try:
+            note = json.loads(self._path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return note if isinstance(note, dict) else {}
+
+
+def _note_of(word: str) -> str:
+    now = datetime.datetime.now(datetime.timezone.utc).astimezone()
+    return json.dumps(
+        {
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "since": now.isoformat(sep=" ", timespec="seconds"),
+            "word": word,
+        }
+    )

@@ -1,0 +1,206 @@
+"""Saves a run in the background: training pauses only for the copy from devices to host."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+from absl import logging
+
+from t2tp import checkpoint
+from t2tp.checkpoint import BackgroundWorker, BestMetric, Retention
+from t2tp.checkpoint.variables import values_of
+from t2tp.program.variables import Variables
+from t2tp.trainer.errors import UsageError
+from t2tp.trainer.hooks.hook import Hook, Training, wait_for
+from t2tp.trainer.interrupt import TrainingInterrupted
+from t2tp.trainer.run_config import RunConfig
+from t2tp.trainer.run_dir.save_policy import SavePolicy
+
+
+class SavingError(UsageError):
+    """A checkpoint could not be written, which ends the training; earlier ones are intact."""
+
+
+def retention_of(config: RunConfig) -> Retention:
+    """Returns the retention of the config's checkpoint settings.
+
+    Raises:
+      ValueError: a setting is invalid.
+    """
+    best = BestMetric.parse(config.keep_best_metric) if config.keep_best_metric else None
+    return Retention(config.keep_checkpoint_max, config.keep_checkpoint_every_n_hours, best)
+
+
+class RunSaver:
+    """The saver of one training, which writes one checkpoint at a time in a background thread.
+
+    All processes save at the same steps. Their threads meet at barriers whose names contain the
+    step, so that they are not confused with other barriers of the training.
+
+    A training that fails waits for the checkpoint being written; one that exits at once does not.
+
+    Attributes:
+      variables: to save.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        variables: Variables,
+        retention: Retention,
+        metadata: dict,
+        saved: Callable[[int], None] = lambda step: None,
+    ) -> None:
+        """Prepares the background thread without writing.
+
+        Args:
+          directory: of the run's checkpoints.
+          variables: to save.
+          retention: which checkpoints to keep.
+          metadata: of each checkpoint.
+          saved: called with the step of each complete checkpoint, in the thread of process 0.
+        """
+        self._directory = directory
+        self.variables = variables
+        self._retention = retention
+        self._metadata = metadata
+        self._saved = saved
+        self._background = BackgroundWorker("save")
+        self._metrics: tuple[int, dict[str, float]] = (-1, {})
+
+    def __enter__(self) -> RunSaver:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is None or issubclass(kind, TrainingInterrupted):
+            self.wait()
+        elif issubclass(kind, Exception):
+            try:
+                self.wait()
+            except Exception as failure:  # Only logged: the error that ended the training matters.
+                logging.error("%s", failure)
+
+    def save(self, step: int) -> None:
+        """Waits for the previous save, copies the variables and starts to write them.
+
+        Args:
+          step: steps done.
+
+        Raises:
+          SavingError: the previous save has failed.
+        """
+        self.wait()
+        values = checkpoint.copy_to_host(values_of(self.variables))
+        metrics = self._metrics[1] if self._metrics[0] == step else {}
+        self._background.start(lambda: self._write(step, values, metrics))
+
+    def check(self) -> None:
+        """Raises the error of the last save, if it has ended; does not wait.
+
+        Raises:
+          SavingError: it could not be written.
+        """
+        if not self._background.is_busy:
+            self.wait()
+
+    def wait(self) -> None:
+        """Waits until the last save is on the disk; raises the errors of `check`."""
+        try:
+            self._background.wait()
+        except OSError as error:
+            raise SavingError(str(error)) from error
+
+    def note_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Remembers the metrics of an evaluation, to save them with the checkpoint of the step."""
+        self._metrics = step, dict(metrics)
+
+    def is_best(self, step: int) -> bool:
+        """Whether a step's metric is better than those of all checkpoints, as process 0 decides.
+
+        Raises:
+          LookupError: the metric was not evaluated.
+        """
+        goal = self._retention.best
+        if goal is None or self._metrics[0] != step:
+            return False
+        value = goal.value_of(self._metrics[1])
+        if not self.variables.cluster.is_main_process:
+            answer = ""
+        else:
+            answer = json.dumps(self._beats_all_saved(goal, value))
+        return json.loads(self.variables.cluster.process_broadcast("best checkpoint", answer))
+
+    def _beats_all_saved(self, goal: BestMetric, value: float) -> bool:
+        self.wait()  # To include the checkpoint that is being written.
+        best = goal.best(checkpoint.step_directories(self._directory))
+        return value == value if best is None else goal.is_better(value, best[1])
+
+    def _write(self, step: int, values: list, metrics: dict[str, float]) -> None:
+        """Writes a checkpoint and applies the retention."""
+        cluster = self.variables.cluster
+        checkpoint.save(
+            self._directory,
+            step,
+            values,
+            self._metadata,
+            metrics=metrics,
+            process_id=cluster.process_id,
+            num_processes=cluster.num_processes,
+            barrier=cluster.barrier,
+        )
+        if cluster.is_main_process:
+            self._saved(step)
+            checkpoint.apply_retention(self._directory, self._retention)
+
+
+class CheckpointHook(Hook):
+    """The hook that saves when due, after the best evaluation so far, and at the end."""
+
+    def __init__(self, policy: SavePolicy, saver: RunSaver) -> None:
+        """Sets policy and saver.
+
+        Args:
+          policy: decides when a checkpoint is due.
+          saver: writes checkpoints.
+        """
+        self._policy = policy
+        self._saver = saver
+        self._saved_at: int | None = None
+
+    def next(self, step: int) -> str:
+        """Describes when the next checkpoint is due."""
+        return self._policy.next(step)
+
+    def before_step(self, training: Training) -> None:
+        """Raises SavingError if the last save has failed."""
+        self._saver.check()
+
+    def after_step(self, training: Training, outputs: Mapping[str, np.ndarray]) -> None:
+        """Saves if it is due or the step is the best so far."""
+        step = training.steps_done
+        if self._policy.is_due(step) or self._saver.is_best(step):
+            wait_for(training, outputs)
+            self._save(training)
+
+    def end(self, training: Training) -> None:
+        """Saves the last step if it is not saved, and waits until it is on the disk."""
+        if self._saved_at != training.steps_done:
+            training.confirm()
+            self._save(training)
+        with training.clock.stopped("checkpoint"):
+            self._saver.wait()
+
+    def _save(self, training: Training) -> None:
+        with training.clock.stopped("checkpoint"):
+            self._saver.save(training.steps_done)
+        self._saved_at = training.steps_done
+        self._policy.saved(training.steps_done)

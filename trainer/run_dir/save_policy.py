@@ -1,0 +1,107 @@
+"""When a training saves a checkpoint: every N steps, or every N seconds."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from t2tp.mesh.cluster import Cluster
+
+
+class SavePolicy(Protocol):
+    """A policy that decides when a checkpoint is due, the same in all processes."""
+
+    def is_due(self, step: int) -> bool:
+        """Whether to save after this step; called after each."""
+
+    def saved(self, step: int) -> None:
+        """Notifies the policy of a checkpoint that is being saved."""
+
+    def next(self, step: int) -> str:
+        """Describes when the next checkpoint is due."""
+
+
+class EverySteps:
+    """The policy to save every N steps."""
+
+    def __init__(self, steps: int, last_step: int | None = None) -> None:
+        """Counts from step 0.
+
+        Args:
+          steps: from one checkpoint to the next.
+          last_step: the end of the training, where it is also saved.
+        """
+        self._steps = steps
+        self._last_step = last_step
+
+    def is_due(self, step: int) -> bool:
+        """Whether to save after this step."""
+        return step % self._steps == 0
+
+    def saved(self, step: int) -> None:
+        """Does nothing: the step alone decides."""
+
+    def next(self, step: int) -> str:
+        """Describes the step of the next checkpoint."""
+        due = step // self._steps * self._steps + self._steps
+        return f"saves at {due if self._last_step is None else min(due, self._last_step)}"
+
+
+class EverySeconds:
+    """The policy to save every N seconds, by the clock of process 0.
+
+    All processes must save after the same step, but asking process 0 after every step would make
+    them wait for it. So each answer includes the step at which to ask again: after half of the
+    steps that fit into the remaining time at the speed so far. A single process checks its clock
+    after every step.
+    """
+
+    def __init__(
+        self,
+        seconds: float,
+        cluster: Cluster,
+        first_step: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Starts the clock.
+
+        Args:
+          seconds: from one checkpoint to the next.
+          cluster: the processes.
+          first_step: steps done now.
+          clock: returns seconds, as `time.monotonic`.
+        """
+        self._seconds = seconds
+        self._cluster = cluster
+        self._clock = clock
+        self._saved_at = clock()
+        self._saved_step = first_step
+        self._ask_at = first_step + 1
+
+    def is_due(self, step: int) -> bool:
+        """Whether to save after this step."""
+        if step < self._ask_at:
+            return False
+        answer = json.dumps(self._check_clock(step)) if self._cluster.is_main_process else ""
+        is_due, self._ask_at = json.loads(self._cluster.process_broadcast("time to save", answer))
+        return is_due
+
+    def saved(self, step: int) -> None:
+        """Restarts the clock."""
+        self._saved_at, self._saved_step, self._ask_at = self._clock(), step, step + 1
+
+    def next(self, step: int) -> str:
+        """Describes the time until the next checkpoint."""
+        left = max(0.0, self._saved_at + self._seconds - self._clock())
+        return f"saves in {datetime.timedelta(seconds=round(left))}"
+
+    def _check_clock(self, step: int) -> tuple[bool, int]:
+        """Returns, in process 0, whether it is time, and the step at which to ask again."""
+        elapsed = self._clock() - self._saved_at
+        if elapsed >= self._seconds or self._cluster.num_processes == 1:
+            return elapsed >= self._seconds, step + 1
+        steps_left = (self._seconds - elapsed) * (step - self._saved_step) / max(elapsed, 1e-9)
+        return False, step + max(1, int(min(steps_left, 1e6) / 2))

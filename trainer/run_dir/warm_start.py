@@ -1,0 +1,173 @@
+"""Warm start: a new run starts from the values of another run's variables."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from t2tp.checkpoint import Checkpoint
+from t2tp.checkpoint.restore import check_same_save
+from t2tp.checkpoint.variables import TRAINABLE, load
+from t2tp.program.variables import SlicedVariable, Variables
+from t2tp.suggestions import nearest
+from t2tp.trainer.errors import UsageError
+from t2tp.trainer.run_dir.find_checkpoint import find
+
+ARROW = "=>"
+
+
+class WarmStartError(UsageError):
+    """A rule is invalid, or no variable of the checkpoint fits."""
+
+
+@dataclass(frozen=True)
+class WarmStart:
+    """The source of a warm start, and rules that map its variable names to those of the model.
+
+    Attributes:
+      path: see `find_checkpoint.find`.
+      rules: (pattern, replacement) pairs as of `re.sub`, applied in order to each name.
+    """
+
+    path: str
+    rules: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> WarmStart | None:
+        """Parses `PATH` or `PATH:from=>to;from=>to`; returns None for an empty text.
+
+        Raises:
+          WarmStartError: a rule has no arrow, its pattern is not a regular expression, or its
+            replacement refers to a group that the pattern does not have.
+        """
+        if not text:
+            return None
+        path, _, rest = text.partition(":") if ARROW in text else (text, "", "")
+        rules = []
+        for rule in filter(None, rest.split(";")):
+            pattern, arrow, replacement = rule.partition(ARROW)
+            if not arrow:
+                raise WarmStartError(
+                    f"warm_start_from={text}: {rule!r} is no rule of the form from{ARROW}to"
+                )
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise WarmStartError(
+                    f"warm_start_from={text}: {pattern!r} is no regular expression: {error}"
+                ) from None
+            try:
+                # The empty alternative matches in any case, so `re` checks the replacement.
+                re.sub(f"{pattern}|", replacement, "")
+            except (re.error, IndexError) as error:
+                raise WarmStartError(
+                    f"warm_start_from={text}: {replacement!r} cannot replace what {pattern!r}"
+                    f" matches: {error}"
+                ) from None
+            rules.append((pattern, replacement))
+        return cls(path, tuple(rules))
+
+    def renamed(self, names: Sequence[str]) -> dict[str, str]:
+        """Applies the rules: name in the model -> name in the checkpoint.
+
+        Raises:
+          WarmStartError: a rule matches no name, or two names become the same.
+        """
+        here: dict[str, str] = {}
+        used = [False] * len(self.rules)
+        for there in names:
+            name = there
+            for number, (pattern, replacement) in enumerate(self.rules):
+                name, changes = re.subn(pattern, replacement, name)
+                used[number] |= changes > 0
+            if name in here:
+                raise WarmStartError(
+                    f"warm_start_from: {here[name]} and {there} would both become {name}"
+                )
+            here[name] = there
+        for (pattern, replacement), is_used in zip(self.rules, used, strict=True):
+            if not is_used:
+                raise WarmStartError(
+                    f"warm_start_from: the rule {pattern}{ARROW}{replacement} matches no variable"
+                    f" of {self.path}: {nearest(pattern, names, 'variables there')}"
+                )
+        return here
+
+
+def warm_start(source: WarmStart, variables: Variables) -> str:
+    """Loads trainable variables from those of the checkpoint with equal name and shape.
+
+    Args:
+      source: the checkpoint and the rules for its names.
+      variables: with their initial values.
+
+    Returns:
+      A table of the trainable variables: loaded, or why not.
+
+    Raises:
+      WarmStartError: no variable fits, or a rule matches no name.
+      FileNotFoundError: there is no such checkpoint.
+      UnusableCheckpointError: the checkpoint is damaged.
+    """
+    saved = find(source.path)
+    check_same_save(saved, variables.cluster)
+    there = source.renamed(sorted(saved.shapes()))
+    trainable = [v for v in variables if v.spec.trainable]
+    lines = {v.spec.name: _load(saved, v, there, variables) for v in trainable}
+    loaded = [name for name, (is_loaded, _) in lines.items() if is_loaded]
+    if not loaded:
+        raise WarmStartError(_nothing_fits(saved, trainable, there, lines))
+    width = max(map(len, lines))
+    table = [f"  {name:<{width}}  {what}" for name, (_, what) in lines.items()]
+    names = {v.spec.name for v in variables}
+    unused = [name for name in _trained(saved) if name not in {there.get(each) for each in names}]
+    others = len(variables) - len(trainable)
+    return "\n".join(
+        [
+            f"warm start from {saved.path}, of step {saved.step}: {len(loaded)} of"
+            f" {len(trainable)} trainable variables loaded",
+            *table,
+            *([f"  only in the checkpoint: {', '.join(unused)}"] if unused else []),
+            *([f"  {others} variables of the optimizer begin anew"] if others else []),
+        ]
+    )
+
+
+def _load(
+    saved: Checkpoint, variable: SlicedVariable, there: Mapping[str, str], variables: Variables
+) -> tuple[bool, str]:
+    """Loads a variable if it fits; returns whether it was loaded, and its line in the table."""
+    name, shape = variable.spec.name, tuple(variable.spec.shape.to_integer_list)
+    source = there.get(name)
+    if source is None:
+        return False, "initial value: not in the checkpoint"
+    if saved.shapes()[source] != shape:
+        return False, f"initial value: {saved.shapes()[source]} in the checkpoint, {shape} here"
+    if not saved.dtypes()[source].is_floating:
+        return False, f"initial value: {saved.dtypes()[source].name} in the checkpoint"
+    load(saved, source, variable, variables.cluster.local_pnums)
+    return True, "loaded" if source == name else f"loaded, renamed from {source}"
+
+
+def _trained(saved: Checkpoint) -> list[str]:
+    """Returns the names of the trainable variables of the checkpoint."""
+    return saved.metadata.get(TRAINABLE, [])
+
+
+def _nothing_fits(
+    saved: Checkpoint,
+    trainable: Sequence[SlicedVariable],
+    there: Mapping[str, str],
+    lines: Mapping[str, tuple[bool, str]],
+) -> str:
+    """Returns the error that no variable fits, with an example."""
+    if not trainable:
+        return "warm_start_from: the model has no trainable variables"
+    name = trainable[0].spec.name
+    why = lines[name][1].removeprefix("initial value: ")
+    near = f"; {nearest(name, there, 'variables there')}" if name not in there else ""
+    return (
+        f"warm_start_from: none of the {len(trainable)} trainable variables is in {saved.path} with"
+        f" its name and shape. {name}: {why}{near} (rules from{ARROW}to rename what is there)"
+    )

@@ -1,0 +1,183 @@
+"""`RunSpec`: a registered model on a problem, with its hparams, data and steps."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from os import PathLike
+from typing import Any
+
+from t2tp import problems, registry
+from t2tp.hparam import HParams
+from t2tp.mesh.layout import Layout
+from t2tp.models.model import Model
+from t2tp.problems.problem import Problem
+from t2tp.trainer.estimator import Estimator
+from t2tp.trainer.model_fn import model_fn_of
+from t2tp.trainer.run_config import RunConfig
+from t2tp.trainer.run_dir import run_files
+from t2tp.trainer.run_dir.run_files import SavedRun
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """Model, problem, data and steps of a run, checked against the run in the output directory.
+
+    ```python
+    hparams = registry.hparams("transformer_lm_tiny")
+    hparams.parse("mesh_shape=data:2;model:2")
+    config = RunConfig.from_hparams(hparams, output_dir="/tmp/run")
+    spec = RunSpec.resolve(
+        "transformer_lm", "languagemodel_python_stdlib", hparams, config,
+        data_dir="/tmp/data", train_steps=300,
+    )
+    ```
+
+    Attributes:
+      model: name of a registered model.
+      problem_name: name of the problem, as `problems.find` takes it.
+      problem_options: the problem's options, as text.
+      problem: the problem; its data have the order of the saved run.
+      hparams: of the model and its training, mesh and layout included.
+      config: how the run is carried out.
+      data_dir: the directory of the prepared data.
+      train_steps: of the whole run.
+      saved: the run in `config.output_dir`; None for a new one.
+      flags: other entries of the run's `flags.json`.
+      changes: one line per difference from the saved run.
+    """
+
+    model: str
+    problem_name: str
+    problem_options: str
+    problem: Problem
+    hparams: HParams
+    config: RunConfig
+    data_dir: str | PathLike[str]
+    train_steps: int
+    saved: SavedRun | None = None
+    flags: Mapping[str, Any] = field(default_factory=dict)
+    changes: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        """Checks the number of steps.
+
+        Raises:
+          ValueError: it is negative.
+        """
+        if self.train_steps < 0:
+            raise ValueError(f"train_steps is {self.train_steps}, and must be at least 0")
+
+    @classmethod
+    def resolve(
+        cls,
+        model: str,
+        problem: str,
+        hparams: HParams,
+        config: RunConfig,
+        *,
+        data_dir: str | PathLike[str],
+        train_steps: int,
+        problem_options: str = "",
+        flags: Mapping[str, Any] | None = None,
+    ) -> RunSpec:
+        """Looks up model and problem, and reads the run in `config.output_dir`.
+
+        Args:
+          model: name of a registered model.
+          problem: name of a problem; see `problems.find`.
+          hparams: of the model and its training.
+          config: how the run is carried out.
+          data_dir: the directory of the data, which need not be prepared yet.
+          train_steps: of the whole run.
+          problem_options: the problem's options.
+          flags: other entries of the run's `flags.json`.
+
+        Raises:
+          UnknownNameError: there is no such model or problem.
+          OtherRunError: `config.output_dir` holds a run of another model or problem.
+          RunFileError: a file of that run is corrupt.
+          ValueError: an option cannot be parsed, or `train_steps` is negative.
+        """
+        saved = run_files.read(config.output_dir)
+        found = find_problem(config.output_dir, saved, model, problem, problem_options)
+        return cls(
+            model,
+            problem,
+            problem_options,
+            found,
+            hparams,
+            config,
+            data_dir,
+            train_steps,
+            saved,
+            flags or {},
+        )
+
+    @functools.cached_property
+    def layout(self) -> Layout:
+        """The mesh and the layout of the hparams."""
+        return Layout.from_hparams(self.hparams)
+
+    @property
+    def model_class(self) -> type[Model]:
+        """The registered model."""
+        return registry.model(self.model)
+
+    @functools.cached_property
+    def data_digest(self) -> str:
+        """The digest of the prepared data; see `Problem.digest`."""
+        return self.problem.digest(self.data_dir)
+
+    def check_same_data(self, checkpoint_path: str | None = None) -> None:
+        """Checks that the run, or a checkpoint, was trained on these data.
+
+        Args:
+          checkpoint_path: of the checkpoint; by default that of the config.
+
+        Raises:
+          OtherRunError, RunFileError, OSError: see `run_files.check_same_data`.
+          FileNotFoundError, DamagedDataError: see `Problem.digest`.
+        """
+        config = self.config
+        if checkpoint_path is not None:
+            config = replace(config, checkpoint_path=checkpoint_path)
+        run_files.check_same_data(config, self.problem_name, self.data_dir, self.data_digest)
+
+    def make_estimator(self) -> Estimator:
+        """Makes the run's `Estimator`; the data must be prepared.
+
+        Raises:
+          LayoutError, ValueError: see `Estimator`.
+          FileNotFoundError: the data are not prepared; the message names the command that does it.
+        """
+        vocab_sizes = self.problem.vocab_sizes(self.data_dir)
+        model_fn = model_fn_of(self.model_class, vocab_sizes, self.train_steps)
+        return Estimator(model_fn, self.config, self.hparams)
+
+
+def find_problem(
+    output_dir: str, saved: SavedRun | None, model: str, problem: str, options: str
+) -> Problem:
+    """Looks up the problem of a run and checks that `output_dir` holds no other run.
+
+    Args:
+      output_dir: of the run.
+      saved: the result of `run_files.read`.
+      model: name of a registered model.
+      problem: name of the problem.
+      options: its options.
+
+    Raises:
+      UnknownNameError: there is no such model or problem.
+      OtherRunError: `output_dir` holds a run of another model or problem.
+      ValueError: the options cannot be parsed.
+    """
+    registry.model(model)
+    found = problems.find(problem, options)
+    if saved is not None:
+        run_files.check_same_run(output_dir, saved, model, problem)
+        # Older runs have no entry: there was one order only.
+        found.use_data_order(saved.flags.get("data_order", 1))
+    return found
