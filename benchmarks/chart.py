@@ -30,11 +30,9 @@ def draw(results: Iterable[Results], path: Path) -> None:
                 if ratio is not None:
                     rows.append((f"{run.case}, {measured.group}: {timed.name}", ratio))
     figure, axes = plt.subplots(figsize=(9, 1 + _INCHES_A_ROW * len(rows)))
-    for place, (_, ratio) in enumerate(rows):
+    for row, (_, ratio) in enumerate(rows):
         color = "tab:green" if ratio.value <= 1 else "tab:red"
-        axes.errorbar(
-            ratio.value, place, xerr=ratio.value * ratio.spread, fmt="o", color=color, ms=4
-        )
+        axes.errorbar(ratio.value, row, xerr=ratio.value * ratio.spread, fmt="o", color=color, ms=4)
     axes.axvline(1, color="black", linewidth=1)
     axes.set_yticks(range(len(rows)), [label for label, _ in rows], fontsize=7)
     axes.invert_yaxis()

@@ -139,7 +139,7 @@ def rates(bench: Bench, program: t2tp.Program, directory: Path, turns: int) -> d
         bench.save()
         taken["save"].append(seconds_of(bench.saver.wait))
         saved = latest(directory)
-        taken["restore"].append(seconds_of(lambda: restore(saved, program.variables, whole=True)))  # noqa: B023
+        taken["restore"].append(seconds_of(lambda: restore(saved, program.variables, strict=True)))  # noqa: B023
         taken["verify"].append(seconds_of(saved.verify))
         data = [path for path in saved.path.iterdir() if "data" in path.name]
         taken["plain copy"].append(seconds_of(lambda: copy_synced(data, directory / "copy")))  # noqa: B023

@@ -43,8 +43,8 @@ def _first_processor(cpuinfo: str) -> dict[str, str]:
 
 def _commit() -> str:
     """The commit of this checkout, with a + if files differ from it; "" outside a repository."""
-    here = Path(__file__).parent
-    command = ["git", "-C", str(here), "describe", "--always", "--dirty=+", "--exclude=*"]
+    directory = Path(__file__).parent
+    command = ["git", "-C", str(directory), "describe", "--always", "--dirty=+", "--exclude=*"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):

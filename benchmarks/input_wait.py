@@ -48,9 +48,9 @@ def main(data_dir: str, steps: int = 100) -> None:
         for step in range(WARM_UP + steps):
             if step == WARM_UP:
                 waited, began = 0.0, time.perf_counter()
-            asked = time.perf_counter()
+            requested_at = time.perf_counter()
             batch = next(batches)
-            waited += time.perf_counter() - asked
+            waited += time.perf_counter() - requested_at
             float(program(batch, step=step)["loss"])
     total = time.perf_counter() - began
     print(f"{1e3 * total / steps:.0f} ms a step, {waited / total:.2%} of it waiting for data")

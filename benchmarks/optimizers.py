@@ -32,7 +32,7 @@ def ours(optimizer: str, count: int) -> Callable[[], object]:
         del features
         dims = mtf.Shape([mtf.Dimension("rows", SIZE), mtf.Dimension("columns", SIZE)])
         ones = tf.ones_initializer()
-        made = {
+        variables = {
             kind: [
                 mtf.get_variable(mesh, f"{kind}_{i}", dims, initializer=ones) for i in range(count)
             ]
@@ -40,7 +40,7 @@ def ours(optimizer: str, count: int) -> Callable[[], object]:
         }
         rate = mtf.constant(mesh, RATE, dtype=tf.float32)
         registry.optimizer(optimizer)(rate, hparams).apply_grads(
-            made["gradient"], [w.operation for w in made["weight"]]
+            variables["gradient"], [w.operation for w in variables["weight"]]
         )
         return {"rate": rate}
 
@@ -52,12 +52,12 @@ def plain(update: Callable[..., None], slots: list[list[int]], count: int) -> Ca
     """The same by hand."""
     weights = [tf.Variable(tf.ones([SIZE, SIZE])) for _ in range(count)]
     grads = [tf.Variable(tf.ones([SIZE, SIZE])) for _ in range(count)]
-    kept = [[tf.Variable(tf.zeros(shape)) for shape in slots] for _ in range(count)]
+    slot_variables = [[tf.Variable(tf.zeros(shape)) for shape in slots] for _ in range(count)]
 
     @tf.function(autograph=False)
     def step() -> tf.Tensor:
-        for weight, grad, mine in zip(weights, grads, kept, strict=True):
-            update(weight, grad.read_value(), *mine)
+        for weight, grad, slots in zip(weights, grads, slot_variables, strict=True):
+            update(weight, grad.read_value(), *slots)
         return tf.constant(RATE)
 
     return lambda: step().numpy()

@@ -45,8 +45,8 @@ def page(template: str, results: Mapping[str, Results]) -> str:
       ValueError: the template asks for something else.
     """
 
-    def filled(found: re.Match[str]) -> str:
-        what, _, case = found.group(1).partition(" ")
+    def filled(match: re.Match[str]) -> str:
+        what, _, case = match.group(1).partition(" ")
         if what == "headline":
             return headline(results)
         if what == "targets":
@@ -54,7 +54,7 @@ def page(template: str, results: Mapping[str, Results]) -> str:
         if what == "chart":
             return f"![t2tp's time as a share of its peers']({CHART.name})" if results else ""
         if what not in ("table", "conditions"):
-            raise ValueError(f"{TEMPLATE.name}: {found.group()} is none of table, conditions, ...")
+            raise ValueError(f"{TEMPLATE.name}: {match.group()} is none of table, conditions, ...")
         if case not in results:
             return _missing(case) if what == "table" else ""
         return table(results[case].measured) if what == "table" else conditions(results[case])

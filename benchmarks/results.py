@@ -37,7 +37,7 @@ class Timed:
     facts: dict[str, Any]
 
     @classmethod
-    def of(cls, peer: Peer) -> Timed:
+    def from_peer(cls, peer: Peer) -> Timed:
         """What is kept of a peer."""
         return cls(peer.name, peer.program, list(peer.arguments), peer.turns, peer.facts)
 

@@ -57,11 +57,16 @@ def main() -> int:
 
 def _measured(case: str, group: Group, turns: int, steps: int) -> Measured:
     timed, absent = take_turns(group.peers, turns, steps)
-    for name, why in absent.items():
-        print(f"{case}, {group.name}: {name} is absent: {why}", file=sys.stderr, flush=True)
-    ours = group.peers[0].name
+    for name, reason in absent.items():
+        print(f"{case}, {group.name}: {name} is absent: {reason}", file=sys.stderr, flush=True)
+    our_name = group.peers[0].name
     return Measured(
-        group.name, ours, group.work, group.unit, [Timed.of(peer) for peer in timed], absent
+        group.name,
+        our_name,
+        group.work,
+        group.unit,
+        [Timed.from_peer(peer) for peer in timed],
+        absent,
     )
 
 

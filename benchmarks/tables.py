@@ -29,7 +29,8 @@ def table(measured: Iterable[Measured]) -> str:
         lines += [_line(_cells(each, timed)) for timed in each.timed]
         blanks = [""] * (len(columns) - 3)
         lines += [
-            _line([each.group, n, f"absent: {why}", *blanks]) for n, why in each.absent.items()
+            _line([each.group, n, f"absent: {reason}", *blanks])
+            for n, reason in each.absent.items()
         ]
     return "\n".join(lines)
 

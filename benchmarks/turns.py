@@ -138,9 +138,9 @@ class Peer:
         assert self._process is not None and self._errors is not None
         self._process.wait()
         self._errors.seek(0)
-        said = self._errors.read().decode(errors="replace").strip().splitlines()
-        named = [found.group() for line in said if (found := _ERROR.search(line))]
-        last = (named or said or ["it says nothing"])[-1].replace(f"{HERE}/", "")
+        lines = self._errors.read().decode(errors="replace").strip().splitlines()
+        errors = [match.group() for line in lines if (match := _ERROR.search(line))]
+        last = (errors or lines or ["it says nothing"])[-1].replace(f"{HERE}/", "")
         return f"ended with code {self._process.returncode}: {last[:300]}"
 
 
@@ -156,9 +156,9 @@ def _python(environment: str) -> str:
     if python.exists():
         return str(python)
     log = HERE / "environments" / f"{environment}.log"
-    said = log.read_text("utf-8").strip().splitlines() if log.exists() else []
-    why = said[-1][:300] if said else "make bench installs it"
-    raise AbsentError(f"the environment {environment!r} is not installed ({why})")
+    lines = log.read_text("utf-8").strip().splitlines() if log.exists() else []
+    reason = lines[-1][:300] if lines else "make bench installs it"
+    raise AbsentError(f"the environment {environment!r} is not installed ({reason})")
 
 
 def take_turns(peers: Sequence[Peer], turns: int, steps: int) -> tuple[list[Peer], dict[str, str]]:

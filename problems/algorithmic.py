@@ -46,12 +46,12 @@ class AlgorithmicProblem(PairProblem):
         return self.base
 
     @abc.abstractmethod
-    def draw(self, generator: random.Random) -> tuple[list[int], list[int]]:
+    def generate_sample(self, generator: random.Random) -> tuple[list[int], list[int]]:
         """Samples the inputs and computes the targets."""
 
-    def digits(self, generator: random.Random, most: int) -> list[int]:
-        """Samples 1 to `most` digits."""
-        return [generator.randrange(self.base) for _ in range(generator.randint(1, most))]
+    def digits(self, generator: random.Random, max_digits: int) -> list[int]:
+        """Samples 1 to `max_digits` digits."""
+        return [generator.randrange(self.base) for _ in range(generator.randint(1, max_digits))]
 
     def samples(self, split: str, directory: Path, tmp_dir: Path) -> Samples:
         """Returns the samples, each generated on access."""
@@ -107,14 +107,16 @@ class _GeneratedSamples:
 
     def __getitem__(self, number: int) -> Sample:
         kind = type(self._problem).__name__
-        inputs, targets = self._problem.draw(random.Random(f"{kind} {self._split} {number}"))
+        inputs, targets = self._problem.generate_sample(
+            random.Random(f"{kind} {self._split} {number}")
+        )
         return {"inputs": inputs, "targets": targets}
 
 
 class Identity(AlgorithmicProblem):
     """Targets are the inputs."""
 
-    def draw(self, generator: random.Random) -> tuple[list[int], list[int]]:
+    def generate_sample(self, generator: random.Random) -> tuple[list[int], list[int]]:
         """Samples digits."""
         digits = self.digits(generator, self.max_symbols)
         return digits, digits
@@ -123,7 +125,7 @@ class Identity(AlgorithmicProblem):
 class Reverse(AlgorithmicProblem):
     """Targets are the inputs in reverse order."""
 
-    def draw(self, generator: random.Random) -> tuple[list[int], list[int]]:
+    def generate_sample(self, generator: random.Random) -> tuple[list[int], list[int]]:
         """Samples digits."""
         digits = self.digits(generator, self.max_symbols)
         return digits, digits[::-1]
@@ -137,13 +139,13 @@ class Shift(AlgorithmicProblem):
         """The number of symbols: twice the digits."""
         return 2 * self.base
 
-    def draw(self, generator: random.Random) -> tuple[list[int], list[int]]:
+    def generate_sample(self, generator: random.Random) -> tuple[list[int], list[int]]:
         """Samples digits."""
         digits = self.digits(generator, self.max_symbols)
         return digits, [digit + self.base for digit in digits]
 
 
-class _TwoNumbers(AlgorithmicProblem):
+class _ArithmeticProblem(AlgorithmicProblem):
     """Inputs are two numbers with a separator between them."""
 
     @property
@@ -155,7 +157,7 @@ class _TwoNumbers(AlgorithmicProblem):
     def result(self, one: int, other: int) -> int:
         """Computes the target."""
 
-    def draw(self, generator: random.Random) -> tuple[list[int], list[int]]:
+    def generate_sample(self, generator: random.Random) -> tuple[list[int], list[int]]:
         """Samples two numbers."""
         one = self.digits(generator, self.max_symbols // 2 - 1)
         other = self.digits(generator, self.max_symbols - 1 - len(one))
@@ -163,7 +165,7 @@ class _TwoNumbers(AlgorithmicProblem):
         return [*one, self.base, *other], _digits_of(result, self.base)
 
 
-class Addition(_TwoNumbers):
+class Addition(_ArithmeticProblem):
     """Targets are the sum of two numbers."""
 
     def result(self, one: int, other: int) -> int:
@@ -171,7 +173,7 @@ class Addition(_TwoNumbers):
         return one + other
 
 
-class Multiplication(_TwoNumbers):
+class Multiplication(_ArithmeticProblem):
     """Targets are the product of two numbers."""
 
     def result(self, one: int, other: int) -> int:
@@ -180,7 +182,7 @@ class Multiplication(_TwoNumbers):
 
 
 def _number(digits: list[int], base: int) -> int:
-    return sum(digit * base**place for place, digit in enumerate(digits))
+    return sum(digit * base**power for power, digit in enumerate(digits))
 
 
 def _digits_of(number: int, base: int) -> list[int]:

@@ -16,10 +16,10 @@ from t2tp.problems.images import (
     ImageProblem,
     shrink_to_cover,
 )
-from t2tp.problems.sources.tfds_source import FromTfds
+from t2tp.problems.sources.tfds_source import TfdsSource
 
 
-class _Mnist(FromTfds, ImageProblem):
+class _Mnist(TfdsSource, ImageProblem):
     """Handwritten digits."""
 
     dataset = "mnist"
@@ -39,7 +39,7 @@ class ImageMnistGen(_Mnist, ImageGenerationProblem):
     """Generation of handwritten digits."""
 
 
-class _Cifar10(FromTfds, ImageProblem):
+class _Cifar10(TfdsSource, ImageProblem):
     """Small photographs."""
 
     dataset = "cifar10"
@@ -70,7 +70,7 @@ class ImageCifar10Gen(_Cifar10, ImageGenerationProblem):
     """Generation of small photographs."""
 
 
-class _Imagenet(FromTfds, ImageProblem):
+class _Imagenet(TfdsSource, ImageProblem):
     """Photographs of a thousand classes, scaled to cover a square and cropped to it."""
 
     dataset = "imagenet2012"

@@ -11,7 +11,7 @@ from typing import Any
 from t2tp import registry
 from t2tp.problems.data.sample import Sample
 from t2tp.problems.languagemodel import LanguageModelProblem
-from t2tp.problems.sources.tfds_source import FromTfds
+from t2tp.problems.sources.tfds_source import TfdsSource
 from t2tp.problems.text_to_class import Text2ClassProblem
 from t2tp.problems.text_to_text import Text2TextProblem
 
@@ -20,7 +20,7 @@ _8K = 1 << 13
 
 
 @registry.register_problem
-class LanguagemodelLm1b32k(FromTfds, LanguageModelProblem):
+class LanguagemodelLm1b32k(TfdsSource, LanguageModelProblem):
     """The One Billion Word benchmark, sentences in random order."""
 
     dataset = "lm1b"
@@ -29,7 +29,7 @@ class LanguagemodelLm1b32k(FromTfds, LanguageModelProblem):
 
 
 @registry.register_problem
-class LanguagemodelWiki40bEn(FromTfds, LanguageModelProblem):
+class LanguagemodelWiki40bEn(TfdsSource, LanguageModelProblem):
     """English Wikipedia, cleaned (Wiki-40B)."""
 
     dataset = "wiki40b/en"
@@ -39,12 +39,12 @@ class LanguagemodelWiki40bEn(FromTfds, LanguageModelProblem):
         """Converts the dataset's structure markers to line ends."""
         lines = example["text"].replace("_NEWLINE_", "\n").split("\n")
         marks = ("_START_ARTICLE_", "_START_SECTION_", "_START_PARAGRAPH_")
-        kept = [line for line in lines if line and line not in marks]
-        return {"text": "\n".join(kept)}
+        paragraphs = [line for line in lines if line and line not in marks]
+        return {"text": "\n".join(paragraphs)}
 
 
 @registry.register_problem
-class LanguagemodelC4(FromTfds, LanguageModelProblem):
+class LanguagemodelC4(TfdsSource, LanguageModelProblem):
     """Cleaned English pages of Common Crawl (C4)."""
 
     dataset = "c4/en"
@@ -57,7 +57,7 @@ class LanguagemodelC4(FromTfds, LanguageModelProblem):
 
 
 @registry.register_problem
-class TranslateEndeWmt32k(FromTfds, Text2TextProblem):
+class TranslateEndeWmt32k(TfdsSource, Text2TextProblem):
     """English to German, WMT 2014."""
 
     dataset = "wmt14_translate/de-en"
@@ -70,7 +70,7 @@ class TranslateEndeWmt32k(FromTfds, Text2TextProblem):
 
 
 @registry.register_problem
-class TranslateEnfrWmt32k(FromTfds, Text2TextProblem):
+class TranslateEnfrWmt32k(TfdsSource, Text2TextProblem):
     """English to French, WMT 2014."""
 
     dataset = "wmt14_translate/fr-en"
@@ -83,7 +83,7 @@ class TranslateEnfrWmt32k(FromTfds, Text2TextProblem):
 
 
 @registry.register_problem
-class SummarizeCnnDailymail32k(FromTfds, Text2TextProblem):
+class SummarizeCnnDailymail32k(TfdsSource, Text2TextProblem):
     """News articles to their highlights, one sentence per line."""
 
     dataset = "cnn_dailymail"
@@ -96,7 +96,7 @@ class SummarizeCnnDailymail32k(FromTfds, Text2TextProblem):
 
 
 @registry.register_problem
-class SentimentImdb(FromTfds, Text2ClassProblem):
+class SentimentImdb(TfdsSource, Text2ClassProblem):
     """Sentiment of film reviews: negative or positive."""
 
     dataset = "imdb_reviews"

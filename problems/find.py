@@ -62,11 +62,11 @@ def find(name: str, options: str = "") -> Problem:
 
 
 def _without_suffixes(name: str) -> tuple[str, bool, bool]:
-    found = []
+    has_suffix = []
     plain = name
     for suffix in _SUFFIXES:
         has = plain.endswith(suffix) and plain not in registry.list_problems()
-        found.append(has)
+        has_suffix.append(has)
         if has:
             plain = plain.removesuffix(suffix)
-    return plain, found[1], found[0]
+    return plain, has_suffix[1], has_suffix[0]

@@ -189,9 +189,9 @@ def shrink_to_cover(image: np.ndarray, height: int, width: int) -> np.ndarray:
     pillow = _pillow()
     scale = max(height / image.shape[0], width / image.shape[1])
     size = (max(width, round(image.shape[1] * scale)), max(height, round(image.shape[0] * scale)))
-    left, top = (size[0] - width) // 2, (size[1] - height) // 2
+    x, top = (size[0] - width) // 2, (size[1] - height) // 2
     scaled = pillow.fromarray(image).resize(size, pillow.Resampling.BICUBIC)
-    return np.asarray(scaled.crop((left, top, left + width, top + height)))
+    return np.asarray(scaled.crop((x, top, x + width, top + height)))
 
 
 def _pillow() -> Any:

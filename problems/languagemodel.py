@@ -110,6 +110,6 @@ class LanguageModelProblem(TextProblem):
         sizes = self.check_prepared(data_dir).splits[split]
         vocab_size = self.vocab_size(data_dir)
         known = self.stored(data_dir, self.splits[0])["targets"].counts(vocab_size) + 1
-        seen = self.stored(data_dir, split)["targets"].counts(vocab_size)
-        bits = -(seen * np.log2(known / known.sum())).sum()
+        counts = self.stored(data_dir, split)["targets"].counts(vocab_size)
+        bits = -(counts * np.log2(known / known.sum())).sum()
         return float(bits / sizes.bytes)

@@ -28,8 +28,11 @@ class Metric(NamedTuple):
     not_with: str = ""
 
 
-def _ratio(part: str, whole: str) -> Metric:
-    return Metric((part, whole), lambda sums: sums[part] / sums[whole] if sums[whole] else 0.0)
+def _ratio(part: str, denominator: str) -> Metric:
+    return Metric(
+        (part, denominator),
+        lambda sums: sums[part] / sums[denominator] if sums[denominator] else 0.0,
+    )
 
 
 def _nats(sums: Sums) -> float:
@@ -43,13 +46,13 @@ def _perplexity(sums: Sums) -> float:
 
 def _approx_bleu(sums: Sums) -> float:
     """Computes corpus BLEU (Papineni et al. 2002) of n-grams of up to four tokens."""
-    predicted, wanted = sums["bleu_predicted"], sums["bleu_wanted"]
+    predicted, reference = sums["bleu_predicted"], sums["bleu_wanted"]
     matches = [sums[f"bleu_matches_{n}"] for n in (1, 2, 3, 4)]
     possible = [sums[f"bleu_possible_{n}"] for n in (1, 2, 3, 4)]
     if not all(matches):
         return 0.0
     precision = sum(math.log(m / p) for m, p in zip(matches, possible, strict=True)) / 4
-    return math.exp(precision + min(0.0, 1 - wanted / predicted))
+    return math.exp(precision + min(0.0, 1 - reference / predicted))
 
 
 _LOSS = ("nll", "tokens")

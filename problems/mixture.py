@@ -170,24 +170,24 @@ class Mixture(Problem):
 
     def download(self, directory: Path, tmp_dir: Path) -> None:
         """Downloads what the samples of all problems are read from."""
-        for home, part in self.parts_in(directory).items():
-            home.mkdir(exist_ok=True)
-            part.download(home, tmp_dir)
+        for part_dir, part in self.parts_in(directory).items():
+            part_dir.mkdir(exist_ok=True)
+            part.download(part_dir, tmp_dir)
 
     def make_vocabulary(self, directory: Path, samples: Callable[[str], ShuffledSamples]) -> str:
         """Makes one vocabulary from the texts of all problems, and writes a copy for each."""
         assert isinstance(samples, OpenSamples)  # as `prepare` gives it
         parts = [
-            (part, home, samples.inside(part, home)(part.splits[0]))
+            (part, part_dir, samples.inside(part, part_dir)(part.splits[0]))
             for part in self._sharing
-            for home in [part.directory(directory)]
+            for part_dir in [part.directory(directory)]
         ]
         return make_shared_vocabulary(parts, self._shares, directory)
 
     def provenance(self, directory: Path, tmp_dir: Path) -> dict[str, Any]:
         """Returns the proportions in the vocabulary's texts, and each problem's provenance."""
         parts = self.parts_in(directory).items()
-        of_parts = {part.name: Manifest.read(home).origin for home, part in parts}
+        of_parts = {part.name: Manifest.read(part_dir).origin for part_dir, part in parts}
         return {"shares": self._shares_rule(), **of_parts}
 
     def _shares(self, rows: Sequence[int]) -> list[float]:
@@ -208,15 +208,15 @@ class Mixture(Problem):
         """Returns which of its problems' sources, or the vocabulary's proportions, have changed."""
         if not self._sharing:
             return ""
-        homes = self.parts_in(directory).items()
-        changed = [f"{part.name}, {part.changed_sources(home)}" for home, part in homes]
-        found = [each for each in changed if not each.endswith(", ")]
-        made = Manifest.read(directory)
-        is_taken = any(made.options.get(f"{p.name}.vocabulary_from") for p in self._sharing)
-        before = made.origin["shares"]
+        parts = self.parts_in(directory).items()
+        changed = [f"{part.name}, {part.changed_sources(part_dir)}" for part_dir, part in parts]
+        sources = [each for each in changed if not each.endswith(", ")]
+        manifest = Manifest.read(directory)
+        is_taken = any(manifest.options.get(f"{p.name}.vocabulary_from") for p in self._sharing)
+        before = manifest.origin["shares"]
         if before != self._shares_rule() and not is_taken:
-            found.append(f"the shares of their vocabulary's texts, which were {before}")
-        return "; ".join(found)
+            sources.append(f"the shares of their vocabulary's texts, which were {before}")
+        return "; ".join(sources)
 
     def digest(self, data_dir: AnyPath) -> str:
         """Returns a digest that identifies the data of its problems."""
@@ -230,12 +230,12 @@ class Mixture(Problem):
         Raises:
             FileNotFoundError, ValueError: as `Problem.check_prepared`, or they cannot be mixed.
         """
-        own = super().check_prepared(data_dir) if self._sharing else None
-        inside = self.parts_dir(data_dir)
-        manifests = [part.check_prepared(inside) for part in self.parts]
-        sizes = [part.vocab_sizes(inside) for part in self.parts]
-        for part, made, size in zip(self.parts, manifests, sizes, strict=True):
-            if made.vocabulary != manifests[0].vocabulary or size != sizes[0]:
+        own_manifest = super().check_prepared(data_dir) if self._sharing else None
+        parts_dir = self.parts_dir(data_dir)
+        manifests = [part.check_prepared(parts_dir) for part in self.parts]
+        sizes = [part.vocab_sizes(parts_dir) for part in self.parts]
+        for part, manifest, size in zip(self.parts, manifests, sizes, strict=True):
+            if manifest.vocabulary != manifests[0].vocabulary or size != sizes[0]:
                 raise ValueError(
                     f"{self.parts[0].name} and {part.name} cannot be mixed, as their tokens are "
                     f"not the same: one has {sizes[0]['targets']}, the other {size['targets']}"
@@ -246,7 +246,7 @@ class Mixture(Problem):
                     f"not the same: {_first(self.parts[0].class_names)}, and "
                     f"{_first(part.class_names)}; give both sets of data the same classes"
                 )
-        return own or manifests[0]
+        return own_manifest or manifests[0]
 
     def check_contents(self, data_dir: AnyPath, num_workers: int = 1) -> Manifest:
         """Checks every byte of the data of all problems; see `Problem.check_contents`."""
@@ -277,14 +277,14 @@ class Mixture(Problem):
     def examples(self, data_dir: AnyPath, split: str, length: int) -> ConcatenatedSource:
         """Returns the examples of all problems, concatenated."""
         self.features(1, length)
-        inside = self.parts_dir(data_dir)
-        return ConcatenatedSource([part.examples(inside, split, length) for part in self.parts])
+        parts_dir = self.parts_dir(data_dir)
+        return ConcatenatedSource([part.examples(parts_dir, split, length) for part in self.parts])
 
     def train_examples(self, data_dir: AnyPath, length: int) -> ConcatenatedSource:
         """Returns the training rows of all problems."""
         self.features(1, length)
-        inside = self.parts_dir(data_dir)
-        return ConcatenatedSource([part.train_examples(inside, length) for part in self.parts])
+        parts_dir = self.parts_dir(data_dir)
+        return ConcatenatedSource([part.train_examples(parts_dir, length) for part in self.parts])
 
     def train_stream(self, data_dir: AnyPath, batch_size: int, length: int, seed: int) -> Stream:
         """Returns the mixed batches."""
@@ -334,11 +334,11 @@ class Mixture(Problem):
     def decode_example(self, data_dir: AnyPath, split: str, number: int) -> dict[str, Any]:
         """Returns a sample, indexed over all problems; see `Problem.decode_example`."""
         self.check_split(split)
-        inside, before = self.parts_dir(data_dir), 0
+        parts_dir, before = self.parts_dir(data_dir), 0
         for part in self.parts:
-            count = Manifest.read(part.directory(inside)).splits[split].examples
+            count = Manifest.read(part.directory(parts_dir)).splits[split].examples
             if before <= number < before + count:
-                return part.decode_example(inside, split, number - before)
+                return part.decode_example(parts_dir, split, number - before)
             before += count
         raise IndexError(f"example {number} asked for, {split} of {self.name} has {before}")
 

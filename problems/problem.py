@@ -349,8 +349,8 @@ class Problem(abc.ABC):
         directory = self.directory(data_dir)
         if directory.exists() and not overwrite:
             return self.check_prepared(data_dir)
-        made = prepare.build(self, directory, tmp_dir, overwrite, settings)
-        return made or self.check_prepared(data_dir)
+        manifest = prepare.build(self, directory, tmp_dir, overwrite, settings)
+        return manifest or self.check_prepared(data_dir)
 
     def digest(self, data_dir: AnyPath) -> str:
         """Returns a digest that identifies these data: a SHA-256 of the files' checksums.
@@ -375,7 +375,7 @@ class Problem(abc.ABC):
                 problem; names the fault and the command.
         """
         directory, command = self.directory(data_dir), self.datagen_command(data_dir)
-        made = prepared.check(self.name, directory, self.given_options, command)
+        manifest = prepared.check(self.name, directory, self.given_options, command)
         if self.warns_of_changes:
             self.warns_of_changes = False
             if changed := self.changed_sources(directory):
@@ -386,7 +386,7 @@ class Problem(abc.ABC):
                     changed,
                     command,
                 )
-        return made
+        return manifest
 
     def check_contents(self, data_dir: AnyPath, num_workers: int = 1) -> Manifest:
         """Checks the data as `check_prepared` does, and every byte of them.
@@ -398,10 +398,10 @@ class Problem(abc.ABC):
             num_workers: number of files read at a time.
         """
         directory, command = self.directory(data_dir), self.datagen_command(data_dir)
-        made = prepared.check(self.name, directory, self.given_options, command)
-        prepared.check_contents(self.name, directory, made, command, num_workers)
+        manifest = prepared.check(self.name, directory, self.given_options, command)
+        prepared.check_contents(self.name, directory, manifest, command, num_workers)
         report_overlaps(self.name, {split: [self.stored(data_dir, split)] for split in self.splits})
-        return made
+        return manifest
 
     def datagen_command(self, data_dir: AnyPath) -> str:
         """Returns the command that makes the data again with the same options."""
@@ -447,9 +447,9 @@ class Problem(abc.ABC):
     def stored(self, data_dir: AnyPath, split: str) -> dict[str, Column]:
         """Returns the stored columns of a split; the caller has checked the data."""
         directory = self.directory(data_dir)
-        made = Manifest.read(directory)
-        dtypes = {column: np.dtype(dtype) for column, dtype in made.columns.items()}
-        return open_columns(directory, split, made.splits[split].shards, dtypes)
+        manifest = Manifest.read(directory)
+        dtypes = {column: np.dtype(dtype) for column, dtype in manifest.columns.items()}
+        return open_columns(directory, split, manifest.splits[split].shards, dtypes)
 
     def index_directory(self, data_dir: AnyPath) -> IndexDirectory:
         """Returns the directory of the row indexes; the caller has checked the data."""

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from t2tp import registry
 from t2tp.problems.languagemodel import LanguageModelProblem
-from t2tp.problems.sources.tfds_source import FromTfds, import_tfds, quiet
+from t2tp.problems.sources.tfds_source import TfdsSource, import_tfds, quiet
 
 if TYPE_CHECKING:
     import tensorflow_datasets as tfds
 
 
 @registry.register_problem
-class LanguagemodelPythonStdlib(FromTfds, LanguageModelProblem):
+class LanguagemodelPythonStdlib(TfdsSource, LanguageModelProblem):
     """The standard library's .py sources, about 30 MB; the same Python gives the same data."""
 
     def source_dir(self) -> Path:

@@ -135,9 +135,9 @@ def read_sources(source_dir: Path) -> Sources:
 
 def split_of(path: str) -> str:
     """Returns the split of a file, which depends on its path only."""
-    place = int.from_bytes(hashlib.sha256(path.encode("utf-8")).digest()[:8], "big") % 100
+    percentile = int.from_bytes(hashlib.sha256(path.encode("utf-8")).digest()[:8], "big") % 100
     for split, percent in _PERCENT.items():
-        if place < percent:
+        if percentile < percent:
             return split
-        place -= percent
+        percentile -= percent
     return "train"

@@ -79,22 +79,22 @@ class RecordProblem(FileProblem):
 
     def _take_directory(self, option: str, directory: Path) -> None:
         """Replaces a directory by patterns of its files."""
-        found = {option: find_pattern(directory, ())}
+        patterns = {option: find_pattern(directory, ())}
         if option == "files":
             by_split = {
                 name: find_pattern(directory, words) for name, words in _SPLIT_NAMES.items()
             }
             if by_split["files"]:
-                found = by_split
-            if found.get("test_files") and not found["validation_files"]:
+                patterns = by_split
+            if patterns.get("test_files") and not patterns["validation_files"]:
                 # Half of the held-out data is for test then; see `FileProblem`.
-                found["validation_files"] = found.pop("test_files")
-        if not found[option]:
+                patterns["validation_files"] = patterns.pop("test_files")
+        if not patterns[option]:
             raise ValueError(
                 f"options of {self.name}: {option}={directory}: the directory has no file that "
                 f"ends in {', '.join(ENDINGS)}"
             )
-        for name, pattern in found.items():
+        for name, pattern in patterns.items():
             if pattern and (name == option or not self.options.get(name)):
                 self.options.set(name, pattern)
                 self.given_options[name] = pattern
@@ -126,10 +126,10 @@ def find_pattern(directory: Path, words: Sequence[str]) -> str:
         "" if there is no such file.
     """
     for file in _IN_DIRECTORIES:
-        wanted = [f"**/{word}/**/{file}" for word in words]
-        wanted += [f"**/{word}[-.]{file}" for word in words]
-        wanted += [f"**/{word}{file.removeprefix('*')}" for word in words if file.startswith("*")]
-        for pattern in wanted or [f"**/{file}"]:
+        patterns = [f"**/{word}/**/{file}" for word in words]
+        patterns += [f"**/{word}[-.]{file}" for word in words]
+        patterns += [f"**/{word}{file.removeprefix('*')}" for word in words if file.startswith("*")]
+        for pattern in patterns or [f"**/{file}"]:
             if any(directory.glob(pattern)):
                 return str(Path(glob.escape(str(directory))) / pattern)
     return ""
@@ -178,16 +178,16 @@ class Text2classRecords(RecordProblem, Text2ClassProblem):
 
     def make_vocabulary(self, directory: Path, samples: Callable[[str], ShuffledSamples]) -> str:
         """Writes the classes and the vocabulary."""
-        found: set[str] = set()
+        classes: set[str] = set()
         for sample in itertools.chain.from_iterable(map(samples, self.splits)):
-            found.add(str(sample["targets"]))
-            if len(found) > _MAX_CLASSES:  # checked early: texts would fill the memory
+            classes.add(str(sample["targets"]))
+            if len(classes) > _MAX_CLASSES:  # checked early: texts would fill the memory
                 raise ValueError(
-                    f"{self.name}: the targets {self.options.targets!r} have {len(found)} or more "
-                    f"different values, and there may be {_MAX_CLASSES} classes: for texts use "
-                    "text2text_records"
+                    f"{self.name}: the targets {self.options.targets!r} have {len(classes)} or "
+                    f"more different values, and there may be {_MAX_CLASSES} classes: for texts "
+                    "use text2text_records"
                 )
-        write_text(directory / _CLASSES_FILE, json.dumps(sorted(found, key=_by_number)) + "\n")
+        write_text(directory / _CLASSES_FILE, json.dumps(sorted(classes, key=_by_number)) + "\n")
         return super().make_vocabulary(directory, samples)
 
     def encoder(self, directory: Path) -> Callable[[Sample], StoredExample]:

@@ -46,13 +46,13 @@ def agree(mixture: str, parts: Sequence[TextProblem]) -> None:
         ValueError: the given values differ, or the options of two problems on the same data.
     """
     for option in _OPTIONS:
-        given = {part.given_options[option] for part in parts if option in part.given_options}
-        if len(given) > 1:
+        values = {part.given_options[option] for part in parts if option in part.given_options}
+        if len(values) > 1:
             raise ValueError(
                 f"options of {mixture}: its problems have one vocabulary; give {option} once, "
                 "without the name of a problem"
             )
-        value = given.pop() if given else max(part.options.get(option) for part in parts)
+        value = values.pop() if values else max(part.options.get(option) for part in parts)
         for part in parts:
             part.options.set(option, value)
     on_data: dict[Path, TextProblem] = {}
@@ -84,14 +84,14 @@ def make_shared_vocabulary(
     first, _, _ = parts[0]
     if first.options.vocabulary_from:
         if find_vocabulary(directory) is None:
-            home = Path(first.options.vocabulary_from).expanduser()
-            write_vocabulary(directory, load_vocabulary(home))
+            source = Path(first.options.vocabulary_from).expanduser()
+            write_vocabulary(directory, load_vocabulary(source))
     else:
         of_each = shares([len(samples) for _, _, samples in parts])
         is_ceiling = not any("vocab_size" in part.given_options for part, _, _ in parts)
         texts = [_Texts(part, samples) for part, _, samples in parts]
         first.make_vocabulary_of(directory, interleave(texts, of_each, SAMPLE_BYTES), is_ceiling)
-    return _copy(load_vocabulary(directory), [home for _, home, _ in parts])
+    return _copy(load_vocabulary(directory), [source for _, source, _ in parts])
 
 
 def interleave(
@@ -107,20 +107,20 @@ def interleave(
         most_bytes: stops after this many bytes.
     """
     running = [iter(each) for each in texts]
-    given = [0] * len(texts)
+    num_bytes = [0] * len(texts)
     unread = {number for number, share in enumerate(shares) if share > 0}
     sources = sorted(unread)
-    while unread and sources and sum(given) < most_bytes:
+    while unread and sources and sum(num_bytes) < most_bytes:
         # The source that is furthest behind its proportion is next.
-        number = min(sources, key=lambda source: given[source] / shares[source])
+        number = min(sources, key=lambda source: num_bytes[source] / shares[source])
         text = next(running[number], None)
         if text is None:
             unread.discard(number)
-            if not given[number]:
+            if not num_bytes[number]:
                 sources.remove(number)
             running[number] = iter(texts[number])
             continue
-        given[number] += len(text.encode("utf-8"))
+        num_bytes[number] += len(text.encode("utf-8"))
         yield text
 
 
@@ -135,10 +135,10 @@ class _Texts:
         return self._part.all_texts(self._samples)
 
 
-def _copy(vocabulary: Vocabulary, homes: Iterable[Path]) -> str:
-    for home in homes:
-        if find_vocabulary(home) is None:
-            write_vocabulary(home, vocabulary)
+def _copy(vocabulary: Vocabulary, directories: Iterable[Path]) -> str:
+    for directory in directories:
+        if find_vocabulary(directory) is None:
+            write_vocabulary(directory, vocabulary)
     return vocabulary.file_name
 
 

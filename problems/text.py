@@ -65,19 +65,19 @@ class TextProblem(Problem):
 
     def data_dependencies(self) -> dict[str, Any]:
         """Returns the checksum of the vocabulary if it is another problem's."""
-        taken = {}
+        checksums = {}
         if self.options.vocabulary_from:
-            taken["vocabulary"] = vocabulary_sha256(self._lender)
-        return {**super().data_dependencies(), **taken}
+            checksums["vocabulary"] = vocabulary_sha256(self._lender)
+        return {**super().data_dependencies(), **checksums}
 
     def changed_sources(self, directory: Path) -> str:
         """Returns which sources have changed, including another problem's vocabulary."""
         changed = super().changed_sources(directory)
-        made = Manifest.read(directory)
-        lender = Path(made.options.get("vocabulary_from") or directory).expanduser()
-        if find_vocabulary(lender) is None or vocabulary_sha256(lender) == made.vocabulary:
+        manifest = Manifest.read(directory)
+        source = Path(manifest.options.get("vocabulary_from") or directory).expanduser()
+        if find_vocabulary(source) is None or vocabulary_sha256(source) == manifest.vocabulary:
             return changed
-        return "; ".join(filter(None, [changed, f"the vocabulary in {lender}"]))
+        return "; ".join(filter(None, [changed, f"the vocabulary in {source}"]))
 
     @abc.abstractmethod
     def texts(self, sample: Sample) -> list[str]:
@@ -105,8 +105,8 @@ class TextProblem(Problem):
             ChangedSourcesError: an interrupted run made it from other texts.
         """
         note, digested = directory / TEXTS_NOTE, DigestedTexts(texts)
-        made = find_vocabulary(directory)
-        if made is None:
+        existing = find_vocabulary(directory)
+        if existing is None:
             vocabulary = self.train_vocabulary(digested, is_ceiling)
             write_text(note, json.dumps([digested.count, digested.hexdigest()]))
             return write_vocabulary(directory, vocabulary)
@@ -119,7 +119,7 @@ class TextProblem(Problem):
                     f"{self.name} had other texts when its vocabulary was made, before the "
                     "interruption"
                 )
-        return made.name
+        return existing.name
 
     def train_vocabulary(self, texts: Iterable[str], is_ceiling: bool = False) -> Vocabulary:
         """Trains a vocabulary of the problem's kind and size, or at most this size, on texts."""

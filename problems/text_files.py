@@ -134,15 +134,15 @@ class FileProblem(Problem):
         """Returns the files of a split; a file that several match belongs to the last of them."""
         names = self._options_of(split)
         files = self._files(names)
-        kept = _without(files, self._taken(split))
-        if not kept[0]:
-            takers = self._file_options_given(self.splits[self.splits.index(split) + 1 :])
-            given = " and ".join(f"{name}={self.options.get(name)}" for name in names)
+        rows = _without(files, self._taken(split))
+        if not rows[0]:
+            other_options = self._file_options_given(self.splits[self.splits.index(split) + 1 :])
+            assignments = " and ".join(f"{name}={self.options.get(name)}" for name in names)
             raise ValueError(
-                f"{given}: nothing is left for {split}, as all its files are held out by "
-                f"{' and '.join(takers)}"
+                f"{assignments}: nothing is left for {split}, as all its files are held out by "
+                f"{' and '.join(other_options)}"
             )
-        return kept
+        return rows
 
     def _taken(self, split: str) -> set[Path]:
         """Returns the files that belong to later splits."""
@@ -212,8 +212,8 @@ def _without(files: list[list[Path]], taken: set[Path]) -> list[list[Path]]:
     """Removes files; parallel files, such as inputs and targets, are removed together."""
     if len({len(paths) for paths in files}) > 1:  # reading them raises the error
         return files
-    kept = [row for row in zip(*files, strict=True) if not any(p.resolve() in taken for p in row)]
-    return [[row[place] for row in kept] for place in range(len(files))]
+    rows = [row for row in zip(*files, strict=True) if not any(p.resolve() in taken for p in row)]
+    return [[row[index] for row in rows] for index in range(len(files))]
 
 
 class SampleSubset:
@@ -343,8 +343,8 @@ class TranslateTsv(FileProblem, Text2TextProblem):
             columns = lines[number].split("\t")
             if len(columns) != 2:
                 raise BadSampleError(
-                    f"{lines.place(number)}: {len(columns)} columns, and there must be 2, with a "
-                    "tab between them"
+                    f"{lines.location(number)}: {len(columns)} columns, and there must be 2, with "
+                    "a tab between them"
                 )
             return {"inputs": columns[0], "targets": columns[1]}
 

@@ -128,8 +128,8 @@ def _words(text: str) -> list[str]:
 
 
 def _word_f1(prediction: str, reference: str) -> float:
-    predicted, wanted = _words(prediction), _words(reference)
-    common = sum((Counter(predicted) & Counter(wanted)).values())
-    if not (predicted and wanted):
-        return float(predicted == wanted)
-    return 2 * common / (len(predicted) + len(wanted))
+    predicted, expected = _words(prediction), _words(reference)
+    common = sum((Counter(predicted) & Counter(expected)).values())
+    if not (predicted and expected):
+        return float(predicted == expected)
+    return 2 * common / (len(predicted) + len(expected))

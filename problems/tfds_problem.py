@@ -19,7 +19,7 @@ from t2tp.problems.images import (
 )
 from t2tp.problems.languagemodel import LanguageModelProblem
 from t2tp.problems.problem import AnyPath, Problem
-from t2tp.problems.sources.tfds_source import FromTfds, import_tfds
+from t2tp.problems.sources.tfds_source import TfdsSource, import_tfds
 from t2tp.problems.sources.tfds_splits import default_splits
 from t2tp.problems.text_to_class import Text2ClassProblem
 from t2tp.problems.text_to_text import Text2TextProblem
@@ -37,7 +37,7 @@ _NONE = "-"
 _LARGEST_PLAIN = 128 * 128
 
 
-class TfdsProblem(FromTfds, Problem):
+class TfdsProblem(TfdsSource, Problem):
     """A dataset of TFDS; a mixin that precedes the family among the bases.
 
     Options:
@@ -236,8 +236,8 @@ def _dataset_info(dataset: str) -> tfds.core.DatasetInfo:
 
 def _given(options: str, name: str) -> str:
     """Returns an option's value before the family, and thus its options, is known."""
-    found = re.search(rf"(?:^|,)\s*{name}\s*=\s*([^,]*)", options)
-    return found.group(1).strip() if found else ""
+    match = re.search(rf"(?:^|,)\s*{name}\s*=\s*([^,]*)", options)
+    return match.group(1).strip() if match else ""
 
 
 def chosen_features(info: tfds.core.DatasetInfo, inputs: str, targets: str) -> tuple[str, str]:
@@ -271,20 +271,24 @@ def chosen_features(info: tfds.core.DatasetInfo, inputs: str, targets: str) -> t
 
 def flat_features(info: tfds.core.DatasetInfo) -> dict[str, Any]:
     """Returns the features by name; nested ones by their path, as in "question/stem"."""
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
 
     def add(prefix: str, features: Mapping[str, Any]) -> None:
         for name, feature in features.items():
             if hasattr(feature, "items"):
                 add(f"{prefix}{name}/", feature)
             else:
-                found.setdefault(prefix + name, feature)
+                flat.setdefault(prefix + name, feature)
 
     if hasattr(info.features, "items"):  # else it is a tuple or a single feature, without names
         add("", info.features)
-    return found
+    return flat
 
 
 def _features(info: tfds.core.DatasetInfo) -> str:
-    found = [f"{name} ({type(each).__name__})" for name, each in flat_features(info).items()]
-    return f"its features are {', '.join(found)}" if found else "its features have no names"
+    descriptions = [f"{name} ({type(each).__name__})" for name, each in flat_features(info).items()]
+    return (
+        f"its features are {', '.join(descriptions)}"
+        if descriptions
+        else "its features have no names"
+    )

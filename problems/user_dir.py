@@ -56,13 +56,13 @@ def imported_user_dirs() -> list[Path]:
 
 
 def _check_name_is_free(path: Path) -> None:
-    found = sys.modules.get(path.name)
-    spec = importlib.util.find_spec(path.name) if found is None else found.__spec__
-    if found is None and spec is None:
+    module = sys.modules.get(path.name)
+    spec = importlib.util.find_spec(path.name) if module is None else module.__spec__
+    if module is None and spec is None:
         return
-    places = list((spec and spec.submodule_search_locations) or ())
-    if path not in [Path(place).resolve() for place in places]:
-        other = ", ".join(places) or (spec and spec.origin) or "Python itself"
+    locations = list((spec and spec.submodule_search_locations) or ())
+    if path not in [Path(location).resolve() for location in locations]:
+        other = ", ".join(locations) or (spec and spec.origin) or "Python itself"
         raise ValueError(
             f"t2t_usr_dir={path}: another package is named {path.name} ({other}); give the"
             " directory another name"
@@ -100,5 +100,5 @@ def _has_code(init: Path) -> bool:
 
 
 def _importable(name: str) -> str:
-    kept = "".join(letter if letter.isalnum() else "_" for letter in name)
-    return kept if kept.isidentifier() else f"_{kept}"
+    letters = "".join(letter if letter.isalnum() else "_" for letter in name)
+    return letters if letters.isidentifier() else f"_{letters}"

@@ -259,11 +259,11 @@ class HParams:
 
         A value is NOT_DECLARED if only the other side has the hyperparameter.
         """
-        mine, theirs = self.values(), other.values()
+        own_values, other_values = self.values(), other.values()
         return [
-            (name, mine.get(name, NOT_DECLARED), theirs.get(name, NOT_DECLARED))
-            for name in {**mine, **theirs}
-            if not _same(mine.get(name, NOT_DECLARED), theirs.get(name, NOT_DECLARED))
+            (name, own_values.get(name, NOT_DECLARED), other_values.get(name, NOT_DECLARED))
+            for name in {**own_values, **other_values}
+            if not _same(own_values.get(name, NOT_DECLARED), other_values.get(name, NOT_DECLARED))
         ]
 
     def __contains__(self, name: object) -> bool:
@@ -342,8 +342,8 @@ def describe_differences(
             for source in ("--hparams", "the saved run", "its declaration", "today's preset")
             if given.get(source, NOT_DECLARED) is not NOT_DECLARED
         )
-        said = ", ".join(f"{value!r} in {source}" for source, value in given.items())
-        lines.append(f"{name}: {said}; using {given[used]!r} from {used}")
+        values = ", ".join(f"{value!r} in {source}" for source, value in given.items())
+        lines.append(f"{name}: {values}; using {given[used]!r} from {used}")
     return lines
 
 
@@ -363,18 +363,18 @@ def _split_assignments(text: str) -> list[tuple[str, str]]:
 def _no_assignment(pieces: list[str], index: int) -> str:
     """Returns advice for a comma that ended a value too early."""
     piece = pieces[index]
-    what = f"{piece!r} is not name=value"
+    problem = f"{piece!r} is not name=value"
     if index == 0 or not piece:
-        return f"{what}; write name=value,name=value"
+        return f"{problem}; write name=value,name=value"
     rest = pieces[index:]
     end = next((i for i, each in enumerate(rest) if "=" in each), len(rest))
     name, _, value = pieces[index - 1].partition("=")
     whole = [value.strip(), *rest[:end]]
     if ":" in value:
         joined = f"{name.strip()}={';'.join(whole)}"
-        return f"{what}; use ';' between mesh axes and between layout rules: {joined}"
+        return f"{problem}; use ';' between mesh axes and between layout rules: {joined}"
     return (
-        f"{what}; the comma before it ended {name.strip()}={value.strip()}. A list stands in "
+        f"{problem}; the comma before it ended {name.strip()}={value.strip()}. A list stands in "
         f"brackets: {name.strip()}=[{','.join(whole)}]; text with commas in quotes: "
         f'{name.strip()}="{",".join(whole)}"'
     )

@@ -56,7 +56,7 @@ class ValueType:
             raise _mismatch(name, self, value)
         return self._check_scalar(name, value, value)
 
-    def _check_scalar(self, name: str, value: Any, whole: Any) -> Any:
+    def _check_scalar(self, name: str, value: Any, full_value: Any) -> Any:
         given = _scalar_type(value)
         scalar = self.scalar or given
         if scalar in (bool, str) and given is scalar:
@@ -65,7 +65,7 @@ class ValueType:
             number = _exact_number(scalar, value)
             if number is not None:
                 return number
-        raise _mismatch(name, self, whole)
+        raise _mismatch(name, self, full_value)
 
     def read(self, name: str, text: str) -> Any:
         """Parses a value from text, the part after the `=` in `name=text`.
@@ -85,11 +85,11 @@ class ValueType:
             return self._read_scalar(name, text, text)
         if not text.endswith("]"):
             raise _unreadable(name, self, text, "nothing can follow the closing bracket")
-        inside = text[1:-1]
-        elements = split_at_commas(inside) if inside.strip() else []
+        content = text[1:-1]
+        elements = split_at_commas(content) if content.strip() else []
         return [self._read_scalar(name, element.strip(), text) for element in elements]
 
-    def _read_scalar(self, name: str, text: str, whole: str) -> Any:
+    def _read_scalar(self, name: str, text: str, full_text: str) -> Any:
         quoted = text[:1] in ("'", '"')
         if quoted:
             text = _unquote(name, text)
@@ -97,14 +97,16 @@ class ValueType:
             hint = "is a comma missing? Text with an '=' must be quoted"
             if name in ("layout", "mesh_shape"):
                 hint = f"its pairs have a ':', as in {name}={text.replace('=', ':')}"
-            raise _unreadable(name, self, whole, hint)
-        elif whole.startswith("[") and (not text or text[0] == "["):
-            raise _unreadable(name, self, whole, "a list's elements are neither empty nor lists")
+            raise _unreadable(name, self, full_text, hint)
+        elif full_text.startswith("[") and (not text or text[0] == "["):
+            raise _unreadable(
+                name, self, full_text, "a list's elements are neither empty nor lists"
+            )
         if self.scalar is None:
             return text if quoted else _guess(text)
         value = _read_as(self.scalar, text)
         if value is None:
-            raise _unreadable(name, self, whole)
+            raise _unreadable(name, self, full_text)
         return value
 
 
@@ -137,13 +139,13 @@ def declared_type(name: str, annotation: Any) -> ValueType:
     """
     known = _BY_NAME if isinstance(annotation, str) else _BY_ANNOTATION
     # Compared one by one, since a wrong annotation need not be hashable ([int]).
-    found = next((declared for each, declared in known.items() if each == annotation), None)
-    if found is None:
+    match = next((declared for each, declared in known.items() if each == annotation), None)
+    if match is None:
         raise TypeError(
             f"{name}: cannot be declared as {annotation!r}; the types are bool, int, float, str, "
             "a list of one (list[int]), and any of them or None (float | None)"
         )
-    return found
+    return match
 
 
 def inferred_type(name: str, default: Any) -> ValueType:
@@ -213,12 +215,12 @@ def split_at_commas(text: str) -> list[str]:
     return [*pieces, text[start:]]
 
 
-def _inferred_scalar(name: str, value: Any, whole: Any) -> type:
+def _inferred_scalar(name: str, value: Any, full_value: Any) -> type:
     scalar = _scalar_type(value)
     if scalar is None:
         raise TypeError(
             f"{name}: a hyperparameter is a bool, int, float or str, a list of one of them, or "
-            f"None; got {whole!r}"
+            f"None; got {full_value!r}"
         )
     return scalar
 

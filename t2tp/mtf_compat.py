@@ -111,7 +111,7 @@ def _package() -> types.ModuleType:
 def _install() -> None:
     """Replaces mesh-tensorflow's modules by t2tp's for all later imports."""
     package = _package()
-    ours = {
+    replacements = {
         _PACKAGE: package,
         f"{_PACKAGE}.beam_search": mtf.beam_search,
         f"{_PACKAGE}.layers": mtf.layers,
@@ -126,10 +126,10 @@ def _install() -> None:
         module = types.ModuleType(f"{_PACKAGE}.{implementation}")
         vars(module)[name] = _refuse_lowering
         vars(package)[implementation] = module
-        ours[module.__name__] = module
+        replacements[module.__name__] = module
     for name in [name for name in sys.modules if name.partition(".")[0] == _PACKAGE]:
         del sys.modules[name]  # what was loaded on mesh-tensorflow's own operations
-    sys.modules.update(ours)
+    sys.modules.update(replacements)
     sys.meta_path.insert(0, _Finder())
 
 

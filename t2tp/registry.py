@@ -52,7 +52,7 @@ def snake_case(name: str) -> str:
 
 class _Entry(NamedTuple):
     value: Callable[..., Any]
-    place: str  # "file:line" of the registration
+    location: str  # "file:line" of the registration
 
 
 class _Register(Protocol):
@@ -107,26 +107,26 @@ class Registry:
         return decorate
 
     def _add(self, value: Any, name: str | None) -> None:
-        place = _place_of_caller()
+        location = _caller_location()
         if not callable(value):
             raise ValueError(
-                f"{place}: cannot register {value!r} as a {self.kind}: "
+                f"{location}: cannot register {value!r} as a {self.kind}: "
                 "it must be a class or a function"
             )
         if name is None:
             name = snake_case(getattr(value, "__name__", ""))
         if not _NAME.fullmatch(name):
             raise ValueError(
-                f"{place}: cannot register {value!r} as a {self.kind} by the name {name!r}: give "
-                "a name of letters, digits, '_', '.' and '-', as in @register('name')"
+                f"{location}: cannot register {value!r} as a {self.kind} by the name {name!r}: "
+                "give a name of letters, digits, '_', '.' and '-', as in @register('name')"
             )
         held = self._entries.get(name)
         if held and held.value is not value:
             raise ValueError(
-                f"two {self.kind}s are named {name!r}: one registered at {held.place}, "
-                f"another at {place}; give one of them another name"
+                f"two {self.kind}s are named {name!r}: one registered at {held.location}, "
+                f"another at {location}; give one of them another name"
             )
-        self._entries.setdefault(name, _Entry(value, place))
+        self._entries.setdefault(name, _Entry(value, location))
 
     def get(self, name: str) -> Any:
         """Returns the class or function registered under this name.
@@ -136,9 +136,9 @@ class Registry:
         """
         return self._entry(name).value
 
-    def place(self, name: str) -> str:
+    def location(self, name: str) -> str:
         """Returns where the name was registered, as "file:line"."""
-        return self._entry(name).place
+        return self._entry(name).location
 
     def _entry(self, name: str) -> _Entry:
         if name not in self._entries:
@@ -163,8 +163,8 @@ class Registry:
         for prefix, names in itertools.groupby(self.names(), key=lambda name: name.split("_")[0]):
             lines.append(f"  {prefix}:")
             for name in names:
-                noted = f" ({note(name)})" if note(name) else ""
-                lines.append(f"    * {name}{noted}{self._summary(name)}")
+                suffix = f" ({note(name)})" if note(name) else ""
+                lines.append(f"    * {name}{suffix}{self._summary(name)}")
         return "\n".join(lines)
 
     def _summary(self, name: str) -> str:
@@ -175,11 +175,11 @@ class Registry:
         return f": {paragraph}" if paragraph else ""
 
 
-def _place_of_caller() -> str:
+def _caller_location() -> str:
     """Returns "file:line" of the nearest frame outside this file: the decorator's line."""
     frame = sys._getframe()
-    here = frame.f_code.co_filename
-    while frame.f_back and frame.f_code.co_filename == here:
+    this_file = frame.f_code.co_filename
+    while frame.f_back and frame.f_code.co_filename == this_file:
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
@@ -243,14 +243,14 @@ def model_of_hparams(name: str) -> str:
         UnknownNameError: no hparams set has the name, or its model is unknown.
     """
     hparams_function(name)
-    said = _models_of_sets.get(name)
+    declared_model = _models_of_sets.get(name)
     begins = [model for model in list_models() if name.startswith(model)]
-    if said is None and not begins:
+    if declared_model is None and not begins:
         raise UnknownNameError(
             f"the hparams set {name!r} does not say which model it is for: name it after its model,"
             " or register it with @registry.register_hparams(model='...')"
         )
-    return said or max(begins, key=len)
+    return declared_model or max(begins, key=len)
 
 
 def hparams(name: str) -> HParams:
@@ -260,13 +260,13 @@ def hparams(name: str) -> HParams:
         UnknownNameError: no hparams set has the name; the error suggests similar names.
         TypeError: the function did not return an HParams.
     """
-    made = hparams_function(name)()
-    if not isinstance(made, HParams):
+    hparams_set = hparams_function(name)()
+    if not isinstance(hparams_set, HParams):
         raise TypeError(
-            f"hparams set {name!r}, registered at {_registries['hparams set'].place(name)}, "
-            f"returned {made!r}, not an HParams: forgot to return hparams?"
+            f"hparams set {name!r}, registered at {_registries['hparams set'].location(name)}, "
+            f"returned {hparams_set!r}, not an HParams: forgot to return hparams?"
         )
-    return made
+    return hparams_set
 
 
 def ranged_hparams(name: str) -> RangedHParams:

@@ -60,13 +60,13 @@ def with_links(name: str, text: str) -> str:
       name: path of the page in the repository.
       text: its Markdown.
     """
-    here = posixpath.dirname(_page_of(name))
+    page_dir = posixpath.dirname(_page_of(name))
 
-    def redirected(found: re.Match[str]) -> str:
-        target = _in_repository(name, found[1])
+    def redirected(match: re.Match[str]) -> str:
+        target = _in_repository(name, match[1])
         if not (REPOSITORY / target).is_file():
-            return found[1]
-        return posixpath.relpath(_page_of(target), here or ".")
+            return match[1]
+        return posixpath.relpath(_page_of(target), page_dir or ".")
 
     return _LINK.sub(redirected, text)
 

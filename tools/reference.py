@@ -96,12 +96,12 @@ def sets_page() -> str:
 
 def _sets_by_model() -> dict[str, list[str]]:
     """Names of the sets that come with t2tp, by the model they are for."""
-    ours = [
+    own_sets = [
         name
         for name in registry.list_hparams()
         if registry.hparams_function(name).__module__.startswith("t2tp.hparams.")
     ]
-    by_model = sorted(ours, key=registry.model_of_hparams)
+    by_model = sorted(own_sets, key=registry.model_of_hparams)
     groups = itertools.groupby(by_model, key=registry.model_of_hparams)
     return {model: sorted(names) for model, names in groups}
 

@@ -20,18 +20,18 @@ def check_precision(config: RunConfig, hparams: Any, takes_config: bool) -> None
       ValueError: config and hparams disagree, or the model function cannot learn of a precision
         other than float32.
     """
-    wanted = config.precision
+    precision = config.precision
     if hparams is not None and "activation_dtype" in hparams:
-        told = hparams.get("activation_dtype")
-        if told != wanted:
+        dtype = hparams.get("activation_dtype")
+        if dtype != precision:
             raise ValueError(
-                f"the config's precision is {wanted}, and the hparam activation_dtype is {told}:"
-                " make the config with RunConfig.of(hparams, ...)"
+                f"the config's precision is {precision}, and the hparam activation_dtype is"
+                f" {dtype}: make the config with RunConfig.of(hparams, ...)"
             )
-    elif wanted != "float32" and not takes_config:
+    elif precision != "float32" and not takes_config:
         raise ValueError(
-            f"the config's precision is {wanted}, and the model function has no parameter `config`"
-            " to read it from"
+            f"the config's precision is {precision}, and the model function has no parameter"
+            " `config` to read it from"
         )
 
 

@@ -322,7 +322,7 @@ class Estimator:
         """
         if self._variables is None:
             raise ValueError("there are no variables to restore: build a program first")
-        restore(saved, self._variables, whole=self._has_trained, zero_if_missing=NEW_COUNTERS)
+        restore(saved, self._variables, strict=self._has_trained, zero_if_missing=NEW_COUNTERS)
         self.steps_done = saved.step
 
     def parameter_counts(self) -> tuple[int, int]:

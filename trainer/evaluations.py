@@ -82,10 +82,10 @@ class SplitEvaluation:
             self._estimator.log.write("evaluation", step, {"on": self._directory, **metrics})
             self._estimator.track(step, {f"{self._directory}/{n}": v for n, v in metrics.items()})
         if self._samples is not None:
-            leads = self._estimator.connect().is_main_process
-            self._samples.write(step, self.summaries if leads else None)
-        said = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
-        logging.info("evaluation at step %d  %s", step, said)
+            is_main = self._estimator.connect().is_main_process
+            self._samples.write(step, self.summaries if is_main else None)
+        text = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+        logging.info("evaluation at step %d  %s", step, text)
         self._latest = (step, metrics)
         return metrics
 
@@ -102,48 +102,48 @@ class SplitEvaluation:
     def on_record(self) -> dict[int, dict[str, float]]:
         """Returns step -> metrics from the record of process 0, in all processes."""
         cluster = self._estimator.connect()
-        mine = list(self.record.by_step().items()) if cluster.is_main_process else []
-        return dict(json.loads(cluster.process_broadcast("evaluations", json.dumps(mine))))
+        record = list(self.record.by_step().items()) if cluster.is_main_process else []
+        return dict(json.loads(cluster.process_broadcast("evaluations", json.dumps(record))))
 
-    def say_best(self, goal: BestMetric) -> None:
+    def log_best(self, goal: BestMetric) -> None:
         """Logs the step with the best metric, if there were several evaluations."""
-        found = [
+        values = [
             (step, metrics[goal.metric])
             for step, metrics in self.record.by_step().items()
             if goal.metric in metrics
         ]
-        numbers = [each for each in found if not math.isnan(each[1])]
-        if len(found) < 2 or not numbers:
+        numbers = [each for each in values if not math.isnan(each[1])]
+        if len(values) < 2 or not numbers:
             return
-        step, best = (min if goal.is_least else max)(numbers, key=lambda each: each[1])
+        step, best = (min if goal.is_min else max)(numbers, key=lambda each: each[1])
         logging.info(
-            "best %s %.4f at step %d, of %d evaluations", goal.metric, best, step, len(found)
+            "best %s %.4f at step %d, of %d evaluations", goal.metric, best, step, len(values)
         )
 
     def plateau(self, stopping: EarlyStopping) -> str:
         """Returns the reason to stop early, by the record of process 0; "" to continue."""
         cluster = self._estimator.connect()
-        found = ""
+        reason = ""
         if cluster.is_main_process:
             evaluations = self.record.by_step(up_to=self._estimator.steps_done)
-            lacking = [each for each in evaluations.values() if stopping.metric not in each]
-            if lacking:
+            incomplete = [each for each in evaluations.values() if stopping.metric not in each]
+            if incomplete:
                 raise UsageError(
                     f"early stopping by {stopping.metric}: the model's evaluations give only"
-                    f" {', '.join(lacking[0])}"
+                    f" {', '.join(incomplete[0])}"
                 )
-            found = stopping.plateau(evaluations)
-        return cluster.process_broadcast("early stopping", found)
+            reason = stopping.plateau(evaluations)
+        return cluster.process_broadcast("early stopping", reason)
 
     def _metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Returns the problem's metrics, except those for which the model computes no sums."""
         names = self._problem.metric_names
-        given = possible(names, sums)
-        if not given:
+        computable = possible(names, sums)
+        if not computable:
             return self._problem.metrics(sums)  # Raises an error that names what is missing.
-        absent = [name for name in names if name not in given]
+        absent = [name for name in names if name not in computable]
         if absent and not self._is_warned:
             reason = why_not(absent, sums, f"the model {self._model}")
             logging.warning("not evaluated: %s; %s", ", ".join(absent), reason)
             self._is_warned = True
-        return compute(given, sums)
+        return compute(computable, sums)

@@ -218,7 +218,7 @@ class Experiment:
         hooks = [EvaluationHook(every, evaluation.run, plateau)] if every else []
         self._train("train_and_evaluate", hooks, plateau)
         metrics = evaluation.run_once()
-        evaluation.say_best(self._goal())
+        evaluation.log_best(self._goal())
         return metrics
 
     def continuous_train_and_eval(self) -> dict[str, float]:

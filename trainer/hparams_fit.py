@@ -27,21 +27,21 @@ def check_fits(model: str, set_name: str, hparams: HParams) -> str:
     Raises:
       UsageError: it does not fit the model.
     """
-    meant_for = _model_of(set_name)
-    if meant_for == model:
+    other_model = _model_of(set_name)
+    if other_model == model:
         return ""
     declared = _names_in(tuple(_sets_of(model)))
     missing = sorted(set.intersection(*declared) - set(hparams.values())) if declared else []
-    whose = f" is for the model {meant_for}, and" if meant_for else ""
+    whose = f" is for the model {other_model}, and" if other_model else ""
     if missing:
         raise UsageError(
             f"the hparams set {set_name}{whose} lacks {', '.join(missing)}, which {model} reads:"
-            f" take {_way_out(model, meant_for, set_name)}"
+            f" take {_way_out(model, other_model, set_name)}"
         )
-    if not meant_for or not declared or _is_kind_of(model, meant_for):
+    if not other_model or not declared or _is_kind_of(model, other_model):
         return ""
     idle = sorted(set(hparams.values()).difference(*declared))
-    return f"the hparams set {set_name} is for the model {meant_for}; {model} goes with it" + (
+    return f"the hparams set {set_name} is for the model {other_model}; {model} goes with it" + (
         f", and does not read {', '.join(idle)}" if idle else ""
     )
 
@@ -70,10 +70,12 @@ def _is_kind_of(model: str, other: str) -> bool:
     return known and issubclass(registry.model(model), registry.model(other))
 
 
-def _way_out(model: str, meant_for: str, set_name: str) -> str:
+def _way_out(model: str, other_model: str, set_name: str) -> str:
     """Suggests other models or sets, as the end of a sentence."""
     sets = _sets_of(model)
     # Without similar names, prefer the sets that are named after the model.
-    near = similar(set_name, sets) or [name for name in sets if name.startswith(model)] or sets
-    ways = [f"--model={meant_for}"] if meant_for else []
-    return ", or ".join([*ways, f"a set of {model}, such as {', '.join(near[:_SHOWN_SETS])}"])
+    suggested = similar(set_name, sets) or [name for name in sets if name.startswith(model)] or sets
+    remedies = [f"--model={other_model}"] if other_model else []
+    return ", or ".join(
+        [*remedies, f"a set of {model}, such as {', '.join(suggested[:_SHOWN_SETS])}"]
+    )

@@ -75,12 +75,12 @@ def sum_metrics(
             sums[name.removeprefix("metrics/")] += float(outputs[name])
         for name, number in counts.items():
             of_host[name] += number
-    said = [
+    reports = [
         json.loads(each) for each in cluster.process_allgather("sums", json.dumps([sums, of_host]))
     ]
     # Program outputs are global sums in every process already; host counts are not.
-    total = defaultdict(float, said[0][0])
-    for _, counts in said:
+    total = defaultdict(float, reports[0][0])
+    for _, counts in reports:
         for name, number in counts.items():
             total[name] += number
     return dict(total)

@@ -97,15 +97,15 @@ def check_same(cluster: Cluster, what: Mapping[str, Any]) -> None:
     Raises:
       ProcessMismatchError: a value differs; the message names it and the processes.
     """
-    mine = json.dumps({name: repr(value) for name, value in what.items()})
-    first, *others = (json.loads(each) for each in cluster.process_allgather("run", mine))
+    own = json.dumps({name: repr(value) for name, value in what.items()})
+    first, *others = (json.loads(each) for each in cluster.process_allgather("run", own))
     for process_id, values in enumerate(others, start=1):
         for name in sorted({*first, *values}):
-            theirs, ours = (each.get(name, "nothing") for each in (values, first))
-            if theirs != ours:
+            other, value_here = (each.get(name, "nothing") for each in (values, first))
+            if other != value_here:
                 raise ProcessMismatchError(
-                    f"process {process_id} has {name}={theirs}, and process 0 has {ours}: start all"
-                    " processes with the same command, on the same data"
+                    f"process {process_id} has {name}={other}, and process 0 has {value_here}:"
+                    " start all processes with the same command, on the same data"
                 )
 
 

@@ -175,9 +175,9 @@ def find_problem(
       ValueError: the options cannot be parsed.
     """
     registry.model(model)
-    found = problems.find(problem, options)
+    instance = problems.find(problem, options)
     if saved is not None:
         run_files.check_same_run(output_dir, saved, model, problem)
         # Older runs have no entry: there was one order only.
-        found.use_data_order(saved.flags.get("data_order", 1))
-    return found
+        instance.use_data_order(saved.flags.get("data_order", 1))
+    return instance

@@ -62,11 +62,11 @@ def write_saved_model(program: Program, path: str | PathLike[str], signatures: S
     # Vocabulary tables are created while functions are traced; the module must reference them.
     tracker = resource.ResourceTracker()
     with resource.resource_tracker_scope(tracker):
-        made = dict(signatures(Step(program.on_tensors, specs)))
+        functions = dict(signatures(Step(program.on_tensors, specs)))
     module.resources_held = list(tracker.resources)
     path.parent.mkdir(parents=True, exist_ok=True)
     with scratch_directory(path.parent, ".t2tp-export-") as scratch:
-        tf.saved_model.save(module, str(scratch / path.name), signatures=made)
+        tf.saved_model.save(module, str(scratch / path.name), signatures=functions)
         (scratch / path.name).rename(path)
     return path
 

@@ -101,10 +101,10 @@ class StopVote:
             if self._has_voted:
                 return
             self._has_voted = True
-            mine = (self._begun, self._signal_here())
+            vote = (self._begun, self._signal_here())
         try:
-            said = self._peers.process_allgather("stop", json.dumps(mine), self._seconds)
-            steps, signals = zip(*map(json.loads, said), strict=True)
+            votes = self._peers.process_allgather("stop", json.dumps(vote), self._seconds)
+            steps, signals = zip(*map(json.loads, votes), strict=True)
             self._outcome.set_result(_Outcome(max(steps), max(signals)))
         except BaseException as error:  # Raised again in the training loop, which waits for it.
             self._outcome.set_exception(error)

@@ -15,7 +15,7 @@ STEPPED = ("1x2", "2x2", "2x4")
 
 def start_up(size: str) -> list[Group]:
     """From the command to the end of the first step, each time afresh; files are in memory."""
-    asked = [f"--size={size}"]
+    arguments = [f"--size={size}"]
     programs = [
         ("t2tp", "ours", [], ""),
         ("mesh-tensorflow", "mtf_graph", ["--engine=placement"], ""),
@@ -27,7 +27,7 @@ def start_up(size: str) -> list[Group]:
         ("PyTorch, compiled", "torch_lm", ["--compile"], "torch"),
     ]
     peers = [
-        Peer(name, program, [*asked, *more], environment, "start_up")
+        Peer(name, program, [*arguments, *more], environment, "start_up")
         for name, program, more, environment in programs
     ]
     return [Group("1x1", peers)]
@@ -50,6 +50,6 @@ def _traced(meshes: tuple[str, ...], largest: int, measures: str, more: list[str
     for mesh in meshes:
         data, model = map(int, mesh.split("x"))
         if data * model <= largest:
-            asked = ["--size=meshes", f"--data={data}", f"--model={model}", *more]
-            peers.append(Peer(f"t2tp on {mesh}", "ours", asked, measures=measures))
+            arguments = ["--size=meshes", f"--data={data}", f"--model={model}", *more]
+            peers.append(Peer(f"t2tp on {mesh}", "ours", arguments, measures=measures))
     return peers

@@ -22,7 +22,7 @@ def groups(meshes: tuple[str, ...], size: str) -> list[Group]:
 
 def _peers(mesh: str, batch: int, size: str) -> list[Peer]:
     data, model = mesh.split("x")
-    asked = [
+    options = [
         f"--size={size}",
         f"--batch={batch}",
         f"--new_tokens={NEW_TOKENS}",
@@ -30,13 +30,13 @@ def _peers(mesh: str, batch: int, size: str) -> list[Peer]:
         f"--data={data}",
         f"--model={model}",
     ]
-    compiled = [*asked, "--xla"]
+    compiled = [*options, "--xla"]
     # As t2tp_decoder has it unless there is little to do, and the other way.
-    both = {"t2tp": compiled, "t2tp, not compiled": asked}
+    both = {"t2tp": compiled, "t2tp, not compiled": options}
     if model == "1" and data != "1":
-        both = {"t2tp": asked, "t2tp, compiled": compiled}
+        both = {"t2tp": options, "t2tp, compiled": compiled}
     return [
         *(Peer(name, "decode_ours", arguments) for name, arguments in both.items()),
-        Peer("transformers (PyTorch)", "decode_transformers", asked, "torch"),
-        Peer("transformers, compiled", "decode_transformers", [*asked, "--compile"], "torch"),
+        Peer("transformers (PyTorch)", "decode_transformers", options, "torch"),
+        Peer("transformers, compiled", "decode_transformers", [*options, "--compile"], "torch"),
     ]

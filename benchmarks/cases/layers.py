@@ -23,35 +23,35 @@ def convolutions(size: str) -> list[Group]:
 
 def _group(mesh: str, size: str, flops: int, peers) -> Group:
     data, model = mesh.split("x")
-    asked = [f"--size={size}", f"--data={data}", f"--model={model}"]
-    return Group(mesh, [*peers(asked, mesh == "1x1"), matmul()], flops, "FLOP")
+    arguments = [f"--size={size}", f"--data={data}", f"--model={model}"]
+    return Group(mesh, [*peers(arguments, mesh == "1x1"), matmul()], flops, "FLOP")
 
 
-def _experts(asked: list[str], on_one_device: bool) -> list[Peer]:
+def _experts(arguments: list[str], on_one_device: bool) -> list[Peer]:
     peers = [
-        Peer("t2tp", "experts_ours", asked),
-        Peer("mesh-tensorflow", "experts_mtf", asked),
+        Peer("t2tp", "experts_ours", arguments),
+        Peer("mesh-tensorflow", "experts_mtf", arguments),
     ]
     if on_one_device:
         peers += [
-            Peer("JAX, jit", "experts_jax", asked, "jax"),
-            Peer("PyTorch, eager", "experts_torch", asked, "torch"),
+            Peer("JAX, jit", "experts_jax", arguments, "jax"),
+            Peer("PyTorch, eager", "experts_torch", arguments, "torch"),
         ]
     else:
-        peers.append(Peer("t2tp, one device", "experts_ours", asked[:1]))
+        peers.append(Peer("t2tp, one device", "experts_ours", arguments[:1]))
     return peers
 
 
-def _convolutions(asked: list[str], on_one_device: bool) -> list[Peer]:
-    peers = [Peer("t2tp", "convolution_ours", asked)]
+def _convolutions(arguments: list[str], on_one_device: bool) -> list[Peer]:
+    peers = [Peer("t2tp", "convolution_ours", arguments)]
     if not on_one_device:
-        return [*peers, Peer("t2tp, one device", "convolution_ours", asked[:1])]
+        return [*peers, Peer("t2tp, one device", "convolution_ours", arguments[:1])]
     return [
         *peers,
-        Peer("t2tp, XLA", "convolution_ours", [*asked, "--xla"]),
-        Peer("plain TensorFlow", "convolution_tf", asked),
-        Peer("plain TensorFlow, XLA", "convolution_tf", [*asked, "--xla"]),
-        Peer("JAX, jit", "convolution_jax", asked, "jax"),
-        Peer("PyTorch, eager", "convolution_torch", asked, "torch"),
-        Peer("PyTorch, compiled", "convolution_torch", [*asked, "--compile"], "torch"),
+        Peer("t2tp, XLA", "convolution_ours", [*arguments, "--xla"]),
+        Peer("plain TensorFlow", "convolution_tf", arguments),
+        Peer("plain TensorFlow, XLA", "convolution_tf", [*arguments, "--xla"]),
+        Peer("JAX, jit", "convolution_jax", arguments, "jax"),
+        Peer("PyTorch, eager", "convolution_torch", arguments, "torch"),
+        Peer("PyTorch, compiled", "convolution_torch", [*arguments, "--compile"], "torch"),
     ]

@@ -13,10 +13,10 @@ MEGABYTES = {"design": 200, "tiny": 2}
 def input_pipeline(size: str) -> list[Group]:
     """Examples/s beside plain tf.data, on data that `make bench-full` generates."""
     batches = 100 if size == "design" else 5
-    asked = [f"--data_dir={DATA_DIR}", f"--batches={batches}"]
+    arguments = [f"--data_dir={DATA_DIR}", f"--batches={batches}"]
     peers = [
-        Peer("t2tp, one thread", "input_pipeline", [*asked, "--what=t2tp"]),
-        Peer("tf.data, all cores", "input_pipeline", [*asked, "--what=tf_data"]),
+        Peer("t2tp, one thread", "input_pipeline", [*arguments, "--what=t2tp"]),
+        Peer("tf.data, all cores", "input_pipeline", [*arguments, "--what=tf_data"]),
     ]
     return [Group("64 x 256 tokens", peers, batches * 64, "examples")]
 
@@ -24,14 +24,14 @@ def input_pipeline(size: str) -> list[Group]:
 def checkpoints(size: str) -> list[Group]:
     """GB/s of saving and restoring, beside a plain copy of a file of that size."""
     megabytes = MEGABYTES[size]
-    asked = [f"--mb={megabytes}"]
+    arguments = [f"--mb={megabytes}"]
     return [
         Group(
             f"{what}, {megabytes} MB",
             [
-                Peer("t2tp", "checkpoint", [*asked, f"--what=t2tp_{what}"]),
-                Peer("tf.train.Checkpoint", "checkpoint", [*asked, f"--what=tf_{what}"]),
-                Peer("copy of a file", "checkpoint", [*asked, "--what=copy"]),
+                Peer("t2tp", "checkpoint", [*arguments, f"--what=t2tp_{what}"]),
+                Peer("tf.train.Checkpoint", "checkpoint", [*arguments, f"--what=tf_{what}"]),
+                Peer("copy of a file", "checkpoint", [*arguments, "--what=copy"]),
             ],
             megabytes * 1e6,
             "bytes",

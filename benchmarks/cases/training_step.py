@@ -27,19 +27,19 @@ def groups(meshes: tuple[tuple[str, str], ...], size: str) -> list[Group]:
 
 def _peers(mesh: str, size: str, dtype: str) -> list[Peer]:
     data, model = map(int, mesh.split("x"))
-    asked = [f"--size={size}", f"--dtype={dtype}", f"--data={data}", f"--model={model}"]
+    arguments = [f"--size={size}", f"--dtype={dtype}", f"--data={data}", f"--model={model}"]
     if data * model == 1:
-        peers = _on_one_device(asked)
+        peers = _on_one_device(arguments)
         if dtype != "float32":
-            peers.append(Peer("t2tp, float32", "ours", asked[:1]))
+            peers.append(Peer("t2tp, float32", "ours", arguments[:1]))
     else:
         count = data * model
-        processes = [*asked, f"--processes={count}"]
+        processes = [*arguments, f"--processes={count}"]
         peers = [
-            Peer("t2tp", "ours", asked),
-            Peer("t2tp, one device", "ours", asked[:2]),
-            Peer("JAX, GSPMD", "jax_gspmd", asked, "jax"),
-            Peer("TF DTensor", "tf_dtensor", asked),
+            Peer("t2tp", "ours", arguments),
+            Peer("t2tp, one device", "ours", arguments[:2]),
+            Peer("JAX, GSPMD", "jax_gspmd", arguments, "jax"),
+            Peer("TF DTensor", "tf_dtensor", arguments),
             Peer(f"PyTorch, {count} processes", "torch_lm", processes, "torch"),
         ]
         if count == 2:  # Each process compiles for itself, at the same time.
@@ -47,22 +47,22 @@ def _peers(mesh: str, size: str, dtype: str) -> list[Peer]:
             peers.append(Peer("PyTorch, 2 processes, compiled", "torch_lm", compiled, "torch"))
     if dtype == "float32":  # mesh-tensorflow's graph below is written in float32.
         peers += [
-            Peer("mesh-tensorflow", "mtf_graph", [*asked, "--engine=placement"]),
-            Peer("its graph, our engine", "mtf_graph", [*asked, "--engine=t2tp"]),
+            Peer("mesh-tensorflow", "mtf_graph", [*arguments, "--engine=placement"]),
+            Peer("its graph, our engine", "mtf_graph", [*arguments, "--engine=t2tp"]),
         ]
     else:
         peers.append(matmul(dtype))
-    return [*peers, Peer("least operations", "bare_step", asked), matmul()]
+    return [*peers, Peer("least operations", "bare_step", arguments), matmul()]
 
 
-def _on_one_device(asked: list[str]) -> list[Peer]:
+def _on_one_device(arguments: list[str]) -> list[Peer]:
     return [
-        Peer("t2tp", "ours", asked),
-        Peer("t2tp, XLA", "ours", [*asked, "--xla"]),
-        Peer("plain TensorFlow", "plain_tf", asked),
-        Peer("plain TensorFlow, XLA", "plain_tf", [*asked, "--xla"]),
-        Peer("Keras 3 on TensorFlow", "keras_lm", asked),
-        Peer("JAX, jit", "jax_gspmd", asked, "jax"),
-        Peer("PyTorch, eager", "torch_lm", asked, "torch"),
-        Peer("PyTorch, compiled", "torch_lm", [*asked, "--compile"], "torch"),
+        Peer("t2tp", "ours", arguments),
+        Peer("t2tp, XLA", "ours", [*arguments, "--xla"]),
+        Peer("plain TensorFlow", "plain_tf", arguments),
+        Peer("plain TensorFlow, XLA", "plain_tf", [*arguments, "--xla"]),
+        Peer("Keras 3 on TensorFlow", "keras_lm", arguments),
+        Peer("JAX, jit", "jax_gspmd", arguments, "jax"),
+        Peer("PyTorch, eager", "torch_lm", arguments, "torch"),
+        Peer("PyTorch, compiled", "torch_lm", [*arguments, "--compile"], "torch"),
     ]

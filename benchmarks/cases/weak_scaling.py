@@ -23,10 +23,10 @@ def groups(size: str) -> list[Group]:
 
 def _group(count: int, size: str) -> Group:
     batch = ROWS_EACH * count
-    asked = [f"--size={size}", f"--batch={batch}", f"--data={count}", f"--processes={count}"]
+    arguments = [f"--size={size}", f"--batch={batch}", f"--data={count}", f"--processes={count}"]
     peers = [
-        Peer("t2tp", "ours", asked),
-        Peer("PyTorch, DDP" if count > 1 else "PyTorch", "torch_lm", asked, "torch"),
+        Peer("t2tp", "ours", arguments),
+        Peer("PyTorch, DDP" if count > 1 else "PyTorch", "torch_lm", arguments, "torch"),
         matmul(),
     ]
     work = dataclasses.replace(SIZES[size], batch=batch).matmul_flops()

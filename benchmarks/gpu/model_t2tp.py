@@ -35,10 +35,10 @@ def load(program: t2tp.Program, sizes: gpt.Sizes, length: int) -> None:
     parts = {"out": "attention/output", "up": "feed_forward/input", "down": "feed_forward/output"}
     for name, shape in gpt.weight_shapes(sizes, length).items():
         layer, _, weight = name.rpartition("/")
-        ours = name
+        name_here = name
         if layer:
-            ours = f"layer_{int(layer):02d}/{parts.get(weight, f'attention/{weight}')}"
-        program.variables[ours].slice_of(0).assign(gpt.initial_value(name, shape))
+            name_here = f"layer_{int(layer):02d}/{parts.get(weight, f'attention/{weight}')}"
+        program.variables[name_here].slice_of(0).assign(gpt.initial_value(name, shape))
 
 
 def peak_bytes() -> int:

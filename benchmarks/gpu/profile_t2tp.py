@@ -26,7 +26,7 @@ KINDS = {
 
 def kernels(directory: Path) -> list[tuple[str, int, int]]:
     """(name, beginning, end) of each kernel, in picoseconds, in the order of time."""
-    found = []
+    records = []
     for path in directory.rglob("*.xplane.pb"):
         space = xplane_pb2.XSpace.FromString(path.read_bytes())
         planes = [plane for plane in space.planes if plane.name.startswith("/device:GPU")]
@@ -37,15 +37,15 @@ def kernels(directory: Path) -> list[tuple[str, int, int]]:
                 for event in line.events:
                     begin = line.timestamp_ns * 1000 + event.offset_ps
                     name = plane.event_metadata[event.metadata_id].name
-                    found.append((name, begin, begin + event.duration_ps))
-    return sorted(found, key=lambda kernel: kernel[1])
+                    records.append((name, begin, begin + event.duration_ps))
+    return sorted(records, key=lambda kernel: kernel[1])
 
 
-def shares(found: list[tuple[str, int, int]]) -> dict[str, float]:
+def shares(records: list[tuple[str, int, int]]) -> dict[str, float]:
     """Share of the time for each kind of kernel; `gaps` is when no kernel ran."""
     time: Counter[str] = Counter()
-    busy_until = found[0][1]
-    for name, begin, end in found:
+    busy_until = records[0][1]
+    for name, begin, end in records:
         kind = next((kind for kind, names in KINDS.items() if names.search(name)), "memory-bound")
         time["gaps"] += max(0, begin - busy_until)
         time[kind] += max(0, end - max(begin, busy_until))

@@ -51,19 +51,19 @@ def has_gpu() -> bool:
         return False
 
 
-def python_of(who: str) -> str:
+def python_of(peer: str) -> str:
     """The Python of a peer's environment, or this one where it has none."""
-    own = HERE.parent / "environments" / ENVIRONMENTS.get(who, "") / "bin" / "python"
-    return str(own) if who in ENVIRONMENTS and own.exists() else sys.executable
+    own = HERE.parent / "environments" / ENVIRONMENTS.get(peer, "") / "bin" / "python"
+    return str(own) if peer in ENVIRONMENTS and own.exists() else sys.executable
 
 
-def ask(who: str, program: str, *arguments: str) -> dict[str, Any]:
+def ask(peer: str, program: str, *arguments: str) -> dict[str, Any]:
     """Runs a program of this directory; what it answers.
 
     Raises:
       FailedError: it failed; with its last words.
     """
-    command = [python_of(who), str(HERE / f"{program}.py"), *arguments]
+    command = [python_of(peer), str(HERE / f"{program}.py"), *arguments]
     environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
     try:
         done = subprocess.run(
@@ -76,13 +76,13 @@ def ask(who: str, program: str, *arguments: str) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def train(who: str, model: str, length: int, batches: Sequence[int], steps: int) -> dict[str, Any]:
+def train(peer: str, model: str, length: int, batches: Sequence[int], steps: int) -> dict[str, Any]:
     """A peer's training, with the largest batch that fits."""
     failures = []
     for batch in batches:
         sized = [f"--model={model}", f"--length={length}", f"--batch={batch}", f"--steps={steps}"]
         try:
-            return {"batch": batch, **ask(who, PEERS[who], *sized), "failures": failures}
+            return {"batch": batch, **ask(peer, PEERS[peer], *sized), "failures": failures}
         except FailedError as error:
             failures.append(f"batch {batch}: {error}")
     raise FailedError(" | ".join(failures))
@@ -118,14 +118,14 @@ def measurements(stages: Sequence[str], on_gpu: bool) -> Iterator[tuple[str, Any
     if "train" in stages:
         jobs += [
             (
-                f"train {model} length {length} {who}",
-                lambda who=who, model=model, length=length, batches=batches: train(
-                    who, model, length, batches, steps
+                f"train {model} length {length} {peer}",
+                lambda peer=peer, model=model, length=length, batches=batches: train(
+                    peer, model, length, batches, steps
                 ),
             )
             for model, lengths in sizes.items()
             for length, batches in lengths.items()
-            for who in PEERS
+            for peer in PEERS
         ]
     if "profile" in stages:
         jobs += [
@@ -147,10 +147,10 @@ def measurements(stages: Sequence[str], on_gpu: bool) -> Iterator[tuple[str, Any
         length, new = (512, 256) if on_gpu else (48, 16)
         jobs += [
             (
-                f"decode {model} batch {batch} {who}",
-                lambda who=who, batch=batch: ask(
-                    who,
-                    DECODERS[who],
+                f"decode {model} batch {batch} {peer}",
+                lambda peer=peer, batch=batch: ask(
+                    peer,
+                    DECODERS[peer],
                     f"--model={model}",
                     f"--batch={batch}",
                     f"--length={length}",
@@ -159,7 +159,7 @@ def measurements(stages: Sequence[str], on_gpu: bool) -> Iterator[tuple[str, Any
                 ),
             )
             for batch in DECODE_BATCHES
-            for who in DECODERS
+            for peer in DECODERS
         ]
     if "tests" in stages:
         jobs.append(("tests", lambda: run_tests(TESTS if on_gpu else TOY_TESTS, on_gpu)))
@@ -180,19 +180,19 @@ def table(figures: dict[str, Any]) -> list[str]:
     lines = []
     if peak:
         lines.append(f"matmul bfloat16: {peak / 1e12:.1f} TFLOP/s")
-    for name, found in figures.items():
+    for name, result in figures.items():
         if name == "matmul" and peak:
             continue
-        if "tokens_per_second" not in found:
-            said = found.get("summary") or found.get("shares") or found.get("failed")
-            lines.append(f"{name}: {str(said)[:300]}")
+        if "tokens_per_second" not in result:
+            text = result.get("summary") or result.get("shares") or result.get("failed")
+            lines.append(f"{name}: {str(text)[:300]}")
             continue
-        rate = found["tokens_per_second"]
-        line = f"{name}: {rate:,.0f} tokens/s, {found['peak_bytes'] / 2**30:.1f} GiB at most"
+        rate = result["tokens_per_second"]
+        line = f"{name}: {rate:,.0f} tokens/s, {result['peak_bytes'] / 2**30:.1f} GiB at most"
         kind, model, *_ = name.split()
         if kind == "train":
             length = int(name.split()[3])
-            line += f", batch {found['batch']}, first loss {found['losses'][0]:.3f}"
+            line += f", batch {result['batch']}, first loss {result['losses'][0]:.3f}"
             if peak:
                 mfu = rate * MODELS[model].flops_per_token(length) / peak
                 line += f", MFU {mfu:.1%} of the matmul rate"
@@ -213,8 +213,8 @@ def main() -> None:
     card = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
     what = subprocess.check_output(card, text=True).strip() if on_gpu else "no GPU: toy sizes"
     figures: dict[str, Any] = {}
-    for name, found in measurements(stages, on_gpu):
-        figures[name] = found
+    for name, result in measurements(stages, on_gpu):
+        figures[name] = result
         Path(args.json).write_text(json.dumps({"device": what, "figures": figures}, indent=1))
         print(f"{name}: done", file=sys.stderr, flush=True)
     print("\n".join([what, *table(figures)]))

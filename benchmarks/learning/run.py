@@ -156,8 +156,8 @@ def report(name: str, directory: Path, args: argparse.Namespace) -> None:
     print(f"  {mesh}, {steps} steps, {minutes:.1f} min")
     figures |= {split: experiments[split].evaluate() for split in case.splits[1:]}
     for split, values in figures.items():
-        said = ", ".join(f"{metric} {value:.4f}" for metric, value in values.items())
-        print(f"  {split}: {said}")
+        metrics = ", ".join(f"{metric} {value:.4f}" for metric, value in values.items())
+        print(f"  {split}: {metrics}")
         for baseline in BASELINES.get(case.problem, ()):
             print(f"  {split}, {baseline(problem, data_dir, split)}", flush=True)
 

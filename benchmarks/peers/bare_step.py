@@ -40,7 +40,7 @@ def with_gradients(dy, x, w):
 def compute(pnum, x, table, scale, *weights):
     layers = [weights[i : i + len(LAYER)] for i in range(0, len(weights), len(LAYER))]
     x = mesh.sum_over_model(x, pnum)  # what was looked up
-    kept = []
+    activations = []
     for wq, wk, wv, out, up, down in layers:
         before, normed = x, x * scale
         q, k, v = (tf.reshape(normed @ w, per_head) for w in (wq, wk, wv))
@@ -50,12 +50,14 @@ def compute(pnum, x, table, scale, *weights):
         hidden_input = x * scale
         hidden = tf.nn.relu(hidden_input @ up)
         x += mesh.sum_over_model(hidden @ down, pnum)
-        kept.append((before, normed, q, k, v, attention, attended, between, hidden_input, hidden))
+        activations.append(
+            (before, normed, q, k, v, attention, attended, between, hidden_input, hidden)
+        )
     normed = x * scale
     d_logits = tf.nn.softmax(tf.matmul(normed, table, transpose_b=True))
     gradients = [tf.matmul(d_logits, normed, transpose_a=True)]
     dx = x * mesh.sum_over_model(d_logits @ table, pnum)
-    for (wq, wk, wv, out, up, down), values in zip(layers[::-1], kept[::-1], strict=True):
+    for (wq, wk, wv, out, up, down), values in zip(layers[::-1], activations[::-1], strict=True):
         before, normed, q, k, v, attention, attended, between, hidden_input, hidden = values
         d_hidden, d_down = with_gradients(dx, hidden, down)
         d_hidden = tf.raw_ops.ReluGrad(gradients=d_hidden, features=hidden)

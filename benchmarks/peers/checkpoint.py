@@ -29,7 +29,7 @@ random = np.random.default_rng(0)
 columns = args.mb * 10**6 // 4 // TENSORS // 1024
 values = {f"w{i}": random.standard_normal((1024, columns), np.float32) for i in range(TENSORS)}
 variables = {name: tf.Variable(value) for name, value in values.items()}
-slices = [checkpoint.Slice.whole(n, v.shape, tf.float32) for n, v in variables.items()]
+slices = [checkpoint.Slice.full(n, v.shape, tf.float32) for n, v in variables.items()]
 numbers = itertools.count()
 
 

@@ -24,22 +24,22 @@ def choices(probabilities):
     chosen = jax.nn.one_hot(experts, E, dtype=jnp.int32)  # [batch, length, 2, E]
     before = jnp.cumsum(chosen, 1) - chosen
     before = before.at[:, :, 1].add(chosen[:, :, 0].sum(1, keepdims=True))
-    place = (before * chosen).sum(-1)
-    return jnp.where(place < C, experts * C + place, E * C), gates
+    position = (before * chosen).sum(-1)
+    return jnp.where(position < C, experts * C + position, E * C), gates
 
 
 def loss_fn(weights):
     probabilities = jax.nn.softmax(inputs @ weights["router"])
-    places, gates = choices(probabilities)
+    positions, gates = choices(probabilities)
     rows = jnp.arange(layer.batch)[:, None]
     sent = jnp.zeros([layer.batch, E * C + 1, layer.d_model])
     for k in range(2):
-        sent = sent.at[rows, places[:, :, k]].set(inputs)
+        sent = sent.at[rows, positions[:, :, k]].set(inputs)
     sent = sent[:, :-1].reshape(layer.batch, E, C, -1)
     hidden = jax.nn.relu(jnp.einsum("becd,edf->becf", sent, weights["up"]))
-    made = jnp.einsum("becf,efd->becd", hidden, weights["down"]).reshape(layer.batch, E * C, -1)
-    made = jnp.pad(made, ((0, 0), (0, 1), (0, 0)))
-    y = sum(made[rows, places[:, :, k]] * gates[:, :, k, None] for k in range(2))
+    outputs = jnp.einsum("becf,efd->becd", hidden, weights["down"]).reshape(layer.batch, E * C, -1)
+    outputs = jnp.pad(outputs, ((0, 0), (0, 1), (0, 0)))
+    y = sum(outputs[rows, positions[:, :, k]] * gates[:, :, k, None] for k in range(2))
     return jnp.mean(jnp.square(y - targets))
 
 

@@ -38,8 +38,8 @@ def loss_fn():
     for expert in range(layer.experts):
         token, choice = torch.where(experts == expert)
         hidden = F.relu(tokens[token] @ weights["up"][expert])
-        made = hidden @ weights["down"][expert]
-        y = y.index_add(0, token, made * gates[token, choice, None])
+        outputs = hidden @ weights["down"][expert]
+        y = y.index_add(0, token, outputs * gates[token, choice, None])
     return F.mse_loss(y, targets.flatten(0, 1))
 
 

@@ -18,7 +18,7 @@ from t2tp.hparams.base import base_hparams
 from t2tp.layers import variables
 from t2tp.layers.dropout import Dropout
 from t2tp.layers.embedding import Embedding
-from t2tp.models.autoregressive import AutoregressiveModel, State, previous_tokens
+from t2tp.models.autoregressive import AutoregressiveModel, DecodeState, previous_tokens
 from t2tp.models.losses import predicted, with_metrics
 from t2tp.models.model import LossOutput, vocab_of
 from t2tp.ops.scatter_update import scatter_update
@@ -66,7 +66,9 @@ class NgramLm(AutoregressiveModel):
         mtf.scalar_summary("hardest_token", mtf.reduce_max(nats * weights))
         return with_metrics(out, {"surprise_count": mtf.reduce_sum(is_surprise * weights)})
 
-    def begin(self, mesh: Mesh, features: Mapping[str, mtf.Tensor], length: mtf.Dimension) -> State:
+    def prefill(
+        self, mesh: Mesh, features: Mapping[str, mtf.Tensor], length: mtf.Dimension
+    ) -> DecodeState:
         """Returns the state: the token before each position."""
         prefix = self.prefix_of(features)
         dim = prefix.shape.dims[-1]
@@ -74,9 +76,9 @@ class NgramLm(AutoregressiveModel):
         padded = mtf.pad(before, [0, length.size - dim.size], dim.name)
         return {"before": mtf.rename_dimension(padded, dim.name, length.name)}
 
-    def step(
-        self, mesh: Mesh, tokens: mtf.Tensor, positions: mtf.Tensor, state: State
-    ) -> tuple[mtf.Tensor, State]:
+    def decode_step(
+        self, mesh: Mesh, tokens: mtf.Tensor, positions: mtf.Tensor, state: DecodeState
+    ) -> tuple[mtf.Tensor, DecodeState]:
         """Returns the logits of the token at each row's position."""
         length = state["before"].shape.dims[-1]
         before = scatter_update(

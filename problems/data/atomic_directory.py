@@ -105,9 +105,9 @@ def _begin(partial: Path, plan: str) -> None:
     written = partial / PLAN_FILE
     if written.is_file() and written.read_text(encoding="utf-8") == plan:
         logging.info("going on with what an interrupted run left in %s", partial)
-        for place, directories, _ in os.walk(partial):
-            remove_unfinished(place)
-            if Path(place) == partial and _SCRATCH in directories:
+        for directory_path, directories, _ in os.walk(partial):
+            remove_unfinished(directory_path)
+            if Path(directory_path) == partial and _SCRATCH in directories:
                 directories.remove(_SCRATCH)
         return
     shutil.rmtree(partial, ignore_errors=True)

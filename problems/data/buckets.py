@@ -45,15 +45,15 @@ class BucketedStream:
 
     def __getitem__(self, step: int) -> Batch:
         """Returns the batch of this step, counted from 0."""
-        epoch, place = divmod(checked_step(step), self.batches_per_epoch)
+        epoch, offset = divmod(checked_step(step), self.batches_per_epoch)
         count = self.batches_per_epoch
-        batch = int(permute(np.array([place]), count, "batches", self._seed, epoch)[0])
+        batch = int(permute(np.array([offset]), count, "batches", self._seed, epoch)[0])
         bucket = int(np.searchsorted(self._first, batch, side="right")) - 1
         source, rows = self._buckets[bucket]
-        places = (batch - self._first[bucket]) * rows + np.arange(rows)
+        positions = (batch - self._first[bucket]) * rows + np.arange(rows)
         examples = np.full(rows, EMPTY, np.int64)
-        real = places < len(source)
-        examples[real] = permute(places[real], len(source), "bucket", self._seed, epoch, bucket)
+        real = positions < len(source)
+        examples[real] = permute(positions[real], len(source), "bucket", self._seed, epoch, bucket)
         return Batch(source, examples)
 
     def shapes(self) -> list[dict[str, tuple[int, ...]]]:

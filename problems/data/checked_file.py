@@ -57,14 +57,14 @@ class CheckedFile:
         verify their blocks would read megabytes. The result is right if the numbers on both sides
         of it are, and these are verified.
         """
-        found = self._array.searchsorted(values, side="right")
+        indices = self._array.searchsorted(values, side="right")
         if self._some_unchecked:
             last = len(self) - 1
-            below, above = self[np.maximum(found - 1, 0)], self[np.minimum(found, last)]
-            is_right = ((found == 0) | (below <= values)) & ((found > last) | (above > values))
+            below, above = self[np.maximum(indices - 1, 0)], self[np.minimum(indices, last)]
+            is_right = ((indices == 0) | (below <= values)) & ((indices > last) | (above > values))
             if not is_right.all():  # a damaged block misled the search: find it
                 self.whole()
-        return found
+        return indices
 
     def whole(self) -> np.ndarray:
         """Returns all numbers."""
@@ -102,8 +102,8 @@ class CheckedFile:
         """Verifies blocks; `contents` are the bytes of the file from the block `first` on."""
         for block in blocks.tolist():
             begin = block * self._block_bytes
-            place = begin - first * self._block_bytes
-            piece = memoryview(contents)[place : place + self._block_bytes]
+            offset = begin - first * self._block_bytes
+            piece = memoryview(contents)[offset : offset + self._block_bytes]
             if zlib.crc32(piece) != self._crc32[block]:
                 raise DamagedDataError(
                     f"{self._path} is damaged: its bytes {begin:,} to {begin + len(piece) - 1:,} "

@@ -54,10 +54,13 @@ class Column:
         """Returns the number of examples."""
         return int(self._first_example[-1])
 
-    def values(self, places: np.ndarray) -> np.ndarray:
+    def values(self, positions: np.ndarray) -> np.ndarray:
         """Returns the values at positions, integers in range(size), of any shape."""
         return self._over_shards(
-            places, self._first_value, self.dtype, lambda shard, inside: self._values[shard][inside]
+            positions,
+            self._first_value,
+            self.dtype,
+            lambda shard, inside: self._values[shard][inside],
         )
 
     def offsets(self, examples: np.ndarray) -> np.ndarray:
@@ -145,11 +148,11 @@ class Column:
         if len(self._values) == 1:
             return take(0, numbers)
         shards = np.searchsorted(first, numbers, side="right") - 1
-        taken = np.empty(np.shape(numbers), dtype)
+        result = np.empty(np.shape(numbers), dtype)
         for shard in np.unique(shards).tolist():
-            here = shards == shard
-            taken[here] = take(shard, numbers[here] - first[shard])
-        return taken
+            in_shard = shards == shard
+            result[in_shard] = take(shard, numbers[in_shard] - first[shard])
+        return result
 
 
 def open_columns(

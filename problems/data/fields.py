@@ -74,7 +74,7 @@ class TokenField:
     def read(self, rows: np.ndarray, parts: tuple[slice, ...]) -> np.ndarray:
         """Reads columns of rows."""
         length = self.shape[0]
-        counts, examples = self._plan.of(rows)
+        counts, examples = self._plan.examples_of(rows)
         begins = self._column.offsets(examples)
         sizes = np.minimum(self._column.offsets(examples + 1) - begins, length)
         # Tokens are numbered through all rows; `before` counts those of earlier examples.
@@ -111,7 +111,7 @@ def fill_rows(
         int32 [rows, length].
     """
     filled = np.zeros((len(begins), length), INT)
-    places = np.arange(length)
+    positions = np.arange(length)
     for row, begin, end in zip(filled, begins.tolist(), ends.tolist(), strict=True):
         size = end - begin
         if kind == "tokens":
@@ -119,9 +119,9 @@ def fill_rows(
             continue
         lengths = column.span_lengths(begin, end)
         if kind == "segmentation":
-            row[:size] = places[: len(lengths)].repeat(lengths) + 1
+            row[:size] = positions[: len(lengths)].repeat(lengths) + 1
         else:
-            row[:size] = places[:size] - (lengths.cumsum() - lengths).repeat(lengths)
+            row[:size] = positions[:size] - (lengths.cumsum() - lengths).repeat(lengths)
     return filled
 
 
@@ -152,7 +152,7 @@ class NumberField:
 
     def read(self, rows: np.ndarray, parts: tuple[slice, ...]) -> np.ndarray:
         """Reads the numbers of rows."""
-        counts, examples = self._plan.of(rows)
+        counts, examples = self._plan.examples_of(rows)
         numbers = np.zeros(len(rows), INT)
         numbers[counts > 0] = self._column.values(self._column.offsets(examples))
         return numbers

@@ -179,9 +179,9 @@ class Manifest:
         Raises:
             DamagedDataError: a file is missing or changed; names it.
         """
-        for name, wanted in self.files.items():
-            is_read = name.endswith(CHECKS_END) or wanted.bytes <= _SMALL_BYTES
-            check_file(directory / name, wanted, read_up_to=wanted.bytes if is_read else 0)
+        for name, state in self.files.items():
+            is_read = name.endswith(CHECKS_END) or state.bytes <= _SMALL_BYTES
+            check_file(directory / name, state, read_up_to=state.bytes if is_read else 0)
 
     def check_contents(self, directory: Path, num_workers: int, what: str) -> None:
         """Checks the contents of every file, whatever its size.
@@ -194,21 +194,21 @@ class Manifest:
         Raises:
             DamagedDataError: a file is missing or changed; names it.
         """
-        total = sum(wanted.bytes for wanted in self.files.values())
-        done = 0
+        total = sum(file_state.bytes for file_state in self.files.values())
+        bytes_done = 0
 
         def check_one(name: str) -> int:
-            wanted = self.files[name]
-            check_file(directory / name, wanted, read_up_to=wanted.bytes)
-            return wanted.bytes
+            state = self.files[name]
+            check_file(directory / name, state, read_up_to=state.bytes)
+            return state.bytes
 
         with (
             ProgressBar(total, f"checking the bytes of {what}") as progress,
             ThreadPoolExecutor(num_workers) as pool,
         ):
-            for read in pool.map(check_one, self.files):
-                done += read
-                progress.show(done)
+            for num_bytes in pool.map(check_one, self.files):
+                bytes_done += num_bytes
+                progress.show(bytes_done)
 
     def digest(self) -> str:
         """Returns a SHA-256 that identifies the data, whatever their origin."""
@@ -226,8 +226,8 @@ class Manifest:
         )
 
     def _overlap(self, split: str) -> str:
-        found = self.overlaps.get(split, {})
-        return "".join(f", {count:,} of them in {other} too" for other, count in found.items())
+        overlap = self.overlaps.get(split, {})
+        return "".join(f", {count:,} of them in {other} too" for other, count in overlap.items())
 
 
 def write_options(directory: Path, options: Mapping[str, Any]) -> None:
@@ -246,12 +246,12 @@ def read_options(directory: Path) -> dict[str, Any]:
     return options if isinstance(options, dict) else {}
 
 
-def check_file(path: Path, wanted: FileState, read_up_to: int) -> None:
+def check_file(path: Path, expected: FileState, read_up_to: int) -> None:
     """Checks that a file is as it was written.
 
     Args:
         path: the file.
-        wanted: its state when it was written.
+        expected: its state when it was written.
         read_up_to: of larger files only the size is compared.
 
     Raises:
@@ -260,12 +260,12 @@ def check_file(path: Path, wanted: FileState, read_up_to: int) -> None:
     if not path.is_file():
         raise DamagedDataError(f"{path} is missing")
     size = path.stat().st_size
-    if size != wanted.bytes:
-        raise DamagedDataError(f"{path} has {size} bytes, {wanted.bytes} were written")
-    if size <= read_up_to and FileState.from_file(path) != wanted:
+    if size != expected.bytes:
+        raise DamagedDataError(f"{path} has {size} bytes, {expected.bytes} were written")
+    if size <= read_up_to and FileState.from_file(path) != expected:
         raise DamagedDataError(
             f"{path} is not the file that the rest of the data was made with: "
-            f"its SHA-256 is not {wanted.sha256}"
+            f"its SHA-256 is not {expected.sha256}"
         )
 
 

@@ -62,10 +62,10 @@ class ConcatenatedSource:
     def read(self, feature: str, examples: np.ndarray, parts: tuple[slice, ...]) -> np.ndarray:
         """Reads a feature of examples; see `ExampleSource.read`."""
         # Empty rows are read from the first source.
-        which = np.maximum(np.searchsorted(self.first, examples, side="right") - 1, 0)
+        source_index = np.maximum(np.searchsorted(self.first, examples, side="right") - 1, 0)
         values = None
-        for number in np.unique(which).tolist():
-            rows = which == number
+        for number in np.unique(source_index).tolist():
+            rows = source_index == number
             inside = np.where(examples == EMPTY, EMPTY, examples - self.first[number])
             read = self.sources[number].read(feature, inside[rows], parts)
             if values is None:
@@ -121,15 +121,15 @@ class MixtureStream:
         stage = max(n for n, each in enumerate(self._schedule) if each.step <= step)
         since = (step - self._schedule[stage].step) * self._batch_size
         problem, before = self._sampled(stage, since + np.arange(self._batch_size))
-        place = self._before[stage][problem] + before
+        positions = self._before[stage][problem] + before
         examples = np.empty(self._batch_size, np.int64)
         for number, source in enumerate(self._source.sources):
-            here = problem == number
-            if here.any():
+            is_chosen = problem == number
+            if is_chosen.any():
                 # Problems of the same size would have the same order without separate keys.
                 key = (self._seed,) if self._data_order == 1 else (self._seed, number)
-                own = shuffled(place[here], len(source), "epoch", *key)
-                examples[here] = own + self._source.first[number]
+                own_examples = shuffled(positions[is_chosen], len(source), "epoch", *key)
+                examples[is_chosen] = own_examples + self._source.first[number]
         return Batch(self._source, examples)
 
     def shapes(self) -> list[dict[str, tuple[int, ...]]]:
@@ -143,10 +143,10 @@ class MixtureStream:
         blocks, inside = np.divmod(rows, size)
         problem, before = np.empty_like(rows), np.empty_like(rows)
         for block in np.unique(blocks).tolist():
-            here = blocks == block
+            in_block = blocks == block
             of_block, before_in_block = self._block(stage, block)
-            problem[here] = of_block[inside[here]]
-            before[here] = before_in_block[inside[here]]
+            problem[in_block] = of_block[inside[in_block]]
+            before[in_block] = before_in_block[inside[in_block]]
         return problem, before + blocks * parts[problem]
 
     def _block(self, stage: int, block: int) -> tuple[np.ndarray, np.ndarray]:
@@ -166,6 +166,6 @@ class MixtureStream:
     def _rows_of(self, stage: int, rows: int) -> np.ndarray:
         """Counts the rows of each problem among the first of a stage: int64 [problems]."""
         parts = np.array(self._schedule[stage].parts)
-        whole, rest = divmod(rows, int(parts.sum()))
-        problem, _ = self._block(stage, whole)
-        return whole * parts + np.bincount(problem[:rest], minlength=len(parts))
+        num_blocks, rest = divmod(rows, int(parts.sum()))
+        problem, _ = self._block(stage, num_blocks)
+        return num_blocks * parts + np.bincount(problem[:rest], minlength=len(parts))

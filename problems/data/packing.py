@@ -63,9 +63,9 @@ class PackedWindows:
         kind = _KINDS[feature]
         if kind == "tokens" or self._separate:
             return fill_rows(self._column, begins, ends, self._length, kind)[:, parts[0]]
-        place = np.arange(self._length)[parts[0]]
-        values = np.ones_like(place) if kind == "segmentation" else place
-        return np.where(place < (ends - begins)[:, None], values, 0).astype(INT)
+        positions = np.arange(self._length)[parts[0]]
+        values = np.ones_like(positions) if kind == "segmentation" else positions
+        return np.where(positions < (ends - begins)[:, None], values, 0).astype(INT)
 
     def count_bytes(self, examples: np.ndarray) -> int:
         """Returns the UTF-8 length of the text of windows."""

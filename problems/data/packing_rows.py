@@ -22,12 +22,12 @@ _TOGETHER = 1 << 19
 
 
 def next_fit(
-    found: Iterable[Piece], length: int, average: float
+    pieces: Iterable[Piece], length: int, average: float
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Packs examples in order; a row ends at the first that does not fit or is skipped."""
     del average
     first, lengths, fits = 0, np.empty((0, 0), np.int64), np.empty(0, bool)
-    for begin, more, more_fit in found:
+    for begin, more, more_fit in pieces:
         if not len(fits):
             first, lengths, fits = begin, more, more_fit
         else:
@@ -72,7 +72,7 @@ def _contiguous(first: int, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def first_fit_decreasing(
-    found: Iterable[Piece], length: int, average: float
+    pieces: Iterable[Piece], length: int, average: float
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Packs windows of consecutive examples: the longest first, each into the first row with room.
 
@@ -80,22 +80,22 @@ def first_fit_decreasing(
     the steps within a window are sequential.
 
     Args:
-        found: pieces of the examples.
+        pieces: pieces of the examples.
         length: of a row.
         average: length of the examples, which determines the number of examples in a window.
     """
     per_row = max(1.0, length / max(1.0, average))
     window = min(1 << int(np.ceil(np.log2(_ROWS_OF_WINDOW * per_row))), _MAX_WINDOW)
-    together = max(1, _TOGETHER // window) * window
+    chunk = max(1, _TOGETHER // window) * window
     waiting = np.empty(0, np.int64)
     lengths = None
-    for first, more, fits in found:
+    for first, more, fits in pieces:
         waiting = np.concatenate([waiting, first + np.flatnonzero(fits)])
         more = more[:, fits]
         lengths = more if lengths is None else np.concatenate([lengths, more], axis=1)
-        while len(waiting) >= together:
-            yield _packed_windows(waiting[:together], lengths[:, :together], window, length)
-            waiting, lengths = waiting[together:], lengths[:, together:]
+        while len(waiting) >= chunk:
+            yield _packed_windows(waiting[:chunk], lengths[:, :chunk], window, length)
+            waiting, lengths = waiting[chunk:], lengths[:, chunk:]
     if lengths is not None and len(waiting):
         yield _packed_windows(waiting, lengths, window, length)
 
@@ -124,16 +124,16 @@ def _rows_of_windows(lengths: np.ndarray, length: int) -> np.ndarray:
     free = [np.full((windows, count), length, np.int32) for _ in range(columns)]
     chosen = np.empty((count, windows), np.int64)
     each = np.arange(windows)
-    used = 0
+    num_rows = 0
     for rank, row in enumerate(chosen):
         # One row more than any window has used, so that there is always room.
-        has_room = free[0][:, : used + 1] >= needed[0][rank][:, None]
+        has_room = free[0][:, : num_rows + 1] >= needed[0][rank][:, None]
         for room, need in zip(free[1:], needed[1:], strict=True):
-            has_room &= room[:, : used + 1] >= need[rank][:, None]
+            has_room &= room[:, : num_rows + 1] >= need[rank][:, None]
         has_room.argmax(1, out=row)
         for room, need in zip(free, needed, strict=True):
             room[each, row] -= need[rank]
-        used = max(used, int(row.max()) + 1)
+        num_rows = max(num_rows, int(row.max()) + 1)
     rows = np.empty((windows, count), np.int64)
     np.put_along_axis(rows, order, chosen.T, axis=1)
     return rows

@@ -39,11 +39,11 @@ class PixelField:
     def read(self, rows: np.ndarray, parts: tuple[slice, ...]) -> np.ndarray:
         """Reads slices of the images of rows."""
         size = int(np.prod(self.shape))
-        whole = np.zeros((len(rows), *self.shape), np.uint8)
-        for place, row in enumerate(rows.tolist()):
+        images = np.zeros((len(rows), *self.shape), np.uint8)
+        for index, row in enumerate(rows.tolist()):
             if row != EMPTY:
-                whole[place] = self._column.span(row * size, (row + 1) * size).reshape(self.shape)
-        return finish(whole[(slice(None), *parts)], self._scale)
+                images[index] = self._column.span(row * size, (row + 1) * size).reshape(self.shape)
+        return finish(images[(slice(None), *parts)], self._scale)
 
 
 class EncodedPixelField:
@@ -65,15 +65,15 @@ class EncodedPixelField:
 
     def read(self, rows: np.ndarray, parts: tuple[slice, ...]) -> np.ndarray:
         """Reads slices of the images of rows; decodes the full images."""
-        whole = np.zeros((len(rows), *self.shape), np.uint8)
+        images = np.zeros((len(rows), *self.shape), np.uint8)
 
-        def decode(place: int) -> None:
-            if rows[place] != EMPTY:
-                whole[place] = self._decode(self._column.example(int(rows[place])).tobytes())
+        def decode(index: int) -> None:
+            if rows[index] != EMPTY:
+                images[index] = self._decode(self._column.example(int(rows[index])).tobytes())
 
         # Pillow releases the GIL while it decodes, so that threads run in parallel.
         deque(_decoders().map(decode, range(len(rows))), maxlen=0)
-        return finish(whole[(slice(None), *parts)], self._scale)
+        return finish(images[(slice(None), *parts)], self._scale)
 
 
 @cache

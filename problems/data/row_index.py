@@ -132,27 +132,27 @@ def _keep(path: Path, examples: int, make: Callable[[IndexWriter], None]) -> Non
     have mapped it, and over a network a mapped file that is deleted is lost.
     """
     logging.info("making the index %s", path)
-    own = path.with_name(f".{path.name}.{platform.node()}")
-    shutil.rmtree(own, ignore_errors=True)  # of a process that was killed
-    own.mkdir()
+    own_path = path.with_name(f".{path.name}.{platform.node()}")
+    shutil.rmtree(own_path, ignore_errors=True)  # of a process that was killed
+    own_path.mkdir()
     try:
-        _write(own, examples, make)
-        atomic_directory.flush(own)
-        _give_name(own, path)
+        _write(own_path, examples, make)
+        atomic_directory.flush(own_path)
+        _give_name(own_path, path)
     finally:
-        shutil.rmtree(own, ignore_errors=True)
+        shutil.rmtree(own_path, ignore_errors=True)
 
 
-def _give_name(own: Path, path: Path) -> None:
+def _give_name(own_path: Path, path: Path) -> None:
     """Renames an index, unless another host's exists by now."""
     try:
-        own.rename(path)
+        own_path.rename(path)
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
         if not _is_complete(path):  # damaged
             shutil.rmtree(path)
-            own.rename(path)
+            own_path.rename(path)
 
 
 def _temporary(examples: int, make: Callable[[IndexWriter], None]) -> Index:

@@ -231,7 +231,7 @@ def padding_share(texts: Texts, plan: RowPlan, length: int) -> float:
     """Returns the fraction of the rows' positions that are padding."""
     tokens = 0
     for begin, end in pieces(len(plan), _PIECE):
-        _, examples = plan.of(np.arange(begin, end))
+        _, examples = plan.examples_of(np.arange(begin, end))
         for column in texts.columns.values():
             tokens += int((column.offsets(examples + 1) - column.offsets(examples)).sum())
     return 1 - tokens / (len(texts.columns) * len(plan) * length)

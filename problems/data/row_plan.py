@@ -29,7 +29,7 @@ class RowPlan:
         """Returns the number of rows."""
         return self._rows
 
-    def of(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def examples_of(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns the examples of rows.
 
         Args:

@@ -56,7 +56,7 @@ def text_of(sample: Sample, name: str) -> str:
     """
     text = sample[name]
     if not isinstance(text, str):
-        shown = repr(text)
-        shown = shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}..."
-        raise ValueError(f"{name!r} is {shown} ({type(text).__name__}), and must be a text (str)")
+        quoted = repr(text)
+        quoted = quoted if len(quoted) <= _SHOWN else f"{quoted[:_SHOWN]}..."
+        raise ValueError(f"{name!r} is {quoted} ({type(text).__name__}), and must be a text (str)")
     return text

@@ -156,22 +156,22 @@ def batch_shapes(source: ExampleSource, batch_size: int) -> dict[str, tuple[int,
     return {name: (batch_size, *source.shape(name)) for name in source.features}
 
 
-def shuffled(places: np.ndarray, size: int, *key: int | str) -> np.ndarray:
+def shuffled(positions: np.ndarray, size: int, *key: int | str) -> np.ndarray:
     """Returns the example at each position of an endless shuffle.
 
     Args:
-        places: int64 [any shape], positions from the beginning of the first epoch.
+        positions: int64 [any shape], positions from the beginning of the first epoch.
         size: number of examples; each epoch has every one once, in a different order.
         *key: identifies the shuffle.
 
     Returns:
-        int64 of the shape of `places`.
+        int64 of the shape of `positions`.
     """
-    examples = np.empty(np.shape(places), np.int64)
-    epochs = places // size
+    examples = np.empty(np.shape(positions), np.int64)
+    epochs = positions // size
     for epoch in np.unique(epochs).tolist():
-        here = epochs == epoch
-        examples[here] = permute(places[here] % size, size, *key, epoch)
+        in_epoch = epochs == epoch
+        examples[in_epoch] = permute(positions[in_epoch] % size, size, *key, epoch)
     return examples
 
 
@@ -190,8 +190,8 @@ class ShuffledStream:
 
     def __getitem__(self, step: int) -> Batch:
         """Returns the batch of this step, counted from 0."""
-        places = checked_step(step) * self._batch_size + np.arange(self._batch_size)
-        examples = shuffled(places, self.examples_per_epoch, "epoch", self._seed)
+        positions = checked_step(step) * self._batch_size + np.arange(self._batch_size)
+        examples = shuffled(positions, self.examples_per_epoch, "epoch", self._seed)
         return Batch(self._source, examples)
 
     def shapes(self) -> list[dict[str, tuple[int, ...]]]:

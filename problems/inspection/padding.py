@@ -45,8 +45,8 @@ def _of_rows(texts: Texts, arranged: bool) -> str:
     names = ("padded", "packed", "bucketed") if arranged else ("padded",)
     table = [[f"padding in rows of a length, in {texts.split}", *names, "left out"]]
     # A length that holds nearly all.
-    most = 1 << max(4, int(np.percentile(lengths, 99)).bit_length())
-    for length in (most, 2 * most, 4 * most):
+    base_length = 1 << max(4, int(np.percentile(lengths, 99)).bit_length())
+    for length in (base_length, 2 * base_length, 4 * base_length):
         shares = [padding_share(texts, one_per_row(texts, length), length)]
         if arranged:
             shares.append(padding_share(texts, pack(texts, length, DATA_ORDER), length))

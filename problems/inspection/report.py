@@ -28,8 +28,8 @@ def inspect(problem: Problem, data_dir: AnyPath) -> str:
     """
     manifest = problem.check_prepared(data_dir)
     if isinstance(problem, Mixture):
-        inside = problem.parts_dir(data_dir)
-        return "\n\n".join(inspect(part, inside) for part in problem.parts)
+        parts_dir = problem.parts_dir(data_dir)
+        return "\n\n".join(inspect(part, parts_dir) for part in problem.parts)
     parts = [f"{problem.name}\n{manifest.summary()}"]
     split = problem.splits[0]
     columns = problem.stored(data_dir, split)
@@ -81,5 +81,5 @@ def _histogram(lengths: np.ndarray) -> str:
         for low, high, number in zip([0, *edges], edges, counts, strict=False)
         if number
     ]
-    average, largest = lengths.mean(), lengths.max()
-    return "\n".join([*lines, f"  {average:,.1f} on average, {largest:,} at most"])
+    average, longest = lengths.mean(), lengths.max()
+    return "\n".join([*lines, f"  {average:,.1f} on average, {longest:,} at most"])

@@ -66,9 +66,11 @@ class OpenSamples:
             self._opened[split] = open_samples(self._problem, split, self._directory, self.scratch)
         return self._opened[split]
 
-    def inside(self, part: Preparable, home: Path) -> OpenSamples:
+    def inside(self, part: Preparable, directory: Path) -> OpenSamples:
         """Returns the samples of a problem of a mixture; see `parts_in`."""
-        return self._inside.setdefault(home, OpenSamples(part, home, self.scratch, self.settings))
+        return self._inside.setdefault(
+            directory, OpenSamples(part, directory, self.scratch, self.settings)
+        )
 
 
 def open_samples(problem: Preparable, split: str, directory: Path, tmp_dir: Path) -> Samples:

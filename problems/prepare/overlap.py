@@ -28,8 +28,8 @@ def report_overlaps(name: str, stored: Mapping[str, Split]) -> dict[str, dict[st
         name: of the problem.
         stored: the columns of each split, in one or several parts.
     """
-    found = overlaps(stored)
-    for split, counts in found.items():
+    overlap_counts = overlaps(stored)
+    for split, counts in overlap_counts.items():
         total = sum(len(next(iter(part.values()))) for part in stored[split])
         for other, count in counts.items():
             logging.warning(
@@ -41,7 +41,7 @@ def report_overlaps(name: str, stored: Mapping[str, Split]) -> dict[str, dict[st
                 split,
                 other,
             )
-    return found
+    return overlap_counts
 
 
 def overlaps(splits: Mapping[str, Split]) -> dict[str, dict[str, int]]:
@@ -55,20 +55,22 @@ def overlaps(splits: Mapping[str, Split]) -> dict[str, dict[str, int]]:
         zero.
     """
     (train, columns), *held_out = splits.items()
-    kept = {split: np.sort(np.concatenate([*_all_digests(parts)])) for split, parts in held_out}
-    in_train = {split: np.zeros(len(digests), bool) for split, digests in kept.items()}
-    for digests in _all_digests(columns) if kept else ():
-        for split, known in kept.items():
+    held_out_digests = {
+        split: np.sort(np.concatenate([*_all_digests(parts)])) for split, parts in held_out
+    }
+    in_train = {split: np.zeros(len(digests), bool) for split, digests in held_out_digests.items()}
+    for digests in _all_digests(columns) if held_out_digests else ():
+        for split, known in held_out_digests.items():
             in_train[split] |= np.isin(known, digests)
-    found: dict[str, dict[str, int]] = {}
+    overlap_counts: dict[str, dict[str, int]] = {}
     before: dict[str, np.ndarray] = {}
-    for split, known in kept.items():
+    for split, known in held_out_digests.items():
         counts = {train: int(in_train[split].sum())}
         counts |= {other: int(np.isin(known, digests).sum()) for other, digests in before.items()}
         if any(counts.values()):
-            found[split] = {other: count for other, count in counts.items() if count}
+            overlap_counts[split] = {other: count for other, count in counts.items() if count}
         before[split] = known
-    return found
+    return overlap_counts
 
 
 def _all_digests(parts: Split) -> Iterable[np.ndarray]:
@@ -102,9 +104,9 @@ def _add_column(digests: np.ndarray, column: Column, offsets: np.ndarray, number
         values = column.span(low, high).astype(np.uint64)
         # The examples with values in this range; the first and last may extend beyond it.
         first, last = np.searchsorted(offsets, (low, high - 1), side="right") - 1
-        here = offsets[first : last + 1]
-        edges = np.maximum(here, low)
+        begins = offsets[first : last + 1]
+        edges = np.maximum(begins, low)
         lengths = np.diff(edges, append=high)
-        places = np.arange(low, high) - np.repeat(here, lengths)
-        numbers = mix(values ^ mix(places.astype(np.uint64) ^ salt))
+        positions = np.arange(low, high) - np.repeat(begins, lengths)
+        numbers = mix(values ^ mix(positions.astype(np.uint64) ^ salt))
         digests[first : last + 1][lengths > 0] += np.add.reduceat(numbers, edges[lengths > 0] - low)

@@ -37,13 +37,13 @@ def plan_of(problem: Preparable, settings: GenerationSettings, beside: bool) -> 
 
 def versions() -> dict[str, str]:
     """Returns the versions of the packages that affect the data."""
-    found = {}
+    version_of = {}
     for package in _PACKAGES:
         try:
-            found[package] = version(package)
+            version_of[package] = version(package)
         except PackageNotFoundError:  # an optional package that was not used
             continue
-    return found
+    return version_of
 
 
 def code_digest(kind: type, beside: bool) -> str:

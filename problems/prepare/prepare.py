@@ -144,8 +144,8 @@ def _make_shards(
     _report_skipped(problem, sizes, _bad_samples(directory))
     columns = problem.columns(directory)
     stored = {
-        split: [open_columns(directory, split, made.shards, columns)]
-        for split, made in sizes.items()
+        split: [open_columns(directory, split, split_sizes.shards, columns)]
+        for split, split_sizes in sizes.items()
     }
     provenance = problem.provenance(directory, samples.scratch)
     return _Contents(vocabulary, provenance, columns, sizes, stored, files)
@@ -159,18 +159,18 @@ def _fill_parts(
     samples: OpenSamples,
 ) -> _Contents:
     """Makes the data of each problem of a mixture, with the common vocabulary."""
-    inside = []
-    for home, part in parts.items():
-        inside.append(_fill(part, home, samples.inside(part, home)))
-        _write_manifest(part, home, inside[-1])
-    splits = {split: [each.splits[split] for each in inside] for split in problem.splits}
+    contents = []
+    for part_dir, part in parts.items():
+        contents.append(_fill(part, part_dir, samples.inside(part, part_dir)))
+        _write_manifest(part, part_dir, contents[-1])
+    splits = {split: [each.splits[split] for each in contents] for split in problem.splits}
     return _Contents(
         vocabulary,
         problem.provenance(directory, samples.scratch),
-        inside[0].columns,
+        contents[0].columns,
         {split: sum(rest, first) for split, (first, *rest) in splits.items()},
         {
-            split: [columns for each in inside for columns in each.stored[split]]
+            split: [columns for each in contents for columns in each.stored[split]]
             for split in problem.splits
         },
         files={},
@@ -213,12 +213,12 @@ def _bad_samples(directory: Path) -> list[str]:
 def _report_skipped(
     problem: Preparable, sizes: Mapping[str, SplitSizes], bad_samples: Sequence[str]
 ) -> None:
-    for which in bad_samples[:_NAMED]:
-        logging.warning("left out as it cannot be used: %s", which)
-    for split, made in sizes.items():
-        for reason, number in made.skipped.items():
+    for message in bad_samples[:_NAMED]:
+        logging.warning("left out as it cannot be used: %s", message)
+    for split, split_sizes in sizes.items():
+        for reason, number in split_sizes.skipped.items():
             logging.warning("%s, %s: %d samples skipped: %s", problem.name, split, number, reason)
-        if not made.examples:
+        if not split_sizes.examples:
             raise ValueError(
-                f"all samples of {split} of {problem.name} were skipped: {made.skipped}"
+                f"all samples of {split} of {problem.name} were skipped: {split_sizes.skipped}"
             )

@@ -28,24 +28,24 @@ def check(name: str, directory: Path, given_options: Mapping[str, Any], command:
             f"{directory} does not exist: make the data of {name} with\n  {command}"
         )
     with _advising(name, command):
-        made = Manifest.read(directory)
-        made.check(directory)
-    for option, value in made.options.items():
+        stored = Manifest.read(directory)
+        stored.check(directory)
+    for option, value in stored.options.items():
         if option in given_options and given_options[option] != value:
             raise ValueError(
                 f"the data in {directory} were made with {option}={value}, not "
                 f"{given_options[option]}: leave the option out, or make the data again with\n"
                 f"  {command} --overwrite"
             )
-    return made
+    return stored
 
 
 def check_contents(
-    name: str, directory: Path, made: Manifest, command: str, num_workers: int
+    name: str, directory: Path, stored: Manifest, command: str, num_workers: int
 ) -> None:
     """Checks every byte of data that `check` has accepted; see `Problem.check_contents`."""
     with _advising(name, command):
-        made.check_contents(directory, num_workers, name)
+        stored.check_contents(directory, num_workers, name)
 
 
 @contextmanager

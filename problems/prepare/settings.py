@@ -32,8 +32,8 @@ class GenerationSettings:
         Raises:
             ValueError: one is too small.
         """
-        least = {"num_shards": 1, "num_workers": 1, "max_bad_samples": 0}
-        for name, min_value in least.items():
+        minima = {"num_shards": 1, "num_workers": 1, "max_bad_samples": 0}
+        for name, min_value in minima.items():
             value = getattr(self, name)
             if value is not None and value < min_value:
                 raise ValueError(f"{name} must be at least {min_value}, is {value}")

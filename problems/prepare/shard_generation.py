@@ -94,7 +94,7 @@ class _Job:
         return shard_name(self.split, self.shard, self.shards)
 
     @property
-    def places(self) -> tuple[int, int]:
+    def positions(self) -> tuple[int, int]:
         begin, end = (self.samples * edge // self.shards for edge in (self.shard, self.shard + 1))
         return begin, end
 
@@ -131,37 +131,37 @@ def make_shards(
     ]
     if finished_names(directory) - {job.name for job in jobs}:
         raise ChangedSourcesError(f"{problem.name} had another number of samples")
-    bad = 0
+    num_bad = 0
     todo: list[_Job] = []
     for job in jobs:
-        if made := finished(directory, job.name):
-            bad += made[0].skipped.get(BAD, 0)
+        if record := finished(directory, job.name):
+            num_bad += record[0].skipped.get(BAD, 0)
             # Comparing is faster than encoding, and finds a change before more is made.
             samples = read_checks(directory, job.name).samples
             todo.insert(0, dataclasses.replace(job, made_from=samples))
         else:
             todo.append(job)
-    maker = _ShardBuilder(problem, directory, tmp_dir, settings.bad_limit(sample_counts))
-    total = sum(end - begin for begin, end in (job.places for job in todo))
-    asked = settings.num_workers
+    builder = _ShardBuilder(problem, directory, tmp_dir, settings.bad_limit(sample_counts))
+    total = sum(end - begin for begin, end in (job.positions for job in todo))
+    requested = settings.num_workers
     num_workers = min(
-        maker.workers_worth(todo, total) if asked is None else asked,
+        builder.workers_worth(todo, total) if requested is None else requested,
         len(todo),
         total // _SHARD_SAMPLES,
     )
     with ProgressBar(total, f"encoding {problem.name}") as progress:
         if num_workers > 1:
-            _make_in_processes(maker, todo, num_workers, progress, bad)
+            _make_in_processes(builder, todo, num_workers, progress, num_bad)
         else:
-            _make_here(maker, todo, progress, bad)
+            _make_in_this_process(builder, todo, progress, num_bad)
     sizes: dict[str, list[SplitSizes]] = {split: [] for split in sample_counts}
     files: dict[str, FileState] = {}
     for job in jobs:
-        made = finished(directory, job.name)
-        if made is None:
+        record = finished(directory, job.name)
+        if record is None:
             raise OSError(f"{directory / job.name} was written and cannot be read back")
-        sizes[job.split].append(made[0])
-        files |= made[1]
+        sizes[job.split].append(record[0])
+        files |= record[1]
     return {split: reduce(add, parts) for split, parts in sizes.items()}, files
 
 
@@ -209,14 +209,14 @@ class _ShardBuilder:
         if default_workers() == 1 or not jobs:
             return 1
         encode = self._problem.encoder(self._directory)
-        done, begun = 0, time.monotonic()
+        num_tried, start = 0, time.monotonic()
         for _, read in itertools.islice(self._reads(jobs[-1], None), _TRIED_SAMPLES):
             with contextlib.suppress(Exception):  # reported when the shard is made
                 encode(read())
-            done += 1
-            if time.monotonic() - begun > _TRIED_SECONDS:
+            num_tried += 1
+            if time.monotonic() - start > _TRIED_SECONDS:
                 break
-        seconds = (time.monotonic() - begun) * total / done
+        seconds = (time.monotonic() - start) * total / num_tried
         return max(1, min(default_workers(), int(seconds / _WORKER_SECONDS)))
 
     def _make(self, job: _Job, report: _Report) -> None:
@@ -259,7 +259,7 @@ class _ShardBuilder:
             samples = open_samples(self._problem, job.split, self._directory, self._tmp_dir)
             self._samples[job.split] = ShuffledSamples(samples)
         unreported = 0
-        for number_and_read in self._samples[job.split].part(*job.places):
+        for number_and_read in self._samples[job.split].part(*job.positions):
             yield number_and_read
             unreported += 1
             if unreported == _REPORT_EVERY and report is not None:
@@ -269,13 +269,13 @@ class _ShardBuilder:
             report.samples(unreported)
 
 
-class _ReportHere:
+class _LocalReport:
     """The report in the process that shows the progress."""
 
-    def __init__(self, progress: ProgressBar, bad: int):
+    def __init__(self, progress: ProgressBar, num_bad: int):
         self._progress = progress
         self._done = 0
-        self._bad = bad
+        self._bad = num_bad
 
     def samples(self, count: int) -> None:
         self._done += count
@@ -289,9 +289,9 @@ class _ReportHere:
 class _SharedReport:
     """The report of all workers; it can be sent to a worker only at its start."""
 
-    def __init__(self, context: BaseContext, bad: int):
+    def __init__(self, context: BaseContext, num_bad: int):
         self._done = context.Value("q", 0)
-        self._bad = context.Value("q", bad)
+        self._bad = context.Value("q", num_bad)
 
     @property
     def done(self) -> int:
@@ -307,20 +307,26 @@ class _SharedReport:
             return self._bad.value
 
 
-def _make_here(maker: _ShardBuilder, jobs: Sequence[_Job], progress: ProgressBar, bad: int) -> None:
-    report = _ReportHere(progress, bad)
+def _make_in_this_process(
+    builder: _ShardBuilder, jobs: Sequence[_Job], progress: ProgressBar, num_bad: int
+) -> None:
+    report = _LocalReport(progress, num_bad)
     for job in jobs:
-        maker.carry_out(job, report)
+        builder.carry_out(job, report)
 
 
 def _make_in_processes(
-    maker: _ShardBuilder, jobs: Sequence[_Job], num_workers: int, progress: ProgressBar, bad: int
+    builder: _ShardBuilder,
+    jobs: Sequence[_Job],
+    num_workers: int,
+    progress: ProgressBar,
+    num_bad: int,
 ) -> None:
     # Not forked: TensorFlow's threads, where it is loaded, do not survive that.
     context = multiprocessing.get_context("spawn")
-    report = _SharedReport(context, bad)
+    report = _SharedReport(context, num_bad)
     # The problem's class may be in a user's directory, which a worker has to import first.
-    arguments = (imported_user_dirs(), pickle.dumps(maker), report)
+    arguments = (imported_user_dirs(), pickle.dumps(builder), report)
     with ProcessPoolExecutor(
         num_workers, mp_context=context, initializer=_begin_worker, initargs=arguments
     ) as pool:
@@ -363,5 +369,5 @@ def _die_with_parent() -> None:
 
 
 def _carry_out_in_worker(job: _Job) -> None:
-    maker, report = _worker
-    maker.carry_out(job, report)
+    builder, report = _worker
+    builder.carry_out(job, report)

@@ -24,27 +24,29 @@ def write_sources(directory: Path, patterns: Iterable[str]) -> None:
         patterns: of the files, as `user_files.find_files` takes them.
     """
     absolute = [os.path.abspath(Path(pattern).expanduser()) for pattern in patterns]
-    noted = {"patterns": absolute, "files": _states(_matching(absolute))}
-    write_text(directory / SOURCES_FILE, json.dumps(noted, indent=0) + "\n")
+    record = {"patterns": absolute, "files": _states(_matching(absolute))}
+    write_text(directory / SOURCES_FILE, json.dumps(record, indent=0) + "\n")
 
 
 def changed_sources(directory: Path) -> str:
     """Returns a phrase that names the changes since; "" if there are none or all files are gone."""
     try:
-        noted = json.loads((directory / SOURCES_FILE).read_text(encoding="utf-8"))
+        record = json.loads((directory / SOURCES_FILE).read_text(encoding="utf-8"))
     except FileNotFoundError:  # older than these records
         return ""
-    before: dict[str, _State] = noted["files"]
-    now = _states({*_matching(noted["patterns"]), *before})
-    gone = [path for path in before if path not in now]
-    if len(gone) == len(before):  # the data were copied from another machine
+    old_states: dict[str, _State] = record["files"]
+    states = _states({*_matching(record["patterns"]), *old_states})
+    gone = [path for path in old_states if path not in states]
+    if len(gone) == len(old_states):  # the data were copied from another machine
         return ""
-    found = {
-        "changed": [path for path in before if path in now and now[path] != before[path]],
-        "new": [path for path in now if path not in before],
+    changes = {
+        "changed": [
+            path for path in old_states if path in states and states[path] != old_states[path]
+        ],
+        "new": [path for path in states if path not in old_states],
         "gone": gone,
     }
-    return "; ".join(f"{what}: {named(paths)}" for what, paths in found.items() if paths)
+    return "; ".join(f"{what}: {named(paths)}" for what, paths in changes.items() if paths)
 
 
 def _matching(patterns: Sequence[str]) -> list[str]:

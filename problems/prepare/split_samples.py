@@ -21,7 +21,7 @@ from t2tp.problems.data.sample import (
 _T = TypeVar("_T")
 
 # Indices of the shuffled order that are computed at a time.
-_PLACES_AT_ONCE = 1 << 16
+_POSITIONS_AT_ONCE = 1 << 16
 
 
 class BadSamples:
@@ -63,17 +63,19 @@ class BadSamples:
         Raises:
             BadSampleError: there are more than the limit.
         """
-        said = str(error)
+        message = str(error)
         if not isinstance(error, BadSampleError):
-            said = f"{self.problem}, {split}, sample {number}: {_reason(error, sample)}"
+            message = f"{self.problem}, {split}, sample {number}: {_reason(error, sample)}"
         if (split, number) in self._known:
-            return said
+            return message
         self._known.add((split, number))
         if (count := self._count()) > self.limit:
             if self.limit:
-                said = f"{count} samples are bad, and at most {self.limit} may be; the last: {said}"
-            raise BadSampleError(said) from error
-        return said
+                message = (
+                    f"{count} samples are bad, and at most {self.limit} may be; the last: {message}"
+                )
+            raise BadSampleError(message) from error
+        return message
 
 
 def _reason(error: Exception, sample: Any) -> str:
@@ -107,9 +109,9 @@ class ShuffledSamples:
 
     def part(self, begin: int, end: int) -> Iterator[tuple[int, Callable[[], Sample]]]:
         """Yields indices of samples from `begin` to before `end`, with functions that read them."""
-        for low in range(begin, end, _PLACES_AT_ONCE):
-            places = np.arange(low, min(low + _PLACES_AT_ONCE, end))
-            for number in permute(places, len(self), "documents").tolist():
+        for low in range(begin, end, _POSITIONS_AT_ONCE):
+            positions = np.arange(low, min(low + _POSITIONS_AT_ONCE, end))
+            for number in permute(positions, len(self), "documents").tolist():
                 yield number, partial(self._samples.__getitem__, number)
 
     def each(self, use: Callable[[Sample], _T]) -> Iterator[_T]:
@@ -122,7 +124,7 @@ class ShuffledSamples:
             sample = None
             try:
                 sample = read()
-                found = use(sample)
+                result = use(sample)
             except SkippedSampleError:
                 continue
             except NOT_THE_SAMPLES_FAULT:
@@ -130,7 +132,7 @@ class ShuffledSamples:
             except Exception as error:  # whatever a user's problem raises
                 self._bad.add(self._split, number, error, sample)
                 continue
-            yield found
+            yield result
 
     def __iter__(self) -> Iterator[Sample]:
         """Yields the samples that are not skipped or bad."""

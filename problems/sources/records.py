@@ -118,7 +118,7 @@ class _JsonLines:
         return record
 
     def location(self, number: int) -> str:
-        return self._lines.place(number)
+        return self._lines.location(number)
 
 
 class _Csv:
@@ -144,30 +144,30 @@ class _Csv:
         return dict(zip(self._names, values, strict=True))
 
     def location(self, number: int) -> str:
-        return self._place(number + 1)
+        return self._location(number + 1)
 
     def _read(self, row: int) -> list[str]:
         csv.field_size_limit(_LONGEST_FIELD)
         text = io.StringIO(self._rows[row], newline="")
         try:
-            found = list(csv.reader(text, delimiter=self._delimiter, strict=True))
+            rows = list(csv.reader(text, delimiter=self._delimiter, strict=True))
         except csv.Error as error:
-            raise BadSampleError(f"{self._place(row)}: {error}; {_QUOTES}") from error
-        if len(found) > 1:  # the other rows would be lost
-            raise BadSampleError(f"{self._place(row)}: {len(found)} rows and not one; {_QUOTES}")
-        return found[0] if found else []
+            raise BadSampleError(f"{self._location(row)}: {error}; {_QUOTES}") from error
+        if len(rows) > 1:  # the other rows would be lost
+            raise BadSampleError(f"{self._location(row)}: {len(rows)} rows and not one; {_QUOTES}")
+        return rows[0] if rows else []
 
-    def _place(self, row: int) -> str:
-        return self._rows.place(row).replace(", line ", ", row ")
+    def _location(self, row: int) -> str:
+        return self._rows.location(row).replace(", line ", ", row ")
 
 
 class _Arrow:
     """A mapped Arrow table: an IPC stream, as Hugging Face's datasets are stored, or a file."""
 
-    def __init__(self, path: Path, scratch: Path, shown: Path | None = None):
+    def __init__(self, path: Path, scratch: Path, source: Path | None = None):
         del scratch
         pyarrow = _pyarrow()
-        self._path = shown or path
+        self._path = source or path
         mapped = pyarrow.memory_map(str(path))
         try:
             table = pyarrow.ipc.open_stream(mapped).read_all()
@@ -209,7 +209,7 @@ def _parquet(path: Path, scratch: Path) -> _Arrow:
             for batch in source.iter_batches(_BATCH_ROWS):
                 stream.write_batch(batch)
         unfinished.replace(converted)
-    return _Arrow(converted, scratch, shown=path)
+    return _Arrow(converted, scratch, source=path)
 
 
 _FORMATS: dict[str, Callable[[Path, Path], RecordFile]] = {

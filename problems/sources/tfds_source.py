@@ -30,7 +30,7 @@ def import_tfds() -> Any:
     return tensorflow_datasets
 
 
-class FromTfds:
+class TfdsSource:
     """The samples of a problem that names a dataset; a mixin that precedes the problem's family.
 
     Downloads are in `tmp_dir/downloads` (manual downloads in `manual` there), and the datasets in
@@ -88,8 +88,8 @@ class FromTfds:
                 download_dir=tmp_dir / "downloads",
                 download_config=tfds.download.DownloadConfig(try_download_gcs=False),
             )
-        for left in Path(builder.data_dir).parent.glob("*incomplete*"):  # by a killed run
-            shutil.rmtree(left)
+        for leftover in Path(builder.data_dir).parent.glob("*incomplete*"):  # by a killed run
+            shutil.rmtree(leftover)
 
     def samples(self, split: str, directory: Path, tmp_dir: Path) -> Samples:
         """Opens the dataset's examples; see `Problem.samples`."""

@@ -46,30 +46,30 @@ def default_splits(
         if split in info and split not in given
     }
     if missing or train not in given:
-        left = without([_whole(train, info)], taken)
-        size = _held_out_size(left, len(missing), train in given, info[train].num_examples)
+        remaining = without([_whole(train, info)], taken)
+        size = _held_out_size(remaining, len(missing), train in given, info[train].num_examples)
         for split in reversed(missing):
-            left, chosen[split] = _cut_off(left, size)
+            remaining, chosen[split] = _cut_off(remaining, size)
         if train not in given:
-            chosen[train] = left
+            chosen[train] = remaining
     for split, ranges in chosen.items():
         if not ranges:
-            said = ", ".join(f"{name}={spec}" for name, spec in given.items())
+            options = ", ".join(f"{name}={spec}" for name, spec in given.items())
             raise ValueError(
-                f"{said}: nothing is left for {split}, as no example is in two splits unless asked "
-                f"for: name some for {split} too, as in {split}=train[95%:]"
+                f"{options}: nothing is left for {split}, as no example is in two splits unless "
+                f"asked for: name some for {split} too, as in {split}=train[95%:]"
             )
     return {split: "+".join(_name(each, info) for each in chosen[split]) for split in chosen}
 
 
 def without(ranges: Iterable[Range], taken: Sequence[Range]) -> list[Range]:
     """Returns ranges without those that are taken."""
-    left = list(ranges)
+    remaining = list(ranges)
     for split, begin, end in taken:
         # Of each range in the same split the pieces before and after the taken one remain.
-        left = [
+        remaining = [
             piece
-            for each in left
+            for each in remaining
             for piece in (
                 (each._replace(end=min(each.end, begin)), each._replace(begin=max(each.begin, end)))
                 if each.split == split
@@ -77,19 +77,19 @@ def without(ranges: Iterable[Range], taken: Sequence[Range]) -> list[Range]:
             )
             if piece.begin < piece.end
         ]
-    return left
+    return remaining
 
 
 def _percentages(
     splits: Sequence[str], given: Mapping[str, str], missing: Sequence[str]
 ) -> dict[str, str]:
     """Returns the splits if those that are given do not overlap the others."""
-    kept = 100 - _PERCENT_HELD_OUT * len(missing)
+    percent_left = 100 - _PERCENT_HELD_OUT * len(missing)
     chosen = {split: split for split in splits if split not in given}
     if missing and splits[0] in chosen:
-        chosen[splits[0]] = f"{splits[0]}[:{kept}%]"
+        chosen[splits[0]] = f"{splits[0]}[:{percent_left}%]"
     for number, split in enumerate(missing):
-        begin = kept + _PERCENT_HELD_OUT * number
+        begin = percent_left + _PERCENT_HELD_OUT * number
         chosen[split] = f"{splits[0]}[{begin}%:{begin + _PERCENT_HELD_OUT}%]"
     return chosen
 
@@ -102,14 +102,14 @@ def _dataset_splits(spec: str) -> list[str]:
 def _ranges(spec: str, info: Mapping[str, Any]) -> list[Range]:
     import tensorflow_datasets as tfds
 
-    found = tfds.core.ReadInstruction.from_spec(spec).to_absolute(info)
+    instructions = tfds.core.ReadInstruction.from_spec(spec).to_absolute(info)
     return [
         Range(
             each.splitname,
             each.from_ or 0,
             info[each.splitname].num_examples if each.to is None else each.to,
         )
-        for each in found
+        for each in instructions
     ]
 
 
@@ -118,25 +118,25 @@ def _whole(split: str, info: Mapping[str, Any]) -> Range:
 
 
 def _held_out_size(
-    left: Sequence[Range], missing: int, train_is_given: bool, train_size: int
+    remaining: Sequence[Range], missing: int, train_is_given: bool, train_size: int
 ) -> int:
     """Returns the number of remaining examples for each missing split."""
-    sharers = missing if train_is_given else missing + 1
-    fair = sum(each.end - each.begin for each in left) // max(1, sharers)
+    num_splits = missing if train_is_given else missing + 1
+    fair = sum(each.end - each.begin for each in remaining) // max(1, num_splits)
     return min(fair, max(1, round(train_size * _PERCENT_HELD_OUT / 100)))
 
 
 def _cut_off(ranges: Sequence[Range], size: int) -> tuple[list[Range], list[Range]]:
     """Splits ranges into all but the last `size` examples, and these."""
-    left, cut = list(ranges), list[Range]()
-    while size and left:
-        split, begin, end = left.pop()
+    remaining, cut = list(ranges), list[Range]()
+    while size and remaining:
+        split, begin, end = remaining.pop()
         middle = max(begin, end - size)
         cut.insert(0, Range(split, middle, end))
         size -= end - middle
         if begin < middle:
-            left.append(Range(split, begin, middle))
-    return left, cut
+            remaining.append(Range(split, begin, middle))
+    return remaining, cut
 
 
 def _name(part: Range, info: Mapping[str, Any]) -> str:

@@ -40,9 +40,9 @@ def find_files(pattern: str, option: str) -> list[Path]:
             f"which files? say it with the option {option}, as in "
             f"--problem_options='{option}=texts/**/*.txt'"
         )
-    found = glob.glob(str(Path(pattern).expanduser()), recursive=True)
+    matches = glob.glob(str(Path(pattern).expanduser()), recursive=True)
     # A set, as "**/**" matches a file twice.
-    files = sorted({path for path in map(Path, found) if path.is_file()})
+    files = sorted({path for path in map(Path, matches) if path.is_file()})
     if not files:
         raise WrongOptionError(f"{option}={pattern} matches no file (in {Path.cwd()})")
     if not any(path.stat().st_size for path in files):
@@ -70,10 +70,10 @@ def decode(contents: bytes, path: Path, first_line: int = 1) -> str:
     try:
         return contents.decode("utf-8-sig" if first_line == 1 else "utf-8")
     except UnicodeDecodeError as error:
-        read = error.object  # the contents without the byte-order mark
-        line = first_line + read[: error.start].count(b"\n")
+        text_bytes = error.object  # the contents without the byte-order mark
+        line = first_line + text_bytes[: error.start].count(b"\n")
         raise BadSampleError(
-            f"{path}, line {line}: not UTF-8 ({error.reason}, byte 0x{read[error.start]:02x})"
+            f"{path}, line {line}: not UTF-8 ({error.reason}, byte 0x{text_bytes[error.start]:02x})"
         ) from error
 
 
@@ -82,10 +82,10 @@ def json_names(path: Path) -> list[str]:
     with path.open("rb") as file:
         line = file.readline(_PIECE)
     try:
-        found = json.loads(line)
+        record = json.loads(line)
     except ValueError:
         return []
-    return list(found) if isinstance(found, dict) else []
+    return list(record) if isinstance(record, dict) else []
 
 
 class Files:
@@ -124,7 +124,7 @@ class Lines:
         path, line, contents = self._line(number)
         return decode(contents, path, line)
 
-    def place(self, number: int) -> str:
+    def location(self, number: int) -> str:
         """Returns the location of a line, as "FILE, line 12"."""
         path, line, _ = self._line(number)
         return f"{path}, line {line}"
@@ -150,22 +150,22 @@ class Lines:
         return np.concatenate([[0], np.cumsum([len(ends) for ends in self._ends])])
 
 
-def _line_ends(path: Path, noted: Path, quoted: bool) -> np.ndarray:
+def _line_ends(path: Path, index_dir: Path, quoted: bool) -> np.ndarray:
     """Returns the mapped positions of a file's line ends: int64 [lines].
 
     Args:
         path: the file.
-        noted: the directory of the index; the file is read only if it has changed since.
+        index_dir: the directory of the index; the file is read only if it has changed since.
         quoted: see `Lines`.
     """
     name = fingerprint([path.absolute()]) + "-quoted" * quoted
-    ends = noted / name
+    ends = index_dir / name
     if not ends.exists():
-        noted.mkdir(parents=True, exist_ok=True)
-        unfinished = noted / f"{name}.tmp-{os.getpid()}"
+        index_dir.mkdir(parents=True, exist_ok=True)
+        unfinished = index_dir / f"{name}.tmp-{os.getpid()}"
         with unfinished.open("wb") as file:
-            for found in _find_line_ends(path, quoted):
-                file.write(found.astype(OFFSET).tobytes())
+            for positions in _find_line_ends(path, quoted):
+                file.write(positions.astype(OFFSET).tobytes())
         unfinished.replace(ends)
     return mapped(ends, OFFSET)
 
@@ -178,10 +178,10 @@ def _find_line_ends(path: Path, quoted: bool) -> Iterator[np.ndarray]:
             contents = np.frombuffer(piece, np.uint8)
             ends = np.flatnonzero(contents == ord("\n"))
             if quoted:
-                places = np.flatnonzero(contents == ord('"'))
+                quote_positions = np.flatnonzero(contents == ord('"'))
                 # A line ends only outside quotes: after an even number of them.
-                ends = ends[(quotes + np.searchsorted(places, ends)) % 2 == 0]
-                quotes += len(places)
+                ends = ends[(quotes + np.searchsorted(quote_positions, ends)) % 2 == 0]
+                quotes += len(quote_positions)
             yield begin + ends
             begin, last = begin + len(piece), piece[-1:]
     if last != b"\n" or quotes % 2:  # the last line need not have a line end

@@ -36,7 +36,7 @@ class CharacterVocabulary(Vocabulary):
         """Takes the characters that have tokens: ids 259, 260, ... in this order."""
         self._characters = characters
         self._ids = {
-            character: SPELLING_TOKENS + place for place, character in enumerate(characters)
+            character: SPELLING_TOKENS + index for index, character in enumerate(characters)
         }
 
     @classmethod
@@ -75,7 +75,7 @@ class CharacterVocabulary(Vocabulary):
         )
         if not self._ids:
             return tf.ragged.map_flat_values(byte_ids.lookup, tf.strings.bytes_split(texts))
-        own = tf.lookup.StaticHashTable(
+        table = tf.lookup.StaticHashTable(
             tf.lookup.KeyValueTensorInitializer(
                 tf.constant([character.encode() for character in self._ids]),
                 tf.constant(list(self._ids.values())),
@@ -83,7 +83,7 @@ class CharacterVocabulary(Vocabulary):
             default_value=0,
         )
         characters = tf.strings.unicode_split(texts, "UTF-8")  # [texts, (characters)]
-        own_ids = own.lookup(characters.flat_values)[:, None]
+        own_ids = table.lookup(characters.flat_values)[:, None]
         # Of each character one of two is empty: its token, or the tokens of its bytes.
         others = tf.where(own_ids[:, 0] > 0, "", characters.flat_values)
         ids = tf.concat(

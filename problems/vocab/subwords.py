@@ -70,8 +70,8 @@ class SubwordVocabulary(Vocabulary):
         text.encode("utf-8")
         begin = 0
         while begin < len(text):
-            found = self._boundary and self._boundary.search(text, begin + _PART_CHARACTERS)
-            end = found.start() if found else len(text)
+            match = self._boundary and self._boundary.search(text, begin + _PART_CHARACTERS)
+            end = match.start() if match else len(text)
             yield self._encode_part(text[begin:end])
             begin = end
 
@@ -167,17 +167,17 @@ def train_subwords(
     try:
         return SubwordVocabulary(_train(chunks, size, model_type, normalization))
     except RuntimeError as error:
-        most = _TOO_MANY.search(str(error))
-        if most is None or not is_ceiling:
+        match = _TOO_MANY.search(str(error))
+        if match is None or not is_ceiling:
             raise ValueError(
                 f"cannot train a vocabulary of {size} pieces: {_in_our_words(str(error))}"
             ) from error
         logging.warning(
             "the texts allow a vocabulary of at most %s pieces: it has these, and not %d",
-            most.group(1),
+            match.group(1),
             size,
         )
-    return SubwordVocabulary(_train(chunks, int(most.group(1)), model_type, normalization))
+    return SubwordVocabulary(_train(chunks, int(match.group(1)), model_type, normalization))
 
 
 def _train(chunks: Iterable[str], size: int, model_type: str, normalization: str) -> bytes:
@@ -216,46 +216,46 @@ def _sample(texts: Iterable[str]) -> list[str]:
     Each piece has a pseudorandom number that depends on its position. Those with the smallest are
     kept, so that all pieces read have the same probability.
     """
-    kept: list[tuple[int, int, str]] = []  # a heap of (minus the random number, position, piece)
-    size = place = 0
+    sampled: list[tuple[int, int, str]] = []  # a heap of (minus the random number, position, piece)
+    size = position = 0
     is_full = False
     for count, text in enumerate(texts, 1):
         pieces = [text[i : i + _CHUNK_CHARACTERS] for i in range(0, len(text), _CHUNK_CHARACTERS)]
-        numbers = mix(np.arange(place + 1, place + len(pieces) + 1, dtype=np.uint64)).tolist()
+        numbers = mix(np.arange(position + 1, position + len(pieces) + 1, dtype=np.uint64)).tolist()
         for number, piece in zip(numbers, pieces, strict=True):
             length = len(piece.encode("utf-8"))
             if size + length > SAMPLE_BYTES and count >= _SAMPLE_TEXTS and not is_full:
-                return _in_order(kept)  # the first 32 MiB
-            heapq.heappush(kept, (-number, place, piece))
+                return _in_order(sampled)  # the first 32 MiB
+            heapq.heappush(sampled, (-number, position, piece))
             size += length
-            place += 1
+            position += 1
             while size > SAMPLE_BYTES:
                 is_full = True
-                size -= len(heapq.heappop(kept)[2].encode("utf-8"))
+                size -= len(heapq.heappop(sampled)[2].encode("utf-8"))
         if is_full and count >= _SAMPLE_TEXTS:
             break
-    return _in_order(kept)
+    return _in_order(sampled)
 
 
-def _in_order(kept: list[tuple[int, int, str]]) -> list[str]:
+def _in_order(sampled: list[tuple[int, int, str]]) -> list[str]:
     """Returns the pieces of `_sample` as SentencePiece learns from them."""
-    pieces = (piece for _, _, piece in sorted(kept, key=lambda each: each[1]))
+    pieces = (piece for _, _, piece in sorted(sampled, key=lambda each: each[1]))
     return [part for piece in pieces for part in piece.split(_UNKNOWN_SIGN) if part]
 
 
 def _in_our_words(message: str) -> str:
     """Rewrites SentencePiece's errors without its source locations and unavailable options."""
-    if found := _TOO_MANY.search(message):
-        most = found.group(1)
+    if match := _TOO_MANY.search(message):
+        max_pieces = match.group(1)
         return (
-            f"the texts allow at most {most} pieces: give --vocab_size={most} or less, or "
-            f"vocab_size={most} among --problem_options"
+            f"the texts allow at most {max_pieces} pieces: give --vocab_size={max_pieces} or less, "
+            f"or vocab_size={max_pieces} among --problem_options"
         )
-    if found := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
-        least = found.group(1)
+    if match := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
+        min_pieces = match.group(1)
         return (
-            f"the texts need at least {least} pieces: give --vocab_size={least} or more, or "
-            f"vocab_size={least} among --problem_options"
+            f"the texts need at least {min_pieces} pieces: give --vocab_size={min_pieces} or more, "
+            f"or vocab_size={min_pieces} among --problem_options"
         )
     if "!sentences_.empty()" in message:
         return "the texts are empty"

@@ -28,9 +28,9 @@ def differences(first: Checkpoint, second: Checkpoint) -> list[str]:
     """
     lines = []
     for name in sorted({*first.shapes(), *second.shapes()}):
-        what = _difference(first, second, name)
-        if what:
-            lines.append(f"{name}: {what}")
+        difference = _difference(first, second, name)
+        if difference:
+            lines.append(f"{name}: {difference}")
     return lines
 
 
@@ -42,19 +42,19 @@ def _difference(first: Checkpoint, second: Checkpoint, name: str) -> str:
     if first.shapes()[name] != second.shapes()[name]:
         return f"shape {first.shapes()[name]} and {second.shapes()[name]}"
     kinds = [each.dtypes()[name] for each in (first, second)]
-    said = [] if kinds[0] == kinds[1] else [f"dtype {kinds[0].name} and {kinds[1].name}"]
-    furthest, count = _distance(first, second, name)
+    parts = [] if kinds[0] == kinds[1] else [f"dtype {kinds[0].name} and {kinds[1].name}"]
+    max_distance, count = _distance(first, second, name)
     if count:
         elements = math.prod(first.shapes()[name])
-        said.append(f"{count:,} of {elements:,} values differ, by at most {furthest:.3g}")
-    return "; ".join(said)
+        parts.append(f"{count:,} of {elements:,} values differ, by at most {max_distance:.3g}")
+    return "; ".join(parts)
 
 
 def _distance(first: Checkpoint, second: Checkpoint, name: str) -> tuple[float, int]:
     """Returns the largest difference of two values, NaN if only one of them is NaN, and the number
     of values that differ.
     """
-    furthest, count = 0.0, 0
+    max_distance, count = 0.0, 0
     for each in slices_as_saved(first, name):
         (one,) = first.read([each])
         (other,) = second.read([each.with_dtype(second.dtypes()[name])])
@@ -65,18 +65,18 @@ def _distance(first: Checkpoint, second: Checkpoint, name: str) -> tuple[float, 
             apart = tf.abs(tf.boolean_mask(one, differ) - tf.boolean_mask(other, differ))
             if tf.size(apart) > 0:
                 count += int(tf.size(apart))
-                furthest = float(tf.reduce_max(tf.concat([apart, [furthest]], 0)))
-    return furthest, count
+                max_distance = float(tf.reduce_max(tf.concat([apart, [max_distance]], 0)))
+    return max_distance, count
 
 
 def _headline(saved: Checkpoint) -> str:
-    said = [f"{saved.path}: step {saved.step}"]
+    lines = [f"{saved.path}: step {saved.step}"]
     if saved.saved_at is not None:
         when = datetime.datetime.fromtimestamp(saved.saved_at).astimezone()
-        said.append(f"saved {when.isoformat(sep=' ', timespec='seconds')}")
+        lines.append(f"saved {when.isoformat(sep=' ', timespec='seconds')}")
     if layout := saved_layout(saved):
-        said.append(str(layout))
-    return ", ".join(said)
+        lines.append(str(layout))
+    return ", ".join(lines)
 
 
 def _row(saved: Checkpoint, name: str) -> tuple[str, ...]:

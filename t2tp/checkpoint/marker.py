@@ -36,7 +36,7 @@ class FileRecord:
     sha256: str
 
     @classmethod
-    def of(cls, path: Path) -> FileRecord:
+    def from_file(cls, path: Path) -> FileRecord:
         """Reads the file."""
         return cls(path.stat().st_size, files.sha256(path))
 
@@ -89,9 +89,9 @@ class Marker:
         try:
             return (directory / NAME).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
-            what = "it was never finished" if directory.is_dir() else "there is no such directory"
+            reason = "it was never finished" if directory.is_dir() else "there is no such directory"
             raise DamagedCheckpointError(
-                f"{directory} is not a checkpoint: {what} (no file {NAME} in it)."
+                f"{directory} is not a checkpoint: {reason} (no file {NAME} in it)."
             ) from None
 
     @classmethod

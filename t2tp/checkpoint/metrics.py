@@ -63,7 +63,7 @@ class BestMetric:
     """
 
     metric: str
-    is_least: bool
+    is_min: bool
 
     @classmethod
     def parse(cls, text: str) -> BestMetric:
@@ -94,7 +94,7 @@ class BestMetric:
 
     def is_better(self, value: float, than: float) -> bool:
         """Whether a value is better than another; False for NaN."""
-        return value < than if self.is_least else value > than
+        return value < than if self.is_min else value > than
 
     def best(self, directories: Mapping[int, Path]) -> tuple[int, float] | None:
         """Returns step and value of the best of some checkpoints; of equals, the oldest.
@@ -105,9 +105,9 @@ class BestMetric:
         Returns:
           None if none of them was evaluated.
         """
-        found: tuple[int, float] | None = None
+        best: tuple[int, float] | None = None
         for step, directory in sorted(directories.items()):
             value = read_metrics(directory).get(self.metric, math.nan)
-            if not math.isnan(value) and (found is None or self.is_better(value, found[1])):
-                found = step, value
-        return found
+            if not math.isnan(value) and (best is None or self.is_better(value, best[1])):
+                best = step, value
+        return best

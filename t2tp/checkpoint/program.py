@@ -105,11 +105,11 @@ def restore_checkpoint(
         cannot be read.
       DifferentCheckpointsError: the processes do not share the directory.
     """
-    whole = not allow_extra
+    strict = not allow_extra
     if step is not None:
-        restore_step(Path(directory), step, program.variables, whole=whole)
+        restore_step(Path(directory), step, program.variables, strict=strict)
         return step
-    restored = restore_latest(Path(directory), program.variables, whole=whole)
+    restored = restore_latest(Path(directory), program.variables, strict=strict)
     if restored is not None:
         return restored.step
     if missing_ok:
@@ -120,12 +120,12 @@ def restore_checkpoint(
     )
 
 
-def _joined(ours: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def _joined(reserved: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the metadata of the variables together with those of the caller."""
-    taken = sorted(set(ours) & set(given))
-    if taken:
+    clashes = sorted(set(reserved) & set(given))
+    if clashes:
         raise ValueError(
-            f"metadata: {taken[0]!r} is what a checkpoint says of its variables; choose another"
+            f"metadata: {clashes[0]!r} is what a checkpoint says of its variables; choose another"
             " name"
         )
-    return {**ours, **given}
+    return {**reserved, **given}

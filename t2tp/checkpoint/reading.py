@@ -150,15 +150,15 @@ def latest(directory: str | PathLike[str], before: int | None = None) -> Checkpo
     directory = Path(directory)
     unfinished = files.temporary_directories(directory) if before is None else {}
     for step, path in reversed(files.step_directories(directory).items()):
-        found = _open_or_warn(path) if before is None or step < before else None
-        if found is not None:
+        opened = _open_or_warn(path) if before is None or step < before else None
+        if opened is not None:
             break
     else:
-        found = None
+        opened = None
     for step, path in unfinished.items():
-        if found is None or step > found.step:
+        if opened is None or step > opened.step:
             logging.warning("Skipping %s: it was not finished, or is still being written.", path)
-    return found
+    return opened
 
 
 class FinishedCheckpoint(NamedTuple):
@@ -195,12 +195,12 @@ def all_steps(directory: str | PathLike[str]) -> list[int]:
     steps = []
     for path in files.step_directories(Path(directory)).values():
         try:
-            found = _open_or_warn(path)
+            opened = _open_or_warn(path)
         except UnusableCheckpointError as error:
             logging.warning("Skipping a checkpoint: %s", error)
             continue
-        if found is not None:
-            steps.append(found.step)
+        if opened is not None:
+            steps.append(opened.step)
     return steps
 
 

@@ -58,7 +58,7 @@ def restore_latest(
     directory: Path,
     variables: Variables,
     *,
-    whole: bool,
+    strict: bool,
     zero_if_missing: Collection[str] = (),
 ) -> Restored | None:
     """Restores the variables from the latest checkpoint; all processes call this.
@@ -70,7 +70,7 @@ def restore_latest(
     Args:
       directory: of the checkpoints, as process 0 sees it.
       variables: to restore.
-      whole: see `variables.check_fit`.
+      strict: see `variables.check_fit`.
       zero_if_missing: see `variables.check_fit`.
 
     Returns:
@@ -91,7 +91,7 @@ def restore_latest(
         if choice is None:
             break
         try:
-            _restore_choice(choice, variables, whole, zero_if_missing)
+            _restore_choice(choice, variables, strict, zero_if_missing)
         except DamagedCheckpointError as error:
             logging.error("%s Going back to the checkpoint before it.", error)
             damaged.append(choice.step_dir)
@@ -112,7 +112,7 @@ def restore_step(
     step: int,
     variables: Variables,
     *,
-    whole: bool,
+    strict: bool,
     zero_if_missing: Collection[str] = (),
 ) -> None:
     """Restores the variables from the checkpoint of a step, and no other.
@@ -122,7 +122,7 @@ def restore_step(
     step_dir = step_directory(directory, step)
     choice = _choose(variables.cluster, directory, lambda: Checkpoint(step_dir))
     assert choice is not None
-    _restore_choice(choice, variables, whole, zero_if_missing)
+    _restore_choice(choice, variables, strict, zero_if_missing)
 
 
 @dataclass(frozen=True)
@@ -153,8 +153,8 @@ def _choose(
             opened = choose()
         except UnusableCheckpointError as error:
             failure = error
-    said = [opened and [opened.step, opened.save_id], failure and str(failure)]
-    chosen, reason = json.loads(cluster.process_broadcast("checkpoint", json.dumps(said)))
+    message = [opened and [opened.step, opened.save_id], failure and str(failure)]
+    chosen, reason = json.loads(cluster.process_broadcast("checkpoint", json.dumps(message)))
     if failure is not None:
         raise failure
     if reason is not None:
@@ -175,13 +175,13 @@ _ERRORS: dict[str, type[Exception]] = {
 
 
 def _restore_choice(
-    choice: _Choice, variables: Variables, whole: bool, zero_if_missing: Collection[str]
+    choice: _Choice, variables: Variables, strict: bool, zero_if_missing: Collection[str]
 ) -> None:
     """Restores from the choice in all processes; an error in one is raised in all."""
     kind, reason = "", ""
     try:
         saved = _open_same(choice)
-        restore(saved, variables, whole=whole, zero_if_missing=zero_if_missing)
+        restore(saved, variables, strict=strict, zero_if_missing=zero_if_missing)
     except DifferentCheckpointsError as error:
         kind, reason = _OTHER, str(error)
     except DamagedCheckpointError as error:

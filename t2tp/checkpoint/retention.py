@@ -40,12 +40,12 @@ class Retention:
         """Returns the steps to keep of some finished checkpoints: their directories by step,
         ascending.
         """
-        stay = set(list(directories)[-self.max_to_keep :])
+        steps = set(list(directories)[-self.max_to_keep :])
         if self.every_n_hours is not None:
-            stay |= _every(3600 * self.every_n_hours, directories)
+            steps |= _every(3600 * self.every_n_hours, directories)
         if self.best is not None and (best := self.best.best(directories)) is not None:
-            stay.add(best[0])
-        return stay
+            steps.add(best[0])
+        return steps
 
 
 def apply_retention(directory: str | PathLike[str], retention: Retention) -> None:
@@ -62,9 +62,9 @@ def apply_retention(directory: str | PathLike[str], retention: Retention) -> Non
     directory = Path(directory)
     steps = all_steps(directory)
     directories = {step: files.step_directory(directory, step) for step in steps}
-    stay = retention.steps_to_keep(directories)
+    kept_steps = retention.steps_to_keep(directories)
     for step, step_dir in directories.items():
-        if step not in stay:
+        if step not in kept_steps:
             files.discard(step_dir)
     for step, path in files.temporary_directories(directory).items():
         if steps and step <= steps[-1]:
@@ -72,7 +72,7 @@ def apply_retention(directory: str | PathLike[str], retention: Retention) -> Non
     for path in files.discarded_directories(directory):
         files.remove(path)
     remove_unfinished(directory)
-    for step in stay:
+    for step in kept_steps:
         remove_unfinished(directories[step], _EVALUATORS_SECONDS)
 
 

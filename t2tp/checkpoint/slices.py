@@ -36,17 +36,17 @@ class Slice:
                 f"A slice of {self.name!r} needs as many begins and sizes as the tensor has"
                 f" dimensions: shape {self.shape}, begin {self.begin}, size {self.size}."
             )
-        if self.is_whole:
+        if self.is_global:
             return
-        inside = zip(self.begin, self.size, self.shape, strict=True)
-        if not all(begin >= 0 and 0 < size <= dim - begin for begin, size, dim in inside):
+        bounds = zip(self.begin, self.size, self.shape, strict=True)
+        if not all(begin >= 0 and 0 < size <= dim - begin for begin, size, dim in bounds):
             raise ValueError(
                 f"The slice of {self.name!r} that begins at {self.begin} with size {self.size} is"
                 f" empty or not inside the tensor's shape {self.shape}."
             )
 
     @classmethod
-    def whole(cls, name: str, shape: Iterable[int], dtype: tf.DType) -> Slice:
+    def full(cls, name: str, shape: Iterable[int], dtype: tf.DType) -> Slice:
         """Returns the slice that is the full tensor."""
         shape = tuple(shape)
         return cls(name, shape, (0,) * len(shape), shape, dtype)
@@ -56,14 +56,14 @@ class Slice:
         return replace(self, dtype=dtype)
 
     @property
-    def is_whole(self) -> bool:
+    def is_global(self) -> bool:
         """Whether the slice is the full tensor."""
         return self.size == self.shape and not any(self.begin)
 
     @property
     def spec(self) -> str:
         """The slice in TensorFlow's `shape_and_slices` syntax: "8192 256 0,2048:0,256"."""
-        if self.is_whole:
+        if self.is_global:
             return ""
         shape = " ".join(str(dim) for dim in self.shape)
         parts = zip(self.begin, self.size, strict=True)
@@ -96,23 +96,23 @@ def _check_tiling_of_one(parts: list[Slice]) -> None:
         if len(parts) > 1:
             raise ValueError(f"{name!r} of shape {shape} has no elements but {len(parts)} slices.")
         return
-    lines = []
+    grid_lines = []
     for axis, dim in enumerate(shape):
         borders = {0, dim}
         for part in parts:
             borders.update((part.begin[axis], part.begin[axis] + part.size[axis]))
-        lines.append({border: place for place, border in enumerate(sorted(borders))})
-    count = np.zeros([len(places) - 1 for places in lines], np.int64)
+        grid_lines.append({border: index for index, border in enumerate(sorted(borders))})
+    count = np.zeros([len(indices) - 1 for indices in grid_lines], np.int64)
     for part in parts:
-        box = zip(lines, part.begin, part.size, strict=True)
+        box = zip(grid_lines, part.begin, part.size, strict=True)
         count[tuple(slice(at[begin], at[begin + size]) for at, begin, size in box)] += 1
     if (count == 1).all():
         return
     cell = tuple(np.argwhere(count != 1)[0])
-    where = tuple(list(places)[place] for places, place in zip(lines, cell, strict=True))
-    saved = sum(math.prod(part.size) for part in parts)
+    where = tuple(list(indices)[index] for indices, index in zip(grid_lines, cell, strict=True))
+    num_saved = sum(math.prod(part.size) for part in parts)
     raise ValueError(
         f"The slices of {name!r} have to cover its shape {shape} exactly once: the element at"
-        f" {where} is in {count[cell]} of its {len(parts)} slices, which have {saved} elements"
+        f" {where} is in {count[cell]} of its {len(parts)} slices, which have {num_saved} elements"
         f" together where the tensor has {math.prod(shape)}."
     )

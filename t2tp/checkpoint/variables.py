@@ -91,7 +91,7 @@ def slices_as_saved(saved: Checkpoint, name: str) -> list[Slice]:
     shape, dtype = saved.shapes()[name], saved.dtypes()[name]
     named, layout = named_shape(saved, name), saved_layout(saved)
     if named is None or layout is None:
-        return [Slice.whole(name, shape, dtype)]
+        return [Slice.full(name, shape, dtype)]
     size = tuple(layout.slice_size(named))
     begins = dict.fromkeys(tuple(layout.slice_begin(named, p)) for p in range(layout.size))
     return [Slice(name, shape, begin, size, dtype) for begin in begins]
@@ -100,7 +100,7 @@ def slices_as_saved(saved: Checkpoint, name: str) -> list[Slice]:
 def check_fit(
     saved: Checkpoint,
     variables: Variables,
-    whole: bool,
+    strict: bool,
     zero_if_missing: Collection[str] = (),
 ) -> None:
     """Checks that the variables can be restored from a checkpoint.
@@ -108,39 +108,42 @@ def check_fit(
     Args:
       saved: the checkpoint.
       variables: of the program.
-      whole: whether the checkpoint must have no other variables. In evaluation it may: the
+      strict: whether the checkpoint must have no other variables. In evaluation it may: the
         optimizer's are not needed.
       zero_if_missing: names of counters that older checkpoints lack.
 
     Raises:
       CheckpointMismatchError: names the first variables that differ.
     """
-    there = saved.shapes()
-    here = {v.spec.name: tuple(v.spec.shape.to_integer_list) for v in variables}
-    differ = [
-        f"{name} is {there[name]} in the checkpoint and {shape} in the program"
-        for name, shape in here.items()
-        if name in there and there[name] != shape
+    saved_shapes = saved.shapes()
+    shapes = {v.spec.name: tuple(v.spec.shape.to_integer_list) for v in variables}
+    differences = [
+        f"{name} is {saved_shapes[name]} in the checkpoint and {shape} in the program"
+        for name, shape in shapes.items()
+        if name in saved_shapes and saved_shapes[name] != shape
     ]
-    differ += [
+    differences += [
         f"{v.spec.name} is {kind.name} in the checkpoint and {v.spec.dtype.name} in the program"
         for v in variables
         if (kind := saved.dtypes().get(v.spec.name)) and not _converts(kind, v.spec.dtype)
     ]
-    differ += [
+    differences += [
         f"{name} is not in the checkpoint"
-        for name in here
-        if name not in there and name not in zero_if_missing
+        for name in shapes
+        if name not in saved_shapes and name not in zero_if_missing
     ]
-    if whole:
-        differ += [f"{name} is only in the checkpoint" for name in there if name not in here]
-    if differ:
-        shown = "; ".join(differ[:3])
-        more = f"; and {len(differ) - 3} more" if len(differ) > 3 else ""
-        only_optimizer = whole and _fits_but_for_the_optimizer(saved, variables)
+    if strict:
+        differences += [
+            f"{name} is only in the checkpoint" for name in saved_shapes if name not in shapes
+        ]
+    if differences:
+        examples = "; ".join(differences[:3])
+        more = f"; and {len(differences) - 3} more" if len(differences) > 3 else ""
+        only_optimizer = strict and _fits_but_for_the_optimizer(saved, variables)
         where = "; only what the optimizer keeps differs" if only_optimizer else ""
         raise CheckpointMismatchError(
-            f"the checkpoint {saved.path} does not fit the model's variables: {shown}{more}{where}",
+            f"the checkpoint {saved.path} does not fit the model's variables:"
+            f" {examples}{more}{where}",
             saved.path,
             only_optimizer,
         )
@@ -150,7 +153,7 @@ def restore(
     saved: Checkpoint,
     variables: Variables,
     *,
-    whole: bool,
+    strict: bool,
     zero_if_missing: Collection[str] = (),
 ) -> None:
     """Restores variables from a checkpoint, whatever its mesh and precision.
@@ -161,7 +164,7 @@ def restore(
     Args:
       saved: the checkpoint.
       variables: to restore.
-      whole: see `check_fit`.
+      strict: see `check_fit`.
       zero_if_missing: see `check_fit`.
 
     Raises:
@@ -169,7 +172,7 @@ def restore(
       DamagedCheckpointError: the checkpoint is damaged, or was deleted.
       UnusableCheckpointError: it cannot be read.
     """
-    check_fit(saved, variables, whole, zero_if_missing)
+    check_fit(saved, variables, strict, zero_if_missing)
     converted = 0
     for variable in variables:
         if variable.spec.name not in saved.shapes():  # One of `zero_if_missing`.
@@ -214,16 +217,16 @@ def _slice(
     )
 
 
-def _converts(stored: tf.DType, wanted: tf.DType) -> bool:
+def _converts(stored: tf.DType, dtype: tf.DType) -> bool:
     """Whether a value that was saved in one dtype can be restored in another."""
-    return stored == wanted or (stored.is_floating and wanted.is_floating)
+    return stored == dtype or (stored.is_floating and dtype.is_floating)
 
 
 def _fits_but_for_the_optimizer(saved: Checkpoint, variables: Variables) -> bool:
     """Whether all trainable variables are there, in the same shape."""
-    there = saved.shapes()
+    saved_shapes = saved.shapes()
     return all(
-        there.get(v.spec.name) == tuple(v.spec.shape.to_integer_list)
+        saved_shapes.get(v.spec.name) == tuple(v.spec.shape.to_integer_list)
         for v in variables
         if v.spec.trainable
     )

@@ -1,9 +1,9 @@
 """Saves checkpoints: every process writes its slices, and a final name is always complete.
 
-The files are written into `step-00000300.tmp`; when all of them are on the disk, the `FINISHED`
-marker is written, and only then the directory is renamed to `step-00000300`. A crash before that
-leaves a `.tmp` directory, which is never taken for a checkpoint and is deleted by the next save of
-the step or by `retention`.
+The files are written into `step-00000300.tmp`; when all from_file them are on the disk, the
+`FINISHED` marker is written, and only then the directory is renamed to `step-00000300`. A crash
+before that leaves a `.tmp` directory, which is never taken for a checkpoint and is deleted by the
+next save of the step or by `retention`.
 
 TensorFlow saves slices of float16 tensors but cannot restore them ("Dtype half not supported"),
 so they are stored as float32, which represents every float16 value exactly; the marker lists them.
@@ -154,7 +154,7 @@ class _Saving:
 
     def begin(self, values: Sequence[tuple[Slice, tf.Tensor]], metadata: dict) -> None:
         """Checks the arguments; process 0 creates the empty temporary directory."""
-        _check_place(self.directory, self.step)
+        _check_destination(self.directory, self.step)
         _check_values(values)
         if self.process_id != 0:
             return
@@ -184,7 +184,7 @@ class _Saving:
                 )
             data = prefix.with_name(f"{prefix.name}.data-00000-of-00001")
             files.sync(data)
-            record = FileRecord.of(data)
+            record = FileRecord.from_file(data)
             note["data"] = {"size": record.size, "sha256": record.sha256}
         files.write_synced(_note(self.temporary, self.process_id), json.dumps(note).encode())
 
@@ -202,7 +202,7 @@ class _Saving:
         files.write_synced(self.temporary / METADATA, content)
         files.sync(self.temporary / f"{VARIABLES}.index")
         for name in (METADATA, f"{VARIABLES}.index"):
-            records[name] = FileRecord.of(self.temporary / name)
+            records[name] = FileRecord.from_file(self.temporary / name)
         float16 = sorted({each.name for each in slices if each.dtype == tf.float16})
         words = tuple(note["word"] for note in notes)
         if metrics:
@@ -231,8 +231,8 @@ class _Saving:
         for number in range(self.num_processes):
             _note(self.temporary, number).unlink()
         return {
-            f"{VARIABLES}.data-{place:05d}-of-{len(parts):05d}": FileRecord(**notes[number]["data"])
-            for place, number in enumerate(parts)
+            f"{VARIABLES}.data-{index:05d}-of-{len(parts):05d}": FileRecord(**notes[number]["data"])
+            for index, number in enumerate(parts)
         }
 
     def _read_note(self, process_id: int) -> dict:
@@ -269,18 +269,18 @@ class _Saving:
     def explained(self, failure: Exception) -> Exception:
         """Returns the failure as an error for the user: one sentence, if the file system failed."""
         if isinstance(failure, tf.errors.OpError):
-            why = reason(failure)
+            cause = reason(failure)
         elif isinstance(failure, OSError):
-            why = str(failure)
+            cause = str(failure)
         else:
             return failure
         return OSError(
             f"The checkpoint of step {self.step} could not be saved in {self.directory}:"
-            f" {why}. Checkpoints saved there before are untouched."
+            f" {cause}. Checkpoints saved there before are untouched."
         )
 
 
-def _check_place(directory: Path, step: int) -> None:
+def _check_destination(directory: Path, step: int) -> None:
     if step < 0:
         raise ValueError(f"The step of a checkpoint is at least 0, not {step}.")
     if ":/" in str(directory):  # Path has merged two slashes into one.

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from t2tp import mtf
-from t2tp.decoding.candidates import Candidates, candidates
 from t2tp.decoding.options import DecodeOptions
 from t2tp.decoding.prompt_batch import PromptBatch, max_loop_steps
 from t2tp.decoding.token_loop import token_loop
-from t2tp.models.autoregressive import AutoregressiveModel, State
+from t2tp.decoding.top_candidates import Candidates, top_candidates
+from t2tp.models.autoregressive import AutoregressiveModel, DecodeState
 from t2tp.program.program import Mesh
 
 _NONE = -math.inf  # the score of an empty entry of the beam
@@ -49,7 +49,11 @@ class _Beams(NamedTuple):
 
 
 def search(
-    model: AutoregressiveModel, mesh: Mesh, rows: PromptBatch, state: State, options: DecodeOptions
+    model: AutoregressiveModel,
+    mesh: Mesh,
+    rows: PromptBatch,
+    state: DecodeState,
+    options: DecodeOptions,
 ) -> dict[str, mtf.Tensor]:
     """Finds the best sequences.
 
@@ -57,7 +61,7 @@ def search(
       model: predicts the tokens.
       mesh: the program's mesh.
       rows: where the rows begin, and how far they may go.
-      state: of `model.begin`.
+      state: of `model.prefill`.
       options: width, length penalty, EOS.
 
     Returns:
@@ -70,14 +74,18 @@ def search(
     batch, beam = rows.batch, mtf.Dimension("beam", options.width)
     ranking = _Ranking(options, rows.length.size)
 
-    def body(step: mtf.Tensor, now: _Beams, before: State) -> tuple[_Beams, State]:
+    def body(
+        step: mtf.Tensor, now: _Beams, state_before: DecodeState
+    ) -> tuple[_Beams, DecodeState]:
         positions = mtf.minimum(rows.positions + step, rows.length.size - 1)
         last = _last_tokens(step, now.alive, rows, beam)
-        logits, after = model.step(mesh, last, mtf.broadcast(positions, last.shape), before)
+        logits, state_after = model.decode_step(
+            mesh, last, mtf.broadcast(positions, last.shape), state_before
+        )
         may_end = mtf.greater_equal(mtf.broadcast(step, [batch]), options.min_length)
         # Each sequence has one continuation by EOS, so that of twice as many as the beam is wide at
         # least the beam's width go on.
-        found = candidates(
+        continuations = top_candidates(
             logits,
             now.log_probs,
             may_end,
@@ -89,20 +97,20 @@ def search(
             lambda step, limits, *tensors: ranking.advance(
                 step, limits, Candidates(*tensors[:3]), _Beams(*tensors[3:])
             ),
-            [step, rows.limits, *found, *now],
+            [step, rows.limits, *continuations, *now],
             [*(x.shape for x in now), last.shape],
             [*(x.dtype for x in now), tf.int32],
             splittable_dims=[batch],
         )
         # An unfinished sequence continues another one of the last step, and so does its cache. What
         # the model did not change is the same for all sequences of a row.
-        kept = {
-            name: after[name]
-            if after[name] is before[name] or beam not in after[name].shape.dims
-            else _of_parents(after[name], parents, batch, beam)
-            for name in before
+        next_state = {
+            name: state_after[name]
+            if state_after[name] is state_before[name] or beam not in state_after[name].shape.dims
+            else _of_parents(state_after[name], parents, batch, beam)
+            for name in state_before
         }
-        return _Beams(*advanced), kept
+        return _Beams(*advanced), next_state
 
     state = {
         name: _for_each(tensor, batch, beam) if batch in tensor.shape.dims else tensor
@@ -168,12 +176,12 @@ def _of_parents(
     tensor: mtf.Tensor, parents: mtf.Tensor, batch: mtf.Dimension, beam: mtf.Dimension
 ) -> mtf.Tensor:
     """The state of the sequences that the new ones continue."""
-    places = [tensor.shape.dims.index(dim) for dim in (batch, beam)]
+    beam_axes = [tensor.shape.dims.index(dim) for dim in (batch, beam)]
 
     def pick(x: tf.Tensor, parents: tf.Tensor) -> tf.Tensor:
-        if places == [0, 1]:
+        if beam_axes == [0, 1]:
             return tf.gather(x, parents, batch_dims=1)
-        order = [*places, *(axis for axis in range(x.shape.rank) if axis not in places)]
+        order = [*beam_axes, *(axis for axis in range(x.shape.rank) if axis not in beam_axes)]
         picked = tf.gather(tf.transpose(x, order), parents, batch_dims=1)
         return tf.transpose(picked, [order.index(axis) for axis in range(x.shape.rank)])
 
@@ -193,7 +201,7 @@ class _Ranking:
         self._score_to_beat = tf.reduce_min if options.return_beams else tf.reduce_max
 
     def advance(
-        self, step: tf.Tensor, limits: tf.Tensor, found: Candidates, now: _Beams
+        self, step: tf.Tensor, limits: tf.Tensor, candidates: Candidates, now: _Beams
     ) -> tuple[tf.Tensor, ...]:
         """Sorts the candidates into unfinished and finished sequences.
 
@@ -201,9 +209,9 @@ class _Ranking:
           the fields of the next `_Beams`, and which entry of the beam each unfinished sequence
           continues, int32 [batch, beam].
         """
-        ends = tf.equal(found.tokens, self._eos_id)
-        log_probs, alive, parents = self._go_on(step, found, now, ends)
-        after = self._finish(step, found, now, ends)._replace(log_probs=log_probs, alive=alive)
+        ends = tf.equal(candidates.tokens, self._eos_id)
+        log_probs, alive, parents = self._unfinished(step, candidates, now, ends)
+        after = self._finish(step, candidates, now, ends)._replace(log_probs=log_probs, alive=alive)
         # A log-probability only falls, and the penalty (alpha is at least 0) is largest at the
         # limit: no unfinished sequence can end with a better score than this.
         best_possible = log_probs[:, 0] / self._penalty(limits)
@@ -211,16 +219,18 @@ class _Ranking:
         # A row that is done stays as it is: how long the loop goes on depends on the other rows
         # that this processor has, and what a row gives must not.
         is_done = tf.not_equal(now.done, 0)
-        kept = [
+        beams = [
             tf.where(tf.reshape(is_done, [-1] + [1] * (new.shape.rank - 1)), old, new)
             for old, new in zip(now[:-1], after[:-1], strict=True)
         ]
         done = is_done | is_settled | (step + 1 >= limits)
-        return (*kept, tf.cast(done, tf.int32), parents)
+        return (*beams, tf.cast(done, tf.int32), parents)
 
-    def _finish(self, step: tf.Tensor, found: Candidates, now: _Beams, ends: tf.Tensor) -> _Beams:
+    def _finish(
+        self, step: tf.Tensor, candidates: Candidates, now: _Beams, ends: tf.Tensor
+    ) -> _Beams:
         """The best of the finished sequences and of the candidates that end here."""
-        ended = tf.where(ends, found.log_probs, _NONE)
+        ended = tf.where(ends, candidates.log_probs, _NONE)
         all_scores = tf.concat([now.scores, ended / self._penalty(step + 1)], -1)
         scores, chosen = tf.math.top_k(all_scores, self._beam_size)
 
@@ -230,19 +240,19 @@ class _Ranking:
         # EOS is not written: what ends here is what its parent has.
         return now._replace(
             scores=scores,
-            finished=best(now.finished, tf.gather(now.alive, found.parents, batch_dims=1)),
+            finished=best(now.finished, tf.gather(now.alive, candidates.parents, batch_dims=1)),
             finished_log_probs=best(now.finished_log_probs, ended),
-            sizes=best(now.sizes, tf.fill(found.parents.shape, step)),
+            sizes=best(now.sizes, tf.fill(candidates.parents.shape, step)),
         )
 
-    def _go_on(
-        self, step: tf.Tensor, found: Candidates, now: _Beams, ends: tf.Tensor
+    def _unfinished(
+        self, step: tf.Tensor, candidates: Candidates, now: _Beams, ends: tf.Tensor
     ) -> tuple[tf.Tensor, ...]:
         """The most probable candidates that do not end: log-probabilities, tokens, parents."""
-        unfinished = tf.where(ends, _NONE, found.log_probs)
+        unfinished = tf.where(ends, _NONE, candidates.log_probs)
         log_probs, chosen = tf.math.top_k(unfinished, self._beam_size)
-        parents = tf.gather(found.parents, chosen, batch_dims=1)
-        tokens = tf.gather(found.tokens, chosen, batch_dims=1)
+        parents = tf.gather(candidates.parents, chosen, batch_dims=1)
+        tokens = tf.gather(candidates.tokens, chosen, batch_dims=1)
         is_here = tf.equal(tf.range(self._length), step)
         before = tf.gather(now.alive, parents, batch_dims=1)
         return log_probs, tf.where(is_here, tokens[..., None], before), parents

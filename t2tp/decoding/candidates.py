@@ -29,7 +29,7 @@ class Candidates(NamedTuple):
     tokens: Any
 
 
-def candidates(
+def top_candidates(
     logits: mtf.Tensor,
     log_probs: mtf.Tensor,
     may_end: mtf.Tensor,
@@ -86,8 +86,8 @@ class CandidatesOperation(Operation):
         log_totals = normalizer(gathered[..., 2 * count :])  # [batch, beam]
         base = lowering.slice(log_probs) - log_totals
         sums = gathered[..., :count] + base[..., None, None]  # [batch, beam, parts, count]
-        best, places = tf.math.top_k(tf.reshape(sums, [batch, -1]), self._dim.size)
+        best, indices = tf.math.top_k(tf.reshape(sums, [batch, -1]), self._dim.size)
         tokens = tf.reshape(as_ids(gathered[..., count : 2 * count]), [batch, -1])
         lowering.set_slice(self.outputs[0], best)
-        lowering.set_slice(self.outputs[1], places // (part.parts * count))
-        lowering.set_slice(self.outputs[2], tf.gather(tokens, places, batch_dims=1))
+        lowering.set_slice(self.outputs[1], indices // (part.parts * count))
+        lowering.set_slice(self.outputs[2], tf.gather(tokens, indices, batch_dims=1))

@@ -31,7 +31,9 @@ def decode(
       tensors by name; see `greedy_and_sampling.greedy_or_sample` and `beam_search.search`.
     """
     rows = PromptBatch.from_features(features)
-    read = {name: tensor for name, tensor in features.items() if name not in ROW_FEATURES}
-    state = model.begin(mesh, read, rows.length)
+    prompt_features = {
+        name: tensor for name, tensor in features.items() if name not in ROW_FEATURES
+    }
+    state = model.prefill(mesh, prompt_features, rows.length)
     find = search if options.method == BEAM else greedy_or_sample
     return find(model, mesh, rows, state, options)

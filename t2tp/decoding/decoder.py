@@ -136,13 +136,13 @@ class Decoder:
         ) -> Mapping[str, np.ndarray]:
             key = tuple((name, f.shape.to_string) for name, f in features.items())
             if key not in programs:
-                made = list(programs.values())
+                loaded = list(programs.values())
                 programs[key] = Program(
                     lambda mesh, given: decode(model, mesh, given, chosen),
                     features,
                     layout=on_mesh,
-                    cluster=made[0].cluster if made else cluster,
-                    variables=made[0].variables if made else variables,
+                    cluster=loaded[0].cluster if loaded else cluster,
+                    variables=loaded[0].variables if loaded else variables,
                     seed=seed,
                     xla=xla,
                 )
@@ -160,8 +160,8 @@ class Decoder:
         Raises:
           ValueError: see `iterate`.
         """
-        found = dict(self.iterate(requests))
-        return [found[number] for number in range(len(requests))]
+        hypotheses = dict(self.iterate(requests))
+        return [hypotheses[number] for number in range(len(requests))]
 
     def iterate(self, requests: Sequence[Request]) -> Iterator[tuple[int, list[Hypothesis]]]:
         """Decodes rows; gives each with its number as soon as its batch is done.
@@ -251,13 +251,13 @@ class Decoder:
         count = len(row["scores"]) if self.options.return_beams else 1
         return [
             Hypothesis(
-                row["symbols"][place, : row["sizes"][place]].tolist(),
-                float(row["log_probs"][place]),
-                float(row["scores"][place]),
-                bool(row["ended"][place]),
+                row["symbols"][index, : row["sizes"][index]].tolist(),
+                float(row["log_probs"][index]),
+                float(row["scores"][index]),
+                bool(row["ended"][index]),
             )
-            for place in range(count)
-            if np.isfinite(row["scores"][place])
+            for index in range(count)
+            if np.isfinite(row["scores"][index])
         ]
 
 

@@ -11,7 +11,7 @@ from t2tp.decoding.options import DecodeOptions
 from t2tp.decoding.prompt_batch import PromptBatch, max_loop_steps
 from t2tp.decoding.sampling import choose_tokens
 from t2tp.decoding.token_loop import token_loop
-from t2tp.models.autoregressive import AutoregressiveModel, State
+from t2tp.models.autoregressive import AutoregressiveModel, DecodeState
 from t2tp.program.program import Mesh
 
 # What a row is doing.
@@ -39,7 +39,11 @@ class _Sequences(NamedTuple):
 
 
 def greedy_or_sample(
-    model: AutoregressiveModel, mesh: Mesh, rows: PromptBatch, state: State, options: DecodeOptions
+    model: AutoregressiveModel,
+    mesh: Mesh,
+    rows: PromptBatch,
+    state: DecodeState,
+    options: DecodeOptions,
 ) -> dict[str, mtf.Tensor]:
     """Writes token after token, until every row has ended or is at its limit.
 
@@ -47,7 +51,7 @@ def greedy_or_sample(
       model: predicts the tokens.
       mesh: the program's mesh.
       rows: where the rows begin, and how far they may go.
-      state: of `model.begin`.
+      state: of `model.prefill`.
       options: how tokens are chosen.
 
     Returns:
@@ -59,8 +63,10 @@ def greedy_or_sample(
     batch = rows.batch
     update = _RowUpdate(options, rows.length.size)
 
-    def body(step: mtf.Tensor, now: _Sequences, state: State) -> tuple[_Sequences, State]:
-        logits, state = model.step(mesh, now.previous, now.positions, state)
+    def body(
+        step: mtf.Tensor, now: _Sequences, state: DecodeState
+    ) -> tuple[_Sequences, DecodeState]:
+        logits, state = model.decode_step(mesh, now.previous, now.positions, state)
         may_end = mtf.greater_equal(mtf.broadcast(step, mtf.Shape([batch])), options.min_length)
         tokens, log_probs = choose_tokens(
             logits, rows.keys, now.positions, may_end, model.vocab_sizes["targets"], options

@@ -41,8 +41,8 @@ def nucleus_mask(part: VocabSlice, logits: tf.Tensor, top_p: float) -> tf.Tensor
         # The largest digit with which the nucleus is full; rounding may leave none.
         is_full = from_top >= top_p * total[:, None]
         digit = tf.reduce_max(tf.where(is_full, tf.range(_DIGITS), 0), -1)
-        here = tf.gather(by_digit, digit, batch_dims=1)
-        above = tf.gather(from_top, digit, batch_dims=1) - here
+        weight = tf.gather(by_digit, digit, batch_dims=1)
+        above = tf.gather(from_top, digit, batch_dims=1) - weight
         prefix = prefix * _DIGITS + tf.cast(digit, tf.int64)
     return (keys >= prefix[:, None]) & (weights > 0)
 

@@ -70,7 +70,7 @@ class DecodeOptions:
           ValueError: a number is out of its range, or two options contradict each other.
         """
         at_least = {"alpha": 0, "temperature": 0, "top_k": 0, "extra_length": 0, "min_length": 0}
-        for name, least in {
+        for name, min_value in {
             **at_least,
             "beam_size": 1,
             "batch_size": 1,
@@ -78,8 +78,8 @@ class DecodeOptions:
             "num_samples": -1,
         }.items():
             value = getattr(self, name)
-            if value is not None and value < least:
-                raise ValueError(f"{name} is {value}, and must be at least {least}")
+            if value is not None and value < min_value:
+                raise ValueError(f"{name} is {value}, and must be at least {min_value}")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p is {self.top_p}, and must be above 0 and at most 1")
         if self._names_some and self.temperature == 0:

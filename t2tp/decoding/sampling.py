@@ -117,8 +117,8 @@ class _Sampler:
         values = tf.reshape(gathered[..., :count], [rows, -1])
         ids = tf.reshape(as_ids(gathered[..., count : 2 * count]), [rows, -1])
         log_total = normalizer(gathered[..., 2 * count :])
-        values, places = tf.math.top_k(values, min(self._top_k, values.shape[-1]))
-        ids = tf.gather(ids, places, batch_dims=1)
+        values, indices = tf.math.top_k(values, min(self._top_k, values.shape[-1]))
+        ids = tf.gather(ids, indices, batch_dims=1)
         scaled = values / self._temperature
         if self._top_p < 1:
             before = tf.cumsum(tf.nn.softmax(scaled), -1, exclusive=True)
@@ -145,18 +145,18 @@ def top_tokens(part: VocabSlice, allowed: tf.Tensor, count: int) -> tuple[tf.Ten
       allowed: [rows..., part], the logits with those left out that must not be chosen.
       count: how many.
     """
-    values, places = tf.math.top_k(allowed, min(count, allowed.shape[-1]))
-    return values, tf.gather(part.ids, places)
+    values, indices = tf.math.top_k(allowed, min(count, allowed.shape[-1]))
+    return values, tf.gather(part.ids, indices)
 
 
 def _best(part: VocabSlice, allowed: tf.Tensor, scores: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """The tokens of the highest scores, and their log-probabilities."""
-    place = tf.argmax(scores, -1, tf.int32)
+    index = tf.argmax(scores, -1, tf.int32)
     picked = tf.stack(
         [
-            tf.gather(scores, place, batch_dims=1),
-            tf.gather(allowed, place, batch_dims=1),
-            as_floats(tf.gather(part.ids, place)),
+            tf.gather(scores, index, batch_dims=1),
+            tf.gather(allowed, index, batch_dims=1),
+            as_floats(tf.gather(part.ids, index)),
         ],
         -1,
     )

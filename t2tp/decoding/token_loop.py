@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeVar
 import tensorflow as tf
 
 from t2tp import mtf
-from t2tp.models.autoregressive import State
+from t2tp.models.autoregressive import DecodeState
 from t2tp.program.program import Mesh
 
 # A NamedTuple of tensors: what a way of decoding remembers of its sequences.
@@ -18,9 +18,9 @@ S = TypeVar("S", bound=NamedTuple)
 def token_loop(
     mesh: Mesh,
     start: S,
-    state: State,
+    state: DecodeState,
     goes_on: Callable[[S], mtf.Tensor],
-    body: Callable[[mtf.Tensor, S, State], tuple[S, State]],
+    body: Callable[[mtf.Tensor, S, DecodeState], tuple[S, DecodeState]],
 ) -> tuple[mtf.Tensor, S]:
     """Makes sequences longer, one token in each iteration.
 
@@ -38,7 +38,7 @@ def token_loop(
     """
     names = list(state)
 
-    def unpacked(values: Sequence[mtf.Tensor]) -> tuple[S, State]:
+    def unpacked(values: Sequence[mtf.Tensor]) -> tuple[S, DecodeState]:
         sequences = type(start)(*values[: len(start)])
         return sequences, dict(zip(names, values[len(start) :], strict=True))
 

@@ -1,7 +1,7 @@
 """Self-attention and cross-attention, on a full sequence or one token at a time.
 
-Each layer has three methods on the same variables: `attend` reads a full sequence, `begin` also
-fills the decoding state (prefill), and `step` reads one token per row (decode step).
+Each layer has three methods on the same variables: `attend` reads a full sequence, `prefill` also
+fills the decoding state, and `decode_step` reads one token per row.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from t2tp.ops.rotary import RotaryScaling, rotary
 from t2tp.ops.scatter_update import scatter_update
 
 # The decoding state (key-value caches) by name: [batch..., ...].
-State = dict[str, mtf.Tensor]
+DecodeState = dict[str, mtf.Tensor]
 
 
 @dataclass(frozen=True)
@@ -80,12 +80,12 @@ class SelfAttention:
         q, k, v = self._project(x, sequence)
         return self._attend(x, q, k, v, sequence, training, relative_bias)
 
-    def begin(
+    def prefill(
         self,
         x: mtf.Tensor,
         sequence: SequenceInfo,
         length: mtf.Dimension,
-        state: State,
+        state: DecodeState,
         name: str,
         relative_bias: RelativeBias | None = None,
     ) -> mtf.Tensor:
@@ -97,11 +97,11 @@ class SelfAttention:
         state[f"{name}/v"] = padded_to(v, sequence.length, length)
         return self._attend(x, q, k, v, sequence, False, relative_bias)
 
-    def step(
+    def decode_step(
         self,
         x: mtf.Tensor,
         positions: mtf.Tensor,
-        state: State,
+        state: DecodeState,
         name: str,
         relative_bias: RelativeBias | None = None,
     ) -> mtf.Tensor:
@@ -204,15 +204,15 @@ class CrossAttention:
         )
         return self.heads.output(attended, x.shape)
 
-    def begin(self, memory: Memory, state: State, name: str) -> None:
+    def prefill(self, memory: Memory, state: DecodeState, name: str) -> None:
         """Stores keys and values of the memory in the state, as `<name>/k` and `<name>/v`:
         [batch..., kv_heads, memory_length, d_kv].
         """
         k, v = self.heads.keys_and_values(memory.x, memory.segments.shape.dims[-1])
         state[f"{name}/k"], state[f"{name}/v"] = k, v
 
-    def step(
-        self, x: mtf.Tensor, memory_segments: mtf.Tensor, state: State, name: str
+    def decode_step(
+        self, x: mtf.Tensor, memory_segments: mtf.Tensor, state: DecodeState, name: str
     ) -> mtf.Tensor:
         """Computes [batch..., d_model] -> [batch..., d_model].
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence as Sizes
 import tensorflow as tf
 
 from t2tp import mtf
-from t2tp.layers.attention import SequenceInfo, State
+from t2tp.layers.attention import DecodeState, SequenceInfo
 from t2tp.layers.heads import Heads
 from t2tp.ops.attention.api import RelativeBias
 from t2tp.ops.attention.decode_step import attention_step
@@ -50,12 +50,12 @@ class BlockAttention:
         k, v = self._heads.keys_and_values(x, self._space[-1])
         return self._attend(x, q, k, v)
 
-    def begin(
+    def prefill(
         self,
         x: mtf.Tensor,
         sequence: SequenceInfo,
         length: mtf.Dimension,
-        state: State,
+        state: DecodeState,
         name: str,
         relative_bias: RelativeBias | None = None,
     ) -> mtf.Tensor:
@@ -72,11 +72,11 @@ class BlockAttention:
             state[f"{name}/{key}"] = mtf.reshape(in_order, [*batch, heads, length, d_kv])
         return self._attend(x, q, k, v)
 
-    def step(
+    def decode_step(
         self,
         x: mtf.Tensor,
         positions: mtf.Tensor,
-        state: State,
+        state: DecodeState,
         name: str,
         relative_bias: RelativeBias | None = None,
     ) -> mtf.Tensor:
@@ -89,7 +89,9 @@ class BlockAttention:
         for key, new in zip(("k", "v"), self._heads.keys_and_values(x, None), strict=True):
             state[f"{name}/{key}"] = scatter_update(state[f"{name}/{key}"], new, positions, length)
         is_seen = mtf.slicewise(
-            lambda here, places: visible_positions(here, places, self._block, self._space[-1].size),
+            lambda query_positions, memory_positions: visible_positions(
+                query_positions, memory_positions, self._block, self._space[-1].size
+            ),
             [positions, mtf.range(x.mesh, length, tf.int32)],
             output_shape=positions.shape + length,
             output_dtype=tf.bool,

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from t2tp import mtf
 from t2tp.layers import variables
-from t2tp.layers.attention import SequenceInfo, State
+from t2tp.layers.attention import DecodeState, SequenceInfo
 from t2tp.layers.heads import Heads, padded_to
 from t2tp.ops.attention.api import RelativeBias, attention
 from t2tp.ops.attention.decode_step import attention_step
@@ -61,12 +61,12 @@ class CompressedSelfAttention:
             x, self._compressed(k, "k"), self._compressed(v, "v"), sequence, training
         )
 
-    def begin(
+    def prefill(
         self,
         x: mtf.Tensor,
         sequence: SequenceInfo,
         length: mtf.Dimension,
-        state: State,
+        state: DecodeState,
         name: str,
         relative_bias: RelativeBias | None = None,
     ) -> mtf.Tensor:
@@ -75,19 +75,19 @@ class CompressedSelfAttention:
         """
         _refuse(relative_bias)
         blocks = mtf.Dimension("compressed_length", length.size // self._factor)
-        made = []
-        for key, whole in zip("kv", self.heads.keys_and_values(x, sequence.length), strict=True):
-            compressed = self._compressed(whole, key)
-            made.append(compressed)
-            state[f"{name}/{key}"] = padded_to(whole, sequence.length, length)
+        compressed_kv = []
+        for key, values in zip("kv", self.heads.keys_and_values(x, sequence.length), strict=True):
+            compressed = self._compressed(values, key)
+            compressed_kv.append(compressed)
+            state[f"{name}/{key}"] = padded_to(values, sequence.length, length)
             state[f"{name}/{key}_blocks"] = padded_to(compressed, compressed.shape.dims[-2], blocks)
-        return self._attend(x, made[0], made[1], sequence, False)
+        return self._attend(x, compressed_kv[0], compressed_kv[1], sequence, False)
 
-    def step(
+    def decode_step(
         self,
         x: mtf.Tensor,
         positions: mtf.Tensor,
-        state: State,
+        state: DecodeState,
         name: str,
         relative_bias: RelativeBias | None = None,
     ) -> mtf.Tensor:
@@ -96,12 +96,12 @@ class CompressedSelfAttention:
         """
         _refuse(relative_bias)
         for key, new in zip("kv", self.heads.keys_and_values(x, None), strict=True):
-            whole = state[f"{name}/{key}"]
-            whole = scatter_update(whole, new, positions, whole.shape.dims[-2])
-            state[f"{name}/{key}"] = whole
+            values = state[f"{name}/{key}"]
+            values = scatter_update(values, new, positions, values.shape.dims[-2])
+            state[f"{name}/{key}"] = values
             # Updates the position's block, which is masked until it is complete.
             state[f"{name}/{key}_blocks"] = self._with_block(
-                state[f"{name}/{key}_blocks"], whole, positions, key
+                state[f"{name}/{key}_blocks"], values, positions, key
             )
         attended = attention_step(
             self.heads.queries(x, None),
@@ -113,25 +113,28 @@ class CompressedSelfAttention:
         return self.heads.output(attended, x.shape)
 
     def _with_block(
-        self, blocks: mtf.Tensor, whole: mtf.Tensor, positions: mtf.Tensor, key: str
+        self, blocks: mtf.Tensor, values: mtf.Tensor, positions: mtf.Tensor, key: str
     ) -> mtf.Tensor:
         """Recomputes the block of a position.
 
         Trailing positions, which fill no block, recompute the last block, which does not change.
         """
-        dim, length = blocks.shape.dims[-2], whole.shape.dims[-2]
-        number = mtf.minimum(mtf.floordiv(positions, self._factor), dim.size - 1)
+        dim, length = blocks.shape.dims[-2], values.shape.dims[-2]
+        index = mtf.minimum(mtf.floordiv(positions, self._factor), dim.size - 1)
         within = mtf.Dimension("compression", self._factor)
-        places = mtf.add(
-            number * self._factor,
-            mtf.range(whole.mesh, within, tf.int32),
-            output_shape=number.shape + within,
+        block_positions = mtf.add(
+            index * self._factor,
+            mtf.range(values.mesh, within, tf.int32),
+            output_shape=index.shape + within,
         )
-        *batch, kv_heads, _, d_kv = whole.shape.dims
+        *batch, kv_heads, _, d_kv = values.shape.dims
         block = checked_gather(
-            whole, places, length, output_shape=mtf.Shape([*batch, kv_heads, within, d_kv])
+            values,
+            block_positions,
+            length,
+            output_shape=mtf.Shape([*batch, kv_heads, within, d_kv]),
         )
-        return scatter_update(blocks, self._convolved(block, key, blocks.shape - dim), number, dim)
+        return scatter_update(blocks, self._convolved(block, key, blocks.shape - dim), index, dim)
 
     def _compressed(self, x: mtf.Tensor, key: str) -> mtf.Tensor:
         """Computes [batch..., kv_heads, length, d_kv] -> [..., compressed_length, d_kv]."""
@@ -174,8 +177,8 @@ class CompressedSelfAttention:
         """Returns the segment of each block; -1, which matches none, for a block of several."""
         *batch, length = segments.shape.dims
         within = mtf.Dimension("compression", self._factor)
-        whole = _first(segments, length, blocks.size * self._factor)
-        cut = mtf.reshape(whole, mtf.Shape([*batch, blocks, within]))
+        complete = _first(segments, length, blocks.size * self._factor)
+        cut = mtf.reshape(complete, mtf.Shape([*batch, blocks, within]))
         lowest = mtf.reduce_min(cut, reduced_dim=within)
         highest = mtf.reduce_max(cut, reduced_dim=within)
         return mtf.where(mtf.equal(lowest, highest), lowest, mtf.zeros_like(lowest) - 1)

@@ -41,5 +41,5 @@ class Dropout:
                     f"dropout is to be the same along {name!r}, and {x.name!r} {x.shape} has no"
                     " such dimension."
                 )
-        drawn = [d for d in x.shape.dims if d.name not in self._broadcast_dims]
-        return mtf.dropout(x, is_training=True, rate=self._rate, noise_shape=mtf.Shape(drawn))
+        dims = [d for d in x.shape.dims if d.name not in self._broadcast_dims]
+        return mtf.dropout(x, is_training=True, rate=self._rate, noise_shape=mtf.Shape(dims))

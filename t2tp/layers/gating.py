@@ -80,13 +80,13 @@ def token_choices(
     """
     experts, tokens = router.experts, router.tokens
     probabilities = router.probabilities()
-    left = mtf.stop_gradient(probabilities)
+    remaining = mtf.stop_gradient(probabilities)
     picks, gates = [], []
     for _ in range(k):
-        pick = mtf.argmax(left, experts)
+        pick = mtf.argmax(remaining, experts)
         chosen = mtf.one_hot(pick, experts, dtype=tf.float32)
         # Chosen experts become -1, below all probabilities, so that the next argmax skips them.
-        left = left * (1.0 - chosen) - chosen
+        remaining = remaining * (1.0 - chosen) - chosen
         picks.append((pick, chosen * router.token_mask))
         gates.append(mtf.reduce_sum(probabilities * chosen, reduced_dim=experts))
     if k > 1:
@@ -99,11 +99,11 @@ def token_choices(
         before = mtf.cumsum(chosen, tokens, exclusive=True)
         if taken is not None:
             before += taken
-        place = mtf.reduce_sum(before * chosen, reduced_dim=experts)
+        position = mtf.reduce_sum(before * chosen, reduced_dim=experts)
         counts = mtf.reduce_sum(chosen, reduced_dim=tokens)
         taken = counts if taken is None else taken + counts
-        has_room = _float(mtf.less(place, float(capacity))) * router.token_mask
-        slot = pick * capacity + mtf.cast(place, tf.int32)
+        has_room = _float(mtf.less(position, float(capacity))) * router.token_mask
+        slot = pick * capacity + mtf.cast(position, tf.int32)
         nowhere = mtf.zeros_like(slot) + experts.size * capacity
         slots = mtf.where(mtf.greater(has_room, 0.0), slot, nowhere)
         choices.append(ExpertAssignment(slots, gate * has_room, router.token_mask - has_room))

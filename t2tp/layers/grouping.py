@@ -34,5 +34,5 @@ def group_tokens(x: mtf.Tensor, group_size: int) -> mtf.Tensor:
     return mtf.reshape(x, mtf.Shape([*groups, mtf.Dimension("group", group), d_model]))
 
 
-def _largest_divisor(number: int, most: int) -> int:
-    return next(n for n in range(min(number, max(most, 1)), 0, -1) if number % n == 0)
+def _largest_divisor(number: int, limit: int) -> int:
+    return next(n for n in range(min(number, max(limit, 1)), 0, -1) if number % n == 0)

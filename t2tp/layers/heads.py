@@ -94,10 +94,10 @@ class Heads:
     ) -> mtf.Tensor:
         *rest, d_model = x.shape.dims
         batch = [d for d in rest if d != length]
-        places = [] if length is None else [length]
+        lengths = [] if length is None else [length]
         dims = [d_model, heads, self.d_kv]
         matrix = variables.weight(x.mesh, name, dims, d_model.size**-0.5, x.dtype)
-        shape = mtf.Shape([*batch, heads, *places, self.d_kv])
+        shape = mtf.Shape([*batch, heads, *lengths, self.d_kv])
         y = mtf.einsum([x, matrix], output_shape=shape)
         return self._with_bias(y, name, [heads, self.d_kv])
 

@@ -58,9 +58,9 @@ class RoutingConfig:
     def capacity(self, group: int, training: bool) -> int:
         """Returns an expert's capacity in a group of `group` tokens."""
         factor = self.capacity_factor_train if training else self.capacity_factor_eval
-        wanted = group * (2 if self.gating == "top_2" else 1) * factor / self.num_experts
+        capacity = group * (2 if self.gating == "top_2" else 1) * factor / self.num_experts
         # 1e-9: a rounding error above an integer must not raise the capacity.
-        return max(1, min(group, math.ceil(wanted - 1e-9)))
+        return max(1, min(group, math.ceil(capacity - 1e-9)))
 
 
 class MixtureOfExperts:
@@ -88,11 +88,11 @@ class MixtureOfExperts:
         if routing.gating not in GATINGS:
             known = nearest(routing.gating, GATINGS, "gatings")
             raise ValueError(f"moe_gating is {routing.gating!r}: {known}")
-        least = 2 if routing.gating == "top_2" else 1
-        if routing.num_experts < least or routing.group_size < 0:
+        min_experts = 2 if routing.gating == "top_2" else 1
+        if routing.num_experts < min_experts or routing.group_size < 0:
             raise ValueError(
-                f"{routing.gating} needs at least {least} experts, and groups of a size of 0 (a"
-                f" row) or above, not {routing.num_experts} and {routing.group_size}."
+                f"{routing.gating} needs at least {min_experts} experts, and groups of a size of 0"
+                f" (a row) or above, not {routing.num_experts} and {routing.group_size}."
             )
         if min(routing.capacity_factor_train, routing.capacity_factor_eval) <= 0:
             raise ValueError("capacity factors must be above 0.")
@@ -147,10 +147,10 @@ class MixtureOfExperts:
         )
         shape = mtf.Shape([*groups, group])
         if token_mask is None:
-            real = mtf.ones(x.mesh, shape, tf.float32)
+            mask = mtf.ones(x.mesh, shape, tf.float32)
         else:
-            real = mtf.reshape(mtf.cast(token_mask, tf.float32), shape)
-        return tokens, Router(logits, real, self._router_experts)
+            mask = mtf.reshape(mtf.cast(token_mask, tf.float32), shape)
+        return tokens, Router(logits, mask, self._router_experts)
 
     def _mixed(
         self,
@@ -176,38 +176,39 @@ class MixtureOfExperts:
         choices, load_balance = token_choices(router, k, capacity)
         *groups, _, d_model = tokens.shape.dims
         slots = mtf.Dimension("expert_slots", self._experts.size * capacity)
-        sent = [
+        dispatched = [
             mtf.einsum(
                 [_one_hot(choice, slots, tokens.dtype), tokens],
                 output_shape=mtf.Shape([*groups, slots, d_model]),
             )
             for choice in choices
         ]
-        made = self._apply(sum(sent[1:], sent[0]), capacity, training)
+        y = self._apply(sum(dispatched[1:], dispatched[0]), capacity, training)
         parts = []
         for choice in choices:
-            back = mtf.einsum(
-                [_one_hot(choice, slots, made.dtype), made], output_shape=tokens.shape
-            )
+            back = mtf.einsum([_one_hot(choice, slots, y.dtype), y], output_shape=tokens.shape)
             parts.append(back * mtf.cast(choice.gate, back.dtype))
         dropped = sum((c.is_dropped for c in choices[1:]), choices[0].is_dropped)
-        asked = mtf.reduce_sum(router.token_mask) * float(k)
-        return sum(parts[1:], parts[0]), load_balance, asked, mtf.reduce_sum(dropped)
+        num_choices = mtf.reduce_sum(router.token_mask) * float(k)
+        return sum(parts[1:], parts[0]), load_balance, num_choices, mtf.reduce_sum(dropped)
 
     def _by_expert(
         self, tokens: mtf.Tensor, router: Router, capacity: int, training: bool
     ) -> tuple[mtf.Tensor, ...]:
         """Returns the same by expert choice, where the load is always balanced."""
         *groups, group, d_model = tokens.shape.dims
-        places = mtf.Dimension("capacity", capacity)
-        chosen, gates = expert_choices(router, places)
-        wanted = mtf.Shape([*groups, self._router_experts, places, d_model])
-        sent = checked_gather(tokens, chosen, group, output_shape=wanted)
+        capacity_dim = mtf.Dimension("capacity", capacity)
+        chosen, gates = expert_choices(router, capacity_dim)
+        shape = mtf.Shape([*groups, self._router_experts, capacity_dim, d_model])
+        dispatched = checked_gather(tokens, chosen, group, output_shape=shape)
         slots = mtf.Dimension("expert_slots", self._experts.size * capacity)
-        sent = mtf.reshape(sent, mtf.Shape([*groups, slots, d_model]))
-        made = mtf.reshape(self._apply(sent, capacity, training), wanted)
+        dispatched = mtf.reshape(dispatched, mtf.Shape([*groups, slots, d_model]))
+        outputs = mtf.reshape(self._apply(dispatched, capacity, training), shape)
         y = mtf.einsum(
-            [mtf.one_hot(chosen, group, dtype=made.dtype), made * mtf.cast(gates, made.dtype)],
+            [
+                mtf.one_hot(chosen, group, dtype=outputs.dtype),
+                outputs * mtf.cast(gates, outputs.dtype),
+            ],
             output_shape=tokens.shape,
         )
         ones = mtf.cast(mtf.greater(gates, 0.0), tf.float32)
@@ -215,24 +216,26 @@ class MixtureOfExperts:
             [mtf.one_hot(chosen, group, dtype=tf.float32), ones],
             output_shape=mtf.Shape([*groups, group]),
         )
-        is_left = mtf.cast(mtf.equal(experts_of, 0.0), tf.float32) * router.token_mask
+        is_dropped = mtf.cast(mtf.equal(experts_of, 0.0), tf.float32) * router.token_mask
         count = mtf.reduce_sum(router.token_mask)
-        return y, mtf.zeros(y.mesh, [], tf.float32), count, mtf.reduce_sum(is_left)
+        return y, mtf.zeros(y.mesh, [], tf.float32), count, mtf.reduce_sum(is_dropped)
 
-    def _apply(self, sent: mtf.Tensor, capacity: int, training: bool) -> mtf.Tensor:
+    def _apply(self, dispatched: mtf.Tensor, capacity: int, training: bool) -> mtf.Tensor:
         """Applies the experts to [groups, expert_slots, d_model].
 
         The reshapes become the all-to-alls that send tokens to their experts and back.
         """
-        *groups, _, d_model = sent.shape.dims
+        *groups, _, d_model = dispatched.shape.dims
         names = ("expert_groups", "expert_length_groups")[: len(groups)]
-        here = [mtf.Dimension(n, dim.size) for n, dim in zip(names, groups, strict=True)]
-        places = mtf.Dimension("capacity", capacity)
-        at_experts = mtf.reshape(sent, mtf.Shape([*here, self._experts, places, d_model]))
+        group_dims = [mtf.Dimension(n, dim.size) for n, dim in zip(names, groups, strict=True)]
+        capacity_dim = mtf.Dimension("capacity", capacity)
+        at_experts = mtf.reshape(
+            dispatched, mtf.Shape([*group_dims, self._experts, capacity_dim, d_model])
+        )
         # The tokens of an expert are contiguous, so its matmuls and their gradients need no copies.
-        in_one_piece = mtf.Shape([self._experts, *here, places, d_model])
-        made = self._feed_forward(mtf.transpose(at_experts, in_one_piece), training)
-        return mtf.reshape(mtf.transpose(made, at_experts.shape), sent.shape)
+        contiguous = mtf.Shape([self._experts, *group_dims, capacity_dim, d_model])
+        y = self._feed_forward(mtf.transpose(at_experts, contiguous), training)
+        return mtf.reshape(mtf.transpose(y, at_experts.shape), dispatched.shape)
 
 
 def _one_hot(choice: ExpertAssignment, slots: mtf.Dimension, dtype: tf.DType) -> mtf.Tensor:

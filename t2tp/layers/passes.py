@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from t2tp import mtf
-from t2tp.layers.attention import CrossAttention, Memory, SequenceInfo, State
+from t2tp.layers.attention import CrossAttention, DecodeState, Memory, SequenceInfo
 from t2tp.ops.attention.api import RelativeBias
 
 T = TypeVar("T")
@@ -24,22 +24,22 @@ class SelfAttentionLayer(Protocol):
     ) -> mtf.Tensor:
         """Computes the attention of a full sequence."""
 
-    def begin(
+    def prefill(
         self,
         x: mtf.Tensor,
         sequence: SequenceInfo,
         length: mtf.Dimension,
-        state: State,
+        state: DecodeState,
         name: str,
         relative_bias: RelativeBias | None = None,
     ) -> mtf.Tensor:
         """Computes `attend` and stores keys and values in the state."""
 
-    def step(
+    def decode_step(
         self,
         x: mtf.Tensor,
         positions: mtf.Tensor,
-        state: State,
+        state: DecodeState,
         name: str,
         relative_bias: RelativeBias | None = None,
     ) -> mtf.Tensor:
@@ -122,7 +122,7 @@ class Prefill:
 
     sequence: SequenceInfo
     length: mtf.Dimension
-    state: State
+    state: DecodeState
     memory: Memory | None = None
     relative_bias: RelativeBias | None = None
     training: bool = False
@@ -134,12 +134,12 @@ class Prefill:
 
     def self_attention(self, layer: SelfAttentionLayer, x: mtf.Tensor, name: str) -> mtf.Tensor:
         """See `ForwardPass`."""
-        return layer.begin(x, self.sequence, self.length, self.state, name, self.relative_bias)
+        return layer.prefill(x, self.sequence, self.length, self.state, name, self.relative_bias)
 
     def cross_attention(self, layer: CrossAttention, x: mtf.Tensor, name: str) -> mtf.Tensor:
         """See `ForwardPass`."""
         memory = _given(self.memory)
-        layer.begin(memory, self.state, name)
+        layer.prefill(memory, self.state, name)
         one_segment = mtf.ones_like(self.sequence.positions)
         return layer.attend(x, one_segment, memory, training=False)
 
@@ -156,7 +156,7 @@ class DecodeStep:
     """
 
     positions: mtf.Tensor
-    state: State
+    state: DecodeState
     memory_segments: mtf.Tensor | None = None
     relative_bias: RelativeBias | None = None
     training: bool = False
@@ -168,11 +168,11 @@ class DecodeStep:
 
     def self_attention(self, layer: SelfAttentionLayer, x: mtf.Tensor, name: str) -> mtf.Tensor:
         """See `ForwardPass`."""
-        return layer.step(x, self.positions, self.state, name, self.relative_bias)
+        return layer.decode_step(x, self.positions, self.state, name, self.relative_bias)
 
     def cross_attention(self, layer: CrossAttention, x: mtf.Tensor, name: str) -> mtf.Tensor:
         """See `ForwardPass`."""
-        return layer.step(x, _given(self.memory_segments), self.state, name)
+        return layer.decode_step(x, _given(self.memory_segments), self.state, name)
 
 
 def _given(memory: T | None) -> T:

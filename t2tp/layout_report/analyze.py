@@ -136,12 +136,12 @@ def _variables(graph: upstream.Graph, layout: Layout) -> list[VariableLine]:
     """Lists the variables with their slots, which are found by the prefix of their names."""
     owners = [v for v in graph.all_variables if v.trainable]
     slots: dict[str, list[SlicedTensor]] = {v.name: [] for v in owners}
-    listed = []
+    lines = []
     for variable in graph.all_variables:
         tensor = SlicedTensor(variable.name, variable.shape, variable.slice_dtype, layout)
         owner = None if variable.trainable else _owner(variable.name, slots)
         if owner is None:
-            listed.append((variable, tensor))
+            lines.append((variable, tensor))
         else:
             slots[owner].append(tensor)
     return [
@@ -152,7 +152,7 @@ def _variables(graph: upstream.Graph, layout: Layout) -> list[VariableLine]:
             variable.trainable,
             tuple(slots.get(variable.name, ())),
         )
-        for variable, tensor in listed
+        for variable, tensor in lines
     ]
 
 

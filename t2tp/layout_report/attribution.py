@@ -61,8 +61,8 @@ class Attribution:
                 variable = _variable_behind(x)
                 if variable is not None and set(lost) & set(x.shape.dimension_names):
                     used[variable.name] = None
-        found = (self._gradient_of(t) for t in (tensor, *_sources(tensor)))
-        gradient_of = next(filter(None, found), None)
+        gradients = (self._gradient_of(t) for t in (tensor, *_sources(tensor)))
+        gradient_of = next(filter(None, gradients), None)
         return CollectiveUse(
             tensor.name, num_bytes, tuple(over), True, tuple(used), gradient_of, together
         )
@@ -71,9 +71,9 @@ class Attribution:
         """Returns the variable whose gradient the tensor is: the only variable of the tensor's
         shape among the inputs of the differentiated operation.
         """
-        scope, found, _ = tensor.operation.name.rpartition(GRADIENTS)
+        scope, separator, _ = tensor.operation.name.rpartition(GRADIENTS)
         differentiated = self._operations.get(scope)
-        if not found or differentiated is None:
+        if not separator or differentiated is None:
             return None
         candidates = {
             variable.name

@@ -62,8 +62,8 @@ def collectives(
     for collective in data.collectives:
         by_kind.setdefault((collective.kind, collective.axes), []).append(collective)
     return {
-        kind: group_layers(these, lambda collective: collective.uses[0].tensor, key)
-        for kind, these in by_kind.items()
+        kind: group_layers(lines, lambda collective: collective.uses[0].tensor, key)
+        for kind, lines in by_kind.items()
     }
 
 

@@ -122,13 +122,13 @@ def _collectives(data: ReportData) -> Iterator[str]:
     sums = totals(data.collectives)
     yield '<div class="scroll"><table><tr><th>collective</th><th class="number">times</th>'
     yield '<th class="number">input bytes per processor</th><th>purpose</th></tr>'
-    for key, these in grouping.collectives(data).items():
+    for key, group_lines in grouping.collectives(data).items():
         count, num_bytes = sums[key]
         name = escape(f"{key[0]} over {' and '.join(key[1])}")
         yield _row(name, count, wording.size(num_bytes), "in all", ' class="total"')
-        for group in these:
-            what = escape(wording.purpose(group))
-            yield _row("", len(group.members), wording.size(group.first.bytes), what)
+        for group in group_lines:
+            purpose = escape(wording.purpose(group))
+            yield _row("", len(group.members), wording.size(group.first.bytes), purpose)
     yield "</table></div>"
 
 
@@ -140,16 +140,16 @@ def _row(name: str, count: int, num_bytes: str, what: str, kind: str = "") -> st
 
 
 def _cards(cards: Iterable[str]) -> str:
-    drawn = "".join(cards)
-    return f'<div class="cards">{drawn}</div>' if drawn else "<p>None.</p>"
+    html = "".join(cards)
+    return f'<div class="cards">{html}</div>' if html else "<p>None.</p>"
 
 
 def _card(name: str, tensor: SlicedTensor, facts: Iterable[str]) -> str:
     """Renders a tensor: diagram, shape, slice and facts."""
-    listed = "".join(f"<li>{escape(fact)}</li>" for fact in facts if fact)
-    shape, held = escape(tensor.describe()), escape(wording.slice_of(tensor))
+    items = "".join(f"<li>{escape(fact)}</li>" for fact in facts if fact)
+    shape, slice_text = escape(tensor.describe()), escape(wording.slice_of(tensor))
     return (
         f'<article class="card"><div class="drawing">{render_svg(tensor)}</div>'
         f'<div class="facts"><h3>{escape(name)}</h3><p class="shape">{shape}</p>'
-        f'<p class="faint">{held}</p><ul>{listed}</ul></div></article>'
+        f'<p class="faint">{slice_text}</p><ul>{items}</ul></div></article>'
     )

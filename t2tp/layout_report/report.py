@@ -232,12 +232,12 @@ class ReportData:
         """Estimates the bytes of a step per device: `memory()` plus, in training, float32
         gradients.
         """
-        listed = sum(line.on_device for line in self.memory())
+        num_bytes = sum(line.on_device for line in self.memory())
         trains = any(v.slots for v in self.variables) or any(a.is_kept for a in self.activations)
         if not trains:
-            return listed
+            return num_bytes
         trained = (v.tensor.slice_shape for v in self.variables if v.trainable)
-        return listed + sum(math.prod(shape) * tf.float32.size for shape in trained)
+        return num_bytes + sum(math.prod(shape) * tf.float32.size for shape in trained)
 
     def memory(self) -> list[MemoryLine]:
         """Returns memory by purpose; activations are an estimate."""
@@ -250,8 +250,8 @@ class ReportData:
             "largest activation": [a.tensor for a in computed[:1]],
         }
         return [
-            MemoryLine(what, sum(t.slice_bytes for t in these), sum(t.global_bytes for t in these))
-            for what, these in tensors.items()
+            MemoryLine(what, sum(t.slice_bytes for t in lines), sum(t.global_bytes for t in lines))
+            for what, lines in tensors.items()
         ]
 
 

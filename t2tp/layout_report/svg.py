@@ -55,7 +55,7 @@ def render_svg(tensor: SlicedTensor) -> str:
     left = _LABEL if rows.label else 2.0
     caption_height = _LABEL if stacked else 0.0
     step = columns.length + sheets * _SHEET_OFFSET + _GAP
-    drawn = [
+    shapes = [
         _box(tensor, rows, columns, stacked, box, cells, left + number * step, sheets)
         for number, (box, cells) in enumerate(boxes.items())
     ]
@@ -65,7 +65,7 @@ def render_svg(tensor: SlicedTensor) -> str:
     return (
         f'<svg role="img" width="{width:.0f}" height="{height:.0f}"'
         f' viewBox="0 0 {width:.0f} {height:.0f}" aria-label="{escape(alt_text(tensor))}">'
-        f"{labels}{''.join(drawn)}</svg>"
+        f"{labels}{''.join(shapes)}</svg>"
     )
 
 
@@ -76,10 +76,10 @@ def alt_text(tensor: SlicedTensor) -> str:
         for dim, axis in zip(tensor.shape.dims, tensor.axes, strict=True)
         if axis
     ]
-    said = ", ".join(cuts) or "not split"
+    text = ", ".join(cuts) or "not split"
     if tensor.layout.size == 1:
-        return f"{tensor.describe()} {said}"
-    return f"{tensor.describe()} {said}; each part is on {tensor.copies} of {tensor.layout.size}"
+        return f"{tensor.describe()} {text}"
+    return f"{tensor.describe()} {text}; each part is on {tensor.copies} of {tensor.layout.size}"
 
 
 def colour(layout: Layout, pnum: int) -> str:
@@ -156,15 +156,17 @@ def _cell(
     height, width = rows.length / rows.parts, columns.length / columns.parts
     x, y = column * width, row * height
     ranges = ", ".join(_indices(tensor, dim, each.start) for dim, each in enumerate(part))
-    held = wording.pnums(pnums)
+    owners = wording.pnums(pnums)
     is_everywhere = tensor.layout.size > 1 and len(pnums) == tensor.layout.size
     fill = "url(#everywhere)" if is_everywhere else colour(tensor.layout, pnums[0])
     label = ""
-    words = ["all"] if is_everywhere else [held, f"{held.split(',')[0]},\N{HORIZONTAL ELLIPSIS}"]
+    words = (
+        ["all"] if is_everywhere else [owners, f"{owners.split(',')[0]},\N{HORIZONTAL ELLIPSIS}"]
+    )
     fitting = [word for word in words if len(word) * _LETTER <= width - 2]
     if fitting and height >= 13:
         label = _text(x + width / 2, y + height / 2 + 4, fitting[0], "holder")
-    title = f"processor{'s' if len(pnums) > 1 else ''} {held}: {ranges or 'a number'}"
+    title = f"processor{'s' if len(pnums) > 1 else ''} {owners}: {ranges or 'a number'}"
     return (
         f'<g><title>{escape(title)}</title><rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}"'
         f' height="{height:.1f}" fill="{fill}"/>{label}</g>'
@@ -190,8 +192,8 @@ def _box(
     caption = ""
     if stacked:
         ranges = (
-            _indices(tensor, dim, tensor.slice_shape[dim] * place)
-            for dim, place in zip(stacked, box, strict=True)
+            _indices(tensor, dim, tensor.slice_shape[dim] * coordinate)
+            for dim, coordinate in zip(stacked, box, strict=True)
         )
         y = rows.length + sheets * _SHEET_OFFSET + 14
         caption = _text(0, y, ", ".join(ranges), "label")

@@ -34,8 +34,8 @@ def _mesh(data: ReportData) -> Iterator[str]:
 def _memory(data: ReportData) -> Iterator[str]:
     yield "Memory per device (full tensors in parentheses)"
     for line in data.memory():
-        on_device, whole = wording.size(line.on_device), wording.size(line.whole)
-        yield f"  {on_device:>10} {f'({whole})':>12}  {line.what}"
+        on_device, total = wording.size(line.on_device), wording.size(line.whole)
+        yield f"  {on_device:>10} {f'({total})':>12}  {line.what}"
     yield f"  {wording.size(data.device_bytes()):>10}  {wording.fits(data.device_bytes())}"
 
 
@@ -68,8 +68,8 @@ def _features(data: ReportData) -> Iterator[str]:
 def _activations(data: ReportData) -> Iterator[str]:
     computed = grouping.activations(data)
     if computed:
-        shown = min(grouping.LARGEST, len(computed))
-        yield f"Largest activations ({shown} of {len(computed)} kinds)"
+        num_shown = min(grouping.LARGEST, len(computed))
+        yield f"Largest activations ({num_shown} of {len(computed)} kinds)"
     for group in computed[: grouping.LARGEST]:
         tensor = group.first.tensor
         yield f"  {group.name}{group.times}  {tensor.describe()}"
@@ -83,10 +83,10 @@ def _collectives(data: ReportData) -> Iterator[str]:
     if not data.collectives:
         yield "  none"
     sums = totals(data.collectives)
-    for key, these in grouping.collectives(data).items():
+    for key, group_lines in grouping.collectives(data).items():
         count, total = sums[key]
         yield f"  {key[0]} over {' and '.join(key[1])}: {count}, {wording.size(total)}"
-        for group in these:
+        for group in group_lines:
             num_bytes = f"{wording.size(group.first.bytes):>10}{group.times}"
             yield f"      {num_bytes}  {wording.purpose(group)}"
 

@@ -64,14 +64,14 @@ def pnums(numbers: Sequence[int]) -> str:
 
 def slice_of(tensor: SlicedTensor) -> str:
     """Describes a slice: `slice [6, 6] float32, 144 B per device, 2 copies`."""
-    held = f"{list(tensor.slice_shape)} {tensor.dtype.name}, {size(tensor.slice_bytes)} per device"
+    text = f"{list(tensor.slice_shape)} {tensor.dtype.name}, {size(tensor.slice_bytes)} per device"
     if tensor.layout.size == 1:
-        return held
+        return text
     if tensor.copies == tensor.layout.size:
-        return f"full tensor {held}, on all {tensor.copies}"
+        return f"full tensor {text}, on all {tensor.copies}"
     if tensor.copies == 1:
-        return f"slice {held}"
-    return f"slice {held}, {tensor.copies} copies of each"
+        return f"slice {text}"
+    return f"slice {text}, {tensor.copies} copies of each"
 
 
 def precision(line: VariableLine) -> str:
@@ -90,17 +90,17 @@ def slots(line: VariableLine) -> str:
         return ""
     names = [slot.name.removeprefix(line.tensor.name).lstrip("/_") for slot in line.slots]
     dtypes = dict.fromkeys(slot.dtype.name for slot in line.slots)
-    held = f"{', '.join(dtypes)}, {size(line.slot_bytes)} per device"
-    return f"optimizer slots {', '.join(names)}: {held}"
+    text = f"{', '.join(dtypes)}, {size(line.slot_bytes)} per device"
+    return f"optimizer slots {', '.join(names)}: {text}"
 
 
 def facts(activation: Activation) -> str:
     """Describes when and by which operation an activation is computed."""
     if activation.is_fed:
         return "fed"
-    made = f"{activation.phase.value}, by {activation.operation}"
+    origin = f"{activation.phase.value}, by {activation.operation}"
     return (
-        made
+        origin
         + (", stored for the backward pass" if activation.is_kept else "")
         + (", in a loop" if activation.in_loop else "")
     )

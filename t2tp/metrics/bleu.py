@@ -45,18 +45,20 @@ def bleu_sums(
     )
     # [..., length, memory_length]: whether the n-grams that begin at two positions are equal.
     same_predicted = same_wanted = _float(mtf.equal(segmentation, other(segmentation)))
-    whole = is_token
+    is_complete = is_token
     count = mtf.reduce_sum(is_token)
     sums = {"bleu_predicted": count, "bleu_wanted": count}
     for n in range(1, _LONGEST + 1):
         token = ahead(predicted, n - 1)
         same_predicted *= _float(mtf.equal(token, other(token)))
         same_wanted *= _float(mtf.equal(token, other(ahead(targets, n - 1))))
-        whole *= _float(mtf.equal(segmentation, ahead(segmentation, n - 1)))
-        rank = mtf.reduce_sum(same_predicted * earlier * other(whole), reduced_dim=other_dim)
-        wanted = mtf.reduce_sum(same_wanted * other(whole), reduced_dim=other_dim)
-        sums[f"bleu_matches_{n}"] = mtf.reduce_sum(_float(mtf.less(rank, wanted)) * whole)
-        sums[f"bleu_possible_{n}"] = mtf.reduce_sum(whole)
+        is_complete *= _float(mtf.equal(segmentation, ahead(segmentation, n - 1)))
+        rank = mtf.reduce_sum(same_predicted * earlier * other(is_complete), reduced_dim=other_dim)
+        reference_counts = mtf.reduce_sum(same_wanted * other(is_complete), reduced_dim=other_dim)
+        sums[f"bleu_matches_{n}"] = mtf.reduce_sum(
+            _float(mtf.less(rank, reference_counts)) * is_complete
+        )
+        sums[f"bleu_possible_{n}"] = mtf.reduce_sum(is_complete)
     return sums
 
 

@@ -2,7 +2,7 @@
 
 A model is a class registered by its name. It is configured by an hparams set and the problem's
 vocabulary sizes, and `loss` builds the loss of a batch of features. Subclasses of
-`AutoregressiveModel` also decode: `begin` (prefill) fills a state from a prompt, and `step`
+`AutoregressiveModel` also decode: `prefill` fills a state from a prompt, and `decode_step`
 predicts one token per row. Subclasses of `ImageClassifier` only give logits of classes.
 
 A model names dimensions such as `batch`, `length`, `d_model`, `heads`, `d_ff` and `vocab`, and a

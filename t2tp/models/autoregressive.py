@@ -6,19 +6,17 @@ import abc
 from collections.abc import Mapping
 
 from t2tp import mtf
+from t2tp.layers.attention import DecodeState
 from t2tp.models.model import Model
 from t2tp.program.program import Mesh
-
-# The decoding state, such as keys and values: tensors [batch..., ...].
-State = dict[str, mtf.Tensor]
 
 
 class AutoregressiveModel(Model):
     """A model that predicts each token of `targets` from the previous ones.
 
-    `begin` reads the prompt (prefill); `step` is then called once per position in a loop (decode
-    step). Together they compute the logits of `loss`, position by position. `begin` has one batch
-    dimension; `step` may have more, such as [batch, beam], with a state that has them too.
+    `prefill` reads the prompt; `decode_step` is then called in a loop, once per position. Together
+    they compute the logits of `loss`, position by position. `prefill` has one batch dimension;
+    `decode_step` may have more, such as [batch, beam], with a state that has them too.
     """
 
     @property
@@ -40,7 +38,9 @@ class AutoregressiveModel(Model):
         return features["prefix"]
 
     @abc.abstractmethod
-    def begin(self, mesh: Mesh, features: Mapping[str, mtf.Tensor], length: mtf.Dimension) -> State:
+    def prefill(
+        self, mesh: Mesh, features: Mapping[str, mtf.Tensor], length: mtf.Dimension
+    ) -> DecodeState:
         """Reads the prompt and returns the decoding state.
 
         Args:
@@ -52,21 +52,21 @@ class AutoregressiveModel(Model):
 
         Returns:
           a state with positions 0 to prefix_length - 1 of every row. Those beyond a row's own
-          prefix are ignored: `step` attends to no position after its own, and overwrites the
+          prefix are ignored: `decode_step` attends to no position after its own, and overwrites the
           position it is called for.
         """
 
     @abc.abstractmethod
-    def step(
-        self, mesh: Mesh, tokens: mtf.Tensor, positions: mtf.Tensor, state: State
-    ) -> tuple[mtf.Tensor, State]:
+    def decode_step(
+        self, mesh: Mesh, tokens: mtf.Tensor, positions: mtf.Tensor, state: DecodeState
+    ) -> tuple[mtf.Tensor, DecodeState]:
         """Predicts the next token.
 
         Args:
           mesh: the program's mesh.
           tokens: int32 [batch...], the previous token; ignored at position 0.
           positions: int32 [batch...], of the token to predict, which may differ between rows.
-          state: from `begin` or the previous step.
+          state: from `prefill` or the previous step.
 
         Returns:
           its logits, float32 [batch..., vocab], where ids from `vocab_sizes["targets"]` on must
@@ -75,7 +75,7 @@ class AutoregressiveModel(Model):
 
 
 def previous_tokens(tokens: mtf.Tensor, positions: mtf.Tensor) -> mtf.Tensor:
-    """Returns the input tokens of `step`: 0 at position 0, `tokens` elsewhere.
+    """Returns the input tokens of `decode_step`: 0 at position 0, `tokens` elsewhere.
 
     Args:
       tokens: int32 [batch...].

@@ -23,7 +23,7 @@ from t2tp.layers.heads import Heads, padded_to
 from t2tp.layers.normalization import Norm
 from t2tp.layers.passes import DecodeStep, FullForward, Prefill, SelfAttentionLayer
 from t2tp.layers.stack import Layer, Residual, Stack
-from t2tp.models.autoregressive import AutoregressiveModel, State, previous_tokens
+from t2tp.models.autoregressive import AutoregressiveModel, DecodeState, previous_tokens
 from t2tp.models.losses import predicted
 from t2tp.models.model import LossOutput, vocab_of
 from t2tp.ops.gather import checked_gather
@@ -87,16 +87,18 @@ class MtfImageTransformer(AutoregressiveModel):
         targets, weights = features["targets"], features["weights"]
         self._check_shape(targets.shape)
         batch = targets.shape.dims[0]
-        places = mtf.Shape([batch, *self._space])
+        shape = mtf.Shape([batch, *self._space])
         x = self._embedded(mtf.reshape(targets, [batch, self._length]))
         x = self._dropout(x, training)
         hidden, _ = self._stack(x, FullForward(self._sequence(mesh, batch), training))
         logits = mtf.cast(self._embedding.logits(hidden), tf.float32)
-        targets = mtf.reshape(targets, places)
-        weights = mtf.broadcast(weights, places)
+        targets = mtf.reshape(targets, shape)
+        weights = mtf.broadcast(weights, shape)
         return predicted(logits, targets, weights, self._vocab, training, top_5=False)
 
-    def begin(self, mesh: Mesh, features: Mapping[str, mtf.Tensor], length: mtf.Dimension) -> State:
+    def prefill(
+        self, mesh: Mesh, features: Mapping[str, mtf.Tensor], length: mtf.Dimension
+    ) -> DecodeState:
         """See `AutoregressiveModel`; a prefix is the first values of an image.
 
         Raises:
@@ -110,13 +112,13 @@ class MtfImageTransformer(AutoregressiveModel):
             )
         batch, prefix_length = prefix.shape.dims
         values = padded_to(prefix, prefix_length, self._length)
-        state: State = {}
+        state: DecodeState = {}
         self._stack(self._embedded(values), Prefill(self._sequence(mesh, batch), length, state))
         return state
 
-    def step(
-        self, mesh: Mesh, tokens: mtf.Tensor, positions: mtf.Tensor, state: State
-    ) -> tuple[mtf.Tensor, State]:
+    def decode_step(
+        self, mesh: Mesh, tokens: mtf.Tensor, positions: mtf.Tensor, state: DecodeState
+    ) -> tuple[mtf.Tensor, DecodeState]:
         """See `AutoregressiveModel`."""
         before = previous_tokens(tokens, positions)
         x = self._embedding(before, self.activation_dtype)
@@ -170,8 +172,8 @@ class MtfImageTransformer(AutoregressiveModel):
         x = self._embedding(before, self.activation_dtype)
         rows, columns = self._positions(values.mesh)
         grid = mtf.Shape([self._height, self._width, self._d_model])
-        places = mtf.add(rows, columns, output_shape=grid)
-        return x + mtf.reshape(places, [*self._space, self._d_model])
+        positions = mtf.add(rows, columns, output_shape=grid)
+        return x + mtf.reshape(positions, [*self._space, self._d_model])
 
     def _positions(self, mesh: Mesh) -> tuple[mtf.Tensor, mtf.Tensor]:
         """Returns learned embeddings of rows, [height, d_model], and of columns, [width,
@@ -187,8 +189,8 @@ class MtfImageTransformer(AutoregressiveModel):
     def _check_shape(self, shape: mtf.Shape) -> None:
         sizes = shape.to_integer_list[1:]
         if sizes != list(self.hparams.image_shape):
-            said = ",".join(map(str, sizes))
+            sizes_text = ",".join(map(str, sizes))
             raise ValueError(
                 f"The images are {sizes}, and the model is for image_shape="
-                f'{self.hparams.image_shape}: say --hparams="image_shape=[{said}]".'
+                f'{self.hparams.image_shape}: say --hparams="image_shape=[{sizes_text}]".'
             )

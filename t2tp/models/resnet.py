@@ -84,18 +84,18 @@ class MtfResnet(ImageClassifier):
         filters = mtf.Dimension("filters", size)
         d_model = mtf.Dimension("d_model", size * _EXPANSION[self.hparams.block])
         if self.hparams.block == "basic":
-            inside = [Convolution(filters, 3, stride), Convolution(d_model, 3)]
+            convolutions = [Convolution(filters, 3, stride), Convolution(d_model, 3)]
         else:
-            inside = [
+            convolutions = [
                 Convolution(filters, 1),
                 Convolution(filters, 3, stride),
                 Convolution(d_model, 1),
             ]
         y = x
-        for number, layer in enumerate(inside):
+        for number, layer in enumerate(convolutions):
             with tf1.variable_scope(f"convolution_{number}"):
                 y = self._convolved(y, layer, training)
-            if number < len(inside) - 1:
+            if number < len(convolutions) - 1:
                 y = mtf.relu(y)
         if y.shape != x.shape:
             with tf1.variable_scope("shortcut"):

@@ -15,7 +15,7 @@ from t2tp.layers.attention import Memory, SequenceInfo
 from t2tp.layers.mixture_of_experts import ExpertSums
 from t2tp.layers.passes import DecodeStep, FullForward, Prefill
 from t2tp.metrics import bleu_sums, sequence_sums
-from t2tp.models.autoregressive import AutoregressiveModel, State, previous_tokens
+from t2tp.models.autoregressive import AutoregressiveModel, DecodeState, previous_tokens
 from t2tp.models.losses import with_metrics
 from t2tp.models.model import LossOutput, vocab_of
 from t2tp.models.transformer_losses import predicted, weights_of, with_experts
@@ -105,12 +105,14 @@ class Transformer(AutoregressiveModel):
             x, of_decoder = self._decoder(x, FullForward(sequence, training, memory, bias))
         return self._logits(x), [*of_encoder, *of_decoder]
 
-    def begin(self, mesh: Mesh, features: Mapping[str, mtf.Tensor], length: mtf.Dimension) -> State:
+    def prefill(
+        self, mesh: Mesh, features: Mapping[str, mtf.Tensor], length: mtf.Dimension
+    ) -> DecodeState:
         """See `AutoregressiveModel`. Also takes the features `inputs` and `inputs_segmentation`
         (1; 0: padding).
         """
         memory, _ = self._encode(mesh, features, training=False)
-        state: State = {"inputs_segmentation": memory.segments}
+        state: DecodeState = {"inputs_segmentation": memory.segments}
         prefix = features.get("prefix")
         if prefix is None:
             rows = mtf.Shape([features["inputs"].shape.dims[0], mtf.Dimension("prefix_length", 1)])
@@ -122,9 +124,9 @@ class Transformer(AutoregressiveModel):
             self._decoder(x, Prefill(SequenceInfo(positions), length, state, memory, bias))
         return state
 
-    def step(
-        self, mesh: Mesh, tokens: mtf.Tensor, positions: mtf.Tensor, state: State
-    ) -> tuple[mtf.Tensor, State]:
+    def decode_step(
+        self, mesh: Mesh, tokens: mtf.Tensor, positions: mtf.Tensor, state: DecodeState
+    ) -> tuple[mtf.Tensor, DecodeState]:
         """See `AutoregressiveModel`."""
         before = previous_tokens(tokens, positions)
         x = self._embed_targets(before, positions, False, 1)

@@ -143,15 +143,15 @@ class TransformerEncoder(Model):
           segments: integers [batch, length]; 0: padding.
           examples: integers [batch], the index of each example; None: in training.
         """
-        drawn, how, anything = self._draws(targets, examples)
-        anything = mtf.cast(anything, targets.dtype)
-        is_masked = mtf.logical_and(mtf.less(drawn, _MASKED), mtf.not_equal(segments, 0))
+        mask_draw, kind_draw, random_tokens = self._masking_draws(targets, examples)
+        random_tokens = mtf.cast(random_tokens, targets.dtype)
+        is_masked = mtf.logical_and(mtf.less(mask_draw, _MASKED), mtf.not_equal(segments, 0))
         mask = mtf.zeros_like(targets) + self._mask_id
-        shown = mtf.where(mtf.less(how, _AS_MASK + _AS_ANY), anything, targets)
-        shown = mtf.where(mtf.less(how, _AS_MASK), mask, shown)
-        return mtf.where(is_masked, shown, targets), mtf.cast(is_masked, tf.float32)
+        inputs = mtf.where(mtf.less(kind_draw, _AS_MASK + _AS_ANY), random_tokens, targets)
+        inputs = mtf.where(mtf.less(kind_draw, _AS_MASK), mask, inputs)
+        return mtf.where(is_masked, inputs, targets), mtf.cast(is_masked, tf.float32)
 
-    def _draws(
+    def _masking_draws(
         self, targets: mtf.Tensor, examples: mtf.Tensor | None
     ) -> tuple[mtf.Tensor, mtf.Tensor, mtf.Tensor]:
         """Returns two uniform random numbers in [0, 1) and a random token for each target."""
@@ -163,8 +163,14 @@ class TransformerEncoder(Model):
                 random_by_row(examples, shape, "masked by", maxval=size),
             )
         with tf1.variable_scope("masking"):
-            drawn, how = (mtf.random_uniform(mesh, shape, dtype=tf.float32) for _ in range(2))
-            return drawn, how, mtf.random_uniform(mesh, shape, maxval=size, dtype=tf.int32)
+            mask_draw, kind_draw = (
+                mtf.random_uniform(mesh, shape, dtype=tf.float32) for _ in range(2)
+            )
+            return (
+                mask_draw,
+                kind_draw,
+                mtf.random_uniform(mesh, shape, maxval=size, dtype=tf.int32),
+            )
 
     def _hidden(
         self,

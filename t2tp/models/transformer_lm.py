@@ -18,7 +18,7 @@ from t2tp.layers.attention import SequenceInfo
 from t2tp.layers.mixture_of_experts import ExpertSums
 from t2tp.layers.passes import DecodeStep, FullForward, Prefill
 from t2tp.metrics import sequence_sums
-from t2tp.models.autoregressive import AutoregressiveModel, State, previous_tokens
+from t2tp.models.autoregressive import AutoregressiveModel, DecodeState, previous_tokens
 from t2tp.models.losses import with_metrics
 from t2tp.models.model import LossOutput, vocab_of
 from t2tp.models.transformer_losses import predicted, weights_of, with_experts
@@ -74,7 +74,9 @@ class TransformerLm(AutoregressiveModel):
         x, counted = self._stack(x, FullForward(sequence, training, relative_bias=bias))
         return self._embedding.logits(x), counted
 
-    def begin(self, mesh: Mesh, features: Mapping[str, mtf.Tensor], length: mtf.Dimension) -> State:
+    def prefill(
+        self, mesh: Mesh, features: Mapping[str, mtf.Tensor], length: mtf.Dimension
+    ) -> DecodeState:
         """See `AutoregressiveModel`.
 
         Raises:
@@ -82,16 +84,16 @@ class TransformerLm(AutoregressiveModel):
         """
         prefix = self.prefix_of(features)
         positions = token_positions(prefix)
-        state: State = {}
+        state: DecodeState = {}
         x = self._embedding(shifted_right(prefix, None), self._parts.dtype)
         x = self._parts.with_positions(x, positions, False, length.size)
         bias = self._parts.relative_bias(mesh)
         self._stack(x, Prefill(SequenceInfo(positions), length, state, relative_bias=bias))
         return state
 
-    def step(
-        self, mesh: Mesh, tokens: mtf.Tensor, positions: mtf.Tensor, state: State
-    ) -> tuple[mtf.Tensor, State]:
+    def decode_step(
+        self, mesh: Mesh, tokens: mtf.Tensor, positions: mtf.Tensor, state: DecodeState
+    ) -> tuple[mtf.Tensor, DecodeState]:
         """See `AutoregressiveModel`."""
         before = previous_tokens(tokens, positions)
         x = self._embedding(before, self._parts.dtype)

@@ -53,8 +53,8 @@ class Vit(ImageClassifier):
             mesh, "positions", [length, d_model], hparams.initializer_stddev, x.dtype
         )
         x = dropout(x + positions, training)
-        where = SequenceInfo(mtf.broadcast(mtf.range(mesh, length, tf.int32), [batch, length]))
-        x, _ = self._stack(dropout)(x, FullForward(where, training))
+        sequence = SequenceInfo(mtf.broadcast(mtf.range(mesh, length, tf.int32), [batch, length]))
+        x, _ = self._stack(dropout)(x, FullForward(sequence, training))
         if hparams.pooling == "mean":
             return self.classify(mtf.reduce_mean(x, reduced_dim=length))
         return self.classify(checked_gather(x, 0, length))

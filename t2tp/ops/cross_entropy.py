@@ -103,7 +103,7 @@ class CrossEntropyOperation(Operation):
 
         def sums(logits: tf.Tensor, highest: tf.Tensor, local: tf.Tensor) -> tf.Tensor:
             shifted = tf.cast(logits, tf.float32) - highest[:, None]
-            index, is_here = vocab.place(local)
+            index, is_here = vocab.target_index(local)
             parts = [
                 reduce_sum(tf.exp(shifted), 1),
                 tf.where(is_here, tf.gather_nd(shifted, index), 0.0),
@@ -154,7 +154,7 @@ class CrossEntropyGradOperation(Operation):
         def gradient(
             logits: tf.Tensor, log_z: tf.Tensor, d_loss: tf.Tensor, local: tf.Tensor
         ) -> tf.Tensor:
-            index, is_here = vocab.place(local)
+            index, is_here = vocab.target_index(local)
             # d loss / d log(Z) is 1 without z-loss; d log(Z) / d logits is the softmax.
             by_log_z = d_loss * (1.0 + 2.0 * z_loss * log_z)
             d_logits = tf.exp(tf.cast(logits, tf.float32) - log_z[:, None]) * by_log_z[:, None]
@@ -199,7 +199,7 @@ class _VocabSlice:
         first = sum(self._collectives.coordinate(axis) * self._slice_size for axis in self._axes)
         return targets - first
 
-    def place(self, local: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def target_index(self, local: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns row and column [token, 2] of each target's logit, and whether it is in the
         slice.
         """

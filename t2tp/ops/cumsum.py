@@ -66,6 +66,6 @@ class CumsumOperation(Operation):
             total = reduce_sum(x, dim_axis, keepdims=True)
             totals = mesh_impl.collectives.allgather(total, mesh_axis, dim_axis)
             before = tf.cumsum(totals, dim_axis, exclusive=True, reverse=self._reverse)
-            here = mesh_impl.collectives.coordinate(mesh_axis)
-            sums += tf.gather(before, tf.expand_dims(here, 0), axis=dim_axis)
+            coordinate = mesh_impl.collectives.coordinate(mesh_axis)
+            sums += tf.gather(before, tf.expand_dims(coordinate, 0), axis=dim_axis)
         lowering.set_slice(self.outputs[0], tf.cast(sums, dtype))

@@ -95,8 +95,8 @@ class ExtremumOperation(Operation, upstream.MinMaxOperation):
         is_y = [cast(upstream.equal(x, y), dy.dtype) for x in self.inputs]
         share = dy / (is_y[0] + is_y[1])
         return [
-            upstream.einsum([share, mine], output_shape=x.shape)
-            for x, mine in zip(self.inputs, is_y, strict=True)
+            upstream.einsum([share, is_extremum], output_shape=x.shape)
+            for x, is_extremum in zip(self.inputs, is_y, strict=True)
         ]
 
 

@@ -51,8 +51,8 @@ class RotaryScaling:
         """Returns the scaled angles by which pairs turn per position."""
         times = turns * (self.original_length / (2 * np.pi))
         span = self.high_freq_factor - self.low_freq_factor
-        kept = np.clip((times - self.low_freq_factor) / span, 0.0, 1.0)
-        return turns * (kept + (1.0 - kept) / self.factor)
+        ramp = np.clip((times - self.low_freq_factor) / span, 0.0, 1.0)
+        return turns * (ramp + (1.0 - ramp) / self.factor)
 
 
 def rotary(
@@ -117,8 +117,8 @@ class RotaryOperation(Operation):
 
     def lower(self, lowering: Lowering) -> None:
         (x, positions), shape = self.inputs, self.inputs[0].shape
-        place = upstream.ops._expand_dims(lowering.slice(positions), positions.shape, shape)
-        angle = tf.cast(place, tf.float32) * self._turns
+        position = upstream.ops._expand_dims(lowering.slice(positions), positions.shape, shape)
+        angle = tf.cast(position, tf.float32) * self._turns
         cos, sin = tf.cos(angle), tf.sin(angle)
         if self._backward:
             sin = -sin

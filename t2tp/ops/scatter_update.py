@@ -73,17 +73,17 @@ class ScatterUpdateOperation(Operation):
 
     def lower(self, lowering: Lowering) -> None:
         x, update, positions = self.inputs
-        shape, place = x.shape, x.shape.dims.index(self._dim)
+        shape, axis = x.shape, x.shape.dims.index(self._dim)
         mesh_impl = lowering.mesh_impl(self)
         sizes = mesh_impl.slice_shape(shape)
-        leading = upstream.Shape(shape.dims[:place])
+        leading = upstream.Shape(shape.dims[:axis])
         # A decode step writes keys and values of every layer at the same positions.
         rows = lowering.shared(
             ("write_at", positions, leading.to_string, self._dim),
             lambda: self._rows(lowering, positions, leading),
         )
-        table = tf.reshape(lowering.slice(x), [math.prod(sizes[: place + 1]), -1])
-        new = tf.reshape(lowering.slice(update), [math.prod(sizes[:place]), -1])
+        table = tf.reshape(lowering.slice(x), [math.prod(sizes[: axis + 1]), -1])
+        new = tf.reshape(lowering.slice(update), [math.prod(sizes[:axis]), -1])
         if rows.are_ours is not None:
             new = tf.where(rows.are_ours[:, None], new, tf.gather(table, rows.numbers))
         if mesh_impl.target.scatters_copy:
@@ -148,7 +148,7 @@ def _written(table: tf.Tensor, rows: _Rows, new: tf.Tensor) -> tf.Tensor:
     The operation that writes the first row copies the table if anything else needs it. Its result
     has no other reader, so the operation that writes the rest, which never copies, is safe.
     """
-    own = tf.raw_ops.TensorStridedSliceUpdate(
+    updated = tf.raw_ops.TensorStridedSliceUpdate(
         input=table, begin=rows.first, end=rows.after_first, strides=[1], value=new[:1]
     )
-    return tf.raw_ops.InplaceUpdate(x=own, i=rows.numbers, v=new)
+    return tf.raw_ops.InplaceUpdate(x=updated, i=rows.numbers, v=new)

@@ -79,15 +79,15 @@ class SoftmaxOperation(Operation):
     def lower(self, lowering: Lowering) -> None:
         (x,), (y,) = self.inputs, self.outputs
         logits = tf.cast(lowering.slice(x), wide_dtype(x))
-        place, axes = _place(lowering, x, self._dim)
-        if axes:
+        axis, mesh_axes = _axis_and_mesh_axes(lowering, x, self._dim)
+        if mesh_axes:
             allreduce = lowering.mesh_impl(self).collectives.allreduce
-            highest = allreduce(tf.reduce_max(logits, place, keepdims=True), axes, "Max")
+            highest = allreduce(tf.reduce_max(logits, axis, keepdims=True), mesh_axes, "Max")
             exponentials = tf.exp(logits - highest)
-            total = allreduce(reduce_sum(exponentials, place, keepdims=True), axes, "Add")
+            total = allreduce(reduce_sum(exponentials, axis, keepdims=True), mesh_axes, "Add")
             value = exponentials / total
         else:
-            value = _softmax(logits, place)
+            value = _softmax(logits, axis)
         lowering.set_slice(y, tf.cast(value, y.dtype))
 
 
@@ -111,9 +111,9 @@ class SoftmaxGradOperation(Operation):
     def lower(self, lowering: Lowering) -> None:
         dtype = wide_dtype(self.inputs[0])
         y, dy = (tf.cast(lowering.slice(tensor), dtype) for tensor in self.inputs)
-        place, axes = _place(lowering, self.inputs[0], self._dim)
-        mean = reduce_sum(y * dy, place, keepdims=True)
-        mean = lowering.mesh_impl(self).collectives.allreduce(mean, axes, "Add")
+        axis, mesh_axes = _axis_and_mesh_axes(lowering, self.inputs[0], self._dim)
+        mean = reduce_sum(y * dy, axis, keepdims=True)
+        mean = lowering.mesh_impl(self).collectives.allreduce(mean, mesh_axes, "Add")
         lowering.set_slice(self.outputs[0], tf.cast(y * (dy - mean), self.outputs[0].dtype))
 
 
@@ -153,22 +153,22 @@ def _log_gradient(op: upstream.Operation, dy: upstream.Tensor) -> list[upstream.
     return [dy / (total + is_zero)]
 
 
-def _softmax(logits: tf.Tensor, place: int) -> tf.Tensor:
+def _softmax(logits: tf.Tensor, axis: int) -> tf.Tensor:
     """Computes the softmax along one dimension; TensorFlow's CPU kernel has at most five of
     them.
     """
     shape = logits.shape.as_list()
-    if shape[place] == 1:  # The kernel's reciprocals are rounded: it gives 0.9999999.
+    if shape[axis] == 1:  # The kernel's reciprocals are rounded: it gives 0.9999999.
         return tf.exp(logits - logits)
-    last = place == len(shape) - 1
+    last = axis == len(shape) - 1
     flat = tf.reshape(
         logits,
-        [-1, shape[place]] if last else [-1, shape[place], math.prod(shape[place + 1 :])],
+        [-1, shape[axis]] if last else [-1, shape[axis], math.prod(shape[axis + 1 :])],
     )
     return tf.reshape(tf.nn.softmax(flat, axis=1), shape)
 
 
-def _place(
+def _axis_and_mesh_axes(
     lowering: Lowering, x: upstream.Tensor, dim: upstream.Dimension
 ) -> tuple[int, list[int]]:
     """Returns the index of a dimension in a tensor, and the mesh axes that split it."""

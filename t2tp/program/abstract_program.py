@@ -39,7 +39,7 @@ class AbstractProgram(Program):
         Raises:
           LayoutError: the layout cannot work for a tensor of the model.
         """
-        self._paper = FuncGraph("on_paper")
+        self._trace_graph = FuncGraph("on_paper")
         self._built: Graph | None = None
         self._is_lowered = False
         layout = Layout.from_arguments(mesh_shape, layout)
@@ -49,7 +49,7 @@ class AbstractProgram(Program):
             features,
             layout=layout,
             cluster=cluster,
-            variables=_VariablesOnPaper(layout, cluster),
+            variables=_AbstractVariables(layout, cluster),
         )
 
     def place(self, features: Mapping[str, np.ndarray]) -> NoReturn:
@@ -67,7 +67,7 @@ class AbstractProgram(Program):
         if not self._is_lowered:
             built = self._build_for_shapes()
             slices = [variable.slices[0] for variable in self._used]
-            with self._paper.as_default(), without_garbage_collection():
+            with self._trace_graph.as_default(), without_garbage_collection():
                 pnum, step = (tf1.placeholder(dtype, []) for dtype in (tf.int32, tf.int64))
                 self._lower(built, pnum, step, slices)
             self._is_lowered = True
@@ -76,11 +76,11 @@ class AbstractProgram(Program):
     def _build_for_shapes(self) -> Graph:
         """Builds the step's graph once: what is lowered is what is looked at."""
         if self._built is None:
-            self._built = self._build_in(self._paper)
+            self._built = self._build_in(self._trace_graph)
         return self._built
 
 
-class _VariablesOnPaper(Variables):
+class _AbstractVariables(Variables):
     """Variables whose slices have shapes and no values."""
 
     def create(self, spec: VariableSpec) -> SlicedVariable:

@@ -107,23 +107,23 @@ class Executor:
         advice = ""
         if (peers := self._cluster.peers) is not None:
             peers.report("waited", where)
-            for kind, there in peers.reports().values():
+            for kind, nodes in peers.reports().values():
                 if kind == "waited":
-                    where.update({int(pnum): node for pnum, node in there.items()})
+                    where.update({int(pnum): node for pnum, node in nodes.items()})
             advice = " ".join(filter(None, [peers.explain(), peers.advice()]))
         logging.debug("processors stood at %s", where)
-        waiting = [(_place(log, node), pnum, node) for pnum, node in where.items() if node]
+        waiting = [(_index_in_log(log, node), pnum, node) for pnum, node in where.items() if node]
         limit = f"within {self._cluster.time_limit:.0f} s"
         if not waiting:
             text = f"Processors did not finish {limit}, and none of them waited in a collective."
             return CollectiveTimeoutError(f"{text} {advice}".rstrip())
-        place, pnum, node = min(waiting)
-        axes = log[place].axes if place < len(log) else ()
-        met = groups(self._layout.mesh_shape, axes)[pnum] if axes else list(where)
-        there = [p for p in met if where.get(p) == node]
-        absent = [p for p in met if where.get(p) != node]
-        text = f"{_processors(there, self._cluster)} waited in"
-        text += f" {_describe(log[place]) if place < len(log) else node}"
+        index, pnum, node = min(waiting)
+        axes = log[index].axes if index < len(log) else ()
+        members = groups(self._layout.mesh_shape, axes)[pnum] if axes else list(where)
+        nodes = [p for p in members if where.get(p) == node]
+        absent = [p for p in members if where.get(p) != node]
+        text = f"{_processors(nodes, self._cluster)} waited in"
+        text += f" {_describe(log[index]) if index < len(log) else node}"
         if absent:
             text += (
                 f" for {_processors(absent, self._cluster).lower()}, which did not come {limit}."
@@ -141,11 +141,11 @@ def _errors(calls: Mapping[int, concurrent.futures.Future]) -> dict[int, BaseExc
 
 def _node(error: BaseException) -> str | None:
     """The collective in which a processor was when it failed."""
-    found = _NODE.search(str(error)) if isinstance(error, tf.errors.OpError) else None
-    return found[1] if found else None
+    match = _NODE.search(str(error)) if isinstance(error, tf.errors.OpError) else None
+    return match[1] if match else None
 
 
-def _place(log: Sequence[Collective], node: str) -> int:
+def _index_in_log(log: Sequence[Collective], node: str) -> int:
     """Which of the program's collectives a node is; their number, if none."""
     scope = node.rpartition("/")[0]
     return next((i for i, c in enumerate(log) if c.name == scope), len(log))
@@ -153,8 +153,8 @@ def _place(log: Sequence[Collective], node: str) -> int:
 
 def _describe(collective: Collective) -> str:
     axes = " and ".join(repr(axis) for axis in collective.axes)
-    what = repr(collective.name) if collective.name else "an output"
-    return f"the {collective.kind} over mesh axis {axes} that {what} needs"
+    consumer = repr(collective.name) if collective.name else "an output"
+    return f"the {collective.kind} over mesh axis {axes} that {consumer} needs"
 
 
 def _processors(pnums: Sequence[int], cluster: Cluster) -> str:

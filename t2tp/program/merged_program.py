@@ -101,26 +101,26 @@ class MergedProgram:
         ]
         outputs = self._copied(self._concrete.graph, inputs)
         structure = self._concrete.structured_outputs
-        return [tf.nest.pack_sequence_as(structure, mine) for mine in outputs]
+        return [tf.nest.pack_sequence_as(structure, flat) for flat in outputs]
 
     def _copied(self, graph: tf.Graph, inputs: _Each) -> _Each:
         """Copies a function's graph into the current one for each processor; returns outputs."""
         _check_no_side_effects(graph)
         values = [
-            {parameter.ref(): x for parameter, x in zip(graph.inputs, mine, strict=True)}
-            for mine in inputs
+            {parameter.ref(): x for parameter, x in zip(graph.inputs, own, strict=True)}
+            for own in inputs
         ]
         for op in _needed(graph):
             results = self._copied_operation(op, [[v[x.ref()] for x in op.inputs] for v in values])
-            for mine, outputs in zip(values, results, strict=True):
-                mine |= {out.ref(): x for out, x in zip(op.outputs, outputs, strict=True)}
+            for own, outputs in zip(values, results, strict=True):
+                own |= {out.ref(): x for out, x in zip(op.outputs, outputs, strict=True)}
         return [[v[x.ref()] for x in graph.outputs] for v in values]
 
     def _copied_operation(self, op: tf.Operation, operands: _Each) -> _Each:
         """Copies an operation for each processor, once for those with the same operands."""
         if op.type in _COLLECTIVES:
             instance = tf.get_static_value(op.inputs[3])
-            parts = [mine[0] for mine in operands]
+            parts = [inputs[0] for inputs in operands]
             return [[x] for x in _COLLECTIVES[op.type](op, parts, self._groups[int(instance)])]
         if _is_loop(op) and _has_collectives(op):
             return self._loop(op, operands)
@@ -128,13 +128,13 @@ class MergedProgram:
             return _matmuls(op, operands)
         # TensorFlow's own random operations give each processor other numbers.
         each_has_its_own = op.op_def.is_stateful and op.type not in _ON_VALUES
-        made: dict[tuple, list[tf.Tensor]] = {}
+        copies: dict[tuple, list[tf.Tensor]] = {}
         results = []
-        for pnum, mine in enumerate(operands):
-            same = (pnum if each_has_its_own else None, *(x.ref() for x in mine))
-            if same not in made:
-                made[same] = self._copied_alone(op, mine)
-            results.append(made[same])
+        for pnum, inputs in enumerate(operands):
+            same = (pnum if each_has_its_own else None, *(x.ref() for x in inputs))
+            if same not in copies:
+                copies[same] = self._copied_alone(op, inputs)
+            results.append(copies[same])
         return results
 
     def _copied_alone(self, op: tf.Operation, operands: list[tf.Tensor]) -> list[tf.Tensor]:
@@ -160,10 +160,10 @@ class MergedProgram:
         varying = [i for i, x in enumerate(body.outputs) if x is not body.inputs[i]]
 
         def all_operands(*state: Sequence[tf.Tensor]) -> _Each:
-            merged = [list(mine) for mine in operands]
-            for mine, values in zip(merged, state, strict=True):
+            merged = [list(own) for own in operands]
+            for own, values in zip(merged, state, strict=True):
                 for i, value in zip(varying, values, strict=True):
-                    mine[i] = value
+                    own[i] = value
             return merged
 
         def step(*state: Sequence[tf.Tensor]) -> _Each:
@@ -176,18 +176,18 @@ class MergedProgram:
 
 
 def _picked(each: _Each, indices: Sequence[int]) -> _Each:
-    return [[mine[i] for i in indices] for mine in each]
+    return [[tensors[i] for i in indices] for tensors in each]
 
 
 def _needed(graph: tf.Graph) -> list[tf.Operation]:
     """The operations that a function's outputs depend on, in their order."""
-    wanted = {x.op for x in graph.outputs}
+    required = {x.op for x in graph.outputs}
     needed = []
     parameters = {x.op for x in graph.inputs}
     for op in reversed(graph.get_operations()):
-        if op in wanted and op not in parameters:
+        if op in required and op not in parameters:
             needed.append(op)
-            wanted.update(x.op for x in op.inputs)
+            required.update(x.op for x in op.inputs)
     return needed[::-1]
 
 
@@ -244,14 +244,14 @@ def _matmuls(op: tf.Operation, operands: _Each) -> _Each:
     by_matrix: dict[Any, dict[Any, tf.Tensor]] = {}
     for rows, matrix in operands:
         by_matrix.setdefault(matrix.ref(), {})[rows.ref()] = rows
-    made: dict[tuple, list[tf.Tensor]] = {}
+    products: dict[tuple, list[tf.Tensor]] = {}
     for matrix, rows in by_matrix.items():
         each = list(rows.values())
-        together = each[0] if len(each) == 1 else tf.concat(each, 0)
-        (product,) = _copy(op, [together, matrix.deref()])
+        stacked = each[0] if len(each) == 1 else tf.concat(each, 0)
+        (product,) = _copy(op, [stacked, matrix.deref()])
         parts = [product] if len(each) == 1 else tf.split(product, [x.shape[0] for x in each])
-        made |= {(ref, matrix): [part] for ref, part in zip(rows, parts, strict=True)}
-    return [made[rows.ref(), matrix.ref()] for rows, matrix in operands]
+        products |= {(ref, matrix): [part] for ref, part in zip(rows, parts, strict=True)}
+    return [products[rows.ref(), matrix.ref()] for rows, matrix in operands]
 
 
 def _sums(op: tf.Operation, parts: list[tf.Tensor], groups: Groups) -> list[tf.Tensor]:
@@ -282,8 +282,8 @@ def _exchanged(op: tf.Operation, parts: list[tf.Tensor], groups: Groups) -> list
 
 def _once(groups: Groups, make: Callable[[Sequence[int]], tf.Tensor]) -> list[tf.Tensor]:
     """The result of a collective for each processor, computed once for the members of a group."""
-    made = {members: make(members) for members in dict.fromkeys(map(tuple, groups))}
-    return [made[tuple(members)] for members in groups]
+    results = {members: make(members) for members in dict.fromkeys(map(tuple, groups))}
+    return [results[tuple(members)] for members in groups]
 
 
 _COLLECTIVES = {

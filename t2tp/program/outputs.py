@@ -49,8 +49,8 @@ class Outputs(Mapping[str, np.ndarray]):
             return first.numpy()
         gathered = axes_to_gather(self._layout, self._cluster, shape)
         whole = np.zeros(shape.to_integer_list, first.dtype.as_numpy_dtype)
-        for pnum, mine in zip(self._cluster.local_pnums, self._slices, strict=True):
-            place = tuple(
+        for pnum, slices in zip(self._cluster.local_pnums, self._slices, strict=True):
+            region = tuple(
                 slice(None) if axis is not None and axis.name in gathered else part
                 for axis, part in zip(
                     (self._layout.axis_of(dim.name) for dim in shape.dims),
@@ -58,7 +58,7 @@ class Outputs(Mapping[str, np.ndarray]):
                     strict=True,
                 )
             )
-            whole[place] = mine[name].numpy()
+            whole[region] = slices[name].numpy()
         return whole
 
 
@@ -86,9 +86,11 @@ def axes_to_gather(layout: Layout, cluster: Cluster, shape: upstream.Shape) -> t
 
 def _everyone_has_all(layout: Layout, cluster: Cluster, axes: Sequence[upstream.Dimension]) -> bool:
     """Whether each process has a processor at each combination of places on the axes."""
-    wanted = set(itertools.product(*(range(axis.size) for axis in axes)))
+    combinations = set(itertools.product(*(range(axis.size) for axis in axes)))
     for process_id in range(cluster.num_processes):
-        places = [layout.coordinates(pnum) for pnum in cluster.pnums_of(process_id)]
-        if {tuple(place[axis.name] for axis in axes) for place in places} != wanted:
+        coordinates = [layout.coordinates(pnum) for pnum in cluster.pnums_of(process_id)]
+        if {
+            tuple(coordinate[axis.name] for axis in axes) for coordinate in coordinates
+        } != combinations:
             return False
     return True

@@ -264,13 +264,13 @@ class Program:
             )
         features = {name: _as_array(name, features[name]) for name in self._features}
         for name, feature in self._features.items():
-            shape, wanted = tuple(features[name].shape), tuple(feature.shape.to_integer_list)
-            if shape != wanted:
-                raise ValueError(f"Feature {name!r} has shape {shape}, declared is {wanted}.")
+            shape, declared = tuple(features[name].shape), tuple(feature.shape.to_integer_list)
+            if shape != declared:
+                raise ValueError(f"Feature {name!r} has shape {shape}, declared is {declared}.")
         cut: dict[tuple, np.ndarray] = {}
         slices = []
         for pnum in self.cluster.local_pnums:
-            mine = []
+            own_slices = []
             for name, feature in self._features.items():
                 begin = self.layout.slice_begin(feature.shape, pnum)
                 if (name, begin) not in cut:
@@ -280,8 +280,8 @@ class Program:
                         value[part] if part else value, feature.dtype.as_numpy_dtype
                     )
                 with tf.device(self.cluster.devices[pnum]):
-                    mine.append(tf.constant(cut[name, begin]))
-            slices.append(mine)
+                    own_slices.append(tf.constant(cut[name, begin]))
+            slices.append(own_slices)
         return PlacedFeatures(slices)
 
     def trace(self) -> tf.types.experimental.ConcreteFunction:

@@ -157,8 +157,8 @@ class SlicedVariable:
                 f" array of shape {list(np.shape(value))}."
             )
         for pnum, part in zip(self._cluster.local_pnums, self.slices, strict=True):
-            place = self._layout.slices(self.spec.shape, pnum)
-            part.assign(np.asarray(value)[place].astype(part.dtype.as_numpy_dtype))
+            region = self._layout.slices(self.spec.shape, pnum)
+            part.assign(np.asarray(value)[region].astype(part.dtype.as_numpy_dtype))
 
     def _first(self, pnums: range) -> dict[tuple[int, ...], int]:
         first: dict[tuple[int, ...], int] = {}

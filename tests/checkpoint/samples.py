@@ -22,7 +22,7 @@ def part(begin: tuple[int, int], size: tuple[int, int]) -> Slice:
 def of_step(step: int) -> list[tuple[Slice, tf.Tensor]]:
     """All of a small model: "table" in 4x2 slices, a scalar and a float16 vector."""
     values = [grid_value(step, row, column) for row in range(4) for column in range(2)]
-    values.append((Slice.whole("global_step", (), tf.int64), tf.constant(step, tf.int64)))
+    values.append((Slice.full("global_step", (), tf.int64), tf.constant(step, tf.int64)))
     half = tf.fill([6], tf.cast(step % 1000, tf.float16))
     return [
         *values,
@@ -45,9 +45,9 @@ def halves(step: int) -> list[list[tuple[Slice, tf.Tensor]]]:
 
 def whole() -> list[Slice]:
     return [
-        Slice.whole("table", SHAPE, tf.float32),
-        Slice.whole("global_step", (), tf.int64),
-        Slice.whole("half", (6,), tf.float16),
+        Slice.full("table", SHAPE, tf.float32),
+        Slice.full("global_step", (), tf.int64),
+        Slice.full("half", (6,), tf.float16),
     ]
 
 

@@ -16,7 +16,7 @@ DTYPES = [
 @pytest.mark.parametrize("shape", [(), (3, 2), (0, 2)])
 def test_a_copy_keeps_its_value_when_the_variable_changes(dtype, shape):
     variable = tf.Variable(tf.cast(tf.ones(shape), dtype))
-    whole = Slice.whole("v", shape, dtype)
+    whole = Slice.full("v", shape, dtype)
     ((part, value),) = copy_to_host([(whole, variable)])
     variable.assign(tf.cast(tf.zeros(shape), dtype))
     assert part == whole
@@ -26,5 +26,5 @@ def test_a_copy_keeps_its_value_when_the_variable_changes(dtype, shape):
 
 def test_a_copy_shares_no_memory_with_the_variable():
     variable = tf.Variable(tf.zeros([100, 100]))
-    ((_, value),) = copy_to_host([(Slice.whole("v", (100, 100), tf.float32), variable)])
+    ((_, value),) = copy_to_host([(Slice.full("v", (100, 100), tf.float32), variable)])
     assert not np.shares_memory(value._numpy(), variable.read_value()._numpy())

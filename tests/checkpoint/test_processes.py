@@ -90,7 +90,7 @@ def test_slices_that_two_processes_both_save_are_refused_by_both(tmp_path):
 @pytest.mark.parametrize("broken", [0, 1])
 def test_a_failure_in_one_process_is_an_error_in_both(tmp_path, broken):
     parts = samples.halves(5)
-    parts[broken] = [(Slice.whole("bad", (3,), tf.float32), tf.zeros([2]))]
+    parts[broken] = [(Slice.full("bad", (3,), tf.float32), tf.zeros([2]))]
     answers = save_together(tmp_path, parts)
     assert isinstance(answers[broken], ValueError)
     assert "'bad'" in str(answers[broken])
@@ -106,7 +106,7 @@ def test_what_a_crashed_save_left_is_not_taken_for_a_part_of_the_next(tmp_path):
     left.mkdir(parents=True)
     (left / "part-00001.json").write_text("{}")
     shutil.copy(path / "variables.data-00001-of-00002", left / "part-00002.data-00000-of-00001")
-    broken = [parts[0], [(Slice.whole("bad", (3,), tf.float32), tf.zeros([2]))]]
+    broken = [parts[0], [(Slice.full("bad", (3,), tf.float32), tf.zeros([2]))]]
     owner, _ = save_together(tmp_path / "run", broken)
     assert "process 1 did not write its part" in str(owner)
     left.mkdir()

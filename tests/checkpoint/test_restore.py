@@ -37,7 +37,7 @@ def restore(directories: list[Path]) -> list[object]:
     def task(cluster: Cluster) -> Restored | None:
         half = Variables(layout, cluster)
         half.create(VariableSpec("w", SHAPE, tf.float32, tf1.zeros_initializer(), True))
-        return restore_latest(directories[cluster.process_id], half, whole=True)
+        return restore_latest(directories[cluster.process_id], half, strict=True)
 
     return run_two(task)
 
@@ -88,5 +88,5 @@ def test_where_all_are_damaged_nothing_is_restored_and_nothing_changes(tmp_path,
     for step in (1, 2):
         damage(checkpoint.step_directory(tmp_path, step) / "variables.data-00000-of-00001")
     with pytest.raises(UnusableCheckpointError, match="none of them can be used: each is damaged"):
-        restore_latest(tmp_path, small_variables(), whole=True)
+        restore_latest(tmp_path, small_variables(), strict=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000001", "step-00000002"]

@@ -111,7 +111,7 @@ def test_the_best_stays_besides(tmp_path, goal, left):
 def test_of_equals_the_older_is_the_best_and_those_not_evaluated_do_not_count(tmp_path):
     for step, metrics in enumerate([None, {"loss": 1.0}, {"loss": 1.0}, {"other": 0.0}], start=1):
         save(tmp_path, step, samples.of_step(step), {}, metrics=metrics)
-    apply_retention(tmp_path, Retention(1, best=BestMetric("loss", is_least=True)))
+    apply_retention(tmp_path, Retention(1, best=BestMetric("loss", is_min=True)))
     assert all_steps(tmp_path) == [2, 4]
 
 
@@ -122,13 +122,13 @@ def test_damaged_metrics_are_as_none(run, content):
     path = run / "step-00000002" / "metrics.json"
     path.write_bytes(content)
     assert read_metrics(path.parent) == {}
-    apply_retention(run, Retention(1, best=BestMetric("loss", is_least=True)))
+    apply_retention(run, Retention(1, best=BestMetric("loss", is_min=True)))
     assert all_steps(run) == [3]
 
 
 def test_metrics_that_cannot_be_read_are_as_none(run):
     (run / "step-00000002" / "metrics.json").mkdir()
-    apply_retention(run, Retention(1, best=BestMetric("loss", is_least=True)))
+    apply_retention(run, Retention(1, best=BestMetric("loss", is_min=True)))
     assert all_steps(run) == [3]
 
 

@@ -84,21 +84,21 @@ def test_every_dtype_round_trips_in_any_slices(tmp_path, dtype):
     values = [
         (cuts[0], value[:1]),
         (cuts[1], value[1:]),
-        (Slice.whole("whole", (4, 6), dtype), value),
-        (Slice.whole("scalar", (), dtype), scalar),
-        (Slice.whole("nothing", (0, 2), dtype), tf.zeros((0, 2), dtype)),
+        (Slice.full("whole", (4, 6), dtype), value),
+        (Slice.full("scalar", (), dtype), scalar),
+        (Slice.full("nothing", (0, 2), dtype), tf.zeros((0, 2), dtype)),
     ]
     checkpoint = Checkpoint(save(tmp_path, 1, values, {}))
     assert set(checkpoint.dtypes().values()) == {dtype}
     for name in ("w", "whole"):
         some, all_of_it = checkpoint.read(
-            [Slice(name, (4, 6), (0, 2), (2, 3), dtype), Slice.whole(name, (4, 6), dtype)]
+            [Slice(name, (4, 6), (0, 2), (2, 3), dtype), Slice.full(name, (4, 6), dtype)]
         )
         assert some.dtype == all_of_it.dtype == dtype
         np.testing.assert_array_equal(some.numpy(), value[0:2, 2:5].numpy())
         np.testing.assert_array_equal(all_of_it.numpy(), value.numpy())
     one, nothing = checkpoint.read(
-        [Slice.whole("scalar", (), dtype), Slice.whole("nothing", (0, 2), dtype)]
+        [Slice.full("scalar", (), dtype), Slice.whole("nothing", (0, 2), dtype)]
     )
     assert one.numpy() == scalar.numpy()
     assert nothing.shape == (0, 2)
@@ -107,7 +107,7 @@ def test_every_dtype_round_trips_in_any_slices(tmp_path, dtype):
 def test_every_float16_comes_back_bit_for_bit(tmp_path):
     bits = np.arange(1 << 16, dtype=np.uint16)
     value = tf.constant(bits.view(np.float16))
-    whole = Slice.whole("h", bits.shape, tf.float16)
+    whole = Slice.full("h", bits.shape, tf.float16)
     (got,) = Checkpoint(save(tmp_path, 1, [(whole, value)], {})).read([whole])
     numbers = ~np.isnan(value.numpy())
     np.testing.assert_array_equal(got.numpy().view(np.uint16)[numbers], bits[numbers])
@@ -116,7 +116,7 @@ def test_every_float16_comes_back_bit_for_bit(tmp_path):
 
 def test_variables_can_be_saved_as_they_are(tmp_path):
     variable = tf.Variable([1.0, 2.0])
-    whole = Slice.whole("v", (2,), tf.float32)
+    whole = Slice.full("v", (2,), tf.float32)
     (got,) = Checkpoint(save(tmp_path, 1, [(whole, variable)], {})).read([whole])
     np.testing.assert_array_equal(got, [1.0, 2.0])
 
@@ -131,7 +131,7 @@ def test_tensorflow_reads_it_as_ordinary_variables(tmp_path):
 def test_a_name_that_is_not_there_names_the_nearest(tmp_path):
     checkpoint = Checkpoint(save_step(tmp_path, 1))
     with pytest.raises(LookupError, match=r"no 'tabel'.*did you mean table\?"):
-        checkpoint.read([Slice.whole("tabel", (16, 12), tf.float32)])
+        checkpoint.read([Slice.full("tabel", (16, 12), tf.float32)])
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_a_name_that_is_not_there_names_the_nearest(tmp_path):
 def test_another_shape_or_dtype_is_refused_naming_both(tmp_path, shape, dtype, message):
     checkpoint = Checkpoint(save_step(tmp_path, 1))
     with pytest.raises(ValueError, match=message):
-        checkpoint.read([Slice.whole("table", shape, dtype)])
+        checkpoint.read([Slice.full("table", shape, dtype)])
 
 
 def test_latest_is_the_highest_step(tmp_path):
@@ -175,7 +175,7 @@ def test_a_saved_step_is_not_overwritten(tmp_path):
         (2, samples.of_step(1), {"a": np.float32(1)}, "plain JSON.*float32"),
         (2, [(samples.part((0, 0), (4, 6)), tf.zeros((4, 5)))], {}, r"\(4, 6\).*\(4, 5\)"),
         (2, [(samples.part((0, 0), (1, 1)), tf.zeros((1, 1), tf.int32))], {}, "float32.*int32"),
-        (2, [(Slice.whole("s", (), tf.string), tf.constant("a"))], {}, "is string.*they hold"),
+        (2, [(Slice.full("s", (), tf.string), tf.constant("a"))], {}, "is string.*they hold"),
     ],
 )
 def test_what_cannot_be_saved_is_refused_and_leaves_nothing(

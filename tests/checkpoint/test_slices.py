@@ -17,8 +17,8 @@ def test_spec_is_tensorflows():
 
 
 def test_spec_of_a_whole_tensor_is_empty():
-    assert Slice.whole("w", [8, 6], tf.float32).spec == ""
-    assert Slice.whole("s", (), tf.float32).spec == ""
+    assert Slice.full("w", [8, 6], tf.float32).spec == ""
+    assert Slice.full("s", (), tf.float32).spec == ""
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_ranks_that_differ_are_refused():
 
 def test_a_slice_needs_a_name():
     with pytest.raises(ValueError, match="no tensor's name"):
-        Slice.whole("", (2,), tf.float32)
+        Slice.full("", (2,), tf.float32)
 
 
 @pytest.mark.parametrize(
@@ -46,8 +46,8 @@ def test_a_slice_needs_a_name():
         [cut((0, 0), (8, 6))],
         [cut((r, c), (4, 3)) for r in (0, 4) for c in (0, 3)],
         [cut((0, 0), (3, 6)), cut((3, 0), (5, 2)), cut((3, 2), (5, 4))],
-        [Slice.whole("w", (), tf.bool)],
-        [Slice.whole("w", (0, 3), tf.bool)],
+        [Slice.full("w", (), tf.bool)],
+        [Slice.full("w", (0, 3), tf.bool)],
     ],
 )
 def test_a_tiling_is_accepted(slices):
@@ -61,8 +61,8 @@ def test_a_tiling_is_accepted(slices):
         ([cut((0, 0), (8, 6)), cut((5, 3), (1, 1))], r"element at \(5, 3\) is in 2 of its 2"),
         # As many elements as the tensor has, but some twice and some never.
         ([cut((0, 0), (4, 6)), cut((2, 0), (4, 6))], r"element at \(2, 0\) is in 2"),
-        ([Slice.whole("w", (), tf.bool)] * 2, r"in 2 of its 2 slices"),
-        ([Slice.whole("w", (0, 3), tf.bool)] * 2, "no elements but 2 slices"),
+        ([Slice.full("w", (), tf.bool)] * 2, r"in 2 of its 2 slices"),
+        ([Slice.full("w", (0, 3), tf.bool)] * 2, "no elements but 2 slices"),
         ([cut((0, 0), (4, 6)), cut((4, 0), (4, 6), dtype=tf.int32)], "disagree.*float32.*int32"),
         ([cut((0, 0), (4, 6)), cut((4, 0), (4, 6), shape=(9, 6))], r"disagree.*\(8, 6\).*\(9, 6\)"),
     ],

@@ -23,7 +23,7 @@ PRECISIONS = [tf.float32, tf.bfloat16, tf.float16]
 def test_values_are_restored_in_any_precision_on_any_mesh(tmp_path, there, here):
     old, new = small_variables(there, "model:4"), small_variables(here, "model:2")
     save(tmp_path, old, 1)
-    restore(latest(tmp_path), new, whole=True)
+    restore(latest(tmp_path), new, strict=True)
     expected = tf.cast(old["w"].numpy(), here)
     np.testing.assert_array_equal(
         tf.cast(new["w"].numpy(), tf.float32), tf.cast(expected, tf.float32)
@@ -37,15 +37,15 @@ def test_numbers_of_another_kind_are_refused(tmp_path):
     with pytest.raises(
         CheckpointMismatchError, match="w is float32 in the .* int32 in the program"
     ):
-        restore(latest(tmp_path), integers, whole=True)
+        restore(latest(tmp_path), integers, strict=True)
 
 
 def test_a_counter_that_was_not_saved_begins_at_0_if_the_caller_says_so(tmp_path):
     save(tmp_path, small_variables(), 1)
     now, ones = small_variables(), tf1.ones_initializer()
     count = now.create(VariableSpec("skipped", mtf.Shape([]), tf.float32, ones, False))
-    restore(latest(tmp_path), now, whole=True, zero_if_missing=["skipped"])
+    restore(latest(tmp_path), now, strict=True, zero_if_missing=["skipped"])
     assert count.numpy() == 0
     now.create(VariableSpec("other", mtf.Shape([]), tf.float32, ones, False))
     with pytest.raises(CheckpointMismatchError, match="other is not in the checkpoint"):
-        restore(latest(tmp_path), now, whole=True, zero_if_missing=["skipped"])
+        restore(latest(tmp_path), now, strict=True, zero_if_missing=["skipped"])

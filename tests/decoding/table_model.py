@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from t2tp import mtf
 from t2tp.hparam import HParams
-from t2tp.models.autoregressive import AutoregressiveModel, State
+from t2tp.models.autoregressive import AutoregressiveModel, DecodeState
 from t2tp.program.program import Mesh
 
 EOS = 1
@@ -30,15 +30,17 @@ class TableModel(AutoregressiveModel):
     def loss(self, mesh, features, training):
         raise NotImplementedError
 
-    def begin(self, mesh: Mesh, features: Mapping[str, mtf.Tensor], length: mtf.Dimension) -> State:
+    def prefill(
+        self, mesh: Mesh, features: Mapping[str, mtf.Tensor], length: mtf.Dimension
+    ) -> DecodeState:
         """The history: tokens by position."""
         prefix = mtf.rename_dimension(features["prefix"], "prefix_length", "length")
         missing = length.size - prefix.shape.dims[-1].size
         return {"history": mtf.pad(prefix, [0, missing], "length")}
 
-    def step(
-        self, mesh: Mesh, tokens: mtf.Tensor, positions: mtf.Tensor, state: State
-    ) -> tuple[mtf.Tensor, State]:
+    def decode_step(
+        self, mesh: Mesh, tokens: mtf.Tensor, positions: mtf.Tensor, state: DecodeState
+    ) -> tuple[mtf.Tensor, DecodeState]:
         history = state["history"]
         places = mtf.range(mesh, history.shape.dims[-1], tf.int32)
         is_last = mtf.equal(places, positions - 1)

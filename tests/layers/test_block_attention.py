@@ -59,13 +59,13 @@ def test_it_is_its_formula_and_steps_go_on_from_any_place(kind, kv_heads, mesh_s
         attention = BlockAttention(Heads(HEADS, D_KV, num_kv_heads=kv_heads), space, BLOCKS[kind])
         positions = mtf.zeros(x.mesh, mtf.Shape(x.shape.dims[:1] + space), tf.int32)
         state = {}
-        begun = attention.begin(
+        begun = attention.prefill(
             x, SequenceInfo(positions), mtf.Dimension("length", length), state, "it"
         )
         return {
             "whole": attention.attend(x, SequenceInfo(positions), training=True),
             "begun": begun,
-            "step": attention.step(at, here, state, "it"),
+            "step": attention.decode_step(at, here, state, "it"),
         }
 
     ran = run(build, given, mesh_shape, layout)

@@ -187,7 +187,7 @@ def test_parameters_that_cannot_work_are_refused():
 def test_a_state_too_short_for_what_is_given_is_refused():
     def build(x, segments, positions):
         attention = SelfAttention(Heads(HEADS, D_KV), causal=True)
-        attention.begin(x, SequenceInfo(positions), mtf.Dimension("length", 4), {}, "layer")
+        attention.prefill(x, SequenceInfo(positions), mtf.Dimension("length", 4), {}, "layer")
         return {}
 
     with pytest.raises(ValueError, match="8 tokens do not fit into the 4"):

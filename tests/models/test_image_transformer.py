@@ -98,7 +98,7 @@ def test_evaluation_counts_the_values_of_the_images_that_have_weight():
 def begin_program(attention_type, prefix_length, mesh_shape):
     def step(mesh, given):
         model = MtfImageTransformer(make(attention_type), {"targets": LEVELS})
-        return model.begin(mesh, given, mtf.Dimension("length", LENGTH))
+        return model.prefill(mesh, given, mtf.Dimension("length", LENGTH))
 
     features = {"prefix": t2tp.Feature(f"batch:{BATCH};prefix_length:{prefix_length}", tf.int32)}
     return t2tp.Program(step, features, mesh_shape=mesh_shape, layout=SPLIT)
@@ -115,7 +115,7 @@ def step_program(attention_type, mesh_shape, batch):
     def step(mesh, given):
         model = MtfImageTransformer(make(attention_type), {"targets": LEVELS})
         tokens, positions = given.pop("symbols"), given.pop("positions")
-        logits, after = model.step(mesh, tokens, positions, given)
+        logits, after = model.decode_step(mesh, tokens, positions, given)
         assert {name: x.shape for name, x in after.items()} == {
             name: x.shape for name, x in given.items()
         }
@@ -201,7 +201,7 @@ def test_the_levels_are_rounded_up_to_the_mesh():
 def test_decoding_needs_a_prefix_and_the_images_length():
     model = MtfImageTransformer(make("full"), {"targets": LEVELS})
     with pytest.raises(ValueError, match="begins with the feature `prefix`"):
-        model.begin(None, {}, mtf.Dimension("length", LENGTH))
+        model.prefill(None, {}, mtf.Dimension("length", LENGTH))
     prefix = {"prefix": None}
     with pytest.raises(ValueError, match="have 64 values, not 65: decode so many"):
-        model.begin(None, prefix, mtf.Dimension("length", LENGTH + 1))
+        model.prefill(None, prefix, mtf.Dimension("length", LENGTH + 1))

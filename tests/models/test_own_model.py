@@ -60,11 +60,11 @@ def test_its_steps_give_the_logits_of_its_loss(model):
         nll = model.loss(mesh, features, training=False).metrics["nll"]
         prefix = mtf.slice(targets, 0, 2, "length")
         prefix = mtf.rename_dimension(prefix, "length", "prefix_length")
-        state = model.begin(mesh, {"prefix": prefix}, length)
+        state = model.prefill(mesh, {"prefix": prefix}, length)
         total = mtf.zeros(mesh, [], tf.float32)
         for place in range(length.size):
             before = mtf.gather(targets, place - 1, length)
-            logits, state = model.step(mesh, before, mtf.zeros_like(before) + place, state)
+            logits, state = model.decode_step(mesh, before, mtf.zeros_like(before) + place, state)
             vocab = logits.shape[-1]
             here = mtf.one_hot(mtf.gather(targets, place, length), vocab)
             total -= mtf.reduce_sum(mtf.log_softmax(logits, vocab) * here)

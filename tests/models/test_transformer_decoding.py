@@ -99,7 +99,7 @@ def step_program(name, changes, mesh_shape, layout, beam, with_prefix=True):
             prefix = mtf.rename_dimension(prefix, length.name, "prefix_length")
             places = mtf.range(mesh, prefix.shape.dims[1], tf.int32)
             read["prefix"] = prefix * mtf.cast(mtf.less(places, given), tf.int32)
-        state = model.begin(mesh, read, mtf.Dimension("decode_length", LENGTH))
+        state = model.prefill(mesh, read, mtf.Dimension("decode_length", LENGTH))
         batch = [rows]
         if beam:
             batch.append(mtf.Dimension("beam", beam))
@@ -114,7 +114,7 @@ def step_program(name, changes, mesh_shape, layout, beam, with_prefix=True):
         def body(number, logits, *values):
             at = mtf.minimum(begin + number, LENGTH - 1)
             before = mtf.gather(targets, mtf.maximum(at - 1, 0), length, mtf.Shape(batch))
-            here, new = model.step(mesh, before, at, dict(zip(state, values, strict=True)))
+            here, new = model.decode_step(mesh, before, at, dict(zip(state, values, strict=True)))
             logits = scatter_update(logits, here, mtf.broadcast(number, mtf.Shape(batch)), steps)
             return [number + 1, logits, *(new[name] for name in state)]
 
@@ -180,7 +180,7 @@ def test_a_language_model_without_a_prefix_is_told_what_to_give():
 
 def test_the_cache_is_laid_out_as_the_heads_and_the_batch_are():
     """A step costs what a forward pass of one position costs, and no collective for the cache: one
-    sum for the embedding and one a block. `begin` needs the first, and that of the attention that
+    sum for the embedding and one a block. `prefill` needs the first, and that of the attention that
     comes before keys and values: of one layer, none."""
     program, _ = step_program("lm", {}, *LAYOUTS["both"], 0)
     assert {key: n for key, (n, _) in program.collectives().items()} == {

@@ -122,8 +122,8 @@ def test_no_number_is_never_the_best(tmp_path, monkeypatch):
         evaluation.record.add(step, {"loss": loss})
     said = []
     monkeypatch.setattr(logging, "info", lambda text, *given: said.append(text % given))
-    evaluation.say_best(BestMetric("loss", True))
-    evaluation.say_best(BestMetric("loss", False))
+    evaluation.log_best(BestMetric("loss", True))
+    evaluation.log_best(BestMetric("loss", False))
     assert said == [
         "best loss 2.0000 at step 3, of 3 evaluations",
         "best loss 3.0000 at step 2, of 3 evaluations",

@@ -25,17 +25,17 @@ def run(invocation: Invocation) -> None:
             checkpoints = [find(path) for path in paths]
         else:
             checkpoints = averaging.last_checkpoints(flags.output_dir, flags.num_last_checkpoints)
-        made = averaging.average(checkpoints, flags.output_path)
-    if made.batch_statistics and len(checkpoints) > 1:
-        first, count = made.batch_statistics[0], len(made.batch_statistics)
+        written = averaging.average(checkpoints, flags.output_path)
+    if written.batch_statistics and len(checkpoints) > 1:
+        first, count = written.batch_statistics[0], len(written.batch_statistics)
         print(
             f"t2tp_avg_checkpoints: warning: {count} moving means and variances of batch norms"
-            f" ({first}, ...) are those of step {made.step} alone, and do not belong to the"
+            f" ({first}, ...) are those of step {written.step} alone, and do not belong to the"
             " averaged weights: evaluation may be worse than that of the latest checkpoint.",
             file=sys.stderr,
         )
-    moving = " and their moving averages (ema_decay)" if made.has_moving_averages else ""
+    moving = " and their moving averages (ema_decay)" if written.has_moving_averages else ""
     print(f"averaged the trainable variables{moving} of {len(checkpoints)} checkpoints:")
     for each in checkpoints:
         print(f"  {each.path}")
-    print(f"in {made.directory}; all other variables are those of its step")
+    print(f"in {written.directory}; all other variables are those of its step")

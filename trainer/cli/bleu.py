@@ -70,9 +70,9 @@ def _score(flags: absl_flags.FlagValues) -> None:
         for variant, score in scores.items():
             print(f"{_TAGS[variant]} = {score:6.2f}")
         return
-    found = _translations(flags.translations_dir, flags.min_steps)
+    translations = _translations(flags.translations_dir, flags.min_steps)
     by_step = {}
-    for step, path in found:
+    for step, path in translations:
         scores = bleu_scores(_translated(str(path), flags.reference), reference, variants)
         by_step[step] = {_TAGS[v] + flags.tag_suffix: score for v, score in scores.items()}
         print(f"step {step}  " + "  ".join(f"{k} = {v:6.2f}" for k, v in by_step[step].items()))
@@ -83,30 +83,30 @@ def _translations(directory: str, min_steps: int) -> list[_Translation]:
     """Lists the files named NAME-STEP, by step."""
     if not Path(directory).is_dir():
         raise UsageError(f"--translations_dir={directory}: there is no such directory")
-    found = [
+    translations = [
         _Translation(int(match[1]), path)
         for path in Path(directory).iterdir()
         if path.is_file() and (match := _STEP.fullmatch(path.name))
     ]
-    later = sorted(each for each in found if each.step >= min_steps)
-    if not later:
+    selected = sorted(each for each in translations if each.step >= min_steps)
+    if not selected:
         raise UsageError(f"{directory} holds no file named NAME-STEP of step {min_steps} or later")
-    steps = [each.step for each in later]
-    twice = next((each for each in later if steps.count(each.step) > 1), None)
-    if twice is not None:
+    steps = [each.step for each in selected]
+    duplicate = next((each for each in selected if steps.count(each.step) > 1), None)
+    if duplicate is not None:
         raise UsageError(
-            f"{directory} holds two translations of step {twice.step}: {twice.path} is one"
+            f"{directory} holds two translations of step {duplicate.step}: {duplicate.path} is one"
         )
-    return later
+    return selected
 
 
 def _translated(path: str, reference_path: str) -> list[str]:
     """Reads a translation or its source, which must have as many lines as the reference."""
-    lines, wanted = _lines(path), len(_lines(reference_path))
-    if len(lines) != wanted:
+    lines, num_reference_lines = _lines(path), len(_lines(reference_path))
+    if len(lines) != num_reference_lines:
         raise UsageError(
-            f"{path} has {len(lines)} lines, and {reference_path} has {wanted}: a line of one is"
-            " compared with that line of the other"
+            f"{path} has {len(lines)} lines, and {reference_path} has {num_reference_lines}: a line"
+            " of one is compared with that line of the other"
         )
     return lines
 

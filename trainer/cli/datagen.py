@@ -44,9 +44,9 @@ def _carry_out(problem: Problem, flags: absl_flags.FlagValues) -> str:
     if flags.inspect:
         return inspect(problem, flags.data_dir)
     if flags.check:
-        made = problem.check_contents(flags.data_dir, flags.num_workers or 1)
-        return f"{problem.name}: every byte is what was written\n{made.summary()}"
-    made = problem.prepare(
+        data = problem.check_contents(flags.data_dir, flags.num_workers or 1)
+        return f"{problem.name}: every byte is what was written\n{data.summary()}"
+    data = problem.prepare(
         flags.data_dir,
         flags.tmp_dir,
         flags.overwrite,
@@ -54,4 +54,4 @@ def _carry_out(problem: Problem, flags: absl_flags.FlagValues) -> str:
         num_workers=flags.num_workers,
         max_bad_samples=flags.max_bad_samples,
     )
-    return f"{problem.name} is ready in {problem.directory(flags.data_dir)}\n{made.summary()}"
+    return f"{problem.name} is ready in {problem.directory(flags.data_dir)}\n{data.summary()}"

@@ -73,9 +73,9 @@ def _check(flags: absl_flags.FlagValues) -> None:
     """Raises UsageError if flags contradict each other or a source is missing."""
     given = [name for name in _SOURCES if flags[name].value]
     if len(given) != 1:
-        said = " and ".join(f"--{name}" for name in given) or "none of them"
+        options = " and ".join(f"--{name}" for name in given) or "none of them"
         raise UsageError(
-            f"give one of {', '.join(f'--{name}' for name in _SOURCES)}: {said} is given"
+            f"give one of {', '.join(f'--{name}' for name in _SOURCES)}: {options} is given"
         )
     for name in ("decode_reference", "decode_prefix_file"):
         if flags[name].value and not flags.decode_from_file:
@@ -129,7 +129,7 @@ class _Decoding:
     ) -> None:
         self._flags = flags
         self._problem = spec.problem
-        self._leads = cluster.is_main_process
+        self._is_main_process = cluster.is_main_process
         if flags.decode_interactive:
             options = replace(options, batch_size=1)
         self._options = options
@@ -159,15 +159,15 @@ class _Decoding:
         """Decodes a file into a file."""
         flags, lines = self._flags, self._lines
         references = self._beside(flags.decode_reference)
-        found = {}
+        decoded_by_line = {}
         for number, decoded in self._decoder.texts(lines, self._beside(flags.decode_prefix_file)):
-            found[number] = decoded
-            if len(found) % 100 == 0:
-                logging.info("decoded %d of %d", len(found), len(lines))
+            decoded_by_line[number] = decoded
+            if len(decoded_by_line) % 100 == 0:
+                logging.info("decoded %d of %d", len(decoded_by_line), len(lines))
         path = flags.decode_to_file or f"{flags.decode_from_file}.{self._name}.decodes"
-        if not self._leads:
+        if not self._is_main_process:
             return
-        in_order = [found[number] for number in range(len(lines))]
+        in_order = [decoded_by_line[number] for number in range(len(lines))]
         files.write_lines(path, [files.line_of(d, self._options) for d in in_order])
         logging.info("%d lines in %s", len(lines), path)
         if references is not None:
@@ -212,7 +212,7 @@ class _Decoding:
     def _split(self) -> None:
         """Decodes a split of the problem into three files: inputs, targets and outputs."""
         rows = self._decoder.split(self._flags.split, self._options.num_samples)
-        if not self._leads:
+        if not self._is_main_process:
             return
         for path in files.write_rows(self._base, rows, self._options):
             logging.info("%d lines in %s", len(rows), path)
@@ -228,14 +228,14 @@ class _Decoding:
                 " --decode_hparams=num_samples=16,temperature=1"
             )
         pixels = self._decoder.images(count)
-        if self._leads:
+        if self._is_main_process:
             paths = files.write_images(self._base, images.brightness(pixels))
             logging.info("%d images, %s to %s", count, paths[0], paths[-1])
 
     def _score(self) -> None:
         """Computes the log-probabilities of the lines of a file."""
         scores = [f"{each:.6f}" for each in self._decoder.scores(self._lines)]
-        if not self._leads:
+        if not self._is_main_process:
             return
         if self._flags.decode_to_file:
             files.write_lines(self._flags.decode_to_file, scores)
@@ -256,12 +256,12 @@ class _Decoding:
     def _name(self) -> str:
         """The stem of the names of decoded files: problem, method and step."""
         options = self._options
-        how = {
+        method = {
             "greedy": "greedy",
             "sample": f"temperature{options.sampling_temperature:g}",
             "beam": f"beam{options.width}.alpha{options.alpha:g}",
         }[options.method]
-        return f"{self._problem.name}.{how}.step{self._estimator.steps_done}"
+        return f"{self._problem.name}.{method}.step{self._estimator.steps_done}"
 
     @property
     def _base(self) -> Path:

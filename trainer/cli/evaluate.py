@@ -44,7 +44,7 @@ def run(invocation: Invocation) -> None:
                 if flags.generate_data:
                     multiprocess.prepare_data(cluster, spec.problem, flags.data_dir, flags.tmp_dir)
                 experiment = _experiment(flags, spec, paths[0])
-            rows = _evaluate(experiment, paths, spec.model, speaks=cluster.is_main_process)
+            rows = _evaluate(experiment, paths, spec.model, prints=cluster.is_main_process)
     except multiprocess.OTHERS_FAULT as error:
         raise ProcessLostError(str(error)) from error
     if cluster.is_main_process:
@@ -65,12 +65,12 @@ def _checkpoints(flags: absl_flags.FlagValues) -> list[Path]:
     """
     directory = checkpoint_directory(flags.output_dir)
     if flags.checkpoint_path == _ALL:
-        found = [checkpoint.step_directory(directory, n) for n in checkpoint.all_steps(directory)]
-        if not found:
+        paths = [checkpoint.step_directory(directory, n) for n in checkpoint.all_steps(directory)]
+        if not paths:
             raise FileNotFoundError(f"{flags.output_dir} holds no finished checkpoint")
-        return found
-    asked = flags.checkpoint_path or flags.output_dir
-    return [Path(find(path.strip()).path) for path in asked.split(",")]
+        return paths
+    given = flags.checkpoint_path or flags.output_dir
+    return [Path(find(path.strip()).path) for path in given.split(",")]
 
 
 def _experiment(flags: absl_flags.FlagValues, spec: RunSpec, path: Path) -> Experiment:
@@ -79,7 +79,7 @@ def _experiment(flags: absl_flags.FlagValues, spec: RunSpec, path: Path) -> Expe
 
 
 def _evaluate(
-    experiment: Experiment, paths: Sequence[Path], model: str, speaks: bool
+    experiment: Experiment, paths: Sequence[Path], model: str, prints: bool
 ) -> list[dict]:
     """Evaluates each checkpoint; process 0 prints its metrics at once."""
     rows = []
@@ -87,7 +87,7 @@ def _evaluate(
         with building(model):
             step, metrics = experiment.measure(path)
         rows.append({"checkpoint": str(path), "step": step, **metrics})
-        if speaks:
+        if prints:
             print(json.dumps(rows[-1]), flush=True)
     return rows
 

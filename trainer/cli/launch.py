@@ -90,14 +90,14 @@ def environments_of(
     environments = []
     for process_id in range(num_processes):
         task = {"type": "worker", "index": process_id}
-        own = {THREADS_VARIABLE: str(share), SECRET_VARIABLE: secret, **environment}
-        own["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": task})
+        variables = {THREADS_VARIABLE: str(share), SECRET_VARIABLE: secret, **environment}
+        variables["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": task})
         if devices_per_process is not None:
-            own[DEVICES_VARIABLE] = str(devices_per_process)
+            variables[DEVICES_VARIABLE] = str(devices_per_process)
         if gpus:
             first = process_id * each
-            own["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[first : first + each])
-        environments.append(own)
+            variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[first : first + each])
+        environments.append(variables)
     return environments
 
 
@@ -107,7 +107,7 @@ def visible_gpus() -> list[str]:
     if chosen is not None:
         return [gpu for gpu in chosen.split(",") if gpu not in ("", "-1")]
     try:
-        listed = subprocess.run(
+        output = subprocess.run(
             ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"],
             capture_output=True,
             text=True,
@@ -115,7 +115,7 @@ def visible_gpus() -> list[str]:
         )
     except (OSError, subprocess.CalledProcessError):  # No driver, so no GPU.
         return []
-    return listed.stdout.split()
+    return output.stdout.split()
 
 
 class _Launched:
@@ -138,7 +138,7 @@ class _Launched:
         Raises:
           OSError: the command cannot be started.
         """
-        shown: set[str] = set()
+        reported: set[str] = set()
         for process_id, environment in enumerate(environments):
             process = children.start(
                 command,
@@ -151,7 +151,9 @@ class _Launched:
             for source, target in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
                 assert source is not None
                 self._outputs.register(
-                    source, selectors.EVENT_READ, _Lines(f"[{process_id}] ", source, target, shown)
+                    source,
+                    selectors.EVENT_READ,
+                    _Lines(f"[{process_id}] ", source, target, reported),
                 )
 
     def wait(self) -> int:
@@ -199,8 +201,8 @@ class _Lines:
     those copied, shared by all processes.
     """
 
-    def __init__(self, prefix: str, source: IO[bytes], target: TextIO, said: set[str]) -> None:
-        self._said = said
+    def __init__(self, prefix: str, source: IO[bytes], target: TextIO, reported: set[str]) -> None:
+        self._reported = reported
         self._prefix = prefix
         self._source = source
         self._target = target
@@ -214,16 +216,16 @@ class _Lines:
             lines.append(self._unfinished)
         for line in lines:
             text = line.decode(errors="replace")
-            if not self._is_said(text):
+            if not self._is_reported(text):
                 print(f"{self._prefix}{text}", file=self._target, flush=True)
         return bool(data)
 
-    def _is_said(self, line: str) -> bool:
+    def _is_reported(self, line: str) -> bool:
         """Whether another process has reported the same error; records the error if none has."""
         ending = _SENTENCE.fullmatch(line)
         if ending is None:
             return False
         sentence = "{program}: {sentence}".format(**ending.groupdict())
-        is_said = sentence in self._said
-        self._said.add(sentence)
+        is_said = sentence in self._reported
+        self._reported.add(sentence)
         return is_said

@@ -88,19 +88,19 @@ def run_program(spec: ProgramSpec, command_line: Sequence[str] | None = None) ->
     """
     process = None
     try:
-        given, arguments = flag_groups.parse(
+        flags, arguments = flag_groups.parse(
             spec.groups, sys.argv if command_line is None else command_line, spec.positional
         )
-        if given.help or given.version:
-            print(spec.help_text() if given.help else flag_groups.version())
+        if flags.help or flags.version:
+            print(spec.help_text() if flags.help else flag_groups.version())
             return 0
-        body = _body(spec, given, arguments)
-        process = _process(spec, given)
+        body = _body(spec, flags, arguments)
+        process = _process(spec, flags)
         with quiet_import() if spec.imports_tensorflow else contextlib.nullcontext():
             run = _function(body)
-        _import_user_dir(given)
-        console.use_plain_lines(process, with_time="log_time" in given and given.log_time)
-        return run(Invocation(given, arguments, process)) or 0
+        _import_user_dir(flags)
+        console.use_plain_lines(process, with_time="log_time" in flags and flags.log_time)
+        return run(Invocation(flags, arguments, process)) or 0
     except (UsageError, FailedError, ProcessLostError) as error:
         print(f"{_caller(spec, process)}: {error}", file=sys.stderr)
         return error.exit_code
@@ -110,21 +110,21 @@ def run_program(spec: ProgramSpec, command_line: Sequence[str] | None = None) ->
         return error.exit_code if isinstance(error, Interrupted) else SIGNALLED + signal.SIGINT
 
 
-def _body(spec: ProgramSpec, given: absl_flags.FlagValues, arguments: Sequence[str]) -> str:
+def _body(spec: ProgramSpec, flags: absl_flags.FlagValues, arguments: Sequence[str]) -> str:
     """Returns the function to run, as `module:function`.
 
     Raises:
       UsageError: a required flag or argument is missing.
     """
     for name, answer in spec.answers.items():
-        if given[name].value:
+        if flags[name].value:
             return answer
-    flag_groups.check_given(given, spec.required)
+    flag_groups.check_given(flags, spec.required)
     flag_groups.check_arguments(arguments, spec.positional)
     return spec.body
 
 
-def _process(spec: ProgramSpec, given: absl_flags.FlagValues) -> ProcessSpec | None:
+def _process(spec: ProgramSpec, flags: absl_flags.FlagValues) -> ProcessSpec | None:
     """Determines which process of a run this is; None if it is the only one.
 
     Raises:
@@ -134,7 +134,7 @@ def _process(spec: ProgramSpec, given: absl_flags.FlagValues) -> ProcessSpec | N
         return None
     with as_usage_error(ValueError):
         return process_spec.find_process_spec(
-            given.num_processes, given.process_id, given.coordinator
+            flags.num_processes, flags.process_id, flags.coordinator
         )
 
 
@@ -150,9 +150,9 @@ def _function(name: str) -> Body:
     return getattr(importlib.import_module(module), function)
 
 
-def _import_user_dir(given: absl_flags.FlagValues) -> None:
+def _import_user_dir(flags: absl_flags.FlagValues) -> None:
     """Imports the user's own problems, models and hparams sets, which may import TensorFlow."""
-    if "t2t_usr_dir" not in given or not given.t2t_usr_dir:
+    if "t2t_usr_dir" not in flags or not flags.t2t_usr_dir:
         return
     # Imported here, because it imports all problems, which takes 0.2 s.
     from t2tp.problems.user_dir import import_user_dir
@@ -160,4 +160,4 @@ def _import_user_dir(given: absl_flags.FlagValues) -> None:
     is_loaded = "tensorflow" in sys.modules
     quiet = contextlib.nullcontext() if is_loaded else quiet_import()
     with quiet, as_usage_error(ValueError, LookupError, OSError):
-        import_user_dir(given.t2t_usr_dir)
+        import_user_dir(flags.t2t_usr_dir)

@@ -63,12 +63,14 @@ def spec_from_flags(flags: absl_flags.FlagValues) -> RunSpec:
         warning = check_fits(model, settings["hparams_set"], hparams)
         if warning:
             logging.warning("%s", warning)
-    given = {f.name: value_of(flags, f.name) for f in fields(RunConfig) if f.name not in _NOT_FLAGS}
+    flag_settings = {
+        f.name: value_of(flags, f.name) for f in fields(RunConfig) if f.name not in _NOT_FLAGS
+    }
     config = RunConfig.from_hparams(
         hparams,
         flags.output_dir,
         random_seed=settings["random_seed"],
-        **{name: value for name, value in given.items() if value is not None},
+        **{name: value for name, value in flag_settings.items() if value is not None},
     )
     return RunSpec(
         model,
@@ -93,9 +95,9 @@ def _user_dir(flags: absl_flags.FlagValues, saved: SavedRun | None) -> str | Non
     Raises:
       UsageError: the directory of the saved run cannot be imported.
     """
-    given = value_of(flags, "t2t_usr_dir")
-    if given:  # `run_program` has imported it.
-        return str(Path(given).expanduser().absolute())
+    directory = value_of(flags, "t2t_usr_dir")
+    if directory:  # `run_program` has imported it.
+        return str(Path(directory).expanduser().absolute())
     before = saved and saved.flags.get("t2t_usr_dir")
     if not before:
         return None
@@ -159,18 +161,18 @@ def _hparams(
     if problem is not None:
         problem.change_hparams(preset)
     hparams = preset.copy() if before is None else run_files.resumed_hparams(before, preset)
-    given = _drawn(flags, hparams)
+    changes = _drawn(flags, hparams)
     for text in flags.hparams:
-        given.update(hparams.parse(text))
+        changes.update(hparams.parse(text))
     for flag, name, value in _short_flags(flags):
         value = hparams.parse(f"{name}={value}")[name]
-        if given.setdefault(name, value) != value:
+        if changes.setdefault(name, value) != value:
             raise UsageError(
-                f"--{flag}={flags[flag].value} and --hparams={name}={given[name]} differ: give one"
-                " of them"
+                f"--{flag}={flags[flag].value} and --hparams={name}={changes[name]} differ: give"
+                " one of them"
             )
     _check_worker_gpu(flags, hparams)
-    return hparams, [] if before is None else describe_differences(before, preset, given)
+    return hparams, [] if before is None else describe_differences(before, preset, changes)
 
 
 def _check_named(flags: absl_flags.FlagValues, set_name: str) -> None:

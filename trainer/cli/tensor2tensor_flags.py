@@ -124,16 +124,18 @@ def advice(flag: str) -> str:
     """
     if flag.startswith(_HPARAM):
         return f"Hyperparameters are written --hparams={flag.removeprefix(_HPARAM)}=VALUE."
-    fate = FLAG_STATUS.get(flag) or FLAG_STATUS.get(flag.removeprefix("no"))
-    if fate is None or fate.kind == "same":
+    status = FLAG_STATUS.get(flag) or FLAG_STATUS.get(flag.removeprefix("no"))
+    if status is None or status.kind == "same":
         return ""
-    note = fate.note.replace("`", "")
-    start = "tensor2tensor's flag is gone" if fate.kind == "gone" else "Here it is"
+    note = status.note.replace("`", "")
+    start = "tensor2tensor's flag is gone" if status.kind == "gone" else "Here it is"
     return f"{start}: {note}."
 
 
 def markdown_table() -> str:
     """Returns the table in docs/coming_from_tensor2tensor.md."""
     lines = ["| flag of t2t-trainer | here |  |", "| -- | -- | -- |"]
-    lines += [f"| `--{name}` | {fate.kind} | {fate.note} |" for name, fate in FLAG_STATUS.items()]
+    lines += [
+        f"| `--{name}` | {status.kind} | {status.note} |" for name, status in FLAG_STATUS.items()
+    ]
     return "\n".join(lines) + "\n"

@@ -70,8 +70,8 @@ def building(model: str) -> Iterator[None]:
         except _UNBUILDABLE as error:
             if not comes_with_us or isinstance(error, BUILD_ERRORS):
                 raise
-            said = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
-            raise UsageError(f"{model} cannot be built with these hparams: {said}") from error
+            message = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+            raise UsageError(f"{model} cannot be built with these hparams: {message}") from error
 
 
 def run(invocation: Invocation) -> None:

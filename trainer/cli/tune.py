@@ -57,7 +57,7 @@ def run(invocation: Invocation) -> int:
     """
     flags, trainer_flags = invocation.flags, invocation.arguments
     _check(trainer_flags)
-    done = []
+    finished = []
     for number in range(flags.first_trial, flags.first_trial + flags.trials):
         directory = Path(flags.output_dir) / f"trial-{number:04d}"
         code = _train(flags.hparams_range, number, directory, trainer_flags)
@@ -67,8 +67,8 @@ def run(invocation: Invocation) -> int:
                 raise Interrupted(f"trial {number} was interrupted; {resume}", code - SIGNALLED)
             print(f"t2tp_tune: trial {number} failed", file=sys.stderr)
             return code
-        done.append(_result(number, directory))
-    print(table(done, flags.metric, flags.minimize))
+        finished.append(_result(number, directory))
+    print(table(finished, flags.metric, flags.minimize))
     return 0
 
 
@@ -128,8 +128,8 @@ def _check(trainer_flags: Sequence[str]) -> None:
 def _train(hparams_range: str, number: int, directory: Path, trainer_flags: Sequence[str]) -> int:
     """Trains and evaluates a trial in a new process; returns its exit code."""
     print(f"t2tp_tune: trial {number}, in {directory}", file=sys.stderr, flush=True)
-    own = {"hparams_range": hparams_range, "trial": number, "output_dir": directory}
-    flags = [f"--{name}={value}" for name, value in own.items()]
+    trial_flags = {"hparams_range": hparams_range, "trial": number, "output_dir": directory}
+    flags = [f"--{name}={value}" for name, value in trial_flags.items()]
     processes: list[subprocess.Popen] = []
     with children.forwarded_signals(processes):
         processes.append(children.start([sys.executable, "-m", *PROGRAM, *flags, *trainer_flags]))

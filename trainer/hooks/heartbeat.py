@@ -54,7 +54,7 @@ class Heartbeat:
         if not at_once and now - self._last < BEAT_SECONDS:
             return
         self._last = now
-        said = {
+        report = {
             "time": time.time(),
             "at": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             "step": step,
@@ -63,7 +63,7 @@ class Heartbeat:
             "host": socket.gethostname(),
         }
         with as_usage_error(OSError):
-            write_text(self._path, json.dumps(said) + "\n")
+            write_text(self._path, json.dumps(report) + "\n")
 
 
 class HeartbeatHook(Hook):

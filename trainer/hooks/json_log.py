@@ -126,13 +126,13 @@ def _cut_back(path: Path, run: str, step: int) -> None:
         for each in runs
     ):
         return
-    kept = [
+    kept_lines = [
         line
         for line, fields in zip(lines, events, strict=True)
         if not (fields.get("event") in _REPEATED and fields.get("step", 0) > step)
     ]
-    if len(kept) < len(lines):
-        write_bytes(path, b"".join(kept))
+    if len(kept_lines) < len(lines):
+        write_bytes(path, b"".join(kept_lines))
 
 
 def _fields(line: bytes) -> dict[str, Any]:
@@ -149,9 +149,9 @@ def _cut_off_unfinished_line(path: Path) -> None:
         return
     with path.open("r+b") as file:
         content = file.read()
-        whole = content.rfind(b"\n") + 1
-        rest = content[whole:]
+        length = content.rfind(b"\n") + 1
+        rest = content[length:]
         if rest.startswith(_BEGINNING) or _BEGINNING.startswith(rest):
-            file.truncate(whole)
+            file.truncate(length)
         else:  # Another program has written it.
             file.write(b"\n")

@@ -24,14 +24,14 @@ def memory_in_use(cluster: Cluster) -> dict[str, float]:
       `memory_gb/processor_0_peak`; for virtual CPU devices the resident
       set of the process, as `memory_gb/process` and `memory_gb/process_peak`.
     """
-    found = {}
+    num_bytes = {}
     for pnum in cluster.local_pnums:
         if "GPU" in cluster.devices[pnum]:
             info = tf.config.experimental.get_memory_info(cluster.devices[pnum])
-            found[f"processor_{pnum}"] = info["current"]
-            found[f"processor_{pnum}_peak"] = info["peak"]
-    if not found:
+            num_bytes[f"processor_{pnum}"] = info["current"]
+            num_bytes[f"processor_{pnum}_peak"] = info["peak"]
+    if not num_bytes:
         resident = int(Path("/proc/self/statm").read_text("ascii").split()[1])
-        found["process"] = resident * os.sysconf("SC_PAGE_SIZE")
-        found["process_peak"] = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return {f"memory_gb/{name}": size / _GB for name, size in found.items()}
+        num_bytes["process"] = resident * os.sysconf("SC_PAGE_SIZE")
+        num_bytes["process_peak"] = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {f"memory_gb/{name}": size / _GB for name, size in num_bytes.items()}

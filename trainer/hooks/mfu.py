@@ -90,10 +90,10 @@ def peak_of(cluster: Cluster, precision: str) -> Peak:
     name = _gpu_name() if is_gpu else ""
     for known, (half, single) in _GPUS.items():
         if is_gpu and known in name and (precision != "float32" or _uses_tf32(known)):
-            of_one = 1e12 * (single if precision == "float32" else half)
+            flops = 1e12 * (single if precision == "float32" else half)
             kind = "TF32" if precision == "float32" else precision
-            source = f"{number} x {of_one / 1e12:g} TFLOP/s, {kind} without sparsity, of {name}"
-            return Peak(number * of_one, f"{source}, by NVIDIA's data sheet")
+            source = f"{number} x {flops / 1e12:g} TFLOP/s, {kind} without sparsity, of {name}"
+            return Peak(number * flops, f"{source}, by NVIDIA's data sheet")
     measured = _measured(device, precision)
     units = number if is_gpu else cluster.num_processes  # Virtual devices share a host.
     what = f"{name or 'GPU'}" if is_gpu else "host, whose cores its virtual devices share"

@@ -43,21 +43,21 @@ class StepReplay:
     counts: Callable[[int], Mapping[str, np.ndarray]]
     saver: RunSaver
 
-    def explain(self, bad: NonfiniteStepError) -> TrainingDivergedError:
+    def explain(self, error: NonfiniteStepError) -> TrainingDivergedError:
         """Replays up to the non-finite step, saves the step before it, and diagnoses.
 
         Replayed steps are identical bit for bit, so the variables are what they were before the
         non-finite step.
 
         Args:
-          bad: the step, whose outputs are lost.
+          error: the step, whose outputs are lost.
 
         Returns:
           The error to raise: it names the first non-finite tensor.
         """
         self.saver.wait()
-        saved, last_good = self.go_back(), bad.step - 1
-        logging.error("%s", bad)
+        saved, last_good = self.go_back(), error.step - 1
+        logging.error("%s", error)
         if saved < last_good:
             logging.info(
                 "replaying %d steps from step %d to find the first non-finite tensor (Ctrl-C ends)",
@@ -69,16 +69,16 @@ class StepReplay:
                 program(batch, step=step)
             self.saver.save(last_good)
             self.saver.wait()
-        found = first_nonfinite(self.counts(last_good))
+        bad_step = first_nonfinite(self.counts(last_good))
         return TrainingDivergedError(
-            f"{bad}. {self._cause(found, last_good)} The latest checkpoint is of"
+            f"{error}. {self._cause(bad_step, last_good)} The latest checkpoint is of"
             f" step {last_good}, before it."
         )
 
-    def _cause(self, found: str | None, step: int) -> str:
+    def _cause(self, bad_step: str | None, step: int) -> str:
         """Describes the cause in a sentence."""
-        if found is not None:
-            return f"The first tensor that is not finite is the {found}."
+        if bad_step is not None:
+            return f"The first tensor that is not finite is the {bad_step}."
         program, batch = self.place(step)
         outputs = program(batch, step=step)
         names = ("loss", "scalars/gradient_norm")
@@ -99,8 +99,8 @@ def reinitialize(variables: Variables, fresh: Variables) -> None:
     """
     for variable in variables:
         initial = fresh.create(variable.spec)
-        for mine, theirs in zip(variable.slices, initial.slices, strict=True):
-            mine.assign(theirs)
+        for own, new in zip(variable.slices, initial.slices, strict=True):
+            own.assign(new)
 
 
 def counting_step(loss_fn: Callable[[Mesh, dict[str, mtf.Tensor]], mtf.Tensor]) -> StepFn:

@@ -65,12 +65,12 @@ class TrainingProgress:
           step: steps done.
           scalars: `loss`, `step_time` in seconds, and `tokens_per_second` if known.
         """
-        said = [f"loss {scalars['loss']:.4f}"]
+        parts = [f"loss {scalars['loss']:.4f}"]
         if "tokens_per_second" in scalars:
-            said.append(f"{scalars['tokens_per_second']:,.0f} tokens/s")
+            parts.append(f"{scalars['tokens_per_second']:,.0f} tokens/s")
         if self._bar is not None:
-            self._bar.set_postfix_str("  ".join([*said, self._next_checkpoint(step)]))
+            self._bar.set_postfix_str("  ".join([*parts, self._next_checkpoint(step)]))
             return
         left = datetime.timedelta(seconds=round((self._last_step - step) * scalars["step_time"]))
-        said += [f"{1000 * scalars['step_time']:.1f} ms/step", f"{left} left"]
-        logging.info("step %d/%d  %s", step, self._last_step, "  ".join(said))
+        parts += [f"{1000 * scalars['step_time']:.1f} ms/step", f"{left} left"]
+        logging.info("step %d/%d  %s", step, self._last_step, "  ".join(parts))

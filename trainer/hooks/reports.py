@@ -109,7 +109,7 @@ def _scalars(outputs: Mapping[str, np.ndarray]) -> dict[str, float]:
     """Returns the loss and scalars of a step by their names in TensorBoard."""
     named = {name: name.removeprefix("scalars/") for name in outputs if name.startswith("scalars/")}
     return {"loss": float(outputs["loss"])} | {
-        shown: float(outputs[name]) for name, shown in named.items()
+        tag: float(outputs[name]) for name, tag in named.items()
     }
 
 

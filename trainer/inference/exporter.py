@@ -110,17 +110,17 @@ class RunExporter:
 
             ids = tf.TensorSpec([None, None], tf.int32, name="ids")
             lengths = tf.TensorSpec([None], tf.int32, name="lengths")
-            made = {"tokens": traced(serve_tokens, ids=ids, lengths=lengths)}
+            functions = {"tokens": traced(serve_tokens, ids=ids, lengths=lengths)}
             codec = problem.codec(self._data_dir)
             if codec is None or codec.vocabulary is None:
-                return made | {"serving_default": made["tokens"]}
+                return functions | {"serving_default": functions["tokens"]}
             text = TextDecoding(tokens, codec.vocabulary, problem.eos_id)
 
             def serve_text(inputs: tf.Tensor) -> Mapping[str, tf.Tensor]:
                 return text(step, inputs)
 
             spec = tf.TensorSpec([None], tf.string, name="inputs")
-            return made | {"serving_default": traced(serve_text, inputs=spec)}
+            return functions | {"serving_default": traced(serve_text, inputs=spec)}
 
         return signatures
 
@@ -132,8 +132,8 @@ class RunExporter:
         hparams.set("batch_size_unit", "sequences_per_batch")
         hparams.set("max_length", self._most)
         inputs = evaluation_inputs(self._problem, self._data_dir, hparams, self._problem.splits[-1])
-        unasked = ("targets", "weights", EXAMPLE_INDEX)
-        features = {name: f for name, f in inputs.features.items() if name not in unasked}
+        omitted = ("targets", "weights", EXAMPLE_INDEX)
+        features = {name: f for name, f in inputs.features.items() if name not in omitted}
         specs = {
             name: tf.TensorSpec([None, *f.shape.to_integer_list[1:]], f.dtype, name=name)
             for name, f in features.items()

@@ -55,10 +55,10 @@ def write_lines(path: str | Path, lines: Sequence[str]) -> None:
     write_text(path, "".join(f"{line}\n" for line in lines))
 
 
-def line_of(found: Sequence[Decoded], options: DecodeOptions) -> str:
+def line_of(decoded: Sequence[Decoded], options: DecodeOptions) -> str:
     """Formats the decoded texts of a source, and scores if requested, as a tab-separated line."""
     fields = []
-    for each in found:
+    for each in decoded:
         fields.append(each.text.translate(_ESCAPES))
         if options.write_beam_scores:
             fields.append(f"{each.score:.4f}")

@@ -132,8 +132,8 @@ class RunDecoder:
         for number, each in enumerate(zip(lines, beginnings, strict=True), start=1):
             with _naming_line(number, len(lines)):
                 requests.append(request_for(self._problem, codec, *each))
-        for number, found in self._decoder.iterate(requests):
-            yield number, [Decoded(codec.decode(each.tokens), each.score) for each in found]
+        for number, hypotheses in self._decoder.iterate(requests):
+            yield number, [Decoded(codec.decode(each.tokens), each.score) for each in hypotheses]
 
     def split(self, split: str, count: int) -> list[DecodedExample]:
         """Decodes the first examples of a split, in the order of evaluation.
@@ -155,19 +155,19 @@ class RunDecoder:
         self._problem.check_split(split)
         source = self._problem.examples(self._data_dir, split, self._max_length)
         rows = np.arange(len(source) if count < 0 else min(count, len(source)))
-        whole = (slice(None),)
+        all_parts = (slice(None),)
         inputs, targets = (
-            [_without_padding(row) for row in source.read(name, rows, whole)]
+            [_without_padding(row) for row in source.read(name, rows, all_parts)]
             for name in ("inputs", "targets")
         )
-        found = self._decoder([Request(inputs=row) for row in inputs])
+        decoded = self._decoder([Request(inputs=row) for row in inputs])
         return [
             DecodedExample(
                 codec.decode(source_row),
                 codec.decode(target_row),
                 [Decoded(codec.decode(each.tokens), each.score) for each in hypotheses],
             )
-            for source_row, target_row, hypotheses in zip(inputs, targets, found, strict=True)
+            for source_row, target_row, hypotheses in zip(inputs, targets, decoded, strict=True)
         ]
 
     def images(self, count: int) -> np.ndarray:

@@ -78,18 +78,18 @@ class DecodedSamples:
 
     def _pairs(self) -> tuple[Sequence[str], list[Sequence[str]]]:
         rows = self._decoder.split(self._split, self._count)
-        shown = [(row.inputs, row.targets, row.outputs[0].text) for row in rows]
-        return ("inputs", "targets", "output"), list(shown)
+        rows_of_text = [(row.inputs, row.targets, row.outputs[0].text) for row in rows]
+        return ("inputs", "targets", "output"), list(rows_of_text)
 
     def _continuations(self) -> tuple[Sequence[str], list[Sequence[str]]]:
         codec = codec_for(self._problem, self._data_dir)
         size = min(self._length // 2, _MOST_TOKENS)
-        shown = []
+        rows_of_text = []
         for row in self._rows():
-            prompt, goes_on = codec.decode(row[:size].tolist()), row[size : 2 * size].tolist()
+            prompt, continuation = codec.decode(row[:size].tolist()), row[size : 2 * size].tolist()
             output = self._decoder.text(prompt, size)
-            shown.append((prompt, codec.decode(goes_on), output))
-        return ("prompt", "text", "continuation"), list(shown)
+            rows_of_text.append((prompt, codec.decode(continuation), output))
+        return ("prompt", "text", "continuation"), list(rows_of_text)
 
 
 def table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -102,6 +102,6 @@ def _as_it_is(text: str) -> str:
     """Escapes everything in a text that Markdown or HTML would interpret."""
     for special in "\\`*_[]#":
         text = text.replace(special, f"\\{special}")
-    for special, shown in {"&": "&amp;", "<": "&lt;", "|": "&#124;", "\n": "<br>"}.items():
-        text = text.replace(special, shown)
+    for special, escaped in {"&": "&amp;", "<": "&lt;", "|": "&#124;", "\n": "<br>"}.items():
+        text = text.replace(special, escaped)
     return text

@@ -43,16 +43,16 @@ def in_chunks(
         padded[name] = tf.reshape(tf.pad(tensor, missing), shape)
         # The static sizes, which the dynamic reshape loses.
         padded[name].set_shape([None, size, *tensor.shape[1:]])
-    wanted = {name: spec for name, spec in outputs.items() if spec.shape.rank}
+    batched = {name: spec for name, spec in outputs.items() if spec.shape.rank}
 
     def chosen(chunk: Tensors) -> dict[str, tf.Tensor]:
-        done = of_chunk(chunk)
-        return {name: done[name] for name in wanted}
+        results = of_chunk(chunk)
+        return {name: results[name] for name in batched}
 
-    done = tf.map_fn(chosen, padded, fn_output_signature=wanted)
+    results = tf.map_fn(chosen, padded, fn_output_signature=batched)
     return {
         name: tf.reshape(x, tf.concat([[chunks * size], tf.shape(x)[2:]], 0))[:count]
-        for name, x in done.items()
+        for name, x in results.items()
     }
 
 
@@ -67,24 +67,29 @@ class TokenDecoding:
     """
 
     def __init__(
-        self, options: DecodeOptions, reads_inputs: bool, most: int, max_length: int, seed: int
+        self,
+        options: DecodeOptions,
+        reads_inputs: bool,
+        max_tokens: int,
+        max_length: int,
+        seed: int,
     ) -> None:
         """Determines the features of the program.
 
         Args:
           options: `batch_size` rows are decoded together.
           reads_inputs: whether the model has an encoder.
-          most: max tokens of a row.
+          max_tokens: max tokens of a row.
           max_length: max tokens of targets, prompt included.
           seed: of sampling.
         """
         self.options = options
         self.reads_inputs = reads_inputs
-        self.most = most
-        self._length = min(max_length, most + options.extra_length)
+        self.max_tokens = max_tokens
+        self._length = min(max_length, max_tokens + options.extra_length)
         self._seed = seed
         rows = options.batch_size
-        prefix_length, inputs_length = (0, most) if reads_inputs else (most, 0)
+        prefix_length, inputs_length = (0, max_tokens) if reads_inputs else (max_tokens, 0)
         self.features = row_features(rows, self._length, prefix_length, inputs_length)
 
     def __call__(self, step: Step, ids: tf.Tensor, lengths: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -99,14 +104,14 @@ class TokenDecoding:
           `ids`, int32 [rows, beam, tokens], zero-padded; `lengths`, int32 [rows, beam]; `scores`,
           float32 [rows, beam], -infinity where there are fewer sequences.
         """
-        most = self.most
-        too_long = f"a row has more than the {most} tokens that this model was exported for"
-        checks = [tf.debugging.assert_less_equal(lengths, most, message=too_long)]
+        max_tokens = self.max_tokens
+        too_long = f"a row has more than the {max_tokens} tokens that this model was exported for"
+        checks = [tf.debugging.assert_less_equal(lengths, max_tokens, message=too_long)]
         with tf.control_dependencies(checks):
-            is_given = tf.range(most) < lengths[:, None]
-        width = tf.maximum(0, most - tf.shape(ids)[1])
-        ids = tf.where(is_given, tf.pad(ids, [[0, 0], [0, width]])[:, :most], 0)
-        ids.set_shape([None, most])
+            is_given = tf.range(max_tokens) < lengths[:, None]
+        width = tf.maximum(0, max_tokens - tf.shape(ids)[1])
+        ids = tf.where(is_given, tf.pad(ids, [[0, 0], [0, width]])[:, :max_tokens], 0)
+        ids.set_shape([None, max_tokens])
         numbers = tf.range(tf.shape(ids)[0], dtype=tf.int64)
         rows = {"ids": ids, "lengths": lengths, "keys": row_keys(self._seed, numbers)}
         done = in_chunks(
@@ -116,8 +121,8 @@ class TokenDecoding:
             step.outputs,
         )
         beams = None if self.options.return_beams else 1
-        found = {"ids": done["symbols"], "lengths": done["sizes"], "scores": done["scores"]}
-        return {name: tensor[:, :beams] for name, tensor in found.items()}
+        outputs = {"ids": done["symbols"], "lengths": done["sizes"], "scores": done["scores"]}
+        return {name: tensor[:, :beams] for name, tensor in outputs.items()}
 
     def _fed(self, chunk: Tensors) -> dict[str, tf.Tensor]:
         """Returns the program's features for a chunk."""
@@ -162,14 +167,14 @@ class TextDecoding:
             end = tf.fill([tf.shape(texts)[0], 1], self._eos_id)
             ragged = tf.concat([ragged, end], axis=1)
         lengths = tf.cast(ragged.row_lengths(), tf.int32)
-        found = self._tokens(step, ragged.to_tensor(), lengths)
-        shape = tf.shape(found["lengths"])
-        ids = tf.reshape(found["ids"], [shape[0] * shape[1], -1])
+        decoded = self._tokens(step, ragged.to_tensor(), lengths)
+        shape = tf.shape(decoded["lengths"])
+        ids = tf.reshape(decoded["ids"], [shape[0] * shape[1], -1])
         # As in `Vocabulary.decode`, bytes that are not UTF-8 become U+FFFD.
         written = tf.strings.unicode_transcode(
             self._vocabulary.decode_in_graph(ids), "UTF-8", "UTF-8", errors="replace"
         )
-        outputs, scores = tf.reshape(written, shape), found["scores"]
+        outputs, scores = tf.reshape(written, shape), decoded["scores"]
         if not self._tokens.options.return_beams:
             outputs, scores = outputs[:, 0], scores[:, 0]
         return {"outputs": outputs, "scores": scores}

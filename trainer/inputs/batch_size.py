@@ -51,5 +51,5 @@ def _nearest_sizes(size: int, length: int) -> str:
     if length < 1:
         return ""
     below = size // length * length
-    near = [n for n in (below, below + length) if n > 0]
-    return f": take {' or '.join(map(str, near))}"
+    sizes = [n for n in (below, below + length) if n > 0]
+    return f": take {' or '.join(map(str, sizes))}"

@@ -56,10 +56,10 @@ class Prefetcher(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         for _ in self._steps:
-            made, error = self._ready.get()
+            item, error = self._ready.get()
             if error is not None:
                 raise error
-            yield made  # type: ignore[misc]
+            yield item  # type: ignore[misc]
 
     def _work(self) -> None:
         try:

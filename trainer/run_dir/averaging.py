@@ -116,25 +116,25 @@ def _parts(
         yield part
 
 
-def _mean(checkpoints: Sequence[Checkpoint], wanted: Slice) -> tf.Tensor:
+def _mean(checkpoints: Sequence[Checkpoint], num_checkpoints: Slice) -> tf.Tensor:
     """Averages a slice, in its dtype."""
     with tf.device("CPU:0"):
-        total = tf.zeros(wanted.size, tf.float64)
+        total = tf.zeros(num_checkpoints.size, tf.float64)
         for each in checkpoints:
-            total += tf.cast(each.read([wanted])[0], tf.float64)
-        return tf.cast(total / len(checkpoints), wanted.dtype)
+            total += tf.cast(each.read([num_checkpoints])[0], tf.float64)
+        return tf.cast(total / len(checkpoints), num_checkpoints.dtype)
 
 
 def _check_same_variables(latest: Checkpoint, other: Checkpoint) -> None:
     """Raises CheckpointMismatchError if the variables differ in name, shape or dtype."""
-    kinds = [
+    descriptions = [
         {name: f"{each.dtypes()[name].name} {shape}" for name, shape in each.shapes().items()}
         for each in (latest, other)
     ]
-    for name in sorted({*kinds[0], *kinds[1]}):
-        ours, theirs = (kind.get(name, "absent") for kind in kinds)
-        if ours != theirs:
+    for name in sorted({*descriptions[0], *descriptions[1]}):
+        latest_kind, other_kind = (kind.get(name, "absent") for kind in descriptions)
+        if latest_kind != other_kind:
             raise CheckpointMismatchError(
-                f"checkpoints of different models have no average: {name} is {theirs} in"
-                f" {other.path} and {ours} in {latest.path}"
+                f"checkpoints of different models have no average: {name} is {other_kind} in"
+                f" {other.path} and {latest_kind} in {latest.path}"
             )

@@ -34,27 +34,27 @@ def follow_checkpoints(
       timeout_mins: minutes to wait for the next one, after which the iteration ends.
       look_seconds: polling interval.
     """
-    given = set(known)
+    yielded = set(known)
     while True:
         step = None
         if cluster.is_main_process:
-            step = _await_next(directory, given, 60 * timeout_mins, look_seconds)
-        said = cluster.process_allgather("next checkpoint", json.dumps(step), math.inf)
-        step = json.loads(said[0])
+            step = _await_next(directory, yielded, 60 * timeout_mins, look_seconds)
+        replies = cluster.process_allgather("next checkpoint", json.dumps(step), math.inf)
+        step = json.loads(replies[0])
         if step is None:
             logging.info("no new checkpoint in %g minutes", timeout_mins)
             return
-        given.add(step)
+        yielded.add(step)
         yield step
 
 
 def _await_next(
-    directory: Path, given: set[int], seconds: float, look_seconds: float
+    directory: Path, yielded: set[int], seconds: float, look_seconds: float
 ) -> int | None:
     """Waits for a checkpoint not yielded yet; returns the oldest step, or None on timeout."""
     deadline = time.monotonic() + seconds
     while True:
-        new = set(checkpoint.all_steps(directory)) - given
+        new = set(checkpoint.all_steps(directory)) - yielded
         if new:
             return min(new)
         if time.monotonic() >= deadline:

@@ -57,10 +57,10 @@ class EvaluationRecord:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("ab") as file:
             content = self._path.read_bytes()
-            whole = content.rfind(b"\n") + 1
-            rest = content[whole:]
+            length = content.rfind(b"\n") + 1
+            rest = content[length:]
             if rest.startswith(_BEGINNING) or _BEGINNING.startswith(rest):
-                file.truncate(whole)
+                file.truncate(length)
             else:  # Another program has written it.
                 file.write(b"\n")
             file.write(line)
@@ -77,16 +77,16 @@ class EvaluationRecord:
         Raises:
           UsageError: the file exists and cannot be read.
         """
-        found = {}
-        for number, line in enumerate(self._whole_lines(), start=1):
+        metrics = {}
+        for number, line in enumerate(self._complete_lines(), start=1):
             evaluation = _read_line(line)
             if evaluation is None:
                 logging.warning("Skipping line %d of %s: it is no evaluation", number, self._path)
             elif up_to is None or evaluation[0] <= up_to:
-                found[evaluation[0]] = evaluation[1]
-        return dict(sorted(found.items()))
+                metrics[evaluation[0]] = evaluation[1]
+        return dict(sorted(metrics.items()))
 
-    def _whole_lines(self) -> list[bytes]:
+    def _complete_lines(self) -> list[bytes]:
         try:
             return self._path.read_bytes().split(b"\n")[:-1]
         except FileNotFoundError:

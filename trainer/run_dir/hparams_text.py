@@ -18,5 +18,5 @@ def hparams_text(hparams: HParams) -> str:
 def _lines(hparams: HParams) -> Iterator[str]:
     for name, value in hparams.values().items():
         yield f"{name}={value}"
-        said = f"{hparams.expected(name)}; {hparams.help(name)}".removesuffix("; ")
-        yield textwrap.fill(said, _WIDTH, initial_indent=" " * 4, subsequent_indent=" " * 4)
+        comment = f"{hparams.expected(name)}; {hparams.help(name)}".removesuffix("; ")
+        yield textwrap.fill(comment, _WIDTH, initial_indent=" " * 4, subsequent_indent=" " * 4)

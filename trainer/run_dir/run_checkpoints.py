@@ -95,7 +95,7 @@ class RunCheckpoints:
         if self._config.checkpoint_path:
             return self._load_named(variables, to_train)
         restored = restore_latest(
-            self._directory, variables, whole=to_train, zero_if_missing=NEW_COUNTERS
+            self._directory, variables, strict=to_train, zero_if_missing=NEW_COUNTERS
         )
         if restored is not None:
             self._damaged = restored.damaged
@@ -120,7 +120,7 @@ class RunCheckpoints:
             )
         saved = find(path)
         check_same_save(saved, variables.cluster)
-        restore(saved, variables, whole=False, zero_if_missing=NEW_COUNTERS)
+        restore(saved, variables, strict=False, zero_if_missing=NEW_COUNTERS)
         return saved.step
 
     def check_untouched(self, cluster: Cluster, steps_done: int) -> None:

@@ -158,8 +158,8 @@ def check_same_run(output_dir: str, saved: SavedRun, model: str, problem: str) -
     Raises:
       OtherRunError: it has others, which the message names.
     """
-    wanted = {"model": model, "problem": problem}
-    if any(saved.flags.get(name) != wanted[name] for name in _FIXED_FLAGS):
+    requested = {"model": model, "problem": problem}
+    if any(saved.flags.get(name) != requested[name] for name in _FIXED_FLAGS):
         raise OtherRunError(
             f"{output_dir} holds a run of model {saved.flags.get('model')} on problem"
             f" {saved.flags.get('problem')}, not of {model} on {problem}: choose another output_dir"

@@ -97,10 +97,10 @@ class RunLock:
         finds_it = self._cluster.is_main_process or self._await(word)
         directory = str(self._path.parent.absolute())
         patience = self._cluster.time_limit + _SEEN_SECONDS
-        said = self._cluster.process_allgather(
+        replies = self._cluster.process_allgather(
             "run directory", json.dumps([finds_it, directory]), patience
         )
-        (_, first), *others = (json.loads(each) for each in said)
+        (_, first), *others = (json.loads(each) for each in replies)
         for process_id, (is_shared, theirs) in enumerate(others, start=1):
             if not is_shared:
                 raise ProcessMismatchError(

@@ -74,25 +74,25 @@ class WarmStart:
         Raises:
           WarmStartError: a rule matches no name, or two names become the same.
         """
-        here: dict[str, str] = {}
+        new_names: dict[str, str] = {}
         used = [False] * len(self.rules)
-        for there in names:
-            name = there
+        for old_name in names:
+            name = old_name
             for number, (pattern, replacement) in enumerate(self.rules):
                 name, changes = re.subn(pattern, replacement, name)
                 used[number] |= changes > 0
-            if name in here:
+            if name in new_names:
                 raise WarmStartError(
-                    f"warm_start_from: {here[name]} and {there} would both become {name}"
+                    f"warm_start_from: {new_names[name]} and {old_name} would both become {name}"
                 )
-            here[name] = there
+            new_names[name] = old_name
         for (pattern, replacement), is_used in zip(self.rules, used, strict=True):
             if not is_used:
                 raise WarmStartError(
                     f"warm_start_from: the rule {pattern}{ARROW}{replacement} matches no variable"
                     f" of {self.path}: {nearest(pattern, names, 'variables there')}"
                 )
-        return here
+        return new_names
 
 
 def warm_start(source: WarmStart, variables: Variables) -> str:
@@ -112,16 +112,16 @@ def warm_start(source: WarmStart, variables: Variables) -> str:
     """
     saved = find(source.path)
     check_same_save(saved, variables.cluster)
-    there = source.renamed(sorted(saved.shapes()))
+    sources = source.renamed(sorted(saved.shapes()))
     trainable = [v for v in variables if v.spec.trainable]
-    lines = {v.spec.name: _load(saved, v, there, variables) for v in trainable}
+    lines = {v.spec.name: _load(saved, v, sources, variables) for v in trainable}
     loaded = [name for name, (is_loaded, _) in lines.items() if is_loaded]
     if not loaded:
-        raise WarmStartError(_nothing_fits(saved, trainable, there, lines))
+        raise WarmStartError(_nothing_fits(saved, trainable, sources, lines))
     width = max(map(len, lines))
     table = [f"  {name:<{width}}  {what}" for name, (_, what) in lines.items()]
     names = {v.spec.name for v in variables}
-    unused = [name for name in _trained(saved) if name not in {there.get(each) for each in names}]
+    unused = [name for name in _trained(saved) if name not in {sources.get(each) for each in names}]
     others = len(variables) - len(trainable)
     return "\n".join(
         [
@@ -135,11 +135,11 @@ def warm_start(source: WarmStart, variables: Variables) -> str:
 
 
 def _load(
-    saved: Checkpoint, variable: SlicedVariable, there: Mapping[str, str], variables: Variables
+    saved: Checkpoint, variable: SlicedVariable, sources: Mapping[str, str], variables: Variables
 ) -> tuple[bool, str]:
     """Loads a variable if it fits; returns whether it was loaded, and its line in the table."""
     name, shape = variable.spec.name, tuple(variable.spec.shape.to_integer_list)
-    source = there.get(name)
+    source = sources.get(name)
     if source is None:
         return False, "initial value: not in the checkpoint"
     if saved.shapes()[source] != shape:
@@ -158,16 +158,16 @@ def _trained(saved: Checkpoint) -> list[str]:
 def _nothing_fits(
     saved: Checkpoint,
     trainable: Sequence[SlicedVariable],
-    there: Mapping[str, str],
+    sources: Mapping[str, str],
     lines: Mapping[str, tuple[bool, str]],
 ) -> str:
     """Returns the error that no variable fits, with an example."""
     if not trainable:
         return "warm_start_from: the model has no trainable variables"
     name = trainable[0].spec.name
-    why = lines[name][1].removeprefix("initial value: ")
-    near = f"; {nearest(name, there, 'variables there')}" if name not in there else ""
+    reason = lines[name][1].removeprefix("initial value: ")
+    hint = f"; {nearest(name, sources, 'variables there')}" if name not in sources else ""
     return (
         f"warm_start_from: none of the {len(trainable)} trainable variables is in {saved.path} with"
-        f" its name and shape. {name}: {why}{near} (rules from{ARROW}to rename what is there)"
+        f" its name and shape. {name}: {reason}{hint} (rules from{ARROW}to rename what is there)"
     )

@@ -161,9 +161,9 @@ class ConvolutionFiltersGradOperation(Operation):
         mesh_impl = lowering.mesh_impl(self)
         windows = Windows(mesh_impl, *self._windows)
         dtype = _gradient_dtype(mesh_impl, x)
-        seen = _seen(windows.with_halo(with_one_batch(lowering.slice(x))), self._windows)
+        visible = _seen(windows.with_halo(with_one_batch(lowering.slice(x))), self._windows)
         d_filters = tf.raw_ops.Conv2DBackpropFilter(
-            input=tf.cast(seen, dtype),
+            input=tf.cast(visible, dtype),
             filter_sizes=mesh_impl.slice_shape(output.shape),
             out_backprop=tf.cast(with_one_batch(lowering.slice(dy)), dtype),
             **_options(self._windows, windows),

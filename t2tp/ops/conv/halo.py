@@ -89,8 +89,8 @@ class Halo:
 
     def _swap(self, to_before: tf.Tensor, to_after: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Sends to both neighbours; returns what the previous and the next one sent."""
-        place = self._collectives.coordinate(self.mesh_axis)
-        is_even = tf.equal(place % 2, 0)
+        coordinate = self._collectives.coordinate(self.mesh_axis)
+        is_even = tf.equal(coordinate % 2, 0)
         # First even coordinates exchange with the next one, then odd ones.
         first = self._meet(0, tf.where(is_even, to_after, to_before))
         second = self._meet(1, tf.where(is_even, to_before, to_after))
@@ -101,14 +101,14 @@ class Halo:
         partners; zeros without one.
         """
         source: list[int | None] = [None] * self._size
-        for place in range(begin, self._size - 1, 2):
-            source[place], source[place + 1] = place + 1, place
+        for coordinate in range(begin, self._size - 1, 2):
+            source[coordinate], source[coordinate + 1] = coordinate + 1, coordinate
         return self._collectives.permute(x, self.mesh_axis, source)
 
     def _part(self, x: tf.Tensor, begin: int, size: int) -> tf.Tensor:
-        where: list[slice] = [slice(None)] * x.shape.rank
-        where[self.tensor_axis] = slice(begin, begin + size)
-        return x[tuple(where)]
+        index: list[slice] = [slice(None)] * x.shape.rank
+        index[self.tensor_axis] = slice(begin, begin + size)
+        return x[tuple(index)]
 
     def _padded(self, x: tf.Tensor, before: int, after: int) -> tf.Tensor:
         padding = [[0, 0]] * x.shape.rank

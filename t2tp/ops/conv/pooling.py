@@ -118,8 +118,8 @@ class _Pooling:
         x = self._windows.with_halo(with_one_batch(x))
         if self._kind == "mean":
             return x
-        inside = self._inside(x.shape[1:3].as_list())
-        return tf.where(inside[None, :, :, None], x, x.dtype.min)
+        is_inside = self._inside(x.shape[1:3].as_list())
+        return tf.where(is_inside[None, :, :, None], x, x.dtype.min)
 
     def forward(self, x: tf.Tensor) -> tf.Tensor:
         """Pools the output of `with_halo`: [batch, height, width, channels]."""
@@ -147,17 +147,17 @@ class _Pooling:
         """Returns the factor that turns a window's mean over all positions into that over the
         positions inside the image: [1, height, width, 1].
         """
-        inside = tf.cast(self._inside(x.shape[1:3].as_list()), x.dtype)
-        return 1.0 / tf.raw_ops.AvgPool(value=inside[None, :, :, None], **self._options())
+        is_inside = tf.cast(self._inside(x.shape[1:3].as_list()), x.dtype)
+        return 1.0 / tf.raw_ops.AvgPool(value=is_inside[None, :, :, None], **self._options())
 
     def _inside(self, sizes: list[int]) -> tf.Tensor:
         """Whether positions of a slice with halo are in the image: booleans [height, width]."""
-        inside = []
+        is_inside = []
         for window, size in zip(self._sliding, sizes, strict=True):
             (begin,) = self._mesh_impl.slice_begin_tensors(upstream.Shape([window.dim]))
-            place = begin - window.padding[0] + np.arange(size, dtype=np.int32)
-            inside.append((place >= 0) & (place < window.dim.size))
-        return tf.logical_and(inside[0][:, None], inside[1][None, :])
+            position = begin - window.padding[0] + np.arange(size, dtype=np.int32)
+            is_inside.append((position >= 0) & (position < window.dim.size))
+        return tf.logical_and(is_inside[0][:, None], is_inside[1][None, :])
 
     def _options(self) -> dict[str, Any]:
         sizes = [1, *(window.size for window in self._sliding), 1]

@@ -247,8 +247,8 @@ def _rows(x: tf.Tensor) -> list[int]:
 
 def _axes_of_places(lowering: Lowering, tensor: upstream.Tensor) -> list[int]:
     """Returns the mesh axes that split the normalized dimensions."""
-    places = upstream.Shape(tensor.shape.dims[:-1])
-    return sorted(set(lowering.mesh_impl(tensor).tensor_layout(places)) - {None})
+    normalized = upstream.Shape(tensor.shape.dims[:-1])
+    return sorted(set(lowering.mesh_impl(tensor).tensor_layout(normalized)) - {None})
 
 
 def _mean_over(

@@ -48,8 +48,8 @@ def group_norm(
     channels = x.shape.dims[-1]
     if groups < 1 or channels.size % groups:
         works = [n for n in range(1, channels.size + 1) if channels.size % n == 0]
-        near = ", ".join(str(n) for n in sorted(works, key=lambda n: abs(n - groups))[:3])
-        raise ValueError(f"group_norm: {groups} groups do not divide {channels}: {near} would.")
+        examples = ", ".join(str(n) for n in sorted(works, key=lambda n: abs(n - groups))[:3])
+        raise ValueError(f"group_norm: {groups} groups do not divide {channels}: {examples} would.")
     return GroupNormOperation(x, scale, offset, groups, epsilon).outputs[0]
 
 

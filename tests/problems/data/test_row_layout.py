@@ -60,7 +60,7 @@ def lengths_of(texts):
 
 
 def rows_of(plan):
-    counts, examples = plan.of(np.arange(len(plan)))
+    counts, examples = plan.examples_of(np.arange(len(plan)))
     return [each.tolist() for each in np.split(examples, counts.cumsum()[:-1])]
 
 
@@ -166,7 +166,7 @@ def test_a_start_costs_the_same_for_any_number_of_examples(tmp_path, monkeypatch
             tracemalloc.start()
             plans = arrange(again)
             for plan in plans:
-                plan.of(np.arange(0, len(plan), len(plan) // 8))
+                plan.examples_of(np.arange(0, len(plan), len(plan) // 8))
             peaks.append(tracemalloc.get_traced_memory()[1])
             tracemalloc.stop()
         if count == 20_000:
@@ -286,5 +286,5 @@ def test_problems_on_the_same_data_have_rows_of_their_own(tmp_path, arrangement)
 
 
 def test_a_plan_without_arrays_has_an_example_a_row():
-    counts, examples = RowPlan(5).of(np.array([4, EMPTY, 0]))
+    counts, examples = RowPlan(5).examples_of(np.array([4, EMPTY, 0]))
     assert counts.tolist() == [1, 0, 1] and examples.tolist() == [4, 0]

@@ -214,8 +214,8 @@ def test_lines_of_several_files_are_numbered_through(tmp_path, monkeypatch):
         (tmp_path / name).write_bytes(each)
     lines = Lines([tmp_path / name for name in "abc"], tmp_path)
     assert [lines[number] for number in range(len(lines))] == ["one", "two", "", "last", "x"]
-    assert lines.place(3) == f"{tmp_path}/a, line 4"
-    assert lines.place(4) == f"{tmp_path}/c, line 1"
+    assert lines.location(3) == f"{tmp_path}/a, line 4"
+    assert lines.location(4) == f"{tmp_path}/c, line 1"
 
 
 def test_line_ends_are_looked_for_once_and_again_in_a_file_that_changed(tmp_path, monkeypatch):

@@ -37,7 +37,7 @@ def run(tmp_path_factory):
 
 
 def read(path, name="w"):
-    return find(str(path)).read([Slice.whole(name, (6, 4), tf.float32)])[0].numpy()
+    return find(str(path)).read([Slice.full(name, (6, 4), tf.float32)])[0].numpy()
 
 
 def step(run, number):

@@ -41,7 +41,7 @@ def test_it_shows_the_variables_and_how_they_lay(run, capsys):
 
 
 def test_what_does_not_say_its_dimensions_is_shown_too(tmp_path, capsys):
-    whole = Slice.whole("v", (2, 3), tf.float16)
+    whole = Slice.full("v", (2, 3), tf.float16)
     save(tmp_path / "checkpoints", 1, [(whole, tf.ones([2, 3], tf.float16))], {})
     assert main([str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -62,7 +62,7 @@ def test_two_that_are_the_same_on_any_mesh(run, tmp_path, capsys):
 def test_in_what_two_differ(tmp_path, capsys):
     def run(name, **values):
         slices = [
-            (Slice.whole(key, tuple(value.shape), tf.as_dtype(value.dtype)), tf.constant(value))
+            (Slice.full(key, tuple(value.shape), tf.as_dtype(value.dtype)), tf.constant(value))
             for key, value in values.items()
         ]
         save(tmp_path / name, 1, slices, {})

@@ -74,7 +74,7 @@ def test_training_continues_while_a_checkpoint_is_written(tmp_path, trained_run,
     shutil.copytree(step_directory(run, 4), step_directory(resumed, 4))
     estimator(resumed).train(toy.inputs(), 8)
     names = ["w", "w_momentum_v"]
-    slices = [checkpoint.Slice.whole(name, (6, 4), tf.float32) for name in names]
+    slices = [checkpoint.Slice.full(name, (6, 4), tf.float32) for name in names]
     both = [Checkpoint(step_directory(each, 8)).read(slices) for each in (trained_run, resumed)]
     np.testing.assert_array_equal(*both)
 
