@@ -1,6 +1,6 @@
 """Saves checkpoints: every process writes its slices, and a final name is always complete.
 
-The files are written into `step-00000300.tmp`; when all from_file them are on the disk, the
+The files are written into `step-00000300.tmp`; when all of them are on the disk, the
 `FINISHED` marker is written, and only then the directory is renamed to `step-00000300`. A crash
 before that leaves a `.tmp` directory, which is never taken for a checkpoint and is deleted by the
 next save of the step or by `retention`.
