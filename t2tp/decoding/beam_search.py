@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from t2tp import mtf
+from t2tp.decoding.candidates import Candidates, top_candidates
 from t2tp.decoding.options import DecodeOptions
 from t2tp.decoding.prompt_batch import PromptBatch, max_loop_steps
 from t2tp.decoding.token_loop import token_loop
-from t2tp.decoding.candidates import Candidates, top_candidates
 from t2tp.models.autoregressive import AutoregressiveModel, DecodeState
 from t2tp.program.program import Mesh
 
