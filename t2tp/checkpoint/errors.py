@@ -15,15 +15,15 @@ _NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
 
 
 class UnusableCheckpointError(OSError):
-    """A checkpoint cannot be used: a `DamagedCheckpointError`, a `NewerFormatError`, or, if of this
-    type, it cannot be read at the moment and may be intact.
+    """A checkpoint cannot be used.
+
+    It is damaged (`DamagedCheckpointError`), of a newer format (`NewerFormatError`), or, if the
+    error is of this type itself, it cannot be read at the moment and may be intact.
     """
 
 
 class DamagedCheckpointError(UnusableCheckpointError):
-    """A directory is certainly no valid checkpoint: it is unfinished, or its files are proven to
-    differ from what was written.
-    """
+    """A directory is not a valid checkpoint: it is unfinished, or its files are proven damaged."""
 
 
 class NewerFormatError(UnusableCheckpointError):

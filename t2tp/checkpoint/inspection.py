@@ -51,8 +51,9 @@ def _difference(first: Checkpoint, second: Checkpoint, name: str) -> str:
 
 
 def _distance(first: Checkpoint, second: Checkpoint, name: str) -> tuple[float, int]:
-    """Returns the largest difference of two values, NaN if only one of them is NaN, and the number
-    of values that differ.
+    """Returns the largest difference of two values, and the number of values that differ.
+
+    The difference is NaN if only one of the values is NaN.
     """
     max_distance, count = 0.0, 0
     for each in slices_as_saved(first, name):

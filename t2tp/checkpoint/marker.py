@@ -150,7 +150,7 @@ class Marker:
             ) from None
         if not stat.S_ISREG(state.st_mode):
             raise DamagedCheckpointError(
-                f"{checkpoint_in(directory)} is damaged: its file {name} is something else."
+                f"{checkpoint_in(directory)} is damaged: its file {name} is not a regular file."
             )
         if state.st_size != written:
             raise DamagedCheckpointError(

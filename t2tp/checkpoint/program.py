@@ -124,8 +124,5 @@ def _joined(reserved: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any
     """Returns the metadata of the variables together with those of the caller."""
     clashes = sorted(set(reserved) & set(given))
     if clashes:
-        raise ValueError(
-            f"metadata: {clashes[0]!r} is what a checkpoint says of its variables; choose another"
-            " name"
-        )
+        raise ValueError(f"metadata: the key {clashes[0]!r} is reserved; choose another name")
     return {**reserved, **given}

@@ -22,7 +22,7 @@ class Retention:
 
     Attributes:
       max_to_keep: the latest N, at least 1.
-      every_n_hours: also the oldest, and then one per so many hours; None: no others.
+      every_n_hours: also the oldest one, and then one per this many hours; None: no others.
       best: also the one with the best metric; None: no other.
     """
 
@@ -37,8 +37,10 @@ class Retention:
             raise ValueError(f"One checkpoint every {self.every_n_hours} hours cannot be kept.")
 
     def steps_to_keep(self, directories: dict[int, Path]) -> set[int]:
-        """Returns the steps to keep of some finished checkpoints: their directories by step,
-        ascending.
+        """Returns the steps to keep.
+
+        Args:
+          directories: of the finished checkpoints, by step, ascending.
         """
         steps = set(list(directories)[-self.max_to_keep :])
         if self.every_n_hours is not None:

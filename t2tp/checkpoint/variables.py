@@ -158,8 +158,7 @@ def restore(
 ) -> None:
     """Restores variables from a checkpoint, whatever its mesh and precision.
 
-    Each process reads the slices of its processors, each once, and then copies it to all processors
-    that have it.
+    Each process reads every slice that its processors need once, and copies it to all of them.
 
     Args:
       saved: the checkpoint.

@@ -213,7 +213,7 @@ class _Saving:
             aside = files.set_aside(self.final)
             logging.warning(
                 "%s is not a checkpoint of step %d, or is damaged: it is kept as %s, and the step"
-                " is saved anew.",
+                " is saved again.",
                 *(self.final, self.step, aside),
             )
         self.temporary.rename(self.final)

@@ -1,8 +1,8 @@
-"""Beam search with a length penalty, all rows of a batch and all their sequences at a time.
+"""Beam search with a length penalty, for all rows of a batch and all their sequences at once.
 
-As in tensor2tensor (`beam_search.py`): of each row the `beam_size` most probable unfinished
-sequences go on, and the `beam_size` best finished ones are kept. A row is done when no unfinished
-sequence could become better than the best of these, or than the worst if all are wanted.
+As in tensor2tensor (`beam_search.py`), each row keeps the `beam_size` most probable unfinished
+sequences and the `beam_size` best finished ones. A row is done when no unfinished sequence could
+become better than the best finished one, or than the worst if all are returned.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class _Beams(NamedTuple):
       finished_log_probs: float32 [batch, beam], of these and EOS.
       scores: float32 [batch, beam], these divided by the length penalty; -infinity: there is no
         sequence.
-      sizes: int32 [batch, beam], the numbers of finished sequences' tokens.
-      done: int32 [batch], 1: nothing changes in this row any more.
+      sizes: int32 [batch, beam], the number of tokens of each finished sequence.
+      done: int32 [batch], 1 once the row no longer changes.
     """
 
     alive: Any
@@ -60,16 +60,17 @@ def search(
     Args:
       model: predicts the tokens.
       mesh: the program's mesh.
-      rows: where the rows begin, and how far they may go.
+      rows: the prompts.
       state: of `model.prefill`.
       options: width, length penalty, EOS.
 
     Returns:
-      `symbols`, int32 [batch, beam, written], the tokens after the prefix, without EOS, then zeros,
-      the best sequences first; `sizes`, int32 [batch, beam], how many; `log_probs`, float32 [batch,
-      beam], of tokens and EOS; `scores`, these divided by the length penalty, -infinity where the
-      beam has no sequence; `ended`, int32 [batch, beam], 1 if the sequence has an EOS (a row has
-      sequences without one only if none has ended); `steps`, an int32 scalar.
+      `symbols`, int32 [batch, beam, written], the tokens after the prefix, without EOS,
+      zero-padded, the best sequences first; `sizes`, int32 [batch, beam], the number of tokens;
+      `log_probs`, float32 [batch, beam], of tokens and EOS; `scores`, these divided by the length
+      penalty, -infinity where the beam has no sequence; `ended`, int32 [batch, beam], 1 if the
+      sequence has an EOS (a row has sequences without one only if none has ended); `steps`, an
+      int32 scalar.
     """
     batch, beam = rows.batch, mtf.Dimension("beam", options.width)
     ranking = _Ranking(options, rows.length.size)
@@ -83,8 +84,8 @@ def search(
             mesh, last, mtf.broadcast(positions, last.shape), state_before
         )
         may_end = mtf.greater_equal(mtf.broadcast(step, [batch]), options.min_length)
-        # Each sequence has one continuation by EOS, so that of twice as many as the beam is wide at
-        # least the beam's width go on.
+        # Each sequence has one continuation by EOS, so of twice the beam's width at least the
+        # beam's width are unfinished.
         continuations = top_candidates(
             logits,
             now.log_probs,
@@ -102,8 +103,8 @@ def search(
             [*(x.dtype for x in now), tf.int32],
             splittable_dims=[batch],
         )
-        # An unfinished sequence continues another one of the last step, and so does its cache. What
-        # the model did not change is the same for all sequences of a row.
+        # A sequence extends its parent, so it takes over the parent's cache. Tensors that the model
+        # did not change are the same for all sequences of a row.
         next_state = {
             name: state_after[name]
             if state_after[name] is state_before[name] or beam not in state_after[name].shape.dims
@@ -131,7 +132,7 @@ def search(
 
 
 def _start(rows: PromptBatch, beam: mtf.Dimension) -> _Beams:
-    """One empty sequence in each row, and nothing finished; a row without any room is done.
+    """Returns one empty sequence per row and no finished ones; a row with limit 0 is done.
 
     With one sequence instead of `beam` equal ones, the first candidates are different tokens.
     """
@@ -154,7 +155,7 @@ def _start(rows: PromptBatch, beam: mtf.Dimension) -> _Beams:
 def _last_tokens(
     step: mtf.Tensor, alive: mtf.Tensor, rows: PromptBatch, beam: mtf.Dimension
 ) -> mtf.Tensor:
-    """The last token of each sequence [batch, beam], at first that of the row's prefix."""
+    """Returns the last token of each sequence [batch, beam], at first that of the row's prefix."""
 
     def last(step: tf.Tensor, alive: tf.Tensor, previous: tf.Tensor) -> tf.Tensor:
         tokens = tf.gather(alive, tf.maximum(step - 1, 0), axis=2)
@@ -166,7 +167,7 @@ def _last_tokens(
 
 
 def _for_each(tensor: mtf.Tensor, batch: mtf.Dimension, beam: mtf.Dimension) -> mtf.Tensor:
-    """A copy of a state for each sequence: [..., batch, ...] -> [..., batch, beam, ...]."""
+    """Copies a state tensor for each sequence: [..., batch, ...] -> [..., batch, beam, ...]."""
     dims = list(tensor.shape.dims)
     dims.insert(dims.index(batch) + 1, beam)
     return mtf.broadcast(tensor, dims)
@@ -175,7 +176,7 @@ def _for_each(tensor: mtf.Tensor, batch: mtf.Dimension, beam: mtf.Dimension) -> 
 def _of_parents(
     tensor: mtf.Tensor, parents: mtf.Tensor, batch: mtf.Dimension, beam: mtf.Dimension
 ) -> mtf.Tensor:
-    """The state of the sequences that the new ones continue."""
+    """Returns the state of the sequences that the new ones extend."""
     beam_axes = [tensor.shape.dims.index(dim) for dim in (batch, beam)]
 
     def pick(x: tf.Tensor, parents: tf.Tensor) -> tf.Tensor:
@@ -190,14 +191,14 @@ def _of_parents(
 
 
 class _Ranking:
-    """Which sequences stay in the beams, on a processor's slices of them."""
+    """Decides which sequences stay in the beams, on one processor's slices of them."""
 
     def __init__(self, options: DecodeOptions, length: int) -> None:
         self._beam_size = options.width
         self._alpha = options.alpha
         self._eos_id = options.eos_id
         self._length = length
-        # Where only the best sequence is wanted, only that one has to be certain.
+        # If only the best sequence is returned, the search ends once that one is certain.
         self._score_to_beat = tf.reduce_min if options.return_beams else tf.reduce_max
 
     def advance(
@@ -206,8 +207,8 @@ class _Ranking:
         """Sorts the candidates into unfinished and finished sequences.
 
         Returns:
-          the fields of the next `_Beams`, and which entry of the beam each unfinished sequence
-          continues, int32 [batch, beam].
+          the fields of the next `_Beams`, and the beam entry that each unfinished sequence extends,
+          int32 [batch, beam].
         """
         ends = tf.equal(candidates.tokens, self._eos_id)
         log_probs, alive, parents = self._unfinished(step, candidates, now, ends)
@@ -216,8 +217,8 @@ class _Ranking:
         # limit: no unfinished sequence can end with a better score than this.
         best_possible = log_probs[:, 0] / self._penalty(limits)
         is_settled = self._score_to_beat(after.scores, -1) >= best_possible
-        # A row that is done stays as it is: how long the loop goes on depends on the other rows
-        # that this processor has, and what a row gives must not.
+        # A row that is done must not change: the number of iterations depends on the processor's
+        # other rows, and a row's result must not.
         is_done = tf.not_equal(now.done, 0)
         beams = [
             tf.where(tf.reshape(is_done, [-1] + [1] * (new.shape.rank - 1)), old, new)
@@ -229,7 +230,7 @@ class _Ranking:
     def _finish(
         self, step: tf.Tensor, candidates: Candidates, now: _Beams, ends: tf.Tensor
     ) -> _Beams:
-        """The best of the finished sequences and of the candidates that end here."""
+        """Keeps the best of the finished sequences and of the candidates that end now."""
         ended = tf.where(ends, candidates.log_probs, _NONE)
         all_scores = tf.concat([now.scores, ended / self._penalty(step + 1)], -1)
         scores, chosen = tf.math.top_k(all_scores, self._beam_size)
@@ -237,7 +238,7 @@ class _Ranking:
         def best(finished: tf.Tensor, ending: tf.Tensor) -> tf.Tensor:
             return tf.gather(tf.concat([finished, ending], 1), chosen, batch_dims=1)
 
-        # EOS is not written: what ends here is what its parent has.
+        # EOS is not written: a candidate that ends has the tokens of its parent.
         return now._replace(
             scores=scores,
             finished=best(now.finished, tf.gather(now.alive, candidates.parents, batch_dims=1)),
@@ -248,7 +249,7 @@ class _Ranking:
     def _unfinished(
         self, step: tf.Tensor, candidates: Candidates, now: _Beams, ends: tf.Tensor
     ) -> tuple[tf.Tensor, ...]:
-        """The most probable candidates that do not end: log-probabilities, tokens, parents."""
+        """Returns log-probabilities, tokens and parents of the best candidates that do not end."""
         unfinished = tf.where(ends, _NONE, candidates.log_probs)
         log_probs, chosen = tf.math.top_k(unfinished, self._beam_size)
         parents = tf.gather(candidates.parents, chosen, batch_dims=1)
@@ -258,11 +259,11 @@ class _Ranking:
         return log_probs, tf.where(is_here, tokens[..., None], before), parents
 
     def _penalty(self, size: tf.Tensor) -> tf.Tensor:
-        """The divisor of the log-probability of `size` tokens, EOS included."""
+        """Returns the divisor of the log-probability of `size` tokens, EOS included."""
         return ((5.0 + tf.cast(size, tf.float32)) / 6.0) ** self._alpha
 
     def result(self, limits: tf.Tensor, last: _Beams) -> tuple[tf.Tensor, ...]:
-        """The finished sequences of each row; where there are none, the unfinished ones."""
+        """Returns each row's finished sequences, or the unfinished ones if there are none."""
         has_ended = tf.reduce_any(tf.math.is_finite(last.scores), -1, keepdims=True)
         full = tf.maximum(limits, 0)[:, None] + tf.zeros_like(last.sizes)
         return (

@@ -1,4 +1,4 @@
-"""The best continuations of the sequences of a beam, with a vocabulary split over the mesh."""
+"""The best continuations of a beam's sequences, with a vocabulary split over the mesh."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 class Candidates(NamedTuple):
-    """Sequences that may come next, the most probable first: [batch, candidate].
+    """Continuations of sequences, the most probable first: [batch, candidate].
 
     Attributes:
       log_probs: float32.
-      parents: int32, the entry of the beam that each continues.
-      tokens: int32, by which.
+      parents: int32, the beam entry that each extends.
+      tokens: int32, the token that it adds.
     """
 
     log_probs: Any
@@ -37,15 +37,15 @@ def top_candidates(
     eos_id: int,
     count: int,
 ) -> Candidates:
-    """The most probable sequences that are one token longer, the most probable first.
+    """Returns the most probable sequences that are one token longer, the most probable first.
 
     Args:
       logits: float [batch, beam, vocab].
       log_probs: float32 [batch, beam], of the sequences; -infinity where there is none.
       may_end: booleans [batch], whether `eos_id` may be chosen.
       vocab_size: tokens from here on are never chosen.
-      eos_id: the token that ends a row.
-      count: how many.
+      eos_id: the EOS token.
+      count: number of candidates.
     """
     dim = mtf.Dimension("candidate", count)
     operation = CandidatesOperation(logits, log_probs, may_end, vocab_size, eos_id, dim)
@@ -53,8 +53,10 @@ def top_candidates(
 
 
 class CandidatesOperation(Operation):
-    """Inputs logits [batch, beam, vocab], log-probabilities [batch, beam] and may_end [batch];
-    outputs sums, parents and tokens [batch, candidate].
+    """Finds the best continuations on a split vocabulary.
+
+    Inputs logits [batch, beam, vocab], log-probabilities [batch, beam] and may_end [batch]; outputs
+    sums, parents and tokens [batch, candidate].
     """
 
     def __init__(
@@ -75,7 +77,7 @@ class CandidatesOperation(Operation):
         self._outputs = [mtf.Tensor(self, shape, dtype) for dtype in dtypes]
 
     def lower(self, lowering: Lowering) -> None:
-        """Takes as many candidates from each slice of the vocabulary, and of these the best."""
+        """Takes `count` candidates from each slice of the vocabulary, and the best of these."""
         logits, log_probs, may_end = self.inputs
         part = VocabSlice(lowering, logits)
         allowed = part.choosable(self._vocab_size, lowering.slice(may_end)[:, None], self._eos_id)

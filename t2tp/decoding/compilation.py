@@ -1,9 +1,9 @@
-"""Whether compiling the decoding program with XLA saves more time than it takes.
+"""Whether compiling the decoding program with XLA saves more time than it costs.
 
-Decoding is a loop of many small steps, which XLA makes up to twice as fast. It takes seconds to
-compile for each shape of a batch and each device, so there must be enough to decode. It gains
-nothing where the devices share nothing but a batch, nor for large models, whose matmuls take all
-the time and are slower in XLA than in TensorFlow.
+Decoding is a loop of many small steps, which XLA makes up to twice as fast. Compiling takes seconds
+for each batch shape and device, so it must be amortized. XLA gains nothing where the devices share
+nothing but a batch, nor for large models, whose time goes into matmuls, which are slower in XLA
+than in TensorFlow.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _MAX_WEIGHTS = 50_000_000
 def should_compile(
     layout: Layout, num_prompts: float, batch_size: int, num_weights: int, num_processes: int = 1
 ) -> bool:
-    """Decides whether to compile decoding where the user leaves it to us.
+    """Decides whether to compile decoding if the user does not.
 
     Args:
       layout: of the model on its mesh.
-      num_prompts: how many there are to decode; `math.inf` if it is not known.
+      num_prompts: number of prompts to decode; `math.inf` if unknown.
       batch_size: prompts that are decoded together.
-      num_weights: numbers that the model has learned.
-      num_processes: how many processes decode together.
+      num_weights: number of trainable weights.
+      num_processes: number of processes that decode together.
     """
     if layout.size > 1 and (num_processes > 1 or has_gpu() or _splits_batch_only(layout)):
         return False

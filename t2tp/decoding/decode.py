@@ -1,4 +1,4 @@
-"""The step of a decoding program: from rows that begin somewhere to what the model writes."""
+"""The step of a decoding program: from prompts to the tokens that continue them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def decode(
     features: Mapping[str, mtf.Tensor],
     options: DecodeOptions,
 ) -> dict[str, mtf.Tensor]:
-    """Builds the whole of decoding a batch: one pass over what is given, and one loop.
+    """Builds the decoding of a batch: a prefill and a loop of decode steps.
 
     Args:
-      model: a model that writes.
+      model: an autoregressive model.
       mesh: the program's mesh.
-      features: those of `row_features`, and what the model reads besides.
+      features: those of `row_features`, and the model's other features.
       options: how to decode.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Decodes lists of rows: puts rows of like length into batches, and takes the results apart."""
+"""Decodes lists of requests: batches rows of similar length, and splits the results by row."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from t2tp.models.autoregressive import AutoregressiveModel
 from t2tp.program.program import Feature, Program
 from t2tp.program.variables import Variables
 
-# What runs a decoding program: features, which say shapes, and a batch -> outputs, whole arrays.
+# Runs a decoding program: (features, for their shapes; a batch) -> global output arrays.
 Predict = Callable[[Mapping[str, Feature], Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
 
 
@@ -32,9 +32,9 @@ class Request:
     """A row to decode.
 
     Attributes:
-      prefix: tokens that it begins with.
-      inputs: tokens that the model reads; None for a model that reads none.
-      limit: most tokens to write, the end among them; by default `DecodeOptions.extra_length`
+      prefix: tokens that the output begins with.
+      inputs: tokens that the model reads; None for a model without inputs.
+      limit: max number of tokens to generate, EOS included; by default `DecodeOptions.extra_length`
         more than there are inputs.
     """
 
@@ -45,13 +45,13 @@ class Request:
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A sequence that was found.
+    """A decoded sequence.
 
     Attributes:
-      tokens: those after the prefix, without the end.
-      log_prob: natural logarithm of the probability of the tokens and the end, given the prefix.
-      score: what sequences are ordered by: of beam search, divided by the length penalty.
-      has_ended: whether it has an end; if not it was cut at its limit.
+      tokens: those after the prefix, without EOS.
+      log_prob: natural logarithm of the probability of the tokens and EOS, given the prefix.
+      score: the value that sequences are ranked by; in beam search, divided by the length penalty.
+      has_ended: whether it ends with EOS; otherwise it was truncated at its limit.
     """
 
     tokens: list[int]
@@ -64,13 +64,13 @@ class Decoder:
     """Decodes rows with a model.
 
     ```python
-    decoder = Decoder.of_model(model, DecodeOptions(beam_size=4), mesh_shape="data:2", ...)
+    decoder = Decoder.from_model(model, DecodeOptions(beam_size=4), mesh_shape="data:2", ...)
     [[best], ...] = decoder([Request(prefix=[5, 7]), ...])
     ```
 
-    Rows are decoded in batches of like length; each shape of a batch is a program, traced once. A
-    row's result depends on neither its batch nor the mesh; what is drawn for it depends on the seed
-    and its number in the list.
+    Rows are decoded in batches of similar length; each batch shape is a program, traced once. A
+    row's result depends neither on its batch nor on the mesh; samples depend on the seed and the
+    row's index in the list.
 
     Attributes:
       options: the `DecodeOptions`.
@@ -85,14 +85,14 @@ class Decoder:
         seed: int = 0,
         max_length: int | None = None,
     ) -> None:
-        """Decodes with programs that somebody else makes, such as `Estimator.predict`.
+        """Sets the programs to decode with, such as `Estimator.predict`.
 
         Args:
           predict: runs `decode` of the model with these options.
-          layout: of the mesh; a batch has rows for each of its parts.
+          layout: of the mesh; a batch has at least one row per slice.
           options: how to decode.
-          seed: of what is drawn.
-          max_length: most positions that the model knows, of inputs as of what is written.
+          seed: of the samples.
+          max_length: the model's max number of positions, of inputs and of outputs alike.
         """
         self.options = options
         self._predict = predict
@@ -115,16 +115,16 @@ class Decoder:
         seed: int = 0,
         xla: bool | None = None,
     ) -> Decoder:
-        """Decodes with programs of its own.
+        """Builds the programs from a model.
 
         Args:
-          model: a model that writes.
+          model: an autoregressive model.
           options: how to decode; by default beam search of width 4.
           mesh_shape: such as `data:2;model:4`.
           layout: such as `batch:data;heads:model`, or a `Layout`, which has its own mesh shape.
           variables: those of the model, of another program on the same mesh; by default new ones.
           cluster: the devices; see `Program`.
-          seed: of what is drawn, and of new variables.
+          seed: of the samples, and of new variables.
           xla: see `Program`.
         """
         chosen = options or DecodeOptions()
@@ -154,8 +154,7 @@ class Decoder:
         """Decodes rows.
 
         Returns:
-          for each row what was found, the best first: one sequence, or with `return_beams` up to
-          `beam_size`.
+          the sequences of each row, the best first: one, or with `return_beams` up to `beam_size`.
 
         Raises:
           ValueError: see `iterate`.
@@ -164,15 +163,15 @@ class Decoder:
         return [hypotheses[number] for number in range(len(requests))]
 
     def iterate(self, requests: Sequence[Request]) -> Iterator[tuple[int, list[Hypothesis]]]:
-        """Decodes rows; gives each with its number as soon as its batch is done.
+        """Decodes rows; yields each with its index as soon as its batch is done.
 
         Raises:
           ValueError: a row is longer than the model's `max_length`, some rows have inputs and some
-            have not, or the model's logits are not numbers.
+            have not, or the model's logits are NaN.
         """
         sizes = [self._sizes(number, request) for number, request in enumerate(requests)]
         if len({request.inputs is None for request in requests}) > 1:
-            raise ValueError("some rows have inputs and some have none: decode them apart")
+            raise ValueError("some rows have inputs and some have none: decode them separately")
         order = sorted(range(len(requests)), key=lambda number: sizes[number])
         for begin in range(0, len(order), self._batch_size):
             numbers = order[begin : begin + self._batch_size]
@@ -180,18 +179,18 @@ class Decoder:
             outputs = self._predict(features, batch)
             arrays = {name: np.asarray(outputs[name]) for name in _OUTPUTS}
             if np.isnan(arrays["log_probs"]).any():
-                raise ValueError("the model's logits are not numbers (NaN): nothing can be chosen")
+                raise ValueError("the model's logits are NaN: no token can be chosen")
             for row, number in enumerate(numbers):
                 yield number, self._hypotheses({n: array[row] for n, array in arrays.items()})
 
     def smallest_features(self, reads_inputs: bool) -> dict[str, Feature]:
-        """The features of the program for rows of one token."""
+        """Returns the features of the program for rows of one token."""
         inputs = [0] if reads_inputs else None
         features, _ = self._batch([0], [Request(inputs=inputs)], [(len(inputs or ()), 0, 1)])
         return features
 
     def _sizes(self, number: int, request: Request) -> tuple[int, int, int]:
-        """Length of a row's inputs, of its prefix, and most tokens to write."""
+        """Returns the lengths of a row's inputs and prefix, and the max number of new tokens."""
         inputs, prefix = len(request.inputs or ()), len(request.prefix)
         limit = request.limit
         if limit is None:
@@ -206,7 +205,7 @@ class Decoder:
             room = self._max_length - prefix
             if request.limit is not None and limit > room:
                 logging.warning(
-                    "row %d: at most %d tokens are written, not %d: the model's max_length is %d",
+                    "row %d: at most %d tokens are generated, not %d: the model's max_length is %d",
                     number,
                     room,
                     limit,
@@ -221,7 +220,7 @@ class Decoder:
         requests: Sequence[Request],
         sizes: Sequence[tuple[int, int, int]],
     ) -> tuple[dict[str, Feature], dict[str, np.ndarray]]:
-        """Features and arrays for some of the requests."""
+        """Returns features and arrays for some of the requests."""
         rows = self._batch_size
         length = self._rounded(max(1, *(prefix + limit for _, prefix, limit in sizes)))
         prefix_length = max(prefix for _, prefix, _ in sizes)
@@ -242,12 +241,12 @@ class Decoder:
         return row_features(rows, length, prefix_length, inputs_length), batch
 
     def _rounded(self, size: int) -> int:
-        """Few different lengths, so that few programs are traced."""
+        """Rounds a length up, so that few programs are traced."""
         rounded = round_up(size)
         return rounded if self._max_length is None else min(rounded, self._max_length)
 
     def _hypotheses(self, row: Mapping[str, np.ndarray]) -> list[Hypothesis]:
-        """The sequences of a row."""
+        """Returns the sequences of a row."""
         count = len(row["scores"]) if self.options.return_beams else 1
         return [
             Hypothesis(
@@ -265,7 +264,7 @@ _OUTPUTS = ("symbols", "sizes", "log_probs", "scores", "ended")
 
 
 def round_up(size: int) -> int:
-    """The next of 8, 12, 16, 24, 32, 48, 64, ...: at most half more than there is."""
+    """Returns the next of 8, 12, 16, 24, 32, 48, 64, ...: at most 1.5 times the size."""
     power = 8
     while power < size:
         power *= 2

@@ -1,4 +1,4 @@
-"""Greedy decoding and sampling: one sequence for each row."""
+"""Greedy decoding and sampling: one sequence per row."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from t2tp.decoding.token_loop import token_loop
 from t2tp.models.autoregressive import AutoregressiveModel, DecodeState
 from t2tp.program.program import Mesh
 
-# What a row is doing.
-_GOING, _ENDED, _AT_LIMIT = 0, 1, 2
+# The status of a row.
+_UNFINISHED, _ENDED, _AT_LIMIT = 0, 1, 2
 
 
 class _Sequences(NamedTuple):
@@ -24,10 +24,10 @@ class _Sequences(NamedTuple):
     Attributes:
       previous: int32 [batch], the last token.
       positions: int32 [batch], of the next token.
-      written: int32 [batch, written], the tokens after the prompt, without EOS, then zeros.
-      sizes: int32 [batch], how many.
+      written: int32 [batch, written], the tokens after the prompt, without EOS, zero-padded.
+      sizes: int32 [batch], the number of these tokens.
       log_probs: float32 [batch], of these tokens and EOS together.
-      status: int32 [batch], what the row is doing.
+      status: int32 [batch], whether the row is unfinished, has ended, or is at its limit.
     """
 
     previous: Any
@@ -45,20 +45,20 @@ def greedy_or_sample(
     state: DecodeState,
     options: DecodeOptions,
 ) -> dict[str, mtf.Tensor]:
-    """Writes token after token, until every row has ended or is at its limit.
+    """Generates token after token until every row has ended or is at its limit.
 
     Args:
       model: predicts the tokens.
       mesh: the program's mesh.
-      rows: where the rows begin, and how far they may go.
+      rows: the prompts.
       state: of `model.prefill`.
       options: how tokens are chosen.
 
     Returns:
-      `symbols`, int32 [batch, beam=1, written], the tokens after the prefix, without EOS, then
-      zeros; `sizes`, int32 [batch, beam], how many; `log_probs` and `scores`, both the natural
-      logarithm of the probability of tokens and EOS, float32 [batch, beam]; `ended`, int32 [batch,
-      beam], 1 if EOS was chosen; `steps`, an int32 scalar.
+      `symbols`, int32 [batch, beam=1, written], the tokens after the prefix, without EOS,
+      zero-padded; `sizes`, int32 [batch, beam], the number of these tokens; `log_probs` and
+      `scores`, both the natural logarithm of the probability of tokens and EOS, float32 [batch,
+      beam]; `ended`, int32 [batch, beam], 1 if EOS was chosen; `steps`, an int32 scalar.
     """
     batch = rows.batch
     update = _RowUpdate(options, rows.length.size)
@@ -83,7 +83,7 @@ def greedy_or_sample(
         return _Sequences(*after), state
 
     steps, last = token_loop(
-        mesh, _start(rows), state, lambda now: mtf.equal(now.status, _GOING), body
+        mesh, _start(rows), state, lambda now: mtf.equal(now.status, _UNFINISHED), body
     )
     beam = mtf.Dimension("beam", 1)
     by_beam = {
@@ -100,7 +100,7 @@ def greedy_or_sample(
 
 
 def _start(rows: PromptBatch) -> _Sequences:
-    """Nothing is written yet; a row without any room is at its limit."""
+    """Returns empty sequences; a row with limit 0 is at its limit."""
     one_each = mtf.Shape([rows.batch])
     return _Sequences(
         previous=rows.previous,
@@ -113,7 +113,7 @@ def _start(rows: PromptBatch) -> _Sequences:
 
 
 class _RowUpdate:
-    """What an iteration does to the rows, on a processor's slices of them."""
+    """The update of the rows in an iteration, on one processor's slices of them."""
 
     def __init__(self, options: DecodeOptions, length: int) -> None:
         self._eos_id = options.eos_id
@@ -127,8 +127,8 @@ class _RowUpdate:
         limits: tf.Tensor,
         now: _Sequences,
     ) -> _Sequences:
-        """Writes the tokens of the rows that go on."""
-        goes_on = tf.equal(now.status, _GOING)
+        """Writes the tokens of the unfinished rows."""
+        goes_on = tf.equal(now.status, _UNFINISHED)
         ends = goes_on & tf.equal(tokens, self._eos_id)
         is_written = goes_on & tf.not_equal(tokens, self._eos_id)
         is_here = tf.equal(tf.range(self._length), step)[None, :] & is_written[:, None]

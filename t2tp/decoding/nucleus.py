@@ -1,8 +1,8 @@
-"""Top-p: the fewest of the most probable tokens that have a given probability together.
+"""Nucleus sampling: the smallest set of tokens with total probability p.
 
-No logits are gathered, and nothing is sorted: the smallest logit that belongs to the nucleus is
-found digit by digit. Each pass adds up the probability of the logits that have the digits found so
-far, by their next digit; four passes of eight bits find a float32 exactly.
+No logits are gathered, and nothing is sorted: the smallest logit in the nucleus is found digit by
+digit. Each pass adds up the probability of the logits that have the digits found so far, by their
+next digit; four passes of eight bits find a float32 exactly.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ _SIGN = 1 << 31
 
 
 def nucleus_mask(part: VocabSlice, logits: tf.Tensor, top_p: float) -> tf.Tensor:
-    """Which tokens of a part are in the nucleus.
+    """Returns which tokens of a slice are in the nucleus.
 
     Args:
-      part: where the logits come from.
+      part: the slice of the vocabulary.
       logits: float32 [rows, part], -infinity where a token must not be chosen.
       top_p: in (0, 1).
 
     Returns:
-      booleans [rows, part]. Of tokens that tie with the last one all are in.
+      booleans [rows, part]. All tokens that tie with the last one are in the nucleus.
     """
     highest = part.highest(tf.reduce_max(logits, -1, keepdims=True))
     weights = tf.exp(logits - highest)
     total = part.add_up(tf.reduce_sum(weights, -1))
     keys = _ordered(logits)
     prefix = tf.zeros_like(total, tf.int64)  # the digits found so far, of each row
-    above = tf.zeros_like(total)  # the weight of the logits that are surely larger
+    above = tf.zeros_like(total)  # the weight of the logits known to be larger
     for shift in (24, 16, 8, 0):
         has_prefix = tf.equal(_shifted(keys, shift + _DIGIT_BITS), prefix[:, None])
         digits = tf.cast(_shifted(keys, shift) % _DIGITS, tf.int32)
         by_digit = part.add_up(_sums(tf.where(has_prefix, weights, 0.0), digits))
         from_top = above[:, None] + tf.cumsum(by_digit, -1, reverse=True)
-        # The largest digit with which the nucleus is full; rounding may leave none.
+        # The largest digit that completes the nucleus; rounding may leave none.
         is_full = from_top >= top_p * total[:, None]
         digit = tf.reduce_max(tf.where(is_full, tf.range(_DIGITS), 0), -1)
         weight = tf.gather(by_digit, digit, batch_dims=1)
@@ -48,7 +48,7 @@ def nucleus_mask(part: VocabSlice, logits: tf.Tensor, top_p: float) -> tf.Tensor
 
 
 def _ordered(x: tf.Tensor) -> tf.Tensor:
-    """Integers of 32 bits, as int64, in the order of the floats."""
+    """Maps float32 to 32-bit integers in the same order, as int64."""
     bits = tf.cast(tf.bitcast(x, tf.uint32), tf.int64)
     return tf.where(bits >= _SIGN, 2 * _SIGN - 1 - bits, bits + _SIGN)
 
@@ -58,7 +58,7 @@ def _shifted(keys: tf.Tensor, bits: int) -> tf.Tensor:
 
 
 def _sums(weights: tf.Tensor, digits: tf.Tensor) -> tf.Tensor:
-    """The weights of each row [rows, part], added up by digit: [rows, digits]."""
+    """Adds up the weights of each row [rows, part] by digit: [rows, digits]."""
     rows = weights.shape[0]
     segments = digits + tf.range(rows)[:, None] * _DIGITS
     sums = tf.math.unsorted_segment_sum(

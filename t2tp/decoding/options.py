@@ -10,18 +10,18 @@ GREEDY, SAMPLE, BEAM = "greedy", "sample", "beam"
 _DEFAULT_BEAM_SIZE = 4
 
 _HELP = {
-    "beam_size": "width of beam search; 1: the most probable token each time",
-    "alpha": "of the length penalty ((5 + length) / 6) ** alpha; 0: none",
+    "beam_size": "width of beam search; 1: greedy",
+    "alpha": "exponent of the length penalty ((5 + length) / 6) ** alpha; 0: none",
     "temperature": "sampling temperature: logits are divided by it; 0: no sampling",
     "top_k": "sample from the k most probable tokens; 0: all",
     "top_p": "sample from the smallest set of tokens with this total probability",
-    "extra_length": "most tokens of a row beyond the length of its inputs or prompt",
-    "min_length": "fewest tokens of a row before it may end",
-    "return_beams": "give all finished sequences of a row, the best first",
-    "write_beam_scores": "write the score beside each sequence",
-    "num_samples": "examples of a split, or images; -1: all of the split",
-    "batch_size": "rows that are decoded together",
-    "eos_id": "the token that ends a row; -1: none does",
+    "extra_length": "max tokens of a row beyond the length of its inputs or prompt",
+    "min_length": "min tokens of a row before EOS",
+    "return_beams": "return all finished sequences of a row, the best first",
+    "write_beam_scores": "write the score next to each sequence",
+    "num_samples": "number of examples of a split, or of images; -1: all of the split",
+    "batch_size": "number of rows decoded together",
+    "eos_id": "id of the EOS token; -1: none",
 }
 
 
@@ -40,14 +40,14 @@ class DecodeOptions:
       top_k: sample from the k most probable tokens; 0: all.
       top_p: sample from the smallest set of tokens with this total probability (A. Holtzman et al.,
         arXiv:1904.09751); 1: all.
-      extra_length: most tokens of a row beyond the length of its inputs, or of a prompt.
-      min_length: fewest tokens that a row has, its prompt and its end not counted.
-      return_beams: whether all finished sequences of a row are given, the best first.
-      write_beam_scores: whether programs write the score beside each sequence.
-      num_samples: how many examples of a split programs decode, or how many images; -1: all of
-        the split.
-      batch_size: rows that are decoded together.
-      eos_id: the token that ends a row; -1: none does.
+      extra_length: max number of tokens of a row beyond the length of its inputs, or of a prompt.
+      min_length: min number of tokens of a row, its prompt and EOS not counted.
+      return_beams: whether all finished sequences of a row are returned, the best first.
+      write_beam_scores: whether programs write the score next to each sequence.
+      num_samples: number of examples of a split that programs decode, or of images; -1: all of the
+        split.
+      batch_size: number of rows decoded together.
+      eos_id: the EOS token; -1: none.
     """
 
     beam_size: int | None = None
@@ -100,14 +100,14 @@ class DecodeOptions:
 
     @classmethod
     def parse(cls, text: str, **defaults: object) -> DecodeOptions:
-        """Reads text such as `beam_size=4,alpha=0.6,extra_length=50`.
+        """Parses text such as `beam_size=4,alpha=0.6,extra_length=50`.
 
         Args:
           text: options.
-          **defaults: of options that the text does not name, where they are not the usual ones.
+          **defaults: options that the text does not name, if not the usual defaults.
 
         Raises:
-          ValueError: there is no such option, or a value cannot be.
+          ValueError: there is no such option, or a value is out of range.
         """
         declared = HParams()
         for field in fields(cls):
@@ -120,14 +120,14 @@ class DecodeOptions:
 
     @property
     def method(self) -> str:
-        """`greedy`, `sample` or `beam`."""
+        """The method: `greedy`, `sample` or `beam`."""
         if self._samples:
             return SAMPLE
         return GREEDY if self.width == 1 else BEAM
 
     @property
     def width(self) -> int:
-        """How many sequences of a row are followed at the same time."""
+        """The number of sequences per row that are followed at the same time."""
         if self.beam_size is None:
             return 1 if self._samples or self.temperature == 0 else _DEFAULT_BEAM_SIZE
         return self.beam_size

@@ -1,4 +1,4 @@
-"""Input of decoding: a batch of prompts, each with room for the tokens to write."""
+"""The input of decoding: a batch of prompts, each with room for the tokens to generate."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from t2tp.program.program import Feature
 
 Array = TypeVar("Array", np.ndarray, tf.Tensor)
 
-# Weyl's sequence of the golden ratio: the keys of neighbours have few digits in common.
+# Weyl's sequence of the golden ratio: neighbouring keys share few bits.
 _STRIDE = np.uint64(0x9E3779B97F4A7C15).astype(np.int64)
 
-# What the loops need of each row, beside what the model reads.
+# The features that the loops need, in addition to the model's.
 ROW_FEATURES = ("room", "previous", "positions", "limits", "keys")
 
 
 @dataclass(frozen=True)
 class PromptBatch:
-    """A batch of rows.
+    """A batch of prompts.
 
     Attributes:
       previous: int32 [batch], the last token of each row's prefix; 0 without one.
-      positions: int32 [batch], of the first token to write: the length of the prefix.
-      limits: int32 [batch], the most tokens to write, the end among them; 0: the row is empty.
+      positions: int32 [batch], of the first token to generate: the length of the prefix.
+      limits: int32 [batch], max tokens to generate, EOS included; 0: the row is empty.
       keys: int64 [batch], the keys of the rows' random numbers.
-      length: the dimension of the positions, the prefix's among them.
+      length: the dimension of the positions, including the prefix.
     """
 
     previous: mtf.Tensor
@@ -53,9 +53,7 @@ class PromptBatch:
 
     @property
     def written(self) -> mtf.Dimension:
-        """The dimension of what is written: as long, and not split where a layout splits
-        `length`.
-        """
+        """The dimension of the generated tokens: `length`, under a name that is not split."""
         return mtf.Dimension("written", self.length.size)
 
     @property
@@ -67,17 +65,17 @@ class PromptBatch:
 def row_features(
     batch: int, length: int, prefix_length: int = 0, inputs_length: int = 0
 ) -> dict[str, Feature]:
-    """The features that a decoding program is fed; `prompt_arrays` lays out their values.
+    """Returns the features that a decoding program is fed; `prompt_arrays` computes their values.
 
     Args:
-      batch: rows.
-      length: positions, those of the prefix among them.
+      batch: number of rows.
+      length: number of positions, including the prefix.
       prefix_length: of the longest prefix; 0: there is none.
-      inputs_length: of the longest inputs; 0: the model reads none.
+      inputs_length: of the longest inputs; 0: the model has no inputs.
     """
     rows = mtf.Shape([mtf.Dimension("batch", batch)])
     features = {
-        # Its content is never read: it says how many positions there are.
+        # Its values are never read: only its length matters.
         "room": Feature(rows + mtf.Dimension("length", length), tf.int32),
         "previous": Feature(rows, tf.int32),
         "positions": Feature(rows, tf.int32),
@@ -95,14 +93,14 @@ def row_features(
 def prompt_arrays(
     prefix: Array, sizes: Array, limits: Array, keys: Array, length: int
 ) -> dict[str, Array]:
-    """Lays out prompts as `row_features` declares them, all but the inputs.
+    """Lays out prompts as `row_features` declares them, without the inputs.
 
     Args:
       prefix: int32 [rows, prefix_length], padded with zeros; prefix_length may be 0.
       sizes: int32 [rows], the number of tokens in each row's prefix.
-      limits: int32 [rows], max tokens to write, EOS included.
+      limits: int32 [rows], max tokens to generate, EOS included.
       keys: int64 [rows], see `row_keys`.
-      length: number of positions, those of the prefix included.
+      length: number of positions, including the prefix.
     """
     xp = _array_namespace(prefix)
     rows, prefix_length = prefix.shape
@@ -110,7 +108,7 @@ def prompt_arrays(
     features = {
         "room": xp.zeros([rows, length], np.int32),
         "previous": xp.sum(xp.where(is_last, prefix, xp.zeros_like(prefix)), 1, dtype=np.int32),
-        # A row that is full already (its limit is 0) has no next position.
+        # A row that is already full (limit 0) has no next position.
         "positions": xp.minimum(sizes, np.int32(length - 1)),
         "limits": limits,
         "keys": keys,
@@ -119,7 +117,7 @@ def prompt_arrays(
 
 
 def sequence_features(name: str, batch: int, length: int) -> dict[str, Feature]:
-    """The features of sequences that a model reads; `sequence_arrays` lays out their values."""
+    """Returns the features of sequences that a model reads; see `sequence_arrays`."""
     shape = mtf.Shape([mtf.Dimension("batch", batch), mtf.Dimension("length", length)])
     names = (name, f"{name}_segmentation", f"{name}_position")
     return {each: Feature(shape, tf.int32) for each in names}
@@ -143,7 +141,7 @@ def sequence_arrays(name: str, tokens: Array, sizes: Array) -> dict[str, Array]:
 def pad(
     sequences: Sequence[Sequence[int]], rows: int, length: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Sequences as an array, int32 [rows, length], padded with zeros; and their sizes."""
+    """Returns sequences as an array, int32 [rows, length], zero-padded; and their sizes."""
     tokens, sizes = np.zeros([rows, length], np.int32), np.zeros([rows], np.int32)
     for row, sequence in enumerate(sequences):
         sizes[row] = len(sequence)
@@ -152,17 +150,17 @@ def pad(
 
 
 def _array_namespace(array: np.ndarray | tf.Tensor) -> Any:
-    """NumPy, or TensorFlow's version of it: what is exported lays prompts out in its graph."""
+    """Returns NumPy, or TensorFlow's version of it for exported models, which use the graph."""
     return np if isinstance(array, np.ndarray) else tf.experimental.numpy
 
 
 def max_loop_steps(steps: mtf.Tensor, batch: mtf.Dimension) -> mtf.Tensor:
-    """The maximum over batch slices of a loop's iterations, which may differ between them."""
+    """Returns the max of a loop's iterations over batch slices, between which they may differ."""
     return mtf.reduce_max(mtf.broadcast(steps, [batch]), output_shape=mtf.Shape([]))
 
 
 def row_keys(seed: int, numbers: Array) -> Array:
-    """The keys of rows' random numbers, from the seed and the rows' indices.
+    """Returns the keys of rows' random numbers, from the seed and the rows' indices.
 
     Args:
       seed: of the run.

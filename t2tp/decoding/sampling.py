@@ -1,8 +1,8 @@
-"""Choosing a token from logits whose vocabulary may be split over the mesh.
+"""Chooses a token from logits whose vocabulary may be split over the mesh.
 
-Each processor chooses in its slice, and these choices are gathered: a few numbers for each row.
-Sampling is an argmax, too: with an independent Gumbel variable added to each logit, the largest is
-a sample of the softmax. The variables are functions of the row's key, the position and the token
+Each processor chooses in its slice, and these choices are gathered: a few numbers per row. Sampling
+is an argmax, too: with an independent Gumbel variable added to each logit, the largest is a sample
+of the softmax. The variables are functions of the row's key, the position and the token
 (`t2tp.lowering.random`), so neither the mesh nor the batch changes the sample.
 """
 
@@ -51,7 +51,9 @@ def choose_tokens(
 
 
 class ChooseOperation(Operation):
-    """Inputs logits [batch, vocab], keys, positions, may_end [batch]; outputs tokens and
+    """Chooses tokens on a split vocabulary.
+
+    Inputs logits [batch, vocab], keys, positions, may_end [batch]; outputs tokens and
     log-probabilities [batch].
     """
 
@@ -71,7 +73,7 @@ class ChooseOperation(Operation):
         self._outputs = [mtf.Tensor(self, rows, tf.int32), mtf.Tensor(self, rows, tf.float32)]
 
     def lower(self, lowering: Lowering) -> None:
-        """Chooses in this processor's part, then among the parts."""
+        """Chooses in this processor's slice, then among the slices' choices."""
         logits, keys, positions, may_end = self.inputs
         options = self._options
         part = VocabSlice(lowering, logits)
@@ -93,7 +95,7 @@ class ChooseOperation(Operation):
 
 
 class _Sampler:
-    """Samples tokens for the rows of a step."""
+    """A sampler of tokens for the rows of a decode step."""
 
     def __init__(self, keys: tf.Tensor, positions: tf.Tensor, options: DecodeOptions) -> None:
         self._keys = random.fold_in(tf.bitcast(keys, tf.uint64), positions)
@@ -109,7 +111,7 @@ class _Sampler:
         return _best(part, allowed, scaled + self._gumbel(part.ids[None, :]))
 
     def from_top_k(self, part: VocabSlice, allowed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Samples from the k most probable tokens: of each slice as many are candidates."""
+        """Samples from the k most probable tokens; each slice proposes k candidates."""
         values, ids = top_tokens(part, allowed, self._top_k)
         gathered = part.gather(tf.concat([values, as_floats(ids), part.normalizer_parts()], -1))
         count = values.shape[-1]
@@ -128,29 +130,29 @@ class _Sampler:
         return tf.gather(ids, sampled, batch_dims=1), log_probs
 
     def _gumbel(self, ids: tf.Tensor) -> tf.Tensor:
-        """A Gumbel variable for each token: float32 [rows, tokens]."""
+        """Returns a Gumbel variable for each token: float32 [rows, tokens]."""
         bits = random.bits(self._keys[:, None], tf.cast(ids, tf.uint64))
-        # An exponential variable first. It is near 0 where a token is sampled, and there float32
-        # has all its digits.
+        # An exponential variable first: it is near 0 where a token is sampled, and float32 is
+        # most precise there.
         share = (tf.cast(bits, tf.float32) + 0.5) * 2.0**-32
         exponential = -tf.math.log1p(-tf.minimum(share, 1 - 2.0**-24))
         return -tf.math.log(exponential)
 
 
 def top_tokens(part: VocabSlice, allowed: tf.Tensor, count: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """The largest logits of a part, the largest first, and their tokens: [rows..., count or less].
+    """Returns the largest logits of a slice, descending, and their tokens: [rows..., <= count].
 
     Args:
-      part: where the logits come from.
-      allowed: [rows..., part], the logits with those left out that must not be chosen.
-      count: how many.
+      part: the slice of the vocabulary.
+      allowed: [rows..., part], the logits, -infinity for tokens that must not be chosen.
+      count: number of tokens.
     """
     values, indices = tf.math.top_k(allowed, min(count, allowed.shape[-1]))
     return values, tf.gather(part.ids, indices)
 
 
 def _best(part: VocabSlice, allowed: tf.Tensor, scores: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """The tokens of the highest scores, and their log-probabilities."""
+    """Returns the tokens of the highest scores, and their log-probabilities."""
     index = tf.argmax(scores, -1, tf.int32)
     picked = tf.stack(
         [

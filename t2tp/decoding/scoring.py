@@ -1,4 +1,4 @@
-"""How probable a model finds given targets."""
+"""Log-probabilities of given targets."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from t2tp.program.program import Feature
 
 
 class Scorer:
-    """Sums up the log-probabilities of the tokens of targets, in one forward pass a row.
+    """Sums the log-probabilities of target tokens, in one forward pass per row.
 
-    The pass is the model's `loss`, whose sums are those of a whole batch; so a batch has one row
-    that counts, and empty ones where the layout wants more.
+    The pass is the model's `loss`, whose sums are over a whole batch; so a batch has one row that
+    counts, and empty rows if the layout requires more.
     """
 
     def __init__(self, evaluate: Predict, layout: Layout, max_length: int) -> None:
-        """Scores with programs that somebody else makes.
+        """Sets the programs to score with.
 
         Args:
-          evaluate: runs a model's `loss` without dropout; gives its metrics, of which it has to
-            have `nll`.
+          evaluate: runs a model's `loss` without dropout; returns its metrics, which must include
+            `nll`.
           layout: of the mesh.
-          max_length: most tokens of targets, and of inputs.
+          max_length: max tokens of targets, and of inputs.
         """
         self._evaluate = evaluate
         self._max_length = max_length
@@ -39,8 +39,8 @@ class Scorer:
         """Scores rows, one after the other.
 
         Args:
-          targets: tokens, with their end.
-          inputs: what the model reads for each; None for a model that reads none.
+          targets: tokens, with EOS.
+          inputs: the model's inputs for each; None for a model without inputs.
 
         Yields:
           the natural logarithm of the probability of the row's tokens.

@@ -1,4 +1,4 @@
-"""The loop over positions: what it carries is a NamedTuple of tensors and the model's state."""
+"""The loop over positions; its state is a NamedTuple of tensors and the model's decoding state."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from t2tp import mtf
 from t2tp.models.autoregressive import DecodeState
 from t2tp.program.program import Mesh
 
-# A NamedTuple of tensors: what a way of decoding remembers of its sequences.
+# A NamedTuple of tensors: the sequences of a decoding method.
 S = TypeVar("S", bound=NamedTuple)
 
 
@@ -22,19 +22,19 @@ def token_loop(
     goes_on: Callable[[S], mtf.Tensor],
     body: Callable[[mtf.Tensor, S, DecodeState], tuple[S, DecodeState]],
 ) -> tuple[mtf.Tensor, S]:
-    """Makes sequences longer, one token in each iteration.
+    """Extends sequences by one token per iteration.
 
     Args:
       mesh: the program's mesh.
       start: the sequences before the first iteration.
       state: of the model, before the first iteration.
-      goes_on: whether a row of the sequences is not done yet, booleans [batch]; the loop ends when
-        all are done, on each processor with those that it has.
-      body: from the number of the iteration (an int32 scalar), the sequences and the model's state
-        to the next sequences and state. It leaves rows that are done as they are.
+      goes_on: whether a row of the sequences is unfinished, booleans [batch]; the loop ends on each
+        processor when all of its rows are done.
+      body: from the index of the iteration (an int32 scalar), the sequences and the model's state
+        to the next sequences and state. It leaves rows that are done unchanged.
 
     Returns:
-      how many iterations there were, and the sequences after the last one.
+      the number of iterations, and the sequences after the last one.
     """
     names = list(state)
 

@@ -11,28 +11,28 @@ from t2tp import mtf
 if TYPE_CHECKING:
     from t2tp.lowering.lowering import Lowering
 
-# Tokens travel as float32 among other numbers, which holds integers exactly up to here.
+# Tokens are sent as float32, which holds integers exactly up to here.
 _MOST_TOKENS = 1 << 24
 
 
 class VocabSlice:
-    """A processor's slice of the logits [rows..., vocab], of which `rows` may be split, too.
+    """A processor's slice of the logits [rows..., vocab]; `rows` may be split, too.
 
     Attributes:
       logits: float32 [rows..., part].
-      ids: int32 [part], the tokens of this part.
-      parts: how many parts there are.
+      ids: int32 [part], the tokens of this slice.
+      parts: number of slices.
     """
 
     def __init__(self, lowering: Lowering, logits: mtf.Tensor) -> None:
-        """Looks the part up; the vocabulary is the last dimension.
+        """Reads the slice; the vocabulary is the last dimension.
 
         Raises:
           ValueError: there are more tokens than float32 can tell apart.
         """
         if logits.shape.dims[-1].size > _MOST_TOKENS:
             raise ValueError(
-                f"{logits.shape.dims[-1].size} tokens to choose from: the most is {_MOST_TOKENS}"
+                f"{logits.shape.dims[-1].size} tokens to choose from: the max is {_MOST_TOKENS}"
             )
         mesh_impl = lowering.mesh_impl(logits)
         vocab = mtf.Shape(logits.shape.dims[-1:])
@@ -46,12 +46,12 @@ class VocabSlice:
         self.axes = [] if self._axis is None else [self._axis]
 
     def choosable(self, vocab_size: int, may_end: tf.Tensor | None, eos_id: int) -> tf.Tensor:
-        """The logits, -infinity where a token must not be chosen.
+        """Returns the logits, -infinity where a token must not be chosen.
 
         Args:
           vocab_size: tokens from here on are padding of the vocabulary.
           may_end: booleans [rows...], whether `eos_id` may be chosen; None: it may.
-          eos_id: the token that ends a row.
+          eos_id: the EOS token.
         """
         allowed = self.ids < vocab_size
         if may_end is not None:
@@ -59,32 +59,32 @@ class VocabSlice:
         return tf.where(allowed, self.logits, -float("inf"))
 
     def normalizer_parts(self) -> tf.Tensor:
-        """[rows..., 2]: the largest logit of the part, and the sum of exponentials beside it."""
+        """Returns [rows..., 2]: the slice's largest logit, and its sum of exponentials."""
         highest = tf.reduce_max(self.logits, -1, keepdims=True)
         total = tf.reduce_sum(tf.exp(self.logits - highest), -1, keepdims=True)
         return tf.concat([highest, total], -1)
 
     def gather(self, x: tf.Tensor) -> tf.Tensor:
-        """[rows..., n] of each part -> [rows..., parts, n] on every processor."""
+        """Gathers [rows..., n] of each slice -> [rows..., parts, n] on every processor."""
         if self._axis is not None:
             x = self._collectives.allgather(x, self._axis, x.shape.rank - 1)
         sizes = x.shape.as_list()
         return tf.reshape(x, [*sizes[:-1], self.parts, sizes[-1] // self.parts])
 
     def add_up(self, x: tf.Tensor) -> tf.Tensor:
-        """The sum over all parts."""
+        """Sums over all slices."""
         return self._collectives.allreduce(x, self.axes, "Add")
 
     def highest(self, x: tf.Tensor) -> tf.Tensor:
-        """The largest of all parts."""
+        """Returns the max over all slices."""
         return self._collectives.allreduce(x, self.axes, "Max")
 
 
 def normalizer(parts: tf.Tensor) -> tf.Tensor:
-    """The logarithm of the sum of all exponentials: [rows..., parts, 2] -> [rows...].
+    """Returns the logarithm of the sum of all exponentials: [rows..., parts, 2] -> [rows...].
 
     Args:
-      parts: of all processors, as `VocabSlice.normalizer_parts` gives them.
+      parts: of all processors, from `VocabSlice.normalizer_parts`.
     """
     highest = tf.reduce_max(parts[..., 0], -1)
     total = tf.reduce_sum(parts[..., 1] * tf.exp(parts[..., 0] - highest[..., None]), -1)
@@ -92,10 +92,10 @@ def normalizer(parts: tf.Tensor) -> tf.Tensor:
 
 
 def as_floats(ids: tf.Tensor) -> tf.Tensor:
-    """Tokens as float32, exactly, to travel in one collective with real floats."""
+    """Converts tokens to float32, exactly, to send them in one collective with floats."""
     return tf.cast(ids, tf.float32)
 
 
 def as_ids(floats: tf.Tensor) -> tf.Tensor:
-    """Tokens from the float32 of `as_floats`."""
+    """Converts the float32 of `as_floats` back to tokens."""
     return tf.cast(floats, tf.int32)

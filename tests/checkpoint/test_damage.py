@@ -201,7 +201,7 @@ def test_what_stands_in_the_place_of_a_step_is_kept_aside_when_it_is_saved(run, 
         samples.assert_is_step(latest(run), 2)
         assert contents(kept) == found
         assert sorted(run.glob("*.damaged*")) == aside[:number]
-        assert f"it is kept as {kept}, and the step is saved anew" in warnings()[-1]
+        assert f"it is kept as {kept}, and the step is saved again" in warnings()[-1]
 
 
 def contents(path):

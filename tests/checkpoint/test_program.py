@@ -74,7 +74,7 @@ def test_the_metadata_say_what_was_saved_and_what_the_caller_adds(tmp_path, prog
         "trainable": ["w"],
         "examples_seen": 8,
     }
-    with pytest.raises(ValueError, match="metadata: 'layout' is what a checkpoint says of its"):
+    with pytest.raises(ValueError, match="metadata: the key 'layout' is reserved"):
         t2tp.save_checkpoint(tmp_path, program, 2, metadata={"layout": "mine"})
 
 
