@@ -1,9 +1,9 @@
 """Deferred all-reduces: partial sums are reduced on first use, small ones in one collective.
 
-A matmul whose summed dimension is split leaves each processor with an addend of the result. Two
-such addends that are added first are reduced once. And when one sum is needed, small ones over the
-same axes that will be needed, too (the gradients of all the norms, say), go with it in one
-collective, because a small collective costs its latency and not its bytes.
+A matmul whose summed dimension is split leaves each processor with a partial sum of the result. Two
+such results that are added first are reduced once. And when one sum is needed, small ones over the
+same axes that will be needed too (the gradients of all norms, say) are reduced in the same
+collective, because the cost of a small collective is its latency, not its bytes.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from t2tp.lowering.linear_operations import Users, can_defer_past
 from t2tp.lowering.mesh_impl import LaidOutTensor, SpmdMeshImpl
 from t2tp.lowering.operation import hooks
 
-# Bytes. A larger sum gains nothing from company: copying it costs what a second collective would.
+# Bytes. Coalescing a larger sum gains nothing: copying it costs as much as a second collective.
 _SMALL = 1 << 20
 _LARGEST_TOGETHER = 1 << 24
 
 
 def required_values(operations: list[upstream.Operation], users: Users) -> set[upstream.Tensor]:
-    """Tensors whose value some operation needs, so that a deferred sum will be reduced."""
+    """Returns the tensors whose value some operation needs: their deferred sums will be reduced."""
     return {
         tensor
         for op in operations
@@ -33,7 +33,7 @@ def required_values(operations: list[upstream.Operation], users: Users) -> set[u
 
 
 class DeferredSum(upstream.LazyAllreduceSum):
-    """This processor's addend to a sum over mesh axes, reduced when its value is read."""
+    """A processor's partial sum over mesh axes, reduced when its value is read."""
 
     def __init__(
         self, reductions: Reductions, name: str, addend: LaidOutTensor, mesh_axes: list[int]
@@ -45,7 +45,7 @@ class DeferredSum(upstream.LazyAllreduceSum):
 
     @property
     def addend(self) -> tf.Tensor:
-        """What this processor adds."""
+        """The partial sum of this processor."""
         return self.laid_out_input.slice
 
     @property
@@ -55,7 +55,7 @@ class DeferredSum(upstream.LazyAllreduceSum):
 
     @property
     def num_bytes(self) -> int:
-        """Size of the slice."""
+        """The size of the slice."""
         return math.prod(self.addend.shape.as_list()) * self.addend.dtype.size
 
     def set_reduced(self, value: tf.Tensor) -> None:
@@ -63,7 +63,7 @@ class DeferredSum(upstream.LazyAllreduceSum):
         self._reduced = LaidOutTensor([value])
 
     def to_laid_out_tensor(self) -> LaidOutTensor:
-        """The value of the sum, reduced now if it has not been."""
+        """Returns the value of the sum, reducing it if it has not been."""
         if not self.is_reduced:
             self._reductions.reduce(self)
         return self._reduced
@@ -80,7 +80,7 @@ class Reductions:
         """Defers a sum.
 
         Args:
-          lazy: the addend, and the axes of the sum.
+          lazy: the partial sum, and the axes to sum over.
           name: of the tensor that is the sum.
           is_needed: whether some operation needs the value; only then it may be reduced early,
             together with others.
@@ -91,7 +91,7 @@ class Reductions:
         return deferred
 
     def reduce(self, required: DeferredSum) -> None:
-        """Reduces a sum, and with it those that can go along."""
+        """Reduces a sum, together with those that fit into the same collective."""
         together = self._coalesced(required)
         self._deferred = [s for s in self._deferred if s not in together]
         names = [s.name for s in together]
@@ -105,7 +105,7 @@ class Reductions:
             deferred.set_reduced(tf.reshape(value, deferred.addend.shape))
 
     def _allreduce(self, addend: tf.Tensor, required: DeferredSum, names: list[str]) -> tf.Tensor:
-        """The sum over the axes of `required`; in float32 at least, where that costs nothing."""
+        """Sums over the axes of `required`; at least in float32 if that costs nothing."""
         dtype = addend.dtype
         is_narrow = dtype in (tf.bfloat16, tf.float16)
         if is_narrow and required.num_bytes <= _SMALL:
@@ -114,7 +114,7 @@ class Reductions:
         return tf.cast(allreduce(addend, required.mesh_axes, "Add", names), dtype)
 
     def _coalesced(self, required: DeferredSum) -> list[DeferredSum]:
-        """The sum and other deferred ones over the same axes, up to a total size."""
+        """Returns the sum and other deferred ones over the same axes, up to a total size."""
         together, total = [required], required.num_bytes
         if total > _SMALL:
             return together

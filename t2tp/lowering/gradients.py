@@ -1,4 +1,4 @@
-"""Gradients that mesh-tensorflow leaves to TensorFlow, or gives in full to each of several ties."""
+"""Gradients of functions that mesh-tensorflow differentiates with TensorFlow, and of pooling."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 def lower_generic_gradient(op: upstream.GenericGradOperation, lowering: Lowering) -> None:
-    """The gradient of a function of TensorFlow's, slice by slice.
+    """Computes the gradient of a TensorFlow function, slice by slice.
 
-    Each is the partial derivative: where one input is computed from another one, that part of the
-    derivative comes by way of the mtf graph.
+    The results are partial derivatives: if one input is computed from another, that part of the
+    total derivative comes from the mtf graph.
     """
     forward = op._forward_op
     ys = [lowering.slice(y) for y in forward.outputs]
@@ -37,13 +37,13 @@ def lower_generic_gradient(op: upstream.GenericGradOperation, lowering: Lowering
         )
     )
     for x, output in zip(forward.inputs, op.outputs, strict=True):
-        # An input given twice: the derivative by both is the derivative by the first.
+        # An input given twice: the derivative w.r.t. both is that w.r.t. the first.
         grad = grads.pop(x, None)
         lowering.set_slice(output, tf.zeros_like(lowering.slice(x)) if grad is None else grad)
 
 
 def lower_pool_gradient(op: upstream.PoolBackPropOperation, lowering: Lowering) -> None:
-    """The gradient of pooling; the elements of a window that tie for its maximum share it."""
+    """Computes the gradient of pooling; elements that tie for a window's maximum share it."""
     if not op._pool_fn_string.startswith("MAX"):
         op.lower(lowering)
         return

@@ -1,10 +1,10 @@
-"""Linear operations, which may be applied to the addends of a sum before these are reduced.
+"""Linear operations, which may be applied to partial sums before these are reduced.
 
 Where the summed dimension of a matmul is split, a processor can scale, negate or transpose its
-addend. The sum is then deferred past the operation where that pays: in front of a reshape, with
-which it may become a reduce-scatter, and of a difference of two such sums. Elsewhere sums are
-reduced before, all at once: a gradient that is scaled for the update of its variable goes with the
-other gradients.
+partial sum. The sum is then deferred past the operation where that pays: before a reshape, with
+which it may become a reduce-scatter, and before a difference of two such sums. Elsewhere sums are
+reduced first, all at once: a gradient that is scaled for its variable's update is reduced together
+with the other gradients.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from t2tp.lowering.mesh_impl import LaidOutTensor
 if TYPE_CHECKING:
     from t2tp.lowering.lowering import Lowering
 
-# From a tensor to the operations that use it; None stands for the caller, who reads an output.
+# From a tensor to the operations that use it; None: the caller, which reads an output.
 Users: TypeAlias = "Callable[[upstream.Tensor], Sequence[upstream.Operation | None]]"
 
 
 def is_linear(op: upstream.Operation) -> bool:
-    """Whether an operation can be applied to each addend of a sum."""
+    """Whether an operation can be applied to the partial sums of its input."""
     if isinstance(op, upstream.EinsumOperation):  # of one tensor, in another order
         return len(op.inputs) == 1 and op.inputs[0].shape.size == op.outputs[0].shape.size
     return isinstance(op, upstream.ScalarMultiplyOperation) or _negates(op)
@@ -45,11 +45,11 @@ def can_defer_past(op: upstream.Operation, users: Users) -> bool:
 
 
 def lower_linear(op: upstream.Operation, lowering: Lowering) -> None:
-    """Applies an operation to the addend of a deferred sum; its output is a deferred sum, too."""
+    """Applies an operation to a partial sum; the output is a deferred sum, too."""
     (x,), (y,) = op.inputs, op.outputs
     deferred = lowering.tensors[x]
     addend, axes = lowering.partial_sum(x)
-    # mesh-tensorflow's `lower` would reduce its input: for this once, the input is the addend.
+    # mesh-tensorflow's `lower` would reduce its input, so it is given the partial sum instead.
     lowering.tensors[x] = LaidOutTensor([addend])
     op.lower(lowering)
     lowering.tensors[x] = deferred
@@ -57,8 +57,10 @@ def lower_linear(op: upstream.Operation, lowering: Lowering) -> None:
 
 
 def lower_add(op: upstream.AddOperation, lowering: Lowering) -> None:
-    """Adds. Where both sums are reduced anyway, for other operations, it adds the results: to add
-    the addends would cost a third reduction.
+    """Adds two tensors.
+
+    If both are deferred sums that other operations need anyway, it adds the reduced sums: adding
+    the partial sums would cost a third all-reduce.
     """
     if all(lowering.is_surely_needed(x) for x in op.inputs):
         for x in op.inputs:

@@ -33,15 +33,15 @@ from t2tp.lowering.while_loop import lower_while_loop
 
 T = TypeVar("T")
 
-# Elements. Each device compiles for itself, some 0.1 s of a core's time.
+# Elements. Each device compiles separately, which takes some 0.1 s of a core.
 _WORTH_COMPILING = 1 << 18
 
-# Operations that do something besides computing their outputs.
+# Operations with side effects.
 _EFFECTS = (upstream.Assign, upstream.PrintOperation)
 
 
 def all_operations(operations: Iterable[upstream.Operation]) -> Iterator[upstream.Operation]:
-    """The operations, and those inside of loops."""
+    """Returns the operations, including those inside loops."""
     for op in operations:
         yield op
         if isinstance(op, upstream.WhileLoopOperation):
@@ -51,7 +51,7 @@ def all_operations(operations: Iterable[upstream.Operation]) -> Iterator[upstrea
 def live_operations(
     operations: Sequence[upstream.Operation], needed: Iterable[upstream.Tensor]
 ) -> list[upstream.Operation]:
-    """The operations that `needed` tensors or effects depend on, in the order given.
+    """Returns the operations that `needed` tensors or side effects depend on, in the order given.
 
     Building gradients leaves many operations that nothing uses; TensorFlow would prune them, but
     never a collective.
@@ -66,7 +66,7 @@ def live_operations(
 
 
 def has_effect(op: upstream.Operation) -> bool:
-    """Whether an operation, or one inside of it, assigns or prints."""
+    """Whether an operation, or one inside it, assigns or prints."""
     return any(isinstance(inner, _EFFECTS) for inner in all_operations([op]))
 
 
@@ -92,7 +92,7 @@ def _producers(op: upstream.Operation) -> set[upstream.Operation]:
 
 
 class Lowering(upstream.Lowering):
-    """Lowers a graph's live operations with one `SpmdMeshImpl`."""
+    """The lowering of a graph's live operations with one `SpmdMeshImpl`."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class Lowering(upstream.Lowering):
         mesh_impl: SpmdMeshImpl,
         needed: Iterable[upstream.Tensor],
     ) -> None:
-        """Lowers what `needed` tensors and the graph's effects (assignments, prints) depend on."""
+        """Lowers what `needed` tensors and side effects (assignments, prints) depend on."""
         self.graph = graph
         self.mesh_to_impl = {mesh: mesh_impl}
         self.tensors: dict = {}
@@ -115,14 +115,14 @@ class Lowering(upstream.Lowering):
         self._needed: set[upstream.Tensor] = set()
         self._users: dict[upstream.Tensor, list[upstream.Operation | None]] = defaultdict(list)
         self._users_known: set[upstream.Operation] = set()
-        # By graph, too: a tensor made inside a loop's body cannot be used outside of it.
+        # By graph, too: a tensor of a loop's body cannot be used outside it.
         self._shared: dict[tuple[tf.Graph, Hashable], Any] = {}
         self.lower_operations(graph.operations, needed)
 
     def lower_operations(
         self, operations: Sequence[upstream.Operation], needed: Iterable[upstream.Tensor]
     ) -> None:
-        """Lowers those of the operations that `needed` tensors or effects depend on."""
+        """Lowers those of the operations that `needed` tensors or side effects depend on."""
         needed = list(needed)
         live = live_operations(operations, needed)
         self._note_users(live, needed)
@@ -137,7 +137,7 @@ class Lowering(upstream.Lowering):
     def _note_users(
         self, operations: Iterable[upstream.Operation], needed: Iterable[upstream.Tensor]
     ) -> None:
-        """Notes the users of each tensor, also inside of loops, before these are lowered."""
+        """Records the users of each tensor, also inside loops, before these are lowered."""
         for op in all_operations(operations):
             if op not in self._users_known:
                 self._users_known.add(op)
@@ -158,11 +158,11 @@ class Lowering(upstream.Lowering):
 
     @contextlib.contextmanager
     def inside_loop(self, iteration: tf.Tensor) -> Iterator[None]:
-        """While this is active, the body of a loop is lowered.
+        """Marks what is lowered in this context as a loop's body.
 
         Args:
-          iteration: the number of the iteration, an int64 scalar: random operations of the body
-            differ from one to the next.
+          iteration: the index of the iteration, an int64 scalar: random operations of the body
+            differ between iterations.
         """
         self._loop_iterations.append(iteration)
         try:
@@ -172,8 +172,9 @@ class Lowering(upstream.Lowering):
 
     @contextlib.contextmanager
     def inside_microbatch(self, microbatch: Microbatch) -> Iterator[None]:
-        """While this is active, the computation of a microbatch is lowered: random operations
-        generate what they would generate for its rows in the whole batch.
+        """Marks what is lowered in this context as a microbatch's computation.
+
+        Random operations then generate what they would for its rows in the full batch.
         """
         self._microbatch = microbatch
         try:
@@ -182,11 +183,11 @@ class Lowering(upstream.Lowering):
             self._microbatch = None
 
     def compiled(self, fn: Callable[..., T]) -> Callable[..., T]:
-        """`fn`, compiled into one kernel by XLA where the program allows it and inputs are large.
+        """Returns `fn`, compiled by XLA if the program allows it and the inputs are large.
 
         Args:
-          fn: from slices to slices, without collectives; worth it where it makes several passes
-            over something large.
+          fn: from slices to slices, without collectives; worth compiling if it makes several passes
+            over large slices.
         """
         (mesh_impl,) = self.mesh_to_impl.values()
 
@@ -205,13 +206,13 @@ class Lowering(upstream.Lowering):
         return call
 
     def shared(self, key: Hashable, make: Callable[[], T]) -> T:
-        """A value that several operations need, computed once, by the first of them.
+        """Returns a value that several operations need, computed by the first of them.
 
-        In a loop of small operations, such as decoding, each one more costs.
+        In a loop of small operations, such as decoding, each additional operation costs time.
 
         Args:
-          key: all that it depends on.
-          make: makes it, of tensors that were lowered outside of any condition.
+          key: everything that the value depends on.
+          make: computes it, from tensors that were lowered outside any condition.
         """
         where = (tf.compat.v1.get_default_graph(), key)
         if where not in self._shared:
@@ -219,11 +220,11 @@ class Lowering(upstream.Lowering):
         return self._shared[where]
 
     def random_bits(self, name: str, shape: upstream.Shape) -> tf.Tensor:
-        """32 random bits (uint32) for each element of this processor's slice.
+        """Returns 32 random bits (uint32) for each element of this processor's slice.
 
-        They are a function of the program's seed, the name, the step, the number of the iteration
-        if they are generated inside a loop, and the element's index in the global tensor (of the
-        whole batch, where it is computed in microbatches).
+        They are a function of the program's seed, the name, the step, the index of the iteration
+        inside a loop, and the element's index in the global tensor (of the full batch, in
+        microbatches).
 
         Args:
           name: of the operation: different operations get different numbers.
@@ -235,14 +236,15 @@ class Lowering(upstream.Lowering):
         ).slice
 
     def element_index(self, shape: upstream.Shape) -> tf.Tensor:
-        """The row-major index in the global tensor, uint64, of each element of this processor's
-        slice; for a microbatch's tensor, the index in the whole batch's.
+        """Returns the row-major index in the global tensor, uint64, of each element of the slice.
+
+        For a microbatch's tensor it is the index in that of the full batch.
         """
         (mesh_impl,) = self.mesh_to_impl.values()
         return mesh_impl.element_index(shape, self._microbatch)
 
     def slice(self, tensor: upstream.Tensor) -> tf.Tensor:
-        """The processor's slice of a lowered tensor; a deferred sum is reduced."""
+        """Returns the processor's slice of a lowered tensor; a deferred sum is reduced."""
         return self.tensors[tensor].to_laid_out_tensor().slice
 
     def is_surely_needed(self, tensor: upstream.Tensor) -> bool:
@@ -250,12 +252,14 @@ class Lowering(upstream.Lowering):
         return tensor in self._needed
 
     def users(self, tensor: upstream.Tensor) -> Sequence[upstream.Operation | None]:
-        """The operations that use a tensor; None stands for the caller, who reads an output."""
+        """Returns the operations that use a tensor; None: the caller, which reads an output."""
         return self._users[tensor]
 
     def partial_sum(self, tensor: upstream.Tensor) -> tuple[tf.Tensor, list[int]]:
-        """This processor's addend to its slice of a lowered tensor, and the mesh axes over which
-        the addends are still to be summed (none if the slice is complete).
+        """Returns this processor's partial sum of its slice of a lowered tensor.
+
+        Returns:
+          the partial sum, and the mesh axes over which to sum it: none if the slice is complete.
         """
         laid_out = self.tensors[tensor]
         if isinstance(laid_out, upstream.LazyAllreduceSum) and laid_out._reduced is None:
@@ -271,24 +275,23 @@ class Lowering(upstream.Lowering):
         super().set_tensor_lowering(tensor, laid_out_tensor)
 
     def set_slice(self, tensor: upstream.Tensor, value: tf.Tensor) -> None:
-        """Sets this processor's slice of a tensor."""
+        """Sets the processor's slice of a tensor."""
         self.set_tensor_lowering(tensor, LaidOutTensor([value]))
 
     def set_partial_sum(
         self, tensor: upstream.Tensor, value: tf.Tensor, summed: Iterable[upstream.Dimension]
     ) -> None:
-        """Sets this processor's addend to its slice of a tensor that is a sum over `summed`
-        dimensions.
+        """Sets the processor's partial sum of a tensor that is a sum over `summed` dimensions.
 
-        The sum over the mesh axes that split them is deferred: other sums may join it, or nothing
-        may need it.
+        The all-reduce over the mesh axes that split them is deferred: other sums may join it, or
+        nothing may need it.
         """
         mesh_impl = self.mesh_impl(tensor)
         axes = {mesh_impl.tensor_dimension_to_mesh_axis(dim) for dim in summed} - {None}
         self.set_sum_over_axes(tensor, value, sorted(axes))
 
     def set_sum_over_axes(self, tensor: upstream.Tensor, value: tf.Tensor, axes: list[int]) -> None:
-        """Sets this processor's addend to a sum over mesh axes: its slice if there are none."""
+        """Sets the processor's partial sum over mesh axes; without axes, its slice."""
         laid_out = LaidOutTensor([value])
         if axes:
             laid_out = upstream.LazyAllreduceSum(self.mesh_impl(tensor), laid_out, axes)
@@ -296,7 +299,7 @@ class Lowering(upstream.Lowering):
 
 
 def lower_constant(op: upstream.Constant, lowering: Lowering) -> None:
-    """Slices a constant, which is one number or, though its docstring does not say so, an array."""
+    """Slices a constant: a number or, though its docstring does not mention it, an array."""
     if np.ndim(op._value) == 0:
         op.lower(lowering)
         return
@@ -320,7 +323,7 @@ def lower_reduce(op: upstream.ReduceOperation, lowering: Lowering) -> None:
     lowering.set_partial_sum(y, addend, [x.shape.dims[axis] for axis in summed])
 
 
-# Operations of mesh-tensorflow's that are not lowered as it does.
+# mesh-tensorflow's operations that are lowered differently than there.
 _RULES: dict[type[upstream.Operation], Callable[[upstream.Operation, Lowering], None]] = {
     upstream.AddOperation: lower_add,
     upstream.EinsumOperation: lower_einsum,

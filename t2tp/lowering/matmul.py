@@ -1,7 +1,7 @@
 """Lowers an einsum of slices to a matmul where possible.
 
-TensorFlow's Einsum makes batched matmuls of everything. Their kernel on CPUs takes up to four times
-as long as that for two matrices where there are few rows, as in decoding.
+TensorFlow's Einsum always uses batched matmuls. Their CPU kernel takes up to four times as long as
+that of a plain matmul if there are few rows, as in decoding.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import tensorflow as tf
 
 
 class _Matrices(NamedTuple):
-    """How an einsum is a matmul.
+    """An einsum expressed as a matmul.
 
     Attributes:
       is_swapped: whether the second operand comes first.
       transposes: whether the first and the second matrix are transposed.
-      num_summed: how many dimensions are summed over, of each operand.
+      num_summed: number of dimensions that are summed over, of each operand.
     """
 
     is_swapped: bool
@@ -27,7 +27,7 @@ class _Matrices(NamedTuple):
 
 
 def einsum(equation: str, *slices: tf.Tensor, on_cpu: bool = True) -> tf.Tensor:
-    """`tf.einsum`, as a matmul if only reshaping is needed for it.
+    """Computes `tf.einsum`, as a matmul if that only requires reshaping.
 
     Args:
       equation: such as `abc,cd->abd`, without repeated letters in a term.
@@ -38,7 +38,7 @@ def einsum(equation: str, *slices: tf.Tensor, on_cpu: bool = True) -> tf.Tensor:
     if matrices is None:
         dtype = slices[0].dtype
         if on_cpu and dtype in (tf.bfloat16, tf.float16):
-            # On CPUs Einsum's own kernels sum 16 bits in 16 bits; those of MatMul do not.
+            # On CPUs, Einsum accumulates 16-bit floats in 16 bits; MatMul does not.
             return tf.cast(tf.einsum(equation, *(tf.cast(x, tf.float32) for x in slices)), dtype)
         return tf.einsum(equation, *slices)
     x, y = slices[::-1] if matrices.is_swapped else slices
@@ -51,7 +51,7 @@ def einsum(equation: str, *slices: tf.Tensor, on_cpu: bool = True) -> tf.Tensor:
 
 
 def _as_matrices(equation: str) -> _Matrices | None:
-    """How an einsum is a matmul; None if it is not one."""
+    """Returns the matmul that an einsum is; None if it is not one."""
     terms, _, out = equation.partition("->")
     if terms.count(",") != 1:
         return None
@@ -70,14 +70,14 @@ def _as_matrices(equation: str) -> _Matrices | None:
 
 
 def _matrix(x: tf.Tensor, num_summed: int, sums_first: bool) -> tuple[list[int], tf.Tensor]:
-    """The sizes of the dimensions that are not summed over, and the operand as a matrix."""
+    """Returns the sizes of the dimensions that are not summed over, and the operand as a matrix."""
     sizes = x.shape.as_list()
     boundary = num_summed if sums_first else len(sizes) - num_summed
     first, last = sizes[:boundary], sizes[boundary:]
     free = last if sums_first else first
     if len(sizes) == 2:
         return free, x
-    # Weights that a loop multiplies by are reshaped before it: where the other operand is a vector,
-    # XLA would make one naive loop of reshape and product.
+    # Weights that a loop multiplies by are reshaped before it: if the other operand is a vector,
+    # XLA would fuse reshape and product into one naive loop.
     with x.graph.as_default():
         return free, tf.reshape(x, [math.prod(first), math.prod(last)])

@@ -1,8 +1,8 @@
 """Lowers an mtf graph to the program of *one* processor (SPMD).
 
-mesh-tensorflow's own `PlacementMeshImpl` writes every operation once for each device into one
-graph. Here the graph is lowered once, for a processor whose number is an argument; every device
-then runs the same program on its own slices.
+mesh-tensorflow's `PlacementMeshImpl` writes every operation once per device into one graph. Here
+the graph is lowered once, for a processor whose number is an argument; every device then runs the
+same program on its own slices.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MERGE_OPS = {"SUM": "Add", "MAX": "Max", "MIN": "Min"}
 
 
 class LaidOutTensor:
-    """A tensor laid out over the mesh, in one processor's program: its own slice.
+    """A tensor laid out over the mesh, in one processor's program: its slice.
 
     mesh-tensorflow expects a list with a slice for each processor that the program is written for;
     ours is written for one.
@@ -49,11 +49,11 @@ class LaidOutTensor:
 
     @property
     def slice_shape(self) -> list[int]:
-        """Shape of the slice."""
+        """The shape of the slice."""
         return self.slice.shape.as_list()
 
     def to_laid_out_tensor(self) -> LaidOutTensor:
-        """Itself: nothing is left to reduce."""
+        """Returns the tensor itself: nothing is left to reduce."""
         return self
 
 
@@ -71,7 +71,7 @@ class LaidOutVariable:
 
 
 class Target(NamedTuple):
-    """What a lowered program runs on, where that changes what is fast or right.
+    """The hardware and compiler that a lowered program runs on, where that affects the lowering.
 
     Attributes:
       on_cpu: whether the processors are CPUs.
@@ -87,21 +87,23 @@ class Target(NamedTuple):
 
     @property
     def scatters_copy(self) -> bool:
-        """Whether TensorFlow's scatters copy what they write into: those of CPUs do; those of GPUs
-        and XLA's do not where nothing else needs it.
+        """Whether TensorFlow's scatters copy their target.
+
+        Those of CPUs do; those of GPUs and XLA do not if nothing else needs it.
         """
         return self.on_cpu and not self.compiles_step
 
     @property
     def sums_in_stages(self) -> bool:
-        """Whether sums over several dimensions are written in stages: on CPUs XLA adds all of their
-        elements one after the other, which rounds badly.
+        """Whether sums over several dimensions are computed in stages.
+
+        On CPUs XLA adds all of their elements one after the other, which rounds badly.
         """
         return self.on_cpu and self.compiles_step
 
 
 class SpmdMeshImpl(upstream.MeshImpl):
-    """Lowers operations for processor `pnum` of a mesh."""
+    """The mesh implementation that lowers operations for processor `pnum`."""
 
     def __init__(
         self,
@@ -146,12 +148,12 @@ class SpmdMeshImpl(upstream.MeshImpl):
         if isinstance(result, tuple):
             return tuple(LaidOutTensor([r]) for r in result)
         if isinstance(result, tf.Variable):
-            # A cast to its own dtype: read now, not when somebody uses it and it may have changed.
+            # A cast to its own dtype: read the variable now, before an assignment changes it.
             result = result.read_value()
         return LaidOutTensor([result])
 
     def einsum(self, equation: str, *slices: tf.Tensor) -> tf.Tensor:
-        """The product of slices, summed over what the result lacks."""
+        """Multiplies slices and sums over the dimensions that the result lacks."""
         return matmul.einsum(equation, *slices, on_cpu=self.target.on_cpu)
 
     def allreduce(
@@ -164,7 +166,7 @@ class SpmdMeshImpl(upstream.MeshImpl):
         )
 
     def allconcat(self, x: LaidOutTensor, mesh_axis: int, concat_axis: int) -> LaidOutTensor:
-        """Gathers and joins along dimension `concat_axis`, which may count from the end."""
+        """Gathers and concatenates along dimension `concat_axis`, which may count from the end."""
         part = x.to_laid_out_tensor().slice
         return LaidOutTensor(
             [self.collectives.allgather(part, mesh_axis, concat_axis % part.shape.rank)]
@@ -173,9 +175,7 @@ class SpmdMeshImpl(upstream.MeshImpl):
     def alltoall(
         self, x: LaidOutTensor, mesh_axis: int, split_axis: int, concat_axis: int
     ) -> LaidOutTensor:
-        """Exchanges parts so that `split_axis` is split in the place of `concat_axis`; both may
-        count from the end.
-        """
+        """Makes `split_axis` split instead of `concat_axis`; both may count from the end."""
         part = x.to_laid_out_tensor().slice
         split_axis, concat_axis = (axis % part.shape.rank for axis in (split_axis, concat_axis))
         return LaidOutTensor([self.collectives.alltoall(part, mesh_axis, split_axis, concat_axis)])
@@ -183,20 +183,20 @@ class SpmdMeshImpl(upstream.MeshImpl):
     def receive(
         self, x: LaidOutTensor, mesh_axis: int, source_pcoord: Sequence[int | None]
     ) -> LaidOutTensor:
-        """Gets the slice of the processor at place `source_pcoord[own place]` of the axis."""
+        """Gets the slice at coordinate `source_pcoord[own coordinate]` of the axis."""
         x = x.to_laid_out_tensor()
         return LaidOutTensor([self.collectives.permute(x.slice, mesh_axis, source_pcoord)])
 
     def laid_out_pnum(self) -> LaidOutTensor:
-        """The processor's number, an int32 scalar."""
+        """Returns the processor's number, an int32 scalar."""
         return LaidOutTensor([self._pnum])
 
     def laid_out_pcoord(self, mesh_axis: int) -> LaidOutTensor:
-        """The processor's place on an axis, an int32 scalar."""
+        """Returns the processor's coordinate on an axis, an int32 scalar."""
         return LaidOutTensor([self.collectives.coordinate(mesh_axis)])
 
     def slice_begin_tensors(self, shape: upstream.Shape) -> list[tf.Tensor | int]:
-        """Where this processor's slice of a tensor begins: an int or int32 scalar a dimension."""
+        """Returns where this processor's slice begins: an int or int32 scalar per dimension."""
         begin: list[tf.Tensor | int] = []
         for axis, size in zip(self.tensor_layout(shape), self.slice_shape(shape), strict=True):
             begin.append(0 if axis is None else self.collectives.coordinate(axis) * size)
@@ -205,12 +205,12 @@ class SpmdMeshImpl(upstream.MeshImpl):
     def element_index(
         self, shape: upstream.Shape, microbatch: Microbatch | None = None
     ) -> tf.Tensor:
-        """Row-major index in the global tensor, uint64, of each element of the processor's slice.
+        """Returns the row-major index in the global tensor, uint64, of each element of the slice.
 
         Args:
           shape: the global shape.
-          microbatch: if the tensor is a microbatch's, which one: the index is then that in the
-            tensor of the whole batch.
+          microbatch: the microbatch that the tensor belongs to, if any: the index is then that in
+            the tensor of the full batch.
         """
         sizes = shape.to_integer_list
         along = [
@@ -235,16 +235,16 @@ class SpmdMeshImpl(upstream.MeshImpl):
         rng_dependency: tf.Tensor | None = None,
         microbatch: Microbatch | None = None,
     ) -> LaidOutTensor:
-        """32 random bits an element (uint32), the same global tensor on every mesh.
+        """Returns 32 random bits per element (uint32), the same global tensor on every mesh.
 
         Args:
           name: of the operation: different operations get different numbers.
           shape: the global shape.
-          loop_iterations: numbers of the iterations of the loops around the operation, int64
+          loop_iterations: indices of the iterations of the loops around the operation, int64
             scalars, the outer loop's first.
-          rng_dependency: a zero that must be there before the bits are generated.
-          microbatch: if `shape` is a microbatch's, which one: the bits are then those of its rows
-            in the whole batch's tensor.
+          rng_dependency: a zero that must be computed before the bits are generated.
+          microbatch: the microbatch that `shape` belongs to, if any: the bits are then those of its
+            rows in the tensor of the full batch.
         """
         index = self.element_index(shape, microbatch)
         key: int | tf.Tensor = random.make_key(self._seed, "operation", name)
@@ -256,7 +256,7 @@ class SpmdMeshImpl(upstream.MeshImpl):
         return LaidOutTensor([random.bits(key, index, step)])
 
     def import_tf_tensor(self, x: upstream.Tensor, tf_x: tf.Tensor) -> LaidOutTensor:
-        """Slices a tensor that every processor has all of."""
+        """Slices a tensor that is complete on every processor."""
         tf_x = tf.convert_to_tensor(tf_x)
         if not self.layout.is_split(x.shape):
             return LaidOutTensor([tf_x])

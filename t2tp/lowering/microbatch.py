@@ -1,10 +1,10 @@
-"""The rows of the whole batch that the tensors of a microbatch hold.
+"""The rows of the full batch that the tensors of a microbatch hold.
 
-A microbatch has some of the rows that each processor has of the batch. So that a random tensor is
-the same for any number of microbatches and on any mesh, an element is numbered by its index in the
-tensor of the whole batch. For this the engine must know which dimensions count rows: `batch`
-itself, and all that it becomes, such as the groups of tokens that go to experts, or rows and heads
-in one dimension. They are found in the graph, by the reshapes that lead from one to the other.
+A microbatch has some of each processor's rows of the batch. So that a random tensor is the same for
+any number of microbatches and on any mesh, its elements are numbered by their index in the tensor
+of the full batch. For this the engine must know which dimensions count rows: `batch` itself, and
+all that it is reshaped to, such as the groups of tokens that go to experts, or rows and heads in
+one dimension. It finds them in the graph, by following reshapes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from t2tp import upstream
 
 Dims = tuple[upstream.Dimension, ...]
 
-# They keep a dimension's name and change its size.
+# Operations that keep a dimension's name and change its size.
 _RESIZING = (
     upstream.ops.ConcatOperation,
     upstream.ops.SplitOperation,
@@ -32,13 +32,13 @@ _RESIZING = (
 
 @dataclass(frozen=True)
 class Microbatch:
-    """One of several equal parts of a batch, of each processor's rows the same part.
+    """One of several equal parts of a batch: the same part of each processor's rows.
 
     Attributes:
-      number: of this one, an integer scalar.
-      count: how many microbatches the batch is split into.
-      rows_per_processor: how many rows of a microbatch each processor has.
-      per_row: what `elements_per_row` found.
+      number: the index of this one, an integer scalar.
+      count: number of microbatches of the batch.
+      rows_per_processor: rows of a microbatch on each processor.
+      per_row: the result of `elements_per_row`.
     """
 
     number: tf.Tensor
@@ -47,30 +47,30 @@ class Microbatch:
     per_row: Mapping[upstream.Dimension, set[Fraction]]
 
     def whole_size(self, dim: upstream.Dimension) -> int:
-        """The size of a dimension in the whole batch's tensor."""
+        """Returns the size of a dimension in the full batch's tensor."""
         return dim.size * self.count if dim in self.per_row else dim.size
 
     def whole_index(self, dim: upstream.Dimension, index: tf.Tensor) -> tf.Tensor:
-        """Indices along a dimension of a microbatch's tensor -> along that of the whole batch's.
+        """Converts indices along a dimension of a microbatch's tensor to those in the full batch's.
 
         Args:
           dim: the dimension, of a microbatch's tensor.
           index: int32.
 
         Raises:
-          ValueError: dimensions of this name and size count rows in two ways.
+          ValueError: dimensions of this name and size count rows in two different ways.
         """
         if dim not in self.per_row:
             return index
         ways = sorted(self.per_row[dim])
         if len(ways) > 1:
             raise ValueError(
-                f"With microbatches, random operations need to know which rows a dimension counts,"
-                f" and {dim} has {' and '.join(map(str, ways))} elements a row: give one of the two"
-                " another name."
+                "With microbatches, random operations need to know which rows a dimension counts,"
+                f" and {dim} has {' and '.join(map(str, ways))} elements per row: give one of the"
+                " two another name."
             )
         run = self.rows_per_processor * ways[0]
-        # Groups of several rows that several processors have are only told apart by microbatch.
+        # Groups of rows of several processors are distinguished by the microbatch only.
         size = int(run) if run.denominator == 1 else dim.size
         number = tf.cast(self.number, index.dtype)
         return (index // size * self.count + number) * size + index % size
@@ -79,15 +79,15 @@ class Microbatch:
 def elements_per_row(
     batch: upstream.Dimension, operations: Iterable[upstream.Operation]
 ) -> dict[upstream.Dimension, set[Fraction]]:
-    """Dimensions that count rows, and how many elements of each a row has.
+    """Finds the dimensions that count rows, and how many elements of each belong to a row.
 
-    The number is a fraction where a dimension counts groups of several rows. Random tensors have no
-    inputs, so dimensions are told apart by name and size only, and what one has in a tensor is
-    taken to hold in all.
+    The number is a fraction if a dimension counts groups of several rows. Random tensors have no
+    inputs, so dimensions are identified by name and size only, and the result for one tensor is
+    assumed to hold in all.
 
     Args:
       batch: the dimension that counts each row once.
-      operations: which lead from one dimension to the other.
+      operations: the operations to follow from one dimension to the other.
     """
     pairs: dict[tuple[bool, Dims, Dims], None] = {}  # Ordered, unlike a set.
     for op in operations:
@@ -95,7 +95,7 @@ def elements_per_row(
         if is_reshape or isinstance(op, _RESIZING):
             for x, y in itertools.product(op.inputs, op.outputs):
                 pairs[is_reshape, tuple(x.shape.dims), tuple(y.shape.dims)] = None
-    # And back: a random tensor may become one that has the batch.
+    # And back: a random tensor may be reshaped to one that has the batch.
     pairs |= {(is_reshape, new, old): None for is_reshape, old, new in pairs}
     found = {batch: {Fraction(1)}}
     size = 0
@@ -112,14 +112,14 @@ def elements_per_row(
 def _known(
     dims: Dims, found: Mapping[upstream.Dimension, set[Fraction]]
 ) -> list[upstream.Dimension]:
-    """Returns those that count rows in one way; one that counts in two leaves it open."""
+    """Returns the dimensions that count rows in exactly one way."""
     return [dim for dim in dims if len(found.get(dim, ())) == 1]
 
 
 def _add_resized(
     found: dict[upstream.Dimension, set[Fraction]], dim: upstream.Dimension, new: Dims
 ) -> None:
-    """Adds what counts rows after an operation that makes `dim` longer or shorter."""
+    """Adds the dimension that counts rows after an operation that changes the size of `dim`."""
     for other in new:
         if other.name == dim.name:
             found.setdefault(other, set()).update(found[dim])
@@ -132,9 +132,9 @@ def _add_reshaped(
     dim: upstream.Dimension,
     new: Dims,
 ) -> None:
-    """Adds what counts the rows after a reshape that `dim` counts before it."""
+    """Adds the dimensions that count the rows after a reshape, if `dim` counts them before it."""
     (per_row,) = found[dim]
-    # How far rows are from one another in the row-major order, which reshapes keep.
+    # The distance between rows in the row-major order, which reshapes keep.
     stride = _strides(old)[old.index(dim)] * per_row
     strides = dict(zip(new, _strides(new), strict=True))
     # The stride of one index, which may stand for several rows.
@@ -143,7 +143,7 @@ def _add_reshaped(
     fresh = [d for d in new if d not in old]
     others = fresh if first == last else new
     ways = (
-        # The same dimension; another one in its place.
+        # The same dimension, or another one at its position.
         (d for d in new if d == dim and strides[d] == first),
         (d for d in fresh if strides[d] == first and strides[d] * d.size == last),
         # All rows are in one group.

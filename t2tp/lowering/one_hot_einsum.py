@@ -1,9 +1,8 @@
 """Lowers matmuls with one-hot tensors to table look-ups.
 
-mesh-tensorflow writes gather as an einsum with a one-hot tensor, and the gradient of a gather is
-one, too. As matmuls these cost as much as the dimension is long: a fifth of a small language
-model's step. So a one-hot tensor is computed only where its elements are needed, and an einsum that
-sums it away becomes a look-up of rows or a sum of rows.
+mesh-tensorflow writes a gather, and its gradient, as an einsum with a one-hot tensor. As matmuls
+these cost a fifth of a small language model's step. So a one-hot tensor is materialized only if its
+elements are needed, and an einsum that sums it away becomes a look-up or a sum of table rows.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ if TYPE_CHECKING:
 
 
 class LazyOneHot:
-    """A one-hot tensor that is computed only if its elements are needed."""
+    """A one-hot tensor that is materialized only if its elements are needed."""
 
     def __init__(self, make: Callable[[], LaidOutTensor], slice_shape: list[int]) -> None:
         self._make = make
         self.slice_shape = slice_shape
-        # A tensor made inside a loop's body cannot be used outside of it.
+        # A tensor of a loop's body cannot be used outside it.
         self._made: dict[tf.Graph, LaidOutTensor] = {}
 
     def to_laid_out_tensor(self) -> LaidOutTensor:
-        """The tensor, computed once in each TensorFlow graph that needs it."""
+        """Returns the tensor, computed once in each TensorFlow graph that needs it."""
         graph = tf.compat.v1.get_default_graph()
         if graph not in self._made:
             self._made[graph] = self._make()
@@ -76,7 +75,7 @@ def _is_one_hot(tensor: upstream.Tensor) -> bool:
 def _is_look_up(
     ids: upstream.Tensor, dim: upstream.Dimension, table: upstream.Tensor, output: upstream.Tensor
 ) -> bool:
-    """Whether the einsum sums over `dim` and nothing else."""
+    """Whether the einsum sums over `dim` only."""
     union = {*ids.shape.dims, *table.shape.dims}
     return dim in table.shape.dims and union - {dim} == set(output.shape.dims)
 
@@ -121,7 +120,7 @@ def _sum_of_rows(
     own = [d for d in listed if d in rows.shape.dims]
     rows_slice = _ordered(lowering.slice(rows), rows.shape.dims, [*own, *rest])
     if own != listed:
-        # A dimension that only the ids have is broadcast into the rows.
+        # A dimension that only the ids have is broadcast in the rows.
         sizes = lowering.mesh_impl(rows).slice_shape(upstream.Shape([*listed, *rest]))
         expanded = [n if d in own else 1 for d, n in zip(listed, sizes, strict=False)]
         rows_slice = tf.reshape(rows_slice, [*expanded, *sizes[len(listed) :]])

@@ -1,10 +1,10 @@
-"""What an operation is: its gradient, how a processor computes it, and what it declares.
+"""Operations: their gradient, their lowering for a processor, and what they declare.
 
-A graph of mesh-tensorflow's is made of operations, each from named tensors to named tensors. Most
-programs need none of their own: `mtf.slicewise` applies a TensorFlow function to each slice, and
+A mesh-tensorflow graph consists of operations, each from named tensors to named tensors. Most
+programs need no custom ones: `mtf.slicewise` applies a TensorFlow function to each slice, and
 `mtf.einsum` is any product. Write an operation where a function of TensorFlow's sees too little:
 where slices must be combined over the mesh, where the gradient is cheaper than TensorFlow's, or
-where the backward pass should store something else than TensorFlow would.
+where the backward pass should store other tensors than TensorFlow would.
 
 This is the sum of squares along a dimension that a layout may split:
 
@@ -55,22 +55,21 @@ from t2tp.mesh.layout import Layout, LayoutError, describe
 
 
 class Hooks:
-    """What the engine asks of an operation; the values here are those of a plain one.
+    """What the engine asks of an operation; the values here are the defaults.
 
     Attributes:
-      accepts_deferred_sums: whether `lower` passes on an input that is a deferred sum without
-        reducing it (see `lowering.partial_sum`). That is right where the operation is linear. A
-        small sum that only such operations use is not reduced early together with others.
+      accepts_deferred_sums: whether `lower` passes on a deferred sum without reducing it (see
+        `lowering.partial_sum`), which is right for a linear operation. A small sum that only such
+        operations use is not reduced early together with others.
       rng_dependency: a zero that the operation's random numbers have to wait for. `recompute_grad`
         sets it, so that a mask is generated in the backward pass and not stored from the forward
-        pass. An operation that uses `lowering.random_bits` hands it to the operation that it builds
-        for its gradient.
-      predicate: a boolean scalar; where it is false the operation is not executed. For operations
+        pass. An operation that uses `lowering.random_bits` passes it on to its gradient operation.
+      predicate: a boolean scalar; if it is false the operation is not executed. For operations
         without outputs: see `conditional_updates`.
       joint_shape: dimensions that must not be split over the same mesh axis though no tensor has
-        all of them; None if the shapes of inputs and outputs say it all.
+        all of them; None if the shapes of inputs and outputs imply it.
       matmul_flops: floating-point operations of its matmuls on the whole mesh, from which the
-        trainer computes how well devices are used. Of operations of the forward pass only.
+        trainer computes the utilization of the devices. Of operations of the forward pass only.
     """
 
     accepts_deferred_sums: bool = False
@@ -84,19 +83,19 @@ class Hooks:
         return 0
 
     def check_layout(self, layout: Layout) -> None:
-        """Checks what only the operation knows of which layouts it can be computed with.
+        """Checks conditions on the layout that only the operation knows.
 
         Raises:
-          LayoutError: it cannot be computed with this one.
+          LayoutError: it cannot be computed with this layout.
         """
 
 
 class Operation(Hooks, upstream.Operation):
-    """Base class of operations with a lowering of their own: see the module's guide."""
+    """Base class of operations with a custom lowering: see the module's guide."""
 
 
 class _AcceptsDeferredSums(Hooks):
-    """The hooks of an operation that may be applied to each addend of a sum."""
+    """The hooks of an operation that may be applied to partial sums."""
 
     accepts_deferred_sums = True
 
@@ -114,7 +113,7 @@ _DEFAULT_HOOKS = Hooks()
 
 
 def hooks(op: upstream.Operation) -> Hooks:
-    """The hooks of an operation: its own, or what the table says of one of mesh-tensorflow's."""
+    """Returns the hooks of an operation: its own, or for mesh-tensorflow's those of the table."""
     if isinstance(op, Operation):
         return op
     known = (_UPSTREAM_HOOKS[base] for base in type(op).__mro__ if base in _UPSTREAM_HOOKS)
@@ -146,7 +145,7 @@ def check_operation(op: upstream.Operation, layout: Layout) -> None:
 
 
 def _with_inputs(op: upstream.Operation) -> str:
-    """An operation and its inputs, as the subject of an error."""
+    """Names an operation and its inputs, as the subject of an error."""
     kind = type(op).__name__.removesuffix("Operation")
     inputs = " and ".join(f"{x.name.removesuffix(':0')!r} {describe(x.shape)}" for x in op.inputs)
     return f"Operation {op.name!r} ({kind}{f' of {inputs}' if inputs else ''})"

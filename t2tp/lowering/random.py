@@ -18,12 +18,12 @@ import tensorflow as tf
 
 # A counter is step * 2**40 + element: tensors of up to 2**40 elements, 2**24 steps.
 _STEP_SHIFT = 40
-# Up to so many elements, NumPy makes bits faster than a device does.
+# Up to this many elements, NumPy is faster than a device.
 _SMALL = 1 << 14
 
 
 def make_key(*parts: object) -> int:
-    """A 64-bit odd key from anything with a stable `str()`: a seed, a name."""
+    """Returns a 64-bit odd key for anything with a stable `str()`: a seed, a name."""
     digest = hashlib.blake2b("\0".join(map(str, parts)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") | 1
 
@@ -31,7 +31,7 @@ def make_key(*parts: object) -> int:
 def slice_index(
     shape: Sequence[int], begin: Sequence[int | tf.Tensor], size: Sequence[int]
 ) -> tf.Tensor:
-    """Global (row-major) index of each element of a slice.
+    """Returns the global (row-major) index of each element of a slice.
 
     Args:
       shape: the global shape.
@@ -46,7 +46,7 @@ def slice_index(
 
 
 def element_index(shape: Sequence[int], along: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Global (row-major) index of each element of a part of a tensor.
+    """Returns the global (row-major) index of each element of a part of a tensor.
 
     Args:
       shape: the global shape.
@@ -67,7 +67,7 @@ def element_index(shape: Sequence[int], along: Sequence[tf.Tensor]) -> tf.Tensor
 def slice_bits(
     key: int, shape: Sequence[int], begin: Sequence[int], size: Sequence[int]
 ) -> tf.Tensor:
-    """32 random bits for each element of a slice that is known outside of a graph.
+    """Returns 32 random bits for each element of a slice, computed eagerly.
 
     TensorFlow takes milliseconds for the forty operations of `bits` on a few elements, and NumPy
     microseconds: a model has hundreds of small variables.
@@ -88,12 +88,12 @@ def slice_bits(
         stride = math.prod(shape[axis + 1 :])
         along = np.arange(first, first + count, dtype=np.uint64) * np.uint64(stride)
         index = index + along.reshape([-1 if a == axis else 1 for a in range(len(shape))])
-    # Vectors overflow in silence, scalars with a warning.
+    # Vectors overflow silently, scalars with a warning.
     return tf.constant(_numpy_bits(np.uint64(key), index.reshape(-1)).reshape(size))
 
 
 def _numpy_bits(key: np.uint64, index: np.ndarray) -> np.ndarray:
-    """Computes `bits` of a vector."""
+    """Computes `bits` of a vector with NumPy."""
     half = np.uint64(32)
     x = y = index * key
     z = y + key
@@ -104,7 +104,7 @@ def _numpy_bits(key: np.uint64, index: np.ndarray) -> np.ndarray:
 
 
 def fold_in(key: int | tf.Tensor, number: tf.Tensor) -> tf.Tensor:
-    """A key of its own, a uint64 scalar, for each number (an integer scalar) under a key."""
+    """Derives a separate key, a uint64 scalar, for each number (an integer scalar)."""
     twice = tf.cast(number, tf.uint64) * tf.constant(2, tf.uint64)
     high, low = (tf.cast(bits(key, twice + tf.constant(i, tf.uint64)), tf.uint64) for i in (0, 1))
     whole = tf.bitwise.bitwise_or(tf.bitwise.left_shift(high, tf.constant(32, tf.uint64)), low)
@@ -112,7 +112,7 @@ def fold_in(key: int | tf.Tensor, number: tf.Tensor) -> tf.Tensor:
 
 
 def bits(key: int | tf.Tensor, index: tf.Tensor, step: tf.Tensor | int = 0) -> tf.Tensor:
-    """32 random bits for each index: a uint32 tensor of the shape of `index` (uint64)."""
+    """Returns 32 random bits for each index: a uint32 tensor of the shape of `index` (uint64)."""
     step = tf.cast(step, tf.uint64)
     counter = index + tf.bitwise.left_shift(step, tf.constant(_STEP_SHIFT, tf.uint64))
     k = tf.convert_to_tensor(key, tf.uint64)
@@ -134,34 +134,34 @@ def _swap_halves(x: tf.Tensor) -> tf.Tensor:
 
 
 def uniform(random_bits: tf.Tensor) -> tf.Tensor:
-    """float32 in [0, 1), multiples of 2**-24."""
+    """Converts bits to float32 in [0, 1), multiples of 2**-24."""
     return tf.cast(tf.bitwise.right_shift(random_bits, tf.constant(8, tf.uint32)), tf.float32) * (
         2.0**-24
     )
 
 
 def _open_uniform(random_bits: tf.Tensor) -> tf.Tensor:
-    """float32 in (0, 1), odd multiples of 2**-24, symmetric about 1/2."""
+    """Converts bits to float32 in (0, 1), odd multiples of 2**-24, symmetric about 1/2."""
     top = tf.bitwise.right_shift(random_bits, tf.constant(9, tf.uint32))
     return (tf.cast(top, tf.float32) + 0.5) * (2.0**-23)
 
 
 def normal(random_bits: tf.Tensor) -> tf.Tensor:
-    """Standard normal float32, by inversion (so at most 5.3 standard deviations)."""
+    """Converts bits to standard normal float32, by inversion (at most 5.3 standard deviations)."""
     return _inverse_normal(_open_uniform(random_bits))
 
 
 def truncated_normal(random_bits: tf.Tensor) -> tf.Tensor:
-    """Standard normal float32, cut at two standard deviations, by inversion."""
+    """Like `normal`, truncated at two standard deviations."""
     below = 0.022750131948179195  # Phi(-2)
     return _inverse_normal(below + _open_uniform(random_bits) * (1.0 - 2.0 * below))
 
 
 def _inverse_normal(probability: tf.Tensor) -> tf.Tensor:
-    """Inverse of the normal distribution function, the same bits for an element in any slice.
+    """Computes the inverse normal distribution function, the same for an element in any slice.
 
-    CPUs compute the elements of a tensor in vectors, and what is left over at its end one by one,
-    which can differ in the last bit. So nothing is left over.
+    CPUs compute a tensor's elements in vectors, and the remainder one by one, which can differ in
+    the last bit. So the tensor is padded until there is no remainder.
     """
     shape = probability.shape
     count = shape.num_elements()

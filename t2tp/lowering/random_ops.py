@@ -1,4 +1,4 @@
-"""mesh-tensorflow's random operations, from the generator that does not depend on the mesh."""
+"""mesh-tensorflow's random operations, from the mesh-independent generator."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def lower_random(op: upstream.RandomOperation, lowering: Lowering) -> None:
-    """Random uniform and normal tensors from the counter-based generator."""
+    """Generates uniform and normal random tensors with the counter-based generator."""
     output = op.outputs[0]
     kwargs = {k: v for k, v in op._kwargs.items() if k not in ("dtype", "name", "seed")}
     bits = lowering.random_bits(op.name, output.shape)
@@ -25,15 +25,15 @@ def lower_random(op: upstream.RandomOperation, lowering: Lowering) -> None:
                 raise ValueError(f"{op.name}: random integers need a maxval.")
             if not 0 < high - low < 1 << 32:
                 raise ValueError(
-                    f"{op.name}: random integers from {low} and below {high}; of a span of 1 to"
-                    " 2**32 - 1 they can be drawn."
+                    f"{op.name}: random integers from {low} and below {high}: the span must be"
+                    " 1 to 2**32 - 1."
                 )
             span = tf.constant(high - low, tf.uint32)
             value = tf.cast(low, output.dtype) + tf.cast(bits % span, output.dtype)
         else:
             high = 1.0 if high is None else high
             value = tf.cast(low + (high - low) * random.uniform(bits), output.dtype)
-            # The next number to `high` may be `high` when it is rounded.
+            # The number below `high` may be rounded to `high`.
             value = tf.where(value < tf.cast(high, output.dtype), value, tf.cast(low, output.dtype))
     elif op._tf_fn is tf.compat.v1.random.normal:
         value = kwargs.pop("mean", 0.0) + kwargs.pop("stddev", 1.0) * random.normal(bits)

@@ -3,8 +3,8 @@
 A mesh axis splits a tensor at a *position*: the product of the sizes of the dimensions before the
 split one (1 for the first dimension, 4 for the second one of [4, 6], ...). Two dimensions at one
 position, in two shapes of the same tensor, are split into the same slices: [8] and [4, 2], each
-split in two along its first dimension, are the same 4 numbers on each processor. So a reshape is
-local as soon as each axis splits the old shape at the position where it is to split the new one, or
+split in two along its first dimension, have the same 4 elements on each processor. So a reshape is
+local once each axis splits the old shape at the position where it is to split the new one, or
 splits nothing; an axis that then splits nothing slices the result, which is local, too.
 """
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def lower_reshape(op: upstream.ReshapeOperation, lowering: Lowering) -> None:
-    """Brings a tensor from one shape and layout to another."""
+    """Converts a tensor from one shape and layout to another."""
     mesh_impl = lowering.mesh_impl(op)
     old_shape, new_shape = op.inputs[0].shape, op.outputs[0].shape
     plan = _ReshapePlan(mesh_impl, op.inputs[0].name, old_shape, new_shape)
@@ -36,11 +36,11 @@ def lower_reshape(op: upstream.ReshapeOperation, lowering: Lowering) -> None:
 
 
 class _ReshapePlan:
-    """What has to be done with each mesh axis to get from one shape and layout to another.
+    """The plan for each mesh axis to get from one shape and layout to another.
 
-    Three dictionaries go from a mesh axis to the index of a dimension: of the old shape, which the
-    axis splits now (`_old_dim`) or must split before the local reshape (`_target_dim`); and of the
-    new shape, which it must split after that (`_new_dim`). An axis without a target splits nothing
+    Three dictionaries map a mesh axis to the index of a dimension: of the old shape, which the axis
+    splits now (`_old_dim`) or must split before the local reshape (`_target_dim`); and of the new
+    shape, which it must split after that (`_new_dim`). An axis without a target splits nothing
     during the reshape.
     """
 
@@ -64,7 +64,7 @@ class _ReshapePlan:
             size = mesh_impl.shape[axis].size
             if old_dim is not None and old_shape[old_dim].size % size == 0:
                 self._target_dim[axis] = old_dim
-        # A dimension shares its position with dimensions of size 1 before it. Where several are at
+        # A dimension shares its position with dimensions of size 1 before it. If several are at
         # the right position, an axis stays at the one that it splits already.
         for axis, old_dim in self._old_dim.items():
             target = self._new_dim.get(axis)
@@ -73,21 +73,23 @@ class _ReshapePlan:
 
     @property
     def communicates(self) -> bool:
-        """Whether processors exchange elements. A deferred sum is then reduced first: deferring it
-        pays only where the result is sliced, so that less is left to reduce.
+        """Whether processors exchange elements.
+
+        A deferred sum is then reduced first: deferring it pays only if the result is sliced, so
+        that less is left to reduce.
         """
         return any(self._target_dim.get(axis) != dim for axis, dim in self._old_dim.items())
 
     def execute(self, x: tf.Tensor, summed_axes: list[int]) -> tuple[tf.Tensor, list[int]]:
-        """The processor's slice in the old shape and layout -> in the new ones.
+        """Converts the processor's slice from the old shape and layout to the new ones.
 
         Args:
-          x: the slice, or its addend to a deferred sum.
+          x: the slice, or the partial sum of a deferred sum.
           summed_axes: the mesh axes of that sum.
 
         Returns:
-          the slice or addend, and the axes over which it is still to be summed: not those that
-          split the result, along which a reduce-scatter has made the sum.
+          the slice or partial sum, and the axes over which it is still to be summed: not those that
+          split the result, along which a reduce-scatter has summed it.
         """
         self._summed_axes = list(summed_axes)
         x, placed = self._bring_axes_to_targets(x)
@@ -100,14 +102,14 @@ class _ReshapePlan:
         return x, self._summed_axes
 
     def _bring_axes_to_targets(self, x: tf.Tensor) -> tuple[tf.Tensor, set[int]]:
-        """Lets each axis split its target dimension, or nothing.
+        """Makes each axis split its target dimension, or nothing.
 
-        One axis at a time, and always by the cheapest way that is open: taking a slice of what a
-        processor has moves nothing and makes all that follows smaller; an all-to-all moves a slice;
-        an all-gather multiplies it. An axis can go only to a dimension that no other axis splits.
-        Where axes wait for each other (two that swap their dimensions), the all-gather frees one.
-        It ends because no step takes an axis away from its target, and an axis that was gathered
-        comes back only at its target.
+        One axis at a time, always by the cheapest possible step: slicing what a processor has moves
+        nothing and makes all that follows smaller; an all-to-all moves a slice; an all-gather
+        multiplies it. An axis can only move to a dimension that no other axis splits. If axes wait
+        for each other (two that swap their dimensions), an all-gather frees one. It terminates
+        because no step takes an axis away from its target, and an axis that was gathered comes back
+        only at its target.
 
         Returns:
           the slice, and the axes that split their target dimensions.
@@ -141,7 +143,7 @@ class _ReshapePlan:
         """Slices along a dimension that no axis splits yet.
 
         Of a sum over this very axis a processor needs only its slice: a reduce-scatter, which moves
-        half of what the all-reduce would.
+        half as much as the all-reduce.
         """
         if axis in self._summed_axes:
             self._summed_axes.remove(axis)

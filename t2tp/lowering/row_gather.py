@@ -69,11 +69,11 @@ class TableRows:
         self._row = tf.reshape(number, [-1])  # meaningless where `is_here` is false
 
     def pick(self, weights: tf.Tensor, absent: tf.Tensor) -> tf.Tensor:
-        """The rows of this processor's slice of the weights.
+        """Returns the rows of this processor's slice of the weights.
 
         Args:
           weights: the slice.
-          absent: what to put for a row that is not here: a scalar, or one for each id in the list.
+          absent: the value for a row that is not here: a scalar, or one for each id in the list.
 
         Returns:
           [ids..., rest...].
@@ -85,7 +85,7 @@ class TableRows:
         return tf.reshape(picked, [*self._ids_sizes, *self._rest_sizes])
 
     def add_up(self, rows: tf.Tensor) -> tf.Tensor:
-        """The sums of the rows of each id that is here: the gradient of `pick`.
+        """Sums the rows of each id that is here: the gradient of `pick`.
 
         16-bit floats are summed in float32: an id may occur thousands of times.
 

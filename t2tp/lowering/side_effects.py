@@ -28,9 +28,9 @@ def conditional_updates(predicate: upstream.Tensor, operations: Iterable[Operati
 def lower_conditionally(
     op: upstream.Operation, predicate: upstream.Tensor, lower: Callable, lowering: Lowering
 ) -> None:
-    """Lowers an operation without outputs so that it is executed only where `predicate` is true."""
+    """Lowers an operation without outputs, executed only if `predicate` is true."""
     for tensor in op.inputs:
-        # Deferred sums are reduced here: inside of the condition others could not use the result.
+        # Deferred sums are reduced here: inside the condition others could not use the result.
         lowering.slice(tensor)
 
     def execute() -> tf.Operation:
@@ -41,9 +41,9 @@ def lower_conditionally(
 
 
 def lower_depend(op: upstream.Depend, lowering: Lowering) -> None:
-    """Passes a tensor on when others have been computed, or assignments executed.
+    """Returns a tensor once others have been computed, or assignments executed.
 
-    A deferred sum stays one.
+    A deferred sum stays deferred.
     """
     waited_for: list = []
     for dependency in op._dependencies:
@@ -62,8 +62,8 @@ def lower_depend(op: upstream.Depend, lowering: Lowering) -> None:
 def lower_print(op: upstream.PrintOperation, lowering: Lowering) -> None:
     """Prints processor 0's slice of each tensor to standard error.
 
-    Takes the arguments of `tf.compat.v1.Print`: `first_n` (how often to print) and `summarize` (how
-    many elements of each tensor).
+    Takes the arguments of `tf.compat.v1.Print`: `first_n` (how often to print) and `summarize`
+    (number of elements per tensor).
     """
     slices = [lowering.slice(tensor) for tensor in op._data]
     pnum = lowering.mesh_impl(op).laid_out_pnum().slice
@@ -79,5 +79,5 @@ def lower_print(op: upstream.PrintOperation, lowering: Lowering) -> None:
 
 
 def lower_scalar_summary(op: upstream.ScalarSummaryOperation, lowering: Lowering) -> None:
-    """Passes the scalar on; the program returns it, as `summaries/<name>`."""
+    """Returns the scalar; the program outputs it as `summaries/<name>`."""
     lowering.set_tensor_lowering(op.outputs[0], lowering.tensors[op.inputs[0]])

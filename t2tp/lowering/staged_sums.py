@@ -1,12 +1,12 @@
-"""Sums over dimensions of a slice, as exact compiled by XLA as by TensorFlow's own kernels.
+"""Sums over dimensions of a slice, as exact compiled by XLA as by TensorFlow's kernels.
 
-XLA adds the elements of a sum over several dimensions one after the other on CPUs: of two million,
-the last are added to something so large that four digits are lost. What XLA compiles for CPUs is
-therefore summed in stages of some hundred elements each. That is not slower: the first stage is
-fused with what computes the elements, and the others are small.
+On CPUs, XLA adds the elements of a sum over several dimensions one after the other: of two million,
+the last are added to a number so large that four digits are lost. So sums compiled by XLA for CPUs
+are computed in stages of some hundred elements each. That is not slower: the first stage is fused
+with the computation of the elements, and the others are small.
 
-16 bits are summed in float32, because a sum of more than a few thousand ones stays where it is in
-float16, and of a few hundred in bfloat16.
+16-bit floats are summed in float32: adding ones stalls after a few thousand in float16, and after a
+few hundred in bfloat16.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 
-# A collection of graphs whose sums are made in stages. The graphs of loops' bodies inherit it.
+# A collection of graphs whose sums are staged. The graphs of loop bodies inherit it.
 _IN_STAGES = "t2tp_sums_in_stages"
 
-_LONG = 1024  # So many elements are added one after the other.
+_LONG = 1024  # Number of elements that are added one after the other.
 _STAGE = 256
-_SHORTEST_STAGE = 8  # Shorter ones are not worth their passes.
+_SHORTEST_STAGE = 8  # Shorter sums are not worth the passes.
 
 
 def sum_in_stages() -> None:
-    """From now on long sums in the current graph, and in graphs inside of it, are made in stages:
-    XLA compiles it for CPUs.
+    """Makes long sums staged from now on, in the current graph and graphs inside it.
+
+    For graphs that XLA compiles for CPUs.
     """
     tf1.add_to_collection(_IN_STAGES, True)
 
@@ -36,21 +37,21 @@ def sum_in_stages() -> None:
 def reduce_sum(
     x: tf.Tensor, axes: int | Sequence[int] | None = None, keepdims: bool = False
 ) -> tf.Tensor:
-    """The sum of `x`, of static shape, over `axes` (by default all), in its dtype."""
+    """Sums `x`, of static shape, over `axes` (by default all), in its dtype."""
     return _reduced(x, axes, keepdims, tf.reduce_sum)
 
 
 def reduce_mean(
     x: tf.Tensor, axes: int | Sequence[int] | None = None, keepdims: bool = False
 ) -> tf.Tensor:
-    """The mean of `x`, likewise."""
+    """Averages `x`, of static shape, over `axes` (by default all), in its dtype."""
     return _reduced(x, axes, keepdims, tf.reduce_mean)
 
 
 def _reduced(
     x: tf.Tensor, axes: int | Sequence[int] | None, keepdims: bool, kernel: Callable
 ) -> tf.Tensor:
-    """`kernel`, TensorFlow's sum or mean, of `x`."""
+    """Applies `kernel`, TensorFlow's sum or mean, to `x`."""
     summed = _axes(x, axes)
     count = math.prod(x.shape[axis] for axis in summed)
     wide = tf.cast(x, tf.float32) if x.dtype in (tf.bfloat16, tf.float16) else x
@@ -72,7 +73,7 @@ def _axes(x: tf.Tensor, axes: int | Sequence[int] | None) -> list[int]:
 
 
 def _staged(x: tf.Tensor, summed: list[int]) -> tf.Tensor:
-    """The sum over dimensions, without them."""
+    """Sums over dimensions, and drops them."""
     kept = [n for axis, n in enumerate(x.shape) if axis not in summed]
     sizes, is_summed = _runs(x.shape.as_list(), summed)
     x = tf.reshape(x, sizes)
@@ -87,19 +88,19 @@ def _staged(x: tf.Tensor, summed: list[int]) -> tf.Tensor:
 
 
 def _stage(x: tf.Tensor, axis: int, length: int) -> tf.Tensor:
-    """Sums of `length` elements along a dimension, which are as many times fewer then."""
+    """Sums groups of `length` elements along a dimension."""
     before, size, after = x.shape[:axis], x.shape[axis], x.shape[axis + 1 :]
-    # The elements beside each other in memory are added to different sums, which vectorizes.
+    # Elements adjacent in memory are added to different sums, which vectorizes.
     if after:
         x = tf.reduce_sum(tf.reshape(x, [*before, size // length, length, *after]), axis + 1)
     else:
         x = tf.reduce_sum(tf.reshape(x, [*before, length, size // length]), axis)
-    # XLA would make one sum of two.
+    # XLA would merge the two sums.
     return gen_xla_ops.xla_optimization_barrier(input=[x])[0]
 
 
 def _runs(sizes: list[int], summed: list[int]) -> tuple[list[int], list[bool]]:
-    """Neighbouring dimensions that are all summed, or all kept, made one; and which are summed."""
+    """Merges neighbouring dimensions that are all summed or all kept; returns which are summed."""
     runs: list[int] = []
     is_summed: list[bool] = []
     for axis, size in enumerate(sizes):

@@ -1,4 +1,4 @@
-"""Transposed convolutions of slices: mesh-tensorflow's take no split output channels."""
+"""Transposed convolutions of slices: mesh-tensorflow's cannot split the output channels."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ if TYPE_CHECKING:
 def lower_transposed_convolution(
     op: upstream.Conv2dTransposeOperation | upstream.Conv3dTransposeOperation, lowering: Lowering
 ) -> None:
-    """Makes a slice of [batch..., places..., filters] of inputs [batch..., places..., channels] and
-    filters [window..., filters, channels]; channels and filters may be split, places may not.
+    """Computes a slice of a transposed convolution.
+
+    The inputs are [batch..., positions..., channels] and [window..., filters, channels], the output
+    is [batch..., positions..., filters]. Channels and filters may be split, positions may not.
     """
     x, filters = op.inputs
     (y,) = op.outputs

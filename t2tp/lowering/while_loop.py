@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 class _LoopState(NamedTuple):
-    """What a loop carries from one iteration to the next.
+    """The state of a loop between iterations.
 
     Attributes:
-      iteration: its number, an int64 scalar.
+      iteration: its index, an int64 scalar.
       variables: the slices of the loop variables.
-      sums: what this processor adds to the accumulators, summed over the iterations so far.
-      goes_on: whether there is a next iteration, where the body has to decide that; else empty.
+      sums: this processor's partial sums of the accumulators, over the iterations so far.
+      goes_on: whether there is a next iteration, if the body has to decide that; else empty.
     """
 
     iteration: tf.Tensor
@@ -38,17 +38,17 @@ def lower_while_loop(
     """Lowers a while loop.
 
     A loop variable is reduced over the mesh before the next iteration reads it. An accumulator (an
-    output of the body that is no loop variable) is summed over the iterations first, and reduced
+    output of the body that is not a loop variable) is summed over the iterations first, and reduced
     over the mesh once, after the loop.
 
-    For a condition with dimensions each processor looks at its own slice: those with other slices
-    may leave the loop at another time, unless the body has collectives with them.
+    If the condition has dimensions, each processor evaluates it on its slice: processors with other
+    slices may leave the loop at another time, unless the body has collectives with them.
 
     Args:
       op: the loop.
       lowering: of the graph.
-      inside: called with the number of the iteration, an int64 scalar, for what is active while the
-        condition and the body are lowered; by default `lowering.inside_loop`.
+      inside: called with the index of the iteration, an int64 scalar; returns the context in which
+        condition and body are lowered; by default `lowering.inside_loop`.
     """
     inside = inside or lowering.inside_loop
     num_variables = len(op.inputs)
@@ -77,8 +77,8 @@ def lower_while_loop(
         summed_axes[:] = [axes for _, axes in addends]
         decided: tuple[tf.Tensor, ...] = ()
         if condition.has_rows:
-            # A processor that left while others still meet it in the body's collectives would leave
-            # them waiting forever. Which axes these run over is known only now, after the body.
+            # If a processor left the loop while others still have collectives with it, they would
+            # wait forever. The axes of these are known only now, after the body.
             with inside(state.iteration + 1):
                 here = condition.of(variables)
             met = {axis for c in collectives.log[collectives_before:] for axis in c.axes}
@@ -90,7 +90,7 @@ def lower_while_loop(
     sums = [tf.zeros(mesh_impl.slice_shape(t.shape), t.dtype) for t in accumulators]
     decided: tuple[tf.Tensor, ...] = ()
     if condition.has_rows:
-        with inside(zero):  # Which collectives the body has is not known yet: all agree.
+        with inside(zero):  # The collectives of the body are not known yet: all processors agree.
             decided = (condition.agreed(condition.of(variables), mesh_impl.shape.dimension_names),)
     # Collectives of two iterations must not run at the same time: they have one instance key.
     kwargs = {**op._tf_kwargs, "parallel_iterations": 1}
@@ -104,10 +104,10 @@ def lower_while_loop(
 
 
 class _Condition:
-    """The condition of a loop: a boolean scalar, or one boolean for each row.
+    """The condition of a loop: a boolean scalar, or one boolean per row.
 
     Attributes:
-      has_rows: whether it has dimensions: the loop goes on while any of its booleans is true. The
+      has_rows: whether it has dimensions: the loop continues while any of its booleans is true. The
         condition then is a loop variable, because it depends on the collectives of the body.
     """
 
@@ -118,7 +118,7 @@ class _Condition:
         self.has_rows = bool(op._cond_output.shape.dims)
 
     def of(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
-        """The answer for some values of the loop variables, of this processor's rows."""
+        """Evaluates the condition on values of the loop variables, for this processor's rows."""
         op = self._op
         _bind(op._cond_inputs, values, self._lowering)
         self._lowering.lower_operations(op._cond_ops, [op._cond_output])
@@ -126,7 +126,7 @@ class _Condition:
         return tf.reduce_any(answer) if self.has_rows else answer
 
     def agreed(self, answer: tf.Tensor, axes: Iterable[str]) -> tf.Tensor:
-        """The answer of all processors that differ only along some mesh axes."""
+        """Combines the answers of all processors that differ only along some mesh axes."""
         split = self._mesh_impl.tensor_layout(self._op._cond_output.shape)
         names = self._mesh_impl.shape.dimension_names
         if self._mesh_impl.target.leaves_loops_together:
@@ -145,7 +145,7 @@ def _bind(
 
 
 def _reduce_what_comes_from_outside(op: upstream.WhileLoopOperation, lowering: Lowering) -> None:
-    """Reduces the sums that the loop uses before it begins, instead of in each iteration."""
+    """Reduces the deferred sums that the loop uses before it begins, not in each iteration."""
     used = [tensor for inner in (*op._cond_ops, *op._body_ops) for tensor in inner.inputs]
     for tensor in (*used, op._cond_output, *op._body_outputs):
         if isinstance(lowering.tensors.get(tensor), upstream.LazyAllreduceSum):

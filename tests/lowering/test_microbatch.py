@@ -124,6 +124,6 @@ def test_a_dimension_that_counts_rows_in_two_ways_is_refused():
     per_row = elements_per_row(mtf.Dimension("batch", 4), mesh.graph.operations)
     microbatch = Microbatch(tf.constant(0), 2, 4, per_row)
     with pytest.raises(
-        ValueError, match="'rows', size=4.*[0-9/]+ and [0-9/]+ elements a row.*another name"
+        ValueError, match="'rows', size=4.*[0-9/]+ and [0-9/]+ elements per row.*another name"
     ):
         microbatch.whole_index(mtf.Dimension("rows", 4), tf.range(4))
