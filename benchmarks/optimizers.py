@@ -56,8 +56,8 @@ def plain(update: Callable[..., None], slots: list[list[int]], count: int) -> Ca
 
     @tf.function(autograph=False)
     def step() -> tf.Tensor:
-        for weight, grad, slots in zip(weights, grads, slot_variables, strict=True):
-            update(weight, grad.read_value(), *slots)
+        for weight, grad, own_slots in zip(weights, grads, slot_variables, strict=True):
+            update(weight, grad.read_value(), *own_slots)
         return tf.constant(RATE)
 
     return lambda: step().numpy()

@@ -153,5 +153,5 @@ def test_a_span_that_cannot_be_drawn_is_refused(span):
         shape = mtf.Shape([mtf.Dimension("a", 4)])
         return {"x": mtf.random_uniform(mesh, shape, maxval=span, dtype=tf.int64)}
 
-    with pytest.raises(ValueError, match="of a span of 1 to 2"):
+    with pytest.raises(ValueError, match="the span must be 1 to 2"):
         t2tp.Program(step)()
