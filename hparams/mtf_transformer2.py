@@ -1,5 +1,7 @@
-"""tensor2tensor's sets of `mtf_unitransformer` and `mtf_bitransformer`: for `transformer_lm` and
-`transformer`. docs/hparams_sets.md lists the differences and omissions.
+"""tensor2tensor's sets of `mtf_unitransformer` and `mtf_bitransformer`.
+
+They are for `transformer_lm` and `transformer`. docs/hparams_sets.md lists the differences and
+omissions.
 """
 
 from __future__ import annotations

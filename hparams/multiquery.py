@@ -1,5 +1,6 @@
-"""tensor2tensor's sets for multi-query attention (N. Shazeer, arXiv:1911.02150, section 4): for
-`transformer` and `transformer_lm`.
+"""tensor2tensor's sets for multi-query attention.
+
+They are for `transformer` and `transformer_lm` (N. Shazeer, arXiv:1911.02150, section 4).
 """
 
 from __future__ import annotations

@@ -40,8 +40,9 @@ def transformer_moe_range(ranged: RangedHParams) -> None:
 
 @registry.register_ranged_hparams
 def adafactor_range(ranged: RangedHParams) -> None:
-    """Ranges for sets with Adafactor and 1 / sqrt(step), such as `mtf_transformer_base`: warm-up,
-    memory, dropout.
+    """Ranges for Adafactor with 1 / sqrt(step): warm-up, memory, dropout.
+
+    For sets such as `mtf_transformer_base`.
     """
     ranged.set_discrete("learning_rate_warmup_steps", [1000, 2000, 5000, 10_000, 20_000])
     ranged.set_discrete("optimizer_adafactor_beta1", [0.0, 0.9])

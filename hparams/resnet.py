@@ -74,8 +74,9 @@ def _resnet() -> HParams:
 
 @registry.register_hparams
 def mtf_resnet_50() -> HParams:
-    """ResNet-50 v1.5 for 224 x 224 pixels: 25.6 million parameters; learning rate 0.1 per 256
-    images.
+    """ResNet-50 v1.5 for 224 x 224 pixels: 25.6 million parameters.
+
+    The learning rate is 0.1 per 256 images.
     """
     hparams = _resnet()
     hparams.batch_size = 256

@@ -1,5 +1,7 @@
-"""Problems with images: `Image2ClassProblem` classifies them, `ImageGenerationProblem` generates
-them autoregressively, one channel of one pixel at a time.
+"""Problems with images, to classify or to generate.
+
+`Image2ClassProblem` classifies them; `ImageGenerationProblem` generates them autoregressively, one
+channel of one pixel at a time.
 
 The stored columns are `image` (uint8, or the bytes of a JPEG file) and, of classes, `targets`.
 """

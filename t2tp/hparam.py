@@ -208,9 +208,7 @@ class HParams:
         return parsed
 
     def to_json(self) -> str:
-        """Returns values, types and limits as JSON, from which `from_json` creates an equal
-        HParams.
-        """
+        """Returns values, types and limits as JSON, which `from_json` reads."""
         types = {name: str(declared.type) for name, declared in self._declarations.items()}
         limits = {name: each.limits.to_json() for name, each in self._declarations.items()}
         limits = {name: each for name, each in limits.items() if each}

@@ -49,8 +49,7 @@ globals().update(
 
 
 def _on_our_operations(module: types.ModuleType) -> types.ModuleType:
-    """Returns a second instance of a mesh-tensorflow module that uses the operations of this
-    module.
+    """Returns a second instance of a mesh-tensorflow module, on the operations of this module.
 
     The installed module is not changed.
     """

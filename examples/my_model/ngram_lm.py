@@ -1,5 +1,6 @@
-"""A custom model: a neural n-gram language model, with hparams sets, a ranged set, a metric, and a
-small problem to try it on.
+"""A custom model: a neural n-gram language model.
+
+With it come hparams sets, a ranged set, a metric, and a small problem to try it on.
 
 Y. Bengio et al., "A Neural Probabilistic Language Model" (JMLR 3, 2003): a token is predicted from
 the embeddings of the `context_size` tokens before it, through one hidden layer.

@@ -89,8 +89,9 @@ class SelfAttention:
         name: str,
         relative_bias: RelativeBias | None = None,
     ) -> mtf.Tensor:
-        """Computes `attend` and stores keys and values in the state, as `<name>/k` and `<name>/v`:
-        [batch..., kv_heads, length, d_kv], zero-padded.
+        """Computes `attend` and stores keys and values in the state.
+
+        They are `<name>/k` and `<name>/v`: [batch..., kv_heads, length, d_kv], zero-padded.
         """
         q, k, v = self._project(x, sequence)
         state[f"{name}/k"] = padded_to(k, sequence.length, length)
@@ -105,8 +106,9 @@ class SelfAttention:
         name: str,
         relative_bias: RelativeBias | None = None,
     ) -> mtf.Tensor:
-        """Computes [batch..., d_model] -> [batch..., d_model] for the tokens at `positions`, int32
-        [batch...], and adds their keys and values to the state.
+        """Computes [batch..., d_model] -> [batch..., d_model] for one token per row.
+
+        Adds the keys and values of the tokens at `positions`, int32 [batch...], to the state.
         """
         q = self.heads.queries(x, None)
         k, v = self.heads.keys_and_values(x, None)
@@ -205,8 +207,9 @@ class CrossAttention:
         return self.heads.output(attended, x.shape)
 
     def prefill(self, memory: Memory, state: DecodeState, name: str) -> None:
-        """Stores keys and values of the memory in the state, as `<name>/k` and `<name>/v`:
-        [batch..., kv_heads, memory_length, d_kv].
+        """Stores keys and values of the memory in the state.
+
+        They are `<name>/k` and `<name>/v`: [batch..., kv_heads, memory_length, d_kv].
         """
         k, v = self.heads.keys_and_values(memory.x, memory.segments.shape.dims[-1])
         state[f"{name}/k"], state[f"{name}/v"] = k, v

@@ -59,8 +59,9 @@ class BlockAttention:
         name: str,
         relative_bias: RelativeBias | None = None,
     ) -> mtf.Tensor:
-        """Computes `attend` on x with all positions and stores keys and values in the state, as
-        `<name>/k` and `<name>/v`: [batch..., kv_heads, length, d_kv].
+        """Computes `attend` on x with all positions and stores keys and values in the state.
+
+        They are `<name>/k` and `<name>/v`: [batch..., kv_heads, length, d_kv].
         """
         del sequence, relative_bias
         q = self._heads.queries(x, self._space[-1])
@@ -80,8 +81,9 @@ class BlockAttention:
         name: str,
         relative_bias: RelativeBias | None = None,
     ) -> mtf.Tensor:
-        """Computes [batch..., d_model] -> [batch..., d_model] for the tokens at `positions`, int32
-        [batch...], and adds their keys and values to the state.
+        """Computes [batch..., d_model] -> [batch..., d_model] for one token per row.
+
+        Adds the keys and values of the tokens at `positions`, int32 [batch...], to the state.
         """
         del relative_bias
         q = self._heads.queries(x, None)

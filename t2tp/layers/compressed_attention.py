@@ -70,9 +70,7 @@ class CompressedSelfAttention:
         name: str,
         relative_bias: RelativeBias | None = None,
     ) -> mtf.Tensor:
-        """Computes `attend` and stores keys and values, of positions and of blocks, in the
-        state.
-        """
+        """Computes `attend` and stores keys and values in the state, of positions and of blocks."""
         _refuse(relative_bias)
         blocks = mtf.Dimension("compressed_length", length.size // self._factor)
         compressed_kv = []
@@ -91,8 +89,9 @@ class CompressedSelfAttention:
         name: str,
         relative_bias: RelativeBias | None = None,
     ) -> mtf.Tensor:
-        """Computes [batch..., d_model] -> [batch..., d_model] for the tokens at `positions`, int32
-        [batch...], and adds their keys and values to the state.
+        """Computes [batch..., d_model] -> [batch..., d_model] for one token per row.
+
+        Adds the keys and values of the tokens at `positions`, int32 [batch...], to the state.
         """
         _refuse(relative_bias)
         for key, new in zip("kv", self.heads.keys_and_values(x, None), strict=True):

@@ -41,8 +41,10 @@ class Convolution:
         self._use_bias = use_bias
 
     def __call__(self, x: mtf.Tensor) -> mtf.Tensor:
-        """Computes [batch..., height, width, channels] -> [batch..., height / stride, width /
-        stride, filters]; see `t2tp.ops.conv.convolution`.
+        """Applies the convolution; see `t2tp.ops.conv.convolution`.
+
+        It maps [batch..., height, width, channels] to [batch..., height / stride, width / stride,
+        filters].
         """
         channels = x.shape.dims[-1]
         if channels.name == self._filters.name:

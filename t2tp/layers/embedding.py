@@ -87,9 +87,7 @@ class Embedding:
         self._has_bias = has_bias
 
     def __call__(self, tokens: mtf.Tensor, dtype: tf.DType) -> mtf.Tensor:
-        """Looks up integers [...] -> [..., d_model]; the variable `embedding` of the current
-        scope.
-        """
+        """Looks up integers [...] -> [..., d_model] in the current scope's variable `embedding`."""
         x = checked_gather(self._table(tokens.mesh, "embedding", dtype), tokens, self.vocab)
         return x * self.d_model.size**0.5 if self._is_scaled else x
 

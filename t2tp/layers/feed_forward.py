@@ -72,8 +72,9 @@ class FeedForward:
         self._experts = list(experts)
 
     def __call__(self, x: mtf.Tensor, training: bool) -> mtf.Tensor:
-        """Computes [..., d_model] -> [..., d_model]; variables `input`, `output`, `gate`, and
-        biases.
+        """Computes [..., d_model] -> [..., d_model].
+
+        The variables are `input`, `output`, `gate`, and biases.
         """
         d_model = x.shape.dims[-1]
         hidden = self._times(x, "input", self._d_ff, d_model.size**-0.5)

@@ -54,8 +54,10 @@ class Heads:
         self._output_scale = output_scale
 
     def queries(self, x: mtf.Tensor, length: mtf.Dimension | None) -> mtf.Tensor:
-        """Projects [batch..., length, d_model] -> [batch..., heads, length, d_kv]; without the
-        length if `length` is None. The variable `q`.
+        """Projects [batch..., length, d_model] by the variable `q`.
+
+        Returns:
+          [batch..., heads, length, d_kv]; without the length if `length` is None.
         """
         return self._project(x, "q", self.heads, length)
 
@@ -67,8 +69,9 @@ class Heads:
         return k, v
 
     def for_each_query(self, x: mtf.Tensor) -> mtf.Tensor:
-        """Repeats [..., kv_heads, ...] to [..., heads, ...]: query head h uses key-value head
-        h // (heads / kv_heads).
+        """Repeats [..., kv_heads, ...] to [..., heads, ...].
+
+        Query head h uses key-value head h // (heads / kv_heads).
         """
         if self.kv_heads == self.heads:
             return x
@@ -79,8 +82,9 @@ class Heads:
         return mtf.reshape(spread, mtf.Shape([*before, self.heads, *after]))
 
     def output(self, attended: mtf.Tensor, shape: mtf.Shape) -> mtf.Tensor:
-        """Projects [batch..., heads, length, d_kv] to `shape`, [batch..., length, d_model]. The
-        variable `output`.
+        """Projects [batch..., heads, length, d_kv] to `shape` by the variable `output`.
+
+        The shape is [batch..., length, d_model].
         """
         d_model = shape.dims[-1]
         stddev = (self.heads.size * self.d_kv.size) ** -0.5 * self._output_scale

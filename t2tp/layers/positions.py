@@ -67,9 +67,10 @@ class LearnedPositions:
 
 
 class RelativePositions:
-    """Learned relative position bias per head and distance bucket, the variable `relative_bias` of
-    the current scope, shared by all layers of a stack (C. Raffel et al., arXiv:1910.10683, section
-    2.1).
+    """Learned relative position bias per head and distance bucket.
+
+    It is the variable `relative_bias` of the current scope, shared by all layers of a stack (C.
+    Raffel et al., arXiv:1910.10683, section 2.1).
     """
 
     def __init__(self, buckets: int = 32, max_distance: int = 128) -> None:

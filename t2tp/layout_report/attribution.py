@@ -68,8 +68,10 @@ class Attribution:
         )
 
     def _gradient_of(self, tensor: upstream.Tensor) -> str | None:
-        """Returns the variable whose gradient the tensor is: the only variable of the tensor's
-        shape among the inputs of the differentiated operation.
+        """Returns the variable whose gradient the tensor is, if any.
+
+        It is the only variable of the tensor's shape among the inputs of the differentiated
+        operation.
         """
         scope, separator, _ = tensor.operation.name.rpartition(GRADIENTS)
         differentiated = self._operations.get(scope)

@@ -229,8 +229,9 @@ class ReportData:
         return sorted(computed, key=lambda a: -a.tensor.slice_bytes)
 
     def device_bytes(self) -> int:
-        """Estimates the bytes of a step per device: `memory()` plus, in training, float32
-        gradients.
+        """Estimates the bytes of a step per device.
+
+        It is `memory()` plus, in training, float32 gradients.
         """
         num_bytes = sum(line.on_device for line in self.memory())
         trains = any(v.slots for v in self.variables) or any(a.is_kept for a in self.activations)

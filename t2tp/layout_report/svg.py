@@ -83,8 +83,10 @@ def alt_text(tensor: SlicedTensor) -> str:
 
 
 def colour(layout: Layout, pnum: int) -> str:
-    """Returns a processor's colour: lightness for its coordinate on the first axis of the mesh, hue
-    for the others. Dark text is readable on all of them.
+    """Returns a processor's colour, on which dark text is readable.
+
+    The lightness is that of its coordinate on the first axis of the mesh, the hue that of the
+    others.
     """
     sizes = [axis.size for axis in layout.mesh_shape.dims if axis.size > 1]
     hues = math.prod(sizes[1:] if len(sizes) > 1 else sizes)

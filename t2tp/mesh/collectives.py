@@ -1,9 +1,9 @@
-"""Collectives of one processor with the processors that differ from it only along some axes of the
-mesh.
+"""Collectives of a processor within its groups along mesh axes.
 
-They are TensorFlow's own: NCCL's where each processor has a GPU of its own, else rings, and gRPC
-between processes. The program is the same on all processors: a processor's group is a number
-computed from its own number `pnum`, which is an argument of the program.
+A group consists of the processors that differ only in their coordinates on some axes. The
+collectives are TensorFlow's: NCCL's if each processor has a separate GPU, else rings, and gRPC
+between processes. The program is the same on all processors: a processor's group is computed from
+its number `pnum`, which is an argument of the program.
 """
 
 from __future__ import annotations
@@ -175,16 +175,12 @@ class Collectives:
         return _merge_leading(self._each_to_all(x, (axis,)), concat_axis)
 
     def gather_members(self, x: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:
-        """The `x` of all members of the group along some axes, [member, ...]: in the same order for
-        each of them.
-        """
+        """Gathers `x` from the group along some axes: [member, ...], in the same order on each."""
         axes = self._real_axes(axes)
         return self._each_to_all(x, axes) if axes else x[None]
 
     def alltoall(self, x: tf.Tensor, axis: int, split_axis: int, concat_axis: int) -> tf.Tensor:
-        """Cuts `x` along `split_axis`, sends part i to member i, joins what came along
-        `concat_axis`.
-        """
+        """Splits `x` along `split_axis`, sends slice i to member i, joins along `concat_axis`."""
         if not self._real_axes([axis]):
             return x
         if _carrier(x.dtype) != x.dtype:
@@ -196,8 +192,9 @@ class Collectives:
     def reducescatter(
         self, x: tf.Tensor, axis: int, scatter_axis: int, sums: Sequence[str] = ()
     ) -> tf.Tensor:
-        """Sum of the group's `x`, of which member i gets part i along `scatter_axis`; `sums` names
-        the tensor.
+        """Sums the group's `x`; member i gets slice i along `scatter_axis`.
+
+        `sums` names the tensor.
         """
         if not self._real_axes([axis]):
             return x
@@ -220,9 +217,7 @@ class Collectives:
         return tf.cast(tf.reduce_sum(arrived, axis=0), x.dtype)
 
     def permute(self, x: tf.Tensor, axis: int, source: Sequence[int | None]) -> tf.Tensor:
-        """Gives each member the `x` of another one: member k that of `source[k]`, zeros where that
-        is None.
-        """
+        """Returns the `x` of another member: for member k that of `source[k]`, or zeros if None."""
         size = self._mesh_shape.dims[axis].size
         if list(source) == list(range(size)):
             return x

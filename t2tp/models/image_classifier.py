@@ -34,8 +34,9 @@ class ImageClassifier(Model):
         """
 
     def loss(self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool) -> LossOutput:
-        """Computes the mean negative log-likelihood of the classes, in nats; smoothed in training
-        by the hparam `label_smoothing`.
+        """Computes the mean negative log-likelihood of the classes, in nats.
+
+        In training it is smoothed by the hparam `label_smoothing`.
 
         Features: `inputs`; `targets`, integers [batch], the classes; `weights`, float32 [batch]: 0
           for padding rows.
@@ -65,8 +66,9 @@ class ImageClassifier(Model):
         return mtf.Dimension("classes", self.vocab_sizes["targets"])
 
     def classify(self, x: mtf.Tensor) -> mtf.Tensor:
-        """Projects pooled features [batch, d] to logits [batch, classes]; in the scope `logits` the
-        variables `output` and `output_bias`.
+        """Projects pooled features [batch, d] to logits [batch, classes].
+
+        The variables are `output` and `output_bias` in the scope `logits`.
         """
         batch, dim = x.shape.dims
         with tf1.variable_scope("logits"):

@@ -176,9 +176,7 @@ class MtfImageTransformer(AutoregressiveModel):
         return x + mtf.reshape(positions, [*self._space, self._d_model])
 
     def _positions(self, mesh: Mesh) -> tuple[mtf.Tensor, mtf.Tensor]:
-        """Returns learned embeddings of rows, [height, d_model], and of columns, [width,
-        d_model].
-        """
+        """Returns learned embeddings of rows [height, d_model] and of columns [width, d_model]."""
         stddev, dtype = self.hparams.initializer_stddev, self.activation_dtype
         of_rows, of_columns = [self._height, self._d_model], [self._width, self._d_model]
         return (

@@ -98,8 +98,9 @@ class Model(abc.ABC):
 
 
 def vocab_of(hparams: HParams, size: int) -> mtf.Dimension:
-    """Returns the dimension of a vocabulary of `size`, rounded up to a multiple of `vocab_divisor`
-    and of the size of the mesh axis that splits it.
+    """Returns the dimension of a vocabulary of `size`, rounded up.
+
+    The multiple is that of `vocab_divisor` and of the size of the mesh axis that splits it.
     """
     axis = Layout.from_hparams(hparams).axis_of("vocab")
     return vocab_dimension(size, hparams.vocab_divisor, axis.size if axis else 1)

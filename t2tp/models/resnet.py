@@ -68,8 +68,9 @@ class MtfResnet(ImageClassifier):
             )
 
     def _stem(self, x: mtf.Tensor, training: bool) -> mtf.Tensor:
-        """Computes [batch, height, width, channels] -> [batch, height, width, d_model]; a large
-        image is halved twice.
+        """Computes [batch, height, width, channels] -> [batch, height, width, d_model].
+
+        A large image is halved twice.
         """
         d_model = mtf.Dimension("d_model", self.hparams.filter_sizes[0])
         is_large = self.hparams.stem == "imagenet"
@@ -78,9 +79,7 @@ class MtfResnet(ImageClassifier):
         return pool(x, "max", 3, 2) if is_large else x
 
     def _block(self, x: mtf.Tensor, size: int, stride: int, training: bool) -> mtf.Tensor:
-        """Computes [batch, height, width, d_model] -> [batch, height / stride, width / stride,
-        d_model].
-        """
+        """Applies a block: d_model stays the same, height and width are divided by the stride."""
         filters = mtf.Dimension("filters", size)
         d_model = mtf.Dimension("d_model", size * _EXPANSION[self.hparams.block])
         if self.hparams.block == "basic":

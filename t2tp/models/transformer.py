@@ -1,5 +1,6 @@
-"""The encoder-decoder transformer (A. Vaswani et al., "Attention Is All You Need",
-arXiv:1706.03762).
+"""The encoder-decoder transformer.
+
+A. Vaswani et al., "Attention Is All You Need" (arXiv:1706.03762).
 """
 
 from __future__ import annotations
@@ -93,8 +94,10 @@ class Transformer(AutoregressiveModel):
     def logits(
         self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool
     ) -> tuple[mtf.Tensor, list[ExpertSums]]:
-        """Computes the logits of each target from the inputs and the previous targets, [batch,
-        length, vocab], and the experts' statistics; see `loss`.
+        """Computes the logits of each target from the inputs and the previous targets; see `loss`.
+
+        Returns:
+          [batch, length, vocab], and the experts' statistics.
         """
         targets, segments = features["targets"], features["targets_segmentation"]
         sequence = SequenceInfo(features["targets_position"], segments)
@@ -108,8 +111,9 @@ class Transformer(AutoregressiveModel):
     def prefill(
         self, mesh: Mesh, features: Mapping[str, mtf.Tensor], length: mtf.Dimension
     ) -> DecodeState:
-        """See `AutoregressiveModel`. Also takes the features `inputs` and `inputs_segmentation`
-        (1; 0: padding).
+        """See `AutoregressiveModel`.
+
+        Also takes the features `inputs` and `inputs_segmentation` (1; 0: padding).
         """
         memory, _ = self._encode(mesh, features, training=False)
         state: DecodeState = {"inputs_segmentation": memory.segments}

@@ -35,8 +35,10 @@ _MASKED, _AS_MASK, _AS_ANY = 0.15, 0.8, 0.1
 
 @registry.register_model
 class TransformerEncoder(Model):
-    """Bidirectional transformer: on a problem of classes (with `inputs`) it classifies rows; on a
-    language problem it is a masked language model (J. Devlin et al., "BERT", arXiv:1810.04805).
+    """Bidirectional transformer: a text classifier or a masked language model.
+
+    On a problem of classes (with `inputs`) it classifies rows; on a language problem it is a masked
+    language model (J. Devlin et al., "BERT", arXiv:1810.04805).
     """
 
     has_experts = False

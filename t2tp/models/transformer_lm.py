@@ -62,8 +62,10 @@ class TransformerLm(AutoregressiveModel):
     def logits(
         self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool
     ) -> tuple[mtf.Tensor, list[ExpertSums]]:
-        """Computes the logits of each target from the previous ones, [batch, length, vocab], and
-        the experts' statistics; see `loss`.
+        """Computes the logits of each target from the previous ones; see `loss`.
+
+        Returns:
+          [batch, length, vocab], and the experts' statistics.
         """
         segments = features["targets_segmentation"]
         sequence = SequenceInfo(features["targets_position"], segments)

@@ -1,5 +1,6 @@
-"""Transformers with mixture-of-experts layers (Switch, arXiv:2101.03961; GShard,
-arXiv:2006.16668).
+"""Transformers with mixture-of-experts layers.
+
+Switch Transformers (arXiv:2101.03961) and GShard (arXiv:2006.16668).
 """
 
 from __future__ import annotations

@@ -191,8 +191,9 @@ class TransformerParts:
         )
 
     def _self_attention(self, number: int, causal: bool, scale: float) -> SelfAttentionLayer:
-        """Returns the self-attention of layer `number`: with compressed attention, local in every
-        other layer (arXiv:1801.10198, section 4.2.4).
+        """Returns the self-attention of layer `number`.
+
+        With compressed attention, every other layer is local (arXiv:1801.10198, section 4.2.4).
         """
         hparams = self._hparams
         window, factor = hparams.attention_window, hparams.compression_factor

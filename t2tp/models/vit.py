@@ -27,8 +27,9 @@ from t2tp.suggestions import nearest
 
 @registry.register_model
 class Vit(ImageClassifier):
-    """Patches with learned positions, pre-norm blocks with layer norms, and a classifier on a class
-    token (`pooling=class`) or on the mean (`pooling=mean`).
+    """Vision transformer: a pre-norm encoder of image patches with learned positions.
+
+    A classifier reads a class token (`pooling=class`) or the mean (`pooling=mean`).
 
     Splits like a language model: `heads`, `d_ff`, `batch`. The image's height and width may be
     split too, for the patch embedding; attention is over all patches.
@@ -60,9 +61,7 @@ class Vit(ImageClassifier):
         return self.classify(checked_gather(x, 0, length))
 
     def _patches(self, inputs: mtf.Tensor) -> mtf.Tensor:
-        """Embeds patches: [batch, height, width, channels] -> [batch, length, d_model], row by
-        row.
-        """
+        """Embeds patches: [batch, height, width, channels] -> [batch, length, d_model]."""
         size = self.hparams.patch_size
         batch, height, width, _ = inputs.shape.dims
         if height.size % size or width.size % size:

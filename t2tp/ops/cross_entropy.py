@@ -73,8 +73,10 @@ def softmax_cross_entropy(
 
 
 class CrossEntropyOperation(Operation):
-    """Inputs: logits [..., vocab] and targets [...]. Outputs: the loss [...] and log(Z) [...],
-    float32.
+    """Computes the cross-entropy.
+
+    Inputs: logits [..., vocab] and targets [...]. Outputs: the loss [...] and log(Z) [...],
+      float32.
     """
 
     def __init__(
@@ -129,8 +131,10 @@ class CrossEntropyOperation(Operation):
 
 
 class CrossEntropyGradOperation(Operation):
-    """Inputs: logits [..., vocab], targets, log(Z) and the gradient w.r.t. the loss [...]. Output:
-    the gradient w.r.t. the logits.
+    """Computes the gradient of the cross-entropy.
+
+    Inputs: logits [..., vocab], targets, log(Z) and the gradient w.r.t. the loss [...]. Output: the
+      gradient w.r.t. the logits.
     """
 
     def __init__(
@@ -200,9 +204,7 @@ class _VocabSlice:
         return targets - first
 
     def target_index(self, local: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns row and column [token, 2] of each target's logit, and whether it is in the
-        slice.
-        """
+        """Returns row and column [token, 2] of each target's logit, and whether it is here."""
         is_here = tf.logical_and(local >= 0, local < self._slice_size)
         column = tf.clip_by_value(local, 0, self._slice_size - 1)
         return tf.stack([tf.range(local.shape[0]), column], axis=1), is_here

@@ -96,8 +96,9 @@ def _gather(
 
 
 class GatherOperation(Operation):
-    """Inputs: weights [..., dim, ...] and indices [...]. Output: [indices..., rest of
-    weights...].
+    """Gathers weights.
+
+    Inputs: weights [..., dim, ...] and indices [...]. Output: [indices..., rest of weights...].
     """
 
     def __init__(
@@ -134,8 +135,10 @@ class GatherOperation(Operation):
 
 
 class GatherGradOperation(Operation):
-    """Inputs: indices [...] and the gradient w.r.t. the result. Output: the gradient w.r.t. the
-    weights.
+    """Computes the gradient of a gather.
+
+    Inputs: indices [...] and the gradient w.r.t. the result. Output: the gradient w.r.t. the
+      weights.
     """
 
     def __init__(
@@ -163,8 +166,10 @@ class GatherGradOperation(Operation):
 
 
 def _joint_shape(indices: upstream.Tensor, dim: upstream.Dimension) -> upstream.Shape:
-    """Returns the dimensions that a layout must not split over one axis, though no tensor has them
-    all: the all-reduce over that axis would add up rows of different indices.
+    """Returns the dimensions that a layout must not split over one axis.
+
+    No tensor has them all, but the all-reduce over that axis would add up rows of different
+    indices.
     """
     return indices.shape + dim
 

@@ -13,8 +13,9 @@ def reduce_mean(
     reduced_dim: upstream.Dimension | None = None,
     name: str | None = None,
 ) -> upstream.Tensor:
-    """Computes the mean along some dimensions in at least float32: the sum of a float16 tensor may
-    be infinite when its mean is not.
+    """Computes the mean along some dimensions in at least float32.
+
+    The sum of a float16 tensor may be infinite when its mean is not.
 
     Args:
       x: any float or complex dtype.

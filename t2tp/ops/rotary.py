@@ -94,8 +94,10 @@ def rotary(
 
 
 class RotaryOperation(Operation):
-    """Inputs: x [..., d] and positions. Output: like x. Pair i is rotated by `turns[i]` per
-    position, `backward` in the opposite direction.
+    """Rotates pairs of elements by an angle proportional to the position.
+
+    Inputs: x [..., d] and positions. Output: like x. Pair i is rotated by `turns[i]` per position,
+      `backward` in the opposite direction.
     """
 
     def __init__(

@@ -95,9 +95,7 @@ class ScatterUpdateOperation(Operation):
     def _rows(
         self, lowering: Lowering, positions: upstream.Tensor, leading: upstream.Shape
     ) -> _Rows:
-        """Returns the rows; out-of-range positions are -1, or raise an error when the program
-        runs.
-        """
+        """Returns the rows; out-of-range positions are -1, or raise an error at run time."""
         mesh_impl = lowering.mesh_impl(self)
         sizes = mesh_impl.slice_shape(leading)
         count, (length,) = math.prod(sizes), mesh_impl.slice_shape(upstream.Shape([self._dim]))

@@ -145,8 +145,9 @@ def _zero_if_infinite(x: tf.Tensor) -> tf.Tensor:
 
 
 def _log_gradient(op: upstream.Operation, dy: upstream.Tensor) -> list[upstream.Tensor]:
-    """Computes `dy / total`, or `dy` where the total is 0: the exponentials are then all 0, and so
-    are the gradients.
+    """Computes `dy / total`, or `dy` if the total is 0.
+
+    The exponentials are then all 0, and so are the gradients.
     """
     (total,) = op.inputs
     is_zero = cast(upstream.equal(total, 0.0), total.dtype)
@@ -154,9 +155,7 @@ def _log_gradient(op: upstream.Operation, dy: upstream.Tensor) -> list[upstream.
 
 
 def _softmax(logits: tf.Tensor, axis: int) -> tf.Tensor:
-    """Computes the softmax along one dimension; TensorFlow's CPU kernel has at most five of
-    them.
-    """
+    """Computes the softmax along one dimension; TensorFlow's CPU kernel supports at most five."""
     shape = logits.shape.as_list()
     if shape[axis] == 1:  # The kernel's reciprocals are rounded: it gives 0.9999999.
         return tf.exp(logits - logits)

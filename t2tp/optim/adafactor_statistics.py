@@ -47,8 +47,10 @@ class Moments:
         ]
 
     def partial_means(self, slots: Sequence[tf.Tensor], grad: tf.Tensor) -> list[tf.Tensor]:
-        """Returns a processor's partial sums of means: of the squared gradient along the columns,
-        along the rows and along both, and of the first slot along the rows.
+        """Returns a processor's partial sums of means.
+
+        They are means of the squared gradient along the columns, along the rows and along both, and
+        of the first slot along the rows.
 
         The last two determine the mean of the first slot's next value, so that all sums are
         computed at once.
@@ -74,8 +76,7 @@ class Moments:
         decay_rate: tf.Tensor,
         means: Sequence[tf.Tensor],
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Returns the gradient divided by the root of its second moments, and the slots' next
-        values.
+        """Returns the gradient over the root of its second moments, and the slots' next values.
 
         Args:
           slots: slices of the slots.

@@ -14,8 +14,7 @@ from t2tp.optim.weight_decay import WeightDecay
 
 
 class Adam(Optimizer):
-    """Adam (D. Kingma and J. Ba, arXiv:1412.6980, algorithm 1, reordered as at the end of section
-    2).
+    """Adam (D. Kingma and J. Ba, arXiv:1412.6980, algorithm 1, in the order of section 2's end).
 
     With weight decay it is AdamW (I. Loshchilov and F. Hutter, arXiv:1711.05101, algorithm 2).
     """

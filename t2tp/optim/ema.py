@@ -65,8 +65,9 @@ def average_of(name: str) -> str:
 
 
 def read_averages(mesh: Mesh) -> None:
-    """Makes an evaluation or prediction graph read the averages in place of the trainable
-    variables, which are then not needed.
+    """Makes an evaluation graph read the averages instead of the trainable variables.
+
+    The variables themselves are then not needed.
     """
     averaged = list(mesh.graph.trainable_variables)
     mesh.graph.trainable_variables.clear()

@@ -152,8 +152,7 @@ def _scalar_summaries(operations: Sequence[mtf.Operation]) -> dict[str, mtf.Tens
 def variable_gradients(
     loss: mtf.Tensor, mesh: Mesh, seed: mtf.Tensor | None = None
 ) -> list[mtf.Tensor]:
-    """Computes gradients of the loss, times `seed` if given, w.r.t. the trainable variables, in
-    float32.
+    """Computes float32 gradients of the loss w.r.t. the trainable variables, times `seed` if given.
 
     Raises:
       ValueError: a trainable variable has no influence on the loss.
@@ -197,8 +196,9 @@ def _batch_dim(features: Mapping[str, mtf.Tensor], microbatches: int) -> mtf.Dim
 
 
 class TakeMicrobatchOperation(Operation):
-    """Inputs: x and the index of a microbatch (int32). Output: its slice of each processor's
-    rows.
+    """Takes a microbatch's slice of each processor's rows.
+
+    Inputs: x and the index of a microbatch (int32).
     """
 
     def __init__(

@@ -27,8 +27,7 @@ DirectionFn = Callable[..., tuple[tf.Tensor, tf.Tensor, tf.Tensor]]
 
 
 class Lamb(Optimizer):
-    """LAMB (Y. You et al., arXiv:1904.00962, algorithm 2), without bounds on the norm of a
-    variable.
+    """LAMB (Y. You et al., arXiv:1904.00962, algorithm 2), with unbounded variable norms.
 
     Norms are of global variables, whatever the layout; those of all variables with the same split
     share one all-reduce. If a norm is 0 the update is Adam's.

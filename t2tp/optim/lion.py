@@ -14,8 +14,9 @@ from t2tp.optim.weight_decay import WeightDecay
 
 
 class Lion(Optimizer):
-    """Lion (X. Chen et al., "Symbolic Discovery of Optimization Algorithms", arXiv:2302.06675,
-    program 1).
+    """Lion: sign-based updates with momentum.
+
+    X. Chen et al., "Symbolic Discovery of Optimization Algorithms" (arXiv:2302.06675, program 1).
 
     Learning rates are 3 to 10 times smaller than Adam's, weight decay larger by the same factor.
     """

@@ -50,8 +50,9 @@ class SnapshotOperation(Operation):
 
 
 class SquaresNowOperation(Operation):
-    """Output: the sum of squares of variables at this point of the step, minus the inputs if there
-    are any; a float32 scalar.
+    """Computes the sum of squares of variables at this point of the step, a float32 scalar.
+
+    If it has inputs, they are subtracted from the variables first.
     """
 
     def __init__(self, variables: list[mtf.Variable], subtracted: list[mtf.Tensor]) -> None:

@@ -39,8 +39,10 @@ class Optimizer(mtf.optimize.Optimizer):
     def of_update_number(
         self, mesh: Mesh, fn: Callable[[tf.Tensor], tf.Tensor], name: str
     ) -> mtf.Tensor:
-        """Computes a function of the update number (from 1, a float32 scalar), such as a bias
-        correction: slots are averages over updates, without skipped steps.
+        """Computes a function of the update number, such as a bias correction.
+
+        The number is a float32 scalar, from 1. Slots are averages over updates, without skipped
+        steps.
         """
         number = self.update_number
         if number is None:
@@ -93,9 +95,7 @@ class UpdateOperation(mtf.Assign):
 
 
 def slot(var: mtf.Variable, name: str, shape: mtf.Shape | None = None) -> mtf.Variable:
-    """Returns a float32 variable `<var>/<name>`, initialized to 0; the default shape is that of
-    `var`.
-    """
+    """Returns a float32 variable `<var>/<name>`, initialized to 0, by default of `var`'s shape."""
     return mtf.get_variable(
         var.mesh,
         f"{var.name}/{name}",
@@ -107,9 +107,7 @@ def slot(var: mtf.Variable, name: str, shape: mtf.Shape | None = None) -> mtf.Va
 
 
 def variable_slice(lowering: Lowering, var: mtf.Variable) -> tf.Variable:
-    """Returns the processor's slice of a variable, which reads its value at this point of the
-    step.
-    """
+    """Returns the processor's slice of a variable, to be read at this point of the step."""
     return lowering.variables[var].laid_out_tensor.slice
 
 

@@ -97,8 +97,9 @@ def relative_step(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Ten
 
 @registry.register_learning_rate_schedule
 def linear_decay(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor:
-    """Falls linearly to `learning_rate_decay_floor` over the last `learning_rate_decay_steps` of
-    the training (0: all).
+    """Falls linearly to `learning_rate_decay_floor` at the end of the training.
+
+    It begins `learning_rate_decay_steps` before the end (0: at the first step).
     """
     return _above_floor(_left_at_the_end(step, hparams, train_steps), hparams)
 
@@ -116,8 +117,9 @@ def sqrt_decay(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor
 
 @registry.register_learning_rate_schedule
 def cosine_decay(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor:
-    """Falls from 1 to `learning_rate_decay_floor` along half a cosine over
-    `learning_rate_decay_steps` (0: the whole training).
+    """Falls from 1 to `learning_rate_decay_floor` along half a cosine.
+
+    It takes `learning_rate_decay_steps` (0: the whole training).
 
     I. Loshchilov and F. Hutter, "SGDR" (arXiv:1608.03983), equation 5, without restarts.
     """
@@ -129,9 +131,10 @@ def cosine_decay(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tens
 
 @registry.register_learning_rate_schedule
 def cosdecay(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor:
-    """Returns tensor2tensor's factor: 1 in the warm-up, then (1 + cos(pi * step /
-    `learning_rate_decay_steps`)) / 2 of the global step, which rises again after the decay's
-    end.
+    """Returns tensor2tensor's factor: 1 in the warm-up, then a cosine of the global step.
+
+    It is (1 + cos(pi * step / `learning_rate_decay_steps`)) / 2, which rises again after the
+    decay's end.
     """
     over = _decay_steps("cosdecay", hparams)
     del train_steps
@@ -141,9 +144,7 @@ def cosdecay(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor:
 
 @registry.register_learning_rate_schedule
 def single_cycle_cos_decay(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor:
-    """Falls along half a cosine from 1 at the end of the warm-up to 0 at the end of the
-    training.
-    """
+    """Falls along half a cosine from 1 at the warm-up's end to 0 at the training's end."""
     warmup = hparams.learning_rate_warmup_steps
     if train_steps <= warmup:
         raise ValueError(
@@ -156,8 +157,9 @@ def single_cycle_cos_decay(step: tf.Tensor, hparams: HParams, train_steps: int) 
 
 @registry.register_learning_rate_schedule
 def multi_cycle_cos_decay(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor:
-    """Oscillates along a cosine between 1 and 0 after the warm-up; each half takes
-    `learning_rate_decay_steps`.
+    """Oscillates along a cosine between 1 and 0 after the warm-up.
+
+    Each half takes `learning_rate_decay_steps`.
     """
     del train_steps
     over = _decay_steps("multi_cycle_cos_decay", hparams)
@@ -167,8 +169,10 @@ def multi_cycle_cos_decay(step: tf.Tensor, hparams: HParams, train_steps: int) -
 
 @registry.register_learning_rate_schedule
 def exp_decay(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor:
-    """Multiplies by `learning_rate_decay_rate` every `learning_rate_decay_steps` after the warm-up;
-    with `learning_rate_decay_staircase`, at once at the end of each interval.
+    """Decays exponentially after the warm-up.
+
+    It multiplies by `learning_rate_decay_rate` every `learning_rate_decay_steps`; with
+    `learning_rate_decay_staircase`, at once at the end of each interval.
     """
     del train_steps
     over = _decay_steps("exp_decay", hparams)
@@ -180,8 +184,9 @@ def exp_decay(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor:
 
 @registry.register_learning_rate_schedule
 def piecewise(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor:
-    """Returns 1 up to and including the first of `learning_rate_boundaries`, then each of
-    `learning_rate_multiples` in turn, relative to 1 and not to the previous one.
+    """Returns 1 until the first of `learning_rate_boundaries`, inclusive, then the multiples.
+
+    Each of `learning_rate_multiples` is relative to 1 and not to the previous one.
     """
     del train_steps
     boundaries, multiples = hparams.learning_rate_boundaries, hparams.learning_rate_multiples
@@ -195,9 +200,7 @@ def piecewise(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor:
 
 
 def _left_at_the_end(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor:
-    """Returns the remaining fraction of the last `learning_rate_decay_steps` (0: all), from 1 to
-    0.
-    """
+    """Returns the remaining fraction of the last `learning_rate_decay_steps` (0: all): 1 to 0."""
     over = hparams.learning_rate_decay_steps or train_steps
     return tf.clip_by_value((train_steps - step) / over, 0.0, 1.0)
 

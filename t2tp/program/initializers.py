@@ -127,9 +127,7 @@ def _variance_scaled(
 
 
 def _fans(shape: Sequence[int]) -> tuple[float, float]:
-    """Inputs and outputs of a unit, by TensorFlow's convention: the last two dimensions are in and
-    out.
-    """
+    """Returns fan-in and fan-out by TensorFlow's convention: of the last two dimensions."""
     if not shape:
         return 1.0, 1.0
     if len(shape) == 1:

@@ -192,8 +192,9 @@ def _needed(graph: tf.Graph) -> list[tf.Operation]:
 
 
 def _check_no_side_effects(graph: tf.Graph) -> None:
-    """Raises an error if a function has side effects (a model author's own may): only what outputs
-    depend on is copied, so that they would be lost.
+    """Raises an error if a function has side effects, such as those of a model author's code.
+
+    Only what outputs depend on is copied, so they would be lost.
 
     Assertions are dropped, as XLA does on any number of devices.
     """
@@ -229,8 +230,9 @@ def _copy(op: tf.Operation, operands: list[tf.Tensor]) -> list[tf.Tensor]:
 
 
 def _cast_complex(x: tf.Tensor) -> tf.Tensor:
-    """`tf.bitcast` of complex numbers [...] to their parts [..., 2], or back: XLA has no such
-    operation.
+    """Bitcasts complex numbers [...] to their parts [..., 2], or back, as `tf.bitcast`.
+
+    XLA has no such operation.
     """
     if x.dtype.is_complex:
         return tf.stack([tf.math.real(x), tf.math.imag(x)], axis=-1)
@@ -238,8 +240,9 @@ def _cast_complex(x: tf.Tensor) -> tf.Tensor:
 
 
 def _matmuls(op: tf.Operation, operands: _Each) -> _Each:
-    """Matmuls of rows with a matrix: those with the same matrix become one, which reads it once.
-    Reading the matrix takes most of the time where there are few rows.
+    """Merges matmuls of rows with the same matrix into one, which reads the matrix once.
+
+    Reading the matrix takes most of the time if there are few rows.
     """
     by_matrix: dict[Any, dict[Any, tf.Tensor]] = {}
     for rows, matrix in operands:

@@ -1,6 +1,4 @@
-"""A program: a step written in named dimensions, traced once, run on all devices at the same
-time.
-"""
+"""A program: a step written in named dimensions, traced once, run on all devices at once."""
 
 from __future__ import annotations
 
@@ -136,8 +134,7 @@ class Program:
         seed: int = 0,
         xla: bool | None = None,
     ) -> None:
-        """Builds the graph, refuses a layout that cannot work, and makes the variables that do not
-        exist yet.
+        """Builds the graph, checks its layout, and creates the variables that do not exist yet.
 
         Args:
           step_fn: `(mesh, features) -> outputs`, both by name. It is called to build an mtf graph,
@@ -231,8 +228,9 @@ class Program:
         return Outputs(self.layout, self.cluster, self._output_shapes, slices)
 
     def on_tensors(self, features: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """The step of a program of one device on TensorFlow's tensors, inside of a `tf.function`:
-        what is exported. Its variables are those in `variables`.
+        """Runs the step of a one-device program on TensorFlow tensors, inside a `tf.function`.
+
+        This is what is exported. Its variables are those in `variables`.
 
         Args:
           features: global tensors by name.

@@ -28,9 +28,7 @@ class VariableHandle:
 
 @contextlib.contextmanager
 def handles_for_masters() -> Iterator[None]:
-    """While this is active, `mtf.get_variable` makes handles where it would make full-size
-    masters.
-    """
+    """Makes `mtf.get_variable` create handles, not full-size master variables, in this context."""
 
     def make_handle(getter: Callable, name: str, *args: object, **kwargs: object) -> VariableHandle:
         del getter, args
@@ -116,15 +114,11 @@ class SlicedVariable:
         return self._layout.slice_begin(self.spec.shape, pnum)
 
     def owners(self) -> dict[tuple[int, ...], int]:
-        """For each different slice: where it begins -> the first processor that holds it, in
-        whichever process.
-        """
+        """The first processor of any process that holds each distinct slice, by where it begins."""
         return self._first(range(self._layout.size))
 
     def local_owners(self) -> dict[tuple[int, ...], int]:
-        """For each different slice in this process: where it begins -> its first local
-        processor.
-        """
+        """The first local processor that holds each distinct slice, by where it begins."""
         return self._first(self._cluster.local_pnums)
 
     def numpy(self) -> np.ndarray:
@@ -145,8 +139,7 @@ class SlicedVariable:
         return whole
 
     def assign(self, value: np.ndarray) -> None:
-        """Sets the slices of this process to those of a whole value, such as one read from another
-        framework's checkpoint.
+        """Sets the slices of this process to those of a global value, such as an imported one.
 
         Raises:
           ValueError: it has another shape.

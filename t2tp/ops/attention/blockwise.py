@@ -30,8 +30,9 @@ def padded_sizes(length: int, memory_length: int) -> tuple[int, int]:
 
 
 def forward(q: tf.Tensor, k: tf.Tensor, v: tf.Tensor, terms: ScoreTerms) -> tuple[tf.Tensor, ...]:
-    """Computes the result, and the log of each query's sum of exponentials; for 16 bits also the
-    rounding error of the result, which the gradient needs.
+    """Computes the result and the log of each query's sum of exponentials.
+
+    For 16 bits, also computes the rounding error of the result, which the gradient needs.
 
     Args:
       q: [batch, heads, length, d_kv], scaled.
@@ -97,8 +98,10 @@ def backward(
     dy: tf.Tensor,
     terms: ScoreTerms,
 ) -> Gradients:
-    """Computes gradients w.r.t. q (scaled), k, v and the bias, from the results of `forward` (y
-    before it was rounded) and the gradient w.r.t. its result.
+    """Computes gradients w.r.t. q (scaled), k, v and the bias.
+
+    They are computed from the results of `forward` (y before it was rounded) and the gradient
+    w.r.t. its result.
     """
     length, memory_length, kv_heads = q.shape[2], k.shape[2], k.shape[1]
     queries, memories = _block_sizes(length, memory_length)
@@ -195,8 +198,10 @@ def _joined(blocks: tf.Tensor, length: int) -> tf.Tensor:
 
 
 def _visible_blocks(mask: Mask, queries: int, memories: int) -> np.ndarray:
-    """Returns, for each block of queries, the range of memory blocks that it attends to (begin and
-    end): int32 [slice of the length, 2, block of queries].
+    """Returns, for each block of queries, the range of memory blocks that it attends to.
+
+    Returns:
+      begin and end, int32 [slice of the length, 2, block of queries].
     """
     size = mask.queries.size
     ranges = [
@@ -208,8 +213,10 @@ def _visible_blocks(mask: Mask, queries: int, memories: int) -> np.ndarray:
 
 
 def _seeing_blocks(mask: Mask, queries: int, memories: int) -> np.ndarray:
-    """Returns, for each memory block, the range of query blocks that attend to it (begin and end,
-    both 0 if none does): int32 [slice of the length, 2, block of the memory].
+    """Returns, for each memory block, the range of query blocks that attend to it.
+
+    Returns:
+      begin and end, both 0 if none does, int32 [slice of the length, 2, block of the memory].
     """
     count = -(-mask.memory_length // memories)
     result = np.zeros([len(mask.queries.offsets), 2, count], np.int32)

@@ -90,9 +90,7 @@ class AttentionStepOperation(Operation):
         memory_stride: int,
         max_distance: int,
     ) -> None:
-        """Computes attention; see `attention_step` (extras: `positions`, `is_seen`,
-        `bias_table`).
-        """
+        """Creates the operation (extras: `positions`, `is_seen`, `bias_table`)."""
         super().__init__([*qkv, *extras.values()], name="attention_step")
         self._extras = tuple(extras)
         self._window = window

@@ -234,9 +234,7 @@ class _BlockSlice:
         return dx
 
     def attend(self, q: tf.Tensor, k: tf.Tensor, v: tf.Tensor) -> tf.Tensor:
-        """Computes attention of q [batch, height, width, d_kv] to k and v with halo; returns like
-        q.
-        """
+        """Computes attention of q [batch, height, width, d_kv] to k and v with halo."""
         queries = self._blocks(q * tf.constant(self._scale, q.dtype))
         keys, values = self._memory(k), self._memory(v)
         scores = tf.cast(tf.matmul(queries, keys, transpose_b=True), tf.float32)
@@ -247,9 +245,7 @@ class _BlockSlice:
         return tf.reshape(tf.transpose(y, [0, 1, 3, 2, 4, 5]), q.shape)
 
     def _memory(self, x: tf.Tensor) -> tf.Tensor:
-        """Gathers the positions of all neighbours: x with halo -> [batch, rows, columns, positions,
-        d_kv].
-        """
+        """Gathers all neighbours: x with halo -> [batch, rows, columns, positions, d_kv]."""
         grid = self._grid
         above, left, _ = self._edges
         height, width = grid.rows * grid.height, grid.columns * grid.width

@@ -53,9 +53,7 @@ class Mask:
         self._memory_segments = memory_segments
 
     def visible_range(self, query: int, queries: int) -> tuple[int, int]:
-        """Returns the range of keys that these queries attend to: the first, and one after the
-        last.
-        """
+        """Returns the keys that these queries attend to: the first, and one after the last."""
         begin, end = 0, self.memory_length
         if self._window is not None:
             begin = max(0, query - self._window + 1)
@@ -65,8 +63,9 @@ class Mask:
         return begin, end
 
     def block(self, block: Block) -> tf.Tensor | None:
-        """Returns the mask to add to scores: float32 [batch or 1, 1, queries, memories], 0 or
-        `MASKED`; None for no mask.
+        """Returns the mask to add to scores: 0 or `MASKED`; None for no mask.
+
+        It is float32 [batch or 1, 1, queries, memories].
 
         Keys beyond the end of the memory are masked. Queries beyond the last one may have any mask:
         their results are never read.

@@ -42,8 +42,9 @@ class Options:
 
 
 class AttentionOperation(Operation):
-    """Inputs: q [batch..., heads, length, d_kv], k and v [batch..., kv_heads, memory, d_kv],
-    extras.
+    """Computes attention.
+
+    Inputs: q [batch..., heads, length, d_kv], k and v [batch..., kv_heads, memory, d_kv], extras.
 
     Outputs: the result, like q, and what the backward pass needs. Blockwise: the log of each
     query's sum of exponentials [batch..., heads, length] and, for 16 bits, the rounding error of
@@ -102,8 +103,10 @@ class AttentionOperation(Operation):
 
 
 class AttentionGradOperation(Operation):
-    """Inputs: those of attention, its `num_outputs` outputs and the gradient w.r.t. the result.
-    Outputs: the gradients w.r.t. q, k, v and, if there is one, the bias table.
+    """Computes the gradient of attention.
+
+    Inputs: those of attention, its `num_outputs` outputs and the gradient w.r.t. the result.
+      Outputs: the gradients w.r.t. q, k, v and, if there is one, the bias table.
     """
 
     def __init__(
@@ -231,8 +234,9 @@ class _AttentionSlice:
         return tf.reshape(x, [-1, *x.shape[-3:]])
 
     def restored(self, dx: tf.Tensor) -> tuple[tf.Tensor, list[int]]:
-        """Returns this processor's addend of the gradient w.r.t. the input's slice, from that
-        w.r.t. `k` or `v`, and the mesh axes over which it is a partial sum.
+        """Returns this processor's partial sum of the gradient w.r.t. the input's slice.
+
+        It is computed from the gradient w.r.t. `k` or `v`; also returns the mesh axes to sum over.
         """
         dx = self._memory.own_part(self._shared.restore(dx, self._summed), self._summed)
         return dx, sorted(self._summed - {self._memory.axis, self._shared.gathered.axis})

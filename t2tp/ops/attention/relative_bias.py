@@ -107,9 +107,7 @@ class Bias:
         return tf.tensor_scatter_nd_add(so_far, index[:, None], diagonals)
 
     def table_gradient(self, by_distance: tf.Tensor) -> tf.Tensor:
-        """Returns the gradient w.r.t. the table, [heads, buckets], from the sums of
-        `with_gradient`.
-        """
+        """Returns the gradient w.r.t. the table [heads, buckets], from `with_gradient`'s sums."""
         by_bucket = tf.math.unsorted_segment_sum(by_distance, self._buckets, self._num_buckets)
         return tf.transpose(by_bucket)
 

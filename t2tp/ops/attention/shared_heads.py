@@ -44,8 +44,7 @@ class SharedHeads:
         return x if self._chosen is None else tf.gather(x, self._chosen, axis=1)
 
     def restore(self, dx: tf.Tensor, summed: Collection[int]) -> tf.Tensor:
-        """Converts the gradient w.r.t. the result of `select` to an addend of that w.r.t. the
-        slice.
+        """Converts the gradient w.r.t. `select`'s result to a partial sum of that w.r.t. the slice.
 
         Args:
           dx: [batch, the kv heads needed here, memory, d].
@@ -58,8 +57,9 @@ class SharedHeads:
         return self.gathered.own_part(dx, summed)
 
     def _chosen_heads(self, shared_by: int, size: int, axis: int) -> tf.Tensor:
-        """Returns the indices of the kv heads that `size` query heads of this processor need, one
-        per group of consecutive heads that is sure to share it.
+        """Returns the indices of the kv heads that `size` query heads of this processor need.
+
+        There is one per group of consecutive query heads that is sure to share it.
         """
         together = math.gcd(shared_by, size)
         first = self._collectives.coordinate(axis) * size

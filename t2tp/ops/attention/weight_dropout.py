@@ -11,9 +11,7 @@ _LEVELS = 1 << 16
 
 
 class AttentionDropout:
-    """The dropout mask of a processor's slice, a function of each weight's index in the global
-    tensor.
-    """
+    """The dropout mask of a processor's slice: a function of each weight's global index."""
 
     def __init__(
         self, key: tf.Tensor, rows: tf.Tensor, length: int, memory_length: int, rate: float
@@ -39,14 +37,13 @@ class AttentionDropout:
         return _LEVELS / self._kept_levels
 
     def dropped(self, weights: tf.Tensor, block: Block) -> tf.Tensor:
-        """Sets dropped weights of a block, [batch, heads, queries, memories], to zero; does not
-        scale the others.
-        """
+        """Zeroes dropped weights [batch, heads, queries, memories]; does not scale the others."""
         return tf.where(self._is_kept(block), weights, tf.zeros([], weights.dtype))
 
     def _is_kept(self, block: Block) -> tf.Tensor:
-        """Returns which weights are kept; 32 random bits decide two, and blocks begin at even
-        positions.
+        """Returns which weights are kept.
+
+        32 random bits decide two weights, and blocks begin at even positions.
         """
         pairs = (block.memories + 1) // 2
         in_memory = tf.cast(block.memory // 2 + tf.range(pairs), tf.uint64)

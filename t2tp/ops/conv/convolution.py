@@ -56,8 +56,10 @@ def convolution(
 
 
 class ConvolutionOperation(Operation):
-    """Inputs: x [batch..., height, width, channels] and filters. Output: [batch..., height, width,
-    filters].
+    """Computes a convolution.
+
+    Inputs: x [batch..., height, width, channels] and filters. Output: [batch..., height, width,
+      filters].
     """
 
     def __init__(
@@ -179,8 +181,10 @@ def _all_but_kernel(op: upstream.Operation, filters: upstream.Shape) -> tuple[fr
 
 
 def _gradient_dtype(mesh_impl: SpmdMeshImpl, x: upstream.Tensor) -> tf.DType:
-    """Returns the dtype of gradients. For 16-bit inputs the CPU kernels sum in 16 bits, which is
-    too little for all positions of all images, and are several times slower.
+    """Returns the dtype of gradients.
+
+    For 16-bit inputs the CPU kernels sum in 16 bits, which is too little for all positions of all
+    images, and are several times slower.
     """
     return wide_dtype(x) if mesh_impl.target.on_cpu else x.dtype
 
@@ -214,9 +218,7 @@ def _seen_shape(shape: list[int], sliding: tuple[Window, Window]) -> list[int]:
 
 
 def _with_unseen(dx: tf.Tensor, shape: list[int], sliding: tuple[Window, Window]) -> tf.Tensor:
-    """Converts the gradient w.r.t. the result of `_seen` to that w.r.t. its x, of the given
-    shape.
-    """
+    """Converts the gradient w.r.t. the result of `_seen` to that w.r.t. its x of shape `shape`."""
     rows, columns = _steps(sliding)
     if rows == columns == 1:
         return dx

@@ -68,8 +68,9 @@ class Halo:
         return tf.concat(parts, self.tensor_axis)
 
     def exchange_gradient(self, dy: tf.Tensor) -> tf.Tensor:
-        """Returns the gradient w.r.t. x from that w.r.t. `exchange(x)`: halos go back to their
-        owners.
+        """Returns the gradient w.r.t. x from that w.r.t. `exchange(x)`.
+
+        Halos go back to their owners.
         """
         if not self._width:
             return dy
@@ -97,8 +98,9 @@ class Halo:
         return tf.where(is_even, second, first), tf.where(is_even, first, second)
 
     def _meet(self, begin: int, x: tf.Tensor) -> tf.Tensor:
-        """Returns the partner's `x`, where coordinates begin and begin + 1, and so on, are
-        partners; zeros without one.
+        """Returns the partner's `x`; zeros without a partner.
+
+        Partners are the coordinates begin and begin + 1, begin + 2 and begin + 3, and so on.
         """
         source: list[int | None] = [None] * self._size
         for coordinate in range(begin, self._size - 1, 2):

@@ -52,8 +52,9 @@ def pool(x: upstream.Tensor, kind: Kind, size: int, stride: int) -> upstream.Ten
 
 
 class PoolOperation(Operation):
-    """Input: x [batch..., height, width, channels]. Output: likewise with fewer rows and
-    columns.
+    """Computes pooling.
+
+    Input: x [batch..., height, width, channels]. Output: likewise with fewer rows and columns.
     """
 
     def __init__(self, x: upstream.Tensor, kind: Kind, windows: tuple[Window, Window]) -> None:
@@ -112,8 +113,9 @@ class _Pooling:
         self._windows = Windows(mesh_impl, *sliding, pads_all=True)
 
     def with_halo(self, x: tf.Tensor) -> tf.Tensor:
-        """Reshapes [batch..., height, width, channels] -> [batch, height, width, channels] and adds
-        the halo of the windows; outside of the image the lowest number or 0.
+        """Reshapes x to [batch, height, width, channels] and adds the halo of the windows.
+
+        Outside the image, the halo is the lowest number or 0.
         """
         x = self._windows.with_halo(with_one_batch(x))
         if self._kind == "mean":
@@ -144,8 +146,10 @@ class _Pooling:
         return self._windows.without_halo(dx)
 
     def _correction(self, x: tf.Tensor) -> tf.Tensor:
-        """Returns the factor that turns a window's mean over all positions into that over the
-        positions inside the image: [1, height, width, 1].
+        """Returns the factor from means over all positions of a window to means inside the image.
+
+        Returns:
+          [1, height, width, 1].
         """
         is_inside = tf.cast(self._inside(x.shape[1:3].as_list()), x.dtype)
         return 1.0 / tf.raw_ops.AvgPool(value=is_inside[None, :, :, None], **self._options())

@@ -15,9 +15,10 @@ from t2tp.ops.conv.halo import Halo, check_window
 
 @dataclass(frozen=True)
 class Window:
-    """A sliding window along one dimension, as in TensorFlow's "SAME": the result has
-    ceil(size / stride) elements, and zero padding is even at both ends, with the odd one at the
-    end.
+    """A sliding window along one dimension, as in TensorFlow's "SAME".
+
+    The result has ceil(size / stride) elements, and zero padding is even at both ends, with the odd
+    one at the end.
 
     Attributes:
       dim: the dimension.
@@ -64,17 +65,16 @@ class Windows:
         ]
 
     def with_halo(self, x: tf.Tensor) -> tf.Tensor:
-        """Adds the neighbours' elements that the windows read to a slice; at corners, too, because
-        the dimensions are exchanged one after the other.
+        """Adds the neighbours' elements that the windows read to a slice.
+
+        Corners are included, because the dimensions are exchanged one after the other.
         """
         for halo in self._halos:
             x = halo.exchange(x)
         return x
 
     def shape_with_halo(self, shape: list[int]) -> list[int]:
-        """Returns the shape of `with_halo(slice)` for a slice [batch..., height, width,
-        channels].
-        """
+        """Returns the shape of `with_halo(slice)` for [batch..., height, width, channels]."""
         *batch, height, width, channels = shape
         sizes = [math.prod(batch), height, width, channels]
         for halo in self._halos:

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 def batch_norm(
     x: upstream.Tensor, scale: upstream.Tensor, offset: upstream.Tensor, epsilon: float
 ) -> tuple[upstream.Tensor, upstream.Tensor, upstream.Tensor]:
-    """Computes `(x - mean) / sqrt(variance + epsilon) * scale + offset`, with mean and variance
-    over all dimensions but the last.
+    """Computes `(x - mean) / sqrt(variance + epsilon) * scale + offset` per channel.
+
+    Mean and variance are over all dimensions but the last.
 
     S. Ioffe and C. Szegedy, "Batch Normalization" (arXiv:1502.03167), algorithm 1. If the batch or
     the images are split over the mesh the statistics are global: one collective forward and one
@@ -51,8 +52,10 @@ def batch_norm(
 
 
 class BatchNormOperation(Operation):
-    """Inputs: x [..., channels], scale and offset [channels]. Outputs: y [..., channels], mean and
-    variance [channels] (at least float32).
+    """Computes batch norm.
+
+    Inputs: x [..., channels], scale and offset [channels]. Outputs: y [..., channels], mean and
+      variance [channels] (at least float32).
     """
 
     def __init__(
@@ -88,8 +91,10 @@ class BatchNormOperation(Operation):
 
 
 class BatchNormGradOperation(Operation):
-    """Inputs: x, scale, offset, mean, variance and dy. Outputs: the gradients w.r.t. x [...,
-    channels], scale and offset [channels].
+    """Computes the gradient of batch norm.
+
+    Inputs: x, scale, offset, mean, variance and dy. Outputs: the gradients w.r.t. x [...,
+      channels], scale and offset [channels].
     """
 
     def __init__(self, inputs: list[upstream.Tensor], epsilon: float) -> None:
@@ -120,8 +125,9 @@ class BatchNormGradOperation(Operation):
 
 
 class _Kernels:
-    """Batch norm of a slice x [..., channels] by TensorFlow's own kernels; statistics, scale and
-    offset are [channels], all in float32.
+    """Batch norm of a slice x [..., channels] by TensorFlow's kernels.
+
+    Statistics, scale and offset are [channels], all in float32.
     """
 
     def __init__(self, epsilon: float) -> None:

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 def group_norm(
     x: upstream.Tensor, scale: upstream.Tensor, offset: upstream.Tensor, groups: int, epsilon: float
 ) -> upstream.Tensor:
-    """Computes `(x - mean) / sqrt(variance + epsilon) * scale + offset`, with mean and variance
-    over height, width and the channels of a group.
+    """Computes `(x - mean) / sqrt(variance + epsilon) * scale + offset` per group of channels.
+
+    Mean and variance are over height, width and the channels of a group.
 
     Y. Wu and K. He, "Group Normalization" (arXiv:1803.08494), section 3. Any dimension may be
     split; computed in float32 (float64 for float64).
@@ -54,8 +55,9 @@ def group_norm(
 
 
 class GroupNormOperation(Operation):
-    """Inputs: x [batch..., height, width, channels], scale and offset [channels]. Output: like
-    x.
+    """Computes group norm.
+
+    Inputs: x [batch..., height, width, channels], scale and offset [channels]. Output: like x.
     """
 
     def __init__(
@@ -149,9 +151,7 @@ class _Grouped:
         self.normed = centred * self.inverse
 
     def in_groups(self, x: tf.Tensor) -> tf.Tensor:
-        """Reshapes [batch..., height, width, channels] -> [batch, height * width, group,
-        channel].
-        """
+        """Reshapes to [batch, height * width, group, channel]."""
         *batch, height, width, channels = self._shape
         size = self._group_size
         return tf.reshape(x, [math.prod(batch), height * width, channels // size, size])
@@ -161,8 +161,9 @@ class _Grouped:
         return tf.reshape(x, self._shape)
 
     def means(self, x: tf.Tensor) -> tf.Tensor:
-        """Reduces [..., batch, position, group, channel] -> [..., batch, 1, group, 1] over all
-        slices.
+        """Averages over position and channel, over all slices.
+
+        It reduces [..., batch, position, group, channel] to [..., batch, 1, group, 1].
         """
         mean = reduce_mean(x, [-3, -1], keepdims=True)
         return self._collectives.allreduce(mean, self._axes, "Add") / self._slices

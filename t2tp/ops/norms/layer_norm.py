@@ -37,8 +37,10 @@ def rms_norm(
 
 
 class RmsNormOperation(Operation):
-    """Inputs: x [..., dim] and scale [dim]. Outputs: y [..., dim] and 1 / rms(x) [...] (at least
-    float32).
+    """Computes RMS norm.
+
+    Inputs: x [..., dim] and scale [dim]. Outputs: y [..., dim] and 1 / rms(x) [...] (at least
+      float32).
     """
 
     def __init__(self, x: upstream.Tensor, scale: upstream.Tensor, epsilon: float) -> None:
@@ -64,8 +66,9 @@ class RmsNormOperation(Operation):
 
 
 class RmsNormGradOperation(Operation):
-    """Inputs: x, scale, 1 / rms(x) and dy. Outputs: the gradients w.r.t. x [..., dim] and scale
-    [dim].
+    """Computes the gradient of RMS norm.
+
+    Inputs: x, scale, 1 / rms(x) and dy. Outputs: the gradients w.r.t. x [..., dim] and scale [dim].
     """
 
     def __init__(
@@ -133,8 +136,10 @@ def layer_norm(
 
 
 class LayerNormOperation(Operation):
-    """Inputs: x [..., dim], scale [dim] and bias [dim]. Outputs: y [..., dim], and the mean of x
-    and 1 / its standard deviation [...] (at least float32).
+    """Computes layer norm.
+
+    Inputs: x [..., dim], scale [dim] and bias [dim]. Outputs: y [..., dim], and the mean of x and 1
+      / its standard deviation [...] (at least float32).
     """
 
     def __init__(
@@ -166,8 +171,10 @@ class LayerNormOperation(Operation):
 
 
 class LayerNormGradOperation(Operation):
-    """Inputs: x, scale, bias, mean, 1 / standard deviation and dy. Outputs: the gradients w.r.t. x
-    [..., dim], scale [dim] and bias [dim].
+    """Computes the gradient of layer norm.
+
+    Inputs: x, scale, bias, mean, 1 / standard deviation and dy. Outputs: the gradients w.r.t. x
+      [..., dim], scale [dim] and bias [dim].
     """
 
     def __init__(self, *inputs: upstream.Tensor) -> None:
@@ -196,7 +203,8 @@ class LayerNormGradOperation(Operation):
 def _moments(
     lowering: Lowering, tensor: upstream.Tensor, x: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Computes mean and variance [..., 1] over the last dimension of `tensor`, which may be split;
+    """Computes mean and variance [..., 1] over the last dimension of `tensor`, which may be split.
+
     `x` is the tensor's slice.
     """
     mean = reduce_mean(x, -1, keepdims=True)
@@ -208,8 +216,9 @@ def _moments(
 
 
 def _means(lowering: Lowering, tensor: upstream.Tensor, *parts: tf.Tensor) -> list[tf.Tensor]:
-    """Computes means [..., 1] over the last dimension of `tensor`, which may be split, of tensors
-    whose slices are `parts`; one collective for all.
+    """Computes means [..., 1] over the last dimension of `tensor`, which may be split.
+
+    The means are of tensors whose slices are `parts`, in one collective for all.
     """
     dim = tensor.shape.dims[-1]
     mesh_impl = lowering.mesh_impl(tensor)

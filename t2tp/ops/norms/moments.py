@@ -12,8 +12,9 @@ from t2tp.mesh.collectives import Collectives
 def combined_moments(
     collectives: Collectives, axes: Sequence[int], mean: tf.Tensor, variance: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Computes mean and variance over the slices of a group, which have equal sizes; one collective
-    of two numbers per mean.
+    """Computes mean and variance over the slices of a group, which have equal sizes.
+
+    It takes one collective of two numbers per mean.
 
     Only differences are squared, here between the slices' means, so that a mean far from 0 costs no
     accuracy: T. Chan et al., "Updating Formulae and a Pairwise Algorithm for Computing Sample
