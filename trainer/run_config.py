@@ -44,6 +44,8 @@ class RunConfig:
       tracker: `wandb` or `mlflow`, to which scalars are sent, with an optional project as in
         `wandb:my_project`; empty: none.
       histogram_steps: steps from one histogram of each trainable variable to the next; None: none.
+      check_replicas_every: steps from one comparison of the copies of variables to the next, which
+        then precedes each checkpoint too; 0: none.
       profile_steps: `FIRST:LAST`, the steps to profile, counted from 1; empty: none.
       on_nonfinite: reaction to a step with a non-finite loss or gradient: `stop`; `skip`, for which
         the graph needs a step guard (a registered model adds it for the hparam
@@ -74,6 +76,7 @@ class RunConfig:
     log_json: str = ""
     tracker: str = ""
     histogram_steps: int | None = None
+    check_replicas_every: int = 0
     profile_steps: str = ""
     on_nonfinite: str = "stop"
     grace_seconds: float | None = None
@@ -87,8 +90,9 @@ class RunConfig:
         """Checks the values.
 
         Raises:
-          ValueError: no output_dir, a number of steps or checkpoints below 1 or of threads below
-            0, two different intervals between checkpoints, or an unknown precision.
+          ValueError: no output_dir, a number of steps or checkpoints below 1, of threads or
+            steps between checks below 0, two different intervals between checkpoints, or an unknown
+            precision.
         """
         if not self.output_dir:
             raise ValueError("output_dir is empty: name the directory of the run")
@@ -100,7 +104,7 @@ class RunConfig:
                 continue
             if field.name.endswith(("_steps", "_max")) and value < 1:
                 raise ValueError(f"{field.name} is {value}, and must be at least 1")
-            if field.name.endswith("_threads") and value < 0:
+            if field.name.endswith(("_threads", "_every")) and value < 0:
                 raise ValueError(f"{field.name} is {value}, and must be at least 0")
         if self.save_checkpoints_secs is not None:
             if self.save_checkpoints_steps is not None:

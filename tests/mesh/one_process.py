@@ -20,6 +20,7 @@ from t2tp.mesh import coordination, loopback
 from t2tp.mesh.cluster import Cluster, connect
 from t2tp.models.transformer_lm import TransformerLm
 from t2tp.optim import apply_gradients
+from t2tp.program.replicas import ReplicaCheck
 from tests.models import small_lm
 from tests.program.reaching import connects, own_address
 
@@ -171,6 +172,19 @@ def device(cluster: Cluster, mesh_shape: str, how: str) -> dict:
     return {}
 
 
+def replicas(cluster: Cluster, mesh_shape: str) -> dict:
+    """Process 1 changes a slice after the first step; what all find before and after that."""
+    trained = program(cluster, mesh_shape)
+    trained({"x": X})
+    check = ReplicaCheck(trained.variables)
+    before = check.mismatches()
+    if cluster.process_id == 1:
+        part = trained.variables["w"].slices[0]
+        part.assign(part + 1e-3)
+    found = check.mismatches()
+    return {"before": len(before), "found": [each.describe(cluster) for each in found]}
+
+
 def lm(cluster: Cluster, mesh_shape: str, steps: int) -> dict:
     """Losses of a small transformer language model, with dropout and Adam."""
     hparams = small_lm.make_hparams(layer_prepostprocess_dropout=0.1)
@@ -192,7 +206,9 @@ def lm(cluster: Cluster, mesh_shape: str, steps: int) -> dict:
     return {"losses": [float(each["loss"]) for each in outputs]}
 
 
-SCENARIOS = {each.__name__: each for each in (train, resume, die, talk, reach, device, lm)}
+SCENARIOS = {
+    each.__name__: each for each in (train, resume, die, talk, reach, device, replicas, lm)
+}
 
 
 def main() -> None:

@@ -139,6 +139,13 @@ def test_what_each_says_all_hear_and_a_notice_reaches_everybody(start):
         assert found == {"said": said, "agreed": "by 0", "notice": "from 2"}, process_id
 
 
+def test_a_copy_that_differs_in_another_process_is_named_by_all(start):
+    for each in results(start("replicas", by_arguments(2), mesh_shape="data:4", processors=4)):
+        assert each["before"] == 0
+        (said,) = each["found"]
+        assert re.match(r"variable 'w' differs on processor 2 \(.*task:1.*\) from .* 0, 1, 3", said)
+
+
 def test_on_one_host_only_this_host_can_connect(start):
     """Of what listens, TensorFlow's server is all that does not listen on loopback only."""
     for each in results(start("reach", by_arguments(2), processors=2)):

@@ -115,6 +115,14 @@ def _define_watching(flag_values: flags.FlagValues) -> None:
         lower_bound=1,
         flag_values=flag_values,
     )
+    flags.DEFINE_integer(
+        "check_replicas_every",
+        0,
+        "Compare the copies of variables that devices hold, every so many steps and before each"
+        " checkpoint, and stop if they differ; 0: never.",
+        lower_bound=0,
+        flag_values=flag_values,
+    )
     flags.DEFINE_string(
         "profile_steps",
         None,

@@ -1,4 +1,4 @@
-"""The hooks of every training: reports, profile, histograms, heartbeat, non-finite check."""
+"""The hooks of every training: reports, profile, histograms, heartbeat, checks."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from t2tp.trainer.hooks.mfu import Utilization, peak_of
 from t2tp.trainer.hooks.nonfinite import NonfiniteHook
 from t2tp.trainer.hooks.profile import ProfileHook
 from t2tp.trainer.hooks.progress import TrainingProgress
+from t2tp.trainer.hooks.replicas import ReplicaHook
 from t2tp.trainer.hooks.reports import ProgressHook, ReportHook, Sink
 from t2tp.trainer.hooks.summaries import SummaryWriter
 from t2tp.trainer.inputs.batch_stream import Inputs
@@ -116,6 +117,8 @@ def default_hooks(
         if config.profile_steps:
             hooks.append(ProfileHook(profile_range(config.profile_steps), config.output_dir))
     hooks.append(NonfiniteHook(config.on_nonfinite == "stop", log, first_step))
+    if config.check_replicas_every:
+        hooks.append(ReplicaHook(config.check_replicas_every, program.variables, log))
     if config.histogram_steps is not None:
         hooks.append(HistogramHook(config.histogram_steps, program.variables, summaries))
     return hooks

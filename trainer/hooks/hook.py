@@ -26,6 +26,8 @@ class Training:
         all of them after the same step.
       confirm: raises an error if a step so far is unusable, such as one with a NaN loss. Called
         before the variables are saved.
+      confirm_saving: raises an error if the variables must not be saved. Called before they are, by
+        all processes.
     """
 
     steps_done: int
@@ -33,6 +35,7 @@ class Training:
     clock: TrainingClock = field(default_factory=TrainingClock)
     stop_reason: str = ""
     confirm: Callable[[], None] = _nothing
+    confirm_saving: Callable[[], None] = _nothing
 
 
 class Hook:

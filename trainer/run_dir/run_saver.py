@@ -200,6 +200,7 @@ class CheckpointHook(Hook):
             self._saver.wait()
 
     def _save(self, training: Training) -> None:
+        training.confirm_saving()
         with training.clock.stopped("checkpoint"):
             self._saver.save(training.steps_done)
         self._saved_at = training.steps_done

@@ -1,0 +1,158 @@
+"""Compares the copies of slices that several processors hold: all must be equal, bit for bit.
+
+Copies begin equal, and every processor updates its own with the same gradients. So they differ only
+if a device computes wrongly, or the engine gives processors different gradients. Nothing large
+moves: each device sums up each of its slices to one number, and the numbers are compared.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import tensorflow as tf
+
+from t2tp.mesh.cluster import Cluster
+from t2tp.program.variables import SlicedVariable, Variables
+
+_INTEGERS = {1: tf.uint8, 2: tf.uint16, 4: tf.int32, 8: tf.int64}
+# Elements that are summed up at a time: the memory that a check takes does not grow with a slice.
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class ReplicaMismatch:
+    """Copies of a slice that differ.
+
+    Attributes:
+      variable: name of the variable.
+      groups: the processors that should hold the same slice, those of equal values together, the
+        largest group first.
+    """
+
+    variable: str
+    groups: tuple[tuple[int, ...], ...]
+
+    @property
+    def has_majority(self) -> bool:
+        """Whether most copies agree, so that the others are wrong."""
+        first, second = map(len, self.groups[:2])
+        return first > second
+
+    def describe(self, cluster: Cluster) -> str:
+        """Names the variable and the processors with their devices, as the end of a sentence."""
+        first, *others = self.groups
+        if not self.has_majority:
+            names = " and ".join(_name(group, cluster) for group in self.groups)
+            return f"variable {self.variable!r} differs between {names}"
+        wrong = tuple(sorted(pnum for group in others for pnum in group))
+        names = f"{_name(wrong, cluster)} from {_name(first, cluster)}"
+        return f"variable {self.variable!r} differs on {names}"
+
+
+class ReplicaCheck:
+    """A comparison of all copies of all slices of a run's variables."""
+
+    def __init__(self, variables: Variables) -> None:
+        """Finds the copies; along which axes a variable is split decides which processors have one.
+
+        Args:
+          variables: of a run; those that are created later are not compared.
+        """
+        self._cluster = variables.cluster
+        copies = [(variable, _copies(variable, self._cluster)) for variable in variables]
+        self._compared = [(variable, groups) for variable, groups in copies if groups]
+        self._run: tf.types.experimental.ConcreteFunction | None = None
+
+    def mismatches(self) -> list[ReplicaMismatch]:
+        """Compares the copies; with several processes, all of them call this at the same step.
+
+        Returns:
+          The slices whose copies differ, the same in all processes.
+        """
+        if not self._compared:
+            return []
+        running = [self._checksums(pnum) for pnum in self._cluster.local_pnums]
+        local = np.stack([checksums.numpy() for checksums in running])
+        encoded = base64.b64encode(local.tobytes()).decode()
+        parts = self._cluster.process_allgather("replicas", encoded)
+        sums = np.frombuffer(b"".join(map(base64.b64decode, parts)), np.int64)
+        sums = sums.reshape(-1, len(self._compared))
+        found = []
+        for index, (variable, groups) in enumerate(self._compared):
+            for pnums in groups:
+                equal = _equal(pnums, sums[list(pnums), index])
+                if len(equal) > 1:
+                    found.append(ReplicaMismatch(variable.spec.name, equal))
+        return found
+
+    def _checksums(self, pnum: int) -> tf.Tensor:
+        """The checksum of each compared slice of a processor, computed on its device."""
+        slices = [variable.slice_of(pnum) for variable, _ in self._compared]
+        if self._run is None:
+            traced = tf.function(_all_checksums, autograph=False)
+            self._run = traced.get_concrete_function(slices, tf.TensorSpec([], tf.int64))
+        with tf.device(self._cluster.devices[pnum]):
+            return self._run(slices, tf.constant(1, tf.int64))
+
+
+def _copies(variable: SlicedVariable, cluster: Cluster) -> list[list[int]]:
+    """The processors that have the same slice, for each slice that several of them have."""
+    by_begin: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
+    for pnum in range(len(cluster.devices)):
+        by_begin[variable.begin(pnum)].append(pnum)
+    return [pnums for pnums in by_begin.values() if len(pnums) > 1]
+
+
+def _equal(pnums: Sequence[int], sums: np.ndarray) -> tuple[tuple[int, ...], ...]:
+    """Puts processors of equal checksums together, the largest group first."""
+    by_sum: defaultdict[int, list[int]] = defaultdict(list)
+    for pnum, value in zip(pnums, sums.tolist(), strict=True):
+        by_sum[value].append(pnum)
+    return tuple(map(tuple, sorted(by_sum.values(), key=len, reverse=True)))
+
+
+def _all_checksums(slices: Sequence[tf.Variable], one: tf.Tensor) -> tf.Tensor:
+    """The checksums of slices, one after another: only one of them needs temporary memory.
+
+    Args:
+      slices: of a processor.
+      one: 1. A constant, from which TensorFlow would compute the positions of all elements once and
+        keep them.
+    """
+    sums: list[tf.Tensor] = []
+    for part in slices:
+        with tf.control_dependencies(sums[-1:]):
+            sums.append(_checksum(part, one))
+    return tf.stack(sums)
+
+
+def _checksum(part: tf.Variable, one: tf.Tensor) -> tf.Tensor:
+    """The sum of all elements' bits, each times an odd number that depends on its position.
+
+    Modulo 2^64 an odd number times a difference is never 0: the change of a single element is
+    always found, and that of several with the probability of 64 bits.
+    """
+    value = tf.reshape(tf.cast(part, tf.uint8) if part.dtype == tf.bool else part, [-1])
+    size = part.shape.num_elements()
+
+    def add(begin: tf.Tensor, total: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        chunk = value[begin : begin + _CHUNK]
+        bits = tf.cast(tf.bitcast(chunk, _INTEGERS[value.dtype.size]), tf.int64)
+        odd = one + 2 * tf.cast(begin, tf.int64)
+        weights = tf.range(odd, odd + 2 * tf.size(bits, tf.int64), 2)
+        return begin + _CHUNK, total + tf.reduce_sum(bits * weights)
+
+    start = (tf.constant(0), tf.constant(0, tf.int64))
+    if size <= _CHUNK:
+        return add(*start)[1]
+    return tf.while_loop(lambda begin, _: begin < size, add, start, parallel_iterations=1)[1]
+
+
+def _name(pnums: Sequence[int], cluster: Cluster) -> str:
+    """Names processors with their devices."""
+    devices = ", ".join(cluster.devices[pnum] for pnum in pnums)
+    return f"processor{'s' if len(pnums) > 1 else ''} {', '.join(map(str, pnums))} ({devices})"

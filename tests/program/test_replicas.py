@@ -1,0 +1,114 @@
+"""A copy that differs from the others is found, whatever it is, and named with its processor."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import t2tp
+from t2tp import mtf
+from t2tp.mesh.cluster import connect
+from t2tp.mesh.layout import Layout
+from t2tp.program import replicas
+from t2tp.program.replicas import ReplicaCheck
+from t2tp.program.variables import Variables, VariableSpec
+
+LAYOUT = Layout("data:2;model:4", "batch:data;d_ff:model")
+
+
+def make_variables(shape: str = "d_in:5;d_ff:8", dtype: tf.DType = tf.float32) -> Variables:
+    """One variable, whose slices `d_ff:8` splits over `model`: two copies of each."""
+    variables = Variables(LAYOUT, connect(LAYOUT.size))
+    initializer = tf.compat.v1.ones_initializer()
+    variables.create(VariableSpec("w", t2tp.Feature(shape).shape, dtype, initializer, True))
+    return variables
+
+
+def change(variables: Variables, pnum: int, value: object, index: tuple[int, ...] = (0, 0)) -> None:
+    """Gives an element of one processor's slice another value."""
+    part = variables["w"].slice_of(pnum)
+    values = part.numpy()
+    values[index] = value
+    part.assign(values)
+
+
+def found(variables: Variables) -> list[tuple[str, tuple[tuple[int, ...], ...]]]:
+    return [(each.variable, each.groups) for each in ReplicaCheck(variables).mismatches()]
+
+
+def test_equal_copies_are_equal():
+    assert found(make_variables()) == []
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [tf.float32, tf.float64, tf.bfloat16, tf.float16, tf.int32, tf.int64, tf.uint8, tf.bool],
+    ids=lambda dtype: dtype.name,
+)
+def test_a_copy_of_a_slice_that_differs_is_found(dtype):
+    variables = make_variables(dtype=dtype)
+    change(variables, 6, 0, (4, 1))
+    assert found(variables) == [("w", ((2,), (6,)))]
+
+
+def test_most_copies_are_right():
+    variables = make_variables("d_in:5;d_out:2")
+    change(variables, 3, 1.5)
+    (mismatch,) = ReplicaCheck(variables).mismatches()
+    assert mismatch.groups == ((0, 1, 2, 4, 5, 6, 7), (3,))
+    said = mismatch.describe(variables.cluster)
+    assert said.startswith(f"variable 'w' differs on processor 3 ({variables.cluster.devices[3]})")
+
+
+@pytest.mark.parametrize(
+    "value", [np.nextafter(np.float32(1), 2), -0.0, np.nan], ids=["last bit", "sign", "NaN"]
+)
+def test_each_bit_counts(value):
+    variables = make_variables()
+    for pnum in range(8):
+        change(variables, pnum, 0.0 if value == 0 else 1.0)
+    change(variables, 5, value)
+    assert found(variables) == [("w", ((1,), (5,)))]
+
+
+def test_values_that_change_places_are_found():
+    variables = make_variables()
+    for pnum in range(8):
+        change(variables, pnum, 3.0, (0, 0) if pnum else (1, 1))
+    assert found(variables) == [("w", ((0,), (4,)))]
+
+
+def test_slices_longer_than_a_chunk_are_compared_to_their_end(monkeypatch):
+    monkeypatch.setattr(replicas, "_CHUNK", 4)
+    variables = make_variables()
+    change(variables, 1, 2.0, (4, 1))
+    assert found(variables) == [("w", ((1,), (5,)))]
+
+
+def test_slices_that_nobody_else_has_are_not_compared():
+    variables = make_variables("batch:4;d_ff:8")
+    for pnum in range(8):
+        change(variables, pnum, float(pnum))
+    assert found(variables) == []
+
+
+def test_training_leaves_copies_equal_bit_for_bit():
+    d_in, d_ff = mtf.Dimension("d_in", 5), mtf.Dimension("d_ff", 8)
+
+    def step_fn(mesh, features):
+        w = mtf.get_variable(mesh, "w", mtf.Shape([d_in, d_ff]))
+        b = mtf.get_variable(mesh, "b", mtf.Shape([d_in]))
+        hidden = mtf.relu(mtf.einsum([features["x"] + b, w], reduced_dims=[d_in]))
+        loss = mtf.reduce_mean(mtf.square(hidden))
+        variables = mesh.graph.trainable_variables
+        gradients = mtf.gradients([loss], [v.outputs[0] for v in variables])
+        mtf.optimize.AdafactorOptimizer(learning_rate=0.01).apply_grads(gradients, variables)
+        return {"loss": loss}
+
+    program = t2tp.Program(step_fn, {"x": t2tp.Feature("batch:16;d_in:5")}, layout=LAYOUT)
+    x = np.random.default_rng(0).normal(size=(16, 5))
+    for step in range(5):
+        program({"x": x}, step=step)
+    assert len(program.variables) > 2
+    assert ReplicaCheck(program.variables).mismatches() == []

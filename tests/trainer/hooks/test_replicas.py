@@ -1,0 +1,48 @@
+"""A training whose devices disagree stops before it saves, and names variable and device."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from t2tp import checkpoint
+from t2tp.trainer.hooks.replicas import ReplicaMismatchError
+from tests.trainer import toy
+from tests.trainer.test_estimator import At, estimator
+
+
+def corrupted(directory, step, **settings):
+    """An estimator, and a hook that makes processor 3 differ from its copy, 1, after a step."""
+    trained = estimator(directory, check_replicas_every=3, **settings)
+
+    def corrupt():
+        part = trained._variables["w"].slice_of(3)
+        part.assign_add(0 * part + 1e-4)
+
+    return trained, At(step, corrupt)
+
+
+def test_it_stops_at_the_next_check(tmp_path):
+    trained, hook = corrupted(tmp_path, 5, save_checkpoints_steps=100, log_json=str(tmp_path / "l"))
+    said = (
+        r"after step 6 devices hold different .* \(they agreed after step 3\): variable 'w' differs"
+        r" between processor 1 \(.*CPU:1\) and processor 3 \(.*CPU:3\)"
+    )
+    with pytest.raises(ReplicaMismatchError, match=said):
+        trained.train(toy.inputs(), 12, [hook])
+    assert checkpoint.all_steps(tmp_path / "checkpoints") == []
+    events = [json.loads(line) for line in (tmp_path / "l").read_text().splitlines()]
+    assert [e["step"] for e in events if e["event"] == "replicas_differ"] == [6]
+
+
+def test_a_checkpoint_between_two_checks_is_checked(tmp_path):
+    trained, hook = corrupted(tmp_path, 7)
+    with pytest.raises(ReplicaMismatchError, match="after step 8 .* agreed after step 6"):
+        trained.train(toy.inputs(), 12, [hook])
+    assert checkpoint.all_steps(tmp_path / "checkpoints") == [4]
+
+
+def test_a_sound_training_goes_on(tmp_path):
+    estimator(tmp_path, check_replicas_every=1).train(toy.inputs(), 6)
+    assert checkpoint.all_steps(tmp_path / "checkpoints") == [4, 6]
