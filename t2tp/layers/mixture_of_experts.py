@@ -68,9 +68,10 @@ class MixtureOfExperts:
 
     Experts are the dimension `experts`. If it is split over the axis that splits the batch, an
     all-to-all sends tokens to their experts, and another one back (GShard, arXiv:2006.16668,
-    section 3.2). If it is split over another axis, add the rule `expert_groups:<the batch's axis>`:
-    each processor then selects the tokens of its experts, and the results are all-gathered. If that
-    axis splits the length elsewhere and rows have several groups, add `length_groups:<that axis>`:
+    section 3.2). With an axis of their own, `batch:data+expert;experts:expert`, the all-to-alls are
+    over that axis: the dimension `expert_groups`, the groups of tokens that are at the experts, is
+    split like the batch, except over the axis of the experts. If that axis splits the length
+    elsewhere and rows have several groups, add `length_groups:<that axis>`:
     the all-to-alls are then over it. (An axis that splits the length and no experts may split
     `length_groups` and `expert_length_groups`, which is their name at the experts.)
     """

@@ -87,8 +87,11 @@ class Attribution:
 
     def _split(self, tensor: upstream.Tensor, axes: Sequence[str]) -> list[str]:
         """Returns the names of the dimensions that are split over one of the axes."""
-        by = {name: self._layout.axis_of(name) for name in tensor.shape.dimension_names}
-        return [name for name, axis in by.items() if axis is not None and axis.name in axes]
+        return [
+            name
+            for name in tensor.shape.dimension_names
+            if any(axis.name in axes for axis in self._layout.axes_of(name))
+        ]
 
 
 def _sources(tensor: upstream.Tensor) -> Iterator[upstream.Tensor]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from t2tp import upstream
+from t2tp.mesh.axes import JOIN
 from t2tp.mesh.layout import Layout
 
 
@@ -39,7 +40,7 @@ class SlicedTensor:
 
     @property
     def axes(self) -> tuple[str | None, ...]:
-        """The mesh axis that splits each dimension, or None."""
+        """The mesh axis that splits each dimension, `data+expert` for a joint one, or None."""
         axes = (self.layout.axis_of(dim.name) for dim in self.shape.dims)
         return tuple(axis.name if axis and axis.size > 1 else None for axis in axes)
 
@@ -217,7 +218,7 @@ class ReportData:
                     dim.name
                     for tensor in tensors
                     for dim, by in zip(tensor.shape.dims, tensor.axes, strict=True)
-                    if by == axis.name
+                    if by is not None and axis.name in by.split(JOIN)
                 )
             )
             for axis in self.layout.mesh_shape.dims

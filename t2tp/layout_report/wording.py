@@ -203,5 +203,5 @@ def splitting(dims: Sequence[str]) -> str:
 def idle_rules(layout: Layout) -> list[str]:
     """Returns a sentence on the rules for axes that the mesh does not have, if there are any."""
     have = set(layout.mesh_shape.dimension_names)
-    idle = [f"{dim}:{axis}" for dim, axis in layout.rules if axis not in have]
+    idle = [f"{dim}:{axis}" for dim, axes in layout.rules for axis in axes if axis not in have]
     return [f"unused, the mesh lacks the axis: {', '.join(idle)}"] if idle else []

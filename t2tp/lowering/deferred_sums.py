@@ -85,7 +85,8 @@ class Reductions:
           is_needed: whether some operation needs the value; only then it may be reduced early,
             together with others.
         """
-        deferred = DeferredSum(self, name, lazy.laid_out_input, lazy.mesh_axes)
+        axes = self.mesh_impl.layout.axes.separate(lazy.mesh_axes)
+        deferred = DeferredSum(self, name, lazy.laid_out_input, axes)
         if is_needed and deferred.num_bytes <= _SMALL:
             self._deferred.append(deferred)
         return deferred

@@ -126,10 +126,7 @@ class SpmdMeshImpl(upstream.MeshImpl):
           variable_slices: the processor's slice of each variable, by name.
           target: what the program will run on.
         """
-        # An axis of one processor splits nothing, so that operations which cannot be split work.
-        splitting = {axis.name for axis in layout.mesh_shape if axis.size > 1}
-        rules = [(dim, axis) for dim, axis in layout.rules if axis in splitting]
-        super().__init__(layout.mesh_shape, upstream.LayoutRules(rules))
+        super().__init__(layout.mesh_shape, layout.mtf_rules)
         self.layout = layout
         self.collectives = collectives
         self.variable_slices = variable_slices
@@ -137,6 +134,28 @@ class SpmdMeshImpl(upstream.MeshImpl):
         self._pnum = pnum
         self._step = step
         self._seed = seed
+
+    @property
+    def shape(self) -> upstream.Shape:
+        """The axes by index, joint ones after the mesh's own: see `t2tp.mesh.axes`."""
+        return self.layout.axes.shape
+
+    @property
+    def size(self) -> int:
+        """Number of processors."""
+        return self.layout.size
+
+    def tensor_dimension_to_mesh_axis(self, tensor_dimension: upstream.Dimension) -> int | None:
+        """Returns the axis that splits a dimension, a joint one if several do, or None.
+
+        An axis of one processor splits nothing, so that operations which cannot be split work.
+        """
+        return self.layout.axis_index(tensor_dimension.name)
+
+    def tensor_layout(self, arg: upstream.Tensor | upstream.Shape) -> upstream.TensorLayout:
+        """Returns the axis that splits each dimension of a tensor or shape."""
+        shape = arg.shape if isinstance(arg, upstream.Tensor) else arg
+        return upstream.TensorLayout([self.layout.axis_index(dim.name) for dim in shape.dims])
 
     def slicewise(self, fn: Callable, *inputs: object) -> LaidOutTensor | tuple[LaidOutTensor, ...]:
         """Applies `fn` to the processor's slices of the inputs."""

@@ -1,16 +1,19 @@
 """Reshapes between any two layouts.
 
-A mesh axis splits a tensor at a *position*: the product of the sizes of the dimensions before the
-split one (1 for the first dimension, 4 for the second one of [4, 6], ...). Two dimensions at one
-position, in two shapes of the same tensor, are split into the same slices: [8] and [4, 2], each
-split in two along its first dimension, have the same 4 elements on each processor. So a reshape is
-local once each axis splits the old shape at the position where it is to split the new one, or
-splits nothing; an axis that then splits nothing slices the result, which is local, too.
+Each mesh axis splits a tensor at a *factor* of its row-major index: if the dimensions before the
+split one have `p` elements, the axis distinguishes the indices by `index // (total / (p * n)) % n`,
+where `n` is the size of the axis. Two shapes of one tensor that an axis splits at the same factor
+are split into the same slices: [8] and [4, 2], each split in two along its first dimension, have
+the same 4 elements on each processor. So a reshape is local once each axis splits the old shape at
+the factor where it is to split the new one, or splits nothing; an axis that then splits nothing
+slices the result, which is local, too. Of the axes of a dimension that is split over several, the
+second splits at a factor within the parts that the first has made.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import tensorflow as tf
 
@@ -35,14 +38,99 @@ def lower_reshape(op: upstream.ReshapeOperation, lowering: Lowering) -> None:
     lowering.set_sum_over_axes(op.outputs[0], value, summed_axes)
 
 
-class _ReshapePlan:
-    """The plan for each mesh axis to get from one shape and layout to another.
+class Factor(NamedTuple):
+    """A factor of the row-major index of a tensor, as if it were a dimension.
 
-    Three dictionaries map a mesh axis to the index of a dimension: of the old shape, which the axis
-    splits now (`_old_dim`) or must split before the local reshape (`_target_dim`); and of the new
-    shape, which it must split after that (`_new_dim`). An axis without a target splits nothing
-    during the reshape.
+    Attributes:
+      begin: the product of the sizes of all factors before it.
+      size: of the factor.
     """
+
+    begin: int
+    size: int
+
+    @property
+    def end(self) -> int:
+        """The product of the sizes of all factors up to it."""
+        return self.begin * self.size
+
+    def contains(self, other: Factor) -> bool:
+        """Whether another factor is a part of it."""
+        return other.begin % self.begin == 0 and self.end % other.end == 0
+
+
+class _FactoredSlice:
+    """A processor's slice of a tensor, by the factors of the tensor that are not split.
+
+    Attributes:
+      value: the slice.
+      factors: those that it has all elements of, in order.
+    """
+
+    def __init__(self, value: tf.Tensor, factors: Sequence[Factor]) -> None:
+        self.value = value
+        self.factors = list(factors)
+
+    def has(self, factor: Factor) -> bool:
+        """Whether the slice has all elements along a factor."""
+        return any(have.contains(factor) for have in _merged(self.factors))
+
+    def take(self, factors: Collection[Factor]) -> tf.Tensor:
+        """Takes factors out, to the front: [size of each of them..., size of each other one...]."""
+        cut = self._cut(factors)
+        rest = [factor for factor in cut if factor not in factors]
+        order = [cut.index(factor) for factor in (*factors, *rest)]
+        self.factors = rest
+        x = tf.reshape(self.value, [factor.size for factor in cut])
+        return x if order == sorted(order) else tf.transpose(x, order)
+
+    def select(self, places: dict[Factor, tf.Tensor]) -> None:
+        """Keeps one index of each of these factors, an int32 scalar."""
+        cut = self._cut(places)
+        begin = [places.get(factor, 0) for factor in cut]
+        size = [1 if factor in places else factor.size for factor in cut]
+        x = tf.reshape(self.value, [factor.size for factor in cut])
+        self.value = tf.slice(x, begin, size)
+        self.factors = [factor for factor in cut if factor not in places]
+
+    def put(self, factors: Collection[Factor], x: tf.Tensor) -> None:
+        """Sets the value to `x`: the opposite of `take`.
+
+        Args:
+          factors: that the slice shall have besides those that it has.
+          x: [size of each of them..., size of each that it has...].
+        """
+        together = [*factors, *self.factors]
+        x = tf.reshape(x, [factor.size for factor in together])
+        order = sorted(range(len(together)), key=lambda i: together[i].begin)
+        self.value = x if order == sorted(order) else tf.transpose(x, order)
+        self.factors = [together[i] for i in order]
+
+    def _cut(self, wanted: Collection[Factor]) -> list[Factor]:
+        """Returns the factors of the slice so that each wanted one is among them."""
+        cut = _merged(self.factors)
+        for factor in wanted:
+            at = next(i for i, have in enumerate(cut) if have.contains(factor))
+            have = cut[at]
+            before = Factor(have.begin, factor.begin // have.begin)
+            after = Factor(factor.end, have.end // factor.end)
+            cut[at : at + 1] = [f for f in (before, factor, after) if f.size > 1]
+        return cut
+
+
+def _merged(factors: Sequence[Factor]) -> list[Factor]:
+    """Joins factors where one begins at the other's end."""
+    merged: list[Factor] = []
+    for factor in factors:
+        if merged and merged[-1].end == factor.begin:
+            before = merged.pop()
+            factor = Factor(before.begin, before.size * factor.size)
+        merged.append(factor)
+    return merged
+
+
+class _ReshapePlan:
+    """The factor that each mesh axis splits before and after a reshape."""
 
     def __init__(
         self,
@@ -52,24 +140,12 @@ class _ReshapePlan:
         new_shape: upstream.Shape,
     ) -> None:
         self._mesh_impl = mesh_impl
+        self._collectives = mesh_impl.collectives
         self._name = name
-        self._old_shape = old_shape
         self._new_shape = new_shape
         self._summed_axes: list[int] = []
-        self._old_dim = _split_dims(mesh_impl, old_shape)
-        self._new_dim = _split_dims(mesh_impl, new_shape)
-        self._target_dim: dict[int, int] = {}
-        for axis, new_dim in self._new_dim.items():
-            old_dim = old_shape.cumprod_to_tensor_axis(new_shape.cumprod[new_dim])
-            size = mesh_impl.shape[axis].size
-            if old_dim is not None and old_shape[old_dim].size % size == 0:
-                self._target_dim[axis] = old_dim
-        # A dimension shares its position with dimensions of size 1 before it. If several are at
-        # the right position, an axis stays at the one that it splits already.
-        for axis, old_dim in self._old_dim.items():
-            target = self._new_dim.get(axis)
-            if target is not None and old_shape.cumprod[old_dim] == new_shape.cumprod[target]:
-                self._target_dim[axis] = old_dim
+        self._old, self._old_rest = _split_factors(mesh_impl, old_shape)
+        self._new, _ = _split_factors(mesh_impl, new_shape)
 
     @property
     def communicates(self) -> bool:
@@ -78,7 +154,7 @@ class _ReshapePlan:
         A deferred sum is then reduced first: deferring it pays only if the result is sliced, so
         that less is left to reduce.
         """
-        return any(self._target_dim.get(axis) != dim for axis, dim in self._old_dim.items())
+        return any(self._new.get(axis) != factor for axis, factor in self._old.items())
 
     def execute(self, x: tf.Tensor, summed_axes: list[int]) -> tuple[tf.Tensor, list[int]]:
         """Converts the processor's slice from the old shape and layout to the new ones.
@@ -92,69 +168,93 @@ class _ReshapePlan:
           split the result, along which a reduce-scatter has summed it.
         """
         self._summed_axes = list(summed_axes)
-        x, placed = self._bring_axes_to_targets(x)
-        sizes = self._new_shape.to_integer_list
-        for axis in placed:
-            sizes[self._new_dim[axis]] //= self._mesh_impl.shape[axis].size
-        x = tf.reshape(x, sizes)
-        for axis in sorted(self._new_dim.keys() - placed):
-            x = self._take_own_slice(x, axis, self._new_dim[axis])
-        return x, self._summed_axes
+        part = _FactoredSlice(x, self._old_rest)
+        placed = self._bring_axes_to_new_factors(part)
+        late = {axis: factor for axis, factor in self._new.items() if axis not in placed}
+        if late:
+            taken = [self._new[axis] for axis in placed]
+            part = _FactoredSlice(part.value, _without(self._new_shape, taken))
+            self._keep_own_part(part, late)
+        return tf.reshape(part.value, self._mesh_impl.slice_shape(self._new_shape)), (
+            self._summed_axes
+        )
 
-    def _bring_axes_to_targets(self, x: tf.Tensor) -> tuple[tf.Tensor, set[int]]:
-        """Makes each axis split its target dimension, or nothing.
+    def _bring_axes_to_new_factors(self, part: _FactoredSlice) -> Collection[int]:
+        """Makes each axis split its new factor, or nothing.
 
-        One axis at a time, always by the cheapest possible step: slicing what a processor has moves
-        nothing and makes all that follows smaller; an all-to-all moves a slice; an all-gather
-        multiplies it. An axis can only move to a dimension that no other axis splits. If axes wait
-        for each other (two that swap their dimensions), an all-gather frees one. It terminates
-        because no step takes an axis away from its target, and an axis that was gathered comes back
-        only at its target.
+        Always by the cheapest possible step: selecting from what a processor has moves nothing and
+        makes all that follows smaller; an all-to-all moves a slice; an all-gather multiplies it.
+        Axes that can do the same step do it in one collective. An axis can only move to a factor
+        that no other axis splits. If axes wait for each other (two that swap their factors), an
+        all-gather frees one. It terminates because no step takes an axis away from its new factor,
+        and an axis that was gathered comes back only there.
 
         Returns:
-          the slice, and the axes that split their target dimensions.
+          the axes that split their new factors.
         """
-        split_by = dict(self._old_dim)
-        collectives = self._mesh_impl.collectives
+        split_by = dict(self._old)
         while True:
-            taken = set(split_by.values())
-            movable = [
-                axis
-                for axis, dim in self._target_dim.items()
-                if split_by.get(axis) != dim and dim not in taken
-            ]
-            misplaced = [a for a, dim in split_by.items() if self._target_dim.get(a) != dim]
-            idle = [axis for axis in movable if axis not in split_by]
+            misplaced = {a: f for a, f in split_by.items() if self._new.get(a) != f}
+            reachable = {
+                axis: factor
+                for axis, factor in self._new.items()
+                if split_by.get(axis) != factor and part.has(factor)
+            }
+            idle = {axis: f for axis, f in reachable.items() if axis not in split_by}
             if idle:
-                axis = idle[0]
-                split_by[axis] = self._target_dim[axis]
-                x = self._take_own_slice(x, axis, split_by[axis])
-            elif movable:
-                axis = movable[0]
-                x = collectives.alltoall(x, axis, self._target_dim[axis], split_by[axis])
-                split_by[axis] = self._target_dim[axis]
+                self._keep_own_part(part, idle)
+                split_by |= idle
+            elif reachable:
+                exchanged = self._collectives.exchange(
+                    part.take(list(reachable.values())), list(reachable)
+                )
+                part.put([split_by[axis] for axis in reachable], exchanged)
+                split_by |= reachable
             elif misplaced:
-                axis = misplaced[0]
-                x = collectives.allgather(x, axis, split_by.pop(axis))
+                homeless = [axis for axis in misplaced if axis not in self._new]
+                gathered = homeless or list(misplaced)[:1]
+                whole = self._collectives.gather(part.take([]), gathered)
+                part.put([split_by.pop(axis) for axis in gathered], whole)
             else:
-                return x, set(split_by)
+                return split_by
 
-    def _take_own_slice(self, x: tf.Tensor, axis: int, dim: int) -> tf.Tensor:
-        """Slices along a dimension that no axis splits yet.
+    def _keep_own_part(self, part: _FactoredSlice, factors: dict[int, Factor]) -> None:
+        """Makes axes split factors that no axis splits yet.
 
-        Of a sum over this very axis a processor needs only its slice: a reduce-scatter, which moves
+        Of a sum over such an axis a processor needs only its part: a reduce-scatter, which moves
         half as much as the all-reduce.
         """
-        if axis in self._summed_axes:
-            self._summed_axes.remove(axis)
-            return self._mesh_impl.collectives.reducescatter(x, axis, dim, [self._name])
-        size = x.shape.as_list()
-        size[dim] //= self._mesh_impl.shape[axis].size
-        begin: list[tf.Tensor | int] = [0] * len(size)
-        begin[dim] = self._mesh_impl.collectives.coordinate(axis) * size[dim]
-        return tf.slice(x, begin, size)
+        summed = {axis: f for axis, f in factors.items() if axis in self._summed_axes}
+        places = {f: self._collectives.coordinate(a) for a, f in factors.items() if a not in summed}
+        if places:
+            part.select(places)
+        if summed:
+            parts = part.take(list(summed.values()))
+            part.put([], self._collectives.reduce_parts(parts, list(summed), [self._name]))
+            self._summed_axes = [axis for axis in self._summed_axes if axis not in summed]
 
 
-def _split_dims(mesh_impl: SpmdMeshImpl, shape: upstream.Shape) -> dict[int, int]:
-    layout = mesh_impl.tensor_layout(shape).tensor_axis_to_mesh_axis
-    return {axis: dim for dim, axis in enumerate(layout) if axis is not None}
+def _split_factors(
+    mesh_impl: SpmdMeshImpl, shape: upstream.Shape
+) -> tuple[dict[int, Factor], list[Factor]]:
+    """Returns the factor that each mesh axis splits, and those that a processor has all of."""
+    split: dict[int, Factor] = {}
+    begin = 1
+    for dim, axis in zip(shape.dims, mesh_impl.tensor_layout(shape), strict=True):
+        at = begin
+        for part in () if axis is None else mesh_impl.layout.axes.parts(axis):
+            split[part] = Factor(at, mesh_impl.shape[part].size)
+            at = split[part].end
+        begin *= dim.size
+    return split, _without(shape, list(split.values()))
+
+
+def _without(shape: upstream.Shape, split: Sequence[Factor]) -> list[Factor]:
+    """Returns the factors of a tensor that are left when some are split."""
+    left = []
+    begin = 1
+    for factor in sorted(split):
+        left.append(Factor(begin, factor.begin // begin))
+        begin = factor.end
+    left.append(Factor(begin, shape.size // begin))
+    return [factor for factor in left if factor.size > 1]

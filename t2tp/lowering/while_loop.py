@@ -131,7 +131,8 @@ class _Condition:
         names = self._mesh_impl.shape.dimension_names
         if self._mesh_impl.target.leaves_loops_together:
             axes = names
-        chosen = [axis for axis in split if axis is not None and names[axis] in axes]
+        separate = self._mesh_impl.layout.axes.separate(axis for axis in split if axis is not None)
+        chosen = [axis for axis in separate if names[axis] in axes]
         collectives = self._mesh_impl.collectives
         return collectives.allreduce(tf.cast(answer, tf.int32), chosen, "Max") > 0
 

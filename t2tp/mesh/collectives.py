@@ -18,8 +18,7 @@ from typing import TypeAlias
 
 import tensorflow as tf
 
-from t2tp import upstream
-from t2tp.mesh import layout
+from t2tp.mesh.axes import MeshAxes
 from t2tp.mesh.pairing import pairings
 
 # TensorFlow finds the members of a collective by two numbers. A group key names a set of devices
@@ -97,7 +96,7 @@ class Collectives:
 
     def __init__(
         self,
-        mesh_shape: upstream.Shape,
+        axes: MeshAxes,
         devices: Sequence[str],
         pnum: tf.Tensor,
         nccl: bool = False,
@@ -105,12 +104,12 @@ class Collectives:
         """Makes the collectives of a processor.
 
         Args:
-          mesh_shape: of the mesh.
+          axes: of the mesh, and the joint axes that a layout forms of them.
           devices: that the mesh is bound to.
           pnum: the number of the processor, an int32 scalar.
           nccl: whether NCCL carries them; otherwise rings do.
         """
-        self._mesh_shape = mesh_shape
+        self._axes = axes
         self._devices = tuple(devices)
         self._pnum = pnum
         self._nccl = nccl
@@ -143,14 +142,19 @@ class Collectives:
             self._times = before
 
     def coordinate(self, axis: int) -> tf.Tensor:
-        """The processor's place along a mesh axis: an int32 scalar."""
-        return self._pnum // self._stride(axis) % self._mesh_shape.dims[axis].size
+        """Returns the processor's coordinate on an axis, an int32 scalar."""
+        major, *minor = self._axes.parts(axis)
+        index = self._pnum // self._axes.stride(major) % self._axes.size(major)
+        for part in minor:
+            place = self._pnum // self._axes.stride(part) % self._axes.size(part)
+            index = index * self._axes.size(part) + place
+        return index
 
     def allreduce(
         self, x: tf.Tensor, axes: Sequence[int], merge_op: str, sums: Sequence[str] = ()
     ) -> tf.Tensor:
         """Sum (`Add`), `Max` or `Min` of `x` over the group; `sums` names the tensors in it."""
-        axes = self._real_axes(axes)
+        axes = sorted(self._real_axes(axes))
         if not axes:
             return x
         if x.dtype.is_complex:
@@ -170,24 +174,16 @@ class Collectives:
         """Concatenation of the group's `x` along `concat_axis`, in the order of the mesh axis."""
         if not self._real_axes([axis]):
             return x
-        if _carrier(x.dtype) != x.dtype:
-            return _carried(lambda c: self.allgather(c, axis, concat_axis), x)
-        return _merge_leading(self._each_to_all(x, (axis,)), concat_axis)
-
-    def gather_members(self, x: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:
-        """Gathers `x` from the group along some axes: [member, ...], in the same order on each."""
-        axes = self._real_axes(axes)
-        return self._each_to_all(x, axes) if axes else x[None]
+        gathered = self.gather(x, [axis])
+        return _merge_leading(tf.reshape(gathered, [-1, *x.shape]), concat_axis)
 
     def alltoall(self, x: tf.Tensor, axis: int, split_axis: int, concat_axis: int) -> tf.Tensor:
         """Splits `x` along `split_axis`, sends slice i to member i, joins along `concat_axis`."""
         if not self._real_axes([axis]):
             return x
-        if _carrier(x.dtype) != x.dtype:
-            return _carried(lambda c: self.alltoall(c, axis, split_axis, concat_axis), x)
-        self._record("alltoall", (axis,), x)
-        parts = _split_leading(x, self._mesh_shape.dims[axis].size, split_axis)
-        return _merge_leading(self._send_parts(parts, axis), concat_axis)
+        parts = _split_leading(x, self._axes.size(axis), split_axis)
+        exchanged = self.exchange(self._by_axis(parts, axis), [axis])
+        return _merge_leading(tf.reshape(exchanged, parts.shape), concat_axis)
 
     def reducescatter(
         self, x: tf.Tensor, axis: int, scatter_axis: int, sums: Sequence[str] = ()
@@ -198,27 +194,80 @@ class Collectives:
         """
         if not self._real_axes([axis]):
             return x
-        if x.dtype.is_complex:
-            return _carried(lambda c: self.reducescatter(c, axis, scatter_axis, sums), x)
-        self._record("reducescatter", (axis,), x, sums)
-        parts = _split_leading(x, self._mesh_shape.dims[axis].size, scatter_axis)
+        parts = _split_leading(x, self._axes.size(axis), scatter_axis)
+        return self.reduce_parts(self._by_axis(parts, axis), [axis], sums)
+
+    def gather_members(self, x: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:
+        """Gathers `x` from the group along some axes: [member, ...], in the same order on each."""
+        axes = sorted(self._real_axes(axes))
+        return tf.reshape(self.gather(x, axes), [-1, *x.shape]) if axes else x[None]
+
+    def gather(self, x: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:
+        """Gathers `x` from the group along some axes.
+
+        Returns:
+          [coordinate on the first axis, on the second, ..., *x.shape]; a joint axis counts as its
+          parts.
+        """
+        axes = self._real_axes(axes)
+        if _carrier(x.dtype) != x.dtype:
+            return _carried(lambda c: self.gather(c, axes), x)
+        self._record("allgather", sorted(axes), x)
+        gathered = self._emit(tf.raw_ops.CollectiveGatherV2, x[None], self._group(sorted(axes)))
+        gathered = tf.ensure_shape(gathered, [self._size(axes), *x.shape])
+        return self._in_order_of(axes, gathered)
+
+    def exchange(self, parts: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:
+        """Sends each member of the group along some axes its part: an all-to-all.
+
+        Args:
+          parts: [coordinate on the first axis, on the second, ..., ...], by receiver; a joint axis
+            counts as its parts.
+          axes: mesh axes.
+
+        Returns:
+          what arrives, by sender, of the same shape.
+        """
+        axes = self._real_axes(axes)
+        if _carrier(parts.dtype) != parts.dtype:
+            return _carried(lambda c: self.exchange(c, axes), parts)
+        by_member = self._by_member(axes, parts)
+        self._record("alltoall", sorted(axes), parts)
+        return self._in_order_of(axes, self._send_parts(by_member, axes))
+
+    def reduce_parts(
+        self, parts: tf.Tensor, axes: Sequence[int], sums: Sequence[str] = ()
+    ) -> tf.Tensor:
+        """Sums the group's tensors; each member gets its part: a reduce-scatter.
+
+        Args:
+          parts: [coordinate on the first axis, on the second, ..., ...], by receiver; a joint axis
+            counts as its parts.
+          axes: mesh axes.
+          sums: names of the tensors that are summed.
+        """
+        axes = self._real_axes(axes)
+        if parts.dtype.is_complex:
+            return _carried(lambda c: self.reduce_parts(c, axes, sums), parts)
+        by_member = self._by_member(axes, parts)
+        self._record("reducescatter", sorted(axes), parts, sums)
         if self._nccl:
             part = self._emit(
                 tf.raw_ops.CollectiveReduceScatterV2,
-                parts,
-                self._group((axis,)),
+                by_member,
+                self._group(sorted(axes)),
                 merge_op="Add",
                 final_op="Id",
             )
-            return tf.reshape(part, parts.shape[1:])
+            return tf.reshape(part, by_member.shape[1:])
         # Only NCCL has such a kernel. Elsewhere parts are sent to where they belong, and added up.
-        carried = tf.float32 if x.dtype == tf.bfloat16 else x.dtype
-        arrived = self._send_parts(tf.cast(parts, carried), axis)
-        return tf.cast(tf.reduce_sum(arrived, axis=0), x.dtype)
+        carried = tf.float32 if parts.dtype == tf.bfloat16 else parts.dtype
+        arrived = self._send_parts(tf.cast(by_member, carried), axes)
+        return tf.cast(tf.reduce_sum(arrived, axis=0), parts.dtype)
 
     def permute(self, x: tf.Tensor, axis: int, source: Sequence[int | None]) -> tf.Tensor:
         """Returns the `x` of another member: for member k that of `source[k]`, or zeros if None."""
-        size = self._mesh_shape.dims[axis].size
+        size = self._axes.size(axis)
         if list(source) == list(range(size)):
             return x
         if source[0] is not None and len(set(source)) == 1:
@@ -230,7 +279,7 @@ class Collectives:
         rounds = pairings(source)
         result = tf.where(tf.equal(wanted, place), x, tf.zeros_like(x))
         if rounds is None:
-            arrived = self._each_to_all(x, (axis,))
+            arrived = tf.reshape(self.gather(x, [axis]), [-1, *x.shape])
             own = tf.gather(arrived, tf.maximum(wanted, 0))
             return tf.where(wanted < 0, tf.zeros_like(x), own)
         for partners in rounds:
@@ -246,36 +295,57 @@ class Collectives:
             return tf.bitcast(self._broadcast(tf.bitcast(x, bits), axis, source), x.dtype)
         if _carrier(x.dtype) != x.dtype:
             return _carried(lambda c: self._broadcast(c, axis, source), x)
-        self._record("broadcast", (axis,), x)
+        parts = sorted(self._real_axes([axis]))
+        self._record("broadcast", parts, x)
         own = tf.where(tf.equal(self.coordinate(axis), source), x, tf.zeros_like(x))
-        return self._reduce(own, (axis,), "Add")
+        return self._reduce(own, parts, "Add")
 
-    def _reduce(self, x: tf.Tensor, axes: tuple[int, ...], merge_op: str) -> tf.Tensor:
+    def _reduce(self, x: tf.Tensor, axes: Sequence[int], merge_op: str) -> tf.Tensor:
         group = self._group(axes)
         return self._emit(tf.raw_ops.CollectiveReduceV2, x, group, merge_op=merge_op, final_op="Id")
 
-    def _send_parts(self, parts: tf.Tensor, axis: int) -> tf.Tensor:
-        """Sends part i of [member, ...] to member i; what came, by sender [member, ...]."""
-        exchanged = self._emit(tf.raw_ops.CollectiveAllToAllV2, parts, self._group((axis,)))
+    def _send_parts(self, parts: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:
+        """Sends part i of [member, ...] to member i; what arrives, by sender [member, ...]."""
+        exchanged = self._emit(tf.raw_ops.CollectiveAllToAllV2, parts, self._group(sorted(axes)))
         return tf.ensure_shape(exchanged, parts.shape)
+
+    def _by_axis(self, parts: tf.Tensor, axis: int) -> tf.Tensor:
+        """[coordinate on an axis, ...] -> [coordinate on each of its parts..., ...]."""
+        sizes = [self._axes.size(part) for part in self._real_axes([axis])]
+        return tf.reshape(parts, [*sizes, *parts.shape[1:]])
+
+    def _by_member(self, axes: Sequence[int], x: tf.Tensor) -> tf.Tensor:
+        """[coordinate on the first axis, on the second, ..., ...] -> [member, ...].
+
+        TensorFlow counts the members of a group in the order of their devices, which is that of the
+        mesh.
+        """
+        rest = range(len(axes), x.shape.rank)
+        order = sorted(range(len(axes)), key=axes.__getitem__)
+        if order != list(range(len(axes))):
+            x = tf.transpose(x, [*order, *rest])
+        return tf.reshape(x, [-1, *x.shape[len(axes) :]])
+
+    def _in_order_of(self, axes: Sequence[int], x: tf.Tensor) -> tf.Tensor:
+        """[member, ...] -> [coordinate on the first axis, on the second, ..., ...]."""
+        x = tf.reshape(x, [*(self._axes.size(axis) for axis in sorted(axes)), *x.shape[1:]])
+        order = [sorted(axes).index(axis) for axis in axes]
+        if order == list(range(len(axes))):
+            return x
+        return tf.transpose(x, [*order, *range(len(axes), x.shape.rank)])
 
     def _exchange(
         self, x: tf.Tensor, axis: int, place: tf.Tensor, partners: Sequence[int]
     ) -> tf.Tensor:
         """The `x` of a partner, which gets this one's; `partners` names that of each member."""
-        self._record("permute", (axis,), x)
+        self._record("permute", sorted(self._real_axes([axis])), x)
         partner = tf.gather(tf.constant(partners, tf.int32), place)
-        pair = self._pair(axis, partner - place, partners)
+        numbers = tf.constant(self._numbers_along(axis), tf.int32)
+        other = self._pnum + tf.gather(numbers, partner) - tf.gather(numbers, place)
+        pair = self._pair(axis, other, partners)
         both = self._emit(tf.raw_ops.CollectiveGatherV2, x[None], pair)
         both = tf.ensure_shape(both, [2, *x.shape])
-        return tf.gather(both, tf.cast(place < partner, tf.int32))
-
-    def _each_to_all(self, x: tf.Tensor, axes: tuple[int, ...]) -> tf.Tensor:
-        """The `x` of all members [member, ...]."""
-        self._record("allgather", axes, x)
-        gathered = self._emit(tf.raw_ops.CollectiveGatherV2, x[None], self._group(axes))
-        size = math.prod(self._mesh_shape.dims[axis].size for axis in axes)
-        return tf.ensure_shape(gathered, [size, *x.shape])
+        return tf.gather(both, tf.cast(self._pnum < other, tf.int32))
 
     def _emit(
         self, raw_op: Callable[..., tf.Tensor], x: tf.Tensor, group: _Group, **merging: str
@@ -293,12 +363,14 @@ class Collectives:
             **merging,
         )
 
-    def _stride(self, axis: int) -> int:
-        """The distance in number of two neighbours along an axis."""
-        return math.prod(self._mesh_shape.to_integer_list[axis + 1 :])
+    def _pair(self, axis: int, other: tf.Tensor, partners: Sequence[int]) -> _Group:
+        """Returns the group of this processor and another one of its group along an axis.
 
-    def _pair(self, axis: int, distance: tf.Tensor, partners: Sequence[int]) -> _Group:
-        """The group of this processor and the one at a distance along an axis."""
+        Args:
+          axis: of the mesh, or a joint one.
+          other: the number of the other one.
+          partners: the coordinate of the partner of each member.
+        """
         count = len(self._devices)
         if self._devices not in _pair_keys:
             # One key for each pair (low, high) of devices: key + low * count + high. Which pair it
@@ -306,25 +378,45 @@ class Collectives:
             _pair_keys[self._devices] = next(_group_keys)
             for _ in range(count * count):
                 next(_group_keys)
-        partner = self._pnum + distance * self._stride(axis)
-        low, high = tf.minimum(self._pnum, partner), tf.maximum(self._pnum, partner)
+        low, high = tf.minimum(self._pnum, other), tf.maximum(self._pnum, other)
         members = []
-        for pnum in range(count):
-            place = pnum // self._stride(axis) % self._mesh_shape.dims[axis].size
-            other = pnum + (partners[place] - place) * self._stride(axis)
-            members.append(sorted((pnum, other)))
-        return _Group(_pair_keys[self._devices] + low * count + high, members)
+        numbers = self._numbers_along(axis)
+        for base in range(count):
+            if any(base // self._axes.stride(p) % self._axes.size(p) for p in self._parts(axis)):
+                continue
+            members += [
+                (base + numbers[i], sorted((base + numbers[i], base + numbers[partners[i]])))
+                for i in range(len(partners))
+            ]
+        in_order = [pair for _, pair in sorted(members)]
+        return _Group(_pair_keys[self._devices] + low * count + high, in_order)
 
-    def _real_axes(self, axes: Sequence[int]) -> tuple[int, ...]:
-        """Drops axes of size one: nothing moves along them."""
-        return tuple(sorted(a for a in axes if self._mesh_shape.dims[a].size > 1))
+    def _numbers_along(self, axis: int) -> list[int]:
+        """Returns the numbers of the processors along an axis from processor 0, in order."""
+        places = itertools.product(*(range(self._axes.size(part)) for part in self._parts(axis)))
+        strides = [self._axes.stride(part) for part in self._parts(axis)]
+        return [sum(map(math.prod, zip(place, strides, strict=True))) for place in places]
 
-    def _group(self, axes: tuple[int, ...]) -> _Group:
-        """The group along `axes`."""
-        where = (tf.compat.v1.get_default_graph(), axes)
+    def _parts(self, axis: int) -> tuple[int, ...]:
+        return self._axes.parts(axis)
+
+    def _size(self, axes: Sequence[int]) -> int:
+        return math.prod(self._axes.size(axis) for axis in axes)
+
+    def _real_axes(self, axes: Sequence[int]) -> list[int]:
+        """The mesh's own axes that these consist of, without those of size one.
+
+        Nothing moves along these.
+        """
+        parts = [part for axis in axes for part in self._parts(axis)]
+        return [part for part in dict.fromkeys(parts) if self._axes.size(part) > 1]
+
+    def _group(self, axes: Sequence[int]) -> _Group:
+        """The group along axes of the mesh, which are in its order."""
+        where = (tf.compat.v1.get_default_graph(), tuple(axes))
         if where not in self._groups:
-            sizes = self._mesh_shape.to_integer_list
-            identity = (self._devices, tuple(sizes), axes)
+            sizes = self._axes.mesh_shape.to_integer_list
+            identity = (self._devices, tuple(sizes), tuple(axes))
             if identity not in _axes_keys:
                 # One key for each group: key + the group's number, which is the row-major index of
                 # its coordinates on the other axes, computed from `pnum`.
@@ -335,21 +427,28 @@ class Collectives:
             for axis, size in enumerate(sizes):
                 if axis not in axes:
                     group = group * size + self.coordinate(axis)
-            names = [self._mesh_shape.dims[axis].name for axis in axes]
-            members = layout.groups(self._mesh_shape, names)
+            members = self._axes.groups(self._names(axes))
             self._groups[where] = _Group(group + _axes_keys[identity], members)
         return self._groups[where]
 
+    def _names(self, axes: Sequence[int]) -> tuple[str, ...]:
+        return tuple(self._axes.mesh_shape.dims[axis].name for axis in axes)
+
     def _record(
-        self, kind: str, axes: tuple[int, ...], x: tf.Tensor, sums: Sequence[str] = ()
+        self, kind: str, axes: Sequence[int], x: tf.Tensor, sums: Sequence[str] = ()
     ) -> None:
-        names = tuple(self._mesh_shape.dims[a].name for a in axes)
-        size = math.prod(self._mesh_shape.dims[a].size for a in axes)
         num_bytes = math.prod(x.shape.as_list()) * x.dtype.size
         scope = tf.compat.v1.get_default_graph().get_name_scope()
         self.log.append(
             Collective(
-                kind, names, size, num_bytes, scope, self._operation, tuple(sums), self._times
+                kind,
+                self._names(axes),
+                self._size(axes),
+                num_bytes,
+                scope,
+                self._operation,
+                tuple(sums),
+                self._times,
             )
         )
 

@@ -1,9 +1,10 @@
 """Which dimension of a tensor is split over which axis of the mesh.
 
 Two short strings say it all: a mesh shape, `data:2;model:4` (axis:size), and layout rules,
-`batch:data;d_ff:model;heads:model` (dimension:axis). A rule whose axis the mesh does not have is
-idle, so that one layout serves many meshes. A layout that cannot work is refused here, before any
-work is done.
+`batch:data;d_ff:model;heads:model` (dimension:axis). A dimension may be split over several axes,
+`batch:data+expert`, the first of which is the major one. An axis that the mesh does not have is
+left out, so that one layout serves many meshes. A layout that cannot work is refused here, before
+any work is done.
 """
 
 from __future__ import annotations
@@ -13,9 +14,8 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
 from t2tp import upstream
+from t2tp.mesh.axes import JOIN, MeshAxes
 from t2tp.suggestions import nearest, similar
 
 _PAIR = re.compile(r"^\s*([A-Za-z_][\w\-]*)\s*:\s*([^\s:]+)\s*$")
@@ -34,20 +34,14 @@ _USUALLY_SPLIT = (
     "filters",
 )
 
+# A dimension without a rule of its own that is split like another, except over the axes of a third.
+# Groups of tokens that are at their experts are split over what splits the batch, where that is not
+# what splits the experts.
+_FOLLOWERS = {"expert_groups": ("batch", "experts")}
+
 
 class LayoutError(ValueError):
     """A mesh shape or layout that cannot work."""
-
-
-def groups(mesh_shape: upstream.Shape, axes: Collection[str]) -> list[list[int]]:
-    """For each processor, those that differ from it only in their places on `axes`, in order."""
-    numbers = np.arange(mesh_shape.size).reshape(mesh_shape.to_integer_list)
-    along = [i for i, axis in enumerate(mesh_shape.dims) if axis.name in axes]
-    rows = np.moveaxis(numbers, along, range(-len(along), 0)).reshape(
-        -1, math.prod(mesh_shape.dims[i].size for i in along)
-    )
-    group_of = {pnum: row for row in rows.tolist() for pnum in row}
-    return [group_of[pnum] for pnum in range(mesh_shape.size)]
 
 
 def _pairs(text: str, what: str, example: str) -> Iterator[tuple[str, str]]:
@@ -84,13 +78,21 @@ def parse_mesh_shape(mesh_shape: str | upstream.Shape) -> upstream.Shape:
     return upstream.Shape([upstream.Dimension(name, size) for name, size in axes.items()])
 
 
-def parse_rules(rules: str) -> list[tuple[str, str]]:
-    """Reads layout rules such as `batch:data;d_ff:model` as (dimension, axis) pairs.
+def parse_rules(rules: str) -> list[tuple[str, tuple[str, ...]]]:
+    """Reads layout rules such as `batch:data+expert;d_ff:model` as (dimension, axes) pairs.
 
     Raises:
-      LayoutError: a pair is malformed.
+      LayoutError: a pair is malformed, or names an axis twice.
     """
-    return list(dict.fromkeys(_pairs(rules, "Layout", "batch:data;d_ff:model")))
+    pairs = dict.fromkeys(_pairs(rules, "Layout", "batch:data;d_ff:model"))
+    split = [(dim, tuple(axes.split(JOIN))) for dim, axes in pairs]
+    for dim, axes in split:
+        if "" in axes or len(set(axes)) < len(axes):
+            raise LayoutError(
+                f"Layout {rules!r}: {dim}:{JOIN.join(axes)} must name different axes, as in"
+                " 'batch:data+expert'."
+            )
+    return split
 
 
 class Layout:
@@ -98,26 +100,31 @@ class Layout:
 
     Attributes:
       mesh_shape: an `mtf.Shape`, one dimension an axis.
-      rules: (dimension name, axis name) pairs, in the order given.
-      mtf_rules: the same as an `mtf.LayoutRules`.
+      axes: the axes of the mesh, and the joint axes that rules form of them.
+      rules: (dimension name, axis names) pairs, in the order given.
+      mtf_rules: those of one axis that the mesh has, as an `mtf.LayoutRules`.
     """
 
     def __init__(self, mesh_shape: str | upstream.Shape = "", rules: str = "") -> None:
         self.mesh_shape = parse_mesh_shape(mesh_shape)
+        self.axes = MeshAxes(self.mesh_shape)
         self.rules = parse_rules(rules)
-        self.mtf_rules = upstream.LayoutRules(self.rules)
+        self.mtf_rules = upstream.LayoutRules(
+            [(dim, axes[0]) for dim, axes in self.rules if len(axes) == 1]
+        )
         self._axis_index = {axis.name: i for i, axis in enumerate(self.mesh_shape.dims)}
-        self._dim_to_axis: dict[str, int] = {}
-        for dim, axis in self.rules:
-            if axis not in self._axis_index:
+        self._parts: dict[str, tuple[int, ...]] = {}
+        for dim, axes in self.rules:
+            parts = tuple(self._axis_index[axis] for axis in axes if axis in self._axis_index)
+            if not parts:
                 continue
-            taken = self._dim_to_axis.setdefault(dim, self._axis_index[axis])
-            if taken != self._axis_index[axis]:
+            taken = self._parts.setdefault(dim, parts)
+            if taken != parts:
+                first, second = (self._join(parts) for parts in (taken, parts))
                 raise LayoutError(
-                    f"Layout rules {rules!r} split dimension {dim!r} over two axes of the mesh,"
-                    f" {self.mesh_shape.dims[taken].name!r} and {axis!r}; a dimension is split over"
-                    " one axis. Reshape the tensor to have two dimensions, or drop one of the"
-                    " rules."
+                    f"Layout rules {rules!r} split dimension {dim!r} twice, over {first!r} and over"
+                    f" {second!r}. To split it over both, write one rule:"
+                    f" '{dim}:{first}{JOIN}{second}'."
                 )
 
     @classmethod
@@ -167,7 +174,7 @@ class Layout:
     @property
     def rules_text(self) -> str:
         """The rules as they are written: `batch:data;d_ff:model`."""
-        return ";".join(f"{dim}:{axis}" for dim, axis in self.rules)
+        return ";".join(f"{dim}:{JOIN.join(axes)}" for dim, axes in self.rules)
 
     @property
     def size(self) -> int:
@@ -175,9 +182,35 @@ class Layout:
         return self.mesh_shape.size
 
     def axis_of(self, dim_name: str) -> upstream.Dimension | None:
-        """The mesh axis over which the dimension is split, or None."""
-        index = self._dim_to_axis.get(dim_name)
-        return None if index is None else self.mesh_shape.dims[index]
+        """Returns the axis over which a dimension is split, or None.
+
+        A joint axis has the names of its parts, `data+expert`, and the product of their sizes.
+        """
+        parts = self._parts_of(dim_name)
+        return self.axes.dimension(self.axes.index(parts)) if parts else None
+
+    def axes_of(self, dim_name: str) -> list[upstream.Dimension]:
+        """Returns the mesh's own axes over which a dimension is split, the major one first."""
+        return [self.mesh_shape.dims[part] for part in self._parts_of(dim_name)]
+
+    def axis_index(self, dim_name: str) -> int | None:
+        """Returns the index of the axis that splits a dimension, or None; see `MeshAxes`.
+
+        An axis of one processor splits nothing.
+        """
+        parts = [part for part in self._parts_of(dim_name) if self.axes.size(part) > 1]
+        return self.axes.index(parts) if parts else None
+
+    def _parts_of(self, dim_name: str) -> tuple[int, ...]:
+        """Returns the indices of the mesh's axes that split a dimension, the major one first."""
+        if dim_name in self._parts or dim_name not in _FOLLOWERS:
+            return self._parts.get(dim_name, ())
+        leader, other = _FOLLOWERS[dim_name]
+        taken = self._parts_of(other)
+        return tuple(part for part in self._parts_of(leader) if part not in taken)
+
+    def _join(self, parts: Sequence[int]) -> str:
+        return JOIN.join(self.mesh_shape.dims[part].name for part in parts)
 
     def coordinates(self, pnum: int) -> dict[str, int]:
         """Place of processor `pnum` on each axis of the mesh (the last axis varies fastest)."""
@@ -213,13 +246,15 @@ class Layout:
             axis = self.axis_of(dim.name)
             if axis is None:
                 continue
-            first = split_by.setdefault(axis.name, dim)
-            if first is not dim:
+            for part in self.axes_of(dim.name):
+                first = split_by.setdefault(part.name, dim)
+                if first is dim:
+                    continue
                 raise LayoutError(
                     f"{what}: the layout splits both its dimensions {first.name!r} and"
-                    f" {dim.name!r} over mesh axis {axis.name!r}, and an axis can split only one"
-                    f" dimension of a tensor. Drop the rule '{first.name}:{axis.name}' or the rule"
-                    f" '{dim.name}:{axis.name}', or give one of them another axis:"
+                    f" {dim.name!r} over mesh axis {part.name!r}, and an axis can split only one"
+                    f" dimension of a tensor. Change the rule {self._rule(first)} or the rule"
+                    f" {self._rule(dim)}: drop it, or give the dimension another axis:"
                     f" {self._other_axes((first, dim), dims)}."
                 )
             if dim.size % axis.size:
@@ -228,11 +263,14 @@ class Layout:
                     f" {dim.name!r} of size {dim.size}. {_what_divides(dim, axis)}"
                 )
 
+    def _rule(self, dim: upstream.Dimension) -> str:
+        return f"'{dim.name}:{self._join(self._parts_of(dim.name))}'"
+
     def _other_axes(
         self, clashing: Sequence[upstream.Dimension], dims: Sequence[upstream.Dimension]
     ) -> str:
         """The rules that would do for one of the clashing dimensions."""
-        taken = {axis.name for dim in dims if (axis := self.axis_of(dim.name))}
+        taken = {axis.name for dim in dims for axis in self.axes_of(dim.name)}
         free = [axis for axis in self.mesh_shape.dims if axis.name not in taken and axis.size > 1]
         rules = [
             f"'{dim.name}:{axis.name}'"
@@ -257,8 +295,10 @@ class Layout:
         place = self.coordinates(pnum)
         begin = []
         for dim, size in zip(shape.dims, self.slice_size(shape), strict=True):
-            axis = self.axis_of(dim.name)
-            begin.append(place[axis.name] * size if axis else 0)
+            index = 0
+            for axis in self.axes_of(dim.name):
+                index = index * axis.size + place[axis.name]
+            begin.append(index * size)
         return tuple(begin)
 
     def slices(self, shape: upstream.Shape, pnum: int) -> tuple[slice, ...]:
@@ -278,9 +318,14 @@ class Layout:
         """
         seen = {dim.name for shape in shapes for dim in shape.dims}
         said = []
-        for dim, axis in self.rules:
-            idle = f"Layout rule '{dim}:{axis}' has no effect"
-            if axis not in self._axis_index:
+        for dim, axes in self.rules:
+            idle = f"Layout rule '{dim}:{JOIN.join(axes)}' has no effect"
+            known = [axis for axis in axes if axis in self._axis_index]
+            if known and len(known) < len(axes):
+                idle = f"Layout rule '{dim}:{JOIN.join(axes)}' splits over {JOIN.join(known)} only"
+            for axis in axes:
+                if axis in known:
+                    continue
                 if dim in self._axis_index and axis in seen:
                     said.append(f"{idle}: it says axis:dimension; did you mean '{axis}:{dim}'?")
                 elif similar(axis, self._axis_index):
@@ -290,10 +335,10 @@ class Layout:
                     said.append(
                         f"{idle}: there is neither an axis {axis!r} nor a dimension {dim!r}"
                     )
-            elif dim not in seen:
+            if len(known) == len(axes) and dim not in seen:
                 meant = nearest(dim, seen, "dimensions")
                 said.append(f"{idle}: no tensor of the model has a dimension {dim!r}; {meant}")
-        used = {self.axis_of(name).name for name in seen if self.axis_of(name)}  # type: ignore[union-attr]
+        used = {axis.name for name in seen for axis in self.axes_of(name)}
         for axis in self.mesh_shape.dims:
             if axis.name not in used and axis.size > 1:
                 said.append(
@@ -304,8 +349,9 @@ class Layout:
 
     def _could_split(self, axis: upstream.Dimension, seen: Collection[str]) -> str:
         """What an idle axis could split, as the end of a sentence."""
-        for dim, other in self.rules:
-            if other not in self._axis_index and dim in seen and self.axis_of(dim) is None:
+        for dim, others in self.rules:
+            if dim in seen and self.axis_of(dim) is None:
+                other = JOIN.join(others)
                 return (
                     f"; the mesh has no axis {other!r}, which the rule '{dim}:{other}' names: did"
                     f" you mean '{dim}:{axis.name}'?"

@@ -20,7 +20,7 @@ from tensorflow.python.eager import context as eager_context
 from t2tp.mesh.cluster import Cluster
 from t2tp.mesh.collectives import Collective
 from t2tp.mesh.coordination import CoordinationClient, one_line
-from t2tp.mesh.layout import Layout, groups
+from t2tp.mesh.layout import Layout
 
 T = TypeVar("T")
 
@@ -119,7 +119,7 @@ class Executor:
             return CollectiveTimeoutError(f"{text} {advice}".rstrip())
         index, pnum, node = min(waiting)
         axes = log[index].axes if index < len(log) else ()
-        members = groups(self._layout.mesh_shape, axes)[pnum] if axes else list(where)
+        members = self._layout.axes.groups(axes)[pnum] if axes else list(where)
         nodes = [p for p in members if where.get(p) == node]
         absent = [p for p in members if where.get(p) != node]
         text = f"{_processors(nodes, self._cluster)} waited in"

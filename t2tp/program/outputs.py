@@ -29,7 +29,7 @@ class Outputs(Mapping[str, np.ndarray]):
           layout: how outputs are split.
           cluster: which processors are in this process.
           shapes: the outputs' global shapes.
-          slices: for each local processor, its slices, gathered along `axes_to_gather`.
+          slices: for each local processor, its slices, gathered along `dims_to_gather`.
         """
         self._layout = layout
         self._cluster = cluster
@@ -47,23 +47,19 @@ class Outputs(Mapping[str, np.ndarray]):
         first = self._slices[0][name]
         if tuple(first.shape) == tuple(shape.to_integer_list):
             return first.numpy()
-        gathered = axes_to_gather(self._layout, self._cluster, shape)
+        gathered = dims_to_gather(self._layout, self._cluster, shape)
         whole = np.zeros(shape.to_integer_list, first.dtype.as_numpy_dtype)
         for pnum, slices in zip(self._cluster.local_pnums, self._slices, strict=True):
             region = tuple(
-                slice(None) if axis is not None and axis.name in gathered else part
-                for axis, part in zip(
-                    (self._layout.axis_of(dim.name) for dim in shape.dims),
-                    self._layout.slices(shape, pnum),
-                    strict=True,
-                )
+                slice(None) if i in gathered else part
+                for i, part in enumerate(self._layout.slices(shape, pnum))
             )
             whole[region] = slices[name].numpy()
         return whole
 
 
-def axes_to_gather(layout: Layout, cluster: Cluster, shape: upstream.Shape) -> tuple[str, ...]:
-    """Mesh axes along which a tensor must be gathered for every process to have all of it.
+def dims_to_gather(layout: Layout, cluster: Cluster, shape: upstream.Shape) -> list[int]:
+    """Dimensions along which a tensor must be gathered for every process to have all of it.
 
     The processors of a process often hold all slices among them, and nothing has to be gathered. As
     they are consecutive, what they lack is along the first axes of the mesh.
@@ -74,14 +70,15 @@ def axes_to_gather(layout: Layout, cluster: Cluster, shape: upstream.Shape) -> t
       shape: the tensor's global shape.
 
     Returns:
-      names of axes, the same in all processes.
+      indices of dimensions, the same in all processes.
     """
-    splitting = {axis.name for dim in shape.dims if (axis := layout.axis_of(dim.name))}
+    splitting = {axis.name for dim in shape.dims for axis in layout.axes_of(dim.name)}
     axes = [axis for axis in layout.mesh_shape.dims if axis.name in splitting and axis.size > 1]
-    for count in range(len(axes)):
-        if _everyone_has_all(layout, cluster, axes[count:]):
-            return tuple(axis.name for axis in axes[:count])
-    return tuple(axis.name for axis in axes)
+    count = next(
+        count for count in range(len(axes) + 1) if _everyone_has_all(layout, cluster, axes[count:])
+    )
+    lacking = set(axes[:count])
+    return [i for i, dim in enumerate(shape.dims) if lacking & set(layout.axes_of(dim.name))]
 
 
 def _everyone_has_all(layout: Layout, cluster: Cluster, axes: Sequence[upstream.Dimension]) -> bool:

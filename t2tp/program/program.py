@@ -24,7 +24,7 @@ from t2tp.mesh.layout import Layout, LayoutError, describe
 from t2tp.mesh.sizes import check_consistent_sizes
 from t2tp.program.executor import Executor
 from t2tp.program.merged_program import MergedProgram, side_effect_error
-from t2tp.program.outputs import Outputs, axes_to_gather
+from t2tp.program.outputs import Outputs, dims_to_gather
 from t2tp.program.variables import (
     Variables,
     VariableSpec,
@@ -361,9 +361,7 @@ class Program:
     ) -> dict[str, tf.Tensor]:
         """Lowers a step's graph for one processor; returns its slices of the outputs."""
         _check_same_variables(built.graph, [variable.spec for variable in self._used])
-        collectives = Collectives(
-            self.layout.mesh_shape, self.cluster.devices, pnum, self.cluster.nccl
-        )
+        collectives = Collectives(self.layout.axes, self.cluster.devices, pnum, self.cluster.nccl)
         mesh_impl = SpmdMeshImpl(
             self.layout,
             collectives,
@@ -387,12 +385,10 @@ class Program:
         self, shape: upstream.Shape, part: tf.Tensor, collectives: Collectives
     ) -> tf.Tensor:
         """A slice of an output, with what this process lacks of it and other processes have."""
-        gathered = axes_to_gather(self.layout, self.cluster, shape)
-        axes = [axis.name for axis in self.layout.mesh_shape.dims]
-        for dimension, dim in enumerate(shape.dims):
-            axis = self.layout.axis_of(dim.name)
-            if axis is not None and axis.name in gathered:
-                part = collectives.allgather(part, axes.index(axis.name), dimension)
+        for i in dims_to_gather(self.layout, self.cluster, shape):
+            axis = self.layout.axis_index(shape.dims[i].name)
+            if axis is not None:
+                part = collectives.allgather(part, axis, i)
         return part
 
     def _build(self, step: tf.Tensor, feature_slices: list[tf.Tensor]) -> Graph:

@@ -168,8 +168,8 @@ class _ProgramOfGraph(Program):
         self._built = built
         super().__init__(
             step_fn=lambda mesh, features: {},
-            mesh_shape=";".join(f"{axis.name}:{axis.size}" for axis in layout.mesh_shape),
-            layout=";".join(f"{dim}:{axis}" for dim, axis in layout.rules),
+            mesh_shape=layout.mesh_text,
+            layout=layout.rules_text,
         )
 
     def _build(self, step: tf.Tensor, feature_slices: list[tf.Tensor]) -> Graph:

@@ -196,7 +196,7 @@ def graph_of(recipe: Recipe) -> mtf.Graph:
 
 def drawn_layout(recipe: Recipe, mesh_shape: str, data: st.DataObject) -> str:
     graph = graph_of(recipe)
-    axes = [pair.split(":")[0] for pair in mesh_shape.split(";")]
+    axes = layouts.axis_names(mesh_shape)
     dims = data.draw(st.permutations(layouts.dimension_names(graph)))
     candidates = [(dim, data.draw(st.sampled_from(axes))) for dim in dims]
     return layouts.rules_that_work(graph, mesh_shape, candidates)

@@ -48,6 +48,10 @@ def reshape(old, new, mesh_shape, layout, summed=0):
         ("a:4;b:4;c:4", "p:64", "x:2;y:2;z:2", "a:x;b:y;c:z;p:y"),
         ("p:64", "a:4;b:4;c:4", "x:2;y:2;z:2", "a:x;b:y;c:z;p:y"),
         ("a:4;b:1", "b:1;p:4", "x:2", "a:x;p:x"),
+        ("a:8;b:6", "p:8;q:6", "x:2;y:2", "a:x+y;p:y+x"),
+        ("a:8;b:4", "p:16;q:2", "x:2;y:2", "a:x+y;p:y;q:x"),
+        ("a:12;b:4", "p:6;q:8", "x:2;y:3", "a:x+y;p:y"),
+        ("a:24;b:2", "p:6;q:8", "x:2;y:2;z:2", "a:z+x;p:x;q:y+z"),
     ],
 )
 def test_reshape_gives_the_same_numbers(old, new, mesh_shape, layout):
@@ -62,6 +66,31 @@ def test_what_stays_in_its_place_is_not_moved():
 def test_a_dimension_that_takes_the_place_of_another_costs_an_alltoall():
     moved = reshape("a:8;c:6", "p:8;q:6", "x:2", "a:x;q:x")
     assert moved == {("alltoall", ("x",)): (2, 2 * 4 * 6 * 4)}
+
+
+def test_experts_on_an_axis_that_splits_the_batch_too_cost_one_alltoall_over_that_axis():
+    """From [batch over data and expert] to [groups over data, experts over expert]."""
+    moved = reshape(
+        "batch:8;slots:6", "groups:8;experts:2;slot:3", "data:2;expert:2",
+        "batch:data+expert;groups:data;experts:expert",
+    )  # fmt: skip
+    assert moved == {("alltoall", ("expert",)): (2, 2 * 2 * 6 * 4)}
+
+
+def test_axes_that_move_together_do_so_in_one_collective():
+    moved = reshape("a:8;c:4", "p:8;q:4", "x:2;y:2", "a:x+y;q:x+y")
+    assert moved == {("alltoall", ("x", "y")): (2, 2 * 2 * 4 * 4)}
+    moved = reshape("a:8;c:4", "p:8;q:4", "x:2;y:2", "a:x+y")
+    # Back again a processor selects what it had.
+    assert moved == {("allgather", ("x", "y")): (1, 2 * 4 * 4)}
+
+
+def test_a_sum_over_several_axes_is_one_reducescatter():
+    moved = reshape("a:8;c:4", "p:8;c:4", "x:2;y:2", "s:x+y;p:y+x", summed=4)
+    assert moved == {
+        ("reducescatter", ("x", "y")): (1, 8 * 4 * 4),
+        ("allgather", ("x", "y")): (1, 2 * 4 * 4),
+    }
 
 
 def test_a_sum_is_reduced_after_the_reshape():
@@ -93,17 +122,20 @@ SHAPES = ["a:12;b:6", "a:2;c:6;b:6", "d:8;e:9", "f:72", "g:4;h:3;b:6", "e:9;d:8"
 def test_any_two_shapes_and_layouts(data):
     old, new = data.draw(st.sampled_from(SHAPES)), data.draw(st.sampled_from(SHAPES))
     mesh_shape = data.draw(st.sampled_from(["x:2", "x:3", "x:2;y:2", "y:3;x:2", "x:2;y:2;z:2"]))
-    axes = [pair.split(":") for pair in mesh_shape.split(";")]
+    axes = [(a.name, a.size) for a in t2tp.Layout(mesh_shape).mesh_shape.dims]
     rules = {}
     for shape in (old, new):
-        dims = [pair.split(":") for pair in shape.split(";")]
-        taken = {rules[d] for d, _ in dims if d in rules}
+        dims = [(d.name, d.size) for d in mtf.convert_to_shape(shape).dims]
+        taken = {a for d, _ in dims for a in rules.get(d, "").split("+")}
         for dim, size in dims:
-            fits = [a for a, n in axes if int(size) % int(n) == 0 and a not in taken]
+            joint = [(f"{a}+{b}", n * m) for a, n in axes for b, m in axes if a != b]
+            fits = [
+                a for a, n in (*axes, *joint) if size % n == 0 and not taken & set(a.split("+"))
+            ]
             axis = data.draw(st.sampled_from([None, *fits])) if dim not in rules else None
             if axis:
                 rules[dim] = axis
-                taken.add(axis)
+                taken |= set(axis.split("+"))
     if all(_can_be_laid_out(shape, rules, mesh_shape) for shape in (old, new)):
         reshape(old, new, mesh_shape, ";".join(f"{d}:{a}" for d, a in rules.items()))
 

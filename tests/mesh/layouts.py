@@ -16,6 +16,12 @@ def dimension_names(graph: mtf.Graph) -> list[str]:
     return list(dict.fromkeys(name for t in tensors for name in t.shape.dimension_names))
 
 
+def axis_names(mesh_shape: str) -> list[str]:
+    """Names of the axes of a mesh, and of the joint axes of two of them."""
+    names = Layout(mesh_shape).mesh_shape.dimension_names
+    return [*names, *(f"{a}+{b}" for a in names for b in names if a != b)]
+
+
 def rules_that_work(
     graph: mtf.Graph, mesh_shape: str, candidates: Iterable[tuple[str, str]]
 ) -> str:

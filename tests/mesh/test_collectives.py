@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from t2tp import mtf
+from t2tp.mesh.axes import MeshAxes
 from t2tp.mesh.cluster import connect
 from t2tp.mesh.collectives import Collectives
 from t2tp.mesh.layout import Layout
@@ -27,7 +28,7 @@ def traced(fn, values, layout):
     @tf.function(autograph=False)
     def program(pnum, step, variables, features):
         del step, variables
-        emitted.append(Collectives(layout.mesh_shape, cluster.devices, pnum))
+        emitted.append(Collectives(layout.axes, cluster.devices, pnum))
         return fn(emitted[0], dict(zip(values, features, strict=True)))
 
     scalars = [tf.TensorSpec([], tf.int32), tf.TensorSpec([], tf.int64)]
@@ -164,6 +165,51 @@ def test_alltoall(run_everywhere):
             parts = [np.split(values[p], 2, split_axis)[group.index(pnum)] for p in group]
             wanted = np.concatenate(parts, concat_axis)
             np.testing.assert_array_equal(result[name], wanted, err_msg=name)
+
+
+JOINT = [(0, 1), (1, 0), (2, 0), (1, 2, 0)]
+
+
+def group_along(pnum, parts):
+    """The group of a processor along a joint axis, in the axis's order: the first part is major."""
+    key = lambda p: [LAYOUT.coordinates(p)[AXES[part]] for part in parts]  # noqa: E731
+    return sorted(group_of(pnum, parts), key=key)
+
+
+def test_along_joint_axes(run_everywhere):
+    """What a collective along the joint axis b+a gives, member by member, in the axis's order."""
+    values = random_values([8, 3])
+    axes = {str(parts): LAYOUT.axes.index(parts) for parts in JOINT}
+    sources = {str(parts): [None, *range(2 ** len(parts) - 1)] for parts in JOINT}
+
+    def collectives(c, given):
+        x, results = given["x"], {}
+        for name, axis in axes.items():
+            results[f"place {name}"] = c.coordinate(axis)
+            results[f"allreduce {name}"] = c.allreduce(x, [axis], "Add")
+            results[f"allgather {name}"] = c.allgather(x, axis, 1)
+            results[f"alltoall {name}"] = c.alltoall(x, axis, 0, 1)
+            results[f"reducescatter {name}"] = c.reducescatter(x, axis, 0)
+            results[f"permute {name}"] = c.permute(x, axis, sources[name])
+        return results
+
+    for pnum, result in enumerate(run_everywhere(collectives, {"x": values})):
+        for parts in JOINT:
+            name, group = str(parts), group_along(pnum, parts)
+            place, theirs = group.index(pnum), [values[p] for p in group]
+            pieces = [np.split(x, len(group))[place] for x in theirs]
+            source = sources[name][place]
+            wanted = {
+                "place": place,
+                "allreduce": np.sum(theirs, axis=0),
+                "allgather": np.concatenate(theirs, 1),
+                "alltoall": np.concatenate(pieces, 1),
+                "reducescatter": np.sum(pieces, axis=0),
+                "permute": np.zeros_like(values[0]) if source is None else theirs[source],
+            }
+            for kind, value in wanted.items():
+                message = f"{kind} {name} of {pnum}"
+                np.testing.assert_array_equal(result[f"{kind} {name}"], value, err_msg=message)
 
 
 def test_permute(run_everywhere):
@@ -326,7 +372,7 @@ def test_axes_of_size_one_cost_nothing():
     with tf.Graph().as_default():
         pnum = tf.compat.v1.placeholder(tf.int32, [])
         shape = mtf.Shape([mtf.Dimension("a", 1), mtf.Dimension("b", 4)])
-        collectives = Collectives(shape, ["cpu"] * 4, pnum)
+        collectives = Collectives(MeshAxes(shape), ["cpu"] * 4, pnum)
         x = tf.zeros([4, 4])
         assert collectives.allreduce(x, [0], "Add") is x
         assert collectives.log == []

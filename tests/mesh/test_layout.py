@@ -36,7 +36,9 @@ def test_rule_for_an_absent_axis_is_idle():
         ("data:0", "", "must be a positive integer, not '0'"),
         ("data:2;data:4", "", "names axis 'data' twice"),
         ("data:2", "batch", "'batch' is not of the form 'batch:data'"),
-        ("data:2;model:2", "batch:data;batch:model", "over two axes of the mesh"),
+        ("data:2;model:2", "batch:data;batch:model", "write one rule: .batch:data.model."),
+        ("data:2;model:2", "batch:data+data", "must name different axes"),
+        ("data:2;model:2", "batch:data+", "must name different axes"),
     ],
 )
 def test_malformed_text_is_refused(mesh_shape, rules, said):
@@ -80,11 +82,44 @@ def test_two_dimensions_on_one_axis_are_refused():
     assert "this mesh has none that would do" in said
 
 
+def test_a_dimension_is_split_over_several_axes_the_first_of_which_is_the_major_one():
+    batch = mtf.Shape([mtf.Dimension("batch", 24)])
+    layout = Layout("data:2;model:4;expert:3", "batch:expert+data")
+    assert layout.axis_of("batch") == mtf.Dimension("expert+data", 6)
+    assert layout.slice_size(batch) == (4,)
+    for pnum in range(24):
+        place = layout.coordinates(pnum)
+        assert layout.slice_begin(batch, pnum) == (4 * (2 * place["expert"] + place["data"]),)
+    assert str(Layout("data:2", "batch:expert+data").axis_of("batch").name) == "data"
+    assert layout.rules_text == "batch:expert+data"
+
+
+def test_two_dimensions_that_share_one_of_several_axes_are_refused():
+    layout = Layout("data:2;expert:2", "batch:data+expert;experts:expert")
+    said = refused(layout, ("batch", 8), ("experts", 4))
+    assert "'batch' and 'experts' over mesh axis 'expert'" in said
+    assert "the rule 'batch:data+expert' or the rule 'experts:expert'" in said
+
+
+def test_groups_of_tokens_at_their_experts_are_split_like_the_batch_without_the_experts_axis():
+    layout = Layout("data:2;expert:2", "batch:data+expert;experts:expert")
+    assert layout.axis_of("expert_groups").name == "data"
+    assert Layout("data:2", "batch:data;experts:data").axis_of("expert_groups") is None
+    own = Layout("data:2;expert:2", "batch:data;experts:expert;expert_groups:expert")
+    assert own.axis_of("expert_groups").name == "expert"
+
+
+def test_an_axis_that_is_missing_from_several_is_reported():
+    dims = [mtf.Shape([mtf.Dimension("batch", 8)])]
+    (said,) = Layout("data:2;expert:1", "batch:data+exprt").warnings(dims)
+    assert "splits over data only: the mesh has no axis 'exprt'" in said and "expert" in said
+
+
 def test_rules_that_would_do_are_named():
     layout = Layout("model:2;expert:4;data:3;one:1", "heads:model;d_kv:model;batch:data")
     said = refused(layout, ("batch", 6), ("heads", 8), ("d_kv", 6))
     # Not d_kv:expert, which does not divide, nor the axes that split another dimension or nothing.
-    assert said.endswith("or give one of them another axis: 'heads:expert' would do here.")
+    assert said.endswith("or give the dimension another axis: 'heads:expert' would do here.")
 
 
 def test_indivisible_size_is_refused_with_sizes_that_work():

@@ -165,7 +165,7 @@ LAYOUTS = {
     "context": ("seq:2", "length:seq"),
     "context and tensor": ("seq:2;model:2", f"{MEGATRON};length:seq"),
     "context and both": ("data:2;seq:2;model:2", f"{MEGATRON};length:seq"),
-    "experts": ("data:2;expert:2", "batch:data;experts:expert;expert_groups:data;vocab:expert"),
+    "experts": ("data:2;expert:2", "batch:data+expert;experts:expert"),
 }
 
 

@@ -62,9 +62,18 @@ def test_a_layer_of_experts_costs_two_all_to_alls_forward_and_two_backward():
     assert {kind for kind, _ in both} == {"alltoall", "allreduce"}
 
 
+def test_experts_on_an_axis_of_their_own_cost_as_many_all_to_alls_and_compute_nothing_twice():
+    layout = "batch:data+expert;experts:expert"
+    forward = collectives("moe", "data:2;expert:2", layout, backward=False)
+    both = collectives("moe", "data:2;expert:2", layout)
+    assert forward["alltoall", ("expert",)] == 2
+    assert both["alltoall", ("expert",)] == 4
+    assert {kind for kind, _ in both} == {"alltoall", "allreduce"}
+
+
 def test_experts_on_an_axis_that_splits_the_length_cost_as_many_all_to_alls():
     """One layer of experts in the encoder, one in the decoder; elsewhere the axis splits the
     length, so no device computes what another one does."""
-    layout = "batch:data;length:expert;length_groups:expert;experts:expert;expert_groups:data"
+    layout = "batch:data;length:expert;length_groups:expert;experts:expert"
     counted = collectives("moe_encdec", "data:2;expert:2", layout, moe_group_size=6)
     assert counted["alltoall", ("expert",)] == 4 * 2

@@ -61,7 +61,7 @@ MESHES = {
     "three axes": ("data:2;seq:2;model:2", f"{MEGATRON};length:seq"),
     "experts of their own axis": (
         "data:2;expert:2",
-        "batch:data;experts:expert;expert_groups:data",
+        "batch:data+expert;experts:expert",
     ),
 }
 CASES = [
@@ -77,7 +77,7 @@ CASES = [
     ("masked", 4, "data"),
     ("switch", 8, "one device"),
     ("switch", 2, "data"),
-    ("switch", 4, "experts of their own axis"),
+    ("switch", 2, "experts of their own axis"),
     ("groups in rows", 4, "data"),
     ("groups of two rows", 4, "one device"),
     ("groups of two rows", 2, "data"),

@@ -13,7 +13,7 @@ from tests.models.small_lm import FEATURES, training_program
 
 def test_its_collectives_are_the_real_ones():
     real = training_program("data:2;model:2")
-    rules = ";".join(f"{dim}:{axis}" for dim, axis in real.layout.rules)
+    rules = real.layout.rules_text
     paper = AbstractProgram(real._step_fn, FEATURES, mesh_shape="data:2;model:2", layout=rules)
     assert paper.collective_log() == real.collective_log()
 

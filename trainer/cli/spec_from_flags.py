@@ -226,7 +226,7 @@ def _check_worker_gpu(flags: absl_flags.FlagValues, hparams: HParams) -> None:
     """Checks that the layout splits the batch over the axis of --worker_gpu, if it is given."""
     if value_of(flags, "worker_gpu") is None:
         return
-    if ("batch", "data") not in Layout.from_hparams(hparams).rules:
+    if "data" not in [axis.name for axis in Layout.from_hparams(hparams).axes_of("batch")]:
         raise UsageError(
             f"--worker_gpu={flags.worker_gpu} is a mesh with the axis 'data', over which the layout"
             f" {hparams.layout!r} does not split the batch: add the rule batch:data to --layout"

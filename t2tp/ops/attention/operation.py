@@ -16,7 +16,7 @@ from t2tp.ops.attention.mask import Mask
 from t2tp.ops.attention.relative_bias import Bias
 from t2tp.ops.attention.score_terms import ScoreTerms
 from t2tp.ops.attention.shared_heads import SharedHeads
-from t2tp.ops.attention.split_kv import GatheredDimension
+from t2tp.ops.attention.split_kv import GatheredDimension, own_axes
 from t2tp.ops.attention.weight_dropout import AttentionDropout
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ class _AttentionSlice:
         self._shared = SharedHeads(mesh_impl, heads, kv_heads)
         self._memory = GatheredDimension(mesh_impl, memory_axis, 2)
         # The mesh axes over which the queries of a key are split.
-        self._summed = {*self._shared.axes, length_axis} - {None}
+        self._summed = {*self._shared.axes, *own_axes(mesh_impl, length_axis)}
         q_slice = self.with_one_batch(lowering.slice(q))
         # Not a scalar, which TensorFlow would move behind the matmul with k and fuse with it and
         # with a mask, for which oneDNN has only its slow reference kernel.
@@ -239,7 +239,7 @@ class _AttentionSlice:
         It is computed from the gradient w.r.t. `k` or `v`; also returns the mesh axes to sum over.
         """
         dx = self._memory.own_part(self._shared.restore(dx, self._summed), self._summed)
-        return dx, sorted(self._summed - {self._memory.axis, self._shared.gathered.axis})
+        return dx, sorted(self._summed - {*self._memory.axes, *self._shared.gathered.axes})
 
 
 def _queries(mesh_impl: SpmdMeshImpl, length: upstream.Dimension, axis: int | None) -> Queries:

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from t2tp import upstream
 from t2tp.lowering.mesh_impl import SpmdMeshImpl
-from t2tp.ops.attention.split_kv import GatheredDimension
+from t2tp.ops.attention.split_kv import GatheredDimension, own_axes
 
 
 class SharedHeads:
@@ -32,9 +32,9 @@ class SharedHeads:
         self._kv_heads = kv_heads.size
         axis, kv_axis = (mesh_impl.tensor_dimension_to_mesh_axis(d) for d in (heads, kv_heads))
         self.gathered = GatheredDimension(mesh_impl, None if kv_axis == axis else kv_axis, 1)
-        self.axes = [] if axis in (kv_axis, None) else [axis]
+        self.axes = [] if axis == kv_axis else own_axes(mesh_impl, axis)
         self._chosen = None
-        if self.axes:
+        if axis is not None and self.axes:
             (size,) = mesh_impl.slice_shape(upstream.Shape([heads]))
             self._chosen = self._chosen_heads(heads.size // kv_heads.size, size, axis)
 

@@ -14,6 +14,7 @@ class GatheredDimension:
 
     Attributes:
       axis: the mesh axis; None: the dimension is not split.
+      axes: the mesh's own axes that it consists of.
     """
 
     def __init__(self, mesh_impl: SpmdMeshImpl, axis: int | None, dim: int) -> None:
@@ -27,6 +28,7 @@ class GatheredDimension:
         self._mesh_impl = mesh_impl
         self._collectives = mesh_impl.collectives
         self.axis = axis
+        self.axes = own_axes(mesh_impl, axis)
         self._dim = dim
 
     def whole(self, x: tf.Tensor) -> tf.Tensor:
@@ -38,15 +40,22 @@ class GatheredDimension:
 
         Args:
           dx: [..., slices * n, ...].
-          summed: mesh axes over which `dx` is a partial sum. If `axis` is one of them it is reduced
-            here; otherwise `dx` is the same along it.
+          summed: the mesh's own axes over which `dx` is a partial sum. Over those that `axis`
+            consists of it is reduced here; along the others of these `dx` is the same.
         """
         if self.axis is None:
             return dx
-        if self.axis in summed:
+        reduced = [axis for axis in self.axes if axis in summed]
+        if len(reduced) == len(self.axes):
             return self._collectives.reducescatter(dx, self.axis, self._dim)
+        dx = self._collectives.allreduce(dx, reduced, "Add")
         size = dx.shape.as_list()
         size[self._dim] //= self._mesh_impl.shape[self.axis].size
         begin: list[tf.Tensor | int] = [0] * len(size)
         begin[self._dim] = self._collectives.coordinate(self.axis) * size[self._dim]
         return tf.slice(dx, begin, size)
+
+
+def own_axes(mesh_impl: SpmdMeshImpl, axis: int | None) -> list[int]:
+    """Returns the mesh's own axes that an axis consists of, if any."""
+    return [] if axis is None else mesh_impl.layout.axes.separate([axis])

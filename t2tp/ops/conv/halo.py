@@ -58,7 +58,7 @@ class Halo:
         length = x.shape[self.tensor_axis]
         width = self._width
         from_before, from_after = self._swap(
-            self._part(x, 0, width), self._part(x, length - width, width)
+            self.mesh_axis, self._part(x, 0, width), self._part(x, length - width, width)
         )
         parts = [
             self._part(from_before, width - self.before, self.before),
@@ -82,22 +82,25 @@ class Halo:
         to_before = self._part(dy, 0, self.before)
         to_after = self._part(dy, self.before + length, self.after)
         from_before, from_after = self._swap(
+            self.mesh_axis,
             self._padded(to_before, width - self.before, 0),
             self._padded(to_after, 0, width - self.after),
         )
         dx += self._padded(from_before, 0, length - width)
         return dx + self._padded(from_after, length - width, 0)
 
-    def _swap(self, to_before: tf.Tensor, to_after: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def _swap(
+        self, axis: int, to_before: tf.Tensor, to_after: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         """Sends to both neighbours; returns what the previous and the next one sent."""
-        coordinate = self._collectives.coordinate(self.mesh_axis)
+        coordinate = self._collectives.coordinate(axis)
         is_even = tf.equal(coordinate % 2, 0)
         # First even coordinates exchange with the next one, then odd ones.
-        first = self._meet(0, tf.where(is_even, to_after, to_before))
-        second = self._meet(1, tf.where(is_even, to_before, to_after))
+        first = self._meet(axis, 0, tf.where(is_even, to_after, to_before))
+        second = self._meet(axis, 1, tf.where(is_even, to_before, to_after))
         return tf.where(is_even, second, first), tf.where(is_even, first, second)
 
-    def _meet(self, begin: int, x: tf.Tensor) -> tf.Tensor:
+    def _meet(self, axis: int, begin: int, x: tf.Tensor) -> tf.Tensor:
         """Returns the partner's `x`; zeros without a partner.
 
         Partners are the coordinates begin and begin + 1, begin + 2 and begin + 3, and so on.
@@ -105,7 +108,7 @@ class Halo:
         source: list[int | None] = [None] * self._size
         for coordinate in range(begin, self._size - 1, 2):
             source[coordinate], source[coordinate + 1] = coordinate + 1, coordinate
-        return self._collectives.permute(x, self.mesh_axis, source)
+        return self._collectives.permute(x, axis, source)
 
     def _part(self, x: tf.Tensor, begin: int, size: int) -> tf.Tensor:
         index: list[slice] = [slice(None)] * x.shape.rank

@@ -1,0 +1,90 @@
+"""The axes of a mesh, and the joint axes that several of them form.
+
+The layout rule `batch:data+expert` splits `batch` over two axes of the mesh, `data` first: the
+batch is cut into as many parts as `data` is long, and each part again along `expert`. What splits
+it is the *joint axis* `data+expert`. Everything that takes a mesh axis takes a joint one: an axis
+is an index, the mesh's own axes have the first ones, in the order of the mesh, and joint axes get
+the next ones when they are first asked for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+
+import numpy as np
+
+from t2tp import upstream
+
+JOIN = "+"
+
+
+class MeshAxes:
+    """The axes of a mesh by index, joint ones included."""
+
+    def __init__(self, mesh_shape: upstream.Shape) -> None:
+        """Knows the mesh's own axes.
+
+        Args:
+          mesh_shape: of the mesh.
+        """
+        self.mesh_shape = mesh_shape
+        self._parts: list[tuple[int, ...]] = [(i,) for i in range(mesh_shape.ndims)]
+        self._dims = list(mesh_shape.dims)
+
+    @property
+    def shape(self) -> upstream.Shape:
+        """All axes known so far, joint ones after the mesh's own, as the dimensions of a shape."""
+        return upstream.Shape(self._dims)
+
+    def index(self, parts: Sequence[int]) -> int:
+        """Returns the axis that consists of these axes of the mesh.
+
+        Args:
+          parts: one or more indices, the major axis first.
+        """
+        parts = tuple(parts)
+        if parts not in self._parts:
+            dims = [self._dims[part] for part in parts]
+            name = JOIN.join(dim.name for dim in dims)
+            self._parts.append(parts)
+            self._dims.append(upstream.Dimension(name, math.prod(dim.size for dim in dims)))
+        return self._parts.index(parts)
+
+    def parts(self, axis: int) -> tuple[int, ...]:
+        """Returns the mesh's own axes that an axis consists of, the major one first."""
+        return self._parts[axis]
+
+    def separate(self, axes: Iterable[int]) -> list[int]:
+        """Returns the mesh's own axes that these consist of, each once, in the mesh's order."""
+        return sorted({part for axis in axes for part in self._parts[axis]})
+
+    def dimension(self, axis: int) -> upstream.Dimension:
+        """Returns name and size of an axis; a joint one is named after its parts: `data+expert`."""
+        return self._dims[axis]
+
+    def size(self, axis: int) -> int:
+        """Returns the number of parts into which an axis splits a dimension."""
+        return self._dims[axis].size
+
+    def stride(self, axis: int) -> int:
+        """Returns how far apart in number two neighbours along an axis of the mesh are."""
+        return math.prod(self.mesh_shape.to_integer_list[axis + 1 :])
+
+    def groups(self, names: Collection[str]) -> list[list[int]]:
+        """Returns each processor's group along some axes of the mesh.
+
+        Args:
+          names: of the axes.
+
+        Returns:
+          for each processor, those that differ from it only in their coordinates on these axes, in
+          order.
+        """
+        numbers = np.arange(self.mesh_shape.size).reshape(self.mesh_shape.to_integer_list)
+        along = [i for i, axis in enumerate(self.mesh_shape.dims) if axis.name in names]
+        rows = np.moveaxis(numbers, along, range(-len(along), 0)).reshape(
+            -1, math.prod(self.size(axis) for axis in along)
+        )
+        group_of = {pnum: row for row in rows.tolist() for pnum in row}
+        return [group_of[pnum] for pnum in range(self.mesh_shape.size)]
