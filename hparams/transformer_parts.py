@@ -36,6 +36,20 @@ def base_transformer() -> HParams:
         max=MAX_SIZE,
         help="round the vocabulary up to a multiple of this, so that meshes divide it",
     )
+    add(
+        "vocab_size",
+        0,
+        min=0,
+        max=2**31 - 1,
+        help="tokens that may be predicted, if more than the problem has; 0: those of the problem",
+    )
+    add(
+        "bos_token_id",
+        0,
+        min=0,
+        max=2**31 - 1,
+        help="input token of the first target of a document (in T5: decoder_start_token_id)",
+    )
     add("initializer_stddev", 0.02, min=0, help="standard deviation of initial embeddings")
     add("tie_embeddings", True, help="whether logits use the embedding matrix")
     add("scale_embeddings", False, help="whether to multiply embeddings by sqrt(d_model)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from t2tp.trainer.cli import flag_groups
 from t2tp.trainer.cli.programs import PROGRAMS
+from tests.huggingface.tiny_files import write_tiny_gpt2
 from tests.page_commands import PAGES, commands, inline_commands, run
 
 _TINY_TRANSFORMER = "d_model=16,d_ff=16,num_heads=2,d_kv=8,num_hidden_layers=1"
@@ -36,12 +38,14 @@ class Walk:
       less: words that are replaced, so that it takes less time.
       before: commands that make what the page takes to be there.
       files: the same, text by name.
+      makes: the same, functions that write what they are given the path of, by its name.
     """
 
     page: str
     less: dict[str, str] = field(default_factory=dict)
     before: tuple[str, ...] = ()
     files: dict[str, str] = field(default_factory=dict)
+    makes: dict[str, Callable[[Path], object]] = field(default_factory=dict)
 
 
 WALKS = [
@@ -87,6 +91,7 @@ WALKS = [
             "pairs.txt": "0 1 1\t1 1 0\n",
         },
     ),
+    Walk("docs/huggingface.md", makes={"gpt2": write_tiny_gpt2}),
     Walk("docs/image_models.md", {"--train_steps=300": "--train_steps=2 --eval_steps=1"}),
     Walk(
         "docs/coming_from_tensor2tensor.md",
@@ -125,6 +130,8 @@ def test_the_commands_of_a_page_work_one_after_another(walk, tmp_path, data):
     (tmp_path / "data").symlink_to(data)
     for name, text in walk.files.items():
         (tmp_path / name).write_text(text)
+    for name, make in walk.makes.items():
+        make(tmp_path / name)
     shown = [words for words in commands(walk.page) if not _leaves_something_out(words)]
     assert {word for words in shown for word in words} >= set(walk.less)
     for number, words in enumerate([*map(str.split, walk.before), *shown]):

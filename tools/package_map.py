@@ -36,6 +36,7 @@ SUBJECTS = {
 # Package or module -> its subject, and what is in it.
 PACKAGES = {
     "trainer": ("trainer", "programs, Experiment, Estimator, the directory of a run"),
+    "huggingface": ("data and settings", "weights of transformers, in and out"),
     "problems": ("data and settings", "data: made, stored, streamed"),
     "hparams": ("data and settings", "registered sets of hyperparameters"),
     "decoding": ("models", "beam search and sampling"),

@@ -51,6 +51,10 @@ def _say_rounded(size: int, rounded: int, multiple: int) -> None:
     )
 
 
+# Added to the logits of rows beyond the vocabulary; its exponential is 0 in every dtype.
+_NEVER = -3e4
+
+
 class Embedding:
     """Token embedding and output projection to logits.
 
@@ -66,6 +70,7 @@ class Embedding:
         is_tied: bool = True,
         is_scaled: bool = False,
         has_bias: bool = False,
+        num_tokens: int = 0,
     ) -> None:
         """Sets dimensions and variants.
 
@@ -78,6 +83,8 @@ class Embedding:
           is_scaled: whether looked-up vectors are multiplied by sqrt(d_model), as in tensor2tensor
             (arXiv:1706.03762, section 3.4).
           has_bias: whether logits have a bias, `logits_bias`.
+          num_tokens: the rows of `vocab` from this one on have a probability of 0; 0: there are no
+            such rows.
         """
         self.vocab = vocab
         self.d_model = d_model
@@ -85,6 +92,7 @@ class Embedding:
         self._is_tied = is_tied
         self._is_scaled = is_scaled
         self._has_bias = has_bias
+        self._num_tokens = num_tokens or vocab.size
 
     def __call__(self, tokens: mtf.Tensor, dtype: tf.DType) -> mtf.Tensor:
         """Looks up integers [...] -> [..., d_model] in the current scope's variable `embedding`."""
@@ -96,10 +104,14 @@ class Embedding:
         name = "embedding" if self._is_tied else "output_embedding"
         shape = x.shape - self.d_model + self.vocab
         logits = mtf.einsum([x, self._table(x.mesh, name, x.dtype)], output_shape=shape)
-        if not self._has_bias:
-            return logits
-        bias = variables.zeros(x.mesh, "logits_bias", [self.vocab], x.dtype)
-        return mtf.add(logits, bias, output_shape=shape)
+        if self._has_bias:
+            bias = variables.zeros(x.mesh, "logits_bias", [self.vocab], x.dtype)
+            logits = mtf.add(logits, bias, output_shape=shape)
+        if self._num_tokens < self.vocab.size:
+            row = mtf.range(x.mesh, self.vocab, tf.int32)
+            is_beyond = mtf.cast(mtf.greater_equal(row, self._num_tokens), x.dtype)
+            logits = mtf.add(logits, is_beyond * _NEVER, output_shape=shape)
+        return logits
 
     def _table(self, mesh: mtf.Mesh, name: str, dtype: tf.DType) -> mtf.Tensor:
         dims = [self.vocab, self.d_model]

@@ -74,11 +74,12 @@ class AutoregressiveModel(Model):
         """
 
 
-def previous_tokens(tokens: mtf.Tensor, positions: mtf.Tensor) -> mtf.Tensor:
-    """Returns the input tokens of `decode_step`: 0 at position 0, `tokens` elsewhere.
+def previous_tokens(tokens: mtf.Tensor, positions: mtf.Tensor, bos_token_id: int = 0) -> mtf.Tensor:
+    """Returns the input tokens of `decode_step`.
 
     Args:
       tokens: int32 [batch...].
       positions: int32 [batch...].
+      bos_token_id: the input token at position 0.
     """
-    return mtf.where(mtf.equal(positions, 0), mtf.zeros_like(tokens), tokens)
+    return mtf.where(mtf.equal(positions, 0), mtf.zeros_like(tokens) + bos_token_id, tokens)

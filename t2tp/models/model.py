@@ -98,9 +98,24 @@ class Model(abc.ABC):
 
 
 def vocab_of(hparams: HParams, size: int) -> mtf.Dimension:
-    """Returns the dimension of a vocabulary of `size`, rounded up.
+    """Returns the dimension of a vocabulary, rounded up.
 
     The multiple is that of `vocab_divisor` and of the size of the mesh axis that splits it.
+
+    Args:
+      hparams: of the model; its `vocab_size`, if any, counts instead of `size`.
+      size: number of tokens of the problem.
+
+    Raises:
+      ValueError: the problem has more tokens than `vocab_size`.
     """
+    of_model = hparams.vocab_size if "vocab_size" in hparams else 0
+    if of_model and size > of_model:
+        raise ValueError(
+            f"the problem's vocabulary has {size} tokens and the model's vocab_size is {of_model}:"
+            " prepare the data with the vocabulary of the model"
+            " (--problem_options=vocabulary_from=...)"
+        )
+    size = of_model or size
     axis = Layout.from_hparams(hparams).axis_of("vocab")
     return vocab_dimension(size, hparams.vocab_divisor, axis.size if axis else 1)

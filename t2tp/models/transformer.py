@@ -102,7 +102,9 @@ class Transformer(AutoregressiveModel):
         targets, segments = features["targets"], features["targets_segmentation"]
         sequence = SequenceInfo(features["targets_position"], segments)
         memory, of_encoder = self._encode(mesh, features, training)
-        x = self._embed_targets(shifted_right(targets, segments), sequence.positions, training)
+        x = self._embed_targets(
+            shifted_right(targets, segments, self._parts.bos_token_id), sequence.positions, training
+        )
         with tf1.variable_scope("decoder"):
             bias = self._parts.relative_bias(mesh)
             x, of_decoder = self._decoder(x, FullForward(sequence, training, memory, bias))
@@ -122,7 +124,9 @@ class Transformer(AutoregressiveModel):
             rows = mtf.Shape([features["inputs"].shape.dims[0], mtf.Dimension("prefix_length", 1)])
             prefix = mtf.zeros(mesh, rows, tf.int32)
         positions = token_positions(prefix)
-        x = self._embed_targets(shifted_right(prefix, None), positions, False, length.size)
+        x = self._embed_targets(
+            shifted_right(prefix, None, self._parts.bos_token_id), positions, False, length.size
+        )
         with tf1.variable_scope("decoder"):
             bias = self._parts.relative_bias(mesh)
             self._decoder(x, Prefill(SequenceInfo(positions), length, state, memory, bias))
@@ -132,7 +136,7 @@ class Transformer(AutoregressiveModel):
         self, mesh: Mesh, tokens: mtf.Tensor, positions: mtf.Tensor, state: DecodeState
     ) -> tuple[mtf.Tensor, DecodeState]:
         """See `AutoregressiveModel`."""
-        before = previous_tokens(tokens, positions)
+        before = previous_tokens(tokens, positions, self._parts.bos_token_id)
         x = self._embed_targets(before, positions, False, 1)
         state = dict(state)
         with tf1.variable_scope("decoder"):

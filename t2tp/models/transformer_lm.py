@@ -69,7 +69,7 @@ class TransformerLm(AutoregressiveModel):
         """
         segments = features["targets_segmentation"]
         sequence = SequenceInfo(features["targets_position"], segments)
-        tokens = shifted_right(features["targets"], segments)
+        tokens = shifted_right(features["targets"], segments, self._parts.bos_token_id)
         x = self._embedding(tokens, self._parts.dtype)
         x = self._parts.with_positions(x, sequence.positions, training, sequence.length.size)
         bias = self._parts.relative_bias(mesh)
@@ -87,7 +87,9 @@ class TransformerLm(AutoregressiveModel):
         prefix = self.prefix_of(features)
         positions = token_positions(prefix)
         state: DecodeState = {}
-        x = self._embedding(shifted_right(prefix, None), self._parts.dtype)
+        x = self._embedding(
+            shifted_right(prefix, None, self._parts.bos_token_id), self._parts.dtype
+        )
         x = self._parts.with_positions(x, positions, False, length.size)
         bias = self._parts.relative_bias(mesh)
         self._stack(x, Prefill(SequenceInfo(positions), length, state, relative_bias=bias))
@@ -97,7 +99,7 @@ class TransformerLm(AutoregressiveModel):
         self, mesh: Mesh, tokens: mtf.Tensor, positions: mtf.Tensor, state: DecodeState
     ) -> tuple[mtf.Tensor, DecodeState]:
         """See `AutoregressiveModel`."""
-        before = previous_tokens(tokens, positions)
+        before = previous_tokens(tokens, positions, self._parts.bos_token_id)
         x = self._embedding(before, self._parts.dtype)
         x = self._parts.with_positions(x, positions, False, 1)
         state = dict(state)

@@ -31,6 +31,7 @@ class TransformerParts:
     Attributes:
       d_model: the dimension of activations between layers.
       dtype: the activation dtype.
+      bos_token_id: the input of a document's first target.
       norm: the norm of blocks; its variables are created where it is applied.
     """
 
@@ -49,6 +50,7 @@ class TransformerParts:
         self._has_experts = has_experts
         self.d_model = mtf.Dimension("d_model", hparams.d_model)
         self.dtype = dtype
+        self.bos_token_id = hparams.bos_token_id
         broadcast_dims = hparams.layer_prepostprocess_dropout_broadcast_dims
         if hparams.sequence_parallel:
             broadcast_dims = [BETWEEN if name == INSIDE else name for name in broadcast_dims]
@@ -75,6 +77,12 @@ class TransformerParts:
                 f"attention_type={kind} needs an attention_window of at least 1, not"
                 f" {hparams.attention_window}."
             )
+        if hparams.label_smoothing and hparams.vocab_size % hparams.vocab_divisor:
+            raise ValueError(
+                f"label_smoothing={hparams.label_smoothing} would spread probability over the rows"
+                f" that round vocab_size={hparams.vocab_size} up to a multiple of vocab_divisor="
+                f"{hparams.vocab_divisor}, which are never predicted: take label_smoothing=0."
+            )
         half = hparams.relative_buckets // 2
         if self._position == "relative" and hparams.relative_max_distance <= half:
             raise ValueError(
@@ -96,6 +104,7 @@ class TransformerParts:
             is_tied=self._hparams.tie_embeddings,
             is_scaled=self._hparams.scale_embeddings,
             has_bias=logits_bias,
+            num_tokens=self._hparams.vocab_size,
         )
 
     def with_positions(
@@ -246,19 +255,26 @@ def _rotary_scaling(hparams: HParams) -> RotaryScaling | None:
     return None if scaling.factor == 1 else scaling
 
 
-def shifted_right(targets: mtf.Tensor, segments: mtf.Tensor | None) -> mtf.Tensor:
-    """Returns the input of each target: the previous one in its segment, 0 for the first.
+def shifted_right(
+    targets: mtf.Tensor, segments: mtf.Tensor | None, bos_token_id: int = 0
+) -> mtf.Tensor:
+    """Returns the input of each target: the previous one in its segment.
 
     Args:
       targets: integers [batch, length].
       segments: integers [batch, length]; None: a row is one segment.
+      bos_token_id: the input of the first target of a segment.
     """
     length = targets.shape.dims[-1]
     before = mtf.shift(targets, 1, length, wrap=False)
     if segments is None:
-        return before
+        if not bos_token_id:
+            return before
+        segments = mtf.ones_like(targets)
     continues = mtf.equal(segments, mtf.shift(segments, 1, length, wrap=False))
-    return before * mtf.cast(continues, before.dtype)
+    continues = mtf.cast(continues, before.dtype)
+    before *= continues
+    return before + (1 - continues) * bos_token_id if bos_token_id else before
 
 
 def token_positions(x: mtf.Tensor) -> mtf.Tensor:

@@ -20,6 +20,8 @@ _WIDTH = 100
 _PATHS = ("_dir", "_file", "_path", "_reference")
 _MORE_PATHS = (
     "checkpoints",
+    "from_hf",
+    "to_hf",
     "hparams_set",
     "log_json",
     "reference",

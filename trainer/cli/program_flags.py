@@ -288,6 +288,54 @@ def _define_search(flag_values: flags.FlagValues) -> None:
     )
 
 
+def _define_conversion(flag_values: flags.FlagValues) -> None:
+    flags.DEFINE_string(
+        "from_hf",
+        None,
+        "Directory of Hugging Face to make a run of: config.json, *.safetensors.",
+        flag_values=flag_values,
+    )
+    flags.DEFINE_string(
+        "to_hf", None, "Directory of Hugging Face to make of a run.", flag_values=flag_values
+    )
+    flags.DEFINE_string(
+        "output_dir",
+        None,
+        "Directory of the run: with --from_hf a new one.",
+        flag_values=flag_values,
+    )
+    flags.DEFINE_enum(
+        "dtype",
+        None,
+        ["float32", "bfloat16", "float16"],
+        "dtype of what is written; by default that of what is read.",
+        flag_values=flag_values,
+    )
+    flags.DEFINE_string(
+        "problem",
+        None,
+        "With --from_hf: problem of the run; by default languagemodel_textfiles or what the model"
+        " is for.",
+        flag_values=flag_values,
+    )
+    flags.DEFINE_string(
+        "problem_options", "", "With --from_hf: the problem's options.", flag_values=flag_values
+    )
+    flags.DEFINE_string(
+        "model_type",
+        None,
+        "With --to_hf: type of the model, such as llama; by default the one that the run was made"
+        " of, or the first that has its architecture.",
+        flag_values=flag_values,
+    )
+    flags.DEFINE_string(
+        "checkpoint_path",
+        "",
+        "With --to_hf: the checkpoint; by default the run's latest.",
+        flag_values=flag_values,
+    )
+
+
 EVALUATION = Group("What to evaluate on", _define_evaluation)
 DECODING = Group("What to decode", _define_decoding)
 EXPORT = Group("What to export", _define_export)
@@ -298,6 +346,7 @@ DATAGEN = (
     Group("Looking at what was made", _define_inspection),
 )
 LAUNCH = Group("Processes", _define_launch)
+CONVERSION = Group("What to convert", _define_conversion)
 AVERAGING = Group("What to average", _define_averaging)
 BLEU = Group("What to score", _define_bleu)
 SEARCH = Group("What to try", _define_search)

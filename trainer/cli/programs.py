@@ -119,6 +119,21 @@ result is a checkpoint in the directory of a run, with the step of the latest on
     required=("output_path",),
 )
 
+CONVERT = ProgramSpec(
+    name="t2tp_convert",
+    intro="""
+Makes a run of a model in a directory of Hugging Face, or such a directory of a run:
+
+  t2tp_convert --from_hf=gpt2 --output_dir=RUN
+  t2tp_convert --to_hf=DIR --output_dir=RUN
+
+An interrupted conversion leaves nothing that looks complete.
+""",
+    groups=(program_flags.CONVERSION,),
+    body="t2tp.trainer.cli.convert:run",
+    required=("output_dir",),
+)
+
 INSPECT_CHECKPOINT = ProgramSpec(
     name="t2tp_inspect_checkpoint",
     intro="""
@@ -180,6 +195,7 @@ PROGRAMS = {
         DECODER,
         EXPORTER,
         AVG_CHECKPOINTS,
+        CONVERT,
         INSPECT_CHECKPOINT,
         BLEU,
         TUNE,
@@ -194,6 +210,7 @@ t2tp_eval = partial(run_program, EVAL)
 t2tp_decoder = partial(run_program, DECODER)
 t2tp_exporter = partial(run_program, EXPORTER)
 t2tp_avg_checkpoints = partial(run_program, AVG_CHECKPOINTS)
+t2tp_convert = partial(run_program, CONVERT)
 t2tp_inspect_checkpoint = partial(run_program, INSPECT_CHECKPOINT)
 t2tp_bleu = partial(run_program, BLEU)
 t2tp_tune = partial(run_program, TUNE)

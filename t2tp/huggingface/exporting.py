@@ -1,0 +1,138 @@
+"""Writes the variables of a checkpoint as a directory's tensors, a slice at a time."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+from t2tp.checkpoint import Checkpoint, Slice
+from t2tp.checkpoint.variables import MESH_SHAPE, TRAINABLE, slices_as_saved
+from t2tp.huggingface.errors import ConversionError
+from t2tp.huggingface.importing import MOST_ELEMENTS, Progress
+from t2tp.huggingface.model_directory import INDEX_FILE, WEIGHTS_FILE
+from t2tp.huggingface.safetensors_file import DTYPES, TensorInfo, create
+from t2tp.huggingface.tensor_map import Piece, Variable
+
+# The largest file, unless a single tensor is larger: what `transformers` writes.
+MOST_BYTES = 5_000_000_000
+
+
+def export_tensors(
+    saved: Checkpoint,
+    variables: Sequence[Variable],
+    directory: Path,
+    dtype: str = "",
+    progress: Progress = lambda count: None,
+) -> None:
+    """Writes the files of tensors, and their index if there are several.
+
+    Args:
+      saved: the checkpoint.
+      variables: of the model; see `check_fits`.
+      directory: where they are written.
+      dtype: of the tensors; "": that of each variable in the checkpoint.
+      progress: called again and again, with the number of values that were written.
+
+    Raises:
+      OSError: a file cannot be read or written.
+    """
+    places = _create(saved, variables, directory, dtype)
+    for variable in variables:
+        views = [
+            (piece, piece.view(places[piece.theirs].opened("r+"))) for piece in variable.pieces
+        ]
+        for part in _slices(saved, variable):
+            value = saved.read([part])[0].numpy()
+            for piece, view in views:
+                _write(view, piece, part, value)
+            progress(value.size)
+        del views  # The files are written when nothing refers to them.
+
+
+def check_fits(saved: Checkpoint, variables: Sequence[Variable]) -> None:
+    """Checks that a checkpoint has the variables, and no other trainable ones.
+
+    Raises:
+      ConversionError: one is missing, has another shape, or has no place in the directory.
+    """
+    shapes = saved.shapes()
+    for each in variables:
+        if shapes.get(each.name) != each.shape:
+            raise ConversionError(
+                f"the checkpoint {saved.path} has {each.name} of shape {shapes.get(each.name)}, and"
+                f" by the run's hparams it is {each.shape}"
+            )
+    known = {each.name for each in variables}
+    beyond = [name for name in saved.metadata.get(TRAINABLE, []) if name not in known]
+    if beyond:
+        raise ConversionError(
+            f"the checkpoint {saved.path} has a variable {beyond[0]}, and models of this type have"
+            " no tensor for it"
+        )
+
+
+def _create(
+    saved: Checkpoint, variables: Sequence[Variable], directory: Path, dtype: str
+) -> dict[str, TensorInfo]:
+    """Creates the files, of zeros; returns the place of each tensor."""
+    names = {kind: name for name, kind in DTYPES.items()}
+    kinds = {
+        piece.theirs: (
+            names[np.dtype(((dtype and tf.as_dtype(dtype)) or _kind(saved, each)).as_numpy_dtype)],
+            piece.shape,
+        )
+        for each in variables
+        for piece in each.pieces
+    }
+    files: list[dict[str, tuple[str, tuple[int, ...]]]] = [{}]
+    sizes = [0]
+    for name, (kind, shape) in kinds.items():
+        num_bytes = math.prod(shape) * DTYPES[kind].itemsize
+        if files[-1] and sizes[-1] + num_bytes > MOST_BYTES:
+            files.append({})
+            sizes.append(0)
+        files[-1][name] = kind, shape
+        sizes[-1] += num_bytes
+    if len(files) == 1:
+        return create(directory / WEIGHTS_FILE, files[0])
+    places: dict[str, TensorInfo] = {}
+    weight_map: dict[str, str] = {}
+    for number, tensors in enumerate(files, start=1):
+        file = f"model-{number:05d}-of-{len(files):05d}.safetensors"
+        places |= create(directory / file, tensors)
+        weight_map |= dict.fromkeys(tensors, file)
+    index = {"metadata": {"total_size": sum(sizes)}, "weight_map": weight_map}
+    (directory / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    return places
+
+
+def _kind(saved: Checkpoint, variable: Variable) -> tf.DType:
+    return saved.dtypes()[variable.name]
+
+
+def _slices(saved: Checkpoint, variable: Variable) -> Iterator[Slice]:
+    """Yields slices to read: those that were saved, or small ones of an imported checkpoint."""
+    if MESH_SHAPE in saved.metadata:
+        yield from slices_as_saved(saved, variable.name)
+        return
+    for piece in variable.pieces:
+        for begin, size in variable.boxes(piece, MOST_ELEMENTS):
+            yield Slice(variable.name, variable.shape, begin, size, _kind(saved, variable))
+
+
+def _write(view: np.ndarray, piece: Piece, part: Slice, value: np.ndarray) -> None:
+    """Writes a slice of our variable into the view of one of its pieces, where they overlap."""
+    offsets = (piece.expert or 0, *(0 for _ in part.begin[1:]))
+    to, of = [], []
+    for begin, size, offset, limit in zip(part.begin, part.size, offsets, view.shape, strict=True):
+        first, last = max(begin - offset, 0), min(begin - offset + size, limit)
+        if first >= last:
+            return
+        to.append(slice(first, last))
+        of.append(slice(first + offset - begin, last + offset - begin))
+    view[tuple(to)] = value[tuple(of)]

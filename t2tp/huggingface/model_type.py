@@ -1,0 +1,180 @@
+"""A type of model: its `config.json` and our hparams, its tensors and our variables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import t2tp.hparams  # noqa: F401  (its sets register themselves)
+from t2tp import registry
+from t2tp.hparam import HParams
+from t2tp.huggingface.errors import ConversionError
+from t2tp.huggingface.tensor_map import Entry
+from t2tp.layers.embedding import vocab_dimension
+from t2tp.suggestions import nearest
+
+Config = Mapping[str, Any]
+
+# Names of activations in configs, and of our networks; what is written is the first of each.
+ACTIVATIONS = {
+    "gelu_new": "gelu",
+    "gelu_pytorch_tanh": "gelu",
+    "gelu_fast": "gelu",
+    "gelu": "gelu_erf",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+}
+
+
+@dataclass(frozen=True)
+class ModelType:
+    """A type of model.
+
+    Attributes:
+      name: `model_type` in the config.
+      architecture: the class in `architectures` whose tensors the table has.
+      model: our registered model.
+      hparams_set: our set, whose training hparams a converted run has.
+      problem: the problem of a converted run, unless another is named.
+      same: names in the config, and of the hparams of the same value.
+      defaults: of entries that older configs lack.
+      required: the values that entries must have: t2tp has no others.
+      read: further hparams from the config.
+      written: further entries of the config from the hparams.
+      tensors: the table, which may depend on the hparams.
+      prefix: of their names in files of the whole architecture; files of the plain model lack it.
+      ignored: a regular expression of names of tensors that are constants, or copies of others.
+    """
+
+    name: str
+    architecture: str
+    model: str
+    hparams_set: str
+    problem: str
+    same: Mapping[str, str]
+    read: Callable[[Config], dict[str, Any]]
+    written: Callable[[HParams], dict[str, Any]]
+    tensors: Callable[[HParams], Sequence[Entry]]
+    defaults: Config = field(default_factory=dict)
+    required: Mapping[str, Any] = field(default_factory=dict)
+    prefix: str = ""
+    ignored: str = ""
+
+    def hparams(self, config: Config) -> HParams:
+        """Returns the hparams of a model.
+
+        Raises:
+          ConversionError: an entry is missing, or has a value that t2tp has nothing for.
+        """
+        config = {**self.defaults, **config}
+        hparams = registry.hparams(self.hparams_set)
+        try:
+            self._check(config)
+            values = {ours: config[theirs] for theirs, ours in self.same.items()}
+            values |= self.read(config)
+        except KeyError as error:
+            raise ConversionError(
+                f"config.json has no {error}, which a model of type {self.name} needs"
+            ) from error
+        for name, value in values.items():
+            try:
+                hparams.set(name, value)
+            except (ValueError, TypeError) as error:
+                raise ConversionError(f"config.json does not fit: {error}") from error
+        return hparams
+
+    def config(self, hparams: HParams) -> dict[str, Any]:
+        """Returns the config of a model; `hparams` of it are the same architecture.
+
+        Raises:
+          ConversionError: a model of this type cannot be what the hparams say.
+        """
+        config = {
+            "architectures": [self.architecture],
+            "model_type": self.name,
+            **self.required,
+            **{theirs: hparams.get(ours) for theirs, ours in self.same.items()},
+            **self.written(hparams),
+        }
+        different = self.different(config, hparams)
+        if different:
+            name, of_type = next(iter(different.items()))
+            raise ConversionError(
+                f"models of type {self.name} have {name}={of_type}, and the run has"
+                f" {hparams.get(name)}: name another type with --model_type"
+            )
+        return config
+
+    def different(self, config: Config, hparams: HParams) -> dict[str, Any]:
+        """Returns the hparams of a config's architecture that differ from given ones, by name."""
+        of_config = self.hparams(config)
+        names = {*self.same.values(), *self.read({**self.defaults, **config})}
+        return {
+            name: of_config.get(name)
+            for name in sorted(names)
+            if of_config.get(name) != hparams.get(name)
+        }
+
+    def sizes(self, hparams: HParams) -> dict[str, int]:
+        """Returns the sizes of dimensions, and the numbers of layers and experts."""
+        values = hparams.values()
+        return {
+            "vocab": hparams.vocab_size,
+            "max_length": hparams.max_length,
+            "d_model": hparams.d_model,
+            "d_ff": hparams.d_ff,
+            "heads": hparams.num_heads,
+            "kv_heads": hparams.num_kv_heads or hparams.num_heads,
+            "d_kv": hparams.d_kv,
+            "layer": hparams.num_hidden_layers,
+            "experts": values.get("num_experts", 0),
+            "router_experts": values.get("num_experts", 0),
+            "expert": values.get("num_experts", 0),
+            "relative_buckets": values.get("relative_buckets", 0),
+            "token_types": values.get("token_types", 0),
+        }
+
+    def padded(self, hparams: HParams) -> dict[str, int]:
+        """Returns the sizes of dimensions that are rounded up."""
+        return {"vocab": vocab_dimension(hparams.vocab_size, hparams.vocab_divisor).size}
+
+    def _check(self, config: Config) -> None:
+        architectures = config.get("architectures") or [self.architecture]
+        if architectures != [self.architecture]:
+            raise ConversionError(
+                f"config.json is of {', '.join(architectures)}: of models of type {self.name},"
+                f" t2tp has {self.architecture}"
+            )
+        for name, value in self.required.items():
+            if config.get(name, value) != value:
+                raise ConversionError(
+                    f"config.json has {name}={config[name]!r}: of models of type {self.name}, t2tp"
+                    f" has those with {value!r}"
+                )
+
+
+def activation(config: Config, name: str) -> str:
+    """Returns our name of the activation in an entry of a config.
+
+    Raises:
+      ConversionError: there is none.
+    """
+    value = config[name]
+    if value not in ACTIVATIONS:
+        known = nearest(str(value), ACTIVATIONS, "activations")
+        raise ConversionError(f"config.json has {name}={value!r}: {known}")
+    return ACTIVATIONS[value]
+
+
+def their_activation(mlp: str) -> str:
+    """Returns the name of our network's activation in configs."""
+    return next((theirs for theirs, ours in ACTIVATIONS.items() if ours == mlp), mlp)
+
+
+def token(value: Any) -> int:
+    """Returns a token of a config, which may be null or, of several, a list; 0 if there is none."""
+    if isinstance(value, list):
+        value = value[0] if value else None
+    return 0 if value is None else value

@@ -1,0 +1,1 @@
+"""The types of models, a file for each."""

@@ -1,0 +1,169 @@
+"""Tables that map tensors of a directory to our variables, in named dimensions.
+
+```python
+Entry("h.{layer}.attn.c_attn.weight", "d_model (part heads d_kv)",
+      ("layer_{layer}/attention/q", ...), "d_model heads d_kv")
+```
+
+says that their tensor has two dimensions, the second of which is three of ours merged; that `part`
+splits it into our variables, in order; and how the dimensions of ours are ordered. `{layer}` stands
+for the number of a layer, and `{expert}` for that of an expert: there our variable has all experts,
+in its first dimension, and they have a tensor for each.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+_PART = "part"
+
+Index = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One of their tensors, or one for each layer or expert, and our variables.
+
+    Attributes:
+      theirs: the tensor's name.
+      their_dims: its dimensions, as in "(heads d_kv) d_model"; "1" is a dimension of size 1.
+      ours: our variable's name, or several if `part` splits the tensor.
+      our_dims: the dimensions of each.
+    """
+
+    theirs: str
+    their_dims: str
+    ours: str | tuple[str, ...]
+    our_dims: str
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A tensor of theirs that is a variable of ours, or a part of it.
+
+    Attributes:
+      theirs: the tensor's name.
+      shape: its shape.
+      sizes: of its dimensions, those in parentheses apart.
+      order: permutes these to our order.
+      part: the index along the first of the permuted dimensions; None: there is no such dimension.
+      expert: the index along the first dimension of our variable; None: it is the full variable.
+    """
+
+    theirs: str
+    shape: tuple[int, ...]
+    sizes: tuple[int, ...]
+    order: tuple[int, ...]
+    part: int | None
+    expert: int | None
+
+    def view(self, tensor: np.ndarray) -> np.ndarray:
+        """Returns a view of their tensor with the dimensions of our variable."""
+        ordered = tensor.reshape(self.sizes).transpose(self.order)
+        view = ordered if self.part is None else ordered[self.part]
+        return view if self.expert is None else view[None]
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A variable of ours.
+
+    Attributes:
+      name: its name.
+      dims: the names of its dimensions.
+      shape: its shape.
+      pieces: the tensors that it is made of.
+    """
+
+    name: str
+    dims: tuple[str, ...]
+    shape: tuple[int, ...]
+    pieces: tuple[Piece, ...]
+
+    def boxes(self, piece: Piece, most_elements: int) -> Iterator[tuple[Index, Index]]:
+        """Divides what a piece covers: yields begin and size of each box, in row-major order."""
+        of_piece = self.shape if piece.expert is None else (1, *self.shape[1:])
+        for begin, size in _boxes(of_piece, most_elements):
+            yield (begin if piece.expert is None else (piece.expert, *begin[1:])), size
+
+
+def variables(
+    entries: Iterable[Entry], sizes: Mapping[str, int], padded: Mapping[str, int]
+) -> list[Variable]:
+    """Returns our variables, in the order of the table.
+
+    Args:
+      entries: the table.
+      sizes: of the dimensions, and `layer` and `expert`, how many there are.
+      padded: sizes of dimensions that are larger in ours.
+    """
+    found: dict[str, Variable] = {}
+    for entry in entries:
+        for numbers in _numbers(entry.theirs, sizes):
+            for name, dims, piece in _pieces(entry, numbers, sizes):
+                shape = tuple({**sizes, **padded}[dim] for dim in dims)
+                before = found[name].pieces if name in found else ()
+                found[name] = Variable(name, dims, shape, (*before, piece))
+    return list(found.values())
+
+
+def _boxes(shape: Index, most_elements: int) -> Iterator[tuple[Index, Index]]:
+    """Divides a tensor into boxes of at most as many elements; yields begin and size of each."""
+    if not shape:
+        yield (), ()
+        return
+    rows = most_elements // max(math.prod(shape[1:]), 1)
+    if rows:
+        for begin in range(0, shape[0], rows):
+            size = min(rows, shape[0] - begin)
+            yield (begin, *(0 for _ in shape[1:])), (size, *shape[1:])
+        return
+    for index in range(shape[0]):
+        for begins, sizes in _boxes(shape[1:], most_elements):
+            yield (index, *begins), (1, *sizes)
+
+
+def _numbers(theirs: str, sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
+    """Yields the numbers of layer and expert that a name has."""
+    layers = range(sizes["layer"]) if "{layer}" in theirs else range(1)
+    experts = range(sizes["expert"]) if "{expert}" in theirs else range(1)
+    for layer in layers:
+        for expert in experts:
+            yield {"layer": layer, "expert": expert}
+
+
+def _pieces(
+    entry: Entry, numbers: Mapping[str, int], sizes: Mapping[str, int]
+) -> Iterator[tuple[str, tuple[str, ...], Piece]]:
+    """Yields the variables of an entry: name, dimensions, and their piece of it."""
+    ours = (entry.ours,) if isinstance(entry.ours, str) else entry.ours
+    has_parts = re.search(rf"\b{_PART}\b", entry.their_dims) is not None
+    known = {**sizes, _PART: len(ours), "1": 1}
+    groups = [g.strip("()").split() for g in re.findall(r"\([^)]*\)|[^\s()]+", entry.their_dims)]
+    flat = [dim for group in groups for dim in group]
+    of_all_experts = "{expert}" in entry.theirs
+    dims = tuple(entry.our_dims.split())
+    own = dims[1:] if of_all_experts else dims
+    ones = [number for number, dim in enumerate(flat) if dim == "1"]
+    # Dimensions of size 1 have no name in ours; they are merged away.
+    kept = [dim for dim in flat if dim != "1"]
+    order = [kept.index(dim) for dim in ((_PART, *own) if has_parts else own)]
+    atomic = tuple(known[dim] for number, dim in enumerate(flat) if number not in ones)
+    for part, name in enumerate(ours):
+        yield (
+            name.format(layer=f"{numbers['layer']:02d}"),
+            dims,
+            Piece(
+                entry.theirs.format(**numbers),
+                tuple(math.prod(known[dim] for dim in group) for group in groups),
+                atomic,
+                tuple(order),
+                part if has_parts else None,
+                numbers["expert"] if of_all_experts else None,
+            ),
+        )

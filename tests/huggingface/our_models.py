@@ -1,0 +1,116 @@
+"""The same models as runs of t2tp."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+import t2tp
+import t2tp.models
+from t2tp import mtf, registry
+from t2tp.checkpoint import Checkpoint
+from t2tp.checkpoint.variables import restore
+from t2tp.decoding import DecodeOptions, Decoder, Request
+from t2tp.trainer.cli.programs import t2tp_convert
+from t2tp.trainer.run_dir import run_files
+from t2tp.trainer.run_dir.find_checkpoint import find
+from tests.huggingface import their_models
+from tests.huggingface.their_models import LENGTH, VOCAB
+
+assert t2tp.models  # Importing them registers them.
+
+MESHES = {
+    "one device": ("", ""),
+    "2x2": ("data:2;model:2", "batch:data;heads:model;kv_heads:model;d_ff:model;vocab:model"),
+    "1x4": ("data:1;model:4", "batch:data;heads:model;d_ff:model;vocab:model;experts:data"),
+}
+
+
+def convert(*flags: str) -> int:
+    """Runs `t2tp_convert`; returns its exit code."""
+    return t2tp_convert(["t2tp_convert", *flags])
+
+
+@functools.cache
+def run_of(name: str) -> Path:
+    """The run of a model of theirs."""
+    source = their_models.directory(name)
+    run = source.with_name(f"{name}-run")
+    assert convert(f"--from_hf={source}", f"--output_dir={run}") == 0
+    return run
+
+
+def saved(name: str) -> Checkpoint:
+    """The checkpoint of the run."""
+    return find(str(run_of(name)))
+
+
+def model_of(name: str):
+    """Our model, with the hparams of the run."""
+    run = run_files.read(str(run_of(name)))
+    sizes = {"targets": VOCAB, "inputs": VOCAB}
+    model_class = registry.model(run.flags["model"])
+    if "inputs" not in model_class.takes:
+        del sizes["inputs"]
+    return model_class(run.hparams, sizes)
+
+
+def features() -> dict[str, np.ndarray]:
+    """Rows of one document each."""
+    targets = their_models.targets()
+    return {
+        "targets": targets,
+        "targets_segmentation": np.ones_like(targets),
+        "targets_position": np.broadcast_to(np.arange(LENGTH, dtype=np.int32), targets.shape),
+    }
+
+
+def logits(name: str, mesh: str) -> np.ndarray:
+    """The logits of the targets, [batch, length, vocab]."""
+    program = _program(name, mesh, lambda m, made, fed: {"logits": made.logits(m, fed, False)[0]})
+    return program(features())["logits"][..., :VOCAB]
+
+
+def loss_and_gradients(name: str, mesh: str) -> dict[str, np.ndarray]:
+    """The loss in training, and its gradient w.r.t. each variable, by the variable's name."""
+
+    def step(on_mesh, made, fed):
+        loss = made.loss(on_mesh, fed, True).loss
+        variables = on_mesh.graph.trainable_variables
+        gradients = mtf.gradients([loss], [v.value for v in variables])
+        return {"loss": loss, **{v.name: g for v, g in zip(variables, gradients, strict=True)}}
+
+    return _program(name, mesh, step)(features())
+
+
+def generated(name: str, mesh: str, prompts: list[list[int]], length: int) -> list[list[int]]:
+    """The most probable continuations of prompts."""
+    mesh_shape, layout = MESHES[mesh]
+    values = _program(name, mesh, lambda m, made, fed: {"x": made.logits(m, fed, False)[0]})
+    options = DecodeOptions.parse(f"beam_size=1,eos_id=-1,extra_length={length}")
+    decoder = Decoder.from_model(
+        model_of(name),
+        options,
+        mesh_shape=mesh_shape,
+        layout=layout,
+        variables=values.variables,
+        cluster=values.cluster,
+    )
+    return [best.tokens for (best,) in decoder([Request(prefix=each) for each in prompts])]
+
+
+def _program(name: str, mesh: str, step) -> t2tp.Program:
+    mesh_shape, layout = MESHES[mesh]
+    made = model_of(name)
+    fed = {key: t2tp.Feature(f"batch:4;length:{LENGTH}", tf.int32) for key in features()}
+    program = t2tp.Program(
+        lambda on_mesh, given: step(on_mesh, made, given),
+        fed,
+        mesh_shape=mesh_shape,
+        layout=layout,
+    )
+    restore(saved(name), program.variables, strict=True)
+    return program

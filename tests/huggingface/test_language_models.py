@@ -1,0 +1,107 @@
+"""Converted language models are those of `transformers`: logits, texts, gradients, and files."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from t2tp.huggingface.model_directory import ModelDirectory
+from t2tp.huggingface.safetensors_file import read_header
+from t2tp.huggingface.tensor_map import variables
+from tests.huggingface import our_models, their_models
+from tests.huggingface.their_models import LANGUAGE_MODELS
+
+pytest.importorskip("transformers", reason="pip install -e '.[hf-tests]'")
+
+EACH_MODEL = pytest.mark.parametrize("name", LANGUAGE_MODELS)
+
+
+@pytest.mark.parametrize("mesh", our_models.MESHES)
+@EACH_MODEL
+def test_the_logits_are_theirs_on_any_mesh(name, mesh):
+    import torch
+
+    targets = their_models.targets()
+    inputs = np.concatenate(
+        [np.full([len(targets), 1], their_models.begin_token(name)), targets[:, :-1]], axis=1
+    )
+    with torch.no_grad():
+        wanted = their_models.loaded(name)(torch.tensor(inputs)).logits.numpy()
+    assert np.abs(wanted).max() > 1
+    np.testing.assert_allclose(our_models.logits(name, mesh), wanted, rtol=0, atol=1e-5)
+
+
+@EACH_MODEL
+def test_fifty_tokens_of_greedy_generation_are_theirs(name):
+    import torch
+
+    prompts = [[5, 9, 30], [0, 1], [52, 3, 4, 5, 6], [8]]
+    wanted = []
+    for prompt in prompts:
+        given = torch.tensor([[their_models.begin_token(name), *prompt]])
+        out = their_models.loaded(name).generate(
+            given,
+            attention_mask=torch.ones_like(given),
+            max_new_tokens=50,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+        wanted.append(out[0, given.shape[1] :].tolist())
+    assert our_models.generated(name, "2x2", prompts, 50) == wanted
+    assert len({tuple(each) for each in wanted}) > 1
+
+
+@pytest.mark.parametrize("name", ["gpt2"])
+def test_the_gradients_are_theirs(name):
+    import torch
+
+    targets = their_models.targets()
+    first = np.full([len(targets), 1], their_models.begin_token(name))
+    model = their_models.loaded(name)
+    inputs = torch.tensor(np.concatenate([first, targets[:, :-1]], axis=1))
+    model.zero_grad()
+    logits = model(inputs).logits
+    loss = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), torch.tensor(targets).long().flatten()
+    )
+    loss.backward()
+    theirs = {key: each.grad.numpy() for key, each in model.named_parameters()}
+    ours = dict(our_models.loss_and_gradients(name, "2x2"))
+    assert ours.pop("loss") == pytest.approx(loss.item(), rel=1e-5)
+    source = ModelDirectory.from_path(their_models.directory(name))
+    kind, hparams = source.model_type, source.model_type.hparams(source.config)
+    table = variables(kind.tensors(hparams), kind.sizes(hparams), kind.padded(hparams))
+    assert {each.name for each in table} == set(ours)
+    for variable in table:
+        for piece in variable.pieces:
+            wanted = piece.view(theirs[piece.theirs])
+            begin = piece.expert or 0
+            got = ours[variable.name][begin : begin + len(wanted)]
+            np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-4, err_msg=variable.name)
+
+
+@EACH_MODEL
+def test_there_and_back_all_tensors_are_the_same_bits(name, tmp_path):
+    source, back = their_models.directory(name), tmp_path / "back"
+    assert our_models.convert(f"--to_hf={back}", f"--output_dir={our_models.run_of(name)}") == 0
+    ours, theirs = (read_header(path / "model.safetensors") for path in (back, source))
+    assert set(ours) == set(theirs)
+    for key, tensor in theirs.items():
+        assert (ours[key].dtype, ours[key].shape) == (tensor.dtype, tensor.shape)
+        assert ours[key].opened().tobytes() == tensor.opened().tobytes(), key
+    configs = [json.loads((path / "config.json").read_text()) for path in (back, source)]
+    assert configs[0] == configs[1]
+
+
+@EACH_MODEL
+def test_transformers_loads_what_is_written_without_missing_or_unexpected_keys(name, tmp_path):
+    import transformers
+
+    out = tmp_path / "back"
+    assert our_models.convert(f"--to_hf={out}", f"--output_dir={our_models.run_of(name)}") == 0
+    model_class = getattr(transformers, LANGUAGE_MODELS[name][0])
+    _, info = model_class.from_pretrained(out, output_loading_info=True)
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))

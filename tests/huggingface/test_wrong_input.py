@@ -1,0 +1,157 @@
+"""What cannot be converted gets one sentence and exit code 2, and nothing is written."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.huggingface import our_models, their_models
+
+pytest.importorskip("transformers", reason="pip install -e '.[hf-tests]'")
+
+
+@pytest.fixture
+def source(tmp_path):
+    return Path(shutil.copytree(their_models.directory("gpt2"), tmp_path / "source"))
+
+
+def with_config(source, **values):
+    file = source / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
+
+
+def truncated(source):
+    os.truncate(source / "model.safetensors", 5000)
+
+
+def truncated_in_the_header(source):
+    os.truncate(source / "model.safetensors", 20)
+
+
+def a_missing_shard(source):
+    names = {"transformer.wte.weight": "model-00001-of-00002.safetensors"}
+    (source / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+
+
+def a_pickle(source):
+    (source / "model.safetensors").rename(source / "pytorch_model.bin")
+
+
+def another_type(source):
+    with_config(source, model_type="mamba")
+
+
+def a_near_type(source):
+    with_config(source, model_type="gpt-2")
+
+
+def another_architecture(source):
+    with_config(source, architectures=["GPT2ForSequenceClassification"])
+
+
+def another_size(source):
+    with_config(source, n_inner=32)
+
+
+def an_unknown_activation(source):
+    with_config(source, activation_function="gelu_neww")
+
+
+def more_layers(source):
+    with_config(source, n_layer=3)
+
+
+def fewer_layers(source):
+    with_config(source, n_layer=1)
+
+
+def other_attention(source):
+    with_config(source, scale_attn_by_inverse_layer_idx=True)
+
+
+def no_config(source):
+    (source / "config.json").unlink()
+
+
+def no_json(source):
+    (source / "config.json").write_text("{")
+
+
+WRONG = [
+    (truncated, r"model.safetensors is truncated: it is to have \d+ bytes and the file has 5000"),
+    (truncated_in_the_header, "model.safetensors is truncated: its header"),
+    (a_missing_shard, "model-00001-of-00002.safetensors is missing"),
+    (a_pickle, "pytorch_model.bin, a pickle"),
+    (another_type, "models of type 'mamba' cannot be converted: "),
+    (a_near_type, "did you mean gpt2"),
+    (another_architecture, "GPT2ForSequenceClassification: .* GPT2LMHeadModel"),
+    (another_size, "the two are not of one model"),
+    (an_unknown_activation, "did you mean .*gelu_new"),
+    (more_layers, "has no tensor transformer.h.2"),
+    (fewer_layers, "has a tensor transformer.h.1"),
+    (other_attention, "scale_attn_by_inverse_layer_idx=True"),
+    (no_config, "has no config.json"),
+    (no_json, "config.json is not JSON"),
+]
+
+
+@pytest.mark.parametrize(("damage", "wanted"), WRONG, ids=[each.__name__ for each, _ in WRONG])
+def test_a_sentence_says_what_is_wrong(damage, wanted, source, tmp_path, capsys):
+    damage(source)
+    assert our_models.convert(f"--from_hf={source}", f"--output_dir={tmp_path / 'run'}") == 2
+    said = capsys.readouterr().err.strip()
+    assert re.search(wanted, said), said
+    assert len(said.splitlines()) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def test_a_run_is_not_written_over(source, tmp_path, capsys):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "notes").write_text("mine")
+    assert our_models.convert(f"--from_hf={source}", f"--output_dir={tmp_path / 'run'}") == 2
+    assert "exists: name a new directory" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["notes"]
+
+
+def test_one_direction_at_a_time(tmp_path, capsys):
+    assert our_models.convert(f"--output_dir={tmp_path}") == 2
+    assert "give either --from_hf=DIR or --to_hf=DIR" in capsys.readouterr().err
+
+
+def test_a_type_that_the_run_is_not_is_refused(tmp_path, capsys):
+    run = our_models.run_of("gpt2_untied_relu")
+    flags = [f"--to_hf={tmp_path / 'back'}", f"--output_dir={run}", "--model_type=gpt-2"]
+    assert our_models.convert(*flags) == 2
+    assert "did you mean gpt2" in capsys.readouterr().err
+
+
+KILLED = """
+import os, signal, sys
+from t2tp.huggingface import importing
+from t2tp.trainer.cli.programs import t2tp_convert
+read = importing._read
+def killed(*arguments):
+  if os.path.exists(sys.argv[2]): os.kill(os.getpid(), signal.SIGKILL)
+  open(sys.argv[2], "w").close()
+  return read(*arguments)
+importing._read = killed
+t2tp_convert(["t2tp_convert", "--from_hf=" + sys.argv[1], "--output_dir=" + sys.argv[3]])
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_conversion_leaves_no_run_and_the_next_one_cleans_up(source, tmp_path):
+    run = tmp_path / "at/run"
+    command = [sys.executable, "-c", KILLED, str(source), str(tmp_path / "begun"), str(run)]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    assert not run.exists() and any(run.parent.iterdir())
+    assert our_models.convert(f"--from_hf={source}", f"--output_dir={run}") == 0
+    assert [path.name for path in run.parent.iterdir()] == ["run"]

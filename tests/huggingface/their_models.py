@@ -1,0 +1,73 @@
+"""Small random models of `transformers`, as directories.
+
+PyTorch is imported by the tests that need it, and not where all tests are collected.
+"""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+VOCAB, LENGTH = 53, 12
+
+_GPT2 = dict(vocab_size=VOCAB, n_positions=64, n_embd=20, n_layer=2, n_head=4, n_inner=28)
+_GPT2 |= dict(bos_token_id=7, eos_token_id=7, resid_pdrop=0.0, attn_pdrop=0.0, embd_pdrop=0.0)
+
+# name -> class, config
+LANGUAGE_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("GPT2LMHeadModel", _GPT2),
+    "gpt2_untied_relu": (
+        "GPT2LMHeadModel",
+        {**_GPT2, "tie_word_embeddings": False, "activation_function": "relu", "n_inner": None},
+    ),
+}
+
+
+@functools.cache
+def directory(name: str) -> Path:
+    """The directory of a model, in which no parameter has its initial 0 or 1."""
+    import torch
+    import transformers
+
+    class_name, config = LANGUAGE_MODELS[name]
+    model_class = getattr(transformers, class_name)
+    torch.manual_seed(1)
+    model = model_class(model_class.config_class(**config, initializer_range=0.2))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    path = _scratch() / name
+    model.save_pretrained(path)
+    return path
+
+
+@functools.cache
+def loaded(name: str) -> Any:
+    """The model of a directory, as `transformers` reads it."""
+    import transformers
+
+    return getattr(transformers, LANGUAGE_MODELS[name][0]).from_pretrained(directory(name)).eval()
+
+
+@functools.cache
+def _scratch() -> Path:
+    import atexit
+
+    path = Path(tempfile.mkdtemp(prefix="t2tp-huggingface-"))
+    atexit.register(shutil.rmtree, path, ignore_errors=True)
+    return path
+
+
+def begin_token(name: str) -> int:
+    """The token before the first target."""
+    return loaded(name).config.bos_token_id or 0
+
+
+def targets() -> np.ndarray:
+    """Tokens, [batch, length]."""
+    return np.random.default_rng(0).integers(0, VOCAB, (4, LENGTH)).astype(np.int32)
