@@ -15,5 +15,5 @@ setup(
         ),
     ],
     package_dir={"t2tp": "t2tp", **{f"t2tp.{name}": name for name in PROVIDED}},
-    package_data={"t2tp": ["py.typed"]},
+    package_data={"t2tp": ["py.typed"], "t2tp.planner": ["clusters/*.toml"]},
 )

@@ -13,11 +13,13 @@ TF_CPP_MIN_LOG_LEVEL says otherwise.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from t2tp.quiet import quiet_import
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from t2tp.checkpoint.program import restore_checkpoint, save_checkpoint
     from t2tp.hparam import HParams
     from t2tp.layout_report import explain
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
     from t2tp.mesh.cluster import Cluster, connect
     from t2tp.mesh.layout import Layout, LayoutError
     from t2tp.program.program import Feature, Mesh, Program
+
+    # Not imported: mypy does not resolve names of mtf in a circle of imports.
+    plan: Callable[..., Any]
 
 _HOMES = {
     "Cluster": "t2tp.mesh.cluster",
@@ -37,6 +42,7 @@ _HOMES = {
     "Program": "t2tp.program.program",
     "connect": "t2tp.mesh.cluster",
     "explain": "t2tp.layout_report",
+    "plan": "t2tp.trainer.planning",
     "restore_checkpoint": "t2tp.checkpoint.program",
     "save_checkpoint": "t2tp.checkpoint.program",
 }
@@ -52,6 +58,7 @@ __all__ = [
     "Program",
     "connect",
     "explain",
+    "plan",
     "restore_checkpoint",
     "save_checkpoint",
 ]

@@ -92,6 +92,7 @@ WALKS = [
         },
     ),
     Walk("docs/huggingface.md", makes={"gpt2": write_tiny_gpt2}),
+    Walk("docs/planning.md"),
     Walk("docs/image_models.md", {"--train_steps=300": "--train_steps=2 --eval_steps=1"}),
     Walk(
         "docs/coming_from_tensor2tensor.md",

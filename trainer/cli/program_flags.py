@@ -350,3 +350,32 @@ CONVERSION = Group("What to convert", _define_conversion)
 AVERAGING = Group("What to average", _define_averaging)
 BLEU = Group("What to score", _define_bleu)
 SEARCH = Group("What to try", _define_search)
+
+
+def _define_planning(flag_values: flags.FlagValues) -> None:
+    flags.DEFINE_string(
+        "cluster",
+        None,
+        "The cluster: a100, another name that t2tp knows, or the path of a .toml file.",
+        flag_values=flag_values,
+    )
+    flags.DEFINE_string(
+        "stack", "", "Software of the cluster; by default the file's.", flag_values=flag_values
+    )
+    flags.DEFINE_integer(
+        "vocab_size",
+        None,
+        "Tokens, classes or pixel values; by default those of the problem's data.",
+        lower_bound=1,
+        flag_values=flag_values,
+    )
+    flags.DEFINE_list(
+        "image_shape",
+        None,
+        "Of models of images: height, width and channels; by default 224,224,3.",
+        flag_values=flag_values,
+    )
+    flags.DEFINE_bool("json", False, "Print the plan as JSON.", flag_values=flag_values)
+
+
+PLANNING = Group("Planning", _define_planning)

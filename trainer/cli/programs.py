@@ -185,6 +185,21 @@ Interrupted and started again, it resumes where it was.
     imports_tensorflow=False,
 )
 
+PLAN = ProgramSpec(
+    name="t2tp_plan",
+    intro="""
+Predicts what a training step costs on a cluster: seconds, memory, traffic, and what bounds it.
+Needs neither the cluster nor data:
+
+  t2tp_plan --model=transformer_lm --hparams_set=gpt3_175b --vocab_size=50257 --cluster=a100 \\
+      --mesh_shape='data:128;model:8'
+""",
+    groups=(program_flags.PLANNING, WHAT, WHERE, MESH),
+    body="t2tp.trainer.cli.plan:run",
+    required=("model", "hparams_set", "cluster"),
+    answers={"registry_help": _REGISTRY},
+)
+
 PROGRAMS = {
     spec.name: spec
     for spec in (
@@ -199,6 +214,7 @@ PROGRAMS = {
         INSPECT_CHECKPOINT,
         BLEU,
         TUNE,
+        PLAN,
     )
 }
 
@@ -214,3 +230,4 @@ t2tp_convert = partial(run_program, CONVERT)
 t2tp_inspect_checkpoint = partial(run_program, INSPECT_CHECKPOINT)
 t2tp_bleu = partial(run_program, BLEU)
 t2tp_tune = partial(run_program, TUNE)
+t2tp_plan = partial(run_program, PLAN)

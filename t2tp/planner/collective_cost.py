@@ -1,0 +1,119 @@
+"""Seconds of collectives: latency and bandwidth per level, in the form of rings and trees.
+
+R. Thakur et al., "Optimization of Collective Communication Operations in MPICH" (2005), section 4.
+A collective whose group spans several levels is as slow as the slowest of them.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from t2tp import upstream
+from t2tp.planner.cluster_file import ClusterFile, Link
+from t2tp.planner.work import Traffic
+
+
+@dataclass(frozen=True)
+class Group:
+    """Where the members of a group are.
+
+    Attributes:
+      size: number of members.
+      members: of the group in one unit of each level, from the nearest level to the farthest.
+    """
+
+    size: int
+    members: tuple[int, ...]
+
+    def spans(self) -> list[int]:
+        """Returns the levels that its messages cross."""
+        inside = (1, *self.members)
+        return [i for i in range(len(self.members)) if self.members[i] > inside[i]]
+
+
+class CollectiveCost:
+    """The seconds of a mesh's collectives on a cluster."""
+
+    def __init__(self, cluster: ClusterFile, mesh_shape: upstream.Shape) -> None:
+        self._cluster = cluster
+        self._mesh_shape = mesh_shape
+        self.group = functools.cache(self._group)
+
+    def seconds(self, traffic: Traffic) -> float:
+        """Returns the seconds of one execution of a collective."""
+        group = self.group(traffic.axes)
+        if group.size == 1:
+            return 0.0
+        share = (group.size - 1) / group.size
+        if traffic.kind == "permute":
+            return self._latency(group, 1) + traffic.num_bytes / self._bandwidth(group)
+        if traffic.kind == "alltoall":
+            return self._alltoall(group, traffic.num_bytes)
+        if traffic.kind == "allgather":
+            moved = float((group.size - 1) * traffic.num_bytes)
+            return self._latency(group, 1) + moved / self._bandwidth(group)
+        passes = 1 if traffic.kind == "reducescatter" else 2
+        moved = passes * share * traffic.num_bytes
+        return self._latency(group, passes) + moved / self._bandwidth(group)
+
+    def _group(self, axes: tuple[str, ...]) -> Group:
+        """Finds the members of the first processor's group: the last axis of a mesh is nearest."""
+        sizes = self._mesh_shape.to_integer_list
+        names = self._mesh_shape.dimension_names
+        steps = [
+            range(0, sizes[i] * (stride := math.prod(sizes[i + 1 :])), stride)
+            for i, name in enumerate(names)
+            if name in axes
+        ]
+        places = [sum(offsets) for offsets in itertools.product(*steps)]
+        counts = []
+        for link in self._cluster.links:
+            unit = link.devices or self._mesh_shape.size
+            counts.append(sum(place < unit for place in places))
+        return Group(len(places), tuple(counts))
+
+    def _bandwidth(self, group: Group) -> float:
+        """Returns the bytes/s of a member in a ring through all members."""
+        return min(self._level_bandwidth(group, level) for level in group.spans())
+
+    def _level_bandwidth(self, group: Group, level: int) -> float:
+        link = self._cluster.links[level]
+        below = 1 if level == 0 else group.members[level - 1]
+        return self._share(link) * (below if link.cards == "host" else 1)
+
+    def _share(self, link: Link) -> float:
+        """Returns the bytes/s that one device gets of a link while all others communicate too."""
+        if link.shared_by_all:
+            sharing = min(link.devices or self._mesh_shape.size, self._mesh_shape.size)
+        else:
+            sharing = min(link.shared_by, self._mesh_shape.size)
+        return link.bandwidth * self._cluster.software.link / sharing
+
+    def _latency(self, group: Group, passes: int) -> float:
+        """Returns the seconds that no bandwidth saves: of a ring, or of a tree if that is less."""
+        inside, ring, tree = 1, 0.0, 0.0
+        for level in group.spans():
+            units = group.members[level] / inside
+            latency = self._cluster.links[level].latency
+            ring += (units - 1) * latency
+            tree += math.ceil(math.log2(units)) * latency
+            inside = group.members[level]
+        return passes * min(ring, tree)
+
+    def _alltoall(self, group: Group, num_bytes: float) -> float:
+        """Each level carries what leaves the units below; members use their own links."""
+        seconds = 0.0
+        for level in group.spans():
+            below = 1 if level == 0 else group.members[level - 1]
+            moved = num_bytes * (1 - below / group.size)
+            seconds = max(seconds, moved / self._share(self._cluster.links[level]))
+        return self._latency(group, 1) + seconds
+
+
+def axes_text(axes: Sequence[str]) -> str:
+    """Returns mesh axes in words."""
+    return " and ".join(axes)

@@ -1,0 +1,61 @@
+"""One layer of each kind, multiplied: depth costs nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from t2tp.hparam import HParams
+from t2tp.planner.lowered import LoweredStep
+
+# (of the encoder or the decoder, or of both) -> the hparam that counts its layers.
+_DEPTHS = ("num_encoder_layers", "num_decoder_layers")
+_BOTH = "num_hidden_layers"
+
+
+def lower_by_layers(lower: Callable[[HParams], LoweredStep], hparams: HParams) -> LoweredStep:
+    """Lowers a step with few layers of each kind, and multiplies them.
+
+    Args:
+      lower: builds and lowers the step of hparams.
+      hparams: of the whole model.
+    """
+    depths = _depths(hparams)
+    few = {name: _few(count, _period(hparams)) for name, count in depths.items()}
+    if all(few[name] == count for name, count in depths.items()):
+        return lower(hparams)
+    together = len(set(depths.values())) == 1
+    groups = [tuple(depths)] if together else [(name,) for name in depths]
+    longer = lower(_with(hparams, few))
+    step = longer
+    for group in groups:
+        extra = (depths[group[0]] - few[group[0]]) // _period(hparams)
+        if extra:
+            shorter = {name: few[name] - _period(hparams) for name in group}
+            step = step.extended(longer, lower(_with(hparams, {**few, **shorter})), extra)
+    return step
+
+
+def _depths(hparams: HParams) -> dict[str, int]:
+    if all(name in hparams for name in _DEPTHS):
+        return {name: hparams.get(name) or hparams.get(_BOTH) for name in _DEPTHS}
+    return {_BOTH: hparams.get(_BOTH)} if _BOTH in hparams else {}
+
+
+def _period(hparams: HParams) -> int:
+    """Returns after how many layers the kinds of layers repeat."""
+    experts = hparams.get("moe_every") if "moe_every" in hparams else 1
+    is_mixed = "attention_type" in hparams and hparams.get("attention_type") == "compressed"
+    return math.lcm(experts, 2 if is_mixed else 1)
+
+
+def _few(count: int, period: int) -> int:
+    """Returns the smallest number of layers from which the others follow."""
+    return min(count, 2 * period + count % period)
+
+
+def _with(hparams: HParams, values: dict[str, int]) -> HParams:
+    changed = hparams.copy()
+    for name, value in values.items():
+        changed.set(name, value)
+    return changed

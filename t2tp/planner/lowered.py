@@ -1,0 +1,148 @@
+"""A step lowered for one processor, as numbers; and steps of many layers from those of few."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from t2tp import upstream
+from t2tp.mesh.layout import Layout
+from t2tp.ops.attention.operation import AttentionOperation
+from t2tp.ops.flops import matmul_flops
+from t2tp.planner import fusion
+from t2tp.planner.liveness import Liveness
+from t2tp.planner.sequence import Placed, program_order
+from t2tp.planner.slices import slice_bytes
+from t2tp.planner.work import FORWARD, UPDATE, Memory, Traffic, Work
+from t2tp.program.abstract_program import AbstractProgram
+
+
+@dataclass
+class LoweredStep:
+    """A step on one processor.
+
+    Attributes:
+      layout: mesh and rules.
+      work: what it computes -> how many such operations there are.
+      traffic: its collectives -> how many such there are.
+      variables: bytes of a processor by purpose: `weights` and `optimizer`.
+      parameters: number of trainable parameters of the whole model.
+      memory: the peaks of its parts, without variables.
+      layer_bytes: `kept`, `gradients` and `sums`, as `Liveness` has them.
+      flops: of the matmuls of the forward pass on the whole mesh, as `matmul_flops` counts them.
+      hidden_flops: of those that a causal mask hides.
+    """
+
+    layout: Layout
+    work: Counter[Work]
+    traffic: Counter[Traffic]
+    variables: Counter[str]
+    parameters: int
+    memory: list[Memory]
+    layer_bytes: Counter[str]
+    flops: float
+    hidden_flops: float
+
+    @classmethod
+    def from_program(cls, program: AbstractProgram, *, fuses: bool) -> LoweredStep:
+        """Lowers a program.
+
+        Args:
+          program: of a training step.
+          fuses: whether chains of element-wise operations are one kernel.
+        """
+        layout = program.layout
+        log = program.collective_log()
+        graph, outputs = program.graph()
+        needed = list(outputs.values())
+        placed = program_order(graph.operations, needed, log)
+        liveness = Liveness(placed, needed, layout)
+        flops, hidden = _model_flops(placed)
+        return cls(
+            layout,
+            Counter(fusion.works(placed, needed, layout, fuses=fuses)),
+            Counter(_traffic(placed)),
+            _variables(graph, layout),
+            sum(v.shape.size for v in graph.trainable_variables),
+            liveness.peaks({}),
+            Counter(
+                kept=liveness.kept_bytes,
+                gradients=liveness.gradient_bytes,
+                sums=liveness.sum_bytes,
+            ),
+            flops,
+            hidden,
+        )
+
+    def extended(self, longer: LoweredStep, shorter: LoweredStep, times: int) -> LoweredStep:
+        """Returns the step with more layers: `times` the difference of two others."""
+        layers = _difference(longer.layer_bytes, shorter.layer_bytes)
+        memory = []
+        for peak in self.memory:
+            by_purpose = dict(peak.by_purpose)
+            for purpose in (*peak.layers, "sums"):
+                by_purpose[purpose] = by_purpose.get(purpose, 0) + times * layers[purpose]
+            memory.append(Memory(peak.point, peak.layers, by_purpose))
+
+        def added(mine: Counter, name: str) -> Counter:
+            difference = _difference(getattr(longer, name), getattr(shorter, name))
+            # Small sums that are reduced together may count negative.
+            totals = {key: mine[key] + times * difference[key] for key in {**mine, **difference}}
+            return Counter({key: total for key, total in totals.items() if total})
+
+        return LoweredStep(
+            self.layout,
+            added(self.work, "work"),
+            added(self.traffic, "traffic"),
+            added(self.variables, "variables"),
+            self.parameters + times * (longer.parameters - shorter.parameters),
+            memory,
+            added(self.layer_bytes, "layer_bytes"),
+            self.flops + times * (longer.flops - shorter.flops),
+            self.hidden_flops + times * (longer.hidden_flops - shorter.hidden_flops),
+        )
+
+
+def _difference(longer: Counter, shorter: Counter) -> Counter:
+    return Counter({key: longer[key] - shorter[key] for key in {**longer, **shorter}})
+
+
+def _traffic(placed: Sequence[Placed]) -> list[Traffic]:
+    return [
+        Traffic(
+            collective.kind,
+            collective.axes,
+            each.phase,
+            collective.times,
+            collective.bytes,
+            each.phase == UPDATE,
+        )
+        for each in placed
+        for collective in each.collectives
+    ]
+
+
+def _variables(graph: upstream.Graph, layout: Layout) -> Counter[str]:
+    held: Counter[str] = Counter()
+    updated = {v.name for v in graph.trainable_variables}
+    for variable in graph.all_variables:
+        is_slot = any(variable.name.startswith(f"{name}/") for name in updated)
+        purpose = "optimizer" if is_slot and not variable.trainable else "weights"
+        elements = slice_bytes(variable.outputs[0], layout) // variable.outputs[0].dtype.size
+        held[purpose] += elements * variable.slice_dtype.size
+    return held
+
+
+def _model_flops(placed: Sequence[Placed]) -> tuple[float, float]:
+    """Returns the FLOPs of the forward pass, and those of masked scores among them."""
+    flops = hidden = 0.0
+    for each in placed:
+        op = each.operation
+        if each.phase != FORWARD or isinstance(op, upstream.WhileLoopOperation):
+            continue
+        count = each.times * matmul_flops([op])
+        flops += count
+        if isinstance(op, AttentionOperation) and op._options.causal and not op._options.window:
+            hidden += count / 2
+    return flops, hidden

@@ -1,0 +1,90 @@
+"""A model, hparams and features to plan for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from t2tp import mtf
+from t2tp.hparam import HParams
+from t2tp.mesh.layout import Layout
+from t2tp.models.model import Model
+from t2tp.optim import train_step
+from t2tp.planner.cluster_file import ClusterFile
+from t2tp.planner.depth import lower_by_layers
+from t2tp.planner.lowered import LoweredStep
+from t2tp.planner.plan import Plan
+from t2tp.program.abstract_program import AbstractProgram
+from t2tp.program.program import Feature, Mesh
+
+# The schedule's length does not change a step's cost.
+_TRAIN_STEPS = 100_000
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to plan.
+
+    Attributes:
+      name: of the model, for the title.
+      model: the model's class.
+      hparams: with mesh shape and layout.
+      vocab_sizes: of the features.
+      features: maps hparams to the features of a global batch.
+    """
+
+    name: str
+    model: Callable[[HParams, Mapping[str, int]], Model]
+    hparams: HParams
+    vocab_sizes: Mapping[str, int]
+    features: Callable[[HParams], Mapping[str, Feature]]
+
+    def plan(self, cluster: ClusterFile) -> Plan:
+        """Predicts what a step costs on a cluster.
+
+        Raises:
+          LayoutError: the layout cannot work.
+        """
+        return Plan.from_step(
+            self.lowered(cluster),
+            cluster,
+            title=self.name,
+            tokens=self.tokens,
+            dtype=self.hparams.activation_dtype,
+        )
+
+    @property
+    def tokens(self) -> int:
+        """Of a step: positions of the largest feature; of images, rows."""
+        shapes = [feature.shape for feature in self.features(self.hparams).values()]
+        names = ("batch", "length")
+        return max(
+            math.prod(dim.size for dim in shape.dims if dim.name in names) for shape in shapes
+        )
+
+    def lowered(self, cluster: ClusterFile) -> LoweredStep:
+        """Lowers the step for a cluster's software."""
+        fuses = cluster.software.fuses
+
+        def lower(hparams: HParams) -> LoweredStep:
+            return LoweredStep.from_program(self.program(hparams), fuses=fuses)
+
+        return lower_by_layers(lower, self.hparams)
+
+    def program(self, hparams: HParams) -> AbstractProgram:
+        """Builds the abstract program of a training step."""
+        features = self.features(hparams)
+
+        def step(mesh: Mesh, fed: dict[str, mtf.Tensor]) -> dict[str, mtf.Tensor]:
+            model = self.model(hparams, self.vocab_sizes)
+
+            def loss_fn(part: Mapping[str, mtf.Tensor]):
+                return model.loss(mesh, part, training=True)
+
+            made = train_step(loss_fn, fed, mesh, hparams, _TRAIN_STEPS)
+            metrics = {f"metrics/{name}": tensor for name, tensor in made.metrics.items()}
+            scalars = {f"scalars/{name}": tensor for name, tensor in made.scalars.items()}
+            return {"loss": made.loss} | metrics | scalars
+
+        return AbstractProgram(step, features, layout=Layout.from_hparams(hparams))

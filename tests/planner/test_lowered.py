@@ -1,0 +1,105 @@
+"""A plan counts what the program does: variables and collectives exactly, whatever the depth."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+import t2tp
+from t2tp import registry
+from t2tp.planner import ClusterFile
+from t2tp.planner.cluster_file import shipped
+from t2tp.planner.lowered import LoweredStep
+from t2tp.trainer.planning import request
+from tests.models.small_lm import make_hparams
+
+MODEL_LAYOUT = "batch:data;heads:model;d_ff:model;vocab:model"
+CASES = {
+    "data parallel": {"mesh_shape": "data:4", "layout": "batch:data"},
+    "tensor parallel": {"mesh_shape": "data:2;model:2", "layout": MODEL_LAYOUT},
+    "sequence parallel": {
+        "mesh_shape": "data:2;model:2",
+        "layout": f"{MODEL_LAYOUT};residual_length:model",
+        "sequence_parallel": True,
+    },
+    "recomputed": {"mesh_shape": "model:4", "layout": MODEL_LAYOUT, "recompute": "layer"},
+    "microbatches": {"mesh_shape": "data:2", "layout": "batch:data", "microbatches": 2},
+}
+
+
+def wanted(**values):
+    return request("transformer_lm", make_hparams(**values), vocab_size=30)
+
+
+def whole(request):
+    """The program with all of its layers."""
+    return request.program(request.hparams)
+
+
+def totals(step):
+    """FLOPs and bytes by kind of work and phase."""
+    sums = Counter()
+    for work, number in step.work.items():
+        sums[work.kind, work.phase, "flops"] += number * work.times * work.flops
+        sums[work.kind, work.phase, "bytes"] += number * work.times * work.num_bytes
+    return sums
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_layers_that_are_multiplied_count_like_layers_that_are_lowered(case):
+    made = wanted(num_hidden_layers=5, **CASES[case])
+    step = made.lowered(ClusterFile.load("a100"))
+    program = whole(made)
+    counts, sizes = Counter(), Counter()
+    for traffic, number in step.traffic.items():
+        counts[traffic.kind, traffic.axes] += number * traffic.times
+        sizes[traffic.kind, traffic.axes] += number * traffic.times * traffic.num_bytes
+    assert {key: (counts[key], sizes[key]) for key in counts} == program.collectives()
+    said = {line.what: line.on_device for line in t2tp.explain(program).data.memory()}
+    assert step.variables["weights"] == said["variables"]
+    assert step.variables["optimizer"] == said["optimizer slots"]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_work_and_memory_of_many_layers_follow_from_few(case):
+    """Lowering all layers says the same as multiplying: time, FLOPs and the peak of memory."""
+    deep = wanted(num_hidden_layers=5, **CASES[case])
+    cluster = ClusterFile.load("a100")
+    all_layers = LoweredStep.from_program(whole(deep), fuses=True)
+    few_layers = deep.lowered(cluster)
+    assert few_layers.flops == all_layers.flops
+    assert totals(few_layers) == totals(all_layers)
+    assert few_layers.parameters == all_layers.parameters
+    peaks = [max(peak.total for peak in step.memory) for step in (few_layers, all_layers)]
+    assert peaks[0] == pytest.approx(peaks[1], rel=0.05)
+
+
+def test_flops_of_a_step_are_six_times_parameters_and_tokens():
+    hparams = registry.hparams("gpt2_small")
+    hparams.batch_size, hparams.microbatches = 8, 1
+    plan = request("transformer_lm", hparams, 50257).plan(ClusterFile.load("a100"))
+    positions = 1024 if hparams.max_length == 1024 else hparams.max_length
+    embedded = plan.parameters - positions * 768
+    attention = 12 * 12 * 768 * hparams.max_length
+    expected = plan.tokens * (6 * embedded + attention)
+    assert plan.model_flops == pytest.approx(expected, rel=0.01)
+    assert plan.causal_flops == pytest.approx(expected - plan.tokens * attention / 2, rel=0.01)
+
+
+def test_twice_the_devices_halve_the_computation():
+    cluster = ClusterFile.load("a100")
+    one, two = (
+        wanted(mesh_shape=mesh, layout="batch:data", batch_size=8).lowered(cluster)
+        for mesh in ("data:1", "data:2")
+    )
+    flops = [sum(w.flops * w.times * n for w, n in step.work.items()) for step in (one, two)]
+    assert flops[0] == 2 * flops[1]
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_every_shipped_cluster_can_be_planned_for(name):
+    plan = t2tp.plan("transformer_lm", make_hparams(), cluster=name, vocab_size=30)
+    assert 0 < plan.interval[0] < plan.seconds < plan.interval[1]
+    assert plan.fits == "yes"
+    assert plan.to_dict()["memory"]["weights"] > 0

@@ -1,0 +1,91 @@
+"""`t2tp.plan`: what training a registered model would cost on a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import tensorflow as tf
+
+import t2tp.hparams
+import t2tp.models  # noqa: F401  (these register what they define)
+from t2tp import mtf, registry
+from t2tp.hparam import HParams
+from t2tp.models.image_classifier import ImageClassifier
+from t2tp.planner import ClusterFile, Plan, Request
+from t2tp.program.program import Feature
+from t2tp.trainer.inputs.batch_size import sequences_per_batch
+
+# Of ImageNet.
+IMAGE_SHAPE = (224, 224, 3)
+
+
+def plan(
+    model: str,
+    hparams: HParams | str,
+    *,
+    cluster: str | ClusterFile,
+    vocab_size: int,
+    mesh_shape: str | None = None,
+    layout: str | None = None,
+    stack: str = "",
+    image_shape: Sequence[int] = IMAGE_SHAPE,
+) -> Plan:
+    """Predicts time, memory and traffic of a training step; needs no devices.
+
+    Args:
+      model: name of a registered model.
+      hparams: of the model, or the name of a registered set.
+      cluster: name of a cluster that t2tp has a file of, path of a cluster file, or its contents.
+      vocab_size: number of tokens, classes or pixel values.
+      mesh_shape: by default that of the hparams.
+      layout: by default that of the hparams.
+      stack: name of the cluster's software stack; by default the file's.
+      image_shape: height, width and channels, of models of images.
+
+    Raises:
+      ClusterFileError: the cluster is unknown or its file invalid.
+      LayoutError: the layout cannot work for the model.
+      ValueError, LookupError: the model, the set or a hparam is unknown or invalid.
+    """
+    if not isinstance(cluster, ClusterFile):
+        cluster = ClusterFile.load(cluster, stack)
+    hparams = registry.hparams(hparams) if isinstance(hparams, str) else hparams.copy()
+    for name, value in (("mesh_shape", mesh_shape), ("layout", layout)):
+        if value is not None:
+            hparams.set(name, value)
+    return request(model, hparams, vocab_size, image_shape).plan(cluster)
+
+
+def request(
+    model: str, hparams: HParams, vocab_size: int, image_shape: Sequence[int] = IMAGE_SHAPE
+) -> Request:
+    """Returns what to plan; see `plan`."""
+    model_class = registry.model(model)
+    sizes = {"targets": vocab_size}
+    if "inputs" in model_class.takes and not issubclass(model_class, ImageClassifier):
+        sizes["inputs"] = vocab_size
+
+    def features(hparams: HParams) -> Mapping[str, Feature]:
+        batch = mtf.Dimension("batch", sequences_per_batch(hparams))
+        if issubclass(model_class, ImageClassifier):
+            return {
+                "inputs": Feature(_image(batch, image_shape)),
+                "targets": Feature(mtf.Shape([batch]), tf.int32),
+                "weights": Feature(mtf.Shape([batch])),
+            }
+        if "image_shape" in hparams:
+            pixels = _image(batch, hparams.image_shape)
+            return {
+                "targets": Feature(pixels, tf.int32),
+                "weights": Feature(mtf.Shape([batch])),
+            }
+        shape = mtf.Shape([batch, mtf.Dimension("length", hparams.max_length)])
+        names = model_class(hparams, sizes).takes
+        return {name: Feature(shape, tf.int32) for name in names}
+
+    return Request(model, model_class, hparams, sizes, features)
+
+
+def _image(batch: mtf.Dimension, image_shape: Sequence[int]) -> mtf.Shape:
+    sizes = zip(("height", "width", "channels"), image_shape, strict=True)
+    return mtf.Shape([batch, *(mtf.Dimension(name, size) for name, size in sizes)])
