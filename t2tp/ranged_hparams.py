@@ -1,9 +1,10 @@
-"""Ranges of hyperparameters, from which a search samples its trials.
+"""Ranges of hyperparameters, from which a search draws its trials.
 
 @registry.register_ranged_hparams
 def my_range(ranged):
     ranged.set_float("learning_rate_constant", 1e-4, 1e-2, scale=ranged.LOG_SCALE)
-    ranged.set_discrete("num_hidden_layers", [2, 4, 6])
+    ranged.set_categorical("optimizer", ["adam", "sgd"])
+    ranged.set_float("optimizer_momentum", 0.8, 0.99, when={"optimizer": ["sgd"]})
 
 registry.ranged_hparams("my_range").sample_trial(trial=3)  # always the same values
 """
@@ -12,13 +13,77 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from t2tp.hparam import HParams
 from t2tp.suggestions import nearest
 
-_LINEAR, _LOG, _REVERSE_LOG = "linear", "log", "reverse_log"
+LINEAR, LOG, REVERSE_LOG = "linear", "log", "reverse_log"
+
+# Hyperparameter -> its values with which another one is drawn.
+Condition = Mapping[str, Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A hyperparameter that takes one of some values, equally likely.
+
+    Attributes:
+        name: of the hyperparameter.
+        values: at least one.
+        when: the condition under which it is drawn; empty for always.
+    """
+
+    name: str
+    values: Sequence[Any]
+    when: Condition = field(default_factory=dict)
+
+    def at(self, fraction: float) -> Any:
+        """Returns the value at a fraction of the way through the values."""
+        return self.values[int(fraction * len(self.values))]
+
+    def grid(self, points: int) -> Sequence[Any]:
+        """Returns all values, whatever the number of points of intervals."""
+        return self.values
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A number in [low, high].
+
+    Attributes:
+        name: of the hyperparameter.
+        low: the min value.
+        high: the max value.
+        scale: LINEAR, LOG, or REVERSE_LOG.
+        is_int: whether it is an integer.
+        when: the condition under which it is drawn; empty for always.
+    """
+
+    name: str
+    low: float
+    high: float
+    scale: str
+    is_int: bool
+    when: Condition = field(default_factory=dict)
+
+    def at(self, fraction: float) -> float:
+        """Returns the value at a fraction of the way from `low` to `high`, on the scale."""
+        if not self.is_int:
+            return min(self.high, max(self.low, _at(fraction, self.low, self.high, self.scale)))
+        # Integer i has the interval [i, i + 1); otherwise `high` would have none.
+        return min(self.high, math.floor(_at(fraction, self.low, self.high + 1, self.scale)))
+
+    def grid(self, points: int) -> Sequence[float]:
+        """Returns values at equal distances on the scale, `low` and `high` among them."""
+        if self.low == self.high:
+            return [self.low]
+        fractions = [i / (points - 1) for i in range(points)] if points > 1 else [0.5]
+        exact = [_at(fraction, self.low, self.high, self.scale) for fraction in fractions]
+        inside = [min(self.high, max(self.low, value)) for value in exact]
+        return list(dict.fromkeys(map(round, inside))) if self.is_int else inside
 
 
 class RangedHParams:
@@ -27,58 +92,90 @@ class RangedHParams:
     A value depends only on the names of set and hyperparameter and on the trial's index: adding a
     range changes no other value.
 
+    A range with a condition, such as `when={"optimizer": ["sgd"]}`, is drawn only in trials in
+    which each hyperparameter named there was drawn and has one of those values; in others the
+    hyperparameter keeps the value of its set.
+
     Attributes:
         name: of the set.
     """
 
-    LINEAR_SCALE: ClassVar[str] = _LINEAR
-    LOG_SCALE: ClassVar[str] = _LOG  # as likely between 1 and 10 as between 10 and 100
-    REVERSE_LOG_SCALE: ClassVar[str] = _REVERSE_LOG  # the same, denser towards the maximum
+    LINEAR_SCALE: ClassVar[str] = LINEAR
+    LOG_SCALE: ClassVar[str] = LOG  # as likely between 1 and 10 as between 10 and 100
+    REVERSE_LOG_SCALE: ClassVar[str] = REVERSE_LOG  # the same, denser towards the maximum
 
     def __init__(self, name: str):
         self.name = name
-        self._samplers: dict[str, Callable[[float], Any]] = {}
+        self._ranges: dict[str, Choice | Interval] = {}
 
-    def set_categorical(self, name: str, categories: Sequence[Any]) -> None:
+    @property
+    def ranges(self) -> Sequence[Choice | Interval]:
+        """The ranges, in the order in which they were added."""
+        return list(self._ranges.values())
+
+    def set_categorical(
+        self, name: str, categories: Sequence[Any], when: Condition | None = None
+    ) -> None:
         """Adds a hyperparameter that takes one of some values, equally likely.
 
         Raises:
-            ValueError: there are no values, or the hyperparameter already has a range.
+            ValueError: there are no values, the hyperparameter already has a range, or the
+                condition names no earlier choice or a value that it does not have.
         """
-        self._add(name, _one_of(name, categories))
+        self._add(Choice(name, list(categories), when or {}))
 
-    def set_discrete(self, name: str, feasible_points: Sequence[float]) -> None:
+    def set_discrete(
+        self, name: str, feasible_points: Sequence[float], when: Condition | None = None
+    ) -> None:
         """Adds a hyperparameter that takes one of some numbers, equally likely.
 
         Raises:
-            ValueError: there are no values, or the hyperparameter already has a range.
+            ValueError: as `set_categorical`.
         """
-        self._add(name, _one_of(name, feasible_points))
+        self._add(Choice(name, list(feasible_points), when or {}))
 
-    def set_float(self, name: str, min_val: float, max_val: float, scale: str = _LINEAR) -> None:
+    def set_float(
+        self,
+        name: str,
+        min_val: float,
+        max_val: float,
+        scale: str = LINEAR,
+        when: Condition | None = None,
+    ) -> None:
         """Adds a hyperparameter in [min_val, max_val].
 
         Raises:
-            ValueError: the bounds are in the wrong order, or not above 0 on a logarithmic scale.
+            ValueError: the bounds are in the wrong order, or not above 0 on a logarithmic scale; or
+                as `set_categorical`.
         """
-        _check(name, min_val, max_val, scale)
-        self._add(
-            name,
-            lambda fraction: min(max_val, max(min_val, _at(fraction, min_val, max_val, scale))),
-        )
+        self._add(Interval(name, min_val, max_val, scale, False, when or {}))
 
-    def set_int(self, name: str, min_val: int, max_val: int, scale: str = _LINEAR) -> None:
+    def set_int(
+        self,
+        name: str,
+        min_val: int,
+        max_val: int,
+        scale: str = LINEAR,
+        when: Condition | None = None,
+    ) -> None:
         """Adds an integer hyperparameter in [min_val, max_val].
 
         Raises:
             ValueError: as `set_float`.
         """
-        _check(name, min_val, max_val, scale)
-        # Integer i has the interval [i, i + 1); otherwise max_val would have none.
-        self._add(
-            name,
-            lambda fraction: min(max_val, math.floor(_at(fraction, min_val, max_val + 1, scale))),
-        )
+        self._add(Interval(name, min_val, max_val, scale, True, when or {}))
+
+    def draw(self, value_of: Callable[[Choice | Interval], Any]) -> dict[str, Any]:
+        """Returns the values of a trial by name.
+
+        Args:
+            value_of: draws from one range; called in order, for the ranges whose conditions hold.
+        """
+        values: dict[str, Any] = {}
+        for each in self._ranges.values():
+            if _holds(each.when, values):
+                values[each.name] = value_of(each)
+        return values
 
     def sample_trial(self, trial: int) -> dict[str, Any]:
         """Returns the values of a trial by name.
@@ -91,10 +188,28 @@ class RangedHParams:
         """
         if trial < 0:
             raise ValueError(f"trial {trial}: trials are counted from 0")
-        return {
-            name: sample(random.Random(f"{self.name}/{name}/{trial}").random())
-            for name, sample in self._samplers.items()
-        }
+        return self.draw(
+            lambda each: each.at(random.Random(f"{self.name}/{each.name}/{trial}").random())
+        )
+
+    def grid(self, points: int) -> list[dict[str, Any]]:
+        """Returns the values of each point of a grid over all ranges, by name.
+
+        Args:
+            points: number of values of an interval; of choices the grid has every value.
+        """
+        found: list[dict[str, Any]] = [{}]
+        for each in self._ranges.values():
+            found = [
+                {**values, **more}
+                for values in found
+                for more in (
+                    [{each.name: value} for value in each.grid(points)]
+                    if _holds(each.when, values)
+                    else [{}]
+                )
+            ]
+        return found
 
     def apply(self, trial: int, hparams: HParams) -> dict[str, Any]:
         """Sets the values of a trial and returns them by name.
@@ -122,34 +237,51 @@ class RangedHParams:
             hparams.set(name, value)
         return values
 
-    def _add(self, name: str, sample: Callable[[float], Any]) -> None:
-        if name in self._samplers:
-            raise ValueError(f"the ranged set {self.name} has two ranges of {name}")
-        self._samplers[name] = sample
+    def _add(self, new: Choice | Interval) -> None:
+        if new.name in self._ranges:
+            raise ValueError(f"the ranged set {self.name} has two ranges of {new.name}")
+        _check(new)
+        for parent, values in new.when.items():
+            self._check_condition(new.name, parent, values)
+        self._ranges[new.name] = new
+
+    def _check_condition(self, name: str, parent: str, values: Sequence[Any]) -> None:
+        """Raises ValueError if the values can never be those of an earlier choice."""
+        choices = {n: each for n, each in self._ranges.items() if isinstance(each, Choice)}
+        if parent not in choices:
+            known = nearest(parent, choices, "choices before it")
+            raise ValueError(f"{name} depends on {parent}, which is no choice before it: {known}")
+        for value in values:
+            if value not in choices[parent].values:
+                known = ", ".join(map(repr, choices[parent].values))
+                raise ValueError(f"{name} depends on {parent}={value!r}, which is not in: {known}")
 
 
-def _one_of(name: str, values: Sequence[Any]) -> Callable[[float], Any]:
-    if not values:
-        raise ValueError(f"the range of {name} is empty")
-    chosen = list(values)
-    return lambda fraction: chosen[int(fraction * len(chosen))]
+def _holds(condition: Condition, values: Mapping[str, Any]) -> bool:
+    return all(name in values and values[name] in wanted for name, wanted in condition.items())
 
 
-def _check(name: str, min_val: float, max_val: float, scale: str) -> None:
-    scales = (_LINEAR, _LOG, _REVERSE_LOG)
-    if scale not in scales:
-        raise ValueError(f"the scale of {name} is {scale!r}: {nearest(scale, scales, 'scales')}")
-    if min_val > max_val:
-        raise ValueError(f"the range of {name} is empty: from {min_val} to {max_val}")
-    if scale != _LINEAR and min_val <= 0:
+def _check(new: Choice | Interval) -> None:
+    name = new.name
+    if isinstance(new, Choice):
+        if not new.values:
+            raise ValueError(f"the range of {name} is empty")
+        return
+    scales = (LINEAR, LOG, REVERSE_LOG)
+    if new.scale not in scales:
+        known = nearest(new.scale, scales, "scales")
+        raise ValueError(f"the scale of {name} is {new.scale!r}: {known}")
+    if new.low > new.high:
+        raise ValueError(f"the range of {name} is empty: from {new.low} to {new.high}")
+    if new.scale != LINEAR and new.low <= 0:
         raise ValueError(
-            f"the range of {name} begins at {min_val}; on a logarithmic scale it must be above 0"
+            f"the range of {name} begins at {new.low}; on a logarithmic scale it must be above 0"
         )
 
 
-def _at(fraction: float, min_val: float, max_val: float, scale: str) -> float:
-    """Returns the point at a fraction of the way from `min_val` to `max_val`."""
-    if scale == _LINEAR:
-        return min_val + fraction * (max_val - min_val)
-    point = math.exp(math.log(min_val) + fraction * (math.log(max_val) - math.log(min_val)))
-    return point if scale == _LOG else min_val + max_val - point
+def _at(fraction: float, low: float, high: float, scale: str) -> float:
+    """Returns the point at a fraction of the way from `low` to `high`."""
+    if scale == LINEAR:
+        return low + fraction * (high - low)
+    point = math.exp(math.log(low) + fraction * (math.log(high) - math.log(low)))
+    return point if scale == LOG else low + high - point

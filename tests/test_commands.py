@@ -57,8 +57,6 @@ WALKS = [
         "docs/trainer.md",
         {
             "--train_steps=1000": "--train_steps=2 --eval_steps=1",
-            "--train_steps=500": "--train_steps=2 --eval_steps=1",
-            "--trials=8": "--trials=1",
         },
     ),
     Walk(
@@ -93,6 +91,17 @@ WALKS = [
     ),
     Walk("docs/huggingface.md", makes={"gpt2": write_tiny_gpt2}),
     Walk("docs/planning.md"),
+    Walk(
+        "docs/tuning.md",
+        {
+            "--trials=24": "--trials=2",
+            "--parallel_trials=4": "--parallel_trials=2",
+            "--train_steps=500": "--train_steps=2",
+            "--local_eval_frequency=50": "--local_eval_frequency=1",
+            "--eval_steps=8": "--eval_steps=1",
+            "--hparams=batch_size=64": f"--hparams=batch_size=8,{_TINY_TRANSFORMER}",
+        },
+    ),
     Walk("docs/image_models.md", {"--train_steps=300": "--train_steps=2 --eval_steps=1"}),
     Walk(
         "docs/coming_from_tensor2tensor.md",

@@ -105,3 +105,49 @@ def test_registered_sets_fit_the_hparams_that_they_are_for():
     with pytest.raises(UnknownNameError, match="unknown ranged hparams set 'basic': did you mean"):
         registry.ranged_hparams("basic")
     assert "basic1: " in registry.help_text()
+
+
+def conditional() -> RangedHParams:
+    made = RangedHParams("conditional")
+    made.set_categorical("kind", ["adam", "sgd", "momentum"])
+    made.set_float("momentum", 0.5, 0.9, when={"kind": ["momentum"]})
+    made.set_discrete("beta", [0.9, 0.99], when={"kind": ["adam"]})
+    made.set_int("warmup", 1, 100, scale=made.LOG_SCALE, when={"kind": ["adam"], "beta": [0.99]})
+    return made
+
+
+def test_ranges_are_drawn_only_where_their_conditions_hold():
+    drawn = [frozenset(conditional().sample_trial(trial)) for trial in range(100)]
+    assert set(drawn) == {
+        frozenset({"kind", "momentum"}),
+        frozenset({"kind"}),
+        frozenset({"kind", "beta"}),
+        frozenset({"kind", "beta", "warmup"}),
+    }
+
+
+def test_a_grid_has_every_point_once():
+    points = conditional().grid(3)
+    assert points == [
+        {"kind": "adam", "beta": 0.9},
+        {"kind": "adam", "beta": 0.99, "warmup": 1},
+        {"kind": "adam", "beta": 0.99, "warmup": 10},
+        {"kind": "adam", "beta": 0.99, "warmup": 100},
+        {"kind": "sgd"},
+        {"kind": "momentum", "momentum": 0.5},
+        {"kind": "momentum", "momentum": 0.7},
+        {"kind": "momentum", "momentum": 0.9},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("when", "says"),
+    [
+        ({"kinds": ["adam"]}, "depends on kinds, which is no choice before it: did you mean kind"),
+        ({"momentum": [0.5]}, "depends on momentum, which is no choice before it"),
+        ({"kind": ["Adam"]}, "depends on kind='Adam', which is not in: 'adam', 'sgd', 'momentum'"),
+    ],
+)
+def test_conditions_that_never_hold_are_refused(when, says):
+    with pytest.raises(ValueError, match=says):
+        conditional().set_float("x", 0.0, 1.0, when=when)

@@ -17,7 +17,7 @@ from typing import IO, TextIO
 from t2tp.mesh.messages import SECRET_VARIABLE
 from t2tp.mesh.process_spec import DEVICES_VARIABLE, THREADS_VARIABLE
 from t2tp.mesh.rendezvous import free_port
-from t2tp.trainer.cli import children
+from t2tp.trainer import children
 from t2tp.trainer.cli.run_program import Invocation
 from t2tp.trainer.errors import as_usage_error
 

@@ -269,21 +269,90 @@ def _define_search(flag_values: flags.FlagValues) -> None:
     flags.DEFINE_string(
         "hparams_range", None, "Name of a registered ranged set.", flag_values=flag_values
     )
-    flags.DEFINE_integer("trials", 10, "Points to train.", lower_bound=1, flag_values=flag_values)
     flags.DEFINE_integer(
-        "first_trial", 0, "Index of the first point.", lower_bound=0, flag_values=flag_values
+        "trials",
+        None,
+        "Points to train, of all processes together; by default 10, or every point of a grid.",
+        lower_bound=1,
+        flag_values=flag_values,
     )
+    flags.DEFINE_enum(
+        "sampler",
+        "tpe",
+        ["random", "tpe", "cmaes", "grid"],
+        "How points are chosen: at random (point K is that of t2tp_trainer --trial=K), by TPE or"
+        " CMA-ES from what the trials before have given, or all points of a grid.",
+        flag_values=flag_values,
+    )
+    flags.DEFINE_integer(
+        "grid_points",
+        3,
+        "With --sampler=grid: values of each interval; of choices it has all.",
+        lower_bound=1,
+        flag_values=flag_values,
+    )
+    flags.DEFINE_enum(
+        "pruner",
+        "none",
+        ["none", "median", "asha", "hyperband"],
+        "Which trials are given up early, by their evaluations: none, those worse than the median,"
+        " or by successive halving, ASHA or Hyperband.",
+        flag_values=flag_values,
+    )
+    flags.DEFINE_string(
+        "metric",
+        "loss",
+        "The metric to compare by, or several with commas between them, each optionally with its"
+        " direction, as in min:loss,max:accuracy.",
+        flag_values=flag_values,
+    )
+    flags.DEFINE_bool(
+        "minimize",
+        True,
+        "Whether a smaller metric is better, where --metric does not say.",
+        flag_values=flag_values,
+    )
+
+
+def _define_search_place(flag_values: flags.FlagValues) -> None:
     flags.DEFINE_string(
         "output_dir",
         None,
         "Directory of the search; each run has its own directory in it.",
         flag_values=flag_values,
     )
-    flags.DEFINE_string("metric", "loss", "The metric to compare by.", flag_values=flag_values)
-    flags.DEFINE_bool(
-        "minimize",
-        True,
-        "Whether a smaller metric is better.",
+    flags.DEFINE_string(
+        "study",
+        None,
+        "Where the processes of a search, on any hosts, keep what is tried: journal:FILE or the URL"
+        " of a database, as in postgresql://user@host/name; by default a journal in --output_dir.",
+        flag_values=flag_values,
+    )
+    flags.DEFINE_string(
+        "study_name",
+        None,
+        "Name of the search in --study; by default that of the ranged set.",
+        flag_values=flag_values,
+    )
+    flags.DEFINE_integer(
+        "parallel_trials",
+        1,
+        "Trials that run at once in this process.",
+        lower_bound=1,
+        flag_values=flag_values,
+    )
+    flags.DEFINE_integer(
+        "devices_per_trial",
+        None,
+        "GPUs of each trial or, on a host without any, cores; by default an equal share.",
+        lower_bound=1,
+        flag_values=flag_values,
+    )
+    flags.DEFINE_float(
+        "lost_after_seconds",
+        60.0,
+        "A trial is continued by another process if its own shows no sign of life for so long.",
+        lower_bound=1.0,
         flag_values=flag_values,
     )
 
@@ -349,7 +418,10 @@ LAUNCH = Group("Processes", _define_launch)
 CONVERSION = Group("What to convert", _define_conversion)
 AVERAGING = Group("What to average", _define_averaging)
 BLEU = Group("What to score", _define_bleu)
-SEARCH = Group("What to try", _define_search)
+SEARCH = (
+    Group("What to try", _define_search),
+    Group("Where", _define_search_place),
+)
 
 
 def _define_planning(flag_values: flags.FlagValues) -> None:

@@ -170,15 +170,16 @@ events.
 TUNE = ProgramSpec(
     name="t2tp_tune",
     intro="""
-Trains the points 0, 1, ... of a ranged set of hparams, each in a directory of its own, and prints a
-line for each, the best first. The flags after -- are those of t2tp_trainer:
+Searches for good hparams: trains points of a ranged set, each in a directory of its own, and prints
+a line for each, the best first. The flags after -- are those of t2tp_trainer:
 
   t2tp_tune --hparams_range=basic1 --trials=8 --output_dir=search -- --problem=P --model=M \\
       --hparams_set=S --data_dir=D --train_steps=1000
 
-Interrupted and started again, it resumes where it was.
+Start it on as many hosts as you like, with the same --output_dir or --study: they share the trials.
+Interrupted or killed and started again, it resumes where it was.
 """,
-    groups=(program_flags.SEARCH,),
+    groups=program_flags.SEARCH,
     body="t2tp.trainer.cli.tune:run",
     required=("hparams_range", "output_dir"),
     positional=(Positional("FLAGS", "Flags of t2tp_trainer, after --.", takes_rest=True),),

@@ -98,7 +98,7 @@ def run_program(spec: ProgramSpec, command_line: Sequence[str] | None = None) ->
         process = _process(spec, flags)
         with quiet_import() if spec.imports_tensorflow else contextlib.nullcontext():
             run = _function(body)
-        _import_user_dir(flags)
+        import_user_dir_of(flags)
         console.use_plain_lines(process, with_time="log_time" in flags and flags.log_time)
         return run(Invocation(flags, arguments, process)) or 0
     except (UsageError, FailedError, ProcessLostError) as error:
@@ -150,7 +150,7 @@ def _function(name: str) -> Body:
     return getattr(importlib.import_module(module), function)
 
 
-def _import_user_dir(flags: absl_flags.FlagValues) -> None:
+def import_user_dir_of(flags: absl_flags.FlagValues) -> None:
     """Imports the user's own problems, models and hparams sets, which may import TensorFlow."""
     if "t2t_usr_dir" not in flags or not flags.t2t_usr_dir:
         return

@@ -109,7 +109,7 @@ FLAG_STATUS: dict[str, FlagStatus] = {
     "autotune_objective": FlagStatus("renamed", "`t2tp_tune --metric`"),
     "autotune_maximize": FlagStatus("renamed", "`t2tp_tune --nominimize`"),
     "autotune_max_trials": FlagStatus("renamed", "`t2tp_tune --trials`"),
-    "autotune_parallel_trials": FlagStatus("gone", "`t2tp_tune` runs one trial after another"),
+    "autotune_parallel_trials": FlagStatus("renamed", "`t2tp_tune --parallel_trials`"),
     "job-dir": FlagStatus("renamed", "`--output_dir`"),
 }
 

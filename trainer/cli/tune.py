@@ -1,120 +1,119 @@
-"""`t2tp_tune`: trains several points of a ranged set, one after another, and compares them."""
+"""`t2tp_tune`: trains points of a ranged set, several at once, and compares them."""
 
 from __future__ import annotations
 
-import signal
-import subprocess
+import importlib.util
+import os
+import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple
 
-from t2tp.hparam import HParams
-from t2tp.suggestions import nearest
-from t2tp.trainer.cli import children, flag_groups
+from absl import flags as absl_flags
+
+import t2tp.hparams  # noqa: F401  (registers ranged sets)
+from t2tp import registry
+from t2tp.ranged_hparams import RangedHParams
+from t2tp.trainer.cli import flag_groups
+from t2tp.trainer.cli.launch import visible_gpus
 from t2tp.trainer.cli.programs import TRAINER
-from t2tp.trainer.cli.run_program import Invocation
-from t2tp.trainer.errors import SIGNALLED, Interrupted, UsageError
-from t2tp.trainer.run_dir.evaluation_record import EvaluationRecord
+from t2tp.trainer.cli.run_program import Invocation, import_user_dir_of
+from t2tp.trainer.errors import UsageError, as_usage_error
 
 # The module and arguments that each trial runs.
 PROGRAM = ("t2tp.trainer.cli", "t2tp_trainer")
 
-_INTERRUPTED = (SIGNALLED + signal.SIGINT, SIGNALLED + signal.SIGTERM)
-
 # The flags that t2tp_tune sets.
 _OWN = ("hparams_range", "trial", "output_dir", "schedule")
 
-
-class Trial(NamedTuple):
-    """The result of a trial.
-
-    Attributes:
-      number: index of the trial.
-      directory: of its run.
-      step: of its last evaluation.
-      metrics: of that evaluation.
-      hparams: of its run.
-    """
-
-    number: int
-    directory: Path
-    step: int
-    metrics: dict[str, float]
-    hparams: Mapping[str, Any] = MappingProxyType({})
+_TRIALS = 10
+_TRAIN_STEPS = 250_000  # If the flags do not say, as in t2tp_trainer.
 
 
 def run(invocation: Invocation) -> int:
-    """Trains the trials and prints their table.
+    """Runs the search, and prints its table.
 
     Returns:
-      The exit code of the first trial that failed, 0 if none did.
+      0, or the exit code of the last trial if all have failed.
 
     Raises:
-      UsageError: the flags after -- are not t2tp_trainer's, or a trial has no such metric.
-      Interrupted: by a signal, which the trial also received.
+      UsageError: a flag is invalid, or a trial has no such metric.
+      Interrupted: by a signal, which the trials also received.
     """
     flags, trainer_flags = invocation.flags, invocation.arguments
-    _check(trainer_flags)
-    finished = []
-    for number in range(flags.first_trial, flags.first_trial + flags.trials):
-        directory = Path(flags.output_dir) / f"trial-{number:04d}"
-        code = _train(flags.hparams_range, number, directory, trainer_flags)
-        if code:
-            if code in _INTERRUPTED:
-                resume = "started again, the search resumes with it"
-                raise Interrupted(f"trial {number} was interrupted; {resume}", code - SIGNALLED)
-            print(f"t2tp_tune: trial {number} failed", file=sys.stderr)
-            return code
-        finished.append(_result(number, directory))
-    print(table(finished, flags.metric, flags.minimize))
-    return 0
+    trainer = _check(trainer_flags)
+    if importlib.util.find_spec("optuna") is None:
+        raise UsageError("t2tp_tune searches with Optuna: pip install 't2tp[tune]'")
+    import_user_dir_of(trainer)
+    with as_usage_error(registry.UnknownNameError):
+        ranged = registry.ranged_hparams(flags.hparams_range)
+    _check_not_drawn(ranged, trainer.hparams)
+    return _search(flags, trainer, ranged, trainer_flags)
 
 
-def table(trials: Sequence[Trial], metric: str, minimize: bool) -> str:
-    """Formats a line per trial, best first.
+def _search(
+    flags: absl_flags.FlagValues,
+    trainer: absl_flags.FlagValues,
+    ranged: RangedHParams,
+    trainer_flags: Sequence[str],
+) -> int:
+    # Optuna is an optional dependency.
+    from t2tp.trainer.search import report
+    from t2tp.trainer.search.devices import Devices
+    from t2tp.trainer.search.ledger import Claim, Ledger
+    from t2tp.trainer.search.objectives import Objective
+    from t2tp.trainer.search.ranges import flag_text
+    from t2tp.trainer.search.search import Search
+    from t2tp.trainer.search.storage import JOURNAL, open_study
+    from t2tp.trainer.search.strategies import Sampling, pruner_of
 
-    Args:
-      trials: at least one.
-      metric: to sort by.
-      minimize: whether a smaller value is better.
-
-    Raises:
-      UsageError: an evaluation lacks the metric.
-    """
-    for trial in trials:
-        if metric not in trial.metrics:
-            raise UsageError(f"--metric={metric}: {nearest(metric, trial.metrics, 'metrics')}")
-    ranked = sorted(trials, key=lambda trial: (1 if minimize else -1) * trial.metrics[metric])
-    return "\n".join(
-        f"{metric} {trial.metrics[metric]:.4f} at step {trial.step}: {trial.directory}"
-        + "".join(
-            f"  {name}={_short(trial.hparams[name])}"
-            for name in _differing(trials)
-            if name in trial.hparams
+    objectives = Objective.parse_all(flags.metric, flags.minimize)
+    frequency = trainer.local_eval_frequency
+    last_step = trainer.train_steps or _TRAIN_STEPS
+    if flags.pruner != "none" and (len(objectives) > 1 or not 0 < frequency < last_step):
+        raise UsageError(
+            f"--pruner={flags.pruner} compares the evaluations of one --metric while trials train:"
+            " give one, and a --local_eval_frequency below --train_steps after --"
         )
-        for trial in ranked
+    with as_usage_error(ValueError):
+        devices = Devices.of_each(
+            flags.parallel_trials,
+            flags.devices_per_trial,
+            visible_gpus(),
+            sorted(os.sched_getaffinity(0)),
+        )
+    directory = Path(flags.output_dir)
+    study = open_study(
+        flags.study or f"{JOURNAL}{directory / 'study.journal'}",
+        flags.study_name or ranged.name,
+        ranged.name,
+        objectives,
     )
+    study.pruner = pruner_of(flags.pruner, frequency, last_step)
+    sampling = Sampling(flags.sampler, ranged, flags.grid_points)
+    trials = flags.trials or sampling.grid_size or _TRIALS
+    if sampling.grid_size is not None and trials > sampling.grid_size:
+        raise UsageError(f"--trials={trials}: the grid has {sampling.grid_size} points")
+    ledger = Ledger(study, ranged, sampling, trials, flags.lost_after_seconds)
+    with as_usage_error(OSError):
+        report.describe_to_tensorboard(ranged, objectives, directory)
+
+    def command(claim: Claim, directory: Path) -> list[str]:
+        own = [f"--output_dir={directory}", f"--hparams={flag_text(claim.values)}"]
+        return [sys.executable, "-m", *PROGRAM, *own, *trainer_flags]
+
+    prunes_before = last_step if flags.pruner != "none" else 0
+    search = Search(ledger, command, directory, objectives, devices, prunes_before)
+    code = search.run()
+    if not code:
+        print(report.table(study, ledger.results(), objectives, directory))
+        for line in report.importances(study, objectives, directory):
+            print(line)
+    return code
 
 
-def _differing(trials: Sequence[Trial]) -> list[str]:
-    """Lists the hyperparameters that differ between trials or that some lack."""
-    names = dict.fromkeys(name for trial in trials for name in trial.hparams)
-    first, missing = trials[0].hparams, object()
-    return [
-        name
-        for name in names
-        if any(trial.hparams.get(name, missing) != first.get(name, missing) for trial in trials)
-    ]
-
-
-def _short(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _check(trainer_flags: Sequence[str]) -> None:
-    """Checks the flags after --.
+def _check(trainer_flags: Sequence[str]) -> absl_flags.FlagValues:
+    """Reads the flags after --.
 
     Raises:
       UsageError: a flag is invalid, or is one that t2tp_tune sets.
@@ -123,23 +122,14 @@ def _check(trainer_flags: Sequence[str]) -> None:
     for name in _OWN:
         if values[name].present:
             raise UsageError(f"--{name} is among the flags after --, and t2tp_tune sets it itself")
+    return values
 
 
-def _train(hparams_range: str, number: int, directory: Path, trainer_flags: Sequence[str]) -> int:
-    """Trains and evaluates a trial in a new process; returns its exit code."""
-    print(f"t2tp_tune: trial {number}, in {directory}", file=sys.stderr, flush=True)
-    trial_flags = {"hparams_range": hparams_range, "trial": number, "output_dir": directory}
-    flags = [f"--{name}={value}" for name, value in trial_flags.items()]
-    processes: list[subprocess.Popen] = []
-    with children.forwarded_signals(processes):
-        processes.append(children.start([sys.executable, "-m", *PROGRAM, *flags, *trainer_flags]))
-        return children.exit_code(processes[0].wait())
-
-
-def _result(number: int, directory: Path) -> Trial:
-    evaluations = EvaluationRecord(directory / "eval").by_step()
-    if not evaluations:
-        raise UsageError(f"trial {number} has no evaluation in {directory}")
-    step = max(evaluations)
-    hparams = HParams.load(directory / "hparams.json").values()
-    return Trial(number, directory, step, evaluations[step], hparams)
+def _check_not_drawn(ranged: RangedHParams, texts: Sequence[str]) -> None:
+    """Raises UsageError if --hparams sets what the ranged set draws."""
+    for each in ranged.ranges:
+        if any(re.search(rf"(^|,)\s*{each.name}\s*=", text) for text in texts):
+            raise UsageError(
+                f"--hparams sets {each.name}, which the ranged set {ranged.name} draws: leave it"
+                " out, or write a ranged set without it"
+            )

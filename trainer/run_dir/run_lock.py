@@ -16,8 +16,7 @@ from typing import Any
 from t2tp.mesh.cluster import Cluster
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.multiprocess import ProcessMismatchError
-
-LOCK_FILE = "run.lock"
+from t2tp.trainer.run_dir.lock_file import LOCK_FILE
 
 # Network file systems cache a file's contents, or its absence, for up to a minute.
 _SEEN_SECONDS = 60.0

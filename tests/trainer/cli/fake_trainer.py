@@ -1,21 +1,33 @@
 """A program that leaves the files of a run as `t2tp_trainer` does, and trains nothing.
 
-With `--model=fails` it fails; with `--model=waits` it waits for a signal and saves.
+Its loss depends on the learning rate and the step only. With `--model=fails` it fails; with
+`--model=waits` it waits for a signal and saves; with `--model=slow` a step takes time. Each step is
+noted in the file `steps` of the run.
 """
 
 from __future__ import annotations
 
+import fcntl
+import math
+import os
 import signal
 import sys
+import time
 from pathlib import Path
 from types import FrameType
 
-import t2tp.hparams  # noqa: F401  (registers ranged sets)
-from t2tp import registry
 from t2tp.hparams.transformer_lm import transformer_lm_tiny
 from t2tp.trainer.cli.flag_groups import parse
 from t2tp.trainer.cli.programs import TRAINER
 from t2tp.trainer.run_dir.evaluation_record import EvaluationRecord
+from t2tp.trainer.run_dir.lock_file import LOCK_FILE
+
+_stopped: list[int] = []
+
+
+def loss(learning_rate: float, step: int) -> float:
+    """What the program evaluates to."""
+    return 1.0 + abs(math.log10(learning_rate) + 3.0) + 1.0 / step
 
 
 def _save(number: int, frame: FrameType | None) -> None:
@@ -33,15 +45,28 @@ def main() -> int:
             signal.signal(number, _save)
         print("training", flush=True)
         signal.pause()
+    signal.signal(signal.SIGTERM, lambda number, frame: _stopped.append(number))
     hparams = transformer_lm_tiny()
-    for name, value in (
-        registry.ranged_hparams(flags.hparams_range).sample_trial(flags.trial).items()
-    ):
-        hparams.set(name, value)
+    for text in flags.hparams:
+        hparams.parse(text)
     directory = Path(flags.output_dir)
-    directory.mkdir(parents=True)
-    hparams.save(directory / "hparams.json")
-    EvaluationRecord(directory / "eval").add(2, {"loss": 1 / (1 + flags.trial)})
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / LOCK_FILE).open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return _train(flags, hparams.learning_rate_constant, directory)
+
+
+def _train(flags, learning_rate: float, directory: Path) -> int:
+    record = EvaluationRecord(directory / "eval")
+    (directory / "cores").write_text(" ".join(map(str, sorted(os.sched_getaffinity(0)))))
+    for step in range(max(record.by_step(), default=0) + 1, (flags.train_steps or 2) + 1):
+        if _stopped:
+            return 128 + _stopped[0]
+        if flags.model == "slow":
+            time.sleep(0.2)
+        with (directory / "steps").open("a") as steps:
+            steps.write(f"{step}\n")
+        record.add(step, {"loss": loss(learning_rate, step), "rate": learning_rate})
     return 0
 
 

@@ -1,35 +1,28 @@
-"""`t2tp_tune`: trials one after another, here of a program that does as if it trained."""
+"""`t2tp_tune`, here of a program that does as if it trained."""
 
 from __future__ import annotations
 
+import os
+import random
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+from tensorboard.backend.event_processing import event_accumulator
+from tensorboard.plugins.hparams import plugin_data_pb2
 
+from t2tp import registry
 from t2tp.trainer.cli import tune
 from t2tp.trainer.cli.programs import t2tp_tune as main
-from t2tp.trainer.cli.tune import Trial, table
-from t2tp.trainer.errors import UsageError
+from t2tp.trainer.run_dir.evaluation_record import EvaluationRecord
 
 FAKE = ("tests.trainer.cli.fake_trainer",)
-
-
-def test_trials_are_ranked():
-    trials = [
-        Trial(n, Path(f"t{n}"), 9, {"loss": loss, "accuracy": 1 - loss})
-        for n, loss in enumerate((0.5, 0.25, 0.75))
-    ]
-    assert table(trials, "loss", True).splitlines() == [
-        "loss 0.2500 at step 9: t1",
-        "loss 0.5000 at step 9: t0",
-        "loss 0.7500 at step 9: t2",
-    ]
-    assert table(trials, "accuracy", False).splitlines()[0] == "accuracy 0.7500 at step 9: t1"
-    with pytest.raises(UsageError, match="did you mean accuracy"):
-        table(trials, "acuracy", False)
+FLAGS = ["--", "--problem=p", "--model=m"]
+MANY = ["--parallel_trials=99", "--devices_per_trial=9"]
+BEYOND = ["--sampler=grid", "--trials=9999"]
 
 
 @pytest.mark.parametrize(
@@ -46,62 +39,190 @@ def test_trials_are_ranked():
             ["--hparams_range=basic1", "--output_dir=o", "--", "--modle=m"],
             "unknown flag 'modle': did you mean --model",
         ),
+        (
+            ["--hparams_range=basic", "--output_dir=o", "--", "--model=m"],
+            "unknown ranged hparams set 'basic': did you mean basic1",
+        ),
+        (
+            ["--hparams_range=basic1", "--output_dir=o", "--", "--hparams=weight_decay=0.1"],
+            "--hparams sets weight_decay, which the ranged set basic1 draws",
+        ),
+        (
+            ["--hparams_range=basic1", "--output_dir=o", "--metric=high:loss", *FLAGS],
+            "expected METRIC, min:METRIC or max:METRIC",
+        ),
+        (
+            ["--hparams_range=basic1", "--output_dir=o", "--pruner=asha", "--metric=a,b", *FLAGS],
+            "--pruner=asha compares the evaluations of one --metric",
+        ),
+        (
+            ["--hparams_range=basic1", "--output_dir=o", *MANY, *FLAGS],
+            "99 trials with 9 cores each need 891",
+        ),
+        (
+            ["--hparams_range=basic1", "--output_dir=o", "--study=nosuchbase://x", *FLAGS],
+            "--study=nosuchbase://x cannot be opened",
+        ),
+        (
+            ["--hparams_range=adafactor_range", "--output_dir=o", *BEYOND, *FLAGS],
+            "--trials=9999: the grid has 270 points",
+        ),
     ],
 )
-def test_wrong_flags_are_one_sentence(capsys, arguments, says):
+def test_wrong_flags_are_one_sentence(capsys, arguments, says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     assert main(["t2tp_tune", *arguments]) == 2
     said = capsys.readouterr().err
     assert says in said and len(said.splitlines()) == 1
 
 
-FLAGS = ["--", "--problem=p", "--model=m"]
-
-
-def test_two_trials_from_beginning_to_end(tmp_path, capfd, monkeypatch):
+@pytest.fixture
+def search(tmp_path, monkeypatch):
+    """Runs a search in this process and returns its exit code."""
     monkeypatch.setattr(tune, "PROGRAM", FAKE)
-    command = ["t2tp_tune", "--hparams_range=basic1", "--trials=2", f"--output_dir={tmp_path}"]
-    assert main([*command, *FLAGS]) == 0
+
+    def run(*flags: str, trainer: tuple[str, ...] = ()) -> int:
+        own = ["t2tp_tune", "--hparams_range=basic1", f"--output_dir={tmp_path}"]
+        return main([*own, *flags, *FLAGS, *trainer])
+
+    return run
+
+
+def test_two_trials_from_beginning_to_end(search, tmp_path, capfd):
+    assert search("--trials=2", "--sampler=random") == 0
     shown = capfd.readouterr()
-    assert [line.split("  ")[:1] for line in shown.out.splitlines()] == [
-        [f"loss 0.5000 at step 2: {tmp_path / 'trial-0001'}"],
-        [f"loss 1.0000 at step 2: {tmp_path / 'trial-0000'}"],
+    lines = shown.out.splitlines()
+    assert sorted(line.partition(": ")[2].split("  ")[0] for line in lines[:2]) == [
+        str(tmp_path / "trial-0000"),
+        str(tmp_path / "trial-0001"),
     ]
-    assert shown.out.count("learning_rate_constant=") == 2
+    losses = [float(line.split()[1]) for line in lines[:2]]
+    assert losses == sorted(losses)
+    assert len(lines) == 2
     assert [line.partition(":")[0] for line in shown.err.splitlines()] == ["t2tp_tune"] * 2
-    assert main([*command, *FLAGS, "--schedule_=x"]) == 2  # Before any trial.
-    assert main([*command, *FLAGS, "--model=fails"]) == 1
-    assert capfd.readouterr().err.endswith("t2tp_tune: trial 0 failed\n")
+    for trial in range(2):
+        drawn = registry.ranged_hparams("basic1").sample_trial(trial)["learning_rate_constant"]
+        evaluations = EvaluationRecord(tmp_path / f"trial-{trial:04d}" / "eval").by_step()
+        assert evaluations[2]["rate"] == drawn
+
+
+def test_a_search_that_is_done_is_not_run_again(search, capfd):
+    assert search("--trials=2") == 0
+    first = capfd.readouterr()
+    assert search("--trials=2") == 0
+    second = capfd.readouterr()
+    assert (second.out, second.err) == (first.out, "")
+    assert search("--trials=3") == 0
+    assert len(capfd.readouterr().err.splitlines()) == 1
+
+
+def test_an_unknown_metric_names_those_that_there_are(search, capfd):
+    assert search("--metric=los") == 2
+    assert "--metric=los: did you mean loss" in capfd.readouterr().err.splitlines()[-1]
+
+
+def test_three_failures_before_any_success_end_the_search(search, capfd):
+    assert search("--trials=9", trainer=("--model=fails",)) == 1
+    said = capfd.readouterr().err.splitlines()
+    assert [line.endswith("failed: exit code 1") for line in said].count(True) == 3
+    assert search("--trials=3") == 0  # The same points, with the mistake mended.
+    assert "failed" not in capfd.readouterr().out
+
+
+def test_trials_of_two_metrics_are_compared_by_both(search, tmp_path, capfd):
+    assert (
+        search(
+            "--trials=5", "--parallel_trials=2", "--sampler=random", "--metric=min:loss,min:rate"
+        )
+        == 0
+    )
+    lines = capfd.readouterr().out.splitlines()
+    marked = [line.startswith("* ") for line in lines[:5]]
+    assert marked == sorted(marked, reverse=True) and marked[0]
+    assert [line.split(":")[0] for line in lines[5:]] == [
+        "importance for loss",
+        "importance for rate",
+    ]
+    assert (tmp_path / "importance-rate.html").exists()
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "cmaes"])
+def test_samplers_draw_within_the_ranges(search, tmp_path, sampler):
+    assert search("--trials=3", f"--sampler={sampler}") == 0
+    for trial in range(3):
+        (rate,) = {
+            each["rate"]
+            for each in EvaluationRecord(tmp_path / f"trial-{trial:04d}" / "eval")
+            .by_step()
+            .values()
+        }
+        assert 1e-4 <= rate <= 1e-2
+
+
+def test_parallel_trials_have_cores_of_their_own(search, tmp_path):
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        pytest.skip("needs two cores")
+    assert search("--trials=2", "--parallel_trials=2", "--devices_per_trial=1") == 0
+    used = {(tmp_path / f"trial-{n:04d}" / "cores").read_text() for n in range(2)}
+    assert used <= {str(core) for core in cores} and len(used) == 2
+
+
+def test_tensorboard_compares_the_trials(search, tmp_path):
+    assert search("--trials=1") == 0
+    events = event_accumulator.EventAccumulator(str(tmp_path)).Reload()
+    (content,) = events.PluginTagToContent("hparams").values()
+    experiment = plugin_data_pb2.HParamsPluginData.FromString(content).experiment
+    assert {each.name for each in experiment.hparam_infos} == set(
+        registry.ranged_hparams("basic1").sample_trial(0)
+    )
+    assert [(each.name.group, each.name.tag) for each in experiment.metric_infos] == [
+        ("eval", "loss")
+    ]
+
+
+def _start(tmp_path: Path, *flags: str, trainer: tuple[str, ...] = ()) -> subprocess.Popen:
+    code = f"from t2tp.trainer.cli import programs, tune; tune.PROGRAM = {FAKE}; "
+    code += "raise SystemExit(programs.t2tp_tune())"
+    own = ["--hparams_range=basic1", f"--output_dir={tmp_path}"]
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *own, *flags, *FLAGS, *trainer],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_reaches_the_trial_which_saves(tmp_path, number):
-    code = f"from t2tp.trainer.cli import programs, tune; tune.PROGRAM = {FAKE}; "
-    code += "raise SystemExit(programs.t2tp_tune())"
-    flags = ["--hparams_range=basic1", f"--output_dir={tmp_path}", *FLAGS, "--model=waits"]
-    command = [sys.executable, "-c", code, *flags]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with _start(tmp_path, trainer=("--model=waits",)) as process:
         assert process.stdout.readline() == b"training\n"
         process.send_signal(number)
         out, err = process.communicate(timeout=30)
     assert process.returncode == 128 + number
     assert out == b"saved\n"
-    assert err.splitlines()[-1].startswith(b"t2tp_tune: trial 0 was interrupted; started again")
+    assert b"interrupted; started again, the search goes on" in err.splitlines()[-1]
 
 
-def test_what_was_drawn_stands_beside_the_metric():
-    drawn = ({"rate": 0.00123456, "layers": 2, "heads": 4}, {"rate": 0.5, "layers": 2, "heads": 8})
-    trials = [Trial(n, Path(f"t{n}"), 9, {"loss": 1.0 - n}, h) for n, h in enumerate(drawn)]
-    assert table(trials, "loss", True).splitlines() == [
-        "loss 0.0000 at step 9: t1  rate=0.5  heads=8",
-        "loss 1.0000 at step 9: t0  rate=0.001235  heads=4",
-    ]
+def _steps(directory: Path) -> list[int]:
+    return [int(line) for line in (directory / "steps").read_text().split()]
 
 
-def test_trials_of_different_hyperparameters_are_compared():
-    """Of two versions of a model: one has a hyperparameter that the other lacks."""
-    hparams = ({"rate": 0.1, "layers": 2}, {"layers": 2, "heads": 8})
-    trials = [Trial(n, Path(f"t{n}"), 9, {"loss": float(n)}, h) for n, h in enumerate(hparams)]
-    assert table(trials, "loss", True).splitlines() == [
-        "loss 0.0000 at step 9: t0  rate=0.1",
-        "loss 1.0000 at step 9: t1  heads=8",
-    ]
+def test_killed_processes_lose_no_trial_and_none_is_run_twice(tmp_path):
+    """Three processes on one journal; two are killed, and nobody starts them again."""
+    flags = ("--trials=6", "--lost_after_seconds=2", "--sampler=random")
+    trainer = ("--model=slow", "--train_steps=8")
+    started = [_start(tmp_path, *flags, trainer=trainer) for _ in range(3)]
+    victims = random.Random(3).sample(started, 2)
+    while len(list(tmp_path.glob("trial-*/steps"))) < 3:
+        time.sleep(0.05)
+    for victim in victims:
+        time.sleep(0.4)
+        victim.kill()
+    (survivor,) = (each for each in started if each not in victims)
+    out, err = survivor.communicate(timeout=60)
+    for victim in victims:
+        victim.communicate()
+    assert survivor.returncode == 0, err
+    assert len([line for line in out.splitlines() if line.startswith(b"loss")]) == 6
+    for trial in range(6):
+        assert _steps(tmp_path / f"trial-{trial:04d}") == list(range(1, 9))

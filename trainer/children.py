@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import signal
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,7 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def start(command: Sequence[str], **options: Any) -> subprocess.Popen:
+def start(command: Sequence[str], cores: Sequence[int] = (), **options: Any) -> subprocess.Popen:
     """Starts a process in a new session, so that a terminal's Ctrl-C reaches only this process.
 
     Call it from the main thread only: the kernel signals the child when the thread that started it
@@ -24,22 +25,30 @@ def start(command: Sequence[str], **options: Any) -> subprocess.Popen:
 
     Args:
       command: the program and its arguments.
+      cores: those that it may use; by default those of this process.
       **options: of `subprocess.Popen`.
 
     Raises:
       OSError: the command cannot be started.
     """
-    return subprocess.Popen(
-        command, start_new_session=True, preexec_fn=_end_with_the_parent, **options
-    )
+
+    def prepare() -> None:
+        _end_with_the_parent()
+        if cores:
+            os.sched_setaffinity(0, cores)
+
+    return subprocess.Popen(command, start_new_session=True, preexec_fn=prepare, **options)
 
 
 @contextlib.contextmanager
-def forwarded_signals(processes: Sequence[subprocess.Popen]) -> Iterator[None]:
+def forwarded_signals(processes: Sequence[subprocess.Popen]) -> Iterator[list[int]]:
     """Forwards SIGINT and SIGTERM to the processes while the context is active.
 
     Args:
       processes: the running processes; more may be added.
+
+    Yields:
+      The numbers of the signals that were forwarded, added as they arrive.
 
     Raises:
       Interrupted: a signal arrived before a process was started.
@@ -48,12 +57,14 @@ def forwarded_signals(processes: Sequence[subprocess.Popen]) -> Iterator[None]:
     def forward(number: int, frame: FrameType | None) -> None:
         if not processes:
             raise Interrupted("interrupted", number)
+        received.append(number)
         for process in processes:
             process.send_signal(number)
 
+    received: list[int] = []
     before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield
+        yield received
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -1,0 +1,139 @@
+"""What a search has found: a table, the importance of hparams, TensorBoard's page HPARAMS."""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.trial import FrozenTrial, TrialState
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.plugins.hparams import summary_v2
+from tensorboard.summary.writer.record_writer import RecordWriter
+
+from t2tp.ranged_hparams import Choice, Interval, RangedHParams
+from t2tp.trainer.search.ledger import ERROR, VALUES
+from t2tp.trainer.search.objectives import Objective
+
+IMPORTANCE_FILE = "importance-{}.html"
+
+# Of fewer trials no importance can be computed.
+_FEW = 5
+
+
+def table(
+    study: optuna.Study,
+    results: Mapping[int, FrozenTrial],
+    objectives: Sequence[Objective],
+    directory: Path,
+) -> str:
+    """Formats a line per trial: the best first, then pruned and failed ones.
+
+    Args:
+      study: of the search.
+      results: index of the point -> its trial.
+      objectives: what trials are compared by; of several, the trials that no other one surpasses
+        in all come first and are marked by a star.
+      directory: of the search.
+    """
+    best = {trial.number for trial in study.best_trials} if len(objectives) > 1 else set()
+    front = {point for point, trial in results.items() if trial.number in best}
+    sign = 1 if objectives[0].minimize else -1
+
+    def rank(point: int) -> tuple[int, bool, float]:
+        trial = results[point]
+        order = [TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL].index(trial.state)
+        return order, point not in front, sign * trial.values[0] if trial.values else 0.0
+
+    return "\n".join(
+        ("* " if point in front else "")
+        + _outcome(results[point], objectives)
+        + f": {directory / f'trial-{point:04d}'}"
+        + "".join(f"  {n}={_short(v)}" for n, v in results[point].user_attrs[VALUES].items())
+        for point in sorted(results, key=rank)
+    )
+
+
+def importances(study: optuna.Study, objectives: Sequence[Objective], directory: Path) -> list[str]:
+    """Computes how much each hyperparameter matters, and draws it in a file per objective.
+
+    Returns:
+      A line per objective; none if too few trials are complete.
+    """
+    complete = [trial for trial in study.trials if trial.state == TrialState.COMPLETE]
+    lines = []
+    for index, objective in enumerate(objectives):
+        sign = 1 if objective.minimize else -1
+
+        def target(trial: FrozenTrial, index: int = index, sign: int = sign) -> float:
+            return sign * trial.values[index]
+
+        if len(complete) < _FEW or len({target(trial) for trial in complete}) < 2:
+            continue
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Of what the user has not chosen.
+            shares = optuna.importance.get_param_importances(study, target=target)
+            figure = optuna.visualization.plot_param_importances(
+                study, target=target, target_name=objective.metric
+            )
+        path = directory / IMPORTANCE_FILE.format(objective.metric)
+        figure.write_html(path)
+        ranked = sorted(shares.items(), key=lambda item: -item[1])
+        text = "  ".join(f"{name} {share:.2f}" for name, share in ranked)
+        lines.append(f"importance for {objective.metric}: {text}; drawn in {path}")
+    return lines
+
+
+def describe_to_tensorboard(
+    ranged: RangedHParams, objectives: Sequence[Objective], directory: Path
+) -> None:
+    """Writes what TensorBoard's HPARAMS page shows: hyperparameters of the search, and metrics.
+
+    The values are in the events of the trials, and the metrics in those of their evaluations.
+    """
+    if any(directory.glob("events.out.tfevents.*")):
+        return  # By an earlier process of the search.
+    hparams = [summary_v2.HParam(each.name, _domain(each)) for each in ranged.ranges]
+    metrics = [
+        summary_v2.Metric(each.metric, group="eval", display_name=each.metric)
+        for each in objectives
+    ]
+    directory.mkdir(parents=True, exist_ok=True)
+    now = time.time()
+    # Not TensorBoard's EventFileWriter, which imports TensorFlow.
+    with (directory / f"events.out.tfevents.{now:.0f}.{os.getpid()}.search").open("wb") as file:
+        writer = RecordWriter(file)
+        writer.write(Event(wall_time=now, file_version="brain.Event:2").SerializeToString())
+        summary = summary_v2.hparams_config_pb(hparams, metrics)
+        writer.write(Event(wall_time=now, summary=summary).SerializeToString())
+
+
+def _domain(each: Choice | Interval) -> summary_v2.Domain | None:
+    """Returns the domain of a hyperparameter in TensorBoard's terms; None if it has none."""
+    if not isinstance(each, Choice):
+        kind = summary_v2.IntInterval if each.is_int else summary_v2.RealInterval
+        number = int if each.is_int else float
+        return kind(number(each.low), number(each.high))
+    kinds = {type(value) for value in each.values}
+    is_plain = len(kinds) == 1 and kinds <= {bool, int, float, str}
+    return summary_v2.Discrete(each.values) if is_plain else None
+
+
+def _outcome(trial: FrozenTrial, objectives: Sequence[Objective]) -> str:
+    if trial.state == TrialState.FAIL:
+        return f"failed, {trial.user_attrs[ERROR]}"
+    values = [
+        f"{each.metric} {value:.4f}"
+        for each, value in zip(objectives, trial.values or [], strict=False)
+    ]
+    step = trial.last_step
+    at = [] if step is None else [f"at step {step}"]
+    return " ".join([*(["pruned,"] if trial.state == TrialState.PRUNED else []), *values, *at])
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

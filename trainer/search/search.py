@@ -1,0 +1,186 @@
+"""`Search`: trains the points of a study, several at a time, until all are done."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from t2tp.trainer import children
+from t2tp.trainer.errors import Interrupted
+from t2tp.trainer.search.devices import Devices
+from t2tp.trainer.search.ledger import Claim, Ledger, LostClaimError
+from t2tp.trainer.search.objectives import Objective
+from t2tp.trainer.search.trial_run import TrialRun
+
+# So many failures before the first success are taken for a mistake in the flags of all trials.
+_FAILURES = 3
+_POLL_SECONDS = 0.2
+
+# Returns the command that trains a claimed trial in a directory.
+Command = Callable[[Claim, Path], Sequence[str]]
+
+
+class Search:
+    """The trials that this process runs, of a study that others may also work on."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        command: Command,
+        directory: Path,
+        objectives: Sequence[Objective],
+        devices: Sequence[Devices],
+        prunes_before: int,
+    ) -> None:
+        """Starts nothing yet.
+
+        Args:
+          ledger: of the study.
+          command: the command that trains a trial.
+          directory: of the search.
+          objectives: what trials are compared by; the first decides which are pruned.
+          devices: of each of the trials that run at once.
+          prunes_before: trials are not pruned from this step on; 0: never.
+        """
+        self._ledger = ledger
+        self._command = command
+        self._directory = directory
+        self._objectives = objectives
+        self._free = list(devices)
+        self._logs = len(devices) > 1
+        self._prunes_before = prunes_before
+        self._runs: list[TrialRun] = []
+        # Of the runs that are started.
+        self._processes: list[subprocess.Popen] = []
+        self._signals: list[int] = []
+        self._failed = 0
+        self._exit_code = 0
+
+    def run(self) -> int:
+        """Runs trials until every point of the study is done.
+
+        Returns:
+          0, or the exit code of the last trial that failed if all did.
+
+        Raises:
+          Interrupted: by a signal, which the trials also received.
+          UsageError: a trial is not evaluated by a metric.
+        """
+        try:
+            with children.forwarded_signals(self._processes) as self._signals:
+                while not self._is_over():
+                    self._ledger.sweep()
+                    self._start_trials()
+                    for run in list(self._runs):
+                        self._look_after(run)
+                    time.sleep(_POLL_SECONDS)
+        finally:
+            for run in self._runs:
+                run.stop()
+            for run in self._runs:
+                run.wait()
+                self._ledger.release(run.claim)
+        return self._exit_code
+
+    def _is_over(self) -> bool:
+        if self._runs:
+            return False
+        if self._signals:
+            raise Interrupted(
+                "interrupted; started again, the search goes on where the trials saved",
+                self._signals[0],
+            )
+        return bool(self._exit_code) or self._ledger.is_done()
+
+    def _start_trials(self) -> None:
+        while self._free and not self._signals and not self._exit_code:
+            claim = self._ledger.claim()
+            if claim is None:
+                return
+            directory = self._directory / f"trial-{claim.point:04d}"
+            log = directory.with_suffix(".log") if self._logs else None
+            self._runs.append(TrialRun(claim, directory, self._free.pop(), log))
+
+    def _look_after(self, run: TrialRun) -> None:
+        """Starts the process of a trial, reports its evaluations, or records its end."""
+        if run.process is None and (self._signals or self._exit_code):
+            self._remove(run)
+            self._ledger.release(run.claim)
+            return
+        try:
+            if not run.is_lost:
+                self._ledger.beat(run.claim)
+            if run.process is None:
+                self._start(run)
+                return
+            code = run.exit_code()
+            if not run.is_lost:
+                self._report(run)
+            if code is not None:
+                self._remove(run)
+                if not run.is_lost:
+                    self._record(run, code)
+        except LostClaimError as error:
+            say(str(error))
+            run.is_lost = True
+            run.stop()
+
+    def _start(self, run: TrialRun) -> None:
+        if not run.is_blocked():
+            place = f"{run.directory}, log in {run.log}" if run.log else f"{run.directory}"
+            say(f"trial {run.claim.point}, in {place}")
+            self._processes.append(run.start(self._command(run.claim, run.directory)))
+
+    def _report(self, run: TrialRun) -> None:
+        """Reports new evaluations, and stops a trial that is worse than others."""
+        for step, metrics in run.new_evaluations().items():
+            values = [each.value_of(metrics) for each in self._objectives]
+            if len(values) > 1:  # Optuna takes intermediate values of one objective only.
+                continue
+            is_worse = self._ledger.report(run.claim, step, values[0])
+            if is_worse and step < self._prunes_before and not self._signals and not run.is_pruned:
+                run.prune()
+
+    def _record(self, run: TrialRun, code: int) -> None:
+        claim = run.claim
+        last = run.last_evaluation()
+        if run.is_pruned and code:
+            self._ledger.prune(claim)
+            say(f"trial {claim.point} is pruned")
+        elif run.is_interruption(code):
+            self._ledger.release(claim)
+        elif code:
+            self._fail(run, code, f"exit code {code}")
+        elif last is None:
+            self._fail(run, 1, f"no evaluation in {run.directory}")
+        else:
+            values = [each.value_of(last[1]) for each in self._objectives]
+            if any(math.isnan(value) for value in values):
+                self._fail(run, 1, f"a metric is NaN at step {last[0]}")
+            else:
+                self._ledger.complete(claim, values)
+
+    def _fail(self, run: TrialRun, code: int, error: str) -> None:
+        say(f"trial {run.claim.point} failed: {error}{run.last_line()}")
+        self._ledger.fail(run.claim, error)
+        self._failed += 1
+        if self._failed >= _FAILURES and not self._ledger.has_success():
+            self._exit_code = code
+            self._ledger.retry_failed()
+            for other in self._runs:
+                other.stop()
+
+    def _remove(self, run: TrialRun) -> None:
+        self._runs.remove(run)
+        self._free.append(run.devices)
+        if run.process is not None:
+            self._processes.remove(run.process)
+
+
+def say(text: str) -> None:
+    """Prints a line for the user, beside the output of the trials."""
+    print(f"t2tp_tune: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,84 @@
+"""The samplers and pruners of `t2tp_tune`: which points are tried, and which are given up."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import optuna
+
+from t2tp.ranged_hparams import RangedHParams
+from t2tp.trainer.search.ranges import parameters
+
+SAMPLERS = ("random", "tpe", "cmaes", "grid")
+PRUNERS = ("none", "median", "asha", "hyperband")
+
+# Of the trials that reach a rung of ASHA or Hyperband, one in so many goes on.
+_REDUCTION = 3
+
+
+class Sampling:
+    """How the points of a search are drawn.
+
+    Attributes:
+      grid_size: number of points of the grid; None for other samplers.
+    """
+
+    def __init__(self, name: str, ranged: RangedHParams, grid_points: int) -> None:
+        """Sets the sampler.
+
+        Args:
+          name: one of SAMPLERS.
+          ranged: the ranges.
+          grid_points: values of an interval in a grid.
+        """
+        self._name = name
+        self._ranged = ranged
+        self._grid = ranged.grid(grid_points) if name == "grid" else []
+        # Pruners compare a trial with those before it, which should not be its neighbors only.
+        random.Random(ranged.name).shuffle(self._grid)
+        self.grid_size = len(self._grid) if name == "grid" else None
+
+    def fixed(self, point: int) -> dict[str, Any]:
+        """Returns the parameters of a point that do not depend on other trials.
+
+        Points of `random` are those of `t2tp_trainer --trial`.
+        """
+        if self._name == "random":
+            return parameters(self._ranged, self._ranged.sample_trial(point))
+        return parameters(self._ranged, self._grid[point]) if self._name == "grid" else {}
+
+    def sampler(self, point: int) -> optuna.samplers.BaseSampler:
+        """Makes the sampler that draws the other parameters of a point.
+
+        The seed is the point's index: samplers of one seed in several processes would all draw the
+        same values.
+        """
+        if self._name == "cmaes":
+            return optuna.samplers.CmaEsSampler(seed=point, warn_independent_sampling=False)
+        if self._name == "tpe":
+            return optuna.samplers.TPESampler(seed=point)
+        return optuna.samplers.RandomSampler(seed=point)
+
+
+def pruner_of(name: str, first_step: int, last_step: int) -> optuna.pruners.BasePruner:
+    """Makes a pruner.
+
+    Args:
+      name: one of PRUNERS.
+      first_step: training step of the first evaluation.
+      last_step: that of the last.
+    """
+    if name == "median":
+        return optuna.pruners.MedianPruner()
+    if name == "asha":
+        return optuna.pruners.SuccessiveHalvingPruner(
+            min_resource=first_step, reduction_factor=_REDUCTION
+        )
+    if name == "hyperband":
+        return optuna.pruners.HyperbandPruner(
+            min_resource=first_step,
+            max_resource=max(first_step, last_step),
+            reduction_factor=_REDUCTION,
+        )
+    return optuna.pruners.NopPruner()

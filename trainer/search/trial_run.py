@@ -1,0 +1,118 @@
+"""`TrialRun`: the process that trains one trial, and the evaluations that it records."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from t2tp.trainer import children
+from t2tp.trainer.errors import SIGNALLED
+from t2tp.trainer.run_dir.evaluation_record import EvaluationRecord
+from t2tp.trainer.run_dir.lock_file import is_locked
+from t2tp.trainer.search.devices import Devices
+from t2tp.trainer.search.ledger import Claim
+
+_INTERRUPTED = (SIGNALLED + signal.SIGINT, SIGNALLED + signal.SIGTERM)
+
+
+class TrialRun:
+    """The training of one claimed trial in its directory.
+
+    Attributes:
+      claim: the trial.
+      directory: of its run.
+      devices: of its process.
+      log: file for the output of its process; None: that of this process.
+      is_pruned: whether it was told to stop because others are better.
+      is_lost: whether another process has ended the trial.
+      process: None before it is started.
+    """
+
+    def __init__(
+        self, claim: Claim, directory: Path, devices: Devices, log: Path | None = None
+    ) -> None:
+        """Starts nothing yet.
+
+        Args:
+          claim: the trial.
+          directory: of its run.
+          devices: of its process.
+          log: file for the output of the process; None: that of this process.
+        """
+        self.claim = claim
+        self.directory = directory
+        self.devices = devices
+        self.is_pruned = False
+        self.is_lost = False
+        self.process: subprocess.Popen | None = None
+        self.log = log
+        self._reported = -1
+
+    def is_blocked(self) -> bool:
+        """Whether a process of an earlier attempt is still in the directory, saving, say."""
+        return is_locked(self.directory)
+
+    def start(self, command: Sequence[str]) -> subprocess.Popen:
+        """Starts the process.
+
+        Raises:
+          OSError: the command cannot be started, or the log not be written.
+        """
+        cores, environment = self.devices.cores, self.devices.environment()
+        if self.log is None:
+            self.process = children.start(command, cores, env=environment)
+            return self.process
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("ab") as log:
+            self.process = children.start(
+                command, cores, env=environment, stdout=log, stderr=subprocess.STDOUT
+            )
+        return self.process
+
+    def exit_code(self) -> int | None:
+        """Returns the exit code of the process; None while it runs or is not started."""
+        code = None if self.process is None else self.process.poll()
+        return None if code is None else children.exit_code(code)
+
+    @staticmethod
+    def is_interruption(code: int) -> bool:
+        """Whether the exit code is that of a run that was told to stop, and saved."""
+        return code in _INTERRUPTED
+
+    def new_evaluations(self) -> dict[int, dict[str, float]]:
+        """Returns step -> metrics of the evaluations since the last call."""
+        found = self._evaluations()
+        new = {step: metrics for step, metrics in found.items() if step > self._reported}
+        self._reported = max(new, default=self._reported)
+        return new
+
+    def last_evaluation(self) -> tuple[int, dict[str, float]] | None:
+        """Returns step and metrics of the last evaluation; None if there is none."""
+        return max(self._evaluations().items(), default=None)
+
+    def prune(self) -> None:
+        """Tells the process to stop: it finishes the step, saves and exits."""
+        self.is_pruned = True
+        self.stop()
+
+    def stop(self) -> None:
+        """Sends the process SIGTERM, once."""
+        if self.process is not None:
+            self.process.send_signal(signal.SIGTERM)
+
+    def wait(self) -> None:
+        """Waits for the end of the process, if it is started."""
+        if self.process is not None:
+            self.process.wait()
+
+    def last_line(self) -> str:
+        """Returns the last line of the log, in brackets; "" if there is none."""
+        if self.log is None:
+            return ""
+        lines = self.log.read_text(errors="replace").strip().splitlines()
+        return f" ({lines[-1]})" if lines else ""
+
+    def _evaluations(self) -> dict[int, dict[str, float]]:
+        return EvaluationRecord(self.directory / "eval").by_step()
