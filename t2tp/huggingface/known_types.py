@@ -5,9 +5,11 @@ from __future__ import annotations
 from t2tp.huggingface.errors import ConversionError
 from t2tp.huggingface.model_type import ModelType
 from t2tp.huggingface.model_types.gpt2 import GPT2
+from t2tp.huggingface.model_types.llama import LLAMA
+from t2tp.huggingface.model_types.mistral import MISTRAL
 from t2tp.suggestions import nearest
 
-MODEL_TYPES: dict[str, ModelType] = {each.name: each for each in (GPT2,)}
+MODEL_TYPES: dict[str, ModelType] = {each.name: each for each in (GPT2, LLAMA, MISTRAL)}
 
 
 def find_type(name: str) -> ModelType:

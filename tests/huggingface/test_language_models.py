@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -54,7 +55,7 @@ def test_fifty_tokens_of_greedy_generation_are_theirs(name):
     assert len({tuple(each) for each in wanted}) > 1
 
 
-@pytest.mark.parametrize("name", ["gpt2"])
+@pytest.mark.parametrize("name", ["gpt2", "llama_grouped_scaled"])
 def test_the_gradients_are_theirs(name):
     import torch
 
@@ -105,3 +106,20 @@ def test_transformers_loads_what_is_written_without_missing_or_unexpected_keys(n
     model_class = getattr(transformers, LANGUAGE_MODELS[name][0])
     _, info = model_class.from_pretrained(out, output_loading_info=True)
     assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+
+
+@EACH_MODEL
+def test_a_run_that_was_made_of_no_directory_says_what_it_is_in_its_config(name, tmp_path):
+    import torch
+    import transformers
+
+    run, out = tmp_path / "run", tmp_path / "out"
+    shutil.copytree(our_models.run_of(name), run)
+    shutil.rmtree(run / "huggingface")
+    kind = their_models.loaded(name).config.model_type
+    assert our_models.convert(f"--to_hf={out}", f"--output_dir={run}", f"--model_type={kind}") == 0
+    model = transformers.AutoModelForCausalLM.from_pretrained(out).eval()
+    tokens = torch.tensor(their_models.targets()).long()
+    with torch.no_grad():
+        logits, wanted = model(tokens).logits, their_models.loaded(name)(tokens).logits
+    assert torch.equal(logits, wanted)

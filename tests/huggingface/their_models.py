@@ -18,12 +18,40 @@ VOCAB, LENGTH = 53, 12
 _GPT2 = dict(vocab_size=VOCAB, n_positions=64, n_embd=20, n_layer=2, n_head=4, n_inner=28)
 _GPT2 |= dict(bos_token_id=7, eos_token_id=7, resid_pdrop=0.0, attn_pdrop=0.0, embd_pdrop=0.0)
 
+_LLAMA = dict(vocab_size=VOCAB, hidden_size=20, intermediate_size=28, num_hidden_layers=2)
+_LLAMA |= dict(num_attention_heads=4, max_position_embeddings=128, bos_token_id=3)
+_ROPE = dict(rope_type="llama3", rope_theta=300.0, factor=8.0, original_max_position_embeddings=16)
+_ROPE |= dict(low_freq_factor=1.0, high_freq_factor=4.0)
+
 # name -> class, config
 LANGUAGE_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2LMHeadModel", _GPT2),
     "gpt2_untied_relu": (
         "GPT2LMHeadModel",
         {**_GPT2, "tie_word_embeddings": False, "activation_function": "relu", "n_inner": None},
+    ),
+    "llama_grouped_scaled": (
+        "LlamaForCausalLM",
+        {**_LLAMA, "num_key_value_heads": 2, "head_dim": 6, "rope_parameters": _ROPE},
+    ),
+    "llama_tied_biases": (
+        "LlamaForCausalLM",
+        {
+            **_LLAMA,
+            "hidden_size": 24,
+            "tie_word_embeddings": True,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "rms_norm_eps": 1e-3,
+        },
+    ),
+    "mistral_window": (
+        "MistralForCausalLM",
+        {**_LLAMA, "num_key_value_heads": 2, "head_dim": 4, "sliding_window": 5},
+    ),
+    "mistral": (
+        "MistralForCausalLM",
+        {**_LLAMA, "num_key_value_heads": 4, "head_dim": 4, "sliding_window": None},
     ),
 }
 

@@ -1,0 +1,190 @@
+"""Llama and what is built like it: rotary positions, RMS norms, a gated network, grouped heads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from t2tp.hparam import HParams
+from t2tp.huggingface.errors import ConversionError
+from t2tp.huggingface.model_type import Config, ModelType, activation, their_activation, token
+from t2tp.huggingface.tensor_map import Entry
+
+_GATED = {"silu": "swiglu", "gelu": "geglu"}
+_LLAMA3 = {
+    "factor": "rotary_scaling_factor",
+    "low_freq_factor": "rotary_low_freq_factor",
+    "high_freq_factor": "rotary_high_freq_factor",
+    "original_max_position_embeddings": "rotary_original_length",
+}
+_LAYER, _BLOCK = "layer_{layer}", "model.layers.{layer}"
+
+SAME = {
+    "vocab_size": "vocab_size",
+    "max_position_embeddings": "max_length",
+    "hidden_size": "d_model",
+    "intermediate_size": "d_ff",
+    "num_hidden_layers": "num_hidden_layers",
+    "num_attention_heads": "num_heads",
+    "rms_norm_eps": "norm_epsilon",
+    "tie_word_embeddings": "tie_embeddings",
+    "attention_dropout": "attention_dropout",
+}
+DEFAULTS = {
+    "bos_token_id": 1,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+    "attention_dropout": 0.0,
+    "hidden_act": "silu",
+}
+
+
+def read(config: Config) -> dict[str, Any]:
+    """Returns the hparams that are not simply entries of a config."""
+    heads = config["num_attention_heads"]
+    return {
+        "num_kv_heads": config.get("num_key_value_heads") or heads,
+        "d_kv": config.get("head_dim") or config["hidden_size"] // heads,
+        "mlp": _gated(config),
+        "use_bias": bool(config.get("attention_bias")),
+        "bos_token_id": token(config["bos_token_id"]),
+        "norm_type": "rms",
+        "norm_position": "pre",
+        "position": "rotary",
+        "scale_embeddings": False,
+        **_rotary(config),
+        **window(config),
+    }
+
+
+def window(config: Config) -> dict[str, Any]:
+    """Returns the hparams of a sliding window, if there is one."""
+    size = config.get("sliding_window")
+    return (
+        {"attention_type": "local", "attention_window": size}
+        if size
+        else {"attention_type": "full"}
+    )
+
+
+def written(hparams: HParams) -> dict[str, Any]:
+    """Returns the entries of a config that are not simply hparams."""
+    activations = {gated: plain for plain, gated in _GATED.items()}
+    config = {
+        "num_key_value_heads": hparams.num_kv_heads or hparams.num_heads,
+        "head_dim": hparams.d_kv,
+        "hidden_act": their_activation(activations.get(hparams.mlp, hparams.mlp)),
+        "bos_token_id": hparams.bos_token_id,
+        "rope_theta": hparams.rotary_base,
+    }
+    if hparams.rotary_scaling_factor != 1:
+        scaling = {theirs: hparams.get(ours) for theirs, ours in _LLAMA3.items()}
+        config["rope_scaling"] = {"rope_type": "llama3", **scaling}
+    return config
+
+
+def tensors(hparams: HParams) -> list[Entry]:
+    """Returns the table."""
+    return [
+        *around(hparams),
+        *attention(hparams),
+        *_linear("mlp.gate_proj", "d_model", "d_ff", "feed_forward/gate", hparams),
+        *_linear("mlp.up_proj", "d_model", "d_ff", "feed_forward/input", hparams),
+        *_linear("mlp.down_proj", "d_ff", "d_model", "feed_forward/output", hparams),
+        norm("post_attention_layernorm", "feed_forward"),
+    ]
+
+
+def around(hparams: HParams) -> list[Entry]:
+    """Returns the entries of what is not in a layer."""
+    rows = "vocab d_model"
+    logits = (
+        [] if hparams.tie_embeddings else [Entry("lm_head.weight", rows, "output_embedding", rows)]
+    )
+    return [
+        Entry("model.embed_tokens.weight", rows, "embedding", rows),
+        Entry("model.norm.weight", "d_model", "final/norm_scale", "d_model"),
+        *logits,
+    ]
+
+
+def attention(hparams: HParams) -> list[Entry]:
+    """Returns the entries of attention and its norm."""
+    of_heads = {"q": "heads", "k": "kv_heads", "v": "kv_heads"}
+    found = [norm("input_layernorm", "attention")]
+    for name, heads in of_heads.items():
+        theirs, ours = f"{_BLOCK}.self_attn.{name}_proj", f"{_LAYER}/attention/{name}"
+        merged = f"({heads} d_kv)"
+        found.append(Entry(f"{theirs}.weight", f"{merged} d_model", ours, f"d_model {heads} d_kv"))
+        if hparams.use_bias:
+            found.append(Entry(f"{theirs}.bias", merged, f"{ours}_bias", f"{heads} d_kv"))
+    theirs, ours = f"{_BLOCK}.self_attn.o_proj", f"{_LAYER}/attention/output"
+    found.append(Entry(f"{theirs}.weight", "d_model (heads d_kv)", ours, "heads d_kv d_model"))
+    if hparams.use_bias:
+        found.append(Entry(f"{theirs}.bias", "d_model", f"{ours}_bias", "d_model"))
+    return found
+
+
+def norm(theirs: str, block: str) -> Entry:
+    """Returns the entry of a block's norm."""
+    return Entry(f"{_BLOCK}.{theirs}.weight", "d_model", f"{_LAYER}/{block}/norm_scale", "d_model")
+
+
+def _linear(theirs: str, of: str, to: str, ours: str, hparams: HParams) -> list[Entry]:
+    theirs, ours = f"{_BLOCK}.{theirs}", f"{_LAYER}/{ours}"
+    found = [Entry(f"{theirs}.weight", f"{to} {of}", ours, f"{of} {to}")]
+    if hparams.use_bias:
+        found.append(Entry(f"{theirs}.bias", to, f"{ours}_bias", to))
+    return found
+
+
+def _gated(config: Config) -> str:
+    plain = activation(config, "hidden_act")
+    if plain not in _GATED:
+        raise ConversionError(
+            f"config.json has hidden_act={config['hidden_act']!r}: t2tp has gates of"
+            f" {', '.join(_GATED)}"
+        )
+    return _GATED[plain]
+
+
+def _rotary(config: Config) -> dict[str, Any]:
+    """Returns the hparams of rotary positions, which newer configs have in one entry."""
+    scaling = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    base = scaling.pop("rope_theta", None) or config.get("rope_theta", 10000.0)
+    kind = scaling.pop("rope_type", None) or scaling.pop("type", "default")
+    if kind not in ("default", "llama3") or scaling.get("partial_rotary_factor", 1.0) != 1.0:
+        raise ConversionError(
+            f"config.json scales rotary positions by {kind!r}: t2tp has 'default' and 'llama3'"
+        )
+    if kind == "default":
+        return {"rotary_base": base, "rotary_scaling_factor": 1.0}
+    return {"rotary_base": base, **{ours: scaling[theirs] for theirs, ours in _LLAMA3.items()}}
+
+
+def _read_llama(config: Config) -> dict[str, Any]:
+    if bool(config.get("mlp_bias")) != bool(config.get("attention_bias")):
+        raise ConversionError(
+            "config.json has biases in attention or in the network alone: t2tp has both or neither"
+        )
+    return read(config)
+
+
+def _written_llama(hparams: HParams) -> dict[str, Any]:
+    biases = {"attention_bias": hparams.use_bias, "mlp_bias": hparams.use_bias}
+    return {**written(hparams), **biases}
+
+
+LLAMA = ModelType(
+    name="llama",
+    architecture="LlamaForCausalLM",
+    model="transformer_lm",
+    hparams_set="transformer_lm_base",
+    problem="languagemodel_textfiles",
+    same=SAME,
+    read=_read_llama,
+    written=_written_llama,
+    tensors=tensors,
+    defaults={**DEFAULTS, "max_position_embeddings": 2048},
+    prefix="model.",
+    ignored=r".*rotary_emb\.inv_freq",
+)

@@ -1,0 +1,31 @@
+"""Mistral: Llama with a sliding window."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from t2tp.hparam import HParams
+from t2tp.huggingface.model_type import ModelType
+from t2tp.huggingface.model_types import llama
+
+
+def written(hparams: HParams) -> dict[str, Any]:
+    """Returns the entries of a config that are not simply hparams."""
+    is_local = hparams.attention_type == "local"
+    size = hparams.attention_window if is_local else None
+    return {**llama.written(hparams), "sliding_window": size}
+
+
+MISTRAL = ModelType(
+    name="mistral",
+    architecture="MistralForCausalLM",
+    model="transformer_lm",
+    hparams_set="transformer_lm_base",
+    problem="languagemodel_textfiles",
+    same=llama.SAME,
+    read=llama.read,
+    written=written,
+    tensors=llama.tensors,
+    defaults={**llama.DEFAULTS, "max_position_embeddings": 131072, "sliding_window": 4096},
+    prefix="model.",
+)
