@@ -30,6 +30,21 @@ def base_hparams() -> HParams:
     )
     add("layout", "batch:data", help="dimension:axis rules, as in batch:data;d_ff:model")
     add(
+        "zero_stage",
+        0,
+        min=0,
+        max=3,
+        help="what is sharded at rest over the axes that split the batch: 1: optimizer state, 2:"
+        " gradients too, 3: weights too (ZeRO, FSDP)",
+    )
+    add("zero_axes", "", help="axes that shard at rest, as in pod+data; empty: those of the batch")
+    add(
+        "storage_layout",
+        "",
+        help="dimension:axis rules of variables at rest; empty: the largest free dimension of each",
+    )
+    add("zero_prefetch", 1, min=0, help="layers that gathers run ahead in stage 3")
+    add(
         "activation_dtype",
         "float32",
         help="dtype of activations and matmuls; variables stay float32",

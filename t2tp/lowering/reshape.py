@@ -38,6 +38,25 @@ def lower_reshape(op: upstream.ReshapeOperation, lowering: Lowering) -> None:
     lowering.set_sum_over_axes(op.outputs[0], value, summed_axes)
 
 
+def relayout(
+    mesh_impl: SpmdMeshImpl,
+    x: tf.Tensor,
+    name: str,
+    old_shape: upstream.Shape,
+    new_shape: upstream.Shape,
+) -> tf.Tensor:
+    """Converts a processor's slice of a tensor from one shape and layout to another.
+
+    Args:
+      mesh_impl: the processor's.
+      x: the slice.
+      name: of the tensor.
+      old_shape: whose slice `x` is.
+      new_shape: whose slice is returned.
+    """
+    return _ReshapePlan(mesh_impl, name, old_shape, new_shape).execute(x, [])[0]
+
+
 class Factor(NamedTuple):
     """A factor of the row-major index of a tensor, as if it were a dimension.
 

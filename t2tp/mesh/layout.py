@@ -16,6 +16,7 @@ from typing import Any
 
 from t2tp import upstream
 from t2tp.mesh.axes import JOIN, MeshAxes
+from t2tp.mesh.storage import Storage, axes_at_rest, name_in_use, sharded_at_rest
 from t2tp.suggestions import nearest, similar
 
 _PAIR = re.compile(r"^\s*([A-Za-z_][\w\-]*)\s*:\s*([^\s:]+)\s*$")
@@ -103,9 +104,15 @@ class Layout:
       axes: the axes of the mesh, and the joint axes that rules form of them.
       rules: (dimension name, axis names) pairs, in the order given.
       mtf_rules: those of one axis that the mesh has, as an `mtf.LayoutRules`.
+      storage: how variables are sharded at rest.
     """
 
-    def __init__(self, mesh_shape: str | upstream.Shape = "", rules: str = "") -> None:
+    def __init__(
+        self,
+        mesh_shape: str | upstream.Shape = "",
+        rules: str = "",
+        storage: Storage | None = None,
+    ) -> None:
         self.mesh_shape = parse_mesh_shape(mesh_shape)
         self.axes = MeshAxes(self.mesh_shape)
         self.rules = parse_rules(rules)
@@ -126,10 +133,17 @@ class Layout:
                     f" {second!r}. To split it over both, write one rule:"
                     f" '{dim}:{first}{JOIN}{second}'."
                 )
+        self.storage = storage or Storage()
+        self._storage_rules = dict(parse_rules(self.storage.rules))
+        if self._storage_rules and not self.storage.stage:
+            raise LayoutError(
+                f"storage_layout={self.storage.rules!r} says over which axes variables are sharded"
+                " at rest, and zero_stage=0 that they are not: set zero_stage to 1, 2 or 3."
+            )
 
     @classmethod
     def from_hparams(cls, hparams: Any) -> Layout:
-        """Reads the hparams `mesh_shape` and `layout`, the one place where a run's mesh is written.
+        """Reads `mesh_shape`, `layout` and storage: the one place where a run's mesh is written.
 
         Args:
           hparams: `HParams`, a mapping or None; where a name is missing it is empty.
@@ -138,10 +152,17 @@ class Layout:
           LayoutError: one of them cannot be read.
         """
         declared = () if hparams is None else hparams
-        mesh_shape, rules = (
-            hparams.get(name) if name in declared else "" for name in ("mesh_shape", "layout")
+
+        def read(name: str, default: Any) -> Any:
+            return hparams.get(name) if name in declared else default
+
+        storage = Storage(
+            read("zero_stage", 0),
+            read("zero_axes", ""),
+            read("storage_layout", ""),
+            read("zero_prefetch", 1),
         )
-        return cls(mesh_shape, rules)
+        return cls(read("mesh_shape", ""), read("layout", ""), storage)
 
     @classmethod
     def from_arguments(cls, mesh_shape: str, layout: str | Layout) -> Layout:
@@ -160,11 +181,14 @@ class Layout:
         return layout
 
     def __repr__(self) -> str:
-        return f"Layout({self.mesh_text!r}, {self.rules_text!r})"
+        storage = f", {self.storage}" if self.storage.stage else ""
+        return f"Layout({self.mesh_text!r}, {self.rules_text!r}{storage})"
 
     def __str__(self) -> str:
         """Mesh and rules: `mesh data:2;model:2, layout batch:data;d_ff:model`."""
-        return f"mesh {self.mesh_text or 'of one device'}, layout {self.rules_text or '(none)'}"
+        zero = f", ZeRO stage {self.storage.stage}" if self.storage.stage else ""
+        rules = self.rules_text or "(none)"
+        return f"mesh {self.mesh_text or 'of one device'}, layout {rules}{zero}"
 
     @property
     def mesh_text(self) -> str:
@@ -203,6 +227,9 @@ class Layout:
 
     def _parts_of(self, dim_name: str) -> tuple[int, ...]:
         """Returns the indices of the mesh's axes that split a dimension, the major one first."""
+        if extra := axes_at_rest(dim_name):
+            used = self._parts_of(name_in_use(dim_name))
+            return (*used, *(self._axis_index[axis] for axis in extra))
         if dim_name in self._parts or dim_name not in _FOLLOWERS:
             return self._parts.get(dim_name, ())
         leader, other = _FOLLOWERS[dim_name]
@@ -211,6 +238,49 @@ class Layout:
 
     def _join(self, parts: Sequence[int]) -> str:
         return JOIN.join(self.mesh_shape.dims[part].name for part in parts)
+
+    def at_rest(self, shape: upstream.Shape) -> upstream.Shape:
+        """Returns the shape of a trainable variable at rest, as `storage` says.
+
+        Args:
+          shape: where it is used.
+
+        Raises:
+          LayoutError: the storage rules shard a dimension over axes that do not divide it, or that
+            split the variable already.
+        """
+        if not self.storage.stage:
+            return shape
+        for dim in shape.dims:
+            if dim.name in self._storage_rules:
+                axes = self._real(self._storage_rules[dim.name])
+                stored = _with(shape, dim, axes)
+                self.check_dimensions(f"Variable {describe(shape)} at rest", stored.dims)
+                return stored
+        taken = {axis.name for dim in shape.dims for axis in self.axes_of(dim.name)}
+        axes = [axis for axis in self._zero_axes() if axis not in taken]
+        if self._storage_rules or shape.ndims < 2 or not axes:
+            return shape
+        count = math.prod(self.mesh_shape.get_dim_by_name(axis).size for axis in axes)
+        largest_first = sorted(shape.dims, key=lambda dim: -dim.size)
+        free = [dim for dim in largest_first if self.axis_index(dim.name) is None]
+        split = [dim for dim in largest_first if dim not in free]
+        for dim in (*free, *split):
+            axis = self.axis_of(dim.name)
+            if dim.size % (count * (axis.size if axis else 1)) == 0:
+                return _with(shape, dim, axes)
+        return shape
+
+    def _zero_axes(self) -> list[str]:
+        """Returns the axes over which variables are sharded at rest, unless rules say others."""
+        if self.storage.axes:
+            return self._real(self.storage.axes.split(JOIN))
+        return self._real([axis.name for axis in self.axes_of("batch")])
+
+    def _real(self, axes: Iterable[str]) -> list[str]:
+        """Returns those of the axes that the mesh has, with more than one processor."""
+        sizes = {axis.name: axis.size for axis in self.mesh_shape.dims}
+        return [axis for axis in axes if sizes.get(axis, 1) > 1]
 
     def coordinates(self, pnum: int) -> dict[str, int]:
         """Place of processor `pnum` on each axis of the mesh (the last axis varies fastest)."""
@@ -372,6 +442,13 @@ def _what_divides(dim: upstream.Dimension, axis: upstream.Dimension) -> str:
         f" {', '.join(str(n) for n in (below, above) if n)}. Or drop the rule"
         f" '{dim.name}:{axis.name}'."
     )
+
+
+def _with(shape: upstream.Shape, dim: upstream.Dimension, axes: Sequence[str]) -> upstream.Shape:
+    """Returns the shape at rest if one of its dimensions is sharded over some axes."""
+    if not axes:
+        return shape
+    return upstream.Shape([sharded_at_rest(d, axes) if d == dim else d for d in shape.dims])
 
 
 def describe(shape: upstream.Shape) -> str:

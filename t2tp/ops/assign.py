@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from t2tp import upstream
 from t2tp.lowering.operation import Operation
+from t2tp.mesh.storage import name_in_use
 
 
 class Assign(Operation, upstream.Assign):
@@ -37,7 +38,16 @@ def assign(
         if len(op.inputs) != 1:
             raise ValueError(f"assign: {given} is not the value of a variable.")
         op = op.inputs[0].operation
+    if new_val.shape != op.shape and _in_use(op.shape) == new_val.shape:
+        new_val = upstream.reshape(new_val, op.shape)
     return Assign([op], [new_val], assign_fn=assign_fn, name=name)
+
+
+def _in_use(shape: upstream.Shape) -> upstream.Shape:
+    """Returns the shape in which a variable is used, from that at rest."""
+    return upstream.Shape(
+        [upstream.Dimension(name_in_use(dim.name), dim.size) for dim in shape.dims]
+    )
 
 
 def assign_add(var: upstream.Variable | upstream.Tensor, new_val: upstream.Tensor) -> Assign:

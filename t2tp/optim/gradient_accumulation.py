@@ -15,6 +15,7 @@ from t2tp.lowering.lowering import Lowering, all_operations
 from t2tp.lowering.microbatch import Microbatch, elements_per_row
 from t2tp.lowering.operation import Operation
 from t2tp.lowering.while_loop import lower_while_loop
+from t2tp.ops.variable import gradients_at_rest
 from t2tp.program.program import Mesh
 
 _BATCH = "batch"
@@ -46,7 +47,8 @@ class Accumulated:
     Attributes:
       loss: of the batch, a float32 scalar.
       metrics: sums over the batch.
-      gradients: w.r.t. the trainable variables of the graph, float32, not yet divided by `divisor`.
+      gradients: w.r.t. the trainable variables of the graph, float32, not yet divided by `divisor`;
+        from ZeRO's stage 2 on in the shapes of the variables at rest.
       divisor: a float32 scalar.
     """
 
@@ -121,6 +123,8 @@ def accumulate(
         weight = mtf.stop_gradient(output.weight) * (1.0 / usual_weight)
         seed = weight if scale is None else weight * scale
         grads = variable_gradients(output.loss, mesh, seed)
+        if mesh.layout.storage.stage >= 2:
+            grads = gradients_at_rest(grads, mesh.graph.trainable_variables)
         shown = _scalar_summaries(mesh.graph.operations[before:])
         return _Sums(
             weight,

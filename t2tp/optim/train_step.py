@@ -10,6 +10,7 @@ import tensorflow as tf
 from t2tp import mtf, registry
 from t2tp.hparam import HParams
 from t2tp.lowering.side_effects import conditional_updates
+from t2tp.ops.variable import gradients_at_rest
 from t2tp.optim.clipping import clip
 from t2tp.optim.ema import average_weights
 from t2tp.optim.gradient_accumulation import LossFn, accumulate, variable_gradients
@@ -108,6 +109,7 @@ def _apply(
 ) -> dict[str, mtf.Tensor]:
     """Divides gradients by `divisor`, clips them, and updates the variables."""
     variables = list(mesh.graph.trainable_variables)
+    grads = gradients_at_rest(grads, variables)
     grads, norm = clip(grads, divisor, hparams)
     rate = learning_rate(mesh.step, hparams, train_steps)
     is_finite = finite([mtf.cast(loss, tf.float32), norm])

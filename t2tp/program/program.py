@@ -48,10 +48,15 @@ class Feature:
 
 
 class Mesh(upstream.Mesh):
-    """The mesh that a step is written for; it also knows the step's number."""
+    """The mesh that a step is written for; it also knows the step's number.
 
-    def __init__(self, graph: upstream.Graph, step: tf.Tensor) -> None:
+    Attributes:
+      layout: the program's.
+    """
+
+    def __init__(self, graph: upstream.Graph, step: tf.Tensor, layout: Layout) -> None:
         super().__init__(graph, "mesh")
+        self.layout = layout
         self._step_tensor = step
         self._step: upstream.Tensor | None = None
 
@@ -397,7 +402,7 @@ class Program:
         tf1.add_to_collection(tf1.GraphKeys.GLOBAL_STEP, step)
         with fresh_variable_scopes(), handles_for_masters():
             graph = upstream.Graph()
-            mesh = Mesh(graph, step)
+            mesh = Mesh(graph, step, self.layout)
             features = {
                 name: FeatureOperation(mesh, part, feature.shape, name).outputs[0]
                 for (name, feature), part in zip(

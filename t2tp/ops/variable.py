@@ -1,0 +1,227 @@
+"""Variables that may be sharded at rest, their gathers, and their gradients.
+
+See `t2tp.mesh.storage`. In stages 1 and 2 a variable is gathered once a step (`ShardedVariable`).
+In stage 3 each use gathers it (`GatherOperation`), and each use in the backward pass gathers it
+again, so that the whole of a weight exists only while its layer is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import tensorflow as tf
+
+from t2tp import upstream
+from t2tp.lowering.operation import Operation
+from t2tp.lowering.reshape import relayout
+from t2tp.ops.cast import cast
+
+if TYPE_CHECKING:
+    from t2tp.lowering.lowering import Lowering
+    from t2tp.lowering.mesh_impl import SpmdMeshImpl
+
+
+def get_variable(
+    mesh: upstream.Mesh,
+    name: str,
+    shape: upstream.Shape | str,
+    dtype: tf.DType | upstream.VariableDType | None = tf.float32,
+    master_dtype: tf.DType | None = None,
+    slice_dtype: tf.DType | None = None,
+    activation_dtype: tf.DType | None = None,
+    initializer: object = None,
+    trainable: bool = True,
+    **kwargs: object,
+) -> upstream.Tensor:
+    """Returns the value of a variable, which is created unless the graph has one of this name.
+
+    Args:
+      mesh: the program's mesh, whose layout may shard trainable variables at rest.
+      name: within the variable scope.
+      shape: of the variable.
+      dtype: of the variable and its value; or a `VariableDType` with the dtype that it is stored
+        in, and the one that it is read in.
+      master_dtype: instead of `dtype`: the dtype in checkpoints.
+      slice_dtype: instead of `dtype`: the dtype that it is stored in.
+      activation_dtype: instead of `dtype`: the dtype that it is read in.
+      initializer: a TensorFlow initializer.
+      trainable: whether the optimizer changes it.
+      **kwargs: for `tf.get_variable`.
+    """
+    shape = upstream.convert_to_shape(shape)
+    if not isinstance(dtype, upstream.VariableDType):
+        dtype = upstream.VariableDType(
+            master_dtype or dtype, slice_dtype or dtype, activation_dtype or dtype
+        )
+    layout = getattr(mesh, "layout", None)
+    if layout is not None:
+        layout.check(name, shape)  # Before its dimensions have other names.
+    stored = layout.at_rest(shape) if trainable and layout is not None else shape
+    if layout is None or stored == shape:
+        return upstream.get_variable(
+            mesh, name, shape, dtype=dtype, initializer=initializer, trainable=trainable, **kwargs
+        )
+    if layout.storage.stage == 3:
+        unread = upstream.VariableDType(dtype.master_dtype, dtype.slice_dtype, dtype.slice_dtype)
+        part = upstream.get_variable(
+            mesh, name, stored, dtype=unread, initializer=initializer, trainable=True, **kwargs
+        )
+        return GatherOperation(part, shape, dtype.activation_dtype).outputs[0]
+    scope = tf.compat.v1.get_variable_scope().name
+    full_name = f"{scope}/{name}" if scope else name
+    known = mesh.graph.name_to_variable
+    if full_name not in known:
+        known[full_name] = ShardedVariable(mesh, name, shape, stored, dtype, initializer, **kwargs)
+    return known[full_name].value
+
+
+class ShardedVariable(upstream.Variable):
+    """A trainable variable that is sharded at rest and gathered once a step.
+
+    Its `shape` is the one at rest; its `value` has the shape in which it is used.
+    """
+
+    def __init__(
+        self,
+        mesh: upstream.Mesh,
+        name: str,
+        shape: upstream.Shape,
+        stored: upstream.Shape,
+        dtype: upstream.VariableDType,
+        initializer: object,
+        **kwargs: object,
+    ) -> None:
+        """Creates the variable.
+
+        Args:
+          mesh: the program's mesh.
+          name: within the variable scope.
+          shape: in which it is used.
+          stored: the shape at rest.
+          dtype: stored in and read in.
+          initializer: a TensorFlow initializer.
+          **kwargs: for `tf.get_variable`.
+        """
+        self._stored = stored
+        super().__init__(mesh, name, shape, dtype, initializer, trainable=True, **kwargs)
+
+    @property
+    def shape(self) -> upstream.Shape:
+        """The shape at rest."""
+        return self._stored
+
+    def lower(self, lowering: Lowering) -> None:
+        """Reads the slice at rest, in the dtype of its use, and gathers it."""
+        mesh_impl = lowering.mesh_impl(self)
+        variable = mesh_impl.LaidOutVariable(self, mesh_impl)
+        lowering.variables[self] = variable
+        part = mesh_impl.slicewise(tf.cast, variable.laid_out_tensor, self.activation_dtype).slice
+        whole = relayout(mesh_impl, part, self.name, self.shape, self.value.shape)
+        lowering.set_slice(self.value, whole)
+
+
+class GatherOperation(Operation):
+    """Gathers a variable that is sharded at rest.
+
+    Input: its value at rest. Output: the value in the shape and dtype of its use. It is converted
+    before it travels. The gradient is a reduce-scatter.
+
+    The gather waits for the input of a layer before the one that uses it, so that not all weights
+    are gathered at the beginning of the step.
+    """
+
+    def __init__(self, x: upstream.Tensor, shape: upstream.Shape, dtype: tf.DType) -> None:
+        super().__init__([x], name="gather_weights")
+        self._outputs = [upstream.Tensor(self, shape, dtype)]
+
+    def again(self) -> upstream.Tensor:
+        """Returns the same value, gathered once more."""
+        (y,) = self.outputs
+        return GatherOperation(self.inputs[0], y.shape, y.dtype).outputs[0]
+
+    def gradient(self, grad_ys: list[upstream.Tensor]) -> list[upstream.Tensor]:
+        (x,) = self.inputs
+        return [upstream.reshape(cast(grad_ys[0], x.dtype), x.shape)]
+
+    def lower(self, lowering: Lowering) -> None:
+        (x,), (y,) = self.inputs, self.outputs
+        mesh_impl: SpmdMeshImpl = lowering.mesh_impl(self)
+        before = lowering.gather_schedule.input_of_earlier_layer(x.operation.name)
+        part = lowering.slice(x)
+        if before is not None:
+            with tf.control_dependencies([before]):
+                part = tf.identity(part)
+        part = tf.cast(part, y.dtype)
+        lowering.set_slice(y, relayout(mesh_impl, part, x.name, x.shape, y.shape))
+
+
+def gradients(
+    ys: Sequence[upstream.Tensor],
+    xs: Sequence[upstream.Tensor],
+    grad_ys: Sequence[upstream.Tensor | None] | None = None,
+    operations: Sequence[upstream.Operation] | None = None,
+) -> list[upstream.Tensor | None]:
+    """Returns the gradients of the sum of `ys` w.r.t. each of `xs`; None where there is none.
+
+    What the backward pass needs of weights that are gathered where they are used, it gathers again.
+
+    Args:
+      ys: tensors.
+      xs: tensors that they depend on.
+      grad_ys: gradients w.r.t. `ys`; by default ones.
+      operations: those to differentiate through; by default all of the graph.
+    """
+    graph = ys[0].graph
+    begin = len(graph.operations)
+    grads = upstream.gradients(ys, xs, grad_ys, operations)
+    backward = graph.operations[begin:]
+    graph.operations[begin:] = _gathering_again(backward)
+    return [None if grad is None else _added_before_scatter(grad) for grad in grads]
+
+
+def _gathering_again(backward: list[upstream.Operation]) -> list[upstream.Operation]:
+    """Returns the operations of a backward pass, with gathers of their own."""
+    inside = set(backward)
+    again: dict[upstream.Tensor, upstream.Tensor] = {}
+    ordered: list[upstream.Operation] = []
+    for op in backward:
+        for x in op.inputs:
+            gather = x.operation
+            if isinstance(gather, GatherOperation) and gather not in inside and x not in again:
+                again[x] = gather.again()
+                ordered.append(again[x].operation)
+        if any(x in again for x in op.inputs):
+            op._inputs = [again.get(x, x) for x in op.inputs]
+        ordered.append(op)
+    return ordered
+
+
+def _added_before_scatter(grad: upstream.Tensor) -> upstream.Tensor:
+    """Reduce-scatters a weight's gradient once, although several uses have gathered it."""
+    addends = _addends(grad)
+    if len(addends) == 1 or not all(
+        isinstance(x.operation, upstream.ReshapeOperation) for x in addends
+    ):
+        return grad
+    first, *others = (x.operation.inputs[0] for x in addends)
+    if any(x.shape != first.shape for x in others):
+        return grad
+    return upstream.reshape(sum(others, first), grad.shape)
+
+
+def _addends(x: upstream.Tensor) -> list[upstream.Tensor]:
+    op = x.operation
+    if not isinstance(op, upstream.AddOperation):
+        return [x]
+    return [addend for summed in op.inputs for addend in _addends(summed)]
+
+
+def gradients_at_rest(
+    grads: Sequence[upstream.Tensor], variables: Sequence[upstream.Variable]
+) -> list[upstream.Tensor]:
+    """Reduce-scatters gradients of whole variables to the shapes of these at rest."""
+    return [
+        grad if grad.shape == var.shape else upstream.reshape(grad, var.shape)
+        for grad, var in zip(grads, variables, strict=True)
+    ]

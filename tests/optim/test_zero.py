@@ -1,0 +1,144 @@
+"""Any model trains the same however its variables are sharded at rest, with any optimizer."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+
+import t2tp
+from t2tp import registry
+from t2tp.mesh.layout import Layout
+from t2tp.optim import train_step
+from tests.models.small_transformers import FAMILIES, MEGATRON
+
+MESHES = {
+    "one device": ("", ""),
+    "data": ("data:4", MEGATRON),
+    "both": ("data:2;model:2", MEGATRON),
+    "context": ("data:2;seq:2", f"{MEGATRON};length:seq"),
+    "experts": ("data:2;expert:2", "batch:data+expert;experts:expert"),
+    "pods": ("pod:2;data:2", "batch:pod+data"),
+}
+SCHEDULE = {"learning_rate_schedule": "constant", "learning_rate_constant": 0.01}
+
+
+@functools.cache
+def trained(family, mesh, stage, optimizer="sgd", steps=2, **changes):
+    """The losses of some steps, the variables after them, and the program."""
+    made = FAMILIES[family]
+    mesh_shape, layout = MESHES[mesh]
+    hparams = made.hparams(
+        **SCHEDULE,
+        mesh_shape=mesh_shape,
+        layout=layout,
+        zero_stage=stage,
+        optimizer=optimizer,
+        **changes,
+    )
+    model = registry.model(made.model)(hparams, made.vocab_sizes)
+
+    def step(mesh, features):
+        done = train_step(lambda x: model.loss(mesh, x, True), features, mesh, hparams, 10)
+        return {"loss": done.loss, "norm": done.scalars["gradient_norm"]}
+
+    program = t2tp.Program(step, made.features(), layout=Layout.from_hparams(hparams))
+    results = [program(made.batch(), number) for number in range(steps)]
+    shown = [[float(x[name]) for name in ("loss", "norm")] for x in results]
+    return shown, {v.spec.name: v.numpy() for v in program.variables}, program
+
+
+def assert_same(given, wanted, tolerance=2e-5):
+    np.testing.assert_allclose(given[0], wanted[0], rtol=tolerance)
+    for name, value in wanted[1].items():
+        scale = max(1e-3, np.abs(value).max())
+        np.testing.assert_allclose(
+            given[1][name], value, rtol=0, atol=tolerance * scale, err_msg=name
+        )
+
+
+@pytest.mark.parametrize(
+    ("family", "mesh", "stage", "changes"),
+    [
+        ("lm", "data", 1, {}),
+        ("lm", "data", 3, {"tie_embeddings": False}),
+        ("lm", "both", 2, {"microbatches": 2}),
+        ("lm", "both", 3, {"recompute": "layer", "microbatches": 2, "num_hidden_layers": 2}),
+        ("lm", "context", 3, {"clip_grad_norm": 0.1}),
+        ("lm", "pods", 3, {"zero_axes": "data", "share_layers": True, "num_hidden_layers": 2}),
+        ("encdec", "data", 2, {}),
+        ("encdec", "both", 3, {}),
+        ("classes", "both", 1, {"microbatches": 2}),
+        ("masked", "data", 3, {}),
+        ("moe", "experts", 1, {}),
+        ("moe", "experts", 3, {}),
+        ("moe_encdec", "data", 3, {}),
+    ],
+)
+def test_a_step_is_that_of_one_device(family, mesh, stage, changes):
+    given = trained(family, mesh, stage, **changes)
+    assert_same(given, trained(family, "one device", 0, **changes))
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adafactor", "lamb", "lion"])
+@pytest.mark.parametrize("stage", [1, 3])
+def test_optimizers_keep_and_update_parts(optimizer, stage):
+    """Adafactor factors dimensions of at least 128; norms are those of whole variables."""
+    changes = {
+        "d_model": 128,
+        "d_ff": 160,
+        "clip_grad_norm": 0.5,
+        "ema_decay": 0.9,
+        "weight_decay": 0.1,
+        "skip_nonfinite_steps": True,
+        "optimizer_adam_epsilon": 1e-3,
+    }
+    given = trained("lm", "both", stage, optimizer, **changes)
+    assert_same(given, trained("lm", "one device", 0, optimizer, **changes), 1e-4)
+
+
+def at_rest(program):
+    """Bytes of a device's slices, and of whole variables."""
+    slices = sum(np.prod(v.slices[0].shape) for v in program.variables)
+    return int(slices) * 4, sum(v.numpy().size for v in program.variables) * 4
+
+
+def test_a_device_holds_its_share_of_variables_and_optimizer_state():
+    part, whole = at_rest(trained("lm", "data", 1, "adam", d_ff=128)[2])
+    assert part < 1.03 * whole / 4 + 4096  # vectors
+
+
+def sent(program):
+    """Bytes that each device puts into collectives of 4: (into all-gathers, reduce-scatters)."""
+    by_kind = {"allgather": 0, "reducescatter": 0}
+    for (kind, _), (_, size) in program.collectives().items():
+        if kind in by_kind:
+            by_kind[kind] += size
+    return 4 * by_kind["allgather"], by_kind["reducescatter"]
+
+
+def test_traffic_is_that_of_the_papers_with_microbatches_too():
+    """Stages 1 and 2 move as much as an all-reduce; stage 3 half as much again; stage 2 reduces the
+    gradients of each microbatch, stage 1 those of the batch."""
+
+    def traffic(stage, microbatches=1):
+        changes = {"position": "sinusoidal", "tie_embeddings": False}
+        return sent(trained("lm", "data", stage, steps=1, microbatches=microbatches, **changes)[2])
+
+    gathered, scattered = traffic(1)
+    assert gathered == scattered > 0
+    assert traffic(2) == (gathered, scattered)
+    # The backward pass needs no embedding: it is not gathered again.
+    twice = 2 * gathered - 32 * 16 * 4
+    assert traffic(3) == (twice, scattered)
+    assert traffic(1, 2) == (gathered, scattered)
+    assert traffic(2, 2) == (gathered, 2 * scattered)
+    assert traffic(3, 2) == (2 * twice, 2 * scattered)
+
+
+def test_a_weight_of_two_uses_is_reduced_once():
+    tied, untied = (
+        sent(trained("lm", "data", 3, steps=1, tie_embeddings=tied)[2]) for tied in (True, False)
+    )
+    assert tied[1] == untied[1] - 32 * 16 * 4
