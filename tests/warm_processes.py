@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import importlib
+import json
 import multiprocessing
 import os
 import sys
@@ -18,6 +19,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+
+from t2tp.mesh.rendezvous import free_port
 
 _PRELOADED = ["tests.mesh.one_process", "tests.trainer.tiny_problem", "t2tp.trainer.cli.train"]
 _LOOK_SECONDS = 0.02
@@ -110,6 +113,27 @@ def started(
             stack.enter_context(WarmProcess(target, own, environment, out_dir / str(number)))
             for number, (own, environment) in enumerate(zip(arguments, environments, strict=True))
         ]
+
+
+def printed(
+    target: str,
+    arguments: Sequence[Sequence[str]],
+    environments: Sequence[Mapping[str, str]],
+    out_dir: Path,
+    seconds: float = 120,
+) -> list[str]:
+    """Runs several of them, which have to succeed; returns the last line that each printed."""
+    with started(target, arguments, environments, out_dir) as processes:
+        for process in processes:
+            assert process.wait(seconds) == 0, process.err.read_text()
+    return [process.out.read_text().splitlines()[-1] for process in processes]
+
+
+def tf_configs(number: int) -> list[dict[str, str]]:
+    """The environments of processes that share a mesh."""
+    cluster = {"worker": [f"localhost:{free_port()}" for _ in range(number)]}
+    tasks = [{"type": "worker", "index": i} for i in range(number)]
+    return [{"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})} for task in tasks]
 
 
 def start(function: Callable[..., object], *arguments: object) -> BaseProcess:

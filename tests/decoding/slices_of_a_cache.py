@@ -1,13 +1,7 @@
-"""One of several processes that decode with a cache of which each holds a part.
-
-    t2tp_launch -n 4 python -m tests.decoding.slices_of_a_cache LENGTH
-
-Each process prints a line of JSON: the largest amount of memory that it ever used (bytes).
-"""
+"""One of several processes that decode with a cache of which each holds a part."""
 
 from __future__ import annotations
 
-import json
 import sys
 
 import numpy as np
@@ -45,13 +39,17 @@ def decoding_program(length: int, options: str = "beam_size=1,eos_id=-1") -> t2t
     )
 
 
-def main() -> None:
-    program = decoding_program(int(sys.argv[1]))
-    fed = {name: np.zeros(f.shape.to_integer_list) for name, f in program._features.items()}
+def peak(length: int) -> int:
+    """The most memory of this process so far, in bytes, once it has decoded."""
+    features = row_features(ROWS, length, prefix_length=1)
+    fed = {name: np.zeros(f.shape.to_integer_list) for name, f in features.items()}
     fed["limits"] += 4  # tokens are written, of all the places there are
-    assert program(fed)["steps"] == 4
-    print(json.dumps({"peak": peak_bytes()}), flush=True)
+    assert decoding_program(length)(fed)["steps"] == 4
+    return peak_bytes()
 
 
-if __name__ == "__main__":
-    main()
+def main() -> None:
+    """Prints how much more memory a long cache needs than a short one."""
+    short, long = map(int, sys.argv[1:])
+    before = peak(short)
+    print(peak(long) - before)

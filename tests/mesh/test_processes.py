@@ -17,7 +17,7 @@ from t2tp.checkpoint import Checkpoint, latest
 from t2tp.mesh.cluster import connect
 from t2tp.mesh.rendezvous import free_port
 from tests.mesh import one_process
-from tests.warm_processes import WarmProcess, started
+from tests.warm_processes import WarmProcess, started, tf_configs
 
 pytestmark = pytest.mark.slow
 
@@ -38,9 +38,7 @@ def by_arguments(number: int) -> list[tuple[dict, dict]]:
 
 
 def by_tf_config(number: int) -> list[tuple[dict, dict]]:
-    cluster = {"worker": [f"localhost:{free_port()}" for _ in range(number)]}
-    tasks = [{"type": "worker", "index": i} for i in range(number)]
-    return [({}, {"TF_CONFIG": json.dumps({"cluster": cluster, "task": t})}) for t in tasks]
+    return [({}, environment) for environment in tf_configs(number)]
 
 
 def by_slurm(number: int) -> list[tuple[dict, dict]]:

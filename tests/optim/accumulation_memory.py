@@ -1,7 +1,6 @@
 """Prints how many bytes a training step needs above what was there before.
 
-Run as `python -m tests.optim.accumulation_memory MICROBATCHES`: memory's peak can be measured only
-once in a process.
+It is run in a process of its own: memory's peak can be measured only once in a process.
 """
 
 from __future__ import annotations
@@ -44,5 +43,5 @@ def run(microbatches: int) -> int:
     return peak_bytes() - before
 
 
-if __name__ == "__main__":
+def main() -> None:
     print(run(int(sys.argv[1])))

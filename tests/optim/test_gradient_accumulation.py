@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -17,6 +15,7 @@ from t2tp.models.transformer_lm import TransformerLm
 from t2tp.optim import train_step
 from tests.models import small_lm
 from tests.optim.regression import make_hparams
+from tests.warm_processes import printed
 
 # Gradient descent, so that what is compared is the gradient and not its sign; clipped.
 DESCENT = {
@@ -95,12 +94,10 @@ def test_float16_is_scaled():
 
 
 @pytest.mark.slow
-def test_eight_parts_need_a_fraction_of_the_memory():
-    def needed(microbatches):
-        command = [sys.executable, "-m", "tests.optim.accumulation_memory", str(microbatches)]
-        return int(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
-
-    assert needed(8) < needed(1) / 3
+def test_eight_parts_need_a_fraction_of_the_memory(tmp_path):
+    target = "tests.optim.accumulation_memory:main"
+    in_parts, whole = map(int, printed(target, [["8"], ["1"]], [{}, {}], tmp_path / "printed"))
+    assert in_parts < whole / 3
 
 
 def test_a_batch_that_cannot_be_cut_says_into_how_many_parts_it_can():

@@ -1,9 +1,4 @@
-"""One of several processes that train, save and restore a model of which each holds a part.
-
-    t2tp_launch -n 8 python -m tests.program.slices_of_a_model LAYERS DIRECTORY
-
-Each process prints a line of JSON: the largest amount of memory that it ever used (bytes).
-"""
+"""One of several processes that train, save and restore a model of which each holds a part."""
 
 from __future__ import annotations
 
@@ -17,7 +12,7 @@ import tensorflow.compat.v1 as tf1
 import t2tp
 from t2tp import mtf
 from t2tp.optim.adam import Adam
-from tests.peak_memory import peak_bytes
+from tests.peak_memory import give_back_freed_blocks, peak_bytes
 
 BATCH, D_MODEL = mtf.Dimension("batch", 8), mtf.Dimension("d_model", 2048)
 D_FF = mtf.Dimension("d_ff", 8192)
@@ -49,8 +44,8 @@ def step_fn(num_layers):
     return step
 
 
-def main() -> None:
-    num_layers, directory = int(sys.argv[1]), sys.argv[2]
+def run(num_layers: int, directory: str) -> dict[str, object]:
+    """Trains, saves and restores; the most memory of this process so far, in bytes, and losses."""
     x = {"x": np.random.default_rng(0).normal(size=(8, 2048)).astype(np.float32)}
     feature = {"x": t2tp.Feature(mtf.Shape([BATCH, D_MODEL]))}
     program = t2tp.Program(step_fn(num_layers), feature, **MESH)
@@ -59,9 +54,11 @@ def main() -> None:
     second = float(program(x, step=1)["loss"])
     t2tp.restore_checkpoint(directory, program)
     again = float(program(x, step=1)["loss"])
-    peak = peak_bytes()
-    print(json.dumps({"peak": peak, "losses": [first, second, again]}), flush=True)
+    return {"peak": peak_bytes(), "losses": [first, second, again]}
 
 
-if __name__ == "__main__":
-    main()
+def main() -> None:
+    """Prints what comes of the numbers of layers that are the arguments, one after another."""
+    give_back_freed_blocks()
+    directory, *layers = sys.argv[1:]
+    print(json.dumps([run(int(count), f"{directory}/{count}") for count in layers]))

@@ -1,7 +1,6 @@
 """Prints how many bytes a pass of attention forward and back needs above what was there before.
 
-Run as `python -m tests.ops.attention.attention_memory METHOD LENGTH`: memory's peak can be measured
-only once in a process.
+It is run in a process of its own: memory's peak can be measured only once in a process.
 """
 
 from __future__ import annotations
@@ -35,5 +34,5 @@ def run(method: str, length: int) -> int:
     return peak_bytes() - before
 
 
-if __name__ == "__main__":
+def main() -> None:
     print(run(sys.argv[1], int(sys.argv[2])))

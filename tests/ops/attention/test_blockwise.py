@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
@@ -15,6 +12,7 @@ from t2tp.ops.attention.api import attention
 from t2tp.ops.attention.blocks import Queries
 from t2tp.ops.attention.mask import Mask
 from tests.ops.attention.attention_memory import D_KV, HEADS
+from tests.warm_processes import printed
 
 LENGTH = 24
 
@@ -94,18 +92,14 @@ def test_long_ones_are_computed_block_by_block(length, options, method):
     assert names["method"] == method
 
 
-def peak_growth(method, length):
-    command = [sys.executable, "-m", "tests.ops.attention.attention_memory", method, str(length)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return int(done.stdout)
-
-
 @pytest.mark.slow
-def test_memory_grows_with_the_length_and_not_with_its_square():
+def test_memory_grows_with_the_length_and_not_with_its_square(tmp_path):
     """All scores of 8192 positions are 512 MB; of 4096, 128 MB."""
     scores = HEADS * 4 * 8192**2
-    assert peak_growth("dense", 8192) > 2 * scores
-    half, whole = (peak_growth("blockwise", length) for length in (4096, 8192))
+    runs = [("dense", "8192"), ("blockwise", "4096"), ("blockwise", "8192")]
+    target = "tests.ops.attention.attention_memory:main"
+    dense, half, whole = map(int, printed(target, runs, [{}] * 3, tmp_path / "printed"))
+    assert dense > 2 * scores
     # Twice q, k, v, their gradients and copies in blocks, and no more blocks than before.
     assert whole - half < 40 * HEADS * D_KV * 4 * 4096
     assert whole < scores / 8
