@@ -146,7 +146,13 @@ def _declare_blocks(hparams: HParams) -> None:
         choices=choices.MLPS,
     )
     add("use_bias", False, help="whether attention and feed-forward layers have biases")
-    add("norm_type", "rms", help="kind of normalization", choices=choices.NORM_TYPES)
+    add("qkv_bias", False, help="biases of queries, keys and values alone, without use_bias")
+    add(
+        "norm_type",
+        "rms",
+        help="kind of normalization; rms_unit_offset multiplies by 1 + scale",
+        choices=choices.NORM_TYPES,
+    )
     add(
         "norm_position",
         "pre",

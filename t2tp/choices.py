@@ -15,7 +15,7 @@ BATCH_SIZE_UNITS = (
 
 # Of transformers.
 MLPS = ("relu", "gelu", "gelu_erf", "silu", "swiglu", "geglu")
-NORM_TYPES = ("rms", "layer")
+NORM_TYPES = ("rms", "rms_unit_offset", "layer")
 NORM_POSITIONS = ("pre", "post")
 RECOMPUTE = ("none", "layer", "attention", "feed_forward")
 POSITIONS = ("learned", "sinusoidal", "rotary", "relative", "none")

@@ -26,6 +26,7 @@ class Heads:
         *,
         num_kv_heads: int = 0,
         use_bias: bool = False,
+        qkv_bias: bool = False,
         output_scale: float = 1.0,
     ) -> None:
         """Sets the dimensions.
@@ -35,6 +36,7 @@ class Heads:
           d_kv: size of a head.
           num_kv_heads: key-value heads; 0: num_heads.
           use_bias: whether to add a bias after each matrix.
+          qkv_bias: whether to add one to queries, keys and values, even without `use_bias`.
           output_scale: factor of the initial values of `output`.
 
         Raises:
@@ -51,6 +53,7 @@ class Heads:
             self.kv_heads = mtf.Dimension("kv_heads", num_kv_heads)
         self.d_kv = mtf.Dimension("d_kv", d_kv)
         self._use_bias = use_bias
+        self._qkv_bias = use_bias or qkv_bias
         self._output_scale = output_scale
 
     def queries(self, x: mtf.Tensor, length: mtf.Dimension | None) -> mtf.Tensor:
@@ -91,7 +94,7 @@ class Heads:
         dims = [self.heads, self.d_kv, d_model]
         matrix = variables.weight(attended.mesh, "output", dims, stddev, attended.dtype)
         y = mtf.einsum([attended, matrix], output_shape=shape)
-        return self._with_bias(y, "output", [d_model])
+        return _with_bias(y, "output", [d_model]) if self._use_bias else y
 
     def _project(
         self, x: mtf.Tensor, name: str, heads: mtf.Dimension, length: mtf.Dimension | None
@@ -103,13 +106,12 @@ class Heads:
         matrix = variables.weight(x.mesh, name, dims, d_model.size**-0.5, x.dtype)
         shape = mtf.Shape([*batch, heads, *lengths, self.d_kv])
         y = mtf.einsum([x, matrix], output_shape=shape)
-        return self._with_bias(y, name, [heads, self.d_kv])
+        return _with_bias(y, name, [heads, self.d_kv]) if self._qkv_bias else y
 
-    def _with_bias(self, y: mtf.Tensor, name: str, dims: list[mtf.Dimension]) -> mtf.Tensor:
-        if not self._use_bias:
-            return y
-        bias = variables.zeros(y.mesh, f"{name}_bias", dims, y.dtype)
-        return mtf.add(y, bias, output_shape=y.shape)
+
+def _with_bias(y: mtf.Tensor, name: str, dims: list[mtf.Dimension]) -> mtf.Tensor:
+    bias = variables.zeros(y.mesh, f"{name}_bias", dims, y.dtype)
+    return mtf.add(y, bias, output_shape=y.shape)
 
 
 def padded_to(x: mtf.Tensor, dim: mtf.Dimension, length: mtf.Dimension) -> mtf.Tensor:

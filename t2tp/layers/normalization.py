@@ -18,8 +18,8 @@ class Norm:
         """Sets type and epsilon.
 
         Args:
-          norm_type: `rms` (arXiv:1910.07467; a scale) or `layer` (arXiv:1607.06450; a scale and a
-            bias).
+          norm_type: `rms` (arXiv:1910.07467; a scale), `rms_unit_offset` (1 + a scale, as in Gemma)
+            or `layer` (arXiv:1607.06450; a scale and a bias).
           epsilon: added to the mean square, or to the variance.
 
         Raises:
@@ -34,6 +34,9 @@ class Norm:
     def __call__(self, x: mtf.Tensor) -> mtf.Tensor:
         """Normalizes [..., d_model]; variables `norm_scale`, and `norm_bias` if `layer`."""
         dim = x.shape.dims[-1]
+        if self._norm_type == "rms_unit_offset":
+            offset = variables.zeros(x.mesh, "norm_scale", [dim], tf.float32)
+            return rms_norm(x, offset + 1.0, dim, self._epsilon)
         scale = variables.ones(x.mesh, "norm_scale", [dim], tf.float32)
         if self._norm_type == "rms":
             return rms_norm(x, scale, dim, self._epsilon)

@@ -196,6 +196,7 @@ class TransformerParts:
             hparams.d_kv,
             num_kv_heads=hparams.num_kv_heads,
             use_bias=hparams.use_bias,
+            qkv_bias=hparams.qkv_bias,
             output_scale=output_scale,
         )
 

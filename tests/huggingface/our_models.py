@@ -24,7 +24,10 @@ assert t2tp.models  # Importing them registers them.
 
 MESHES = {
     "one device": ("", ""),
-    "2x2": ("data:2;model:2", "batch:data;heads:model;kv_heads:model;d_ff:model;vocab:model"),
+    "2x2": (
+        "data:2;model:2",
+        "batch:data;heads:model;kv_heads:model;d_ff:model;vocab:model;experts:data",
+    ),
     "1x4": ("data:1;model:4", "batch:data;heads:model;d_ff:model;vocab:model;experts:data"),
 }
 

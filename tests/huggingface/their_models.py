@@ -45,6 +45,18 @@ LANGUAGE_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "rms_norm_eps": 1e-3,
         },
     ),
+    "qwen2": (
+        "Qwen2ForCausalLM",
+        {**_LLAMA, "hidden_size": 24, "num_key_value_heads": 2, "bos_token_id": None},
+    ),
+    "gemma": (
+        "GemmaForCausalLM",
+        {**_LLAMA, "num_key_value_heads": 2, "head_dim": 8},
+    ),
+    "mixtral": (
+        "MixtralForCausalLM",
+        {**_LLAMA, "hidden_size": 24, "num_key_value_heads": 2, "num_local_experts": 4},
+    ),
     "mistral_window": (
         "MistralForCausalLM",
         {**_LLAMA, "num_key_value_heads": 2, "head_dim": 4, "sliding_window": 5},

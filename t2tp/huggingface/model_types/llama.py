@@ -46,6 +46,7 @@ def read(config: Config) -> dict[str, Any]:
         "d_kv": config.get("head_dim") or config["hidden_size"] // heads,
         "mlp": _gated(config),
         "use_bias": bool(config.get("attention_bias")),
+        "qkv_bias": False,
         "bos_token_id": token(config["bos_token_id"]),
         "norm_type": "rms",
         "norm_position": "pre",
@@ -115,7 +116,7 @@ def attention(hparams: HParams) -> list[Entry]:
         theirs, ours = f"{_BLOCK}.self_attn.{name}_proj", f"{_LAYER}/attention/{name}"
         merged = f"({heads} d_kv)"
         found.append(Entry(f"{theirs}.weight", f"{merged} d_model", ours, f"d_model {heads} d_kv"))
-        if hparams.use_bias:
+        if hparams.use_bias or hparams.qkv_bias:
             found.append(Entry(f"{theirs}.bias", merged, f"{ours}_bias", f"{heads} d_kv"))
     theirs, ours = f"{_BLOCK}.self_attn.o_proj", f"{_LAYER}/attention/output"
     found.append(Entry(f"{theirs}.weight", "d_model (heads d_kv)", ours, "heads d_kv d_model"))

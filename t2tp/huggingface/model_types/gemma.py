@@ -1,0 +1,45 @@
+"""Gemma: Llama with scaled, tied embeddings, norms of 1 + scale, and a GELU gate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from t2tp.hparam import HParams
+from t2tp.huggingface.model_type import Config, ModelType
+from t2tp.huggingface.model_types import llama
+
+
+def _read(config: Config) -> dict[str, Any]:
+    # Gemma's first configs have hidden_act "gelu", and all code takes the tanh form for it.
+    act = config.get("hidden_activation") or "gelu_pytorch_tanh"
+    return {
+        **llama.read({**config, "hidden_act": act}),
+        "norm_type": "rms_unit_offset",
+        "scale_embeddings": True,
+    }
+
+
+def _written(hparams: HParams) -> dict[str, Any]:
+    return {**llama.written(hparams), "hidden_act": "gelu_pytorch_tanh"}
+
+
+GEMMA = ModelType(
+    name="gemma",
+    architecture="GemmaForCausalLM",
+    model="transformer_lm",
+    hparams_set="transformer_lm_base",
+    problem="languagemodel_textfiles",
+    same=llama.SAME,
+    read=_read,
+    written=_written,
+    tensors=llama.tensors,
+    defaults={
+        **llama.DEFAULTS,
+        "max_position_embeddings": 8192,
+        "bos_token_id": 2,
+        "tie_word_embeddings": True,
+        "head_dim": 256,
+    },
+    required={"attention_bias": False},
+    prefix="model.",
+)

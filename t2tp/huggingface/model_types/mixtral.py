@@ -1,0 +1,76 @@
+"""Mixtral: Mistral with two of several experts for each token, none of which drops a token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from t2tp.hparam import HParams
+from t2tp.huggingface.model_type import Config, ModelType
+from t2tp.huggingface.model_types import llama, mistral
+from t2tp.huggingface.tensor_map import Entry
+
+_EXPERT = "model.layers.{layer}.block_sparse_moe.experts.{expert}"
+_OURS = "layer_{layer}/experts"
+
+
+def _read(config: Config) -> dict[str, Any]:
+    experts = config["num_local_experts"]
+    balance = config["router_aux_loss_coef"] if config.get("output_router_logits") else 0.0
+    return {
+        **llama.read(config),
+        "num_experts": experts,
+        "moe_every": 1,
+        "moe_gating": "top_2",
+        # Each expert has room for all tokens.
+        "moe_capacity_factor_train": experts / 2,
+        "moe_capacity_factor_eval": experts / 2,
+        "moe_load_balance_loss": balance,
+        "moe_router_z_loss": 0.0,
+    }
+
+
+def _written(hparams: HParams) -> dict[str, Any]:
+    return {
+        **mistral.written(hparams),
+        "num_local_experts": hparams.num_experts,
+        "output_router_logits": hparams.moe_load_balance_loss > 0,
+        "router_aux_loss_coef": hparams.moe_load_balance_loss,
+    }
+
+
+def _tensors(hparams: HParams) -> list[Entry]:
+    gate = "model.layers.{layer}.block_sparse_moe.gate.weight"
+    into, out_of = "experts d_model d_ff", "experts d_ff d_model"
+    return [
+        *llama.around(hparams),
+        *llama.attention(hparams),
+        llama.norm("post_attention_layernorm", "experts"),
+        Entry(gate, "router_experts d_model", f"{_OURS}/router", "d_model router_experts"),
+        Entry(f"{_EXPERT}.w1.weight", "d_ff d_model", f"{_OURS}/gate", into),
+        Entry(f"{_EXPERT}.w3.weight", "d_ff d_model", f"{_OURS}/input", into),
+        Entry(f"{_EXPERT}.w2.weight", "d_model d_ff", f"{_OURS}/output", out_of),
+    ]
+
+
+MIXTRAL = ModelType(
+    name="mixtral",
+    architecture="MixtralForCausalLM",
+    model="transformer_moe",
+    hparams_set="transformer_moe_base",
+    problem="languagemodel_textfiles",
+    same=llama.SAME,
+    read=_read,
+    written=_written,
+    tensors=_tensors,
+    defaults={
+        **llama.DEFAULTS,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1e6,
+        "sliding_window": None,
+        "num_local_experts": 8,
+        "router_aux_loss_coef": 0.001,
+    },
+    required={"num_experts_per_tok": 2, "router_jitter_noise": 0.0},
+    prefix="model.",
+)
