@@ -20,6 +20,7 @@ import t2tp.hparams
 import t2tp.models
 from t2tp import mtf, registry
 from t2tp.hparam import HParams
+from t2tp.mesh.layout import Layout
 from t2tp.models.image_classifier import ImageClassifier
 from t2tp.optim import apply_gradients
 from t2tp.program.abstract_program import AbstractProgram
@@ -198,8 +199,7 @@ def build(
     program = AbstractProgram(
         step,
         features_of(hparams_set, changed, rows // changed.microbatches, classes),
-        mesh_shape=changed.mesh_shape,
-        layout=changed.layout,
+        layout=Layout.from_hparams(hparams),
     )
     update_a_weight(hparams)
     return Built(

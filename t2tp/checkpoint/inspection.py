@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from t2tp.checkpoint import Checkpoint
 from t2tp.checkpoint.variables import TRAINABLE, named_shape, saved_layout, slices_as_saved
+from t2tp.mesh.storage import name_in_use
 
 
 def describe(saved: Checkpoint) -> str:
@@ -86,7 +87,7 @@ def _row(saved: Checkpoint, name: str) -> tuple[str, ...]:
     if named is None:
         shape = ", ".join(map(str, sizes))
     else:
-        shape = ", ".join(f"{dim.name}:{dim.size}" for dim in named.dims)
+        shape = ", ".join(f"{name_in_use(dim.name)}:{dim.size}" for dim in named.dims)
     return name, f"[{shape}]", dtype.name, f"{_bytes(saved, name):,}", _split(saved, name)
 
 
@@ -95,7 +96,7 @@ def _split(saved: Checkpoint, name: str) -> str:
     named, layout = named_shape(saved, name), saved_layout(saved)
     if named is None or layout is None:
         return "?"
-    axes = [(dim.name, layout.axis_of(dim.name)) for dim in named.dims]
+    axes = [(name_in_use(dim.name), layout.axis_of(dim.name)) for dim in named.dims]
     split = [f"{dim}:{axis.name}" for dim, axis in axes if axis is not None and axis.size > 1]
     slices = len(slices_as_saved(saved, name))
     return f"{';'.join(split)} ({slices} slices)" if split else "-"

@@ -81,6 +81,7 @@ def explain(program: Program) -> LayoutReport:
             tuple(_variables(graph, program.layout)),
             tuple(_activations(live, outputs, program.layout, phases, collectives)),
             collectives,
+            tuple(_gathered(graph, program.layout)),
         )
     )
 
@@ -154,6 +155,14 @@ def _variables(graph: upstream.Graph, layout: Layout) -> list[VariableLine]:
         )
         for variable, tensor in lines
     ]
+
+
+def _gathered(graph: upstream.Graph, layout: Layout) -> Iterable[SlicedTensor]:
+    """Lists the weights that a step gathers once, in the shape and dtype of their use."""
+    for variable in graph.all_variables:
+        value = variable.value
+        if value.shape != variable.shape:
+            yield SlicedTensor(variable.name, value.shape, value.dtype, layout)
 
 
 def _owner(name: str, variables: Iterable[str]) -> str | None:

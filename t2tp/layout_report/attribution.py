@@ -11,6 +11,7 @@ from t2tp.lowering.linear_operations import is_linear
 from t2tp.lowering.operation import hooks
 from t2tp.mesh.collectives import Collective
 from t2tp.mesh.layout import Layout
+from t2tp.ops.variable import GatherOperation
 
 # mtf.gradients names the gradients of an operation in this scope below the operation's name.
 GRADIENTS = "/gradients/"
@@ -39,6 +40,10 @@ class Attribution:
     def _of_operation(self, collective: Collective) -> CollectiveUse:
         """Attributes a collective that the lowering of an operation emitted itself."""
         op = self._operations.get(collective.operation)
+        gathered = _gathered_variable(op)
+        if gathered is not None:
+            used = (gathered.name,)
+            return CollectiveUse(collective.operation, collective.bytes, (), used=used)
         tensors = [] if op is None else [*op.inputs, *op.outputs]
         over = dict.fromkeys(dim for t in tensors for dim in self._split(t, collective.axes))
         return CollectiveUse(collective.operation, collective.bytes, tuple(over))
@@ -92,6 +97,13 @@ class Attribution:
             for name in tensor.shape.dimension_names
             if any(axis.name in axes for axis in self._layout.axes_of(name))
         ]
+
+
+def _gathered_variable(op: upstream.Operation | None) -> upstream.Variable | None:
+    """Returns the variable that an operation gathers, if it is one that is sharded at rest."""
+    if isinstance(op, GatherOperation):
+        return op.inputs[0].operation
+    return op if isinstance(op, upstream.Variable) else None
 
 
 def _sources(tensor: upstream.Tensor) -> Iterator[upstream.Tensor]:

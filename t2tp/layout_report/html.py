@@ -58,7 +58,7 @@ def _mesh(data: ReportData) -> Iterator[str]:
         for axis in layout.mesh_shape.dims
     ]
     facts = [escape(wording.processors(data)), *axes]
-    facts += [escape(rule) for rule in wording.idle_rules(layout)]
+    facts += [escape(fact) for fact in (*wording.storage(data), *wording.idle_rules(layout))]
     facts += [f'<span class="warning">Warning: {escape(w)}</span>' for w in data.warnings]
     yield f'<div class="card"><div class="drawing">{render_svg(_mesh_as_tensor(layout))}</div>'
     yield f'<div class="facts"><ul>{"".join(f"<li>{each}</li>" for each in facts)}</ul>'

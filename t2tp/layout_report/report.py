@@ -12,6 +12,7 @@ import tensorflow as tf
 from t2tp import upstream
 from t2tp.mesh.axes import JOIN
 from t2tp.mesh.layout import Layout
+from t2tp.mesh.storage import name_in_use
 
 
 class Phase(enum.Enum):
@@ -75,7 +76,10 @@ class SlicedTensor:
     def describe(self) -> str:
         """Formats the shape: `[batch=8/data, d_ff=12]`, where `/data` splits `batch`."""
         dims = zip(self.shape.dims, self.axes, strict=True)
-        formatted = (f"{dim.name}={dim.size}" + (f"/{axis}" if axis else "") for dim, axis in dims)
+        formatted = (
+            f"{name_in_use(dim.name)}={dim.size}" + (f"/{axis}" if axis else "")
+            for dim, axis in dims
+        )
         return f"[{', '.join(formatted)}]"
 
 
@@ -88,7 +92,7 @@ class CollectiveUse:
       bytes: input bytes per processor.
       over: names of the summed or exchanged dimensions, as far as known.
       is_sum: whether it reduces a deferred sum.
-      used: the variables that the sum was computed from.
+      used: the variables that the sum was computed from, or the one that is gathered.
       gradient_of: the variable whose gradient the tensor is.
       together: how many tensors the collective serves.
     """
@@ -208,6 +212,7 @@ class ReportData:
     variables: tuple[VariableLine, ...]
     activations: tuple[Activation, ...]
     collectives: tuple[CollectiveLine, ...]
+    gathered: tuple[SlicedTensor, ...] = ()
 
     def splits(self) -> dict[str, tuple[str, ...]]:
         """Returns the dimensions that each mesh axis splits in this program."""
@@ -215,7 +220,7 @@ class ReportData:
         return {
             axis.name: tuple(
                 dict.fromkeys(
-                    dim.name
+                    name_in_use(dim.name)
                     for tensor in tensors
                     for dim, by in zip(tensor.shape.dims, tensor.axes, strict=True)
                     if by is not None and axis.name in by.split(JOIN)
@@ -247,6 +252,7 @@ class ReportData:
         tensors = {
             "variables": [line.tensor for line in self.variables],
             "optimizer slots": [slot for line in self.variables for slot in line.slots],
+            "weights gathered once a step": list(self.gathered),
             "features": [a.tensor for a in self.activations if a.is_fed],
             "activations stored for the backward pass": [a.tensor for a in computed if a.is_kept],
             "largest activation": [a.tensor for a in computed[:1]],
@@ -254,6 +260,7 @@ class ReportData:
         return [
             MemoryLine(what, sum(t.slice_bytes for t in lines), sum(t.global_bytes for t in lines))
             for what, lines in tensors.items()
+            if lines or what != "weights gathered once a step"
         ]
 
 

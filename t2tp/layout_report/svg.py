@@ -15,6 +15,7 @@ from html import escape
 from t2tp.layout_report import wording
 from t2tp.layout_report.report import SlicedTensor
 from t2tp.mesh.layout import Layout
+from t2tp.mesh.storage import name_in_use
 
 # Pixels. A side of few parts is long enough for their processor numbers; a side of many parts is
 # limited in length but keeps them distinguishable.
@@ -72,7 +73,7 @@ def render_svg(tensor: SlicedTensor) -> str:
 def alt_text(tensor: SlicedTensor) -> str:
     """Describes the diagram in words."""
     cuts = [
-        f"{dim.name} split in {tensor.layout.axis_of(dim.name).size} over {axis}"  # type: ignore[union-attr]
+        f"{name_in_use(dim.name)} split in {tensor.layout.axis_of(dim.name).size} over {axis}"  # type: ignore[union-attr]
         for dim, axis in zip(tensor.shape.dims, tensor.axes, strict=True)
         if axis
     ]
@@ -125,7 +126,7 @@ def _side(tensor: SlicedTensor, dims: Sequence[int]) -> _Side:
 
 def _dimension(tensor: SlicedTensor, dim: int) -> str:
     """Formats a dimension, `heads=8/model`, or an axis of the mesh itself, `model=2`."""
-    name, axis = tensor.shape.dims[dim].name, tensor.axes[dim]
+    name, axis = name_in_use(tensor.shape.dims[dim].name), tensor.axes[dim]
     split = f"/{axis}" if axis not in (None, name) else ""
     return f"{name}={tensor.shape.dims[dim].size}{split}"
 
@@ -141,7 +142,8 @@ def _coordinate(tensor: SlicedTensor, dim: int, part: tuple[range, ...]) -> int:
 def _indices(tensor: SlicedTensor, dim: int, begin: int) -> str:
     """Formats the index range of a slice: `batch 0 to 3`."""
     end = begin + tensor.slice_shape[dim] - 1
-    return f"{tensor.shape.dims[dim].name} {begin}" + (f" to {end}" if end > begin else "")
+    name = name_in_use(tensor.shape.dims[dim].name)
+    return f"{name} {begin}" + (f" to {end}" if end > begin else "")
 
 
 def _cell(

@@ -25,8 +25,8 @@ def _mesh(data: ReportData) -> Iterator[str]:
     splits = data.splits()
     for axis in layout.mesh_shape.dims:
         yield f"  mesh axis {axis.name} of size {axis.size} {wording.splitting(splits[axis.name])}"
-    for rule in wording.idle_rules(layout):
-        yield f"  {rule}"
+    for fact in (*wording.storage(data), *wording.idle_rules(layout)):
+        yield f"  {fact}"
     for warning in data.warnings:
         yield f"  Warning: {warning}"
 

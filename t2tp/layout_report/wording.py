@@ -14,6 +14,10 @@ from t2tp.layout_report.report import (
     VariableLine,
 )
 from t2tp.mesh.layout import Layout
+from t2tp.mesh.storage import axes_at_rest
+
+# Number of names in a list of examples.
+_FEW = 4
 
 # Memory of common devices, in GB.
 _DEVICE_GB = (8, 16, 24, 40, 80, 141, 192)
@@ -126,6 +130,8 @@ def _part_of(variable: str, collective: CollectiveLine, use: CollectiveUse) -> s
     """Describes how a variable is involved in a sum."""
     if use.gradient_of == variable:
         return "its gradient"
+    if not use.is_sum:
+        return f"it for the {collective.phase.value} pass"
     others = len(use.used) - 1
     return f"a {collective.phase.value} matmul with it" + (f" and {others} more" if others else "")
 
@@ -198,6 +204,22 @@ def processors(data: ReportData) -> str:
 def splitting(dims: Sequence[str]) -> str:
     """Describes what a mesh axis splits."""
     return f"splits {', '.join(dims)}" if dims else "splits nothing"
+
+
+def storage(data: ReportData) -> list[str]:
+    """Returns a sentence on what is sharded at rest, if anything is."""
+    if not data.layout.storage.stage:
+        return []
+    trained = [line.tensor for line in data.variables if line.trainable]
+    whole = [t.name for t in trained if not any(axes_at_rest(d.name) for d in t.shape.dims)]
+    text = (
+        f"ZeRO stage {data.layout.storage.stage}: {len(trained) - len(whole)} of {len(trained)}"
+        " variables are sharded at rest"
+    )
+    if whole:
+        more = f" and {len(whole) - _FEW} more" if len(whole) > _FEW else ""
+        text += f"; whole: {', '.join(whole[:_FEW])}{more}"
+    return [text]
 
 
 def idle_rules(layout: Layout) -> list[str]:

@@ -22,6 +22,9 @@ from t2tp.suggestions import nearest, similar
 _PAIR = re.compile(r"^\s*([A-Za-z_][\w\-]*)\s*:\s*([^\s:]+)\s*$")
 
 
+_AXES = re.compile(r"^[^\s:;,+]+(\+[^\s:;,+]+)*$")
+
+
 _USUALLY_SPLIT = (
     "batch",
     "length",
@@ -79,18 +82,22 @@ def parse_mesh_shape(mesh_shape: str | upstream.Shape) -> upstream.Shape:
     return upstream.Shape([upstream.Dimension(name, size) for name, size in axes.items()])
 
 
-def parse_rules(rules: str) -> list[tuple[str, tuple[str, ...]]]:
+def parse_rules(rules: str, what: str = "Layout") -> list[tuple[str, tuple[str, ...]]]:
     """Reads layout rules such as `batch:data+expert;d_ff:model` as (dimension, axes) pairs.
+
+    Args:
+      rules: the text.
+      what: to call it in an error.
 
     Raises:
       LayoutError: a pair is malformed, or names an axis twice.
     """
-    pairs = dict.fromkeys(_pairs(rules, "Layout", "batch:data;d_ff:model"))
+    pairs = dict.fromkeys(_pairs(rules, what, "batch:data;d_ff:model"))
     split = [(dim, tuple(axes.split(JOIN))) for dim, axes in pairs]
     for dim, axes in split:
         if "" in axes or len(set(axes)) < len(axes):
             raise LayoutError(
-                f"Layout {rules!r}: {dim}:{JOIN.join(axes)} must name different axes, as in"
+                f"{what} {rules!r}: {dim}:{JOIN.join(axes)} must name different axes, as in"
                 " 'batch:data+expert'."
             )
     return split
@@ -134,7 +141,11 @@ class Layout:
                     f" '{dim}:{first}{JOIN}{second}'."
                 )
         self.storage = storage or Storage()
-        self._storage_rules = dict(parse_rules(self.storage.rules))
+        self._storage_rules = dict(parse_rules(self.storage.rules, "storage_layout"))
+        if self.storage.axes and not _AXES.match(self.storage.axes):
+            raise LayoutError(
+                f"zero_axes={self.storage.axes!r} must be axes, as in 'data' or 'pod+data'."
+            )
         if self._storage_rules and not self.storage.stage:
             raise LayoutError(
                 f"storage_layout={self.storage.rules!r} says over which axes variables are sharded"
@@ -386,7 +397,7 @@ class Layout:
         Args:
           shapes: shapes of all the model's tensors.
         """
-        seen = {dim.name for shape in shapes for dim in shape.dims}
+        seen = {name_in_use(dim.name) for shape in shapes for dim in shape.dims}
         said = []
         for dim, axes in self.rules:
             idle = f"Layout rule '{dim}:{JOIN.join(axes)}' has no effect"

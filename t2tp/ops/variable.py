@@ -131,14 +131,21 @@ class GatherOperation(Operation):
     are gathered at the beginning of the step.
     """
 
-    def __init__(self, x: upstream.Tensor, shape: upstream.Shape, dtype: tf.DType) -> None:
-        super().__init__([x], name="gather_weights")
+    def __init__(
+        self,
+        x: upstream.Tensor,
+        shape: upstream.Shape,
+        dtype: tf.DType,
+        name: str = "gather_weights",
+    ) -> None:
+        super().__init__([x], name=name)
         self._outputs = [upstream.Tensor(self, shape, dtype)]
 
     def again(self) -> upstream.Tensor:
-        """Returns the same value, gathered once more."""
+        """Returns the same value, gathered once more, for the backward pass."""
         (y,) = self.outputs
-        return GatherOperation(self.inputs[0], y.shape, y.dtype).outputs[0]
+        name = f"{self.name}/gradients/gather_weights"
+        return GatherOperation(self.inputs[0], y.shape, y.dtype, name).outputs[0]
 
     def gradient(self, grad_ys: list[upstream.Tensor]) -> list[upstream.Tensor]:
         (x,) = self.inputs

@@ -8,6 +8,7 @@ import tensorflow.compat.v1 as tf1
 import t2tp
 from t2tp import mtf
 from t2tp.models.model import LossOutput
+from t2tp.ops.variable import gradients_at_rest
 from t2tp.optim.gradient_accumulation import accumulate
 from t2tp.program.abstract_program import AbstractProgram
 
@@ -27,6 +28,7 @@ def mlp_step(mesh, features):
     loss = mtf.reduce_mean(mtf.square(y - x))
     variables = mesh.graph.trainable_variables
     gradients = mtf.gradients([loss], [v.value for v in variables])
+    gradients = gradients_at_rest(gradients, variables)
     for variable, gradient in zip(variables, gradients, strict=True):
         shape = variable.shape
         slot = mtf.get_variable(mesh, f"{variable.name}/m", shape, trainable=False)

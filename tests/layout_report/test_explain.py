@@ -303,3 +303,19 @@ def test_it_says_what_a_device_needs_and_which_have_it():
     )
     assert wording.fits(30 * 2**30).endswith("fits in 40 GB, not in 24 GB")
     assert wording.fits(10**12).endswith("more than a device of 192 GB has")
+
+
+def test_what_is_sharded_at_rest_and_what_is_not():
+    hparams = {"mesh_shape": "data:2;model:2", "layout": "batch:data;d_ff:model", "zero_stage": 1}
+    program = AbstractProgram(
+        samples.mlp_step, samples.MLP_FEATURES, layout=Layout.from_hparams(hparams)
+    )
+    report = t2tp.explain(program)
+    w_in = by_name(report.data.variables)["w_in"].tensor
+    assert w_in.describe() == "[d_model=6/data, d_ff=12/model]"
+    memory = {line.what: line for line in report.data.memory()}
+    assert memory["variables"].on_device == 2 * 72
+    assert memory["weights gathered once a step"].on_device == 2 * 144
+    shown = str(report)
+    assert "ZeRO stage 1: 2 of 2 variables are sharded at rest\n" in shown
+    assert "allgather over data of it for the forward pass, 72 B\n" in shown and "@" not in shown

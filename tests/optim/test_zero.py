@@ -24,9 +24,8 @@ MESHES = {
 SCHEDULE = {"learning_rate_schedule": "constant", "learning_rate_constant": 0.01}
 
 
-@functools.cache
-def trained(family, mesh, stage, optimizer="sgd", steps=2, **changes):
-    """The losses of some steps, the variables after them, and the program."""
+def make(family, mesh, stage, optimizer="sgd", **changes):
+    """A program that trains."""
     made = FAMILIES[family]
     mesh_shape, layout = MESHES[mesh]
     hparams = made.hparams(
@@ -43,9 +42,20 @@ def trained(family, mesh, stage, optimizer="sgd", steps=2, **changes):
         done = train_step(lambda x: model.loss(mesh, x, True), features, mesh, hparams, 10)
         return {"loss": done.loss, "norm": done.scalars["gradient_norm"]}
 
-    program = t2tp.Program(step, made.features(), layout=Layout.from_hparams(hparams))
-    results = [program(made.batch(), number) for number in range(steps)]
-    shown = [[float(x[name]) for name in ("loss", "norm")] for x in results]
+    return t2tp.Program(step, made.features(), layout=Layout.from_hparams(hparams))
+
+
+def run(program, family, steps):
+    """The loss and the norm of the gradients of each step."""
+    results = [program(FAMILIES[family].batch(), number) for number in steps]
+    return [[float(x[name]) for name in ("loss", "norm")] for x in results]
+
+
+@functools.cache
+def trained(family, mesh, stage, optimizer="sgd", steps=2, **changes):
+    """The losses of some steps, the variables after them, and the program."""
+    program = make(family, mesh, stage, optimizer, **changes)
+    shown = run(program, family, range(steps))
     return shown, {v.spec.name: v.numpy() for v in program.variables}, program
 
 
@@ -96,6 +106,21 @@ def test_optimizers_keep_and_update_parts(optimizer, stage):
     }
     given = trained("lm", "both", stage, optimizer, **changes)
     assert_same(given, trained("lm", "one device", 0, optimizer, **changes), 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [(("both", 3), ("data", 0)), (("data", 1), ("both", 3))]
+)
+def test_a_checkpoint_restores_into_any_stage_and_mesh(tmp_path, before, after):
+    changes = {"optimizer": "adam", "optimizer_adam_epsilon": 1e-3}
+    first = make("lm", *before, **changes)
+    run(first, "lm", range(1))
+    t2tp.save_checkpoint(tmp_path, first, 1)
+    second = make("lm", *after, **changes)
+    assert t2tp.restore_checkpoint(tmp_path, second) == 1
+    given = run(second, "lm", range(1, 2)), {v.spec.name: v.numpy() for v in second.variables}
+    wanted = trained("lm", "one device", 0, **changes)
+    assert_same(given, (wanted[0][1:], wanted[1]), 1e-4)
 
 
 def at_rest(program):

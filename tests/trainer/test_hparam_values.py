@@ -17,6 +17,8 @@ assert t2tp.hparams, t2tp.models  # Importing them registers sets and models.
 CHECKED_LATER = {
     "mesh_shape": "data",
     "layout": "batch",
+    "storage_layout": "d_model",
+    "zero_axes": "data;model",
     "optimizer": "adams",
     "learning_rate_schedule": "constnt",
     "weight_decay_exclude": "(",
