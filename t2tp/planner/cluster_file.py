@@ -101,6 +101,9 @@ class Stack:
       keeps_masks: whether dropout masks are stored, a byte per element.
       link: share of a link's bandwidth that collectives reach.
       overlap: share of the collectives of gradients and weights that hides behind computation.
+      overlap_activations: share of the backward pass's collectives of activations that hides
+        behind the gradients of weights.
+      repeats_all: whether recomputation runs whole layers again, also what no gradient needs.
       products: measured [FLOPs, FLOP/s] of matmuls by size; replaces `product` and the tiles.
       rates: measured bytes/s by kind of memory-bound operation.
       operation: seconds that each operation costs the host.
@@ -122,6 +125,8 @@ class Stack:
     keeps_masks: bool = False
     link: float = 0.8
     overlap: float = 0.0
+    overlap_activations: float = 0.0
+    repeats_all: bool = False
     products: tuple[tuple[float, float], ...] = ()
     rates: Mapping[str, float] = field(default_factory=dict)
     operation: float = 0.0

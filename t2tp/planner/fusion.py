@@ -11,6 +11,8 @@ from t2tp.planner.sequence import Placed
 from t2tp.planner.slices import FUSED, slice_bytes, work_of
 from t2tp.planner.work import Work
 
+_VIEWS = (upstream.Depend, upstream.StopGradient)
+
 
 def works(
     placed: Sequence[Placed],
@@ -27,30 +29,108 @@ def works(
       layout: mesh and rules.
       fuses: whether chains of element-wise operations move only inputs and outputs of the chain.
     """
-    computed = [each for each in placed if not each.is_view]
+    computed = [each for each in placed if each.is_computed]
     each_work = [(each, work_of(each, layout)) for each in computed]
+    each_work = [(each, work) for each, work in each_work if work.kind != "free"]
     if not fuses:
-        return [work for _, work in each_work if work.kind != "free"]
-    fusable = {each.operation: (each, work) for each, work in each_work if work.kind in FUSED}
-    chains = _chains(placed, fusable)
-    made = [
-        work for each, work in each_work if work.kind != "free" and each.operation not in fusable
-    ]
-    users = _users(placed)
-    needed = set(outputs)
-    for chain in chains:
+        return [work for _, work in each_work]
+    fusable = {each.operation: each for each, work in each_work if work.kind in FUSED}
+    chains = _Chains(placed, fusable, set(outputs), layout)
+    made = []
+    for each, work in each_work:
+        if each.operation in fusable:
+            chain = chains.begun_by.get(each.operation)
+            if chain is not None:
+                moved = chains.moved_bytes(chain)
+                made.append(replace(work, num_bytes=float(moved), operations=len(chain)))
+        # What a collective delivers needs no kernel of its own.
+        elif work.kind != "copy" or not each.collectives:
+            made.append(work)
+    return made
+
+
+class _Chains:
+    """Element-wise operations that read each other's results with nothing in between.
+
+    What the forward pass computes in a chain is not kept for a chain of the backward pass, which
+    computes it again from the inputs: a few operations cost less than the memory's bandwidth.
+
+    Attributes:
+      begun_by: each chain, by its first operation.
+    """
+
+    def __init__(
+        self,
+        placed: Sequence[Placed],
+        fusable: dict[upstream.Operation, Placed],
+        needed: set[upstream.Tensor],
+        layout: Layout,
+    ) -> None:
+        self._fusable = fusable
+        self._needed = needed
+        self._layout = layout
+        self._users: dict[upstream.Tensor, set[upstream.Operation]] = {}
+        self._chain_of: dict[upstream.Operation, list[upstream.Operation]] = {}
+        self.begun_by: dict[upstream.Operation, list[upstream.Operation]] = {}
+        depth: dict[upstream.Operation, int] = {}
+        for each in placed:
+            op = each.operation
+            sources = [_source(x) for x in op.inputs]
+            for x in sources:
+                self._users.setdefault(x, set()).add(op)
+            makers = [x.operation for x in sources]
+            # How many operations that are no part of a chain lie before this one.
+            depth[op] = max((depth.get(m, 0) + (m not in fusable) for m in makers), default=0)
+            if op not in fusable:
+                continue
+            near = (m for m in makers if m in fusable and self._fits(m, op))
+            before = next((m for m in near if depth[m] == depth[op]), None)
+            if before is None:
+                self.begun_by[op] = []
+            chain = self._chain_of[before] if before is not None else self.begun_by[op]
+            chain.append(op)
+            self._chain_of[op] = chain
+
+    def _fits(self, one: upstream.Operation, other: upstream.Operation) -> bool:
+        """Whether two operations may be in one kernel."""
+        a, b = self._fusable[one], self._fusable[other]
+        same = (a.phase, a.times, a.is_recomputed) == (b.phase, b.times, b.is_recomputed)
+        return same and not b.collectives
+
+    def moved_bytes(self, chain: list[upstream.Operation]) -> int:
+        """Returns the bytes that a kernel of the chain reads and writes."""
         members = set(chain)
-        read = {x for op in chain for x in op.inputs if _source(x).operation not in members}
         written = {
             y
             for op in chain
             for y in op.outputs
-            if y in needed or any(user not in members for user in users.get(y, ()))
+            if y in self._needed
+            or any(self._is_written_for(op, user, members) for user in self._users.get(y, ()))
         }
-        first = fusable[chain[0]][1]
-        moved = sum(slice_bytes(x, layout) for x in (*read, *written))
-        made.append(replace(first, num_bytes=float(moved), operations=len(chain)))
-    return made
+        moved = (*self._reads(chain), *written)
+        return sum(slice_bytes(x, self._layout) for x in moved)
+
+    def _is_written_for(
+        self, op: upstream.Operation, user: upstream.Operation, members: set[upstream.Operation]
+    ) -> bool:
+        is_computed_again = user in self._fusable and not self._fits(op, user)
+        return user not in members and not is_computed_again
+
+    def _reads(
+        self, chain: list[upstream.Operation], seen: frozenset = frozenset()
+    ) -> set[upstream.Tensor]:
+        """Returns the tensors that a chain, with what it computes again, reads."""
+        read: set[upstream.Tensor] = set()
+        for op in chain:
+            for x in map(_source, op.inputs):
+                other = self._chain_of.get(x.operation)
+                if other is chain:
+                    continue
+                if other is None or self._fits(x.operation, op) or x.operation in seen:
+                    read.add(x)
+                else:
+                    read |= self._reads(other, seen | set(chain))
+        return read
 
 
 def _source(tensor: upstream.Tensor) -> upstream.Tensor:
@@ -58,51 +138,3 @@ def _source(tensor: upstream.Tensor) -> upstream.Tensor:
     while isinstance(tensor.operation, _VIEWS) and tensor.operation.inputs:
         tensor = tensor.operation.inputs[0]
     return tensor
-
-
-_VIEWS = (upstream.Depend, upstream.StopGradient)
-
-
-def _users(placed: Sequence[Placed]) -> dict[upstream.Tensor, set[upstream.Operation]]:
-    users: dict[upstream.Tensor, set[upstream.Operation]] = {}
-    for each in placed:
-        for x in each.operation.inputs:
-            users.setdefault(_source(x), set()).add(each.operation)
-    return users
-
-
-def _chains(
-    placed: Sequence[Placed], fusable: dict[upstream.Operation, tuple[Placed, Work]]
-) -> list[list[upstream.Operation]]:
-    """Joins element-wise operations of one phase that read each other's results.
-
-    A result that much later operations read (those of the backward pass) joins nothing: a kernel
-    does not wait.
-    """
-    chain_of: dict[upstream.Operation, list[upstream.Operation]] = {}
-    chains: list[list[upstream.Operation]] = []
-    for each in placed:
-        op = each.operation
-        if op not in fusable:
-            continue
-        joined = None
-        for x in op.inputs:
-            before = _source(x).operation
-            if before in chain_of and _fits(fusable[before], fusable[op]) and not each.collectives:
-                joined = chain_of[before]
-                break
-        if joined is None:
-            joined = []
-            chains.append(joined)
-        joined.append(op)
-        chain_of[op] = joined
-    return chains
-
-
-def _fits(before: tuple[Placed, Work], after: tuple[Placed, Work]) -> bool:
-    (one, _), (other, _) = before, after
-    return (one.phase, one.times, one.is_recomputed) == (
-        other.phase,
-        other.times,
-        other.is_recomputed,
-    )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from t2tp import upstream
 from t2tp.mesh.layout import Layout
-from t2tp.ops.cast import CastOperation
 from t2tp.planner.sequence import Placed
 from t2tp.planner.slices import ELEMENTWISE, kind_of, slice_bytes
 from t2tp.planner.work import BACKWARD, FORWARD, UPDATE, Memory
@@ -17,9 +17,9 @@ class Liveness:
     """When each tensor of a step is made and last read.
 
     Attributes:
-      kept_bytes: of the forward pass, kept for the backward pass.
-      gradient_bytes: of the trainable variables, in the backward pass.
-      sum_bytes: of the sums of these over microbatches.
+      layer_bytes: sums over the step: `kept` of the forward pass for the backward pass, `gathered`
+        weights in the activations' dtype, `gradients` in the backward pass, and their `sums` over
+        microbatches.
     """
 
     def __init__(
@@ -35,9 +35,9 @@ class Liveness:
         for tensor in outputs:
             self._last[self._root_of(tensor)] = len(placed)
         self._purpose = {tensor: self._purpose_of(tensor) for tensor in self._made}
-        self.kept_bytes = self._sum("kept") + self._sum("gathered")
-        self.gradient_bytes = self._sum("gradients")
-        self.sum_bytes = self._sum("sums")
+        self.layer_bytes = Counter(
+            {name: self._sum(name) for name in ("kept", "gathered", "gradients", "sums")}
+        )
 
     def _visit(self, i: int, each: Placed) -> None:
         op = each.operation
@@ -50,7 +50,7 @@ class Liveness:
                 self._root[y] = self._root_of(x)
         else:
             for y in op.outputs:
-                if not isinstance(op, upstream.Variable):
+                if each.is_computed:
                     self._made[y] = i
                     self._last.setdefault(y, i)
 
@@ -84,7 +84,7 @@ class Liveness:
             return "features"
         if isinstance(op, upstream.WhileLoopOperation):
             return "sums"
-        if isinstance(op, CastOperation) and _is_weight(op.inputs[0]):
+        if isinstance(op, upstream.Variable):
             return "gathered"
         if made == FORWARD and last != FORWARD:
             return "kept"
@@ -124,10 +124,6 @@ class Liveness:
         return list(peaks.values())
 
 
-def _is_weight(tensor: upstream.Tensor) -> bool:
-    return isinstance(tensor.operation, upstream.Variable)
-
-
 def _in_place(
     each: Placed, new: Sequence[tuple[upstream.Tensor, int]], gone: Sequence[int]
 ) -> float:
@@ -148,7 +144,7 @@ def _points(placed: Sequence[Placed]) -> Iterator[tuple[str, tuple[str, ...]]]:
     passed_deepest = False
     for each, layer in zip(placed, layers, strict=True):
         if each.phase == FORWARD:
-            yield "end of the forward pass", ("kept",)
+            yield "end of the forward pass", ("kept", "gathered")
         elif each.phase == UPDATE:
             yield "update", ("gradients",)
         else:
@@ -156,7 +152,7 @@ def _points(placed: Sequence[Placed]) -> Iterator[tuple[str, tuple[str, ...]]]:
             if passed_deepest:
                 yield "end of the backward pass", ("gradients",)
             else:
-                yield "begin of the backward pass", ("kept",)
+                yield "begin of the backward pass", ("kept", "gathered")
 
 
 def _layer(name: str) -> str:

@@ -29,7 +29,7 @@ class LoweredStep:
       variables: bytes of a processor by purpose: `weights` and `optimizer`.
       parameters: number of trainable parameters of the whole model.
       memory: the peaks of its parts, without variables.
-      layer_bytes: `kept`, `gradients` and `sums`, as `Liveness` has them.
+      layer_bytes: as `Liveness` has them.
       flops: of the matmuls of the forward pass on the whole mesh, as `matmul_flops` counts them.
       hidden_flops: of those that a causal mask hides.
     """
@@ -45,18 +45,21 @@ class LoweredStep:
     hidden_flops: float
 
     @classmethod
-    def from_program(cls, program: AbstractProgram, *, fuses: bool) -> LoweredStep:
+    def from_program(
+        cls, program: AbstractProgram, *, fuses: bool, repeats_all: bool = False
+    ) -> LoweredStep:
         """Lowers a program.
 
         Args:
           program: of a training step.
           fuses: whether chains of element-wise operations are one kernel.
+          repeats_all: whether recomputation also repeats what no gradient needs.
         """
         layout = program.layout
         log = program.collective_log()
         graph, outputs = program.graph()
         needed = list(outputs.values())
-        placed = program_order(graph.operations, needed, log)
+        placed = program_order(graph.operations, needed, log, repeats_all=repeats_all)
         liveness = Liveness(placed, needed, layout)
         flops, hidden = _model_flops(placed)
         return cls(
@@ -66,11 +69,7 @@ class LoweredStep:
             _variables(graph, layout),
             sum(v.shape.size for v in graph.trainable_variables),
             liveness.peaks({}),
-            Counter(
-                kept=liveness.kept_bytes,
-                gradients=liveness.gradient_bytes,
-                sums=liveness.sum_bytes,
-            ),
+            liveness.layer_bytes,
             flops,
             hidden,
         )
@@ -117,6 +116,7 @@ def _traffic(placed: Sequence[Placed]) -> list[Traffic]:
             collective.times,
             collective.bytes,
             each.phase == UPDATE,
+            each.is_recomputed,
         )
         for each in placed
         for collective in each.collectives

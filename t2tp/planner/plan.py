@@ -7,11 +7,11 @@ from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from t2tp.planner.cluster_file import ClusterFile
+from t2tp.planner.cluster_file import ClusterFile, Stack
 from t2tp.planner.collective_cost import CollectiveCost, axes_text
 from t2tp.planner.compute_cost import ComputeCost
 from t2tp.planner.lowered import LoweredStep
-from t2tp.planner.work import BACKWARD, COMPUTE_BOUND, PHASES, PURPOSES
+from t2tp.planner.work import BACKWARD, COMPUTE_BOUND, PHASES, PURPOSES, Traffic
 
 # Bytes. A plan whose memory is nearer to the limit than this may fit or not.
 BORDERLINE = 2 << 30
@@ -177,7 +177,6 @@ class Plan:
         """
         devices = step.layout.size
         costs = [*_compute_costs(step, cluster), *_collective_costs(step, cluster)]
-        costs = _overlapped(costs, cluster.software.overlap)
         seconds = sum(cost.seconds for cost in costs)
         memory, point = _memory(step, cluster)
         recomputed = sum(w.flops * w.times * n for w, n in step.work.items() if w.is_recomputed)
@@ -238,43 +237,28 @@ def _compute_costs(step: LoweredStep, cluster: ClusterFile) -> list[Cost]:
 
 
 def _collective_costs(step: LoweredStep, cluster: ClusterFile) -> list[Cost]:
+    """Returns the seconds of collectives, of which the stack hides a share behind computation."""
     model = CollectiveCost(cluster, step.layout.mesh_shape)
-    totals: dict[tuple[str, str, bool], list[float]] = defaultdict(lambda: [0.0, 0, 0.0])
+    totals: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0, 0.0])
     for traffic, number in step.traffic.items():
-        total = totals[
-            f"{traffic.kind} over {axes_text(traffic.axes)}", traffic.phase, traffic.of_state
-        ]
+        total = totals[f"{traffic.kind} over {axes_text(traffic.axes)}", traffic.phase]
         times = number * traffic.times
-        total[0] += times * model.seconds(traffic)
-        total[1] += times
-        total[2] += times * traffic.num_bytes
-    costs: list[Cost] = []
-    for (kind, phase, _), (seconds, count, num_bytes) in totals.items():
-        costs.append(Cost(kind, phase, seconds, 0.0, int(count), num_bytes, True))
-    return costs
+        seconds = times * model.seconds(traffic)
+        total[0] += seconds
+        total[1] += seconds * _hidden_share(traffic, cluster.software)
+        total[2] += times
+        total[3] += times * traffic.num_bytes
+    return [
+        Cost(kind, phase, seconds - hidden, hidden, round(count), num_bytes, True)
+        for (kind, phase), (seconds, hidden, count, num_bytes) in totals.items()
+    ]
 
 
-def _overlapped(costs: list[Cost], share: float) -> list[Cost]:
-    """Hides the stack's share of the update's collectives behind the backward pass."""
-    room = sum(c.seconds for c in costs if c.phase == BACKWARD and not c.is_collective)
-    hidden_costs = []
-    for cost in costs:
-        hidden = 0.0
-        if cost.is_collective and cost.phase == "update":
-            hidden = min(share * cost.seconds, room)
-            room -= hidden
-        hidden_costs.append(
-            Cost(
-                cost.kind,
-                cost.phase,
-                cost.seconds - hidden,
-                hidden,
-                cost.count,
-                cost.num_bytes,
-                cost.is_collective,
-            )
-        )
-    return hidden_costs
+def _hidden_share(traffic: Traffic, stack: Stack) -> float:
+    if traffic.of_state:
+        return stack.overlap
+    is_hidden = traffic.phase == BACKWARD and not traffic.is_recomputed
+    return stack.overlap_activations if is_hidden else 0.0
 
 
 def _memory(step: LoweredStep, cluster: ClusterFile) -> tuple[dict[str, float], str]:

@@ -65,10 +65,12 @@ class Request:
 
     def lowered(self, cluster: ClusterFile) -> LoweredStep:
         """Lowers the step for a cluster's software."""
-        fuses = cluster.software.fuses
+        stack = cluster.software
 
         def lower(hparams: HParams) -> LoweredStep:
-            return LoweredStep.from_program(self.program(hparams), fuses=fuses)
+            return LoweredStep.from_program(
+                self.program(hparams), fuses=stack.fuses, repeats_all=stack.repeats_all
+            )
 
         return lower_by_layers(lower, self.hparams)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from t2tp import upstream
 from t2tp.layout_report.attribution import GRADIENTS
-from t2tp.lowering.lowering import live_operations
+from t2tp.lowering.lowering import all_operations, live_operations
 from t2tp.mesh.collectives import Collective
 from t2tp.optim.gradient_accumulation import MicrobatchLoop
 from t2tp.planner.work import BACKWARD, FORWARD, UPDATE
@@ -46,13 +46,22 @@ class Placed:
         """Whether the output shares the memory of the input."""
         if isinstance(self.operation, upstream.ReshapeOperation):
             return not self.collectives
-        return isinstance(self.operation, (*_IDENTITIES, upstream.Variable))
+        return isinstance(self.operation, _IDENTITIES)
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether it moves bytes: a variable does if it is read in another dtype."""
+        if isinstance(self.operation, upstream.Variable):
+            return self.operation.slice_dtype != self.operation.outputs[0].dtype
+        return not self.is_view
 
 
 def program_order(
     operations: Sequence[upstream.Operation],
     needed: Iterable[upstream.Tensor],
     collectives: Sequence[Collective],
+    *,
+    repeats_all: bool = False,
 ) -> list[Placed]:
     """Lists the operations that a step executes, with those of loops at the loop's place.
 
@@ -60,11 +69,29 @@ def program_order(
       operations: of the graph.
       needed: outputs of the program.
       collectives: of the program, in its order.
+      repeats_all: whether recomputation also repeats what no gradient needs.
     """
     placed = list(_flat(operations, needed, 1))
     _set_phases(placed)
     _place(collectives, placed)
-    return placed
+    return _with_unneeded(placed, operations) if repeats_all else placed
+
+
+def _with_unneeded(
+    placed: Sequence[Placed], operations: Sequence[upstream.Operation]
+) -> list[Placed]:
+    """Adds the copies that nothing needs, with the collectives of what they are copies of."""
+    live = {each.operation for each in placed}
+    original: dict[str, Placed] = {}
+    for each in placed:
+        original.setdefault(each.operation.name, each)
+    copies = [
+        Placed(op, of.times, BACKWARD, True, of.collectives)
+        for op in all_operations(operations)
+        if op not in live and (of := original.get(op.name)) is not None and of.phase == FORWARD
+    ]
+    last = max((i for i, each in enumerate(placed) if each.is_recomputed), default=-1)
+    return [*placed[: last + 1], *copies, *placed[last + 1 :]]
 
 
 def _flat(

@@ -39,6 +39,7 @@ _KINDS = {
     "Constant": "free",
     "ZeroAfter": "free",
     "TakeMicrobatch": "copy",
+    "Variable": "copy",
 }
 
 ELEMENTWISE = "elementwise"
@@ -72,6 +73,8 @@ def work_of(placed: Placed, layout: Layout) -> Work:
         for variable in op.variables:
             elements = math.prod(layout.slice_size(variable.shape))
             moved += 2 * elements * variable.slice_dtype.size
+    if isinstance(op, upstream.Variable):  # A weight that is read in the activations' dtype.
+        moved += math.prod(layout.slice_size(op.shape)) * op.slice_dtype.size
     largest = max(tensors, key=lambda x: x.shape.size, default=None)
     common: dict[str, Any] = {
         "phase": placed.phase,

@@ -66,6 +66,7 @@ class Traffic:
       times: how often a step runs it.
       num_bytes: that a processor puts in.
       of_state: whether it is of gradients or weights, and not of activations.
+      is_recomputed: whether it repeats one of the forward pass.
     """
 
     kind: str
@@ -74,6 +75,7 @@ class Traffic:
     times: int
     num_bytes: int
     of_state: bool
+    is_recomputed: bool = False
 
 
 # Purposes of memory, in the order in which they are shown.
@@ -96,7 +98,7 @@ class Memory:
 
     Attributes:
       point: in words.
-      layers: what each further layer adds here: `kept`, `gradients` or both.
+      layers: what each further layer adds here, of `Liveness.layer_bytes`.
       by_purpose: bytes.
     """
 

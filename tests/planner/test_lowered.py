@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 
 import pytest
@@ -28,6 +29,13 @@ CASES = {
 }
 
 
+def engine_stack():
+    """A cluster whose software recomputes what t2tp's engine does, and no more."""
+    cluster = ClusterFile.load("a100")
+    stack = dataclasses.replace(cluster.software, repeats_all=False)
+    return dataclasses.replace(cluster, stacks={cluster.stack: stack})
+
+
 def wanted(**values):
     return request("transformer_lm", make_hparams(**values), vocab_size=30)
 
@@ -49,7 +57,7 @@ def totals(step):
 @pytest.mark.parametrize("case", CASES)
 def test_layers_that_are_multiplied_count_like_layers_that_are_lowered(case):
     made = wanted(num_hidden_layers=5, **CASES[case])
-    step = made.lowered(ClusterFile.load("a100"))
+    step = made.lowered(engine_stack())
     program = whole(made)
     counts, sizes = Counter(), Counter()
     for traffic, number in step.traffic.items():
@@ -65,7 +73,7 @@ def test_layers_that_are_multiplied_count_like_layers_that_are_lowered(case):
 def test_work_and_memory_of_many_layers_follow_from_few(case):
     """Lowering all layers says the same as multiplying: time, FLOPs and the peak of memory."""
     deep = wanted(num_hidden_layers=5, **CASES[case])
-    cluster = ClusterFile.load("a100")
+    cluster = engine_stack()
     all_layers = LoweredStep.from_program(whole(deep), fuses=True)
     few_layers = deep.lowered(cluster)
     assert few_layers.flops == all_layers.flops
@@ -73,6 +81,17 @@ def test_work_and_memory_of_many_layers_follow_from_few(case):
     assert few_layers.parameters == all_layers.parameters
     peaks = [max(peak.total for peak in step.memory) for step in (few_layers, all_layers)]
     assert peaks[0] == pytest.approx(peaks[1], rel=0.05)
+
+
+def test_a_stack_may_repeat_what_no_gradient_needs():
+    made = wanted(recompute="layer", mesh_shape="model:4", layout=MODEL_LAYOUT)
+    some, all_of_it = (
+        sum(w.flops * n for w, n in made.lowered(cluster).work.items() if w.is_recomputed)
+        for cluster in (engine_stack(), ClusterFile.load("a100"))
+    )
+    program = whole(made)
+    layer_flops = made.lowered(engine_stack()).flops / program.layout.size
+    assert some < all_of_it < layer_flops
 
 
 def test_flops_of_a_step_are_six_times_parameters_and_tokens():

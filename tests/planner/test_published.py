@@ -1,0 +1,83 @@
+"""The two published measurements that constants were fitted to are reproduced."""
+
+from __future__ import annotations
+
+import pytest
+
+from t2tp import registry
+from t2tp.ops.attention import api
+from t2tp.planner import ClusterFile
+from t2tp.trainer.planning import request
+
+pytestmark = pytest.mark.slow
+
+# arXiv:2205.05198, table 4: milliseconds forward and backward of one layer of the 22B model.
+# hparams `recompute` and `sequence_parallel`; whether the attention weights are stored.
+TABLE_4 = {
+    "baseline": ("none", False, True, 7.7, 11.9),
+    "sequence parallelism": ("none", True, True, 7.2, 11.8),
+    "full recomputation": ("layer", False, True, 7.7, 19.5),
+    "selective recomputation": ("none", False, False, 7.7, 13.2),
+    "selective and sequence": ("none", True, False, 7.2, 13.1),
+}
+SPLIT = "heads:model;d_ff:model;vocab:model"
+
+
+def seconds(plan, phase):
+    """Of forward or backward pass; without the weights' cast, which a step does once."""
+    return sum(c.seconds for c in plan.costs if c.phase == phase and c.kind != "copy")
+
+
+def plan_of(cluster, vocab_size, **values):
+    hparams = registry.hparams("gpt3_175b")
+    common = {"batch_size_unit": "sequences_per_batch", "microbatches": 1, "use_bias": False}
+    for name, value in {**common, **values}.items():
+        hparams.set(name, value)
+    return request("transformer_lm", hparams, vocab_size).plan(ClusterFile.load(cluster))
+
+
+@pytest.mark.parametrize("case", TABLE_4)
+def test_a_layer_of_the_22b_model_takes_what_table_4_says(case, monkeypatch):
+    recompute, sequence_parallel, stores_weights, *measured = TABLE_4[case]
+    monkeypatch.setattr(api, "_LARGEST_DENSE", 1 << 30 if stores_weights else 0)
+    two, one = (
+        plan_of(
+            "a100",
+            51200,
+            d_model=6144,
+            d_ff=4 * 6144,
+            num_heads=64,
+            d_kv=96,
+            batch_size=4,
+            num_hidden_layers=layers,
+            recompute=recompute,
+            sequence_parallel=sequence_parallel,
+            mesh_shape="model:8",
+            layout=SPLIT + (";residual_length:model" if sequence_parallel else ""),
+            layer_prepostprocess_dropout=0.1,
+            attention_dropout=0.1,
+        )
+        for layers in (2, 1)
+    )
+    layer = [1e3 * (seconds(two, p) - seconds(one, p)) for p in ("forward", "backward")]
+    assert layer == pytest.approx(measured, rel=0.04)
+
+
+def test_mpt_7b_on_eight_h100_takes_what_llm_foundry_measured():
+    plan = plan_of(
+        "h100",
+        50368,
+        d_model=4096,
+        d_ff=4 * 4096,
+        num_heads=32,
+        d_kv=128,
+        batch_size=8 * 6,
+        num_hidden_layers=32,
+        recompute="none",
+        mesh_shape="data:8",
+        layout="batch:data",
+    )
+    # Its state is split over the devices, and here each updates all of it.
+    update = sum(c.seconds for c in plan.costs if c.phase == "update" and not c.is_collective)
+    step = plan.seconds - update * 7 / 8
+    assert plan.tokens / 8 / step == pytest.approx(10_643, rel=0.02)
