@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from t2tp.checkpoint.program import restore_checkpoint, save_checkpoint
     from t2tp.hparam import HParams
+    from t2tp.layout_check import check_layout
     from t2tp.layout_report import explain
     from t2tp.lowering.operation import Operation
     from t2tp.mesh.cluster import Cluster, connect
@@ -40,6 +41,7 @@ _HOMES = {
     "Mesh": "t2tp.program.program",
     "Operation": "t2tp.lowering.operation",
     "Program": "t2tp.program.program",
+    "check_layout": "t2tp.layout_check",
     "connect": "t2tp.mesh.cluster",
     "explain": "t2tp.layout_report",
     "plan": "t2tp.trainer.planning",
@@ -56,6 +58,7 @@ __all__ = [
     "Mesh",
     "Operation",
     "Program",
+    "check_layout",
     "connect",
     "explain",
     "plan",

@@ -41,6 +41,7 @@ PACKAGES = {
     "hparams": ("data and settings", "registered sets of hyperparameters"),
     "decoding": ("models", "beam search and sampling"),
     "layout_report": ("around a program", "what a layout costs"),
+    "layout_check": ("around a program", "a layout beside one device, in float64"),
     "planner": ("around a program", "what a step costs on a cluster"),
     "models": ("models", "registered models: loss, prefill, decode step"),
     "layers": ("models", "attention, feed-forward, experts"),

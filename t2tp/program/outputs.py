@@ -47,15 +47,25 @@ class Outputs(Mapping[str, np.ndarray]):
         first = self._slices[0][name]
         if tuple(first.shape) == tuple(shape.to_integer_list):
             return first.numpy()
-        gathered = dims_to_gather(self._layout, self._cluster, shape)
         whole = np.zeros(shape.to_integer_list, first.dtype.as_numpy_dtype)
+        for region, value in self.slices_of(name):
+            whole[region] = value
+        return whole
+
+    def shape_of(self, name: str) -> upstream.Shape:
+        """The global shape of an output."""
+        return self._shapes[name]
+
+    def slices_of(self, name: str) -> Iterator[tuple[tuple[slice, ...], np.ndarray]]:
+        """What each processor of this process has of an output, and where in it that is."""
+        shape = self._shapes[name]
+        gathered = dims_to_gather(self._layout, self._cluster, shape)
         for pnum, slices in zip(self._cluster.local_pnums, self._slices, strict=True):
             region = tuple(
                 slice(None) if i in gathered else part
                 for i, part in enumerate(self._layout.slices(shape, pnum))
             )
-            whole[region] = slices[name].numpy()
-        return whole
+            yield region, slices[name].numpy()
 
 
 def dims_to_gather(layout: Layout, cluster: Cluster, shape: upstream.Shape) -> list[int]:

@@ -1,0 +1,301 @@
+"""Runs a step on a mesh and on one device, in float64, and compares what they compute."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from t2tp import upstream
+from t2tp.layout_check.double_program import DoubleProgram
+from t2tp.layout_check.report import Compared, FirstDifference, LayoutCheck
+from t2tp.lowering.lowering import live_operations
+from t2tp.mesh.cluster import Cluster, connect
+from t2tp.mesh.layout import Layout
+from t2tp.ops.cast import CastOperation
+from t2tp.ops.dropout import DropoutOperation
+from t2tp.program.outputs import Outputs
+from t2tp.program.program import Feature, Mesh, StepFn
+
+# Gradients below this part of the largest one are zeros but for rounding, which optimizers that
+# divide by a gradient's size make large.
+_NEGLIGIBLE = 1e-9
+# So that weights that begin at 0 or 1 hide nothing.
+_NOISE = 0.05
+
+_Tensors = dict[str, upstream.Tensor]
+# (mesh, outputs, gradients) -> the tensors to compare, by "kind name"
+_Choose = Callable[[Mesh, _Tensors, _Tensors], _Tensors]
+
+
+def check_layout(
+    step_fn: StepFn,
+    features: Mapping[str, Feature] | None = None,
+    batch: Mapping[str, np.ndarray] | None = None,
+    *,
+    mesh_shape: str = "",
+    layout: str | Layout = "",
+    seed: int = 0,
+    step: int = 1,
+) -> LayoutCheck:
+    """Compares a step on a mesh with the same step on one device, in float64.
+
+    The mesh is made of virtual CPU devices, so any machine will do. Choose small dimensions.
+
+    Args:
+      step_fn: builds the step, as for `Program`. Its outputs, the gradients that it takes with
+        `mtf.gradients`, its random masks, and what it assigns to variables are compared.
+      features: what it is fed.
+      batch: global arrays by name.
+      mesh_shape: such as `data:2;model:4`.
+      layout: such as `batch:data;d_ff:model`, or a `Layout`, which has its own mesh shape.
+      seed: of initial values and random operations.
+      step: the number of the step.
+
+    Returns:
+      What was compared, and where a difference begins.
+
+    Raises:
+      LayoutError: the layout cannot work for a tensor of the model.
+      ValueError: TensorFlow has started up with fewer devices than the mesh needs.
+    """
+    layout = Layout.from_arguments(mesh_shape, layout)
+    cluster = _virtual_devices(layout.size)
+    pair = _Pair(step_fn, dict(features or {}), layout, cluster, seed)
+    compared = pair.run(_gradients_and_masks, dict(batch or {}), step)
+    compared += pair.compare_updates()
+    order = {kind: i for i, kind in enumerate(("output", "gradient", "mask", "update"))}
+    compared.sort(key=lambda each: order[each.kind])
+    first = None
+    if not all(each.agrees for each in compared):
+        everything = pair.run(_all_tensors, dict(batch or {}), step)
+        first = next((pair.explain(each) for each in everything if not each.agrees), None)
+    return LayoutCheck(str(layout), tuple(compared), first)
+
+
+def _virtual_devices(count: int) -> Cluster:
+    """Makes virtual CPU devices, also on a machine that has GPUs."""
+    with contextlib.suppress(RuntimeError):  # TensorFlow has started up.
+        tf.config.set_visible_devices([], "GPU")
+    return connect(count)
+
+
+class _Pair:
+    """A step on the mesh, and on its first device alone."""
+
+    def __init__(
+        self,
+        step_fn: StepFn,
+        features: Mapping[str, Feature],
+        layout: Layout,
+        cluster: Cluster,
+        seed: int,
+    ) -> None:
+        self._step_fn = step_fn
+        self._features = features
+        self._layout = layout
+        self._cluster = cluster
+        self._seed = seed
+        self._operations: dict[str, upstream.Operation] = {}
+        self._gradients: dict[str, np.ndarray] = {}
+
+    def run(self, choose: _Choose, batch: dict[str, np.ndarray], step: int) -> list[Compared]:
+        """Runs the step once on both, from the same values, and compares its tensors.
+
+        Args:
+          choose: returns the tensors to compare besides the outputs.
+          batch: global arrays by name.
+          step: its number.
+        """
+        alone = Cluster(self._cluster.devices[:1])
+        self._one = self._program(choose, Layout(), alone)
+        self._many = self._program(choose, self._layout, self._cluster)
+        for program in (self._one, self._many):
+            _perturb(program)
+        wanted, found = (program(batch, step=step) for program in (self._one, self._many))
+        self._gradients = {
+            name.partition(" ")[2]: wanted[name] for name in wanted if name.startswith("gradient ")
+        }
+        return [self._compare(name, wanted, found) for name in wanted]
+
+    def compare_updates(self) -> list[Compared]:
+        """Compares the values of variables after the step that `run` has done."""
+        after = {v.spec.name: self._one.value_of(v, 0) for v in self._one.variables}
+        trained = [v.spec.name for v in self._one.variables if v.spec.trainable]
+        # A slot of a weight whose gradient is zero but for rounding is compared with the others of
+        # its kind.
+        scales: dict[str, float] = defaultdict(float)
+        for name, value in after.items():
+            kind = _slot(name, trained)
+            scales[kind] = max(scales[kind], _largest(value))
+        compared = []
+        for variable in self._many.variables:
+            name = variable.spec.name
+            counts = self._counts(name, after[name].shape)
+            scale, error = scales[_slot(name, trained)] or 1.0, 0.0
+            for pnum in self._cluster.local_pnums:
+                value = self._many.value_of(variable, pnum)
+                begin = variable.begin(pnum)
+                region = tuple(slice(b, b + n) for b, n in zip(begin, value.shape, strict=True))
+                difference = np.where(counts[region], _difference(value, after[name][region]), 0.0)
+                error = max(error, _relative(difference, scale))
+            shape = self._split(variable.spec.shape)
+            compared.append(Compared("update", name, shape, error, scale))
+        return compared
+
+    def _counts(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        """Which elements of a variable have a gradient that is more than rounding."""
+        if name not in self._gradients:
+            return np.ones(shape, bool)
+        return np.abs(self._gradients[name]) > _NEGLIGIBLE * self._largest_gradient()
+
+    def explain(self, compared: Compared) -> FirstDifference:
+        """Names the operation that computes a tensor, and its inputs."""
+        op = self._operations[f"{compared.kind} {compared.name}"]
+        inputs = tuple(
+            f"{x.name.removesuffix(':0')} {self._split(x.shape)}" for x in dict.fromkeys(op.inputs)
+        )
+        return FirstDifference(compared, f"{op.name} ({type(op).__name__})", inputs)
+
+    def _program(self, choose: _Choose, layout: Layout, cluster: Cluster) -> DoubleProgram:
+        def step_fn(mesh: Mesh, features: dict[str, upstream.Tensor]) -> dict[str, upstream.Tensor]:
+            with _noting_gradients(mesh) as gradients:
+                outputs = self._step_fn(mesh, features)
+            chosen = choose(mesh, dict(outputs), gradients)
+            self._operations |= {name: tensor.operation for name, tensor in chosen.items()}
+            return chosen
+
+        return DoubleProgram(
+            step_fn, self._features, layout=layout, cluster=cluster, seed=self._seed, xla=False
+        )
+
+    def _compare(self, key: str, wanted: Mapping[str, np.ndarray], found: Outputs) -> Compared:
+        """Compares each processor's slice of a tensor with that of the whole on one device."""
+        kind, _, name = key.rpartition(" ")
+        kind = kind or "output"  # Of a scalar summary.
+        whole, shape = wanted[key], found.shape_of(key)
+        scale = self._largest_gradient() if kind == "gradient" else max(1.0, _largest(whole))
+        error = 0.0
+        for region, value in found.slices_of(key):
+            error = max(error, _relative(_difference(value, whole[region]), scale))
+        return Compared(kind, name, self._split(shape), error, scale)
+
+    def _largest_gradient(self) -> float:
+        return max(map(_largest, self._gradients.values()), default=0.0) or 1.0
+
+    def _split(self, shape: upstream.Shape) -> str:
+        """Formats a shape with the axes of the mesh that split it."""
+        parts = []
+        for dim in shape.dims:
+            axis = self._layout.axis_of(dim.name)
+            parts.append(f"{dim.name}={dim.size}{f'/{axis.name}' if axis else ''}")
+        return f"[{', '.join(parts)}]"
+
+
+def _gradients_and_masks(mesh: Mesh, outputs: _Tensors, gradients: _Tensors) -> _Tensors:
+    """The outputs, the gradients of variables and random tensors outside of loops."""
+    chosen = {f"output {name}": tensor for name, tensor in outputs.items()}
+    chosen |= {f"gradient {name}": tensor for name, tensor in gradients.items()}
+    for op in live_operations(mesh.graph.operations, outputs.values()):
+        if isinstance(op, (DropoutOperation, upstream.RandomOperation)):
+            chosen[f"mask {op.name}"] = op.outputs[0]
+    return chosen
+
+
+def _all_tensors(mesh: Mesh, outputs: _Tensors, gradients: _Tensors) -> _Tensors:
+    """Everything that the step computes, outside of loops, in order."""
+    del gradients
+    operations = live_operations(mesh.graph.operations, outputs.values())
+    return {
+        f"tensor {tensor.name.removesuffix(':0')}": tensor
+        for op in operations
+        for tensor in op.outputs
+    }
+
+
+@contextlib.contextmanager
+def _noting_gradients(mesh: Mesh) -> Iterator[_Tensors]:
+    """Yields a dictionary that has, at the end, the gradient of each variable by its name."""
+    noted: _Tensors = {}
+    # `t2tp` offers this module, and type checkers cannot read `mtf` on the way to itself.
+    mtf = importlib.import_module("t2tp.mtf")
+    gradients = mtf.gradients
+
+    def noting(
+        ys: Sequence[upstream.Tensor], xs: Sequence[upstream.Tensor], *args: Any, **kwargs: Any
+    ):
+        found = gradients(ys, xs, *args, **kwargs)
+        for x, gradient in zip(xs, found, strict=True):
+            if gradient is not None and isinstance(x.operation, upstream.Variable):
+                noted[x.operation.name] = gradient
+        return found
+
+    vars(mtf)["gradients"] = noting
+    try:
+        yield noted
+    finally:
+        vars(mtf)["gradients"] = gradients
+    outside = set(mesh.graph.operations)
+    for name, gradient in list(noted.items()):
+        if gradient.operation not in outside:
+            total = _sum_of_loop(gradient, mesh)
+            if total is None:
+                del noted[name]
+            else:
+                noted[name] = total
+
+
+def _sum_of_loop(gradient: upstream.Tensor, mesh: Mesh) -> upstream.Tensor | None:
+    """The output of the loop over microbatches that sums a gradient of its body, or None."""
+    for op in mesh.graph.operations:
+        if isinstance(op, upstream.WhileLoopOperation):
+            for total, part in zip(op.outputs, op._body_outputs, strict=False):
+                cast = isinstance(part.operation, CastOperation)
+                if gradient is (part.operation.inputs[0] if cast else part):
+                    return total
+    return None
+
+
+def _perturb(program: DoubleProgram) -> None:
+    """Adds noise to the weights: those that begin as zeros and ones would hide differences."""
+    for variable in program.variables:
+        if not variable.spec.trainable:
+            continue
+        random = np.random.default_rng(zlib.crc32(variable.spec.name.encode()))
+        noise = _NOISE * random.normal(size=variable.spec.shape.to_integer_list)
+        for pnum in program.cluster.local_pnums:
+            value, begin = program.value_of(variable, pnum), variable.begin(pnum)
+            region = tuple(slice(b, b + n) for b, n in zip(begin, value.shape, strict=True))
+            program.set_value(variable, pnum, value + noise[region])
+
+
+def _slot(name: str, trained: Sequence[str]) -> str:
+    """The kind of a variable: what follows the weight's name in a slot's; empty for weights."""
+    of = [weight for weight in trained if name.startswith(weight)]
+    return name[max(map(len, of)) :] if of else name
+
+
+def _difference(value: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """The absolute differences of numbers; equal infinities and NaNs do not differ."""
+    value, wanted = (np.asarray(each, np.float64) for each in (value, wanted))
+    same = (value == wanted) | (np.isnan(value) & np.isnan(wanted))
+    with np.errstate(invalid="ignore"):
+        return np.where(same, 0.0, np.abs(value - wanted))
+
+
+def _relative(difference: np.ndarray, scale: float) -> float:
+    """The largest difference as a part of `scale`; infinite if one is NaN."""
+    largest = float(np.max(difference, initial=0.0)) / scale
+    return np.inf if np.isnan(largest) else largest
+
+
+def _largest(value: np.ndarray) -> float:
+    """The largest finite absolute value."""
+    numbers = np.abs(np.asarray(value, np.float64))
+    return float(np.max(numbers, initial=0.0, where=np.isfinite(numbers)))

@@ -1,0 +1,146 @@
+"""Programs that compute in float64 what they would compute in float32 or 16 bits.
+
+The traced graph is rewritten, not the model: every float32, bfloat16 and float16 in it becomes
+float64. So it is the graph that a training runs, with the same collectives, and rounding is out of
+the way, whatever dtypes the model has asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.core.framework import attr_value_pb2, graph_pb2, node_def_pb2, types_pb2
+
+from t2tp.program.program import Program
+from t2tp.program.variables import SlicedVariable
+
+_NARROW = (types_pb2.DT_FLOAT, types_pb2.DT_BFLOAT16, types_pb2.DT_HALF)
+_WIDE = dict.fromkeys(_NARROW, types_pb2.DT_DOUBLE)
+
+
+class DoubleProgram(Program):
+    """A program whose floating-point numbers are all of 64 bits.
+
+    It works on copies of the variables (`value_of`); those in `variables` keep their values.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Builds the program; arguments as for `Program`."""
+        super().__init__(*args, **kwargs)
+        self._wide: dict[int, dict[str, tf.Variable]] = {}
+        self._widened: Callable[..., dict[str, tf.Tensor]] | None = None
+
+    def value_of(self, variable: SlicedVariable, pnum: int) -> np.ndarray:
+        """The present value of a processor's slice of a variable."""
+        return self._wide_slices(pnum)[variable.spec.name].numpy()
+
+    def set_value(self, variable: SlicedVariable, pnum: int, value: np.ndarray) -> None:
+        """Sets a processor's slice of a variable."""
+        self._wide_slices(pnum)[variable.spec.name].assign(value)
+
+    def _wide_slices(self, pnum: int) -> dict[str, tf.Variable]:
+        """The copies of a processor's slices, by the variable's name."""
+        if pnum not in self._wide:
+            with tf.device(self.cluster.devices[pnum]):
+                self._wide[pnum] = {
+                    v.spec.name: tf.Variable(tf.cast(v.slice_of(pnum), _wide_dtype(v.spec.dtype)))
+                    for v in self._used
+                }
+        return self._wide[pnum]
+
+    def trace(self) -> Any:
+        """The program of one processor in float64; a function of pnum, step, handles, features."""
+        if self._widened is None:
+            self._widened = _widen(super().trace())
+        return self._widened
+
+    def _call(self, pnum: int, step: int, slices: list[tf.Tensor]) -> dict[str, tf.Tensor]:
+        """Runs processor `pnum`'s part, in its own thread."""
+        with tf.device(self.cluster.devices[pnum]):
+            return self.trace()(
+                tf.constant(pnum, tf.int32),
+                tf.constant(step, tf.int64),
+                *(variable.handle for variable in self._wide_slices(pnum).values()),
+                *(tf.cast(part, _wide_dtype(part.dtype)) for part in slices),
+            )
+
+
+def _wide_dtype(dtype: tf.DType) -> tf.DType:
+    return tf.float64 if dtype.is_floating else dtype
+
+
+def _widen(
+    traced: tf.types.experimental.ConcreteFunction,
+) -> Callable[..., dict[str, tf.Tensor]]:
+    """Returns a traced function with float64 in place of narrower floats."""
+    graph = traced.graph
+    definition = graph.as_graph_def()
+    _Widening(definition).apply()
+    names = sorted(traced.structured_outputs)
+    outputs = [traced.structured_outputs[name] for name in names]
+    effects = [op.name for op in graph.get_operations() if op.op_def.is_stateful]
+
+    def imported() -> None:
+        tf.graph_util.import_graph_def(definition, name="")
+
+    wrapped = tf.compat.v1.wrap_function(imported, [])
+    pruned = wrapped.prune(
+        [wrapped.graph.get_tensor_by_name(tensor.name) for tensor in graph.inputs],
+        [
+            *(wrapped.graph.get_tensor_by_name(tensor.name) for tensor in outputs),
+            *(wrapped.graph.get_operation_by_name(name) for name in effects),
+        ],
+    )
+    return lambda *inputs: dict(zip(names, pruned(*inputs), strict=False))
+
+
+class _Widening:
+    """The rewriting of a graph and the functions that it calls, such as the bodies of loops."""
+
+    def __init__(self, definition: graph_pb2.GraphDef) -> None:
+        self._definition = definition
+        # TensorFlow has the narrow functions under their names already.
+        self._functions = {
+            function.signature.name: f"{function.signature.name}_float64"
+            for function in definition.library.function
+        }
+
+    def apply(self) -> None:
+        """Rewrites the graph in place."""
+        self._nodes(self._definition.node)
+        del self._definition.library.gradient[:]  # The gradients are in the graph.
+        for function in self._definition.library.function:
+            function.signature.name = self._functions[function.signature.name]
+            for arg in (*function.signature.input_arg, *function.signature.output_arg):
+                arg.type = _WIDE.get(arg.type, arg.type)
+            self._attributes(function.attr)
+            for arg_attributes in function.arg_attr.values():
+                self._attributes(arg_attributes.attr)
+            self._nodes(function.node_def)
+
+    def _nodes(self, nodes: Iterable[node_def_pb2.NodeDef]) -> None:
+        for node in nodes:
+            node.op = self._functions.get(node.op, node.op)
+            self._attributes(node.attr)
+
+    def _attributes(self, attributes: Mapping[str, attr_value_pb2.AttrValue]) -> None:
+        for value in attributes.values():
+            kind = value.WhichOneof("value")
+            if kind == "type":
+                value.type = _WIDE.get(value.type, value.type)
+            elif kind == "tensor" and value.tensor.dtype in _WIDE:
+                wide = tf.make_ndarray(value.tensor).astype(np.float64)
+                value.tensor.CopyFrom(tf.make_tensor_proto(wide))
+            elif kind == "func":
+                self._function(value.func)
+            elif kind == "list":
+                value.list.type[:] = [_WIDE.get(each, each) for each in value.list.type]
+                for function in value.list.func:
+                    self._function(function)
+
+    def _function(self, function: attr_value_pb2.NameAttrList) -> None:
+        function.name = self._functions.get(function.name, function.name)
+        self._attributes(function.attr)

@@ -1,0 +1,104 @@
+"""What a comparison of a layout with one device has found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# Of the largest value that a tensor is compared with: 1e4 times the rounding of float64.
+TOLERANCE = 1e-12
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A tensor of both programs.
+
+    Attributes:
+      kind: `output`, `gradient`, `mask` or `update`.
+      name: of the output, the variable, or the operation.
+      shape: with the axes of the mesh, as in `[batch=8/data, d_ff=16/model]`.
+      error: the largest difference of any processor's slice, relative to `scale`.
+      scale: the largest absolute value that differences are compared with.
+    """
+
+    kind: str
+    name: str
+    shape: str
+    error: float
+    scale: float
+
+    @property
+    def agrees(self) -> bool:
+        """Whether it is the same but for rounding; NaN is not."""
+        return self.error <= TOLERANCE
+
+
+@dataclass(frozen=True)
+class FirstDifference:
+    """The first tensor of the step that differs.
+
+    Attributes:
+      tensor: what differs and by how much.
+      operation: what computes it, as in `einsum_3 (EinsumOperation)`.
+      inputs: what it is computed from; all of these agree.
+    """
+
+    tensor: Compared
+    operation: str
+    inputs: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """The finding, as a sentence."""
+        computed = f"computed from {', '.join(self.inputs)}" if self.inputs else "without inputs"
+        return (
+            f"The first tensor that differs is {self.tensor.name} {self.tensor.shape}, by"
+            f" {self.tensor.error:.1e}, after the operation {self.operation}, {computed}"
+            f"{', which agree' if self.inputs else ''}."
+        )
+
+
+@dataclass(frozen=True)
+class LayoutCheck:
+    """The result of `check_layout`; `str()` is a table and a sentence.
+
+    Attributes:
+      layout: of the mesh.
+      compared: outputs, gradients, masks and updated variables.
+      first: where the difference begins; None if all agree, or if it only shows in the update.
+    """
+
+    layout: str
+    compared: tuple[Compared, ...]
+    first: FirstDifference | None = None
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the layout computes what one device computes."""
+        return all(each.agrees for each in self.compared)
+
+    def __str__(self) -> str:
+        """The table and the finding."""
+        width = max(len(each.name) for each in self.compared)
+        lines = [f"{self.layout}, in float64, against one device"]
+        lines += [
+            f"{each.kind:8}  {each.name:{width}}  {each.error:8.1e}"
+            f"  {'' if each.agrees else 'DIFFERS  '}{each.shape}".rstrip()
+            for each in self.compared
+        ]
+        return "\n".join([*lines, self.finding()])
+
+    def finding(self) -> str:
+        """The result in a sentence."""
+        if self.agrees:
+            return (
+                f"All {len(self.compared)} agree to {TOLERANCE:.0e}: what differs in float32 is"
+                " rounding."
+            )
+        wrong = [each for each in self.compared if not each.agrees]
+        counted = f"{len(wrong)} of {len(self.compared)} differ by more than {TOLERANCE:.0e}."
+        if self.first is not None:
+            return f"{counted} {self.first}"
+        return (
+            f"{counted} Every tensor of the step agrees when all are looked at: the first that"
+            f" differs otherwise is the {wrong[0].kind} {wrong[0].name}. It is computed in a loop,"
+            " by the update, or from sums that are deferred only if nobody looks at them."
+        )
