@@ -83,7 +83,9 @@ class _Chains:
             depth[op] = max((depth.get(m, 0) + (m not in fusable) for m in makers), default=0)
             if op not in fusable:
                 continue
-            near = (m for m in makers if m in fusable and self._fits(m, op))
+            near = (m for m in makers if m in fusable and self._is_one_pass(m, op))
+            if each.collectives:  # Its input is complete only after them.
+                near = iter(())
             before = next((m for m in near if depth[m] == depth[op]), None)
             if before is None:
                 self.begun_by[op] = []
@@ -91,11 +93,10 @@ class _Chains:
             chain.append(op)
             self._chain_of[op] = chain
 
-    def _fits(self, one: upstream.Operation, other: upstream.Operation) -> bool:
-        """Whether two operations may be in one kernel."""
+    def _is_one_pass(self, one: upstream.Operation, other: upstream.Operation) -> bool:
+        """Whether two operations belong to the same pass of the step."""
         a, b = self._fusable[one], self._fusable[other]
-        same = (a.phase, a.times, a.is_recomputed) == (b.phase, b.times, b.is_recomputed)
-        return same and not b.collectives
+        return (a.phase, a.times, a.is_recomputed) == (b.phase, b.times, b.is_recomputed)
 
     def moved_bytes(self, chain: list[upstream.Operation]) -> int:
         """Returns the bytes that a kernel of the chain reads and writes."""
@@ -113,7 +114,7 @@ class _Chains:
     def _is_written_for(
         self, op: upstream.Operation, user: upstream.Operation, members: set[upstream.Operation]
     ) -> bool:
-        is_computed_again = user in self._fusable and not self._fits(op, user)
+        is_computed_again = user in self._fusable and not self._is_one_pass(op, user)
         return user not in members and not is_computed_again
 
     def _reads(
@@ -126,7 +127,7 @@ class _Chains:
                 other = self._chain_of.get(x.operation)
                 if other is chain:
                     continue
-                if other is None or self._fits(x.operation, op) or x.operation in seen:
+                if other is None or self._is_one_pass(x.operation, op) or x.operation in seen:
                     read.add(x)
                 else:
                     read |= self._reads(other, seen | set(chain))
