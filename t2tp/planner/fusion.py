@@ -83,10 +83,10 @@ class _Chains:
             depth[op] = max((depth.get(m, 0) + (m not in fusable) for m in makers), default=0)
             if op not in fusable:
                 continue
-            near = (m for m in makers if m in fusable and self._is_one_pass(m, op))
-            if each.collectives:  # Its input is complete only after them.
-                near = iter(())
-            before = next((m for m in near if depth[m] == depth[op]), None)
+            # After a collective, whose result it reads, it begins a chain.
+            near = [m for m in makers if m in fusable and self._is_one_pass(m, op)]
+            joins = [m for m in near if depth[m] == depth[op] and not each.collectives]
+            before = joins[0] if joins else None
             if before is None:
                 self.begun_by[op] = []
             chain = self._chain_of[before] if before is not None else self.begun_by[op]
