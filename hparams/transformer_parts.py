@@ -54,6 +54,11 @@ def base_transformer() -> HParams:
     add("tie_embeddings", True, help="whether logits use the embedding matrix")
     add("scale_embeddings", False, help="whether to multiply embeddings by sqrt(d_model)")
     add(
+        "scale_decoder_outputs",
+        False,
+        help="whether logits are of the last layer's output divided by sqrt(d_model)",
+    )
+    add(
         "label_smoothing",
         0.0,
         min=0,
@@ -235,4 +240,9 @@ def _declare_attention(hparams: HParams) -> None:
     )
     add("attention_window", 256, min=1, help="window of local attention, the query included")
     add("compression_factor", 3, min=2, help="positions per key of compressed attention")
+    add(
+        "scale_attn_weights",
+        True,
+        help="whether scores of attention are divided by sqrt(d_kv); in T5 they are not",
+    )
     add("attention_dropout", 0.0, min=0, below=1, help="dropout of attention weights")

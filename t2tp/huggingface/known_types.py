@@ -10,10 +10,11 @@ from t2tp.huggingface.model_types.llama import LLAMA
 from t2tp.huggingface.model_types.mistral import MISTRAL
 from t2tp.huggingface.model_types.mixtral import MIXTRAL
 from t2tp.huggingface.model_types.qwen2 import QWEN2
+from t2tp.huggingface.model_types.t5 import T5
 from t2tp.suggestions import nearest
 
 MODEL_TYPES: dict[str, ModelType] = {
-    each.name: each for each in (GPT2, LLAMA, MISTRAL, QWEN2, GEMMA, MIXTRAL)
+    each.name: each for each in (GPT2, LLAMA, MISTRAL, QWEN2, GEMMA, MIXTRAL, T5)
 }
 
 

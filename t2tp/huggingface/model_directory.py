@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from t2tp.hparam import HParams
 from t2tp.huggingface.errors import ConversionError
 from t2tp.huggingface.known_types import find_type
-from t2tp.huggingface.model_type import ModelType
+from t2tp.huggingface.model_type import HAS_LOGITS, ModelType
 from t2tp.huggingface.safetensors_file import TensorInfo, read_header
 from t2tp.huggingface.tensor_map import Variable
 from t2tp.suggestions import nearest
@@ -52,6 +53,15 @@ class ModelDirectory:
         config = read_json(path / CONFIG_FILE)
         model_type = find_type(str(config.get("model_type")))
         return cls(path, config, model_type, _tensors(path))
+
+    def hparams(self) -> HParams:
+        """Returns the hparams of the model.
+
+        Raises:
+          ConversionError: an entry of the config is missing, or t2tp has nothing for its value.
+        """
+        has_logits = "lm_head.weight" in self.tensors
+        return self.model_type.hparams({**self.config, HAS_LOGITS: has_logits})
 
     def check_fits(self, variables: Sequence[Variable]) -> None:
         """Checks that the files have the variables' tensors, and no others.

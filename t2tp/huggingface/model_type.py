@@ -16,6 +16,9 @@ from t2tp.suggestions import nearest
 
 Config = Mapping[str, Any]
 
+# An entry that is not in the file: whether the tensors are there that logits have of their own.
+HAS_LOGITS = "has_logits"
+
 # Names of activations in configs, and of our networks; what is written is the first of each.
 ACTIVATIONS = {
     "gelu_new": "gelu",
@@ -39,6 +42,7 @@ class ModelType:
       hparams_set: our set, whose training hparams a converted run has.
       problem: the problem of a converted run, unless another is named.
       same: names in the config, and of the hparams of the same value.
+      training: hparams that are not the architecture, from the config.
       defaults: of entries that older configs lack.
       required: the values that entries must have: t2tp has no others.
       read: further hparams from the config.
@@ -57,6 +61,7 @@ class ModelType:
     read: Callable[[Config], dict[str, Any]]
     written: Callable[[HParams], dict[str, Any]]
     tensors: Callable[[HParams], Sequence[Entry]]
+    training: Callable[[Config], dict[str, Any]] = lambda config: {}
     defaults: Config = field(default_factory=dict)
     required: Mapping[str, Any] = field(default_factory=dict)
     prefix: str = ""
@@ -73,7 +78,7 @@ class ModelType:
         try:
             self._check(config)
             values = {ours: config[theirs] for theirs, ours in self.same.items()}
-            values |= self.read(config)
+            values |= self.read(config) | self.training(config)
         except KeyError as error:
             raise ConversionError(
                 f"config.json has no {error}, which a model of type {self.name} needs"
@@ -129,6 +134,8 @@ class ModelType:
             "kv_heads": hparams.num_kv_heads or hparams.num_heads,
             "d_kv": hparams.d_kv,
             "layer": hparams.num_hidden_layers,
+            "encoder_layer": values.get("num_encoder_layers") or hparams.num_hidden_layers,
+            "decoder_layer": values.get("num_decoder_layers") or hparams.num_hidden_layers,
             "experts": values.get("num_experts", 0),
             "router_experts": values.get("num_experts", 0),
             "expert": values.get("num_experts", 0),

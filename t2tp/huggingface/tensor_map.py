@@ -34,12 +34,14 @@ class Entry:
       their_dims: its dimensions, as in "(heads d_kv) d_model"; "1" is a dimension of size 1.
       ours: our variable's name, or several if `part` splits the tensor.
       our_dims: the dimensions of each.
+      layers: the size that says how many layers there are.
     """
 
     theirs: str
     their_dims: str
     ours: str | tuple[str, ...]
     our_dims: str
+    layers: str = "layer"
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ def variables(
     """
     found: dict[str, Variable] = {}
     for entry in entries:
-        for numbers in _numbers(entry.theirs, sizes):
+        for numbers in _numbers(entry, sizes):
             for name, dims, piece in _pieces(entry, numbers, sizes):
                 shape = tuple({**sizes, **padded}[dim] for dim in dims)
                 before = found[name].pieces if name in found else ()
@@ -128,10 +130,10 @@ def _boxes(shape: Index, most_elements: int) -> Iterator[tuple[Index, Index]]:
             yield (index, *begins), (1, *sizes)
 
 
-def _numbers(theirs: str, sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
+def _numbers(entry: Entry, sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
     """Yields the numbers of layer and expert that a name has."""
-    layers = range(sizes["layer"]) if "{layer}" in theirs else range(1)
-    experts = range(sizes["expert"]) if "{expert}" in theirs else range(1)
+    layers = range(sizes[entry.layers]) if "{layer}" in entry.theirs else range(1)
+    experts = range(sizes["expert"]) if "{expert}" in entry.theirs else range(1)
     for layer in layers:
         for expert in experts:
             yield {"layer": layer, "expert": expert}

@@ -70,6 +70,7 @@ class Embedding:
         is_tied: bool = True,
         is_scaled: bool = False,
         has_bias: bool = False,
+        are_logits_scaled: bool = False,
         num_tokens: int = 0,
     ) -> None:
         """Sets dimensions and variants.
@@ -83,6 +84,7 @@ class Embedding:
           is_scaled: whether looked-up vectors are multiplied by sqrt(d_model), as in tensor2tensor
             (arXiv:1706.03762, section 3.4).
           has_bias: whether logits have a bias, `logits_bias`.
+          are_logits_scaled: whether logits are of x divided by sqrt(d_model).
           num_tokens: the rows of `vocab` from this one on have a probability of 0; 0: there are no
             such rows.
         """
@@ -92,6 +94,7 @@ class Embedding:
         self._is_tied = is_tied
         self._is_scaled = is_scaled
         self._has_bias = has_bias
+        self._are_logits_scaled = are_logits_scaled
         self._num_tokens = num_tokens or vocab.size
 
     def __call__(self, tokens: mtf.Tensor, dtype: tf.DType) -> mtf.Tensor:
@@ -103,6 +106,8 @@ class Embedding:
         """Computes [..., d_model] -> [..., vocab]."""
         name = "embedding" if self._is_tied else "output_embedding"
         shape = x.shape - self.d_model + self.vocab
+        if self._are_logits_scaled:
+            x *= self.d_model.size**-0.5
         logits = mtf.einsum([x, self._table(x.mesh, name, x.dtype)], output_shape=shape)
         if self._has_bias:
             bias = variables.zeros(x.mesh, "logits_bias", [self.vocab], x.dtype)

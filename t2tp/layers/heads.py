@@ -27,6 +27,7 @@ class Heads:
         num_kv_heads: int = 0,
         use_bias: bool = False,
         qkv_bias: bool = False,
+        is_scaled: bool = True,
         output_scale: float = 1.0,
     ) -> None:
         """Sets the dimensions.
@@ -37,6 +38,8 @@ class Heads:
           num_kv_heads: key-value heads; 0: num_heads.
           use_bias: whether to add a bias after each matrix.
           qkv_bias: whether to add one to queries, keys and values, even without `use_bias`.
+          is_scaled: whether scores are divided by sqrt(d_kv), which attention does; otherwise
+            queries are multiplied by it.
           output_scale: factor of the initial values of `output`.
 
         Raises:
@@ -54,6 +57,7 @@ class Heads:
         self.d_kv = mtf.Dimension("d_kv", d_kv)
         self._use_bias = use_bias
         self._qkv_bias = use_bias or qkv_bias
+        self._is_scaled = is_scaled
         self._output_scale = output_scale
 
     def queries(self, x: mtf.Tensor, length: mtf.Dimension | None) -> mtf.Tensor:
@@ -62,7 +66,8 @@ class Heads:
         Returns:
           [batch..., heads, length, d_kv]; without the length if `length` is None.
         """
-        return self._project(x, "q", self.heads, length)
+        q = self._project(x, "q", self.heads, length)
+        return q if self._is_scaled else q * self.d_kv.size**0.5
 
     def keys_and_values(
         self, x: mtf.Tensor, length: mtf.Dimension | None

@@ -104,6 +104,7 @@ class TransformerParts:
             is_tied=self._hparams.tie_embeddings,
             is_scaled=self._hparams.scale_embeddings,
             has_bias=logits_bias,
+            are_logits_scaled=self._hparams.scale_decoder_outputs,
             num_tokens=self._hparams.vocab_size,
         )
 
@@ -197,6 +198,7 @@ class TransformerParts:
             num_kv_heads=hparams.num_kv_heads,
             use_bias=hparams.use_bias,
             qkv_bias=hparams.qkv_bias,
+            is_scaled=hparams.scale_attn_weights,
             output_scale=output_scale,
         )
 

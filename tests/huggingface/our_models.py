@@ -22,6 +22,8 @@ from tests.huggingface.their_models import LENGTH, VOCAB
 
 assert t2tp.models  # Importing them registers them.
 
+Features = dict[str, np.ndarray]
+
 MESHES = {
     "one device": ("", ""),
     "2x2": (
@@ -71,13 +73,14 @@ def features() -> dict[str, np.ndarray]:
     }
 
 
-def logits(name: str, mesh: str) -> np.ndarray:
+def logits(name: str, mesh: str, fed: Features | None = None) -> np.ndarray:
     """The logits of the targets, [batch, length, vocab]."""
-    program = _program(name, mesh, lambda m, made, fed: {"logits": made.logits(m, fed, False)[0]})
-    return program(features())["logits"][..., :VOCAB]
+    fed = features() if fed is None else fed
+    program = _program(name, mesh, _logits, fed)
+    return program(fed)["logits"][..., :VOCAB]
 
 
-def loss_and_gradients(name: str, mesh: str) -> dict[str, np.ndarray]:
+def loss_and_gradients(name: str, mesh: str, fed: Features | None = None) -> dict[str, np.ndarray]:
     """The loss in training, and its gradient w.r.t. each variable, by the variable's name."""
 
     def step(on_mesh, made, fed):
@@ -86,14 +89,17 @@ def loss_and_gradients(name: str, mesh: str) -> dict[str, np.ndarray]:
         gradients = mtf.gradients([loss], [v.value for v in variables])
         return {"loss": loss, **{v.name: g for v, g in zip(variables, gradients, strict=True)}}
 
-    return _program(name, mesh, step)(features())
+    fed = features() if fed is None else fed
+    return _program(name, mesh, step, fed)(fed)
 
 
-def generated(name: str, mesh: str, prompts: list[list[int]], length: int) -> list[list[int]]:
-    """The most probable continuations of prompts."""
+def generated(
+    name: str, mesh: str, rows: list[list[int]], length: int, fed: Features | None = None
+) -> list[list[int]]:
+    """The most probable continuations of prompts, or outputs for inputs."""
     mesh_shape, layout = MESHES[mesh]
-    values = _program(name, mesh, lambda m, made, fed: {"x": made.logits(m, fed, False)[0]})
-    options = DecodeOptions.parse(f"beam_size=1,eos_id=-1,extra_length={length}")
+    values = _program(name, mesh, _logits, features() if fed is None else fed)
+    options = DecodeOptions.parse("beam_size=1,eos_id=-1")
     decoder = Decoder.from_model(
         model_of(name),
         options,
@@ -102,16 +108,24 @@ def generated(name: str, mesh: str, prompts: list[list[int]], length: int) -> li
         variables=values.variables,
         cluster=values.cluster,
     )
-    return [best.tokens for (best,) in decoder([Request(prefix=each) for each in prompts])]
+    requests = [
+        Request(prefix=row, limit=length) if fed is None else Request(inputs=row, limit=length)
+        for row in rows
+    ]
+    return [best.tokens for (best,) in decoder(requests)]
 
 
-def _program(name: str, mesh: str, step) -> t2tp.Program:
+def _logits(on_mesh, made, fed):
+    return {"logits": made.logits(on_mesh, fed, False)[0]}
+
+
+def _program(name: str, mesh: str, step, fed: Features) -> t2tp.Program:
     mesh_shape, layout = MESHES[mesh]
     made = model_of(name)
-    fed = {key: t2tp.Feature(f"batch:4;length:{LENGTH}", tf.int32) for key in features()}
+    kinds = {key: t2tp.Feature(f"batch:4;length:{LENGTH}", tf.int32) for key in fed}
     program = t2tp.Program(
         lambda on_mesh, given: step(on_mesh, made, given),
-        fed,
+        kinds,
         mesh_shape=mesh_shape,
         layout=layout,
     )

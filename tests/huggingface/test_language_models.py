@@ -91,7 +91,7 @@ def test_the_gradients_are_theirs(name):
     ours = dict(our_models.loss_and_gradients(name, "2x2"))
     assert ours.pop("loss") == pytest.approx(loss.item(), rel=1e-5)
     source = ModelDirectory.from_path(their_models.directory(name))
-    kind, hparams = source.model_type, source.model_type.hparams(source.config)
+    kind, hparams = source.model_type, source.hparams()
     table = variables(kind.tensors(hparams), kind.sizes(hparams), kind.padded(hparams))
     assert {each.name for each in table} == {key for key in ours if "summaries" not in key}
     for variable in table:

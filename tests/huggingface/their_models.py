@@ -68,16 +68,32 @@ LANGUAGE_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+_T5 = dict(vocab_size=VOCAB, d_model=20, d_ff=28, d_kv=6, num_layers=2, num_heads=4)
+_T5 |= dict(num_decoder_layers=1, dropout_rate=0.0, decoder_start_token_id=0)
+_T5 |= dict(relative_attention_num_buckets=8, relative_attention_max_distance=10)
+
+SEQUENCE_TO_SEQUENCE: dict[str, tuple[str, dict[str, Any]]] = {
+    "t5": ("T5ForConditionalGeneration", _T5),
+    "t5_v1_1": (
+        "T5ForConditionalGeneration",
+        {**_T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+    ),
+}
+_ALL = {**LANGUAGE_MODELS, **SEQUENCE_TO_SEQUENCE}
+
+
 @functools.cache
 def directory(name: str) -> Path:
     """The directory of a model, in which no parameter has its initial 0 or 1."""
     import torch
     import transformers
 
-    class_name, config = LANGUAGE_MODELS[name]
+    class_name, config = _ALL[name]
     model_class = getattr(transformers, class_name)
     torch.manual_seed(1)
-    model = model_class(model_class.config_class(**config, initializer_range=0.2))
+    model = model_class(model_class.config_class(initializer_range=0.2, **config))
+    if name == "t5_v1_1":  # `transformers` ties what it makes, not what it loads.
+        model.lm_head.weight = torch.nn.Parameter(torch.randn(VOCAB, config["d_model"]))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.1 * torch.randn_like(parameter)
@@ -91,7 +107,7 @@ def loaded(name: str) -> Any:
     """The model of a directory, as `transformers` reads it."""
     import transformers
 
-    return getattr(transformers, LANGUAGE_MODELS[name][0]).from_pretrained(directory(name)).eval()
+    return getattr(transformers, _ALL[name][0]).from_pretrained(directory(name)).eval()
 
 
 @functools.cache

@@ -57,7 +57,7 @@ def _to_run(flags: absl_flags.FlagValues) -> Path:
         raise UsageError("--checkpoint_path and --model_type go with --to_hf only")
     source = ModelDirectory.from_path(Path(flags.from_hf).expanduser())
     model_type = source.model_type
-    hparams = model_type.hparams(source.config)
+    hparams = source.hparams()
     found = _variables(model_type, hparams)
     source.check_fits(found)
     problem = flags.problem or model_type.problem

@@ -15,7 +15,6 @@ _OURS = "layer_{layer}/experts"
 
 def _read(config: Config) -> dict[str, Any]:
     experts = config["num_local_experts"]
-    balance = config["router_aux_loss_coef"] if config.get("output_router_logits") else 0.0
     return {
         **llama.read(config),
         "num_experts": experts,
@@ -24,17 +23,18 @@ def _read(config: Config) -> dict[str, Any]:
         # Each expert has room for all tokens.
         "moe_capacity_factor_train": experts / 2,
         "moe_capacity_factor_eval": experts / 2,
-        "moe_load_balance_loss": balance,
-        "moe_router_z_loss": 0.0,
     }
+
+
+def _training(config: Config) -> dict[str, Any]:
+    balance = config["router_aux_loss_coef"] if config.get("output_router_logits") else 0.0
+    return {"moe_load_balance_loss": balance, "moe_router_z_loss": 0.0}
 
 
 def _written(hparams: HParams) -> dict[str, Any]:
     return {
         **mistral.written(hparams),
         "num_local_experts": hparams.num_experts,
-        "output_router_logits": hparams.moe_load_balance_loss > 0,
-        "router_aux_loss_coef": hparams.moe_load_balance_loss,
     }
 
 
@@ -61,6 +61,7 @@ MIXTRAL = ModelType(
     same=llama.SAME,
     read=_read,
     written=_written,
+    training=_training,
     tensors=_tensors,
     defaults={
         **llama.DEFAULTS,

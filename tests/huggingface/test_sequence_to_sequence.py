@@ -1,0 +1,108 @@
+"""Converted models of an encoder and a decoder are those of `transformers`."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from t2tp.huggingface.model_directory import ModelDirectory
+from t2tp.huggingface.safetensors_file import read_header
+from t2tp.huggingface.tensor_map import variables
+from tests.huggingface import our_models, their_models
+from tests.huggingface.their_models import LENGTH, SEQUENCE_TO_SEQUENCE
+
+pytest.importorskip("transformers", reason="pip install -e '.[hf-tests]'")
+
+EACH_MODEL = pytest.mark.parametrize("name", SEQUENCE_TO_SEQUENCE)
+SIZES = [12, 7, 10, 4]  # of the inputs; the rest is padding
+
+
+def sources():
+    tokens = np.random.default_rng(1).integers(1, their_models.VOCAB, (4, LENGTH), np.int32)
+    is_real = np.arange(LENGTH) < np.array(SIZES)[:, None]
+    return np.where(is_real, tokens, 0).astype(np.int32), is_real.astype(np.int32)
+
+
+def features():
+    inputs, segments = sources()
+    positions = np.broadcast_to(np.arange(LENGTH, dtype=np.int32), inputs.shape)
+    return {
+        "inputs": inputs,
+        "inputs_segmentation": segments,
+        "inputs_position": positions,
+        **our_models.features(),
+    }
+
+
+def their_logits(name):
+    import torch
+
+    inputs, mask = (torch.tensor(each).long() for each in sources())
+    targets = their_models.targets()
+    before = np.concatenate([np.zeros([len(targets), 1], np.int32), targets[:, :-1]], axis=1)
+    model = their_models.loaded(name)
+    return model(
+        input_ids=inputs, attention_mask=mask, decoder_input_ids=torch.tensor(before).long()
+    ).logits
+
+
+@pytest.mark.parametrize("mesh", our_models.MESHES)
+@EACH_MODEL
+def test_the_logits_are_theirs_on_any_mesh(name, mesh):
+    wanted = their_logits(name).detach().numpy()
+    assert np.abs(wanted).max() > 1
+    got = our_models.logits(name, mesh, features())
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-5 * max(1, np.abs(wanted).max() / 10))
+
+
+@EACH_MODEL
+def test_fifty_tokens_of_greedy_generation_are_theirs(name):
+    import torch
+
+    inputs, mask = (torch.tensor(each).long() for each in sources())
+    wanted = their_models.loaded(name).generate(
+        inputs, attention_mask=mask, max_new_tokens=50, do_sample=False, eos_token_id=None
+    )
+    rows = [row[:size].tolist() for row, size in zip(sources()[0], SIZES, strict=True)]
+    got = our_models.generated(name, "2x2", rows, 50, features())
+    assert got == wanted[:, 1:].tolist()
+
+
+@EACH_MODEL
+def test_the_gradients_are_theirs(name):
+    import torch
+
+    model = their_models.loaded(name)
+    model.zero_grad()
+    targets = torch.tensor(their_models.targets()).long()
+    loss = torch.nn.functional.cross_entropy(their_logits(name).flatten(0, 1), targets.flatten())
+    loss.backward()
+    theirs = {key: each.grad.numpy() for key, each in model.named_parameters()}
+    ours = dict(our_models.loss_and_gradients(name, "2x2", features()))
+    assert ours.pop("loss") == pytest.approx(loss.item(), rel=1e-5)
+    source = ModelDirectory.from_path(their_models.directory(name))
+    kind, hparams = source.model_type, source.hparams()
+    table = variables(kind.tensors(hparams), kind.sizes(hparams), kind.padded(hparams))
+    assert {each.name for each in table} == set(ours)
+    for variable in table:
+        (piece,) = variable.pieces
+        wanted = piece.view(theirs[piece.theirs])
+        got = ours[variable.name][: len(wanted)]
+        scale = max(1, np.abs(wanted).max())
+        np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-4 * scale, err_msg=variable.name)
+
+
+@EACH_MODEL
+def test_there_and_back_all_tensors_are_the_same_bits_and_transformers_loads_them(name, tmp_path):
+    import transformers
+
+    source, back = their_models.directory(name), tmp_path / "back"
+    assert our_models.convert(f"--to_hf={back}", f"--output_dir={our_models.run_of(name)}") == 0
+    ours, theirs = (read_header(path / "model.safetensors") for path in (back, source))
+    assert set(ours) == set(theirs)
+    for key, tensor in theirs.items():
+        assert ours[key].opened().tobytes() == tensor.opened().tobytes(), key
+    model, info = transformers.AutoModelForSeq2SeqLM.from_pretrained(back, output_loading_info=True)
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    wanted = their_models.loaded(name).config.scale_decoder_outputs
+    assert model.config.scale_decoder_outputs == wanted
