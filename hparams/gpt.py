@@ -55,6 +55,7 @@ def gpt2_large() -> HParams:
     """36 layers of 1280: 774 million parameters, on 8 devices of 8 rows at a time."""
     hparams = gpt2_small()
     hparams.mesh_shape = "data:8"
+    hparams.zero_stage = 1
     hparams.microbatches = 8
     hparams.d_model = 1280
     hparams.d_ff = 5120
@@ -81,15 +82,17 @@ def gpt2_xl() -> HParams:
 def gpt3_175b() -> HParams:
     """96 layers of 12288, all with full attention: 175 billion parameters.
 
-    On 16 x 96 devices each has 1.8 billion of them: 36 GB of weights, gradients, accumulated
-    gradients and Adam's moments. Microbatches of one row of 2048 tokens.
+    On 1,024 devices: tensor parallel over the 8 of a host, and sharded at rest over 128 hosts, so
+    that each device has 2.7 GB of weights and Adam's moments. Microbatches of four rows of 2048
+    tokens.
     """
     hparams = _gpt()
     hparams.batch_size = 3_145_728  # "3.2M" tokens
     hparams.batch_size_unit = "tokens_per_batch"
     hparams.max_length = 2048
-    hparams.mesh_shape = "data:16;model:96"
-    hparams.microbatches = 96
+    hparams.mesh_shape = "data:128;model:8"
+    hparams.zero_stage = 3
+    hparams.microbatches = 3
     hparams.recompute = "layer"
     hparams.learning_rate_constant = 0.6e-4
     hparams.learning_rate_warmup_steps = 119  # 375 million tokens

@@ -15,13 +15,17 @@ from t2tp.hparams import transformer_parts
 
 @registry.register_hparams(model="transformer_lm")
 def llama_7b() -> HParams:
-    """Llama 2, 32 layers of 4096: 6.7 billion parameters for a vocabulary of 32000."""
+    """Llama 2, 32 layers of 4096: 6.7 billion parameters for a vocabulary of 32000.
+
+    Data parallel; optimizer state and gradients are sharded. A device has two rows at a time.
+    """
     hparams = transformer_parts.base_transformer()
     hparams.batch_size = 4_194_304
     hparams.batch_size_unit = "tokens_per_batch"
     hparams.max_length = 4096
-    hparams.mesh_shape = "data:8;model:4"
-    hparams.microbatches = 64
+    hparams.mesh_shape = "data:32"
+    hparams.zero_stage = 2
+    hparams.microbatches = 16
     hparams.activation_dtype = "bfloat16"
     hparams.recompute = "layer"
     hparams.optimizer_adam_beta2 = 0.95
@@ -44,7 +48,8 @@ def llama_7b() -> HParams:
 def llama_13b() -> HParams:
     """Llama 2, 40 layers of 5120: 13 billion parameters for a vocabulary of 32000."""
     hparams = llama_7b()
-    hparams.mesh_shape = "data:8;model:8"
+    hparams.mesh_shape = "data:64"
+    hparams.microbatches = 8
     hparams.d_model = 5120
     hparams.d_ff = 13824
     hparams.num_heads = 40
@@ -56,10 +61,14 @@ def llama_13b() -> HParams:
 def llama_70b() -> HParams:
     """Llama 2, 80 layers of 8192, 8 heads of keys: 69 billion parameters, vocabulary of 32000.
 
-    The 8 heads of keys and values cannot be split over 32 processors, so each computes all of them.
+    On 512 devices: tensor parallel over the 8 of a host, and sharded at rest over 64 hosts, so that
+    each device has 2.2 GB of weights and Adam's moments. Microbatches of two rows of 4096 tokens.
     """
     hparams = llama_7b()
-    hparams.mesh_shape = "data:16;model:32"
+    hparams.mesh_shape = "data:64;model:8"
+    hparams.layout += ";kv_heads:model"
+    hparams.zero_stage = 3
+    hparams.microbatches = 8
     hparams.learning_rate_constant = 1.5e-4
     hparams.d_model = 8192
     hparams.d_ff = 28672
@@ -74,9 +83,9 @@ def llama_8b() -> HParams:
     """Llama 3, 32 layers of 4096: 8.0 billion parameters for a vocabulary of 128256."""
     hparams = llama_7b()
     hparams.max_length = 8192
-    hparams.mesh_shape = "data:8;model:8"
+    hparams.mesh_shape = "data:64"
     hparams.layout += ";kv_heads:model"
-    hparams.microbatches = 32
+    hparams.microbatches = 8
     hparams.learning_rate_warmup_steps = 8000
     hparams.d_ff = 14336
     hparams.num_kv_heads = 8
@@ -88,7 +97,9 @@ def llama_8b() -> HParams:
 def llama_3b() -> HParams:
     """Llama 3.2, 28 layers of 3072, tied: 3.2 billion parameters for a vocabulary of 128256."""
     hparams = llama_8b()
-    hparams.mesh_shape = "data:8;model:2"
+    hparams.mesh_shape = "data:16"
+    hparams.zero_stage = 1
+    hparams.microbatches = 32
     hparams.d_model = 3072
     hparams.d_ff = 8192
     hparams.num_heads = 24
@@ -106,6 +117,7 @@ def llama_1b() -> HParams:
     hparams.max_length = 2048
     hparams.mesh_shape = "data:8"
     hparams.layout += ";kv_heads:model"
+    hparams.zero_stage = 1
     hparams.microbatches = 32
     hparams.learning_rate_constant = 4e-4
     hparams.d_model = 2048

@@ -57,6 +57,29 @@ def t5_large() -> HParams:
     return _of_width(hparams, 1024)
 
 
+@registry.register_hparams(model="transformer")
+def t5_3b() -> HParams:
+    """24 + 24 layers of 1024 with wide blocks: 2.9 billion parameters, on 32 devices."""
+    hparams = t5_large()
+    hparams.mesh_shape = "data:32"
+    hparams.zero_stage = 1
+    hparams.num_heads = 32
+    hparams.d_kv = 128
+    hparams.d_ff = 16_384
+    return hparams
+
+
+@registry.register_hparams(model="transformer")
+def t5_11b() -> HParams:
+    """`t5_3b` with blocks four times as wide: 11.3 billion parameters, on 64 devices."""
+    hparams = t5_3b()
+    hparams.mesh_shape = "data:64"
+    hparams.zero_stage = 3
+    hparams.num_heads = 128
+    hparams.d_ff = 65_536
+    return hparams
+
+
 @registry.register_hparams(model="transformer_moe_encdec")
 def switch_base() -> HParams:
     """`t5_base` with 128 experts in every other layer: 7 billion parameters, on 32 devices."""
