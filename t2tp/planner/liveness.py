@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from t2tp import upstream
 from t2tp.mesh.layout import Layout
+from t2tp.ops.variable import GatherOperation
 from t2tp.planner.sequence import Placed
 from t2tp.planner.slices import ELEMENTWISE, kind_of, slice_bytes
 from t2tp.planner.work import BACKWARD, FORWARD, UPDATE, Memory
@@ -72,7 +73,16 @@ class Liveness:
         return slice_bytes(tensor, self._layout)
 
     def _sum(self, purpose: str) -> int:
-        return sum(self._bytes(t) for t, its in self._purpose.items() if its == purpose)
+        return sum(
+            self._bytes(t)
+            for t, its in self._purpose.items()
+            if its == purpose and (purpose != "gathered" or self._is_kept(t))
+        )
+
+    def _is_kept(self, tensor: upstream.Tensor) -> bool:
+        """Whether it is computed in the forward pass and read later."""
+        made, last = self._phase(self._made[tensor]), self._phase(self._last[tensor])
+        return made == FORWARD and last != FORWARD
 
     def _phase(self, i: int) -> str:
         return self._placed[i].phase if i < len(self._placed) else UPDATE
@@ -84,7 +94,7 @@ class Liveness:
             return "features"
         if isinstance(op, upstream.WhileLoopOperation):
             return "sums"
-        if isinstance(op, upstream.Variable):
+        if isinstance(op, (upstream.Variable, GatherOperation)):
             return "gathered"
         if made == FORWARD and last != FORWARD:
             return "kept"

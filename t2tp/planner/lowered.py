@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,8 +14,7 @@ from t2tp.ops.flops import matmul_flops
 from t2tp.planner import fusion
 from t2tp.planner.liveness import Liveness
 from t2tp.planner.sequence import Placed, program_order
-from t2tp.planner.slices import slice_bytes
-from t2tp.planner.work import FORWARD, UPDATE, Memory, Traffic, Work
+from t2tp.planner.work import FORWARD, Memory, Traffic, Work
 from t2tp.program.abstract_program import AbstractProgram
 
 
@@ -115,7 +115,7 @@ def _traffic(placed: Sequence[Placed]) -> list[Traffic]:
             each.phase,
             collective.times,
             collective.bytes,
-            each.phase == UPDATE,
+            each.is_of_state,
             each.is_recomputed,
         )
         for each in placed
@@ -129,8 +129,8 @@ def _variables(graph: upstream.Graph, layout: Layout) -> Counter[str]:
     for variable in graph.all_variables:
         is_slot = any(variable.name.startswith(f"{name}/") for name in updated)
         purpose = "optimizer" if is_slot and not variable.trainable else "weights"
-        elements = slice_bytes(variable.outputs[0], layout) // variable.outputs[0].dtype.size
-        held[purpose] += elements * variable.slice_dtype.size
+        # The shape of a variable is that at rest.
+        held[purpose] += math.prod(layout.slice_size(variable.shape)) * variable.slice_dtype.size
     return held
 
 

@@ -9,6 +9,8 @@ from t2tp import upstream
 from t2tp.layout_report.attribution import GRADIENTS
 from t2tp.lowering.lowering import all_operations, live_operations
 from t2tp.mesh.collectives import Collective
+from t2tp.mesh.storage import axes_at_rest
+from t2tp.ops.variable import GatherOperation
 from t2tp.optim.gradient_accumulation import MicrobatchLoop
 from t2tp.planner.work import BACKWARD, FORWARD, UPDATE
 
@@ -50,10 +52,19 @@ class Placed:
 
     @property
     def is_computed(self) -> bool:
-        """Whether it moves bytes: a variable does if it is read in another dtype."""
-        if isinstance(self.operation, upstream.Variable):
-            return self.operation.slice_dtype != self.operation.outputs[0].dtype
+        """Whether it moves bytes: a variable does if it is cast or gathered when it is read."""
+        op = self.operation
+        if isinstance(op, upstream.Variable):
+            return op.slice_dtype != op.value.dtype or op.shape != op.value.shape
         return not self.is_view
+
+    @property
+    def is_of_state(self) -> bool:
+        """Whether its collectives are of weights or gradients, and not of activations."""
+        op = self.operation
+        if isinstance(op, upstream.ReshapeOperation):
+            return any(axes_at_rest(dim.name) for dim in op.outputs[0].shape.dims)
+        return self.phase == UPDATE or isinstance(op, (upstream.Variable, GatherOperation))
 
 
 def program_order(

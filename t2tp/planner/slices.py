@@ -14,6 +14,7 @@ from t2tp.ops.conv.convolution import (
     ConvolutionInputGradOperation,
     ConvolutionOperation,
 )
+from t2tp.ops.variable import GatherOperation
 from t2tp.planner.sequence import Placed
 from t2tp.planner.work import ATTENTION, ATTENTION_GRAD, CONVOLUTION, PRODUCT, Work
 
@@ -40,6 +41,7 @@ _KINDS = {
     "ZeroAfter": "free",
     "TakeMicrobatch": "copy",
     "Variable": "copy",
+    "ShardedVariable": "copy",
 }
 
 ELEMENTWISE = "elementwise"
@@ -50,6 +52,8 @@ FUSED = (ELEMENTWISE, "random")
 
 def kind_of(op: upstream.Operation) -> str:
     """Returns the kind of a memory-bound operation."""
+    if isinstance(op, GatherOperation):
+        return "copy"
     name = type(op).__name__
     return next((kind for start, kind in _KINDS.items() if name.startswith(start)), ELEMENTWISE)
 
