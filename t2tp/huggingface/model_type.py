@@ -11,7 +11,6 @@ from t2tp import registry
 from t2tp.hparam import HParams
 from t2tp.huggingface.errors import ConversionError
 from t2tp.huggingface.tensor_map import Entry
-from t2tp.layers.embedding import vocab_dimension
 from t2tp.suggestions import nearest
 
 Config = Mapping[str, Any]
@@ -145,7 +144,8 @@ class ModelType:
 
     def padded(self, hparams: HParams) -> dict[str, int]:
         """Returns the sizes of dimensions that are rounded up."""
-        return {"vocab": vocab_dimension(hparams.vocab_size, hparams.vocab_divisor).size}
+        divisor = hparams.vocab_divisor
+        return {"vocab": -(-hparams.vocab_size // divisor) * divisor}
 
     def _check(self, config: Config) -> None:
         architectures = config.get("architectures") or [self.architecture]
