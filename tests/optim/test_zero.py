@@ -15,6 +15,7 @@ from t2tp import registry
 from t2tp.layout_check.double_program import DoubleProgram
 from t2tp.mesh.layout import Layout
 from t2tp.optim import train_step
+from tests.layout_check import double_program
 from tests.models.small_transformers import FAMILIES, MEGATRON
 
 MESHES = {
@@ -61,16 +62,11 @@ def trained(family, mesh, stage, optimizer="sgd", steps=2, **changes):
     """The losses of some steps, the variables after them, and the program."""
     program = make(family, mesh, stage, optimizer, **changes)
     shown = run(program, family, range(steps))
-    return shown, {v.spec.name: whole(program, v) for v in program.variables}, program
-
-
-def whole(program, variable):
-    """The value of a variable in float64."""
-    value = np.zeros(variable.spec.shape.to_integer_list)
-    for pnum in range(program.layout.size):
-        part = program.layout.slices(variable.spec.shape, pnum)
-        value[part] = program.value_of(variable, pnum)
-    return value
+    return (
+        shown,
+        {v.spec.name: double_program.whole(program, v) for v in program.variables},
+        program,
+    )
 
 
 def assert_same(given, wanted, tolerance=1e-12):
