@@ -31,6 +31,26 @@ LOGGER = logging.get_absl_logger()
 HANDLERS, PROPAGATES, VERBOSITY = LOGGER.handlers[:], LOGGER.propagate, logging.get_verbosity()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds the option of `make test-fast`."""
+    parser.addoption(
+        "--one-case", action="store_true", help="of a parametrized test, run the case in the middle"
+    )
+
+
+@pytest.hookimpl(trylast=True)  # Of the cases that other options have left.
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With --one-case, leaves one case of each test."""
+    if not config.getoption("one_case"):
+        return
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    kept = {each[len(each) // 2] for each in cases.values()}
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = [item for item in items if item in kept]
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Sets up the devices; imports TensorFlow, but not where others run the tests."""
     if config.getoption("numprocesses", None):

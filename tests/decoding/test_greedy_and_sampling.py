@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from t2tp.decoding import DecodeOptions, Decoder, Request
+from tests.cases import in_turn
 from tests.decoding.table_model import EOS, LOGITS, TOKENS, VOCAB, TableModel, log_prob
 
 LAYOUTS = [
@@ -52,9 +53,13 @@ def test_greedy_takes_the_most_probable_token_each_time(mesh_shape, layout, min_
         np.testing.assert_allclose(found.log_prob, log_prob(written, prefix), rtol=1e-5)
 
 
-@pytest.mark.parametrize(("mesh_shape", "layout"), LAYOUTS)
 @pytest.mark.parametrize(
-    "options", ["temperature=1", "temperature=0.7,top_k=3", "top_p=0.8", "top_k=4,top_p=0.9"]
+    ("options", "mesh_shape", "layout"),
+    in_turn(
+        ["temperature=1", "temperature=0.7,top_k=3", "top_p=0.8", "top_k=4,top_p=0.9"],
+        [*LAYOUTS[:3], LAYOUTS[1], *LAYOUTS[2:]],
+        times=3,
+    ),
 )
 def test_any_layout_draws_the_same_for_a_seed(options, mesh_shape, layout):
     wanted = decode(options, seed=3)
@@ -127,5 +132,5 @@ class _OneDistribution(TableModel):
 
 def test_logits_that_are_not_numbers_are_refused():
     decoder = Decoder.from_model(_OneDistribution(np.full(8, np.nan, np.float32)), DecodeOptions())
-    with pytest.raises(ValueError, match="not numbers"):
+    with pytest.raises(ValueError, match="logits are NaN"):
         decoder([Request(limit=2)])

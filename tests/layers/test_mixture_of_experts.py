@@ -11,6 +11,7 @@ import tensorflow as tf
 import t2tp
 from t2tp import mtf
 from t2tp.layers.mixture_of_experts import MixtureOfExperts, RoutingConfig
+from tests.cases import in_turn
 from tests.layers.running import run
 
 BATCH, LENGTH, D_MODEL, EXPERTS, D_FF = 8, 6, 8, 4, 12
@@ -133,8 +134,7 @@ def test_it_is_a_loop_over_the_tokens(name, training):
     assert training is bool(wanted["dropped"])
 
 
-@pytest.mark.parametrize("name", ROUTINGS)
-@pytest.mark.parametrize(("mesh_shape", "layout"), LAYOUTS[1:])
+@pytest.mark.parametrize(("mesh_shape", "layout", "name"), in_turn(LAYOUTS[1:], ROUTINGS, times=2))
 def test_any_layout_gives_the_same(mesh_shape, layout, name):
     ran = run(layer(ROUTINGS[name]), inputs(), mesh_shape, layout)
     assert_same(ran, loop(ROUTINGS[name], ran.variables))

@@ -213,6 +213,7 @@ def assert_same(
         )
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(recipes, st.sampled_from(MESHES), st.data())
 def test_any_mesh_and_layout_give_the_same_values_and_gradients(recipe, mesh_shape, data):
@@ -221,6 +222,7 @@ def test_any_mesh_and_layout_give_the_same_values_and_gradients(recipe, mesh_sha
     assert_same(values, run_theirs(recipe), layout)
 
 
+@pytest.mark.slow
 @pytest.mark.joint
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(recipes, st.sampled_from(MESHES), st.data())

@@ -43,8 +43,8 @@ def test_an_image_transformer_beats_pixels_by_themselves(tmp_path):
         "mtf_image_transformer",
         "image_digits_gen",
         "mtf_image_transformer_digits",
-        "mesh_shape=rows:2,layout=height:rows,attention_type=local_2d,d_model=64,d_kv=16,"
-        "num_hidden_layers=2,learning_rate_warmup_steps=30",
-        120,
+        "mesh_shape=rows:2,layout=height:rows,attention_type=local_2d,d_model=64,d_ff=128,d_kv=16,"
+        "num_hidden_layers=1,learning_rate_warmup_steps=20,learning_rate_constant=0.003",
+        80,
     )
     assert figures["bits_per_dim"] < 2.3

@@ -39,7 +39,6 @@ TRANSFORMERS = {
             "position": "sinusoidal",
         },
     ),
-    "encdec": ("encdec", {}),
     "classes": ("classes", {}),
     "masked": ("masked", {}),
     "switch": ("moe", {}),
@@ -61,7 +60,6 @@ ON_IMAGES = "batch:data;d_ff:model;heads:model;height:seq"
 MESHES = {
     "one device": ("", ""),
     "data": ("data:2", MEGATRON),
-    "two axes": ("data:2;model:2", MEGATRON),
     "three axes": ("data:2;seq:2;model:2", f"{MEGATRON};length:seq"),
     "experts of their own axis": (
         "data:2;expert:2",
@@ -70,20 +68,15 @@ MESHES = {
 }
 CASES = [
     ("lm", 2, "one device"),
-    ("lm", 4, "data"),
-    ("lm", 2, "two axes"),
     ("lm", 4, "three axes"),
     ("blockwise", 2, "data"),
     ("recomputed", 2, "data"),
     ("compressed", 4, "data"),
-    ("encdec", 2, "data"),
     ("classes", 8, "one device"),
     ("masked", 4, "data"),
     ("switch", 8, "one device"),
-    ("switch", 2, "data"),
     ("switch", 2, "experts of their own axis"),
     ("groups in rows", 4, "data"),
-    ("groups of two rows", 4, "one device"),
     ("groups of two rows", 2, "data"),
     ("expert choice", 2, "data"),
     ("experts of an encdec", 2, "data"),
@@ -91,7 +84,7 @@ CASES = [
     ("vit", 2, "data"),
     ("image transformer", 4, "data"),
 ]
-TRACED_LONG = {"encdec", "experts of an encdec", "three axes", "compressed", "classes", "vit"}
+TRACED_LONG = {"experts of an encdec", "three axes", "compressed", "classes", "vit"}
 
 
 @functools.cache

@@ -73,6 +73,7 @@ TinyStdlib(pathlib.Path(sys.argv[1])).prepare(sys.argv[2])
 """
 
 
+@pytest.mark.slow
 def test_the_same_python_gives_the_same_bytes(problem, data_dir, sources, tmp_path):
     environment = os.environ | {"PYTHONHASHSEED": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
     subprocess.run(

@@ -12,6 +12,7 @@ import t2tp
 from t2tp import mtf
 from t2tp.ops.attention import blockwise
 from t2tp.ops.attention.api import RelativeBias, attention
+from tests.cases import in_turn
 from tests.ops.attention.composed_attention import composed_attention
 from tests.ops.on_mesh import assert_close, in_float64, with_gradients
 
@@ -109,13 +110,21 @@ def make_composed(causal=False, window=None, kept=None, **_):
     return composed_attention(causal=causal, window=window, max_distance=MAX_DISTANCE, kept=kept)
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
 @pytest.mark.parametrize(
-    ("mesh_shape", "layout"),
-    [("data:2;model:2", "batch:data;heads:model"), ("seq:2", "length:seq")],
+    ("name", "method", "mesh_shape", "layout"),
+    in_turn(
+        OPTIONS,
+        [
+            ("dense", "data:2;model:2", "batch:data;heads:model"),
+            ("blockwise", "seq:2", "length:seq"),
+            ("blockwise", "data:2;model:2", "batch:data;heads:model"),
+            ("dense", "seq:2", "length:seq"),
+        ],
+        times=2,
+    ),
 )
-def test_every_option_gives_the_composed_value_and_gradients(options, method, mesh_shape, layout):
+def test_every_option_gives_the_composed_value_and_gradients(name, method, mesh_shape, layout):
+    options = OPTIONS[name]
     inputs = make_inputs(**options)
     values = with_gradients(make_ours(method, **options), inputs, mesh_shape, layout)
     assert_close(values, in_float64(make_composed(**options), inputs), 3e-6)

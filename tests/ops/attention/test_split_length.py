@@ -81,6 +81,7 @@ def test_slices_may_be_shorter_or_longer_than_a_block(length):
     assert_close(values, in_float64(make_composed(**options), inputs), 3e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.joint
 @pytest.mark.parametrize("method", METHODS)
 def test_each_processor_has_as_many_blocks_in_a_joint_program(method):

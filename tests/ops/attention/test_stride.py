@@ -9,6 +9,7 @@ import tensorflow as tf
 import t2tp
 from t2tp.ops.attention import blockwise
 from t2tp.ops.attention.api import RelativeBias, attention
+from tests.cases import in_turn
 from tests.ops.on_mesh import assert_close, in_float64, with_gradients
 
 STRIDE, LENGTH = 3, 14  # Four whole keys, and two positions that make none.
@@ -61,9 +62,14 @@ def composed(q, k, v, segments=None, memory_segments=None):
     return tf.einsum("bhtm,bhmd->bhtd", weights, v)
 
 
-@pytest.mark.parametrize("method", ["dense", "blockwise"])
-@pytest.mark.parametrize("with_segments", [False, True])
-@pytest.mark.parametrize(("mesh_shape", "layout"), LAYOUTS)
+@pytest.mark.parametrize(
+    ("mesh_shape", "layout", "with_segments", "method"),
+    in_turn(
+        LAYOUTS,
+        [(False, "dense"), (True, "blockwise"), (True, "dense"), (False, "blockwise")],
+        times=2,
+    ),
+)
 def test_a_key_is_seen_once_all_its_positions_are(mesh_shape, layout, with_segments, method):
     given = inputs(with_segments)
 

@@ -10,6 +10,7 @@ import t2tp
 from t2tp import mtf
 from t2tp.mesh.layout import LayoutError
 from t2tp.ops.conv.convolution import convolution
+from tests.cases import in_turn
 from tests.ops.on_mesh import assert_close, in_float64, with_gradients
 
 LAYOUTS = [
@@ -59,8 +60,9 @@ def tensorflows(stride):
     return lambda x, filters: tf.nn.conv2d(x, filters, stride, "SAME")
 
 
-@pytest.mark.parametrize(("kernel", "stride"), KERNELS)
-@pytest.mark.parametrize(("mesh_shape", "layout"), LAYOUTS)
+@pytest.mark.parametrize(
+    ("mesh_shape", "layout", "kernel", "stride"), in_turn(LAYOUTS, KERNELS, times=3)
+)
 def test_any_layout_gives_tensorflows_values_and_gradients(mesh_shape, layout, kernel, stride):
     inputs = make_inputs(kernel)
     values = with_gradients(ours(stride), inputs, mesh_shape, layout)

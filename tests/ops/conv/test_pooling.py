@@ -10,6 +10,7 @@ import t2tp
 from t2tp import mtf
 from t2tp.mesh.layout import LayoutError
 from t2tp.ops.conv.pooling import pool
+from tests.cases import in_turn
 from tests.ops.on_mesh import assert_close, in_float64, with_gradients
 
 LAYOUTS = [
@@ -21,6 +22,7 @@ LAYOUTS = [
     ("data:2;columns:2", "batch:data;width:columns"),
 ]
 WINDOWS = [(2, 2), (3, 2), (3, 1), (2, 1)]
+KINDS = [("max", "MAX"), ("mean", "AVG")]
 
 
 def make_inputs(height=16, width=16):
@@ -33,9 +35,10 @@ def tensorflows(kind, size, stride):
     return lambda x: tf.nn.pool(x, [size, size], kind, [stride, stride], "SAME")
 
 
-@pytest.mark.parametrize(("kind", "name"), [("max", "MAX"), ("mean", "AVG")])
-@pytest.mark.parametrize(("size", "stride"), WINDOWS)
-@pytest.mark.parametrize(("mesh_shape", "layout"), LAYOUTS)
+@pytest.mark.parametrize(
+    ("mesh_shape", "layout", "size", "stride", "kind", "name"),
+    in_turn(LAYOUTS, in_turn(WINDOWS, KINDS, times=2), times=3),
+)
 def test_any_layout_gives_tensorflows_values_and_gradients(
     mesh_shape, layout, size, stride, kind, name
 ):
@@ -63,7 +66,7 @@ def test_float64_is_computed_in_float64(mesh_shape, layout):
     np.testing.assert_allclose(outputs["dx"], tape.gradient(y, x), rtol=1e-14)
 
 
-@pytest.mark.parametrize(("kind", "name"), [("max", "MAX"), ("mean", "AVG")])
+@pytest.mark.parametrize(("kind", "name"), KINDS)
 def test_sizes_that_the_stride_does_not_divide(kind, name):
     inputs = make_inputs(7, 5)
     values = with_gradients(lambda x: pool(x, kind, 3, 2), inputs)

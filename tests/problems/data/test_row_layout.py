@@ -174,6 +174,7 @@ def test_a_start_costs_the_same_for_any_number_of_examples(tmp_path, monkeypatch
     assert peaks[1] < peaks[0] + 50_000, peaks  # 400,000 numbers would take 1.6 MB
 
 
+@pytest.mark.slow
 def test_making_an_index_takes_no_more_memory_for_more_examples(tmp_path, monkeypatch):
     monkeypatch.setattr(row_layout, "_PIECE", 1 << 11)
     monkeypatch.setattr(packing_rows, "_TOGETHER", 1 << 11)

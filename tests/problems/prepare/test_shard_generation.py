@@ -47,6 +47,7 @@ def undisturbed(tmp_path_factory):
     return files_of(FewDigits(), directory)
 
 
+@pytest.mark.slow
 def test_the_number_of_workers_does_not_change_a_file(tmp_path, undisturbed):
     FewDigits().prepare(tmp_path, num_shards=6, num_workers=2)
     assert files_of(FewDigits(), tmp_path) == undisturbed
@@ -113,6 +114,7 @@ class DeadlyDigits(FewDigits):
         return encode_or_die
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_said_and_finished_shards_stay(tmp_path):
     with pytest.raises(ChildProcessError) as raised:
         DeadlyDigits().prepare(tmp_path, num_shards=6, num_workers=2)
@@ -137,7 +139,8 @@ class WatchedDigits(FewDigits):
         return super().encoder(directory)
 
 
-@pytest.mark.parametrize(("num_workers", "wanted"), [(1, 1), (2, 2), (99, 2)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("num_workers", "wanted"), [(1, 1), (99, 2)])
 def test_no_more_workers_are_started_than_are_worth_it(tmp_path, num_workers, wanted):
     WatchedDigits().prepare(tmp_path, num_shards=6, num_workers=num_workers)
     encoders = [path.name for path in tmp_path.glob("encoder-*")]
@@ -145,6 +148,7 @@ def test_no_more_workers_are_started_than_are_worth_it(tmp_path, num_workers, wa
     assert (encoders == [f"encoder-{os.getpid()}"]) == (num_workers == 1)
 
 
+@pytest.mark.slow
 def test_workers_are_started_after_the_samples_were_tried(tmp_path, monkeypatch):
     monkeypatch.setattr(shard_generation, "default_workers", lambda: 2)
     monkeypatch.setattr(shard_generation, "_WORKER_SECONDS", 1e-9)

@@ -105,6 +105,7 @@ def test_what_is_typed_is_decoded(texts, monkeypatch, capsys):
     assert capsys.readouterr().out.count("\n") >= 2
 
 
+@pytest.mark.slow
 def test_samples_are_the_same_on_any_mesh_compiled_or_not(texts, tmp_path):
     options = "temperature=1,top_k=20,extra_length=6"
     lines = ["import", "def f", "x"]

@@ -28,6 +28,7 @@ def run(tmp_path_factory, data_dir) -> Path:
     return directory
 
 
+@pytest.mark.slow
 def test_one_several_or_all_checkpoints_on_any_mesh(run, data_dir, capfd):
     where = {"output_dir": run, "data_dir": data_dir}
     before = sorted(run.rglob("*"))
