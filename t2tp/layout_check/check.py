@@ -66,7 +66,7 @@ def check_layout(
       ValueError: TensorFlow has started up with fewer devices than the mesh needs.
     """
     layout = Layout.from_arguments(mesh_shape, layout)
-    cluster = _virtual_devices(layout.size)
+    cluster = virtual_devices(layout.size)
     pair = _Pair(step_fn, dict(features or {}), layout, cluster, seed)
     compared = pair.run(_gradients_and_masks, dict(batch or {}), step)
     compared += pair.compare_updates()
@@ -79,8 +79,12 @@ def check_layout(
     return LayoutCheck(str(layout), tuple(compared), first)
 
 
-def _virtual_devices(count: int) -> Cluster:
-    """Makes virtual CPU devices, also on a machine that has GPUs."""
+def virtual_devices(count: int) -> Cluster:
+    """Makes virtual CPU devices, also on a machine that has GPUs.
+
+    Raises:
+      ValueError: TensorFlow has started up with fewer.
+    """
     with contextlib.suppress(RuntimeError):  # TensorFlow has started up.
         tf.config.set_visible_devices([], "GPU")
     return connect(count)

@@ -25,8 +25,9 @@ from t2tp.trainer import multiprocess
 from t2tp.trainer.cli.run_program import Invocation
 from t2tp.trainer.cli.spec_from_flags import spec_from_flags
 from t2tp.trainer.early_stopping import EarlyStopping
-from t2tp.trainer.errors import ProcessLostError, UsageError, as_usage_error
+from t2tp.trainer.errors import FailedError, ProcessLostError, UsageError, as_usage_error
 from t2tp.trainer.experiment import SCHEDULES, STOPPING_SCHEDULES, Experiment
+from t2tp.trainer.layout_check import check_run_layout
 from t2tp.trainer.model_fn import ModeKeys
 from t2tp.trainer.run_dir import run_files
 from t2tp.trainer.run_spec import RunSpec
@@ -87,6 +88,9 @@ def run(invocation: Invocation) -> None:
         spec = _plan(flags)
     if flags.explain_layout:
         _explain_layout(flags, spec)
+        return
+    if flags.check_layout:
+        _check_layout(flags, spec)
         return
     _warn_of_warmup(flags.schedule, spec)
     try:
@@ -153,6 +157,22 @@ def _explain_layout(flags: absl_flags.FlagValues, spec: RunSpec) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         explanation.save(path)
     logging.info("drawn in %s", path)
+
+
+def _check_layout(flags: absl_flags.FlagValues, spec: RunSpec) -> None:
+    """Compares the layout with one device and prints the table.
+
+    Raises:
+      FailedError: they differ.
+    """
+    with as_usage_error(ValueError, LookupError, OSError):
+        if flags.generate_data:
+            spec.problem.prepare(flags.data_dir, flags.tmp_dir, num_workers=None)
+    with building(spec.model):
+        found = check_run_layout(spec)
+    print(found)
+    if not found.check.agrees:
+        raise FailedError("the layout does not compute what one device computes")
 
 
 def _plan(flags: absl_flags.FlagValues) -> RunSpec:

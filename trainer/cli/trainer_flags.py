@@ -353,6 +353,13 @@ def _define_debugging(flag_values: flags.FlagValues) -> None:
         " output_dir, and exit. Needs no devices: the mesh may be any size.",
         flag_values=flag_values,
     )
+    flags.DEFINE_bool(
+        "check_layout",
+        False,
+        "Compare a training step on the mesh with one device, shrunk and in float64; print a table,"
+        " name the first operation that differs, and exit. Runs on virtual CPU devices.",
+        flag_values=flag_values,
+    )
     flags.DEFINE_string(
         "dump_debug_info",
         None,

@@ -1,0 +1,195 @@
+"""`--check_layout`: a run's training step on its mesh and on one device, with small dimensions.
+
+The model is shrunk until nothing more can go: each integer hparam that makes tensors smaller takes
+the smallest value with which the model can still be built, the layout splits what it splits, and no
+dimension of several elements becomes one of a single element on a device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from absl import logging
+
+from t2tp import mtf
+from t2tp.hparam import HParams
+from t2tp.layout_check import LayoutCheck, check_layout
+from t2tp.layout_check.check import virtual_devices
+from t2tp.mesh.layout import Layout
+from t2tp.mesh.process_spec import find_process_spec
+from t2tp.program.abstract_program import AbstractProgram
+from t2tp.program.program import Mesh
+from t2tp.trainer.errors import UsageError
+from t2tp.trainer.inputs.problem_inputs import training_inputs
+from t2tp.trainer.model_fn import ModeKeys, model_fn_of
+from t2tp.trainer.run_spec import RunSpec
+
+# Of a vocabulary: the ids of a batch are mapped into it.
+_VOCAB_SIZE = 32
+# Padding and end of sequence keep their ids.
+_RESERVED_IDS = 2
+# A dimension of fewer elements than this hides what depends on its order; layers may be two.
+_SMALLEST, _FEWEST_LAYERS = 4, 2
+
+
+@dataclass
+class RunLayoutCheck:
+    """The check of a run's layout.
+
+    Attributes:
+      check: what was compared.
+      changes: hparam -> its value in the run, and the smaller one of the check.
+    """
+
+    check: LayoutCheck
+    changes: Mapping[str, tuple[object, object]]
+
+    def __str__(self) -> str:
+        """The changes, and the table."""
+        small = ", ".join(f"{name} {old} -> {new}" for name, (old, new) in self.changes.items())
+        return f"Shrunk: {small or 'nothing'}\n{self.check}"
+
+
+def check_run_layout(spec: RunSpec) -> RunLayoutCheck:
+    """Compares a training step of a run, shrunk, on its mesh and on one device, in float64.
+
+    Raises:
+      LayoutError: the layout does not fit the model.
+      UsageError: there are several processes.
+      FileNotFoundError: the data are not prepared.
+      ValueError: TensorFlow has started up with fewer devices than the mesh needs.
+    """
+    config = spec.config
+    if find_process_spec(config.num_processes, config.process_id, config.coordinator) is not None:
+        raise UsageError("--check_layout needs a single process: start it without t2tp_launch")
+    layout = Layout.from_hparams(spec.hparams)
+    virtual_devices(layout.size)
+    with _without_warnings():
+        model = _shrunk(_Model(spec, spec.hparams.copy()))
+    batch = {
+        name: _small_ids(_whole(value), model.vocab_sizes.get(name))
+        for name, value in model.inputs.stream[0].items()
+    }
+    check = check_layout(
+        model.step_fn, model.inputs.features, batch, layout=layout, seed=config.random_seed
+    )
+    changes = {
+        name: (value, model.hparams.get(name))
+        for name, value in spec.hparams.values().items()
+        if model.hparams.get(name) != value
+    }
+    full = spec.problem.vocab_sizes(spec.data_dir)
+    changes |= {
+        f"vocabulary of {name}": (full[name], size)
+        for name, size in model.vocab_sizes.items()
+        if size != full[name]
+    }
+    return RunLayoutCheck(check, changes)
+
+
+class _Model:
+    """A run's model and data with other hparams.
+
+    Attributes:
+      hparams: of the model.
+      vocab_sizes: of the problem, made small.
+      inputs: the training data.
+      size: elements of all tensors of the graph.
+      smallest: dimension -> its fewest elements on a device.
+    """
+
+    def __init__(self, spec: RunSpec, hparams: HParams) -> None:
+        """Builds the graph.
+
+        Raises:
+          Exception: the model or its data cannot be of this size.
+        """
+        self.spec = spec
+        self.hparams = hparams
+        full = spec.problem.vocab_sizes(spec.data_dir)
+        self.vocab_sizes = {name: min(size, _VOCAB_SIZE) for name, size in full.items()}
+        self.inputs = training_inputs(spec.problem, spec.data_dir, hparams, spec.config.random_seed)
+        self.size = 0
+        self.smallest: dict[str, int] = {}
+        program = AbstractProgram(
+            self.step_fn, self.inputs.features, layout=Layout.from_hparams(hparams)
+        )
+        for op in program.graph()[0].operations:
+            for tensor in op.outputs:
+                self.size += tensor.shape.size
+                slice_size = program.layout.slice_size(tensor.shape)
+                for dim, size in zip(tensor.shape.dims, slice_size, strict=True):
+                    self.smallest[dim.name] = min(size, self.smallest.get(dim.name, size))
+
+    def step_fn(self, mesh: Mesh, features: dict[str, mtf.Tensor]) -> dict[str, mtf.Tensor]:
+        """The training step."""
+        model_fn = model_fn_of(self.spec.model_class, self.vocab_sizes, self.spec.train_steps)
+        return model_fn(mesh, features, ModeKeys.TRAIN, self.hparams).outputs()
+
+    def with_hparam(self, name: str, value: int) -> _Model | None:
+        """Returns the model with another hparam; None if it cannot be built."""
+        try:
+            hparams = self.hparams.copy()
+            hparams.set(name, value)
+            return _Model(self.spec, hparams)
+        except Exception as error:  # Models of the user's raise what they like.
+            logging.debug("%s=%s cannot be: %s", name, value, error)
+            return None
+
+
+def _shrunk(model: _Model) -> _Model:
+    """Returns the model with each hparam as small as it can be."""
+    names = [name for name, value in model.hparams.values().items() if type(value) is int]
+    # With few layers, all that follows is fast.
+    names.sort(key=lambda name: ("layers" not in name, "length" in name))
+    for name in names:
+        for value in _candidates(name, model.hparams):
+            smaller = model.with_hparam(name, value)
+            if smaller is None or _loses_elements(model, smaller):
+                continue
+            if smaller.size < model.size:
+                model = smaller
+            break
+    return model
+
+
+def _candidates(name: str, hparams: HParams) -> list[int]:
+    """Smaller values of an hparam, the smallest first."""
+    least = _FEWEST_LAYERS if "layers" in name else _SMALLEST
+    sizes = {1, *(axis.size for axis in Layout.from_hparams(hparams).mesh_shape.dims)}
+    values = {size << shift for size in sizes for shift in range(20)}
+    return sorted(value for value in values if least <= value < hparams.get(name))
+
+
+def _loses_elements(model: _Model, smaller: _Model) -> bool:
+    """Whether a dimension of several elements per device would have a single one."""
+    return any(size == 1 < model.smallest.get(name, 1) for name, size in smaller.smallest.items())
+
+
+def _whole(value: Any) -> np.ndarray:
+    """Reads all of a feature."""
+    return np.asarray(value[tuple(slice(0, size) for size in value.shape)])
+
+
+def _small_ids(values: np.ndarray, vocab_size: int | None) -> np.ndarray:
+    """Maps ids into a small vocabulary; other values stay."""
+    if vocab_size is None:
+        return values
+    others = max(1, vocab_size - _RESERVED_IDS)
+    mapped = _RESERVED_IDS + (values - _RESERVED_IDS) % others
+    return np.where(values < vocab_size, values, mapped)
+
+
+@contextlib.contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Leaves out the warnings of each model that is built to be measured."""
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity(logging.ERROR)
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
