@@ -89,6 +89,10 @@ class Reductions:
         deferred = DeferredSum(self, name, lazy.laid_out_input, axes)
         if is_needed and deferred.num_bytes <= _SMALL:
             self._deferred.append(deferred)
+        elif is_needed:
+            # Nothing is added to it any more, and nothing else fits into its collective, which
+            # begins while what comes later is computed: other gradients, say.
+            self.reduce(deferred)
         return deferred
 
     def reduce(self, required: DeferredSum) -> None:

@@ -1,0 +1,37 @@
+"""Gradients are reduced while the backward pass still runs."""
+
+from __future__ import annotations
+
+import t2tp
+from tests.optim.test_zero import make
+
+LARGE = {"d_model": 128, "d_ff": 2304, "num_hidden_layers": 3}  # Weights of more than 1 MiB.
+
+
+def ancestors(op, known):
+    """Names of the operations that an operation waits for."""
+    found, waiting = set(), [op]
+    while waiting:
+        for before in (*(x.op for x in waiting[-1].inputs), *waiting.pop().control_inputs):
+            if before.name not in found:
+                found.add(before.name)
+                waiting.append(before)
+    return found & known
+
+
+def test_a_layer_s_gradients_are_summed_before_those_of_earlier_layers_are_computed():
+    program = make("lm", "data", 0, kind=t2tp.Program, **LARGE)
+    operations = program.trace().graph.get_operations()
+    backward = {
+        layer: {op.name for op in operations if f"layer_0{layer}/" in op.name and "grad" in op.name}
+        for layer in range(3)
+    }
+    assert all(backward.values())
+    first_large = next(
+        op
+        for op in operations
+        if op.type == "CollectiveReduceV2" and op.inputs[0].shape.num_elements() >= 128 * 2304
+    )
+    waits_for = ancestors(first_large, set().union(*backward.values()))
+    assert waits_for & backward[2]
+    assert not waits_for & (backward[0] | backward[1])
