@@ -1,36 +1,139 @@
-"""`t2tp_plan`: predicts what a training step costs on a cluster."""
+"""`t2tp_plan`: predicts what a training step costs on a cluster, or searches for a layout."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
+from typing import Any
 
 from absl import flags as absl_flags
 
 from t2tp import problems
+from t2tp.hparam import HParams
 from t2tp.planner import ClusterFile
+from t2tp.planner.search import Found, Search, days, pareto
+from t2tp.planner.search_text import search_text
 from t2tp.planner.text import text
+from t2tp.suggestions import nearest
 from t2tp.trainer.cli.run_program import Invocation
 from t2tp.trainer.cli.spec_from_flags import hparams_to_print
 from t2tp.trainer.cli.train import building
 from t2tp.trainer.errors import UsageError, as_usage_error
+from t2tp.trainer.inputs.batch_size import sequences_per_batch
 from t2tp.trainer.planning import IMAGE_SHAPE, request
+
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+
+# What --fix may name, besides rules of a layout.
+_CHOSEN = ("microbatches", "recompute", "sequence_parallel", "zero_stage")
 
 
 def run(invocation: Invocation) -> None:
-    """Prints the plan, as text or JSON.
+    """Prints the plan, or the best layouts, as text or JSON.
 
     Raises:
-      UsageError: a flag is invalid, or the layout cannot work.
+      UsageError: a flag is invalid, the layout cannot work, or nothing fits.
     """
     flags = invocation.flags
     with as_usage_error(ValueError, LookupError, OSError):
         cluster = ClusterFile.load(flags.cluster, flags.stack)
         hparams = hparams_to_print(flags)
+        train_tokens = _number(flags, "train_tokens")
+        if flags.search:
+            _set_batch(flags, hparams)
         wanted = request(flags.model, hparams, _vocab_size(flags), _image_shape(flags))
+    if flags.search:
+        _search(flags, wanted, cluster, train_tokens)
+        return
     with building(flags.model):
         plan = wanted.plan(cluster)
-    print(json.dumps(plan.to_dict(), indent=2) if flags.json else text(plan))
+    if flags.json:
+        print(json.dumps(plan.to_dict(), indent=2))
+        return
+    print(text(plan))
+    if train_tokens:
+        print(f"{flags.train_tokens} tokens take {days(plan, train_tokens):,.1f} days.")
+
+
+def _search(
+    flags: absl_flags.FlagValues, wanted: Any, cluster: ClusterFile, train_tokens: float
+) -> None:
+    if not flags.devices:
+        raise UsageError("--search needs --devices, the number of devices to plan for")
+    with as_usage_error(ValueError):
+        fixed, rules = _fixed(flags)
+        search = Search(
+            wanted,
+            cluster,
+            flags.devices,
+            sequences_per_batch(wanted.hparams),
+            flags.max_tensor_parallel,
+            fixed,
+            rules,
+            flags.top,
+        )
+        found = search.run()
+    if flags.json:
+        front = pareto(found)
+        print(json.dumps([_entry(each, each in front) for each in found], indent=2))
+    else:
+        print(search_text(found, train_tokens))
+
+
+def _entry(found: Found, is_in_front: bool) -> dict[str, Any]:
+    return {
+        "flags": found.candidate.flags(),
+        "hparams": found.candidate.hparams(),
+        "pareto": is_in_front,
+        "plan": found.plan.to_dict(),
+    }
+
+
+def _set_batch(flags: absl_flags.FlagValues, hparams: HParams) -> None:
+    """Fixes the global batch, whatever the mesh."""
+    tokens = _number(flags, "global_batch_tokens")
+    rows = round(tokens / hparams.max_length) if tokens else sequences_per_batch(hparams)
+    if rows < 1:
+        raise UsageError(
+            f"--global_batch_tokens={flags.global_batch_tokens} is less than a row of"
+            f" max_length={hparams.max_length} tokens"
+        )
+    hparams.set("batch_size_unit", "sequences_per_batch")
+    hparams.set("batch_size", rows)
+
+
+def _number(flags: absl_flags.FlagValues, name: str) -> float:
+    """Reads a number of tokens such as 4M; 0 if the flag is not given."""
+    given = flags[name].value
+    if given is None:
+        return 0.0
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMBT]?)", given.strip().upper())
+    if match is None:
+        raise UsageError(f"--{name}={given}: a number of tokens such as 4M or 300B")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def _fixed(flags: absl_flags.FlagValues) -> tuple[dict[str, Any], list[str]]:
+    """Returns the fixed hparams, and the rules that a layout must have."""
+    fixed: dict[str, Any] = {}
+    rules = []
+    for given in flags.fix:
+        for part in re.split("[;,]", given):
+            name, separator, value = part.partition("=")
+            if not separator:
+                rules.append(part.strip())
+            elif name not in _CHOSEN:
+                raise UsageError(f"--fix={given}: {nearest(name, _CHOSEN, 'choices')}")
+            else:
+                fixed[name] = _value(value)
+    return fixed, rules
+
+
+def _value(value: str) -> Any:
+    if value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    return int(value) if value.isdecimal() else value
 
 
 def _vocab_size(flags: absl_flags.FlagValues) -> int:

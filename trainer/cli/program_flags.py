@@ -450,4 +450,54 @@ def _define_planning(flag_values: flags.FlagValues) -> None:
     flags.DEFINE_bool("json", False, "Print the plan as JSON.", flag_values=flag_values)
 
 
+def _define_layout_search(flag_values: flags.FlagValues) -> None:
+    flags.DEFINE_bool(
+        "search",
+        False,
+        "Search mesh, layout, microbatches, recomputation and ZeRO stage for the fastest step.",
+        flag_values=flag_values,
+    )
+    flags.DEFINE_integer(
+        "devices",
+        None,
+        "With --search: number of devices.",
+        lower_bound=1,
+        flag_values=flag_values,
+    )
+    flags.DEFINE_string(
+        "global_batch_tokens",
+        None,
+        "With --search: tokens of a step, as in 4M; by default the batch of the hparams.",
+        flag_values=flag_values,
+    )
+    flags.DEFINE_integer(
+        "max_tensor_parallel",
+        0,
+        "With --search: max size of the axis that splits heads and hidden layers; by default the"
+        " devices of a host.",
+        lower_bound=0,
+        flag_values=flag_values,
+    )
+    flags.DEFINE_multi_string(
+        "fix",
+        [],
+        "With --search: what is not to be chosen, as in recompute=layer or heads:model.",
+        flag_values=flag_values,
+    )
+    flags.DEFINE_integer(
+        "top",
+        10,
+        "With --search: number of layouts to lower and print.",
+        lower_bound=1,
+        flag_values=flag_values,
+    )
+    flags.DEFINE_string(
+        "train_tokens",
+        None,
+        "Tokens of the whole training, as in 300B: prints the days that it takes.",
+        flag_values=flag_values,
+    )
+
+
 PLANNING = Group("Planning", _define_planning)
+LAYOUT_SEARCH = Group("Searching layouts", _define_layout_search)

@@ -194,8 +194,10 @@ Needs neither the cluster nor data:
 
   t2tp_plan --model=transformer_lm --hparams_set=gpt3_175b --vocab_size=50257 --cluster=a100 \\
       --mesh_shape='data:128;model:8'
+  t2tp_plan --model=transformer_lm --hparams_set=llama_7b --vocab_size=32000 --cluster=h100 \\
+      --search --devices=64 --global_batch_tokens=1M
 """,
-    groups=(program_flags.PLANNING, WHAT, WHERE, MESH),
+    groups=(program_flags.PLANNING, program_flags.LAYOUT_SEARCH, WHAT, WHERE, MESH),
     body="t2tp.trainer.cli.plan:run",
     required=("model", "hparams_set", "cluster"),
     answers={"registry_help": _REGISTRY},

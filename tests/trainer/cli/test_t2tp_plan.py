@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -39,7 +40,17 @@ def test_it_prints_json(capfd):
     assert plan["memory_total"] == sum(plan["memory"].values())
 
 
+def test_it_searches(capfd):
+    assert planned(search="true", devices=2, top=2, mesh_shape=None, train_tokens="1B") == 0
+    said = capfd.readouterr().out
+    assert "The fastest, for t2tp_trainer:" in said and "--mesh_shape='" in said
+    assert re.search(r"It takes [\d.,]+ days", said)
+
+
 WRONG = {
+    "devices": ({"search": "true"}, "--search needs --devices"),
+    "tokens": ({"train_tokens": "many"}, "a number of tokens such as 4M"),
+    "choice": ({"search": "true", "devices": 2, "fix": "zero=1"}, "the choices are microbatches"),
     "cluster": ({"cluster": "a10"}, "--cluster=a10: did you mean a100"),
     "stack": ({"stack": "megatro"}, "did you mean megatron"),
     "model": ({"model": "transformer_ml"}, "did you mean transformer_"),

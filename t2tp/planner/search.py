@@ -1,0 +1,144 @@
+"""Searches meshes, layouts and hparams for those that train a model fastest."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from t2tp.mesh.layout import LayoutError
+from t2tp.planner.candidates import Candidate, candidates
+from t2tp.planner.cluster_file import ClusterFile
+from t2tp.planner.estimate import Estimate
+from t2tp.planner.plan import Plan
+from t2tp.planner.request import Request
+
+
+class NothingFitsError(ValueError):
+    """No layout of a model fits into the devices' memory."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A candidate and its plan."""
+
+    candidate: Candidate
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class Search:
+    """What to search for.
+
+    Attributes:
+      request: the model; its hparams say the global batch.
+      cluster: the devices.
+      devices: number of them.
+      rows: of the global batch.
+      max_tensor_parallel: max size of the axis `model`; by default the devices of a host.
+      fixed: hparams that are not to be chosen, by name.
+      rules: that the layout must have, as in `heads:model`.
+      lowered: number of candidates that are lowered: the best by a quick estimate.
+    """
+
+    request: Request
+    cluster: ClusterFile
+    devices: int
+    rows: int
+    max_tensor_parallel: int = 0
+    fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    rules: Sequence[str] = ()
+    lowered: int = 10
+
+    def run(self) -> list[Found]:
+        """Returns the candidates that were lowered and fit, fastest first.
+
+        Raises:
+          NothingFitsError: no candidate fits; the error names the fewest devices that may do.
+        """
+        estimate = self._estimate()
+        ordered = self._ordered(estimate, self.devices)
+        if not ordered:
+            raise NothingFitsError(self._advice(estimate))
+        found = self._planned(ordered)
+        if not found:
+            raise NothingFitsError(self._advice(estimate))
+        return sorted(found, key=lambda each: each.plan.seconds)
+
+    def _estimate(self) -> Estimate:
+        hparams = self.request.hparams.copy()
+        alone: dict[str, Any] = {
+            "mesh_shape": "",
+            "microbatches": 1,
+            "recompute": "none",
+            "zero_stage": 0,
+            "sequence_parallel": False,
+            "batch_size": 1,
+            "batch_size_unit": "sequences_per_batch",
+        }
+        for name, value in alone.items():
+            if name in hparams:
+                hparams.set(name, value)
+        row = dataclasses.replace(self.request, hparams=hparams).lowered(self.cluster)
+        return Estimate(row, hparams, self.cluster)
+
+    def _ordered(self, estimate: Estimate, devices: int) -> list[Candidate]:
+        """Returns the candidates that may fit, the fastest by the estimate first."""
+        most = self.max_tensor_parallel or self.cluster.host_devices
+        sharing = 1
+        if self.cluster.device.shares_host:
+            sharing = min(devices, self.cluster.host_devices)
+        limit = self.cluster.device.memory / sharing
+        made = candidates(self.request.hparams, devices, self.rows, most, self.fixed)
+        allowed = (c for c in made if set(self.rules) <= set(c.layout.split(";")))
+        fitting = [c for c in allowed if estimate.memory(c, self.rows) <= 1.1 * limit]
+        return sorted(fitting, key=lambda c: (estimate.seconds(c, self.rows), c.zero_stage))
+
+    def _planned(self, ordered: Sequence[Candidate]) -> list[Found]:
+        """Lowers the first candidates; those that cannot work or do not fit are left out."""
+        found: list[Found] = []
+        for candidate in ordered[: 4 * self.lowered]:
+            if len(found) == self.lowered:
+                break
+            hparams = candidate.applied(self.request.hparams)
+            try:
+                plan = dataclasses.replace(self.request, hparams=hparams).plan(self.cluster)
+            except LayoutError:
+                continue
+            if plan.fits != "no":
+                found.append(Found(candidate, plan))
+        return found
+
+    def _advice(self, estimate: Estimate) -> str:
+        """Says how many devices are enough, by the estimate."""
+        devices = self.devices
+        while devices < 1 << 20:
+            devices *= 2
+            if self._ordered(estimate, devices):
+                return (
+                    f"{self.request.name} does not fit on {self.devices} devices of"
+                    f" {self.cluster.name} with a batch of {self.rows} rows: take about {devices}."
+                )
+        return (
+            f"{self.request.name} fits on no number of devices of {self.cluster.name} with a batch"
+            f" of {self.rows} rows and these constraints: allow more tensor parallelism, or a"
+            " larger batch."
+        )
+
+
+def pareto(found: Sequence[Found]) -> list[Found]:
+    """Returns those that no other beats in both time and memory, fastest first."""
+    front: list[Found] = []
+    least = math.inf
+    for each in sorted(found, key=lambda f: (f.plan.seconds, f.plan.memory_total)):
+        if each.plan.memory_total < least:
+            front.append(each)
+            least = each.plan.memory_total
+    return front
+
+
+def days(plan: Plan, tokens: float) -> float:
+    """Returns the days that training on so many tokens takes."""
+    return tokens / plan.tokens_per_second / 86_400
