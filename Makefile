@@ -12,7 +12,7 @@ BENCH_STAMP := $(VENV)/.installed-bench
 PAGES := README.md CHANGELOG.md CONTRIBUTING.md docs benchmarks/page.md
 PEERS := benchmarks/environments/jax benchmarks/environments/torch
 
-.PHONY: demo test test-fast lint docs package format bench bench-full bench-check clean
+.PHONY: demo test test-fast test-beam lint docs package format bench bench-full bench-check clean
 
 $(STAMP): setup.py pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -28,6 +28,12 @@ test: $(STAMP)
 
 test-fast: $(STAMP)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m 'not slow' --one-case
+
+# Apache Beam needs an older protobuf than the other tests have.
+test-beam:
+	$(PYTHON) -m venv build/beam
+	build/beam/bin/pip install --quiet --editable '.[beam,digits]' pytest hypothesis
+	build/beam/bin/python -m pytest tests/problems/prepare/test_beam.py
 
 lint: $(STAMP) package
 	$(BIN)/ruff check

@@ -24,6 +24,7 @@ from t2tp.problems.data.stream import Batch, FeatureSpec, Stream
 from t2tp.problems.generated_images import GeneratedImages
 from t2tp.problems.mixture_name import find_parts, proportional_parts, read_name
 from t2tp.problems.prepare.open_samples import OpenSamples
+from t2tp.problems.prepare.settings import BeamSettings
 from t2tp.problems.prepare.split_samples import ShuffledSamples
 from t2tp.problems.problem import AnyPath, Problem
 from t2tp.problems.shared_vocabulary import agree, make_shared_vocabulary, sharing
@@ -147,9 +148,10 @@ class Mixture(Problem):
         num_shards: int | None = None,
         num_workers: int | None = 1,
         max_bad_samples: int | None = None,
+        beam: BeamSettings | None = None,
     ) -> Manifest:
         """Makes the mixture's data, or those of all its problems; see `Problem.prepare`."""
-        arguments = (data_dir, tmp_dir, overwrite, num_shards, num_workers, max_bad_samples)
+        arguments = (data_dir, tmp_dir, overwrite, num_shards, num_workers, max_bad_samples, beam)
         if self._sharing:
             super().prepare(*arguments)
         else:

@@ -43,7 +43,7 @@ from t2tp.problems.generated_images import GeneratedImages
 from t2tp.problems.metrics import compute
 from t2tp.problems.prepare import prepare, prepared
 from t2tp.problems.prepare.overlap import report_overlaps
-from t2tp.problems.prepare.settings import GenerationSettings
+from t2tp.problems.prepare.settings import BeamSettings, GenerationSettings
 from t2tp.problems.prepare.split_samples import ShuffledSamples
 from t2tp.problems.text_scores import score
 from t2tp.problems.vocab.vocabulary import END_OF_DOCUMENT
@@ -321,6 +321,7 @@ class Problem(abc.ABC):
         num_shards: int | None = None,
         num_workers: int | None = 1,
         max_bad_samples: int | None = None,
+        beam: BeamSettings | None = None,
     ) -> Manifest:
         """Makes the data atomically, unless they exist already.
 
@@ -336,6 +337,8 @@ class Problem(abc.ABC):
                 as are worthwhile, at most one per core.
             max_bad_samples: up to this number, samples that cannot be used are skipped, counted and
                 reported; by default one in 1,000.
+            beam: makes the shards with Apache Beam in place of processes of this host; the files do
+                not depend on it.
 
         Returns:
             The manifest of the directory.
@@ -345,7 +348,7 @@ class Problem(abc.ABC):
                 from the sources.
             OSError: the directory cannot be written.
         """
-        settings = GenerationSettings(num_shards, num_workers, max_bad_samples)
+        settings = GenerationSettings(num_shards, num_workers, max_bad_samples, beam)
         directory = self.directory(data_dir)
         if directory.exists() and not overwrite:
             return self.check_prepared(data_dir)

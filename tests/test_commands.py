@@ -91,6 +91,7 @@ WALKS = [
     ),
     Walk("docs/huggingface.md", makes={"gpt2": write_tiny_gpt2}),
     Walk("docs/planning.md"),
+    Walk("docs/data_at_scale.md"),
     Walk(
         "docs/tuning.md",
         {

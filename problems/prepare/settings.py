@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 # By default one of this many samples may be bad.
 _GOOD_FOR_A_BAD_ONE = 1000
+
+
+@dataclass(frozen=True)
+class BeamSettings:
+    """How Apache Beam makes the shards.
+
+    Attributes:
+        runner: name of a runner, such as DirectRunner.
+        options: its flags, as in `--direct_num_workers=4`.
+    """
+
+    runner: str
+    options: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -20,11 +33,13 @@ class GenerationSettings:
             most one per core.
         max_bad_samples: max number of samples skipped because they cannot be used; None: one in
             1,000.
+        beam: makes the shards in place of processes of this host.
     """
 
     num_shards: int | None = None
     num_workers: int | None = 1
     max_bad_samples: int | None = None
+    beam: BeamSettings | None = None
 
     def __post_init__(self) -> None:
         """Checks the values.

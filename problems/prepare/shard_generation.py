@@ -10,26 +10,21 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import multiprocessing
 import os
-import pickle
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import reduce
-from multiprocessing.connection import wait as wait_for_any
-from multiprocessing.context import BaseContext
 from operator import add
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from t2tp.atomic_file import remove_unfinished
 from t2tp.problems.data.manifest import BAD, FileState, SplitSizes
 from t2tp.problems.data.progress import ProgressBar
 from t2tp.problems.data.sample import (
     NOT_THE_SAMPLES_FAULT,
+    BadSampleError,
     Sample,
     SkippedSampleError,
     StoredExample,
@@ -44,10 +39,9 @@ from t2tp.problems.data.shards import (
 )
 from t2tp.problems.prepare.open_samples import open_samples
 from t2tp.problems.prepare.preparable import Preparable
-from t2tp.problems.prepare.settings import GenerationSettings
+from t2tp.problems.prepare.settings import BeamSettings, GenerationSettings
+from t2tp.problems.prepare.shard_workers import Report, make_in_processes
 from t2tp.problems.prepare.split_samples import BadSamples, ShuffledSamples
-from t2tp.problems.user_dir import import_user_dir, imported_user_dirs
-from t2tp.quiet import quiet_import
 
 # A shard has at least about this many samples, and a split at most this many shards by default.
 _SHARD_SAMPLES = 500
@@ -98,6 +92,11 @@ class _Job:
         begin, end = (self.samples * edge // self.shards for edge in (self.shard, self.shard + 1))
         return begin, end
 
+    @property
+    def size(self) -> int:
+        begin, end = self.positions
+        return end - begin
+
 
 def make_shards(
     problem: Preparable,
@@ -119,7 +118,7 @@ def make_shards(
         The sizes of each split, and all files of the shards.
 
     Raises:
-        ChildProcessError: a process died; finished shards are kept.
+        ChildProcessError: processes die again and again; finished shards are kept.
         BadSampleError: too many samples cannot be used; finished shards are kept.
         ChangedSourcesError: existing shards were made from other samples.
     """
@@ -142,18 +141,29 @@ def make_shards(
         else:
             todo.append(job)
     builder = _ShardBuilder(problem, directory, tmp_dir, settings.bad_limit(sample_counts))
-    total = sum(end - begin for begin, end in (job.positions for job in todo))
-    requested = settings.num_workers
+    total = sum(job.size for job in todo)
+    # With Beam, which has its own workers, this process encodes nothing.
+    requested = settings.num_workers if settings.beam is None else 1
     num_workers = min(
         builder.workers_worth(todo, total) if requested is None else requested,
         len(todo),
         total // _SHARD_SAMPLES,
     )
     with ProgressBar(total, f"encoding {problem.name}") as progress:
-        if num_workers > 1:
-            _make_in_processes(builder, todo, num_workers, progress, num_bad)
+        if settings.beam is not None:
+            _make_with_beam(builder, todo, directory, settings.beam)
+        elif num_workers > 1:
+            make_in_processes(
+                builder,
+                todo,
+                num_workers,
+                progress,
+                num_bad=lambda: sum(_num_bad(directory, job) for job in jobs),
+                is_made=lambda job: not job.made_from and bool(finished(directory, job.name)),
+            )
         else:
             _make_in_this_process(builder, todo, progress, num_bad)
+    remove_unfinished(directory)  # Of workers that were killed.
     sizes: dict[str, list[SplitSizes]] = {split: [] for split in sample_counts}
     files: dict[str, FileState] = {}
     for job in jobs:
@@ -162,7 +172,38 @@ def make_shards(
             raise OSError(f"{directory / job.name} was written and cannot be read back")
         sizes[job.split].append(record[0])
         files |= record[1]
-    return {split: reduce(add, parts) for split, parts in sizes.items()}, files
+    total_sizes = {split: reduce(add, parts) for split, parts in sizes.items()}
+    _check_bad(problem.name, total_sizes, settings.bad_limit(sample_counts))
+    return total_sizes, files
+
+
+def _num_bad(directory: Path, job: _Job) -> int:
+    record = finished(directory, job.name)
+    return record[0].skipped.get(BAD, 0) if record else 0
+
+
+def _check_bad(problem: str, sizes: Mapping[str, SplitSizes], limit: int) -> None:
+    """Raises BadSampleError if there are too many, which workers of Beam cannot know."""
+    num_bad = sum(each.skipped.get(BAD, 0) for each in sizes.values())
+    if num_bad > limit:
+        raise BadSampleError(
+            f"{num_bad} samples of {problem} are bad, and at most {limit} may be:"
+            " --max_bad_samples changes the limit"
+        )
+
+
+def _make_with_beam(
+    builder: _ShardBuilder, jobs: Sequence[_Job], directory: Path, settings: BeamSettings
+) -> None:
+    try:
+        # An optional dependency.
+        from t2tp.problems.prepare.beam_shards import make_with_beam
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "--beam_runner needs Apache Beam: pip install 't2tp[beam]'"
+        ) from error
+    if jobs:
+        make_with_beam(builder, jobs, directory, settings)
 
 
 def _shards(is_train: bool, samples: int, num_shards: int | None) -> int:
@@ -170,16 +211,6 @@ def _shards(is_train: bool, samples: int, num_shards: int | None) -> int:
     if num_shards is None:
         return by_samples
     return min(num_shards, samples if is_train else by_samples)
-
-
-class _Report(Protocol):
-    """Counters over all jobs."""
-
-    def samples(self, count: int) -> None:
-        """Adds to the number of samples processed."""
-
-    def bad_sample(self) -> int:
-        """Counts a bad sample, and returns their number."""
 
 
 class _ShardBuilder:
@@ -197,12 +228,18 @@ class _ShardBuilder:
         """Returns the picklable state: open samples, for instance from a file, are not."""
         return {**self.__dict__, "_samples": {}, "_encode": None}
 
-    def carry_out(self, job: _Job, report: _Report) -> None:
-        """Makes a shard, or checks that it is still that of its samples."""
+    def carry_out(self, job: _Job, report: Report, directory: Path | None = None) -> None:
+        """Makes a shard, or checks that it is still that of its samples.
+
+        Args:
+            job: the shard.
+            report: counts samples.
+            directory: where the shard is written, by default with the others.
+        """
         if job.made_from:
             self._compare(job, report)
         else:
-            self._make(job, report)
+            self._make(job, report, directory or self._directory)
 
     def workers_worth(self, jobs: Sequence[_Job], total: int) -> int:
         """Returns the worthwhile number of processes, estimated from the time of some samples."""
@@ -219,12 +256,12 @@ class _ShardBuilder:
         seconds = (time.monotonic() - start) * total / num_tried
         return max(1, min(default_workers(), int(seconds / _WORKER_SECONDS)))
 
-    def _make(self, job: _Job, report: _Report) -> None:
+    def _make(self, job: _Job, report: Report, directory: Path) -> None:
         if self._encode is None:
             self._encode = self._problem.encoder(self._directory)
         bad = BadSamples(self._problem.name, self._bad_limit, report.bad_sample)
         dtypes = self._problem.columns(self._directory)
-        with ShardWriter(self._directory, job.name, dtypes) as writer:
+        with ShardWriter(directory, job.name, dtypes) as writer:
             for number, read in self._reads(job, report):
                 sample = None
                 try:
@@ -237,7 +274,7 @@ class _ShardBuilder:
                 except Exception as error:  # whatever a user's problem raises
                     writer.skip_bad(bad.add(job.split, number, error, sample))
 
-    def _compare(self, job: _Job, report: _Report) -> None:
+    def _compare(self, job: _Job, report: Report) -> None:
         digest = SampleDigest()
         for _, read in self._reads(job, report):
             try:
@@ -252,7 +289,7 @@ class _ShardBuilder:
             )
 
     def _reads(
-        self, job: _Job, report: _Report | None
+        self, job: _Job, report: Report | None
     ) -> Iterator[tuple[int, Callable[[], Sample]]]:
         """Yields a function that reads each sample of a shard; reports progress at intervals."""
         if job.split not in self._samples:
@@ -286,88 +323,9 @@ class _LocalReport:
         return self._bad
 
 
-class _SharedReport:
-    """The report of all workers; it can be sent to a worker only at its start."""
-
-    def __init__(self, context: BaseContext, num_bad: int):
-        self._done = context.Value("q", 0)
-        self._bad = context.Value("q", num_bad)
-
-    @property
-    def done(self) -> int:
-        return self._done.value
-
-    def samples(self, count: int) -> None:
-        with self._done.get_lock():
-            self._done.value += count
-
-    def bad_sample(self) -> int:
-        with self._bad.get_lock():
-            self._bad.value += 1
-            return self._bad.value
-
-
 def _make_in_this_process(
     builder: _ShardBuilder, jobs: Sequence[_Job], progress: ProgressBar, num_bad: int
 ) -> None:
     report = _LocalReport(progress, num_bad)
     for job in jobs:
         builder.carry_out(job, report)
-
-
-def _make_in_processes(
-    builder: _ShardBuilder,
-    jobs: Sequence[_Job],
-    num_workers: int,
-    progress: ProgressBar,
-    num_bad: int,
-) -> None:
-    # Not forked: TensorFlow's threads, where it is loaded, do not survive that.
-    context = multiprocessing.get_context("spawn")
-    report = _SharedReport(context, num_bad)
-    # The problem's class may be in a user's directory, which a worker has to import first.
-    arguments = (imported_user_dirs(), pickle.dumps(builder), report)
-    with ProcessPoolExecutor(
-        num_workers, mp_context=context, initializer=_begin_worker, initargs=arguments
-    ) as pool:
-        pending = {pool.submit(_carry_out_in_worker, job) for job in jobs}
-        try:
-            while pending:
-                ended, pending = wait(pending, timeout=0.5, return_when=FIRST_EXCEPTION)
-                for job in ended:
-                    job.result()
-                progress.show(report.done)
-        except BrokenProcessPool as error:
-            raise ChildProcessError(
-                "a worker process was killed, perhaps for lack of memory: run again to go on with "
-                f"what was finished, perhaps with fewer than --num_workers={num_workers}"
-            ) from error
-        except BaseException:
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
-
-
-# State of a worker process, set at its start.
-_worker: tuple[_ShardBuilder, _SharedReport]
-
-
-def _begin_worker(user_dirs: Sequence[Path], pickled_maker: bytes, report: _SharedReport) -> None:
-    global _worker
-    with quiet_import():  # a user's directory may import TensorFlow
-        for directory in user_dirs:
-            import_user_dir(directory)
-        _worker = (pickle.loads(pickled_maker), report)
-    threading.Thread(target=_die_with_parent, daemon=True).start()
-
-
-def _die_with_parent() -> None:
-    """Exits a worker whose parent was killed, lest it write into the next run's directory."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        wait_for_any([parent.sentinel])
-        os._exit(1)
-
-
-def _carry_out_in_worker(job: _Job) -> None:
-    builder, report = _worker
-    builder.carry_out(job, report)

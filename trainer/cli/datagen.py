@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
+
 from absl import flags as absl_flags
 
 from t2tp import problems, registry
 from t2tp.problems.inspection.report import inspect
 from t2tp.problems.prepare.preparable import WrongOptionError
+from t2tp.problems.prepare.settings import BeamSettings
 from t2tp.problems.problem import Problem
 from t2tp.trainer.cli.run_program import Invocation
 from t2tp.trainer.errors import FailedError, Interrupted, UsageError, as_usage_error
@@ -19,9 +22,9 @@ def run(invocation: Invocation) -> None:
       UsageError: the flags or the problem's options are wrong; no file was written.
       FailedError: the data could not be generated or read.
     """
-    problem = _problem(invocation.flags)
+    problem, beam = _problem(invocation.flags), _beam(invocation.flags)
     try:
-        print(_carry_out(problem, invocation.flags))
+        print(_carry_out(problem, invocation.flags, beam))
     except WrongOptionError as error:
         raise UsageError(str(error)) from error
     except (OSError, ValueError, ModuleNotFoundError) as error:
@@ -39,7 +42,7 @@ def _problem(flags: absl_flags.FlagValues) -> Problem:
         return problems.find(flags.problem, options)
 
 
-def _carry_out(problem: Problem, flags: absl_flags.FlagValues) -> str:
+def _carry_out(problem: Problem, flags: absl_flags.FlagValues, beam: BeamSettings | None) -> str:
     """Performs the action that the flags choose and returns its report."""
     if flags.inspect:
         return inspect(problem, flags.data_dir)
@@ -53,5 +56,16 @@ def _carry_out(problem: Problem, flags: absl_flags.FlagValues) -> str:
         num_shards=flags.num_shards,
         num_workers=flags.num_workers,
         max_bad_samples=flags.max_bad_samples,
+        beam=beam,
     )
     return f"{problem.name} is ready in {problem.directory(flags.data_dir)}\n{data.summary()}"
+
+
+def _beam(flags: absl_flags.FlagValues) -> BeamSettings | None:
+    if not flags.beam_runner:
+        if flags.beam_pipeline_options:
+            raise UsageError("--beam_pipeline_options is for --beam_runner, which is not given")
+        return None
+    if flags.num_workers is not None:
+        raise UsageError("--num_workers is for processes of this host; --beam_runner has its own")
+    return BeamSettings(flags.beam_runner, shlex.split(flags.beam_pipeline_options))

@@ -175,6 +175,22 @@ def _define_generation(flag_values: flags.FlagValues) -> None:
     )
 
 
+def _define_beam(flag_values: flags.FlagValues) -> None:
+    flags.DEFINE_string(
+        "beam_runner",
+        "",
+        "Runner of Apache Beam that makes the shards, in place of --num_workers: DirectRunner,"
+        " FlinkRunner, SparkRunner, DataflowRunner or another.",
+        flag_values=flag_values,
+    )
+    flags.DEFINE_string(
+        "beam_pipeline_options",
+        "",
+        "Its options, as in '--direct_num_workers=4 --direct_running_mode=multi_processing'.",
+        flag_values=flag_values,
+    )
+
+
 def _define_inspection(flag_values: flags.FlagValues) -> None:
     flags.DEFINE_bool("check", False, "Check every byte of existing data.", flag_values=flag_values)
     flags.DEFINE_bool(
@@ -412,6 +428,7 @@ DATAGEN = (
     Group("What is made", _define_data),
     Group("Where", _define_data_directories),
     Group("How", _define_generation),
+    Group("With Apache Beam", _define_beam),
     Group("Looking at what was made", _define_inspection),
 )
 LAUNCH = Group("Processes", _define_launch)

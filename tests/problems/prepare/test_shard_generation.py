@@ -114,20 +114,70 @@ class DeadlyDigits(FewDigits):
         return encode_or_die
 
 
+@registry.register_problem
+class DeadlyAndBadDigits(DeadlyDigits):
+    """The same, and every hundredth training sample is bad."""
+
+    def samples(self, split, directory, tmp_dir):
+        samples = super().samples(split, directory, tmp_dir)
+        return SomeBad(samples) if split == "train" else samples
+
+
+class SomeBad:
+    """Samples of which every hundredth cannot be read."""
+
+    def __init__(self, samples):
+        self.samples = samples
+
+    def __len__(self):
+        return len(self.samples)
+
+    def __getitem__(self, number):
+        if number % 100 == 0:
+            raise ValueError("bad")
+        return self.samples[number]
+
+
 @pytest.mark.slow
-def test_a_killed_worker_is_said_and_finished_shards_stay(tmp_path):
+def test_killed_workers_change_no_file(tmp_path, caplog):
+    """The shards that they had not finished are made again, by other workers."""
+    problem = DeadlyDigits()
+    problem.prepare(tmp_path / "killed", num_shards=6, num_workers=2)
+    assert "a worker process was killed" in caplog.text
+    problem.prepare(tmp_path / "undisturbed", num_shards=6)
+    assert files_of(problem, tmp_path / "killed") == files_of(problem, tmp_path / "undisturbed")
+
+
+@registry.register_problem
+class FatalDigits(FewDigits):
+    """A problem of which no worker finishes a shard, with --num_workers."""
+
+    def encoder(self, directory):
+        encode = super().encoder(directory)
+
+        def encode_or_die(sample):
+            if multiprocessing.parent_process() is not None:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return encode(sample)
+
+        return encode_or_die
+
+
+@pytest.mark.slow
+def test_workers_that_die_again_and_again_end_with_a_sentence(tmp_path):
     with pytest.raises(ChildProcessError) as raised:
-        DeadlyDigits().prepare(tmp_path, num_shards=6, num_workers=2)
+        FatalDigits().prepare(tmp_path, num_shards=6, num_workers=2)
     assert str(raised.value) == (
-        "a worker process was killed, perhaps for lack of memory: run again to go on with what was "
-        "finished, perhaps with fewer than --num_workers=2"
+        "worker processes were killed 3 times, perhaps for lack of memory: run again to go on with"
+        " what was finished, perhaps with fewer than --num_workers=2"
     )
-    partial = tmp_path / ".deadly_digits.partial"
-    left = {path.name: path.stat().st_ino for path in partial.glob("train-*.json")}
-    assert len(left) >= 2  # 166 or 167 samples each
-    DeadlyDigits().prepare(tmp_path, num_shards=6)
-    made = DeadlyDigits().directory(tmp_path)
-    assert {name: (made / name).stat().st_ino for name in left} == left
+
+
+@pytest.mark.slow
+def test_killed_workers_count_no_bad_sample_twice(tmp_path):
+    problem = DeadlyAndBadDigits()
+    made = problem.prepare(tmp_path, num_shards=6, num_workers=2, max_bad_samples=10)
+    assert sum(sum(each.skipped.values()) for each in made.splits.values()) == 10
 
 
 @registry.register_problem

@@ -1,0 +1,93 @@
+"""Makes shards with Apache Beam, on any of its runners. A shard is an element of the pipeline.
+
+Beam carries out an element again when its worker dies, and may carry it out twice at once. That
+changes nothing: a shard depends on its index alone, each attempt writes it into a directory of its
+own, and complete files are renamed, the record of the shard last.
+"""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import apache_beam as beam
+from apache_beam.metrics import Metrics
+from apache_beam.options.pipeline_options import PipelineOptions
+
+from t2tp.problems.prepare.settings import BeamSettings
+from t2tp.problems.prepare.shard_workers import Builder
+from t2tp.problems.user_dir import import_user_dir, imported_user_dirs
+from t2tp.quiet import quiet_import
+
+# The directory of one attempt at a shard.
+_ATTEMPT = ".attempt-"
+
+
+def make_with_beam(
+    builder: Builder, jobs: Sequence[Any], directory: Path, settings: BeamSettings
+) -> None:
+    """Carries out jobs as a pipeline, and waits for its end.
+
+    Args:
+        builder: makes a shard.
+        jobs: the shards.
+        directory: where they are written, which all workers share.
+        settings: the runner and its options.
+    """
+    options = PipelineOptions([f"--runner={settings.runner}", *settings.options])
+    make = _MakeShard(pickle.dumps(builder), directory.absolute(), imported_user_dirs())
+    with beam.Pipeline(options=options) as pipeline:
+        _ = (
+            pipeline
+            | "shards" >> beam.Create([pickle.dumps(job) for job in jobs])
+            # Otherwise a runner may give all shards to the worker that listed them.
+            | "spread" >> beam.Reshuffle()
+            | "make" >> beam.ParDo(make)
+        )
+    for left in directory.glob(f"{_ATTEMPT}*"):  # By workers that died.
+        shutil.rmtree(left, ignore_errors=True)
+
+
+class _MakeShard(beam.DoFn):
+    """Makes the shard of an element."""
+
+    def __init__(self, builder: bytes, directory: Path, user_dirs: Sequence[Path]):
+        self._pickled = builder
+        self._directory = directory
+        self._user_dirs = user_dirs
+        self._builder: Builder
+
+    def setup(self) -> None:
+        """Opens what the worker needs for all its shards."""
+        with quiet_import():  # a user's directory may import TensorFlow
+            for directory in self._user_dirs:
+                import_user_dir(directory)
+            self._builder = pickle.loads(self._pickled)
+
+    def process(self, element: bytes) -> Iterator[None]:
+        """Makes a shard."""
+        with tempfile.TemporaryDirectory(prefix=_ATTEMPT, dir=self._directory) as attempt:
+            self._builder.carry_out(pickle.loads(element), _Report(), Path(attempt))
+            files = list(Path(attempt).iterdir())
+            for file in sorted(files, key=lambda file: file.suffix == ".json"):
+                file.replace(self._directory / file.name)
+        yield
+
+
+class _Report:
+    """The report of one shard: workers share no counter of bad samples before the pipeline ends."""
+
+    def __init__(self) -> None:
+        self._num_bad = 0
+        self._samples = Metrics.counter("t2tp", "samples")
+
+    def samples(self, count: int) -> None:
+        self._samples.inc(count)
+
+    def bad_sample(self) -> int:
+        self._num_bad += 1
+        return self._num_bad

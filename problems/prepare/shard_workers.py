@@ -1,0 +1,157 @@
+"""Processes that make shards on this host. One that is killed costs time and changes no file."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.connection import wait as wait_for_any
+from multiprocessing.context import BaseContext
+from pathlib import Path
+from typing import Any, Protocol
+
+from absl import logging
+
+from t2tp.problems.data.progress import ProgressBar
+from t2tp.problems.user_dir import import_user_dir, imported_user_dirs
+from t2tp.quiet import quiet_import
+
+# After so many deaths without a finished shard between them, a shard is taken to be the cause.
+_DEATHS = 3
+
+
+class Report(Protocol):
+    """Counters over all shards."""
+
+    def samples(self, count: int) -> None:
+        """Adds to the number of samples processed."""
+
+    def bad_sample(self) -> int:
+        """Counts a bad sample, and returns their number."""
+
+
+class Builder(Protocol):
+    """Makes one shard; it is pickled for the workers."""
+
+    def carry_out(self, job: Any, report: Report, directory: Path | None = None) -> None:
+        """Makes a shard, or checks one; writes it into `directory` if that is given."""
+
+
+class _SharedReport:
+    """The report of all workers; it can be sent to a worker only at its start."""
+
+    def __init__(self, context: BaseContext, num_bad: int):
+        self._done = context.Value("q", 0)
+        self._bad = context.Value("q", num_bad)
+
+    @property
+    def done(self) -> int:
+        return self._done.value
+
+    def samples(self, count: int) -> None:
+        with self._done.get_lock():
+            self._done.value += count
+
+    def bad_sample(self) -> int:
+        with self._bad.get_lock():
+            self._bad.value += 1
+            return self._bad.value
+
+
+def make_in_processes(
+    builder: Builder,
+    jobs: Sequence[Any],
+    num_workers: int,
+    progress: ProgressBar,
+    num_bad: Callable[[], int],
+    is_made: Callable[[Any], bool],
+) -> None:
+    """Carries out jobs in worker processes; those of a killed one are carried out again.
+
+    Args:
+        builder: makes a shard.
+        jobs: the shards.
+        num_workers: number of processes.
+        progress: shows the progress.
+        num_bad: returns the number of bad samples of finished shards.
+        is_made: whether the shard of a job is complete.
+
+    Raises:
+        ChildProcessError: workers are killed again and again, while no shard is finished.
+    """
+    deaths = 0
+    before = 0
+    while jobs:
+        try:
+            _make_until_death(builder, jobs, num_workers, progress, before, num_bad())
+            return
+        except BrokenProcessPool as error:
+            left = [job for job in jobs if not is_made(job)]
+            before += sum(job.size for job in jobs) - sum(job.size for job in left)
+            deaths = 1 if len(left) < len(jobs) else deaths + 1
+            if deaths == _DEATHS:
+                raise ChildProcessError(
+                    f"worker processes were killed {deaths} times, perhaps for lack of memory: run"
+                    " again to go on with what was finished, perhaps with fewer than"
+                    f" --num_workers={num_workers}"
+                ) from error
+            logging.warning("a worker process was killed: %d shards are made again", len(left))
+            jobs = left
+
+
+def _make_until_death(
+    builder: Builder,
+    jobs: Sequence[Any],
+    num_workers: int,
+    progress: ProgressBar,
+    done_before: int,
+    num_bad: int,
+) -> None:
+    # Not forked: TensorFlow's threads, where it is loaded, do not survive that.
+    context = multiprocessing.get_context("spawn")
+    report = _SharedReport(context, num_bad)
+    # The problem's class may be in a user's directory, which a worker has to import first.
+    arguments = (imported_user_dirs(), pickle.dumps(builder), report)
+    with ProcessPoolExecutor(
+        num_workers, mp_context=context, initializer=_begin_worker, initargs=arguments
+    ) as pool:
+        pending: set[Future] = {pool.submit(_carry_out_in_worker, job) for job in jobs}
+        try:
+            while pending:
+                ended, pending = wait(pending, timeout=0.5, return_when=FIRST_EXCEPTION)
+                for job in ended:
+                    job.result()
+                progress.show(done_before + report.done)
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+
+
+# State of a worker process, set at its start.
+_worker: tuple[Builder, _SharedReport]
+
+
+def _begin_worker(user_dirs: Sequence[Path], pickled_maker: bytes, report: _SharedReport) -> None:
+    global _worker
+    with quiet_import():  # a user's directory may import TensorFlow
+        for directory in user_dirs:
+            import_user_dir(directory)
+        _worker = (pickle.loads(pickled_maker), report)
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+
+
+def _die_with_parent() -> None:
+    """Exits a worker whose parent was killed, lest it write into the next run's directory."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait_for_any([parent.sentinel])
+        os._exit(1)
+
+
+def _carry_out_in_worker(job: Any) -> None:
+    builder, report = _worker
+    builder.carry_out(job, report)

@@ -1,0 +1,103 @@
+"""Shards that Apache Beam makes are those that this process makes."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from t2tp import problems
+from t2tp.problems.data.sample import BadSampleError
+from t2tp.problems.prepare.settings import BeamSettings
+from t2tp.problems.user_dir import import_user_dir
+
+OWN_PROBLEMS = Path(__file__).parent / "own_problems"
+import_user_dir(OWN_PROBLEMS)
+DIRECT = BeamSettings("DirectRunner")
+WORDS = [f"{a}{b}" for a in ("over", "under", "re", "") for b in ("take", "write", "go", "make")]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def beam():
+    pytest.importorskip("apache_beam")
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory) -> Path:
+    """A directory with some files of texts."""
+    directory = tmp_path_factory.mktemp("texts")
+    draw = random.Random(1)
+    lines = [" ".join(draw.choices(WORDS, k=draw.randint(2, 9))) for _ in range(1200)]
+    (directory / "a.txt").write_text("".join(f"{line}\n" for line in lines))
+    (directory / "b.txt").write_text("".join(f"{line.upper()}\n" for line in lines))
+    (directory / "a.tsv").write_text("".join(f"{line}\t{line.upper()}\n" for line in lines))
+    records = [{"text": line, "kind": line.split()[0]} for line in lines]
+    (directory / "a.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in records))
+    return directory
+
+
+def _files(directory: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(directory)): path.read_bytes()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file()
+    }
+
+
+PROBLEMS = {
+    "some_digits": "",
+    "image_digits": "",
+    "languagemodel_textfiles": "files={}/a.txt,documents=lines,vocab_size=300",
+    "translate_tsv": "files={}/a.tsv,vocab_size=300",
+    "text2class_records": "files={}/a.jsonl,inputs=text,targets=kind,vocab_size=300",
+    "mixture:translate_tsv=1,translate_textfiles=1": (
+        "files={0}/a.tsv,inputs={0}/a.txt,targets={0}/b.txt,vocab_size=300"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_beam_makes_the_same_files(name, tmp_path, texts):
+    problem = problems.find(name, PROBLEMS[name].format(texts))
+    problem.prepare(tmp_path / "here", num_shards=5)
+    problem.prepare(tmp_path / "beam", num_shards=5, beam=DIRECT)
+    made = _files(tmp_path / "beam")
+    assert len([path for path in made if "train-" in path]) >= 5
+    assert made == _files(tmp_path / "here")
+
+
+def test_more_bad_samples_than_may_be_are_refused(tmp_path):
+    """Each shard has fewer; only all together are too many."""
+    path = tmp_path / "a.tsv"
+    path.write_text("".join(f"a {n}\tb {n}{chr(9) * (n % 50 == 0)}\n" for n in range(1000)))
+    problem = problems.find("translate_tsv", f"files={path},vocab_size=280")
+    with pytest.raises(BadSampleError, match="20 samples of translate_tsv are bad, and at most 19"):
+        problem.prepare(tmp_path / "data", num_shards=5, max_bad_samples=19, beam=DIRECT)
+    made = problem.prepare(tmp_path / "data", num_shards=5, max_bad_samples=20, beam=DIRECT)
+    assert sum(sum(each.skipped.values()) for each in made.splits.values()) == 20
+
+
+def test_a_killed_pipeline_goes_on_with_what_was_finished(tmp_path):
+    name = "some_digits"
+    command = [sys.executable, "-m", "t2tp.trainer.cli", "t2tp_datagen", f"--problem={name}"]
+    command.append(f"--t2t_usr_dir={OWN_PROBLEMS}")
+    flags = [f"--data_dir={tmp_path / 'killed'}", "--num_shards=30", "--beam_runner=DirectRunner"]
+    with subprocess.Popen([*command, *flags], stderr=subprocess.DEVNULL) as process:
+        partial = tmp_path / "killed" / f".{name}.partial"
+        while not len(list(partial.glob("train-*.json"))) > 2:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+    assert not (tmp_path / "killed" / name).exists()
+    finished = {path.name: path.stat().st_ino for path in partial.glob("train-*.json")}
+    ended = subprocess.run([*command, *flags], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    problems.find(name).prepare(tmp_path / "here", num_shards=30)
+    assert _files(tmp_path / "killed" / name) == _files(tmp_path / "here" / name)
+    made = tmp_path / "killed" / name
+    assert {each: (made / each).stat().st_ino for each in finished} == finished
