@@ -1,4 +1,4 @@
-"""The marker of a finished checkpoint: the last file written, with a record of the others."""
+"""The marker, by which a checkpoint is found valid: the last file, with a record of the others."""
 
 from __future__ import annotations
 
