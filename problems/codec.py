@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Iterable, Sequence
 
-from t2tp.problems.vocab.vocabulary import Vocabulary
+from t2tp.problems.vocab.vocabulary import END_OF_DOCUMENT, Vocabulary
 
 
 class Codec(abc.ABC):
@@ -18,9 +18,11 @@ class Codec(abc.ABC):
     Attributes:
         vocabulary: does the same inside a TensorFlow graph, for exported models that take text;
             None: exported models take tokens.
+        eos_id: the token that ends a text.
     """
 
     vocabulary: Vocabulary | None = None
+    eos_id: int = END_OF_DOCUMENT
 
     @abc.abstractmethod
     def encode(self, text: str) -> list[int]:
@@ -42,6 +44,7 @@ class TextCodec(Codec):
 
     def __init__(self, vocabulary: Vocabulary):
         self.vocabulary = vocabulary
+        self.eos_id = vocabulary.end_of_document
 
     def encode(self, text: str) -> list[int]:
         """Returns the tokens of a text, without an EOS."""

@@ -20,7 +20,6 @@ from t2tp.problems.data.shards import token_dtype
 from t2tp.problems.data.stream import Batch, FeatureSpec
 from t2tp.problems.problem import AnyPath, check_positive
 from t2tp.problems.text import TextProblem
-from t2tp.problems.vocab.vocabulary import END_OF_DOCUMENT
 from t2tp.problems.vocab.vocabulary_file import load_vocabulary
 
 
@@ -56,7 +55,7 @@ class LanguageModelProblem(TextProblem):
             if not text:
                 raise SkippedSampleError("empty")
             parts = [np.array(ids, np.int32) for ids in vocabulary.encode_parts(text)]
-            ids = np.append(np.concatenate(parts), np.int32(END_OF_DOCUMENT))
+            ids = np.append(np.concatenate(parts), np.int32(vocabulary.end_of_document))
             return StoredExample({"targets": ids}, int(vocabulary.byte_lengths[ids].sum()))
 
         return encode

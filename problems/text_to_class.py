@@ -24,7 +24,6 @@ from t2tp.problems.data.shards import token_dtype
 from t2tp.problems.data.stream import FeatureSpec
 from t2tp.problems.problem import AnyPath, check_positive
 from t2tp.problems.text import TextProblem
-from t2tp.problems.vocab.vocabulary import END_OF_DOCUMENT
 from t2tp.problems.vocab.vocabulary_file import load_vocabulary
 
 
@@ -53,7 +52,9 @@ class Text2ClassProblem(TextProblem):
         vocabulary = load_vocabulary(directory)
 
         def encode(sample: Sample) -> StoredExample:
-            ids = np.array([*vocabulary.encode(text_of(sample, "inputs")), END_OF_DOCUMENT])
+            ids = np.array(
+                [*vocabulary.encode(text_of(sample, "inputs")), vocabulary.end_of_document]
+            )
             label = np.array([check_label(sample["label"], self.class_names)])
             return StoredExample(
                 {"inputs": ids, "targets": label}, int(vocabulary.byte_lengths[ids].sum())

@@ -1,6 +1,6 @@
 """Text to text: translation, summaries, any task that maps one text to another.
 
-The stored columns are `inputs` and `targets`, token ids that end with `END_OF_DOCUMENT`.
+The stored columns are `inputs` and `targets`, token ids that end with EOS.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from t2tp.problems.data.shards import token_dtype
 from t2tp.problems.data.stream import ExampleSource, FeatureSpec, Stream
 from t2tp.problems.problem import AnyPath, Problem, check_positive
 from t2tp.problems.text import TextProblem
-from t2tp.problems.vocab.vocabulary import END_OF_DOCUMENT
 from t2tp.problems.vocab.vocabulary_file import load_vocabulary
 from t2tp.suggestions import nearest
 
@@ -145,7 +144,7 @@ class Text2TextProblem(TextProblem, PairProblem):
             if not all(texts.values()):
                 raise SkippedSampleError("a side is empty")
             columns = {
-                name: np.array([*vocabulary.encode(text), END_OF_DOCUMENT])
+                name: np.array([*vocabulary.encode(text), vocabulary.end_of_document])
                 for name, text in texts.items()
             }
             return StoredExample(

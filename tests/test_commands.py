@@ -89,7 +89,12 @@ WALKS = [
             "pairs.txt": "0 1 1\t1 1 0\n",
         },
     ),
-    Walk("docs/huggingface.md", makes={"gpt2": write_tiny_gpt2}),
+    Walk(
+        "docs/huggingface.md",
+        {"--train_steps=1000": "--train_steps=2 --eval_steps=1 --hparams=batch_size=4"},
+        files={"texts.txt": "the quick fox\nthe lazy dog\n" * 50, "prompts.txt": "the\na b\n"},
+        makes={"gpt2": write_tiny_gpt2},
+    ),
     Walk("docs/planning.md"),
     Walk("docs/data_at_scale.md"),
     Walk(

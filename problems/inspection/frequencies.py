@@ -9,7 +9,6 @@ import numpy as np
 from t2tp.problems.data.columns import Column
 from t2tp.problems.problem import AnyPath, Problem
 from t2tp.problems.text import TextProblem
-from t2tp.problems.vocab.vocabulary import END_OF_DOCUMENT
 
 # Number of tokens shown, the most frequent first.
 _SHOWN = 10
@@ -52,8 +51,9 @@ def _namer(problem: Problem, data_dir: AnyPath, feature: str) -> Callable[[int],
     if problem.writes_classes and feature == "targets":
         return lambda token: f"class {problem.class_names[token]}"
     if isinstance(problem, TextProblem):
-        pieces = problem.vocabulary(data_dir).token_bytes
+        vocabulary = problem.vocabulary(data_dir)
+        pieces, end = vocabulary.token_bytes, vocabulary.end_of_document
         return lambda token: (
-            "(end)" if token == END_OF_DOCUMENT else repr(pieces[token].decode("utf-8", "replace"))
+            "(end)" if token == end else repr(pieces[token].decode("utf-8", "replace"))
         )
     return lambda token: f"token {token}"

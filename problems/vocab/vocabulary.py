@@ -2,7 +2,8 @@
 
 Every token stands for fixed bytes, so decoding concatenates bytes, and the UTF-8 length of a text
 is the sum of its tokens' lengths. That makes bits per byte exact. Ids 0 to 2 are special and the
-same in every vocabulary, and so are 3 to 258, the single bytes, which can spell any text.
+same in every vocabulary made here, and so are 3 to 258, the single bytes, which can spell any text.
+Those of a `tokenizer.json` have ids of their own (`tokenizer.py`).
 """
 
 from __future__ import annotations
@@ -31,9 +32,13 @@ class Vocabulary(abc.ABC):
 
     Attributes:
         file_name: name of its file.
+        end_of_document: the token that ends a text.
+        works_in_graph: whether `encode_in_graph` and `decode_in_graph` can be called.
     """
 
     file_name: str
+    end_of_document: int = END_OF_DOCUMENT
+    works_in_graph: bool = True
 
     @abc.abstractmethod
     def contents(self) -> bytes:

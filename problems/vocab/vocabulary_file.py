@@ -8,6 +8,7 @@ from pathlib import Path
 from t2tp.atomic_file import write_bytes
 from t2tp.problems.vocab.characters import CharacterVocabulary
 from t2tp.problems.vocab.subwords import SubwordVocabulary
+from t2tp.problems.vocab.tokenizer import TOKENIZER_FILE, TokenizerVocabulary
 from t2tp.problems.vocab.vocabulary import Vocabulary
 
 
@@ -19,8 +20,9 @@ def write_vocabulary(directory: Path, vocabulary: Vocabulary) -> str:
 
 def find_vocabulary(directory: Path) -> Path | None:
     """Returns the file of the vocabulary in a problem's directory; None if there is none."""
-    files = (directory / kind.file_name for kind in (SubwordVocabulary, CharacterVocabulary))
-    return next((file for file in files if file.is_file()), None)
+    kinds = (SubwordVocabulary, CharacterVocabulary, TokenizerVocabulary)
+    names = (*(kind.file_name for kind in kinds), TOKENIZER_FILE)
+    return next((directory / name for name in names if (directory / name).is_file()), None)
 
 
 def load_vocabulary(directory: Path) -> Vocabulary:
@@ -32,6 +34,10 @@ def load_vocabulary(directory: Path) -> Vocabulary:
     file = _existing_file(directory)
     if file.name == SubwordVocabulary.file_name:
         return SubwordVocabulary(file.read_bytes())
+    if file.name == TOKENIZER_FILE:
+        return TokenizerVocabulary.from_directory(directory)
+    if file.name == TokenizerVocabulary.file_name:
+        return TokenizerVocabulary.read(file.read_bytes())
     return CharacterVocabulary.read(file.read_bytes())
 
 
@@ -41,7 +47,10 @@ def vocabulary_sha256(directory: Path) -> str:
     Raises:
         FileNotFoundError: there is none.
     """
-    return hashlib.sha256(_existing_file(directory).read_bytes()).hexdigest()
+    file = _existing_file(directory)
+    is_theirs = file.name == TOKENIZER_FILE  # A problem keeps more than that file of it.
+    contents = load_vocabulary(directory).contents() if is_theirs else file.read_bytes()
+    return hashlib.sha256(contents).hexdigest()
 
 
 def _existing_file(directory: Path) -> Path:
@@ -49,6 +58,6 @@ def _existing_file(directory: Path) -> Path:
     if file is None:
         raise FileNotFoundError(
             f"no vocabulary in {directory}: neither {SubwordVocabulary.file_name} nor "
-            f"{CharacterVocabulary.file_name} is there"
+            f"{CharacterVocabulary.file_name} nor {TOKENIZER_FILE} is there"
         )
     return file

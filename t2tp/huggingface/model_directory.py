@@ -19,6 +19,7 @@ from t2tp.suggestions import nearest
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
+TOKENIZER_FILE = "tokenizer.json"
 INDEX_FILE = "model.safetensors.index.json"
 
 
@@ -85,6 +86,27 @@ class ModelDirectory:
                     f"{info.path} has a tensor {name}, which a model of type"
                     f" {self.model_type.name} with this {CONFIG_FILE} does not have"
                 )
+
+    def check_tokenizer(self, vocab_size: int) -> None:
+        """Checks that all tokens of the directory's tokenizer, if any, are of the vocabulary.
+
+        Raises:
+          ConversionError: it has more tokens than the model.
+        """
+        file = self.path / TOKENIZER_FILE
+        if not file.is_file():
+            return
+        content = read_json(file)
+        pieces = content.get("model", {}).get("vocab", {})
+        ids = pieces.values() if isinstance(pieces, dict) else range(len(pieces))
+        largest = max(
+            [*ids, *(each["id"] for each in content.get("added_tokens") or ())], default=0
+        )
+        if largest >= vocab_size:
+            raise ConversionError(
+                f"{file} has tokens up to {largest}, and the model has {vocab_size}: the two are"
+                " not of one model"
+            )
 
     def tensor(self, name: str) -> TensorInfo:
         """Returns the place of a tensor, with or without the prefix of its architecture.

@@ -81,6 +81,11 @@ def no_config(source):
     (source / "config.json").unlink()
 
 
+def a_larger_tokenizer(source):
+    tokenizer = {"model": {"vocab": {"a": 0}}, "added_tokens": [{"id": 53, "content": "<end>"}]}
+    (source / "tokenizer.json").write_text(json.dumps(tokenizer))
+
+
 def no_json(source):
     (source / "config.json").write_text("{")
 
@@ -99,6 +104,7 @@ WRONG = [
     (fewer_layers, "has a tensor transformer.h.1"),
     (other_attention, "scale_attn_by_inverse_layer_idx=True"),
     (no_config, "has no config.json"),
+    (a_larger_tokenizer, "has tokens up to 53, and the model has 53"),
     (no_json, "config.json is not JSON"),
 ]
 

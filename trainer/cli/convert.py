@@ -60,6 +60,7 @@ def _to_run(flags: absl_flags.FlagValues) -> Path:
     hparams = source.hparams()
     found = _variables(model_type, hparams)
     source.check_fits(found)
+    source.check_tokenizer(hparams.vocab_size)
     problem = flags.problem or model_type.problem
     problems.find(problem, flags.problem_options)
     settings = {

@@ -9,6 +9,7 @@ from os import PathLike
 from pathlib import Path
 
 import tensorflow as tf
+from absl import logging
 
 from t2tp.decoding import DecodeOptions
 from t2tp.models.autoregressive import AutoregressiveModel
@@ -16,6 +17,7 @@ from t2tp.models.classifier import Classifier
 from t2tp.models.model import EXAMPLE_INDEX
 from t2tp.program.program import Feature
 from t2tp.trainer.errors import UsageError
+from t2tp.trainer.inference.run_decoder import with_eos
 from t2tp.trainer.inference.serving import Step, TextDecoding, TokenDecoding, in_chunks
 from t2tp.trainer.inputs.problem_inputs import evaluation_inputs
 from t2tp.trainer.run_spec import RunSpec
@@ -43,7 +45,7 @@ class RunExporter:
         self._problem = problem
         self._data_dir = spec.data_dir
         self._hparams = spec.hparams
-        self._options = options
+        self._options = with_eos(options, problem, spec.data_dir)
         longest = spec.hparams.max_length
         self._most = longest if max_input_length is None else max_input_length
         if not 0 < self._most <= longest:
@@ -114,7 +116,13 @@ class RunExporter:
             codec = problem.codec(self._data_dir)
             if codec is None or codec.vocabulary is None:
                 return functions | {"serving_default": functions["tokens"]}
-            text = TextDecoding(tokens, codec.vocabulary, problem.eos_id)
+            if not codec.vocabulary.works_in_graph:
+                logging.info(
+                    "the exported model takes and gives tokens: TensorFlow has no operations of a"
+                    " tokenizer.json, so encode and decode texts outside of it"
+                )
+                return functions | {"serving_default": functions["tokens"]}
+            text = TextDecoding(tokens, codec.vocabulary, codec.eos_id)
 
             def serve_text(inputs: tf.Tensor) -> Mapping[str, tf.Tensor]:
                 return text(step, inputs)

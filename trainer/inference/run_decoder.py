@@ -60,11 +60,10 @@ class RunDecoder:
         Args:
           spec: of the run.
           estimator: of the run.
-          options: of decoding; a problem without EOS overrides their `eos_id`.
+          options: of decoding; see `with_eos`.
         """
         problem, max_length = spec.problem, spec.hparams.max_length
-        if problem.eos_id == NO_EOS:
-            options = replace(options, eos_id=NO_EOS)
+        options = with_eos(options, problem, spec.data_dir)
         self._estimator = estimator
         self._problem = problem
         self._data_dir = spec.data_dir
@@ -196,7 +195,7 @@ class RunDecoder:
           ValueError: a line has no tab, is too long for the model, or cannot be encoded.
         """
         codec = self._codec
-        reads_inputs, eos_id = self._problem.reads_inputs, self._problem.eos_id
+        reads_inputs, eos_id = self._problem.reads_inputs, codec.eos_id
         targets, inputs = [], []
         for number, line in enumerate(lines, start=1):
             source, tab, target = line.partition("\t") if reads_inputs else ("", "\t", line)
@@ -218,6 +217,17 @@ class RunDecoder:
 def _without_padding(row: np.ndarray) -> list[int]:
     """Returns the tokens of a row without its padding, which is 0."""
     return row[row != 0].tolist()
+
+
+def with_eos(
+    options: DecodeOptions, problem: Problem, data_dir: str | PathLike[str]
+) -> DecodeOptions:
+    """Returns options with the EOS of a problem: none, or that of its vocabulary."""
+    if problem.eos_id == NO_EOS:
+        return replace(options, eos_id=NO_EOS)
+    codec = problem.codec(data_dir)
+    is_default = options.eos_id == DecodeOptions.eos_id
+    return replace(options, eos_id=codec.eos_id) if codec and is_default else options
 
 
 def codec_for(problem: Problem, data_dir: str | PathLike[str]) -> Codec:
@@ -249,7 +259,7 @@ def request_for(problem: Problem, codec: Codec, text: str, beginning: str = "") 
       ValueError: a prompt has a prefix as well, or the codec cannot encode the line.
     """
     if problem.reads_inputs:
-        inputs = [*codec.encode(text), problem.eos_id]
+        inputs = [*codec.encode(text), codec.eos_id]
         return Request(inputs=inputs, prefix=codec.encode(beginning))
     if beginning:
         raise ValueError("a prompt is itself how a language model's text begins")

@@ -1,0 +1,160 @@
+"""The vocabulary of a `tokenizer.json`: that of a model of Hugging Face."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from t2tp.problems.vocab.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+# In a directory of Hugging Face: the tokenizer, and which of its tokens ends a text.
+TOKENIZER_FILE = "tokenizer.json"
+_CONFIG_FILE = "tokenizer_config.json"
+
+_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
+
+
+class TokenizerVocabulary(Vocabulary):
+    """The tokens of a tokenizer, whose ids are those of the model that it belongs to.
+
+    GPT-2's and Llama 3's byte pieces spell any text. Others change texts (lower case, spaces), and
+    then decoding returns the changed text, and the bytes of a token are those it stands for within
+    a text.
+    """
+
+    file_name = "vocabulary.tokenizer.json"
+    works_in_graph = False
+
+    def __init__(self, tokenizer: str, eos_token: str):
+        """Loads the tokenizer.
+
+        Args:
+            tokenizer: the contents of `tokenizer.json`.
+            eos_token: the token that ends a text.
+
+        Raises:
+            ModuleNotFoundError: the library `tokenizers` is not installed; says how to install it.
+            ValueError: the contents are no tokenizer, or lack the token.
+        """
+        try:
+            import tokenizers
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                f"{TOKENIZER_FILE} needs the library tokenizers: pip install 't2tp[text]'"
+            ) from error
+        self._text, self._eos_token = tokenizer, eos_token
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_str(tokenizer)
+        except Exception as error:  # It raises nothing more particular.
+            raise ValueError(f"{TOKENIZER_FILE} is no tokenizer: {error}") from error
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        end = self._tokenizer.token_to_id(eos_token)
+        if end is None:
+            raise ValueError(f"{TOKENIZER_FILE} has no token {eos_token!r} to end a text with")
+        self.end_of_document = end
+
+    @classmethod
+    def read(cls, contents: bytes) -> TokenizerVocabulary:
+        """Reads the vocabulary from the contents of its file."""
+        fields = json.loads(contents)
+        return cls(fields["tokenizer"], fields["eos_token"])
+
+    @classmethod
+    def from_directory(cls, directory: Path) -> TokenizerVocabulary:
+        """Reads the tokenizer in a directory of Hugging Face.
+
+        Raises:
+            ValueError: it does not say which token ends a text.
+        """
+        text = (directory / TOKENIZER_FILE).read_text(encoding="utf-8")
+        try:
+            config = json.loads((directory / _CONFIG_FILE).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            config = {}
+        for name in ("eos_token", "sep_token"):  # BERT has only the second.
+            token = config.get(name)
+            token = token.get("content") if isinstance(token, dict) else token
+            if token:
+                return cls(text, token)
+        raise ValueError(
+            f"{directory / _CONFIG_FILE} has no eos_token, so that texts would have no end: write"
+            ' {"eos_token": "..."} into it'
+        )
+
+    def contents(self) -> bytes:
+        """Returns the tokenizer and its EOS as JSON."""
+        fields = {"eos_token": self._eos_token, "tokenizer": self._text}
+        return (json.dumps(fields, indent=1) + "\n").encode()
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the token ids of a text; see `Vocabulary.encode`."""
+        text.encode("utf-8")
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    def encode_in_graph(self, texts: tf.Tensor) -> tf.RaggedTensor:
+        """Is impossible: see `works_in_graph`.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError(f"TensorFlow has no operations of {TOKENIZER_FILE}")
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Returns the text of token ids; see `Vocabulary.decode`."""
+        ids = [int(token) for token in ids]
+        outside = [token for token in ids if not 0 <= token < len(self)]
+        if outside:
+            raise ValueError(f"token {outside[0]} is not in a vocabulary of {len(self)} pieces")
+        return self._tokenizer.decode(ids, skip_special_tokens=True)
+
+    @cached_property
+    def token_bytes(self) -> list[bytes]:
+        """The bytes of each token; see `Vocabulary.token_bytes`."""
+        fields = json.loads(self._text)
+        special = {each["id"] for each in fields.get("added_tokens") or () if each.get("special")}
+        kinds = _decoder_kinds(fields.get("decoder"))
+        size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+        pieces = [self._tokenizer.id_to_token(token) or "" for token in range(size)]
+        return [
+            b"" if token in special else _bytes_of(piece, kinds)
+            for token, piece in enumerate(pieces)
+        ]
+
+
+def _decoder_kinds(decoder: dict[str, Any] | None) -> set[str]:
+    """Returns the types of a decoder and of those it consists of."""
+    if not decoder:
+        return set()
+    parts = (_decoder_kinds(each) for each in decoder.get("decoders", ()))
+    return {decoder["type"]}.union(*parts)
+
+
+def _bytes_of(piece: str, kinds: set[str]) -> bytes:
+    if "ByteLevel" in kinds and all(character in _BYTES for character in piece):
+        return bytes(_BYTES[character] for character in piece)
+    if "WordPiece" in kinds:
+        return (piece[2:] if piece.startswith("##") else f" {piece}").encode()
+    if "ByteFallback" in kinds and len(piece) == 6 and piece.startswith("<0x"):
+        return bytes([int(piece[3:5], 16)])
+    return piece.replace(_SPACE, " ").encode()
+
+
+def _byte_characters() -> dict[str, int]:
+    """Returns the characters that stand for bytes in GPT-2's pieces.
+
+    Printable ones stand for themselves, the others are the characters from 256 on, in order.
+    """
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    found = {chr(byte): byte for byte in printable}
+    return found | {chr(256 + number): byte for number, byte in enumerate(others)}
+
+
+_BYTES = _byte_characters()

@@ -1,0 +1,95 @@
+"""Vocabularies of a tokenizer.json: the model's ids, its EOS, and the bytes of each token."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from t2tp.problems.vocab.vocabulary_file import (
+    load_vocabulary,
+    vocabulary_sha256,
+    write_vocabulary,
+)
+from tests.huggingface.tiny_files import END, write_tokenizer
+
+tokenizers = pytest.importorskip("tokenizers", reason="pip install -e '.[text]'")
+
+TEXTS = ["the quick fox", "  two  spaces\tand\na line", "Zürich 東京 \N{GRINNING FACE}", ""]
+
+
+def save(directory, tokenizer, **config):
+    tokenizer.save(str(directory / "tokenizer.json"))
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+def test_pieces_of_bytes_spell_any_text_and_have_its_bytes(tmp_path):
+    write_tokenizer(tmp_path)
+    vocabulary = load_vocabulary(tmp_path)
+    theirs = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert len(vocabulary) == theirs.get_vocab_size()
+    assert vocabulary.end_of_document == theirs.token_to_id(END)
+    for text in TEXTS:
+        ids = vocabulary.encode(text)
+        assert ids == theirs.encode(text).ids
+        assert vocabulary.decode([*ids, vocabulary.end_of_document]) == text
+        assert vocabulary.decode_bytes(ids) == text.encode()
+        assert vocabulary.byte_lengths[ids].sum() == len(text.encode())
+    assert vocabulary.byte_lengths[vocabulary.end_of_document] == 0
+
+
+def test_a_problem_keeps_the_same_vocabulary(tmp_path):
+    (tmp_path / "model").mkdir(), (tmp_path / "data").mkdir()
+    write_tokenizer(tmp_path / "model")
+    before = load_vocabulary(tmp_path / "model")
+    write_vocabulary(tmp_path / "data", before)
+    after = load_vocabulary(tmp_path / "data")
+    assert after.end_of_document == before.end_of_document
+    assert after.encode(TEXTS[2]) == before.encode(TEXTS[2])
+    assert vocabulary_sha256(tmp_path / "data") == vocabulary_sha256(tmp_path / "model")
+
+
+def test_unigram_pieces_have_their_spaces_and_spelt_bytes(tmp_path):
+    pieces = [("<unk>", 0.0), ("</s>", 0.0), ("▁the", -1.0), ("▁", -2.0), ("x", -3.0)]
+    pieces += [(f"<0x{byte:02X}>", -9.0) for byte in range(256)]
+    model = tokenizers.models.Unigram(pieces, unk_id=0, byte_fallback=True)
+    made = tokenizers.Tokenizer(model)
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(prepend_scheme="never")
+    made.decoder = tokenizers.decoders.Sequence(
+        [tokenizers.decoders.ByteFallback(), tokenizers.decoders.Metaspace(prepend_scheme="never")]
+    )
+    made.add_special_tokens(["</s>"])
+    save(tmp_path, made, eos_token={"content": "</s>"})
+    vocabulary = load_vocabulary(tmp_path)
+    ids = vocabulary.encode(" the xé")
+    assert ids[0] == 2 and vocabulary.end_of_document == 1
+    assert vocabulary.decode_bytes([*ids, 1]) == " the xé".encode()
+
+
+def test_word_pieces_end_with_their_separator(tmp_path):
+    words = {"[UNK]": 0, "[SEP]": 1, "fox": 2, "##es": 3, "the": 4}
+    made = tokenizers.Tokenizer(tokenizers.models.WordPiece(words, unk_token="[UNK]"))
+    made.normalizer = tokenizers.normalizers.Lowercase()
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.decoder = tokenizers.decoders.WordPiece()
+    made.add_special_tokens(["[SEP]"])
+    save(tmp_path, made, sep_token="[SEP]")
+    vocabulary = load_vocabulary(tmp_path)
+    ids = vocabulary.encode("The foxes")
+    assert ids == [4, 2, 3] and vocabulary.end_of_document == 1
+    assert vocabulary.decode([*ids, 1]) == "the foxes"
+    assert vocabulary.byte_lengths[ids].sum() == len(" the foxes")
+
+
+WRONG = [
+    ({}, "has no eos_token"),
+    ({"eos_token": "<none>"}, "has no token '<none>'"),
+]
+
+
+@pytest.mark.parametrize(("config", "wanted"), WRONG)
+def test_a_tokenizer_without_an_end_is_refused(config, wanted, tmp_path):
+    write_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=wanted):
+        load_vocabulary(tmp_path)
