@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from t2tp import mtf
 from t2tp.layers import variables
 from t2tp.layers.dropout import Dropout
-from t2tp.ops.gelu import gelu_erf
+from t2tp.ops.activations import gelu_erf
 from t2tp.suggestions import nearest
 
 _ACTIVATIONS: dict[str, Callable[[mtf.Tensor], mtf.Tensor]] = {
