@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import signal
 import subprocess
@@ -106,12 +107,13 @@ def data_dir(tmp_path_factory) -> Path:
 
 
 @pytest.mark.slow
-def test_every_file_of_the_standard_library_comes_back(data_dir):
+def test_the_files_of_the_standard_library_come_back(data_dir):
+    """A third of them: all take ten seconds."""
     problem = LanguagemodelPythonStdlib()
     vocabulary = problem.vocabulary(data_dir)
     texts = read_sources(problem.source_dir()).texts
     assert len(texts) == sum(s.examples for s in problem.check_prepared(data_dir).splits.values())
-    for path, text in texts.items():
+    for path, text in itertools.islice(texts.items(), 0, None, 3):
         ids = vocabulary.encode(text)
         assert vocabulary.decode(ids) == text, path
         assert vocabulary.byte_lengths[ids].sum() == len(text.encode()), path
@@ -127,17 +129,16 @@ def test_a_second_run_finds_the_data_complete(data_dir):
 @pytest.mark.slow
 def test_killed_and_started_again_gives_the_same_files(data_dir, tmp_path):
     problem = LanguagemodelPythonStdlib()
-    for _ in range(3):
-        maker = subprocess.Popen(
-            [*COMMAND, f"--problem={PROBLEM}", f"--data_dir={tmp_path}"],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        time.sleep(random.uniform(1, 10))
-        maker.send_signal(signal.SIGKILL)
-        maker.wait()
-        with pytest.raises(FileNotFoundError):
-            problem.check_prepared(tmp_path)
+    maker = subprocess.Popen(
+        [*COMMAND, f"--problem={PROBLEM}", f"--data_dir={tmp_path}"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    time.sleep(random.uniform(2, 10))
+    maker.send_signal(signal.SIGKILL)
+    maker.wait()
+    with pytest.raises(FileNotFoundError):
+        problem.check_prepared(tmp_path)
     make(tmp_path)
     undisturbed, restarted = (
         {p.name: p.read_bytes() for p in problem.directory(directory).iterdir() if p.is_file()}
