@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Container, Iterable, Mapping
 
 from t2tp import upstream
 from t2tp.atomic_file import write_text
@@ -165,10 +166,12 @@ def _gathered(graph: upstream.Graph, layout: Layout) -> Iterable[SlicedTensor]:
             yield SlicedTensor(variable.name, value.shape, value.dtype, layout)
 
 
-def _owner(name: str, variables: Iterable[str]) -> str | None:
+def _owner(name: str, variables: Container[str]) -> str | None:
     """Returns the variable that the slot of this name belongs to, if it is a slot."""
-    owners = [v for v in variables if any(name.startswith(v + suffix) for suffix in _SLOT_SUFFIXES)]
-    return max(owners, key=len, default=None)
+    ends = (
+        match.start() for suffix in _SLOT_SUFFIXES for match in re.finditer(f"(?={suffix})", name)
+    )
+    return max((name[:end] for end in ends if name[:end] in variables), key=len, default=None)
 
 
 def _activations(
