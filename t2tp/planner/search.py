@@ -112,7 +112,15 @@ class Search:
         return found
 
     def _advice(self, estimate: Estimate) -> str:
-        """Says how many devices are enough, by the estimate."""
+        """Says what is in the way: the batch, or how many devices are enough by the estimate."""
+        most = self.max_tensor_parallel or self.cluster.host_devices
+        made = candidates(self.request.hparams, self.devices, self.rows, most, self.fixed)
+        if next(made, None) is None:
+            return (
+                f"no mesh of {self.devices} devices divides a batch of {self.rows} rows of"
+                f" {self.request.name}: take a multiple of {self.devices} rows, or of fewer with"
+                f" more than {most} ways of tensor parallelism."
+            )
         devices = self.devices
         while devices < 1 << 20:
             devices *= 2

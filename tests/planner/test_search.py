@@ -60,3 +60,9 @@ def test_what_is_fixed_is_not_chosen():
 def test_a_model_that_fits_nowhere_is_one_sentence():
     with pytest.raises(NothingFitsError, match=r"^transformer_lm (does not fit|fits on no)"):
         search(2, rules=["heads:nowhere"]).run()
+
+
+def test_a_batch_that_no_mesh_divides_is_said():
+    wanted = request("transformer_lm", make_hparams(mesh_shape=""), vocab_size=30)
+    with pytest.raises(NothingFitsError, match="no mesh of 16 devices divides a batch of 6 rows"):
+        Search(wanted, ClusterFile.load("a100"), 16, rows=6).run()

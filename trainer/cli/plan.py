@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from absl import flags as absl_flags
@@ -23,7 +23,9 @@ from t2tp.trainer.errors import UsageError, as_usage_error
 from t2tp.trainer.inputs.batch_size import sequences_per_batch
 from t2tp.trainer.planning import IMAGE_SHAPE, request
 
+# Of a training's tokens; those of a batch are powers of two, which meshes divide.
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+_UNITS_OF_BATCH = {"": 1, "K": 2**10, "M": 2**20}
 
 # What --fix may name, besides rules of a layout.
 _CHOSEN = ("microbatches", "recompute", "sequence_parallel", "zero_stage")
@@ -39,7 +41,7 @@ def run(invocation: Invocation) -> None:
     with as_usage_error(ValueError, LookupError, OSError):
         cluster = ClusterFile.load(flags.cluster, flags.stack)
         hparams = hparams_to_print(flags)
-        train_tokens = _number(flags, "train_tokens")
+        train_tokens = _number(flags, "train_tokens", _UNITS)
         if flags.search:
             _set_batch(flags, hparams)
         wanted = request(flags.model, hparams, _vocab_size(flags), _image_shape(flags))
@@ -92,7 +94,7 @@ def _entry(found: Found, is_in_front: bool) -> dict[str, Any]:
 
 def _set_batch(flags: absl_flags.FlagValues, hparams: HParams) -> None:
     """Fixes the global batch, whatever the mesh."""
-    tokens = _number(flags, "global_batch_tokens")
+    tokens = _number(flags, "global_batch_tokens", _UNITS_OF_BATCH)
     rows = round(tokens / hparams.max_length) if tokens else sequences_per_batch(hparams)
     if rows < 1:
         raise UsageError(
@@ -103,15 +105,15 @@ def _set_batch(flags: absl_flags.FlagValues, hparams: HParams) -> None:
     hparams.set("batch_size", rows)
 
 
-def _number(flags: absl_flags.FlagValues, name: str) -> float:
+def _number(flags: absl_flags.FlagValues, name: str, units: Mapping[str, int]) -> float:
     """Reads a number of tokens such as 4M; 0 if the flag is not given."""
     given = flags[name].value
     if given is None:
         return 0.0
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMBT]?)", given.strip().upper())
-    if match is None:
-        raise UsageError(f"--{name}={given}: a number of tokens such as 4M or 300B")
-    return float(match[1]) * _UNITS[match[2]]
+    if match is None or match[2] not in units:
+        raise UsageError(f"--{name}={given}: a number of tokens such as 4{list(units)[-1]}")
+    return float(match[1]) * units[match[2]]
 
 
 def _fixed(flags: absl_flags.FlagValues) -> tuple[dict[str, Any], list[str]]:

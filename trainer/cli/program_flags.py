@@ -484,7 +484,8 @@ def _define_layout_search(flag_values: flags.FlagValues) -> None:
     flags.DEFINE_string(
         "global_batch_tokens",
         None,
-        "With --search: tokens of a step, as in 4M; by default the batch of the hparams.",
+        "With --search: tokens of a step, as in 4M, which is 4 * 2^20; by default the batch of the"
+        " hparams.",
         flag_values=flag_values,
     )
     flags.DEFINE_integer(

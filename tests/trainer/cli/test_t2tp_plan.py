@@ -49,7 +49,7 @@ def test_it_searches(capfd):
 
 WRONG = {
     "devices": ({"search": "true"}, "--search needs --devices"),
-    "tokens": ({"train_tokens": "many"}, "a number of tokens such as 4M"),
+    "tokens": ({"train_tokens": "many"}, "a number of tokens such as 4T"),
     "choice": ({"search": "true", "devices": 2, "fix": "zero=1"}, "the choices are microbatches"),
     "cluster": ({"cluster": "a10"}, "--cluster=a10: did you mean a100"),
     "stack": ({"stack": "megatro"}, "did you mean megatron"),
