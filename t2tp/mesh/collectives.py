@@ -32,7 +32,8 @@ _instance_keys = itertools.count(1)
 _axes_keys: dict[tuple, int] = {}
 _pair_keys: dict[tuple, int] = {}
 
-# For each processor of the mesh, the members of its group, in their order.
+# For each processor of the mesh, the members of its group, in their order; of a send and receive,
+# the processor that it receives from, if there is one.
 Groups: TypeAlias = "Sequence[Sequence[int]]"
 
 
@@ -143,12 +144,7 @@ class Collectives:
 
     def coordinate(self, axis: int) -> tf.Tensor:
         """Returns the processor's coordinate on an axis, an int32 scalar."""
-        major, *minor = self._axes.parts(axis)
-        index = self._pnum // self._axes.stride(major) % self._axes.size(major)
-        for part in minor:
-            place = self._pnum // self._axes.stride(part) % self._axes.size(part)
-            index = index * self._axes.size(part) + place
-        return index
+        return self._coordinate_of(self._pnum, axis)
 
     def allreduce(
         self, x: tf.Tensor, axes: Sequence[int], merge_op: str, sums: Sequence[str] = ()
@@ -274,19 +270,88 @@ class Collectives:
             return self._broadcast(x, axis, source[0])
         if _carrier(x.dtype) != x.dtype:
             return _carried(lambda c: self.permute(c, axis, source), x)
-        place = self.coordinate(axis)
-        wanted = tf.gather(tf.constant([-1 if s is None else s for s in source], tf.int32), place)
-        rounds = pairings(source)
-        result = tf.where(tf.equal(wanted, place), x, tf.zeros_like(x))
-        if rounds is None:
+        senders = [s for s in source if s is not None]
+        if len(set(senders)) < len(senders):
             arrived = tf.reshape(self.gather(x, [axis]), [-1, *x.shape])
-            own = tf.gather(arrived, tf.maximum(wanted, 0))
-            return tf.where(wanted < 0, tf.zeros_like(x), own)
+            wanted = [-1 if s is None else s for s in source]
+            place = tf.gather(tf.constant(wanted, tf.int32), self.coordinate(axis))
+            own = tf.gather(arrived, tf.maximum(place, 0))
+            return tf.where(place < 0, tf.zeros_like(x), own)
+        stays = tf.gather([s == k for k, s in enumerate(source)], self.coordinate(axis))
+        result = tf.where(stays, x, tf.zeros_like(x))
+        # NCCL's kernels wait for each other on the device, so that all processes must launch them
+        # in one order. Rounds, in which each member meets one other, have one.
+        rounds = pairings(source) if self._nccl else None
+        if rounds is None:
+            return self._sent(x, axis, source, result)
         for partners in rounds:
-            theirs = self._exchange(x, axis, place, partners)
+            theirs = self._exchange(x, axis, self.coordinate(axis), partners)
             is_wanted = [s == partner for s, partner in zip(source, partners, strict=True)]
-            result = tf.where(tf.gather(tf.constant(is_wanted), place), theirs, result)
+            result = tf.where(tf.gather(is_wanted, self.coordinate(axis)), theirs, result)
         return result
+
+    def _sent(
+        self, x: tf.Tensor, axis: int, source: Sequence[int | None], otherwise: tf.Tensor
+    ) -> tf.Tensor:
+        """Sends `x` to the member that has this one as its source.
+
+        Returns:
+          what arrives; for a member that receives nothing, `otherwise`.
+        """
+        count, numbers = len(self._devices), self._numbers_along(axis)
+        sources: list[int | None] = []
+        for pnum in range(count):
+            place = self._coordinate_of(pnum, axis)
+            member = source[place]
+            if member is None or member == place:
+                sources.append(None)
+            else:
+                sources.append(pnum - numbers[place] + numbers[member])
+        if not any(s is not None for s in sources):
+            return otherwise
+        self._record("permute", sorted(self._real_axes([axis])), x)
+        receivers = [sources.index(pnum) if pnum in sources else None for pnum in range(count)]
+        instance = next(_instance_keys)
+        self.groups[instance] = [[] if s is None else [s] for s in sources]
+        key, this = self._pair_key(), self._pnum
+
+        def send() -> tf.Tensor:
+            to = tf.gather(tf.constant([r or 0 for r in receivers], tf.int32), this)
+            return tf.raw_ops.CollectiveBcastSendV2(
+                input=x,
+                group_size=2,
+                group_key=key + this * count + to,
+                instance_key=instance,
+                communication_hint=self._hint,
+            )
+
+        def receive() -> tf.Tensor:
+            by = tf.gather(tf.constant([s or 0 for s in sources], tf.int32), this)
+            arrived = tf.raw_ops.CollectiveBcastRecvV2(
+                group_size=2,
+                group_key=key + by * count + this,
+                instance_key=instance,
+                shape=x.shape,
+                T=x.dtype,
+                communication_hint=self._hint,
+            )
+            return tf.ensure_shape(arrived, x.shape)
+
+        sent = self._where_any(receivers, send, x)
+        arrived = self._where_any(sources, receive, otherwise)
+        # TensorFlow orders neither by itself: both are under way at once, and the sender's would be
+        # dropped from the graph.
+        with tf.control_dependencies([sent]):
+            return tf.identity(arrived)
+
+    def _where_any(
+        self, others: Sequence[int | None], move: Callable[[], tf.Tensor], otherwise: tf.Tensor
+    ) -> tf.Tensor:
+        """Calls `move` on the processors that have another one; the rest have `otherwise`."""
+        has = [other is not None for other in others]
+        if all(has):
+            return move()
+        return tf.cond(tf.gather(has, self._pnum), move, lambda: otherwise)
 
     def _broadcast(self, x: tf.Tensor, axis: int, source: int) -> tf.Tensor:
         """The `x` of one member: the others add zeros to it, as integers, which keeps every bit."""
@@ -372,12 +437,6 @@ class Collectives:
           partners: the coordinate of the partner of each member.
         """
         count = len(self._devices)
-        if self._devices not in _pair_keys:
-            # One key for each pair (low, high) of devices: key + low * count + high. Which pair it
-            # is depends on `pnum`, an argument of the program, so that the key is computed, too.
-            _pair_keys[self._devices] = next(_group_keys)
-            for _ in range(count * count):
-                next(_group_keys)
         low, high = tf.minimum(self._pnum, other), tf.maximum(self._pnum, other)
         members = []
         numbers = self._numbers_along(axis)
@@ -389,7 +448,27 @@ class Collectives:
                 for i in range(len(partners))
             ]
         in_order = [pair for _, pair in sorted(members)]
-        return _Group(_pair_keys[self._devices] + low * count + high, in_order)
+        return _Group(self._pair_key() + low * count + high, in_order)
+
+    def _pair_key(self) -> int:
+        """Returns the first of the keys of pairs of devices (a, b): it + a * count + b.
+
+        Which pair it is depends on `pnum`, an argument of the program, so that the key is computed.
+        """
+        if self._devices not in _pair_keys:
+            _pair_keys[self._devices] = next(_group_keys)
+            for _ in range(len(self._devices) ** 2):
+                next(_group_keys)
+        return _pair_keys[self._devices]
+
+    def _coordinate_of(self, pnum: int | tf.Tensor, axis: int) -> int | tf.Tensor:
+        """Returns a processor's coordinate on an axis: a tensor if its number is one."""
+        major, *minor = self._axes.parts(axis)
+        index = pnum // self._axes.stride(major) % self._axes.size(major)
+        for part in minor:
+            place = pnum // self._axes.stride(part) % self._axes.size(part)
+            index = index * self._axes.size(part) + place
+        return index
 
     def _numbers_along(self, axis: int) -> list[int]:
         """Returns the numbers of the processors along an axis from processor 0, in order."""

@@ -67,6 +67,7 @@ class MergedProgram:
                     numbers[begin] = len(self._slices)
                     self._slices.append(variable.slice_of(pnum))
                 own.append(numbers[begin])
+        self._sent: dict[int, list[tf.Tensor]] = {}  # by the instance key of the send
         self._run = tf.function(self._all, jit_compile=True, autograph=False)
         self._compiled: tf.types.experimental.ConcreteFunction | None = None
 
@@ -122,8 +123,14 @@ class MergedProgram:
             instance = tf.get_static_value(op.inputs[3])
             parts = [inputs[0] for inputs in operands]
             return [[x] for x in _COLLECTIVES[op.type](op, parts, self._groups[int(instance)])]
-        if _is_loop(op) and _has_collectives(op):
-            return self._loop(op, operands)
+        if op.type == "CollectiveBcastSendV2":
+            instance = int(tf.get_static_value(op.inputs[3]))
+            self._sent[instance] = [inputs[0] for inputs in operands]
+            return [[inputs[0]] for inputs in operands]
+        if op.type == "CollectiveBcastRecvV2":
+            return self._received(op)
+        if _has_collectives(op):
+            return self._loop(op, operands) if _is_loop(op) else self._branches(op, operands)
         if op.type == "MatMul" and not op.get_attr("transpose_a"):
             return _matmuls(op, operands)
         # TensorFlow's own random operations give each processor other numbers.
@@ -146,6 +153,26 @@ class MergedProgram:
         if op.type == "Bitcast" and any(x.dtype.is_complex for x in (*op.inputs, *op.outputs)):
             return [_cast_complex(operands[0])]
         return _copy(op, operands)
+
+    def _received(self, op: tf.Operation) -> _Each:
+        """What each processor receives of what the others have sent; zeros if nothing."""
+        instance = int(tf.get_static_value(op.inputs[2]))
+        sent = self._sent[instance]
+        nothing = tf.zeros_like(sent[0])
+        return [[sent[own[0]] if own else nothing] for own in self._groups[instance]]
+
+    def _branches(self, op: tf.Operation, operands: _Each) -> _Each:
+        """Both branches of a conditional with collectives, and each processor's choice of them.
+
+        XLA knows the choice, and drops the other branch.
+        """
+        then, otherwise = (
+            self._copied(graph, [own[1:] for own in operands]) for graph in _inner_graphs(op)
+        )
+        return [
+            [tf.where(own[0], x, y) for x, y in zip(xs, ys, strict=True)]
+            for own, xs, ys in zip(operands, then, otherwise, strict=True)
+        ]
 
     def _loop(self, op: tf.Operation, operands: _Each) -> _Each:
         """One loop of some processors, which they leave together.
@@ -188,6 +215,10 @@ def _needed(graph: tf.Graph) -> list[tf.Operation]:
         if op in required and op not in parameters:
             needed.append(op)
             required.update(x.op for x in op.inputs)
+            # A receiver has no input from its sender's.
+            required.update(
+                x for x in op.control_inputs if _is_collective(x) or _has_collectives(x)
+            )
     return needed[::-1]
 
 
@@ -207,12 +238,27 @@ def _is_loop(op: tf.Operation) -> bool:
     return op.type in ("While", "StatelessWhile")
 
 
-def _has_collectives(loop: tf.Operation) -> bool:
-    """Whether a loop has collectives, also in a loop inside of it."""
+def _is_conditional(op: tf.Operation) -> bool:
+    return op.type in ("If", "StatelessIf")
+
+
+def _inner_graphs(op: tf.Operation) -> list[tf.Graph]:
+    """Condition and body of a loop, or the branches of a conditional: what is true first."""
+    if _is_loop(op):
+        return [op._cond_graph, op._body_graph]
+    return [op._true_graph, op._false_graph] if _is_conditional(op) else []
+
+
+def _is_collective(op: tf.Operation) -> bool:
+    return op.type in _COLLECTIVES or op.type in _POINT_TO_POINT
+
+
+def _has_collectives(op: tf.Operation) -> bool:
+    """Whether a loop or conditional has collectives, also in one inside of it."""
     return any(
-        op.type in _COLLECTIVES or (_is_loop(op) and _has_collectives(op))
-        for graph in (loop._cond_graph, loop._body_graph)
-        for op in graph.get_operations()
+        _is_collective(inner) or _has_collectives(inner)
+        for graph in _inner_graphs(op)
+        for inner in graph.get_operations()
     )
 
 
@@ -294,6 +340,8 @@ _COLLECTIVES = {
     "CollectiveGatherV2": _gathered,
     "CollectiveAllToAllV2": _exchanged,
 }
+
+_POINT_TO_POINT = ("CollectiveBcastSendV2", "CollectiveBcastRecvV2")
 
 # Operations that read the program's variables, which are values here.
 _ON_VALUES: dict[str, Callable[[tf.Operation, list[tf.Tensor]], list[tf.Tensor]]] = {

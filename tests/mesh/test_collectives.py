@@ -234,18 +234,17 @@ def test_permute(run_everywhere):
 @pytest.mark.parametrize(
     ("mesh_shape", "axis", "source", "moved"),
     [
-        ("a:8", 0, [7, 0, 1, 2, 3, 4, 5, 6], ("permute", 2)),
-        ("a:8", 0, [None, 0, 1, 2, 3, 4, 5, 6], ("permute", 2)),
-        ("a:8", 0, [1, 2, 0, 4, 5, 3, 6, None], ("permute", 3)),  # rings of odd length
-        ("a:2;b:4", 1, [1, 2, 3, 0], ("permute", 2)),
-        ("a:4;b:2", 0, [2, 3, 0, 1], ("permute", 1)),
-        ("a:8", 0, [0, 0, 0, 0, 0, 0, 0, 7], ("allgather", 1)),  # one part for many
-        ("a:2;b:4", 1, [2, 2, 2, 2], ("broadcast", 1)),
+        ("a:8", 0, [7, 0, 1, 2, 3, 4, 5, 6], "permute"),
+        ("a:8", 0, [None, 0, 1, 2, 3, 4, 5, 6], "permute"),
+        ("a:8", 0, [1, 2, 0, 4, 5, 3, 6, None], "permute"),  # one stays
+        ("a:2;b:4", 1, [1, 2, 3, 0], "permute"),
+        ("a:4;b:2", 0, [3, 2, 1, 0], "permute"),
+        ("a:8", 0, [0, 0, 0, 0, 0, 0, 0, 7], "allgather"),  # one part for many
+        ("a:2;b:4", 1, [2, 2, 2, 2], "broadcast"),
     ],
 )
-def test_permute_exchanges_in_pairs(run_everywhere, mesh_shape, axis, source, moved):
+def test_permute_moves_a_slice_once(run_everywhere, mesh_shape, axis, source, moved):
     layout = Layout(mesh_shape)
-    values = random_values([2, 3])
     logs = []
 
     def permute(collectives, x):
@@ -253,16 +252,61 @@ def test_permute_exchanges_in_pairs(run_everywhere, mesh_shape, axis, source, mo
         logs.append(collectives.log)
         return {"y": y}
 
-    results = run_everywhere(permute, {"x": values}, layout)
+    check_permuted(lambda values: run_everywhere(permute, values, layout), layout, axis, source)
+    assert [(c.kind, c.bytes) for c in logs[0]] == [(moved, 2 * 3 * 4)]
+
+
+@pytest.mark.parametrize(
+    ("source", "rounds"),
+    [
+        ([7, 0, 1, 2, 3, 4, 5, 6], 2),
+        ([None, 0, 1, 2, 3, 4, 5, 6], 2),
+        ([1, 2, 0, 4, 5, 3, 6, None], 3),  # rings of odd length
+        ([4, 5, 6, 7, 0, 1, 2, 3], 1),
+    ],
+)
+def test_nccl_exchanges_in_rounds_of_pairs(source, rounds):
+    layout = Layout("a:8")
+    logs = []
+
+    def permute(collectives, x):
+        collectives._nccl = True  # the rounds of NCCL, by way of rings
+        y = collectives.permute(x["x"], 0, source)
+        logs.append(collectives.log)
+        return {"y": y}
+
+    check_permuted(lambda values: apart(permute, values, layout), layout, 0, source)
+    assert [c.kind for c in logs[0]] == ["permute"] * rounds
+
+
+def check_permuted(run, layout, axis, source):
+    values = random_values([2, 3])
     name = layout.mesh_shape.dims[axis].name
-    for pnum, result in enumerate(results):
+    for pnum, result in enumerate(run({"x": values})):
         place = layout.coordinates(pnum)
         from_member = source[place[name]]
         members = [p for p in range(8) if layout.coordinates(p) == {**place, name: from_member}]
         wanted = values[members[0]] if members else 0 * values[0]
         np.testing.assert_array_equal(result["y"], wanted)
-    assert [c.kind for c in logs[0]] == [moved[0]] * moved[1]
-    assert {c.bytes for c in logs[0]} == {2 * 3 * 4}
+
+
+def test_permute_in_a_loop_and_a_conditional(run_everywhere):
+    def ticks(c, given):
+        def tick(i, x):
+            moved = tf.cond(i < 3, lambda: c.permute(x, 0, [None, 0]), lambda: x)
+            return i + 1, c.permute(moved + 1.0, 0, [1, 0])
+
+        return {"y": tf.while_loop(lambda i, _: i < 4, tick, (0, given["x"]))[1]}
+
+    values = random_values([3])
+    wanted = [value.copy() for value in values]
+    for i in range(4):
+        if i < 3:
+            wanted = [0 * values[0]] * 4 + wanted[:4]
+        wanted = [x + 1 for x in wanted]
+        wanted = wanted[4:] + wanted[:4]
+    for result, value in zip(run_everywhere(ticks, {"x": values}), wanted, strict=True):
+        np.testing.assert_array_equal(result["y"], value)
 
 
 def test_reducescatter(run_everywhere):

@@ -1,7 +1,7 @@
 """Halos: the border elements of neighbouring slices, if a spatial dimension is split.
 
 At the end of a processor's slice a sliding window reads elements of the neighbours' slices.
-Processors exchange these in pairs: two rounds, whatever the size of the mesh.
+Each processor sends these to its neighbours: one shift in either direction that is needed.
 """
 
 from __future__ import annotations
@@ -46,25 +46,22 @@ class Halo:
         self._collectives = mesh_impl.collectives
         self.tensor_axis = tensor_axis
         self.before, self.after = before, after
-        self._width = max(before, after)
-        self._size = 1 if self.mesh_axis is None else mesh_impl.shape[self.mesh_axis].size
+        size = 1 if self.mesh_axis is None else mesh_impl.shape[self.mesh_axis].size
+        places = range(size)
+        self._from_before = [None, *places[:-1]]
+        self._from_after = [*places[1:], None]
 
     def exchange(self, x: tf.Tensor) -> tf.Tensor:
         """Adds the halo to a slice: [..., n, ...] -> [..., before + n + after, ...]."""
-        if not self._width:
-            return x
         if self.mesh_axis is None:
-            return self._padded(x, self.before, self.after)
-        length = x.shape[self.tensor_axis]
-        width = self._width
-        from_before, from_after = self._swap(
-            self.mesh_axis, self._part(x, 0, width), self._part(x, length - width, width)
-        )
-        parts = [
-            self._part(from_before, width - self.before, self.before),
-            x,
-            self._part(from_after, 0, self.after),
-        ]
+            return self._padded(x, self.before, self.after) if self.before or self.after else x
+        length, parts = x.shape[self.tensor_axis], [x]
+        if self.before:
+            end = self._part(x, length - self.before, self.before)
+            parts.insert(0, self._collectives.permute(end, self.mesh_axis, self._from_before))
+        if self.after:
+            begin = self._part(x, 0, self.after)
+            parts.append(self._collectives.permute(begin, self.mesh_axis, self._from_after))
         return tf.concat(parts, self.tensor_axis)
 
     def exchange_gradient(self, dy: tf.Tensor) -> tf.Tensor:
@@ -72,43 +69,19 @@ class Halo:
 
         Halos go back to their owners.
         """
-        if not self._width:
-            return dy
         length = dy.shape[self.tensor_axis] - self.before - self.after
         dx = self._part(dy, self.before, length)
         if self.mesh_axis is None:
             return dx
-        width = self._width
-        to_before = self._part(dy, 0, self.before)
-        to_after = self._part(dy, self.before + length, self.after)
-        from_before, from_after = self._swap(
-            self.mesh_axis,
-            self._padded(to_before, width - self.before, 0),
-            self._padded(to_after, 0, width - self.after),
-        )
-        dx += self._padded(from_before, 0, length - width)
-        return dx + self._padded(from_after, length - width, 0)
-
-    def _swap(
-        self, axis: int, to_before: tf.Tensor, to_after: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Sends to both neighbours; returns what the previous and the next one sent."""
-        coordinate = self._collectives.coordinate(axis)
-        is_even = tf.equal(coordinate % 2, 0)
-        # First even coordinates exchange with the next one, then odd ones.
-        first = self._meet(axis, 0, tf.where(is_even, to_after, to_before))
-        second = self._meet(axis, 1, tf.where(is_even, to_before, to_after))
-        return tf.where(is_even, second, first), tf.where(is_even, first, second)
-
-    def _meet(self, axis: int, begin: int, x: tf.Tensor) -> tf.Tensor:
-        """Returns the partner's `x`; zeros without a partner.
-
-        Partners are the coordinates begin and begin + 1, begin + 2 and begin + 3, and so on.
-        """
-        source: list[int | None] = [None] * self._size
-        for coordinate in range(begin, self._size - 1, 2):
-            source[coordinate], source[coordinate + 1] = coordinate + 1, coordinate
-        return self._collectives.permute(x, axis, source)
+        if self.before:
+            to_before = self._part(dy, 0, self.before)
+            end = self._collectives.permute(to_before, self.mesh_axis, self._from_after)
+            dx += self._padded(end, length - self.before, 0)
+        if self.after:
+            to_after = self._part(dy, self.before + length, self.after)
+            begin = self._collectives.permute(to_after, self.mesh_axis, self._from_before)
+            dx += self._padded(begin, 0, length - self.after)
+        return dx
 
     def _part(self, x: tf.Tensor, begin: int, size: int) -> tf.Tensor:
         index: list[slice] = [slice(None)] * x.shape.rank

@@ -123,13 +123,13 @@ def program(mesh_shape, layout, kernel, stride, height=16):
 
 
 def test_neighbours_exchange_just_their_edges():
-    """Two rounds of one row of 16 columns and 4 channels for 2 images, forward for the filters'
+    """To each neighbour one row of 16 columns and 4 channels for 2 images, forward for the filters'
     gradient only: nobody asks for the result. The image's own gradient costs nothing either."""
     row = 2 * 16 * 4 * 4
     collectives = program("rows:4", "height:rows", (3, 3), 1).collectives()
     assert collectives[("permute", ("rows",))] == (2, 2 * row)
     one_way = program("rows:2", "height:rows", (3, 3), 1).collectives()
-    assert one_way[("permute", ("rows",))] == (1, row)
+    assert one_way[("permute", ("rows",))] == (2, 2 * row)
     assert ("permute", ("rows",)) not in program("rows:4", "height:rows", (1, 1), 1).collectives()
 
 
