@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import fcntl
 import os
+import random
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import optuna
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock, JournalStorage
 from optuna.study import StudyDirection
+from sqlalchemy.exc import DBAPIError
 
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.search.objectives import Objective
 
 JOURNAL = "journal:"
 _ABOUT = "search"
+
+_RETRY_SECONDS = (1.0, 2.0, 4.0)
 
 
 def open_study(
@@ -39,9 +44,7 @@ def open_study(
     about = f"{hparams_range} by {', '.join(each.metric for each in objectives)}"
     # SQLAlchemy's errors, those of its drivers and Optuna's have no common base class.
     try:
-        study = optuna.create_study(
-            storage=_storage(address), study_name=name, directions=directions, load_if_exists=True
-        )
+        study = _create_study(address, name, directions)
         before = study.user_attrs.get(_ABOUT)
         if before is None:
             study.set_user_attr(_ABOUT, about)
@@ -54,6 +57,23 @@ def open_study(
             " --hparams_range, --metric and --minimize, or another --study_name"
         )
     return study
+
+
+def _create_study(address: str, name: str, directions: Sequence[StudyDirection]) -> optuna.Study:
+    """Opens or creates a study; several processes may do so at once, in an empty database too."""
+    for seconds in _RETRY_SECONDS:
+        try:
+            return optuna.create_study(
+                storage=_storage(address),
+                study_name=name,
+                directions=directions,
+                load_if_exists=True,
+            )
+        except DBAPIError:  # Another process has just created the same tables.
+            time.sleep(seconds * random.random())
+    return optuna.create_study(
+        storage=_storage(address), study_name=name, directions=directions, load_if_exists=True
+    )
 
 
 def _storage(address: str) -> optuna.storages.BaseStorage | str:
