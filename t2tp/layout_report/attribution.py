@@ -11,7 +11,7 @@ from t2tp.lowering.linear_operations import is_linear
 from t2tp.lowering.operation import hooks
 from t2tp.mesh.collectives import Collective
 from t2tp.mesh.layout import Layout
-from t2tp.ops.variable import GatherOperation
+from t2tp.ops.variables.sharded_variable import GatherOperation
 
 # mtf.gradients names the gradients of an operation in this scope below the operation's name.
 GRADIENTS = "/gradients/"

@@ -15,7 +15,7 @@ from t2tp.lowering.lowering import Lowering, all_operations
 from t2tp.lowering.microbatch import Microbatch, elements_per_row
 from t2tp.lowering.operation import Operation
 from t2tp.lowering.while_loop import lower_while_loop
-from t2tp.ops.variable import gradients_at_rest
+from t2tp.ops.variables.sharded_variable import gradients_at_rest
 from t2tp.program.program import Mesh
 
 _BATCH = "batch"

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from t2tp import upstream
 from t2tp.mesh.layout import Layout
-from t2tp.ops.variable import GatherOperation
+from t2tp.ops.variables.sharded_variable import GatherOperation
 from t2tp.planner.sequence import Placed
 from t2tp.planner.slices import ELEMENTWISE, kind_of, slice_bytes
 from t2tp.planner.work import BACKWARD, FORWARD, UPDATE, Memory

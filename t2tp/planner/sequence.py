@@ -10,7 +10,7 @@ from t2tp.layout_report.attribution import GRADIENTS
 from t2tp.lowering.lowering import all_operations, live_operations
 from t2tp.mesh.collectives import Collective
 from t2tp.mesh.storage import axes_at_rest
-from t2tp.ops.variable import GatherOperation
+from t2tp.ops.variables.sharded_variable import GatherOperation
 from t2tp.optim.gradient_accumulation import MicrobatchLoop
 from t2tp.planner.work import BACKWARD, FORWARD, UPDATE
 

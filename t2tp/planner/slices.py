@@ -14,7 +14,7 @@ from t2tp.ops.conv.convolution import (
     ConvolutionInputGradOperation,
     ConvolutionOperation,
 )
-from t2tp.ops.variable import GatherOperation
+from t2tp.ops.variables.sharded_variable import GatherOperation
 from t2tp.planner.sequence import Placed
 from t2tp.planner.work import ATTENTION, ATTENTION_GRAD, CONVOLUTION, PRODUCT, Work
 

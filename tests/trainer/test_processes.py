@@ -191,7 +191,7 @@ def test_stopped_then_bereft_it_goes_on_bit_for_bit(start, two, tmp_path):
     assert last_finished(run / "checkpoints").step == step < STEPS
 
     with start(arguments) as (first, second):
-        said = first.wait_for_line(f"step {step + 6}/", WAIT)
+        said = first.wait_for_line(f"step {step + 11}/", WAIT)
         assert f"going on from the checkpoint of step {step}\n" in said
         second.signal(signal.SIGKILL)
         assert first.wait(ENDS_WITHIN) == 3

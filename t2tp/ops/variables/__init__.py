@@ -1,0 +1,1 @@
+"""Variables: creating, gathering and assigning those that may be sharded at rest."""
