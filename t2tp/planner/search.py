@@ -112,7 +112,7 @@ class Search:
         return found
 
     def _advice(self, estimate: Estimate) -> str:
-        """Says what is in the way: the batch, or how many devices are enough by the estimate."""
+        """Returns what is in the way: the batch, or how many devices are enough by the estimate."""
         most = self.max_tensor_parallel or self.cluster.host_devices
         made = candidates(self.request.hparams, self.devices, self.rows, most, self.fixed)
         if next(made, None) is None:
