@@ -1,14 +1,22 @@
-"""When the weights of a layer are gathered: a bounded number of layers ahead of the computation."""
+"""When the weights of a layer are gathered: a bounded number of layers ahead of the computation.
+
+A gather stands in the program where its weight is used. Here it is moved to where the layer
+`prefetch` before begins, and then waits for what is computed last before it. TensorFlow runs a
+processor's collectives in the order of the program, so that the gather also comes before the
+reduce-scatters of the layers in between.
+"""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
 from t2tp import upstream
+from t2tp.lowering.operation import hooks
 
 if TYPE_CHECKING:
     from t2tp.lowering.lowering import Lowering
@@ -17,33 +25,43 @@ if TYPE_CHECKING:
 _LAYER = re.compile(r"^(?:[^/]*/)*?[^/]*\d+(?=/)|^[^/]*")
 
 
-@dataclass
-class _Layer:
-    """A run of gathers that belong together.
+def gathered_ahead(
+    operations: Sequence[upstream.Operation], prefetch: int
+) -> list[upstream.Operation]:
+    """Moves gathers of weights ahead of the layers that use them.
 
-    Attributes:
-      name: of the scope of its variables.
-      before: what was computed last before its first gather; None: nothing.
-      variables: names of those gathered.
+    Args:
+      operations: in the order of the program.
+      prefetch: number of layers that gathers run ahead.
     """
+    begins: list[int] = []  # Where the first gather of each layer stands.
+    moved: dict[int, list[upstream.Operation]] = defaultdict(list)
+    name, seen = "", set[str]()
+    for number, op in enumerate(operations):
+        variable = hooks(op).gathered_variable
+        if variable is None:
+            continue
+        layer = _LAYER.match(variable)[0]  # type: ignore[index]
+        if not begins or layer != name or variable in seen:
+            begins.append(number)
+            name, seen = layer, set()
+        seen.add(variable)
+        # What it gathers may be created where it is used.
+        moved[begins[max(len(begins) - 1 - prefetch, 0)]] += [op.inputs[0].operation, op]
+    inside = set(operations)
+    ordered: dict[upstream.Operation, None] = {}
+    for number, op in enumerate(operations):
+        ordered |= dict.fromkeys(gather for gather in moved[number] if gather in inside)
+        ordered |= {op: None}
+    return list(ordered)
 
-    name: str
-    before: tf.Tensor | None
-    variables: set[str] = field(default_factory=set)
 
+class Latest:
+    """What was computed last, from the features of a program, in the order of its lowering."""
 
-class GatherSchedule:
-    """Follows a lowering through its layers."""
-
-    def __init__(self, prefetch: int) -> None:
-        """Begins before the first layer.
-
-        Args:
-          prefetch: number of layers that gathers run ahead.
-        """
-        self._prefetch = prefetch
+    def __init__(self) -> None:
+        """Begins before all operations."""
         self._latest: tf.Tensor | None = None
-        self._layers: list[_Layer] = []
         self._computed: set[upstream.Tensor] = set()
 
     def note(self, op: upstream.Operation, lowering: Lowering) -> None:
@@ -56,19 +74,11 @@ class GatherSchedule:
         if known and not is_feature:
             self._latest, _ = lowering.partial_sum(known[0])
 
-    def input_of_earlier_layer(self, variable_name: str) -> tf.Tensor | None:
-        """Returns what the gather of a variable has to wait for; None: nothing."""
-        name = _LAYER.match(variable_name)[0]  # type: ignore[index]
-        last = self._layers[-1] if self._layers else None
-        if last is None or last.name != name or variable_name in last.variables:
-            last = _Layer(name, self._latest)
-            self._layers.append(last)
-        last.variables.add(variable_name)
-        ahead = self._layers[-1 - self._prefetch :][:1]
-        before = ahead[0].before if len(self._layers) > self._prefetch else None
+    def value(self) -> tf.Tensor | None:
+        """Returns it, or this processor's partial sum of it; None: nothing was computed here."""
         # A tensor of a loop's body cannot be used outside of it.
         graph = tf.compat.v1.get_default_graph()
-        return before if before is not None and before.graph is graph else None
+        return self._latest if self._latest is not None and self._latest.graph is graph else None
 
     def _is_computed(self, x: upstream.Tensor) -> bool:
         # Inside a loop, its variables are tensors of the loop itself.

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from t2tp import upstream
 from t2tp.lowering.deferred_sums import Reductions, required_values
-from t2tp.lowering.gather_schedule import GatherSchedule
+from t2tp.lowering.gather_schedule import Latest, gathered_ahead
 from t2tp.lowering.gradients import lower_generic_gradient, lower_pool_gradient
 from t2tp.lowering.linear_operations import can_defer_past, lower_add, lower_linear
 from t2tp.lowering.mesh_impl import LaidOutTensor, SpmdMeshImpl
@@ -96,7 +96,7 @@ class Lowering(upstream.Lowering):
     """The lowering of a graph's live operations with one `SpmdMeshImpl`.
 
     Attributes:
-      gather_schedule: when weights that are sharded at rest are gathered.
+      latest: what was computed last.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Lowering(upstream.Lowering):
         self._users_known: set[upstream.Operation] = set()
         # By graph, too: a tensor of a loop's body cannot be used outside it.
         self._shared: dict[tuple[tf.Graph, Hashable], Any] = {}
-        self.gather_schedule = GatherSchedule(mesh_impl.layout.storage.prefetch)
+        self.latest = Latest()
         self.lower_operations(graph.operations, needed)
 
     def lower_operations(
@@ -134,12 +134,17 @@ class Lowering(upstream.Lowering):
         self._note_users(live, needed)
         self._needed |= required_values(live, self.users) | set(needed)
         (mesh_impl,) = self.mesh_to_impl.values()
+        storage = mesh_impl.layout.storage
+        gathers_per_use = storage.stage == 3
+        if gathers_per_use:
+            live = gathered_ahead(live, storage.prefetch)
         for op in live:
             zero = hooks(op).rng_dependency
             self._rng_dependency = None if zero is None else self.slice(zero)
             with tf.name_scope(op.name), mesh_impl.collectives.attributed_to(op.name):
                 self._lower(op)
-                self.gather_schedule.note(op, self)
+                if gathers_per_use:
+                    self.latest.note(op, self)
 
     def _note_users(
         self, operations: Iterable[upstream.Operation], needed: Iterable[upstream.Tensor]

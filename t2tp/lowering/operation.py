@@ -68,6 +68,8 @@ class Hooks:
         without outputs: see `conditional_updates`.
       joint_shape: dimensions that must not be split over the same mesh axis though no tensor has
         all of them; None if the shapes of inputs and outputs imply it.
+      gathered_variable: the name of the variable that it gathers, if it gathers one that is sharded
+        at rest. It is then lowered a bounded number of layers ahead of its use.
       matmul_flops: floating-point operations of its matmuls on the whole mesh, from which the
         trainer computes the utilization of the devices. Of operations of the forward pass only.
     """
@@ -76,6 +78,7 @@ class Hooks:
     rng_dependency: upstream.Tensor | None = None
     predicate: upstream.Tensor | None = None
     joint_shape: upstream.Shape | None = None
+    gathered_variable: str | None = None
 
     @property
     def matmul_flops(self) -> int:

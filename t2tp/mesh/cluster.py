@@ -135,8 +135,8 @@ def connect(
         may use all cores; operations of separate programs get one device's share of them.
 
     Raises:
-      ValueError: the number of devices is not the size of the mesh, or the processes
-        contradict each other.
+      ValueError: the number of devices is not the size of the mesh, the processes contradict each
+        other, or this one has joined others before and no longer says so.
       MissingProcessError: other processes have not come in time.
     """
     spec = process_spec.find_process_spec(num_processes, process_id, coordinator)
@@ -144,6 +144,12 @@ def connect(
         if devices is not None:
             raise ValueError("devices can be named only where there is a single process.")
         return _join(num_processors, spec, time_limit)
+    if _joined is not None:
+        raise ValueError(
+            "This process is one of several that an earlier connect() joined, and their devices are"
+            " not its own alone: pass the cluster on that it returned, as in"
+            " t2tp.Program(..., cluster=cluster)."
+        )
     _check_share(num_processors)
     if devices is None:
         gpus = (

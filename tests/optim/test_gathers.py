@@ -71,6 +71,6 @@ def test_gathers_run_so_many_layers_ahead(prefetch):
                 continue
             forward, backward = layers_needed(op)
             if is_backward:
-                assert backward >= set(range(layer + 1 + prefetch, LAYERS))
+                assert backward == set(range(layer + 1 + prefetch, LAYERS))
             else:
                 assert forward == set(range(layer - prefetch))

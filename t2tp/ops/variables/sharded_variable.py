@@ -127,8 +127,8 @@ class GatherOperation(Operation):
     Input: its value at rest. Output: the value in the shape and dtype of its use. It is converted
     before it travels. The gradient is a reduce-scatter.
 
-    The gather waits for the input of a layer before the one that uses it, so that not all weights
-    are gathered at the beginning of the step.
+    The gather waits for what is computed before it (see `t2tp.lowering.gather_schedule`), so that
+    not all weights are gathered at the beginning of the step.
     """
 
     def __init__(
@@ -139,6 +139,7 @@ class GatherOperation(Operation):
         name: str = "gather_weights",
     ) -> None:
         super().__init__([x], name=name)
+        self.gathered_variable = x.operation.name
         self._outputs = [upstream.Tensor(self, shape, dtype)]
 
     def again(self) -> upstream.Tensor:
@@ -154,7 +155,7 @@ class GatherOperation(Operation):
     def lower(self, lowering: Lowering) -> None:
         (x,), (y,) = self.inputs, self.outputs
         mesh_impl: SpmdMeshImpl = lowering.mesh_impl(self)
-        before = lowering.gather_schedule.input_of_earlier_layer(x.operation.name)
+        before = lowering.latest.value()
         part = lowering.slice(x)
         if before is not None:
             with tf.control_dependencies([before]):
