@@ -128,7 +128,8 @@ class _Copies:
         new = copy.copy(op)
         new._inputs = [self.of_tensor(t) for t in op.inputs]
         new._outputs = [upstream.Tensor(new, t.shape, t.dtype, t.name) for t in op.outputs]
-        if isinstance(new, Operation):
+        # Weights are gathered ahead of the recomputation.
+        if isinstance(new, Operation) and new.gathered_variable is None:
             new.rng_dependency = self._rng_dependency
         if isinstance(op, upstream.CustomGradientOperation):
             new._explicit_inputs = [self.of_tensor(t) for t in op._explicit_inputs]

@@ -11,6 +11,7 @@ import tensorflow as tf
 from t2tp import upstream
 from t2tp.lowering.operation import Operation
 from t2tp.ops.attention import blockwise, dense
+from t2tp.ops.attention.balanced_queries import BalancedQueries, ContiguousQueries
 from t2tp.ops.attention.blocks import Queries
 from t2tp.ops.attention.mask import Mask
 from t2tp.ops.attention.relative_bias import Bias
@@ -96,7 +97,11 @@ class AttentionOperation(Operation):
     def lower(self, lowering: Lowering) -> None:
         part = _AttentionSlice(lowering, self.inputs, self._options, self._rng_name)
         lowered = blockwise if self._options.is_blockwise else dense
-        values = lowered.forward(part.q, part.k, part.v, part.terms)
+        computed = [
+            lowered.forward(q, part.k, part.v, terms)
+            for q, terms in zip(part.queries.dealt(part.q), part.terms, strict=True)
+        ]
+        values = [part.queries.returned(each) for each in zip(*computed, strict=True)]
         for output, value in zip(self.outputs, values, strict=True):
             sizes = lowering.mesh_impl(self).slice_shape(output.shape)
             lowering.set_slice(output, tf.reshape(value, sizes))
@@ -130,26 +135,27 @@ class AttentionGradOperation(Operation):
             y = tf.cast(y, tf.float32) + tf.cast(rounding[0], tf.float32)
         lowered = blockwise if self._options.is_blockwise else dense
         kept = tf.reshape(kept, [*part.q.shape[:3], *kept.shape[self.inputs[0].shape.ndims - 1 :]])
-        grads = lowered.backward(
-            part.q,
-            part.k,
-            part.v,
-            part.with_one_batch(y),
-            kept,
-            part.with_one_batch(dy),
-            part.terms,
-        )
+        by_query = (part.q, part.with_one_batch(y), kept, part.with_one_batch(dy))
+        computed = [
+            lowered.backward(q, part.k, part.v, y, kept, dy, terms)
+            for q, y, kept, dy, terms in zip(
+                *(part.queries.dealt(x) for x in by_query), part.terms, strict=True
+            )
+        ]
         mesh_impl = lowering.mesh_impl(self)
         q, *memory = self.outputs[:3]
-        d_q = tf.reshape(grads.q * part.scale, mesh_impl.slice_shape(q.shape))
-        lowering.set_slice(q, d_q)
-        for output, d in zip(memory, (grads.k, grads.v), strict=True):
+        d_q = part.queries.returned([grads.q for grads in computed]) * part.scale
+        lowering.set_slice(q, tf.reshape(d_q, mesh_impl.slice_shape(q.shape)))
+        d_memory = (_added([g.k for g in computed]), _added([g.v for g in computed]))
+        for output, d in zip(memory, d_memory, strict=True):
             d, axes = part.restored(d)
             d = tf.reshape(d, mesh_impl.slice_shape(output.shape))
             lowering.set_sum_over_axes(output, d, axes)
-        if part.terms.bias is not None:
+        bias = part.terms[0].bias
+        if bias is not None:
             table = self.outputs[3]
-            by_table = tf.cast(part.terms.bias.table_gradient(grads.bias), table.dtype)
+            d_bias = _added([grads.bias for grads in computed])
+            by_table = tf.cast(bias.table_gradient(d_bias), table.dtype)
             summed = [dim for dim in q.shape.dims[:-1] if dim not in table.shape.dims]
             lowering.set_partial_sum(table, by_table, summed)
 
@@ -166,7 +172,8 @@ class _AttentionSlice:
         d_kv].
       k, v: [batch, kv_heads, memory, d_kv], the heads that those of q need, and the full memory.
       scale: the factor of q.
-      terms: mask, bias and dropout.
+      queries: which queries the processor computes, in one or two parts.
+      terms: mask, bias and dropout of each part.
     """
 
     def __init__(
@@ -193,40 +200,44 @@ class _AttentionSlice:
             for x in (k, v)
         )
         extras = dict(zip(options.extras, inputs[3:], strict=False))
-        queries = _queries(mesh_impl, length, length_axis)
-        segments = memory_segments = None
+        self.queries = _queries(mesh_impl, length, length_axis, options)
+        own_segments: list[tf.Tensor | None] = [None] * len(self.queries.parts)
+        memory_segments = None
         if "segments" in extras:
-            segments = _rows(lowering.slice(extras["segments"]))
+            own_segments = [*self.queries.dealt(_rows(lowering.slice(extras["segments"])), dim=1)]
             # A tensor that is an input twice is passed once.
             memory_segments = _whole_rows(
                 lowering, extras.get("memory_segments", extras["segments"])
             )
-        mask = Mask(
-            queries,
-            memory.size,
-            causal=options.causal,
-            window=options.window,
-            memory_stride=options.memory_stride,
-            segments=segments,
-            memory_segments=memory_segments,
-            # With the same segments for queries and memory, a query attends at least to itself.
-            may_be_blind="memory_segments" in extras or options.memory_stride > 1,
-        )
+        masks = [
+            Mask(
+                queries,
+                memory.size,
+                causal=options.causal,
+                window=options.window,
+                memory_stride=options.memory_stride,
+                segments=segments,
+                memory_segments=memory_segments,
+                # With the same segments for queries and memory, a query attends at least to itself.
+                may_be_blind="memory_segments" in extras or options.memory_stride > 1,
+            )
+            for queries, segments in zip(self.queries.parts, own_segments, strict=True)
+        ]
         bias = dropout = None
         if "bias_table" in extras:
-            sizes = (queries.size, memory.size)
+            sizes = (masks[0].queries.size, memory.size)
             if options.is_blockwise:
                 sizes = blockwise.padded_sizes(*sizes)
             bias = Bias(
                 lowering.slice(extras["bias_table"]),
-                queries.offsets[-1] + sizes[0],
+                masks[0].queries.offsets[-1] + sizes[0],
                 sizes[1],
                 max_distance=options.max_distance,
                 both_ways=not options.causal,
             )
         if options.dropout_rate:
             dropout = _dropout(lowering, q, memory.size, options.dropout_rate, rng_name)
-        self.terms = ScoreTerms(mask, bias, dropout)
+        self.terms = [ScoreTerms(mask, bias, dropout) for mask in masks]
 
     @staticmethod
     def with_one_batch(x: tf.Tensor) -> tf.Tensor:
@@ -242,12 +253,28 @@ class _AttentionSlice:
         return dx, sorted(self._summed - {*self._memory.axes, *self._shared.gathered.axes})
 
 
-def _queries(mesh_impl: SpmdMeshImpl, length: upstream.Dimension, axis: int | None) -> Queries:
-    """Returns this processor's queries, if a mesh axis splits the length."""
+def _queries(
+    mesh_impl: SpmdMeshImpl, length: upstream.Dimension, axis: int | None, options: Options
+) -> BalancedQueries | ContiguousQueries:
+    """Returns which queries a processor computes, if a mesh axis splits the length.
+
+    A window leaves equal work to all, as does dense attention, which computes all scores.
+    """
     if axis is None:
-        return Queries(length.size)
+        return ContiguousQueries(Queries(length.size))
     slices = mesh_impl.shape[axis].size
-    return Queries(length.size // slices, slices, mesh_impl.collectives.coordinate(axis))
+    size = length.size // slices
+    if options.is_blockwise and options.causal and options.window is None and size % 2 == 0:
+        return BalancedQueries(mesh_impl, axis, size)
+    return ContiguousQueries(Queries(size, slices, mesh_impl.collectives.coordinate(axis)))
+
+
+def _added(parts: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Adds up parts of a gradient, at least in float32."""
+    if len(parts) == 1:
+        return parts[0]
+    wide = [tf.cast(x, tf.float32) if x.dtype.size < 4 else x for x in parts]
+    return tf.cast(tf.add_n(wide), parts[0].dtype)
 
 
 def _rows(segments: tf.Tensor) -> tf.Tensor:

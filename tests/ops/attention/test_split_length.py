@@ -10,6 +10,8 @@ import t2tp
 from t2tp import mtf
 from t2tp.ops.attention import blockwise
 from t2tp.ops.attention.api import attention
+from t2tp.ops.attention.balanced_queries import BalancedQueries
+from t2tp.ops.attention.mask import Mask
 from tests.ops.attention.test_attention import (
     METHODS,
     OPTIONS,
@@ -169,3 +171,42 @@ def test_what_no_query_of_a_slice_sees_is_not_computed(monkeypatch, options, uns
     for name in ("y", "d_q"):
         np.testing.assert_allclose(values[name][0, :8], wanted[name][0, :8], atol=1e-5)
         assert np.isnan(values[name][0, 16:]).all()
+
+
+class Processor:
+    """As much of a mesh implementation as `BalancedQueries` asks for its positions."""
+
+    def __init__(self, place, count):
+        self.collectives = self
+        self.shape = [mtf.Dimension("seq", count)]
+        self._place = place
+
+    def coordinate(self, axis):
+        del axis
+        return self._place
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 8])
+def test_causal_attention_is_equal_work_for_all_processors(count):
+    """Counted in blocks of scores, of which those on the diagonal are whole ones."""
+    work = []
+    for place in range(count):
+        parts = BalancedQueries(Processor(place, count), 0, size=16).parts
+        visible = [
+            part.own(blockwise._visible_blocks(Mask(part, 16 * count, causal=True), 4, 4))
+            for part in parts
+        ]
+        work.append(sum(int((end - begin).sum()) for begin, end in visible))
+    assert len(set(work)) == 1
+    blocks = 4 * count
+    assert sum(work) == blocks * (blocks + 1) // 2
+
+
+@pytest.mark.parametrize(("count", "length"), [(2, 24), (3, 24), (4, 40)])
+def test_balanced_queries_attend_to_what_they_would_on_one_device(count, length):
+    """With everything that depends on positions; the last halves are no whole blocks."""
+    options = OPTIONS["causal_segments_bias"]
+    inputs = make_inputs(length=length, **options)
+    ours = make_ours("blockwise", **options)
+    values = with_gradients(ours, inputs, f"seq:{count}", "length:seq")
+    assert_close(values, in_float64(make_composed(**options), inputs), 3e-6)

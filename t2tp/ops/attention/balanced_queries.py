@@ -1,0 +1,80 @@
+"""Equal work for all processors in causal attention over a split length.
+
+A query attends to all that is before it, so the processor with the last slice of the length would
+compute most of the scores, and the others wait for it. Here each processor gives the second half of
+its queries to the one at the other end, and so computes an early and a late half: the head-tail
+order of A. Grattafiori et al., "The Llama 3 Herd of Models" (arXiv:2407.21783), section 3.3.2. The
+results go back, so that nothing outside of attention knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from t2tp.lowering.mesh_impl import SpmdMeshImpl
+from t2tp.ops.attention.blocks import Queries
+
+# The dimension of the length in [batch, heads, length, ...].
+_LENGTH = 2
+
+
+class BalancedQueries:
+    """The halves of the queries that a processor computes.
+
+    Of n processors, number i computes the first half of its own queries, and the second half of
+    those of number n - 1 - i.
+    """
+
+    def __init__(self, mesh_impl: SpmdMeshImpl, axis: int, size: int) -> None:
+        """Prepares the exchange.
+
+        Args:
+          mesh_impl: the processor's.
+          axis: the mesh axis that splits the length.
+          size: queries of a processor, an even number.
+        """
+        self._collectives = mesh_impl.collectives
+        self._axis = axis
+        self._count = mesh_impl.shape[axis].size
+        self._half = size // 2
+
+    @property
+    def parts(self) -> list[Queries]:
+        """The positions of the two halves."""
+        place = self._collectives.coordinate(self._axis)
+        halves = (2 * place, 2 * (self._count - 1 - place) + 1)
+        return [Queries(self._half, 2 * self._count, half) for half in halves]
+
+    def dealt(self, x: tf.Tensor, dim: int = _LENGTH) -> list[tf.Tensor]:
+        """Returns the halves that this processor computes, of a slice of the length."""
+        first, second = tf.split(x, 2, dim)
+        return [first, self._exchanged(second)]
+
+    def returned(self, parts: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Returns the slice of the length, of the halves that processors have computed."""
+        first, second = parts
+        return tf.concat([first, self._exchanged(second)], _LENGTH)
+
+    def _exchanged(self, x: tf.Tensor) -> tf.Tensor:
+        """Exchanges `x` with the processor at the other end."""
+        return self._collectives.permute(x, self._axis, list(reversed(range(self._count))))
+
+
+class ContiguousQueries:
+    """The queries that a processor has are those that it computes."""
+
+    def __init__(self, queries: Queries) -> None:
+        """Takes their positions."""
+        self.parts = [queries]
+
+    def dealt(self, x: tf.Tensor, dim: int = _LENGTH) -> list[tf.Tensor]:
+        """Returns the slice itself."""
+        del dim
+        return [x]
+
+    def returned(self, parts: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Returns the only part."""
+        (x,) = parts
+        return x
