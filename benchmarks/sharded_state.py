@@ -132,7 +132,7 @@ def measured(args: argparse.Namespace) -> dict[str, object]:
         "targets_position": np.broadcast_to(np.arange(LENGTH, dtype=np.int32), targets.shape),
     }
     rest = _resident("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # The peak begins anew.
+    Path("/proc/self/clear_refs").write_text("5")  # The peak begins again.
     losses, seconds = [], []
     for number in range(STEPS):
         start = time.perf_counter()

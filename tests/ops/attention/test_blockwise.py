@@ -96,9 +96,11 @@ def test_long_ones_are_computed_block_by_block(length, options, method):
 def test_memory_grows_with_the_length_and_not_with_its_square(tmp_path):
     """All scores of 8192 positions are 512 MB; of 4096, 128 MB."""
     scores = HEADS * 4 * 8192**2
-    runs = [("dense", "8192"), ("blockwise", "4096"), ("blockwise", "8192")]
+    # What else the process allocates meanwhile adds to a peak: the lower of two counts.
+    runs = [("dense", "8192"), *[("blockwise", "4096"), ("blockwise", "8192")] * 2]
     target = "tests.ops.attention.attention_memory:main"
-    dense, half, whole = map(int, printed(target, runs, [{}] * 3, tmp_path / "printed"))
+    dense, *peaks = map(int, printed(target, runs, [{}] * 5, tmp_path / "printed"))
+    half, whole = min(peaks[::2]), min(peaks[1::2])
     assert dense > 2 * scores
     # Twice q, k, v, their gradients and copies in blocks, and no more blocks than before.
     assert whole - half < 40 * HEADS * D_KV * 4 * 4096
