@@ -47,7 +47,10 @@ class Liveness:
         if isinstance(op, upstream.WhileLoopOperation):
             self._pass_on(i, op)
         elif each.is_view and op.inputs:
-            for y, x in zip(op.outputs, op.inputs, strict=False):
+            # A recomputed function's inputs come before its results.
+            is_recomputed = isinstance(op, upstream.CustomGradientOperation)
+            sources = op._fn_outputs if is_recomputed else op.inputs
+            for y, x in zip(op.outputs, sources, strict=False):
                 self._root[y] = self._root_of(x)
         else:
             for y in op.outputs:

@@ -92,6 +92,15 @@ def test_work_and_memory_of_many_layers_follow_from_few(case):
     assert peaks[0] == pytest.approx(peaks[1], rel=0.05)
 
 
+def test_with_recomputation_the_input_of_each_layer_is_kept():
+    """On each device [batch=8, length=12, d_model=16] in float32."""
+    kept = [
+        wanted(num_hidden_layers=layers, **CASES["recomputed"]).lowered(engine_stack()).layer_bytes
+        for layers in (5, 9)
+    ]
+    assert kept[1]["kept"] - kept[0]["kept"] == 4 * 8 * 12 * 16 * 4
+
+
 def test_a_stack_may_repeat_what_no_gradient_needs():
     made = wanted(recompute="layer", mesh_shape="model:4", layout=MODEL_LAYOUT)
     some, all_of_it = (
