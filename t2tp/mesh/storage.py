@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from t2tp import upstream
+from t2tp.mesh.axes import JOIN
 
 _AT_REST = "@"
 
@@ -42,7 +43,7 @@ class Storage:
 
 def sharded_at_rest(dim: upstream.Dimension, axes: Sequence[str]) -> upstream.Dimension:
     """Returns the name at rest of a dimension that is sharded over these axes of the mesh."""
-    return upstream.Dimension(f"{dim.name}{_AT_REST}{'+'.join(axes)}", dim.size)
+    return upstream.Dimension(f"{dim.name}{_AT_REST}{JOIN.join(axes)}", dim.size)
 
 
 def name_in_use(dim_name: str) -> str:
@@ -53,4 +54,4 @@ def name_in_use(dim_name: str) -> str:
 def axes_at_rest(dim_name: str) -> list[str]:
     """Returns the names of the axes that shard a dimension only at rest."""
     _, _, axes = dim_name.partition(_AT_REST)
-    return axes.split("+") if axes else []
+    return axes.split(JOIN) if axes else []

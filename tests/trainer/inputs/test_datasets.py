@@ -131,4 +131,5 @@ def test_the_documented_ranged_set_is_one():
     (code,) = [block for block in blocks("tuning.md", "python") if "ranged_hparams" in block]
     exec(compile(code, "tuning.md", "exec"), {})
     drawn = registry.ranged_hparams("around_the_tiny_one").sample_trial(0)
-    assert set(drawn) >= {"learning_rate_constant", "num_hidden_layers", "optimizer"}
+    always = {"learning_rate_constant", "num_hidden_layers", "optimizer"}
+    assert drawn["optimizer"] == "sgd" and set(drawn) == always | {"optimizer_momentum"}
