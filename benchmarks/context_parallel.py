@@ -1,38 +1,47 @@
-"""Causal attention over a split length: balanced beside contiguous, forward and backward.
+"""Causal attention over a split length, forward and backward: contiguous, balanced, and a ring.
 
-    python benchmarks/context_parallel.py [--devices=2] [--length=4096] [--turns=7]
+    python benchmarks/context_parallel.py [--devices=2] [--length=4096] [--turns=7] [--alone]
 
-Each device is a process on a core of its own, so that one that waits leaves its core idle; the
-machine needs as many cores. Both take turns. The share of the busiest device is printed beside the
-times.
+Each device is a process on a core, and the three ways take turns. Printed are the seconds of a
+step, and of the busiest device the seconds of its processor (all else waits for it). Where the
+machine has a core for each device the former are what counts; where it has fewer, as for
+`--devices=4` on two cores, the latter: a device that waits leaves its core to another one. With
+`--alone` only what the busiest device computes is timed, in one process, without what it exchanges.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Callable
+from pathlib import Path
 from unittest import mock
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
+import tensorflow as tf
 
 import t2tp
 from t2tp import mtf
-from t2tp.ops.attention import operation
+from t2tp.ops.attention import blockwise, operation
 from t2tp.ops.attention.api import attention
 from t2tp.ops.attention.balanced_queries import ContiguousQueries
-from t2tp.ops.attention.blocks import Queries
+from t2tp.ops.attention.blocks import Keys, Queries
+from t2tp.ops.attention.mask import Mask
+from t2tp.ops.attention.score_terms import ScoreTerms
 
 HEADS, D_KV = 4, 64
 
 
-def program_of(cluster: t2tp.Cluster, length: int) -> t2tp.Program:
+def program_of(cluster: t2tp.Cluster, length: int, method: str) -> t2tp.Program:
     """Attention of a row to itself, and its gradients."""
     shape = f"batch:1;heads:{HEADS};length:{length};d_kv:{D_KV}"
     memory = mtf.Dimension("memory", length)
@@ -41,7 +50,7 @@ def program_of(cluster: t2tp.Cluster, length: int) -> t2tp.Program:
         del mesh
         q = features["q"]
         k = v = mtf.rename_dimension(q, "length", memory.name)
-        y = attention(q, k, v, causal=True, method="blockwise")
+        y = attention(q, k, v, causal=True, method=method)
         (dq,) = mtf.gradients([mtf.reduce_sum(mtf.square(y))], [q])
         return {"norm": mtf.reduce_sum(mtf.square(dq))}
 
@@ -62,32 +71,88 @@ def contiguous(mesh_impl, length, axis, options):
     return ContiguousQueries(Queries(length.size // slices, slices, place))
 
 
+def measure_alone(arguments: argparse.Namespace) -> None:
+    """Prints the seconds of what the busiest device computes, contiguous and balanced."""
+    n, size = arguments.devices, arguments.length // arguments.devices
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    ways = {
+        "contiguous": [Queries(size, n, n - 1)],
+        "balanced": [Queries(size // 2, 2 * n, half) for half in (0, 2 * n - 1)],
+    }
+    steps = {name: step_of(parts, arguments.length) for name, parts in ways.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    for turn in range(1 + arguments.turns):
+        for name, step in steps.items():
+            begin = time.process_time()
+            step()
+            if turn:
+                seconds[name].append(time.process_time() - begin)
+    first = statistics.median(seconds["contiguous"])
+    for name, each in seconds.items():
+        median = statistics.median(each)
+        print(f"{name}, the busiest of {n} alone: {1e3 * median:.0f} ms ({median / first:.2f})")
+
+
+def step_of(parts: list[Queries], length: int) -> Callable[[], object]:
+    """Attention of a device's queries to the whole memory, forward and backward."""
+    values = np.random.default_rng(0).normal(size=[1, HEADS, length, D_KV]).astype(np.float32)
+    terms = [ScoreTerms(Mask(part, Keys(length), causal=True), None, None) for part in parts]
+
+    @tf.function(autograph=False)
+    def step(kv: tf.Tensor) -> list[tf.Tensor]:
+        results: list[tf.Tensor] = []
+        for part, of_part in zip(parts, terms, strict=True):
+            q = kv[:, :, part.begin : part.begin + part.size]
+            y, log = blockwise.forward(q, kv, kv, of_part)
+            grads = blockwise.backward(q, kv, kv, y, log, y, of_part)
+            results += [y, grads.q, grads.k, grads.v]
+        return results
+
+    return lambda: [x.numpy() for x in step(tf.constant(values))]
+
+
 def measure(arguments: argparse.Namespace) -> None:
-    """Takes turns as one of the processes; the first prints the medians and their ratio."""
+    """Takes turns as one of the processes; writes the medians of its seconds."""
     n, number = arguments.devices, arguments.process_id
-    os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[number]})
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[number % len(cores)]})
     cluster = t2tp.connect(n, num_processes=n, process_id=number, coordinator=arguments.coordinator)
     shape = [1, HEADS, arguments.length, D_KV]
     batch = {"q": np.random.default_rng(0).normal(size=shape).astype(np.float32)}
-    programs = {"balanced": program_of(cluster, arguments.length)}
-    programs["balanced"](batch)["norm"]
+    programs = {}
     with mock.patch.object(operation, "_queries", contiguous):
-        programs["contiguous"] = program_of(cluster, arguments.length)
+        programs["contiguous"] = program_of(cluster, arguments.length, "blockwise")
         programs["contiguous"](batch)["norm"]
+    for name, method in (("balanced", "blockwise"), ("ring", "ring")):
+        programs[name] = program_of(cluster, arguments.length, method)
+        programs[name](batch)["norm"]
     norms = {name: float(program(batch)["norm"]) for name, program in programs.items()}
-    np.testing.assert_allclose(norms["balanced"], norms["contiguous"], rtol=1e-4)
-    seconds: dict[str, list[float]] = {name: [] for name in programs}
+    for norm in norms.values():
+        np.testing.assert_allclose(norm, norms["contiguous"], rtol=1e-4)
+    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in programs}
     for _ in range(arguments.turns):
         for name, program in programs.items():
-            begin = time.perf_counter()
+            begin = (time.perf_counter(), time.process_time())
             float(program(batch)["norm"])
-            seconds[name].append(time.perf_counter() - begin)
-    if number:
-        return
-    medians = {name: statistics.median(each) for name, each in seconds.items()}
-    for name, share in (("contiguous", (2 * n - 1) / n**2), ("balanced", 1 / n)):
-        print(f"{name}: {1e3 * medians[name]:.0f} ms; the busiest of {n} devices: {share:.0%}")
-    print(f"balanced / contiguous: {medians['balanced'] / medians['contiguous']:.2f}")
+            end = (time.perf_counter(), time.process_time())
+            seconds[name].append((end[0] - begin[0], end[1] - begin[1]))
+    medians = {
+        name: [statistics.median(each) for each in zip(*turns, strict=True)]
+        for name, turns in seconds.items()
+    }
+    (Path(arguments.results) / str(number)).write_text(json.dumps(medians))
+
+
+def report(by_process: list[dict[str, list[float]]]) -> None:
+    """Prints the seconds of each way, and their ratio to those of the first."""
+    first: list[float] = []
+    for name in by_process[0]:
+        wall, busiest = (max(medians[name][i] for medians in by_process) for i in (0, 1))
+        first = first or [wall, busiest]
+        print(
+            f"{name}: {1e3 * wall:.0f} ms ({wall / first[0]:.2f}); the busiest of"
+            f" {len(by_process)} devices: {1e3 * busiest:.0f} ms ({busiest / first[1]:.2f})"
+        )
 
 
 def main() -> None:
@@ -98,19 +163,29 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--process_id", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--coordinator", help=argparse.SUPPRESS)
+    parser.add_argument("--results", help=argparse.SUPPRESS)
+    parser.add_argument("--alone", action="store_true", help="only what the busiest one computes")
     arguments = parser.parse_args()
+    if arguments.alone:
+        measure_alone(arguments)
+        return
     if arguments.process_id is not None:
         measure(arguments)
         return
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, *sys.argv, f"--coordinator=localhost:{port}"]
-    processes = [
-        subprocess.Popen([*command, f"--process_id={number}"])
-        for number in range(arguments.devices)
-    ]
-    sys.exit(max(process.wait() for process in processes))
+    with tempfile.TemporaryDirectory() as results:
+        command = [sys.executable, *sys.argv, f"--coordinator=localhost:{port}"]
+        processes = [
+            subprocess.Popen([*command, f"--process_id={number}", f"--results={results}"])
+            for number in range(arguments.devices)
+        ]
+        code = max(process.wait() for process in processes)
+        if not code:
+            files = (Path(results) / str(number) for number in range(arguments.devices))
+            report([json.loads(file.read_text()) for file in files])
+    sys.exit(code)
 
 
 if __name__ == "__main__":

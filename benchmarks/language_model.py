@@ -44,6 +44,11 @@ SIZES = {
     "wide": Sizes(d_model=1024, heads=16, d_ff=4096, layers=2, batch=4),
     # Its split dimensions divide by 128, for the meshes that tracing is measured on.
     "meshes": Sizes(heads=128, d_model=256, layers=4, batch=16),
+    # For pipelines: nearly all of the work is in layers.
+    "deep": Sizes(layers=8, vocab=1024),
+    # More work between two messages.
+    "deep_wide": Sizes(d_model=512, d_ff=2048, layers=8, vocab=256, batch=32),
+    "tiny_deep": Sizes(d_model=32, heads=4, d_ff=64, layers=8, vocab=256, length=16, batch=8),
     "tiny": Sizes(d_model=32, heads=4, d_ff=64, layers=2, vocab=256, length=16, batch=8),
 }
 

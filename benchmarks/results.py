@@ -145,14 +145,14 @@ class Results:
     measured: list[Measured]
 
     def with_groups(self, again: Sequence[Measured], machine: Mapping[str, Any]) -> Results:
-        """The same, with groups that were measured again in the place of what they were; `machine`
-        says how."""
+        """The same, with groups that were measured again in the place of what they were, and new
+        ones behind them; `machine` says how."""
         newer = {measured.group: measured for measured in again}
         later = {**self.machine.get("again", {}), **{group: dict(machine) for group in newer}}
         return replace(
             self,
             machine={**self.machine, "again": later},
-            measured=[newer.get(old.group, old) for old in self.measured],
+            measured=[newer.pop(old.group, old) for old in self.measured] + [*newer.values()],
         )
 
     def save(self, path: Path) -> None:

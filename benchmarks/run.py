@@ -47,7 +47,7 @@ def main() -> int:
         machine["minutes"] = round((time.monotonic() - began) / 60, 1)
         path = directory / f"{case}.json"
         results = Results(case, machine, measured)
-        if args.group:
+        if args.group and path.exists():
             results = Results.load(path).with_groups(measured, machine)
         results.save(path)
         print(f"\n{case} ({machine['minutes']} minutes; {path})\n\n{table(measured)}", flush=True)

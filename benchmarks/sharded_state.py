@@ -64,10 +64,12 @@ def _started(count: int, stage: int) -> list[dict]:
         "WORLD_SIZE": str(count),
         "STAGE": str(stage),
         "COORDINATOR": f"localhost:{free_port()}",
-        # Freed blocks go back at once, so that the peak is what is held.
+        # Freed blocks go back at once, so that the peak is what is held. (oneDNN's pool, which
+        # TensorFlow allocates from, doubles what it has, and gives nothing back.)
+        "TF_ONEDNN_USE_SYSTEM_ALLOCATOR": "1",
         "MALLOC_MMAP_THRESHOLD_": "1000000",
         "MALLOC_TRIM_THRESHOLD_": "1000000",
-        "MALLOC_ARENA_MAX": "2",
+        "MALLOC_ARENA_MAX": "1",
     }
     processes = [
         subprocess.Popen(

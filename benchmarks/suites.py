@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from cases import before_training, decoding, layers, storage, training_step, weak_scaling
+from cases import (
+    before_training,
+    decoding,
+    layers,
+    pipelines,
+    sharded_step,
+    storage,
+    training_step,
+    weak_scaling,
+)
 from cases.group import Group
 
 Cases = Mapping[str, Callable[[str], list[Group]]]
@@ -25,6 +34,8 @@ FULL: Cases = {
     "start_up": before_training.start_up,
     "tracing": before_training.tracing,
     "weak_scaling": weak_scaling.groups,
+    "sharded_step": sharded_step.groups,
+    "pipelines": pipelines.groups,
     "input_pipeline": storage.input_pipeline,
     "checkpoints": storage.checkpoints,
 }

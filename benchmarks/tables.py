@@ -13,6 +13,9 @@ _RATES = {
     "bytes": ("GB/s", 1e9),
 }
 
+# Of a device: bytes beyond what importing took.
+_MEMORY = "peak_memory"
+
 
 def table(measured: Iterable[Measured]) -> str:
     """The groups of one case, a row each peer."""
@@ -24,9 +27,14 @@ def table(measured: Iterable[Measured]) -> str:
     columns = ["", "", "ms", "spread", "t2tp / it"]
     columns += [_RATES[unit][0]] if unit else []
     columns += ["MFU"] if unit == "FLOP" else []
+    tells_memory = any(_MEMORY in timed.facts for each in measured for timed in each.timed)
+    columns += ["peak MB"] if tells_memory else []
     lines = [_line(columns), "|" + " --- |" * len(columns)]
     for each in measured:
-        lines += [_line(_cells(each, timed)) for timed in each.timed]
+        lines += [
+            _line(_cells(each, timed) + ([_memory(timed)] if tells_memory else []))
+            for timed in each.timed
+        ]
         blanks = [""] * (len(columns) - 3)
         lines += [
             _line([each.group, n, f"absent: {reason}", *blanks])
@@ -49,6 +57,10 @@ def _cells(measured: Measured, timed: Timed) -> list[str]:
             peak = measured.peak()
             cells.append(f"{rate / peak:.0%}" if peak else "")
     return cells
+
+
+def _memory(timed: Timed) -> str:
+    return _number(timed.facts[_MEMORY] / 1e6) if _MEMORY in timed.facts else ""
 
 
 def _milliseconds(seconds: float) -> str:

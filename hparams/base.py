@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from t2tp.choices import BATCH_SIZE_UNITS, PRECISIONS
+from t2tp.choices import ADAPTED, BATCH_SIZE_UNITS, PRECISIONS
 from t2tp.hparam import HParams
 
 # Upper bounds of dimensions and layers: a typo above them would fill the memory before any error
@@ -41,9 +41,21 @@ def base_hparams() -> HParams:
     add(
         "storage_layout",
         "",
-        help="dimension:axis rules of variables at rest; empty: the largest free dimension of each",
+        help="dimension:axis rules of variables at rest; empty: the first free dimension of each",
     )
     add("zero_prefetch", 1, min=0, help="layers that gathers run ahead in stage 3")
+    add(
+        "pipeline_schedule",
+        "1f1b",
+        help="order of forward and backward passes if layout splits the layers: gpipe, 1f1b,"
+        " interleaved, zero_bubble, or a .csv file",
+    )
+    add("pipeline_chunks", 1, min=1, help="separate chunks of layers of each stage")
+    add(
+        "pipeline_layers",
+        "",
+        help="layers of each stage, as in 7,8,8,7; empty: as equal as possible",
+    )
     add(
         "activation_dtype",
         "float32",
@@ -60,6 +72,37 @@ def base_hparams() -> HParams:
     _declare_guards(hparams)
     _declare_learning_rate(hparams)
     return hparams
+
+
+def declare_adapters(hparams: HParams) -> None:
+    """Declares the low-rank adapters of models with attention (LoRA)."""
+    add = hparams.add
+    add(
+        "lora_rank",
+        0,
+        min=0,
+        max=MAX_SIZE,
+        help="rank of adapters, which alone are trained (LoRA); 0: none, all weights are trained",
+    )
+    add("lora_alpha", 16.0, above=0, help="adapters are scaled by lora_alpha / lora_rank")
+    add(
+        "lora_targets",
+        ["query", "value"],
+        help="weights that have adapters: of attention, and the matrices of feed-forward layers",
+        choices=ADAPTED,
+    )
+    add(
+        "lora_dropout",
+        0.0,
+        min=0,
+        below=1,
+        help="fraction of the inputs of adapters that is dropped in training",
+    )
+    add(
+        "lora_also_trained",
+        "",
+        help="regular expression of names of variables that are trained besides the adapters",
+    )
 
 
 def _declare_optimizer(hparams: HParams) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from t2tp import choices, registry
 from t2tp.hparam import HParams
-from t2tp.hparams.base import MAX_LAYERS, MAX_SIZE, base_hparams
+from t2tp.hparams.base import MAX_LAYERS, MAX_SIZE, base_hparams, declare_adapters
 
 _MEGATRON = "batch:data;heads:model;d_ff:model;vocab:model"
 _SPACE = "height:rows;width:columns"
@@ -18,6 +18,7 @@ _SPACE = "height:rows;width:columns"
 def _declared() -> HParams:
     """6 layers of 256 for 32 x 32 pixels, in blocks of 128 values."""
     hparams = base_hparams()
+    declare_adapters(hparams)
     hparams.batch_size = 8
     hparams.layout = f"{_MEGATRON};length:length"
     hparams.learning_rate_warmup_steps = 10000

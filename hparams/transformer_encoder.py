@@ -20,6 +20,20 @@ def transformer_encoder_base() -> HParams:
     hparams.attention_dropout = 0.1
     hparams.learning_rate_constant = 1e-4
     add = hparams.add
+    add(
+        "mask_token_id",
+        0,
+        min=0,
+        max=2**31 - 1,
+        help="masked language models: the token that masks others; 0: one after the vocabulary",
+    )
+    add(
+        "num_classes",
+        0,
+        min=0,
+        max=MAX_SIZE,
+        help="classes, which must be those of the problem; 0: those of the problem",
+    )
     add("embedding_norm", False, help="normalize the embeddings before the first layer")
     add(
         "token_types",

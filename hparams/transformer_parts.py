@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from t2tp import choices
 from t2tp.hparam import HParams
-from t2tp.hparams.base import MAX_LAYERS, MAX_SIZE, base_hparams
+from t2tp.hparams.base import MAX_LAYERS, MAX_SIZE, base_hparams, declare_adapters
 
 
 def base_transformer() -> HParams:
@@ -68,6 +68,7 @@ def base_transformer() -> HParams:
     add("z_loss", 0.0, min=0, help="weight of log(Z)**2 in the loss; PaLM uses 1e-4")
     _declare_blocks(hparams)
     _declare_attention(hparams)
+    declare_adapters(hparams)
     return hparams
 
 
@@ -237,6 +238,13 @@ def _declare_attention(hparams: HParams) -> None:
         "full",
         help="kind of self-attention; compressed alternates with local layers",
         choices=choices.ATTENTION_TYPES,
+    )
+    add(
+        "attention_method",
+        "auto",
+        help="how attention is computed: dense, blockwise, or ring (a split length goes round the"
+        " devices); auto: dense or blockwise, by the length",
+        choices=choices.ATTENTION_METHODS,
     )
     add("attention_window", 256, min=1, help="window of local attention, the query included")
     add("compression_factor", 3, min=2, help="positions per key of compressed attention")

@@ -13,6 +13,7 @@ from t2tp.problems import (  # noqa: F401  (they register themselves)
     catalog_images,
     catalog_text,
     image_digits,
+    instructions,
     python_stdlib,
     record_problems,
     text_files,

@@ -55,8 +55,10 @@ class LanguageModelProblem(TextProblem):
             if not text:
                 raise SkippedSampleError("empty")
             parts = [np.array(ids, np.int32) for ids in vocabulary.encode_parts(text)]
-            ids = np.append(np.concatenate(parts), np.int32(vocabulary.end_of_document))
-            return StoredExample({"targets": ids}, int(vocabulary.byte_lengths[ids].sum()))
+            begin = np.array(vocabulary.beginning, np.int32)
+            end = np.array([vocabulary.end_of_document], np.int32)
+            ids = np.concatenate([begin, *parts, end])
+            return StoredExample({"targets": ids}, len(text.encode("utf-8")))
 
         return encode
 
@@ -81,10 +83,11 @@ class LanguageModelProblem(TextProblem):
             length,
             load_vocabulary(self.directory(data_dir)),
             self.options.separate_documents,
+            self.check_prepared(data_dir).splits[split].bytes,
         )
 
     def counts(self, batch: Batch) -> dict[str, float]:
-        """Counts "bytes": of the batch's text in UTF-8, EOS excluded."""
+        """Counts "bytes": of the batch's text in UTF-8, EOS excluded; see `PackedWindows`."""
         assert isinstance(batch.source, PackedWindows)  # as `examples` made it
         return {"bytes": float(batch.source.count_bytes(batch.examples))}
 

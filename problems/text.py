@@ -19,6 +19,7 @@ from t2tp.problems.data.sample_digest import TEXTS_NOTE, ChangedSourcesError, Di
 from t2tp.problems.prepare.split_samples import ShuffledSamples
 from t2tp.problems.problem import AnyPath, Problem
 from t2tp.problems.vocab.characters import CharacterVocabulary, count_characters
+from t2tp.problems.vocab.special_tokens import TOKENIZER_FILE
 from t2tp.problems.vocab.subwords import train_subwords
 from t2tp.problems.vocab.vocabulary import Vocabulary
 from t2tp.problems.vocab.vocabulary_file import (
@@ -143,9 +144,16 @@ class TextProblem(Problem):
         return texts
 
     def vocabulary(self, data_dir: AnyPath) -> Vocabulary:
-        """Loads the vocabulary of prepared data."""
+        """Loads the vocabulary of prepared data.
+
+        Without data it may be that of a `tokenizer.json` in `data_dir` itself, which is enough to
+        decode with.
+        """
+        directory = self.directory(data_dir)
+        if not directory.exists() and (Path(data_dir) / TOKENIZER_FILE).is_file():
+            return load_vocabulary(Path(data_dir))
         self.check_prepared(data_dir)
-        return load_vocabulary(self.directory(data_dir))
+        return load_vocabulary(directory)
 
     def encode(self, data_dir: AnyPath, text: str) -> list[int]:
         """Returns the token ids of a text, without an EOS."""

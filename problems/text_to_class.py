@@ -52,9 +52,8 @@ class Text2ClassProblem(TextProblem):
         vocabulary = load_vocabulary(directory)
 
         def encode(sample: Sample) -> StoredExample:
-            ids = np.array(
-                [*vocabulary.encode(text_of(sample, "inputs")), vocabulary.end_of_document]
-            )
+            tokens = vocabulary.encode(text_of(sample, "inputs"))
+            ids = np.array([*vocabulary.beginning, *tokens, vocabulary.end_of_document])
             label = np.array([check_label(sample["label"], self.class_names)])
             return StoredExample(
                 {"inputs": ids, "targets": label}, int(vocabulary.byte_lengths[ids].sum())

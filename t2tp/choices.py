@@ -18,8 +18,11 @@ MLPS = ("relu", "gelu", "gelu_erf", "silu", "swiglu", "geglu")
 NORM_TYPES = ("rms", "rms_unit_offset", "layer")
 NORM_POSITIONS = ("pre", "post")
 RECOMPUTE = ("none", "layer", "attention", "feed_forward")
+PIPELINE_SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble")
 POSITIONS = ("learned", "sinusoidal", "rotary", "relative", "none")
 ATTENTION_TYPES = ("full", "local", "compressed")
+ADAPTED = ("query", "key", "value", "output", "feed_forward")
+ATTENTION_METHODS = ("auto", "dense", "blockwise", "ring")
 GATINGS = ("top_1", "top_2", "expert_choice")
 
 # Of models of images.

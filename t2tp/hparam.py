@@ -16,7 +16,7 @@ import dataclasses
 import json
 import keyword
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -180,6 +180,22 @@ class HParams:
         copied._declarations.update(self._declarations)
         copied._values.update(self.values())
         return copied
+
+    def inherit(self, other: HParams, names: Iterable[str]) -> None:
+        """Declares hyperparameters as another HParams does, with the defaults there.
+
+        Args:
+            other: declares them.
+            names: of them; those that are declared here already stay as they are.
+
+        Raises:
+            AttributeError: one is not declared in `other`.
+        """
+        for name in names:
+            if name not in self._values:
+                declaration = other._declaration(name)
+                self._declarations[name] = declaration
+                self._values[name] = declaration.check(name, declaration.default)
 
     def parse(self, text: str) -> dict[str, Any]:
         """Sets hyperparameters from text such as `learning_rate=0.1,mesh_shape=data:2;model:4`.

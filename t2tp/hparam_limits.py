@@ -68,4 +68,8 @@ class Limits:
     def _refusal(self, name: str, value: Any) -> str:
         if self.choices is not None and isinstance(value, str):
             return f"{name} is {value!r}: {nearest(value, map(str, self.choices), 'choices')}"
+        if self.choices is not None and isinstance(value, list):
+            wrong = next(each for each in value if each not in self.choices)
+            known = nearest(str(wrong), map(str, self.choices), "choices")
+            return f"{name} has {wrong!r}: {known}"
         return f"{name} is {value!r}, and must be {self}"

@@ -7,6 +7,7 @@ GPUs are not looked at.
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import signal
 
@@ -31,8 +32,33 @@ LOGGER = logging.get_absl_logger()
 HANDLERS, PROPAGATES, VERBOSITY = LOGGER.handlers[:], LOGGER.propagate, logging.get_verbosity()
 
 
+# Tests of these files take longest: whoever runs files beside each other begins with them, and is
+# not left with one of them at the end.
+LONG_FILES = (
+    "tests/test_commands.py",
+    "tests/pipeline/test_values.py",
+    "tests/models/test_transformer_layouts.py",
+    "tests/decoding/test_any_layout.py",
+    "tests/huggingface/test_language_models.py",
+    "tests/ops/attention/test_attention.py",
+    "tests/test_hparams_sets.py",
+    "tests/trainer/cli/test_t2tp_tune.py",
+    "tests/trainer/cli/test_t2tp_datagen.py",
+    "tests/trainer/test_processes.py",
+    "tests/trainer/launch/test_namespaces.py",
+    "tests/models/test_image_classifiers.py",
+    "tests/models/test_own_model.py",
+)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds the option of `make test-fast`."""
+    """Adds the options of `make test` and `make test-fast`."""
+    parser.addoption(
+        "--cover",
+        action="store_true",
+        help="leave out tests marked ci_only; of a test with several parameters, run cases that"
+        " together have all their values (of three and more, all pairs of values)",
+    )
     parser.addoption(
         "--one-case", action="store_true", help="of a parametrized test, run the case in the middle"
     )
@@ -40,15 +66,49 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(trylast=True)  # Of the cases that other options have left.
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With --one-case, leaves one case of each test."""
-    if not config.getoption("one_case"):
+    """Sorts long files to the front; leaves the cases that --cover or --one-case choose."""
+    order = {path: number for number, path in enumerate(LONG_FILES)}
+    items.sort(key=lambda item: order.get(item.nodeid.partition("::")[0], len(order)))
+    covers, one_case = config.getoption("cover"), config.getoption("one_case")
+    if not (covers or one_case):
         return
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
-        cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    kept = {each[len(each) // 2] for each in cases.values()}
+        if item.get_closest_marker("ci_only") is None:
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    kept: set[pytest.Item] = set()
+    for each in cases.values():
+        kept |= {each[len(each) // 2]} if one_case else _covering(each)
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = [item for item in items if item in kept]
+
+
+def _covering(cases: list[pytest.Item]) -> set[pytest.Item]:
+    """Returns cases that have all values of each parameter, and of a grid of three all pairs.
+
+    Greedily: the next case is the one with the most that is missing.
+    """
+    names = list(cases[0].callspec.params) if len(cases) > 1 else []
+    if len(names) < 2:
+        return set(cases)
+    # Those of one decorator, which lists its cases, have the same indices.
+    axes = {tuple(case.callspec.indices[name] for case in cases): name for name in names}
+    is_grid = len(axes) > 2
+    missing_of: dict[pytest.Item, set] = {}
+    for case in cases:
+        given = case.callspec.params
+        values = {(name, repr(given[name])) for name in (axes.values() if is_grid else names)}
+        missing_of[case] = set(itertools.combinations(sorted(values), 2 if is_grid else 1))
+    kept: set[pytest.Item] = set()
+    while missing_of:
+        best = max(missing_of, key=lambda case: len(missing_of[case]))
+        covered = missing_of.pop(best)
+        if not covered:
+            break
+        kept.add(best)
+        for missing in missing_of.values():
+            missing -= covered
+    return kept
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -43,7 +44,7 @@ def inline_commands(page: str) -> list[list[str]]:
 
 
 def _commands(block: str) -> Iterator[list[str]]:
-    for line in block.replace("\\\n", " ").splitlines():
+    for line in block.replace("\\\n", "").splitlines():
         line = re.sub(r"^\s*(?:\w+\$ )?(?:TF_CONFIG='[^']*' )?", "", line)
         if line.startswith(("echo ", "t2tp_")) and not line.startswith("t2tp_trainer: "):
             yield shlex.split(line, comments=True)
@@ -77,7 +78,8 @@ def run(
         return ended.stdout + ended.stderr
     output = directory / f"output-{number}"
     main = f"t2tp.trainer.cli.programs:{program}"
-    with WarmProcess(main, arguments, {}, output, directory=directory) as process:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # As in a venv.
+    with WarmProcess(main, arguments, {"PATH": path}, output, directory=directory) as process:
         assert process.wait(300) in (0, _DIFFERENT.get(program, 0)), (
             f"{words}\n{process.err.read_text()}"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 from pathlib import Path
 
@@ -16,7 +17,11 @@ def peak_bytes() -> int:
 def give_back_freed_blocks() -> None:
     """Makes glibc give freed blocks of a megabyte back at once, so that the peak is what is held.
 
-    It keeps those of up to 32 MB for later, how many depends on what runs at the same time.
+    It keeps those of up to 32 MB for later, how many depends on what runs at the same time. So
+    does oneDNN's pool, which TensorFlow allocates from, unless it has started already.
     """
-    mmap_threshold = -3  # M_MMAP_THRESHOLD
-    ctypes.CDLL(None).mallopt(mmap_threshold, 1_000_000)
+    os.environ["TF_ONEDNN_USE_SYSTEM_ALLOCATOR"] = "1"
+    mmap_threshold, arena_max = -3, -8  # M_MMAP_THRESHOLD, M_ARENA_MAX
+    mallopt = ctypes.CDLL(None).mallopt
+    mallopt(mmap_threshold, 1_000_000)
+    mallopt(arena_max, 1)

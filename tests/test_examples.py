@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.huggingface.tiny_files import write_tiny_gpt2
 from tests.warm_processes import WarmProcess
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -31,10 +33,23 @@ TRAINED = {
         "--hparams=batch_size=8,d_model=16,d_ff=16,num_heads=2,d_kv=8,num_hidden_layers=1",
     ],
 }
-# Run by `make demo`.
-ELSEWHERE = {"demo.sh", "compare_with_compressors.py"}
-# What a script cannot do without.
-ARGUMENTS = {"save_and_restore.py": ["checkpoints"]}
+
+
+def _write_chats(path: Path) -> None:
+    """Writes questions with one answer."""
+    names = ["fox", "dog", "lazy fox", "quick dog", "brown fox"]
+    lines = [json.dumps({"prompt": f"the {name}", "completion": " jumps"}) for name in names * 20]
+    path.write_text("\n".join(lines))
+
+
+# Run by `make demo`, and by tests/huggingface.
+ELSEWHERE = {"demo.sh", "compare_with_compressors.py", "huggingface.py"}
+# What a script cannot do without: arguments, and what writes the files that they name.
+ARGUMENTS = {
+    "save_and_restore.py": ["checkpoints"],
+    "fine_tune_with_lora.py": ["model", "chats.jsonl", "output", "12"],
+}
+MAKES = {"fine_tune_with_lora.py": {"model": write_tiny_gpt2, "chats.jsonl": _write_chats}}
 SCRIPTS = sorted(path.name for path in EXAMPLES.glob("*.py") if path.name not in ELSEWHERE)
 
 
@@ -54,6 +69,8 @@ def losses(target: str, arguments: list[str], directory: Path) -> list[float]:
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_script_learns(script, tmp_path):
+    for name, write in MAKES.get(script, {}).items():
+        write(tmp_path / name)
     arguments = [str(EXAMPLES / script), *ARGUMENTS.get(script, [])]
     found = losses("tests.test_examples:run_script", arguments, tmp_path)
     assert len(found) >= 2 and found[-1] < found[0]

@@ -38,7 +38,30 @@ SETS = [name for name in registry.list_hparams() if ours(registry.hparams_functi
 RANGED_SETS = [
     name for name in registry.list_ranged_hparams() if ours(registry.ranged_hparams_function(name))
 ]
-EACH_SET = [pytest.param(name, marks=() if "tiny" in name else pytest.mark.slow) for name in SETS]
+
+# One of each family. The others differ from it in sizes, mesh or experts: CI builds all.
+OF_EACH_FAMILY = {
+    *("bert_base", "gpt2_small", "llama_1b", "mlp_base", "mqp_ende_mq8", "mqp_lm1b_base"),
+    *("mtf_bitransformer_base", "mtf_image_transformer_base", "mtf_resnet_50", "mtf_resnet_base"),
+    *("mtf_image_transformer_length_sharded", "mtf_resnet_base_spatial", "mtf_transformer_base"),
+    *("mtf_transformer_paper_lm_m1", "mtf_transformer_paper_tr_0_mesh_8", "mtr_lm_dense_0"),
+    *("mtf_unitransformer_base", "switch_base", "t5_small", "transformer_base", "vit_base"),
+    *("transformer_encoder_base", "transformer_lm_base", "transformer_moe_base", "xmoe_top_2"),
+    *("transformer_moe_encdec_base", "transformer_moe_encoder_base", "wiki_2x2_base"),
+    "xmoe2_dense_0",
+}
+assert set(SETS) >= OF_EACH_FAMILY
+
+
+def marked(hparams_set: str):
+    """A set with the marks that say who builds it: tiny ones are built by `make test-fast`."""
+    marks = [] if "tiny" in hparams_set else [pytest.mark.slow]
+    if marks and hparams_set not in OF_EACH_FAMILY:
+        marks.append(pytest.mark.ci_only)
+    return pytest.param(hparams_set, marks=marks)
+
+
+EACH_SET = [marked(name) for name in SETS]
 VOCAB_SIZE, TRAIN_STEPS = 32768, 100_000
 # Where a set leaves the mesh to its user, it is to work on this one; with one row, on the other.
 USUAL_MESH, MESH_OF_A_ROW = "data:2;model:2", "model:2"
@@ -273,6 +296,7 @@ def test_what_a_set_says_is_read(hparams_set, monkeypatch):
     assert since - read_by(hparams_set) == set()
 
 
+@pytest.mark.ci_only  # It builds all sets.
 @pytest.mark.slow
 @pytest.mark.parametrize("model", registry.list_models())
 def test_every_hparam_that_the_sets_of_a_model_declare_is_read(model):
@@ -297,8 +321,7 @@ def test_every_hparam_that_the_sets_of_a_model_declare_is_read(model):
     assert declared - read - hparams._asked_for == set()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("hparams_set", PUBLISHED)
+@pytest.mark.parametrize("hparams_set", map(marked, PUBLISHED))
 def test_a_set_has_the_published_number_of_parameters(hparams_set):
     vocab, published, tolerance = PUBLISHED[hparams_set]
     # BERT's mask is a token of the published vocabulary, and ours comes after it.

@@ -50,6 +50,7 @@ PACKAGES = {
     "checkpoint": ("around a program", "checkpoints of any layout"),
     "mtf": ("engine", "the language of models"),
     "mtf_compat": ("engine", "programs that import mesh_tensorflow"),
+    "pipeline": ("engine", "stages of layers, and the schedules that run them"),
     "ops": ("engine", "operations in named dimensions, with their gradients and lowerings"),
     "program": ("engine", "a step as a TensorFlow function, called on every device"),
     "lowering": ("engine", "the graph as one processor's program; deferred sums"),

@@ -127,7 +127,7 @@ class Estimator:
             self._cluster = connect_as(self.config, self.layout)
             if self._cluster.peers is not None:
                 self._cluster.peers.advice = self._checkpoints.how_to_go_on
-            if any("GPU" in device for device in self._cluster.devices):
+            if not self._cluster.on_cpu:
                 tf.config.experimental.enable_op_determinism()
             if self._cluster.is_main_process:
                 self.log = JsonLog(self.config.log_json)
@@ -325,12 +325,14 @@ class Estimator:
         restore(saved, self._variables, strict=self._has_trained, zero_if_missing=NEW_COUNTERS)
         self.steps_done = saved.step
 
-    def parameter_counts(self) -> tuple[int, int]:
-        """Counts the trainable parameters, and the values of all other variables."""
-        sizes: Counter[bool] = Counter()
+    def parameter_counts(self) -> tuple[int, int, int]:
+        """Counts trainable parameters, frozen ones, and the values of all other variables."""
+        sizes: Counter[str] = Counter()
         for variable in self._variables or ():
-            sizes[variable.spec.trainable] += variable.spec.shape.size
-        return sizes[True], sizes[False]
+            spec = variable.spec
+            kind = "trainable" if spec.trainable else "frozen" if spec.frozen else "kept"
+            sizes[kind] += spec.shape.size
+        return sizes["trainable"], sizes["frozen"], sizes["kept"]
 
     def record_metrics(self, metrics: Mapping[str, float]) -> None:
         """Records the metrics of the current values in their checkpoint.
@@ -412,6 +414,7 @@ class Estimator:
         first_step, config = training.steps_done, self.config
         with contextlib.ExitStack() as stack:
             checkpoints = self._checkpoints.hook(saver, first_step, training.max_steps)
+            in_memory = self._checkpoints.memory_hooks(program.variables)
             progress = None
             if program.cluster.is_main_process:
                 progress = TrainingProgress(first_step, training.max_steps, checkpoints.next)
@@ -437,8 +440,8 @@ class Estimator:
             )
             steps = range(first_step, training.max_steps)
             placed = stack.enter_context(Prefetcher(lambda step: place(inputs.stream[step]), steps))
-            # The checkpoint hook is last: a saved step is one that all other hooks have handled.
-            all_hooks = [*watching, *hooks, checkpoints]
+            # What saves is last: a saved step is one that all other hooks have handled.
+            all_hooks = [*watching, *hooks, checkpoints, *in_memory]
             train_loop(placed, training, all_hooks, interrupt, self._count_steps)
             return interrupt.result()
 

@@ -19,6 +19,7 @@ from t2tp.decoding import DecodeOptions
 from t2tp.layout_report import LayoutReport
 from t2tp.suggestions import nearest
 from t2tp.trainer.early_stopping import EarlyStopping
+from t2tp.trainer.errors import as_usage_error
 from t2tp.trainer.evaluations import SplitEvaluation
 from t2tp.trainer.hooks.hook import EvaluationHook, Hook
 from t2tp.trainer.inference.run_decoder import RunDecoder, check_writes
@@ -27,7 +28,7 @@ from t2tp.trainer.inputs.problem_inputs import evaluation_inputs, training_input
 from t2tp.trainer.model_fn import ModeKeys
 from t2tp.trainer.multiprocess import ProcessMismatchError, check_same, checking_same_checkpoint
 from t2tp.trainer.run_config import RunConfig
-from t2tp.trainer.run_dir import run_files
+from t2tp.trainer.run_dir import kept_files, run_files
 from t2tp.trainer.run_dir.checkpoint_follower import follow_checkpoints
 from t2tp.trainer.run_dir.find_checkpoint import checkpoint_directory, find
 from t2tp.trainer.run_spec import RunSpec
@@ -172,8 +173,10 @@ class Experiment:
     def describe(self) -> str:
         """Describes mesh, devices, model size and directory in lines of text."""
         cluster = self.estimator.connect()
-        learned, kept = self.estimator.parameter_counts()
+        learned, frozen, kept = self.estimator.parameter_counts()
         sizes = f": {learned:,} parameters" if learned else ""
+        if frozen:
+            sizes += f" beside {frozen:,} frozen ones"
         if kept:
             sizes += f", and {kept:,} numbers of the optimizer"
         return "\n".join(
@@ -436,6 +439,8 @@ class Experiment:
         with self.estimator.lock():
             if cluster.is_main_process:
                 run_files.write(output_dir, self.spec.hparams, self._flags)
+                with as_usage_error(OSError):
+                    kept_files.inherit(output_dir, self._config.warm_start_from)
             done = self.estimator.steps_done
             if done:
                 logging.info("going on from the checkpoint of step %d", done)

@@ -1,4 +1,4 @@
-"""Checks whether an hparams set fits a model that it is not registered for."""
+"""Checks whether an hparams set fits a model; completes those of older runs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def check_fits(model: str, set_name: str, hparams: HParams) -> str:
     if other_model == model:
         return ""
     declared = _names_in(tuple(_sets_of(model)))
-    missing = sorted(set.intersection(*declared) - set(hparams.values())) if declared else []
+    missing = sorted(_common_names(model) - set(hparams.values()))
     whose = f" is for the model {other_model}, and" if other_model else ""
     if missing:
         raise UsageError(
@@ -46,6 +46,29 @@ def check_fits(model: str, set_name: str, hparams: HParams) -> str:
     )
 
 
+def completed(hparams: HParams, model: str) -> HParams:
+    """Returns the hparams of an older run, with those that its model has got since.
+
+    These have the default of their declaration, which is what the code did before it had them.
+
+    Args:
+      hparams: those of the run.
+      model: name of its model; "", or one that is not registered, has nothing to add.
+    """
+    found = hparams.copy()
+    names = _common_names(model)
+    if not names <= found.values().keys():
+        preset = registry.hparams(_sets_of(model)[0])
+        found.inherit(preset, (name for name in preset.values() if name in names))
+    return found
+
+
+def _common_names(model: str) -> set[str]:
+    """Returns the names of the hyperparameters that all sets of a model declare."""
+    declared = _names_in(tuple(_sets_of(model)))
+    return set.intersection(*declared) if declared else set()
+
+
 def _model_of(set_name: str) -> str:
     """Returns the model that a set is registered for; "" if none."""
     try:
@@ -55,6 +78,9 @@ def _model_of(set_name: str) -> str:
 
 
 def _sets_of(model: str) -> list[str]:
+    """Returns the sets of a model. Sets that are registered for no model are those of none."""
+    if not model:
+        return []
     return [name for name in registry.list_hparams() if _model_of(name) == model]
 
 

@@ -14,7 +14,7 @@ from t2tp.hparam import HParams
 from t2tp.models.autoregressive import AutoregressiveModel
 from t2tp.models.classifier import Classifier
 from t2tp.models.model import LossOutput, Model
-from t2tp.optim import read_averages, train_step
+from t2tp.optim import read_averages, sum_metrics, train_step
 from t2tp.program.program import Mesh
 
 
@@ -95,7 +95,14 @@ def model_fn_of(
         if mode == ModeKeys.LOSS:
             return EstimatorSpec(mode, model.loss(mesh, features, training=True).loss)
         if mode == ModeKeys.EVAL:
-            output = model.loss(mesh, features, training=False)
+
+            def evaluate(part: Mapping[str, mtf.Tensor]) -> LossOutput:
+                return model.loss(mesh, part, training=False)
+
+            if mesh.layout.num_stages > 1:
+                metrics = sum_metrics(evaluate, features, hparams.microbatches, mesh)
+                return EstimatorSpec(mode, metrics=metrics)
+            output = evaluate(features)
             return EstimatorSpec(mode, output.loss, output.metrics)
 
         def loss_fn(part: Mapping[str, mtf.Tensor]) -> LossOutput:

@@ -1,7 +1,8 @@
 """The language model's training step in JAX: jit, and GSPMD shardings on a mesh.
 
-The weights are split Megatron's way by their shardings; XLA finds the collectives. The
-cross-entropy is optax's fused one, the state is donated.
+The weights are split Megatron's way by their shardings; XLA finds the collectives. With --sharded
+weights and optimizer state are split over the devices that split the batch, too. The cross-entropy
+is optax's fused one, the state is donated.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 
 import turn
 
+turn.PARSER.add_argument("--sharded", action="store_true", help="state, over --data")
 args = turn.arguments()
 devices = args.data * args.model
 os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
@@ -21,7 +23,9 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from jax_optimizer import optimizer
 
+turn.imported()
 sizes = turn.sizes(args)
 dtype = jnp.dtype(args.dtype)
 mesh = Mesh(np.array(jax.devices()).reshape(args.data, args.model), ("data", "model"))
@@ -36,8 +40,18 @@ SPECS = {
 }
 
 
+VALUES = lm.initial_values(sizes)
+
+
 def sharding(name: str) -> NamedSharding:
-    return NamedSharding(mesh, SPECS.get(name.split("/")[-1], P()))
+    spec, shape = SPECS.get(name.split("/")[-1], P()), VALUES[name].shape
+    if args.sharded and len(shape) > 1:
+        # The largest dimension that the devices divide, and that nothing splits.
+        parts = [*spec, *(None for _ in shape[len(spec) :])]
+        free = [i for i, n in enumerate(shape) if parts[i] is None and n % args.data == 0]
+        parts[max(free, key=shape.__getitem__)] = "data"
+        spec = P(*parts)
+    return NamedSharding(mesh, spec)
 
 
 def rms_norm(x, scale):
@@ -65,20 +79,20 @@ def loss_fn(weights, targets):
     return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
 
 
-optimizer = optax.chain(
-    optax.clip_by_global_norm(lm.CLIP_NORM),
-    optax.adam(lm.LEARNING_RATE, lm.BETA1, lm.BETA2, lm.EPSILON),
-)
+def kept_sharded(values):
+    if not args.sharded:
+        return values
+    return {n: jax.lax.with_sharding_constraint(v, sharding(n)) for n, v in values.items()}
 
 
 @jax.jit(donate_argnums=(0, 1))
 def train_step(weights, state, targets):
     loss, gradients = jax.value_and_grad(loss_fn)(weights, targets)
     updates, state = optimizer.update(gradients, state)
-    return loss, optax.apply_updates(weights, updates), state
+    return loss, kept_sharded(optax.apply_updates(weights, updates)), state
 
 
-weights = {n: jax.device_put(v, sharding(n)) for n, v in lm.initial_values(sizes).items()}
+weights = {n: jax.device_put(v, sharding(n)) for n, v in VALUES.items()}
 state = jax.jit(optimizer.init)(weights)
 targets = jax.device_put(lm.targets(sizes), NamedSharding(mesh, P("data")))
 

@@ -7,6 +7,8 @@ import os
 import turn
 
 turn.PARSER.add_argument("--only_trace", action="store_true", help="end when it is traced")
+turn.PARSER.add_argument("--zero_stage", type=int, default=0)
+turn.PARSER.add_argument("--schedule", default="1f1b", help="of a pipeline")
 args = turn.arguments()
 
 import time
@@ -18,10 +20,20 @@ import tensorflow as tf
 
 import t2tp
 from t2tp import optim
+from t2tp.mesh.layout import Layout
 
+turn.imported()
 sizes = turn.sizes(args)
-model = ours_model.model(sizes, args.dtype)
-devices = args.data * args.model
+mesh_shape = f"data:{args.data};model:{args.model}"
+changes = f"zero_stage={args.zero_stage}"
+if args.stages > 1:
+    mesh_shape = f"stage:{args.stages};{mesh_shape}"
+    changes += (
+        f",layout={ours_model.LAYOUT};layers:stage,microbatches={args.microbatches}"
+        f",pipeline_schedule={args.schedule},pipeline_chunks={args.chunks}"
+    )
+model = ours_model.model(sizes, args.dtype, mesh_shape=mesh_shape, changes=changes)
+devices = args.stages * args.data * args.model
 cluster = None
 if args.processes > 1:
     address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
@@ -34,7 +46,13 @@ if args.processes > 1:
 
 
 def step_fn(mesh, features):
-    loss = model.loss(mesh, features, training=True).loss
+    def loss_fn(features):
+        return model.loss(mesh, features, training=True)
+
+    if args.stages > 1:
+        done = optim.train_step(loss_fn, features, mesh, model.hparams, train_steps=1000)
+        return {"loss": done.loss} | {k: x for k, x in done.scalars.items() if "idle" in k}
+    loss = loss_fn(features).loss
     optim.apply_gradients(loss, mesh, model.hparams, train_steps=1000)
     return {"loss": loss}
 
@@ -43,8 +61,7 @@ feature = t2tp.Feature(f"batch:{sizes.batch};length:{sizes.length}", tf.int32)
 program = t2tp.Program(
     step_fn,
     {n: feature for n in ("targets", "targets_segmentation", "targets_position")},
-    mesh_shape=f"data:{args.data};model:{args.model}",
-    layout=ours_model.LAYOUT,
+    layout=Layout.from_hparams(model.hparams),
     cluster=cluster,
     xla=args.xla or None,
 )
@@ -67,7 +84,7 @@ def our_name(name: str) -> str:
 
 for name, value in lm.initial_values(sizes).items():
     variable = program.variables[our_name(name)]
-    for pnum in program.cluster.local_pnums:
+    for pnum in variable.local_pnums:
         part = value[program.layout.slices(variable.spec.shape, pnum)]
         variable.slice_of(pnum).assign(part)
 start = time.process_time()

@@ -12,8 +12,22 @@ from t2tp.models.model import Model
 LAYOUT = "batch:data;heads:model;d_ff:model;vocab:model"
 
 
-def model(sizes: lm.Sizes, dtype: str, max_length: int | None = None) -> Model:
-    """`transformer_lm` of these sizes; its hparams say how every peer trains."""
+def model(
+    sizes: lm.Sizes,
+    dtype: str,
+    max_length: int | None = None,
+    mesh_shape: str = "",
+    changes: str = "",
+) -> Model:
+    """`transformer_lm` of these sizes; its hparams say how every peer trains.
+
+    Args:
+      sizes: of the model.
+      dtype: of activations.
+      max_length: of the positions; by default that of the data.
+      mesh_shape: "": one device.
+      changes: hparams that are set last.
+    """
     hparams = registry.hparams("transformer_lm_tiny")
     hparams.parse(
         f"d_model={sizes.d_model},d_ff={sizes.d_ff},num_heads={sizes.heads},d_kv={sizes.d_kv},"
@@ -21,6 +35,8 @@ def model(sizes: lm.Sizes, dtype: str, max_length: int | None = None) -> Model:
         f"layer_prepostprocess_dropout=0.0,clip_grad_norm={lm.CLIP_NORM},optimizer=adam,"
         f"learning_rate_schedule=constant,learning_rate_constant={lm.LEARNING_RATE},"
         f"optimizer_adam_beta1={lm.BETA1},optimizer_adam_beta2={lm.BETA2},"
-        f"optimizer_adam_epsilon={lm.EPSILON},weight_decay=0.0,activation_dtype={dtype}"
+        f"optimizer_adam_epsilon={lm.EPSILON},weight_decay=0.0,activation_dtype={dtype},"
+        f"mesh_shape={mesh_shape},layout={LAYOUT if mesh_shape else ''}"
     )
+    hparams.parse(changes)
     return registry.model("transformer_lm")(hparams, {"targets": sizes.vocab})

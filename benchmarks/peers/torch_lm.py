@@ -3,8 +3,11 @@
 With --compile, by torch.compile. In several processes over gloo: DistributedDataParallel where only
 the batch is split (--data), torch's own tensor parallelism where only the weights are (--model),
 and fully_shard over tensor parallelism where both are, as in torch's tutorial of the two; weights
-that were gathered for the forward pass stay for the backward pass. In bfloat16 (autocast) residuals
-and norms stay float32, as torch's users have it; the other peers keep them in bfloat16.
+that were gathered for the forward pass stay for the backward pass. --sharded splits what processes
+that split the batch hold: the optimizer's state (ZeroRedundancyOptimizer over
+DistributedDataParallel), or weights, too (fully_shard, which gathers them twice). In bfloat16
+(autocast) residuals and norms stay float32, as torch's users have it; the other peers keep them in
+bfloat16.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 import turn
 
 turn.PARSER.add_argument("--compile", action="store_true")
+turn.PARSER.add_argument("--sharded", choices=("optimizer", "weights"))
 args = turn.arguments()
 
 import contextlib
@@ -23,6 +27,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -30,30 +35,11 @@ from torch.distributed.tensor.parallel import (
     loss_parallel,
     parallelize_module,
 )
+from torch_model import Block, initial_state
 
+turn.imported()
 sizes = turn.sizes(args)
 dtype = getattr(torch, args.dtype)
-
-
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        d, f = sizes.d_model, sizes.d_ff
-        self.norm_1, self.norm_2 = nn.RMSNorm(d, eps=1e-6), nn.RMSNorm(d, eps=1e-6)
-        self.q, self.k, self.v = (nn.Linear(d, d, bias=False) for _ in "qkv")
-        self.out = nn.Linear(d, d, bias=False)
-        self.up, self.down = nn.Linear(d, f, bias=False), nn.Linear(f, d, bias=False)
-
-    def forward(self, x):
-        y = self.norm_1(x)
-        # [batch, heads, length, d_kv]; tensor parallelism leaves each process its own heads.
-        q, k, v = (
-            layer(y).unflatten(-1, (-1, sizes.d_kv)).transpose(1, 2)
-            for layer in (self.q, self.k, self.v)
-        )
-        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(attended.transpose(1, 2).flatten(2))
-        return x + self.down(F.relu(self.up(self.norm_2(x))))
 
 
 class LanguageModel(nn.Module):
@@ -61,7 +47,7 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(sizes.vocab, sizes.d_model)
         self.positions = nn.Parameter(torch.empty(sizes.length, sizes.d_model))
-        self.blocks = nn.ModuleList(Block() for _ in range(sizes.layers))
+        self.blocks = nn.ModuleList(Block(sizes) for _ in range(sizes.layers))
         self.norm = nn.RMSNorm(sizes.d_model, eps=1e-6)
         self.output = nn.Linear(sizes.d_model, sizes.vocab, bias=False)
         self.output.weight = self.embedding.weight
@@ -74,25 +60,15 @@ class LanguageModel(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-def load_initial_values(model: nn.Module) -> None:
-    """Ours have inputs first and separate heads; a Linear has outputs first."""
-    names = {"embedding": "embedding.weight", "norm": "norm.weight", "positions": "positions"}
-    state = {}
-    for name, value in lm.initial_values(sizes).items():
-        layer, _, weight = name.rpartition("/")
-        tensor = torch.from_numpy(value)
-        if weight == "out":
-            tensor = tensor.reshape(-1, sizes.d_model).T
-        elif layer and not weight.startswith("norm"):
-            tensor = tensor.reshape(len(tensor), -1).T
-        state[f"blocks.{layer}.{weight}.weight" if layer else names[name]] = tensor
-    model.load_state_dict(state | {"output.weight": state["embedding.weight"]})
-
-
 def in_processes(model: nn.Module) -> nn.Module:
     """The model, split over the processes."""
     dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (args.data, args.model), mesh_dim_names=("data", "model"))
+    if args.sharded == "weights":
+        for block in model.blocks:
+            fully_shard(block, mesh=mesh["data"], reshard_after_forward=True)
+        fully_shard(model, mesh=mesh["data"], reshard_after_forward=True)
+        return model
     if args.model == 1:
         return nn.parallel.DistributedDataParallel(model)
     columns, rows = ColwiseParallel(), RowwiseParallel()
@@ -113,7 +89,7 @@ def in_processes(model: nn.Module) -> nn.Module:
 
 
 model = LanguageModel()
-load_initial_values(model)
+model.load_state_dict(initial_state(sizes))
 targets = torch.from_numpy(lm.targets(sizes)).long()
 if args.processes > 1:
     model = in_processes(model)
@@ -122,13 +98,14 @@ if args.processes > 1:
 by_split = {}
 for parameter in model.parameters():
     by_split.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
-optimizer = torch.optim.Adam(
-    [{"params": group} for group in by_split.values()],
-    lm.LEARNING_RATE,
-    (lm.BETA1, lm.BETA2),
-    lm.EPSILON,
-    fused=True,
-)
+groups = [{"params": group} for group in by_split.values()]
+adam = {"lr": lm.LEARNING_RATE, "betas": (lm.BETA1, lm.BETA2), "eps": lm.EPSILON, "fused": True}
+if args.sharded == "optimizer":
+    optimizer = ZeroRedundancyOptimizer(
+        groups, torch.optim.Adam, parameters_as_bucket_view=True, **adam
+    )
+else:
+    optimizer = torch.optim.Adam(groups, **adam)
 compiled = torch.compile(model) if args.compile else model
 
 

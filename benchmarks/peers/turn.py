@@ -5,6 +5,8 @@ input: the number of steps of the next turn.
 
 A peer of several processes (--processes) starts itself once for each, with torchrun's variables
 RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; all take each turn together, and the first answers.
+
+A peer that calls `imported` also says the most memory that it used beyond what was there then.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import argparse
 import dataclasses
 import json
 import os
+import re
 import resource
 import socket
 import subprocess
@@ -34,6 +37,9 @@ PARSER.add_argument("--size", choices=SIZES, default="design")
 PARSER.add_argument("--batch", type=int, help="other than the size's own")
 PARSER.add_argument("--data", type=int, default=1, help="devices that split the batch")
 PARSER.add_argument("--model", type=int, default=1, help="devices that split the weights")
+PARSER.add_argument("--stages", type=int, default=1, help="devices that split the layers")
+PARSER.add_argument("--chunks", type=int, default=1, help="of layers in each stage")
+PARSER.add_argument("--microbatches", type=int, default=1)
 PARSER.add_argument("--processes", type=int, default=1, help="that bring the devices")
 PARSER.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
 PARSER.add_argument("--xla", action="store_true")
@@ -64,6 +70,23 @@ def say(facts: Mapping[str, object]) -> None:
     print(json.dumps(facts), flush=True)
 
 
+_memory_at_first: int | None = None
+
+
+def imported() -> None:
+    """Begins to count memory: call it when all is imported."""
+    global _memory_at_first
+    _memory_at_first = _resident("VmRSS")
+
+
+def _resident(what: str) -> int:
+    """Resident bytes of this process: now (VmRSS), or the most so far (VmHWM)."""
+    with open("/proc/self/status") as status:
+        found = re.search(rf"{what}:\s+(\d+) kB", status.read())
+    assert found is not None
+    return int(found[1]) * 1024
+
+
 def take_turns(step: Callable[[], float], **facts: object) -> None:
     """Warms up, then runs steps when asked.
 
@@ -80,6 +103,10 @@ def take_turns(step: Callable[[], float], **facts: object) -> None:
     losses += [step() for _ in range(WARM_UP_STEPS)]
     facts |= {"first_step": first_step, "warming_up": time.perf_counter() - start}
     facts |= _of_the_kernel(used)
+    if _memory_at_first is not None:
+        args = PARSER.parse_args()
+        in_process = args.stages * args.data * args.model // args.processes
+        facts["peak_memory"] = (_resident("VmHWM") - _memory_at_first) / in_process
     directory = PARSER.parse_args().profile
     if directory:
         _profile(step, directory)
@@ -109,6 +136,8 @@ def _profile(step: Callable[[], float], directory: str) -> None:
     """Lets TensorFlow write down what it does in some steps."""
     import tensorflow as tf
 
+    # Processes of one machine would write to one file.
+    directory = os.path.join(directory, os.environ.get("RANK", "0"))
     with tf.profiler.experimental.Profile(directory):
         for number in range(PROFILED_STEPS):
             with tf.profiler.experimental.Trace("benchmark_step", step_num=number):

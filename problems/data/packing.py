@@ -6,6 +6,7 @@ ends and the next begins, so that attention does not cross.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,7 +35,14 @@ class PackedWindows:
 
     features = FEATURES
 
-    def __init__(self, column: Column, length: int, vocabulary: Vocabulary, separate: bool = True):
+    def __init__(
+        self,
+        column: Column,
+        length: int,
+        vocabulary: Vocabulary,
+        separate: bool = True,
+        text_bytes: int | None = None,
+    ):
         """Takes the tokens of a split.
 
         Args:
@@ -43,11 +51,13 @@ class PackedWindows:
             vocabulary: of the tokens.
             separate: whether the documents of a window are separate segments; else the window is
                 one segment, and tokens attend to earlier documents.
+            text_bytes: UTF-8 length of the texts of the split; None: that of their tokens.
         """
         self._column = column
         self._length = length
         self._vocabulary = vocabulary
         self._separate = separate
+        self._text_bytes = text_bytes
 
     def __len__(self) -> int:
         return -(-self._column.size // self._length)
@@ -67,7 +77,20 @@ class PackedWindows:
         values = np.ones_like(positions) if kind == "segmentation" else positions
         return np.where(positions < (ends - begins)[:, None], values, 0).astype(INT)
 
-    def count_bytes(self, examples: np.ndarray) -> int:
-        """Returns the UTF-8 length of the text of windows."""
+    def count_bytes(self, examples: np.ndarray) -> float:
+        """Returns the UTF-8 length of the text of windows.
+
+        Where tokens do not stand for fixed bytes, as with a tokenizer that changes texts, it is the
+        windows' share of the split's text; that of all windows is exact.
+        """
         tokens = self.read("targets", examples, (slice(None),))
-        return int(self._vocabulary.byte_lengths[tokens].sum())
+        return int(self._vocabulary.byte_lengths[tokens].sum()) * self._bytes_of_a_byte
+
+    @cached_property
+    def _bytes_of_a_byte(self) -> float:
+        """How many bytes of text each byte of the tokens is; 1 if they spell the text."""
+        if self._vocabulary.spells_texts or self._text_bytes is None:
+            return 1
+        lengths = self._vocabulary.byte_lengths
+        of_tokens = int(self._column.counts(len(lengths)) @ lengths.astype(np.int64))
+        return self._text_bytes / of_tokens if of_tokens else 1

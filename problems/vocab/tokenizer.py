@@ -8,14 +8,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from t2tp.problems.vocab.special_tokens import (
+    CONFIG_FILES,
+    TOKENIZER_FILE,
+    read_special_tokens,
+)
 from t2tp.problems.vocab.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     import tensorflow as tf
-
-# In a directory of Hugging Face: the tokenizer, and which of its tokens ends a text.
-TOKENIZER_FILE = "tokenizer.json"
-_CONFIG_FILE = "tokenizer_config.json"
 
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 
@@ -30,17 +31,19 @@ class TokenizerVocabulary(Vocabulary):
 
     file_name = "vocabulary.tokenizer.json"
     works_in_graph = False
+    spells_texts = False  # Byte pieces do, unless there is a normalizer.
 
-    def __init__(self, tokenizer: str, eos_token: str):
+    def __init__(self, tokenizer: str, eos_token: str, begin_token: str | None = None):
         """Loads the tokenizer.
 
         Args:
             tokenizer: the contents of `tokenizer.json`.
             eos_token: the token that ends a text.
+            begin_token: the token that begins a text; None: texts begin with their first token.
 
         Raises:
             ModuleNotFoundError: the library `tokenizers` is not installed; says how to install it.
-            ValueError: the contents are no tokenizer, or lack the token.
+            ValueError: the contents are no tokenizer, or lack a token.
         """
         try:
             import tokenizers
@@ -48,23 +51,22 @@ class TokenizerVocabulary(Vocabulary):
             raise ModuleNotFoundError(
                 f"{TOKENIZER_FILE} needs the library tokenizers: pip install 't2tp[text]'"
             ) from error
-        self._text, self._eos_token = tokenizer, eos_token
+        self._text, self._eos_token, self._begin_token = tokenizer, eos_token, begin_token
         try:
             self._tokenizer = tokenizers.Tokenizer.from_str(tokenizer)
         except Exception as error:  # It raises nothing more particular.
             raise ValueError(f"{TOKENIZER_FILE} is no tokenizer: {error}") from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        end = self._tokenizer.token_to_id(eos_token)
-        if end is None:
-            raise ValueError(f"{TOKENIZER_FILE} has no token {eos_token!r} to end a text with")
-        self.end_of_document = end
+        self.end_of_document = self._token(eos_token, "end")
+        if begin_token:
+            self.beginning = (self._token(begin_token, "begin"),)
 
     @classmethod
     def read(cls, contents: bytes) -> TokenizerVocabulary:
         """Reads the vocabulary from the contents of its file."""
         fields = json.loads(contents)
-        return cls(fields["tokenizer"], fields["eos_token"])
+        return cls(fields["tokenizer"], fields["eos_token"], fields.get("begin_token"))
 
     @classmethod
     def from_directory(cls, directory: Path) -> TokenizerVocabulary:
@@ -74,24 +76,25 @@ class TokenizerVocabulary(Vocabulary):
             ValueError: it does not say which token ends a text.
         """
         text = (directory / TOKENIZER_FILE).read_text(encoding="utf-8")
-        try:
-            config = json.loads((directory / _CONFIG_FILE).read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            config = {}
-        for name in ("eos_token", "sep_token"):  # BERT has only the second.
-            token = config.get(name)
-            token = token.get("content") if isinstance(token, dict) else token
-            if token:
-                return cls(text, token)
-        raise ValueError(
-            f"{directory / _CONFIG_FILE} has no eos_token, so that texts would have no end: write"
-            ' {"eos_token": "..."} into it'
-        )
+        special = read_special_tokens(directory)
+        if not special.end:
+            raise ValueError(
+                f"{directory / CONFIG_FILES[0]} has no eos_token, so that texts would have no end:"
+                ' write {"eos_token": "..."} into it'
+            )
+        return cls(text, special.end, special.begin)
 
     def contents(self) -> bytes:
         """Returns the tokenizer and its EOS as JSON."""
-        fields = {"eos_token": self._eos_token, "tokenizer": self._text}
+        begin = {"begin_token": self._begin_token} if self._begin_token else {}
+        fields = {"eos_token": self._eos_token, **begin, "tokenizer": self._text}
         return (json.dumps(fields, indent=1) + "\n").encode()
+
+    def _token(self, token: str, verb: str) -> int:
+        found = self._tokenizer.token_to_id(token)
+        if found is None:
+            raise ValueError(f"{TOKENIZER_FILE} has no token {token!r} to {verb} a text with")
+        return found
 
     def encode(self, text: str) -> list[int]:
         """Returns the token ids of a text; see `Vocabulary.encode`."""

@@ -33,12 +33,17 @@ class Vocabulary(abc.ABC):
     Attributes:
         file_name: name of its file.
         end_of_document: the token that ends a text.
+        beginning: the tokens with which a text begins in data that are not continued token by
+            token: none, or BERT's `[CLS]`.
         works_in_graph: whether `encode_in_graph` and `decode_in_graph` can be called.
+        spells_texts: whether the bytes of a text's tokens are those of the text.
     """
 
     file_name: str
     end_of_document: int = END_OF_DOCUMENT
+    beginning: tuple[int, ...] = ()
     works_in_graph: bool = True
+    spells_texts: bool = True
 
     @abc.abstractmethod
     def contents(self) -> bytes:

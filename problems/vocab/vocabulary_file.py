@@ -7,8 +7,9 @@ from pathlib import Path
 
 from t2tp.atomic_file import write_bytes
 from t2tp.problems.vocab.characters import CharacterVocabulary
+from t2tp.problems.vocab.special_tokens import TOKENIZER_FILE
 from t2tp.problems.vocab.subwords import SubwordVocabulary
-from t2tp.problems.vocab.tokenizer import TOKENIZER_FILE, TokenizerVocabulary
+from t2tp.problems.vocab.tokenizer import TokenizerVocabulary
 from t2tp.problems.vocab.vocabulary import Vocabulary
 
 

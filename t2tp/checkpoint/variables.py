@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from os import PathLike
 from pathlib import Path
 
@@ -10,6 +10,7 @@ import tensorflow as tf
 from absl import logging
 
 from t2tp import upstream
+from t2tp.checkpoint.base import BASE, base_with, check_has, reference
 from t2tp.checkpoint.reading import Checkpoint
 from t2tp.checkpoint.slices import Slice
 from t2tp.mesh.layout import Layout
@@ -36,21 +37,29 @@ class CheckpointMismatchError(ValueError):
 
 
 def values_of(variables: Variables) -> list[tuple[Slice, tf.Variable]]:
-    """Returns the slices that this process saves: those of which it has the first copy."""
+    """Returns the slices that this process saves: those of which it has the first copy.
+
+    Frozen weights are not saved if they are in a base.
+    """
     return [
         (_slice(variable, pnum), variable.slice_of(pnum))
-        for variable in variables
+        for variable in _saved(variables)
         for pnum in variable.owners().values()
         if pnum in variables.cluster.local_pnums
     ]
 
 
+def _saved(variables: Variables) -> list[SlicedVariable]:
+    return [v for v in variables if not (v.spec.frozen and variables.base)]
+
+
 def metadata_of(variables: Variables, layout: Layout) -> dict:
     """Returns the metadata of the variables, as plain JSON."""
     return {
+        **({BASE: variables.base} if variables.base else {}),
         MESH_SHAPE: layout.mesh_text,
         LAYOUT: layout.rules_text,
-        DIMENSIONS: {v.spec.name: list(v.spec.shape.dimension_names) for v in variables},
+        DIMENSIONS: {v.spec.name: list(v.spec.shape.dimension_names) for v in _saved(variables)},
         TRAINABLE: [v.spec.name for v in variables if v.spec.trainable],
     }
 
@@ -116,7 +125,13 @@ def check_fit(
       CheckpointMismatchError: names the first variables that differ.
     """
     saved_shapes = saved.shapes()
-    shapes = {v.spec.name: tuple(v.spec.shape.to_integer_list) for v in variables}
+    # Those of the base are checked when they are loaded.
+    in_base = {v.spec.name for v in variables if v.spec.frozen and BASE in saved.metadata}
+    shapes = {
+        v.spec.name: tuple(v.spec.shape.to_integer_list)
+        for v in variables
+        if v.spec.name not in in_base
+    }
     differences = [
         f"{name} is {saved_shapes[name]} in the checkpoint and {shape} in the program"
         for name, shape in shapes.items()
@@ -168,36 +183,74 @@ def restore(
 
     Raises:
       CheckpointMismatchError: the checkpoint has other variables; none has changed.
+      BaseError: it is of adapters, and their base is not there.
       DamagedCheckpointError: the checkpoint is damaged, or was deleted.
       UnusableCheckpointError: it cannot be read.
     """
     check_fit(saved, variables, strict, zero_if_missing)
+    if BASE in saved.metadata:
+        load_base(saved, variables)
+    else:
+        variables.base = None
+        variables.loaded_from_base.clear()
     converted = 0
     for variable in variables:
+        if variable.spec.name in variables.loaded_from_base:
+            continue
         if variable.spec.name not in saved.shapes():  # One of `zero_if_missing`.
             for part in variable.slices:
                 part.assign(tf.zeros_like(part))
             continue
-        load(saved, variable.spec.name, variable, variables.cluster.local_pnums)
+        load(saved, variable.spec.name, variable)
         converted += saved.dtypes()[variable.spec.name] != variable.spec.dtype
     if converted:
         logging.info("%d variables were saved in another precision, and are converted", converted)
 
 
-def load(saved: Checkpoint, name: str, variable: SlicedVariable, local_pnums: range) -> None:
+def load_base(
+    source: Checkpoint, variables: Variables, names: Mapping[str, str] | None = None
+) -> None:
+    """Loads frozen weights, unless they are loaded, and notes on `variables` where they are from.
+
+    Args:
+      source: a checkpoint that has them, or one of other adapters of such a checkpoint.
+      variables: of the program.
+      names: frozen variable -> its name in `source`, if that differs.
+
+    Raises:
+      BaseError: the base is not there, or lacks a weight.
+      UnusableCheckpointError: it is damaged.
+    """
+    frozen = {v.spec.name: v for v in variables if v.spec.frozen}
+    of_source = {name: (names or {}).get(name, name) for name in frozen}
+    base, of_base = base_with(source, of_source, variables.base_elsewhere)
+    check_has(
+        base,
+        [(n, of_base[n], tuple(v.spec.shape.to_integer_list)) for n, v in frozen.items()],
+    )
+    said = reference(base, of_base)
+    if variables.base is not None and variables.base["save_id"] != said["save_id"]:
+        variables.loaded_from_base.clear()
+    variables.base = said
+    for name, variable in frozen.items():
+        if name not in variables.loaded_from_base:
+            load(base, of_base[name], variable)
+            variables.loaded_from_base.add(name)
+
+
+def load(saved: Checkpoint, name: str, variable: SlicedVariable) -> None:
     """Restores a variable from a tensor of a checkpoint, in the variable's dtype.
 
     Args:
       saved: the checkpoint.
       name: of a tensor of the variable's shape in the checkpoint.
       variable: to restore.
-      local_pnums: the processors of this process.
     """
     stored = saved.dtypes()[name]
     owners = variable.local_owners()
     values = saved.read([_slice(variable, pnum, name, stored) for pnum in owners.values()])
     by_begin = dict(zip(owners, values, strict=True))
-    for pnum, part in zip(local_pnums, variable.slices, strict=True):
+    for pnum, part in zip(variable.local_pnums, variable.slices, strict=True):
         with tf.device(part.device):
             part.assign(tf.cast(by_begin[variable.begin(pnum)], variable.spec.dtype))
 

@@ -83,19 +83,7 @@ def save(
         "write": lambda: saving.write(values),
         "finish": lambda: saving.finish(metadata, metrics or {}),
     }
-    failure: Exception | None = None
-    for name, phase in phases.items():
-        if failure is None:
-            try:
-                phase()
-            except Exception as error:
-                failure = error
-        # A failed process must reach the barriers too, or the others would wait forever.
-        if barrier is not None:
-            barrier(f"checkpoint-{step}-{name}")
-    if failure is not None:
-        saving.clean_up()
-        raise saving.explained(failure) from failure
+    saving.go_through(phases, barrier)
     saving.check_finished()
     return saving.final
 
@@ -105,14 +93,24 @@ def save_in_parts(
     step: int,
     parts: Iterable[Sequence[tuple[Slice, tf.Tensor]]],
     metadata: dict,
+    *,
+    num_parts: int | None = None,
+    process_id: int = 0,
+    num_processes: int = 1,
+    barrier: Callable[[str], None] | None = None,
 ) -> Path:
-    """Saves like `save`, in one process, with only one part in memory at a time.
+    """Saves like `save`, with only one part in memory at a time.
 
     Args:
       directory: of the checkpoints; created if missing.
       step: the training step, at least 0.
-      parts: slices and their values, computed lazily; each part becomes a file.
+      parts: slices and their values, computed lazily; each part becomes a file. With several
+        processes, parts `process_id`, `process_id + num_processes` and so on of all.
       metadata: as for `save`.
+      num_parts: how many there are in all processes; needed with several.
+      process_id: as for `save`.
+      num_processes: as for `save`.
+      barrier: as for `save`.
 
     Returns:
       The directory of the finished checkpoint.
@@ -120,17 +118,28 @@ def save_in_parts(
     Raises:
       ValueError, OSError: as for `save`.
     """
-    saving = _Saving(Path(directory), step, 0, 1, uuid.uuid4().hex)
-    try:
-        saving.begin([], metadata)
-        count = 0
-        for count, values in enumerate(parts, start=1):
+    if num_processes > 1 and (barrier is None or num_parts is None):
+        raise ValueError(f"{num_processes} processes need a barrier and the number of all parts.")
+    saving = _Saving(Path(directory), step, process_id, num_processes, uuid.uuid4().hex)
+    written = 0
+
+    def write() -> None:
+        nonlocal written
+        for values in parts:
             _check_values(values)
-            replace(saving, process_id=count - 1).write(values)
-        replace(saving, num_processes=count).finish(metadata, {})
-    except Exception as error:
-        saving.clean_up()
-        raise saving.explained(error) from error
+            number = process_id + written * num_processes
+            replace(saving, process_id=number).write(values)
+            written += 1
+
+    def finish() -> None:
+        if process_id == 0:
+            count = written if num_parts is None else num_parts
+            replace(saving, num_processes=count).finish(metadata, {})
+
+    phases = {"begin": lambda: saving.begin([], metadata), "write": write, "finish": finish}
+    saving.go_through(phases, barrier)
+    if written:
+        saving.check_finished()
     return saving.final
 
 
@@ -151,6 +160,28 @@ class _Saving:
     @property
     def temporary(self) -> Path:
         return files.temporary_directory(self.directory, self.step)
+
+    def go_through(
+        self, phases: Mapping[str, Callable[[], None]], barrier: Callable[[str], None] | None
+    ) -> None:
+        """Calls the phases in order, each of which begins when all processes have ended the last.
+
+        Raises:
+          Exception: one has failed; the rest of them was not called.
+        """
+        failure: Exception | None = None
+        for name, phase in phases.items():
+            if failure is None:
+                try:
+                    phase()
+                except Exception as error:
+                    failure = error
+            # A failed process must reach the barriers too, or the others would wait forever.
+            if barrier is not None:
+                barrier(f"checkpoint-{self.step}-{name}")
+        if failure is not None:
+            self.clean_up()
+            raise self.explained(failure) from failure
 
     def begin(self, values: Sequence[tuple[Slice, tf.Tensor]], metadata: dict) -> None:
         """Checks the arguments; process 0 creates the empty temporary directory."""

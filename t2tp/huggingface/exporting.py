@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +14,34 @@ import tensorflow as tf
 from t2tp.checkpoint import Checkpoint, Slice
 from t2tp.checkpoint.variables import MESH_SHAPE, TRAINABLE, slices_as_saved
 from t2tp.huggingface.errors import ConversionError
-from t2tp.huggingface.importing import MOST_ELEMENTS, Progress
+from t2tp.huggingface.importing import Progress
 from t2tp.huggingface.model_directory import INDEX_FILE, WEIGHTS_FILE
 from t2tp.huggingface.safetensors_file import DTYPES, TensorInfo, create
-from t2tp.huggingface.tensor_map import Piece, Variable
+from t2tp.huggingface.share import ALL, Share
+from t2tp.huggingface.tensor_map import MOST_ELEMENTS, Piece, Variable
 
 # The largest file, unless a single tensor is larger: what `transformers` writes.
 MOST_BYTES = 5_000_000_000
+
+# dtype and shape of tensors, by name.
+Tensors = dict[str, tuple[str, tuple[int, ...]]]
+
+_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+def bytes_of(size: str) -> int:
+    """Parses a size such as 500MB or 5GB, as `save_pretrained` of `transformers` takes it.
+
+    Raises:
+      ConversionError: it is no such size.
+    """
+    parts = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", size.strip())
+    unit = parts[2].upper() if parts else ""
+    if parts is None or (unit and unit not in _UNITS) or not float(parts[1]):
+        raise ConversionError(
+            f"{size!r} is no size of a file: give a number of bytes, KB, MB or GB: 5GB"
+        )
+    return int(float(parts[1]) * _UNITS.get(unit, 1))
 
 
 def export_tensors(
@@ -28,6 +50,8 @@ def export_tensors(
     directory: Path,
     dtype: str = "",
     progress: Progress = lambda count: None,
+    most_bytes: int = MOST_BYTES,
+    share: Share = ALL,
 ) -> None:
     """Writes the files of tensors, and their index if there are several.
 
@@ -37,15 +61,24 @@ def export_tensors(
       directory: where they are written.
       dtype: of the tensors; "": that of each variable in the checkpoint.
       progress: called again and again, with the number of values that were written.
+      most_bytes: of a file, unless a single tensor is larger.
+      share: of the processes that write together, each writes files of its own. (Two processes
+        that write into one file may lose values where it is on another host.)
 
     Raises:
       OSError: a file cannot be read or written.
     """
-    places = _create(saved, variables, directory, dtype)
+    files = _files(saved, variables, dtype, most_bytes)
+    if share.is_main_process and len(files) > 1:
+        _write_index(directory, files)
+    places: dict[str, TensorInfo] = {}
+    for name, tensors in share.of([*files.items()]):
+        places |= create(directory / name, tensors)
     for variable in variables:
-        views = [
-            (piece, piece.view(places[piece.theirs].opened("r+"))) for piece in variable.pieces
-        ]
+        pieces = [each for each in variable.pieces if each.theirs in places]
+        if not pieces:
+            continue
+        views = [(each, each.view(places[each.theirs].opened("r+"))) for each in pieces]
         for part in _slices(saved, variable):
             value = saved.read([part])[0].numpy()
             for piece, view in views:
@@ -76,10 +109,10 @@ def check_fits(saved: Checkpoint, variables: Sequence[Variable]) -> None:
         )
 
 
-def _create(
-    saved: Checkpoint, variables: Sequence[Variable], directory: Path, dtype: str
-) -> dict[str, TensorInfo]:
-    """Creates the files, of zeros; returns the place of each tensor."""
+def _files(
+    saved: Checkpoint, variables: Sequence[Variable], dtype: str, most_bytes: int
+) -> dict[str, Tensors]:
+    """Distributes the tensors over files; returns the dtype and shape of each, by file and name."""
     names = {kind: name for name, kind in DTYPES.items()}
     kinds = {
         piece.theirs: (
@@ -89,26 +122,33 @@ def _create(
         for each in variables
         for piece in each.pieces
     }
-    files: list[dict[str, tuple[str, tuple[int, ...]]]] = [{}]
-    sizes = [0]
+    files: list[Tensors] = [{}]
+    size = 0
     for name, (kind, shape) in kinds.items():
         num_bytes = math.prod(shape) * DTYPES[kind].itemsize
-        if files[-1] and sizes[-1] + num_bytes > MOST_BYTES:
+        if files[-1] and size + num_bytes > most_bytes:
             files.append({})
-            sizes.append(0)
+            size = 0
         files[-1][name] = kind, shape
-        sizes[-1] += num_bytes
+        size += num_bytes
     if len(files) == 1:
-        return create(directory / WEIGHTS_FILE, files[0])
-    places: dict[str, TensorInfo] = {}
-    weight_map: dict[str, str] = {}
-    for number, tensors in enumerate(files, start=1):
-        file = f"model-{number:05d}-of-{len(files):05d}.safetensors"
-        places |= create(directory / file, tensors)
-        weight_map |= dict.fromkeys(tensors, file)
+        return {WEIGHTS_FILE: files[0]}
+    return {
+        f"model-{number:05d}-of-{len(files):05d}.safetensors": tensors
+        for number, tensors in enumerate(files, start=1)
+    }
+
+
+def _write_index(directory: Path, files: Mapping[str, Tensors]) -> None:
+    """Writes which file each tensor is in."""
+    weight_map = {name: file for file, tensors in files.items() for name in tensors}
+    sizes = [
+        math.prod(shape) * DTYPES[kind].itemsize
+        for tensors in files.values()
+        for kind, shape in tensors.values()
+    ]
     index = {"metadata": {"total_size": sum(sizes)}, "weight_map": weight_map}
     (directory / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-    return places
 
 
 def _kind(saved: Checkpoint, variable: Variable) -> tf.DType:
@@ -120,7 +160,7 @@ def _slices(saved: Checkpoint, variable: Variable) -> Iterator[Slice]:
     if MESH_SHAPE in saved.metadata:
         yield from slices_as_saved(saved, variable.name)
         return
-    for piece in variable.pieces:
+    for piece in variable.read_pieces:
         for begin, size in variable.boxes(piece, MOST_ELEMENTS):
             yield Slice(variable.name, variable.shape, begin, size, _kind(saved, variable))
 

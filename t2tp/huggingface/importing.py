@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +14,28 @@ from t2tp import checkpoint
 from t2tp.checkpoint import Slice
 from t2tp.checkpoint.variables import DIMENSIONS, TRAINABLE
 from t2tp.huggingface.model_directory import ModelDirectory
-from t2tp.huggingface.tensor_map import Variable
-
-# Elements of a slice; 32 MB in float32.
-MOST_ELEMENTS = 1 << 23
+from t2tp.huggingface.share import ALL, Share
+from t2tp.huggingface.tensor_map import MOST_ELEMENTS, Piece, Variable
 
 Progress = Callable[[int], object]
+
+
+@dataclass(frozen=True)
+class _Box:
+    """A slice of a variable, which is in one tensor of the source."""
+
+    variable: Variable
+    piece: Piece
+    begin: tuple[int, ...]
+    size: tuple[int, ...]
+
+    def read(self, source: ModelDirectory, dtype: tf.DType) -> tuple[Slice, np.ndarray]:
+        """Returns the slice and its values, in a dtype."""
+        view = self.piece.view(source.tensor(self.piece.theirs).opened())
+        # A piece of an expert has one index along the experts.
+        begin = self.begin if self.piece.expert is None else (0, *self.begin[1:])
+        value = _read(view, begin, self.size, dtype.as_numpy_dtype)
+        return Slice(self.variable.name, self.variable.shape, self.begin, self.size, dtype), value
 
 
 def import_tensors(
@@ -26,6 +44,7 @@ def import_tensors(
     directory: Path,
     dtype: str = "",
     progress: Progress = lambda count: None,
+    share: Share = ALL,
 ) -> Path:
     """Writes the checkpoint of step 0.
 
@@ -35,6 +54,7 @@ def import_tensors(
       directory: of the checkpoints.
       dtype: of the values in the checkpoint; "": that of each tensor in the directory.
       progress: called again and again, with the number of values that were read.
+      share: of the processes that write together, each reads and writes its slices.
 
     Returns:
       The directory of the checkpoint.
@@ -48,49 +68,53 @@ def import_tensors(
         DIMENSIONS: {each.name: list(each.dims) for each in variables},
         TRAINABLE: [each.name for each in variables],
     }
-    parts = _parts(source, variables, dtypes, progress)
-    return checkpoint.save_in_parts(directory, 0, parts, metadata)
+    plan = _plan(variables)
+    return checkpoint.save_in_parts(
+        directory,
+        0,
+        (_part(source, boxes, dtypes, progress) for boxes in share.of(plan)),
+        metadata,
+        num_parts=len(plan),
+        process_id=share.process_id,
+        num_processes=share.num_processes,
+        barrier=share.barrier,
+    )
 
 
 def _dtype(source: ModelDirectory, variable: Variable, dtype: str) -> tf.DType:
     """Returns the dtype of a variable: the one asked for, or that of its tensors."""
     if dtype:
         return tf.as_dtype(dtype)
-    kinds = {source.tensor(each.theirs).opened().dtype for each in variable.pieces}
+    kinds = {source.tensor(each.theirs).opened().dtype for each in variable.read_pieces}
     return tf.as_dtype(kinds.pop()) if len(kinds) == 1 else tf.float32
 
 
-def _parts(
-    source: ModelDirectory,
-    variables: Sequence[Variable],
-    dtypes: dict[str, tf.DType],
-    progress: Progress,
-) -> Iterator[list[tuple[Slice, tf.Tensor]]]:
-    """Yields slices of about `MOST_ELEMENTS` together."""
-    part: list[tuple[Slice, tf.Tensor]] = []
-    size = 0
+def _plan(variables: Sequence[Variable]) -> list[list[_Box]]:
+    """Divides the variables into parts of about `MOST_ELEMENTS`."""
+    plan: list[list[_Box]] = [[]]
+    count = 0
     for variable in variables:
-        for each, value in _slices(source, variable, dtypes[variable.name], progress):
-            if size + value.size > MOST_ELEMENTS and part:
-                yield part
-                part, size = [], 0
-            part.append((each, tf.constant(value)))
-            size += value.size
-    if part:
-        yield part
+        for piece in variable.read_pieces:
+            for begin, size in variable.boxes(piece, MOST_ELEMENTS):
+                elements = math.prod(size)
+                if plan[-1] and count + elements > MOST_ELEMENTS:
+                    plan.append([])
+                    count = 0
+                plan[-1].append(_Box(variable, piece, begin, size))
+                count += elements
+    return plan
 
 
-def _slices(
-    source: ModelDirectory, variable: Variable, dtype: tf.DType, progress: Progress
-) -> Iterator[tuple[Slice, np.ndarray]]:
-    for piece in variable.pieces:
-        tensor = source.tensor(piece.theirs).opened()
-        view = piece.view(tensor)
-        first = () if piece.expert is None else (0,)
-        for begin, size in variable.boxes(piece, MOST_ELEMENTS):
-            value = _read(view, (*first, *begin[len(first) :]), size, dtype.as_numpy_dtype)
-            yield Slice(variable.name, variable.shape, begin, size, dtype), value
-            progress(value.size)
+def _part(
+    source: ModelDirectory, boxes: Sequence[_Box], dtypes: dict[str, tf.DType], progress: Progress
+) -> list[tuple[Slice, tf.Tensor]]:
+    """Reads slices."""
+    part = []
+    for box in boxes:
+        each, value = box.read(source, dtypes[box.variable.name])
+        part.append((each, tf.constant(value)))
+        progress(value.size)
+    return part
 
 
 def _read(

@@ -1,9 +1,12 @@
-"""The types of models that can be converted, by `model_type`."""
+"""The types of models that can be converted, by `model_type` and architecture."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from t2tp.huggingface.errors import ConversionError
 from t2tp.huggingface.model_type import ModelType
+from t2tp.huggingface.model_types.bert import BERT, BERT_CLASSIFIER
 from t2tp.huggingface.model_types.gemma import GEMMA
 from t2tp.huggingface.model_types.gpt2 import GPT2
 from t2tp.huggingface.model_types.llama import LLAMA
@@ -11,20 +14,46 @@ from t2tp.huggingface.model_types.mistral import MISTRAL
 from t2tp.huggingface.model_types.mixtral import MIXTRAL
 from t2tp.huggingface.model_types.qwen2 import QWEN2
 from t2tp.huggingface.model_types.t5 import T5
+from t2tp.huggingface.model_types.vit import VIT
 from t2tp.suggestions import nearest
 
-MODEL_TYPES: dict[str, ModelType] = {
-    each.name: each for each in (GPT2, LLAMA, MISTRAL, QWEN2, GEMMA, MIXTRAL, T5)
-}
+# In the order in which a run of no directory is tried; a type may have several architectures.
+MODEL_TYPES: tuple[ModelType, ...] = (
+    *(GPT2, LLAMA, MISTRAL, QWEN2, GEMMA, MIXTRAL, T5),
+    *(BERT, BERT_CLASSIFIER, VIT),
+)
 
 
-def find_type(name: str) -> ModelType:
-    """Returns a type by its name.
+def find_types(name: str) -> list[ModelType]:
+    """Returns the architectures of a type.
 
     Raises:
       ConversionError: there is no such type.
     """
-    if name not in MODEL_TYPES:
-        known = nearest(name, MODEL_TYPES, "types of models")
+    found = [each for each in MODEL_TYPES if each.name == name]
+    if not found:
+        known = nearest(name, [each.name for each in MODEL_TYPES], "types of models")
         raise ConversionError(f"models of type {name!r} cannot be converted: {known}")
-    return MODEL_TYPES[name]
+    return found
+
+
+def find_type(name: str, architectures: Sequence[str] | None = None) -> ModelType:
+    """Returns an architecture of a type.
+
+    Args:
+      name: the type, `model_type` in a config.
+      architectures: those that a config names; by default the first that t2tp has.
+
+    Raises:
+      ConversionError: there is no such type or architecture.
+    """
+    types = find_types(name)
+    if not architectures:
+        return types[0]
+    for each in types:
+        if list(architectures) == [each.architecture]:
+            return each
+    raise ConversionError(
+        f"config.json is of {', '.join(architectures)}: of models of type {name}, t2tp has"
+        f" {' and '.join(each.architecture for each in types)}"
+    )

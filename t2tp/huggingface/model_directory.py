@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from t2tp.hparam import HParams
 from t2tp.huggingface.errors import ConversionError
 from t2tp.huggingface.known_types import find_type
-from t2tp.huggingface.model_type import HAS_LOGITS, ModelType
+from t2tp.huggingface.model_type import HAS_LOGITS, IMAGE_MEAN, IMAGE_STD, MASK_TOKEN, ModelType
 from t2tp.huggingface.safetensors_file import TensorInfo, read_header
-from t2tp.huggingface.tensor_map import Variable
+from t2tp.huggingface.tensor_map import MOST_ELEMENTS, Variable
+from t2tp.problems.vocab.special_tokens import TOKENIZER_FILE, read_special_tokens, token_ids
 from t2tp.suggestions import nearest
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
-TOKENIZER_FILE = "tokenizer.json"
+IMAGES_FILE = "preprocessor_config.json"
 INDEX_FILE = "model.safetensors.index.json"
 
 
@@ -52,8 +56,8 @@ class ModelDirectory:
                 f"{path} is no directory: name one with {CONFIG_FILE} and weights"
             )
         config = read_json(path / CONFIG_FILE)
-        model_type = find_type(str(config.get("model_type")))
-        return cls(path, config, model_type, _tensors(path))
+        model_type = find_type(str(config.get("model_type")), config.get("architectures"))
+        return cls(path, config, model_type, _tensors(path, model_type.renamed))
 
     def hparams(self) -> HParams:
         """Returns the hparams of the model.
@@ -61,8 +65,8 @@ class ModelDirectory:
         Raises:
           ConversionError: an entry of the config is missing, or t2tp has nothing for its value.
         """
-        has_logits = "lm_head.weight" in self.tensors
-        return self.model_type.hparams({**self.config, HAS_LOGITS: has_logits})
+        found = {HAS_LOGITS: self._has_logits(), MASK_TOKEN: _mask_token(self.path)}
+        return self.model_type.hparams({**self.config, **found, **_image_channels(self.path)})
 
     def check_fits(self, variables: Sequence[Variable]) -> None:
         """Checks that the files have the variables' tensors, and no others.
@@ -73,6 +77,8 @@ class ModelDirectory:
         used = set()
         for variable in variables:
             for piece in variable.pieces:
+                if piece.is_copy and not self._has(piece.theirs):
+                    continue
                 info = self.tensor(piece.theirs)
                 used.add(info)
                 if info.shape != piece.shape:
@@ -81,11 +87,18 @@ class ModelDirectory:
                         f" {CONFIG_FILE} it is {list(piece.shape)}: the two are not of one model"
                     )
         for name, info in self.tensors.items():
-            if info not in used and not self._is_ignored(name):
+            if info in used or self._is_ignored(name):
+                continue
+            if name == self.model_type.logits:
                 raise ConversionError(
-                    f"{info.path} has a tensor {name}, which a model of type"
-                    f" {self.model_type.name} with this {CONFIG_FILE} does not have"
+                    f"{info.path} has a tensor {name} that differs from the embedding, and by"
+                    f' {CONFIG_FILE} the two are one: set "tie_word_embeddings": false there if the'
+                    " model was trained so"
                 )
+            raise ConversionError(
+                f"{info.path} has a tensor {name}, which a model of type"
+                f" {self.model_type.name} with this {CONFIG_FILE} does not have"
+            )
 
     def check_tokenizer(self, vocab_size: int) -> None:
         """Checks that all tokens of the directory's tokenizer, if any, are of the vocabulary.
@@ -96,12 +109,7 @@ class ModelDirectory:
         file = self.path / TOKENIZER_FILE
         if not file.is_file():
             return
-        content = read_json(file)
-        pieces = content.get("model", {}).get("vocab", {})
-        ids = pieces.values() if isinstance(pieces, dict) else range(len(pieces))
-        largest = max(
-            [*ids, *(each["id"] for each in content.get("added_tokens") or ())], default=0
-        )
+        largest = max(token_ids(read_json(file)).values(), default=0)
         if largest >= vocab_size:
             raise ConversionError(
                 f"{file} has tokens up to {largest}, and the model has {vocab_size}: the two are"
@@ -114,15 +122,44 @@ class ModelDirectory:
         Raises:
           ConversionError: there is no such tensor.
         """
-        plain = name.removeprefix(self.model_type.prefix)
-        for each in (name, plain):
+        for each in self._names(name):
             if each in self.tensors:
                 return self.tensors[each]
         raise ConversionError(
             f"{self.path} has no tensor {name}: {nearest(name, self.tensors, 'tensors')}"
         )
 
+    def _names(self, name: str) -> list[str]:
+        """Returns the names that a tensor may have in the files, the usual one first."""
+        names = [name, *filter(None, [self.model_type.stands_in.get(name)])]
+        return names + [each.removeprefix(self.model_type.prefix) for each in names]
+
+    def _has(self, name: str) -> bool:
+        return any(each in self.tensors for each in self._names(name))
+
+    def _has_logits(self) -> bool:
+        """Whether logits have a tensor of their own, which is not only a copy of the embedding."""
+        if self.model_type.logits not in self.tensors:
+            return False
+        default = self.model_type.defaults.get("tie_word_embeddings", True)
+        return not (self.config.get("tie_word_embeddings", default) and self._is_copy)
+
+    @cached_property
+    def _is_copy(self) -> bool:
+        """Whether the tensor of logits is the embedding, value by value."""
+        tensors = self.model_type.tensors(self.model_type.hparams(self.config))
+        (embedding,) = (each.theirs for each in tensors if each.ours == "embedding")
+        table = self.tensor(embedding).opened()
+        logits = self.tensor(self.model_type.logits).opened()
+        rows = max(1, MOST_ELEMENTS // table.shape[1])
+        return table.shape == logits.shape and all(
+            np.array_equal(table[begin : begin + rows], logits[begin : begin + rows])
+            for begin in range(0, len(table), rows)
+        )
+
     def _is_ignored(self, name: str) -> bool:
+        if name == self.model_type.logits and self._is_copy:
+            return True
         plain = name.removeprefix(self.model_type.prefix)
         pattern = self.model_type.ignored
         return bool(pattern) and re.fullmatch(pattern, plain) is not None
@@ -147,8 +184,39 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _tensors(path: Path) -> dict[str, TensorInfo]:
-    """Returns the tensors of all files."""
+def _mask_token(path: Path) -> int | None:
+    """Returns the token that masks others; None if the directory has no such token."""
+    if not (path / TOKENIZER_FILE).is_file():
+        return None
+    return token_ids(read_json(path / TOKENIZER_FILE)).get(read_special_tokens(path).mask or "")
+
+
+def _image_channels(path: Path) -> dict[str, list[float]]:
+    """Returns mean and deviation of the channels of images from 0 to 1; {} without a processor."""
+    if not (path / IMAGES_FILE).is_file():
+        return {}
+    config = read_json(path / IMAGES_FILE)
+    if not config.get("do_normalize", True):
+        return {}
+    # What the processor multiplies bytes by; ours are divided by 255.
+    factor = config.get("rescale_factor", 1 / 255) if config.get("do_rescale", True) else 1.0
+    scale = round(factor * 255, 9)
+    names = (IMAGE_MEAN, IMAGE_STD)
+    return {name: [value / scale for value in config.get(name) or []] for name in names}
+
+
+def _tensors(path: Path, renamed: Mapping[str, str]) -> dict[str, TensorInfo]:
+    """Returns the tensors of all files, by their names of today."""
+    found = {}
+    for name, info in _read_headers(path).items():
+        for before, after in renamed.items():
+            name = name.replace(before, after)
+        found[name] = info
+    return found
+
+
+def _read_headers(path: Path) -> dict[str, TensorInfo]:
+    """Returns the tensors of all files, by their names there."""
     if (path / INDEX_FILE).exists():
         files_of = read_json(path / INDEX_FILE).get("weight_map", {})
         tensors: dict[str, TensorInfo] = {}

@@ -14,9 +14,14 @@ from t2tp.huggingface.tensor_map import Entry
 from t2tp.suggestions import nearest
 
 Config = Mapping[str, Any]
+Shapes = Mapping[str, tuple[int, ...]]
 
-# An entry that is not in the file: whether the tensors are there that logits have of their own.
+# Entries that are not in the file: whether logits have a tensor of their own; the token that masks
+# others, by the tokenizer; and mean and standard deviation of the channels of images, by the image
+# processor.
 HAS_LOGITS = "has_logits"
+MASK_TOKEN = "mask_token_id"
+IMAGE_MEAN, IMAGE_STD = "image_mean", "image_std"
 
 # Names of activations in configs, and of our networks; what is written is the first of each.
 ACTIVATIONS = {
@@ -44,11 +49,16 @@ class ModelType:
       training: hparams that are not the architecture, from the config.
       defaults: of entries that older configs lack.
       required: the values that entries must have: t2tp has no others.
+      logits: the name of the tensor that logits have if they are not tied to the embedding.
       read: further hparams from the config.
       written: further entries of the config from the hparams.
       tensors: the table, which may depend on the hparams.
       prefix: of their names in files of the whole architecture; files of the plain model lack it.
-      ignored: a regular expression of names of tensors that are constants, or copies of others.
+      ignored: a regular expression of names of tensors that are constants, copies of others, or of
+        parts that only other architectures have.
+      renamed: parts of names in older files, and what they are now.
+      stands_in: names of tensors that files may lack, and of the one that is read then.
+      from_shapes: hparams that may be those of the problem, from the shapes of variables.
     """
 
     name: str
@@ -63,8 +73,12 @@ class ModelType:
     training: Callable[[Config], dict[str, Any]] = lambda config: {}
     defaults: Config = field(default_factory=dict)
     required: Mapping[str, Any] = field(default_factory=dict)
+    logits: str = "lm_head.weight"
     prefix: str = ""
     ignored: str = ""
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    stands_in: Mapping[str, str] = field(default_factory=dict)
+    from_shapes: Callable[[Shapes], dict[str, Any]] = lambda shapes: {}
 
     def hparams(self, config: Config) -> HParams:
         """Returns the hparams of a model.
@@ -88,6 +102,22 @@ class ModelType:
             except (ValueError, TypeError) as error:
                 raise ConversionError(f"config.json does not fit: {error}") from error
         return hparams
+
+    def completed(self, hparams: HParams, shapes: Shapes) -> HParams:
+        """Returns hparams with what they leave to the problem, from the shapes of variables.
+
+        Raises:
+          ConversionError: a variable is missing.
+        """
+        completed = hparams.copy()
+        try:
+            found = self.from_shapes(shapes)
+        except KeyError as error:
+            raise ConversionError(f"the checkpoint has no variable {error}") from error
+        for name, value in found.items():
+            if not completed.get(name):
+                completed.set(name, value)
+        return completed
 
     def config(self, hparams: HParams) -> dict[str, Any]:
         """Returns the config of a model; `hparams` of it are the same architecture.
@@ -125,12 +155,13 @@ class ModelType:
         """Returns the sizes of dimensions, and the numbers of layers and experts."""
         values = hparams.values()
         return {
-            "vocab": hparams.vocab_size,
+            "vocab": values.get("vocab_size", 0),
             "max_length": hparams.max_length,
             "d_model": hparams.d_model,
+            "d_model_out": hparams.d_model,
             "d_ff": hparams.d_ff,
             "heads": hparams.num_heads,
-            "kv_heads": hparams.num_kv_heads or hparams.num_heads,
+            "kv_heads": values.get("num_kv_heads") or hparams.num_heads,
             "d_kv": hparams.d_kv,
             "layer": hparams.num_hidden_layers,
             "encoder_layer": values.get("num_encoder_layers") or hparams.num_hidden_layers,
@@ -140,26 +171,38 @@ class ModelType:
             "expert": values.get("num_experts", 0),
             "relative_buckets": values.get("relative_buckets", 0),
             "token_types": values.get("token_types", 0),
+            "classes": values.get("num_classes", 0),
+            **_image_sizes(values),
         }
 
     def padded(self, hparams: HParams) -> dict[str, int]:
         """Returns the sizes of dimensions that are rounded up."""
+        if "vocab_size" not in hparams:
+            return {}
         divisor = hparams.vocab_divisor
         return {"vocab": -(-hparams.vocab_size // divisor) * divisor}
 
     def _check(self, config: Config) -> None:
-        architectures = config.get("architectures") or [self.architecture]
-        if architectures != [self.architecture]:
-            raise ConversionError(
-                f"config.json is of {', '.join(architectures)}: of models of type {self.name},"
-                f" t2tp has {self.architecture}"
-            )
         for name, value in self.required.items():
             if config.get(name, value) != value:
                 raise ConversionError(
                     f"config.json has {name}={config[name]!r}: of models of type {self.name}, t2tp"
                     f" has those with {value!r}"
                 )
+
+
+def _image_sizes(values: Mapping[str, Any]) -> dict[str, int]:
+    """Returns the sizes of dimensions of a model of images: of its patches, with a class token."""
+    if not values.get("image_shape") or "patch_size" not in values:
+        return {}
+    height, width, channels = values["image_shape"]
+    size = values["patch_size"]
+    return {
+        "kernel_height": size,
+        "kernel_width": size,
+        "channels": channels,
+        "length": (height // size) * (width // size) + (values["pooling"] == "class"),
+    }
 
 
 def activation(config: Config, name: str) -> str:
@@ -173,6 +216,20 @@ def activation(config: Config, name: str) -> str:
         known = nearest(str(value), ACTIVATIONS, "activations")
         raise ConversionError(f"config.json has {name}={value!r}: {known}")
     return ACTIVATIONS[value]
+
+
+def num_classes(config: Config) -> int:
+    """Returns how many classes a config names; `transformers` does not write that there are two."""
+    return len(config.get("id2label") or ()) or config.get("num_labels", 2)
+
+
+def labels(count: int) -> dict[str, Any]:
+    """Returns the entries of a config that name classes, with the names of `transformers`."""
+    names = [f"LABEL_{number}" for number in range(count)]
+    return {
+        "id2label": {str(number): name for number, name in enumerate(names)},
+        "label2id": {name: number for number, name in enumerate(names)},
+    }
 
 
 def their_activation(mlp: str) -> str:

@@ -22,6 +22,9 @@ import numpy as np
 
 _PART = "part"
 
+# Elements of a slice that is read or written at a time; 32 MB in float32.
+MOST_ELEMENTS = 1 << 23
+
 Index = tuple[int, ...]
 
 
@@ -35,6 +38,7 @@ class Entry:
       ours: our variable's name, or several if `part` splits the tensor.
       our_dims: the dimensions of each.
       layers: the size that says how many layers there are.
+      is_copy: whether another entry has the same values, so that this one is only written.
     """
 
     theirs: str
@@ -42,6 +46,7 @@ class Entry:
     ours: str | tuple[str, ...]
     our_dims: str
     layers: str = "layer"
+    is_copy: bool = False
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,7 @@ class Piece:
       order: permutes these to our order.
       part: the index along the first of the permuted dimensions; None: there is no such dimension.
       expert: the index along the first dimension of our variable; None: it is the full variable.
+      is_copy: whether it is only written, as another piece has the same values.
     """
 
     theirs: str
@@ -63,6 +69,7 @@ class Piece:
     order: tuple[int, ...]
     part: int | None
     expert: int | None
+    is_copy: bool = False
 
     def view(self, tensor: np.ndarray) -> np.ndarray:
         """Returns a view of their tensor with the dimensions of our variable."""
@@ -79,13 +86,18 @@ class Variable:
       name: its name.
       dims: the names of its dimensions.
       shape: its shape.
-      pieces: the tensors that it is made of.
+      pieces: the tensors that it is made of, and copies of them.
     """
 
     name: str
     dims: tuple[str, ...]
     shape: tuple[int, ...]
     pieces: tuple[Piece, ...]
+
+    @property
+    def read_pieces(self) -> tuple[Piece, ...]:
+        """The tensors that it is made of."""
+        return tuple(each for each in self.pieces if not each.is_copy)
 
     def boxes(self, piece: Piece, most_elements: int) -> Iterator[tuple[Index, Index]]:
         """Divides what a piece covers: yields begin and size of each box, in row-major order."""
@@ -167,5 +179,6 @@ def _pieces(
                 tuple(order),
                 part if has_parts else None,
                 numbers["expert"] if of_all_experts else None,
+                entry.is_copy,
             ),
         )

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from t2tp import mtf
 from t2tp.layers.heads import Heads, padded_to
-from t2tp.ops.attention.api import RelativeBias, attention
+from t2tp.ops.attention.api import AttentionMethod, RelativeBias, attention
 from t2tp.ops.attention.decode_step import attention_step
 from t2tp.ops.rotary import RotaryScaling, rotary
 from t2tp.ops.scatter_update import scatter_update
@@ -51,6 +51,7 @@ class SelfAttention:
         rotary_base: float | None = None,
         rotary_scaling: RotaryScaling | None = None,
         dropout: float = 0.0,
+        method: AttentionMethod | None = None,
     ) -> None:
         """Sets projections, mask, rotary positions and dropout.
 
@@ -61,6 +62,7 @@ class SelfAttention:
           rotary_base: base of rotary positions; None: no rotary positions.
           rotary_scaling: of rotary positions, for long sequences.
           dropout: of the attention weights.
+          method: how attention is computed, see `attention`.
         """
         self.heads = heads
         self._causal = causal
@@ -68,6 +70,7 @@ class SelfAttention:
         self._rotary_base = rotary_base
         self._rotary_scaling = rotary_scaling
         self._dropout = dropout
+        self._method = method
 
     def attend(
         self,
@@ -157,6 +160,7 @@ class SelfAttention:
             segments=sequence.segments,
             relative_bias=relative_bias,
             dropout_rate=self._dropout if training else 0.0,
+            method=self._method,
         )
         return self.heads.output(attended, x.shape)
 
@@ -177,15 +181,19 @@ class Memory:
 class CrossAttention:
     """Attention of a sequence to a memory, such as a decoder's to the encoder's output."""
 
-    def __init__(self, heads: Heads, *, dropout: float = 0.0) -> None:
+    def __init__(
+        self, heads: Heads, *, dropout: float = 0.0, method: AttentionMethod | None = None
+    ) -> None:
         """Sets projections and dropout.
 
         Args:
           heads: the projections.
           dropout: of the attention weights.
+          method: how attention is computed, see `attention`.
         """
         self.heads = heads
         self._dropout = dropout
+        self._method = method
 
     def attend(
         self, x: mtf.Tensor, segments: mtf.Tensor, memory: Memory, training: bool
@@ -203,6 +211,7 @@ class CrossAttention:
             segments=segments,
             memory_segments=memory.segments,
             dropout_rate=self._dropout if training else 0.0,
+            method=self._method,
         )
         return self.heads.output(attended, x.shape)
 

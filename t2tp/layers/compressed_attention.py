@@ -8,7 +8,7 @@ from t2tp import mtf
 from t2tp.layers import variables
 from t2tp.layers.attention import DecodeState, SequenceInfo
 from t2tp.layers.heads import Heads, padded_to
-from t2tp.ops.attention.api import RelativeBias, attention
+from t2tp.ops.attention.api import AttentionMethod, RelativeBias, attention
 from t2tp.ops.attention.decode_step import attention_step
 from t2tp.ops.gather import checked_gather
 from t2tp.ops.scatter_update import scatter_update
@@ -24,7 +24,15 @@ class CompressedSelfAttention:
     blocks than alone. The interface is that of `SelfAttention`.
     """
 
-    def __init__(self, heads: Heads, *, causal: bool, factor: int, dropout: float = 0.0) -> None:
+    def __init__(
+        self,
+        heads: Heads,
+        *,
+        causal: bool,
+        factor: int,
+        dropout: float = 0.0,
+        method: AttentionMethod | None = None,
+    ) -> None:
         """Sets projections, mask, compression and dropout.
 
         Args:
@@ -32,6 +40,7 @@ class CompressedSelfAttention:
           causal: whether a position attends only to blocks that end at or before it.
           factor: positions per key.
           dropout: of the attention weights.
+          method: how attention is computed, see `attention`.
 
         Raises:
           ValueError: the factor is below 2.
@@ -42,6 +51,7 @@ class CompressedSelfAttention:
         self._causal = causal
         self._factor = factor
         self._dropout = dropout
+        self._method = method
 
     def attend(
         self,
@@ -169,6 +179,7 @@ class CompressedSelfAttention:
             segments=sequence.segments,
             memory_segments=memory_segments,
             dropout_rate=self._dropout if training else 0.0,
+            method=self._method,
         )
         return self.heads.output(attended, x.shape)
 

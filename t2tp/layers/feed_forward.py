@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from t2tp import mtf
 from t2tp.layers import variables
 from t2tp.layers.dropout import Dropout
+from t2tp.layers.linear import linear
 from t2tp.ops.activations import gelu_erf
 from t2tp.suggestions import nearest
 
@@ -90,9 +91,16 @@ class FeedForward:
     def _times(self, x: mtf.Tensor, name: str, to: mtf.Dimension, stddev: float) -> mtf.Tensor:
         """Multiplies by a variable: [..., d] -> [..., to]."""
         dim = x.shape.dims[-1]
-        dims = [*self._experts, dim, to]
-        matrix = variables.weight(x.mesh, name, dims, stddev, x.dtype)
-        y = mtf.einsum([x, matrix], output_shape=x.shape - dim + to)
+        y = linear(
+            x,
+            name,
+            [dim],
+            [to],
+            stddev=stddev,
+            output_shape=x.shape - dim + to,
+            target="feed_forward",
+            experts=self._experts,
+        )
         if not self._use_bias:
             return y
         bias = variables.zeros(x.mesh, f"{name}_bias", [*self._experts, to], x.dtype)

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from t2tp import mtf
 from t2tp.layers import variables
+from t2tp.layers.linear import linear
+
+# variable -> its kind in `t2tp.choices.ADAPTED`
+_TARGETS = {"q": "query", "k": "key", "v": "value"}
 
 
 class Heads:
@@ -26,7 +30,7 @@ class Heads:
         *,
         num_kv_heads: int = 0,
         use_bias: bool = False,
-        qkv_bias: bool = False,
+        qkv_bias: bool | None = None,
         is_scaled: bool = True,
         output_scale: float = 1.0,
     ) -> None:
@@ -37,7 +41,7 @@ class Heads:
           d_kv: size of a head.
           num_kv_heads: key-value heads; 0: num_heads.
           use_bias: whether to add a bias after each matrix.
-          qkv_bias: whether to add one to queries, keys and values, even without `use_bias`.
+          qkv_bias: whether queries, keys and values have one; None: as `use_bias` says.
           is_scaled: whether scores are divided by sqrt(d_kv), which attention does; otherwise
             queries are multiplied by it.
           output_scale: factor of the initial values of `output`.
@@ -56,7 +60,7 @@ class Heads:
             self.kv_heads = mtf.Dimension("kv_heads", num_kv_heads)
         self.d_kv = mtf.Dimension("d_kv", d_kv)
         self._use_bias = use_bias
-        self._qkv_bias = use_bias or qkv_bias
+        self._qkv_bias = use_bias if qkv_bias is None else qkv_bias
         self._is_scaled = is_scaled
         self._output_scale = output_scale
 
@@ -96,9 +100,10 @@ class Heads:
         """
         d_model = shape.dims[-1]
         stddev = (self.heads.size * self.d_kv.size) ** -0.5 * self._output_scale
-        dims = [self.heads, self.d_kv, d_model]
-        matrix = variables.weight(attended.mesh, "output", dims, stddev, attended.dtype)
-        y = mtf.einsum([attended, matrix], output_shape=shape)
+        dims = [self.heads, self.d_kv]
+        y = linear(
+            attended, "output", dims, [d_model], stddev=stddev, output_shape=shape, target="output"
+        )
         return _with_bias(y, "output", [d_model]) if self._use_bias else y
 
     def _project(
@@ -107,10 +112,15 @@ class Heads:
         *rest, d_model = x.shape.dims
         batch = [d for d in rest if d != length]
         lengths = [] if length is None else [length]
-        dims = [d_model, heads, self.d_kv]
-        matrix = variables.weight(x.mesh, name, dims, d_model.size**-0.5, x.dtype)
-        shape = mtf.Shape([*batch, heads, *lengths, self.d_kv])
-        y = mtf.einsum([x, matrix], output_shape=shape)
+        y = linear(
+            x,
+            name,
+            [d_model],
+            [heads, self.d_kv],
+            stddev=d_model.size**-0.5,
+            output_shape=mtf.Shape([*batch, heads, *lengths, self.d_kv]),
+            target=_TARGETS[name],
+        )
         return _with_bias(y, name, [heads, self.d_kv]) if self._qkv_bias else y
 
 

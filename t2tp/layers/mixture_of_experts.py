@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -35,6 +36,45 @@ class ExpertSums(NamedTuple):
     tokens: mtf.Tensor
     choices: mtf.Tensor
     dropped: mtf.Tensor
+
+
+class ExpertTotals(NamedTuple):
+    """Statistics of several layers: float32 scalars, sums over the layers.
+
+    Attributes:
+      load_balance: the load-balancing loss, averaged over each layer's tokens.
+      router_z: squared log(Z), averaged over each layer's tokens.
+      choices: number of token-expert assignments requested.
+      dropped: number of these that exceeded the capacity.
+      layers: number of layers.
+    """
+
+    load_balance: mtf.Tensor
+    router_z: mtf.Tensor
+    choices: mtf.Tensor
+    dropped: mtf.Tensor
+    layers: int
+
+    @classmethod
+    def with_layer(cls, before: ExpertTotals | None, layer: ExpertSums) -> ExpertTotals:
+        """Adds a layer to those before it; None: it is the first one."""
+        tokens = mtf.maximum(layer.tokens, 1.0)
+        own = [layer.load_balance / tokens, layer.router_z / tokens, layer.choices, layer.dropped]
+        if before is None:
+            return cls.with_sums(own, 1)
+        sums = [x + y for x, y in zip(before.sums, own, strict=True)]
+        return cls.with_sums(sums, before.layers + 1)
+
+    @classmethod
+    def with_sums(cls, sums: Sequence[mtf.Tensor], layers: int) -> ExpertTotals:
+        """Makes it of its tensors, in their order, and the number of layers."""
+        load_balance, router_z, choices, dropped = sums
+        return cls(load_balance, router_z, choices, dropped, layers)
+
+    @property
+    def sums(self) -> list[mtf.Tensor]:
+        """The tensors."""
+        return [self.load_balance, self.router_z, self.choices, self.dropped]
 
 
 @dataclass(frozen=True)

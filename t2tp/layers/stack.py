@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from t2tp import mtf
 from t2tp.choices import NORM_POSITIONS, RECOMPUTE
-from t2tp.layers.attention import CrossAttention
+from t2tp.layers.attention import CrossAttention, DecodeState
 from t2tp.layers.dropout import Dropout
 from t2tp.layers.feed_forward import FeedForward
-from t2tp.layers.mixture_of_experts import ExpertSums, MixtureOfExperts
+from t2tp.layers.mixture_of_experts import ExpertSums, ExpertTotals, MixtureOfExperts
 from t2tp.layers.normalization import Norm
-from t2tp.layers.passes import ForwardPass, SelfAttentionLayer
+from t2tp.layers.passes import ForwardPass, FullForward, SelfAttentionLayer
 from t2tp.layers.positions import sinusoidal
 from t2tp.layers.sequence_parallel import between_blocks, inside_blocks
+from t2tp.mesh.layout import LayoutError
+from t2tp.ops.take_microbatch import take_microbatch
+from t2tp.pipeline.boundary import chunk_number, enter_stage, exit_stage
+from t2tp.pipeline.chain import ChainResults, RowGroups, StageChain
+from t2tp.pipeline.deal import deal_layers, layers_alike
 from t2tp.suggestions import nearest
 
 _Block = Callable[[mtf.Tensor], mtf.Tensor]
@@ -85,6 +92,65 @@ class Layer:
     cross_attention: CrossAttention | None = None
 
 
+_Forward = tuple[mtf.Tensor, ForwardPass, ExpertTotals | None]
+
+
+class _Carried:
+    """What goes from stage to stage.
+
+    Attributes:
+      way: the forward pass.
+      tensors: the activations, the memory that layers attend to, and statistics of experts.
+    """
+
+    def __init__(self, x: mtf.Tensor, way: ForwardPass, counted: ExpertTotals | None) -> None:
+        self.way = way
+        self._counted = counted
+        self._memory = way.memory if isinstance(way, FullForward) else None
+        self.tensors = [x]
+        if self._memory is not None:
+            self.tensors.append(self._memory.x)
+        if counted is not None:
+            self.tensors += counted.sums
+
+    def mapped(self, fn: Callable[[mtf.Tensor], mtf.Tensor]) -> _Carried:
+        """Returns the same with `fn` applied to all tensors, those of the forward pass, too."""
+        x, way, counted = self.with_tensors([fn(tensor) for tensor in self.tensors])
+        return _Carried(x, _mapped(fn, way), counted)
+
+    def with_tensors(self, tensors: Sequence[mtf.Tensor]) -> _Forward:
+        """Returns the same with other tensors."""
+        x, *rest = tensors
+        way, counted = self.way, self._counted
+        if self._memory is not None:
+            memory = dataclasses.replace(self._memory, x=rest.pop(0))
+            way = dataclasses.replace(way, memory=memory)  # type: ignore[type-var]
+        if counted is not None:
+            counted = ExpertTotals.with_sums(rest, counted.layers)
+        return x, way, counted
+
+
+def _mapped(fn: Callable[[mtf.Tensor], mtf.Tensor], value: Any) -> Any:
+    """Returns a forward pass, or what it consists of, with `fn` applied to its tensors."""
+    if isinstance(value, mtf.Tensor):
+        return fn(value)
+    if isinstance(value, dict):
+        return {name: _mapped(fn, x) for name, x in value.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {x.name: getattr(value, x.name) for x in dataclasses.fields(value)}
+        return dataclasses.replace(value, **{name: _mapped(fn, x) for name, x in fields.items()})
+    return value
+
+
+def _name(number: int) -> str:
+    return f"layer_{number:02d}"
+
+
+def _kind(layer: Layer) -> tuple[type, ...]:
+    """Returns what a layer is made of: layers of one kind differ in nothing but their variables."""
+    return type(layer.self_attention), type(layer.feed_forward), type(layer.cross_attention)
+
+
 class Stack:
     """The layers of an encoder or a decoder, with a final norm if blocks are pre-norm."""
 
@@ -122,32 +188,123 @@ class Stack:
         self._share_layers = share_layers
         self._recompute = recompute
 
-    def __call__(self, x: mtf.Tensor, way: ForwardPass) -> tuple[mtf.Tensor, list[ExpertSums]]:
+    def __call__(
+        self, x: mtf.Tensor, way: ForwardPass, counted: ExpertTotals | None = None
+    ) -> tuple[mtf.Tensor, ExpertTotals | None]:
         """Applies the layers.
 
         Args:
           x: [batch..., d_model].
           way: the forward pass; see `ForwardPass`.
+          counted: the statistics of experts in layers before these, if any.
 
         Returns:
-          like `x`, and the statistics of each mixture-of-experts layer.
+          like `x`, and the statistics of all layers with experts; None: there are none.
+
+        Raises:
+          LayoutError: the layout splits the layers into stages that cannot be.
         """
-        counted = []
         x = self._residual.between(x)
-        for number, layer in enumerate(self._layers):
-            name = f"layer_{number:02d}"
-            if self._share_layers:
-                here = mtf.constant(x.mesh, number, dtype=tf.int32)
-                x += sinusoidal(here, x.shape.dims[-1], x.dtype)
-            with tf1.variable_scope("shared_layer" if self._share_layers else name):
-                whole = partial(self._layer, layer, way=way, name=name)
-                x, *sums = self._recomputed("layer", way, whole)(x)
-            if sums:
-                counted.append(ExpertSums(*sums))
+        if getattr(x.mesh, "layout", None) is not None and x.mesh.layout.num_stages > 1:
+            x, counted = self._in_stages(x, way, counted)
+        else:
+            for number, layer in enumerate(self._layers):
+                x, counted = self._numbered(number, layer, x, way, counted)
         if self._residual.is_pre:
             with tf1.variable_scope("final"):
                 x = self._residual.norm(x)
         return self._residual.inside(x), counted
+
+    def _numbered(
+        self,
+        number: int,
+        layer: Layer,
+        x: mtf.Tensor,
+        way: ForwardPass,
+        counted: ExpertTotals | None,
+    ) -> tuple[mtf.Tensor, ExpertTotals | None]:
+        """Applies one layer; returns its output and the statistics of the layers up to it."""
+        name = _name(number)
+        if self._share_layers:
+            here = mtf.constant(x.mesh, number, dtype=tf.int32)
+            x += sinusoidal(here, x.shape.dims[-1], x.dtype)
+        with tf1.variable_scope("shared_layer" if self._share_layers else name):
+            whole = partial(self._layer, layer, way=way, name=name)
+            x, *sums = self._recomputed("layer", way, whole)(x)
+        return x, ExpertTotals.with_layer(counted, ExpertSums(*sums)) if sums else counted
+
+    def _in_stages(
+        self, x: mtf.Tensor, way: ForwardPass, counted: ExpertTotals | None
+    ) -> tuple[mtf.Tensor, ExpertTotals | None]:
+        """Applies the layers of one stage of a pipeline, which stand for those of any stage."""
+        if self._share_layers:
+            raise LayoutError(
+                "share_layers gives all layers the same variables, which no stage of a pipeline can"
+                " have alone: drop the layout rule of the layers."
+            )
+        dealt = deal_layers(len(self._layers), x.mesh.layout)
+        layers_alike(dealt, [_kind(layer) for layer in self._layers])
+        experts = sum(isinstance(layer.feed_forward, MixtureOfExperts) for layer in self._layers)
+        if experts and counted is None:
+            zero = mtf.constant(x.mesh, 0.0, dtype=tf.float32)
+            counted = ExpertTotals(zero, zero, zero, zero, 0)
+        layers = experts + (counted.layers if counted else 0)
+        first_chunk = chunk_number(x.mesh.graph)
+        for chunk, ranges in enumerate(dealt, first_chunk):
+            build = self._chunk if x.mesh.runs_schedule else self._chunk_in_turn
+            x, way, counted = build(ranges, chunk, _Carried(x, way, counted))
+        return x, counted._replace(layers=layers) if counted else None
+
+    def _chunk(self, ranges: Sequence[range], chunk: int, carried: _Carried) -> _Forward:
+        """Applies a chunk of layers, of which each stage has a range, between two boundaries."""
+        sizes = [len(numbers) for numbers in ranges]
+        x, way, counted = carried.with_tensors(enter_stage(carried.tensors, chunk, sizes))
+        for place in range(max(sizes)):
+            number = next(numbers[place] for numbers in ranges if place < len(numbers))
+            self._set_scopes(x.mesh, number, [numbers[place : place + 1] for numbers in ranges])
+            x, counted = self._numbered(number, self._layers[number], x, way, counted)
+            if place + 1 in sizes:
+                carried = _Carried(x, way, counted)
+                passed = exit_stage(carried.tensors, chunk, place + 1)
+                x, way, counted = carried.with_tensors(passed)
+        return x, way, counted
+
+    def _chunk_in_turn(self, ranges: Sequence[range], chunk: int, carried: _Carried) -> _Forward:
+        """The same, computed by each stage in turn for groups of rows."""
+        x, way = carried.tensors[0], carried.way
+        # Statistics of experts are those of all rows; a decoding has none.
+        counts = len(carried.tensors) > 1 and not way.decoding
+        groups = RowGroups(x.shape.dims[0], 1) if counts else RowGroups.from_activations(x, x.mesh)
+        state: DecodeState = getattr(way, "state", {})
+        changed: list[str] = []
+
+        def layers(group: mtf.Tensor) -> ChainResults:
+            def of_group(tensor: mtf.Tensor) -> mtf.Tensor:
+                return take_microbatch(tensor, group, groups.whole, groups.part)
+
+            part = carried.mapped(of_group)
+            before: DecodeState = dict(getattr(part.way, "state", {}))
+            done = _Carried(*self._chunk(ranges, chunk, part))
+            after: DecodeState = getattr(done.way, "state", {})
+            changed.extend(name for name in after if after[name] is not before.get(name))
+            return ChainResults(
+                done.tensors,
+                [after[name] for name in changed],
+                [state.get(name) for name in changed],
+            )
+
+        chain = StageChain(layers, x.mesh, groups)
+        state.update(zip(changed, chain.own, strict=True))
+        return carried.with_tensors(chain.passed)
+
+    @staticmethod
+    def _set_scopes(mesh: mtf.Mesh, number: int, by_stage: Sequence[range]) -> None:
+        """Notes for which layer of each stage layer `number` of the graph stands."""
+        outer = tf1.get_variable_scope().name
+        prefix = f"{outer}/" if outer else ""
+        mesh.scopes_by_stage[prefix + _name(number)] = tuple(
+            prefix + _name(numbers[0]) if numbers else None for numbers in by_stage
+        )
 
     def _layer(
         self, layer: Layer, x: mtf.Tensor, way: ForwardPass, name: str

@@ -18,6 +18,7 @@ from t2tp.layout_check.report import Compared, FirstDifference, LayoutCheck
 from t2tp.lowering.lowering import live_operations
 from t2tp.mesh.cluster import Cluster, connect
 from t2tp.mesh.layout import Layout
+from t2tp.mesh.pipeline import names_by_stage
 from t2tp.ops.cast import CastOperation
 from t2tp.ops.dropout import DropoutOperation
 from t2tp.program.outputs import Outputs
@@ -126,7 +127,9 @@ class _Pair:
         self._gradients = {
             name.partition(" ")[2]: wanted[name] for name in wanted if name.startswith("gradient ")
         }
-        return [self._compare(name, wanted, found) for name in wanted]
+        # What layers in stages compute is inside a loop, and of another layer on each stage; their
+        # updates show whether the gradients are right.
+        return [self._compare(name, wanted, found) for name in wanted if name in found]
 
     def compare_updates(self) -> list[Compared]:
         """Compares the values of variables after the step that `run` has done."""
@@ -143,7 +146,7 @@ class _Pair:
             name = variable.spec.name
             counts = self._counts(name, after[name].shape)
             scale, error = scales[_slot(name, trained)] or 1.0, 0.0
-            for pnum in self._cluster.local_pnums:
+            for pnum in variable.local_pnums:
                 value = self._many.value_of(variable, pnum)
                 begin = variable.begin(pnum)
                 region = tuple(slice(b, b + n) for b, n in zip(begin, value.shape, strict=True))
@@ -171,7 +174,11 @@ class _Pair:
         def step_fn(mesh: Mesh, features: dict[str, upstream.Tensor]) -> dict[str, upstream.Tensor]:
             with _noting_gradients(mesh) as gradients:
                 outputs = self._step_fn(mesh, features)
-            chosen = choose(mesh, dict(outputs), gradients)
+            chosen = {
+                key: tensor
+                for key, tensor in choose(mesh, dict(outputs), gradients).items()
+                if names_by_stage(mesh, key.partition(" ")[2]) is None
+            }
             self._operations |= {name: tensor.operation for name, tensor in chosen.items()}
             return chosen
 
@@ -273,7 +280,7 @@ def _perturb(program: DoubleProgram) -> None:
             continue
         random = np.random.default_rng(zlib.crc32(variable.spec.name.encode()))
         noise = _NOISE * random.normal(size=variable.spec.shape.to_integer_list)
-        for pnum in program.cluster.local_pnums:
+        for pnum in variable.local_pnums:
             value, begin = program.value_of(variable, pnum), variable.begin(pnum)
             region = tuple(slice(b, b + n) for b, n in zip(begin, value.shape, strict=True))
             program.set_value(variable, pnum, value + noise[region])

@@ -46,7 +46,9 @@ class DoubleProgram(Program):
         if pnum not in self._wide:
             with tf.device(self.cluster.devices[pnum]):
                 self._wide[pnum] = {
-                    v.spec.name: tf.Variable(tf.cast(v.slice_of(pnum), _wide_dtype(v.spec.dtype)))
+                    v.held_by(pnum).spec.name: tf.Variable(
+                        tf.cast(v.slice_of(pnum), _wide_dtype(v.spec.dtype))
+                    )
                     for v in self._used
                 }
         return self._wide[pnum]
@@ -116,6 +118,7 @@ class _Widening:
             function.signature.name = self._functions[function.signature.name]
             for arg in (*function.signature.input_arg, *function.signature.output_arg):
                 arg.type = _WIDE.get(arg.type, arg.type)
+                arg.ClearField("experimental_full_type")
             self._attributes(function.attr)
             for arg_attributes in function.arg_attr.values():
                 self._attributes(arg_attributes.attr)
@@ -124,6 +127,7 @@ class _Widening:
     def _nodes(self, nodes: Iterable[node_def_pb2.NodeDef]) -> None:
         for node in nodes:
             node.op = self._functions.get(node.op, node.op)
+            node.ClearField("experimental_type")  # TensorFlow infers it again.
             self._attributes(node.attr)
 
     def _attributes(self, attributes: Mapping[str, attr_value_pb2.AttrValue]) -> None:

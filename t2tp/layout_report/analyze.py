@@ -10,6 +10,7 @@ from t2tp import upstream
 from t2tp.atomic_file import write_text
 from t2tp.layout_report.attribution import GRADIENTS, Attribution
 from t2tp.layout_report.html import page
+from t2tp.layout_report.pipeline import pipeline_of
 from t2tp.layout_report.report import (
     Activation,
     CollectiveLine,
@@ -83,6 +84,7 @@ def explain(program: Program) -> LayoutReport:
             tuple(_activations(live, outputs, program.layout, phases, collectives)),
             collectives,
             tuple(_gathered(graph, program.layout)),
+            pipeline_of(graph, program.layout),
         )
     )
 

@@ -29,6 +29,8 @@ class Attribution:
         """Returns the tensors that a collective serves."""
         if not collective.sums:
             return (self._of_operation(collective),)
+        if collective.kind == "allgather":
+            return self._of_gathers(collective)
         tensors = [self._tensors[name] for name in collective.sums]
         elements = [math.prod(self._layout.slice_size(t.shape)) for t in tensors]
         itemsize = collective.bytes // sum(elements)
@@ -47,6 +49,17 @@ class Attribution:
         tensors = [] if op is None else [*op.inputs, *op.outputs]
         over = dict.fromkeys(dim for t in tensors for dim in self._split(t, collective.axes))
         return CollectiveUse(collective.operation, collective.bytes, tuple(over))
+
+    def _of_gathers(self, collective: Collective) -> tuple[CollectiveUse, ...]:
+        """Attributes a collective that gathers several variables."""
+        variables = [_gathered_variable(self._operations[name]) for name in collective.sums]
+        elements = [math.prod(self._layout.slice_size(v.shape)) for v in variables if v]
+        itemsize = collective.bytes // sum(elements)
+        return tuple(
+            CollectiveUse(name, count * itemsize, (), used=(v.name,), together=len(variables))
+            for name, v, count in zip(collective.sums, variables, elements, strict=True)
+            if v
+        )
 
     def _of_sum(
         self, tensor: upstream.Tensor, num_bytes: int, axes: Sequence[str], together: int
@@ -110,7 +123,11 @@ def _sources(tensor: upstream.Tensor) -> Iterator[upstream.Tensor]:
     """Yields the tensors that a sum was computed from, through linear operations and loops."""
     op = tensor.operation
     if isinstance(op, upstream.WhileLoopOperation):
-        yield from _sources(op._body_outputs[op.outputs.index(tensor)])
+        of_body = dict(zip(op.outputs, op._body_outputs, strict=False))
+        if tensor in of_body:  # A loop may measure something about itself.
+            yield from _sources(of_body[tensor])
+        else:
+            yield tensor
         return
     if hooks(op).accepts_deferred_sums or is_linear(op):
         for x in op.inputs:

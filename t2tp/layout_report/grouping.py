@@ -21,7 +21,7 @@ def variables(data: ReportData) -> list[LayerGroup[VariableLine]]:
     """Groups the variables."""
 
     def key(line: VariableLine) -> tuple:
-        uses = wording.collectives_of_variable(data.collectives, line.tensor.name)
+        uses = wording.collectives_of_variable(data, line.tensor.name)
         slots = [_shape(slot) for slot in line.slots]
         return (_shape(line.tensor), wording.precision(line), line.trainable, *slots, *uses)
 
@@ -38,7 +38,7 @@ def activations(data: ReportData) -> list[LayerGroup[Activation]]:
     """Groups the computed activations, largest slice first."""
 
     def key(activation: Activation) -> tuple:
-        uses = wording.collectives_of_tensor(data.collectives, activation.tensor.name)
+        uses = wording.collectives_of_tensor(data, activation.tensor.name)
         return (_shape(activation.tensor), wording.facts(activation), *uses)
 
     return group_layers(data.computed(), lambda a: a.tensor.name, key)

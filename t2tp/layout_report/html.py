@@ -10,6 +10,7 @@ import tensorflow as tf
 from t2tp.layout_report import grouping, wording
 from t2tp.layout_report.html_style import STYLE
 from t2tp.layout_report.layer_groups import LayerGroup
+from t2tp.layout_report.pipeline import chart_as_svg, legend
 from t2tp.layout_report.report import Activation, ReportData, SlicedTensor, VariableLine, totals
 from t2tp.layout_report.svg import render_svg
 from t2tp.mesh.layout import Layout
@@ -27,12 +28,15 @@ def page(data: ReportData) -> str:
     """Renders the page."""
     sections = {
         "mesh": ("The mesh", _mesh(data)),
+        "pipeline": ("The pipeline", _pipeline(data)),
         "memory": ("Memory per device", _memory(data)),
         "variables": ("Variables", _variables(data)),
         "features": ("Features", _features(data)),
         "activations": ("Largest activations", _activations(data)),
         "collectives": ("Collectives of a step", _collectives(data)),
     }
+    if data.pipeline is None:
+        del sections["pipeline"]
     links = "".join(f'<a href="#{name}">{title}</a>' for name, (title, _) in sections.items())
     body = "".join(
         f'<section id="{name}"><h2>{title}</h2>{"".join(parts)}</section>'
@@ -69,6 +73,13 @@ def _mesh(data: ReportData) -> Iterator[str]:
     )
 
 
+def _pipeline(data: ReportData) -> Iterator[str]:
+    if data.pipeline is not None:
+        facts = "".join(f"<li>{escape(fact)}</li>" for fact in data.pipeline.facts())
+        yield f'<ul>{facts}</ul><div class="scroll">{chart_as_svg(data.pipeline.schedule)}</div>'
+        yield f'<p class="faint">{legend()}</p>'
+
+
 def _mesh_as_tensor(layout: Layout) -> SlicedTensor:
     """Returns a tensor with one element per processor, to draw the mesh itself."""
     rules = ";".join(f"{axis.name}:{axis.name}" for axis in layout.mesh_shape.dims)
@@ -91,7 +102,7 @@ def _memory(data: ReportData) -> Iterator[str]:
 def _variables(data: ReportData) -> Iterator[str]:
     def card(group: LayerGroup[VariableLine]) -> str:
         line = group.first
-        collectives = wording.collectives_of_variable(data.collectives, line.tensor.name)
+        collectives = wording.collectives_of_variable(data, line.tensor.name)
         facts = [wording.precision(line), wording.slots(line), *collectives]
         return _card(group.name + group.times, line.tensor, facts)
 
@@ -106,7 +117,7 @@ def _features(data: ReportData) -> Iterator[str]:
 def _activations(data: ReportData) -> Iterator[str]:
     def card(group: LayerGroup[Activation]) -> str:
         tensor = group.first.tensor
-        collectives = wording.collectives_of_tensor(data.collectives, tensor.name)
+        collectives = wording.collectives_of_tensor(data, tensor.name)
         return _card(group.name + group.times, tensor, [wording.facts(group.first), *collectives])
 
     computed = grouping.activations(data)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import enum
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import tensorflow as tf
 
 from t2tp import upstream
+from t2tp.layout_report.pipeline import PipelineLine
 from t2tp.mesh.axes import JOIN
 from t2tp.mesh.layout import Layout
+from t2tp.mesh.pipeline import LAYERS
 from t2tp.mesh.storage import name_in_use
 
 
@@ -204,6 +207,8 @@ class ReportData:
       variables: in the order of their creation.
       activations: the tensors of the step that take memory, features first.
       collectives: in program order.
+      gathered: weights that a step gathers once.
+      pipeline: the schedule of the stages; None: there are none.
     """
 
     layout: Layout
@@ -213,12 +218,37 @@ class ReportData:
     activations: tuple[Activation, ...]
     collectives: tuple[CollectiveLine, ...]
     gathered: tuple[SlicedTensor, ...] = ()
+    pipeline: PipelineLine | None = None
+
+    @functools.cached_property
+    def uses_by_variable(self) -> dict[str, list[tuple[CollectiveLine, CollectiveUse]]]:
+        """The collectives that involve each variable, with what they do for it."""
+        uses: dict[str, list[tuple[CollectiveLine, CollectiveUse]]] = {}
+        for collective, use in self._uses():
+            for name in dict.fromkeys((*use.used, use.gradient_of)):
+                if name is not None:
+                    uses.setdefault(name, []).append((collective, use))
+        return uses
+
+    @functools.cached_property
+    def uses_by_tensor(self) -> dict[str, list[tuple[CollectiveLine, CollectiveUse]]]:
+        """The collectives that complete each tensor, or that its operation emits."""
+        uses: dict[str, list[tuple[CollectiveLine, CollectiveUse]]] = {}
+        for collective, use in self._uses():
+            uses.setdefault(use.tensor.removesuffix(":0"), []).append((collective, use))
+        return uses
+
+    def _uses(self) -> Iterator[tuple[CollectiveLine, CollectiveUse]]:
+        return ((line, use) for line in self.collectives for use in line.uses)
 
     def splits(self) -> dict[str, tuple[str, ...]]:
         """Returns the dimensions that each mesh axis splits in this program."""
         tensors = [*(v.tensor for v in self.variables), *(a.tensor for a in self.activations)]
+        of_stages = {axis.name for axis in self.layout.axes_of(LAYERS)}
         return {
-            axis.name: tuple(
+            axis.name: (LAYERS,)
+            if axis.name in of_stages
+            else tuple(
                 dict.fromkeys(
                     name_in_use(dim.name)
                     for tensor in tensors

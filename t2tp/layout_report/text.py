@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from t2tp.layout_report import grouping, wording
 from t2tp.layout_report.layer_groups import LayerGroup
+from t2tp.layout_report.pipeline import chart_as_text
 from t2tp.layout_report.report import ReportData, VariableLine, totals
 
 _WIDTH = 100
@@ -14,7 +15,16 @@ _WIDTH = 100
 
 def text(data: ReportData) -> str:
     """Formats the whole report."""
-    sections = (_mesh, _memory, _variables, _features, _activations, _collectives, _remarks)
+    sections = (
+        _mesh,
+        _pipeline,
+        _memory,
+        _variables,
+        _features,
+        _activations,
+        _collectives,
+        _remarks,
+    )
     return "\n\n".join("\n".join(lines) for section in sections if (lines := [*section(data)]))
 
 
@@ -29,6 +39,13 @@ def _mesh(data: ReportData) -> Iterator[str]:
         yield f"  {fact}"
     for warning in data.warnings:
         yield f"  Warning: {warning}"
+
+
+def _pipeline(data: ReportData) -> Iterator[str]:
+    if data.pipeline is not None:
+        yield "Pipeline (F: forward pass, B: backward pass, W: gradients of weights, by microbatch)"
+        yield from (f"  {fact}" for fact in data.pipeline.facts())
+        yield from (f"  {row}" for row in chart_as_text(data.pipeline.schedule))
 
 
 def _memory(data: ReportData) -> Iterator[str]:
@@ -51,7 +68,7 @@ def _variable(data: ReportData, group: LayerGroup[VariableLine]) -> Iterator[str
     yield f"  {group.name}{group.times}  {line.tensor.describe()}"
     yield f"      {wording.slice_of(line.tensor)}"
     facts = [wording.precision(line), wording.slots(line)]
-    facts += wording.collectives_of_variable(data.collectives, line.tensor.name)
+    facts += wording.collectives_of_variable(data, line.tensor.name)
     yield from (f"      {fact}" for fact in facts if fact)
 
 
@@ -74,7 +91,7 @@ def _activations(data: ReportData) -> Iterator[str]:
         tensor = group.first.tensor
         yield f"  {group.name}{group.times}  {tensor.describe()}"
         yield f"      {wording.slice_of(tensor)}; {wording.facts(group.first)}"
-        for line in wording.collectives_of_tensor(data.collectives, tensor.name):
+        for line in wording.collectives_of_tensor(data, tensor.name):
             yield f"      {line}"
 
 

@@ -115,14 +115,12 @@ def axes(collective: CollectiveLine) -> str:
     return " and ".join(collective.axes)
 
 
-def collectives_of_variable(collectives: Sequence[CollectiveLine], variable: str) -> list[str]:
+def collectives_of_variable(data: ReportData, variable: str) -> list[str]:
     """Returns one sentence per collective that involves a variable."""
     return [
         f"{collective.kind} over {axes(collective)} of {_part_of(variable, collective, use)},"
         f" {size(use.bytes)}{_over(use)}{_coalesced(use)}"
-        for collective in collectives
-        for use in collective.uses
-        if variable == use.gradient_of or variable in use.used
+        for collective, use in data.uses_by_variable.get(variable, ())
     ]
 
 
@@ -136,13 +134,11 @@ def _part_of(variable: str, collective: CollectiveLine, use: CollectiveUse) -> s
     return f"a {collective.phase.value} matmul with it" + (f" and {others} more" if others else "")
 
 
-def collectives_of_tensor(collectives: Sequence[CollectiveLine], name: str) -> list[str]:
+def collectives_of_tensor(data: ReportData, name: str) -> list[str]:
     """Returns one sentence per collective that completes a tensor or that its operation emits."""
     return [
         f"{collective.kind} over {axes(collective)}, {size(use.bytes)}{_over(use)}{_coalesced(use)}"
-        for collective in collectives
-        for use in collective.uses
-        if use.tensor.removesuffix(":0") == name
+        for collective, use in data.uses_by_tensor.get(name, ())
     ]
 
 

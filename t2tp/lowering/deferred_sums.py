@@ -17,9 +17,11 @@ from t2tp.lowering.linear_operations import Users, can_defer_past
 from t2tp.lowering.mesh_impl import LaidOutTensor, SpmdMeshImpl
 from t2tp.lowering.operation import hooks
 
-# Bytes. Coalescing a larger sum gains nothing: copying it costs as much as a second collective.
-_SMALL = 1 << 20
+# Bytes. Coalescing a larger tensor gains nothing: copying it costs as much as a second collective.
+SMALL = 1 << 20
 _LARGEST_TOGETHER = 1 << 24
+# So many small sums that will be needed are reduced at once, while what comes later is computed.
+BUCKET = 1 << 22
 
 
 def required_values(operations: list[upstream.Operation], users: Users) -> set[upstream.Tensor]:
@@ -87,8 +89,10 @@ class Reductions:
         """
         axes = self.mesh_impl.layout.axes.separate(lazy.mesh_axes)
         deferred = DeferredSum(self, name, lazy.laid_out_input, axes)
-        if is_needed and deferred.num_bytes <= _SMALL:
+        if is_needed and deferred.num_bytes <= SMALL:
             self._deferred.append(deferred)
+            if sum(each.num_bytes for each in self._coalesced(deferred)) >= BUCKET:
+                self.reduce(deferred)
         elif is_needed:
             # Nothing is added to it any more, and nothing else fits into its collective, which
             # begins while what comes later is computed: other gradients, say.
@@ -113,7 +117,7 @@ class Reductions:
         """Sums over the axes of `required`; at least in float32 if that costs nothing."""
         dtype = addend.dtype
         is_narrow = dtype in (tf.bfloat16, tf.float16)
-        if is_narrow and required.num_bytes <= _SMALL:
+        if is_narrow and required.num_bytes <= SMALL:
             addend = tf.cast(addend, tf.float32)
         allreduce = self.mesh_impl.collectives.allreduce
         return tf.cast(allreduce(addend, required.mesh_axes, "Add", names), dtype)
@@ -121,7 +125,7 @@ class Reductions:
     def _coalesced(self, required: DeferredSum) -> list[DeferredSum]:
         """Returns the sum and other deferred ones over the same axes, up to a total size."""
         together, total = [required], required.num_bytes
-        if total > _SMALL:
+        if total > SMALL:
             return together
         for other in self._deferred:
             fits = total + other.num_bytes <= _LARGEST_TOGETHER

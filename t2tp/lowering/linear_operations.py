@@ -60,12 +60,53 @@ def lower_add(op: upstream.AddOperation, lowering: Lowering) -> None:
     """Adds two tensors.
 
     If both are deferred sums that other operations need anyway, it adds the reduced sums: adding
-    the partial sums would cost a third all-reduce.
+    the partial sums would cost a third all-reduce. A bias is added to a sum that stays deferred if
+    a reshape follows, with which it may become a reduce-scatter.
     """
+    (y,) = op.outputs
+    for x, bias in (op.inputs, op.inputs[::-1]):
+        if _is_biased_sum(x, bias, y, lowering):
+            _add_bias(x, bias, y, lowering)
+            return
     if all(lowering.is_surely_needed(x) for x in op.inputs):
         for x in op.inputs:
             lowering.set_slice(x, lowering.slice(x))
     op.lower(lowering)
+
+
+def _is_biased_sum(
+    x: upstream.Tensor, bias: upstream.Tensor, y: upstream.Tensor, lowering: Lowering
+) -> bool:
+    """Whether y = x + bias, x is a deferred sum that nothing else needs, and a reshape follows."""
+    in_order = [dim for dim in y.shape.dims if dim in bias.shape.dims]
+    if x.shape != y.shape or bias.shape.size >= y.shape.size or bias.shape.dims != in_order:
+        return False
+    of_x, of_y = lowering.users(x), lowering.users(y)
+    if len(of_x) != 1 or len(of_y) != 1 or of_y[0] is None:
+        return False
+    is_reshaped = isinstance(of_y[0], upstream.ReshapeOperation)
+    if not is_reshaped and not can_defer_past(of_y[0], lowering.users):
+        return False
+    return bool(lowering.partial_sum(x)[1]) and not lowering.partial_sum(bias)[1]
+
+
+def _add_bias(
+    x: upstream.Tensor, bias: upstream.Tensor, y: upstream.Tensor, lowering: Lowering
+) -> None:
+    """Adds a bias to one of the partial sums of x; y is a deferred sum, too."""
+    addend, axes = lowering.partial_sum(x)
+    collectives = lowering.mesh_impl(y).collectives
+    is_first = tf.reduce_all([tf.equal(collectives.coordinate(axis), 0) for axis in axes])
+    own = lowering.slice(bias)
+    own = tf.where(is_first, own, tf.zeros_like(own))
+    own = tf.reshape(own, _expanded(own.shape.as_list(), bias.shape, y.shape))
+    lowering.set_sum_over_axes(y, addend + own, axes)
+
+
+def _expanded(sizes: Sequence[int], old: upstream.Shape, new: upstream.Shape) -> list[int]:
+    """Returns the sizes of a slice with a size of 1 for the dimensions that it lacks."""
+    by_dim = dict(zip(old.dims, sizes, strict=True))
+    return [by_dim.get(dim, 1) for dim in new.dims]
 
 
 def _negates(op: upstream.Operation) -> bool:

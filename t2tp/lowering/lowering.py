@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from t2tp import upstream
 from t2tp.lowering.deferred_sums import Reductions, required_values
-from t2tp.lowering.gather_schedule import Latest, gathered_ahead
+from t2tp.lowering.gather_schedule import Latest, in_groups, lower_gathers
 from t2tp.lowering.gradients import lower_generic_gradient, lower_pool_gradient
 from t2tp.lowering.linear_operations import can_defer_past, lower_add, lower_linear
 from t2tp.lowering.mesh_impl import LaidOutTensor, SpmdMeshImpl
@@ -22,6 +22,7 @@ from t2tp.lowering.one_hot_einsum import lower_einsum, lower_one_hot
 from t2tp.lowering.operation import hooks
 from t2tp.lowering.random_ops import lower_random
 from t2tp.lowering.reshape import lower_reshape
+from t2tp.lowering.scatters import Scatters
 from t2tp.lowering.side_effects import (
     lower_conditionally,
     lower_depend,
@@ -71,24 +72,33 @@ def has_effect(op: upstream.Operation) -> bool:
     return any(isinstance(inner, _EFFECTS) for inner in all_operations([op]))
 
 
-def _producers(op: upstream.Operation) -> set[upstream.Operation]:
-    producers = {tensor.operation for tensor in op.inputs}
-    for tensor in (hooks(op).rng_dependency, hooks(op).predicate):
-        if tensor is not None:
-            producers.add(tensor.operation)
-    if isinstance(op, upstream.Assign):
-        producers.update(op.variables)
+def tensors_read(op: upstream.Operation) -> list[upstream.Tensor]:
+    """Returns the tensors that an operation, or one inside it, depends on.
+
+    Of a loop those of its body are among them.
+    """
+    read = [*op.inputs]
+    read += [x for x in (hooks(op).rng_dependency, hooks(op).predicate) if x is not None]
     if isinstance(op, upstream.PrintOperation):
-        producers.update(tensor.operation for tensor in op._data)
+        read += op._data
     if isinstance(op, upstream.Depend):
-        for dependency in op._dependencies:
-            producers.add(
-                dependency if isinstance(dependency, upstream.Operation) else dependency.operation
-            )
+        for x in op._dependencies:
+            read += x.outputs if isinstance(x, upstream.Operation) else [x]
     if isinstance(op, upstream.WhileLoopOperation):
         for inner in (*op._cond_ops, *op._body_ops):
-            producers.update(_producers(inner))
-        producers.update(t.operation for t in (op._cond_output, *op._body_outputs))
+            read += tensors_read(inner)
+        read += [op._cond_output, *op._body_outputs]
+    return read
+
+
+def _producers(op: upstream.Operation) -> set[upstream.Operation]:
+    """Returns the operations that one needs; of a variable that it only assigns to, that."""
+    producers = {tensor.operation for tensor in tensors_read(op)}
+    for inner in all_operations([op]):
+        if isinstance(inner, upstream.Assign):
+            producers.update(inner.variables)
+        if isinstance(inner, upstream.Depend):
+            producers.update(x for x in inner._dependencies if isinstance(x, upstream.Operation))
     return producers
 
 
@@ -97,6 +107,9 @@ class Lowering(upstream.Lowering):
 
     Attributes:
       latest: what was computed last.
+      scatters: deferred reduce-scatters.
+      updated_in_place: tensors that take what is written into a microbatch of theirs: nothing reads
+        the rows that they had before.
     """
 
     def __init__(
@@ -117,34 +130,50 @@ class Lowering(upstream.Lowering):
         self._microbatch: Microbatch | None = None
         self._rng_dependency: tf.Tensor | None = None
         self._reductions = Reductions(mesh_impl)
+        self.scatters = Scatters(mesh_impl)
         self._needed: set[upstream.Tensor] = set()
+        # Of the whole graph: a variable may be read in another part than that it is lowered with.
+        self._read = set(needed).union(*map(tensors_read, graph.operations))
         self._users: dict[upstream.Tensor, list[upstream.Operation | None]] = defaultdict(list)
         self._users_known: set[upstream.Operation] = set()
         # By graph, too: a tensor of a loop's body cannot be used outside it.
         self._shared: dict[tuple[tf.Graph, Hashable], Any] = {}
         self.latest = Latest()
+        self.updated_in_place: set[upstream.Tensor] = set()
         self.lower_operations(graph.operations, needed)
 
     def lower_operations(
-        self, operations: Sequence[upstream.Operation], needed: Iterable[upstream.Tensor]
+        self,
+        operations: Sequence[upstream.Operation],
+        needed: Iterable[upstream.Tensor],
+        addends: Iterable[upstream.Tensor] = (),
     ) -> None:
-        """Lowers those of the operations that `needed` tensors or side effects depend on."""
+        """Lowers those of the operations that `needed` tensors or side effects depend on.
+
+        Args:
+          operations: in order.
+          needed: tensors.
+          addends: those of them of which a loop needs only this processor's partial sums: it adds
+            these up, and they are reduced once, after the loop.
+        """
         needed = list(needed)
         live = live_operations(operations, needed)
         self._note_users(live, needed)
-        self._needed |= required_values(live, self.users) | set(needed)
+        self._needed |= required_values(live, self.users) | (set(needed) - set(addends))
         (mesh_impl,) = self.mesh_to_impl.values()
         storage = mesh_impl.layout.storage
-        gathers_per_use = storage.stage == 3
-        if gathers_per_use:
-            live = gathered_ahead(live, storage.prefetch)
-        for op in live:
+        for group in in_groups(live, storage):
+            op = group[0]
             zero = hooks(op).rng_dependency
             self._rng_dependency = None if zero is None else self.slice(zero)
             with tf.name_scope(op.name), mesh_impl.collectives.attributed_to(op.name):
-                self._lower(op)
-                if gathers_per_use:
-                    self.latest.note(op, self)
+                if len(group) > 1:
+                    lower_gathers(group, self)
+                else:
+                    self._lower(op)
+                if storage.stage == 3:
+                    for each in group:
+                        self.latest.note(each, self)
 
     def _note_users(
         self, operations: Iterable[upstream.Operation], needed: Iterable[upstream.Tensor]
@@ -167,6 +196,19 @@ class Lowering(upstream.Lowering):
             rule(op, self)
         else:
             lower_conditionally(op, predicate, rule, self)
+
+    @contextlib.contextmanager
+    def isolated(self) -> Iterator[None]:
+        """While this is active, what is lowered is forgotten at the end.
+
+        What is lowered in one branch of a condition cannot be used in another one.
+        """
+        before, in_place = self.tensors, self.updated_in_place
+        self.tensors, self.updated_in_place = dict(before), set(in_place)
+        try:
+            yield
+        finally:
+            self.tensors, self.updated_in_place = before, in_place
 
     @contextlib.contextmanager
     def inside_loop(self, iteration: tf.Tensor) -> Iterator[None]:
@@ -263,6 +305,10 @@ class Lowering(upstream.Lowering):
         """Whether an operation needs a tensor's value, so that a deferred sum will be reduced."""
         return tensor in self._needed
 
+    def is_read(self, tensor: upstream.Tensor) -> bool:
+        """Whether an operation or the caller uses a tensor: a slot may only be updated."""
+        return tensor in self._read
+
     def users(self, tensor: upstream.Tensor) -> Sequence[upstream.Operation | None]:
         """Returns the operations that use a tensor; None: the caller, which reads an output."""
         return self._users[tensor]
@@ -321,6 +367,15 @@ def lower_constant(op: upstream.Constant, lowering: Lowering) -> None:
     )
 
 
+def lower_variable(op: upstream.Variable, lowering: Lowering) -> None:
+    """Looks up the variable's slice; reads it unless it is only assigned to."""
+    if lowering.is_read(op.value):
+        op.lower(lowering)
+        return
+    mesh_impl = lowering.mesh_impl(op)
+    lowering.variables[op] = mesh_impl.LaidOutVariable(op, mesh_impl)
+
+
 def lower_reduce(op: upstream.ReduceOperation, lowering: Lowering) -> None:
     """Reduces a slice; a sum over the mesh is deferred."""
     (x,), (y,) = op.inputs, op.outputs
@@ -351,5 +406,6 @@ _RULES: dict[type[upstream.Operation], Callable[[upstream.Operation, Lowering], 
     upstream.ReduceOperation: lower_reduce,
     upstream.ReshapeOperation: lower_reshape,
     upstream.ScalarSummaryOperation: lower_scalar_summary,
+    upstream.Variable: lower_variable,
     upstream.WhileLoopOperation: lower_while_loop,
 }

@@ -7,10 +7,13 @@ same program on its own slices.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import tensorflow as tf
+import tensorflow.compat.v1 as tf1
 
 from t2tp import upstream
 from t2tp.lowering import matmul, random
@@ -114,6 +117,7 @@ class SpmdMeshImpl(upstream.MeshImpl):
         seed: int,
         variable_slices: Mapping[str, tf.Variable],
         target: Target,
+        names_by_stage: Callable[[str], Sequence[str | None] | None] = lambda _: None,
     ) -> None:
         """Prepares to lower one graph.
 
@@ -125,6 +129,8 @@ class SpmdMeshImpl(upstream.MeshImpl):
           seed: of random operations.
           variable_slices: the processor's slice of each variable, by name.
           target: what the program will run on.
+          names_by_stage: what an operation of a layer is called on each stage of a pipeline; None:
+            it has one name.
         """
         super().__init__(layout.mesh_shape, layout.mtf_rules)
         self.layout = layout
@@ -134,6 +140,9 @@ class SpmdMeshImpl(upstream.MeshImpl):
         self._pnum = pnum
         self._step = step
         self._seed = seed
+        self._names_by_stage = names_by_stage
+        # By graph, too: a tensor of a loop's body cannot be used outside it.
+        self._made: dict[tuple[tf.Graph, Hashable], tf.Tensor] = {}
 
     @property
     def shape(self) -> upstream.Shape:
@@ -232,19 +241,42 @@ class SpmdMeshImpl(upstream.MeshImpl):
             the tensor of the full batch.
         """
         sizes = shape.to_integer_list
-        along = [
-            tf.range(n, dtype=tf.int32) + begin
-            for n, begin in zip(
-                self.slice_shape(shape), self.slice_begin_tensors(shape), strict=True
-            )
-        ]
         if microbatch is not None:
             sizes = [microbatch.whole_size(dim) for dim in shape.dims]
-            along = [
-                microbatch.whole_index(dim, index)
-                for dim, index in zip(shape.dims, along, strict=True)
+        begins = self.slice_begin_tensors(shape)
+        part = microbatch and (microbatch.number.ref(), microbatch.count)
+
+        def offsets(axis: int) -> tf.Tensor:
+            dim, begin = shape.dims[axis], begins[axis]
+            along = tf.range(self.slice_shape(upstream.Shape([dim]))[0], dtype=tf.int32)
+            if not isinstance(begin, int):
+                along += begin
+            if microbatch is not None:
+                along = microbatch.whole_index(dim, along)
+            return random.offsets(sizes, axis, along)
+
+        # Many tensors share dimensions, and their offsets are small.
+        return random.sum_of_offsets(
+            [
+                self._once(
+                    ("offsets", dim, *sizes[axis + 1 :], part),
+                    functools.partial(offsets, axis),
+                )
+                for axis, dim in enumerate(shape.dims)
             ]
-        return random.element_index(sizes, along)
+        )
+
+    def _once(self, key: Hashable, make: Callable[[], tf.Tensor]) -> tf.Tensor:
+        """Returns a value that several operations of a TensorFlow graph need.
+
+        Args:
+          key: everything that the value depends on.
+          make: computes it, when it is first needed in the current graph.
+        """
+        where = (tf1.get_default_graph(), key)
+        if where not in self._made:
+            self._made[where] = make()
+        return self._made[where]
 
     def random_bits(
         self,
@@ -266,13 +298,24 @@ class SpmdMeshImpl(upstream.MeshImpl):
             rows in the tensor of the full batch.
         """
         index = self.element_index(shape, microbatch)
-        key: int | tf.Tensor = random.make_key(self._seed, "operation", name)
+        key = self._key(name)
         for iteration in loop_iterations:
             key = random.fold_in(key, iteration)
-        step = self._step
-        if rng_dependency is not None:
-            step += tf.cast(rng_dependency, step.dtype)
-        return LaidOutTensor([random.bits(key, index, step)])
+        if rng_dependency is None:
+            first = self._once("first counter", lambda: random.first_counter(self._step))
+        else:
+            first = random.first_counter(self._step + tf.cast(rng_dependency, self._step.dtype))
+        return LaidOutTensor([random.bits_of_counter(key, index + first)])
+
+    def _key(self, name: str) -> int | tf.Tensor:
+        """Returns the key of an operation's random bits: on each stage that of its own layer."""
+        names = self._names_by_stage(name)
+        stages = self.layout.stage_axis
+        if names is None or stages is None:
+            return random.make_key(self._seed, "operation", name)
+        keys = [random.make_key(self._seed, "operation", own) for own in names]
+        constants = tf.constant(np.array(keys, np.uint64))
+        return tf.gather(constants, self.collectives.coordinate(stages))
 
     def import_tf_tensor(self, x: upstream.Tensor, tf_x: tf.Tensor) -> LaidOutTensor:
         """Slices a tensor that is complete on every processor."""

@@ -50,8 +50,14 @@ def sum_of_squares(x, dim):
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from t2tp import upstream
 from t2tp.mesh.layout import Layout, LayoutError, describe
+
+if TYPE_CHECKING:
+    from t2tp.lowering.lowering import Lowering
+    from t2tp.lowering.reshape import Relayout
 
 
 class Hooks:
@@ -69,7 +75,7 @@ class Hooks:
       joint_shape: dimensions that must not be split over the same mesh axis though no tensor has
         all of them; None if the shapes of inputs and outputs imply it.
       gathered_variable: the name of the variable that it gathers, if it gathers one that is sharded
-        at rest. It is then lowered a bounded number of layers ahead of its use.
+        at rest. Then `to_gather` says what is to be gathered.
       matmul_flops: floating-point operations of its matmuls on the whole mesh, from which the
         trainer computes the utilization of the devices. Of operations of the forward pass only.
     """
@@ -84,6 +90,10 @@ class Hooks:
     def matmul_flops(self) -> int:
         """See the class."""
         return 0
+
+    def to_gather(self, lowering: Lowering) -> Relayout:
+        """Returns the slice that is to be gathered for the only output; see `gathered_variable`."""
+        raise NotImplementedError
 
     def check_layout(self, layout: Layout) -> None:
         """Checks conditions on the layout that only the operation knows.
@@ -117,7 +127,7 @@ _DEFAULT_HOOKS = Hooks()
 
 def hooks(op: upstream.Operation) -> Hooks:
     """Returns the hooks of an operation: its own, or for mesh-tensorflow's those of the table."""
-    if isinstance(op, Operation):
+    if isinstance(op, Hooks):
         return op
     known = (_UPSTREAM_HOOKS[base] for base in type(op).__mro__ if base in _UPSTREAM_HOOKS)
     return next(known, _DEFAULT_HOOKS)

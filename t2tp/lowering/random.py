@@ -9,6 +9,7 @@ the same on CPUs, GPUs and under XLA.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 from collections.abc import Sequence
@@ -55,13 +56,34 @@ def element_index(shape: Sequence[int], along: Sequence[tf.Tensor]) -> tf.Tensor
     Returns:
       a uint64 tensor of the sizes of the vectors.
     """
-    index = tf.zeros([1] * len(shape), tf.uint64)
-    stride = 1
-    for axis in reversed(range(len(shape))):
-        offsets = tf.cast(along[axis], tf.uint64) * tf.constant(stride, tf.uint64)
-        index += tf.reshape(offsets, [-1 if a == axis else 1 for a in range(len(shape))])
-        stride *= shape[axis]
-    return index
+    return sum_of_offsets([offsets(shape, axis, index) for axis, index in enumerate(along)])
+
+
+def offsets(shape: Sequence[int], axis: int, along: tf.Tensor) -> tf.Tensor:
+    """Returns what the indices along one dimension add to an element's row-major index.
+
+    Args:
+      shape: the global shape.
+      axis: of the dimension.
+      along: indices along it, an int32 vector.
+
+    Returns:
+      a uint64 tensor [len(along), 1, ..., 1] with a dimension for each of `shape[axis:]`.
+    """
+    values = tf.cast(along, tf.uint64)
+    stride = math.prod(shape[axis + 1 :])
+    if stride > 1:
+        values *= tf.constant(stride, tf.uint64)
+    later = len(shape) - axis - 1
+    return tf.reshape(values, [-1] + [1] * later) if later else values
+
+
+def sum_of_offsets(each: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Adds the `offsets` of all dimensions; without any, 0."""
+    if not each:
+        return tf.zeros([], tf.uint64)
+    # The last dimensions first: the partial sums are small.
+    return functools.reduce(tf.add, reversed(each))
 
 
 def slice_bits(
@@ -113,8 +135,17 @@ def fold_in(key: int | tf.Tensor, number: tf.Tensor) -> tf.Tensor:
 
 def bits(key: int | tf.Tensor, index: tf.Tensor, step: tf.Tensor | int = 0) -> tf.Tensor:
     """Returns 32 random bits for each index: a uint32 tensor of the shape of `index` (uint64)."""
-    step = tf.cast(step, tf.uint64)
-    counter = index + tf.bitwise.left_shift(step, tf.constant(_STEP_SHIFT, tf.uint64))
+    is_first = isinstance(step, int) and step == 0
+    return bits_of_counter(key, index if is_first else index + first_counter(step))
+
+
+def first_counter(step: tf.Tensor | int) -> tf.Tensor:
+    """Returns the counter of the first element in a step: a uint64 scalar."""
+    return tf.bitwise.left_shift(tf.cast(step, tf.uint64), tf.constant(_STEP_SHIFT, tf.uint64))
+
+
+def bits_of_counter(key: int | tf.Tensor, counter: tf.Tensor) -> tf.Tensor:
+    """Returns 32 random bits for each counter (uint64): a uint32 tensor of its shape."""
     k = tf.convert_to_tensor(key, tf.uint64)
     x = y = counter * k
     z = y + k

@@ -12,13 +12,16 @@ second splits at a factor within the parts that the first has made.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import math
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import tensorflow as tf
 
 from t2tp import upstream
+from t2tp.lowering.deferred_sums import BUCKET, SMALL
 from t2tp.lowering.mesh_impl import SpmdMeshImpl
+from t2tp.lowering.scatters import Scatter
 
 if TYPE_CHECKING:
     from t2tp.lowering.lowering import Lowering
@@ -34,27 +37,81 @@ def lower_reshape(op: upstream.ReshapeOperation, lowering: Lowering) -> None:
         value = lowering.slice(op.inputs[0])
     else:
         value, summed_axes = lowering.partial_sum(op.inputs[0])
+    scatter = plan.only_scatter(value, summed_axes)
+    if scatter is not None and lowering.scatters.accepts(scatter):
+        lowering.set_tensor_lowering(op.outputs[0], lowering.scatters.defer(scatter))
+        return
     value, summed_axes = plan.execute(value, summed_axes)
     lowering.set_sum_over_axes(op.outputs[0], value, summed_axes)
 
 
-def relayout(
-    mesh_impl: SpmdMeshImpl,
-    x: tf.Tensor,
-    name: str,
-    old_shape: upstream.Shape,
-    new_shape: upstream.Shape,
-) -> tf.Tensor:
-    """Converts a processor's slice of a tensor from one shape and layout to another.
+class Relayout(NamedTuple):
+    """A processor's slice of a tensor, to be converted from one shape and layout to another.
+
+    Attributes:
+      x: the slice.
+      name: of the operation that asks for it.
+      old_shape: whose slice `x` is.
+      new_shape: whose slice is wanted.
+    """
+
+    x: tf.Tensor
+    name: str
+    old_shape: upstream.Shape
+    new_shape: upstream.Shape
+
+
+def relayout_all(mesh_impl: SpmdMeshImpl, wanted: Sequence[Relayout]) -> list[tf.Tensor]:
+    """Converts slices; small ones that only have to be gathered are gathered together.
 
     Args:
       mesh_impl: the processor's.
-      x: the slice.
-      name: of the tensor.
-      old_shape: whose slice `x` is.
-      new_shape: whose slice is returned.
+      wanted: the slices, and what becomes of them.
     """
-    return _ReshapePlan(mesh_impl, name, old_shape, new_shape).execute(x, [])[0]
+    plans = [_ReshapePlan(mesh_impl, w.name, w.old_shape, w.new_shape) for w in wanted]
+    results: dict[int, tf.Tensor] = {}
+    for bucket in _gathered_together(wanted, [plan.only_gathered() for plan in plans]):
+        if len(bucket) == 1:
+            (i,) = bucket
+            results[i] = plans[i].execute(wanted[i].x, [])[0]
+            continue
+        axes = plans[bucket[0]].only_gathered() or []
+        flat = tf.concat([tf.reshape(wanted[i].x, [-1]) for i in bucket], axis=0)
+        with mesh_impl.collectives.attributed_to(wanted[bucket[0]].name):
+            names = [wanted[i].name for i in bucket]
+            gathered = mesh_impl.collectives.gather(flat, axes, names)
+        # [coordinate on each axis..., elements] -> [member, elements]
+        by_member = tf.reshape(gathered, [-1, *flat.shape])
+        sizes = [math.prod(wanted[i].x.shape.as_list()) for i in bucket]
+        for i, whole in zip(bucket, tf.split(by_member, sizes, axis=1), strict=True):
+            results[i] = plans[i].gathered(wanted[i].x, whole)
+    return [results[i] for i in range(len(wanted))]
+
+
+def _gathered_together(
+    wanted: Sequence[Relayout], axes: Sequence[Sequence[int] | None]
+) -> Iterator[list[int]]:
+    """Yields which of the slices are gathered in one collective, in their order.
+
+    Args:
+      wanted: the slices.
+      axes: those over which each is gathered; None: it is not only gathered.
+    """
+    buckets: list[list[int]] = []
+    open_ones: dict[tuple, list[int]] = {}
+    for i, (each, over) in enumerate(zip(wanted, axes, strict=True)):
+        size = math.prod(each.new_shape.to_integer_list) * each.x.dtype.size
+        if over is None or size > SMALL:
+            buckets.append([i])
+            continue
+        key = tuple(over), each.x.dtype
+        bucket = open_ones.get(key, [])
+        held = sum(math.prod(wanted[j].new_shape.to_integer_list) for j in bucket)
+        if not bucket or held * each.x.dtype.size + size > BUCKET:
+            bucket = open_ones[key] = []
+            buckets.append(bucket)
+        bucket.append(i)
+    yield from buckets
 
 
 class Factor(NamedTuple):
@@ -174,6 +231,49 @@ class _ReshapePlan:
         that less is left to reduce.
         """
         return any(self._new.get(axis) != factor for axis, factor in self._old.items())
+
+    def only_gathered(self) -> list[int] | None:
+        """Returns the axes over which the tensor is to be gathered; None if that is not all."""
+        gathered = [axis for axis in self._old if axis not in self._new]
+        stay = {axis: factor for axis, factor in self._old.items() if axis in self._new}
+        return gathered if gathered and stay == self._new else None
+
+    def gathered(self, x: tf.Tensor, whole: tf.Tensor) -> tf.Tensor:
+        """Returns the slice of the new shape, of a tensor that is only gathered.
+
+        Args:
+          x: the slice of the old shape.
+          whole: what was gathered, [member, number of elements of `x`].
+        """
+        part = _FactoredSlice(x, self._old_rest)
+        part.put([self._old[axis] for axis in self.only_gathered() or []], whole)
+        return tf.reshape(part.value, self._mesh_impl.slice_shape(self._new_shape))
+
+    def only_scatter(self, x: tf.Tensor, summed_axes: list[int]) -> Scatter | None:
+        """Returns the reduce-scatter that the conversion of a partial sum is; None if it is more.
+
+        Args:
+          x: the partial sum.
+          summed_axes: the mesh axes of the sum.
+        """
+        added = {axis: factor for axis, factor in self._new.items() if axis not in self._old}
+        stay = {axis: factor for axis, factor in self._new.items() if axis in self._old}
+        part = _FactoredSlice(x, self._old_rest)
+        if (
+            not added
+            or stay != self._old
+            or set(added) != set(summed_axes)
+            or not all(part.has(factor) for factor in added.values())
+        ):
+            return None
+        parts = part.take(list(added.values()))
+        shape = self._mesh_impl.slice_shape(self._new_shape)
+
+        def finish(own: tf.Tensor) -> tf.Tensor:
+            part.put([], own)
+            return tf.reshape(part.value, shape)
+
+        return Scatter(self._name, parts, list(added), shape, finish)
 
     def execute(self, x: tf.Tensor, summed_axes: list[int]) -> tuple[tf.Tensor, list[int]]:
         """Converts the processor's slice from the old shape and layout to the new ones.

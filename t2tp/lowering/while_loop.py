@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import tensorflow as tf
 
 from t2tp import upstream
+from t2tp.lowering.scatters import DeferredScatter
+from t2tp.lowering.shared_constants import shared_constants
 
 if TYPE_CHECKING:
     from t2tp.lowering.lowering import Lowering
@@ -58,7 +60,7 @@ def lower_while_loop(
     collectives = mesh_impl.collectives
     condition = _Condition(op, lowering)
     summed_axes: list[list[int]] = []
-    _reduce_what_comes_from_outside(op, lowering)
+    reduce_what_comes_from_outside(op, lowering)
 
     def goes_on(state: _LoopState) -> tf.Tensor:
         if state.goes_on:
@@ -68,9 +70,9 @@ def lower_while_loop(
 
     def body(state: _LoopState) -> list[_LoopState]:
         collectives_before = len(collectives.log)
-        with inside(state.iteration):
+        with shared_constants(), inside(state.iteration):
             _bind(op._body_inputs, state.variables, lowering)
-            lowering.lower_operations(op._body_ops, op._body_outputs)
+            lowering.lower_operations(op._body_ops, op._body_outputs, accumulators)
             variables = [lowering.slice(tensor) for tensor in next_variables]
             addends = [lowering.partial_sum(tensor) for tensor in accumulators]
             sums = [total + x for total, (x, _) in zip(state.sums, addends, strict=True)]
@@ -145,9 +147,9 @@ def _bind(
         lowering.set_slice(placeholder, value)
 
 
-def _reduce_what_comes_from_outside(op: upstream.WhileLoopOperation, lowering: Lowering) -> None:
+def reduce_what_comes_from_outside(op: upstream.WhileLoopOperation, lowering: Lowering) -> None:
     """Reduces the deferred sums that the loop uses before it begins, not in each iteration."""
     used = [tensor for inner in (*op._cond_ops, *op._body_ops) for tensor in inner.inputs]
     for tensor in (*used, op._cond_output, *op._body_outputs):
-        if isinstance(lowering.tensors.get(tensor), upstream.LazyAllreduceSum):
+        if isinstance(lowering.tensors.get(tensor), (upstream.LazyAllreduceSum, DeferredScatter)):
             lowering.slice(tensor)

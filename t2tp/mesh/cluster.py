@@ -51,6 +51,11 @@ class Cluster:
     nccl: bool = False
 
     @property
+    def on_cpu(self) -> bool:
+        """Whether the processors are CPUs."""
+        return "GPU" not in self.devices[0]
+
+    @property
     def local_pnums(self) -> range:
         """The processors of this process."""
         return self.pnums_of(self.process_id)

@@ -48,7 +48,8 @@ class Collective:
       bytes: size of the slice that each processor puts in.
       name: TensorFlow's name of the place that asked for it.
       operation: the mtf operation that asked for it; empty for an output of the program.
-      sums: names of the tensors that it completes, if it reduces deferred sums.
+      sums: names of the tensors that it completes, if it reduces deferred sums; if it gathers
+        several variables, of the operations that ask for them.
       times: how often a step runs it; 1 in a loop whose length is known only when it runs.
     """
 
@@ -198,8 +199,8 @@ class Collectives:
         axes = sorted(self._real_axes(axes))
         return tf.reshape(self.gather(x, axes), [-1, *x.shape]) if axes else x[None]
 
-    def gather(self, x: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:
-        """Gathers `x` from the group along some axes.
+    def gather(self, x: tf.Tensor, axes: Sequence[int], names: Sequence[str] = ()) -> tf.Tensor:
+        """Gathers `x` from the group along some axes; `names`: of operations whose parts it is.
 
         Returns:
           [coordinate on the first axis, on the second, ..., *x.shape]; a joint axis counts as its
@@ -207,8 +208,8 @@ class Collectives:
         """
         axes = self._real_axes(axes)
         if _carrier(x.dtype) != x.dtype:
-            return _carried(lambda c: self.gather(c, axes), x)
-        self._record("allgather", sorted(axes), x)
+            return _carried(lambda c: self.gather(c, axes, names), x)
+        self._record("allgather", sorted(axes), x, names)
         gathered = self._emit(tf.raw_ops.CollectiveGatherV2, x[None], self._group(sorted(axes)))
         gathered = tf.ensure_shape(gathered, [self._size(axes), *x.shape])
         return self._in_order_of(axes, gathered)
@@ -352,6 +353,18 @@ class Collectives:
         if all(has):
             return move()
         return tf.cond(tf.gather(has, self._pnum), move, lambda: otherwise)
+
+    def wire(self, axis: int, step: int) -> Wire:
+        """Returns a wire from each member of a group along an axis to the one `step` after it."""
+        numbers = self._numbers_along(axis)
+        receivers = []
+        for pnum in range(len(self._devices)):
+            place = self._coordinate_of(pnum, axis)
+            following = numbers[(place + step) % len(numbers)]
+            receivers.append(pnum - numbers[place] + following)
+        instance = next(_instance_keys)
+        self.groups[instance] = [[receivers.index(pnum)] for pnum in range(len(receivers))]
+        return Wire(self, axis, receivers, self._pair_key(), instance)
 
     def _broadcast(self, x: tf.Tensor, axis: int, source: int) -> tf.Tensor:
         """The `x` of one member: the others add zeros to it, as integers, which keeps every bit."""
@@ -514,7 +527,11 @@ class Collectives:
         return tuple(self._axes.mesh_shape.dims[axis].name for axis in axes)
 
     def _record(
-        self, kind: str, axes: Sequence[int], x: tf.Tensor, sums: Sequence[str] = ()
+        self,
+        kind: str,
+        axes: Sequence[int],
+        x: tf.Tensor | tf.TensorSpec,
+        sums: Sequence[str] = (),
     ) -> None:
         num_bytes = math.prod(x.shape.as_list()) * x.dtype.size
         scope = tf.compat.v1.get_default_graph().get_name_scope()
@@ -530,6 +547,99 @@ class Collectives:
                 self._times,
             )
         )
+
+
+class Wire:
+    """Messages from each processor to another one, at most one at a time.
+
+    Both sides decide when there is a message. They must do so in the same iteration of a loop. A
+    send ends when the message has been received, a receive may begin long before there is anything
+    to receive: neither waits for other operations than those that it needs.
+    """
+
+    def __init__(
+        self,
+        collectives: Collectives,
+        axis: int,
+        receivers: Sequence[int],
+        key: int,
+        instance: int,
+    ) -> None:
+        """Use `Collectives.wire`."""
+        self._collectives = collectives
+        self._axis = axis
+        self._receivers = list(receivers)
+        self._key = key
+        self._instance = instance
+
+    def send(self, x: tf.Tensor, shape: Sequence[int], when: tf.Tensor) -> tf.Tensor:
+        """Sends `x`, of a shape that may not be known before, if `when` is true.
+
+        Returns:
+          whether it was sent, when it has been. What follows must depend on it: otherwise
+          TensorFlow drops the send.
+        """
+
+        def send() -> tf.Tensor:
+            sent = tf.raw_ops.CollectiveBcastSendV2(
+                input=self._to_carrier(tf.reshape(x, shape)),
+                group_size=2,
+                group_key=self._pair(self._receivers, is_sender=True),
+                instance_key=self._instance,
+                communication_hint=self._collectives._hint,
+            )
+            with tf.control_dependencies([sent]):
+                return tf.constant(True)
+
+        self._collectives._record(
+            "permute",
+            sorted(self._collectives._real_axes([self._axis])),
+            tf.TensorSpec(list(shape), x.dtype),
+        )
+        sent = tf.cond(when, send, lambda: tf.constant(False))
+        _run_independently(sent)
+        return sent
+
+    def receive(self, shape: Sequence[int], dtype: tf.DType, when: tf.Tensor) -> tf.Tensor:
+        """Returns what arrives if `when` is true; else a tensor without elements."""
+        senders = [self._receivers.index(pnum) for pnum in range(len(self._receivers))]
+        carrier = _carrier(dtype)
+
+        def receive() -> tf.Tensor:
+            arrived = tf.raw_ops.CollectiveBcastRecvV2(
+                group_size=2,
+                group_key=self._pair(senders, is_sender=False),
+                instance_key=self._instance,
+                shape=list(shape),
+                T=carrier,
+                communication_hint=self._collectives._hint,
+            )
+            return arrived if carrier == dtype else tf.bitcast(arrived, dtype)
+
+        arrived = tf.cond(when, receive, lambda: tf.zeros([0], dtype))
+        _run_independently(arrived)
+        return arrived
+
+    def _pair(self, others: Sequence[int], *, is_sender: bool) -> tf.Tensor:
+        """Returns the key of the pair of this processor and another one."""
+        this, count = self._collectives._pnum, len(others)
+        other = tf.gather(tf.constant(list(others), tf.int32), this)
+        first, second = (this, other) if is_sender else (other, this)
+        return self._key + first * count + second
+
+    def _to_carrier(self, x: tf.Tensor) -> tf.Tensor:
+        carrier = _carrier(x.dtype)
+        return x if carrier == x.dtype else tf.bitcast(x, carrier)
+
+
+def _run_independently(result: tf.Tensor) -> None:
+    """Lets TensorFlow run a condition beside all other operations with side effects."""
+    op = result.op
+    while op.type not in ("If", "StatelessIf"):
+        op = op.inputs[0].op
+    manager = getattr(op.graph, "experimental_acd_manager", None)
+    if manager is not None:
+        manager.run_independently(op)
 
 
 def _carrier(dtype: tf.DType) -> tf.DType:

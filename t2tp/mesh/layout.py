@@ -16,6 +16,7 @@ from typing import Any
 
 from t2tp import upstream
 from t2tp.mesh.axes import JOIN, MeshAxes
+from t2tp.mesh.pipeline import LAYERS, Pipeline
 from t2tp.mesh.storage import Storage, axes_at_rest, name_in_use, sharded_at_rest
 from t2tp.suggestions import nearest, similar
 
@@ -112,6 +113,7 @@ class Layout:
       rules: (dimension name, axis names) pairs, in the order given.
       mtf_rules: those of one axis that the mesh has, as an `mtf.LayoutRules`.
       storage: how variables are sharded at rest.
+      pipeline: how stages of layers run, if a rule splits `layers`.
     """
 
     def __init__(
@@ -119,6 +121,7 @@ class Layout:
         mesh_shape: str | upstream.Shape = "",
         rules: str = "",
         storage: Storage | None = None,
+        pipeline: Pipeline | None = None,
     ) -> None:
         self.mesh_shape = parse_mesh_shape(mesh_shape)
         self.axes = MeshAxes(self.mesh_shape)
@@ -151,10 +154,26 @@ class Layout:
                 f"storage_layout={self.storage.rules!r} says over which axes variables are sharded"
                 " at rest, and zero_stage=0 that they are not: set zero_stage to 1, 2 or 3."
             )
+        self.pipeline = pipeline or Pipeline()
+        self._check_stages()
+
+    def _check_stages(self) -> None:
+        """Refuses a rule that splits another dimension over the axis of the stages."""
+        if self.num_stages == 1:
+            return
+        stages = set(self._parts[LAYERS])
+        for dim, parts in self._parts.items():
+            if dim != LAYERS and stages.intersection(parts):
+                axis = self._join(self._parts[LAYERS])
+                raise LayoutError(
+                    f"The layout splits the layers over mesh axis {axis!r}, whose processors"
+                    f" compute different layers, so that it cannot split {dim!r}, too: give"
+                    f" {dim!r} or the layers another axis."
+                )
 
     @classmethod
     def from_hparams(cls, hparams: Any) -> Layout:
-        """Reads `mesh_shape`, `layout` and storage: the one place where a run's mesh is written.
+        """Reads mesh, rules, storage and pipeline: the one place where a run's mesh is written.
 
         Args:
           hparams: `HParams`, a mapping or None; where a name is missing it is empty.
@@ -173,7 +192,12 @@ class Layout:
             read("storage_layout", ""),
             read("zero_prefetch", 1),
         )
-        return cls(read("mesh_shape", ""), read("layout", ""), storage)
+        pipeline = Pipeline(
+            read("pipeline_schedule", "1f1b"),
+            read("pipeline_chunks", 1),
+            read("pipeline_layers", ""),
+        )
+        return cls(read("mesh_shape", ""), read("layout", ""), storage, pipeline)
 
     @classmethod
     def from_arguments(cls, mesh_shape: str, layout: str | Layout) -> Layout:
@@ -215,6 +239,30 @@ class Layout:
     def size(self) -> int:
         """Number of processors of the mesh."""
         return self.mesh_shape.size
+
+    @property
+    def stage_axis(self) -> int | None:
+        """The index of the axis that splits the layers; None: there are no stages."""
+        return self.axis_index(LAYERS)
+
+    @property
+    def num_stages(self) -> int:
+        """Number of stages; 1 if nothing splits the layers."""
+        axis = self.axis_of(LAYERS)
+        return axis.size if axis else 1
+
+    @property
+    def batch_shards(self) -> int:
+        """Number of parts into which the batch is split."""
+        axis = self.axis_of("batch")
+        return axis.size if axis else 1
+
+    def stage_of(self, pnum: int) -> int:
+        """Returns the stage whose layers processor `pnum` computes."""
+        place, stage = self.coordinates(pnum), 0
+        for axis in self.axes_of(LAYERS):
+            stage = stage * axis.size + place[axis.name]
+        return stage
 
     def axis_of(self, dim_name: str) -> upstream.Dimension | None:
         """Returns the axis over which a dimension is split, or None.
@@ -273,9 +321,10 @@ class Layout:
         if self._storage_rules or shape.ndims < 2 or not axes:
             return shape
         count = math.prod(self.mesh_shape.get_dim_by_name(axis).size for axis in axes)
-        largest_first = sorted(shape.dims, key=lambda dim: -dim.size)
-        free = [dim for dim in largest_first if self.axis_index(dim.name) is None]
-        split = [dim for dim in largest_first if dim not in free]
+        # The first one: its parts lie one after the other, so that what is gathered is the whole,
+        # and what is reduce-scattered need not be transposed.
+        free = [dim for dim in shape.dims if self.axis_index(dim.name) is None]
+        split = [dim for dim in shape.dims if dim not in free]
         for dim in (*free, *split):
             axis = self.axis_of(dim.name)
             if dim.size % (count * (axis.size if axis else 1)) == 0:
@@ -398,6 +447,7 @@ class Layout:
           shapes: shapes of all the model's tensors.
         """
         seen = {name_in_use(dim.name) for shape in shapes for dim in shape.dims}
+        seen.add(LAYERS)  # Of stages, not of tensors.
         said = []
         for dim, axes in self.rules:
             idle = f"Layout rule '{dim}:{JOIN.join(axes)}' has no effect"

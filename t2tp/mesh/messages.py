@@ -16,10 +16,11 @@ import os
 import secrets
 import socket
 import time
-from typing import Any
+from typing import IO, Any
 
 SECRET_VARIABLE = "T2TP_SECRET"
 _MAX_BYTES = 1 << 20  # Per line; the addresses of 10,000 processes take a quarter of it.
+_BLOCK = 1 << 20  # Bytes of a file at a time.
 _REFUSED = b"refused"
 
 
@@ -93,6 +94,49 @@ class Channel:
             return json.loads(body)
         except RecursionError as error:
             raise ValueError("The message is nested too deeply.") from error
+
+    def send_file(self, file: IO[bytes], size: int, seconds: float) -> None:
+        """Sends the content of a file, which the other side awaits, and its digest, signed.
+
+        Args:
+          file: is read from where it is.
+          size: bytes to send.
+          seconds: for each block.
+
+        Raises:
+          OSError: the connection is lost or timed out, or the file is shorter.
+        """
+        digest = hashlib.sha256()
+        left = size
+        self._connection.settimeout(seconds)
+        while left:
+            block = file.read(min(left, _BLOCK))
+            if not block:
+                raise OSError("The file is shorter than it was.")
+            digest.update(block)
+            self._connection.sendall(block)
+            left -= len(block)
+        self.send({"sha256": digest.hexdigest()}, time.monotonic() + seconds)
+
+    def receive_file(self, file: IO[bytes], size: int, seconds: float) -> None:
+        """Receives what `send_file` sends.
+
+        Raises:
+          OSError: the connection is lost or timed out, or the file cannot be written.
+          ValueError: the content is not what was sent.
+        """
+        digest = hashlib.sha256()
+        left = size
+        self._connection.settimeout(seconds)
+        while left:
+            block = self._connection.recv(min(left, _BLOCK))
+            if not block:
+                raise ConnectionError("closed")
+            digest.update(block)
+            file.write(block)
+            left -= len(block)
+        if self.receive(time.monotonic() + seconds) != {"sha256": digest.hexdigest()}:
+            raise ValueError("The content is not what was sent.")
 
     def refuse(self, deadline: float) -> None:
         """Rejects the other side because its secret differs."""

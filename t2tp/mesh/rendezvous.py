@@ -177,7 +177,7 @@ class _RendezvousServer:
         self._joining: queue.Queue[_JoiningProcess] = queue.Queue()
         self._closed = threading.Event()
         self._deadline = deadline
-        self._listener = _listen(spec.coordinator)
+        self._listener = listen(spec.coordinator)
         self._listener.settimeout(_RETRY_SECONDS)
         self._thread = threading.Thread(target=self._accept, daemon=True)
         self._thread.start()
@@ -260,7 +260,7 @@ def _mismatch(
     return None
 
 
-def _listen(coordinator: str) -> socket.socket:
+def listen(coordinator: str) -> socket.socket:
     """Listens at the coordinator address, on the interface that its host name resolves to.
 
     Listens on all interfaces if the name resolves to loopback, as Debian's /etc/hosts has it for

@@ -30,7 +30,7 @@ class Storage:
         where a layer uses them, and again for its backward pass.
       axes: names of axes of the mesh, joined by `+`; empty: those that split the batch.
       rules: which dimension is sharded over which axes, as layout rules: `d_model:data`. Empty: of
-        each variable with two or more dimensions the largest one that the axes divide, if possible
+        each variable with two or more dimensions the first one that the axes divide, if possible
         one that nothing splits.
       prefetch: number of layers that gathers run ahead of the computation in stage 3.
     """

@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf1
 from t2tp import mtf
 from t2tp.layers import variables
 from t2tp.models.losses import predicted
-from t2tp.models.model import LossOutput, Model
+from t2tp.models.model import LossOutput, Model, classes_of
 from t2tp.program.program import Mesh
 
 
@@ -63,7 +63,7 @@ class ImageClassifier(Model):
     @property
     def classes(self) -> mtf.Dimension:
         """The dimension of the classes."""
-        return mtf.Dimension("classes", self.vocab_sizes["targets"])
+        return classes_of(self.hparams, self.vocab_sizes["targets"])
 
     def classify(self, x: mtf.Tensor) -> mtf.Tensor:
         """Projects pooled features [batch, d] to logits [batch, classes].

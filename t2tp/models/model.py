@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterable, Mapping
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import tensorflow as tf
@@ -11,6 +13,7 @@ import tensorflow as tf
 from t2tp import mtf
 from t2tp.choices import PRECISIONS
 from t2tp.hparam import HParams
+from t2tp.layers.adapters import Adapters
 from t2tp.layers.embedding import vocab_dimension
 from t2tp.mesh.layout import Layout
 from t2tp.program.program import Mesh
@@ -43,17 +46,35 @@ class FeatureMismatchError(ValueError):
     """A problem lacks features that a model needs."""
 
 
+# Features without which a model would learn something else.
+_CHANGING = frozenset({"targets_weights"})
+
+# Methods of models that build layers; the first argument is the mesh.
+_BUILDING = ("loss", "logits", "class_logits", "prefill", "decode_step")
+
+
 class Model(abc.ABC):
     """Base class of models; the hparams set the architecture.
 
+    With `lora_rank` among the hparams, layers that these methods build have adapters, and all other
+    variables are frozen: `loss`, `logits`, `class_logits`, `prefill` and `decode_step`.
+
     Attributes:
       takes: names of the required features.
+      may_take: names of features that change what is learned, which a model must know of.
       hparams: the model's `HParams`.
       vocab_sizes: number of ids of each feature, by name; `targets` is always there: the tokens,
         classes or pixel values to predict.
     """
 
     takes: tuple[str, ...] = ()
+    may_take: tuple[str, ...] = ()
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        """Makes the methods of a model build its adapters."""
+        super().__init_subclass__(**kwargs)
+        for name in set(_BUILDING) & set(vars(cls)):
+            setattr(cls, name, _with_adapters(vars(cls)[name]))
 
     def __init__(self, hparams: HParams, vocab_sizes: Mapping[str, int]) -> None:
         """Stores the arguments; variables are created when the graph is built."""
@@ -79,7 +100,15 @@ class Model(abc.ABC):
         Raises:
           FeatureMismatchError: features are missing; the error names them.
         """
-        missing = [name for name in self.takes if name not in set(names)]
+        names = set(names)
+        unknown = sorted((names & _CHANGING) - {*self.takes, *self.may_take})
+        if unknown:
+            raise FeatureMismatchError(
+                f"the problem gives {unknown[0]}, and the model {type(self).__name__} does not"
+                " heed it: it would learn the tokens that are only to be read; take a language"
+                " model such as transformer_lm"
+            )
+        missing = [name for name in self.takes if name not in names]
         if missing:
             raise FeatureMismatchError(
                 f"the model {type(self).__name__} takes {', '.join(self.takes)}, and the problem"
@@ -95,6 +124,43 @@ class Model(abc.ABC):
           features: the problem's features by name.
           training: whether dropout is on.
         """
+
+
+def classes_of(hparams: HParams, size: int) -> mtf.Dimension:
+    """Returns the dimension of the classes.
+
+    Args:
+      hparams: of the model; its `num_classes`, if any, must be the problem's.
+      size: number of classes of the problem.
+
+    Raises:
+      ValueError: they differ.
+    """
+    of_model = hparams.num_classes if "num_classes" in hparams else 0
+    if of_model and size != of_model:
+        raise ValueError(
+            f"the problem has {size} classes and the model's num_classes is {of_model}: take a"
+            " problem with as many, or num_classes=0 to train a classifier of other classes"
+        )
+    return mtf.Dimension("classes", size)
+
+
+def _with_adapters(method: Callable) -> Callable:
+    signature = inspect.signature(method)
+
+    @functools.wraps(method)
+    def build(self: Model, mesh: Mesh, *args: object, **kwargs: object) -> object:
+        adapters = Adapters.from_hparams(self.hparams)
+        if adapters is None:
+            return method(self, mesh, *args, **kwargs)
+        given = signature.bind(self, mesh, *args, **kwargs).arguments
+        with adapters.on(mesh, bool(given.get("training"))):
+            built = method(self, mesh, *args, **kwargs)
+        if method.__name__ == "loss":
+            adapters.check_also_trained(mesh.graph)
+        return built
+
+    return build
 
 
 def vocab_of(hparams: HParams, size: int) -> mtf.Dimension:

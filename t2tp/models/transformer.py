@@ -13,7 +13,7 @@ import tensorflow.compat.v1 as tf1
 from t2tp import mtf, registry
 from t2tp.hparam import HParams
 from t2tp.layers.attention import Memory, SequenceInfo
-from t2tp.layers.mixture_of_experts import ExpertSums
+from t2tp.layers.mixture_of_experts import ExpertTotals
 from t2tp.layers.passes import DecodeStep, FullForward, Prefill
 from t2tp.metrics import bleu_sums, sequence_sums
 from t2tp.models.autoregressive import AutoregressiveModel, DecodeState, previous_tokens
@@ -93,7 +93,7 @@ class Transformer(AutoregressiveModel):
 
     def logits(
         self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool
-    ) -> tuple[mtf.Tensor, list[ExpertSums]]:
+    ) -> tuple[mtf.Tensor, ExpertTotals | None]:
         """Computes the logits of each target from the inputs and the previous targets; see `loss`.
 
         Returns:
@@ -107,8 +107,9 @@ class Transformer(AutoregressiveModel):
         )
         with tf1.variable_scope("decoder"):
             bias = self._parts.relative_bias(mesh)
-            x, of_decoder = self._decoder(x, FullForward(sequence, training, memory, bias))
-        return self._logits(x), [*of_encoder, *of_decoder]
+            way = FullForward(sequence, training, memory, bias)
+            x, counted = self._decoder(x, way, of_encoder)
+        return self._logits(x), counted
 
     def prefill(
         self, mesh: Mesh, features: Mapping[str, mtf.Tensor], length: mtf.Dimension
@@ -148,7 +149,7 @@ class Transformer(AutoregressiveModel):
 
     def _encode(
         self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool
-    ) -> tuple[Memory, list[ExpertSums]]:
+    ) -> tuple[Memory, ExpertTotals | None]:
         """Returns the encoder's output; its length dimension is `memory_length`."""
         inputs, segments = features["inputs"], features["inputs_segmentation"]
         positions = features.get("inputs_position")

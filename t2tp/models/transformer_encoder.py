@@ -14,11 +14,18 @@ from t2tp.layers.attention import SequenceInfo
 from t2tp.layers.dense import Dense
 from t2tp.layers.dropout import Dropout
 from t2tp.layers.feed_forward import activation_of
-from t2tp.layers.mixture_of_experts import ExpertSums
+from t2tp.layers.mixture_of_experts import ExpertTotals
 from t2tp.layers.passes import FullForward
 from t2tp.metrics import positive_sums
 from t2tp.models.losses import with_metrics
-from t2tp.models.model import EXAMPLE_INDEX, FeatureMismatchError, LossOutput, Model, vocab_of
+from t2tp.models.model import (
+    EXAMPLE_INDEX,
+    FeatureMismatchError,
+    LossOutput,
+    Model,
+    classes_of,
+    vocab_of,
+)
 from t2tp.models.transformer_losses import predicted, weights_of, with_experts
 from t2tp.models.transformer_parts import TransformerParts
 from t2tp.ops.gather import checked_gather
@@ -49,9 +56,17 @@ class TransformerEncoder(Model):
         self._classifies = "inputs" in vocab_sizes
         self.takes = _OF_CLASSES if self._classifies else _OF_MASKED
         self._parts = TransformerParts(hparams, self.activation_dtype, self.has_experts)
-        # The mask token follows the vocabulary.
-        self._mask_id = vocab_sizes["inputs" if self._classifies else "targets"]
-        self._vocab = vocab_of(hparams, self._mask_id + 1)
+        self._num_tokens = vocab_sizes["inputs" if self._classifies else "targets"]
+        # Without a token of its own, the mask follows the vocabulary; a classifier has its row too,
+        # so that it can start from a masked language model.
+        self._mask_id = hparams.mask_token_id or self._num_tokens
+        needs_row = not hparams.mask_token_id and not (self._classifies and hparams.vocab_size)
+        if needs_row and self._num_tokens == hparams.vocab_size:
+            raise ValueError(
+                f"the problem has all {hparams.vocab_size} tokens of the model, so that no row is"
+                " left for a mask: set mask_token_id to the token that masks others"
+            )
+        self._vocab = vocab_of(hparams, self._num_tokens + needs_row)
         self._embedding = self._parts.embedding(self._vocab, hparams.logits_bias)
         self._stack = self._parts.stack(hparams.num_hidden_layers, causal=False)
 
@@ -87,14 +102,14 @@ class TransformerEncoder(Model):
 
     def _class_logits(
         self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool
-    ) -> tuple[mtf.Tensor, list[ExpertSums]]:
+    ) -> tuple[mtf.Tensor, ExpertTotals | None]:
         segments = features["inputs_segmentation"]
         sequence = SequenceInfo(features["inputs_position"], segments)
         types = features.get("inputs_types")
         x, counted = self._hidden(mesh, features["inputs"], types, sequence, training)
         has_pooler = self.hparams.pooler
         row = self._pooled(x, training) if has_pooler else _mean(x, weights_of(segments))
-        classes = mtf.Dimension("classes", self.vocab_sizes["targets"])
+        classes = classes_of(self.hparams, self.vocab_sizes["targets"])
         with tf1.variable_scope("classifier"):
             return _classified(row, classes), counted
 
@@ -121,15 +136,36 @@ class TransformerEncoder(Model):
                 " index of each row in the data that are evaluated on."
             )
         tokens, is_masked = self._masked(targets, segments, examples)
-        sequence = SequenceInfo(features["targets_position"], segments)
-        types = features.get("targets_types")
-        x, counted = self._hidden(mesh, tokens, types, sequence, training)
-        logits = self._embedding.logits(self._before_logits(x))
+        logits, counted = self._token_logits(mesh, tokens, features, training)
         out = predicted(self.hparams, logits, targets, is_masked, self._vocab, training)
         if not training:
             visible = mtf.reduce_sum(weights_of(segments) - is_masked)
             out = with_metrics(out, {"unmasked_tokens": visible})
         return with_experts(out, self.hparams, counted, training)
+
+    def token_logits(self, mesh: Mesh, features: Mapping[str, mtf.Tensor]) -> mtf.Tensor:
+        """Computes the logits of all tokens of a masked language model, without dropout.
+
+        Args:
+          mesh: the program's mesh.
+          features: as for `loss`; the model reads `targets` as they are, mask tokens included.
+
+        Returns:
+          [batch, length, vocab].
+        """
+        return self._token_logits(mesh, features["targets"], features, training=False)[0]
+
+    def _token_logits(
+        self,
+        mesh: Mesh,
+        tokens: mtf.Tensor,
+        features: Mapping[str, mtf.Tensor],
+        training: bool,
+    ) -> tuple[mtf.Tensor, ExpertTotals | None]:
+        sequence = SequenceInfo(features["targets_position"], features["targets_segmentation"])
+        types = features.get("targets_types")
+        x, counted = self._hidden(mesh, tokens, types, sequence, training)
+        return self._embedding.logits(self._before_logits(x)), counted
 
     def _masked(
         self, targets: mtf.Tensor, segments: mtf.Tensor, examples: mtf.Tensor | None = None
@@ -157,7 +193,7 @@ class TransformerEncoder(Model):
         self, targets: mtf.Tensor, examples: mtf.Tensor | None
     ) -> tuple[mtf.Tensor, mtf.Tensor, mtf.Tensor]:
         """Returns two uniform random numbers in [0, 1) and a random token for each target."""
-        mesh, shape, size = targets.mesh, targets.shape, self._mask_id
+        mesh, shape, size = targets.mesh, targets.shape, self._num_tokens
         if examples is not None:
             return (
                 random_by_row(examples, shape, "masked"),
@@ -181,7 +217,7 @@ class TransformerEncoder(Model):
         types: mtf.Tensor | None,
         sequence: SequenceInfo,
         training: bool,
-    ) -> tuple[mtf.Tensor, list[ExpertSums]]:
+    ) -> tuple[mtf.Tensor, ExpertTotals | None]:
         """Returns the last layer's output, [batch, length, d_model]."""
         x = self._embedding(tokens, self._parts.dtype)
         if self.hparams.token_types:

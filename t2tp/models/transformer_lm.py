@@ -15,13 +15,18 @@ import tensorflow as tf
 from t2tp import mtf, registry
 from t2tp.hparam import HParams
 from t2tp.layers.attention import SequenceInfo
-from t2tp.layers.mixture_of_experts import ExpertSums
+from t2tp.layers.mixture_of_experts import ExpertTotals
 from t2tp.layers.passes import DecodeStep, FullForward, Prefill
 from t2tp.metrics import sequence_sums
 from t2tp.models.autoregressive import AutoregressiveModel, DecodeState, previous_tokens
 from t2tp.models.losses import with_metrics
 from t2tp.models.model import LossOutput, vocab_of
-from t2tp.models.transformer_losses import predicted, weights_of, with_experts
+from t2tp.models.transformer_losses import (
+    TARGETS_WEIGHTS,
+    predicted,
+    weights_of_targets,
+    with_experts,
+)
 from t2tp.models.transformer_parts import TransformerParts, shifted_right, token_positions
 from t2tp.program.program import Mesh
 
@@ -31,6 +36,7 @@ class TransformerLm(AutoregressiveModel):
     """Decoder-only transformer language model."""
 
     takes = ("targets", "targets_segmentation", "targets_position")
+    may_take = (TARGETS_WEIGHTS,)
     has_experts = False
 
     def __init__(self, hparams: HParams, vocab_sizes: Mapping[str, int]) -> None:
@@ -45,13 +51,13 @@ class TransformerLm(AutoregressiveModel):
         """Computes the mean negative log-likelihood of the tokens without padding, in nats.
 
         Features: `targets`, `targets_segmentation` (0: padding), `targets_position`, integers
-          [batch, length].
+          [batch, length]; and optionally `targets_weights` (0: a token that is only read).
 
         Raises:
           ValueError: the length is above `max_length`.
         """
         logits, counted = self.logits(mesh, features, training)
-        targets, weights = features["targets"], weights_of(features["targets_segmentation"])
+        targets, weights = features["targets"], weights_of_targets(features)
         out = predicted(self.hparams, logits, targets, weights, self._vocab, training)
         if not training:
             rows = targets.shape.dims[0]
@@ -61,7 +67,7 @@ class TransformerLm(AutoregressiveModel):
 
     def logits(
         self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool
-    ) -> tuple[mtf.Tensor, list[ExpertSums]]:
+    ) -> tuple[mtf.Tensor, ExpertTotals | None]:
         """Computes the logits of each target from the previous ones; see `loss`.
 
         Returns:

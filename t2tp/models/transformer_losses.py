@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import tensorflow as tf
 
 from t2tp import mtf
 from t2tp.hparam import HParams
-from t2tp.layers.mixture_of_experts import ExpertSums
+from t2tp.layers.mixture_of_experts import ExpertTotals
 from t2tp.models import losses
 from t2tp.models.model import LossOutput
 
@@ -35,7 +35,7 @@ def predicted(
 
 
 def with_experts(
-    out: LossOutput, hparams: HParams, counted: Sequence[ExpertSums], training: bool
+    out: LossOutput, hparams: HParams, counted: ExpertTotals | None, training: bool
 ) -> LossOutput:
     """Adds the experts' losses in training, and their statistics to the metrics.
 
@@ -43,26 +43,36 @@ def with_experts(
     `expert_dropped`, the number that exceeded the capacity; the fraction dropped and the
     load-balancing loss are scalar summaries. Without experts `out` is unchanged.
     """
-    if not counted:
+    if counted is None:
         return out
-    layers = float(len(counted))
-    tokens = [mtf.maximum(c.tokens, 1.0) for c in counted]
-    choices, dropped = _sum([c.choices for c in counted]), _sum([c.dropped for c in counted])
-    balance = _sum([c.load_balance / n for c, n in zip(counted, tokens, strict=True)]) / layers
-    mtf.scalar_summary("experts/dropped_share", dropped / mtf.maximum(choices, 1.0))
+    balance, choices = counted.load_balance / float(counted.layers), counted.choices
+    mtf.scalar_summary("experts/dropped_share", counted.dropped / mtf.maximum(choices, 1.0))
     mtf.scalar_summary("experts/load_balance", balance)
     loss = out.loss
     if training:
-        z = _sum([c.router_z / n for c, n in zip(counted, tokens, strict=True)]) / layers
+        z = counted.router_z / float(counted.layers)
         loss += balance * hparams.moe_load_balance_loss + z * hparams.moe_router_z_loss
-    metrics = {"expert_choices": choices, "expert_dropped": dropped}
+    metrics = {"expert_choices": choices, "expert_dropped": counted.dropped}
     return losses.with_metrics(dataclasses.replace(out, loss=loss), metrics)
+
+
+# The feature with the weight of each target, integers [batch, length], of problems in which some
+# tokens are only read, such as prompts.
+TARGETS_WEIGHTS = "targets_weights"
+
+
+def weights_of_targets(features: Mapping[str, mtf.Tensor]) -> mtf.Tensor:
+    """Returns the weights of targets, float32 [batch, length]: 0 for padding.
+
+    Args:
+      features: `targets_segmentation` and, optionally, `targets_weights`.
+    """
+    weights = weights_of(features["targets_segmentation"])
+    if TARGETS_WEIGHTS not in features:
+        return weights
+    return weights * mtf.cast(features[TARGETS_WEIGHTS], tf.float32)
 
 
 def weights_of(segments: mtf.Tensor) -> mtf.Tensor:
     """Returns 1.0 for tokens and 0.0 for padding."""
     return mtf.cast(mtf.not_equal(segments, 0), tf.float32)
-
-
-def _sum(xs: list[mtf.Tensor]) -> mtf.Tensor:
-    return sum(xs[1:], xs[0])

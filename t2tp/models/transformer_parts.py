@@ -6,7 +6,7 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from t2tp import mtf
-from t2tp.choices import ATTENTION_TYPES, POSITIONS
+from t2tp.choices import ATTENTION_METHODS, ATTENTION_TYPES, POSITIONS
 from t2tp.hparam import HParams
 from t2tp.layers.attention import CrossAttention, SelfAttention
 from t2tp.layers.compressed_attention import CompressedSelfAttention
@@ -20,7 +20,7 @@ from t2tp.layers.passes import SelfAttentionLayer
 from t2tp.layers.positions import LearnedPositions, RelativePositions, sinusoidal
 from t2tp.layers.sequence_parallel import BETWEEN, INSIDE, between_blocks
 from t2tp.layers.stack import Layer, Residual, Stack
-from t2tp.ops.attention.api import RelativeBias
+from t2tp.ops.attention.api import AttentionMethod, RelativeBias
 from t2tp.ops.rotary import RotaryScaling
 from t2tp.suggestions import nearest
 
@@ -61,6 +61,9 @@ class TransformerParts:
         self._relative = RelativePositions(hparams.relative_buckets, hparams.relative_max_distance)
         self._rotary_base = hparams.rotary_base if self._position == "rotary" else None
         self._rotary_scaling = _rotary_scaling(hparams) if self._position == "rotary" else None
+        self._method: AttentionMethod | None = (
+            None if hparams.attention_method == "auto" else hparams.attention_method
+        )
         self._check()
 
     def _check(self) -> None:
@@ -72,6 +75,9 @@ class TransformerParts:
         if kind not in ATTENTION_TYPES:
             known = nearest(kind, ATTENTION_TYPES, "types of attention")
             raise ValueError(f"attention_type is {kind!r}: {known}")
+        if hparams.attention_method not in ATTENTION_METHODS:
+            known = nearest(hparams.attention_method, ATTENTION_METHODS, "methods")
+            raise ValueError(f"attention_method is {hparams.attention_method!r}: {known}")
         if kind != "full" and hparams.attention_window < 1:
             raise ValueError(
                 f"attention_type={kind} needs an attention_window of at least 1, not"
@@ -172,7 +178,9 @@ class TransformerParts:
             Layer(
                 self._self_attention(number, causal, scale),
                 self._feed_forward(number, scale),
-                CrossAttention(self._heads(scale), dropout=hparams.attention_dropout)
+                CrossAttention(
+                    self._heads(scale), dropout=hparams.attention_dropout, method=self._method
+                )
                 if cross
                 else None,
             )
@@ -197,7 +205,7 @@ class TransformerParts:
             hparams.d_kv,
             num_kv_heads=hparams.num_kv_heads,
             use_bias=hparams.use_bias,
-            qkv_bias=hparams.qkv_bias,
+            qkv_bias=hparams.qkv_bias or hparams.use_bias,
             is_scaled=hparams.scale_attn_weights,
             output_scale=output_scale,
         )
@@ -211,7 +219,9 @@ class TransformerParts:
         window, factor = hparams.attention_window, hparams.compression_factor
         heads, dropout = self._heads(scale), hparams.attention_dropout
         if hparams.attention_type == "compressed" and number % 2:
-            return CompressedSelfAttention(heads, causal=causal, factor=factor, dropout=dropout)
+            return CompressedSelfAttention(
+                heads, causal=causal, factor=factor, dropout=dropout, method=self._method
+            )
         return SelfAttention(
             heads,
             causal=causal,
@@ -219,6 +229,7 @@ class TransformerParts:
             rotary_base=self._rotary_base,
             rotary_scaling=self._rotary_scaling,
             dropout=dropout,
+            method=self._method,
         )
 
     def _feed_forward(self, number: int, scale: float) -> FeedForward | MixtureOfExperts:

@@ -5,6 +5,8 @@ A. Dosovitskiy et al., "An Image is Worth 16x16 Words" (arXiv:2010.11929), secti
 
 from __future__ import annotations
 
+import operator
+
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
@@ -39,13 +41,15 @@ class Vit(ImageClassifier):
         """See `ImageClassifier`.
 
         Raises:
-          ValueError: patches do not divide the image, or the pooling is unknown.
+          ValueError: patches do not divide the image, the pooling is unknown, or the images are
+            not those of `image_shape`, `image_mean` and `image_std`.
         """
         hparams = self.hparams
         if hparams.pooling not in POOLINGS:
             known = nearest(hparams.pooling, POOLINGS, "poolings")
             raise ValueError(f"pooling is {hparams.pooling!r}: {known}")
-        x = self._patches(inputs)
+        self._check_shape(inputs)
+        x = self._patches(self._normalized(inputs))
         if hparams.pooling == "class":
             x = self._with_class_token(x)
         batch, length, d_model = x.shape.dims
@@ -59,6 +63,31 @@ class Vit(ImageClassifier):
         if hparams.pooling == "mean":
             return self.classify(mtf.reduce_mean(x, reduced_dim=length))
         return self.classify(checked_gather(x, 0, length))
+
+    def _check_shape(self, inputs: mtf.Tensor) -> None:
+        of_problem, of_model = inputs.shape.to_integer_list[1:], self.hparams.image_shape
+        if of_model and of_model != of_problem:
+            raise ValueError(
+                f"the problem's images have the shape {of_problem} and the model's image_shape is"
+                f" {of_model}: take a problem with such images, or image_shape=[] to train"
+                " positions for others"
+            )
+
+    def _normalized(self, inputs: mtf.Tensor) -> mtf.Tensor:
+        """Subtracts `image_mean` from the channels and divides them by `image_std`."""
+        x, channels = inputs, inputs.shape.dims[-1]
+        for name, apply in (("image_mean", operator.sub), ("image_std", operator.truediv)):
+            values = self.hparams.get(name)
+            if values and len(values) != channels.size:
+                raise ValueError(
+                    f"{name} has {len(values)} values, and images have {channels.size} channels"
+                )
+            if values:
+                of_channels = mtf.import_tf_tensor(
+                    x.mesh, tf.constant(values, x.dtype), mtf.Shape([channels])
+                )
+                x = apply(x, of_channels)
+        return x
 
     def _patches(self, inputs: mtf.Tensor) -> mtf.Tensor:
         """Embeds patches: [batch, height, width, channels] -> [batch, length, d_model]."""
@@ -86,8 +115,12 @@ class Vit(ImageClassifier):
     def _stack(self, dropout: Dropout) -> Stack:
         hparams = self.hparams
         layer = Layer(
-            SelfAttention(Heads(hparams.num_heads, hparams.d_kv, use_bias=True), causal=False),
-            FeedForward("gelu_erf", hparams.d_ff, use_bias=True, dropout=hparams.dropout),
+            SelfAttention(
+                Heads(hparams.num_heads, hparams.d_kv, use_bias=True, qkv_bias=hparams.qkv_bias),
+                causal=False,
+                dropout=hparams.attention_dropout,
+            ),
+            FeedForward(hparams.mlp, hparams.d_ff, use_bias=True, dropout=hparams.dropout),
         )
         residual = Residual(Norm("layer", hparams.norm_epsilon), "pre", dropout)
         return Stack([layer] * hparams.num_hidden_layers, residual, recompute=hparams.recompute)

@@ -61,7 +61,7 @@ def _gradients_of_recomputed(
         for t in explicit_inputs:
             if t.dtype != tf.bool:
                 inputs[t] = t + cast(zero, t.dtype)
-    copies = _Copies(inputs, zero)
+    copies = Copies(inputs, zero)
     recomputed = copies.of_operations(forward_operations)
     grads = upstream.gradients(
         ys=[copies.of_tensor(t) for t in outputs],
@@ -94,7 +94,7 @@ class ZeroAfterOperation(Operation):
         lowering.set_slice(self.outputs[0], zero)
 
 
-class _Copies:
+class Copies:
     """Copies operations of a graph with other inputs."""
 
     def __init__(
@@ -120,16 +120,18 @@ class _Copies:
             if isinstance(op, upstream.PrintOperation | upstream.ScalarSummaryOperation):
                 self._tensors[op.outputs[0]] = self.of_tensor(op.inputs[0])
             elif not isinstance(op, upstream.Variable | upstream.Assign):
-                self._copy(op)
+                self.copy(op)
         return list(self._operations.values())
 
-    def _copy(self, op: upstream.Operation) -> None:
+    def copy(self, op: upstream.Operation) -> upstream.Operation:
+        """Copies an operation into the graph."""
         # The copy has the same name, which keys its random numbers: its mask is the same.
         new = copy.copy(op)
         new._inputs = [self.of_tensor(t) for t in op.inputs]
         new._outputs = [upstream.Tensor(new, t.shape, t.dtype, t.name) for t in op.outputs]
         # Weights are gathered ahead of the recomputation.
-        if isinstance(new, Operation) and new.gathered_variable is None:
+        waits = self._rng_dependency is not None and isinstance(new, Operation)
+        if waits and new.gathered_variable is None:
             new.rng_dependency = self._rng_dependency
         if isinstance(op, upstream.CustomGradientOperation):
             new._explicit_inputs = [self.of_tensor(t) for t in op._explicit_inputs]
@@ -141,3 +143,8 @@ class _Copies:
         op.graph.operations.append(new)
         self._operations[op] = new
         self._tensors |= dict(zip(op.outputs, new._outputs, strict=True))
+        return new
+
+    def replace(self, tensor: upstream.Tensor, other: upstream.Tensor) -> None:
+        """Makes copies that follow read another tensor instead of this one."""
+        self._tensors[tensor] = self.of_tensor(other)

@@ -10,9 +10,11 @@ import tensorflow as tf
 from t2tp import upstream
 from t2tp.lowering.operation import Operation
 from t2tp.ops.gather import checked_gather
+from t2tp.ops.take_microbatch import TakeMicrobatchOperation
 
 if TYPE_CHECKING:
     from t2tp.lowering.lowering import Lowering
+    from t2tp.lowering.mesh_impl import Target
 
 
 def scatter_update(
@@ -82,19 +84,34 @@ class ScatterUpdateOperation(Operation):
             ("write_at", positions, leading.to_string, self._dim),
             lambda: self._rows(lowering, positions, leading),
         )
-        table = tf.reshape(lowering.slice(x), [math.prod(sizes[: axis + 1]), -1])
         new = tf.reshape(lowering.slice(update), [math.prod(sizes[:axis]), -1])
+        source = x.operation
+        if isinstance(source, TakeMicrobatchOperation) and source.takes_leading_rows_of(
+            lowering.updated_in_place
+        ):
+            # The microbatch is a slice that shares the memory of the whole.
+            whole, number = (lowering.slice(tensor) for tensor in source.inputs)
+            begin = number * math.prod(sizes[: axis + 1])
+            rows = Rows.from_numbers(rows.numbers + begin, rows.are_ours)
+            written = self._write(whole, rows, new, axis, mesh_impl.target)
+            lowering.set_slice(source.inputs[0], written)
+            source.lower(lowering)
+            lowering.set_slice(self.outputs[0], lowering.slice(x))
+        else:
+            written = self._write(lowering.slice(x), rows, new, axis, mesh_impl.target)
+            lowering.set_slice(self.outputs[0], written)
+
+    @staticmethod
+    def _write(x: tf.Tensor, rows: Rows, new: tf.Tensor, axis: int, target: Target) -> tf.Tensor:
+        """Returns `x` with rows of what it is up to `axis` replaced."""
+        table = tf.reshape(x, [math.prod(x.shape[: axis + 1]), -1])
         if rows.are_ours is not None:
             new = tf.where(rows.are_ours[:, None], new, tf.gather(table, rows.numbers))
-        if mesh_impl.target.scatters_copy:
-            written = _written(table, rows, new)
-        else:
-            written = tf.tensor_scatter_nd_update(table, rows.numbers[:, None], new)
-        lowering.set_slice(self.outputs[0], tf.reshape(written, sizes))
+        return tf.reshape(with_rows(table, rows, new, target), x.shape)
 
     def _rows(
         self, lowering: Lowering, positions: upstream.Tensor, leading: upstream.Shape
-    ) -> _Rows:
+    ) -> Rows:
         """Returns the rows; out-of-range positions are -1, or raise an error at run time."""
         mesh_impl = lowering.mesh_impl(self)
         sizes = mesh_impl.slice_shape(leading)
@@ -114,7 +131,7 @@ class ScatterUpdateOperation(Operation):
                 numbers = tf.identity(numbers)
         else:
             numbers = tf.where(are_valid, numbers, -1)
-        return _Rows(numbers, numbers[:1], numbers[:1] + 1, are_ours)
+        return Rows.from_numbers(numbers, are_ours)
 
     def _check_in_range(self, is_valid: tf.Tensor, positions: tf.Tensor) -> tf.Operation:
         """Raises an error, when the program runs, if a position is out of range."""
@@ -123,30 +140,42 @@ class ScatterUpdateOperation(Operation):
         return tf.raw_ops.Assert(condition=tf.reduce_all(is_valid), data=data, summarize=9)
 
 
-class _Rows(NamedTuple):
-    """The rows of a flat table [leading... * dim, rest] to write.
+class Rows(NamedTuple):
+    """The rows of a table [rows, ...] to write.
 
     Attributes:
-      numbers: int32 [leading...].
+      numbers: int32 [count], the rows.
       first: [1], the first of them.
-      after_first: [1], its successor.
-      are_ours: if `dim` is split, booleans [leading...]: whether the position is in this
-        processor's slice. Other rows must not change.
+      are_ours: booleans [count], false for rows that must not change. None: all are written.
     """
 
     numbers: tf.Tensor
     first: tf.Tensor
-    after_first: tf.Tensor
-    are_ours: tf.Tensor | None
+    are_ours: tf.Tensor | None = None
+
+    @classmethod
+    def from_numbers(cls, numbers: tf.Tensor, are_ours: tf.Tensor | None = None) -> Rows:
+        """Returns these rows."""
+        return cls(numbers, numbers[:1], are_ours)
 
 
-def _written(table: tf.Tensor, rows: _Rows, new: tf.Tensor) -> tf.Tensor:
-    """Returns the table with some rows replaced; rows out of range are ignored.
+def with_rows(table: tf.Tensor, rows: Rows, new: tf.Tensor, target: Target) -> tf.Tensor:
+    """Returns a table with some rows replaced, in place if nothing else needs it.
 
-    The operation that writes the first row copies the table if anything else needs it. Its result
+    Rows out of range are ignored. `tensor_scatter_nd_update` copies the table on CPUs. Instead, the
+    operation that writes the first number copies the table if anything else needs it. Its result
     has no other reader, so the operation that writes the rest, which never copies, is safe.
     """
+    if not target.scatters_copy:
+        return tf.tensor_scatter_nd_update(table, rows.numbers[:, None], new)
+    # One number is enough, and quicker where rows are wide.
+    width = math.prod(new.shape[1:])
     updated = tf.raw_ops.TensorStridedSliceUpdate(
-        input=table, begin=rows.first, end=rows.after_first, strides=[1], value=new[:1]
+        input=tf.reshape(table, [-1]),
+        begin=rows.first * width,
+        end=rows.first * width + 1,
+        strides=[1],
+        value=tf.reshape(new, [-1])[:1],
     )
+    updated = tf.reshape(updated, table.shape)
     return tf.raw_ops.InplaceUpdate(x=updated, i=rows.numbers, v=new)

@@ -20,6 +20,7 @@ from t2tp.optim import (  # noqa: F401  (they register themselves)
     sgd,
 )
 from t2tp.optim.ema import read_averages
+from t2tp.optim.gradient_accumulation import sum_metrics
 from t2tp.optim.train_step import TrainStep, apply_gradients, train_step
 
-__all__ = ["TrainStep", "apply_gradients", "read_averages", "train_step"]
+__all__ = ["TrainStep", "apply_gradients", "read_averages", "sum_metrics", "train_step"]

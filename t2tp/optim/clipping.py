@@ -14,7 +14,10 @@ from t2tp.optim.optimizer import mesh_axes
 
 
 def clip(
-    grads: Sequence[mtf.Tensor], divisor: mtf.Tensor | None, hparams: HParams
+    grads: Sequence[mtf.Tensor],
+    divisor: mtf.Tensor | None,
+    hparams: HParams,
+    of_stage: Sequence[bool] | None = None,
 ) -> tuple[list[mtf.Tensor], mtf.Tensor]:
     """Divides gradients and clips them by `clip_grad_norm` or `clip_grad_value`.
 
@@ -22,6 +25,7 @@ def clip(
       grads: float32.
       divisor: a float32 scalar to divide the gradients by; None: 1.
       hparams: at most one of the two may be above 0.
+      of_stage: whether a gradient differs between the stages of a pipeline; by default none does.
 
     Returns:
       the gradients; and their norm before clipping, a float32 scalar.
@@ -34,7 +38,7 @@ def clip(
         raise ValueError(
             f"clip_grad_norm is {limit} and clip_grad_value {largest}: set one of them to 0"
         )
-    norm = global_norm(grads)
+    norm = global_norm(grads, of_stage)
     if divisor is not None:
         norm /= divisor
     if limit:
@@ -52,9 +56,16 @@ def clip(
     return list(grads), norm
 
 
-def global_norm(tensors: Sequence[mtf.Tensor]) -> mtf.Tensor:
-    """Computes the L2 norm of all elements of all tensors: a float32 scalar."""
-    return mtf.sqrt(SumOfSquaresOperation(list(tensors)).outputs[0])
+def global_norm(
+    tensors: Sequence[mtf.Tensor], of_stage: Sequence[bool] | None = None
+) -> mtf.Tensor:
+    """Computes the L2 norm of all elements of all tensors: a float32 scalar.
+
+    Args:
+      tensors: of any shapes.
+      of_stage: whether a tensor differs between the stages of a pipeline; by default none does.
+    """
+    return mtf.sqrt(SumOfSquaresOperation(list(tensors), of_stage).outputs[0])
 
 
 def _times(grads: Sequence[mtf.Tensor], factor: mtf.Tensor) -> list[mtf.Tensor]:
@@ -68,23 +79,38 @@ class SumOfSquaresOperation(Operation):
     would cost one per tensor.
     """
 
-    def __init__(self, tensors: list[mtf.Tensor]) -> None:
+    def __init__(self, tensors: list[mtf.Tensor], of_stage: Sequence[bool] | None = None) -> None:
         super().__init__(tensors, name="sum_of_squares")
+        self._of_stage = of_stage or [False] * len(tensors)
         self._outputs = [mtf.Tensor(self, mtf.Shape([]), tf.float32)]
 
     def lower(self, lowering: Lowering) -> None:
-        slices = [(x.shape, lowering.slice(x)) for x in self.inputs]
+        slices = [
+            (x.shape, lowering.slice(x), of_stage)
+            for x, of_stage in zip(self.inputs, self._of_stage, strict=True)
+        ]
         lowering.set_slice(self.outputs[0], sum_of_squares(lowering, self, slices))
 
 
 def sum_of_squares(
-    lowering: Lowering, op: mtf.Operation, slices: Sequence[tuple[mtf.Shape, tf.Tensor]]
+    lowering: Lowering, op: mtf.Operation, slices: Sequence[tuple[mtf.Shape, tf.Tensor, bool]]
 ) -> tf.Tensor:
-    """Sums the squares of tensors, given the shape and the processor's slice of each."""
+    """Sums the squares of tensors.
+
+    Args:
+      lowering: of the graph.
+      op: the operation that is lowered.
+      slices: of each tensor the shape, the processor's slice, and whether it differs between the
+        stages of a pipeline.
+    """
     by_axes: dict[tuple[int, ...], list[tf.Tensor]] = {}
-    for shape, part in slices:
+    stages = lowering.mesh_impl(op).layout.stage_axis
+    for shape, part, of_stage in slices:
         half = tf.nn.l2_loss(tf.cast(part, tf.float32))
-        by_axes.setdefault(tuple(mesh_axes(lowering, op, shape)), []).append(half)
+        axes = mesh_axes(lowering, op, shape)
+        if of_stage and stages is not None:
+            axes.append(stages)
+        by_axes.setdefault(tuple(axes), []).append(half)
     collectives = lowering.mesh_impl(op).collectives
     sums = [
         collectives.allreduce(2.0 * tf.add_n(halves), axes, "Add")

@@ -13,9 +13,13 @@ import tensorflow as tf
 from t2tp import mtf
 from t2tp.lowering.lowering import Lowering, all_operations
 from t2tp.lowering.microbatch import Microbatch, elements_per_row
-from t2tp.lowering.operation import Operation
 from t2tp.lowering.while_loop import lower_while_loop
+from t2tp.mesh.pipeline import is_of_stage
+from t2tp.ops.microbatch_sums import MicrobatchSums
+from t2tp.ops.take_microbatch import take_microbatch
 from t2tp.ops.variables.sharded_variable import gradients_at_rest
+from t2tp.pipeline.boundary import EnterStage
+from t2tp.pipeline.loop import PipelineLoop
 from t2tp.program.program import Mesh
 
 _BATCH = "batch"
@@ -50,12 +54,14 @@ class Accumulated:
       gradients: w.r.t. the trainable variables of the graph, float32, not yet divided by `divisor`;
         from ZeRO's stage 2 on in the shapes of the variables at rest.
       divisor: a float32 scalar.
+      idle_share: of each stage of a pipeline, as measured; see `PipelineLoop`. None: no stages.
     """
 
     loss: mtf.Tensor
     metrics: dict[str, mtf.Tensor]
     gradients: list[mtf.Tensor]
     divisor: mtf.Tensor
+    idle_share: mtf.Tensor | None = None
 
 
 class _Sums(NamedTuple):
@@ -112,8 +118,10 @@ def accumulate(
 
     def sums_of(number: mtf.Tensor) -> _Sums:
         before = len(mesh.graph.operations)
-        output = loss_fn(
-            {name: take_microbatch(x, number, whole, part) for name, x in features.items()}
+        output = _in_schedule(
+            loss_fn,
+            {name: take_microbatch(x, number, whole, part) for name, x in features.items()},
+            mesh,
         )
         if output.weight is None:
             raise ValueError(
@@ -134,7 +142,18 @@ def accumulate(
             grads,
         )
 
-    total = MicrobatchLoop(sums_of, microbatches, part, mesh).total
+    total: _Sums
+    idle_share = None
+    if mesh.layout.num_stages > 1:
+
+        def is_per_stage(sums: _Sums) -> _Sums:
+            shared = tf.nest.map_structure(lambda _: False, sums)
+            return shared._replace(gradients=[is_of_stage(v) for v in variables_of(mesh)])
+
+        loop = PipelineLoop(sums_of, microbatches, part, mesh, is_per_stage)
+        total, idle_share = loop.total, loop.idle_share
+    else:
+        total = MicrobatchLoop(sums_of, microbatches, part, mesh, "microbatches").total
     # If all weights are 0, so are the sums: avoids 0 / 0.
     weight = mtf.maximum(total.weight, 1e-30)
     for name, summary in total.summaries.items():
@@ -144,7 +163,49 @@ def accumulate(
         total.metrics,
         total.gradients,
         weight if scale is None else weight * scale,
+        idle_share,
     )
+
+
+def _in_schedule(loss_fn: LossFn, features: Mapping[str, mtf.Tensor], mesh: Mesh) -> BatchLoss:
+    """Builds the loss of a microbatch; stages of layers, if there are any, follow a schedule."""
+    mesh.runs_schedule = True
+    try:
+        return loss_fn(features)
+    finally:
+        mesh.runs_schedule = False
+
+
+def sum_metrics(
+    loss_fn: LossFn, features: Mapping[str, mtf.Tensor], microbatches: int, mesh: Mesh
+) -> dict[str, mtf.Tensor]:
+    """Returns the metrics of a batch, of which the stages of a pipeline evaluate microbatches.
+
+    Args:
+      loss_fn: builds the loss of features, without dropout.
+      features: as for `accumulate`.
+      microbatches: at most this many.
+      mesh: the program's mesh, with stages.
+
+    Returns:
+      sums over the batch, float32 scalars.
+    """
+    count = microbatches
+    (dim,) = {dim for x in features.values() for dim in x.shape.dims if dim.name == _BATCH}
+    rows = dim.size // mesh.layout.batch_shards
+    while rows % count:
+        count -= 1
+    whole = _batch_dim(features, count)
+    part = mtf.Dimension(_BATCH, whole.size // count)
+
+    def sums_of(number: mtf.Tensor) -> dict[str, mtf.Tensor]:
+        parts = {name: take_microbatch(x, number, whole, part) for name, x in features.items()}
+        return dict(_in_schedule(loss_fn, parts, mesh).metrics)
+
+    def is_per_stage(sums: dict[str, mtf.Tensor]) -> dict[str, bool]:
+        return dict.fromkeys(sums, False)
+
+    return PipelineLoop(sums_of, count, part, mesh, is_per_stage).total
 
 
 def _scalar_summaries(operations: Sequence[mtf.Operation]) -> dict[str, mtf.Tensor]:
@@ -161,9 +222,12 @@ def variable_gradients(
     Raises:
       ValueError: a trainable variable has no influence on the loss.
     """
-    variables = list(mesh.graph.trainable_variables)
+    variables = variables_of(mesh)
     seeds = None if seed is None else [mtf.cast(seed, loss.dtype)]
-    grads = mtf.gradients([loss], [v.value for v in variables], grad_ys=seeds)
+    # Earlier stages of a pipeline need gradients even where nothing before it is trained.
+    entered = [x for op in mesh.graph.operations if isinstance(op, EnterStage) for x in op.inputs]
+    grads = mtf.gradients([loss], [*(v.value for v in variables), *entered], grad_ys=seeds)
+    grads = grads[: len(variables)]
     idle = [v.name for v, g in zip(variables, grads, strict=True) if g is None]
     if idle:
         raise ValueError(f"The loss does not depend on the variables {', '.join(idle)}.")
@@ -171,13 +235,9 @@ def variable_gradients(
     return [mtf.cast(grad, tf.float32) for grad in grads]
 
 
-def take_microbatch(
-    x: mtf.Tensor, number: mtf.Tensor, whole: mtf.Dimension, part: mtf.Dimension
-) -> mtf.Tensor:
-    """Returns microbatch `number` of each processor's rows; `x` itself if it has no rows."""
-    return (
-        TakeMicrobatchOperation(x, number, whole, part).outputs[0] if whole in x.shape.dims else x
-    )
+def variables_of(mesh: Mesh) -> list[mtf.Variable]:
+    """Returns the trainable variables of the mesh's graph."""
+    return list(mesh.graph.trainable_variables)
 
 
 def _batch_dim(features: Mapping[str, mtf.Tensor], microbatches: int) -> mtf.Dimension:
@@ -199,80 +259,18 @@ def _batch_dim(features: Mapping[str, mtf.Tensor], microbatches: int) -> mtf.Dim
     return dim
 
 
-class TakeMicrobatchOperation(Operation):
-    """Takes a microbatch's slice of each processor's rows.
-
-    Inputs: x and the index of a microbatch (int32).
-    """
-
-    def __init__(
-        self, x: mtf.Tensor, number: mtf.Tensor, whole: mtf.Dimension, part: mtf.Dimension
-    ) -> None:
-        super().__init__([x, number], name="microbatch")
-        self._axis = x.shape.dims.index(whole)
-        dims = [part if dim == whole else dim for dim in x.shape.dims]
-        self._outputs = [mtf.Tensor(self, mtf.Shape(dims), x.dtype)]
+class MicrobatchLoop(MicrobatchSums):
+    """Sums the results of a function over microbatches, one after the other."""
 
     def lower(self, lowering: Lowering) -> None:
-        x, number = (lowering.slice(tensor) for tensor in self.inputs)
-        size = lowering.mesh_impl(self).slice_shape(self.outputs[0].shape)
-        begin: list[tf.Tensor | int] = [0] * len(size)
-        begin[self._axis] = number * size[self._axis]
-        lowering.set_slice(self.outputs[0], tf.slice(x, tf.stack(begin), size))
-
-
-class MicrobatchLoop(Operation, mtf.WhileLoopOperation):
-    """Calls a function for each microbatch and sums its results.
-
-    Input: the index of the first microbatch. Outputs: the number of microbatches, and the sums.
-
-    Attributes:
-      total: the sums, structured as the function returns them.
-    """
-
-    accepts_deferred_sums = True
-
-    def __init__(
-        self,
-        sums_of: Callable[[mtf.Tensor], _Sums],
-        count: int,
-        part: mtf.Dimension,
-        mesh: Mesh,
-    ) -> None:
-        """Builds the loop.
-
-        Args:
-          sums_of: maps the index of a microbatch (int32) to its addends.
-          count: number of microbatches.
-          part: the batch dimension of a microbatch.
-          mesh: the program's mesh.
-        """
-        self._count = count
-        self._part = part
-        added: list[_Sums] = []  # The constructor below calls the body once.
-
-        def body(number: mtf.Tensor) -> list[mtf.Tensor]:
-            added.append(sums_of(number))
-            return [number + 1, *tf.nest.flatten(added[0])]
-
-        super().__init__(
-            lambda number: mtf.less(number, count),
-            body,
-            [mtf.constant(mesh, 0, dtype=tf.int32)],
-            has_accumulators=True,
-            name="microbatches",
-        )
-        self.total: _Sums = tf.nest.pack_sequence_as(added[0], self.outputs[1:])
-
-    def lower(self, lowering: Lowering) -> None:
-        (rows,) = lowering.mesh_impl(self).slice_shape(mtf.Shape([self._part]))
-        per_row = elements_per_row(self._part, all_operations(self._body_ops))
+        (rows,) = lowering.mesh_impl(self).slice_shape(mtf.Shape([self.part]))
+        per_row = elements_per_row(self.part, all_operations(self._body_ops))
         collectives = lowering.mesh_impl(self).collectives
 
         @contextlib.contextmanager
         def inside(iteration: tf.Tensor) -> Iterator[None]:
-            microbatch = Microbatch(iteration, self._count, rows, per_row)
-            with lowering.inside_microbatch(microbatch), collectives.repeated(self._count):
+            microbatch = Microbatch(iteration, self.count, rows, per_row)
+            with lowering.inside_microbatch(microbatch), collectives.repeated(self.count):
                 yield
 
         lower_while_loop(self, lowering, inside)

@@ -132,8 +132,9 @@ class DirectionNormsOperation(Operation):
 
     def lower(self, lowering: Lowering) -> None:
         var, *slots = (variable_slice(lowering, x) for x in self.variables)
-        given = (lowering.slice(x) for x in self.direction_inputs)
-        direction, *_ = self.direction(var, *slots, *given)
+        given = [lowering.slice(x) for x in self.direction_inputs]
+        with tf.control_dependencies(given):  # As `UpdateOperation.lower` does.
+            direction, *_ = self.direction(var, *slots, *given)
         axes = mesh_axes(lowering, self, self.variables[0].shape)
         for output, x in zip(self.outputs, (tf.cast(var, tf.float32), direction), strict=True):
             lowering.set_sum_over_axes(output, 2.0 * tf.nn.l2_loss(x), axes)

@@ -9,6 +9,7 @@ import tensorflow as tf
 from t2tp import mtf
 from t2tp.lowering.lowering import Lowering
 from t2tp.lowering.operation import Operation
+from t2tp.mesh.pipeline import is_of_stage
 from t2tp.optim.clipping import sum_of_squares
 from t2tp.optim.optimizer import variable_slice
 
@@ -69,5 +70,7 @@ class SquaresNowOperation(Operation):
                 tf.cast(now, tf.float32) - tf.cast(then, tf.float32)
                 for now, then in zip(slices, before, strict=True)
             ]
-        shaped = [(var.shape, x) for var, x in zip(self._variables, slices, strict=True)]
+        shaped = [
+            (var.shape, x, is_of_stage(var)) for var, x in zip(self._variables, slices, strict=True)
+        ]
         lowering.set_slice(self.outputs[0], sum_of_squares(lowering, self, shaped))

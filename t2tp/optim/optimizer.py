@@ -91,7 +91,11 @@ class UpdateOperation(mtf.Assign):
 
     def lower(self, lowering: Lowering) -> None:
         slices = [variable_slice(lowering, x) for x in self.variables]
-        self._update(*slices, *(lowering.slice(x) for x in self.inputs))
+        inputs = [lowering.slice(x) for x in self.inputs]
+        # What depends on variables alone, such as `beta1 * m`, would otherwise be computed at the
+        # beginning of the step, for all variables, and be kept until the gradients are there.
+        with tf.control_dependencies(inputs):
+            self._update(*slices, *inputs)
 
 
 def slot(var: mtf.Variable, name: str, shape: mtf.Shape | None = None) -> mtf.Variable:
@@ -123,5 +127,10 @@ def take(var: tf.Variable, update: tf.Tensor) -> None:
 
 def shrink(var: tf.Variable, rate: tf.Tensor, weight_decay: float) -> None:
     """Multiplies a slice by `1 - rate * weight_decay`."""
-    if weight_decay:
-        var.assign_sub(var * tf.cast(rate * weight_decay, var.dtype), read_value=False)
+    if not weight_decay:
+        return
+    factor = tf.cast(rate * weight_decay, var.dtype)
+    if var.dtype.size < 4:
+        var.assign_sub(var * factor, read_value=False)
+    else:  # The same, without a tensor for the product.
+        tf.raw_ops.ResourceApplyGradientDescent(var=var.handle, alpha=factor, delta=var)

@@ -10,6 +10,7 @@ import tensorflow as tf
 from t2tp import mtf, registry
 from t2tp.hparam import HParams
 from t2tp.lowering.side_effects import conditional_updates
+from t2tp.mesh.pipeline import is_of_stage
 from t2tp.ops.variables.sharded_variable import gradients_at_rest
 from t2tp.optim.clipping import clip
 from t2tp.optim.ema import average_weights
@@ -56,7 +57,7 @@ def train_step(
     Raises:
       ValueError: as `accumulate` and `apply_gradients`.
     """
-    if hparams.microbatches == 1:
+    if hparams.microbatches == 1 and mesh.layout.num_stages == 1:
         output = loss_fn(features)
         scalars = apply_gradients(output.loss, mesh, hparams, train_steps)
         return TrainStep(output.loss, output.metrics, scalars)
@@ -66,7 +67,22 @@ def train_step(
     scalars = _apply(
         batch.gradients, batch.divisor, batch.loss, loss_scale, mesh, hparams, train_steps
     )
+    if batch.idle_share is not None:
+        scalars |= _idle_shares(batch.idle_share)
     return TrainStep(batch.loss, batch.metrics, scalars)
+
+
+def _idle_shares(of_stages: mtf.Tensor) -> dict[str, mtf.Tensor]:
+    """Returns the measured idle share of a pipeline, and of each stage, by name.
+
+    The stage that waits least is the one that the others wait for.
+    """
+    (stages,) = of_stages.shape.dims
+    shares = {"pipeline_idle_share": mtf.reduce_mean(of_stages)}
+    for number in range(stages.size):
+        one = mtf.slice(of_stages, number, 1, stages.name)
+        shares[f"pipeline_idle_share_stage_{number}"] = mtf.reshape(one, [])
+    return shares
 
 
 def apply_gradients(
@@ -110,7 +126,8 @@ def _apply(
     """Divides gradients by `divisor`, clips them, and updates the variables."""
     variables = list(mesh.graph.trainable_variables)
     grads = gradients_at_rest(grads, variables)
-    grads, norm = clip(grads, divisor, hparams)
+    of_stage = [is_of_stage(variable) for variable in variables]
+    grads, norm = clip(grads, divisor, hparams, of_stage)
     rate = learning_rate(mesh.step, hparams, train_steps)
     is_finite = finite([mtf.cast(loss, tf.float32), norm])
     scalars = {

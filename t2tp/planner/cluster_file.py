@@ -6,13 +6,16 @@ Every number is in SI units: bytes, seconds, bytes/s, FLOP/s. `docs/planning.md`
 from __future__ import annotations
 
 import importlib.resources
+import itertools
 import sys
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from t2tp.choices import PRECISIONS
+from t2tp.planner.curves import CollectiveCurve, Curve, Point
+from t2tp.planner.retention import Retention
 from t2tp.suggestions import nearest
 
 if sys.version_info >= (3, 11):
@@ -22,10 +25,15 @@ else:
 
 T = TypeVar("T")
 
-# How attention is computed: by one kernel that keeps no scores, or product by product.
-ATTENTION = ("fused", "unfused")
+# How attention is computed: by one kernel that keeps no scores; product by product; or as t2tp's
+# own operation does it.
+ATTENTION = ("fused", "unfused", "engine")
 # The cards that a collective uses of a host where its group has several members.
 CARDS = ("rank", "host")
+
+
+# The cluster that t2tp_calibrate has measured, in a file of this name in the working directory.
+THIS_MACHINE = "this_machine"
 
 
 class ClusterFileError(ValueError):
@@ -44,8 +52,8 @@ class Device:
       launch: seconds that the device idles between two operations.
       units: processors of the chip that work on tiles of a matmul (SMs); 1: no quantization.
       reserved: bytes that driver and libraries take.
-      shares_host: whether all devices of a host share its peak, bandwidth and memory, as virtual
-        CPU devices do.
+      cores: of a host that its devices share, with its memory, as virtual CPU devices do; 0: each
+        device is a chip of its own.
     """
 
     name: str
@@ -55,7 +63,7 @@ class Device:
     launch: float = 0.0
     units: int = 1
     reserved: float = 0.0
-    shares_host: bool = False
+    cores: int = 0
 
 
 @dataclass(frozen=True)
@@ -70,6 +78,7 @@ class Link:
       shared_by: how many devices share a link.
       shared_by_all: whether all devices that the level connects share the bandwidth, as those of
         one host's memory do.
+      of_process: whether it connects the devices of a process, however many these are.
       cards: what a group with several members below the level uses: the links of each (`host`), or
         of one of them (`rank`).
     """
@@ -80,6 +89,7 @@ class Link:
     devices: int = 0
     shared_by: int = 1
     shared_by_all: bool = False
+    of_process: bool = False
     cards: str = "host"
 
 
@@ -93,20 +103,19 @@ class Stack:
       product_inner: summed elements at which a matmul reaches half of that, on top of its tiles.
       batched: share of the peak of batched matmuls (unfused attention).
       memory: share of the bandwidth that memory-bound operations reach.
-      attention: `fused` or `unfused`.
+      attention: `fused`, `unfused` or `engine`; see `Retention`.
       attention_forward: share of the peak of fused attention.
       attention_backward: the same for its gradient.
       causal_skips: whether fused attention skips what a causal mask hides.
       fuses: whether chains of element-wise operations are one kernel.
-      keeps_masks: whether dropout masks are stored, a byte per element.
+      keeps_masks, keeps_wide_logits, keeps_buffers, gathers_again: as `Retention` has them.
       link: share of a link's bandwidth that collectives reach.
       overlap: share of the collectives of gradients and weights that hides behind computation.
       overlap_activations: share of the backward pass's collectives of activations that hides
         behind the gradients of weights.
       repeats_all: whether recomputation runs whole layers again, also what no gradient needs.
-      products: measured [FLOPs, FLOP/s] of matmuls by size; replaces `product` and the tiles.
-      rates: measured bytes/s by kind of memory-bound operation.
-      operation: seconds that each operation costs the host.
+      curves: measured seconds of operations by size, which take the place of the shares above.
+      collectives: likewise of collectives.
       spread: relative uncertainty of the constants.
       spread_links: the same for links.
       source: where the constants come from.
@@ -123,16 +132,30 @@ class Stack:
     causal_skips: bool = True
     fuses: bool = True
     keeps_masks: bool = False
+    keeps_wide_logits: bool = False
+    keeps_buffers: bool = False
+    gathers_again: bool = False
     link: float = 0.8
     overlap: float = 0.0
     overlap_activations: float = 0.0
     repeats_all: bool = False
-    products: tuple[tuple[float, float], ...] = ()
-    rates: Mapping[str, float] = field(default_factory=dict)
-    operation: float = 0.0
+    curves: tuple[Curve, ...] = ()
+    collectives: tuple[CollectiveCurve, ...] = ()
     spread: float = 0.1
     spread_links: float = 0.2
     source: str = ""
+
+    @property
+    def retention(self) -> Retention:
+        """What the stack's kernels keep for the backward pass."""
+        return Retention(
+            self.fuses,
+            self.attention,
+            self.keeps_masks,
+            self.keeps_wide_logits,
+            self.gathers_again,
+            self.keeps_buffers,
+        )
 
 
 @dataclass(frozen=True)
@@ -148,6 +171,7 @@ class ClusterFile:
       stack: name of the stack that is used.
       price_per_hour: of one device; 0: unknown.
       max_devices: of the cluster; 0: any number.
+      processes: on a host whose cores its devices share: that these are in.
       source: where the numbers come from.
     """
 
@@ -159,6 +183,7 @@ class ClusterFile:
     stack: str
     price_per_hour: float = 0.0
     max_devices: int = 0
+    processes: int = 1
     source: str = ""
 
     @property
@@ -171,7 +196,7 @@ class ClusterFile:
         """Reads a file, or one of those that t2tp has, by name.
 
         Args:
-          path: of a file ending in `.toml`, or a name such as `a100`.
+          path: of a file ending in `.toml`, or a name such as `a100` or `this_machine`.
           stack: name of the stack; by default the file's.
 
         Raises:
@@ -208,7 +233,7 @@ class ClusterFile:
             for i, link in enumerate(table.pop("links"))
         )
         stacks = {
-            key: _made(Stack, {"name": key, **values}, f"cluster file {name}: stacks.{key}")
+            key: _stack(key, values, f"cluster file {name}: stacks.{key}")
             for key, values in table.pop("stacks").items()
         }
         table.setdefault("stack", next(iter(stacks)))
@@ -233,6 +258,14 @@ class ClusterFile:
             raise ClusterFileError(f"cluster {self.name} has no stack {name!r}: {known}")
         return replace(self, stack=name)
 
+    def with_processes(self, processes: int) -> ClusterFile:
+        """Returns the cluster with the devices of a host in so many processes."""
+        return replace(self, processes=processes)
+
+    def sharing(self, devices: int) -> int:
+        """Returns how many of a mesh's devices share the memory and the cores of a host; or 1."""
+        return min(devices, self.host_devices) if self.device.cores else 1
+
     def peak(self, dtype: str) -> float:
         """Returns the FLOP/s of one device for a dtype, of float32 if the file does not say."""
         by_dtype = self.device.peak
@@ -246,6 +279,13 @@ def shipped() -> list[str]:
 
 
 def _read(path: str) -> str:
+    if path == THIS_MACHINE:
+        path = f"{THIS_MACHINE}.toml"
+        if not Path(path).exists():
+            raise ClusterFileError(
+                f"--cluster={THIS_MACHINE}: there is no {path} here;"
+                f" t2tp_calibrate --output={path} measures this machine"
+            )
     if not path.endswith(".toml"):
         if path not in shipped():
             known = nearest(path, shipped(), "clusters")
@@ -278,6 +318,20 @@ def _made(kind: type[T], values: Any, where: str, made: Mapping[str, Any] | None
     return kind(**checked, **(made or {}))
 
 
+def _stack(name: str, values: Any, where: str) -> Stack:
+    """Makes a stack, with the curves that it may have."""
+    if not isinstance(values, dict):
+        raise ClusterFileError(f"{where} is a table of keys")
+    values = dict(values)
+    made = {}
+    for key, kind in (("curves", Curve), ("collectives", CollectiveCurve)):
+        curves = values.pop(key, [])
+        if not isinstance(curves, list):
+            raise ClusterFileError(f"{where}.{key} is a list of tables")
+        made[key] = tuple(_made(kind, c, f"{where}.{key}[{i}]") for i, c in enumerate(curves))
+    return _made(Stack, {"name": name, **values}, where, made)
+
+
 def _checked(kind: Any, value: Any, where: str) -> Any:
     """Checks the kind of a value; numbers are not negative."""
     if kind in ("float", "int"):
@@ -292,8 +346,19 @@ def _checked(kind: Any, value: Any, where: str) -> Any:
     if str(kind).startswith("Mapping"):
         return {key: _checked("float", each, f"{where}.{key}") for key, each in value.items()}
     if str(kind).startswith("tuple"):
-        return tuple((float(size), float(rate)) for size, rate in value)
+        return _points(value, where)
     return value
+
+
+def _points(value: Any, where: str) -> tuple[Point, ...]:
+    """Checks measured points: size, seconds and spread, by growing size."""
+    is_list = isinstance(value, list) and all(isinstance(p, list) and len(p) == 3 for p in value)
+    if not is_list or not value:
+        raise ClusterFileError(f"{where} is a list of [size, seconds, spread]")
+    points = [tuple(_checked("float", number, where) for number in point) for point in value]
+    if any(low[0] >= high[0] for low, high in itertools.pairwise(points)) or not points[0][0]:
+        raise ClusterFileError(f"{where}: sizes grow from point to point")
+    return tuple(points)  # type: ignore[arg-type]
 
 
 def _check_choice(where: str, stack: Stack, choices: tuple[str, ...]) -> None:

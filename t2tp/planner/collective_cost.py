@@ -14,7 +14,11 @@ from dataclasses import dataclass
 
 from t2tp import upstream
 from t2tp.planner.cluster_file import ClusterFile, Link
+from t2tp.planner.curves import CollectiveCurve, collective_curve_for, seconds_at
 from t2tp.planner.work import Traffic
+
+# Of a point that something disturbed while it was measured.
+_MOST_SPREAD = 0.3
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,12 @@ class CollectiveCost:
         group = self.group(traffic.axes)
         if group.size == 1:
             return 0.0
+        measured = self._curve(traffic.kind, group)
+        if measured is not None:
+            devices = self._cluster.sharing(self._mesh_shape.size)
+            # Cores carry it; what takes more members or more groups takes more of them.
+            more = devices / measured.devices * max(1.0, group.size / measured.group)
+            return more * seconds_at(measured.points, traffic.num_bytes)[0]
         share = (group.size - 1) / group.size
         if traffic.kind == "permute":
             return self._latency(group, 1) + traffic.num_bytes / self._bandwidth(group)
@@ -59,6 +69,21 @@ class CollectiveCost:
         passes = 1 if traffic.kind == "reducescatter" else 2
         moved = passes * share * traffic.num_bytes
         return self._latency(group, passes) + moved / self._bandwidth(group)
+
+    def spread(self, traffic: Traffic) -> float:
+        """Returns the relative uncertainty of the seconds."""
+        curve = self._curve(traffic.kind, self.group(traffic.axes))
+        measured = seconds_at(curve.points, traffic.num_bytes)[1] if curve is not None else 0.0
+        return max(self._cluster.software.spread_links, min(measured, _MOST_SPREAD))
+
+    def _curve(self, kind: str, group: Group) -> CollectiveCurve | None:
+        curves = self._cluster.software.collectives
+        if not curves:
+            return None
+        devices = self._cluster.sharing(self._mesh_shape.size)
+        processes = group.size // group.members[0] if self._cluster.links[0].of_process else 1
+        kind = "permute" if kind == "broadcast" else kind
+        return collective_curve_for(curves, kind, group.size, devices, processes)
 
     def _group(self, axes: tuple[str, ...]) -> Group:
         """Finds the members of the first processor's group: the last axis of a mesh is nearest."""
@@ -73,6 +98,8 @@ class CollectiveCost:
         counts = []
         for link in self._cluster.links:
             unit = link.devices or self._mesh_shape.size
+            if link.of_process:
+                unit = max(1, self._mesh_shape.size // self._cluster.processes)
             counts.append(sum(place < unit for place in places))
         return Group(len(places), tuple(counts))
 

@@ -6,10 +6,15 @@ S. Williams et al., "Roofline: an insightful visual performance model" (2009).
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 
 from t2tp.planner.cluster_file import ClusterFile
+from t2tp.planner.curves import curve_for, seconds_at
 from t2tp.planner.work import ATTENTION, ATTENTION_GRAD, CONVOLUTION, PRODUCT, Work
+
+# The kind that stands for those that were not measured.
+_PLAIN = "elementwise"
+# Of a point that something disturbed while it was measured.
+_MOST_SPREAD = 0.3
 
 # Rows and columns of the part of a result that one unit of the chip computes: the largest tiles of
 # NVIDIA's library, and the smaller ones for results that would leave units idle.
@@ -38,11 +43,12 @@ class ComputeCost:
         self._cluster = cluster
         self._stack = cluster.software
         self._device = cluster.device
-        is_shared = self._device.shares_host
-        self._sharing = min(devices, cluster.host_devices) if is_shared else 1
+        self._devices = cluster.sharing(devices)
 
     def seconds(self, work: Work) -> float:
         """Returns the seconds of one execution."""
+        if self._stack.curves:
+            return self._measured(work)[0]
         if work.kind == PRODUCT:
             busy = self._product(work)
         elif work.kind in (ATTENTION, ATTENTION_GRAD):
@@ -50,26 +56,40 @@ class ComputeCost:
         elif work.kind == CONVOLUTION:
             busy = work.flops / self._rate(work, self._stack.product)
         else:
-            busy = self._move(work.num_bytes, work.kind)
-        return self._sharing * busy + self._device.launch + self._stack.operation * work.operations
+            busy = self._move(work.num_bytes)
+        # The peak of a host whose cores are shared is that of all of them.
+        return self._devices * busy + self._device.launch
 
-    def _move(self, num_bytes: float, kind: str = "") -> float:
+    def spread(self, work: Work) -> float:
+        """Returns the relative uncertainty of the seconds."""
+        measured = self._measured(work)[1] if self._stack.curves else 0.0
+        return max(self._stack.spread, min(measured, _MOST_SPREAD))
+
+    def _measured(self, work: Work) -> tuple[float, float]:
+        """Interpolates what was measured; more devices than cores take turns.
+
+        Returns:
+          seconds, and their relative spread.
+        """
+        cores = self._device.cores or self._devices
+        at_once = min(self._devices, cores)
+        curves = self._stack.curves
+        curve = curve_for(curves, work.kind, at_once) or curve_for(curves, _PLAIN, at_once)
+        if curve is None:
+            return 0.0, 0.0
+        seconds, spread = seconds_at(curve.points, work.flops or work.num_bytes)
+        return seconds * self._devices / at_once, spread
+
+    def _move(self, num_bytes: float) -> float:
         """Returns the seconds of a memory-bound operation."""
-        rate = self._stack.rates.get(kind, self._device.bandwidth * self._stack.memory)
-        return num_bytes / rate
+        return num_bytes / (self._device.bandwidth * self._stack.memory)
 
     def _rate(self, work: Work, share: float) -> float:
-        """Returns FLOP/s: measured for work of this size, or a share of the peak."""
-        if kind_rate := self._stack.rates.get(work.kind):
-            return kind_rate
-        if self._stack.products:
-            return _interpolated(self._stack.products, work.flops)
+        """Returns a share of the peak, in FLOP/s."""
         return share * self._cluster.peak(work.dtype)
 
     def _product(self, work: Work) -> float:
         batch, rows, columns, inner = work.sizes
-        if self._stack.products:
-            return work.flops / self._rate(work, 1.0)
         efficiency = self._stack.product * inner / (inner + self._stack.product_inner)
         peak = self._cluster.peak(work.dtype)
         best = max(
@@ -80,8 +100,6 @@ class ComputeCost:
 
     def _attention(self, work: Work) -> float:
         stack = self._stack
-        if work.kind in stack.rates:
-            return work.flops / stack.rates[work.kind]
         if stack.attention == "fused":
             is_forward = work.kind == ATTENTION
             share = stack.attention_forward if is_forward else stack.attention_backward
@@ -108,17 +126,3 @@ def _filled(batch: int, rows: int, columns: int, tile: tuple[int, int], units: i
     tiles = batch * math.ceil(rows / tile[0]) * math.ceil(columns / tile[1])
     in_tiles = batch * rows * columns / (tiles * tile[0] * tile[1])
     return in_tiles * tiles / (math.ceil(tiles / units) * units)
-
-
-def _interpolated(points: tuple[tuple[float, float], ...], size: float) -> float:
-    """Interpolates a rate between measured sizes, logarithmically; beyond them it is constant."""
-    sizes = [at for at, _ in points]
-    i = bisect_left(sizes, size)
-    if i == 0:
-        # Half the products take half the time only down to the smallest that was measured.
-        return points[0][1]
-    if i == len(points):
-        return points[-1][1]
-    (low, slow), (high, fast) = points[i - 1], points[i]
-    share = math.log(size / low) / math.log(high / low)
-    return slow * (fast / slow) ** share

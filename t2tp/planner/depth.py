@@ -4,45 +4,56 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Protocol, TypeVar
 
 from t2tp.hparam import HParams
-from t2tp.planner.lowered import LoweredStep
 
 # (of the encoder or the decoder, or of both) -> the hparam that counts its layers.
 _DEPTHS = ("num_encoder_layers", "num_decoder_layers")
 _BOTH = "num_hidden_layers"
 
 
-def lower_by_layers(lower: Callable[[HParams], LoweredStep], hparams: HParams) -> LoweredStep:
+_Step = TypeVar("_Step", bound="Extensible")
+
+
+class Extensible(Protocol):
+    """What is lowered with few layers and can be given more."""
+
+    def extended(self: _Step, longer: _Step, shorter: _Step, times: int) -> _Step:
+        """Returns it with more layers: `times` the difference of two others."""
+
+
+def lower_by_layers(lower: Callable[[HParams], _Step], hparams: HParams) -> _Step:
     """Lowers a step with few layers of each kind, and multiplies them.
 
     Args:
       lower: builds and lowers the step of hparams.
       hparams: of the whole model.
     """
-    depths = _depths(hparams)
-    few = {name: _few(count, _period(hparams)) for name, count in depths.items()}
-    if all(few[name] == count for name, count in depths.items()):
+    counts = depths(hparams)
+    few = {name: _few(count, period(hparams)) for name, count in counts.items()}
+    if all(few[name] == count for name, count in counts.items()):
         return lower(hparams)
-    together = len(set(depths.values())) == 1
-    groups = [tuple(depths)] if together else [(name,) for name in depths]
+    together = len(set(counts.values())) == 1
+    groups = [tuple(counts)] if together else [(name,) for name in counts]
     longer = lower(_with(hparams, few))
     step = longer
     for group in groups:
-        extra = (depths[group[0]] - few[group[0]]) // _period(hparams)
+        extra = (counts[group[0]] - few[group[0]]) // period(hparams)
         if extra:
-            shorter = {name: few[name] - _period(hparams) for name in group}
+            shorter = {name: few[name] - period(hparams) for name in group}
             step = step.extended(longer, lower(_with(hparams, {**few, **shorter})), extra)
     return step
 
 
-def _depths(hparams: HParams) -> dict[str, int]:
+def depths(hparams: HParams) -> dict[str, int]:
+    """Returns the numbers of layers of a model's stacks, by the hparams that count them."""
     if all(name in hparams for name in _DEPTHS):
         return {name: hparams.get(name) or hparams.get(_BOTH) for name in _DEPTHS}
     return {_BOTH: hparams.get(_BOTH)} if _BOTH in hparams else {}
 
 
-def _period(hparams: HParams) -> int:
+def period(hparams: HParams) -> int:
     """Returns after how many layers the kinds of layers repeat."""
     experts = hparams.get("moe_every") if "moe_every" in hparams else 1
     is_mixed = "attention_type" in hparams and hparams.get("attention_type") == "compressed"

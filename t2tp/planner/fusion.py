@@ -29,13 +29,11 @@ def works(
       layout: mesh and rules.
       fuses: whether chains of element-wise operations move only inputs and outputs of the chain.
     """
-    computed = [each for each in placed if each.is_computed]
-    each_work = [(each, work_of(each, layout)) for each in computed]
-    each_work = [(each, work) for each, work in each_work if work.kind != "free"]
+    each_work = _computed(placed, layout)
     if not fuses:
         return [work for _, work in each_work]
-    fusable = {each.operation: each for each, work in each_work if work.kind in FUSED}
-    chains = _Chains(placed, fusable, set(outputs), layout)
+    chains = Chains.of(placed, outputs, layout)
+    fusable = chains.fusable
     made = []
     for each, work in each_work:
         if each.operation in fusable:
@@ -49,15 +47,30 @@ def works(
     return made
 
 
-class _Chains:
+def _computed(placed: Sequence[Placed], layout: Layout) -> list[tuple[Placed, Work]]:
+    each_work = [(each, work_of(each, layout)) for each in placed if each.is_computed]
+    return [(each, work) for each, work in each_work if work.kind != "free"]
+
+
+class Chains:
     """Element-wise operations that read each other's results with nothing in between.
 
     What the forward pass computes in a chain is not kept for a chain of the backward pass, which
     computes it again from the inputs: a few operations cost less than the memory's bandwidth.
 
     Attributes:
+      fusable: the operations that may be in a chain, with their places.
       begun_by: each chain, by its first operation.
     """
+
+    @classmethod
+    def of(
+        cls, placed: Sequence[Placed], outputs: Iterable[upstream.Tensor], layout: Layout
+    ) -> Chains:
+        """Finds the chains of a program; see `works`."""
+        computed = _computed(placed, layout)
+        fusable = {each.operation: each for each, work in computed if work.kind in FUSED}
+        return cls(placed, fusable, set(outputs), layout)
 
     def __init__(
         self,
@@ -66,7 +79,7 @@ class _Chains:
         needed: set[upstream.Tensor],
         layout: Layout,
     ) -> None:
-        self._fusable = fusable
+        self.fusable = fusable
         self._needed = needed
         self._layout = layout
         self._users: dict[upstream.Tensor, set[upstream.Operation]] = {}
@@ -95,27 +108,40 @@ class _Chains:
 
     def _is_one_pass(self, one: upstream.Operation, other: upstream.Operation) -> bool:
         """Whether two operations belong to the same pass of the step."""
-        a, b = self._fusable[one], self._fusable[other]
-        return (a.phase, a.times, a.is_recomputed) == (b.phase, b.times, b.is_recomputed)
+        a, b = self.fusable[one], self.fusable[other]
+        return (a.phase, a.times, a.part, a.is_recomputed) == (
+            b.phase,
+            b.times,
+            b.part,
+            b.is_recomputed,
+        )
 
     def moved_bytes(self, chain: list[upstream.Operation]) -> int:
         """Returns the bytes that a kernel of the chain reads and writes."""
-        members = set(chain)
-        written = {
-            y
-            for op in chain
-            for y in op.outputs
-            if y in self._needed
-            or any(self._is_written_for(op, user, members) for user in self._users.get(y, ()))
-        }
+        written = {y for op in chain for y in op.outputs if self.is_written(y)}
         moved = (*self._reads(chain), *written)
         return sum(slice_bytes(x, self._layout) for x in moved)
 
-    def _is_written_for(
-        self, op: upstream.Operation, user: upstream.Operation, members: set[upstream.Operation]
-    ) -> bool:
-        is_computed_again = user in self._fusable and not self._is_one_pass(op, user)
-        return user not in members and not is_computed_again
+    def is_written(self, tensor: upstream.Tensor) -> bool:
+        """Whether a tensor is in memory: it is no intermediate result of a kernel."""
+        op = tensor.operation
+        if op not in self._chain_of or tensor in self._needed:
+            return True
+        return any(self._is_written_for(op, user) for user in self._users.get(tensor, ()))
+
+    def _is_written_for(self, op: upstream.Operation, user: upstream.Operation) -> bool:
+        if user not in self.fusable:
+            return True
+        return self._chain_of[user] is not self._chain_of[op] and self._is_one_pass(op, user)
+
+    def read_for(self, tensor: upstream.Tensor, user: upstream.Operation) -> set[upstream.Tensor]:
+        """Returns the tensors in memory from which an operation has one of its inputs."""
+        x = _source(tensor)
+        if self.is_written(x):
+            return {x}
+        if user in self.fusable and self._chain_of.get(user) is self._chain_of[x.operation]:
+            return set()
+        return set().union(*(self.read_for(y, x.operation) for y in x.operation.inputs))
 
     def _reads(
         self, chain: list[upstream.Operation], seen: frozenset = frozenset()

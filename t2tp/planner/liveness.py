@@ -4,14 +4,39 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from t2tp import upstream
 from t2tp.mesh.layout import Layout
 from t2tp.ops.variables.sharded_variable import GatherOperation
-from t2tp.planner.sequence import Placed
-from t2tp.planner.slices import ELEMENTWISE, kind_of, slice_bytes
+from t2tp.planner.retention import Retained, Retention
+from t2tp.planner.sequence import Placed, as_soon_as_possible
+from t2tp.planner.slices import ELEMENTWISE, kind_of
 from t2tp.planner.work import BACKWARD, FORWARD, UPDATE, Memory
+
+# Parts of a step at whose peak activations are kept.
+_FORWARD_END, _BACKWARD_BEGIN = "end of the forward pass", "begin of the backward pass"
+WITH_ACTIVATIONS = (_FORWARD_END, _BACKWARD_BEGIN)
+
+
+@dataclass(eq=False)
+class _Held:
+    """Memory that a step holds for a while.
+
+    Attributes:
+      num_bytes: of a processor.
+      made: the place in the program where it begins to be held.
+      last: the last one where it is read.
+      purpose: of `PURPOSES`, or `sums`.
+      counts: whether it belongs to what a layer adds.
+    """
+
+    num_bytes: int
+    made: int
+    last: int
+    purpose: str = "temporary"
+    counts: bool = True
 
 
 class Liveness:
@@ -24,26 +49,44 @@ class Liveness:
     """
 
     def __init__(
-        self, placed: Sequence[Placed], outputs: Iterable[upstream.Tensor], layout: Layout
+        self,
+        placed: Sequence[Placed],
+        outputs: Iterable[upstream.Tensor],
+        layout: Layout,
+        retention: Retention,
     ) -> None:
+        """Finds what is alive.
+
+        Args:
+          placed: the operations in program order.
+          outputs: of the program.
+          layout: mesh and rules.
+          retention: what the kernels keep.
+        """
+        placed = as_soon_as_possible(placed)
+        outputs = list(outputs)
         self._placed = placed
-        self._layout = layout
+        self._buffers = retention.buffers and layout.storage.stage < 3
+        self._retained = Retained(placed, outputs, layout, retention)
         self._root: dict[upstream.Tensor, upstream.Tensor] = {}
-        self._made: dict[upstream.Tensor, int] = {}
-        self._last: dict[upstream.Tensor, int] = {}
+        self._of: dict[upstream.Tensor, _Held] = {}
+        self._last_reader = {x: each for each in placed for x in self._retained.reads(each)}
         for i, each in enumerate(placed):
             self._visit(i, each)
         for tensor in outputs:
-            self._last[self._root_of(tensor)] = len(placed)
-        self._purpose = {tensor: self._purpose_of(tensor) for tensor in self._made}
+            self._read(tensor, len(placed))
+        for tensor, held in self._of.items():
+            self._set_purpose(tensor, held)
+        blocks = [_Held(b.num_bytes, b.made, b.last, b.purpose) for b in self._retained.blocks()]
+        self._held = [*self._of.values(), *blocks]
         self.layer_bytes = Counter(
             {name: self._sum(name) for name in ("kept", "gathered", "gradients", "sums")}
         )
 
     def _visit(self, i: int, each: Placed) -> None:
         op = each.operation
-        for x in op.inputs:
-            self._last[self._root_of(x)] = i
+        for x in self._retained.reads(each):
+            self._read(x, i)
         if isinstance(op, upstream.WhileLoopOperation):
             self._pass_on(i, op)
         elif each.is_view and op.inputs:
@@ -52,18 +95,52 @@ class Liveness:
             sources = op._fn_outputs if is_recomputed else op.inputs
             for y, x in zip(op.outputs, sources, strict=False):
                 self._root[y] = self._root_of(x)
-        else:
+        elif each.is_computed:
+            scaled = self._scaled_gradient(each)
             for y in op.outputs:
-                if each.is_computed:
-                    self._made[y] = i
-                    self._last.setdefault(y, i)
+                if scaled is None:
+                    self._make(y, i)
+                else:
+                    self._root[y] = scaled
+
+    def _scaled_gradient(self, each: Placed) -> upstream.Tensor | None:
+        """Returns the gradient that an update scales, clips or averages in place."""
+        op = each.operation
+        if each.phase != UPDATE or kind_of(op) != ELEMENTWISE or len(op.outputs) != 1:
+            return None
+        for x in op.inputs:
+            root = self._root_of(x)
+            held = self._of.get(root)
+            if (
+                held is None
+                or x.shape != op.outputs[0].shape
+                or self._last_reader.get(x) is not each
+            ):
+                continue
+            if x.dtype == op.outputs[0].dtype and self._is_gradient(root, held):
+                return root
+        return None
+
+    def _is_gradient(self, tensor: upstream.Tensor, held: _Held) -> bool:
+        is_sum = isinstance(tensor.operation, upstream.WhileLoopOperation)
+        return is_sum or self._phase(held.made) == BACKWARD
+
+    def _make(self, tensor: upstream.Tensor, i: int) -> None:
+        self._of[tensor] = _Held(self._retained.num_bytes(tensor), i, i)
+
+    def _read(self, tensor: upstream.Tensor, i: int) -> None:
+        held = self._of.get(self._root_of(tensor))
+        if held is not None:
+            held.last = max(held.last, i)
 
     def _pass_on(self, i: int, op: upstream.WhileLoopOperation) -> None:
-        """An output of a loop is a sum over its iterations: memory beside that of the addends."""
-        for y, x in zip(op.outputs, op._body_outputs, strict=False):
-            self._last[self._root_of(x)] = i
-            self._made[y] = self._first_of_loop(op)
-            self._last[y] = i
+        """An output of a loop is a sum over its iterations: memory beside that of the addends.
+
+        An addend is added as soon as it is there.
+        """
+        for y in op.outputs:
+            self._make(y, i)
+            self._of[y].made = self._first_of_loop(op)
 
     def _first_of_loop(self, op: upstream.WhileLoopOperation) -> int:
         inside = set(op._body_ops)
@@ -72,100 +149,86 @@ class Liveness:
     def _root_of(self, tensor: upstream.Tensor) -> upstream.Tensor:
         return self._root.get(tensor, tensor)
 
-    def _bytes(self, tensor: upstream.Tensor) -> int:
-        return slice_bytes(tensor, self._layout)
-
     def _sum(self, purpose: str) -> int:
-        return sum(
-            self._bytes(t)
-            for t, its in self._purpose.items()
-            if its == purpose and (purpose != "gathered" or self._is_kept(t))
-        )
-
-    def _is_kept(self, tensor: upstream.Tensor) -> bool:
-        """Whether it is computed in the forward pass and read later."""
-        made, last = self._phase(self._made[tensor]), self._phase(self._last[tensor])
-        return made == FORWARD and last != FORWARD
+        return sum(held.num_bytes for held in self._held if held.purpose == purpose and held.counts)
 
     def _phase(self, i: int) -> str:
         return self._placed[i].phase if i < len(self._placed) else UPDATE
 
-    def _purpose_of(self, tensor: upstream.Tensor) -> str:
-        made, last = self._phase(self._made[tensor]), self._phase(self._last[tensor])
+    def _set_purpose(self, tensor: upstream.Tensor, held: _Held) -> None:
+        made, last = self._phase(held.made), self._phase(held.last)
         op = tensor.operation
-        if isinstance(op, (upstream.ops.ImportLaidOutTensorOperation,)):
-            return "features"
-        if isinstance(op, upstream.WhileLoopOperation):
-            return "sums"
-        if isinstance(op, (upstream.Variable, GatherOperation)):
-            return "gathered"
-        if made == FORWARD and last != FORWARD:
-            return "kept"
-        if made == BACKWARD and last == UPDATE:
-            return "gradients"
-        return "temporary"
+        if isinstance(op, upstream.ops.ImportLaidOutTensorOperation):
+            held.purpose = "features"
+        elif isinstance(op, upstream.WhileLoopOperation):
+            held.purpose = "sums"
+        elif isinstance(op, (upstream.Variable, GatherOperation)):
+            held.purpose = "gathered"
+            held.counts = made == FORWARD and last != FORWARD
+        elif made == FORWARD and last != FORWARD:
+            held.purpose = "kept"
+        elif made == BACKWARD and last == UPDATE:
+            held.purpose = "gradients"
+        if self._buffers and held.purpose in ("sums", "gathered", "gradients"):
+            held.made, held.last, held.counts = 0, len(self._placed), True
 
-    def peaks(self, constant: Mapping[str, float]) -> list[Memory]:
-        """Returns the peak of each part of a step.
-
-        Args:
-          constant: bytes by purpose of what is always there, such as weights.
-        """
+    def peaks(self) -> list[Memory]:
+        """Returns the peak of each part of a step."""
         alive: dict[str, float] = {}
         peaks: dict[tuple[str, tuple[str, ...]], Memory] = {}
-        freed: dict[int, list[upstream.Tensor]] = {}
-        born: dict[int, list[upstream.Tensor]] = {}
-        for tensor, i in self._made.items():
-            born.setdefault(i, []).append(tensor)
-            freed.setdefault(self._last[tensor], []).append(tensor)
-        points = _points(self._placed)
+        born: dict[int, list[_Held]] = {}
+        freed: dict[int, list[_Held]] = {}
+        for held in self._held:
+            born.setdefault(held.made, []).append(held)
+            freed.setdefault(held.last, []).append(held)
+        points = _points(self._placed, self._buffers)
         for i, each in enumerate(self._placed):
-            new = [(t, self._bytes(t)) for t in born.get(i, ())]
-            gone = [t for t in freed.get(i, ()) if t not in born.get(i, ())]
-            reused = _in_place(each, new, [self._bytes(t) for t in gone])
-            for tensor, size in new:
-                purpose = self._purpose[tensor]
-                alive[purpose] = alive.get(purpose, 0.0) + size
+            new, old = born.get(i, []), freed.get(i, [])
+            gone = [held.num_bytes for held in old if held.made != i]
+            reused = _in_place(each, [held.num_bytes for held in new], gone)
+            for held in new:
+                alive[held.purpose] = alive.get(held.purpose, 0.0) + held.num_bytes
             point = next(points)
             total = sum(alive.values()) - reused
-            if point not in peaks or total > peaks[point].total - sum(constant.values()):
+            if point not in peaks or total > peaks[point].total:
                 by_purpose = dict(alive)
                 by_purpose["temporary"] = by_purpose.get("temporary", 0.0) - reused
-                peaks[point] = Memory(*point, {**constant, **by_purpose})
-            for tensor in (*gone, *(t for t in freed.get(i, ()) if t in born.get(i, ()))):
-                alive[self._purpose[tensor]] -= self._bytes(tensor)
+                peaks[point] = Memory(*point, by_purpose)
+            for held in old:
+                alive[held.purpose] -= held.num_bytes
         return list(peaks.values())
 
 
-def _in_place(
-    each: Placed, new: Sequence[tuple[upstream.Tensor, int]], gone: Sequence[int]
-) -> float:
+def _in_place(each: Placed, new: Sequence[int], gone: Sequence[int]) -> float:
     """Returns the bytes of outputs that take the memory of inputs that nothing else reads."""
     if kind_of(each.operation) != ELEMENTWISE or len(new) != 1:
         return 0.0
-    return float(new[0][1]) if new[0][1] in gone else 0.0
+    return float(new[0]) if new[0] in gone else 0.0
 
 
 _LAYER = re.compile(r"\blayer_\d+")
 
 
-def _points(placed: Sequence[Placed]) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _points(placed: Sequence[Placed], has_buffers: bool) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yields the part of the step of each operation, and what each further layer adds there."""
+    always = ("gathered", "gradients") if has_buffers else ()
+    kept = ("kept", *always) if has_buffers else ("kept", "gathered")
+    gradients = always or ("gradients",)
     layers = [_layer(each.operation.name) for each in placed]
     in_forward = [layer for layer, p in zip(layers, placed, strict=True) if p.phase == FORWARD]
     deepest = max(in_forward, default="")
     passed_deepest = False
     for each, layer in zip(placed, layers, strict=True):
         if each.phase == FORWARD:
-            yield "end of the forward pass", ("kept", "gathered")
+            yield _FORWARD_END, kept
         elif each.phase == UPDATE:
-            yield "update", ("gradients",)
+            yield "update", gradients
         else:
             passed_deepest |= layer not in ("", deepest)
             if passed_deepest:
-                yield "end of the backward pass", ("gradients",)
+                yield "end of the backward pass", gradients
             else:
-                yield "begin of the backward pass", ("kept", "gathered")
+                yield _BACKWARD_BEGIN, kept
 
 
 def _layer(name: str) -> str:

@@ -13,6 +13,7 @@ from t2tp.ops.attention.operation import AttentionOperation
 from t2tp.ops.flops import matmul_flops
 from t2tp.planner import fusion
 from t2tp.planner.liveness import Liveness
+from t2tp.planner.retention import Retention
 from t2tp.planner.sequence import Placed, program_order
 from t2tp.planner.work import FORWARD, Memory, Traffic, Work
 from t2tp.program.abstract_program import AbstractProgram
@@ -46,29 +47,53 @@ class LoweredStep:
 
     @classmethod
     def from_program(
-        cls, program: AbstractProgram, *, fuses: bool, repeats_all: bool = False
+        cls,
+        program: AbstractProgram,
+        *,
+        repeats_all: bool = False,
+        retention: Retention = Retention(),  # noqa: B008  (immutable)
     ) -> LoweredStep:
         """Lowers a program.
 
         Args:
           program: of a training step.
-          fuses: whether chains of element-wise operations are one kernel.
           repeats_all: whether recomputation also repeats what no gradient needs.
+          retention: what the kernels keep, and whether they fuse element-wise operations.
         """
-        layout = program.layout
         log = program.collective_log()
         graph, outputs = program.graph()
         needed = list(outputs.values())
         placed = program_order(graph.operations, needed, log, repeats_all=repeats_all)
-        liveness = Liveness(placed, needed, layout)
+        return cls.from_placed(placed, needed, graph, program.layout, retention=retention)
+
+    @classmethod
+    def from_placed(
+        cls,
+        placed: Sequence[Placed],
+        needed: Sequence[upstream.Tensor],
+        graph: upstream.Graph,
+        layout: Layout,
+        *,
+        retention: Retention,
+    ) -> LoweredStep:
+        """Takes the operations of a processor.
+
+        Args:
+          placed: in program order.
+          needed: outputs of the program.
+          graph: that they are of.
+          layout: mesh and rules.
+          retention: what the kernels keep, and whether they fuse element-wise operations.
+        """
+        liveness = Liveness(placed, needed, layout, retention)
         flops, hidden = _model_flops(placed)
         return cls(
             layout,
-            Counter(fusion.works(placed, needed, layout, fuses=fuses)),
+            Counter(fusion.works(placed, needed, layout, fuses=retention.fuses)),
             Counter(_traffic(placed)),
             _variables(graph, layout),
             sum(v.shape.size for v in graph.trainable_variables),
-            liveness.peaks({}),
+            liveness.peaks(),
             liveness.layer_bytes,
             flops,
             hidden,
@@ -117,6 +142,7 @@ def _traffic(placed: Sequence[Placed]) -> list[Traffic]:
             collective.bytes,
             each.is_of_state,
             each.is_recomputed,
+            each.part,
         )
         for each in placed
         for collective in each.collectives

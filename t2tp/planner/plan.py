@@ -10,8 +10,9 @@ from typing import Any
 from t2tp.planner.cluster_file import ClusterFile, Stack
 from t2tp.planner.collective_cost import CollectiveCost, axes_text
 from t2tp.planner.compute_cost import ComputeCost
+from t2tp.planner.liveness import WITH_ACTIVATIONS
 from t2tp.planner.lowered import LoweredStep
-from t2tp.planner.work import BACKWARD, COMPUTE_BOUND, PHASES, PURPOSES, Traffic
+from t2tp.planner.work import BACKWARD, COMPUTE_BOUND, PHASES, PURPOSES, SEND, Memory, Traffic
 
 # Bytes. A plan whose memory is nearer to the limit than this may fit or not.
 BORDERLINE = 2 << 30
@@ -29,6 +30,7 @@ class Cost:
       count: operations or collectives of a step.
       num_bytes: of collectives: that a processor puts in.
       is_collective: whether it is communication.
+      error: seconds by which the constants' spread may change it.
     """
 
     kind: str
@@ -38,6 +40,53 @@ class Cost:
     count: int = 0
     num_bytes: float = 0.0
     is_collective: bool = False
+    error: float = 0.0
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """What a stage of a pipeline has and does.
+
+    Attributes:
+      layers: number of its layers.
+      forward: seconds of a microbatch's forward pass through all of them.
+      backward: seconds of its backward pass.
+      idle_share: share of the schedule in which the stage waits.
+      memory: bytes at the peak.
+    """
+
+    layers: int
+    forward: float
+    backward: float
+    idle_share: float
+    memory: float
+
+
+@dataclass(frozen=True)
+class PipelinePlan:
+    """The stages of a step.
+
+    Attributes:
+      schedule: its name, or the path of its file.
+      stages: number of them.
+      chunks: of each stage.
+      microbatches: of a step.
+      idle_share: share of the schedule in which stages wait, of all stages.
+      busiest: the stage that the others wait for, whose costs the plan has.
+      fullest: the stage whose memory the plan has.
+      message_bytes: that a processor sends to a neighbour after a microbatch.
+      by_stage: the stages.
+    """
+
+    schedule: str
+    stages: int
+    chunks: int
+    microbatches: int
+    idle_share: float
+    busiest: int
+    fullest: int
+    message_bytes: int
+    by_stage: tuple[StagePlan, ...]
 
 
 @dataclass(frozen=True)
@@ -57,13 +106,15 @@ class Plan:
       costs: by kind and phase.
       memory: bytes of a device by purpose, at the peak.
       memory_point: where the peak is.
+      memory_by_point: the same of each part of a step, at its own peak.
       memory_limit: bytes of a device.
       model_flops: of a step on the whole mesh, with attention counted whole.
       causal_flops: the same without the scores that a causal mask hides.
       recomputed_flops: of a processor, done twice.
       peak: FLOP/s of a device.
       peak_dtype: dtype of that peak.
-      bubble: share of the step that pipeline stages idle.
+      bubble: share of the step in which the stage of a pipeline waits that waits least.
+      pipeline: its stages; None: there are none.
       price_per_hour: of a device; 0: unknown.
     """
 
@@ -79,6 +130,7 @@ class Plan:
     costs: tuple[Cost, ...]
     memory: dict[str, float]
     memory_point: str
+    memory_by_point: dict[str, dict[str, float]]
     memory_limit: float
     model_flops: float
     causal_flops: float
@@ -86,6 +138,7 @@ class Plan:
     peak: float
     peak_dtype: str
     bubble: float = 0.0
+    pipeline: PipelinePlan | None = None
     price_per_hour: float = 0.0
     notes: tuple[str, ...] = field(default=())
 
@@ -178,9 +231,10 @@ class Plan:
         devices = step.layout.size
         costs = [*_compute_costs(step, cluster), *_collective_costs(step, cluster)]
         seconds = sum(cost.seconds for cost in costs)
-        memory, point = _memory(step, cluster)
+        by_point = {peak.point: _memory(peak, step, cluster) for peak in step.memory}
+        point = max(by_point, key=lambda name: sum(by_point[name].values()))
         recomputed = sum(w.flops * w.times * n for w, n in step.work.items() if w.is_recomputed)
-        sharing = min(devices, cluster.host_devices) if cluster.device.shares_host else 1
+        sharing = cluster.sharing(devices)
         return cls(
             title=title,
             cluster=f"{cluster.name}, stack {cluster.stack}",
@@ -190,10 +244,11 @@ class Plan:
             tokens=tokens,
             parameters=step.parameters,
             seconds=seconds,
-            interval=_interval(costs, seconds, cluster),
+            interval=_interval(costs, seconds),
             costs=tuple(sorted(costs, key=lambda c: (PHASES.index(c.phase), -c.seconds))),
-            memory=memory,
+            memory=by_point[point],
             memory_point=point,
+            memory_by_point=by_point,
             memory_limit=cluster.device.memory / sharing,
             model_flops=3 * step.flops,
             causal_flops=3 * (step.flops - step.hidden_flops),
@@ -226,67 +281,75 @@ def _part(cost: Cost) -> str:
 
 def _compute_costs(step: LoweredStep, cluster: ClusterFile) -> list[Cost]:
     model = ComputeCost(cluster, step.layout.size)
-    seconds: Counter[tuple[str, str]] = Counter()
+    seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
+    errors: defaultdict[tuple[str, str], float] = defaultdict(float)
     counts: Counter[tuple[str, str]] = Counter()
     for work, number in step.work.items():
         key = (work.kind, work.phase)
         times = number * work.times
-        seconds[key] += times * model.seconds(work)  # type: ignore[assignment]
+        taken = times * model.seconds(work)
+        seconds[key] += taken
+        errors[key] += taken * model.spread(work)
         counts[key] += times
-    return [Cost(kind, phase, s, count=counts[kind, phase]) for (kind, phase), s in seconds.items()]
+    return [Cost(*key, seconds[key], count=counts[key], error=abs(errors[key])) for key in seconds]
 
 
 def _collective_costs(step: LoweredStep, cluster: ClusterFile) -> list[Cost]:
     """Returns the seconds of collectives, of which the stack hides a share behind computation."""
     model = CollectiveCost(cluster, step.layout.mesh_shape)
-    totals: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0, 0.0])
+    totals: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0] * 5)
     for traffic, number in step.traffic.items():
         total = totals[f"{traffic.kind} over {axes_text(traffic.axes)}", traffic.phase]
         times = number * traffic.times
         seconds = times * model.seconds(traffic)
         total[0] += seconds
-        total[1] += seconds * _hidden_share(traffic, cluster.software)
+        total[1] += seconds * hidden_share(traffic, cluster.software)
         total[2] += times
         total[3] += times * traffic.num_bytes
+        total[4] += seconds * model.spread(traffic)
     return [
-        Cost(kind, phase, seconds - hidden, hidden, round(count), num_bytes, True)
-        for (kind, phase), (seconds, hidden, count, num_bytes) in totals.items()
+        Cost(kind, phase, seconds - hidden, hidden, round(count), num_bytes, True, abs(error))
+        for (kind, phase), (seconds, hidden, count, num_bytes, error) in totals.items()
     ]
 
 
-def _hidden_share(traffic: Traffic, stack: Stack) -> float:
+def hidden_share(traffic: Traffic, stack: Stack) -> float:
+    """Returns the share of a collective that hides behind computation."""
+    if traffic.part == SEND:  # Stages that wait for it are in the schedule.
+        return 0.0
     if traffic.of_state:
         return stack.overlap
     is_hidden = traffic.phase == BACKWARD and not traffic.is_recomputed
     return stack.overlap_activations if is_hidden else 0.0
 
 
-def _memory(step: LoweredStep, cluster: ClusterFile) -> tuple[dict[str, float], str]:
-    """Returns the largest of the step's peaks by purpose, and where it is."""
-    peak = max(step.memory, key=lambda each: each.total)
+def _memory(peak: Memory, step: LoweredStep, cluster: ClusterFile) -> dict[str, float]:
+    """Returns the bytes at one of the step's peaks by purpose."""
     memory = {purpose: 0.0 for purpose in PURPOSES}
     memory |= {purpose: float(size) for purpose, size in step.variables.items()}
     for purpose, size in peak.by_purpose.items():
         memory["gradients" if purpose == "sums" else purpose] += size
-    memory["buffers"] = float(
-        max((t.num_bytes for t in step.traffic if t.kind == "allreduce"), default=0)
-    )
-    memory["reserved"] = cluster.device.reserved
-    return memory, peak.point
+    # Gradients are what is large of what collectives carry.
+    if peak.point not in WITH_ACTIVATIONS:
+        memory["buffers"] = float(
+            max((t.num_bytes for t in step.traffic if t.kind == "allreduce"), default=0)
+        )
+    processes = cluster.processes / step.layout.size if cluster.device.cores else 1
+    # Of the devices of a process, those that have no core at the moment hold no temporaries.
+    if cluster.device.cores:
+        memory["temporary"] *= min(1.0, cluster.device.cores * processes)
+    memory["reserved"] = cluster.device.reserved * processes
+    return memory
 
 
-def _interval(costs: list[Cost], seconds: float, cluster: ClusterFile) -> tuple[float, float]:
-    """Adds the spreads of matmuls, memory and links as independent errors."""
-    parts: Counter[str] = Counter()
+def _interval(costs: list[Cost], seconds: float) -> tuple[float, float]:
+    """Adds the errors of matmuls, memory and links, which do not depend on each other."""
+    parts: defaultdict[str, float] = defaultdict(float)
     for cost in costs:
         kind = "links" if cost.is_collective else "compute"
         if not cost.is_collective and cost.kind not in COMPUTE_BOUND:
             kind = "memory"
-        parts[kind] += cost.seconds  # type: ignore[assignment]
-    stack = cluster.software
-    error = math.hypot(
-        parts["links"] * stack.spread_links,
-        parts["compute"] * stack.spread,
-        parts["memory"] * stack.spread,
-    )
-    return (seconds - error, seconds + error)
+        exposed = cost.seconds / (cost.seconds + cost.hidden) if cost.hidden else 1.0
+        parts[kind] += exposed * cost.error
+    error = math.hypot(*parts.values())
+    return (max(0.0, seconds - error), seconds + error)

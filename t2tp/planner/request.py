@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from t2tp import mtf
 from t2tp.hparam import HParams
@@ -15,8 +16,9 @@ from t2tp.planner.cluster_file import ClusterFile
 from t2tp.planner.depth import lower_by_layers
 from t2tp.planner.lowered import LoweredStep
 from t2tp.planner.plan import Plan
+from t2tp.planner.stages.plan import StagedStep, staged_plan
 from t2tp.program.abstract_program import AbstractProgram
-from t2tp.program.program import Feature, Mesh
+from t2tp.program.program import Feature, Mesh, StepFn
 
 # The schedule's length does not change a step's cost.
 _TRAIN_STEPS = 100_000
@@ -46,13 +48,14 @@ class Request:
         Raises:
           LayoutError: the layout cannot work.
         """
-        return Plan.from_step(
-            self.lowered(cluster),
-            cluster,
-            title=self.name,
-            tokens=self.tokens,
-            dtype=self.hparams.activation_dtype,
-        )
+        said: dict[str, Any] = {
+            "title": self.name,
+            "tokens": self.tokens,
+            "dtype": self.hparams.activation_dtype,
+        }
+        if Layout.from_hparams(self.hparams).num_stages > 1:
+            return staged_plan(self.staged(cluster), cluster, **said)
+        return Plan.from_step(self.lowered(cluster), cluster, **said)
 
     @property
     def tokens(self) -> int:
@@ -64,19 +67,47 @@ class Request:
         )
 
     def lowered(self, cluster: ClusterFile) -> LoweredStep:
-        """Lowers the step for a cluster's software."""
+        """Lowers a step without stages for a cluster's software.
+
+        Raises:
+          LayoutError: the layout cannot work.
+        """
         stack = cluster.software
 
         def lower(hparams: HParams) -> LoweredStep:
             return LoweredStep.from_program(
-                self.program(hparams), fuses=stack.fuses, repeats_all=stack.repeats_all
+                self.program(hparams), repeats_all=stack.repeats_all, retention=stack.retention
             )
 
         return lower_by_layers(lower, self.hparams)
 
+    def staged(self, cluster: ClusterFile) -> StagedStep:
+        """Lowers a step with stages.
+
+        Raises:
+          LayoutError: the layers cannot be dealt out, or there is no such schedule.
+        """
+        stack = cluster.software
+        whole = self.features(self.hparams)
+
+        def build(hparams: HParams, fewer: Callable[[Feature], Feature]) -> AbstractProgram:
+            features = {name: fewer(feature) for name, feature in whole.items()}
+            return AbstractProgram(
+                self.step_fn(hparams), features, layout=Layout.from_hparams(hparams)
+            )
+
+        return StagedStep(
+            build, self.hparams, repeats_all=stack.repeats_all, retention=stack.retention
+        )
+
     def program(self, hparams: HParams) -> AbstractProgram:
         """Builds the abstract program of a training step."""
-        features = self.features(hparams)
+        return AbstractProgram(
+            self.step_fn(hparams), self.features(hparams), layout=Layout.from_hparams(hparams)
+        )
+
+    def step_fn(self, hparams: HParams) -> StepFn:
+        """Returns a training step as `t2tp.Program` takes it, with the trainer's outputs."""
 
         def step(mesh: Mesh, fed: dict[str, mtf.Tensor]) -> dict[str, mtf.Tensor]:
             model = self.model(hparams, self.vocab_sizes)
@@ -89,4 +120,4 @@ class Request:
             scalars = {f"scalars/{name}": tensor for name, tensor in made.scalars.items()}
             return {"loss": made.loss} | metrics | scalars
 
-        return AbstractProgram(step, features, layout=Layout.from_hparams(hparams))
+        return step

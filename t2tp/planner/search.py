@@ -15,6 +15,13 @@ from t2tp.planner.estimate import Estimate
 from t2tp.planner.plan import Plan
 from t2tp.planner.request import Request
 
+# Of an answer to how many devices are enough, and of those that are tried below twice too few.
+_MOST_DEVICES, _MOST_TRIED = 1 << 16, 64
+
+
+# Seconds. How far a quick estimate may be off.
+_DAY, _ROUGHLY = 86_400, 1.5
+
 
 class NothingFitsError(ValueError):
     """No layout of a model fits into the devices' memory."""
@@ -67,6 +74,39 @@ class Search:
             raise NothingFitsError(self._advice(estimate))
         return sorted(found, key=lambda each: each.plan.seconds)
 
+    def until(self, tokens: float, days: float) -> list[Found]:
+        """Searches the fewest devices that are done with a training in time.
+
+        Numbers of devices are doubled, from those of a search on.
+
+        Args:
+          tokens: of the whole training.
+          days: that it may take.
+
+        Returns:
+          what a search for that number finds.
+
+        Raises:
+          NothingFitsError: no number of devices is fast enough with this batch.
+        """
+        estimate = self._estimate()
+        devices = self.devices
+        while devices <= _MOST_DEVICES:
+            ordered = self._ordered(estimate, devices)
+            if ordered:
+                seconds = estimate.seconds(ordered[0], self.rows)
+                # The estimate only decides which numbers of devices are not worth lowering.
+                if tokens / self.request.tokens * seconds / _DAY <= _ROUGHLY * days:
+                    found = self._planned(ordered)
+                    best = min(found, key=lambda each: each.plan.seconds, default=None)
+                    if best is not None and days_of(best.plan, tokens) <= days:
+                        return sorted(found, key=lambda each: each.plan.seconds)
+            devices *= 2
+        raise NothingFitsError(
+            f"{self.request.name} takes more than {days:g} days on any number of devices of"
+            f" {self.cluster.name} with a batch of {self.rows} rows: take a larger batch."
+        )
+
     def _estimate(self) -> Estimate:
         hparams = self.request.hparams.copy()
         alone: dict[str, Any] = {
@@ -87,10 +127,7 @@ class Search:
     def _ordered(self, estimate: Estimate, devices: int) -> list[Candidate]:
         """Returns the candidates that may fit, the fastest by the estimate first."""
         most = self.max_tensor_parallel or self.cluster.host_devices
-        sharing = 1
-        if self.cluster.device.shares_host:
-            sharing = min(devices, self.cluster.host_devices)
-        limit = self.cluster.device.memory / sharing
+        limit = self.cluster.device.memory / self.cluster.sharing(devices)
         made = candidates(self.request.hparams, devices, self.rows, most, self.fixed)
         allowed = (c for c in made if set(self.rules) <= set(c.layout.split(";")))
         fitting = [c for c in allowed if estimate.memory(c, self.rows) <= 1.1 * limit]
@@ -121,19 +158,29 @@ class Search:
                 f" {self.request.name}: take a multiple of {self.devices} rows, or of fewer with"
                 f" more than {most} ways of tensor parallelism."
             )
-        devices = self.devices
-        while devices < 1 << 20:
-            devices *= 2
-            if self._ordered(estimate, devices):
-                return (
-                    f"{self.request.name} does not fit on {self.devices} devices of"
-                    f" {self.cluster.name} with a batch of {self.rows} rows: take about {devices}."
-                )
+        fewest = self._fewest_devices(estimate)
+        if fewest:
+            return (
+                f"{self.request.name} does not fit on {self.devices} devices of"
+                f" {self.cluster.name} with a batch of {self.rows} rows: {fewest} is the smallest"
+                " number of devices that does."
+            )
         return (
             f"{self.request.name} fits on no number of devices of {self.cluster.name} with a batch"
             f" of {self.rows} rows and these constraints: allow more tensor parallelism, or a"
             " larger batch."
         )
+
+    def _fewest_devices(self, estimate: Estimate) -> int:
+        """Returns the smallest number on which a candidate fits by the estimate; 0: none."""
+        most = self.devices
+        while most < _MOST_DEVICES and not self._ordered(estimate, most):
+            most *= 2
+        if most >= _MOST_DEVICES:
+            return 0
+        step = max(1, most // 2 // _MOST_TRIED)
+        between = range(most // 2 + step, most, step)
+        return next((n for n in between if self._ordered(estimate, n)), most)
 
 
 def pareto(found: Sequence[Found]) -> list[Found]:
@@ -147,6 +194,11 @@ def pareto(found: Sequence[Found]) -> list[Found]:
     return front
 
 
-def days(plan: Plan, tokens: float) -> float:
+def days_of(plan: Plan, tokens: float) -> float:
     """Returns the days that training on so many tokens takes."""
-    return tokens / plan.tokens_per_second / 86_400
+    return tokens / plan.tokens_per_second / _DAY
+
+
+def price_of(plan: Plan, tokens: float) -> float:
+    """Returns what these days cost, in the currency of `price_per_hour`; 0: unknown."""
+    return 24 * days_of(plan, tokens) * plan.devices * plan.price_per_hour

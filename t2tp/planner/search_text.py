@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from t2tp.planner.search import Found, days, pareto
+from t2tp.planner.plan import Plan
+from t2tp.planner.search import Found, days_of, pareto, price_of
 from t2tp.planner.text import duration, size
 
 
@@ -28,8 +29,15 @@ def search_text(found: Sequence[Found], train_tokens: float = 0.0) -> str:
     lines += ["", "* no other is both faster and smaller", "", "The fastest, for t2tp_trainer:"]
     lines.append(f"  {found[0].candidate.flags()}")
     if train_tokens:
-        lines.append(f"It takes {days(best, train_tokens):,.1f} days.")
+        lines.append(f"It takes {training_text(best, train_tokens)}.")
     return "\n".join(lines)
+
+
+def training_text(plan: Plan, tokens: float) -> str:
+    """Returns the days that a training takes, and its price if that is known."""
+    price = price_of(plan, tokens)
+    costs = f" and costs {price:,.0f}" if price else ""
+    return f"{days_of(plan, tokens):,.1f} days on {plan.devices:,} devices{costs}"
 
 
 def _chosen(found: Found) -> str:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from t2tp import upstream
 from t2tp.layout_report.attribution import GRADIENTS
 from t2tp.lowering.lowering import all_operations, live_operations
 from t2tp.mesh.collectives import Collective
 from t2tp.mesh.storage import axes_at_rest
+from t2tp.ops.cast import CastOperation
+from t2tp.ops.microbatch_sums import MicrobatchSums
 from t2tp.ops.variables.sharded_variable import GatherOperation
-from t2tp.optim.gradient_accumulation import MicrobatchLoop
+from t2tp.pipeline.loop import PipelineLoop
+from t2tp.pipeline.schedule import Action
 from t2tp.planner.work import BACKWARD, FORWARD, UPDATE
+
+# Stages of a pipeline that have more to do than others.
+FIRST, LAST = "first", "last"
 
 # Operations that return their input.
 _IDENTITIES = (
@@ -35,6 +42,9 @@ class Placed:
       phase: of the step.
       is_recomputed: whether it repeats a part of the forward pass.
       collectives: that its lowering emits.
+      part: of a pipeline: the entries of the schedule that it belongs to; see `Work.part`.
+      stage: of a pipeline: `first` or `last` if only that stage does it.
+      passes_on: whether it only passes its inputs on.
     """
 
     operation: upstream.Operation
@@ -42,13 +52,16 @@ class Placed:
     phase: str = FORWARD
     is_recomputed: bool = False
     collectives: tuple[Collective, ...] = ()
+    part: str = ""
+    stage: str = ""
+    passes_on: bool = False
 
     @property
     def is_view(self) -> bool:
         """Whether the output shares the memory of the input."""
         if isinstance(self.operation, upstream.ReshapeOperation):
             return not self.collectives
-        return isinstance(self.operation, _IDENTITIES)
+        return self.passes_on or isinstance(self.operation, _IDENTITIES)
 
     @property
     def is_computed(self) -> bool:
@@ -62,6 +75,8 @@ class Placed:
     def is_of_state(self) -> bool:
         """Whether its collectives are of weights or gradients, and not of activations."""
         op = self.operation
+        if isinstance(op, MicrobatchSums):  # What a loop reduces when it is done.
+            return True
         if isinstance(op, upstream.ReshapeOperation):
             return any(axes_at_rest(dim.name) for dim in op.outputs[0].shape.dims)
         return self.phase == UPDATE or isinstance(op, (upstream.Variable, GatherOperation))
@@ -88,6 +103,41 @@ def program_order(
     return _with_unneeded(placed, operations) if repeats_all else placed
 
 
+def as_soon_as_possible(placed: Sequence[Placed]) -> list[Placed]:
+    """Moves what is done to each gradient of a variable behind the operation that computes it.
+
+    The graph has casts, and the reshapes to the shapes at rest, behind the whole backward pass; a
+    processor, which computes what is ready, does them as the gradients come.
+    """
+    followers: dict[upstream.Tensor, list[Placed]] = {}
+    rest = []
+    for each in placed:
+        if _is_of_gradient(each):
+            moved = replace(each, phase=BACKWARD) if each.phase == UPDATE else each
+            followers.setdefault(each.operation.inputs[0], []).append(moved)
+        else:
+            rest.append(each)
+    made: list[Placed] = []
+    for each in rest:
+        made.append(each)
+        ready = list(each.operation.outputs)
+        while ready:
+            for follower in followers.pop(ready.pop(0), []):
+                made.append(follower)
+                ready += follower.operation.outputs
+    return [*made, *(each for late in followers.values() for each in late)]
+
+
+def _is_of_gradient(each: Placed) -> bool:
+    """Whether it casts or shards the gradient of a variable."""
+    op = each.operation
+    if each.phase == FORWARD or each.is_recomputed or GRADIENTS in op.name:
+        return False
+    if isinstance(op, upstream.ReshapeOperation):
+        return each.is_of_state
+    return isinstance(op, CastOperation)
+
+
 def _with_unneeded(
     placed: Sequence[Placed], operations: Sequence[upstream.Operation]
 ) -> list[Placed]:
@@ -97,7 +147,7 @@ def _with_unneeded(
     for each in placed:
         original.setdefault(each.operation.name, each)
     copies = [
-        Placed(op, of.times, BACKWARD, True, of.collectives)
+        Placed(op, of.times, BACKWARD, True, of.collectives, of.part.replace("F", "B"), of.stage)
         for op in all_operations(operations)
         if op not in live and (of := original.get(op.name)) is not None and of.phase == FORWARD
     ]
@@ -109,10 +159,48 @@ def _flat(
     operations: Sequence[upstream.Operation], needed: Iterable[upstream.Tensor], times: int
 ) -> Iterator[Placed]:
     for op in live_operations(operations, needed):
-        if isinstance(op, upstream.WhileLoopOperation):
-            count = op._count if isinstance(op, MicrobatchLoop) else 1
+        if isinstance(op, PipelineLoop):
+            yield from _entries(op, times * op.count)
+        elif isinstance(op, upstream.WhileLoopOperation):
+            count = op.count if isinstance(op, MicrobatchSums) else 1
             yield from _flat(op._body_ops, op._body_outputs, times * count)
         yield Placed(op, times)
+
+
+def _entries(loop: PipelineLoop, times: int) -> Iterator[Placed]:
+    """Lists what the entries of a schedule compute, in the order in which they are lowered."""
+    partition = loop.partition
+    numbers = range(len(partition.enters))
+    pieces = [partition.pieces(chunk, max(partition.exits[chunk])) for chunk in numbers]
+
+    def placed(
+        operations: Iterable[upstream.Operation], part: str, stage: str = "", view: bool = False
+    ) -> Iterator[Placed]:
+        phase = FORWARD if part.startswith(Action.FORWARD.value) else BACKWARD
+        for op in operations:
+            yield Placed(op, times, phase, part=part, stage=stage, passes_on=view)
+
+    for chunk, piece in enumerate(pieces):
+        part = f"{Action.FORWARD.value}{chunk}"
+        if piece.before is not None:
+            yield from placed(piece.before.operations, part, FIRST)
+        yield from placed([partition.enters[chunk]], part)
+        yield from placed(piece.forward.operations, part)
+    for chunk, piece in enumerate(pieces):
+        part = f"{Action.BACKWARD.value}{chunk}"
+        if chunk == numbers[-1]:
+            yield from placed([partition.last_exit], part, LAST, view=True)
+            yield from placed(partition.after.operations, part, LAST)
+        arrived = partition.exit_of(chunk).backward
+        if arrived is not None:
+            yield from placed([arrived], part)
+        if piece.backward is not None:
+            yield from placed(piece.backward.operations, part)
+        if piece.before_backward is not None:
+            yield from placed(piece.before_backward.operations, part, FIRST)
+    for chunk, piece in enumerate(pieces):
+        if piece.weights is not None:
+            yield from placed(piece.weights.operations, f"{Action.WEIGHTS.value}{chunk}")
 
 
 def _set_phases(placed: Sequence[Placed]) -> None:
@@ -131,20 +219,41 @@ def _set_phases(placed: Sequence[Placed]) -> None:
     if not backward:
         return
     # A loop over microbatches, whose gradients are summed in it, belongs to the backward pass.
-    loops = [i for i, p in enumerate(placed) if isinstance(p.operation, MicrobatchLoop)]
+    loops = [i for i, p in enumerate(placed) if isinstance(p.operation, MicrobatchSums)]
     end = max(backward[-1], *loops) if loops else backward[-1]
     for each in placed[backward[0] : end + 1]:
-        each.phase = BACKWARD
+        # The loss belongs to the forward pass, though a pipeline computes it in a backward entry.
+        is_loss = each.stage == LAST and GRADIENTS not in each.operation.name
+        if each.part.startswith(Action.FORWARD.value) or is_loss:
+            each.phase = FORWARD
+        else:
+            each.phase = BACKWARD
     for each in placed[end + 1 :]:
         each.phase = UPDATE
 
 
 def _place(collectives: Sequence[Collective], placed: Sequence[Placed]) -> None:
-    """Gives each collective to the operation that emitted it; both are in program order."""
-    position = 0
+    """Gives each collective to the operation that emitted it.
+
+    Both are in program order, but for gathers of weights, which are emitted ahead of their place.
+    """
+    gathers: dict[str, list[Placed]] = {}
+    places: dict[str, list[int]] = {}
+    for i, each in enumerate(placed):
+        places.setdefault(each.operation.name, []).append(i)
+        if isinstance(each.operation, GatherOperation):
+            gathers.setdefault(each.operation.name, []).append(each)
+    position, before = 0, None
     for collective in collectives:
-        for i in range(position, len(placed)):
-            if placed[i].operation.name == collective.operation:
-                position = i
-                break
-        placed[position].collectives += (collective,)
+        name = collective.operation
+        if name in gathers:
+            # A recomputed copy has the name of what it is a copy of, and comes later.
+            if before is not None and before != name and gathers[name][0].collectives:
+                gathers[name] = gathers[name][1:] or gathers[name]
+            gathers[name][0].collectives += (collective,)
+        else:
+            known = places.get(name, [position])
+            i = known[min(bisect_left(known, position), len(known) - 1)]
+            position = max(position, i)
+            placed[i].collectives += (collective,)
+        before = name

@@ -21,6 +21,7 @@ from t2tp.planner.work import ATTENTION, ATTENTION_GRAD, CONVOLUTION, PRODUCT, W
 # Beginning of an operation's type -> kind of memory-bound work. The others are element-wise.
 _KINDS = {
     "LayerNorm": "norm",
+    "RmsNorm": "norm",
     "BatchNorm": "norm",
     "GroupNorm": "norm",
     "CrossEntropy": "cross_entropy",
@@ -35,6 +36,9 @@ _KINDS = {
     "Reduce": "reduce",
     "SumOfSquares": "reduce",
     "Reshape": "copy",
+    "Boundary": "free",
+    "EnterStage": "free",
+    "ExitStage": "free",
     "Import": "free",
     "Feature": "free",
     "Constant": "free",
@@ -58,9 +62,14 @@ def kind_of(op: upstream.Operation) -> str:
     return next((kind for start, kind in _KINDS.items() if name.startswith(start)), ELEMENTWISE)
 
 
+def slice_elements(tensor: upstream.Tensor, layout: Layout) -> int:
+    """Returns the number of elements of a processor's slice of a tensor."""
+    return math.prod(layout.slice_size(tensor.shape))
+
+
 def slice_bytes(tensor: upstream.Tensor, layout: Layout) -> int:
     """Returns the bytes of a processor's slice of a tensor."""
-    return math.prod(layout.slice_size(tensor.shape)) * tensor.dtype.size
+    return slice_elements(tensor, layout) * tensor.dtype.size
 
 
 def _sizes(shape: upstream.Shape, layout: Layout) -> dict[upstream.Dimension, int]:
@@ -86,6 +95,7 @@ def work_of(placed: Placed, layout: Layout) -> Work:
         "dtype": largest.dtype.name if largest is not None else "float32",
         "num_bytes": float(moved),
         "is_recomputed": placed.is_recomputed,
+        "part": placed.part,
     }
     if isinstance(op, upstream.EinsumOperation):
         sizes = _product_sizes(op, layout)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from t2tp.planner.plan import Plan
+from t2tp.planner.plan import PipelinePlan, Plan
 from t2tp.planner.work import PURPOSES
 
 
@@ -25,11 +25,28 @@ def text(plan: Plan) -> str:
         f" {plan.bubble:.0%}",
         f"  bound by {plan.bound}",
     ]
+    if plan.pipeline is not None:
+        lines += _pipeline(plan.pipeline)
     if plan.price_per_hour:
         price = plan.price_per_hour * plan.devices * plan.seconds / 3600 / plan.tokens * 1e9
         lines.append(f"  {price:,.2f} a billion tokens, at {plan.price_per_hour:g} a device-hour")
     lines += ["", *_memory(plan), "", *_costs(plan)]
     return "\n".join([*lines, *plan.notes])
+
+
+def _pipeline(pipeline: PipelinePlan) -> list[str]:
+    layers = [stage.layers for stage in pipeline.by_stage]
+    each = str(layers[0]) if len(set(layers)) == 1 else f"{min(layers)} to {max(layers)}"
+    each += " layer" if each == "1" else " layers"
+    chunks = f" in {pipeline.chunks} chunks" if pipeline.chunks > 1 else ""
+    busiest = pipeline.by_stage[pipeline.busiest]
+    return [
+        f"  {pipeline.stages} stages of {each}{chunks}, {pipeline.schedule}, of"
+        f" {pipeline.microbatches:,} microbatches: stages are idle"
+        f" {pipeline.idle_share:.1%} of the schedule; the others wait for stage"
+        f" {pipeline.busiest}, which takes {duration(busiest.forward)} forward and"
+        f" {duration(busiest.backward)} backward a microbatch",
+    ]
 
 
 def _memory(plan: Plan) -> list[str]:

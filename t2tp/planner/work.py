@@ -18,6 +18,8 @@ COMPUTE_BOUND = (PRODUCT, CONVOLUTION, ATTENTION, ATTENTION_GRAD)
 
 FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
 PHASES = (FORWARD, BACKWARD, UPDATE)
+# The part of a message from stage to stage, which belongs to no entry of the schedule.
+SEND = "send"
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,8 @@ class Work:
       keeps_scores: of attention: whether the backward pass finds the weights stored.
       operations: of the graph that it consists of.
       is_recomputed: whether it repeats a part of the forward pass.
+      part: of a pipeline: the entries of the schedule that it belongs to, `F0` or `B0`: action and
+        chunk.
     """
 
     kind: str
@@ -53,6 +57,7 @@ class Work:
     keeps_scores: bool = False
     operations: int = 1
     is_recomputed: bool = False
+    part: str = ""
 
 
 @dataclass(frozen=True)
@@ -67,6 +72,7 @@ class Traffic:
       num_bytes: that a processor puts in.
       of_state: whether it is of gradients or weights, and not of activations.
       is_recomputed: whether it repeats one of the forward pass.
+      part: see `Work`.
     """
 
     kind: str
@@ -76,6 +82,7 @@ class Traffic:
     num_bytes: int
     of_state: bool
     is_recomputed: bool = False
+    part: str = ""
 
 
 # Purposes of memory, in the order in which they are shown.

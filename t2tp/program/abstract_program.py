@@ -10,6 +10,8 @@ import tensorflow as tf
 from tensorflow.python.framework.func_graph import FuncGraph
 from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
 
+from t2tp import upstream
+from t2tp.lowering.mesh_impl import LaidOutTensor, SpmdMeshImpl
 from t2tp.mesh.cluster import Cluster
 from t2tp.mesh.collectives import Collective
 from t2tp.mesh.layout import Layout
@@ -19,12 +21,24 @@ from t2tp.program.variables import SlicedVariable, Variables, VariableSpec
 tf1 = tf.compat.v1
 
 
+class _AbstractMeshImpl(SpmdMeshImpl):
+    """A mesh whose programs never run: random numbers have shapes and no values."""
+
+    def random_bits(
+        self, name: str, shape: upstream.Shape, *args: object, **kwargs: object
+    ) -> LaidOutTensor:
+        """Returns a placeholder of the slice's shape; arguments as for `SpmdMeshImpl`."""
+        return LaidOutTensor([tf1.placeholder(tf.uint32, self.slice_shape(shape))])
+
+
 class AbstractProgram(Program):
     """The program that a step would be on a mesh of any size, on a machine of any kind.
 
-    It is traced like any program, so that its collectives and slices are those of the real one,
-    and cannot be called.
+    It is lowered like any program, so that its collectives and slices are those of the real one,
+    and cannot be called. One of a single processor, which has no collectives, is not lowered.
     """
+
+    _mesh_impl_class = _AbstractMeshImpl
 
     def __init__(
         self,
@@ -64,7 +78,7 @@ class AbstractProgram(Program):
 
     def collective_log(self) -> list[Collective]:
         """The collectives of a step, one by one, in the order of the program."""
-        if not self._is_lowered:
+        if self.layout.size > 1 and not self._is_lowered:  # One processor has nobody to talk to.
             built = self._build_for_shapes()
             slices = [variable.slices[0] for variable in self._used]
             with self._trace_graph.as_default(), without_garbage_collection():
@@ -84,7 +98,7 @@ class _AbstractVariables(Variables):
     """Variables whose slices have shapes and no values."""
 
     def create(self, spec: VariableSpec) -> SlicedVariable:
-        """Makes one slice, which stands for those of all processors."""
+        """Makes one slice, which stands for those of all processors, on any stage."""
         if spec.name not in self:
             shape = self._layout.slice_size(spec.shape)
             slices = [UninitializedVariable(shape=shape, dtype=spec.dtype, name=spec.name)]

@@ -18,7 +18,7 @@ import tensorflow as tf
 from t2tp.mesh.cluster import Cluster
 from t2tp.mesh.collectives import Groups
 from t2tp.mesh.layout import LayoutError
-from t2tp.program.variables import SlicedVariable
+from t2tp.program.variables import SlicedVariable, StagedVariable
 
 # For each processor, the inputs or the outputs of an operation.
 _Each: TypeAlias = "list[list[tf.Tensor]]"
@@ -41,7 +41,7 @@ class MergedProgram:
         self,
         concrete: tf.types.experimental.ConcreteFunction,
         groups: Mapping[int, Groups],
-        variables: Sequence[SlicedVariable],
+        variables: Sequence[SlicedVariable | StagedVariable],
         cluster: Cluster,
     ) -> None:
         """Prepares the program; XLA compiles it when it is first called.
@@ -60,13 +60,13 @@ class MergedProgram:
         self._slices: list[tf.Variable] = []
         self._own: list[list[int]] = [[] for _ in cluster.local_pnums]
         for variable in variables:
-            numbers: dict[tuple[int, ...], int] = {}
+            numbers: dict[tuple[str, tuple[int, ...]], int] = {}
             for pnum, own in zip(cluster.local_pnums, self._own, strict=True):
-                begin = variable.begin(pnum)
-                if begin not in numbers:
-                    numbers[begin] = len(self._slices)
+                which = variable.held_by(pnum).spec.name, variable.begin(pnum)
+                if which not in numbers:
+                    numbers[which] = len(self._slices)
                     self._slices.append(variable.slice_of(pnum))
-                own.append(numbers[begin])
+                own.append(numbers[which])
         self._sent: dict[int, list[tf.Tensor]] = {}  # by the instance key of the send
         self._run = tf.function(self._all, jit_compile=True, autograph=False)
         self._compiled: tf.types.experimental.ConcreteFunction | None = None

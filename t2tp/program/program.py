@@ -6,6 +6,7 @@ import contextlib
 import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,12 @@ from t2tp import upstream
 from t2tp.lowering.lowering import Lowering, all_operations, has_effect
 from t2tp.lowering.mesh_impl import LaidOutTensor, SpmdMeshImpl, Target
 from t2tp.lowering.operation import Operation, check_operation
+from t2tp.lowering.shared_constants import shared_constants
 from t2tp.lowering.staged_sums import sum_in_stages
 from t2tp.mesh.cluster import Cluster, connect
 from t2tp.mesh.collectives import Collective, Collectives, Groups, summarize
 from t2tp.mesh.layout import Layout, LayoutError, describe
+from t2tp.mesh.pipeline import names_by_stage
 from t2tp.mesh.sizes import check_consistent_sizes
 from t2tp.program.executor import Executor
 from t2tp.program.merged_program import MergedProgram, side_effect_error
@@ -52,11 +55,20 @@ class Mesh(upstream.Mesh):
 
     Attributes:
       layout: the program's.
+      adapters: of the layers that are being built; see `t2tp.layers.adapters`.
+      scopes_by_stage: for each variable scope of a layer that all stages have in one graph, the
+        scope that it stands for on each stage; None: the stage lacks this layer. See
+        `t2tp.mesh.pipeline.names_by_stage`.
+      runs_schedule: whether what is built now is run by a schedule of a pipeline, microbatch by
+        microbatch.
     """
 
     def __init__(self, graph: upstream.Graph, step: tf.Tensor, layout: Layout) -> None:
         super().__init__(graph, "mesh")
         self.layout = layout
+        self.adapters: object = None
+        self.scopes_by_stage: dict[str, tuple[str | None, ...]] = {}
+        self.runs_schedule = False
         self._step_tensor = step
         self._step: upstream.Tensor | None = None
 
@@ -127,6 +139,8 @@ class Program:
       variables: the `Variables`, shared with other programs if they were given.
     """
 
+    _mesh_impl_class = SpmdMeshImpl
+
     def __init__(
         self,
         step_fn: StepFn,
@@ -190,7 +204,7 @@ class Program:
         self._log: list[Collective] = []
         compiles_step = self._compiles_whole_step(built.graph) if xla is None else xla
         self._target = Target(
-            on_cpu="GPU" not in self.cluster.devices[0],
+            on_cpu=self.cluster.on_cpu,
             compiles_regions=xla is None and not compiles_step,
             compiles_step=compiles_step,
             leaves_loops_together=self._is_merged,
@@ -342,7 +356,7 @@ class Program:
         prints = any(
             isinstance(op, upstream.PrintOperation) for op in all_operations(graph.operations)
         )
-        return self.layout.size == 1 and "GPU" in self.cluster.devices[0] and not prints
+        return self.layout.size == 1 and not self.cluster.on_cpu and not prints
 
     def _program(
         self,
@@ -367,7 +381,7 @@ class Program:
         """Lowers a step's graph for one processor; returns its slices of the outputs."""
         _check_same_variables(built.graph, [variable.spec for variable in self._used])
         collectives = Collectives(self.layout.axes, self.cluster.devices, pnum, self.cluster.nccl)
-        mesh_impl = SpmdMeshImpl(
+        mesh_impl = self._mesh_impl_class(
             self.layout,
             collectives,
             pnum,
@@ -375,14 +389,16 @@ class Program:
             self._seed,
             {v.spec.name: s for v, s in zip(self._used, variable_slices, strict=True)},
             self._target,
+            partial(names_by_stage, built.mesh),
         )
         if self._target.sums_in_stages:
             sum_in_stages()
-        lowering = Lowering(built.graph, built.mesh, mesh_impl, built.outputs.values())
-        outputs = {
-            name: self._gathered(tensor.shape, lowering.slice(tensor), collectives)
-            for name, tensor in built.outputs.items()
-        }
+        with shared_constants():
+            lowering = Lowering(built.graph, built.mesh, mesh_impl, built.outputs.values())
+            outputs = {
+                name: self._gathered(tensor.shape, lowering.slice(tensor), collectives)
+                for name, tensor in built.outputs.items()
+            }
         self._log, self._groups = collectives.log, collectives.groups
         return outputs
 
@@ -504,7 +520,7 @@ def _check_no_side_effects(graph: upstream.Graph) -> None:
 
 def _check_can_merge(cluster: Cluster) -> None:
     """Checks that the programs of the cluster's devices can be merged into one."""
-    if cluster.num_processes > 1 or "GPU" in cluster.devices[0]:
+    if cluster.num_processes > 1 or not cluster.on_cpu:
         raise LayoutError(
             "xla compiles the program of several devices only if they are virtual CPUs of one"
             " process: leave xla out (--noxla)."

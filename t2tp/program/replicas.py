@@ -63,9 +63,9 @@ class ReplicaCheck:
           variables: of a run; those that are created later are not compared.
         """
         self._cluster = variables.cluster
-        copies = [(variable, _copies(variable, self._cluster)) for variable in variables]
+        copies = [(variable, _copies(variable)) for variable in variables]
         self._compared = [(variable, groups) for variable, groups in copies if groups]
-        self._run: tf.types.experimental.ConcreteFunction | None = None
+        self._run = tf.function(_all_checksums, autograph=False)
 
     def mismatches(self) -> list[ReplicaMismatch]:
         """Compares the copies; with several processes, all of them call this at the same step.
@@ -90,19 +90,22 @@ class ReplicaCheck:
         return found
 
     def _checksums(self, pnum: int) -> tf.Tensor:
-        """The checksum of each compared slice of a processor, computed on its device."""
-        slices = [variable.slice_of(pnum) for variable, _ in self._compared]
-        if self._run is None:
-            traced = tf.function(_all_checksums, autograph=False)
-            self._run = traced.get_concrete_function(slices, tf.TensorSpec([], tf.int64))
+        """The checksum of each compared slice of a processor, computed on its device.
+
+        It is 0 for the variables of other stages of a pipeline.
+        """
+        slices = [
+            variable.slice_of(pnum) if pnum in variable.pnums else None
+            for variable, _ in self._compared
+        ]
         with tf.device(self._cluster.devices[pnum]):
             return self._run(slices, tf.constant(1, tf.int64))
 
 
-def _copies(variable: SlicedVariable, cluster: Cluster) -> list[list[int]]:
+def _copies(variable: SlicedVariable) -> list[list[int]]:
     """The processors that have the same slice, for each slice that several of them have."""
     by_begin: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
-    for pnum in range(len(cluster.devices)):
+    for pnum in variable.pnums:
         by_begin[variable.begin(pnum)].append(pnum)
     return [pnums for pnums in by_begin.values() if len(pnums) > 1]
 
@@ -115,18 +118,18 @@ def _equal(pnums: Sequence[int], sums: np.ndarray) -> tuple[tuple[int, ...], ...
     return tuple(map(tuple, sorted(by_sum.values(), key=len, reverse=True)))
 
 
-def _all_checksums(slices: Sequence[tf.Variable], one: tf.Tensor) -> tf.Tensor:
+def _all_checksums(slices: Sequence[tf.Variable | None], one: tf.Tensor) -> tf.Tensor:
     """The checksums of slices, one after another: only one of them needs temporary memory.
 
     Args:
-      slices: of a processor.
+      slices: of a processor; None counts as 0.
       one: 1. A constant, from which TensorFlow would compute the positions of all elements once and
         keep them.
     """
     sums: list[tf.Tensor] = []
     for part in slices:
         with tf.control_dependencies(sums[-1:]):
-            sums.append(_checksum(part, one))
+            sums.append(0 * one if part is None else _checksum(part, one))
     return tf.stack(sums)
 
 

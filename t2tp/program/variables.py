@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -13,6 +15,7 @@ import tensorflow.compat.v1 as tf1
 from t2tp import upstream
 from t2tp.mesh.cluster import Cluster
 from t2tp.mesh.layout import Layout, describe
+from t2tp.mesh.pipeline import names_by_stage
 from t2tp.program.initializers import initial_slice
 
 
@@ -68,6 +71,9 @@ class VariableSpec:
       dtype: what its slices are stored and updated in.
       initializer: see `initial_slice`.
       trainable: whether the optimizer changes it.
+      frozen: whether it is a weight that the optimizer does not change.
+      names_by_stage: its name on each stage of a pipeline, None on a stage without its layer; empty
+        if it belongs to no stage.
     """
 
     name: str
@@ -75,6 +81,8 @@ class VariableSpec:
     dtype: tf.DType
     initializer: object
     trainable: bool
+    frozen: bool = False
+    names_by_stage: tuple[str | None, ...] = ()
 
     @classmethod
     def from_variable(cls, variable: upstream.Variable) -> VariableSpec:
@@ -85,29 +93,50 @@ class VariableSpec:
             variable.slice_dtype,
             variable.get_master().initializer,
             variable.trainable,
+            getattr(variable, "is_frozen", False),
+            names_by_stage(variable.mesh, variable.name) or (),
         )
+
+    def on_stage(self, stage: int) -> VariableSpec | None:
+        """Returns the variable that a stage has under this name; None: it has none."""
+        name = self.names_by_stage[stage]
+        return None if name is None else replace(self, name=name, names_by_stage=())
 
 
 class SlicedVariable:
-    """A variable laid out over the mesh.
+    """A variable laid out over the mesh, or over one stage of it.
 
     Attributes:
       spec: its `VariableSpec`.
-      slices: the `tf.Variable`s of the processors of this process, in their order.
+      pnums: the processors that have a slice: all of them, or those of a stage.
+      local_pnums: those of this process.
+      slices: their `tf.Variable`s, in the same order.
     """
 
     def __init__(
-        self, spec: VariableSpec, layout: Layout, cluster: Cluster, slices: list[tf.Variable]
+        self,
+        spec: VariableSpec,
+        layout: Layout,
+        cluster: Cluster,
+        slices: list[tf.Variable],
+        stage: int | None = None,
     ) -> None:
         """Use `Variables.create`."""
         self.spec = spec
         self.slices = slices
         self._layout = layout
         self._cluster = cluster
+        self.pnums = _pnums(layout, range(layout.size), stage)
+        self.local_pnums = _pnums(layout, cluster.local_pnums, stage)
+
+    def held_by(self, pnum: int) -> SlicedVariable:
+        """The variable itself, which processor `pnum` has; see `StagedVariable`."""
+        del pnum
+        return self
 
     def slice_of(self, pnum: int) -> tf.Variable:
         """The slice of processor `pnum`, one of this process."""
-        return self.slices[self._cluster.local_pnums.index(pnum)]
+        return self.slices[self.local_pnums.index(pnum)]
 
     def begin(self, pnum: int) -> tuple[int, ...]:
         """Global index at which processor `pnum`'s slice begins."""
@@ -115,11 +144,11 @@ class SlicedVariable:
 
     def owners(self) -> dict[tuple[int, ...], int]:
         """The first processor of any process that holds each distinct slice, by where it begins."""
-        return self._first(range(self._layout.size))
+        return self._first(self.pnums)
 
     def local_owners(self) -> dict[tuple[int, ...], int]:
         """The first local processor that holds each distinct slice, by where it begins."""
-        return self._first(self._cluster.local_pnums)
+        return self._first(self.local_pnums)
 
     def numpy(self) -> np.ndarray:
         """The global value, put together on the host: for tests and small models.
@@ -149,15 +178,58 @@ class SlicedVariable:
                 f"Variable {self.spec.name!r} is {describe(self.spec.shape)}, and was given an"
                 f" array of shape {list(np.shape(value))}."
             )
-        for pnum, part in zip(self._cluster.local_pnums, self.slices, strict=True):
+        for pnum, part in zip(self.local_pnums, self.slices, strict=True):
             region = self._layout.slices(self.spec.shape, pnum)
             part.assign(np.asarray(value)[region].astype(part.dtype.as_numpy_dtype))
 
-    def _first(self, pnums: range) -> dict[tuple[int, ...], int]:
+    def _first(self, pnums: Sequence[int]) -> dict[tuple[int, ...], int]:
         first: dict[tuple[int, ...], int] = {}
         for pnum in pnums:
             first.setdefault(self.begin(pnum), pnum)
         return first
+
+
+def _pnums(layout: Layout, pnums: Sequence[int], stage: int | None) -> Sequence[int]:
+    """Returns those of the processors that belong to a stage; all if it is None."""
+    return pnums if stage is None else [p for p in pnums if layout.stage_of(p) == stage]
+
+
+class StagedVariable:
+    """A variable of a layer that each stage of a pipeline has in its own place.
+
+    Attributes:
+      spec: of the variable in the graph, with its names on each stage.
+    """
+
+    def __init__(
+        self,
+        spec: VariableSpec,
+        by_stage: Sequence[SlicedVariable],
+        layout: Layout,
+        cluster: Cluster,
+    ) -> None:
+        """Use `Variables.create`."""
+        self.spec = spec
+        self._by_stage = list(by_stage)
+        self._layout = layout
+        self._cluster = cluster
+
+    @property
+    def slices(self) -> list[tf.Variable]:
+        """The `tf.Variable`s of the processors of this process, in their order."""
+        return [self.slice_of(pnum) for pnum in self._cluster.local_pnums]
+
+    def held_by(self, pnum: int) -> SlicedVariable:
+        """The variable that processor `pnum` has."""
+        return self._by_stage[self._layout.stage_of(pnum)]
+
+    def slice_of(self, pnum: int) -> tf.Variable:
+        """The slice of processor `pnum`, one of this process."""
+        return self.held_by(pnum).slice_of(pnum)
+
+    def begin(self, pnum: int) -> tuple[int, ...]:
+        """Global index at which processor `pnum`'s slice begins."""
+        return self.held_by(pnum).begin(pnum)
 
 
 class Variables:
@@ -167,6 +239,10 @@ class Variables:
 
     Attributes:
       cluster: the `Cluster` whose devices hold the slices.
+      base: what checkpoints say of the checkpoint that has the frozen weights; see
+        `t2tp.checkpoint.base`. None: there is none, and checkpoints have all variables.
+      base_elsewhere: a checkpoint to try before the path that was recorded.
+      loaded_from_base: names of the frozen weights that have been loaded.
     """
 
     def __init__(self, layout: Layout, cluster: Cluster, seed: int = 0) -> None:
@@ -181,6 +257,9 @@ class Variables:
         self.cluster = cluster
         self._seed = seed
         self._by_name: dict[str, SlicedVariable] = {}
+        self.base: dict[str, Any] | None = None
+        self.base_elsewhere: Path | None = None
+        self.loaded_from_base: set[str] = set()
 
     def __iter__(self) -> Iterator[SlicedVariable]:
         return iter(self._by_name.values())
@@ -194,12 +273,24 @@ class Variables:
     def __len__(self) -> int:
         return len(self._by_name)
 
-    def create(self, spec: VariableSpec) -> SlicedVariable:
+    def create(self, spec: VariableSpec) -> SlicedVariable | StagedVariable:
         """Makes a variable with its initial value, or returns the one of that name.
 
         Raises:
           ValueError: a variable of that name has another shape or dtype.
         """
+        if not spec.names_by_stage:
+            return self._create(spec, None)
+        by_stage = []
+        for stage in range(len(spec.names_by_stage)):
+            own = spec.on_stage(stage)
+            if own is None:
+                by_stage.append(self._make(_unused(spec), stage))
+            else:
+                by_stage.append(self._create(own, stage))
+        return StagedVariable(spec, by_stage, self._layout, self.cluster)
+
+    def _create(self, spec: VariableSpec, stage: int | None) -> SlicedVariable:
         if spec.name in self._by_name:
             old = self._by_name[spec.name].spec
             if (old.shape, old.dtype) != (spec.shape, spec.dtype):
@@ -209,10 +300,15 @@ class Variables:
                     f" as {describe(spec.shape)} {spec.dtype.name}."
                 )
             return self._by_name[spec.name]
+        self._by_name[spec.name] = self._make(spec, stage)
+        return self._by_name[spec.name]
+
+    def _make(self, spec: VariableSpec, stage: int | None) -> SlicedVariable:
+        """Makes the slices of a variable, on the processors of a stage or on all."""
         size = self._layout.slice_size(spec.shape)
         slices = []
         values: dict[tuple[int, ...], tf.Tensor] = {}  # Processors with the same slice share it.
-        for pnum in self.cluster.local_pnums:
+        for pnum in _pnums(self._layout, self.cluster.local_pnums, stage):
             begin = self._layout.slice_begin(spec.shape, pnum)
             with tf.device(self.cluster.devices[pnum]):
                 if begin not in values:
@@ -226,5 +322,9 @@ class Variables:
                         self._seed,
                     )
                 slices.append(tf.Variable(values[begin], name=spec.name, trainable=spec.trainable))
-        self._by_name[spec.name] = SlicedVariable(spec, self._layout, self.cluster, slices)
-        return self._by_name[spec.name]
+        return SlicedVariable(spec, self._layout, self.cluster, slices, stage)
+
+
+def _unused(spec: VariableSpec) -> VariableSpec:
+    """Returns what a stage without the layer has in the variable's place: zeros, never saved."""
+    return replace(spec, initializer=tf1.zeros_initializer(), names_by_stage=())

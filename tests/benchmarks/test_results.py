@@ -11,13 +11,13 @@ from tables import table
 from tests.benchmarks.made_up import results, timed
 
 
-def test_a_group_that_is_measured_again_takes_its_place():
+def test_a_group_that_is_measured_again_takes_its_place_and_a_new_one_the_last():
     before, after = (results(timed("t2tp", seconds)) for seconds in (1.0, 2.0))
     again = before.with_groups(after.measured, {"turns": 9})
     assert again.measured == after.measured
     assert again.machine == before.machine | {"again": {"1x1": {"turns": 9}}}
     other = [replace(after.measured[0], group="2x2")]
-    assert before.with_groups(other, {}).measured == before.measured
+    assert before.with_groups(other, {}).measured == [*before.measured, *other]
 
 
 def test_a_ratio_compares_what_ran_one_after_the_other():

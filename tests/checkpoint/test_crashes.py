@@ -46,6 +46,7 @@ def is_interrupted(directory):
     return any(name.endswith((".tmp", ".discarded")) for name in names(directory))
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments_all_that_looks_finished_is_whole(tmp_path, ask):
     moments = random.Random(0)
     step = interrupted = 0

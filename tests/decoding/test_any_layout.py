@@ -137,6 +137,7 @@ def test_greedy_decodes_are_those_of_the_description(name, layout):
 
 
 @pytest.mark.parametrize(("name", "layout"), COMPILED)
+@pytest.mark.slow
 def test_greedy_decodes_are_the_same_where_xla_compiles_them(name, layout):
     assert_greedy_text(decoder(name, "beam_size=1", layout, xla=True)(requests(name)), name)
 

@@ -58,7 +58,11 @@ def model_of(name: str):
     run = run_files.read(str(run_of(name)))
     sizes = {"targets": VOCAB, "inputs": VOCAB}
     model_class = registry.model(run.flags["model"])
-    if "inputs" not in model_class.takes:
+    if run.hparams.values().get("num_classes"):
+        sizes["targets"] = run.hparams.num_classes
+    elif run.hparams.values().get("mlm_head") and not run.hparams.mask_token_id:
+        sizes = {"targets": VOCAB - 1}
+    elif "inputs" not in model_class.takes:
         del sizes["inputs"]
     return model_class(run.hparams, sizes)
 

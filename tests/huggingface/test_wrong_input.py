@@ -11,8 +11,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from t2tp.huggingface.safetensors_file import create, read_header
 from tests.huggingface import our_models, their_models
 
 pytest.importorskip("transformers", reason="pip install -e '.[hf-tests]'")
@@ -86,6 +88,20 @@ def a_larger_tokenizer(source):
     (source / "tokenizer.json").write_text(json.dumps(tokenizer))
 
 
+def with_logits(source, scale):
+    """Adds a tensor of logits, the embedding times a scale, to files that say they are tied."""
+    file = source / "model.safetensors"
+    tensors = {key: np.array(each.opened()) for key, each in read_header(file).items()}
+    tensors["lm_head.weight"] = scale * tensors["transformer.wte.weight"]
+    made = create(file, {key: ("F32", each.shape) for key, each in tensors.items()})
+    for key, value in tensors.items():
+        made[key].opened("r+")[...] = value
+
+
+def other_logits(source):
+    with_logits(source, np.float32(2))
+
+
 def no_json(source):
     (source / "config.json").write_text("{")
 
@@ -105,6 +121,7 @@ WRONG = [
     (other_attention, "scale_attn_by_inverse_layer_idx=True"),
     (no_config, "has no config.json"),
     (a_larger_tokenizer, "has tokens up to 53, and the model has 53"),
+    (other_logits, "lm_head.weight that differs from the embedding"),
     (no_json, "config.json is not JSON"),
 ]
 
@@ -117,6 +134,14 @@ def test_a_sentence_says_what_is_wrong(damage, wanted, source, tmp_path, capsys)
     assert re.search(wanted, said), said
     assert len(said.splitlines()) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def test_logits_that_are_a_copy_of_the_embedding_are_accepted(source, tmp_path):
+    with_logits(source, np.float32(1))
+    run, back = tmp_path / "run", tmp_path / "back"
+    assert our_models.convert(f"--from_hf={source}", f"--output_dir={run}") == 0
+    assert our_models.convert(f"--to_hf={back}", f"--output_dir={run}") == 0
+    assert "lm_head.weight" not in read_header(back / "model.safetensors")
 
 
 def test_a_run_is_not_written_over(source, tmp_path, capsys):

@@ -6,6 +6,7 @@ PyTorch is imported by the tests that need it, and not where all tests are colle
 from __future__ import annotations
 
 import functools
+import json
 import shutil
 import tempfile
 from pathlib import Path
@@ -79,7 +80,35 @@ SEQUENCE_TO_SEQUENCE: dict[str, tuple[str, dict[str, Any]]] = {
         {**_T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
     ),
 }
-_ALL = {**LANGUAGE_MODELS, **SEQUENCE_TO_SEQUENCE}
+_BERT = dict(vocab_size=VOCAB, hidden_size=24, num_hidden_layers=2, num_attention_heads=4)
+_BERT |= dict(intermediate_size=28, max_position_embeddings=17)
+_VIT = dict(hidden_size=20, num_hidden_layers=2, num_attention_heads=4, intermediate_size=28)
+_VIT |= dict(image_size=[8, 12], patch_size=2, num_channels=3, num_labels=3)
+
+ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert_masked": ("BertForMaskedLM", _BERT),
+    "bert_masked_relu": (
+        "BertForMaskedLM",
+        {**_BERT, "hidden_act": "relu", "layer_norm_eps": 1e-3, "type_vocab_size": 3},
+    ),
+    "bert_masked_untied": ("BertForMaskedLM", {**_BERT, "tie_word_embeddings": False}),
+    "bert_classifier": ("BertForSequenceClassification", {**_BERT, "num_labels": 3}),
+    "bert_classifier_of_two": ("BertForSequenceClassification", _BERT),
+    "vit": ("ViTForImageClassification", _VIT),
+    "vit_plain": (
+        "ViTForImageClassification",
+        {**_VIT, "qkv_bias": False, "hidden_act": "gelu_new", "layer_norm_eps": 1e-3},
+    ),
+}
+_ALL = {**LANGUAGE_MODELS, **SEQUENCE_TO_SEQUENCE, **ENCODERS}
+
+MASK = 5
+_TOKENIZER = {
+    "model": {"type": "WordPiece", "vocab": {"[UNK]": 0, "the": 1}},
+    "added_tokens": [{"id": MASK, "content": "[MASK]", "special": True}],
+}
+# What `transformers` does with images before a model.
+_PROCESSOR = dict(do_normalize=True, image_mean=[0.4, 0.5, 0.6], image_std=[0.2, 0.3, 0.5])
 
 
 @functools.cache
@@ -97,8 +126,14 @@ def directory(name: str) -> Path:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.1 * torch.randn_like(parameter)
+        if name == "bert_masked_untied":  # The second bias is unused, or the same one.
+            model.cls.predictions.bias.copy_(model.cls.predictions.decoder.bias)
     path = _scratch() / name
     model.save_pretrained(path)
+    if name == "vit":
+        (path / "preprocessor_config.json").write_text(json.dumps(_PROCESSOR))
+    if name == "bert_masked":
+        (path / "tokenizer.json").write_text(json.dumps(_TOKENIZER))
     return path
 
 

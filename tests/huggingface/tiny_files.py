@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,13 +23,30 @@ CONFIG = {
     "n_head": 2,
     "bos_token_id": 1,
 }
-
+LLAMA_CONFIG = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 300,
+    "max_position_embeddings": 32,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "bos_token_id": 1,
+}
 
 END = "<|endoftext|>"
+CHAT_TEMPLATE = (
+    "{% for m in messages %}{{ m.role }} {{ m.content }}{{ '\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}assistant {% endif %}"
+)
 
 
 def write_tokenizer(directory: Path) -> None:
-    """Writes a tokenizer of pieces of bytes, as GPT-2 has."""
+    """Writes a tokenizer of pieces of bytes, as GPT-2 has, without a chat template."""
     tokenizers = pytest.importorskip("tokenizers", reason="pip install -e '.[text]'")
     made = tokenizers.Tokenizer(tokenizers.models.BPE())
     made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -44,17 +62,33 @@ def write_tokenizer(directory: Path) -> None:
     (directory / "tokenizer_config.json").write_text(json.dumps({"eos_token": END}))
 
 
-def write_tiny_gpt2(directory: Path) -> None:
-    """Writes `config.json`, weights and a tokenizer."""
-    kind = find_type("gpt2")
-    hparams = kind.hparams(CONFIG)
+def write_tiny_chat_gpt2(directory: Path) -> None:
+    """Writes a model as `write_tiny_gpt2`, whose tokenizer has a chat template."""
+    write_tiny_gpt2(directory)
+    config = {"eos_token": END, "chat_template": CHAT_TEMPLATE}
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+def write_tiny_gpt2(directory: Path, **changes: int) -> None:
+    """Writes `config.json`, weights and a tokenizer; `changes` are of the config."""
+    _write({**CONFIG, **changes}, directory)
+
+
+def write_tiny_llama(directory: Path) -> None:
+    """Writes the same of a Llama."""
+    _write(LLAMA_CONFIG, directory)
+
+
+def _write(config: dict[str, Any], directory: Path) -> None:
+    kind = find_type(config["model_type"])
+    hparams = kind.hparams(config)
     shapes = {
         piece.theirs: ("F32", piece.shape)
         for each in variables(kind.tensors(hparams), kind.sizes(hparams), {})
         for piece in each.pieces
     }
     directory.mkdir()
-    (directory / "config.json").write_text(json.dumps(CONFIG))
+    (directory / "config.json").write_text(json.dumps(config))
     write_tokenizer(directory)
     draw = np.random.default_rng(0)
     for tensor in create(directory / "model.safetensors", shapes).values():

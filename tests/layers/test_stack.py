@@ -45,7 +45,7 @@ def trained_with(recompute, mesh_shape=""):
     def build(x, segments, positions):
         layers = [layer(), layer(with_experts=True)]
         way = FullForward(SequenceInfo(positions, segments), training=True)
-        y, (sums,) = stack(layers, recompute=recompute)(x, way)
+        y, sums = stack(layers, recompute=recompute)(x, way)
         loss = mtf.reduce_sum(mtf.square(y)) + sums.load_balance
         variables = x.graph.trainable_variables
         grads = mtf.gradients([loss], [x, *(v.value for v in variables)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import math
+import re
 from collections import Counter
 
 import pytest
@@ -20,6 +21,7 @@ from t2tp.mesh.layout import Layout
 from t2tp.program.abstract_program import AbstractProgram
 from tests.layout_report import samples
 from tests.models.small_lm import training_program
+from tests.pipeline import staged_steps
 
 
 def by_name(lines):
@@ -318,4 +320,23 @@ def test_what_is_sharded_at_rest_and_what_is_not():
     assert memory["weights gathered once a step"].on_device == 2 * 144
     shown = str(report)
     assert "ZeRO stage 1: 2 of 2 variables are sharded at rest\n" in shown
-    assert "allgather over data of it for the forward pass, 72 B\n" in shown and "@" not in shown
+    assert "allgather over data of it for the forward pass, 72 B, together with 1 more\n" in shown
+    assert "@" not in shown
+
+
+def test_the_schedule_of_a_pipeline_is_drawn():
+    layout = Layout("stage:2", "layers:stage")
+
+    def abstract(step, features, layout, xla):
+        return AbstractProgram(step, features, layout=layout)
+
+    report = t2tp.explain(staged_steps.program("lm", layout, 4, kind=abstract))
+    text = str(report)
+    assert "mesh axis stage of size 2 splits layers" in text
+    assert "1f1b: 4 microbatches through 2 stages in 10 ticks; stages are idle 20.0%" in text
+    assert "stage 1: 2 layers, layer_02, layer_03; keeps the activations of 1 at once" in text
+    assert re.search(r"stage 0 +F0 F1 \.  B0 F2 B1 F3 B2 \.  B3\n", text)
+    assert re.search(r"stage 1 +\.  F0 B0 F1 B1 F2 B2 F3 B3 \.\n", text)
+    page = report.html()
+    assert page.count("<title>forward pass of microbatch") == 2 * 4
+    assert "backward pass of microbatch 3, tick 8" in page

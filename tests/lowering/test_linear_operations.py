@@ -49,6 +49,23 @@ def test_a_sum_that_is_changed_and_then_split_is_a_reducescatter(change, wanted)
     assert moved[SCATTER] == (1, 8 * 6 * 4) and ALLREDUCE not in moved
 
 
+@pytest.mark.parametrize("dims", [[], [C], [A]], ids=str)
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_sum_with_a_bias_that_is_then_split_is_a_reducescatter(dims, is_first):
+    """The bias counts once."""
+    array = np.arange(1.0, 1.0 + mtf.Shape(dims).size).reshape(mtf.Shape(dims).to_integer_list)
+
+    def changed(a, b):
+        bias = mtf.import_tf_tensor(a.mesh, array.astype(np.float32), shape=mtf.Shape(dims))
+        both = (a, bias) if is_first else (bias, a)
+        return [mtf.reshape(mtf.add(*both, output_shape=a.shape), [P, C])]
+
+    (y,), moved = run(changed)
+    wanted = A_SUM + (array[:, None] if dims == [A] else array)
+    np.testing.assert_allclose(y, wanted, rtol=1e-5, atol=1e-6)
+    assert moved[SCATTER] == (1, 8 * 6 * 4) and ALLREDUCE not in moved
+
+
 def test_a_difference_of_sums_is_reduced_once():
     (y,), moved = run(lambda a, b: [mtf.tanh(a - b)])
     np.testing.assert_allclose(y, np.tanh(A_SUM - B_SUM), rtol=1e-4, atol=1e-6)

@@ -19,7 +19,7 @@ from t2tp import mtf
 from t2tp.mesh import coordination, loopback
 from t2tp.mesh.cluster import Cluster, connect
 from t2tp.models.transformer_lm import TransformerLm
-from t2tp.optim import apply_gradients
+from t2tp.optim import apply_gradients, train_step
 from t2tp.program.replicas import ReplicaCheck
 from tests.models import small_lm
 from tests.program.reaching import connects, own_address
@@ -91,12 +91,17 @@ def resume(cluster: Cluster, mesh_shape: str, steps: int, directory: str) -> dic
     return {"losses": [float(trained({"x": X}, step=k)["loss"]) for k in done]}
 
 
-def die(cluster: Cluster, mesh_shape: str, who: int, how: str) -> dict:
-    """Process `who` goes away at step 3; the others go on, and should hear of it."""
+def die(cluster: Cluster, mesh_shape: str, who: int, how: str, time_limit: float = 0) -> dict:
+    """Process `who` goes away at step 3; the others go on, and should hear of it.
+
+    A time limit counts from step 3: the first step takes long on a busy machine.
+    """
     trained = program(cluster, mesh_shape)
     if cluster.peers is not None:
         cluster.peers.advice = lambda: "Start again."
     for step in range(1000):
+        if step == 3 and time_limit:
+            object.__setattr__(cluster, "time_limit", time_limit)
         if step == 3 and cluster.process_id == who:
             if how == "raise":
                 raise OSError("the disk is full")
@@ -139,8 +144,11 @@ def reach(cluster: Cluster) -> dict:
     return {"own": int(cluster.peers.addresses[cluster.process_id].split(":")[1]), "found": found}
 
 
-def device(cluster: Cluster, mesh_shape: str, how: str) -> dict:
-    """The programs of the processors that hold the last row fail, or hang for some seconds."""
+def device(cluster: Cluster, mesh_shape: str, how: str, time_limit: float = 0) -> dict:
+    """In the second step the processors that hold the last row fail, or hang for some seconds.
+
+    A time limit counts from there.
+    """
 
     def fail(x):
         with tf.control_dependencies([tf.debugging.assert_less(x, 50.0, "on purpose")]):
@@ -166,6 +174,9 @@ def device(cluster: Cluster, mesh_shape: str, how: str) -> dict:
         layout="batch:data",
         cluster=cluster,
     )
+    failing({"x": X})
+    if time_limit:
+        object.__setattr__(cluster, "time_limit", time_limit)
     x = X.copy()
     x[-1] = 100
     failing({"x": x})
@@ -206,8 +217,30 @@ def lm(cluster: Cluster, mesh_shape: str, steps: int) -> dict:
     return {"losses": [float(each["loss"]) for each in outputs]}
 
 
+def stages(cluster: Cluster, mesh_shape: str, steps: int) -> dict:
+    """Losses of a language model whose layers are in stages."""
+    hparams = small_lm.make_hparams(num_hidden_layers=2, microbatches=2)
+    model = TransformerLm(hparams, {"targets": small_lm.VOCAB_SIZE})
+
+    def step_fn(mesh, features):
+        def loss(part):
+            return model.loss(mesh, part, training=True)
+
+        return {"loss": train_step(loss, features, mesh, hparams, 100).loss}
+
+    trained = t2tp.Program(
+        step_fn,
+        small_lm.FEATURES,
+        mesh_shape=mesh_shape,
+        layout=f"{hparams.layout};layers:stage",
+        cluster=cluster,
+    )
+    outputs = [trained(small_lm.make_batch(seed=k), step=k) for k in range(steps)]
+    return {"losses": [float(each["loss"]) for each in outputs]}
+
+
 SCENARIOS = {
-    each.__name__: each for each in (train, resume, die, talk, reach, device, replicas, lm)
+    each.__name__: each for each in (train, resume, die, talk, reach, device, replicas, lm, stages)
 }
 
 

@@ -18,7 +18,7 @@ from t2tp.mesh.cluster import Cluster, connect
 from t2tp.mesh.layout import Layout
 from t2tp.mesh.messages import Channel, WrongSecretError
 from t2tp.mesh.process_spec import ProcessSpec, find_process_spec
-from t2tp.mesh.rendezvous import MissingProcessError, _listen, free_port, rendezvous
+from t2tp.mesh.rendezvous import MissingProcessError, free_port, listen, rendezvous
 from t2tp.program.outputs import dims_to_gather
 from tests.program.reaching import own_address
 
@@ -364,13 +364,13 @@ def test_what_a_process_has_said_is_no_answer_to_it():
 
 
 def test_process_0_listens_where_its_name_says():
-    with _listen(f"localhost:{free_port()}") as listener:
+    with listen(f"localhost:{free_port()}") as listener:
         assert listener.getsockname()[0] == "127.0.0.1"
     own = own_address()
     if own is not None:
-        with _listen(f"{own}:{free_port()}") as listener:
+        with listen(f"{own}:{free_port()}") as listener:
             assert listener.getsockname()[0] == own
-    with _listen(f"203.0.113.7:{free_port()}") as listener:
+    with listen(f"203.0.113.7:{free_port()}") as listener:
         assert listener.getsockname()[0] == "0.0.0.0"
 
 

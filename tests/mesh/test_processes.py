@@ -130,6 +130,13 @@ def test_a_language_model_gives_the_losses_of_one_process(start):
         np.testing.assert_allclose(found["losses"], wanted, rtol=1e-6)
 
 
+def test_stages_in_two_processes_give_the_losses_of_one(start):
+    mesh = "stage:2;data:2"
+    wanted = one_process.stages(connect(4), mesh, STEPS)["losses"]
+    for found in results(start("stages", by_arguments(2), mesh_shape=mesh, steps=STEPS)):
+        np.testing.assert_allclose(found["losses"], wanted, rtol=1e-6)
+
+
 def test_what_each_says_all_hear_and_a_notice_reaches_everybody(start):
     heard = results(start("talk", by_arguments(3), processors=3))
     for process_id, found in enumerate(heard):
@@ -177,8 +184,8 @@ def test_when_a_process_is_lost_the_other_ends_and_says_so(who, how, said, start
 
 
 def test_a_processor_that_does_not_come_is_named_with_the_collective(start):
-    run = {"mesh_shape": MESH, "who": 1, "how": "hang", "limits": LIMITS}
-    with start("die", by_arguments(2), connect={"time_limit": 3}, **run) as (first, second):
+    run = {"mesh_shape": MESH, "who": 1, "how": "hang", "limits": LIMITS, "time_limit": 3}
+    with start("die", by_arguments(2), **run) as (first, second):
         last = last_line(first)
         said = (
             r"Processor 0 \(process 0\) waited in the allreduce over mesh axis 'data' that"
@@ -190,7 +197,7 @@ def test_a_processor_that_does_not_come_is_named_with_the_collective(start):
 
 
 def test_a_processor_that_hangs_is_named_in_a_single_process_too(start):
-    run = {"mesh_shape": "data:4", "how": "hang", "connect": {"time_limit": 3}}
+    run = {"mesh_shape": "data:4", "how": "hang", "time_limit": 3}
     with start("device", [({}, {})], **run) as (process,):
         last = last_line(process)
     said = "Processors 0, 1, 2 waited in the allreduce over .* for processor 3, which did not come"

@@ -90,6 +90,7 @@ def test_evaluation_counts_the_images_that_have_weight(name):
         assert float(again[key]) == pytest.approx(float(values[key]), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_the_running_averages_move_in_training_and_serve_evaluation():
     """After many steps on one batch they are that batch's: evaluation is then what training is."""
     model, hparams, batch = make("basic", norm_momentum=0.5)
@@ -169,6 +170,7 @@ def test_seven_rows_are_not_split():
             "norm_momentum is 1.5, and must be at least 0 and below 1",
         ),
         ("vit_mean", {"pooling": "max"}, "pooling is 'max'"),
+        ("vit_mean", {"image_mean": [0.5, 0.5]}, "image_mean has 2 values, and images have 1"),
         ("vit_mean", {"patch_size": 3}, "patch_size 3 must divide the images' 8 rows and 16"),
     ],
 )

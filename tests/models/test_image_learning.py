@@ -36,6 +36,7 @@ def test_a_resnet_names_digits(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.ci_only
 def test_an_image_transformer_beats_pixels_by_themselves(tmp_path):
     """These have 2.31 bits each, if each is predicted from how often it has each value."""
     figures = figures_of(

@@ -35,6 +35,7 @@ OF_THE_REFERENCE = {
     "bert_classes": Reference.classes,
 }
 ALL_FAMILIES = {**FAMILIES, **BERTS}
+MEGATRON_CONTEXT = LAYOUTS["context and tensor"][1]
 # All layouts, each of some families, and each family on some layouts.
 SOME_LAYOUTS = {
     "lm": ["tensor", "three axes", "context and both"],
@@ -107,6 +108,7 @@ SEQUENCE_PARALLEL = ("data:2;model:2", f"{MEGATRON};residual_length:model")
 
 
 @pytest.mark.parametrize("name", ["masked", "moe_encdec"])
+@pytest.mark.slow
 def test_a_length_split_between_blocks_changes_nothing(name):
     program = loss_program(FAMILIES[name], *SEQUENCE_PARALLEL, sequence_parallel=True)
     assert_close(program(FAMILIES[name].batch()), reference(name))
@@ -126,6 +128,15 @@ def test_between_blocks_the_length_may_be_split_over_another_axis():
     layout = "length:seq;residual_length:model;heads:model;d_ff:model;vocab:model"
     program = loss_program(FAMILIES["encdec"], "seq:2;model:2", layout, sequence_parallel=True)
     assert_close(program(FAMILIES["encdec"].batch()), reference("encdec"))
+
+
+@pytest.mark.slow
+def test_keys_and_values_that_go_round_change_nothing():
+    family = FAMILIES["encdec"]
+    program = loss_program(family, "seq:2;model:2", MEGATRON_CONTEXT, attention_method="ring")
+    in_attention = [c for c in program.collective_log() if "attention/attention" in c.operation]
+    assert {c.kind for c in in_attention} == {"permute"}
+    assert_close(program(family.batch()), reference("encdec"))
 
 
 @functools.cache
@@ -212,7 +223,7 @@ def test_untied_inputs_and_targets_may_share_a_table():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["moe", "moe_encdec"])
+@pytest.mark.parametrize("name", ["moe", pytest.param("moe_encdec", marks=pytest.mark.ci_only)])
 def test_experts_on_the_axis_of_the_length_are_the_same(name):
     layout = "batch:data;length:expert;length_groups:expert;experts:expert;heads:model;d_ff:model"
     family, changes = FAMILIES[name], {"moe_group_size": 6}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from t2tp.lowering import deferred_sums
 from tests.models.small_lm import BATCH, LENGTH, loss_program, training_program
 
 MODEL = ("allreduce", ("model",))
@@ -67,6 +68,22 @@ def test_a_length_split_between_blocks_makes_a_gather_and_a_scatter_of_each_redu
     assert count <= 5 and size < ACTIVATIONS
 
 
+def test_biases_after_the_matrices_are_added_to_what_is_scattered():
+    layout = "heads:model;d_ff:model;vocab:model;residual_length:model"
+    scattered = [
+        loss_program(
+            "model:4",
+            training=True,
+            layout=layout,
+            num_hidden_layers=1,
+            sequence_parallel=True,
+            use_bias=use_bias,
+        ).collectives()
+        for use_bias in (False, True)
+    ]
+    assert scattered[0] == scattered[1]
+
+
 @pytest.mark.parametrize("layers", [1, 2])
 def test_data_parallel_training_reduces_each_gradient_once_and_all_in_one_go(layers):
     """Besides: two numbers together, the sum of the losses and how many tokens it is of."""
@@ -78,6 +95,17 @@ def test_on_both_axes_each_keeps_its_own_reductions():
     program = training_program("data:2;model:2", num_hidden_layers=1)
     counts = {key: count for key, (count, _) in program.collectives().items()}
     assert counts == {MODEL: 9, DATA: 2}
+
+
+def test_small_gradients_are_reduced_in_buckets_while_others_are_computed(monkeypatch):
+    """As they become ready: a bucket is asked for by the gradient that fills it."""
+    monkeypatch.setattr(deferred_sums, "BUCKET", 8192)
+    program = training_program("data:2", num_hidden_layers=4)
+    _, *buckets, rest = [c for c in program.collective_log() if c.kind == "allreduce"]
+    assert sum(c.bytes for c in (*buckets, rest)) == 4 * num_parameters(4)
+    assert len(buckets) > 3 and all(8192 <= c.bytes < 2 * 8192 for c in buckets)
+    layers = [c.operation[:8] for c in buckets]
+    assert layers[0] == "layer_03" and layers == sorted(layers, reverse=True)
 
 
 def test_large_gradients_are_reduced_alone():

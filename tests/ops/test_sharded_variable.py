@@ -81,11 +81,11 @@ def test_each_device_holds_its_part_of_what_is_sharded_and_all_of_vectors():
         program = trained(mesh, stage, **storage)[2]
         return {v.spec.name: tuple(v.slices[0].shape) for v in program.variables}
 
-    assert parts("data") == {"layer_0/up": (8, 6), "layer_1/down": (6, 8), "bias": (24,)}
+    assert parts("data") == {"layer_0/up": (2, 24), "layer_1/down": (6, 8), "bias": (24,)}
     # `ff` is split over `model` where it is used, so `d` is sharded at rest.
     assert parts("tensor")["layer_0/up"] == (4, 12)
+    assert parts("tensor")["layer_1/down"] == (12, 4)
     assert parts("pods", axes="data")["layer_0/up"] == (4, 12)
-    # All dimensions are split: the larger one is split further.
     assert parts("tensor", rules="ff:data")["layer_0/up"] == (8, 6)
     assert parts("tensor", rules="ff:data")["bias"] == (6,)
 
@@ -111,6 +111,17 @@ def test_traffic_is_that_of_the_papers():
     sharded = {"reducescatter": weights, "allgather": weights // 4, "allreduce": small}
     assert moved(1) == moved(2) == sharded
     assert moved(3) == {**sharded, "allgather": 2 * weights // 4}
+
+
+def test_small_variables_share_collectives_as_far_as_they_are_needed_together():
+    """Two layers of one weight, which stage 3 gathers one after the other, forward and back."""
+
+    def number(stage):
+        calls = trained("data", stage)[2].collectives()
+        return {kind: count for (kind, _), (count, _) in calls.items() if kind != "allreduce"}
+
+    assert number(1) == number(2) == {"allgather": 1, "reducescatter": 1}
+    assert number(3) == {"allgather": 4, "reducescatter": 1}
 
 
 def test_what_cannot_be_sharded_is_refused():

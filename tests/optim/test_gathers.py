@@ -64,7 +64,9 @@ def test_gathers_run_so_many_layers_ahead(prefetch):
     ]
     for is_backward in (False, True):
         found = [op for op in gathers if ("gradients" in op.name) == is_backward]
-        assert {layer_of(op.name) for op in found} >= set(range(LAYERS))
+        layers = [layer_of(op.name) for op in found]
+        # Small weights of a layer share a collective.
+        assert sorted(n for n in layers if n is not None) == list(range(LAYERS))
         for op in found:
             layer = layer_of(op.name)
             if layer is None:

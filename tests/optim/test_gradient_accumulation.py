@@ -13,6 +13,7 @@ from t2tp import mtf
 from t2tp.models.model import LossOutput
 from t2tp.models.transformer_lm import TransformerLm
 from t2tp.optim import train_step
+from t2tp.trainer.planning import request
 from tests.models import small_lm
 from tests.optim.regression import make_hparams
 from tests.warm_processes import printed
@@ -84,6 +85,21 @@ def test_gradients_are_summed_over_the_mesh_once():
     in_the_loop = [c for c in accumulated if c.times > 1]
     assert {c.times for c in in_the_loop} == {4}
     assert sum(c.bytes for c in in_the_loop) <= 8  # The loss and its weight.
+
+
+@pytest.mark.parametrize("mesh_shape", ["data:2", "stage:2;data:2"])
+def test_large_gradients_are_summed_over_the_mesh_once_too(mesh_shape):
+    """A gradient of more than 1 MiB is not reduced together with others."""
+    hparams = small_lm.make_hparams(
+        microbatches=4,
+        d_model=512,
+        d_ff=1024,
+        mesh_shape=mesh_shape,
+        layout="batch:data;layers:stage",
+    )
+    program = request("transformer_lm", hparams, small_lm.VOCAB_SIZE).program(hparams)
+    sums = [c for c in program.collective_log() if "data" in c.axes]
+    assert {c.times for c in sums if c.bytes >= 1 << 20} == {1}
 
 
 def test_float16_is_scaled():

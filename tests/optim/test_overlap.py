@@ -1,6 +1,10 @@
-"""Gradients are reduced while the backward pass still runs."""
+"""When gradients are reduced, and variables updated, in a step."""
 
 from __future__ import annotations
+
+import re
+
+import pytest
 
 import t2tp
 from tests.optim.test_zero import make
@@ -19,8 +23,14 @@ def ancestors(op, known):
     return found & known
 
 
-def test_a_layer_s_gradients_are_summed_before_those_of_earlier_layers_are_computed():
-    program = make("lm", "data", 0, kind=t2tp.Program, **LARGE)
+@pytest.mark.parametrize(
+    ("stage", "collective"),
+    [(0, "CollectiveReduceV2"), (1, "CollectiveAllToAllV2")],
+)
+def test_a_layer_s_gradients_are_summed_before_those_of_earlier_layers_are_computed(
+    stage, collective
+):
+    program = make("lm", "data", stage, kind=t2tp.Program, **LARGE)
     operations = program.trace().graph.get_operations()
     backward = {
         layer: {op.name for op in operations if f"layer_0{layer}/" in op.name and "grad" in op.name}
@@ -30,8 +40,25 @@ def test_a_layer_s_gradients_are_summed_before_those_of_earlier_layers_are_compu
     first_large = next(
         op
         for op in operations
-        if op.type == "CollectiveReduceV2" and op.inputs[0].shape.num_elements() >= 128 * 2304
+        if op.type == collective and op.inputs[0].shape.num_elements() >= 128 * 2304
     )
     waits_for = ancestors(first_large, set().union(*backward.values()))
     assert waits_for & backward[2]
     assert not waits_for & (backward[0] | backward[1])
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "lion", "lamb", "sgd"])
+def test_nothing_of_an_update_is_computed_before_its_gradient(optimizer):
+    """It would be kept until then, for all variables."""
+    program = make("lm", "data", 1, optimizer, kind=t2tp.Program, weight_decay=0.1)
+    operations = program.trace().graph.get_operations()
+    of_gradients = {op.name for op in operations if "gradients" in op.name}
+    found = [
+        op
+        for op in operations
+        if re.match(rf"{optimizer}\w*/", op.name)
+        and op.type not in ("Const", "ReadVariableOp")
+        and all(x.shape.num_elements() > 1 for x in op.outputs)
+    ]
+    assert len(found) > 10
+    assert [op.name for op in found if not ancestors(op, of_gradients)] == []

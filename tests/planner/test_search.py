@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 import t2tp
 from t2tp.mesh.layout import Layout
 from t2tp.planner import ClusterFile
 from t2tp.planner.candidates import candidates
-from t2tp.planner.search import NothingFitsError, Search, pareto
+from t2tp.planner.search import NothingFitsError, Search, days_of, pareto, price_of
 from t2tp.trainer.planning import request
 from tests.models.small_lm import FEATURES, make_batch, make_hparams, training_program
 
@@ -55,6 +57,27 @@ def test_what_is_fixed_is_not_chosen():
     found = search(4, lowered=2, fixed={"zero_stage": 3}, rules=["heads:model"]).run()
     for each in found:
         assert each.candidate.zero_stage == 3 and each.candidate.model > 1
+
+
+def test_devices_are_doubled_until_a_training_is_done_in_time():
+    tokens = 1e9
+    fast = ClusterFile.load("a100")
+    # So slow that communication takes no time beside computation.
+    device = dataclasses.replace(fast.device, peak={"float32": 1e9}, bandwidth=1e9)
+    cluster = dataclasses.replace(fast, device=device)
+    one = dataclasses.replace(search(1, lowered=1), cluster=cluster)
+    slow = one.until(tokens, days=1e6)
+    assert slow[0].plan.devices == 1
+    days = days_of(slow[0].plan, tokens)
+    faster = dataclasses.replace(one, lowered=2).until(tokens, days=0.95 * days)
+    assert faster[0].plan.devices > 1 and days_of(faster[0].plan, tokens) <= 0.95 * days
+    with pytest.raises(NothingFitsError, match="takes more than 1e-09 days on any number"):
+        search(1, lowered=1).until(tokens, days=1e-9)
+
+
+def test_a_price_is_that_of_the_device_hours():
+    plan = dataclasses.replace(search(2, lowered=1).run()[0].plan, price_per_hour=3.0)
+    assert price_of(plan, 1e9) == pytest.approx(days_of(plan, 1e9) * 24 * 2 * 3.0)
 
 
 def test_a_model_that_fits_nowhere_is_one_sentence():

@@ -101,7 +101,9 @@ def problem_of(monkeypatch, mocked, sources, tmp_path):
         AlgorithmicProblem, "sample_counts", {"train": 40, "validation": 10, "test": 10}
     )
     records = [{"text": f"text {n}", "class": n % 2} for n in range(80)]
-    (tmp_path / "records.jsonl").write_text("\n".join(map(json.dumps, records)))
+    pairs = [{"prompt": f"one {n}", "completion": f" eins {n}"} for n in range(80)]
+    for file, each in (("records", records), ("instructions", pairs)):
+        (tmp_path / f"{file}.jsonl").write_text("\n".join(map(json.dumps, each)))
     of_records = f"files={tmp_path}/records.jsonl,vocab_size=290"
     for suffix in ("tsv", "en", "de"):
         sides = ["one {}\teins {}" if suffix == "tsv" else f"{suffix} {{}}"] * 80
@@ -114,6 +116,7 @@ def problem_of(monkeypatch, mocked, sources, tmp_path):
         "languagemodel_textfiles": f"files={tmp_path}/pairs.en,documents=lines,vocab_size=290",
         "languagemodel_records": of_records,
         "text2text_records": f"{of_records},inputs=text,targets=text",
+        "instructions": f"files={tmp_path}/instructions.jsonl,vocab_size=290",
         "text2class_records": f"{of_records},inputs=text,targets=class",
     }
 
@@ -150,7 +153,7 @@ def test_a_model_learns_from_a_step(problem_of, tmp_path, name):
 def test_all_that_should_be_registered_is():
     assert {
         *(f"languagemodel_python_stdlib{kind}" for kind in ("", "_bytes", "_characters")),
-        *("image_digits", "image_digits_gen", "languagemodel_textfiles"),
+        *("image_digits", "image_digits_gen", "languagemodel_textfiles", "instructions"),
         *("translate_tsv", "translate_textfiles", "sentiment_imdb", "image_mnist"),
         *(f"languagemodel_{name}" for name in ("lm1b32k", "wiki40b_en", "c4")),
         *("translate_ende_wmt32k", "translate_enfr_wmt32k", "summarize_cnn_dailymail32k"),

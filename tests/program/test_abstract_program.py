@@ -18,6 +18,22 @@ def test_its_collectives_are_the_real_ones():
     assert paper.collective_log() == real.collective_log()
 
 
+@pytest.mark.parametrize(("mesh_shape", "times_lowered"), [("", 0), ("data:2", 1)])
+def test_what_cannot_communicate_is_not_lowered(mesh_shape, times_lowered):
+    slices = []
+
+    def step(mesh, features):
+        x = features["x"]
+        return {
+            "y": mtf.slicewise(lambda x: slices.append(x) or x, [x], splittable_dims=x.shape.dims)
+        }
+
+    AbstractProgram(
+        step, {"x": t2tp.Feature("batch:4")}, mesh_shape=mesh_shape, layout="batch:data"
+    ).collective_log()
+    assert len(slices) == times_lowered
+
+
 def test_it_needs_neither_devices_nor_memory():
     rows, columns = mtf.Dimension("rows", 1 << 24), mtf.Dimension("columns", 1 << 20)
 

@@ -124,7 +124,8 @@ def test_each_slice_lives_on_its_own_device():
 def test_the_program_does_not_grow_with_the_mesh():
     def num_operations(mesh_shape):
         program, _ = run(training_step, mesh_shape)
-        return len(program.trace().graph.get_operations())
+        # Two constants may be equal, and then one node, on one mesh only.
+        return sum(op.type != "Const" for op in program.trace().graph.get_operations())
 
     assert num_operations("data:4;model:2") == num_operations("data:2;model:2")
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from t2tp import registry
 from t2tp.trainer.cli.programs import t2tp_trainer as main
-from tests.trainer import tiny_problem
+from tests.trainer import postgresql, tiny_problem
 
 PROBLEM = "languagemodel_encodings"
 _NEW = {"problem": PROBLEM, "model": "transformer_lm", "hparams_set": "transformer_lm_test"}
@@ -41,6 +42,24 @@ def trained(tmp_path: Path, _trained: Path) -> Path:
     Its seed is 5, and its d_ff 64, unlike that of its set.
     """
     return shutil.copytree(_trained, tmp_path / "run")
+
+
+@pytest.fixture(scope="session")
+def _postgresql_server() -> Iterator[Path]:
+    if postgresql.missing():
+        pytest.skip(postgresql.missing())
+    with postgresql.server() as directory:
+        yield directory
+
+
+@pytest.fixture
+def study_address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Where a new study can be kept; parametrize it with `journal`, `sqlite` or `postgresql`."""
+    if request.param == "postgresql":
+        directory = request.getfixturevalue("_postgresql_server")
+        return postgresql.new_database(directory, uuid.uuid4().hex)
+    file = tmp_path / "study"
+    return f"journal:{file}" if request.param == "journal" else f"sqlite:///{file}"
 
 
 @pytest.fixture

@@ -22,6 +22,15 @@ CHECKED_LATER = {
     "optimizer": "adams",
     "learning_rate_schedule": "constnt",
     "weight_decay_exclude": "(",
+    "lora_also_trained": "(",
+    "pipeline_layers": "2;0",
+    "pipeline_schedule": "2f2b",
+}
+# What has to be so for a hparam to be read.
+READ_WITH = {
+    "lora_also_trained": "lora_rank=2",
+    "pipeline_layers": "num_hidden_layers=2,mesh_shape=stage:2,layout=layers:stage",
+    "pipeline_schedule": "num_hidden_layers=2,mesh_shape=stage:2,layout=layers:stage",
 }
 # Values that are right each by itself, and do not go together.
 TOGETHER = {
@@ -102,7 +111,9 @@ def test_a_wrong_value_of_any_hparam_is_one_sentence(trainer, tmp_path, capfd):
 
 @pytest.mark.parametrize("name", CHECKED_LATER)
 def test_wrong_text_is_one_sentence_when_the_model_is_built(trainer, tmp_path, capfd, name):
-    assert trainer(schedule="train", hparams=f"{name}={CHECKED_LATER[name]}") == 2
+    changes = [READ_WITH[name]] if name in READ_WITH else []
+    changes.append(f"{name}={CHECKED_LATER[name]}")
+    assert trainer(schedule="train", hparams=",".join(changes)) == 2
     said = capfd.readouterr().err
     assert CHECKED_LATER[name] in said
     assert len(said.splitlines()) == 1

@@ -24,8 +24,8 @@ import pytest
 from t2tp import registry
 from t2tp.checkpoint import Checkpoint, all_steps, last_finished
 from t2tp.mesh.rendezvous import free_port
-from t2tp.trainer.cli.launch import environments_of
 from t2tp.trainer.cli.programs import t2tp_trainer as main
+from t2tp.trainer.launch.local_processes import environments_of
 from tests.trainer.conftest import PROBLEM
 from tests.trainer.hooks.events import read_scalars
 from tests.warm_processes import WarmProcess, started

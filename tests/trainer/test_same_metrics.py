@@ -48,8 +48,10 @@ SETS = {
     "mtf_image_transformer": "mtf_image_transformer_digits",
     "mtf_resnet": "mtf_resnet_digits",
 }
+# Continuous integration has the others, whose model or problem is among these too.
+COVERING = (2, 3, 4, 6, 8, 11, 12)
 # Batch size, mesh and step. Of few splits 4 or 16 rows are whole batches.
-EVALUATIONS = [(16, "", 0), (4, "data:2", 7), (16, "data:2;model:2", 100_000)]
+EVALUATIONS = [(16, "", 0), (4, "data:2;model:2", 100_000)]
 
 
 @pytest.fixture(scope="module")
@@ -85,13 +87,22 @@ def evaluated(data_dir, kind, batch_size, mesh_shape, step):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: f"{kind[0]} {kind[1]}")
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(
+            kind,
+            marks=[] if number in COVERING else pytest.mark.ci_only,
+            id=f"{kind[0]} {kind[1]}",
+        )
+        for number, kind in enumerate(KINDS)
+    ],
+)
 def test_any_batch_size_mesh_and_step_give_the_same_evaluation(made, kind):
-    first, *others = (evaluated(made, kind, *how) for how in EVALUATIONS)
+    first, other = (evaluated(made, kind, *how) for how in EVALUATIONS)
     assert {"loss", "accuracy"} <= first.keys()
-    for other in others:
-        kept = {name: v for name, v in other.items() if not name.startswith("summaries/")}
-        assert kept == pytest.approx({name: first[name] for name in kept}, rel=1e-5)
+    kept = {name: v for name, v in other.items() if not name.startswith("summaries/")}
+    assert kept == pytest.approx({name: first[name] for name in kept}, rel=1e-5)
 
 
 # Trained, and evaluated by the program.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,50 +16,89 @@ from tqdm import tqdm
 import t2tp.hparams
 import t2tp.models  # noqa: F401  (they register themselves)
 from t2tp import problems
+from t2tp.checkpoint import Checkpoint
 from t2tp.hparam import HParams
 from t2tp.huggingface import exporting
+from t2tp.huggingface.adapters import MergedCheckpoint, export_adapters
 from t2tp.huggingface.errors import ConversionError
 from t2tp.huggingface.importing import import_tensors
-from t2tp.huggingface.known_types import MODEL_TYPES, find_type
-from t2tp.huggingface.model_directory import CONFIG_FILE, INDEX_FILE, ModelDirectory, read_json
+from t2tp.huggingface.known_types import MODEL_TYPES, find_types
+from t2tp.huggingface.model_directory import CONFIG_FILE, ModelDirectory, read_json
 from t2tp.huggingface.model_type import ModelType
+from t2tp.huggingface.share import ALL, Share
 from t2tp.huggingface.tensor_map import Variable, variables
+from t2tp.layers.adapters import Adapters
+from t2tp.mesh.cluster import connect
 from t2tp.scratch_directory import scratch_directory
+from t2tp.trainer import multiprocess
 from t2tp.trainer.cli.run_program import Invocation
-from t2tp.trainer.errors import UsageError, as_usage_error
-from t2tp.trainer.run_dir import run_files
+from t2tp.trainer.errors import ProcessLostError, UsageError, as_usage_error
+from t2tp.trainer.hparams_fit import completed
+from t2tp.trainer.run_dir import kept_files, run_files
 from t2tp.trainer.run_dir.find_checkpoint import checkpoint_directory, find
 
-# The directory of a run with what a directory has besides weights.
-KEPT = "huggingface"
-_KEPT_SUFFIXES = (".json", ".txt", ".model", ".jinja")
+_PARTIAL = "made"
+# Flags that must be the same in all processes.
+_SETTINGS = (
+    *("from_hf", "to_hf", "output_dir", "dtype", "problem", "problem_options"),
+    *("model_type", "checkpoint_path", "max_shard_size", "merge_lora"),
+)
 _DTYPE_NAMES = ("dtype", "torch_dtype")
 
 
 def run(invocation: Invocation) -> None:
     """Converts as the flags say, and prints the directory that was made.
 
+    Several processes convert together on a shared file system, each its own slices.
+
     Raises:
       UsageError: the conversion is impossible; nothing was written.
+      ProcessLostError: another process was lost or did not join.
     """
     flags = invocation.flags
     if bool(flags.from_hf) == bool(flags.to_hf):
         raise UsageError("give either --from_hf=DIR or --to_hf=DIR")
     convert = _to_run if flags.from_hf else _to_directory
-    with as_usage_error(ValueError, LookupError, OSError):
-        print(convert(flags))
+    if invocation.process is None:
+        with as_usage_error(ValueError, LookupError, OSError):
+            print(convert(flags, ALL))
+        return
+    try:
+        with as_usage_error(ValueError):
+            cluster = connect(
+                invocation.process.num_processes,
+                num_processes=flags.num_processes,
+                process_id=flags.process_id,
+                coordinator=flags.coordinator,
+            )
+        share = Share(
+            cluster.process_id,
+            cluster.num_processes,
+            lambda name: cluster.barrier(name, math.inf),
+        )
+        settings = {name: flags[name].value for name in _SETTINGS}
+        with multiprocess.propagate_failure(cluster):
+            multiprocess.check_same(cluster, settings)
+            with as_usage_error(ValueError, LookupError, OSError):
+                made = convert(flags, share)
+        if share.is_main_process:
+            print(made)
+    except multiprocess.OTHERS_FAULT as error:
+        raise ProcessLostError(str(error)) from error
 
 
-def _to_run(flags: absl_flags.FlagValues) -> Path:
+def _to_run(flags: absl_flags.FlagValues, share: Share) -> Path:
     """Makes a run of a directory."""
-    if flags.checkpoint_path or flags.model_type:
-        raise UsageError("--checkpoint_path and --model_type go with --to_hf only")
+    for name in ("checkpoint_path", "model_type", "max_shard_size", "merge_lora"):
+        if flags[name].value:
+            raise UsageError(f"--{name} goes with --to_hf only")
     source = ModelDirectory.from_path(Path(flags.from_hf).expanduser())
     model_type = source.model_type
     hparams = source.hparams()
     found = _variables(model_type, hparams)
     source.check_fits(found)
-    source.check_tokenizer(hparams.vocab_size)
+    if "vocab_size" in hparams:
+        source.check_tokenizer(hparams.vocab_size)
     problem = flags.problem or model_type.problem
     problems.find(problem, flags.problem_options)
     settings = {
@@ -70,47 +108,60 @@ def _to_run(flags: absl_flags.FlagValues) -> Path:
         "hparams_set": "",
     }
     output_dir = Path(flags.output_dir).expanduser()
-    with _made(output_dir) as partial:
-        with _progress(found, "reading") as progress:
+    with _made(output_dir, share) as partial:
+        with _progress(found, "reading", share) as progress:
             directory = checkpoint_directory(str(partial))
-            import_tensors(source, found, directory, flags.dtype or "", progress)
-        _copy_small_files(source.path, partial / KEPT)
-        run_files.write(str(partial), hparams, settings)
+            import_tensors(source, found, directory, flags.dtype or "", progress, share)
+        if share.is_main_process:
+            kept_files.copy_files(source.path, kept_files.directory_in(partial))
+            run_files.write(str(partial), hparams, settings)
     return output_dir
 
 
-def _to_directory(flags: absl_flags.FlagValues) -> Path:
+def _to_directory(flags: absl_flags.FlagValues, share: Share) -> Path:
     """Makes a directory of a run."""
     if flags.problem or flags.problem_options:
         raise UsageError("--problem and --problem_options go with --from_hf only")
+    most_bytes = exporting.bytes_of(flags.max_shard_size or str(exporting.MOST_BYTES))
     run_files.check_is_run(flags.output_dir)
     saved_run = run_files.read(flags.output_dir)
     if saved_run is None or saved_run.hparams is None:
         raise UsageError(f"{flags.output_dir} has lost its {run_files.HPARAMS_FILE}")
-    hparams = saved_run.hparams
-    kept = Path(flags.output_dir, KEPT)
+    hparams = completed(saved_run.hparams, saved_run.flags.get("model") or "")
+    kept = kept_files.directory_in(flags.output_dir)
     before = read_json(kept / CONFIG_FILE) if (kept / CONFIG_FILE).is_file() else {}
     if "vocab_size" in hparams and not hparams.vocab_size:
         raise UsageError(
             f"the run in {flags.output_dir} has no vocab_size among its hparams, so its vocabulary"
             " is that of its problem, which no directory of Hugging Face can say"
         )
-    model_type = _type_of(flags.model_type or before.get("model_type"), saved_run.flags, hparams)
+    adapters = Adapters.from_hparams(hparams)
+    if flags.merge_lora and adapters is None:
+        raise UsageError(f"--merge_lora: the run in {flags.output_dir} has no adapters")
+    saved = tuned = find(flags.checkpoint_path or flags.output_dir)
+    if adapters is not None:
+        saved = MergedCheckpoint(tuned, adapters)
+    name = flags.model_type or before.get("model_type")
+    model_type = _type_of(name, saved_run.flags, hparams, saved)
     config = _config(model_type, before, hparams)
-    saved = find(flags.checkpoint_path or flags.output_dir)
     found = _variables(model_type, hparams)
     exporting.check_fits(saved, found)
     to_hf = Path(flags.to_hf).expanduser()
-    with _made(to_hf) as partial:
-        partial.mkdir(exist_ok=True)
-        if kept.is_dir():
-            _copy_small_files(kept, partial)
-        with _progress(found, "writing") as progress:
-            exporting.export_tensors(saved, found, partial, flags.dtype or "", progress)
-        dtype = flags.dtype or saved.dtypes()[found[0].name].name
-        named = {name: dtype for name in _DTYPE_NAMES if name in config} or {"dtype": dtype}
-        text = json.dumps({**config, **named}, indent=2, sort_keys=True)
-        (partial / CONFIG_FILE).write_text(text + "\n", encoding="utf-8")
+    with _made(to_hf, share) as partial:
+        if adapters is not None and not flags.merge_lora:
+            if share.is_main_process:
+                export_adapters(tuned, found, adapters, config, partial, flags.dtype or "")
+            return to_hf
+        with _progress(found, "writing", share) as progress:
+            dtype = flags.dtype or ""
+            exporting.export_tensors(saved, found, partial, dtype, progress, most_bytes, share)
+        if share.is_main_process:
+            if kept.is_dir():
+                kept_files.copy_files(kept, partial)
+            dtype = flags.dtype or saved.dtypes()[found[0].name].name
+            named = {name: dtype for name in _DTYPE_NAMES if name in config} or {"dtype": dtype}
+            text = json.dumps({**config, **named}, indent=2, sort_keys=True)
+            (partial / CONFIG_FILE).write_text(text + "\n", encoding="utf-8")
     return to_hf
 
 
@@ -119,27 +170,41 @@ def _variables(model_type: ModelType, hparams: HParams) -> list[Variable]:
     return variables(model_type.tensors(hparams), sizes, model_type.padded(hparams))
 
 
-def _type_of(name: str | None, flags: dict[str, Any], hparams: HParams) -> ModelType:
+def _type_of(
+    name: str | None, flags: dict[str, Any], hparams: HParams, saved: Checkpoint
+) -> ModelType:
     """Returns the type that is named, or the one whose architecture the run has.
+
+    Of what the hparams leave to the problem, such as the number of classes, they get the values
+    from the checkpoint.
 
     Raises:
       ConversionError: there is none.
     """
     model = flags.get("model")
-    if name:
-        model_type = find_type(name)
-        if model_type.model != model:
-            raise ConversionError(
-                f"models of type {name} are runs of {model_type.model}, and this is one of {model}"
-            )
-        return model_type
-    for model_type in MODEL_TYPES.values():
-        if model_type.model == model:
-            try:
-                model_type.config(hparams)
-            except ConversionError:
-                continue
+    candidates = [
+        each for each in (find_types(name) if name else MODEL_TYPES) if each.model == model
+    ]
+    if name and not candidates:
+        (of, *_) = find_types(name)
+        raise ConversionError(
+            f"models of type {name} are runs of {of.model}, and this is one of {model}"
+        )
+    shapes = saved.shapes()
+    for model_type in candidates:
+        try:
+            complete = model_type.completed(hparams, shapes)
+            if not name:
+                model_type.config(complete)
+            has_all = all(each.name in shapes for each in _variables(model_type, complete))
+        except (ConversionError, KeyError):
+            continue
+        if has_all:
+            for each, value in complete.values().items():
+                hparams.set(each, value)
             return model_type
+    if name:
+        return candidates[0]
     raise ConversionError(
         f"no type of models has the architecture of this run of {model}; name one with"
         " --model_type to see in what it differs"
@@ -148,7 +213,8 @@ def _type_of(name: str | None, flags: dict[str, Any], hparams: HParams) -> Model
 
 def _config(model_type: ModelType, before: dict[str, Any], hparams: HParams) -> dict[str, Any]:
     """Returns the config: the one that the run was made of, if it still says what it is."""
-    if before.get("model_type") != model_type.name:
+    architectures = before.get("architectures") or [model_type.architecture]
+    if before.get("model_type") != model_type.name or architectures != [model_type.architecture]:
         return model_type.config(hparams)
     return (
         {**before, **model_type.config(hparams)}
@@ -158,7 +224,7 @@ def _config(model_type: ModelType, before: dict[str, Any], hparams: HParams) -> 
 
 
 @contextmanager
-def _made(directory: Path) -> Iterator[Path]:
+def _made(directory: Path, share: Share) -> Iterator[Path]:
     """Yields a path beside a directory; what is there at the end gets the directory's name.
 
     Raises:
@@ -168,24 +234,40 @@ def _made(directory: Path) -> Iterator[Path]:
         raise UsageError(f"{directory} exists: name a new directory")
     run_files.check_writable(str(directory), "the directory")
     parent = directory.absolute().parent
-    parent.mkdir(parents=True, exist_ok=True)
-    with scratch_directory(parent, f".{directory.name}.t2tp-convert-") as scratch:
-        partial = scratch / "made"
-        yield partial
-        os.replace(partial, directory)
+    prefix = f".{directory.name}.t2tp-convert-"
+    share.barrier("nothing is there")
+    if share.is_main_process:
+        parent.mkdir(parents=True, exist_ok=True)
+        with scratch_directory(parent, prefix) as scratch:
+            partial = scratch / _PARTIAL
+            partial.mkdir()
+            share.barrier("the directory is there")
+            yield partial
+            share.barrier("all is written")
+            os.replace(partial, directory)
+    else:
+        share.barrier("the directory is there")
+        # Of those that killed conversions left, process 0 has deleted all.
+        found = list(parent.glob(f"{prefix}*/{_PARTIAL}"))
+        if len(found) != 1:
+            raise UsageError(
+                f"{parent} is not the directory that process 0 writes to: processes that convert"
+                " together need a file system that they share"
+            )
+        yield found[0]
+        share.barrier("all is written")
+    share.barrier("it has its name")
 
 
 @contextmanager
-def _progress(found: Sequence[Variable], what: str) -> Iterator[Callable[[int], object]]:
-    """Shows a progress bar, which is told how many values were read or written."""
+def _progress(
+    found: Sequence[Variable], what: str, share: Share
+) -> Iterator[Callable[[int], object]]:
+    """Shows a progress bar, which is told how many values were read or written.
+
+    Of several processes the first shows it, as if the others were as far.
+    """
     total = sum(math.prod(each.shape) for each in found)
-    with tqdm(desc=what, total=total, unit=" values", unit_scale=True, disable=None) as bar:
-        yield bar.update
-
-
-def _copy_small_files(source: Path, target: Path) -> None:
-    """Copies what a directory has besides weights: its config, tokenizer and chat template."""
-    target.mkdir(parents=True, exist_ok=True)
-    for file in sorted(source.iterdir()):
-        if file.suffix in _KEPT_SUFFIXES and file.name != INDEX_FILE and file.is_file():
-            shutil.copyfile(file, target / file.name)
+    is_hidden = None if share.is_main_process else True  # None: unless it is a terminal.
+    with tqdm(desc=what, total=total, unit=" values", unit_scale=True, disable=is_hidden) as bar:
+        yield lambda count: bar.update(count * share.num_processes)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from absl import flags as absl_flags
@@ -19,14 +19,16 @@ from t2tp.decoding.compilation import should_compile
 from t2tp.mesh.cluster import Cluster
 from t2tp.problems.data.manifest import DamagedDataError
 from t2tp.problems.generated_images import GeneratedImages
+from t2tp.problems.vocab.chat_template import Messages
 from t2tp.trainer import multiprocess
 from t2tp.trainer.cli.run_program import Invocation
-from t2tp.trainer.cli.spec_from_flags import spec_from_flags
+from t2tp.trainer.cli.spec_from_flags import check_same_data, spec_from_flags, use_own_tokenizer
 from t2tp.trainer.cli.train import building
 from t2tp.trainer.errors import ProcessLostError, UsageError, as_usage_error
 from t2tp.trainer.hooks.summaries import SummaryWriter
 from t2tp.trainer.inference import files
-from t2tp.trainer.inference.run_decoder import RunDecoder, check_writes
+from t2tp.trainer.inference.conversations import SUFFIX, Conversations, parse, without_first
+from t2tp.trainer.inference.run_decoder import Decoded, RunDecoder, check_writes, codec_for
 from t2tp.trainer.run_config import RunConfig
 from t2tp.trainer.run_dir import run_files
 from t2tp.trainer.run_dir.find_checkpoint import checkpoint_directory
@@ -45,6 +47,8 @@ def run(invocation: Invocation) -> None:
     flags = invocation.flags
     with as_usage_error(ValueError, LookupError, OSError):
         _check(flags)
+        if not (flags.data_dir or flags.split or flags.generate_data):
+            use_own_tokenizer(flags)
         spec = spec_from_flags(flags)
         options = DecodeOptions.parse(flags.decode_hparams)
         check_writes(spec.model)
@@ -52,6 +56,7 @@ def run(invocation: Invocation) -> None:
         lines = files.read_lines(path) if path else []
         if path and not lines:
             raise UsageError(f"{path} is empty: there is nothing to decode or to score")
+        chat = _chat(flags, spec, lines)
         if flags.decode_to_file or flags.decode_from_file:
             files.check_can_be_written(flags.decode_to_file or flags.decode_from_file)
         if spec.config.xla is None and _should_compile(invocation, spec, options, len(lines)):
@@ -64,7 +69,7 @@ def run(invocation: Invocation) -> None:
             if flags.generate_data:
                 with as_usage_error(ValueError, LookupError, OSError):
                     multiprocess.prepare_data(cluster, spec.problem, flags.data_dir, flags.tmp_dir)
-            _Decoding(flags, spec, options, lines, cluster).run()
+            _Decoding(flags, spec, options, lines, cluster, chat).run()
     except multiprocess.OTHERS_FAULT as error:
         raise ProcessLostError(str(error)) from error
 
@@ -80,10 +85,40 @@ def _check(flags: absl_flags.FlagValues) -> None:
     for name in ("decode_reference", "decode_prefix_file"):
         if flags[name].value and not flags.decode_from_file:
             raise UsageError(f"--{name} is for --decode_from_file")
+    if flags.chat and (flags.split or flags.score_file):
+        raise UsageError("--chat is for --decode_from_file and --decode_interactive")
     if flags.decode_to_file and flags.decode_interactive:
         raise UsageError("--decode_interactive prints, and --decode_to_file is for files")
     if flags.output_dir:
         run_files.check_is_run(flags.output_dir)
+
+
+@dataclass(frozen=True)
+class _Chat:
+    """Conversations to reply to.
+
+    Attributes:
+      template: makes prompts of them.
+      given: those of the file; none if they are typed.
+    """
+
+    template: Conversations
+    given: list[Messages]
+
+
+def _chat(flags: absl_flags.FlagValues, spec: RunSpec, lines: list[str]) -> _Chat | None:
+    """Returns the conversations that are given; None if texts are given.
+
+    Raises:
+      UsageError: the flags contradict each other, or the model continues no prompts.
+      ValueError, OSError: a line is no conversation, or the run has no chat template.
+    """
+    path = flags.decode_from_file or ""
+    if not (flags.chat or path.endswith(SUFFIX)):
+        return None
+    if flags.decode_prefix_file or spec.problem.reads_inputs:
+        raise UsageError("a conversation is continued: it needs a language model, and no prefixes")
+    return _Chat(Conversations(spec.config.output_dir), parse(lines, path))
 
 
 def _should_compile(
@@ -126,8 +161,10 @@ class _Decoding:
         options: DecodeOptions,
         lines: list[str],
         cluster: Cluster,
+        chat: _Chat | None,
     ) -> None:
         self._flags = flags
+        self._chat = chat
         self._problem = spec.problem
         self._is_main_process = cluster.is_main_process
         if flags.decode_interactive:
@@ -135,10 +172,28 @@ class _Decoding:
         self._options = options
         self._lines = lines
         with as_usage_error(ValueError, OSError):
-            spec.check_same_data()
+            check_same_data(spec)
+            if chat is not None:
+                spec = self._with_first_token(spec, chat)
         with building(spec.model):
             self._estimator = spec.make_estimator()
             self._decoder = RunDecoder(spec, self._estimator, options)
+
+    def _with_first_token(self, spec: RunSpec, chat: _Chat) -> RunSpec:
+        """Returns the run with a model that reads first what the chat template writes first."""
+        codec = codec_for(spec.problem, spec.data_dir)
+        first = chat.template.first_token(chat.given, codec)
+        hparams = spec.hparams.copy()
+        if first is not None:
+            hparams.set("bos_token_id", first)
+        self._codec, self._first_token = codec, hparams.bos_token_id
+        return replace(spec, hparams=hparams)
+
+    def _replies(
+        self, chat: _Chat, conversations: Sequence[Messages]
+    ) -> Iterator[tuple[int, list[Decoded]]]:
+        prompts = chat.template.prompts(conversations, self._codec)
+        yield from self._decoder.replies(without_first(prompts, self._first_token))
 
     def run(self) -> None:
         """Decodes or scores the source that the flags name."""
@@ -160,7 +215,12 @@ class _Decoding:
         flags, lines = self._flags, self._lines
         references = self._beside(flags.decode_reference)
         decoded_by_line = {}
-        for number, decoded in self._decoder.texts(lines, self._beside(flags.decode_prefix_file)):
+        decoding = (
+            self._decoder.texts(lines, self._beside(flags.decode_prefix_file))
+            if self._chat is None
+            else self._replies(self._chat, self._chat.given)
+        )
+        for number, decoded in decoding:
             decoded_by_line[number] = decoded
             if len(decoded_by_line) % 100 == 0:
                 logging.info("decoded %d of %d", len(decoded_by_line), len(lines))
@@ -190,16 +250,30 @@ class _Decoding:
         return lines
 
     def _interactive(self) -> None:
-        """Decodes lines from stdin to stdout, until the end of input."""
+        """Decodes lines from stdin to stdout, until the end of input.
+
+        With --chat a line is a message to the model, after those before it; an empty one begins
+        another conversation.
+        """
         is_typed = sys.stdin.isatty()
+        said: list[dict[str, str]] = []
         while True:
             if is_typed:
                 print("> ", end="", flush=True)
             line = sys.stdin.readline()
             if not line:
                 return
+            line = line.rstrip("\r\n")
+            if self._chat is not None and not line:
+                said = []  # Another conversation begins.
+                continue
             try:
-                [(_, decoded)] = self._decoder.texts([line.rstrip("\r\n")])
+                if self._chat is None:
+                    [(_, decoded)] = self._decoder.texts([line])
+                else:
+                    asked = [*said, {"role": "user", "content": line}]
+                    [(_, decoded)] = self._replies(self._chat, [asked])
+                    said = [*asked, {"role": "assistant", "content": decoded[0].text}]
             except ValueError as error:
                 print(f"t2tp_decoder: {error}", file=sys.stderr)
                 continue

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from t2tp.decoding import DecodeOptions
 from t2tp.trainer.cli.run_program import Invocation
-from t2tp.trainer.cli.spec_from_flags import spec_from_flags
+from t2tp.trainer.cli.spec_from_flags import check_same_data, spec_from_flags, use_own_tokenizer
 from t2tp.trainer.cli.train import building
 from t2tp.trainer.errors import as_usage_error
 from t2tp.trainer.inference.exporter import RunExporter
@@ -26,8 +26,10 @@ def run(invocation: Invocation) -> None:
         run_files.check_writable(
             flags.export_dir or flags.output_dir, "the directory of the export,"
         )
+        if not flags.data_dir:
+            use_own_tokenizer(flags)
         spec = spec_from_flags(flags)
-        spec.check_same_data()
+        check_same_data(spec)
         options = DecodeOptions.parse(flags.decode_hparams, batch_size=1)
         exporter = RunExporter(spec, options, flags.max_input_length)
     with as_usage_error(OSError, ModuleNotFoundError), building(spec.model):

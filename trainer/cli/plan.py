@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -10,10 +11,13 @@ from typing import Any
 from absl import flags as absl_flags
 
 from t2tp import problems
+from t2tp.atomic_file import write_text
 from t2tp.hparam import HParams
-from t2tp.planner import ClusterFile
-from t2tp.planner.search import Found, Search, days, pareto
-from t2tp.planner.search_text import search_text
+from t2tp.planner import ClusterFile, Plan, Request
+from t2tp.planner.html import page
+from t2tp.planner.scaling import scaled_plans
+from t2tp.planner.search import Found, Search, pareto
+from t2tp.planner.search_text import search_text, training_text
 from t2tp.planner.text import text
 from t2tp.suggestions import nearest
 from t2tp.trainer.cli.run_program import Invocation
@@ -39,7 +43,7 @@ def run(invocation: Invocation) -> None:
     """
     flags = invocation.flags
     with as_usage_error(ValueError, LookupError, OSError):
-        cluster = ClusterFile.load(flags.cluster, flags.stack)
+        cluster = ClusterFile.load(flags.cluster, flags.stack).with_processes(flags.processes)
         hparams = hparams_to_print(flags)
         train_tokens = _number(flags, "train_tokens", _UNITS)
         if flags.search:
@@ -50,37 +54,61 @@ def run(invocation: Invocation) -> None:
         return
     with building(flags.model):
         plan = wanted.plan(cluster)
+        _draw(flags, wanted, cluster, plan, ())
     if flags.json:
         print(json.dumps(plan.to_dict(), indent=2))
         return
     print(text(plan))
     if train_tokens:
-        print(f"{flags.train_tokens} tokens take {days(plan, train_tokens):,.1f} days.")
+        print(f"{flags.train_tokens} tokens take {training_text(plan, train_tokens)}.")
 
 
 def _search(
     flags: absl_flags.FlagValues, wanted: Any, cluster: ClusterFile, train_tokens: float
 ) -> None:
-    if not flags.devices:
-        raise UsageError("--search needs --devices, the number of devices to plan for")
+    if flags.days and not train_tokens:
+        raise UsageError("--days needs --train_tokens, the tokens of the whole training")
+    if not flags.devices and not flags.days:
+        raise UsageError(
+            "--search needs --devices, the number of devices to plan for, or --days, in which the"
+            " training is to be done"
+        )
     with as_usage_error(ValueError):
         fixed, rules = _fixed(flags)
         search = Search(
             wanted,
             cluster,
-            flags.devices,
+            flags.devices or 1,
             sequences_per_batch(wanted.hparams),
             flags.max_tensor_parallel,
             fixed,
             rules,
             flags.top,
         )
-        found = search.run()
+        found = search.until(train_tokens, flags.days) if flags.days else search.run()
+        best = dataclasses.replace(
+            wanted, hparams=found[0].candidate.applied(search.request.hparams)
+        )
+        _draw(flags, best, cluster, found[0].plan, found)
     if flags.json:
         front = pareto(found)
         print(json.dumps([_entry(each, each in front) for each in found], indent=2))
     else:
         print(search_text(found, train_tokens))
+
+
+def _draw(
+    flags: absl_flags.FlagValues,
+    wanted: Request,
+    cluster: ClusterFile,
+    plan: Plan,
+    found: Sequence[Found],
+) -> None:
+    """Writes the page of --html, if it is given."""
+    if not flags.html:
+        return
+    with as_usage_error(OSError):
+        write_text(flags.html, page(plan, found, scaled_plans(wanted, cluster)))
 
 
 def _entry(found: Found, is_in_front: bool) -> dict[str, Any]:

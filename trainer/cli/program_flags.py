@@ -29,7 +29,9 @@ def _define_decoding(flag_values: flags.FlagValues) -> None:
     flags.DEFINE_string(
         "decode_from_file",
         None,
-        "File to decode: one source per line, for a language model one prompt.",
+        "File to decode: one source per line, for a language model one prompt. In a file *.jsonl a"
+        " line is a conversation, a JSON list of messages, of which the run's chat template makes a"
+        " prompt.",
         flag_values=flag_values,
     )
     flags.DEFINE_string(
@@ -41,6 +43,13 @@ def _define_decoding(flag_values: flags.FlagValues) -> None:
     )
     flags.DEFINE_bool(
         "decode_interactive", False, "Decode what is typed, line by line.", flag_values=flag_values
+    )
+    flags.DEFINE_bool(
+        "chat",
+        False,
+        "Decode conversations: with --decode_interactive a line is a message of the user's, and an"
+        " empty line begins another conversation; a file is read as *.jsonl is.",
+        flag_values=flag_values,
     )
     flags.DEFINE_string(
         "decode_reference",
@@ -205,7 +214,7 @@ def _define_launch(flag_values: flags.FlagValues) -> None:
     flags.DEFINE_integer(
         "num_processes",
         None,
-        "Processes to start.",
+        "Processes to start on this host.",
         lower_bound=1,
         short_name="n",
         flag_values=flag_values,
@@ -216,6 +225,50 @@ def _define_launch(flag_values: flags.FlagValues) -> None:
         "Devices that each process brings to the mesh; by default its part of this host's GPUs, or,"
         " without GPUs, of the mesh.",
         lower_bound=1,
+        flag_values=flag_values,
+    )
+
+
+def _define_restarts(flag_values: flags.FlagValues) -> None:
+    flags.DEFINE_integer(
+        "max_restarts",
+        0,
+        "After a failure of a process or the loss of a host, end all processes and go on from the"
+        " last checkpoint, at most so many times.",
+        lower_bound=0,
+        flag_values=flag_values,
+    )
+    flags.DEFINE_string(
+        "meshes",
+        "",
+        "Mesh shapes separated by |, as in 'data:4;model:2 | data:2;model:2': the first for all"
+        " processes, another one while there are fewer. By default the mesh stays, and fewer"
+        " processes have more virtual devices each.",
+        flag_values=flag_values,
+    )
+
+
+def _define_hosts(flag_values: flags.FlagValues) -> None:
+    flags.DEFINE_string(
+        "hosts",
+        "",
+        "Addresses of the launchers of all hosts, as in node[1-4]:8470; start one on each, with the"
+        " same T2TP_SECRET. By default those in TF_CONFIG; this host alone without it.",
+        flag_values=flag_values,
+    )
+    flags.DEFINE_integer(
+        "host_id",
+        None,
+        "Which of --hosts this one is, from 0; by default what TF_CONFIG, Kubernetes"
+        " (JOB_COMPLETION_INDEX) or Slurm (SLURM_NODEID) says.",
+        lower_bound=0,
+        flag_values=flag_values,
+    )
+    flags.DEFINE_float(
+        "host_timeout",
+        10.0,
+        "Seconds without an answer after which a host is lost.",
+        lower_bound=0.1,
         flag_values=flag_values,
     )
 
@@ -419,6 +472,19 @@ def _define_conversion(flag_values: flags.FlagValues) -> None:
         "With --to_hf: the checkpoint; by default the run's latest.",
         flag_values=flag_values,
     )
+    flags.DEFINE_bool(
+        "merge_lora",
+        False,
+        "With --to_hf, of a run with lora_rank: write the full model with the adapters merged into"
+        " its weights, instead of the adapters alone, for PEFT.",
+        flag_values=flag_values,
+    )
+    flags.DEFINE_string(
+        "max_shard_size",
+        "",
+        "With --to_hf: the largest file of tensors, such as 500MB; by default 5GB.",
+        flag_values=flag_values,
+    )
 
 
 EVALUATION = Group("What to evaluate on", _define_evaluation)
@@ -431,7 +497,11 @@ DATAGEN = (
     Group("With Apache Beam", _define_beam),
     Group("Looking at what was made", _define_inspection),
 )
-LAUNCH = Group("Processes", _define_launch)
+LAUNCH = (
+    Group("Processes", _define_launch),
+    Group("Restarts", _define_restarts),
+    Group("Several hosts", _define_hosts),
+)
 CONVERSION = Group("What to convert", _define_conversion)
 AVERAGING = Group("What to average", _define_averaging)
 BLEU = Group("What to score", _define_bleu)
@@ -445,7 +515,7 @@ def _define_planning(flag_values: flags.FlagValues) -> None:
     flags.DEFINE_string(
         "cluster",
         None,
-        "The cluster: a100, another name that t2tp knows, or the path of a .toml file.",
+        "The cluster: a100, another name that t2tp knows, this_machine, or a .toml file's path.",
         flag_values=flag_values,
     )
     flags.DEFINE_string(
@@ -464,7 +534,17 @@ def _define_planning(flag_values: flags.FlagValues) -> None:
         "Of models of images: height, width and channels; by default 224,224,3.",
         flag_values=flag_values,
     )
+    flags.DEFINE_integer(
+        "processes",
+        1,
+        "Of a measured machine: processes that its devices are in.",
+        lower_bound=1,
+        flag_values=flag_values,
+    )
     flags.DEFINE_bool("json", False, "Print the plan as JSON.", flag_values=flag_values)
+    flags.DEFINE_string(
+        "html", None, "Also draw the plan, as one page in this file.", flag_values=flag_values
+    )
 
 
 def _define_layout_search(flag_values: flags.FlagValues) -> None:
@@ -515,7 +595,39 @@ def _define_layout_search(flag_values: flags.FlagValues) -> None:
         "Tokens of the whole training, as in 300B: prints the days that it takes.",
         flag_values=flag_values,
     )
+    flags.DEFINE_float(
+        "days",
+        0.0,
+        "With --search and --train_tokens: finds how many devices are done in so many days, from"
+        " --devices on.",
+        lower_bound=0.0,
+        flag_values=flag_values,
+    )
 
 
 PLANNING = Group("Planning", _define_planning)
 LAYOUT_SEARCH = Group("Searching layouts", _define_layout_search)
+
+
+def _define_calibration(flag_values: flags.FlagValues) -> None:
+    flags.DEFINE_string(
+        "output",
+        "this_machine.toml",
+        "The cluster file to write; t2tp_plan --cluster=this_machine reads the default one.",
+        flag_values=flag_values,
+    )
+    flags.DEFINE_list(
+        "devices",
+        ["1", "2", "4", "8"],
+        "Numbers of virtual devices in a process.",
+        flag_values=flag_values,
+    )
+    flags.DEFINE_list(
+        "processes", ["2", "4"], "Numbers of processes, of a device each.", flag_values=flag_values
+    )
+    flags.DEFINE_bool(
+        "append", False, "Add to the curves that the file has.", flag_values=flag_values
+    )
+
+
+CALIBRATION = Group("What to measure", _define_calibration)

@@ -52,7 +52,7 @@ unless a flag says otherwise:
 """,
     groups=(program_flags.DECODING, WHAT, WHERE, MESH, PROCESSES),
     body="t2tp.trainer.cli.decode:run",
-    required=("output_dir", "data_dir"),
+    required=("output_dir",),
     answers={"registry_help": _REGISTRY},
 )
 
@@ -66,7 +66,7 @@ OUTPUT_DIR/export, named after the time. Plain TensorFlow loads it.
 """,
     groups=(program_flags.EXPORT, WHAT, WHERE),
     body="t2tp.trainer.cli.export:run",
-    required=("output_dir", "data_dir"),
+    required=("output_dir",),
     answers={"registry_help": _REGISTRY},
 )
 
@@ -95,9 +95,14 @@ Starts a command as several processes of one run, on this host:
 
   t2tp_launch -n 4 t2tp_trainer --mesh_shape='data:2;model:2' ...
 
+or on several, with the same command on each, and goes on from the last checkpoint when a process or
+a host is lost:
+
+  t2tp_launch -n 1 --hosts='node[1-4]:8470' --host_id=0 --max_restarts=100 t2tp_trainer ...
+
 Its exit code is that of the first process that failed.
 """,
-    groups=(program_flags.LAUNCH,),
+    groups=program_flags.LAUNCH,
     body="t2tp.trainer.cli.launch:run",
     required=("num_processes",),
     positional=(Positional("COMMAND", "The command to start, with its flags.", takes_rest=True),),
@@ -127,9 +132,10 @@ Makes a run of a model in a directory of Hugging Face, or such a directory of a 
   t2tp_convert --from_hf=gpt2 --output_dir=RUN
   t2tp_convert --to_hf=DIR --output_dir=RUN
 
-An interrupted conversion leaves nothing that looks complete.
+An interrupted conversion leaves nothing that looks complete. Several processes share the work:
+t2tp_launch -n 4 t2tp_convert ...
 """,
-    groups=(program_flags.CONVERSION,),
+    groups=(program_flags.CONVERSION, PROCESSES),
     body="t2tp.trainer.cli.convert:run",
     required=("output_dir",),
 )
@@ -203,6 +209,21 @@ Needs neither the cluster nor data:
     answers={"registry_help": _REGISTRY},
 )
 
+CALIBRATE = ProgramSpec(
+    name="t2tp_calibrate",
+    intro="""
+Measures this machine in some minutes, and writes a cluster file for t2tp_plan. Nothing else should
+run meanwhile:
+
+  t2tp_calibrate
+  t2tp_plan --cluster=this_machine --model=transformer_lm --hparams_set=gpt2_small \\
+      --vocab_size=50257
+""",
+    groups=(program_flags.CALIBRATION,),
+    body="t2tp.trainer.cli.calibrate:run",
+    imports_tensorflow=False,
+)
+
 PROGRAMS = {
     spec.name: spec
     for spec in (
@@ -218,6 +239,7 @@ PROGRAMS = {
         BLEU,
         TUNE,
         PLAN,
+        CALIBRATE,
     )
 }
 
@@ -234,3 +256,4 @@ t2tp_inspect_checkpoint = partial(run_program, INSPECT_CHECKPOINT)
 t2tp_bleu = partial(run_program, BLEU)
 t2tp_tune = partial(run_program, TUNE)
 t2tp_plan = partial(run_program, PLAN)
+t2tp_calibrate = partial(run_program, CALIBRATE)

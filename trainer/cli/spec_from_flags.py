@@ -16,11 +16,12 @@ from t2tp.hparam import HParams, describe_differences
 from t2tp.mesh.layout import Layout
 from t2tp.problems.problem import Problem
 from t2tp.problems.user_dir import import_user_dir
+from t2tp.trainer import auto_layout
 from t2tp.trainer.cli.flag_groups import check_given
 from t2tp.trainer.errors import UsageError
-from t2tp.trainer.hparams_fit import check_fits
+from t2tp.trainer.hparams_fit import check_fits, completed
 from t2tp.trainer.run_config import RunConfig
-from t2tp.trainer.run_dir import run_files
+from t2tp.trainer.run_dir import kept_files, run_files
 from t2tp.trainer.run_dir.run_files import SavedRun
 from t2tp.trainer.run_spec import RunSpec, find_problem
 
@@ -63,6 +64,11 @@ def spec_from_flags(flags: absl_flags.FlagValues) -> RunSpec:
         warning = check_fits(model, settings["hparams_set"], hparams)
         if warning:
             logging.warning("%s", warning)
+    if is_auto(flags):
+        if not flags.data_dir or problem is None:
+            raise UsageError("--mesh_shape=auto needs --problem and --data_dir, for the vocabulary")
+        sizes = problem.vocab_sizes(flags.data_dir)
+        hparams, _ = auto_layout.with_best_layout(model, hparams, sizes, settings["t2t_usr_dir"])
     flag_settings = {
         f.name: value_of(flags, f.name) for f in fields(RunConfig) if f.name not in _NOT_FLAGS
     }
@@ -85,6 +91,27 @@ def spec_from_flags(flags: absl_flags.FlagValues) -> RunSpec:
         flags={**flags.flag_values_dict(), "t2t_usr_dir": settings["t2t_usr_dir"]},
         changes=[*changes, *_changed_settings(saved, settings)],
     )
+
+
+def use_own_tokenizer(flags: absl_flags.FlagValues) -> None:
+    """Sets --data_dir to the tokenizer of a run that was converted, which is all it needs.
+
+    A run that has been trained since needs its data, as does one without a tokenizer.
+    """
+    found = kept_files.tokenizer_directory(flags.output_dir) if flags.output_dir else None
+    if found is not None:
+        flags["data_dir"].value = str(found)
+
+
+def check_same_data(spec: RunSpec) -> None:
+    """Checks that a run was trained on its data, unless it has a tokenizer instead of any.
+
+    Raises:
+      OtherRunError, RunFileError, OSError, FileNotFoundError, DamagedDataError: see
+        `RunSpec.check_same_data`.
+    """
+    if kept_files.tokenizer_directory(spec.config.output_dir) != Path(spec.data_dir):
+        spec.check_same_data()
 
 
 def _user_dir(flags: absl_flags.FlagValues, saved: SavedRun | None) -> str | None:
@@ -157,7 +184,7 @@ def _hparams(
     before = None if saved is None else saved.hparams
     if saved is not None and before is None:
         _check_named(flags, set_name)
-    preset = _preset(set_name, value_of(flags, "hparams_set") is not None, before)
+    preset = _preset(set_name, value_of(flags, "hparams_set") is not None, saved)
     if problem is not None:
         problem.change_hparams(preset)
     hparams = preset.copy() if before is None else run_files.resumed_hparams(before, preset)
@@ -193,15 +220,21 @@ def _check_named(flags: absl_flags.FlagValues, set_name: str) -> None:
     )
 
 
-def _preset(set_name: str, is_given: bool, saved: HParams | None) -> HParams:
-    """Returns a registered set, the set in a JSON file, or the hparams saved with a run."""
-    if saved is not None and not is_given and (not set_name or set_name.endswith(".json")):
-        return saved.copy()
-    if not set_name.endswith(".json"):
+def _preset(set_name: str, is_given: bool, saved: SavedRun | None) -> HParams:
+    """Returns a registered set, the set in a JSON file, or the hparams saved with a run.
+
+    Those of a run, also in its file, have what its model has got since they were saved.
+    """
+    before = None if saved is None else saved.hparams
+    is_file = set_name.endswith(".json")
+    if saved is not None and before is not None and not is_given and (is_file or not set_name):
+        return completed(before, saved.flags.get("model") or "")
+    if not is_file:
         return registry.hparams(set_name)
     if not Path(set_name).is_file():
         raise FileNotFoundError(f"--hparams_set={set_name}: there is no such file")
-    return HParams.load(set_name)
+    flags_of_run = run_files.read_flags(Path(set_name).parent) or {}
+    return completed(HParams.load(set_name), flags_of_run.get("model") or "")
 
 
 def _drawn(flags: absl_flags.FlagValues, hparams: HParams) -> dict[str, Any]:
@@ -219,7 +252,20 @@ def _short_flags(flags: absl_flags.FlagValues) -> list[tuple[str, str, str]]:
     short.append(("worker_gpu", "mesh_shape", workers and f"data:{workers}"))
     reaction = value_of(flags, "on_nonfinite")
     short.append(("on_nonfinite", "skip_nonfinite_steps", reaction and str(reaction == "skip")))
-    return [(flag, name, value) for flag, name, value in short if value is not None]
+    given = [(flag, name, value) for flag, name, value in short if value is not None]
+    return [each for each in given if each[2] != auto_layout.AUTO]
+
+
+def is_auto(flags: absl_flags.FlagValues) -> bool:
+    """Whether mesh and layout are to be chosen.
+
+    Raises:
+      UsageError: one is to be chosen and the other is not.
+    """
+    chosen = [value_of(flags, name) == auto_layout.AUTO for name in ("mesh_shape", "layout")]
+    if any(chosen) and not all(chosen):
+        raise UsageError("--mesh_shape=auto and --layout=auto belong together: give both")
+    return all(chosen)
 
 
 def _check_worker_gpu(flags: absl_flags.FlagValues, hparams: HParams) -> None:

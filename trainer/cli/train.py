@@ -12,6 +12,7 @@ from absl import logging
 
 from t2tp import registry
 from t2tp.checkpoint import UnusableCheckpointError
+from t2tp.checkpoint.base import BaseError
 from t2tp.checkpoint.variables import CheckpointMismatchError
 from t2tp.decoding import DecodeOptions
 from t2tp.hparam import UnknownHParamError
@@ -36,6 +37,7 @@ from t2tp.trainer.run_spec import RunSpec
 BUILD_ERRORS = (
     LayoutError,
     UnknownNameError,
+    BaseError,
     CheckpointMismatchError,
     UnusableCheckpointError,
     FileNotFoundError,

@@ -217,6 +217,14 @@ def _define_checkpoints(flag_values: flags.FlagValues) -> None:
         flag_values=flag_values,
     )
     flags.DEFINE_integer(
+        "memory_checkpoint_every",
+        0,
+        "Also save every so many steps in the memory of the hosts, each process with a copy on"
+        " another host, for a quick restart by t2tp_launch --max_restarts; 0: do not.",
+        lower_bound=0,
+        flag_values=flag_values,
+    )
+    flags.DEFINE_integer(
         "keep_checkpoint_max",
         20,
         "Keep so many of the latest checkpoints.",
@@ -255,13 +263,14 @@ def _define_mesh(flag_values: flags.FlagValues) -> None:
     flags.DEFINE_string(
         "mesh_shape",
         None,
-        "Short for --hparams=mesh_shape=..., e.g. data:2;model:4.",
+        "Short for --hparams=mesh_shape=..., e.g. data:2;model:4; auto: with --layout=auto, the"
+        " best that is found for the devices that are there.",
         flag_values=flag_values,
     )
     flags.DEFINE_string(
         "layout",
         None,
-        "Short for --hparams=layout=..., e.g. batch:data;d_ff:model.",
+        "Short for --hparams=layout=..., e.g. batch:data;d_ff:model, or auto.",
         flag_values=flag_values,
     )
     flags.DEFINE_integer(

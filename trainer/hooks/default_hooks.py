@@ -21,6 +21,8 @@ from t2tp.trainer.hooks.profile import ProfileHook
 from t2tp.trainer.hooks.progress import TrainingProgress
 from t2tp.trainer.hooks.replicas import ReplicaHook
 from t2tp.trainer.hooks.reports import ProgressHook, ReportHook, Sink
+from t2tp.trainer.hooks.slow_stage import SlowStage
+from t2tp.trainer.hooks.step_note import StepNote, launch_directory
 from t2tp.trainer.hooks.summaries import SummaryWriter
 from t2tp.trainer.inputs.batch_stream import Inputs
 from t2tp.trainer.run_config import RunConfig, profile_range
@@ -100,6 +102,9 @@ def default_hooks(
             lambda step, scalars: log.write("report", step, scalars),
             track,
         ]
+        # On GPUs work is only enqueued, so that idle shares are not measured.
+        if program.layout.num_stages > 1 and program.cluster.on_cpu:
+            sinks.append(SlowStage(log).report)
         report = ReportHook(
             config.log_step_count_steps,
             sinks,
@@ -119,6 +124,9 @@ def default_hooks(
     hooks.append(NonfiniteHook(config.on_nonfinite == "stop", log, first_step))
     if config.check_replicas_every:
         hooks.append(ReplicaHook(config.check_replicas_every, program.variables, log))
+    directory = launch_directory()
+    if directory is not None:
+        hooks.append(StepNote(directory, process_id))
     if config.histogram_steps is not None:
         hooks.append(HistogramHook(config.histogram_steps, program.variables, summaries))
     return hooks

@@ -97,10 +97,11 @@ def reinitialize(variables: Variables, fresh: Variables) -> None:
       variables: of a run.
       fresh: of the same layout, cluster and seed, and empty.
     """
+    variables.loaded_from_base.clear()
     for variable in variables:
         initial = fresh.create(variable.spec)
-        for own, new in zip(variable.slices, initial.slices, strict=True):
-            own.assign(new)
+        for pnum, own in zip(variable.local_pnums, variable.slices, strict=True):
+            own.assign(initial.slice_of(pnum))
 
 
 def counting_step(loss_fn: Callable[[Mesh, dict[str, mtf.Tensor]], mtf.Tensor]) -> StepFn:

@@ -15,6 +15,7 @@ from t2tp.decoding import DecodeOptions, Decoder, Request
 from t2tp.decoding.scoring import Scorer
 from t2tp.models.autoregressive import AutoregressiveModel
 from t2tp.problems.codec import Codec
+from t2tp.problems.data.stream import ExampleSource
 from t2tp.problems.problem import NO_EOS, Problem
 from t2tp.program.program import Feature
 from t2tp.trainer.errors import UsageError
@@ -131,8 +132,17 @@ class RunDecoder:
         for number, each in enumerate(zip(lines, beginnings, strict=True), start=1):
             with _naming_line(number, len(lines)):
                 requests.append(request_for(self._problem, codec, *each))
+        yield from self._decoded(requests)
+
+    def replies(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, list[Decoded]]]:
+        """Continues prompts that are given as tokens, such as conversations; see `texts`."""
+        yield from self._decoded([Request(prefix=list(prompt)) for prompt in prompts])
+
+    def _decoded(self, requests: Sequence[Request]) -> Iterator[tuple[int, list[Decoded]]]:
         for number, hypotheses in self._decoder.iterate(requests):
-            yield number, [Decoded(codec.decode(each.tokens), each.score) for each in hypotheses]
+            texts = [self._codec.decode(each.tokens) for each in hypotheses]
+            scores = [each.score for each in hypotheses]
+            yield number, [Decoded(*each) for each in zip(texts, scores, strict=True)]
 
     def split(self, split: str, count: int) -> list[DecodedExample]:
         """Decodes the first examples of a split, in the order of evaluation.
@@ -154,11 +164,7 @@ class RunDecoder:
         self._problem.check_split(split)
         source = self._problem.examples(self._data_dir, split, self._max_length)
         rows = np.arange(len(source) if count < 0 else min(count, len(source)))
-        all_parts = (slice(None),)
-        inputs, targets = (
-            [_without_padding(row) for row in source.read(name, rows, all_parts)]
-            for name in ("inputs", "targets")
-        )
+        inputs, targets = (tokens_of(source, name, rows) for name in ("inputs", "targets"))
         decoded = self._decoder([Request(inputs=row) for row in inputs])
         return [
             DecodedExample(
@@ -214,9 +220,19 @@ class RunDecoder:
         return {"nll": outputs["metrics/nll"]}
 
 
-def _without_padding(row: np.ndarray) -> list[int]:
-    """Returns the tokens of a row without its padding, which is 0."""
-    return row[row != 0].tolist()
+def tokens_of(source: ExampleSource, feature: str, rows: np.ndarray) -> list[list[int]]:
+    """Returns the tokens of examples, without padding; token 0 of a model's own tokenizer is none.
+
+    Args:
+      source: of the examples.
+      feature: `inputs` or `targets`.
+      rows: int64 [any], numbers of examples.
+    """
+    all_parts = (slice(None),)
+    tokens = source.read(feature, rows, all_parts)
+    segments = source.read(f"{feature}_segmentation", rows, all_parts)
+    pairs = zip(tokens, segments, strict=True)
+    return [row[of_row != 0].tolist() for row, of_row in pairs]
 
 
 def with_eos(

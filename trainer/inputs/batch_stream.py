@@ -1,4 +1,7 @@
-"""`Inputs`: a stream of batches, and the features of which they consist."""
+"""`Inputs`: a stream of batches, and the features of which they consist.
+
+The batch of a step is made of examples in `t2tp.problems.data.stream`.
+"""
 
 from __future__ import annotations
 

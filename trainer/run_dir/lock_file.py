@@ -8,6 +8,9 @@ from pathlib import Path
 
 LOCK_FILE = "run.lock"
 
+# Set by t2tp_launch: how many times it has started the processes.
+ROUND_VARIABLE = "T2TP_ROUND"
+
 
 def is_locked(directory: str | os.PathLike[str]) -> bool:
     """Whether a process trains in the directory."""
@@ -19,3 +22,8 @@ def is_locked(directory: str | os.PathLike[str]) -> bool:
     except BlockingIOError:
         return True
     return False
+
+
+def is_restarted() -> bool:
+    """Whether t2tp_launch has started the processes of this run before."""
+    return int(os.environ.get(ROUND_VARIABLE, "1")) > 1

@@ -19,9 +19,12 @@ from t2tp.mesh.layout import Layout
 from t2tp.optim.step_skipping import SKIPPED_STEPS
 from t2tp.program.variables import Variables
 from t2tp.trainer.errors import UsageError, as_usage_error
+from t2tp.trainer.hooks.hook import Hook
+from t2tp.trainer.hooks.step_note import launch_directory
 from t2tp.trainer.multiprocess import checking_same_checkpoint
 from t2tp.trainer.run_config import RunConfig
 from t2tp.trainer.run_dir.find_checkpoint import checkpoint_directory, find
+from t2tp.trainer.run_dir.memory_checkpoints import MemoryCheckpoints
 from t2tp.trainer.run_dir.run_lock import RunLockedError
 from t2tp.trainer.run_dir.run_saver import CheckpointHook, RunSaver, retention_of
 from t2tp.trainer.run_dir.save_policy import EverySeconds, EverySteps
@@ -52,6 +55,7 @@ class RunCheckpoints:
         self._directory = checkpoint_directory(config.output_dir)
         self._retention = retention_of(config)
         self._warm_start = WarmStart.parse(config.warm_start_from)
+        self._memory = _memory_of(config, layout)
         self._damaged: tuple[Path, ...] = ()  # Skipped when restoring.
         self._saver: RunSaver | None = None
 
@@ -92,8 +96,14 @@ class RunCheckpoints:
             ) from error
 
     def _load(self, variables: Variables, to_train: bool) -> int:
+        variables.base_elsewhere = self._base_elsewhere()
         if self._config.checkpoint_path:
             return self._load_named(variables, to_train)
+        if self._memory is not None:
+            on_disk = checkpoint.last_finished(self._directory)
+            step = self._memory.restore(variables, -1 if on_disk is None else on_disk.step)
+            if step is not None:
+                return step
         restored = restore_latest(
             self._directory, variables, strict=to_train, zero_if_missing=NEW_COUNTERS
         )
@@ -104,11 +114,25 @@ class RunCheckpoints:
             raise FileNotFoundError(
                 f"{self._config.output_dir} holds no finished checkpoint; train there first"
             )
+        frozen = next((v.spec.name for v in variables if v.spec.frozen), None)
+        if self._warm_start is None and frozen is not None:
+            raise UsageError(
+                f"lora_rank trains adapters of a model, whose weights, such as {frozen}, are"
+                " frozen: name the run or checkpoint that has them with --warm_start_from"
+            )
         if self._warm_start is not None:
             table = warm_start(self._warm_start, variables)
             if variables.cluster.is_main_process:
                 logging.info("%s", table)
         return 0
+
+    def _base_elsewhere(self) -> Path | None:
+        """Returns where a warm start is from, which the base of adapters may have been moved to."""
+        if self._warm_start is None:
+            return None
+        with contextlib.suppress(OSError):
+            return find(self._warm_start.path).path
+        return None
 
     def _load_named(self, variables: Variables, to_train: bool) -> int:
         """Restores `config.checkpoint_path`, and no other checkpoint."""
@@ -189,6 +213,10 @@ class RunCheckpoints:
             return CheckpointHook(policy, saver)
         return CheckpointHook(EverySteps(steps or DEFAULT_SAVE_STEPS, last_step), saver)
 
+    def memory_hooks(self, variables: Variables) -> list[Hook]:
+        """Makes the hook that saves in memory, if the config asks for it."""
+        return [self._memory.saves(variables)] if self._memory is not None else []
+
     def record_metrics(self, step: int, metrics: Mapping[str, float], cluster: Cluster) -> None:
         """Records metrics in the checkpoint of their step, which is saved already or next.
 
@@ -212,3 +240,20 @@ class RunCheckpoints:
             f"The last finished checkpoint is {saved.path}, of step {saved.step}: start all"
             " processes again, and they go on from there."
         )
+
+
+def _memory_of(config: RunConfig, layout: Layout) -> MemoryCheckpoints | None:
+    """Returns what saves in memory; None if the config asks for none.
+
+    Raises:
+      UsageError: no launcher keeps the memory.
+    """
+    if not config.memory_checkpoint_every:
+        return None
+    directory = launch_directory()
+    if directory is None:
+        raise UsageError(
+            f"memory_checkpoint_every={config.memory_checkpoint_every} needs a launcher that"
+            " outlives the processes: start them with t2tp_launch --max_restarts=N"
+        )
+    return MemoryCheckpoints(config.memory_checkpoint_every, directory, layout, config.random_seed)

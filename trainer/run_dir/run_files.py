@@ -184,7 +184,7 @@ def check_same_data(
       OtherRunError: they differ.
       RunFileError, OSError: `flags.json` cannot be read.
     """
-    named = _run_of(config.checkpoint_path)
+    named = run_of(config.checkpoint_path)
     for run in (Path(config.output_dir), *([named] if named else [])):
         flags = read_flags(run) or {}
         before = flags.get("data_digest")
@@ -196,7 +196,7 @@ def check_same_data(
             )
 
 
-def _run_of(path: str) -> Path | None:
+def run_of(path: str) -> Path | None:
     """Returns the run directory of a checkpoint path, if any; see `find_checkpoint.find`."""
     named = Path(path).absolute()
     above = (named, *named.parents[:3]) if path else ()

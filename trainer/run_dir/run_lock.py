@@ -14,16 +14,28 @@ from types import TracebackType
 from typing import Any
 
 from t2tp.mesh.cluster import Cluster
+from t2tp.mesh.rendezvous import LOST_EXIT_CODE
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.multiprocess import ProcessMismatchError
-from t2tp.trainer.run_dir.lock_file import LOCK_FILE
+from t2tp.trainer.run_dir.lock_file import LOCK_FILE, is_restarted
 
 # Network file systems cache a file's contents, or its absence, for up to a minute.
 _SEEN_SECONDS = 60.0
+# How long a restarted run waits for the lock: a file server releases that of a lost host late.
+_RELEASED_SECONDS = 120.0
 
 
 class RunLockedError(UsageError):
-    """Another process trains in the directory, or it cannot be written."""
+    """Another process trains in the directory, or it cannot be written.
+
+    In a run that a launcher has restarted, the other is a part of it that was cut off; then this
+    ends with the exit code of lost processes, after which the launcher tries again.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        if is_restarted():
+            self.exit_code = LOST_EXIT_CODE
 
 
 class RunLock:
@@ -55,7 +67,7 @@ class RunLock:
         """
         if self._depth == 0:
             word = uuid.uuid4().hex
-            refusal = self._acquire(word) if self._cluster.is_main_process else ""
+            refusal = self._acquire_in_time(word) if self._cluster.is_main_process else ""
             refusal, word = json.loads(
                 self._cluster.process_broadcast("run lock", json.dumps([refusal, word]))
             )
@@ -116,6 +128,13 @@ class RunLock:
                 return False
             time.sleep(0.1)
         return True
+
+    def _acquire_in_time(self, word: str) -> str:
+        """Acquires the lock, in a restarted run with patience; returns as `_acquire`."""
+        deadline = time.monotonic() + (_RELEASED_SECONDS if is_restarted() else 0.0)
+        while (refusal := self._acquire(word)) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        return refusal
 
     def _acquire(self, word: str) -> str:
         """Acquires the lock; returns "" or a sentence that says why it cannot."""

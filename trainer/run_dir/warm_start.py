@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from t2tp.checkpoint import Checkpoint
+from t2tp.checkpoint.base import BASE, open_base
 from t2tp.checkpoint.restore import check_same_save
-from t2tp.checkpoint.variables import TRAINABLE, load
+from t2tp.checkpoint.variables import TRAINABLE, load, load_base
 from t2tp.program.variables import SlicedVariable, Variables
 from t2tp.suggestions import nearest
 from t2tp.trainer.errors import UsageError
@@ -98,6 +99,9 @@ class WarmStart:
 def warm_start(source: WarmStart, variables: Variables) -> str:
     """Loads trainable variables from those of the checkpoint with equal name and shape.
 
+    Frozen weights, which the adapters of a model have beside them, must all be there, or in the
+    base of the adapters that are there.
+
     Args:
       source: the checkpoint and the rules for its names.
       variables: with their initial values.
@@ -107,27 +111,32 @@ def warm_start(source: WarmStart, variables: Variables) -> str:
 
     Raises:
       WarmStartError: no variable fits, or a rule matches no name.
+      BaseError: a frozen weight is neither in the checkpoint nor in its base.
       FileNotFoundError: there is no such checkpoint.
       UnusableCheckpointError: the checkpoint is damaged.
     """
     saved = find(source.path)
     check_same_save(saved, variables.cluster)
-    sources = source.renamed(sorted(saved.shapes()))
+    sources = source.renamed(sorted(_names_in(saved)))
+    frozen = sum(v.spec.frozen for v in variables)
+    if frozen:
+        load_base(saved, variables, sources)
     trainable = [v for v in variables if v.spec.trainable]
     lines = {v.spec.name: _load(saved, v, sources, variables) for v in trainable}
     loaded = [name for name, (is_loaded, _) in lines.items() if is_loaded]
-    if not loaded:
+    if not loaded and not frozen:
         raise WarmStartError(_nothing_fits(saved, trainable, sources, lines))
     width = max(map(len, lines))
     table = [f"  {name:<{width}}  {what}" for name, (_, what) in lines.items()]
     names = {v.spec.name for v in variables}
     unused = [name for name in _trained(saved) if name not in {sources.get(each) for each in names}]
-    others = len(variables) - len(trainable)
+    others = len(variables) - len(trainable) - frozen
     return "\n".join(
         [
             f"warm start from {saved.path}, of step {saved.step}: {len(loaded)} of"
             f" {len(trainable)} trainable variables loaded",
             *table,
+            *([f"  {frozen} frozen weights loaded from {_base_of(variables)}"] if frozen else []),
             *([f"  only in the checkpoint: {', '.join(unused)}"] if unused else []),
             *([f"  {others} variables of the optimizer begin anew"] if others else []),
         ]
@@ -142,12 +151,27 @@ def _load(
     source = sources.get(name)
     if source is None:
         return False, "initial value: not in the checkpoint"
+    if source not in saved.shapes():
+        return False, "initial value: frozen in the checkpoint, which is of adapters"
     if saved.shapes()[source] != shape:
         return False, f"initial value: {saved.shapes()[source]} in the checkpoint, {shape} here"
     if not saved.dtypes()[source].is_floating:
         return False, f"initial value: {saved.dtypes()[source].name} in the checkpoint"
-    load(saved, source, variable, variables.cluster.local_pnums)
+    load(saved, source, variable)
     return True, "loaded" if source == name else f"loaded, renamed from {source}"
+
+
+def _names_in(saved: Checkpoint) -> set[str]:
+    """Returns the names in a checkpoint, and in the base of its adapters."""
+    base = saved.metadata.get(BASE)
+    if base is None:
+        return set(saved.shapes())
+    of_base = open_base(saved)
+    return set(saved.shapes()) | set(base["names"]) | set(of_base.shapes() if of_base else ())
+
+
+def _base_of(variables: Variables) -> str:
+    return variables.base["path"] if variables.base else ""
 
 
 def _trained(saved: Checkpoint) -> list[str]:

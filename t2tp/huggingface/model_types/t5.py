@@ -20,6 +20,11 @@ def _read(config: Config) -> dict[str, Any]:
     if mlp not in _MLPS:
         known = nearest(mlp, _MLPS, "networks")
         raise ConversionError(f"config.json has feed_forward_proj={mlp!r}: {known}")
+    buckets = config["relative_attention_num_buckets"]
+    if buckets % 4:
+        raise ConversionError(
+            f"config.json has relative_attention_num_buckets={buckets}: t2tp has multiples of 4"
+        )
     is_tied = config.get("tie_word_embeddings", True)
     return {
         "num_encoder_layers": config["num_layers"],

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias, get_args
 
 from t2tp import upstream
 from t2tp.ops.attention.operation import AttentionOperation, Options
+
+AttentionMethod: TypeAlias = Literal["dense", "blockwise", "ring"]
 
 # From this number of scores per head on, blockwise is faster; measured on CPUs.
 _LARGEST_DENSE = 1024 * 1024
@@ -40,7 +42,7 @@ def attention(
     memory_segments: upstream.Tensor | None = None,
     relative_bias: RelativeBias | None = None,
     dropout_rate: float = 0.0,
-    method: Literal["dense", "blockwise"] | None = None,
+    method: AttentionMethod | None = None,
 ) -> upstream.Tensor:
     """Computes for each query the mean of the values, weighted by `softmax(q * k / sqrt(d_kv))`.
 
@@ -51,8 +53,9 @@ def attention(
     needed if `kv_heads` is split like `heads` and the memory is not split. Keys and values of a
     split memory are all-gathered in both passes, which with a split `length` is the context
     parallelism of A. Grattafiori et al., "The Llama 3 Herd of Models" (arXiv:2407.21783), section
-    3.3.2; unlike there, a processor's queries are contiguous, so in causal attention the last one
-    has the most work.
+    3.3.2; causal attention over blocks is equal work for all processors, as there. `ring` passes
+    them on from one processor to the next instead: H. Liu et al., "Ring Attention with Blockwise
+    Transformers for Near-Infinite Context" (arXiv:2310.01889).
 
     Args:
       q: [batch..., heads, length, d_kv].
@@ -72,8 +75,9 @@ def attention(
       dropout_rate: the fraction of the weights to drop, in [0, 1), a multiple of 2**-16. The mask
         depends on the seed, the step and the index in the global tensor, not on the mesh.
       method: `dense` stores all scores of a head, `blockwise` a block of them, and computes them
-        twice. Results are equal up to rounding, with the same dropout mask. By default the faster
-        one for the lengths.
+        twice. `ring` is `blockwise`, and of a memory that is split like `length` a processor holds
+        two slices at a time, however many there are. Results are equal up to rounding, with the
+        same dropout mask. By default `dense` or `blockwise`, the faster one for the lengths.
 
     Returns:
       like `q`.
@@ -101,7 +105,7 @@ def attention(
         memory_stride=memory_stride,
         max_distance=relative_bias.max_distance if relative_bias else 0,
         dropout_rate=dropout_rate,
-        is_blockwise=method == "blockwise",
+        method=method,
         extras=tuple(extras),
     )
     return AttentionOperation([q, k, v, *extras.values()], options).outputs[0]
@@ -162,8 +166,10 @@ def _check_options(
         )
     if not 0 <= dropout_rate < 1:
         raise ValueError(f"attention: dropout_rate must be in [0, 1), not {dropout_rate}.")
-    if method not in (None, "dense", "blockwise"):
-        raise ValueError(f"attention: method must be 'dense' or 'blockwise', not {method!r}.")
+    if method not in (None, *get_args(AttentionMethod)):
+        raise ValueError(
+            f"attention: method must be 'dense', 'blockwise' or 'ring', not {method!r}."
+        )
 
 
 def _segments(

@@ -20,6 +20,11 @@ from t2tp.ops.attention.blocks import Queries
 _LENGTH = 2
 
 
+def head_and_tail(place: tf.Tensor, count: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns which of the 2 * count halves of slices the processor at a place has dealt to it."""
+    return 2 * place, 2 * (count - 1 - place) + 1
+
+
 class BalancedQueries:
     """The halves of the queries that a processor computes.
 
@@ -44,18 +49,19 @@ class BalancedQueries:
     def parts(self) -> list[Queries]:
         """The positions of the two halves."""
         place = self._collectives.coordinate(self._axis)
-        halves = (2 * place, 2 * (self._count - 1 - place) + 1)
-        return [Queries(self._half, 2 * self._count, half) for half in halves]
+        return [
+            Queries(self._half, 2 * self._count, half) for half in head_and_tail(place, self._count)
+        ]
 
     def dealt(self, x: tf.Tensor, dim: int = _LENGTH) -> list[tf.Tensor]:
         """Returns the halves that this processor computes, of a slice of the length."""
         first, second = tf.split(x, 2, dim)
         return [first, self._exchanged(second)]
 
-    def returned(self, parts: Sequence[tf.Tensor]) -> tf.Tensor:
+    def returned(self, parts: Sequence[tf.Tensor], dim: int = _LENGTH) -> tf.Tensor:
         """Returns the slice of the length, of the halves that processors have computed."""
         first, second = parts
-        return tf.concat([first, self._exchanged(second)], _LENGTH)
+        return tf.concat([first, self._exchanged(second)], dim)
 
     def _exchanged(self, x: tf.Tensor) -> tf.Tensor:
         """Exchanges `x` with the processor at the other end."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
 
@@ -25,12 +24,12 @@ class Block(NamedTuple):
 
 
 class Queries:
-    """The slice of the queries that a processor has.
+    """Consecutive queries: a slice that a processor has, or a part of one.
 
     Attributes:
       size: number of queries.
       offsets: position of the first query of each slice.
-      begin: that of the processor's slice, an integer or an int32 scalar.
+      begin: that of this slice, an integer or an int32 scalar.
     """
 
     def __init__(self, size: int, slices: int = 1, place: int | tf.Tensor = 0) -> None:
@@ -39,18 +38,23 @@ class Queries:
         Args:
           size: queries per slice.
           slices: number of slices.
-          place: index of the processor's slice, an integer or an int32 scalar.
+          place: index of the slice, an integer or an int32 scalar.
         """
         self.size = size
         self.offsets = range(0, slices * size, size)
         self.begin = place * size
-        self._place = place
 
-    def own(self, by_slice: np.ndarray) -> np.ndarray | tf.Tensor:
-        """Returns the processor's entry [...] of values for each slice [slice, ...]."""
-        if isinstance(self._place, int):
-            return by_slice[self._place]
-        return tf.gather(by_slice, self._place)
+
+class Keys(NamedTuple):
+    """Consecutive keys that a processor has at hand: all of the memory, or a part of it.
+
+    Attributes:
+      size: number of keys.
+      begin: position of the first one, an integer or an int32 scalar.
+    """
+
+    size: int
+    begin: int | tf.Tensor = 0
 
 
 def query_key_scores(q: tf.Tensor, k: tf.Tensor) -> tf.Tensor:

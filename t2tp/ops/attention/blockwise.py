@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -29,6 +30,26 @@ def padded_sizes(length: int, memory_length: int) -> tuple[int, int]:
     return length + -length % queries, memory_length + -memory_length % memories
 
 
+class Attended(NamedTuple):
+    """What the blocks of queries have gathered from the keys so far.
+
+    Attributes:
+      log: the log of each query's sum of exponentials, [block, batch, heads, size, 1].
+      y: the mean of the values, float32 [block, batch, heads, size, d_kv].
+    """
+
+    log: tf.Tensor
+    y: tf.Tensor
+
+    @classmethod
+    def nothing(cls, q: tf.Tensor) -> Attended:
+        """Returns the state before the first key, of queries [batch, heads, length, d_kv]."""
+        size = _block_sizes(q.shape[2], 1)[0]
+        batch, heads, length, d = q.shape
+        shape = [-(-length // size), batch, heads, size]
+        return cls(tf.fill([*shape, 1], -math.inf), tf.zeros([*shape, d]))
+
+
 def forward(q: tf.Tensor, k: tf.Tensor, v: tf.Tensor, terms: ScoreTerms) -> tuple[tf.Tensor, ...]:
     """Computes the result and the log of each query's sum of exponentials.
 
@@ -44,15 +65,33 @@ def forward(q: tf.Tensor, k: tf.Tensor, v: tf.Tensor, terms: ScoreTerms) -> tupl
       [batch, heads, length, d_kv] in the dtype of q and float32 [batch, heads, length]; for 16 bits
       also [batch, heads, length, d_kv] in the dtype of q.
     """
-    length = q.shape[2]
-    queries, memories = _block_sizes(length, k.shape[2])
+    return results(attended(q, k, v, terms), q, terms)
+
+
+def attended(
+    q: tf.Tensor,
+    k: tf.Tensor,
+    v: tf.Tensor,
+    terms: ScoreTerms,
+    so_far: Attended | None = None,
+) -> Attended:
+    """Attends to keys, in addition to those that the queries have attended to so far.
+
+    Args:
+      q: [batch, heads, length, d_kv], scaled.
+      k: [batch, kv_heads, keys, d_kv], those of the mask of `terms`.
+      v: likewise.
+      terms: the other terms of the scores.
+      so_far: what is known of other keys; None: nothing.
+    """
+    queries, memories = _block_sizes(q.shape[2], k.shape[2])
     in_q, in_k, in_v = _cut(q, queries), _cut(k, memories), _cut(v, memories)
-    first = terms.mask.queries.begin
-    visible = terms.mask.queries.own(_visible_blocks(terms.mask, queries, memories))
+    first, first_key = terms.mask.queries.begin, terms.mask.keys.begin
+    begin, end = _visible_blocks(terms.mask, queries, memories)
 
     def row(i: tf.Tensor, ys: tf.TensorArray, logs: tf.TensorArray) -> tuple:
         def step(j: tf.Tensor, log: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, ...]:
-            block = Block(first + i * queries, queries, j * memories, memories)
+            block = Block(first + i * queries, queries, first_key + j * memories, memories)
             scores = terms.added(tf.cast(query_key_scores(in_q[i], in_k[j]), tf.float32), block)
             weights = tf.nn.softmax(scores)
             # The max weight is that of the max score: exp(score - log).
@@ -66,27 +105,74 @@ def forward(q: tf.Tensor, k: tf.Tensor, v: tf.Tensor, terms: ScoreTerms) -> tupl
             both = largest + tf.math.log(tf.exp(log - largest) + tf.exp(log_here - largest))
             return j + 1, both, y * tf.exp(log - both) + y_here * tf.exp(log_here - both)
 
-        start = (
-            tf.gather(visible[0], i),
-            tf.fill([*q.shape[:2], queries, 1], -math.inf),
-            tf.zeros([*q.shape[:2], queries, v.shape[3]]),
-        )
-        until = tf.gather(visible[1], i)
-        _, log, y = _loop(lambda j, *_: j < until, step, start)
-        if terms.dropout is not None:
-            y *= terms.dropout.scale
-        # The sum of a query that attends to nothing consists of masked scores.
-        is_blind = log < MASKED / 2
-        y = tf.where(is_blind, 0.0, y)
-        return i + 1, ys.write(i, y), logs.write(i, tf.where(is_blind, 0.0, log))
+        if so_far is None:
+            log = tf.fill([*q.shape[:2], queries, 1], -math.inf)
+            y = tf.zeros([*q.shape[:2], queries, v.shape[3]])
+        else:
+            log, y = so_far.log[i], so_far.y[i]
+        _, log, y = _loop(lambda j, *_: j < end[i], step, (begin[i], log, y))
+        return i + 1, ys.write(i, y), logs.write(i, log)
 
     arrays = (tf.TensorArray(tf.float32, in_q.shape[0]) for _ in range(2))
     _, ys, logs = _loop(lambda i, *_: i < in_q.shape[0], row, (tf.constant(0), *arrays))
-    wide_y = _joined(ys.stack(), length)
-    y, log = tf.cast(wide_y, q.dtype), tf.squeeze(_joined(logs.stack(), length), -1)
+    return Attended(logs.stack(), ys.stack())
+
+
+def results(state: Attended, q: tf.Tensor, terms: ScoreTerms) -> tuple[tf.Tensor, ...]:
+    """Returns what `forward` does, of queries that have attended to all keys."""
+    log, wide_y = (_joined(x, q.shape[2]) for x in state)
+    if terms.dropout is not None:
+        wide_y *= terms.dropout.scale
+    # The sum of a query that attends to nothing consists of masked scores.
+    is_blind = log < MASKED / 2
+    wide_y = tf.where(is_blind, 0.0, wide_y)
+    log = tf.squeeze(tf.where(is_blind, 0.0, log), -1)
+    y = tf.cast(wide_y, q.dtype)
     if q.dtype.size >= 4:
         return y, log
     return y, log, tf.cast(wide_y - tf.cast(y, tf.float32), q.dtype)
+
+
+class BackwardQueries(NamedTuple):
+    """What the backward pass needs of the queries, in blocks [block, batch, heads, size, ...].
+
+    Attributes:
+      q: [..., d_kv], scaled.
+      log: of the sums of exponentials [..., 1].
+      mean: that of the gradients w.r.t. the weights [..., 1].
+      dy: float32 [..., d_kv], the gradient w.r.t. the result.
+      length: number of queries.
+      dtype: of the gradient w.r.t. the result.
+    """
+
+    q: tf.Tensor
+    log: tf.Tensor
+    mean: tf.Tensor
+    dy: tf.Tensor
+    length: int
+    dtype: tf.DType
+
+    @classmethod
+    def of(
+        cls, q: tf.Tensor, y: tf.Tensor, log: tf.Tensor, dy: tf.Tensor, terms: ScoreTerms
+    ) -> BackwardQueries:
+        """Prepares what does not depend on the keys; arguments as for `backward`."""
+        size = _block_sizes(q.shape[2], 1)[0]
+        dtype, dy = dy.dtype, tf.cast(dy, tf.float32)
+        # Equals sum_m weights * d_weights, at a lower cost.
+        mean = tf.reduce_sum(dy * tf.cast(y, tf.float32), -1, keepdims=True)
+        if terms.dropout is not None:
+            dy *= terms.dropout.scale
+        in_q, in_log, in_mean, in_dy = (_cut(x, size) for x in (q, log[..., None], mean, dy))
+        return cls(in_q, in_log, in_mean, in_dy, q.shape[2], dtype)
+
+    def no_gradient(self) -> tf.Tensor:
+        """Returns the initial zeros of the sum of gradients w.r.t. q."""
+        return tf.zeros(self.q.shape)
+
+    def joined(self, d_q: tf.Tensor) -> tf.Tensor:
+        """Returns a sum of gradients w.r.t. q as [batch, heads, length, d_kv], in q's dtype."""
+        return tf.cast(_joined(d_q, self.length), self.q.dtype)
 
 
 def backward(
@@ -103,17 +189,39 @@ def backward(
     They are computed from the results of `forward` (y before it was rounded) and the gradient
     w.r.t. its result.
     """
-    length, memory_length, kv_heads = q.shape[2], k.shape[2], k.shape[1]
-    queries, memories = _block_sizes(length, memory_length)
-    # Equals sum_m weights * d_weights, at a lower cost.
-    dtype, dy = dy.dtype, tf.cast(dy, tf.float32)
-    mean = tf.reduce_sum(dy * tf.cast(y, tf.float32), -1, keepdims=True)
-    if terms.dropout is not None:
-        dy *= terms.dropout.scale
-    in_q, in_log, in_mean, in_dy = (_cut(x, queries) for x in (q, log[..., None], mean, dy))
+    ours = BackwardQueries.of(q, y, log, dy, terms)
+    no_bias = None if terms.bias is None else terms.bias.no_gradient()
+    start = Gradients(ours.no_gradient(), None, None, no_bias)
+    grads = with_gradients(start, ours, k, v, terms, k.dtype)
+    return grads._replace(q=ours.joined(grads.q))
+
+
+def with_gradients(
+    so_far: Gradients,
+    ours: BackwardQueries,
+    k: tf.Tensor,
+    v: tf.Tensor,
+    terms: ScoreTerms,
+    dtype: tf.DType = tf.float32,
+) -> Gradients:
+    """Adds the gradients that come from some keys.
+
+    Args:
+      so_far: of `q` (in blocks) and `bias` the sums over other keys; the rest is not read.
+      ours: the queries.
+      k: [batch, kv_heads, keys, d_kv], those of the mask of `terms`.
+      v: likewise.
+      terms: the other terms of the scores.
+      dtype: of the gradients w.r.t. k and v.
+
+    Returns:
+      the sums of `q` and `bias`, and the gradients w.r.t. `k` and `v`.
+    """
+    memory_length, kv_heads = k.shape[2], k.shape[1]
+    queries, memories = _block_sizes(ours.length, memory_length)
     in_k, in_v = _cut(k, memories), _cut(v, memories)
-    first = terms.mask.queries.begin
-    seeing = terms.mask.queries.own(_seeing_blocks(terms.mask, queries, memories))
+    first, first_key = terms.mask.queries.begin, terms.mask.keys.begin
+    begin, end = _seeing_blocks(terms.mask, queries, memories)
 
     def column(
         j: tf.Tensor,
@@ -125,47 +233,41 @@ def backward(
         def step(
             i: tf.Tensor, dqs: tf.Tensor, d_bias: tf.Tensor, dk: tf.Tensor, dv: tf.Tensor
         ) -> tuple[tf.Tensor, ...]:
-            block = Block(first + i * queries, queries, j * memories, memories)
-            scores = terms.added(tf.cast(query_key_scores(in_q[i], in_k[j]), tf.float32), block)
-            weights = tf.exp(scores - in_log[i])
-            d_weights = query_key_scores(in_dy[i], tf.cast(in_v[j], tf.float32))
+            block = Block(first + i * queries, queries, first_key + j * memories, memories)
+            scores = query_key_scores(ours.q[i], in_k[j])
+            scores = terms.added(tf.cast(scores, tf.float32), block)
+            weights = tf.exp(scores - ours.log[i])
+            d_weights = query_key_scores(ours.dy[i], tf.cast(in_v[j], tf.float32))
             used = weights
             if terms.dropout is not None:
                 used = terms.dropout.dropped(weights, block)
                 d_weights = terms.dropout.dropped(d_weights, block)
-            d_scores = weights * (d_weights - in_mean[i])
+            d_scores = weights * (d_weights - ours.mean[i])
             if terms.bias is not None:
                 d_bias = terms.bias.with_gradient(d_bias, block, d_scores)
-            d_scores = tf.cast(d_scores, q.dtype)
-            d_values = collected(tf.cast(used, v.dtype), tf.cast(in_dy[i], dtype), kv_heads)
+            d_scores = tf.cast(d_scores, k.dtype)
+            d_values = collected(tf.cast(used, v.dtype), tf.cast(ours.dy[i], ours.dtype), kv_heads)
             dv += tf.cast(d_values, tf.float32)
-            dk += tf.cast(collected(d_scores, in_q[i], kv_heads), tf.float32)
+            dk += tf.cast(collected(d_scores, ours.q[i], kv_heads), tf.float32)
             dq = tf.cast(weighted_values(d_scores, in_k[j]), tf.float32)
             return i + 1, tf.tensor_scatter_nd_add(dqs, [[i]], dq[None]), d_bias, dk, dv
 
-        start = (
-            tf.gather(seeing[0], j),
-            dqs,
-            d_bias,
-            tf.zeros(in_k.shape[1:]),
-            tf.zeros(in_v.shape[1:]),
-        )
-        until = tf.gather(seeing[1], j)
-        _, dqs, d_bias, dk, dv = _loop(lambda i, *_: i < until, step, start)
+        start = (begin[j], dqs, d_bias, tf.zeros(in_k.shape[1:]), tf.zeros(in_v.shape[1:]))
+        _, dqs, d_bias, dk, dv = _loop(lambda i, *_: i < end[j], step, start)
         return (
             j + 1,
             dqs,
             d_bias,
-            dks.write(j, tf.cast(dk, k.dtype)),
-            dvs.write(j, tf.cast(dv, v.dtype)),
+            dks.write(j, tf.cast(dk, dtype)),
+            dvs.write(j, tf.cast(dv, dtype)),
         )
 
-    no_bias = tf.zeros([]) if terms.bias is None else terms.bias.no_gradient()
-    arrays = (tf.TensorArray(x.dtype, in_k.shape[0]) for x in (k, v))
-    start = (tf.constant(0), tf.zeros(in_q.shape), no_bias, *arrays)
+    no_bias = tf.zeros([])
+    arrays = (tf.TensorArray(dtype, in_k.shape[0]) for _ in range(2))
+    start = (tf.constant(0), so_far.q, no_bias if terms.bias is None else so_far.bias, *arrays)
     _, dqs, d_bias, dks, dvs = _loop(lambda j, *_: j < in_k.shape[0], column, start)
     return Gradients(
-        tf.cast(_joined(dqs, length), q.dtype),
+        dqs,
         _joined(dks.stack(), memory_length),
         _joined(dvs.stack(), memory_length),
         None if terms.bias is None else d_bias,
@@ -197,32 +299,28 @@ def _joined(blocks: tf.Tensor, length: int) -> tf.Tensor:
     return x[:, :, :length]
 
 
-def _visible_blocks(mask: Mask, queries: int, memories: int) -> np.ndarray:
-    """Returns, for each block of queries, the range of memory blocks that it attends to.
+def _visible_blocks(mask: Mask, queries: int, memories: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns, for each block of queries, the range of blocks of keys that it attends to.
 
     Returns:
-      begin and end, int32 [slice of the length, 2, block of queries].
+      begin and end, int32 [block of queries]; the end is not above the begin if there are none.
     """
-    size = mask.queries.size
-    ranges = [
-        [mask.visible_range(first + i, min(queries, size - i)) for i in range(0, size, queries)]
-        for first in mask.queries.offsets
-    ]
-    begin, end = np.moveaxis(np.array(ranges, np.int32), -1, 0)
-    return np.stack([begin // memories, -(-end // memories)], axis=1)
+    first = np.arange(0, mask.queries.size, queries)
+    count = np.minimum(queries, mask.queries.size - first)
+    begin, end = mask.visible_range(first, count)
+    return begin // memories, -(-end // memories)
 
 
-def _seeing_blocks(mask: Mask, queries: int, memories: int) -> np.ndarray:
-    """Returns, for each memory block, the range of query blocks that attend to it.
+def _seeing_blocks(mask: Mask, queries: int, memories: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns, for each block of keys, the range of blocks of queries that attend to it.
 
     Returns:
-      begin and end, both 0 if none does, int32 [slice of the length, 2, block of the memory].
+      begin and end, int32 [block of keys], both 0 if none does.
     """
-    count = -(-mask.memory_length // memories)
-    result = np.zeros([len(mask.queries.offsets), 2, count], np.int32)
-    for place, (begin, end) in enumerate(_visible_blocks(mask, queries, memories)):
-        for j in range(count):
-            blocks = np.flatnonzero((begin <= j) & (j < end))
-            if len(blocks):
-                result[place, :, j] = blocks[0], blocks[-1] + 1
-    return result
+    begin, end = _visible_blocks(mask, queries, memories)
+    blocks = tf.range(-(-mask.keys.size // memories))[:, None]
+    sees = tf.cast(tf.logical_and(begin <= blocks, blocks < end), tf.int32)
+    count = sees.shape[1]
+    first = tf.argmax(sees, 1, tf.int32)
+    until = count - tf.argmax(sees[:, ::-1], 1, tf.int32)
+    return first, tf.where(tf.reduce_any(sees > 0, 1), until, 0)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+
+import numpy as np
 import tensorflow as tf
 
-from t2tp.ops.attention.blocks import Block, Queries
+from t2tp.ops.attention.blocks import Block, Keys, Queries
 
 # Added to masked scores; the sum is far below any score.
 MASKED = -1e9
@@ -15,14 +18,14 @@ class Mask:
 
     Attributes:
       queries: the processor's slice of the queries.
-      memory_length: number of keys.
+      keys: those that the processor has at hand.
       may_be_blind: whether a query may attend to nothing, which gives a result of zero.
     """
 
     def __init__(
         self,
         queries: Queries,
-        memory_length: int,
+        keys: Keys,
         *,
         causal: bool = False,
         window: int | None = None,
@@ -35,16 +38,16 @@ class Mask:
 
         Args:
           queries: the processor's slice of the queries.
-          memory_length: number of keys.
+          keys: those that the processor has at hand.
           causal: whether queries attend to no later positions.
           window: how many positions they attend to; None: all.
           segments: of these queries, [batch, queries], or None.
-          memory_segments: of the full memory, [batch, memory_length], or None.
+          memory_segments: of these keys, [batch, keys], or None.
           memory_stride: number of consecutive query positions per key.
           may_be_blind: whether segments or stride may mask all keys of a query.
         """
         self.queries = queries
-        self.memory_length = memory_length
+        self.keys = keys
         self.may_be_blind = may_be_blind
         self._causal = causal
         self._window = window
@@ -52,14 +55,31 @@ class Mask:
         self._segments = segments
         self._memory_segments = memory_segments
 
-    def visible_range(self, query: int, queries: int) -> tuple[int, int]:
-        """Returns the keys that these queries attend to: the first, and one after the last."""
-        begin, end = 0, self.memory_length
+    def of_keys(self, keys: Keys, segments: tf.Tensor | None) -> Mask:
+        """Returns the mask of the same queries for other keys, with segments [batch, keys]."""
+        result = copy.copy(self)
+        result.keys = keys
+        result._memory_segments = segments
+        return result
+
+    def visible_range(self, first: np.ndarray, count: np.ndarray) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns which of the keys at hand some queries attend to.
+
+        Args:
+          first: indices of the first of several consecutive queries, integers [n].
+          count: how many these are, integers [n].
+
+        Returns:
+          of each, the index of the first key and one after the last, int32 [n]; the latter is not
+          above the former, and may be negative, if there is none.
+        """
+        query = self.queries.begin + tf.constant(first, tf.int32)
+        begin, end = tf.zeros_like(query), tf.fill(query.shape, self.keys.size)
         if self._window is not None:
-            begin = max(0, query - self._window + 1)
-            end = min(end, query + queries + self._window - 1)
+            begin = tf.maximum(begin, query - self._window + 1 - self.keys.begin)
+            end = tf.minimum(end, query + count + self._window - 1 - self.keys.begin)
         if self._causal:
-            end = min(end, (query + queries) // self._stride)
+            end = tf.minimum(end, (query + count) // self._stride - self.keys.begin)
         return begin, end
 
     def block(self, block: Block) -> tf.Tensor | None:
@@ -67,13 +87,13 @@ class Mask:
 
         It is float32 [batch or 1, 1, queries, memories].
 
-        Keys beyond the end of the memory are masked. Queries beyond the last one may have any mask:
+        Keys beyond the last one at hand are masked. Queries beyond the last one may have any mask:
         their results are never read.
         """
         conditions = self._conditions_on_places(block)
         if self._segments is not None:
             ours = _part(self._segments, block.query - self.queries.begin, block.queries)
-            theirs = _part(self._memory_segments, block.memory, block.memories)
+            theirs = _part(self._memory_segments, block.memory - self.keys.begin, block.memories)
             conditions.append(tf.equal(ours[:, :, None], theirs[:, None, :]))
         if not conditions:
             return None
@@ -93,8 +113,8 @@ class Mask:
             conditions.append(there > here - self._window)
             if not self._causal:
                 conditions.append(there < here + self._window)
-        if self.memory_length % block.memories:
-            conditions.append(there < self.memory_length)
+        if self.keys.size % block.memories:
+            conditions.append(there < self.keys.begin + self.keys.size)
         return conditions
 
 

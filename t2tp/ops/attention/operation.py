@@ -10,12 +10,12 @@ import tensorflow as tf
 
 from t2tp import upstream
 from t2tp.lowering.operation import Operation
-from t2tp.ops.attention import blockwise, dense
+from t2tp.ops.attention import blockwise, dense, ring
 from t2tp.ops.attention.balanced_queries import BalancedQueries, ContiguousQueries
-from t2tp.ops.attention.blocks import Queries
+from t2tp.ops.attention.blocks import Keys, Queries
 from t2tp.ops.attention.mask import Mask
 from t2tp.ops.attention.relative_bias import Bias
-from t2tp.ops.attention.score_terms import ScoreTerms
+from t2tp.ops.attention.score_terms import Gradients, ScoreTerms
 from t2tp.ops.attention.shared_heads import SharedHeads
 from t2tp.ops.attention.split_kv import GatheredDimension, own_axes
 from t2tp.ops.attention.weight_dropout import AttentionDropout
@@ -30,6 +30,7 @@ class Options:
     """Options of both passes; see `attention`.
 
     Attributes:
+      method: `dense`, `blockwise` or `ring`.
       extras: names of the inputs after q, k and v: `segments`, `memory_segments`, `bias_table`.
     """
 
@@ -38,8 +39,13 @@ class Options:
     memory_stride: int
     max_distance: int
     dropout_rate: float
-    is_blockwise: bool
+    method: str
     extras: tuple[str, ...]
+
+    @property
+    def is_blockwise(self) -> bool:
+        """Whether scores are computed block by block, and not kept."""
+        return self.method != "dense"
 
 
 class AttentionOperation(Operation):
@@ -96,11 +102,15 @@ class AttentionOperation(Operation):
 
     def lower(self, lowering: Lowering) -> None:
         part = _AttentionSlice(lowering, self.inputs, self._options, self._rng_name)
-        lowered = blockwise if self._options.is_blockwise else dense
-        computed = [
-            lowered.forward(q, part.k, part.v, terms)
-            for q, terms in zip(part.queries.dealt(part.q), part.terms, strict=True)
-        ]
+        qs = part.queries.dealt(part.q)
+        if part.ring is not None:
+            computed = ring.forward(part.ring, qs, part.terms)
+        else:
+            lowered = blockwise if self._options.is_blockwise else dense
+            computed = [
+                lowered.forward(q, part.k, part.v, terms)
+                for q, terms in zip(qs, part.terms, strict=True)
+            ]
         values = [part.queries.returned(each) for each in zip(*computed, strict=True)]
         for output, value in zip(self.outputs, values, strict=True):
             sizes = lowering.mesh_impl(self).slice_shape(output.shape)
@@ -133,22 +143,16 @@ class AttentionGradOperation(Operation):
         y, kept, *rounding = outputs
         if rounding:
             y = tf.cast(y, tf.float32) + tf.cast(rounding[0], tf.float32)
-        lowered = blockwise if self._options.is_blockwise else dense
         kept = tf.reshape(kept, [*part.q.shape[:3], *kept.shape[self.inputs[0].shape.ndims - 1 :]])
-        by_query = (part.q, part.with_one_batch(y), kept, part.with_one_batch(dy))
-        computed = [
-            lowered.backward(q, part.k, part.v, y, kept, dy, terms)
-            for q, y, kept, dy, terms in zip(
-                *(part.queries.dealt(x) for x in by_query), part.terms, strict=True
-            )
-        ]
+        whole = (part.q, part.with_one_batch(y), kept, part.with_one_batch(dy))
+        by_query = list(zip(*(part.queries.dealt(x) for x in whole), strict=True))
+        computed, d_memory = self._computed(part, by_query)
         mesh_impl = lowering.mesh_impl(self)
         q, *memory = self.outputs[:3]
         d_q = part.queries.returned([grads.q for grads in computed]) * part.scale
         lowering.set_slice(q, tf.reshape(d_q, mesh_impl.slice_shape(q.shape)))
-        d_memory = (_added([g.k for g in computed]), _added([g.v for g in computed]))
         for output, d in zip(memory, d_memory, strict=True):
-            d, axes = part.restored(d)
+            d, axes = part.restored(tf.cast(d, output.dtype))
             d = tf.reshape(d, mesh_impl.slice_shape(output.shape))
             lowering.set_sum_over_axes(output, d, axes)
         bias = part.terms[0].bias
@@ -159,18 +163,33 @@ class AttentionGradOperation(Operation):
             summed = [dim for dim in q.shape.dims[:-1] if dim not in table.shape.dims]
             lowering.set_partial_sum(table, by_table, summed)
 
+    def _computed(
+        self, part: _AttentionSlice, by_query: Sequence[Sequence[tf.Tensor]]
+    ) -> tuple[list[Gradients], tuple[tf.Tensor, tf.Tensor]]:
+        """Returns the gradients of each part of the queries, and those w.r.t. k and v."""
+        if part.ring is not None:
+            return ring.backward(part.ring, by_query, part.terms)
+        lowered = blockwise if self._options.is_blockwise else dense
+        computed = [
+            lowered.backward(q, part.k, part.v, y, kept, dy, terms)
+            for (q, y, kept, dy), terms in zip(by_query, part.terms, strict=True)
+        ]
+        return computed, (_added([g.k for g in computed]), _added([g.v for g in computed]))
+
 
 class _AttentionSlice:
     """The slices and score terms of one processor.
 
     A split memory is all-gathered (context parallelism): A. Grattafiori et al., "The Llama 3 Herd
-    of Models" (arXiv:2407.21783), section 3.3.2. Positions are those in the global length, so that
-    the processor's queries attend to what they would on one device.
+    of Models" (arXiv:2407.21783), section 3.3.2; or it goes round (`ring`). Positions are those in
+    the global length, so that the processor's queries attend to what they would on one device.
 
     Attributes:
       q: the slice, scaled by 1 / sqrt(d_kv), with one batch dimension: [batch, heads, queries,
         d_kv].
-      k, v: [batch, kv_heads, memory, d_kv], the heads that those of q need, and the full memory.
+      k, v: [batch, kv_heads, memory, d_kv], the heads that those of q need, and the full memory;
+        absent if there is a ring.
+      ring: keys and values that go round the processors; or None.
       scale: the factor of q.
       queries: which queries the processor computes, in one or two parts.
       terms: mask, bias and dropout of each part.
@@ -186,6 +205,7 @@ class _AttentionSlice:
         length_axis, memory_axis = (
             mesh_impl.tensor_dimension_to_mesh_axis(dim) for dim in (length, memory)
         )
+        self._mesh_impl = mesh_impl
         self._shared = SharedHeads(mesh_impl, heads, kv_heads)
         self._memory = GatheredDimension(mesh_impl, memory_axis, 2)
         # The mesh axes over which the queries of a key are split.
@@ -195,24 +215,40 @@ class _AttentionSlice:
         # with a mask, for which oneDNN has only its slow reference kernel.
         self.scale = tf.constant([d_kv.size**-0.5] * d_kv.size, q.dtype)
         self.q = q_slice * self.scale
-        self.k, self.v = (
-            self._shared.select(self._memory.whole(self.with_one_batch(lowering.slice(x))))
-            for x in (k, v)
-        )
         extras = dict(zip(options.extras, inputs[3:], strict=False))
         self.queries = _queries(mesh_impl, length, length_axis, options)
         own_segments: list[tf.Tensor | None] = [None] * len(self.queries.parts)
-        memory_segments = None
-        if "segments" in extras:
+        # A tensor that is an input twice is passed once.
+        of_memory = extras.get("memory_segments", extras.get("segments"))
+        if of_memory is not None:
             own_segments = [*self.queries.dealt(_rows(lowering.slice(extras["segments"])), dim=1)]
-            # A tensor that is an input twice is passed once.
-            memory_segments = _whole_rows(
-                lowering, extras.get("memory_segments", extras["segments"])
+        k_slice, v_slice = (self.with_one_batch(lowering.slice(x)) for x in (k, v))
+        self.ring = None
+        if options.method == "ring" and self._goes_round(length_axis):
+            is_balanced = (
+                isinstance(self.queries, BalancedQueries)
+                and length_axis == memory_axis
+                and k_slice.shape[2] % 2 == 0
             )
+            self.ring = ring.Ring(
+                mesh_impl,
+                memory_axis,
+                self._shared.select(k_slice),
+                self._shared.select(v_slice),
+                None if of_memory is None else _slice_rows(lowering, of_memory, memory_axis),
+                is_balanced=is_balanced,
+            )
+            keys, memory_segments = Keys(self.ring.part_sizes[0]), None
+        else:
+            self.k, self.v = (
+                self._shared.select(self._memory.whole(x)) for x in (k_slice, v_slice)
+            )
+            keys = Keys(memory.size)
+            memory_segments = None if of_memory is None else _whole_rows(lowering, of_memory)
         masks = [
             Mask(
                 queries,
-                memory.size,
+                keys,
                 causal=options.causal,
                 window=options.window,
                 memory_stride=options.memory_stride,
@@ -225,18 +261,20 @@ class _AttentionSlice:
         ]
         bias = dropout = None
         if "bias_table" in extras:
-            sizes = (masks[0].queries.size, memory.size)
+            sizes = (masks[0].queries.size, keys.size)
             if options.is_blockwise:
                 sizes = blockwise.padded_sizes(*sizes)
             bias = Bias(
                 lowering.slice(extras["bias_table"]),
                 masks[0].queries.offsets[-1] + sizes[0],
-                sizes[1],
+                memory.size - keys.size + sizes[1],
                 max_distance=options.max_distance,
                 both_ways=not options.causal,
             )
         if options.dropout_rate:
-            dropout = _dropout(lowering, q, memory.size, options.dropout_rate, rng_name)
+            dropout = _dropout(
+                lowering, q, memory.size, options.dropout_rate, rng_name, keys.size % 2 > 0
+            )
         self.terms = [ScoreTerms(mask, bias, dropout) for mask in masks]
 
     @staticmethod
@@ -249,8 +287,19 @@ class _AttentionSlice:
 
         It is computed from the gradient w.r.t. `k` or `v`; also returns the mesh axes to sum over.
         """
-        dx = self._memory.own_part(self._shared.restore(dx, self._summed), self._summed)
+        dx = self._shared.restore(dx, self._summed)
+        if self.ring is None:
+            dx = self._memory.own_part(dx, self._summed)
         return dx, sorted(self._summed - {*self._memory.axes, *self._shared.gathered.axes})
+
+    def _goes_round(self, length_axis: int | None) -> bool:
+        """Whether each processor of the axes that split the memory has other queries.
+
+        Those that share queries would compute the same; a gathered memory, like these queries, is
+        what they have of the whole length anyway.
+        """
+        axes = [axis for axis in self._memory.axes if self._mesh_impl.shape[axis].size > 1]
+        return bool(axes) and set(axes) <= {*own_axes(self._mesh_impl, length_axis)}
 
 
 def _queries(
@@ -292,8 +341,24 @@ def _whole_rows(lowering: Lowering, segments: upstream.Tensor) -> tf.Tensor:
     )
 
 
+def _slice_rows(lowering: Lowering, segments: upstream.Tensor, axis: int) -> tf.Tensor:
+    """Returns the slice of segments [batch, length] at the processor's place on an axis."""
+    mesh_impl = lowering.mesh_impl(segments)
+    if mesh_impl.tensor_dimension_to_mesh_axis(segments.shape.dims[-1]) == axis:
+        return _rows(lowering.slice(segments))
+    rows = _whole_rows(lowering, segments)
+    size = rows.shape[1] // mesh_impl.shape[axis].size
+    begin = mesh_impl.collectives.coordinate(axis) * size
+    return tf.slice(rows, [0, begin], [rows.shape[0], size])
+
+
 def _dropout(
-    lowering: Lowering, q: upstream.Tensor, memory_length: int, rate: float, rng_name: str
+    lowering: Lowering,
+    q: upstream.Tensor,
+    memory_length: int,
+    rate: float,
+    rng_name: str,
+    may_begin_odd: bool,
 ) -> AttentionDropout:
     """Returns dropout by index in [batch..., heads, length, memory] of the global tensors."""
     halves = lowering.random_bits(
@@ -308,4 +373,5 @@ def _dropout(
         q.shape.dims[-2].size,
         memory_length,
         rate,
+        may_begin_odd=may_begin_odd,
     )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import tensorflow as tf
 
-from t2tp.ops.attention.blocks import Block
+from t2tp.ops.attention.blocks import Block, Keys
 from t2tp.ops.attention.mask import Mask
 from t2tp.ops.attention.relative_bias import Bias
 from t2tp.ops.attention.weight_dropout import AttentionDropout
@@ -29,11 +29,15 @@ class ScoreTerms:
         bias = self.bias.block(block)
         return scores + (bias if mask is None else bias + mask)
 
+    def of_keys(self, keys: Keys, segments: tf.Tensor | None = None) -> ScoreTerms:
+        """Returns the terms of the same queries for other keys, with segments [batch, keys]."""
+        return replace(self, mask=self.mask.of_keys(keys, segments))
+
 
 class Gradients(NamedTuple):
     """Gradients w.r.t. a processor's q (scaled), k, v, and the bias of each distance."""
 
     q: tf.Tensor
-    k: tf.Tensor
-    v: tf.Tensor
+    k: tf.Tensor | None
+    v: tf.Tensor | None
     bias: tf.Tensor | None

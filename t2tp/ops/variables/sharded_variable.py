@@ -7,19 +7,20 @@ again, so that the whole of a weight exists only while its layer is computed.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
 from t2tp import upstream
-from t2tp.lowering.operation import Operation
-from t2tp.lowering.reshape import relayout
-from t2tp.ops.cast import cast
+from t2tp.lowering.gather_schedule import lower_gathers
+from t2tp.lowering.operation import Hooks, Operation
+from t2tp.lowering.reshape import Relayout
+from t2tp.ops.cast import CastOperation, cast
 
 if TYPE_CHECKING:
     from t2tp.lowering.lowering import Lowering
-    from t2tp.lowering.mesh_impl import SpmdMeshImpl
 
 
 def get_variable(
@@ -32,6 +33,7 @@ def get_variable(
     activation_dtype: tf.DType | None = None,
     initializer: object = None,
     trainable: bool = True,
+    frozen: bool = False,
     **kwargs: object,
 ) -> upstream.Tensor:
     """Returns the value of a variable, which is created unless the graph has one of this name.
@@ -47,6 +49,8 @@ def get_variable(
       activation_dtype: instead of `dtype`: the dtype that it is read in.
       initializer: a TensorFlow initializer.
       trainable: whether the optimizer changes it.
+      frozen: whether it is a weight that the optimizer does not change. In stage 3 it is sharded at
+        rest as others are; in stages 1 and 2, which shard what the optimizer keeps, it is not.
       **kwargs: for `tf.get_variable`.
     """
     shape = upstream.convert_to_shape(shape)
@@ -57,16 +61,22 @@ def get_variable(
     layout = getattr(mesh, "layout", None)
     if layout is not None:
         layout.check(name, shape)  # Before its dimensions have other names.
-    stored = layout.at_rest(shape) if trainable and layout is not None else shape
+    trainable = trainable and not frozen
+    stored = shape
+    if layout is not None and (trainable or (frozen and layout.storage.stage == 3)):
+        stored = layout.at_rest(shape)
     if layout is None or stored == shape:
-        return upstream.get_variable(
+        value = upstream.get_variable(
             mesh, name, shape, dtype=dtype, initializer=initializer, trainable=trainable, **kwargs
         )
+        value.operation.is_frozen = frozen
+        return value
     if layout.storage.stage == 3:
         unread = upstream.VariableDType(dtype.master_dtype, dtype.slice_dtype, dtype.slice_dtype)
         part = upstream.get_variable(
-            mesh, name, stored, dtype=unread, initializer=initializer, trainable=True, **kwargs
+            mesh, name, stored, dtype=unread, initializer=initializer, trainable=trainable, **kwargs
         )
+        part.operation.is_frozen = frozen
         return GatherOperation(part, shape, dtype.activation_dtype).outputs[0]
     scope = tf.compat.v1.get_variable_scope().name
     full_name = f"{scope}/{name}" if scope else name
@@ -76,7 +86,7 @@ def get_variable(
     return known[full_name].value
 
 
-class ShardedVariable(upstream.Variable):
+class ShardedVariable(Hooks, upstream.Variable):
     """A trainable variable that is sharded at rest and gathered once a step.
 
     Its `shape` is the one at rest; its `value` has the shape in which it is used.
@@ -105,6 +115,7 @@ class ShardedVariable(upstream.Variable):
         """
         self._stored = stored
         super().__init__(mesh, name, shape, dtype, initializer, trainable=True, **kwargs)
+        self.gathered_variable = self.name
 
     @property
     def shape(self) -> upstream.Shape:
@@ -112,13 +123,15 @@ class ShardedVariable(upstream.Variable):
         return self._stored
 
     def lower(self, lowering: Lowering) -> None:
-        """Reads the slice at rest, in the dtype of its use, and gathers it."""
+        lower_gathers([self], lowering)
+
+    def to_gather(self, lowering: Lowering) -> Relayout:
+        """Reads the slice at rest, in the dtype of its use."""
         mesh_impl = lowering.mesh_impl(self)
         variable = mesh_impl.LaidOutVariable(self, mesh_impl)
         lowering.variables[self] = variable
         part = mesh_impl.slicewise(tf.cast, variable.laid_out_tensor, self.activation_dtype).slice
-        whole = relayout(mesh_impl, part, self.name, self.shape, self.value.shape)
-        lowering.set_slice(self.value, whole)
+        return Relayout(part, self.name, self.shape, self.value.shape)
 
 
 class GatherOperation(Operation):
@@ -153,15 +166,17 @@ class GatherOperation(Operation):
         return [upstream.reshape(cast(grad_ys[0], x.dtype), x.shape)]
 
     def lower(self, lowering: Lowering) -> None:
+        lower_gathers([self], lowering)
+
+    def to_gather(self, lowering: Lowering) -> Relayout:
+        """Converts the slice at rest, once what is computed before it is done."""
         (x,), (y,) = self.inputs, self.outputs
-        mesh_impl: SpmdMeshImpl = lowering.mesh_impl(self)
         before = lowering.latest.value()
         part = lowering.slice(x)
         if before is not None:
             with tf.control_dependencies([before]):
                 part = tf.identity(part)
-        part = tf.cast(part, y.dtype)
-        lowering.set_slice(y, relayout(mesh_impl, part, x.name, x.shape, y.shape))
+        return Relayout(tf.cast(part, y.dtype), self.name, x.shape, y.shape)
 
 
 def gradients(
@@ -228,8 +243,42 @@ def _addends(x: upstream.Tensor) -> list[upstream.Tensor]:
 def gradients_at_rest(
     grads: Sequence[upstream.Tensor], variables: Sequence[upstream.Variable]
 ) -> list[upstream.Tensor]:
-    """Reduce-scatters gradients of whole variables to the shapes of these at rest."""
-    return [
+    """Reduce-scatters gradients of whole variables to the shapes of these at rest.
+
+    Each as soon as it is computed, while the backward pass goes on to earlier layers.
+    """
+    at_rest = [
         grad if grad.shape == var.shape else upstream.reshape(grad, var.shape)
         for grad, var in zip(grads, variables, strict=True)
     ]
+    scatters = [
+        after.operation
+        for grad, after in zip(grads, at_rest, strict=True)
+        if grad is not after and len(after.operation.inputs) == 1
+    ]
+    if scatters:
+        _move_to_inputs(scatters[0].graph, scatters)
+    return at_rest
+
+
+def _move_to_inputs(graph: upstream.Graph, moved: Sequence[upstream.Operation]) -> None:
+    """Moves operations of one input to right after what computes it, with the casts before them."""
+    casts = [
+        op.inputs[0].operation for op in moved if isinstance(op.inputs[0].operation, CastOperation)
+    ]
+    waiting: dict[upstream.Operation, list[upstream.Operation]] = defaultdict(list)
+    for op in dict.fromkeys((*casts, *moved)):
+        waiting[op.inputs[0].operation].append(op)
+    known = set(graph.operations)
+    later = {op for before, ops in waiting.items() if before in known for op in ops}
+    ordered: list[upstream.Operation] = []
+
+    def put(op: upstream.Operation) -> None:
+        ordered.append(op)
+        for user in waiting.get(op, ()):
+            put(user)
+
+    for op in graph.operations:
+        if op not in later:
+            put(op)
+    graph.operations[:] = ordered

@@ -9,7 +9,7 @@ import t2tp
 from t2tp import mtf
 from t2tp.ops.attention import blockwise
 from t2tp.ops.attention.api import attention
-from t2tp.ops.attention.blocks import Queries
+from t2tp.ops.attention.blocks import Keys, Queries
 from t2tp.ops.attention.mask import Mask
 from tests.ops.attention.attention_memory import D_KV, HEADS
 from tests.warm_processes import printed
@@ -47,8 +47,8 @@ def test_blocks_of_which_nothing_is_seen_are_not_computed(monkeypatch, options, 
 
 def test_blocks_computed_are_half_of_all_for_causal_and_a_band_for_a_window():
     def computed(length, **options):
-        mask = Mask(Queries(length), length, **options)
-        ((begin, end),) = blockwise._visible_blocks(mask, 64, 64)
+        mask = Mask(Queries(length), Keys(length), **options)
+        begin, end = blockwise._visible_blocks(mask, 64, 64)
         return int(np.sum(end) - np.sum(begin))
 
     assert computed(4096) == 64 * 64
@@ -60,12 +60,20 @@ def test_blocks_computed_are_half_of_all_for_causal_and_a_band_for_a_window():
 
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"causal": True, "window": 65}])
 def test_slices_of_the_length_compute_together_what_the_whole_does(options):
+    """Slices of the queries, and slices of these and of the keys."""
     length, slices = 1024, 4
-    whole = Mask(Queries(length), length, **options)
-    split = Mask(Queries(length // slices, slices), length, **options)
+    size = length // slices
+    whole = Queries(length)
+    parts = [Queries(size, slices, place) for place in range(slices)]
     for bounds in (blockwise._visible_blocks, blockwise._seeing_blocks):
-        counts = [np.diff(bounds(mask, 64, 64), axis=1).sum() for mask in (whole, split)]
-        assert counts[0] == counts[1] > 0
+
+        def computed(queries, keys, bounds=bounds):
+            begin, end = bounds(Mask(queries, keys, **options), 64, 64)
+            return int(np.maximum(end - begin, 0).sum())
+
+        by_queries = sum(computed(part, Keys(length)) for part in parts)
+        by_both = sum(computed(part, Keys(size, p.begin)) for part in parts for p in parts)
+        assert computed(whole, Keys(length)) == by_queries == by_both > 0
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ import t2tp
 from t2tp import mtf
 from t2tp.ops.attention import blockwise
 from t2tp.ops.attention.api import attention
-from t2tp.ops.attention.balanced_queries import BalancedQueries
+from t2tp.ops.attention.balanced_queries import BalancedQueries, head_and_tail
+from t2tp.ops.attention.blocks import Keys
 from t2tp.ops.attention.mask import Mask
 from tests.ops.attention.test_attention import (
     METHODS,
@@ -186,20 +187,38 @@ class Processor:
         return self._place
 
 
+def blocks_of(queries, keys):
+    """How many blocks of scores causal attention computes: those on the diagonal are whole ones."""
+    begin, end = blockwise._visible_blocks(Mask(queries, keys, causal=True), 4, 4)
+    return int(np.maximum(end - begin, 0).sum())
+
+
 @pytest.mark.parametrize("count", [2, 3, 4, 8])
 def test_causal_attention_is_equal_work_for_all_processors(count):
-    """Counted in blocks of scores, of which those on the diagonal are whole ones."""
-    work = []
-    for place in range(count):
-        parts = BalancedQueries(Processor(place, count), 0, size=16).parts
-        visible = [
-            part.own(blockwise._visible_blocks(Mask(part, 16 * count, causal=True), 4, 4))
-            for part in parts
-        ]
-        work.append(sum(int((end - begin).sum()) for begin, end in visible))
+    keys = Keys(16 * count)
+    work = [
+        sum(blocks_of(part, keys) for part in BalancedQueries(Processor(place, count), 0, 16).parts)
+        for place in range(count)
+    ]
     assert len(set(work)) == 1
     blocks = 4 * count
     assert sum(work) == blocks * (blocks + 1) // 2
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 8])
+def test_each_step_of_a_ring_is_equal_work_for_all_processors(count):
+    """And all steps together are what the gathered memory is."""
+    steps = np.zeros([count, count], int)
+    for place, step in np.ndindex(count, count):
+        halves = head_and_tail((place - step) % count, count)
+        steps[place, step] = sum(
+            blocks_of(part, Keys(8, half * 8))
+            for part in BalancedQueries(Processor(place, count), 0, 16).parts
+            for half in halves
+        )
+    assert (steps == steps[0]).all()
+    blocks = 4 * count
+    assert steps.sum() == blocks * (blocks + 1) // 2
 
 
 @pytest.mark.parametrize(("count", "length"), [(2, 24), (3, 24), (4, 40)])

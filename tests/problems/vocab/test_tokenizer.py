@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from t2tp import problems
+from t2tp.problems.vocab.special_tokens import read_special_tokens
 from t2tp.problems.vocab.vocabulary_file import (
     load_vocabulary,
     vocabulary_sha256,
@@ -79,6 +81,33 @@ def test_word_pieces_end_with_their_separator(tmp_path):
     assert ids == [4, 2, 3] and vocabulary.end_of_document == 1
     assert vocabulary.decode([*ids, 1]) == "the foxes"
     assert vocabulary.byte_lengths[ids].sum() == len(" the foxes")
+    # Bits per byte are of the text as it was, spaces and unknown words included.
+    text = "The  foxes,\nund Füchse"
+    stored = problems.find("languagemodel_textfiles").encoder(tmp_path)({"text": text})
+    assert stored.text_bytes == len(text.encode()) != vocabulary.byte_lengths[ids].sum()
+
+
+def test_files_that_do_not_name_their_special_tokens(tmp_path):
+    """GPT-2's first files say what ends a text in `config.json` alone, and BERT's nowhere."""
+    write_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").unlink()
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 0}))
+    assert load_vocabulary(tmp_path).end_of_document == 0
+    words = {"[UNK]": 0, "fox": 1}
+    made = tokenizers.Tokenizer(tokenizers.models.WordPiece(words, unk_token="[UNK]"))
+    made.add_special_tokens(["[MASK]", "[SEP]", "[CLS]"])
+    (tmp_path / "bert").mkdir()
+    save(tmp_path / "bert", made, do_lower_case=True)
+    vocabulary = load_vocabulary(tmp_path / "bert")
+    assert (vocabulary.end_of_document, vocabulary.beginning) == (3, (4,))
+    write_vocabulary(tmp_path, vocabulary)
+    assert load_vocabulary(tmp_path).beginning == (4,)
+    assert read_special_tokens(tmp_path / "bert").mask == "[MASK]"
+    to_class = problems.find("sentiment_imdb").encoder(tmp_path / "bert")
+    stored = to_class({"inputs": "fox", "label": 1})
+    assert stored.columns["inputs"].tolist() == [4, 1, 3]
+    to_predict = problems.find("languagemodel_textfiles").encoder(tmp_path / "bert")
+    assert to_predict({"text": "fox"}).columns["targets"].tolist() == [4, 1, 3]
 
 
 WRONG = [

@@ -41,6 +41,7 @@ def _wrong_einsum(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_wrong_einsum")
+@pytest.mark.slow
 def test_an_operation_that_is_wrong_is_named(trainer, capfd):
     assert trainer(check_layout=True, hparams="num_hidden_layers=2", **MESH) == 1
     said = capfd.readouterr()

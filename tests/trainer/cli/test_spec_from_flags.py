@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from t2tp import registry
@@ -56,6 +58,39 @@ def test_a_trial_is_drawn_into_the_set_of_another_run(resolve, trained, tmp_path
     run_files.write(str(other), spec.hparams, {**spec.flags, "hparams_set": str(saved)})
     saved.unlink()  # The run knows its hparams.
     assert resolve(new={}, output_dir=other).hparams == spec.hparams
+
+
+def forget(run, *names):
+    """Makes the hparams of a run those of a time before there were some hyperparameters."""
+    path = run / "hparams.json"
+    saved = json.loads(path.read_text())
+    for part in saved.values():
+        for name in names:
+            part.pop(name, None)
+    path.write_text(json.dumps(saved))
+
+
+def test_an_older_run_has_the_defaults_of_what_is_declared_since(resolve, trained, tmp_path):
+    forget(trained, "lora_rank", "lora_targets", "zero_stage")
+    other = {"hparams_set": trained / "hparams.json", "output_dir": tmp_path / "other"}
+    found = resolve(**other).hparams
+    assert (found.d_ff, found.lora_rank, found.zero_stage) == (64, 0, 0)
+    assert resolve(hparams="lora_rank=8", **other).hparams.lora_rank == 8
+    with pytest.raises(UsageError, match=r"lacks .*which transformer_moe reads"):
+        resolve(model="transformer_moe", **other)
+    # A run that was started from Python, or converted, has hparams but no set.
+    flags = json.loads((trained / "flags.json").read_text())
+    (trained / "flags.json").write_text(json.dumps({**flags, "hparams_set": ""}))
+    resumed = resolve(new={}, hparams="zero_stage=1").hparams
+    assert (resumed.d_ff, resumed.lora_targets, resumed.zero_stage) == (64, ["query", "value"], 1)
+
+
+def test_a_file_of_hparams_that_says_no_model_is_not_completed(resolve, trained, tmp_path):
+    forget(trained, "zero_stage")
+    alone = tmp_path / "alone.json"
+    (trained / "hparams.json").rename(alone)
+    with pytest.raises(UsageError, match=r"lacks zero_stage, which transformer_lm reads"):
+        resolve(hparams_set=alone, output_dir=tmp_path / "other")
 
 
 def test_what_a_new_run_needs_is_asked_for(resolve):

@@ -197,7 +197,7 @@ def test_a_signal_reaches_the_trial_which_saves(tmp_path, number):
     with _start(tmp_path, trainer=("--model=waits",)) as process:
         assert process.stdout.readline() == b"training\n"
         process.send_signal(number)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=300)
     assert process.returncode == 128 + number
     assert out == b"saved\n"
     assert b"interrupted; started again, the search goes on" in err.splitlines()[-1]
@@ -207,9 +207,11 @@ def _steps(directory: Path) -> list[int]:
     return [int(line) for line in (directory / "steps").read_text().split()]
 
 
-def test_killed_processes_lose_no_trial_and_none_is_run_twice(tmp_path):
-    """Three processes on one journal; two are killed, and nobody starts them again."""
-    flags = ("--trials=6", "--lost_after_seconds=2", "--sampler=random")
+@pytest.mark.slow
+@pytest.mark.parametrize("study_address", ["journal", "postgresql"], indirect=True)
+def test_killed_processes_lose_no_trial_and_none_is_run_twice(tmp_path, study_address):
+    """Three processes on one study; two are killed, and nobody starts them again."""
+    flags = ("--trials=6", "--lost_after_seconds=2", "--sampler=random", f"--study={study_address}")
     trainer = ("--model=slow", "--train_steps=8")
     started = [_start(tmp_path, *flags, trainer=trainer) for _ in range(3)]
     victims = random.Random(3).sample(started, 2)
@@ -219,7 +221,7 @@ def test_killed_processes_lose_no_trial_and_none_is_run_twice(tmp_path):
         time.sleep(0.4)
         victim.kill()
     (survivor,) = (each for each in started if each not in victims)
-    out, err = survivor.communicate(timeout=60)
+    out, err = survivor.communicate(timeout=300)
     for victim in victims:
         victim.communicate()
     assert survivor.returncode == 0, err

@@ -10,7 +10,7 @@ from t2tp.decoding import DecodeOptions
 from t2tp.problems.generated_images import GeneratedImages
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.inference import files
-from t2tp.trainer.inference.run_decoder import Decoded, codec_for, request_for
+from t2tp.trainer.inference.run_decoder import Decoded, codec_for, request_for, tokens_of
 
 
 def test_numbers_are_tokens(tmp_path):
@@ -70,3 +70,26 @@ def test_images_are_written_in_all_their_shades(tmp_path, channels):
     for each, path in zip(images, paths, strict=True):
         shades = np.asarray(image.open(path)).reshape(each.shape)
         np.testing.assert_array_equal(np.rint(shades / 255 * 16), each)
+
+
+def test_token_0_of_a_models_own_tokenizer_is_no_padding(tmp_path):
+    """GPT-2's token 0 is an exclamation mark."""
+    tokenizers = pytest.importorskip("tokenizers", reason="pip install -e '.[text]'")
+    words = {"!": 0, "</s>": 1, "who": 2, "me": 3, "<unk>": 4}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<unk>"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.add_special_tokens(["</s>"])
+    made.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
+    (tmp_path / "pairs.tsv").write_text("who\tme !\n! !\twho\nwho who\t!\n")
+    problem = problems.find(
+        "translate_tsv", f"files={tmp_path}/pairs.tsv,vocabulary_from={tmp_path}"
+    )
+    problem.prepare(tmp_path / "data")
+    found = set()
+    for split in problem.splits:
+        source = problem.examples(tmp_path / "data", split, 8)
+        rows = np.arange(len(source))
+        inputs, targets = (tokens_of(source, name, rows) for name in ("inputs", "targets"))
+        found |= {(*i, None, *t) for i, t in zip(inputs, targets, strict=True)}
+    assert found == {(2, 1, None, 3, 0, 1), (0, 0, 1, None, 2, 1), (2, 2, 1, None, 0, 1)}

@@ -39,6 +39,7 @@ def test_a_users_own_problem_is_made_and_trained_on(trainer, tmp_path):
     assert run_files.read(tmp_path / "other").hparams.max_length == 32
 
 
+@pytest.mark.slow
 def test_pairs_in_buckets_of_length_train(trainer, tmp_path):
     """Batches of 4 x 32 and 8 x 16 tokens come in turn, each with a program of its own."""
     name, options = "algorithmic_reverse_binary40", "arrangement=bucketed"

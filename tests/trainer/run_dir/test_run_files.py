@@ -109,6 +109,7 @@ MORTAL = ["setpriv", "--bounding-set=-dac_override"] if os.geteuid() == 0 else [
 
 
 @pytest.mark.skipif(MORTAL and not shutil.which("setpriv"), reason="only as the superuser here")
+@pytest.mark.slow
 def test_a_read_only_directory_is_refused(tmp_path):
     code = """
 import sys

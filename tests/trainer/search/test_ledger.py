@@ -30,10 +30,15 @@ def _ranged(high: float = 1.0) -> RangedHParams:
     return ranged
 
 
-@pytest.fixture(params=["journal", "sqlite"])
-def address(request, tmp_path) -> str:
-    file = tmp_path / "study"
-    return f"journal:{file}" if request.param == "journal" else f"sqlite:///{file}"
+@pytest.fixture
+def address(study_address) -> str:
+    return study_address
+
+
+def pytest_generate_tests(metafunc):
+    if "address" in metafunc.fixturenames:
+        stores = ["journal", "sqlite", "postgresql"]
+        metafunc.parametrize("study_address", stores, indirect=True)
 
 
 def _ledger(address, points=3, clock=None, ranged=None, sampler="tpe") -> Ledger:

@@ -1,0 +1,142 @@
+"""Predicted against measured: seconds of a step, and memory of its processes, on this machine.
+
+    t2tp_calibrate --output=this_machine.toml
+    python benchmarks/planning.py --cluster=this_machine.toml [--only=lm] [--results=FILE]
+
+Measures the cases of `planning_cases.py` that FILE does not have yet, adds them to it, and prints
+the table. --again measures those that it has, too; --no-measure measures nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from planning_cases import CASES, Case
+
+HERE = Path(__file__).parent
+_QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
+# Freed blocks go back at once, so that the peak is what is held; this takes time.
+_GIVES_BACK = {
+    "TF_ONEDNN_USE_SYSTEM_ALLOCATOR": "1",
+    "MALLOC_MMAP_THRESHOLD_": "65536",
+    "MALLOC_TRIM_THRESHOLD_": "65536",
+    "MALLOC_ARENA_MAX": "2",
+}
+# Layouts whose measured seconds differ by more than this must be in the predicted order.
+_APART = 1.15
+
+
+def main() -> int:
+    args = _arguments()
+    results = json.loads(args.results.read_text()) if args.results.exists() else {}
+    chosen = [(i, case) for i, case in enumerate(CASES) if args.only in case.name]
+    for number, case in chosen:
+        if args.measure and (args.again or case.name not in results):
+            results[case.name] = _measured(number, case)
+            args.results.write_text(json.dumps(results, indent=1) + "\n")
+            print(f"{case.name}: {results[case.name]['seconds']:.3f} s", file=sys.stderr)
+    if args.measure and not Path(args.cluster).exists() and args.cluster.endswith(".toml"):
+        return 0
+    _report([case for _, case in chosen if case.name in results], results, args.cluster)
+    return 0
+
+
+def _measured(number: int, case: Case) -> dict:
+    """The shortest step; and, in another run, the most that a process holds."""
+    timed = _run(number, case, "seconds", {})
+    held = _run(number, case, "memory", _GIVES_BACK)
+    return {
+        "seconds": min(timed[0]["seconds"]),
+        "all_seconds": [each["seconds"] for each in timed],
+        "variables": max(each["variables"] for each in held),
+        "held": max(each["held"] for each in held),
+    }
+
+
+def _run(number: int, case: Case, what: str, env: dict[str, str]) -> list[dict]:
+    """Runs a case's processes; returns what each has measured."""
+    from t2tp.mesh.rendezvous import free_port
+
+    cores = len(os.sched_getaffinity(0))
+    threads = {"TF_NUM_INTRAOP_THREADS": str(max(1, cores // case.processes))}
+    env = os.environ | _QUIET | env | (threads if case.processes > 1 else {})
+    coordinator = f"localhost:{free_port()}"
+    command = [sys.executable, str(HERE / "planning_worker.py"), str(number), what]
+    started = [
+        subprocess.Popen(
+            [*command, str(rank), coordinator],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=env,
+        )
+        for rank in range(case.processes)
+    ]
+    said = [process.communicate()[0] for process in started]
+    if any(process.returncode for process in started):
+        sys.exit(f"{case.name}: a process failed.")
+    return [json.loads(text.splitlines()[-1]) for text in said]
+
+
+def _report(cases: Sequence[Case], results: dict, cluster: str) -> None:
+    from t2tp.planner import ClusterFile
+
+    loaded = ClusterFile.load(cluster)
+    print("| case | seconds | predicted | interval | error | memory, MB | predicted | error |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    rows = [_row(case, results[case.name], loaded) for case in cases]
+    errors = sorted(abs(row["predicted"] / row["seconds"] - 1) for row in rows)
+    pairs = [
+        (a, b)
+        for a in rows
+        for b in rows
+        if a["model"] == b["model"] and a["seconds"] > _APART * b["seconds"]
+    ]
+    right = sum(a["predicted"] > b["predicted"] for a, b in pairs)
+    print()
+    print(
+        f"{len(rows)} steps: median error {statistics.median(errors):.1%}, worst {errors[-1]:.1%}"
+    )
+    print(f"pairs that differ by more than 15 %: {right} of {len(pairs)} in the right order")
+    outside = [row for row in rows if not row["fits"]]
+    print(f"memory: {len(rows) - len(outside)} of {len(rows)} within 5 % or 30 MB")
+
+
+def _row(case: Case, measured: dict, cluster) -> dict:
+    plan = case.request.plan(cluster.with_processes(case.processes))
+    predicted, seconds = plan.seconds, measured["seconds"]
+    own = (plan.memory_total - plan.memory["reserved"]) * (plan.devices // case.processes)
+    held = measured["variables"] + measured["held"]
+    low, high = plan.interval
+    print(
+        f"| {case.name} | {seconds:.3f} | {predicted:.3f} | {low:.3f} to {high:.3f} |"
+        f" {predicted / seconds - 1:+.0%} | {held / 1e6:.0f} | {own / 1e6:.0f} |"
+        f" {own / held - 1:+.0%} |",
+        flush=True,
+    )
+    return {
+        "model": case.model,
+        "seconds": seconds,
+        "predicted": predicted,
+        "fits": abs(own - held) < max(0.05 * held, 30e6),
+    }
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cluster", default="this_machine.toml")
+    parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--results", type=Path, default=HERE / "planning.json")
+    parser.add_argument("--again", action="store_true")
+    parser.add_argument("--measure", action=argparse.BooleanOptionalAction, default=True)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

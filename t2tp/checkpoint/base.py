@@ -1,0 +1,122 @@
+"""The base of adapters: the checkpoint with the frozen weights that they are trained beside.
+
+Frozen weights do not change, so checkpoints of adapters refer to those of the base instead of
+having them: by path, and by the id of the save, as another checkpoint may have that path later.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from t2tp.checkpoint.errors import UnusableCheckpointError
+from t2tp.checkpoint.reading import Checkpoint
+
+# Key of the metadata.
+BASE = "base"
+
+
+class BaseError(ValueError):
+    """The base of adapters is not where it was, or does not have the frozen weights."""
+
+
+def reference(base: Checkpoint, names: Mapping[str, str]) -> dict[str, Any]:
+    """Returns what a checkpoint's metadata say about its base, as plain JSON.
+
+    Args:
+      base: the base.
+      names: frozen variable -> its name in the base.
+    """
+    renamed = {ours: theirs for ours, theirs in names.items() if ours != theirs}
+    return {"path": str(base.path.absolute()), "save_id": base.save_id, "names": renamed}
+
+
+def open_base(saved: Checkpoint, elsewhere: Path | None = None) -> Checkpoint | None:
+    """Opens the base of a checkpoint.
+
+    Args:
+      saved: the checkpoint.
+      elsewhere: a directory to try before the one that was recorded.
+
+    Returns:
+      None if the checkpoint has all its variables itself.
+
+    Raises:
+      BaseError: the base is not there.
+    """
+    said = saved.metadata.get(BASE)
+    if said is None:
+        return None
+    recorded = Path(said["path"])
+    # Both runs may have been moved with the directory that they are in.
+    beside = Path(*saved.path.absolute().parts[:-3], *recorded.parts[-3:])
+    for path in (elsewhere, recorded, beside):
+        try:
+            base = None if path is None else Checkpoint(path)
+        except UnusableCheckpointError:
+            continue
+        if base is not None and base.save_id == said["save_id"]:
+            return base
+    there = "is another checkpoint now" if os.path.lexists(recorded) else "is not there"
+    raise BaseError(
+        f"the adapters in {saved.path} belong to the weights in {recorded}, which {there}: move"
+        " that checkpoint back, or, to train, say with --warm_start_from where it is"
+    )
+
+
+def base_with(
+    source: Checkpoint, names: Mapping[str, str], elsewhere: Path | None = None
+) -> tuple[Checkpoint, dict[str, str]]:
+    """Finds the checkpoint that has frozen weights.
+
+    Args:
+      source: it, or a checkpoint of other adapters of it.
+      names: frozen variable -> its name in `source`.
+      elsewhere: see `open_base`.
+
+    Returns:
+      the base, and the names in it.
+
+    Raises:
+      BaseError: it is not there, or `source` has been trained in a weight that is to be frozen.
+    """
+    base = open_base(source, elsewhere)
+    if base is None:
+        return source, dict(names)
+    trained = sorted(set(names.values()) & set(source.shapes()))
+    if trained:
+        raise BaseError(
+            f"{trained[0]} is trained in {source.path} beside the adapters, and here it would be"
+            " frozen: name it in lora_also_trained, or make one model of both with t2tp_convert"
+            " --merge_lora"
+        )
+    inner = source.metadata[BASE]["names"]
+    return base, {ours: inner.get(theirs, theirs) for ours, theirs in names.items()}
+
+
+def check_has(base: Checkpoint, shapes: Iterable[tuple[str, str, tuple[int, ...]]]) -> None:
+    """Checks that a base has frozen weights.
+
+    Args:
+      base: the checkpoint.
+      shapes: of each weight its name in the program, its name in the base, and its shape.
+
+    Raises:
+      BaseError: it lacks one, or has it in another shape.
+    """
+    saved = base.shapes()
+    wrong = [
+        f"{name} is not there"
+        if theirs not in saved
+        else f"{name} is {saved[theirs]} there and {shape} here"
+        for name, theirs, shape in shapes
+        if saved.get(theirs) != shape
+    ]
+    if wrong:
+        more = f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise BaseError(
+            f"the checkpoint {base.path} does not have the frozen weights: {'; '.join(wrong[:3])}"
+            f"{more}"
+        )

@@ -1,0 +1,309 @@
+"""Writes adapters (LoRA): as a directory of PEFT, or merged into the weights of their base.
+
+PEFT has two matrices for each adapted module, `lora_A.weight` [rank, in] and `lora_B.weight` [out,
+rank] (https://huggingface.co/docs/peft/developer_guides/checkpoint). Where a module of theirs has
+several weights of ours, as GPT-2's `c_attn` has queries, keys and values, the adapters of these are
+one of a larger rank: the matrices A one above the other, and the matrices B along the diagonal.
+Where a weight of ours has all experts, each of theirs is a module.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import tensorflow as tf
+
+from t2tp.checkpoint import Checkpoint, Slice
+from t2tp.checkpoint.base import BASE, open_base
+from t2tp.checkpoint.variables import TRAINABLE
+from t2tp.huggingface.errors import ConversionError
+from t2tp.huggingface.safetensors_file import DTYPES, create
+from t2tp.huggingface.tensor_map import Piece, Variable
+from t2tp.layers.adapters import DOWN, UP, Adapters
+
+_T = TypeVar("_T")
+
+WEIGHTS_FILE = "adapter_model.safetensors"
+CONFIG_FILE = "adapter_config.json"
+_PREFIX = "base_model.model."
+
+# The ends of names of classes, and what PEFT calls their tasks.
+_TASKS = {
+    "ForCausalLM": "CAUSAL_LM",
+    "LMHeadModel": "CAUSAL_LM",
+    "ForConditionalGeneration": "SEQ_2_SEQ_LM",
+    "ForSequenceClassification": "SEQ_CLS",
+}
+
+
+class MergedCheckpoint(Checkpoint):
+    """The base of adapters, read as if the adapters were part of its weights.
+
+    The path is that of the base. The metadata do not say which variables are trainable.
+    """
+
+    def __init__(self, tuned: Checkpoint, adapters: Adapters) -> None:
+        """Opens the base.
+
+        Args:
+          tuned: has the adapters, and variables that were trained beside them.
+          adapters: of the run.
+
+        Raises:
+          BaseError: the base is not there.
+        """
+        base = open_base(tuned)
+        super().__init__((base or tuned).path)
+        trained = self.metadata.pop(TRAINABLE, []) if base else []
+        self._tuned, self._scale = tuned, adapters.scale
+        renamed = tuned.metadata.get(BASE, {}).get("names", {})
+        ours_of = {theirs: ours for ours, theirs in renamed.items()}
+        # weight -> its name in the base
+        self._names = {ours_of.get(name, name): name for name in trained or super().shapes()}
+        self._trained_whole = [name for name in _trained(tuned) if not is_adapter(name)]
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Returns the shape of each weight, by name."""
+        return self._joined(super().shapes(), self._tuned.shapes())
+
+    def dtypes(self) -> dict[str, tf.DType]:
+        """Returns the dtype of each weight, by name."""
+        return self._joined(super().dtypes(), self._tuned.dtypes())
+
+    def read(self, slices: Sequence[Slice]) -> list[tf.Tensor]:
+        """Reads slices of weights, to which products of adapters are added in float32."""
+        return [self._read(each) for each in slices]
+
+    def _read(self, part: Slice) -> tf.Tensor:
+        if part.name in self._trained_whole:
+            return self._tuned.read([part])[0]
+        place = (part.shape, part.begin, part.size, part.dtype)
+        (value,) = super().read([Slice(self._names[part.name], *place)])
+        if f"{part.name}{DOWN}" not in self._tuned.shapes():
+            return value
+        with tf.device("CPU:0"):
+            change = self._scale * _product(self._tuned, part)
+            return tf.cast(tf.cast(value, tf.float32) + change, value.dtype)
+
+    def _joined(self, of_base: Mapping[str, _T], of_tuned: Mapping[str, _T]) -> dict[str, _T]:
+        whole = {name: of_tuned[name] for name in self._trained_whole}
+        return {ours: of_base[theirs] for ours, theirs in self._names.items()} | whole
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a variable is a matrix of an adapter."""
+    return name.endswith((DOWN, UP))
+
+
+def _trained(saved: Checkpoint) -> list[str]:
+    return saved.metadata.get(TRAINABLE, [])
+
+
+def _product(tuned: Checkpoint, part: Slice) -> np.ndarray:
+    """Returns a slice of A B, of the shape of a slice of their weight."""
+    down, up = (tuned.shapes()[f"{part.name}{end}"] for end in (DOWN, UP))
+    rank = down[-1]
+    experts = len(down) + len(up) - len(part.shape) - 2  # 1 if each expert has its own, else 0
+    reduced = len(down) - 1  # dimensions before the rank, that of experts included
+    begin, size = part.begin, part.size
+    a = _read(tuned, f"{part.name}{DOWN}", (*begin[:reduced], 0), (*size[:reduced], rank))
+    of_experts, after = (begin[:experts], size[:experts]), (begin[reduced:], size[reduced:])
+    b = _read(
+        tuned,
+        f"{part.name}{UP}",
+        (*of_experts[0], 0, *after[0]),
+        (*of_experts[1], rank, *after[1]),
+    )
+    lead = math.prod(size[:experts])
+    flat = a.reshape(lead, -1, rank) @ b.reshape(lead, rank, -1)
+    return flat.reshape(size)
+
+
+def _read(saved: Checkpoint, name: str, begin: Sequence[int], size: Sequence[int]) -> np.ndarray:
+    dtype = saved.dtypes()[name]
+    part = Slice(name, saved.shapes()[name], tuple(begin), tuple(size), dtype)
+    return saved.read([part])[0].numpy().astype(np.float32)
+
+
+@dataclass(frozen=True)
+class _Module:
+    """An adapted module of theirs.
+
+    Attributes:
+      name: as in their model.
+      down: [rank, in].
+      up: [out, rank].
+      is_in_out: whether their weight is [in, out], as of GPT-2's `Conv1D`.
+    """
+
+    name: str
+    down: np.ndarray
+    up: np.ndarray
+    is_in_out: bool
+
+
+def export_adapters(
+    tuned: Checkpoint,
+    variables: Sequence[Variable],
+    adapters: Adapters,
+    config: Mapping[str, Any],
+    directory: Path,
+    dtype: str = "",
+) -> None:
+    """Writes `adapter_config.json` and `adapter_model.safetensors`.
+
+    Args:
+      tuned: the checkpoint of the adapters.
+      variables: of the model; see `tensor_map.variables`.
+      adapters: of the run.
+      config: the model's `config.json`.
+      directory: where they are written.
+      dtype: of the tensors; "": float32.
+
+    Raises:
+      ConversionError: PEFT has nothing for a variable that was trained.
+      OSError: a file cannot be read or written.
+    """
+    others = [name for name in _trained(tuned) if not is_adapter(name)]
+    if others:
+        raise ConversionError(
+            f"{others[0]} was trained beside the adapters, which PEFT's files do not have: make"
+            " one model of both with --merge_lora"
+        )
+    modules = _modules(tuned, variables)
+    kind = np.dtype(tf.as_dtype(dtype or "float32").as_numpy_dtype)
+    names = {dtype: name for name, dtype in DTYPES.items()}
+    tensors = {}
+    for module in modules:
+        tensors[f"{_PREFIX}{module.name}.lora_A.weight"] = module.down
+        tensors[f"{_PREFIX}{module.name}.lora_B.weight"] = module.up
+    places = create(
+        directory / WEIGHTS_FILE, {n: (names[kind], t.shape) for n, t in sorted(tensors.items())}
+    )
+    for name, tensor in tensors.items():
+        places[name].opened("r+")[...] = tensor.astype(kind)
+    text = json.dumps(_config(modules, variables, adapters, config), indent=2, sort_keys=True)
+    (directory / CONFIG_FILE).write_text(text + "\n", encoding="utf-8")
+
+
+def _modules(tuned: Checkpoint, variables: Sequence[Variable]) -> list[_Module]:
+    """Returns the adapted modules of their model."""
+    shapes = tuned.shapes()
+    of_module: dict[str, list[_Part]] = {}
+    for variable in variables:
+        if f"{variable.name}{DOWN}" in shapes:
+            for piece in variable.pieces:
+                part = _Part.read(tuned, piece, variable.name)
+                of_module.setdefault(piece.theirs.removesuffix(".weight"), []).append(part)
+    return [_module(name, parts) for name, parts in of_module.items()]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The adapter of a weight of ours, with the dimensions of their module.
+
+    Attributes:
+      down: [rank, in].
+      up: [out, rank].
+      number: which of the weights of the module it is.
+      count: how many weights the module has.
+      is_in_out: whether their weight is [in, out].
+    """
+
+    down: np.ndarray
+    up: np.ndarray
+    number: int
+    count: int
+    is_in_out: bool
+
+    @classmethod
+    def read(cls, tuned: Checkpoint, piece: Piece, name: str) -> _Part:
+        """Reads the adapter of our weight `name`, of which `piece` is theirs."""
+        down, up = (_of_piece(tuned, f"{name}{end}", piece) for end in (DOWN, UP))
+        count = 1 if piece.part is None else piece.sizes[piece.order[0]]
+        # Where each dimension of ours is among theirs.
+        places = piece.order if piece.part is None else piece.order[1:]
+        reduced, made = places[: down.ndim - 1], places[down.ndim - 1 :]
+        rank = down.shape[-1]
+        flat_down = np.moveaxis(down, -1, 0).transpose(0, *(1 + np.argsort(reduced)))
+        flat_up = np.moveaxis(up, 0, -1).transpose(*np.argsort(made), up.ndim - 1)
+        return cls(
+            flat_down.reshape(rank, -1),
+            flat_up.reshape(-1, rank),
+            piece.part or 0,
+            count,
+            max(reduced) < min(made),
+        )
+
+
+def _module(name: str, parts: Sequence[_Part]) -> _Module:
+    """Joins the adapters of a module's weights, whose outputs are one after another."""
+    rank = sum(len(part.down) for part in parts)
+    size = len(parts[0].up)
+    up = np.zeros((parts[0].count * size, rank), np.float32)
+    column = 0
+    for part in parts:
+        width = len(part.down)
+        up[part.number * size : (part.number + 1) * size, column : column + width] = part.up
+        column += width
+    down = np.concatenate([part.down for part in parts])
+    return _Module(name, down, up, parts[0].is_in_out)
+
+
+def _of_piece(saved: Checkpoint, name: str, piece: Piece) -> np.ndarray:
+    """Reads a matrix of an adapter, or that of one expert, [in..., rank] or [rank, out...]."""
+    shape = saved.shapes()[name]
+    if piece.expert is None:
+        return _read(saved, name, [0] * len(shape), shape)
+    begin, size = [piece.expert, *(0 for _ in shape[1:])], [1, *shape[1:]]
+    return _read(saved, name, begin, size)[0]
+
+
+def _config(
+    modules: Sequence[_Module],
+    variables: Sequence[Variable],
+    adapters: Adapters,
+    config: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Returns the contents of `adapter_config.json`."""
+    (architecture,) = config.get("architectures") or [""]
+    task = next((task for end, task in _TASKS.items() if architecture.endswith(end)), None)
+    names = {p.theirs.removesuffix(".weight") for each in variables for p in each.pieces}
+    adapted = {module.name for module in modules}
+    others = {_end(name, 1) for name in names - adapted}
+    ends = {name: _end(name, 2 if _end(name, 1) in others else 1) for name in adapted}
+    ranks = {ends[module.name]: len(module.down) for module in modules}
+    has_experts = any(
+        piece.expert is not None and piece.theirs.removesuffix(".weight") in adapted
+        for each in variables
+        for piece in each.pieces
+    )
+    joined = {end: rank for end, rank in ranks.items() if rank != adapters.rank}
+    return {
+        "peft_type": "LORA",
+        "task_type": task,
+        "base_model_name_or_path": config.get("_name_or_path"),
+        "inference_mode": True,
+        "r": adapters.rank,
+        "lora_alpha": adapters.alpha,
+        "target_modules": sorted(set(ends.values())),
+        # The scale, alpha / rank, is the same in all modules.
+        "rank_pattern": joined,
+        "alpha_pattern": {end: adapters.scale * rank for end, rank in joined.items()},
+        # PEFT has experts' matrices in one parameter, which it refuses to drop inputs of.
+        "lora_dropout": 0.0 if has_experts else adapters.dropout,
+        "bias": "none",
+        "fan_in_fan_out": modules[0].is_in_out,
+        "modules_to_save": None,
+    }
+
+
+def _end(name: str, count: int) -> str:
+    """Returns the last words of a module's name."""
+    return ".".join(name.split(".")[-count:])

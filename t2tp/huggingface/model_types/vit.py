@@ -1,0 +1,151 @@
+"""ViT: a classifier of images, with a class token before the patches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from t2tp.hparam import HParams
+from t2tp.huggingface.errors import ConversionError
+from t2tp.huggingface.model_type import (
+    IMAGE_MEAN,
+    IMAGE_STD,
+    Config,
+    ModelType,
+    Shapes,
+    activation,
+    labels,
+    num_classes,
+    their_activation,
+)
+from t2tp.huggingface.model_types import bert
+from t2tp.huggingface.tensor_map import Entry
+
+_EMBEDDINGS, _BLOCK = "vit.embeddings", "vit.encoder.layer.{layer}"
+
+
+def _read(config: Config) -> dict[str, Any]:
+    height, width = pair(config["image_size"])
+    patches = pair(config["patch_size"])
+    if patches[0] != patches[1]:
+        raise ConversionError(
+            f"config.json has patch_size={config['patch_size']}: t2tp has square patches"
+        )
+    return {
+        "image_shape": [height, width, config["num_channels"]],
+        "patch_size": patches[0],
+        "pooling": "class",
+        "d_kv": config["hidden_size"] // config["num_attention_heads"],
+        "mlp": activation(config, "hidden_act"),
+        "num_classes": num_classes(config),
+    }
+
+
+def pair(size: int | list[int]) -> list[int]:
+    """Returns height and width of a size that may be one number for both."""
+    return [size, size] if isinstance(size, int) else list(size)
+
+
+def _training(config: Config) -> dict[str, Any]:
+    # Not in config.json: what the image processor does before the model is part of ours.
+    return {
+        "image_mean": config.get(IMAGE_MEAN) or [],
+        "image_std": config.get(IMAGE_STD) or [],
+    }
+
+
+def _written(hparams: HParams) -> dict[str, Any]:
+    if not hparams.image_shape:
+        raise ConversionError(
+            "the run has image_shape=[] among its hparams, and its images are not square: a"
+            " config.json of type vit has to say what they are"
+        )
+    height, width, channels = hparams.image_shape
+    return {
+        "image_size": height if height == width else [height, width],
+        "num_channels": channels,
+        "patch_size": hparams.patch_size,
+        "hidden_act": their_activation(hparams.mlp),
+        **labels(hparams.num_classes),
+    }
+
+
+def _tensors(hparams: HParams) -> list[Entry]:
+    biases = [] if hparams.qkv_bias else ["attention/q", "attention/k", "attention/v"]
+    left_out = [f"layer_{{layer}}/{name}_bias" for name in biases]
+    layers = bert.layers(_BLOCK, "attention.attention")
+    return [
+        Entry(f"{_EMBEDDINGS}.cls_token", "1 1 d_model", "class_token", "d_model"),
+        Entry(
+            f"{_EMBEDDINGS}.position_embeddings",
+            "1 length d_model",
+            "positions",
+            "length d_model",
+        ),
+        Entry(
+            f"{_EMBEDDINGS}.patch_embeddings.projection.weight",
+            "d_model channels kernel_height kernel_width",
+            "patches/filters",
+            "kernel_height kernel_width channels d_model",
+        ),
+        Entry(
+            f"{_EMBEDDINGS}.patch_embeddings.projection.bias", "d_model", "patches/bias", "d_model"
+        ),
+        *(each for each in layers if each.ours not in left_out),
+        *_norm(f"{_BLOCK}.layernorm_before", "layer_{layer}/attention"),
+        *_norm(f"{_BLOCK}.layernorm_after", "layer_{layer}/feed_forward"),
+        *_norm("vit.layernorm", "final"),
+        *bert.classifier("logits/output", "logits/output_bias"),
+    ]
+
+
+def _norm(theirs: str, ours: str) -> list[Entry]:
+    return [
+        Entry(f"{theirs}.weight", "d_model", f"{ours}/norm_scale", "d_model"),
+        Entry(f"{theirs}.bias", "d_model", f"{ours}/norm_bias", "d_model"),
+    ]
+
+
+def _from_shapes(shapes: Shapes) -> dict[str, Any]:
+    size, _, channels, _ = shapes["patches/filters"]
+    patches = shapes["positions"][0] - ("class_token" in shapes)
+    side = round(patches**0.5) * size
+    found = {"num_classes": shapes["logits/output_bias"][0]}
+    # Positions do not say how many rows they are of, unless these are as many as columns.
+    square = {"image_shape": [side, side, channels]} if side**2 == patches * size**2 else {}
+    return found | square
+
+
+VIT = ModelType(
+    name="vit",
+    architecture="ViTForImageClassification",
+    model="vit",
+    hparams_set="vit_base",
+    problem="image_imagenet224",
+    same={
+        "hidden_size": "d_model",
+        "intermediate_size": "d_ff",
+        "num_hidden_layers": "num_hidden_layers",
+        "num_attention_heads": "num_heads",
+        "layer_norm_eps": "norm_epsilon",
+        "qkv_bias": "qkv_bias",
+        "hidden_dropout_prob": "dropout",
+        "attention_probs_dropout_prob": "attention_dropout",
+    },
+    read=_read,
+    written=_written,
+    training=_training,
+    tensors=_tensors,
+    defaults={
+        "hidden_act": "gelu",
+        "image_size": 224,
+        "patch_size": 16,
+        "num_channels": 3,
+        "layer_norm_eps": 1e-12,
+        "qkv_bias": True,
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+    },
+    prefix="vit.",
+    ignored=r"pooler\.dense\.(weight|bias)",
+    from_shapes=_from_shapes,
+)

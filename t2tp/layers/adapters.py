@@ -1,0 +1,109 @@
+"""Low-rank adapters (LoRA): small matrices that are trained in place of a model's weights.
+
+E. Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models" (arXiv:2106.09685), section 4.1:
+a weight W is frozen, and `x W` becomes `x W + (alpha / rank) (x A) B` with A [in, rank] and B
+[rank, out], of which B begins at 0. `t2tp.layers.linear` adds A and B, the variables
+`<weight>_lora_a` and `<weight>_lora_b`; `t2tp.layers.variables` freezes everything else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from t2tp import mtf
+from t2tp.hparam import HParams
+
+DOWN, UP = "_lora_a", "_lora_b"
+
+
+@dataclass(frozen=True)
+class Adapters:
+    """Which weights of a model have adapters, and of which rank.
+
+    Attributes:
+      rank: the number of columns of A.
+      alpha: numerator of the scale.
+      targets: kinds of weights, of those in `t2tp.choices.ADAPTED`.
+      also_trained: a regular expression of names of variables that are trained themselves; empty:
+        none is.
+      dropout: the fraction of the adapters' inputs that is dropped in training.
+    """
+
+    rank: int
+    alpha: float
+    targets: tuple[str, ...]
+    also_trained: str = ""
+    dropout: float = 0.0
+
+    @classmethod
+    def from_hparams(cls, hparams: HParams) -> Adapters | None:
+        """Reads `lora_rank` and its companions; None if there are to be no adapters.
+
+        Raises:
+          ValueError: `lora_targets` is empty, or `lora_also_trained` is no regular expression.
+        """
+        if "lora_rank" not in hparams:
+            return None
+        found = cls(
+            hparams.lora_rank,
+            hparams.lora_alpha,
+            tuple(hparams.lora_targets),
+            hparams.lora_also_trained,
+            hparams.lora_dropout,
+        )
+        if not found.rank:
+            return None
+        if not found.targets:
+            raise ValueError(f"lora_rank={found.rank} with no lora_targets would train nothing")
+        try:
+            re.compile(found.also_trained)
+        except re.error as error:
+            raise ValueError(
+                f"lora_also_trained={found.also_trained!r} is no regular expression: {error}"
+            ) from None
+        return found
+
+    @property
+    def scale(self) -> float:
+        """The factor of `x A B`."""
+        return self.alpha / self.rank
+
+    def freezes(self, name: str) -> bool:
+        """Whether a variable of the model, not of an adapter, is frozen."""
+        return not (self.also_trained and re.search(self.also_trained, name))
+
+    def check_also_trained(self, graph: mtf.Graph) -> None:
+        """Checks that `also_trained` matches a variable of a model's graph.
+
+        Raises:
+          ValueError: it matches none.
+        """
+        names = [variable.name for variable in graph.all_variables]
+        if self.also_trained and all(map(self.freezes, names)):
+            raise ValueError(
+                f"lora_also_trained={self.also_trained!r} matches no variable of the model, such as"
+                f" {names[0]}"
+            )
+
+    @contextlib.contextmanager
+    def on(self, mesh: mtf.Mesh, training: bool) -> Iterator[None]:
+        """Gives adapters to the layers that are built on the mesh inside the context.
+
+        Args:
+          mesh: the program's mesh.
+          training: whether the adapters' inputs are dropped out.
+        """
+        before = of_mesh(mesh)
+        mesh.adapters = self if training else replace(self, dropout=0.0)
+        try:
+            yield
+        finally:
+            mesh.adapters = before
+
+
+def of_mesh(mesh: mtf.Mesh) -> Adapters | None:
+    """Returns the adapters of the layers that are being built on a mesh."""
+    return getattr(mesh, "adapters", None)

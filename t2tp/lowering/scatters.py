@@ -1,0 +1,129 @@
+"""Reduce-scatters of small partial sums, several in one collective.
+
+A gradient of a variable that is sharded at rest is reduce-scattered. For a small one the cost of a
+collective is its latency. So small ones wait until there are enough of them, or until one is read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from t2tp.lowering.deferred_sums import BUCKET, SMALL
+from t2tp.lowering.mesh_impl import LaidOutTensor, SpmdMeshImpl
+
+
+class Scatter(NamedTuple):
+    """A reduce-scatter of a processor's partial sum.
+
+    Attributes:
+      name: of the tensor that is the sum.
+      parts: the partial sum, [coordinate on the first axis, on the second, ..., ...], by receiver.
+      axes: mesh axes to sum over, which then split the result.
+      shape: of the processor's slice of the result.
+      finish: makes that of the processor's part, [...].
+    """
+
+    name: str
+    parts: tf.Tensor
+    axes: Sequence[int]
+    shape: Sequence[int]
+    finish: Callable[[tf.Tensor], tf.Tensor]
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of the partial sum."""
+        return math.prod(self.parts.shape.as_list()) * self.parts.dtype.size
+
+
+class DeferredScatter:
+    """The slice of a sum that is reduce-scattered when the slice is read, or before.
+
+    Attributes:
+      scatter: what is to be done.
+      graph: TensorFlow's, which the partial sum is of.
+    """
+
+    def __init__(self, scatters: Scatters, scatter: Scatter) -> None:
+        """Use `Scatters.defer`."""
+        self._scatters = scatters
+        self._result: LaidOutTensor | None = None
+        self.scatter = scatter
+        self.graph = scatter.parts.graph
+
+    @property
+    def slice_shape(self) -> list[int]:
+        """The shape of the slice."""
+        return list(self.scatter.shape)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the sum has been reduce-scattered."""
+        return self._result is not None
+
+    def set_part(self, part: tf.Tensor) -> None:
+        """Sets the processor's part of the sum."""
+        self._result = LaidOutTensor([self.scatter.finish(part)])
+
+    def to_laid_out_tensor(self) -> LaidOutTensor:
+        """Returns the slice; reduce-scatters if that has not been done."""
+        if self._result is None:
+            self._scatters.execute(self)
+        assert self._result is not None
+        return self._result
+
+
+class Scatters:
+    """The deferred reduce-scatters of one lowering."""
+
+    def __init__(self, mesh_impl: SpmdMeshImpl) -> None:
+        self._mesh_impl = mesh_impl
+        self._deferred: list[DeferredScatter] = []
+
+    def accepts(self, scatter: Scatter) -> bool:
+        """Whether others may share its collective."""
+        return scatter.num_bytes <= SMALL
+
+    def defer(self, scatter: Scatter) -> DeferredScatter:
+        """Defers a reduce-scatter until one of its bucket is read, or the bucket is full."""
+        deferred = DeferredScatter(self, scatter)
+        self._deferred.append(deferred)
+        if sum(each.scatter.num_bytes for each in self._together(deferred)) >= BUCKET:
+            self.execute(deferred)
+        return deferred
+
+    def execute(self, required: DeferredScatter) -> None:
+        """Reduce-scatters a sum, together with all that may share its collective."""
+        together = self._together(required)
+        self._deferred = [each for each in self._deferred if each not in together]
+        scatters = [each.scatter for each in together]
+        coordinates = scatters[0].parts.shape.as_list()[: len(scatters[0].axes)]
+        reduce_parts = self._mesh_impl.collectives.reduce_parts
+        names = [scatter.name for scatter in scatters]
+        if len(together) == 1:
+            required.set_part(reduce_parts(scatters[0].parts, scatters[0].axes, names))
+            return
+        flat = [tf.reshape(scatter.parts, [*coordinates, -1]) for scatter in scatters]
+        own = reduce_parts(tf.concat(flat, axis=-1), scatters[0].axes, names)
+        sizes = [x.shape[-1] for x in flat]
+        for each, part in zip(together, tf.split(own, sizes), strict=True):
+            each.set_part(part)
+
+    def _together(self, required: DeferredScatter) -> list[DeferredScatter]:
+        """Returns the deferred ones over the same axes, the required one among them."""
+        graph = tf.compat.v1.get_default_graph()
+        return [
+            each
+            for each in self._deferred
+            if each is required
+            or (
+                list(each.scatter.axes) == list(required.scatter.axes)
+                and each.scatter.parts.dtype == required.scatter.parts.dtype
+                # A tensor of a loop's body cannot be used outside of it, nor the other way round.
+                and each.graph is required.graph
+                and each.graph is graph
+            )
+        ]

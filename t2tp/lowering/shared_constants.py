@@ -1,0 +1,50 @@
+"""Small constants, once in a graph instead of once for each use.
+
+A third of the nodes that TensorFlow's Python API creates are constants: shapes, axes, powers of
+two. Each costs time when the program is traced, and again on each device when it is first run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import tensorflow as tf
+import tensorflow.compat.v1 as tf1
+
+_LARGEST = 256  # Bytes of a constant that is compared with others.
+
+
+@contextlib.contextmanager
+def shared_constants() -> Iterator[None]:
+    """Within this context, equal small constants of the current graph are one node.
+
+    Those of graphs inside it, such as loop bodies, are not shared: each needs its own context.
+    Constants with control dependencies, or made for another device or in a TensorFlow 1 condition,
+    stay separate.
+    """
+    graph = tf1.get_default_graph()
+    create = graph._create_op_internal
+    device_scopes = len([*graph._device_function_stack.peek_objs()])
+    known: dict[bytes, tf.Operation] = {}
+
+    def create_once(op_type: str, *args: object, **kwargs: object) -> tf.Operation:
+        if op_type != "Const" or not (
+            graph._control_flow_context is None
+            and not graph._control_dependencies_stack
+            and len([*graph._device_function_stack.peek_objs()]) == device_scopes
+        ):
+            return create(op_type, *args, **kwargs)
+        value = kwargs["attrs"]["value"].tensor  # type: ignore[index]
+        if value.ByteSize() > _LARGEST:
+            return create(op_type, *args, **kwargs)
+        key = value.SerializeToString()
+        if key not in known:
+            known[key] = create(op_type, *args, **kwargs)
+        return known[key]
+
+    graph._create_op_internal = create_once
+    try:
+        yield
+    finally:
+        del graph._create_op_internal

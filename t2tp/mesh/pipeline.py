@@ -1,0 +1,57 @@
+"""How the layers of a model are split over an axis of the mesh: its stages.
+
+The layout rule `layers:stage` gives each processor only the layers of its place on the axis
+`stage`. No tensor has the dimension `layers`: variables of a layer exist on the processors of its
+stage, under the names and in the shapes that they have without stages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from t2tp import upstream
+
+LAYERS = "layers"
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """How a pipeline runs.
+
+    Attributes:
+      schedule: `gpipe`, `1f1b`, `interleaved`, `zero_bubble`, or the path of a `.csv` file; see
+        `t2tp.pipeline.schedules`.
+      chunks: number of separate chunks of layers of each stage.
+      layers: numbers of layers, by stage (of the first chunk, then of the second): `7,8,8,7`.
+        Empty: as equal as possible.
+    """
+
+    schedule: str = "1f1b"
+    chunks: int = 1
+    layers: str = ""
+
+
+def names_by_stage(mesh: upstream.Mesh, name: str) -> tuple[str | None, ...] | None:
+    """Returns what a variable or an operation of a layer is called on each stage.
+
+    A graph has the layers of one stage. What it calls `layer_00/w` is that only on the first stage;
+    another has `layer_06/w` in its place, say, or nothing (None).
+
+    Args:
+      mesh: of the graph; see `Mesh.scopes_by_stage`.
+      name: in the graph.
+
+    Returns:
+      None: it belongs to no layer, or there are no stages.
+    """
+    scopes: dict[str, tuple[str | None, ...]] = getattr(mesh, "scopes_by_stage", {})
+    for scope, names in scopes.items():
+        if name.startswith(f"{scope}/"):
+            rest = name[len(scope) :]
+            return tuple(None if own is None else own + rest for own in names)
+    return None
+
+
+def is_of_stage(variable: upstream.Variable) -> bool:
+    """Whether each stage of a pipeline has a variable of its own under this name."""
+    return names_by_stage(variable.mesh, variable.name) is not None

@@ -1,0 +1,212 @@
+"""Ring attention: keys and values go round the devices while scores are computed.
+
+H. Liu et al., "Ring Attention with Blockwise Transformers for Near-Infinite Context"
+(arXiv:2310.01889). Each processor has the keys of its slice of the memory, and passes them on to
+the next one while its queries attend to them, so that it never holds more than two slices, however
+many there are. In the backward pass the gradients w.r.t. keys and values follow these round the
+ring, and each processor adds its part.
+
+In causal attention keys go round in the head-tail order of the queries (`balanced_queries`), so
+that each step is equal work for all: otherwise the processors would wait for the busiest one of
+each step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from t2tp.lowering.mesh_impl import SpmdMeshImpl
+from t2tp.ops.attention import blockwise
+from t2tp.ops.attention.balanced_queries import BalancedQueries, head_and_tail
+from t2tp.ops.attention.blocks import Keys
+from t2tp.ops.attention.score_terms import Gradients, ScoreTerms
+
+# The dimension of the positions in [2, batch, kv_heads, keys, d_kv].
+_POSITIONS = 3
+
+
+class Visiting(NamedTuple):
+    """A slice of the memory that is at a processor.
+
+    Attributes:
+      kv: keys and values, [2, batch, kv_heads, keys, d_kv].
+      segments: int32 [batch, keys]; empty if there are none.
+    """
+
+    kv: tf.Tensor
+    segments: tuple[tf.Tensor, ...]
+
+
+class Ring:
+    """The slices of a memory that a mesh axis splits, and their way round its processors."""
+
+    def __init__(
+        self,
+        mesh_impl: SpmdMeshImpl,
+        axis: int,
+        k: tf.Tensor,
+        v: tf.Tensor,
+        segments: tf.Tensor | None,
+        *,
+        is_balanced: bool,
+    ) -> None:
+        """Begins with the processor's own slice.
+
+        Args:
+          mesh_impl: the processor's.
+          axis: the mesh axis that splits the memory.
+          k: [batch, kv_heads, keys, d_kv].
+          v: likewise.
+          segments: int32 [batch, keys], or None.
+          is_balanced: whether slices are in head-tail order.
+        """
+        self._collectives = mesh_impl.collectives
+        self._axis = axis
+        self.count = mesh_impl.shape[axis].size
+        self._size = k.shape[2]
+        self._order = BalancedQueries(mesh_impl, axis, self._size) if is_balanced else None
+        kv = self._dealt(tf.stack([k, v]), _POSITIONS)
+        self.begin = Visiting(kv, () if segments is None else (self._dealt(segments, 1),))
+
+    @property
+    def part_sizes(self) -> list[int]:
+        """The numbers of consecutive keys that a slice consists of."""
+        return [self._size] if self._order is None else [self._size // 2] * 2
+
+    def parts(self, visiting: Visiting, step: tf.Tensor) -> list[tuple[tf.Tensor, Keys, list]]:
+        """Returns the parts of consecutive keys of the slice that is here at a step.
+
+        Returns:
+          of each keys and values, their positions, and a list of their segments, if they have any.
+        """
+        owner = (self._collectives.coordinate(self._axis) - step) % self.count
+        places = [owner] if self._order is None else list(head_and_tail(owner, self.count))
+        cut = [
+            tf.split(x, len(places), dim)
+            for x, dim in [(visiting.kv, _POSITIONS), *((x, 1) for x in visiting.segments)]
+        ]
+        return [
+            (kv, Keys(size, place * size), segments)
+            for place, size, (kv, *segments) in zip(
+                places, self.part_sizes, zip(*cut, strict=True), strict=True
+            )
+        ]
+
+    def passed_on(self, x: tf.Tensor) -> tf.Tensor:
+        """Gives `x` to the next processor; returns that of the previous one."""
+        source = [(place - 1) % self.count for place in range(self.count)]
+        return self._collectives.permute(x, self._axis, source)
+
+    def next(self, visiting: Visiting, step: tf.Tensor) -> Visiting:
+        """Returns the slice of the next step; after the last one it stays where it is."""
+        return tf.nest.map_structure(lambda x: self.passed_if(step < self.count - 1, x), visiting)
+
+    def passed_if(self, condition: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+        """Passes `x` on in those steps in which a condition holds, which are all but one.
+
+        The condition is the same on all processors, which all take part.
+        """
+        with self._collectives.repeated(self.count - 1):
+            return tf.cond(condition, lambda: self.passed_on(x), lambda: x)
+
+    def returned(self, d_kv: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the gradients w.r.t. the processor's k and v, from that of `begin`."""
+        if self._order is not None:
+            d_kv = self._order.returned(tf.split(d_kv, 2, _POSITIONS), _POSITIONS)
+        return d_kv[0], d_kv[1]
+
+    def _dealt(self, x: tf.Tensor, dim: int) -> tf.Tensor:
+        return x if self._order is None else tf.concat(self._order.dealt(x, dim), dim)
+
+
+def forward(
+    ring: Ring, qs: Sequence[tf.Tensor], terms: Sequence[ScoreTerms]
+) -> list[tuple[tf.Tensor, ...]]:
+    """Computes what `blockwise.forward` does, of each part of the queries and the whole memory.
+
+    Args:
+      ring: the memory.
+      qs: parts of the queries [batch, heads, length, d_kv], scaled.
+      terms: those of each part.
+    """
+
+    def step(t: tf.Tensor, here: Visiting, states: list[blockwise.Attended]) -> tuple:
+        coming = ring.next(here, t)
+        for kv, keys, segments in ring.parts(here, t):
+            states = [
+                blockwise.attended(q, kv[0], kv[1], of_part.of_keys(keys, *segments), state)
+                for q, of_part, state in zip(qs, terms, states, strict=True)
+            ]
+        return t + 1, coming, states
+
+    start = [blockwise.Attended.nothing(q) for q in qs]
+    *_, states = _loop(ring, step, (ring.begin, start))
+    return [
+        blockwise.results(state, q, of_part)
+        for state, q, of_part in zip(states, qs, terms, strict=True)
+    ]
+
+
+def backward(
+    ring: Ring, by_query: Sequence[Sequence[tf.Tensor]], terms: Sequence[ScoreTerms]
+) -> tuple[list[Gradients], tuple[tf.Tensor, tf.Tensor]]:
+    """Computes the gradients w.r.t. each part of the queries, and the processor's k and v.
+
+    Args:
+      ring: the memory.
+      by_query: of each part `q`, `y`, `log` and `dy`, as for `blockwise.backward`.
+      terms: those of each part.
+
+    Returns:
+      of each part the gradients w.r.t. q and the bias; and those w.r.t. k and v, of their shape, at
+      least in float32.
+    """
+    ours = [
+        blockwise.BackwardQueries.of(q, y, log, dy, of_part)
+        for (q, y, log, dy), of_part in zip(by_query, terms, strict=True)
+    ]
+    bias = terms[0].bias
+
+    def step(t: tf.Tensor, here: Visiting, d_kv: tf.Tensor, sums: list[list[tf.Tensor]]) -> tuple:
+        coming = ring.next(here, t)
+        # Those of the slice that is here follow it, one step behind.
+        d_kv = ring.passed_if(t > 0, d_kv)
+        d_parts = []
+        for kv, keys, segments in ring.parts(here, t):
+            grads = [
+                blockwise.with_gradients(
+                    Gradients(so_far[0], None, None, so_far[1] if bias else None),
+                    part,
+                    kv[0],
+                    kv[1],
+                    of_part.of_keys(keys, *segments),
+                )
+                for so_far, part, of_part in zip(sums, ours, terms, strict=True)
+            ]
+            sums = [[g.q, g.bias] if bias else [g.q] for g in grads]
+            d_parts.append(
+                tf.stack([tf.add_n([g.k for g in grads]), tf.add_n([g.v for g in grads])])
+            )
+        return t + 1, coming, d_kv + tf.concat(d_parts, _POSITIONS), sums
+
+    start = [[part.no_gradient(), *([bias.no_gradient()] if bias else [])] for part in ours]
+    no_gradient = tf.zeros(ring.begin.kv.shape)
+    *_, d_kv, sums = _loop(ring, step, (ring.begin, no_gradient, start))
+    grads = [
+        Gradients(part.joined(d_q), None, None, d_bias[0] if d_bias else None)
+        for part, (d_q, *d_bias) in zip(ours, sums, strict=True)
+    ]
+    return grads, ring.returned(ring.passed_on(d_kv))
+
+
+def _loop(ring: Ring, step: Callable, start: tuple) -> tuple:
+    """Takes a step at each slice.
+
+    One at a time, which bounds the memory: keys and values wait for the processor's turn.
+    """
+    return tf.while_loop(
+        lambda t, *_: t < ring.count, step, (tf.constant(0), *start), parallel_iterations=1
+    )

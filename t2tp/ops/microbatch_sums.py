@@ -1,0 +1,61 @@
+"""Loops that sum the results of a function over microbatches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from t2tp import upstream
+from t2tp.lowering.operation import Operation
+
+
+class MicrobatchSums(Operation, upstream.WhileLoopOperation):
+    """Calls a function for each microbatch and sums its results; subclasses define `lower`.
+
+    Input: the index of the first microbatch. Outputs: the number of microbatches, and the sums.
+
+    Attributes:
+      count: number of microbatches.
+      part: the batch dimension of a microbatch.
+      addends: what the function returned for the microbatch of the graph.
+      total: the sums, structured as the function returns them.
+    """
+
+    accepts_deferred_sums = True
+
+    def __init__(
+        self,
+        sums_of: Callable[[upstream.Tensor], Any],
+        count: int,
+        part: upstream.Dimension,
+        mesh: upstream.Mesh,
+        name: str,
+    ) -> None:
+        """Builds the graph of a microbatch.
+
+        Args:
+          sums_of: maps the index of a microbatch (int32) to its addends.
+          count: number of microbatches.
+          part: the batch dimension of a microbatch.
+          mesh: the program's mesh.
+          name: of the operation.
+        """
+        self.count = count
+        self.part = part
+        added: list[Any] = []  # The constructor below calls the body once.
+
+        def body(number: upstream.Tensor) -> list[upstream.Tensor]:
+            added.append(sums_of(number))
+            return [number + 1, *tf.nest.flatten(added[0])]
+
+        super().__init__(
+            lambda number: upstream.less(number, count),
+            body,
+            [upstream.constant(mesh, 0, dtype=tf.int32)],
+            has_accumulators=True,
+            name=name,
+        )
+        self.addends = added[0]
+        self.total = tf.nest.pack_sequence_as(self.addends, self.outputs[1:])

@@ -1,0 +1,60 @@
+"""One of several equal parts of each processor's rows."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+import tensorflow as tf
+
+from t2tp import upstream
+from t2tp.lowering.lowering import Lowering
+from t2tp.lowering.operation import Operation
+
+
+def take_microbatch(
+    x: upstream.Tensor,
+    number: upstream.Tensor,
+    whole: upstream.Dimension,
+    part: upstream.Dimension,
+) -> upstream.Tensor:
+    """Returns microbatch `number` of each processor's rows; `x` if there is but one, or no rows.
+
+    Args:
+      x: [..., whole, ...].
+      number: int32 scalar.
+      whole: the dimension of the rows.
+      part: that of a microbatch's rows.
+    """
+    if whole == part or whole not in x.shape.dims:
+        return x
+    return TakeMicrobatchOperation(x, number, whole, part).outputs[0]
+
+
+class TakeMicrobatchOperation(Operation):
+    """Takes a microbatch's slice of each processor's rows.
+
+    Inputs: x and the index of a microbatch (int32).
+    """
+
+    def __init__(
+        self,
+        x: upstream.Tensor,
+        number: upstream.Tensor,
+        whole: upstream.Dimension,
+        part: upstream.Dimension,
+    ) -> None:
+        super().__init__([x, number], name="microbatch")
+        self._axis = x.shape.dims.index(whole)
+        dims = [part if dim == whole else dim for dim in x.shape.dims]
+        self._outputs = [upstream.Tensor(self, upstream.Shape(dims), x.dtype)]
+
+    def takes_leading_rows_of(self, tensors: Container[upstream.Tensor]) -> bool:
+        """Whether it takes rows of one of these tensors, and these are its first dimension."""
+        return self._axis == 0 and self.inputs[0] in tensors
+
+    def lower(self, lowering: Lowering) -> None:
+        x, number = (lowering.slice(tensor) for tensor in self.inputs)
+        size = lowering.mesh_impl(self).slice_shape(self.outputs[0].shape)
+        begin: list[tf.Tensor | int] = [0] * len(size)
+        begin[self._axis] = number * size[self._axis]
+        lowering.set_slice(self.outputs[0], tf.slice(x, tf.stack(begin), size))

@@ -1,0 +1,328 @@
+"""Runs the stages one after the other, once: for what has no schedule, such as decoding.
+
+The rows go through the stages in groups: while one stage computes its layers for a group, the stage
+before computes its own for the next one. What the last stage's layers return is sent to all stages,
+because all compute what follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from t2tp import upstream
+from t2tp.lowering.lowering import Lowering
+from t2tp.lowering.operation import Operation
+from t2tp.lowering.shared_constants import shared_constants
+from t2tp.lowering.while_loop import reduce_what_comes_from_outside
+from t2tp.mesh.collectives import Wire
+from t2tp.mesh.layout import LayoutError
+from t2tp.ops.scatter_update import Rows, with_rows
+from t2tp.pipeline.boundary import EnterStage, ExitStage
+from t2tp.program.program import Mesh
+
+# A group of fewer tokens takes a stage as long: it waits for the weights to be read from memory.
+_FEWEST_TOKENS = 16
+# More groups leave the stages idle for less of the time, in products of fewer rows.
+_GROUPS_PER_STAGE = 2
+
+
+@dataclass(frozen=True)
+class RowGroups:
+    """The groups in which rows go through the stages.
+
+    Attributes:
+      whole: the dimension of the rows.
+      count: number of groups.
+    """
+
+    whole: upstream.Dimension
+    count: int
+
+    @property
+    def part(self) -> upstream.Dimension:
+        """The dimension of the rows of a group."""
+        return upstream.Dimension(self.whole.name, self.whole.size // self.count)
+
+    @classmethod
+    def from_activations(cls, x: upstream.Tensor, mesh: Mesh) -> RowGroups:
+        """Returns two groups for each stage, or fewer where groups would be too small.
+
+        Args:
+          x: [batch, ..., d_model].
+          mesh: the program's mesh.
+        """
+        whole, layout = x.shape.dims[0], mesh.layout
+        tokens = x.shape.size // x.shape.dims[-1].size
+        for count in range(_GROUPS_PER_STAGE * layout.num_stages, 1, -1):
+            divides = whole.size % (count * layout.batch_shards) == 0
+            if divides and tokens // (count * layout.batch_shards) >= _FEWEST_TOKENS:
+                return cls(whole, count)
+        return cls(whole, 1)
+
+
+class ChainResults(NamedTuple):
+    """What a chunk of layers computes for a group of rows.
+
+    Attributes:
+      passed: what goes to the next stage.
+      own: what each stage computes for itself, such as its part of a decoding state.
+      before: for each of `own` what it replaces, with all rows; None: it is new.
+    """
+
+    passed: Sequence[upstream.Tensor]
+    own: Sequence[upstream.Tensor]
+    before: Sequence[upstream.Tensor | None]
+
+
+class StageChain(Operation, upstream.WhileLoopOperation):
+    """Computes a chunk of layers on each stage, group of rows after group of rows.
+
+    Input: the index of the first group. Outputs: the number of groups; what the last stage's layers
+    return; and what each stage computes for itself.
+
+    Attributes:
+      passed: what the layers return, on all stages.
+      own: what each stage has computed for itself.
+    """
+
+    def __init__(
+        self,
+        layers: Callable[[upstream.Tensor], ChainResults],
+        mesh: Mesh,
+        groups: RowGroups,
+    ) -> None:
+        """Builds the graph of one stage.
+
+        Args:
+          layers: builds a chunk of layers, from `enter_stage` to `exit_stage`, for the group of
+            rows of this index (int32).
+          mesh: the program's mesh.
+          groups: of the rows.
+        """
+        results: list[ChainResults] = []
+
+        def body(group: upstream.Tensor) -> list[upstream.Tensor]:
+            results.append(layers(group))
+            return [group + 1, *results[-1].passed, *results[-1].own]
+
+        super().__init__(
+            lambda group: upstream.less(group, groups.count),
+            body,
+            [upstream.constant(mesh, 0, dtype=tf.int32)],
+            has_accumulators=True,
+            name="stages",
+        )
+        self._groups = groups
+        self._before = results[-1].before
+        for i, of_group in enumerate(self._body_outputs[1:], 1):
+            dims = [groups.whole if d == groups.part else d for d in of_group.shape.dims]
+            self._outputs[i] = upstream.Tensor(self, upstream.Shape(dims), of_group.dtype, index=i)
+        count = len(results[-1].passed)
+        self.passed: list[upstream.Tensor] = self.outputs[1 : 1 + count]
+        self.own: list[upstream.Tensor] = self.outputs[1 + count :]
+
+    @property
+    def has_gradient(self) -> bool:
+        """Always: `gradient` says what to do instead."""
+        return True
+
+    def gradient(self, grad_ys: list[upstream.Tensor | None]) -> list[upstream.Tensor]:
+        del grad_ys
+        raise LayoutError(
+            "The layout splits the layers into stages, whose gradients are computed by a schedule:"
+            " train with t2tp.optim.train_step, or drop the rule that splits the layers."
+        )
+
+    def lower(self, lowering: Lowering) -> None:
+        """Lowers the loop over ticks."""
+        reduce_what_comes_from_outside(self, lowering)
+        run = _Run(self, lowering)
+        passed, own = run.run()
+        lowering.set_slice(self.outputs[0], tf.constant(self._groups.count))
+        for output, value in zip([*self.passed, *self.own], [*passed, *own], strict=True):
+            lowering.set_slice(output, value)
+
+
+class _Run:
+    """The lowering of one chain."""
+
+    def __init__(self, op: StageChain, lowering: Lowering) -> None:
+        self._op, self._lowering = op, lowering
+        self._mesh_impl = lowering.mesh_impl(op)
+        self._collectives = self._mesh_impl.collectives
+        axis = self._mesh_impl.layout.stage_axis
+        if axis is None:
+            raise LayoutError("stages need a mesh axis that splits the layers")
+        self._axis: int = axis
+        self._stages = self._mesh_impl.layout.num_stages
+        self._groups = op._groups
+        self._here = self._collectives.coordinate(axis)
+        (self._enter,) = (op for op in op._body_ops if isinstance(op, EnterStage))
+        self._exits = {op.num_layers: op for op in op._body_ops if isinstance(op, ExitStage)}
+        self._own = op._body_outputs[1 + len(op.passed) :]
+
+    def run(self) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """Returns what the last stage's layers return, and what this stage has computed."""
+        passing = self._enter.outputs
+        shapes = [self._mesh_impl.slice_shape(x.shape) for x in passing]
+        wires = [self._collectives.wire(self._axis, 1) for _ in shapes]
+        begin = (
+            tf.constant(0),
+            [self._zeros(x) for x in passing],
+            [self._zeros(x) for x in self._op.passed],
+            [
+                self._zeros(x) if old is None else self._lowering.slice(old)
+                for x, old in zip(self._op.own, self._op._before, strict=True)
+            ],
+        )
+        ticks = self._stages + self._groups.count - 1
+        with self._collectives.repeated(ticks):
+            _, _, passed, own = tf.while_loop(
+                lambda tick, *_: tick < ticks,
+                lambda *state: self._tick(wires, shapes, *state),
+                begin,
+                parallel_iterations=1,
+            )
+        last = [self._stages - 1] * self._stages
+        return [self._collectives.permute(x, self._axis, last) for x in passed], own
+
+    def _zeros(self, tensor: upstream.Tensor) -> tf.Tensor:
+        return tf.zeros(self._mesh_impl.slice_shape(tensor.shape), tensor.dtype)
+
+    def _tick(
+        self,
+        wires: Sequence[Wire],
+        shapes: Sequence[Sequence[int]],
+        tick: tf.Tensor,
+        entered: list[tf.Tensor],
+        passed: list[tf.Tensor],
+        own: list[tf.Tensor],
+    ) -> tuple[tf.Tensor, list[tf.Tensor], list[tf.Tensor], list[tf.Tensor]]:
+        """Computes the group that is at this stage, and sends it on.
+
+        Args:
+          wires: to the next stage, for each tensor.
+          shapes: of these tensors.
+          tick: its index.
+          entered: what has arrived.
+          passed: what the layers have returned; of all rows.
+          own: what this stage has computed; of all rows.
+        """
+        group = tick - self._here
+        is_at_work = (group >= 0) & (group < self._groups.count)
+
+        def work() -> list[tf.Tensor]:
+            with shared_constants():
+                results, changed = self._layers(group, entered, own)
+                all_passed = [
+                    self._with_rows(x, part, tensor, group)
+                    for x, part, tensor in zip(passed, results, self._op.passed, strict=True)
+                ]
+            return [*results, *all_passed, *changed]
+
+        made = tf.cond(
+            is_at_work, work, lambda: [tf.identity(x) for x in (*entered, *passed, *own)]
+        )
+        count = len(passed)
+        results, passed, own = made[:count], made[count : 2 * count], made[2 * count :]
+        # The stage before had the next group in this tick.
+        receives = (self._here > 0) & (group + 1 >= 0) & (group + 1 < self._groups.count)
+        sends = is_at_work & (self._here < self._stages - 1)
+        sent, arrived = [], []
+        for wire, x, shape in zip(wires, results, shapes, strict=True):
+            message = wire.receive(shape, x.dtype, receives)
+            sent.append(wire.send(x, shape, sends))
+            arrived.append(
+                tf.cond(
+                    receives,
+                    lambda message=message, shape=shape: tf.reshape(message, shape),
+                    lambda x=x, shape=shape: tf.reshape(x, shape),
+                )
+            )
+        with tf.control_dependencies(sent):
+            return tick + 1, arrived, list(passed), list(own)
+
+    def _layers(
+        self, group: tf.Tensor, entered: Sequence[tf.Tensor], own: Sequence[tf.Tensor]
+    ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """Lowers this stage's layers; returns their results, and `own` with this group's rows."""
+        options = list(dict.fromkeys(self._enter.layers_by_stage))
+
+        def first() -> list[tf.Tensor]:
+            with self._lowering.isolated():
+                self._bind_own(group, own)
+                before = self._op._body_ops[: self._op._body_ops.index(self._enter)]
+                self._lowering.lower_operations(before, self._enter.inputs)
+                return [self._lowering.slice(x) for x in self._enter.inputs]
+
+        values = tf.cond(tf.equal(self._here, 0), first, lambda: [tf.identity(x) for x in entered])
+
+        def layers(num_layers: int) -> list[tf.Tensor]:
+            return self._layers_up_to(num_layers, group, values, own)
+
+        if len(options) == 1:
+            made = layers(options[0])
+        else:
+            which = tf.constant([options.index(n) for n in self._enter.layers_by_stage])
+            made = tf.switch_case(
+                tf.gather(which, self._here), [lambda n=n: layers(n) for n in options]
+            )
+        return made[: len(values)], made[len(values) :]
+
+    def _layers_up_to(
+        self,
+        num_layers: int,
+        group: tf.Tensor,
+        values: Sequence[tf.Tensor],
+        own: Sequence[tf.Tensor],
+    ) -> list[tf.Tensor]:
+        lowering, op = self._lowering, self._op
+        with lowering.isolated():
+            self._bind_own(group, own)
+            for tensor, value in zip(self._enter.outputs, values, strict=True):
+                lowering.set_slice(tensor, value)
+            end = self._exits[num_layers]
+            begin = op._body_ops.index(self._enter) + 1
+            inside = op._body_ops[begin : op._body_ops.index(end)]
+            # What is before does not depend on the stage's place.
+            before = op._body_ops[: begin - 1]
+            made = {t for inner in inside for t in inner.outputs}
+            computed = [t for t in self._own if t in made]
+            lowering.lower_operations([*before, *inside], [*end.inputs, *computed])
+            changed = []
+            for x, t, whole, old in zip(own, self._own, op.own, op._before, strict=True):
+                if old is not None and lowering.slice(old) is not x:  # Its rows were written there.
+                    changed.append(lowering.slice(old))
+                elif t in made:
+                    changed.append(self._with_rows(x, lowering.slice(t), whole, group))
+                else:
+                    changed.append(x)
+            return [*(lowering.slice(t) for t in end.inputs), *changed]
+
+    def _bind_own(self, group: tf.Tensor, own: Sequence[tf.Tensor]) -> None:
+        """Lets the layers of a group read what this stage has: it can be changed in place then."""
+        self._lowering.set_slice(self._op._body_inputs[0], group)
+        for old, value in zip(self._op._before, own, strict=True):
+            if old is not None:
+                self._lowering.set_slice(old, value)
+                self._lowering.updated_in_place.add(old)
+
+    def _with_rows(
+        self, x: tf.Tensor, part: tf.Tensor, tensor: upstream.Tensor, group: tf.Tensor
+    ) -> tf.Tensor:
+        """Returns `x` with a group's rows replaced.
+
+        Args:
+          x: the slice of `tensor`.
+          part: that of a group.
+          tensor: it has the rows first, or none.
+          group: its index.
+        """
+        if self._groups.count == 1 or self._groups.whole not in tensor.shape.dims:
+            return part
+        rows = Rows.from_numbers(group * part.shape[0] + tf.range(part.shape[0]))
+        return with_rows(x, rows, part, self._mesh_impl.target)

@@ -1,0 +1,91 @@
+"""Deals the layers of a stack out to the stages of a pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from t2tp.mesh.layout import Layout, LayoutError
+from t2tp.mesh.pipeline import LAYERS
+
+
+def deal_layers(num_layers: int, layout: Layout) -> list[list[range]]:
+    """Returns the layers of each stage, for each of its chunks.
+
+    The layers of a chunk follow each other, and those of the next stage's chunk follow them. Layers
+    that cannot be dealt out equally go to the stages in the middle, because the first one has the
+    embedding, too, and the last one the loss.
+
+    Args:
+      num_layers: of the stack.
+      layout: with stages; `pipeline.layers` may say how many layers each has.
+
+    Returns:
+      for each chunk a range of layer numbers for each stage.
+
+    Raises:
+      LayoutError: there are too few layers, or `pipeline.layers` does not say it for each.
+    """
+    stages, chunks = layout.num_stages, layout.pipeline.chunks
+    sizes = _equal_sizes(num_layers, stages, chunks, layout)
+    if layout.pipeline.layers:
+        sizes = _given_sizes(layout.pipeline.layers, num_layers, stages * chunks)
+    begins = [sum(sizes[:i]) for i in range(len(sizes))]
+    ranges = [range(begin, begin + size) for begin, size in zip(begins, sizes, strict=True)]
+    return [ranges[c * stages : (c + 1) * stages] for c in range(chunks)]
+
+
+def _equal_sizes(num_layers: int, stages: int, chunks: int, layout: Layout) -> list[int]:
+    count = stages * chunks
+    if num_layers < count:
+        axis = layout.axis_of(LAYERS)
+        in_chunks = f" in {chunks} chunks each (pipeline_chunks)" if chunks > 1 else ""
+        raise LayoutError(
+            f"The rule '{LAYERS}:{axis.name if axis else ''}' makes {stages} stages{in_chunks}, and"
+            f" a stack of the model has only {num_layers} layers: take at most {num_layers}"
+            f" {'chunks in all' if chunks > 1 else 'stages'}."
+        )
+    size, left = divmod(num_layers, count)
+    sizes = [size] * count
+    middle_first = sorted(range(count), key=lambda i: (i in (0, count - 1), i == count - 1, i))
+    for i in middle_first[:left]:
+        sizes[i] += 1
+    return sizes
+
+
+def _given_sizes(text: str, num_layers: int, count: int) -> list[int]:
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() and int(part) for part in parts):
+        raise LayoutError(
+            f"pipeline_layers={text!r} must be numbers of layers, such as '7,8,8,7', each 1 or more"
+        )
+    sizes = [int(part) for part in parts]
+    if len(sizes) != count or sum(sizes) != num_layers:
+        raise LayoutError(
+            f"pipeline_layers={text!r} are {sum(sizes)} layers in {len(sizes)} stages, and the"
+            f" stack has {num_layers} layers in {count} (stages times pipeline_chunks)"
+        )
+    return sizes
+
+
+def layers_alike(dealt: Sequence[Sequence[range]], kinds: Sequence[object]) -> None:
+    """Checks that the layers in one place of every stage are of one kind.
+
+    All stages run one program, so that a place cannot have experts on one stage only.
+
+    Args:
+      dealt: the result of `deal_layers`.
+      kinds: of each layer of the stack.
+
+    Raises:
+      LayoutError: they differ.
+    """
+    for ranges in dealt:
+        for place in range(max(map(len, ranges))):
+            layers = [numbers[place] for numbers in ranges if place < len(numbers)]
+            if len({kinds[layer] for layer in layers}) > 1:
+                raise LayoutError(
+                    "The stages of a pipeline must have the same kinds of layers in the same order,"
+                    f" and layers {', '.join(map(str, layers))}, which have one place in different"
+                    " stages, differ (some have experts, say): change the number of stages or"
+                    " pipeline_layers so that each stage begins with the same kind."
+                )

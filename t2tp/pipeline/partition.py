@@ -1,0 +1,328 @@
+"""Cuts the graph of a microbatch into what a stage computes in one entry of a schedule.
+
+The graph is that of a loss and its gradients, with the layers of one stage between boundaries. Each
+piece begins at tensors that are given (they came from another stage, or were kept from the forward
+pass) and ends at its results. What depends on no boundary, such as masks and positions, belongs to
+no piece: each computes of it what it needs.
+
+The gradient of a variable that several pieces use, such as a tied embedding, is a sum of what each
+contributes. Sums are linear in these, so that each piece computes the sum of its own contributions,
+without the others, and the loop adds them up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from t2tp import upstream
+from t2tp.lowering.lowering import has_effect, tensors_read
+from t2tp.mesh.layout import LayoutError
+from t2tp.ops.recompute import Copies
+from t2tp.pipeline.boundary import Boundary, EnterStage, ExitStage
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of the graph.
+
+    Attributes:
+      operations: in the order of the graph.
+      given: the tensors that it begins with.
+      results: the tensors that it ends at.
+      contributions: what it adds to outputs of the loop, by their index.
+    """
+
+    operations: list[upstream.Operation]
+    given: list[upstream.Tensor]
+    results: list[upstream.Tensor]
+    contributions: dict[int, upstream.Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ChunkPieces:
+    """The pieces of a chunk of layers.
+
+    Attributes:
+      before: what the first stage computes ahead of the layers; None: nothing.
+      forward: the layers.
+      kept: the tensors that the backward passes need of the forward pass.
+      before_backward: the backward pass of `before`; None: there is none.
+      backward: of the layers; without the gradients of the weights if `weights` has them.
+      weights: the gradients of the weights; None: `backward` has them.
+      kept_for_weights: the tensors that `weights` needs of `backward`.
+    """
+
+    before: Piece | None
+    forward: Piece
+    kept: list[upstream.Tensor]
+    before_backward: Piece | None = None
+    backward: Piece | None = None
+    weights: Piece | None = None
+    kept_for_weights: list[upstream.Tensor] = field(default_factory=list)
+
+
+def _is_one_hot(tensor: upstream.Tensor) -> bool:
+    return isinstance(tensor.operation, upstream.ops.OneHotOperation)
+
+
+class Partition:
+    """The pieces of a graph.
+
+    Attributes:
+      enters: the first boundary of each chunk.
+      exits: for each chunk the last boundaries, by the number of layers before them: several if
+        some stages have fewer layers than others.
+      after: what the last stage computes after the layers: the loss and the backward pass to it.
+    """
+
+    def __init__(
+        self,
+        operations: Sequence[upstream.Operation],
+        outputs: Sequence[upstream.Tensor],
+        *,
+        splits_backward: bool,
+    ) -> None:
+        """Finds the boundaries.
+
+        Args:
+          operations: of the loop's body, in order.
+          outputs: what is summed over microbatches.
+          splits_backward: whether the gradients of weights are computed apart.
+
+        Raises:
+          LayoutError: there are no boundaries, or something is assigned.
+        """
+        self._operations = list(operations)
+        self._outputs = list(outputs)
+        self._splits_backward = splits_backward
+        for op in operations:
+            if isinstance(op, upstream.Assign) or (
+                isinstance(op, upstream.WhileLoopOperation) and has_effect(op)
+            ):
+                raise LayoutError(
+                    f"Operation {op.name!r} assigns a variable in the forward pass, which a"
+                    " pipeline cannot do: drop the layout rule of the layers."
+                )
+        self.enters = [op for op in operations if isinstance(op, EnterStage)]
+        self.exits: list[dict[int, ExitStage]] = [{} for _ in self.enters]
+        for op in operations:
+            if isinstance(op, ExitStage):
+                self.exits[op.chunk][op.num_layers] = op
+        if not self.enters:
+            raise LayoutError(
+                "The layout splits the layers, and this model has no stack of layers to split"
+                " (t2tp.layers.stack.Stack): drop the rule."
+            )
+        # What depends on the loss' gradient w.r.t. the output of a chunk, or on what is after it.
+        self._of: dict[Boundary, set[upstream.Tensor]] = {}
+        for chunk, exits in enumerate(self.exits):
+            for num_layers, exit_op in exits.items():
+                if exit_op.backward is not None:
+                    walls = self._walls(chunk, num_layers)
+                    self._of[exit_op.backward] = self._reached(exit_op.backward.outputs, walls)
+            backward = self.enters[chunk].backward
+            if backward is not None:
+                self._of[backward] = self._reached(backward.outputs, self._walls(chunk))
+        last = self.last_exit
+        self._of[last] = self._reached(last.outputs, self._walls(len(self.enters) - 1))
+        self.after = self._after()
+
+    @property
+    def last_exit(self) -> ExitStage:
+        """The last boundary."""
+        return self.exits[-1][max(self.exits[-1])]
+
+    @property
+    def trains(self) -> bool:
+        """Whether the graph has a backward pass."""
+        return self.last_exit.backward is not None
+
+    def exit_of(self, chunk: int) -> ExitStage:
+        """Returns the boundary after all layers of a chunk."""
+        return self.exits[chunk][max(self.exits[chunk])]
+
+    def pieces(self, chunk: int, num_layers: int) -> ChunkPieces:
+        """Returns the pieces of a chunk of which a stage has the first `num_layers` layers."""
+        enter, exit_op = self.enters[chunk], self.exits[chunk][num_layers]
+        walls = self._walls(chunk, num_layers)
+        before = self._before(chunk)
+        layers, _ = self._live(exit_op.inputs, enter.outputs, walls, None)
+        from_enter = self._reached(enter.outputs, walls)
+        inside = {t for op in layers for t in op.outputs if t in from_enter} | set(enter.outputs)
+        if exit_op.backward is None or enter.backward is None:
+            return ChunkPieces(before, Piece(layers, enter.outputs, exit_op.inputs), [])
+        dys, dxs = exit_op.backward.outputs, enter.backward.inputs
+        contributions = self._contributions(exit_op.backward)
+        needed = dxs if self._splits_backward else [*dxs, *contributions.values()]
+        backward, kept = self._live(needed, {*dys, *inside}, walls, exit_op.backward)
+        weights: Piece | None = None
+        kept_for_weights: list[upstream.Tensor] = []
+        if self._splits_backward:
+            from_exit = self._reached([*dys, *enter.outputs], walls)
+            computed = {t for op in backward for t in op.outputs if t in from_exit}
+            stops = {*dys, *inside, *computed}
+            of_weights, read = self._live(
+                list(contributions.values()), stops, walls, exit_op.backward
+            )
+            kept_for_weights = [t for t in read if t in computed or t in dys]
+            kept = list(dict.fromkeys([*kept, *(t for t in read if t in inside)]))
+            weights = self._piece(of_weights, read, [], contributions, exit_op.backward)
+        kept = [t for t in kept if t in inside]
+        forward, _ = self._live([*exit_op.inputs, *kept], enter.outputs, walls, None)
+        return ChunkPieces(
+            before,
+            Piece(forward, enter.outputs, exit_op.inputs),
+            kept,
+            self._before_backward(chunk),
+            self._piece(
+                backward,
+                [*kept, *dys],
+                dxs,
+                {} if self._splits_backward else contributions,
+                exit_op.backward,
+            ),
+            weights,
+            kept_for_weights,
+        )
+
+    def _before(self, chunk: int) -> Piece | None:
+        enter = self.enters[chunk]
+        given = self.exit_of(chunk - 1).outputs if chunk else []
+        if enter.inputs == given:
+            return None
+        operations, _ = self._live(enter.inputs, given, self._walls(chunk - 1), None)
+        return Piece(operations, given, enter.inputs)
+
+    def _before_backward(self, chunk: int) -> Piece | None:
+        backward = self.enters[chunk].backward
+        if backward is None or (chunk and self._before(chunk) is None):
+            return None
+        results: list[upstream.Tensor] = []
+        given: list[upstream.Tensor] = []
+        if chunk:
+            before = self.exit_of(chunk - 1)
+            given = before.outputs
+            results = before.backward.inputs if before.backward else []
+        contributions = self._contributions(backward)
+        stops = {*given, *backward.outputs}
+        needed = [*results, *contributions.values()]
+        operations, read = self._live(needed, stops, self._walls(chunk), backward)
+        return self._piece(operations, read, results, contributions, backward)
+
+    def _after(self) -> Piece:
+        last = self.last_exit
+        claimed = set().union(*(of for root, of in self._of.items() if root is not last))
+        contributions = {
+            i: t for i, t in enumerate(self._outputs) if t in self._of[last] or t not in claimed
+        }
+        results = last.backward.inputs if last.backward else []
+        needed = [*results, *contributions.values()]
+        walls = self._walls(len(self.enters) - 1)
+        operations, read = self._live(needed, last.outputs, walls, last)
+        return self._piece(operations, read, results, contributions, last)
+
+    def _contributions(self, root: Boundary) -> dict[int, upstream.Tensor]:
+        return {i: t for i, t in enumerate(self._outputs) if t in self._of[root]}
+
+    def _walls(self, chunk: int, num_layers: int | None = None) -> set[upstream.Operation]:
+        """Returns the boundaries that a chunk's pieces end at: all but those among its layers."""
+        last = max(self.exits[chunk]) if num_layers is None else num_layers
+        inner = [op for layers, op in self.exits[chunk].items() if layers < last]
+        passed = {*inner, *(op.backward for op in inner)}
+        return {op for op in self._operations if isinstance(op, Boundary) and op not in passed}
+
+    def _reached(
+        self, roots: Iterable[upstream.Tensor], walls: set[upstream.Operation]
+    ) -> set[upstream.Tensor]:
+        """Returns what depends on some tensors, up to the next boundaries."""
+        found = set(roots)
+        for op in self._operations:
+            if op not in walls and any(t in found for t in tensors_read(op)):
+                found.update(op.outputs)
+        return found
+
+    def _live(
+        self,
+        needed: Sequence[upstream.Tensor],
+        given: Iterable[upstream.Tensor],
+        walls: set[upstream.Operation],
+        root: Boundary | None,
+    ) -> tuple[list[upstream.Operation], list[upstream.Tensor]]:
+        """Returns the operations between given tensors and needed ones, and which given ones.
+
+        Args:
+          needed: tensors.
+          given: tensors whose operations are left out.
+          walls: boundaries that must not be passed.
+          root: where the gradients of this piece come from: contributions of others are left out.
+
+        Raises:
+          LayoutError: a needed tensor comes from another stage.
+        """
+        stops = set(given)
+        wanted = set(needed)
+        live = []
+        for op in reversed(self._operations):
+            if not any(t in wanted and t not in stops for t in op.outputs):
+                continue
+            if op in walls:
+                raise LayoutError(
+                    f"The layers of a stage use {op.inputs[0].name.removesuffix(':0')!r} of another"
+                    " stage, and only what a layer returns goes from stage to stage."
+                )
+            live.append(op)
+            read = self._read(op, root)
+            wanted.update(read)
+            # What is looked up is looked up from the ids, without a one-hot tensor.
+            stops.difference_update(t for t in read if _is_one_hot(t))
+            if isinstance(op, upstream.GenericGradOperation):
+                # TensorFlow differentiates the forward operation, which must be in the same graph.
+                stops.difference_update(op._forward_op.outputs)
+                wanted.update(op._forward_op.outputs)
+        computed = {t for op in live for t in op.outputs}
+        return live[::-1], [t for t in self._in_order(stops - computed) if t in wanted]
+
+    def _in_order(self, tensors: set[upstream.Tensor]) -> list[upstream.Tensor]:
+        """Returns tensors in the order of the graph, which is the same in all processes."""
+        return [t for op in self._operations for t in op.outputs if t in tensors]
+
+    def _read(self, op: upstream.Operation, root: Boundary | None) -> list[upstream.Tensor]:
+        """Returns what an operation reads, without the gradients that other pieces contribute."""
+        read = tensors_read(op)
+        if root is None or not isinstance(op, upstream.AddOperation):
+            return read
+        own = self._of[root]
+        others = [of for other, of in self._of.items() if other is not root]
+        kept = [t for t in read if t in own or not any(t in of for of in others)]
+        return kept or read
+
+    def _piece(
+        self,
+        operations: list[upstream.Operation],
+        given: list[upstream.Tensor],
+        results: Sequence[upstream.Tensor],
+        contributions: Mapping[int, upstream.Tensor],
+        root: Boundary,
+    ) -> Piece:
+        """Makes a piece; operations that follow a sum without others' contributions are copied."""
+        copies = Copies({}, None)
+        changed: set[upstream.Tensor] = set()
+        made = []
+        for op in operations:
+            read = self._read(op, root)
+            if len(read) < len(tensors_read(op)):
+                copies.replace(op.outputs[0], read[0])
+                changed.update(op.outputs)
+            elif any(t in changed for t in read):
+                made.append(copies.copy(op))
+                op.graph.operations.pop()
+                changed.update(op.outputs)
+            else:
+                made.append(op)
+        return Piece(
+            made,
+            list(given),
+            [copies.of_tensor(t) for t in results],
+            {i: copies.of_tensor(t) for i, t in contributions.items()},
+        )

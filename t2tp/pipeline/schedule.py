@@ -1,0 +1,218 @@
+"""Schedules of a pipeline: tables of what each stage does at each tick.
+
+A stage's work on a microbatch is a forward pass (F) and a backward pass (B), which may leave the
+gradients of the weights for later (W). If a stage has several chunks of layers, each chunk is
+passed like a stage of its own: after the last stage's chunk comes the first stage's next one. What
+a stage sends arrives at the tick's end, so that it is used one tick later or after that.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Action(enum.Enum):
+    """What a stage does in a tick; the values are how `--pipeline_schedule` files write it."""
+
+    FORWARD = "F"
+    BACKWARD = "B"
+    WEIGHTS = "W"
+
+
+class Entry(NamedTuple):
+    """A stage's work in a tick.
+
+    Attributes:
+      action: forward pass, backward pass, or the gradients of the weights.
+      microbatch: its index.
+      chunk: the index of the chunk of the stage's layers.
+    """
+
+    action: Action
+    microbatch: int
+    chunk: int = 0
+
+    def __str__(self) -> str:
+        chunk = f".{self.chunk}" if self.chunk else ""
+        return f"{self.action.value}{self.microbatch}{chunk}"
+
+
+class ScheduleError(ValueError):
+    """A table that is no schedule."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """How long entries take, in any unit.
+
+    Attributes:
+      forward: of a forward pass.
+      backward: of a backward pass w.r.t. inputs.
+      weights: of the gradients of the weights.
+    """
+
+    forward: float = 1.0
+    backward: float = 1.0
+    weights: float = 1.0
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A table of entries.
+
+    Attributes:
+      table: for each tick the entry of each stage, None where it is idle.
+      microbatches: their number.
+      chunks: number of chunks of each stage.
+      trains: whether there are backward passes.
+    """
+
+    table: tuple[tuple[Entry | None, ...], ...]
+    microbatches: int
+    chunks: int = 1
+    trains: bool = True
+
+    @property
+    def stages(self) -> int:
+        """Number of stages."""
+        return len(self.table[0])
+
+    @property
+    def ticks(self) -> int:
+        """Number of ticks."""
+        return len(self.table)
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether the gradients of the weights have entries of their own."""
+        return any(e.action is Action.WEIGHTS for _, _, e in self.entries())
+
+    def entries(self) -> Iterator[tuple[int, int, Entry]]:
+        """Returns (tick, stage, entry) of all entries, tick by tick."""
+        for tick, row in enumerate(self.table):
+            for stage, entry in enumerate(row):
+                if entry is not None:
+                    yield tick, stage, entry
+
+    def ticks_of(self) -> dict[tuple[int, Entry], int]:
+        """Returns the tick of each (stage, entry)."""
+        return {(stage, entry): tick for tick, stage, entry in self.entries()}
+
+    def next_place(self, stage: int, chunk: int) -> tuple[int, int] | None:
+        """Returns the (stage, chunk) whose forward pass follows; None: it is the last one."""
+        if stage + 1 < self.stages:
+            return stage + 1, chunk
+        return (0, chunk + 1) if chunk + 1 < self.chunks else None
+
+    def requirement(self, stage: int, entry: Entry) -> tuple[int, Entry] | None:
+        """Returns the (stage, entry) that must come before an entry, other than on its own stage.
+
+        A stage's own forward pass must come before its backward pass, too, and that before the
+        gradients of its weights.
+        """
+        action, microbatch, chunk = entry
+        if action is Action.FORWARD:
+            if stage or chunk:
+                before = (stage - 1, chunk) if stage else (self.stages - 1, chunk - 1)
+                return before[0], Entry(action, microbatch, before[1])
+            return None
+        after = self.next_place(stage, chunk)
+        if action is Action.BACKWARD and after is not None:
+            return after[0], Entry(action, microbatch, after[1])
+        return None
+
+    def check(self) -> None:
+        """Checks that it trains, or evaluates, each microbatch once.
+
+        Raises:
+          ScheduleError: an entry is missing, there twice or unknown, or comes before what it needs.
+        """
+        at: dict[tuple[int, Entry], int] = {}
+        splits = self.splits_backward
+        for tick, stage, entry in self.entries():
+            what = f"stage {stage} has {entry} at tick {tick}"
+            if not (0 <= entry.microbatch < self.microbatches and 0 <= entry.chunk < self.chunks):
+                raise ScheduleError(
+                    f"{what}, and there are {self.microbatches} microbatches and {self.chunks}"
+                    " chunks, counted from 0"
+                )
+            if (stage, entry) in at:
+                raise ScheduleError(f"{what}, and had it at tick {at[stage, entry]}")
+            needed = [self.requirement(stage, entry)]
+            if entry.action is Action.BACKWARD:
+                needed.append((stage, entry._replace(action=Action.FORWARD)))
+            if entry.action is Action.WEIGHTS:
+                needed.append((stage, entry._replace(action=Action.BACKWARD)))
+            for requirement in needed:
+                if requirement is not None and requirement not in at:
+                    raise ScheduleError(
+                        f"{what}, before {requirement[1]} of stage {requirement[0]}, which it needs"
+                    )
+            at[stage, entry] = tick
+            own = {place for place, when in at.items() if when == tick}
+            if any(requirement in own for requirement in needed):
+                raise ScheduleError(f"{what}, when what it needs is computed at the same tick")
+        actions = [Action.FORWARD, *([Action.BACKWARD] if self.trains else [])]
+        actions += [Action.WEIGHTS] if splits else []
+        for stage in range(self.stages):
+            for action in actions:
+                for microbatch in range(self.microbatches):
+                    for chunk in range(self.chunks):
+                        entry = Entry(action, microbatch, chunk)
+                        if (stage, entry) not in at:
+                            raise ScheduleError(f"stage {stage} never has {entry}")
+
+    def alive(self) -> list[int]:
+        """Returns the max number of (microbatch, chunk) whose activations a stage keeps at once.
+
+        They are kept from the forward pass to the last entry that needs them.
+        """
+        last = Action.WEIGHTS if self.splits_backward else Action.BACKWARD
+        most, now = [0] * self.stages, [0] * self.stages
+        for _, stage, entry in self.entries():
+            if entry.action is Action.FORWARD:
+                now[stage] += 1
+                most[stage] = max(most[stage], now[stage])
+            if entry.action is last:
+                now[stage] -= 1
+        return most
+
+    def simulate(self, costs: Sequence[Costs] | Costs = Costs()) -> list[dict[Entry, float]]:
+        """Returns when each stage ends each entry, if it starts as soon as it can.
+
+        Args:
+          costs: of a stage's entries, or of each stage's. Without entries for the gradients of the
+            weights, a backward pass takes the time of both.
+        """
+        by_stage = [costs] * self.stages if isinstance(costs, Costs) else list(costs)
+        ends: list[dict[Entry, float]] = [{} for _ in range(self.stages)]
+        free = [0.0] * self.stages
+        for _, stage, entry in self.entries():
+            requirement = self.requirement(stage, entry)
+            start = free[stage]
+            if requirement is not None:
+                start = max(start, ends[requirement[0]][requirement[1]])
+            free[stage] = start + self._cost(entry, by_stage[stage])
+            ends[stage][entry] = free[stage]
+        return ends
+
+    def bubble(self, costs: Sequence[Costs] | Costs = Costs()) -> float:
+        """Returns the idle share of all stages' time, from 0 to 1; see `simulate`."""
+        by_stage = [costs] * self.stages if isinstance(costs, Costs) else list(costs)
+        total = max(max(ends.values()) for ends in self.simulate(by_stage)) * self.stages
+        busy = sum(self._cost(entry, by_stage[stage]) for _, stage, entry in self.entries())
+        return 1.0 - busy / total
+
+    def _cost(self, entry: Entry, costs: Costs) -> float:
+        if entry.action is Action.FORWARD:
+            return costs.forward
+        if entry.action is Action.WEIGHTS:
+            return costs.weights
+        return costs.backward + (0.0 if self.splits_backward else costs.weights)
+
+    def __str__(self) -> str:
+        """The table as a file has it: a line a tick, a column a stage."""
+        return "\n".join(",".join("" if e is None else str(e) for e in row) for row in self.table)

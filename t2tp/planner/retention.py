@@ -1,0 +1,170 @@
+"""What stays in memory for the backward pass, which depends on the kernels of a software stack.
+
+The lowered program says what t2tp's own kernels keep. Other kernels keep other tensors of the same
+layer: V. Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models"
+(arXiv:2205.05198), section 4.1, list those of Megatron; T. Dao, "FlashAttention-2"
+(arXiv:2307.08691), section 3.1: the result and the log of each query's sum of exponentials.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from t2tp import upstream
+from t2tp.mesh.layout import Layout
+from t2tp.ops.attention.operation import AttentionOperation
+from t2tp.ops.cross_entropy import CrossEntropyGradOperation, CrossEntropyOperation
+from t2tp.ops.dropout import DropoutOperation
+from t2tp.planner.fusion import Chains
+from t2tp.planner.sequence import Placed
+from t2tp.planner.slices import slice_bytes, slice_elements
+from t2tp.planner.work import BACKWARD, FORWARD
+
+_FLOAT32, _MASK = 4, 1
+
+
+@dataclass(frozen=True)
+class Retention:
+    """What a stack's kernels keep.
+
+    Attributes:
+      fuses: chains of element-wise operations keep nothing inside: the backward pass computes it
+        again from their inputs.
+      attention: `engine`: what the program says; `fused`: no scores; `unfused`: scores if the
+        program has them.
+      masks: dropout keeps its mask, a byte per element, and unfused attention its weights twice:
+        before and after dropout. Otherwise masks are drawn again.
+      wide_logits: the loss keeps the logits in float32.
+      gathers_again: of activations that are split between the blocks and gathered for a product,
+        the slice is kept, and gathered again for the gradient of the weights.
+      buffers: gradients and the weights in the activations' dtype have memory of their own, all the
+        time.
+    """
+
+    fuses: bool = False
+    attention: str = "engine"
+    masks: bool = False
+    wide_logits: bool = False
+    gathers_again: bool = False
+    buffers: bool = False
+
+
+@dataclass(frozen=True)
+class Block:
+    """Memory beside that of the program's tensors.
+
+    Attributes:
+      num_bytes: of a processor.
+      made, last: the first and the last place in the program where it is held.
+      purpose: of `PURPOSES`.
+    """
+
+    num_bytes: int
+    made: int
+    last: int
+    purpose: str = "kept"
+
+
+class Retained:
+    """Which tensors of a program take memory, and what its operations read of them."""
+
+    def __init__(
+        self,
+        placed: Sequence[Placed],
+        outputs: Iterable[upstream.Tensor],
+        layout: Layout,
+        retention: Retention,
+    ) -> None:
+        self._placed = placed
+        self._layout = layout
+        self._retention = retention
+        self._chains = Chains.of(placed, outputs, layout) if retention.fuses else None
+        # A function that is recomputed does not keep masks of the first time.
+        self._repeated = {
+            op
+            for each in placed
+            if isinstance(each.operation, upstream.CustomGradientOperation)
+            for op in each.operation._forward_operations
+        }
+        self._gathered = {
+            each.operation.outputs[0]: each.operation.inputs[0]
+            for each in placed
+            if retention.gathers_again and _gathers_activations(each)
+        }
+
+    def num_bytes(self, tensor: upstream.Tensor) -> int:
+        """Returns the bytes of a processor's slice of a tensor; 0 if a kernel does not write it."""
+        if self._chains is not None and not self._chains.is_written(tensor):
+            return 0
+        op = tensor.operation
+        if isinstance(op, AttentionOperation) and self._retention.attention != "engine":
+            return self._attention_bytes(op, op.outputs.index(tensor))
+        return slice_bytes(tensor, self._layout)
+
+    def reads(self, each: Placed) -> Iterator[upstream.Tensor]:
+        """Yields the tensors in memory that an operation reads."""
+        op = each.operation
+        is_loss = isinstance(op, CrossEntropyGradOperation)
+        for i, x in enumerate(op.inputs):
+            if is_loss and i == 0 and self._retention.wide_logits:
+                continue  # It reads those in float32.
+            if each.phase == BACKWARD and not each.is_recomputed:
+                x = self._gathered.get(x, x)
+            if self._chains is None:
+                yield x
+            else:
+                yield from self._chains.read_for(x, op)
+
+    def blocks(self) -> Iterator[Block]:
+        """Yields what kernels keep beside the program's tensors."""
+        made: dict[str, tuple[int, int]] = {}
+        logits: dict[upstream.Tensor, int] = {}
+        for i, each in enumerate(self._placed):
+            op = each.operation
+            if each.phase == BACKWARD and not each.is_recomputed:
+                for x in op.inputs:
+                    if x in self._gathered:
+                        yield Block(slice_bytes(x, self._layout), i, i, "temporary")
+            if self._retention.masks and isinstance(op, DropoutOperation):
+                if op in self._repeated and not each.is_recomputed:
+                    continue
+                if op.name == op._rng_name:  # It draws the mask.
+                    made[op.name] = (i, _MASK * slice_elements(op.outputs[0], self._layout))
+                elif op._rng_name in made:
+                    begin, size = made.pop(op._rng_name)
+                    is_kept = self._placed[begin].phase == FORWARD
+                    yield Block(size, begin, i, "kept" if is_kept else "temporary")
+            if self._retention.wide_logits and isinstance(op, CrossEntropyOperation):
+                logits[op.inputs[0]] = i
+            if self._retention.wide_logits and isinstance(op, CrossEntropyGradOperation):
+                x = op.inputs[0]
+                if x in logits:
+                    size = _FLOAT32 * slice_elements(x, self._layout)
+                    yield Block(size, logits.pop(x), i)
+
+    def _attention_bytes(self, op: AttentionOperation, output: int) -> int:
+        """Returns the bytes of an output of attention by kernels that are not the engine's."""
+        result = op.outputs[0]
+        if output == 0:
+            return slice_bytes(result, self._layout)
+        if output == 2:  # The rounding error of the result, which only the engine's have.
+            return 0
+        options = op._options
+        if self._retention.attention == "fused" or options.is_blockwise:
+            # Unfused, each score is computed again: not even the sums are kept.
+            is_fused = self._retention.attention == "fused"
+            queries = slice_elements(result, self._layout) // result.shape.dims[-1].size
+            return _FLOAT32 * queries if is_fused else 0
+        weights = op.outputs[1]
+        size = slice_bytes(weights, self._layout)
+        if self._retention.masks and options.dropout_rate > 0:
+            return 2 * size + _MASK * slice_elements(weights, self._layout)
+        return size
+
+
+def _gathers_activations(each: Placed) -> bool:
+    """Whether it gathers activations in the forward pass."""
+    is_gather = any(collective.kind == "allgather" for collective in each.collectives)
+    is_reshape = isinstance(each.operation, upstream.ReshapeOperation)
+    return is_reshape and is_gather and each.phase == FORWARD and not each.is_of_state

@@ -1,0 +1,320 @@
+"""The plan of a step whose layers are in stages."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from t2tp.hparam import HParams
+from t2tp.mesh.layout import Layout, LayoutError
+from t2tp.mesh.pipeline import LAYERS
+from t2tp.pipeline.deal import deal_layers, layers_alike
+from t2tp.pipeline.schedule import Action, ScheduleError
+from t2tp.planner.cluster_file import ClusterFile
+from t2tp.planner.collective_cost import CollectiveCost
+from t2tp.planner.compute_cost import ComputeCost
+from t2tp.planner.depth import period
+from t2tp.planner.lowered import LoweredStep
+from t2tp.planner.plan import PipelinePlan, Plan, StagePlan, hidden_share
+from t2tp.planner.retention import Retention
+from t2tp.planner.sequence import FIRST, LAST
+from t2tp.planner.stages.steps import MIDDLE, WHOLE, StageLowering
+from t2tp.planner.stages.timing import Table, Timing
+from t2tp.planner.work import BACKWARD, FORWARD, SEND, UPDATE, Memory, Traffic, Work
+from t2tp.program.abstract_program import AbstractProgram
+from t2tp.program.program import Feature
+
+BuildProgram = Callable[[HParams, Callable[[Feature], Feature]], AbstractProgram]
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A chunk of the layers of a stage.
+
+    Attributes:
+      place: `first`: the model's beginning is before it. `last`: the loss is after it. Else
+        `middle`.
+      stack: the index of the stack that it is of.
+      layers: number of its layers.
+    """
+
+    place: str
+    stack: int
+    layers: int
+
+
+class StagedStep:
+    """A step whose layers are in stages.
+
+    Attributes:
+      layout: of the whole mesh.
+      table: of the schedule.
+      stages: the chunks of each stage.
+      lowering: of what the stages compute.
+    """
+
+    def __init__(
+        self, build: BuildProgram, hparams: HParams, *, retention: Retention, repeats_all: bool
+    ) -> None:
+        """Deals the layers out.
+
+        Args:
+          build: builds the program of hparams, with features that are mapped by a function.
+          hparams: of the whole model.
+          retention: see `LoweredStep.from_program`.
+          repeats_all: see there.
+
+        Raises:
+          LayoutError: the layers cannot be dealt out, or there is no such schedule.
+        """
+        self.layout = layout = Layout.from_hparams(hparams)
+        pipeline = layout.pipeline
+        self.microbatches: int = hparams.microbatches
+        probe = functools.partial(
+            StageLowering, build, hparams, layout, retention=retention, repeats_all=repeats_all
+        )
+        stacks = probe(splits_backward=False).stacks
+        self.table = Table(
+            pipeline.schedule,
+            layout.num_stages,
+            self.microbatches,
+            len(stacks) * pipeline.chunks,
+        )
+        try:
+            self.lowering = probe(splits_backward=self.table.splits_backward)
+        except ScheduleError as error:
+            raise LayoutError(str(error)) from error
+        dealt = []
+        for count in stacks.values():
+            ranges = deal_layers(count, layout)
+            layers_alike(ranges, [layer % period(hparams) for layer in range(count)])
+            dealt.append(ranges)
+        self.stages = [
+            [
+                Chunk(self._place(stage, chunk, len(stacks) - 1, stack), stack, len(numbers[stage]))
+                for stack, ranges in enumerate(dealt)
+                for chunk, numbers in enumerate(ranges)
+            ]
+            for stage in range(layout.num_stages)
+        ]
+
+    def _place(self, stage: int, chunk: int, last_stack: int, stack: int) -> str:
+        if stage == 0 and chunk == 0:
+            return FIRST
+        is_last = stage == self.layout.num_stages - 1 and stack == last_stack
+        return LAST if is_last and chunk == self.layout.pipeline.chunks - 1 else MIDDLE
+
+    def place(self, stage: int) -> str:
+        """Returns whether a stage is the first one, the last one or in the middle."""
+        if stage == 0:
+            return FIRST
+        return LAST if stage == self.layout.num_stages - 1 else MIDDLE
+
+    def layers(self, stage: int) -> list[int]:
+        """Returns how many layers of each stack a stage has."""
+        counts = [0] * len(self.lowering.stacks)
+        for chunk in self.stages[stage]:
+            counts[chunk.stack] += chunk.layers
+        return counts
+
+    def entries(self, chunk: Chunk, action: str) -> tuple[Counter[Work], Counter[Traffic]]:
+        """Returns what a processor does in an entry of a chunk: `F`, `B` or `W`, once."""
+        layers = [max(1, chunk.layers)] * len(self.lowering.stacks)
+        step = self.lowering.of(*layers).by_place[chunk.place]
+        part = f"{action}{chunk.stack}"
+        work = {dataclasses.replace(w, times=1): n for w, n in step.work.items() if w.part == part}
+        sent = {
+            dataclasses.replace(t, times=1): n for t, n in step.traffic.items() if t.part == part
+        }
+        return Counter(work), Counter(sent)
+
+    def whole(self) -> LoweredStep:
+        """Returns the step of all layers, for what is counted on the whole mesh."""
+        step = self.lowering.of(*self.lowering.stacks.values()).by_place[WHOLE]
+        more = self.microbatches / self.lowering.microbatches
+        return dataclasses.replace(
+            step, flops=more * step.flops, hidden_flops=more * step.hidden_flops
+        )
+
+    def of_stage(self, stage: int, sends: Sequence[tuple[Traffic, int]] = ()) -> LoweredStep:
+        """Returns the step of a processor of a stage.
+
+        Args:
+          stage: its index.
+          sends: messages to the neighbours, and how many.
+        """
+        outside = self.lowering.of(*self.layers(stage)).by_place[self.place(stage)]
+        work = Counter({w: n for w, n in outside.work.items() if not w.part})
+        traffic = Counter(
+            {t: n for t, n in outside.traffic.items() if not t.part and t.kind != "permute"}
+        )
+        for chunk, action in itertools.product(self.stages[stage], Action):
+            own_work, own_traffic = self.entries(chunk, action.value)
+            for w, n in own_work.items():
+                work[dataclasses.replace(w, times=self.microbatches, part="")] += n
+            for t, n in own_traffic.items():
+                traffic[dataclasses.replace(t, times=self.microbatches, part="")] += n
+        for message, count in sends:
+            traffic[dataclasses.replace(message, times=count)] += 1
+        whole = self.whole()
+        return dataclasses.replace(
+            outside,
+            layout=self.layout,
+            work=work,
+            traffic=traffic,
+            parameters=whole.parameters,
+            flops=whole.flops,
+            hidden_flops=whole.hidden_flops,
+            memory=[self._peak(peak, stage) for peak in outside.memory],
+        )
+
+    @functools.cached_property
+    def _kept_at_most(self) -> list[float]:
+        """Bytes that each stage keeps of all microbatches at once."""
+        return self.table.kept(
+            [[self._kept_bytes(chunk) for chunk in chunks] for chunks in self.stages]
+        )
+
+    def _kept_bytes(self, chunk: Chunk) -> float:
+        """Returns the bytes that a chunk keeps of a microbatch; the last one keeps its results."""
+        layers = [max(1, chunk.layers)] * len(self.lowering.stacks)
+        steps = self.lowering.of(*layers)
+        results = steps.messages[chunk.stack] if chunk.place == LAST else 0
+        return steps.kept[chunk.stack] + results
+
+    def _peak(self, peak: Memory, stage: int) -> Memory:
+        """Returns a peak with what is kept of other microbatches at that time."""
+        if peak.point == UPDATE:
+            return peak
+        by_purpose = dict(peak.by_purpose)
+        by_purpose["kept"] = by_purpose.get("kept", 0.0) + self.kept_of_others(stage)
+        return dataclasses.replace(peak, by_purpose=by_purpose)
+
+    def kept_of_others(self, stage: int) -> float:
+        """Returns the bytes that a stage keeps at most beside those of one microbatch."""
+        own = sum(self._kept_bytes(chunk) for chunk in self.stages[stage])
+        return max(0.0, self._kept_at_most[stage] - own)
+
+    def message(self, chunk: int, phase: str) -> Traffic:
+        """Returns what a processor sends to a neighbour after a chunk's layers."""
+        stack = chunk // self.layout.pipeline.chunks
+        layers = [1] * len(self.lowering.stacks)
+        size = self.lowering.of(*layers).messages[stack]
+        axes = tuple(axis.name for axis in self.layout.axes_of(LAYERS))
+        return Traffic("permute", axes, phase, 1, size, False, part=SEND)
+
+
+def staged_plan(
+    step: StagedStep, cluster: ClusterFile, *, title: str, tokens: int, dtype: str
+) -> Plan:
+    """Predicts what a step with stages costs; arguments as for `Plan.from_step`.
+
+    Costs are those of the stage that is busiest, and memory is that of the stage that has most.
+    """
+    layout, table = step.layout, step.table
+    compute = ComputeCost(cluster, layout.size)
+    collective = CollectiveCost(cluster, layout.mesh_shape)
+
+    @functools.cache
+    def seconds(chunk: Chunk, action: Action) -> float:
+        work, traffic = step.entries(chunk, action.value)
+        exposed = sum(
+            n * collective.seconds(t) * (1 - hidden_share(t, cluster.software))
+            for t, n in traffic.items()
+        )
+        return exposed + sum(n * compute.seconds(w) for w, n in work.items())
+
+    entries = [
+        {
+            (action, number): seconds(chunk, action)
+            for number, chunk in enumerate(chunks)
+            for action in Action
+        }
+        for chunks in step.stages
+    ]
+    messages = [step.message(chunk, FORWARD) for chunk in range(table.chunks)]
+    timing = table.run(entries, [collective.seconds(each) for each in messages])
+
+    @functools.cache
+    def plan_of(stage: int) -> Plan:
+        sends = [
+            (step.message(chunk, FORWARD if action is Action.FORWARD else BACKWARD), count)
+            for (action, chunk), count in timing.sends[stage].items()
+        ]
+        return Plan.from_step(
+            step.of_stage(stage, sends), cluster, title=title, tokens=tokens, dtype=dtype
+        )
+
+    slowest = _of_each_kind(step, timing)
+    plans = {stage: plan_of(stage) for stage in slowest}
+    busiest = max(plans, key=lambda stage: timing.busy[stage])
+    fullest = max(plans, key=lambda stage: plans[stage].memory_total)
+    chosen, worst = plans[busiest], plans[fullest]
+    outside = max(plan.seconds - timing.busy[stage] for stage, plan in plans.items())
+    total = timing.seconds + outside
+    spread = total / chosen.seconds
+    low, high = chosen.interval
+    pipeline = PipelinePlan(
+        schedule=table.name,
+        stages=table.stages,
+        chunks=layout.pipeline.chunks,
+        microbatches=table.microbatches,
+        idle_share=timing.idle_share,
+        busiest=busiest,
+        fullest=fullest,
+        message_bytes=messages[0].num_bytes,
+        by_stage=tuple(
+            StagePlan(
+                sum(step.layers(stage)),
+                sum(entries[stage][Action.FORWARD, c] for c in range(table.chunks)),
+                sum(
+                    entries[stage][action, c]
+                    for c in range(table.chunks)
+                    for action in (Action.BACKWARD, Action.WEIGHTS)
+                ),
+                1 - timing.busy[stage] / timing.seconds,
+                _memory_of(plans, step, stage),
+            )
+            for stage in range(table.stages)
+        ),
+    )
+    return dataclasses.replace(
+        chosen,
+        seconds=total,
+        interval=(low * spread, high * spread),
+        memory=worst.memory,
+        memory_point=f"{worst.memory_point}, stage {fullest}",
+        memory_by_point=worst.memory_by_point,
+        bubble=max(0.0, 1 - chosen.seconds / total),
+        pipeline=pipeline,
+    )
+
+
+def _of_each_kind(step: StagedStep, timing: Timing) -> list[int]:
+    """Returns the stages that differ in what they do: of those alike, the first, and the busiest.
+
+    The first one keeps most.
+    """
+    found: dict[tuple, int] = {}
+    for stage, chunks in enumerate(step.stages):
+        found.setdefault((step.place(stage), tuple(chunks)), stage)
+    busiest = max(range(len(timing.busy)), key=lambda stage: timing.busy[stage])
+    return sorted({*found.values(), busiest})
+
+
+def _memory_of(plans: dict[int, Plan], step: StagedStep, stage: int) -> float:
+    """Returns the bytes of a stage at its peak."""
+    alike = next(
+        other
+        for other in plans
+        if step.place(other) == step.place(stage) and step.stages[other] == step.stages[stage]
+    )
+    less = step.kept_of_others(alike) - step.kept_of_others(stage)
+    return max(
+        sum(memory.values()) - (0.0 if point == UPDATE else less)
+        for point, memory in plans[alike].memory_by_point.items()
+    )

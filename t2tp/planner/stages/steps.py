@@ -1,0 +1,249 @@
+"""What the stages of a pipeline compute, from programs of two stages with few layers.
+
+Neither the number of stages nor that of microbatches changes what a stage does with a microbatch,
+and the table of a schedule is only run by `timing`. So the program that is lowered has two stages
+and two microbatches, however many the real one has.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from t2tp import upstream
+from t2tp.hparam import HParams
+from t2tp.lowering.lowering import all_operations
+from t2tp.mesh.layout import Layout, LayoutError
+from t2tp.mesh.pipeline import LAYERS
+from t2tp.pipeline.boundary import EnterStage
+from t2tp.pipeline.loop import PipelineLoop
+from t2tp.pipeline.schedule import Action
+from t2tp.planner.depth import depths, lower_by_layers
+from t2tp.planner.lowered import LoweredStep
+from t2tp.planner.retention import Retention
+from t2tp.planner.sequence import FIRST, LAST, Placed, program_order
+from t2tp.planner.slices import slice_bytes
+from t2tp.planner.work import Memory, Traffic
+from t2tp.program.abstract_program import AbstractProgram
+from t2tp.program.program import Feature
+
+MIDDLE, WHOLE = "middle", "whole"
+# What stages do, by what only some of them have: the model's beginning, its end, neither or both.
+_HAVE = {FIRST: (FIRST,), MIDDLE: (), LAST: (LAST,), WHOLE: (FIRST, LAST)}
+
+# Of the program that is lowered.
+_STAGES, _MICROBATCHES = 2, 2
+
+
+@dataclass
+class StageSteps:
+    """A step with some layers in each stage, on a processor of each kind of stage.
+
+    Attributes:
+      by_place: `first`, `middle` or `last` stage; `whole`: all that any of them does.
+      kept: bytes that a microbatch's forward pass keeps in the layers, by chunk.
+      messages: bytes of what leaves a chunk's layers.
+    """
+
+    by_place: dict[str, LoweredStep]
+    kept: tuple[float, ...]
+    messages: tuple[int, ...]
+
+    @classmethod
+    def from_program(
+        cls, program: AbstractProgram, stages: int, *, retention: Retention, repeats_all: bool
+    ) -> StageSteps:
+        """Lowers a program; arguments as for `LoweredStep.from_program`.
+
+        Args:
+          program: of a training step.
+          stages: of the pipeline that it stands for.
+          retention: see there.
+          repeats_all: see there.
+        """
+        layout = program.layout
+        log = program.collective_log()
+        graph, outputs = program.graph()
+        (loop,) = (op for op in all_operations(graph.operations) if isinstance(op, PipelineLoop))
+        shares = loop.idle_share.name
+        more = (stages - layout.num_stages) * loop.idle_share.dtype.size
+        log = [
+            dataclasses.replace(each, bytes=each.bytes + more) if shares in each.sums else each
+            for each in log
+        ]
+        needed = list(outputs.values())
+        placed = program_order(graph.operations, needed, log, repeats_all=repeats_all)
+        by_place = {
+            place: LoweredStep.from_placed(
+                _of(placed, have), needed, graph, layout, retention=retention
+            )
+            for place, have in _HAVE.items()
+        }
+        last = Action.WEIGHTS if loop.schedule.splits_backward else Action.BACKWARD
+        for step in by_place.values():
+            step.traffic = _in_entries(step.traffic, f"{last.value}0")
+        numbers = range(len(loop.partition.enters))
+        pieces = [loop.partition.pieces(c, max(loop.partition.exits[c])) for c in numbers]
+        sizes = [_bytes(each.kept, layout) for each in pieces]
+        # Of what the engine keeps, a stack's kernels may keep less, or other things.
+        share = by_place[MIDDLE].layer_bytes["kept"] / max(1, sum(sizes))
+        return cls(
+            by_place,
+            tuple(size * share for size in sizes),
+            tuple(_bytes(loop.partition.exit_of(c).outputs, layout) for c in numbers),
+        )
+
+    def extended(self, longer: StageSteps, shorter: StageSteps, times: int) -> StageSteps:
+        """Returns the steps of more layers: `times` the difference of two others."""
+        return StageSteps(
+            {
+                place: step.extended(longer.by_place[place], shorter.by_place[place], times)
+                for place, step in self.by_place.items()
+            },
+            tuple(
+                own + times * (long - short)
+                for own, long, short in zip(self.kept, longer.kept, shorter.kept, strict=True)
+            ),
+            self.messages,
+        )
+
+
+def _of(placed: Sequence[Placed], have: Sequence[str]) -> list[Placed]:
+    """Returns what a stage does that has some of the model's beginning and end."""
+    return [
+        # What the layers begin with on the first stage is not sent to it.
+        dataclasses.replace(each, passes_on=True)
+        if FIRST in have and isinstance(each.operation, EnterStage)
+        else each
+        for each in placed
+        if not each.stage or each.stage in have
+    ]
+
+
+def _in_entries(traffic: Counter[Traffic], part: str) -> Counter[Traffic]:
+    """Returns traffic with what the loop itself adds to its sums, over the mesh, as an entry's."""
+    return Counter(
+        {
+            dataclasses.replace(t, part=part)
+            if t.times > 1 and not t.part and t.kind != "permute"
+            else t: n
+            for t, n in traffic.items()
+        }
+    )
+
+
+def _bytes(tensors: Sequence[upstream.Tensor], layout: Layout) -> int:
+    return sum(slice_bytes(x, layout) for x in tensors)
+
+
+class StageLowering:
+    """Lowers the stages of a model.
+
+    Attributes:
+      stacks: names of the hparams that count the layers of each stack, and their values.
+    """
+
+    def __init__(
+        self,
+        program: Callable[[HParams, Callable[[Feature], Feature]], AbstractProgram],
+        hparams: HParams,
+        layout: Layout,
+        *,
+        splits_backward: bool,
+        retention: Retention,
+        repeats_all: bool,
+    ) -> None:
+        """Prepares the lowering.
+
+        Args:
+          program: builds the program of hparams, with features that are mapped by a function.
+          hparams: of the whole model.
+          layout: of the whole mesh.
+          splits_backward: whether the schedule has the gradients of the weights apart.
+          retention: see `LoweredStep.from_program`.
+          repeats_all: see there.
+
+        Raises:
+          LayoutError: the model has no layers that are counted.
+        """
+        self.stacks: Mapping[str, int] = depths(hparams)
+        if not self.stacks:
+            raise LayoutError(
+                f"The layout splits {LAYERS!r}, and this model has no stack of layers to split"
+                " (t2tp.layers.stack.Stack): drop the rule."
+            )
+        self._program = program
+        self._layout = layout
+        self._retention, self._repeats_all = retention, repeats_all
+        self._microbatches = hparams.microbatches
+        self._hparams = hparams.copy()
+        first, *others = layout.axes_of(LAYERS)
+        sizes = {axis.name: axis.size for axis in layout.mesh_shape.dims}
+        sizes |= {first.name: _STAGES, **dict.fromkeys((axis.name for axis in others), 1)}
+        values = {
+            "mesh_shape": ";".join(f"{name}:{size}" for name, size in sizes.items()),
+            "microbatches": self.microbatches,
+            "pipeline_schedule": "zero_bubble" if splits_backward else "1f1b",
+            "pipeline_chunks": 1,
+            "pipeline_layers": "",
+        }
+        for name, value in values.items():
+            if name in self._hparams:
+                self._hparams.set(name, value)
+        self.of = functools.cache(self._of)
+        self._lowered = functools.cache(self._lower)
+
+    @property
+    def microbatches(self) -> int:
+        """Of the program that is lowered."""
+        return min(_MICROBATCHES, self._microbatches)
+
+    def _of(self, *layers: int) -> StageSteps:
+        """Returns the steps of stages with so many layers of each stack."""
+        hparams = self._with(layers)
+
+        def lower(few: HParams) -> StageSteps:
+            return self._lowered(tuple(few.get(name) for name in self.stacks))
+
+        return lower_by_layers(lower, hparams)
+
+    def _with(self, layers: Sequence[int]) -> HParams:
+        hparams = self._hparams.copy()
+        for name, count in zip(self.stacks, layers, strict=True):
+            hparams.set(name, count)
+        return hparams
+
+    def _lower(self, layers: Sequence[int]) -> StageSteps:
+        program = self._program(self._with([_STAGES * n for n in layers]), self._fewer_rows)
+        steps = StageSteps.from_program(
+            program,
+            self._layout.num_stages,
+            retention=self._retention,
+            repeats_all=self._repeats_all,
+        )
+        for step in steps.by_place.values():
+            step.memory = [self._with_all_rows(peak) for peak in step.memory]
+        return steps
+
+    def _fewer_rows(self, feature: Feature) -> Feature:
+        """Returns the rows of as many microbatches as are lowered."""
+        dims = []
+        for dim in feature.shape.dims:
+            size = dim.size
+            if dim.name == "batch":
+                if size % self._microbatches:
+                    raise LayoutError(
+                        f"microbatches={self._microbatches} does not divide a batch of {size}"
+                    )
+                size = size // self._microbatches * self.microbatches
+            dims.append(upstream.Dimension(dim.name, size))
+        return Feature(upstream.Shape(dims), feature.dtype)
+
+    def _with_all_rows(self, peak: Memory) -> Memory:
+        by_purpose = Counter(peak.by_purpose)
+        if "features" in by_purpose:
+            by_purpose["features"] *= self._microbatches / self.microbatches
+        return dataclasses.replace(peak, by_purpose=dict(by_purpose))

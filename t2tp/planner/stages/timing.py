@@ -1,0 +1,161 @@
+"""Runs a schedule's table with the seconds that its entries take.
+
+What a table takes grows by the same seconds with each further group of as many microbatches as
+there are stages, once the pipeline is full. So long tables are not run: two short ones say it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from t2tp.pipeline.schedule import Action, Entry, Schedule
+from t2tp.pipeline.schedules import make_schedule
+
+# Groups of microbatches of the longer of two tables from which a longer one follows.
+_GROUPS = 3
+
+# (action, chunk) -> seconds, of one stage.
+EntrySeconds = Mapping[tuple[Action, int], float]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What a schedule takes.
+
+    Attributes:
+      seconds: from the first entry's begin to the last one's end.
+      busy: of each stage, sends included.
+      sends: of each stage: messages by action, and by the chunk after whose layers they cross.
+    """
+
+    seconds: float
+    busy: tuple[float, ...]
+    sends: tuple[Mapping[tuple[Action, int], int], ...]
+
+    @property
+    def idle_share(self) -> float:
+        """Share of all stages' time in which they do nothing."""
+        return 1.0 - sum(self.busy) / (len(self.busy) * self.seconds)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A schedule, which may be too long to be written down.
+
+    Attributes:
+      name: of the schedule, or the path of its file.
+      stages: of the pipeline.
+      microbatches: of a step.
+      chunks: of each stage.
+    """
+
+    name: str
+    stages: int
+    microbatches: int
+    chunks: int = 1
+
+    @functools.cached_property
+    def short(self) -> tuple[Schedule, Schedule | None, int]:
+        """The table; or two shorter ones, and by how many groups the first one is shorter.
+
+        Raises:
+          ScheduleError: there is no such table.
+        """
+        left_out = (self.microbatches - 1) // self.stages - _GROUPS
+        if left_out <= 0 or self.name.endswith(".csv"):
+            return make_schedule(self.name, self.stages, self.microbatches, self.chunks), None, 0
+        count = self.microbatches - left_out * self.stages
+        longer, shorter = (
+            make_schedule(self.name, self.stages, each, self.chunks)
+            for each in (count, count - self.stages)
+        )
+        return longer, shorter, left_out
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether the gradients of the weights have entries of their own."""
+        return self.short[0].splits_backward
+
+    def run(self, seconds: Sequence[EntrySeconds], message: Sequence[float]) -> Timing:
+        """Runs it; each stage starts an entry as soon as it can.
+
+        Args:
+          seconds: of each stage's entries.
+          message: seconds of a message that leaves the layers of each chunk; its sender and its
+            receiver wait for it.
+        """
+        longer, shorter, left_out = self.short
+        whole = _run(longer, seconds, message)
+        if shorter is None:
+            return whole
+        part = _run(shorter, seconds, message)
+
+        def grown(long: float, short: float) -> float:
+            return long + left_out * (long - short)
+
+        return Timing(
+            grown(whole.seconds, part.seconds),
+            tuple(grown(*pair) for pair in zip(whole.busy, part.busy, strict=True)),
+            tuple(
+                {key: round(grown(long[key], short[key])) for key in long}
+                for long, short in zip(whole.sends, part.sends, strict=True)
+            ),
+        )
+
+    def kept(self, sizes: Sequence[Sequence[float]]) -> list[float]:
+        """Returns the most that each stage keeps at once for its backward passes.
+
+        Args:
+          sizes: of what each stage keeps of a microbatch, by chunk.
+        """
+        longer, shorter, left_out = self.short
+        whole = _kept(longer, sizes)
+        if shorter is None:
+            return whole
+        part = _kept(shorter, sizes)
+        return [long + left_out * (long - short) for long, short in zip(whole, part, strict=True)]
+
+
+def _run(schedule: Schedule, seconds: Sequence[EntrySeconds], message: Sequence[float]) -> Timing:
+    stages = range(schedule.stages)
+    ends: list[dict[tuple[Action, int, int], float]] = [{} for _ in stages]
+    free, busy = [0.0] * schedule.stages, [0.0] * schedule.stages
+    sends: list[defaultdict[tuple[Action, int], int]] = [defaultdict(int) for _ in stages]
+    for _, stage, entry in schedule.entries():
+        action, _, chunk = entry
+        start = free[stage]
+        needed = schedule.requirement(stage, entry)
+        if needed is not None:
+            start = max(start, ends[needed[0]][needed[1]])
+        taken = seconds[stage][action, chunk]
+        crossed = _crossed(schedule, stage, entry)
+        if crossed is not None:
+            taken += message[crossed]
+            sends[stage][action, crossed] += 1
+        busy[stage] += taken
+        free[stage] = ends[stage][entry] = start + taken
+    return Timing(max(free), tuple(busy), tuple(dict(each) for each in sends))
+
+
+def _crossed(schedule: Schedule, stage: int, entry: Entry) -> int | None:
+    """Returns after which chunk's layers the message of an entry crosses; None: it sends none."""
+    if entry.action is Action.FORWARD:
+        return None if schedule.next_place(stage, entry.chunk) is None else entry.chunk
+    if entry.action is Action.BACKWARD and (stage or entry.chunk):
+        return entry.chunk if stage else entry.chunk - 1
+    return None
+
+
+def _kept(schedule: Schedule, sizes: Sequence[Sequence[float]]) -> list[float]:
+    last = Action.WEIGHTS if schedule.splits_backward else Action.BACKWARD
+    most, now = [0.0] * schedule.stages, [0.0] * schedule.stages
+    for _, stage, entry in schedule.entries():
+        if entry.action is Action.FORWARD:
+            now[stage] += sizes[stage][entry.chunk]
+            most[stage] = max(most[stage], now[stage])
+        if entry.action is last:
+            now[stage] -= sizes[stage][entry.chunk]
+    return most

@@ -1,0 +1,192 @@
+"""Adapters of converted models, written for PEFT or merged, are the model that was trained."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import t2tp
+from t2tp import registry
+from t2tp.checkpoint.variables import load_base
+from t2tp.choices import ADAPTED
+from t2tp.huggingface.safetensors_file import read_header
+from t2tp.layers.adapters import UP
+from t2tp.trainer.run_dir import run_files
+from tests.huggingface import our_models, their_models
+from tests.huggingface.their_models import LANGUAGE_MODELS, LENGTH, VOCAB
+
+pytest.importorskip("transformers", reason="pip install -e '.[hf-tests]'")
+
+RANK, ALPHA = 3, 6.0
+# model -> what has adapters; GPT-2's queries, keys and values are one matrix of theirs
+CASES = {
+    "gpt2": ["query", "value", "output"],
+    "llama_grouped_scaled": list(ADAPTED),
+    "mixtral": ["query", "feed_forward"],
+}
+
+
+def hparams_of(name: str, targets, **changes):
+    hparams = run_files.read(str(our_models.run_of(name))).hparams.copy()
+    for key, value in {"lora_rank": RANK, "lora_alpha": ALPHA, "lora_targets": targets}.items():
+        hparams.set(key, value)
+    for key, value in changes.items():
+        hparams.set(key, value)
+    return hparams
+
+
+@functools.cache
+def tuned(name: str, directory: Path, targets: tuple[str, ...] = (), **changes) -> tuple:
+    """A run of adapters whose matrices are random, and its logits."""
+    hparams = hparams_of(name, list(targets or CASES[name]), **changes)
+    flags = run_files.read(str(our_models.run_of(name))).flags
+    model = registry.model(flags["model"])(hparams, {"targets": VOCAB})
+    fed = our_models.features()
+    mesh_shape, layout = our_models.MESHES["2x2"]
+    program = t2tp.Program(
+        lambda mesh, given: {"logits": model.logits(mesh, given, False)[0]},
+        {key: t2tp.Feature(f"batch:4;length:{LENGTH}", tf.int32) for key in fed},
+        mesh_shape=mesh_shape,
+        layout=layout,
+    )
+    load_base(our_models.saved(name), program.variables)
+    draw = np.random.default_rng(0)
+    for variable in program.variables:
+        if variable.spec.name.endswith(UP):
+            whole = draw.normal(0, 0.2, variable.spec.shape.to_integer_list).astype(np.float32)
+            for pnum, part in enumerate(variable.slices):
+                at = zip(variable.begin(pnum), part.shape, strict=True)
+                part.assign(whole[tuple(slice(begin, begin + size) for begin, size in at)])
+    run = directory / "run"
+    t2tp.save_checkpoint(run / "checkpoints", program, 5)
+    run_files.write(str(run), hparams, flags)
+    return run, program(fed)["logits"][..., :VOCAB]
+
+
+def inputs_of(name: str):
+    import torch
+
+    targets = their_models.targets()
+    first = np.full([len(targets), 1], their_models.begin_token(name))
+    return torch.tensor(np.concatenate([first, targets[:, :-1]], axis=1)).long()
+
+
+def written(run: Path, out: Path, *flags: str) -> Path:
+    assert our_models.convert(f"--to_hf={out}", f"--output_dir={run}", *flags) == 0
+    return out
+
+
+def weight_of(model, module):
+    """The weight of a module; `transformers` has those of experts in two parameters."""
+    if ".experts." not in module:
+        return model.get_submodule(module).weight
+    block, _, rest = module.partition(".block_sparse_moe.experts.")
+    expert, part = rest.split(".")
+    experts = model.get_submodule(f"{block}.mlp.experts")
+    if part == "w2":
+        return experts.down_proj[int(expert)]
+    gate, up = experts.gate_up_proj[int(expert)].chunk(2)
+    return gate if part == "w1" else up
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.slow
+def test_adapters_written_for_peft_are_those_that_were_trained(name, tmp_path):
+    """Added to the weights by hand, as PEFT's documentation says what they mean."""
+    import torch
+
+    run, logits = tuned(name, tmp_path)
+    out = written(run, tmp_path / "peft")
+    assert {path.name for path in out.iterdir()} == {
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    }
+    config = json.loads((out / "adapter_config.json").read_text())
+    model = getattr(__import__("transformers"), LANGUAGE_MODELS[name][0]).from_pretrained(
+        their_models.directory(name)
+    )
+    tensors = {k: v.opened() for k, v in read_header(out / "adapter_model.safetensors").items()}
+    modules = {key.rsplit(".", 2)[0] for key in tensors}
+    for module in modules:
+        down, up = (tensors[f"{module}.lora_{end}.weight"] for end in "AB")
+        plain = module.removeprefix("base_model.model.")
+        assert any(plain.endswith(f".{end}") for end in config["target_modules"])
+        end = next((e for e in config["rank_pattern"] if plain.endswith(f".{e}")), None)
+        assert len(down) == config["rank_pattern"].get(end, config["r"])
+        scale = config["alpha_pattern"].get(end, config["lora_alpha"]) / len(down)
+        change = scale * up @ down
+        with torch.no_grad():
+            weight = weight_of(model, plain)
+            weight += torch.tensor(change.T if config["fan_in_fan_out"] else change)
+    with torch.no_grad():
+        theirs = model.eval()(inputs_of(name)).logits.numpy()
+    np.testing.assert_allclose(theirs, logits, rtol=0, atol=2e-5)
+    untuned = our_models.logits(name, "one device")
+    assert np.abs(theirs - untuned).max() > 0.1
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_peft_loads_the_adapters(name, tmp_path):
+    peft = pytest.importorskip("peft", reason="pip install peft")
+    import torch
+    import transformers
+
+    run, logits = tuned(name, tmp_path)
+    out = written(run, tmp_path / "peft")
+    base = getattr(transformers, LANGUAGE_MODELS[name][0])
+    model = base.from_pretrained(their_models.directory(name))
+    with torch.no_grad():
+        theirs = peft.PeftModel.from_pretrained(model, out).eval()(inputs_of(name)).logits.numpy()
+    np.testing.assert_allclose(theirs, logits, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_merged_model_is_the_one_that_was_trained(name, tmp_path):
+    import torch
+    import transformers
+
+    changes = {"lora_also_trained": "final/norm_scale"} if name == "mixtral" else {}
+    run, logits = tuned(name, tmp_path, **changes)
+    out = written(run, tmp_path / "merged", "--merge_lora")
+    model_class = getattr(transformers, LANGUAGE_MODELS[name][0])
+    model, info = model_class.from_pretrained(out, output_loading_info=True)
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    with torch.no_grad():
+        theirs = model.eval()(inputs_of(name)).logits.numpy()
+    np.testing.assert_allclose(theirs, logits, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "targets", "changes", "flags", "message"),
+    [
+        (
+            "gpt2",
+            ("query",),
+            {"lora_also_trained": "positions"},
+            (),
+            "positions was trained beside",
+        ),
+    ],
+)
+def test_what_peft_has_nothing_for_is_refused(
+    name, targets, changes, flags, message, tmp_path, capfd
+):
+    run, _ = tuned(name, tmp_path, targets, **changes)
+    flags = (f"--to_hf={tmp_path / 'out'}", f"--output_dir={run}", *flags)
+    assert our_models.convert(*flags) == 2
+    said = capfd.readouterr().err
+    assert message in said and "--merge_lora" in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_without_adapters_has_nothing_to_merge(tmp_path, capfd):
+    run = our_models.run_of("gpt2")
+    assert (
+        our_models.convert(f"--to_hf={tmp_path / 'a'}", f"--output_dir={run}", "--merge_lora") == 2
+    )
+    assert "has no adapters" in capfd.readouterr().err

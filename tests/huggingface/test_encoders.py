@@ -1,0 +1,185 @@
+"""Converted encoders, of texts and of images, are those of `transformers`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import t2tp
+from t2tp.checkpoint.variables import restore
+from t2tp.huggingface.safetensors_file import create, read_header
+from tests.huggingface import our_models, their_models
+from tests.huggingface.their_models import ENCODERS, LENGTH, VOCAB
+
+pytest.importorskip("transformers", reason="pip install -e '.[hf-tests]'")
+
+EACH_MODEL = pytest.mark.parametrize("name", ENCODERS)
+SIZES = [12, 7, 10, 4]  # of the texts; the rest is padding
+KINDS = {
+    "batch": "batch:4",
+    "tokens": f"batch:4;length:{LENGTH}",
+    "images": "batch:4;height:8;width:12;channels:3",
+}
+
+
+def texts(prefix):
+    """Features of texts in one of two token types, and what `transformers` calls them."""
+    draw = np.random.default_rng(2)
+    is_real = np.arange(LENGTH) < np.array(SIZES)[:, None]
+    tokens = np.where(is_real, draw.integers(1, VOCAB, (4, LENGTH)), 0).astype(np.int32)
+    types = draw.integers(0, 2, (4, LENGTH)).astype(np.int32)
+    positions = np.broadcast_to(np.arange(LENGTH, dtype=np.int32), tokens.shape)
+    ours = {
+        prefix: tokens,
+        f"{prefix}_segmentation": is_real.astype(np.int32),
+        f"{prefix}_position": positions,
+        f"{prefix}_types": types,
+    }
+    theirs = {"input_ids": tokens, "attention_mask": is_real, "token_type_ids": types}
+    return ours, theirs
+
+
+def images(hparams):
+    pixels = np.random.default_rng(3).uniform(size=(4, 8, 12, 3)).astype(np.float32)
+    mean, std = np.float32(hparams.image_mean), np.float32(hparams.image_std)
+    normalized = (pixels - mean) / std if hparams.image_std else pixels
+    return {"inputs": pixels}, {"pixel_values": normalized.transpose(0, 3, 1, 2)}
+
+
+def our_logits(name, mesh, fed):
+    made = our_models.model_of(name)
+    shape, layout = our_models.MESHES[mesh]
+
+    def kind(key, value):
+        named = {1: KINDS["batch"], 2: KINDS["tokens"], 4: KINDS["images"]}[value.ndim]
+        return t2tp.Feature(named, tf.as_dtype(value.dtype))
+
+    def step(on_mesh, features):
+        masked = "targets" in fed
+        of_features = made.token_logits if masked else made.class_logits
+        return {"logits": of_features(on_mesh, features)}
+
+    kinds = {key: kind(key, value) for key, value in fed.items()}
+    program = t2tp.Program(step, kinds, mesh_shape=shape, layout=layout)
+    restore(our_models.saved(name), program.variables, strict=True)
+    return program(fed)["logits"]
+
+
+@pytest.mark.parametrize("mesh", our_models.MESHES)
+@EACH_MODEL
+def test_the_logits_are_theirs_on_any_mesh(name, mesh):
+    import torch
+
+    is_masked = "masked" in name
+    if name.startswith("vit"):
+        fed, given = images(our_models.model_of(name).hparams)
+    else:
+        fed, given = texts("targets" if is_masked else "inputs")
+    inputs = {key: torch.tensor(value) for key, value in given.items()}
+    with torch.no_grad():
+        wanted = their_models.loaded(name)(**inputs).logits.numpy()
+    got = our_logits(name, mesh, fed)[..., : wanted.shape[-1]]
+    if is_masked:  # What is written at padding has no meaning.
+        is_real = given["attention_mask"]
+        got, wanted = got[is_real], wanted[is_real]
+    assert np.abs(wanted).max() > 0.4
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-5)
+
+
+@EACH_MODEL
+def test_there_and_back_all_tensors_are_the_same_bits_and_transformers_loads_them(name, tmp_path):
+    import transformers
+
+    source, back = their_models.directory(name), tmp_path / "back"
+    assert our_models.convert(f"--to_hf={back}", f"--output_dir={our_models.run_of(name)}") == 0
+    ours, theirs = (read_header(path / "model.safetensors") for path in (back, source))
+    assert set(ours) == set(theirs)
+    for key, tensor in theirs.items():
+        assert (ours[key].dtype, ours[key].shape) == (tensor.dtype, tensor.shape)
+        assert ours[key].opened().tobytes() == tensor.opened().tobytes(), key
+    configs = [json.loads((path / "config.json").read_text()) for path in (back, source)]
+    assert configs[0] == configs[1]
+    model_class = getattr(transformers, ENCODERS[name][0])
+    _, info = model_class.from_pretrained(back, output_loading_info=True)
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+
+
+@EACH_MODEL
+def test_a_run_that_was_made_of_no_directory_says_what_it_is_in_its_config(name, tmp_path):
+
+    run, out = tmp_path / "run", tmp_path / "out"
+    shutil.copytree(our_models.run_of(name), run)
+    shutil.rmtree(run / "huggingface")
+    assert our_models.convert(f"--to_hf={out}", f"--output_dir={run}") == 0
+    theirs = their_models.loaded(name)
+    model, info = type(theirs).from_pretrained(out, output_loading_info=True)
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert model.config.num_labels == theirs.config.num_labels
+    for (key, got), wanted in zip(model.named_parameters(), theirs.parameters(), strict=True):
+        assert got.equal(wanted), key
+
+
+def test_the_mask_is_that_of_the_tokenizer():
+    assert our_models.model_of("bert_masked").hparams.mask_token_id == their_models.MASK
+    made = our_models.model_of("bert_masked_relu")
+    with pytest.raises(ValueError, match="has all 53 tokens of the model"):
+        type(made)(made.hparams, {"targets": VOCAB})
+
+
+def test_berts_first_names_and_other_heads(tmp_path):
+    source = their_models.directory("bert_masked")
+    old, run = tmp_path / "old", tmp_path / "run"
+    old.mkdir()
+    shutil.copy(source / "config.json", old)
+    tensors = read_header(source / "model.safetensors")
+    old_names = {
+        name: name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+            "LayerNorm.bias", "LayerNorm.beta"
+        )
+        for name in tensors
+    }
+    others = {"bert.pooler.dense.weight": (24, 24), "cls.seq_relationship.bias": (2,)}
+    shapes = {old_names[name]: (each.dtype, each.shape) for name, each in tensors.items()}
+    shapes |= {name: ("F32", shape) for name, shape in others.items()}
+    made = create(old / "model.safetensors", shapes)
+    for name, each in tensors.items():
+        made[old_names[name]].opened("r+")[...] = each.opened()
+    assert our_models.convert(f"--from_hf={old}", f"--output_dir={run}") == 0
+    back = tmp_path / "back"
+    assert our_models.convert(f"--to_hf={back}", f"--output_dir={run}") == 0
+    for name, each in read_header(back / "model.safetensors").items():
+        assert each.opened().tobytes() == tensors[name].opened().tobytes(), name
+
+
+@pytest.mark.parametrize("changed", ["cls.predictions.decoder.bias", "cls.predictions.bias"])
+def test_one_of_the_two_biases_of_untied_logits_is_enough(changed, tmp_path):
+    """Files of older versions lack that of the decoder; newer ones have an unused other."""
+    source, new = their_models.directory("bert_masked_untied"), tmp_path / "new"
+    new.mkdir()
+    shutil.copy(source / "config.json", new)
+    tensors = read_header(source / "model.safetensors")
+    is_lost = changed.endswith("decoder.bias")
+    shapes = {name: (each.dtype, each.shape) for name, each in tensors.items()}
+    if is_lost:
+        del shapes[changed]
+    made = create(new / "model.safetensors", shapes)
+    for name, each in made.items():
+        each.opened("r+")[...] = 0 if name == changed else tensors[name].opened()
+    run, back = tmp_path / "run", tmp_path / "back"
+    assert our_models.convert(f"--from_hf={new}", f"--output_dir={run}") == 0
+    assert our_models.convert(f"--to_hf={back}", f"--output_dir={run}") == 0
+    for name, each in read_header(back / "model.safetensors").items():
+        assert each.opened().tobytes() == tensors[name].opened().tobytes(), name
+
+
+def test_another_number_of_classes_and_another_image_are_refused_in_words():
+    made = our_models.model_of("vit")
+    with pytest.raises(ValueError, match="has 10 classes and the model's num_classes is 3"):
+        _ = type(made)(made.hparams, {"targets": 10}).classes
+    kind = t2tp.Feature("batch:4;height:8;width:8;channels:3")
+    with pytest.raises(ValueError, match=r"shape \[8, 8, 3\] and the model's .* \[8, 12, 3\]"):
+        t2tp.Program(lambda mesh, fed: {"logits": made.class_logits(mesh, fed)}, {"inputs": kind})

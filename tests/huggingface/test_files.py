@@ -1,0 +1,189 @@
+"""Files of tensors: several of them, and dtypes that are kept, widened or narrowed exactly."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import ml_dtypes
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import t2tp
+from t2tp import registry
+from t2tp.checkpoint import Slice
+from t2tp.checkpoint.variables import restore
+from t2tp.huggingface import exporting, importing
+from t2tp.huggingface.safetensors_file import DTYPES, create, read_header
+from t2tp.mesh.layout import Storage
+from t2tp.trainer.cli import programs
+from t2tp.trainer.run_dir import run_files
+from t2tp.trainer.run_dir.find_checkpoint import find
+from tests import warm_processes
+from tests.huggingface import our_models
+from tests.huggingface.tiny_files import write_tiny_gpt2
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+def tensors_of(directory):
+    """The values of all files, by name, as arrays in memory."""
+    files = sorted(directory.glob("*.safetensors"))
+    headers = [read_header(file) for file in files]
+    return {key: np.array(each.opened()) for header in headers for key, each in header.items()}
+
+
+def convert(*flags):
+    assert our_models.convert(*flags) == 0
+
+
+@pytest.fixture
+def source(tmp_path):
+    write_tiny_gpt2(tmp_path / "source")
+    return tmp_path / "source"
+
+
+def test_a_model_in_several_files(source, tmp_path, capsys):
+    run, parts, back = tmp_path / "run", tmp_path / "parts", tmp_path / "back"
+    convert(f"--from_hf={source}", f"--output_dir={run}")
+    convert(f"--to_hf={parts}", f"--output_dir={run}", "--max_shard_size=5KB")
+    index = json.loads((parts / INDEX).read_text())
+    files = sorted(set(index["weight_map"].values()))
+    assert len(files) > 2 and files[0] == f"model-00001-of-{len(files):05d}.safetensors"
+    for file in files:
+        held = read_header(parts / file)
+        assert {index["weight_map"][name] for name in held} == {file}
+        sizes = [each.opened().nbytes for each in held.values()]
+        assert len(sizes) == 1 or sum(sizes) <= 5000
+    values = tensors_of(source)
+    assert index["metadata"]["total_size"] == sum(each.nbytes for each in values.values())
+    convert(f"--from_hf={parts}", f"--output_dir={tmp_path / 'again'}")
+    convert(f"--to_hf={back}", f"--output_dir={tmp_path / 'again'}")
+    assert (back / WEIGHTS).is_file() and not (back / INDEX).exists()
+    for directory in (parts, back):
+        of_directory = tensors_of(directory)
+        assert {key: each.tobytes() for key, each in of_directory.items()} == {
+            key: each.tobytes() for key, each in values.items()
+        }
+    (parts / files[1]).unlink()
+    flags = [f"--from_hf={parts}", f"--output_dir={tmp_path / 'third'}"]
+    assert our_models.convert(*flags) == 2
+    assert f"{files[1]} is missing, which {INDEX} names" in capsys.readouterr().err
+
+
+def test_a_run_of_before_a_hyperparameter_was_declared_is_written(source, tmp_path):
+    run = tmp_path / "run"
+    convert(f"--from_hf={source}", f"--output_dir={run}")
+    saved = json.loads((run / "hparams.json").read_text())
+    for part in saved.values():
+        part.pop("lora_rank", None)
+        part.pop("qkv_bias", None)
+    (run / "hparams.json").write_text(json.dumps(saved))
+    convert(f"--to_hf={tmp_path / 'back'}", f"--output_dir={run}")
+    assert tensors_of(tmp_path / "back").keys() == tensors_of(source).keys()
+
+
+@pytest.mark.parametrize("size", ["5 apples", "0GB", "GB"])
+def test_sizes_of_files_that_are_none(size, source, tmp_path, capsys):
+    convert(f"--from_hf={source}", f"--output_dir={tmp_path / 'run'}")
+    flags = [f"--to_hf={tmp_path / 'to'}", f"--output_dir={tmp_path / 'run'}"]
+    assert our_models.convert(*flags, f"--max_shard_size={size}") == 2
+    assert "is no size of a file" in capsys.readouterr().err
+    assert not (tmp_path / "to").exists()
+
+
+@pytest.mark.parametrize("dtype", ["BF16", "F16"])
+def test_values_in_16_bits_are_kept_or_widened_exactly(dtype, source, tmp_path):
+    values = {key: each.astype(DTYPES[dtype]) for key, each in tensors_of(source).items()}
+    shapes = {key: (dtype, each.shape) for key, each in values.items()}
+    for key, tensor in create(source / WEIGHTS, shapes).items():
+        tensor.opened("r+")[...] = values[key]
+    kept, wide = tmp_path / "kept", tmp_path / "wide"
+    convert(f"--from_hf={source}", f"--output_dir={kept}")
+    convert(f"--from_hf={source}", f"--output_dir={wide}", "--dtype=float32")
+    name = tf.as_dtype(DTYPES[dtype].type).name
+    assert {each.name for each in find(str(kept)).dtypes().values()} == {name}
+    assert {each.name for each in find(str(wide)).dtypes().values()} == {"float32"}
+    # Through a checkpoint of either kind and back: the same bits, or as wide numbers as wanted.
+    for number, (run, to, wanted) in enumerate(
+        [(kept, "", dtype), (kept, "float32", "F32"), (wide, "", "F32"), (wide, name, dtype)]
+    ):
+        back = tmp_path / f"back{number}"
+        convert(f"--to_hf={back}", f"--output_dir={run}", *([f"--dtype={to}"] if to else []))
+        found = tensors_of(back)
+        for key, value in values.items():
+            assert found[key].dtype == DTYPES[wanted]
+            assert found[key].tobytes() == value.astype(DTYPES[wanted]).tobytes(), key
+        config = json.loads((back / "config.json").read_text())
+        assert config["dtype"] == ("float32" if wanted == "F32" else name)
+        shutil.rmtree(back)
+
+
+def test_narrowing_rounds_to_the_nearest_even(source, tmp_path):
+    values = tensors_of(source)
+    convert(f"--from_hf={source}", f"--output_dir={tmp_path / 'run'}", "--dtype=bfloat16")
+    convert(f"--to_hf={tmp_path / 'back'}", f"--output_dir={tmp_path / 'run'}")
+    for key, value in tensors_of(tmp_path / "back").items():
+        assert value.tobytes() == values[key].astype(ml_dtypes.bfloat16).tobytes(), key
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_a_converted_run_is_restored_where_variables_are_sharded_at_rest(stage, source, tmp_path):
+    run = tmp_path / "run"
+    convert(f"--from_hf={source}", f"--output_dir={run}")
+    hparams = run_files.read(str(run)).hparams
+    made = registry.model("transformer_lm")(hparams, {"targets": 300})
+    targets = np.random.default_rng(0).integers(0, 300, (4, 8)).astype(np.int32)
+    fed = {
+        "targets": targets,
+        "targets_segmentation": np.ones_like(targets),
+        "targets_position": np.broadcast_to(np.arange(8, dtype=np.int32), targets.shape),
+    }
+    kinds = {name: t2tp.Feature("batch:4;length:8", tf.int32) for name in fed}
+
+    def logits(layout):
+        step = lambda mesh, given: {"logits": made.logits(mesh, given, False)[0]}  # noqa: E731
+        program = t2tp.Program(step, kinds, layout=layout)
+        restore(find(str(run)), program.variables, strict=True)
+        return program(fed)["logits"]
+
+    mesh = ("data:2;model:2", "batch:data;heads:model;d_ff:model;vocab:model")
+    sharded = t2tp.Layout(*mesh, Storage(stage))
+    np.testing.assert_allclose(logits(sharded), logits(t2tp.Layout()), rtol=0, atol=1e-5)
+
+
+def convert_in_small_slices() -> int:
+    """`t2tp_convert` as of a large model, whose tensors are many slices."""
+    importing.MOST_ELEMENTS = exporting.MOST_ELEMENTS = 1000
+    return programs.t2tp_convert()
+
+
+@pytest.mark.slow
+def test_processes_convert_together_each_its_own_slices(source, tmp_path):
+    """In both directions, with what a single process makes as the result."""
+    alone, run, back = tmp_path / "alone", tmp_path / "together/run", tmp_path / "back"
+    convert(f"--from_hf={source}", f"--output_dir={alone}")
+    ways = {
+        run: [f"--from_hf={source}", f"--output_dir={run}"],
+        back: [f"--to_hf={back}", f"--output_dir={run}", "--max_shard_size=5KB"],
+    }
+    for made, flags in ways.items():
+        target = f"{__name__}:convert_in_small_slices"
+        environments = warm_processes.tf_configs(2)
+        out = tmp_path / f"output-{made.name}"
+        with warm_processes.started(target, [flags] * 2, environments, out) as processes:
+            assert [each.wait(120) for each in processes] == [0, 0], processes[1].err.read_text()
+            said = [each.out.read_text().strip() for each in processes]
+        assert said == [str(made), ""]
+        assert [path.name for path in made.parent.glob(".*")] == []
+    saved, wanted = find(str(run)), find(str(alone))
+    assert len(list(saved.path.glob("variables.data-*"))) > 2
+    assert saved.metadata == wanted.metadata and saved.shapes() == wanted.shapes()
+    slices = [Slice.full(name, shape, tf.float32) for name, shape in saved.shapes().items()]
+    for got, value in zip(saved.read(slices), wanted.read(slices), strict=True):
+        assert got.numpy().tobytes() == value.numpy().tobytes()
+    assert len(list(back.glob("*.safetensors"))) > 2
+    assert {key: each.tobytes() for key, each in tensors_of(back).items()} == {
+        key: each.tobytes() for key, each in tensors_of(source).items()
+    }

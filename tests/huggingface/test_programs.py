@@ -1,0 +1,169 @@
+"""Runs that were made of a directory, in the programs: decoding, conversations, the example."""
+
+from __future__ import annotations
+
+import io
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+from t2tp.huggingface.safetensors_file import read_header
+from t2tp.problems.vocab.vocabulary_file import load_vocabulary
+from t2tp.trainer.cli import programs
+from tests.huggingface import our_models
+from tests.huggingface.tiny_files import END, write_tiny_gpt2
+
+EXAMPLE = Path(__file__).parents[2] / "examples/huggingface.py"
+TEMPLATE = """<|endoftext|>{% for message in messages %}
+{{ message.role }}: {{ message.content }}
+{% endfor %}
+{% if add_generation_prompt %}assistant:{% endif %}
+"""
+CONVERSATIONS = [
+    [{"role": "user", "content": "the quick fox"}],
+    [
+        {"role": "user", "content": "the"},
+        {"role": "assistant", "content": "dog"},
+        {"role": "user", "content": "lazy"},
+    ],
+]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("model") / "source"
+    write_tiny_gpt2(directory, n_positions=96)
+    (directory / "chat_template.jinja").write_text(TEMPLATE)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def run(source):
+    made = source.with_name("run")
+    assert our_models.convert(f"--from_hf={source}", f"--output_dir={made}") == 0
+    return made
+
+
+def decode(run, *flags):
+    hparams = "--decode_hparams=beam_size=1,extra_length=12,eos_id=-1"
+    command = ["t2tp_decoder", f"--output_dir={run}", hparams, "--noxla", *flags]
+    return programs.t2tp_decoder(command)
+
+
+def their_texts(source, prompts):
+    """What `transformers` writes after prompts, which have all that the model reads."""
+    pytest.importorskip("transformers", reason="pip install -e '.[hf-tests]'")
+    import tokenizers
+    import torch
+    import transformers
+
+    model = transformers.GPT2LMHeadModel.from_pretrained(source).eval()
+    tokenizer = tokenizers.Tokenizer.from_file(str(source / "tokenizer.json"))
+    found = []
+    for prompt in prompts:
+        given = torch.tensor([tokenizer.encode(prompt).ids])
+        out = model.generate(
+            given,
+            attention_mask=torch.ones_like(given),
+            max_new_tokens=12,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+        found.append(tokenizer.decode(out[0, given.shape[1] :].tolist()))
+    return found
+
+
+def test_a_converted_run_decodes_prompts_without_data(source, run, tmp_path):
+    prompts, out = tmp_path / "prompts.txt", tmp_path / "out.txt"
+    prompts.write_text("the quick\nfox")
+    assert decode(run, f"--decode_from_file={prompts}", f"--decode_to_file={out}") == 0
+    # The model reads its bos_token_id first.
+    begin = json.loads((source / "config.json").read_text())["bos_token_id"]
+    import tokenizers
+
+    first = tokenizers.Tokenizer.from_file(str(source / "tokenizer.json")).id_to_token(begin)
+    wanted = their_texts(source, [first + "the quick", first + "fox"])
+    assert out.read_text().splitlines() == [each.replace("\n", "\\n") for each in wanted]
+
+
+def test_conversations_are_continued_as_the_chat_template_says(source, run, tmp_path, capsys):
+    lines, out = tmp_path / "chats.jsonl", tmp_path / "out.txt"
+    lines.write_text(
+        json.dumps(CONVERSATIONS[0]) + "\n" + json.dumps({"messages": CONVERSATIONS[1]}) + "\n"
+    )
+    assert decode(run, f"--decode_from_file={lines}", f"--decode_to_file={out}") == 0
+    prompts = [
+        f"{END}user: the quick fox\nassistant:",
+        f"{END}user: the\nassistant: dog\nuser: lazy\nassistant:",
+    ]
+    wanted = their_texts(source, prompts)
+    assert out.read_text().splitlines() == [each.replace("\n", "\\n") for each in wanted]
+    lines.write_text('"Hello"\n')
+    assert decode(run, f"--decode_from_file={lines}", f"--decode_to_file={out}") == 2
+    assert "chats.jsonl, line 1: a conversation is a list of messages" in capsys.readouterr().err
+
+
+def test_what_is_typed_is_a_conversation(source, run, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("the\nlazy\n\nthe\n"))
+    capsys.readouterr()
+    assert decode(run, "--decode_interactive", "--chat") == 0
+    (first,) = their_texts(source, [f"{END}user: the\nassistant:"])
+    asked = f"{END}user: the\nassistant: {first}\nuser: lazy\nassistant:"
+    (second,) = their_texts(source, [asked])
+    assert capsys.readouterr().out == f"{first}\n{second}\n{first}\n"
+
+
+def test_an_exported_model_takes_tokens_and_says_why(source, run, tmp_path, capsys):
+    out = tmp_path / "export"
+    hparams = "--decode_hparams=beam_size=1,extra_length=12,eos_id=-1"
+    flags = [f"--output_dir={run}", f"--export_dir={out}", "--max_input_length=8", hparams]
+    assert programs.t2tp_exporter(["t2tp_exporter", *flags]) == 0
+    assert "takes and gives tokens: TensorFlow has no operations" in capsys.readouterr().err
+    (made,) = out.iterdir()
+    serve = tf.saved_model.load(str(made)).signatures["serving_default"]
+    vocabulary = load_vocabulary(source)
+    prompt = vocabulary.encode("the quick")
+    served = serve(ids=tf.constant([prompt]), lengths=tf.constant([len(prompt)]))
+    begin = json.loads((source / "config.json").read_text())["bos_token_id"]
+    (wanted,) = their_texts(source, [vocabulary.decode_bytes([begin]).decode() + "the quick"])
+    assert vocabulary.decode(served["ids"][0, 0].numpy()) == wanted
+
+
+def test_a_run_without_a_template_takes_no_conversation(source, tmp_path, capsys):
+    write_tiny_gpt2(tmp_path / "plain")
+    run = tmp_path / "run"
+    assert our_models.convert(f"--from_hf={tmp_path / 'plain'}", f"--output_dir={run}") == 0
+    (tmp_path / "chats.jsonl").write_text(json.dumps(CONVERSATIONS[0]))
+    assert decode(run, f"--decode_from_file={tmp_path / 'chats.jsonl'}") == 2
+    assert "has no chat template" in capsys.readouterr().err
+    assert decode(run, "--chat", "--split=test") == 2
+    assert "--chat is for --decode_from_file" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_example_converts_trains_and_writes_back(source, tmp_path, monkeypatch, capsys):
+    texts = tmp_path / "texts.txt"
+    texts.write_text("the quick brown fox jumps over the lazy dog\n" * 60)
+    work = tmp_path / "work"
+    hparams = "batch_size=4,learning_rate_constant=0.01,learning_rate_warmup_steps=1"
+    flags = [f"--model={source}", f"--texts={texts}", f"--directory={work}", "--steps=3"]
+    monkeypatch.setattr(sys, "argv", [str(EXAMPLE), *flags, f"--hparams={hparams}"])
+    runpy.run_path(str(EXAMPLE), run_name="__main__")
+    printed = capsys.readouterr().out
+    found = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
+    assert len(found) == 2
+    before, after = (each["bits_per_byte"] for each in found)
+    assert after < before
+    tensors, wanted = (
+        read_header(path / "model.safetensors") for path in (work / "written", source)
+    )
+    assert {key: each.shape for key, each in tensors.items()} == {
+        key: each.shape for key, each in wanted.items()
+    }
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        assert (work / "written" / name).read_bytes() == (source / name).read_bytes()

@@ -1,0 +1,87 @@
+"""Equal constants of a graph are one node, where that changes nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import t2tp
+from t2tp import mtf
+from t2tp.lowering.shared_constants import shared_constants
+
+
+def num_constants(graph: tf.Graph) -> int:
+    return sum(op.type == "Const" for op in graph.get_operations())
+
+
+@pytest.fixture
+def graph():
+    with tf.Graph().as_default() as graph:
+        yield graph
+
+
+def test_equal_ones_are_one_node(graph):
+    x = tf.compat.v1.placeholder(tf.float32, [6])
+    with shared_constants():
+        shapes = [tf.reshape(x, [2, 3]), tf.reshape(x, [2, 3]), tf.reshape(x, [3, 2])]
+    assert num_constants(graph) == 2
+    assert [y.shape.as_list() for y in shapes] == [[2, 3], [2, 3], [3, 2]]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [(1, 1.0), (0.0, -0.0), (1, [1]), ([1, 2], [[1, 2]]), (np.float32(2), np.float64(2))],
+    ids=["integer and float", "sign of zero", "number and list", "shapes", "dtypes"],
+)
+def test_different_ones_stay_different(graph, one, other):
+    with shared_constants():
+        values = [tf.constant(one), tf.constant(other)]
+    with tf.compat.v1.Session(graph=graph) as session:
+        found = session.run(values)
+    for value, expected in zip(found, (one, other), strict=True):
+        assert value.shape == np.shape(expected)
+        assert np.array_equal(np.signbit(value), np.signbit(expected))
+    assert values[0].dtype == tf.convert_to_tensor(one).dtype or one is other
+    assert num_constants(graph) >= 2
+
+
+def test_those_that_wait_for_others_or_are_of_another_device_are_their_own(graph):
+    with shared_constants():
+        first = tf.constant(3)
+        with tf.control_dependencies([tf.compat.v1.placeholder(tf.int32, [])]):
+            waits = tf.constant(3)
+        with tf.device("/device:CPU:1"):
+            elsewhere = tf.constant(3)
+        again = tf.constant(3)
+    assert again is first
+    assert len({first.op, waits.op, elsewhere.op}) == 3
+    assert (first.op.control_inputs, first.device) == ([], "")
+
+
+def test_large_ones_and_those_made_outside_are_not_compared(graph):
+    def large() -> tf.Tensor:
+        return tf.constant(np.zeros(1000))
+
+    with shared_constants():
+        inside = [large(), large(), tf.constant(7)]
+    outside = tf.constant(7)
+    assert len({x.op for x in (*inside, outside)}) == 4
+
+
+def test_a_variable_that_is_only_assigned_to_is_not_read():
+    dims = mtf.Shape([mtf.Dimension("d", 4)])
+
+    def step(mesh, features):
+        read, written = (
+            mtf.get_variable(mesh, name, dims, initializer=tf.zeros_initializer())
+            for name in ("read", "written")
+        )
+        mtf.assign(written, read + features["x"])
+        return {"y": read * 2.0}
+
+    program = t2tp.Program(step, {"x": t2tp.Feature("d:4")})
+    program({"x": np.arange(4)})
+    reads = [op for op in program.trace().graph.get_operations() if op.type == "ReadVariableOp"]
+    assert len(reads) == 1
+    assert program.variables["written"].numpy().tolist() == [0, 1, 2, 3]

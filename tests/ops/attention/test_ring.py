@@ -1,0 +1,173 @@
+"""Ring attention: what one device computes with all scores at once, to the last digits."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import pytest
+import tensorflow as tf
+
+import t2tp
+from t2tp import mtf
+from t2tp.layout_check.double_program import DoubleProgram
+from t2tp.ops.attention import blockwise
+from t2tp.ops.attention.api import RelativeBias, attention
+from tests.ops.attention.test_attention import make_inputs
+from tests.ops.on_mesh import assert_close, with_gradients
+
+MASKED = {"causal": True, "segments": True, "bias": True}
+DROPPED = {**MASKED, "dropout_rate": 0.3}
+# Mesh, layout, options, and sizes of inputs. Slices and halves of 3 or 5 begin at odd positions.
+CASES = {
+    "four devices": ("seq:4", "length:seq", DROPPED, {"length": 24}),
+    "not causal": ("seq:3", "length:seq", {**DROPPED, "causal": False}, {"length": 15}),
+    "window behind": ("seq:3", "length:seq", {**MASKED, "window": 5}, {"length": 18}),
+    "window both ways": ("seq:2", "length:seq", {"segments": True, "window": 4}, {"length": 14}),
+    "joint axes": ("data:2;seq:2", "length:data+seq", MASKED, {"length": 24}),
+    "batch, shared heads": (
+        "data:2;seq:2",
+        "batch:data;length:seq",
+        DROPPED,
+        {"length": 12, "kv_heads": 2},
+    ),
+    "shared heads, selected": (
+        "seq:2;model:2",
+        "length:seq;heads:model",
+        MASKED,
+        {"length": 12, "kv_heads": 2},
+    ),
+    "a memory of its own": (
+        "seq:2",
+        "length:seq;memory:seq",
+        {"segments": True, "bias": True},
+        {"length": 12, "memory": 14},
+    ),
+    "a memory over one of the axes of the length": (
+        "a:2;b:2",
+        "length:a+b;memory:b",
+        {"causal": True, "segments": True, "own_segments": False},
+        {"length": 12, "memory": 12},
+    ),
+    "one key for several positions": (
+        "seq:2",
+        "length:seq;memory:seq",
+        {"causal": True, "memory_stride": 3},
+        {"length": 24, "memory": 8},
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    """So that slices of a few positions are longer than a block."""
+    monkeypatch.setattr(blockwise, "_QUERIES", 2)
+    monkeypatch.setattr(blockwise, "_MEMORIES", 4)
+
+
+def op_by(method, options):
+    options = {name: options[name] for name in options if name not in ("segments", "bias")}
+
+    def op(q, k, v, segments=None, memory_segments=None, table=None):
+        bias = None if table is None else RelativeBias(table, 6)
+        return attention(
+            q,
+            k,
+            v,
+            segments=segments,
+            memory_segments=memory_segments,
+            relative_bias=bias,
+            method=method,
+            **options,
+        )
+
+    return op
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_values_and_gradients_are_those_of_one_device(name):
+    mesh_shape, layout, options, sizes = CASES[name]
+    inputs = make_inputs(batch=2, d_kv=4, **{"heads": 4, **sizes}, **options)
+    options = dict(options)
+    if not options.pop("own_segments", True):
+        del inputs["memory_segments"]
+    values = with_gradients(
+        op_by("ring", options), inputs, mesh_shape, layout, program_type=DoubleProgram
+    )
+    wanted = with_gradients(op_by("dense", options), inputs, program_type=DoubleProgram)
+    assert_close(values, wanted, 1e-12)
+
+
+def test_bfloat16_is_as_near_as_blockwise():
+    inputs = make_inputs(batch=2, length=12, **MASKED)
+    values = [
+        with_gradients(op_by(method, MASKED), inputs, "seq:2", "length:seq", tf.bfloat16)
+        for method in ("ring", "blockwise")
+    ]
+    assert_close(*values, 0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.joint
+def test_a_joint_program():
+    inputs = make_inputs(batch=2, length=12, **DROPPED)
+    values = with_gradients(op_by("ring", DROPPED), inputs, "seq:2", "length:seq", xla=True)
+    assert_close(values, with_gradients(op_by("dense", DROPPED), inputs), 3e-6)
+
+
+def ring_program(count, layout="length:seq", method="ring", **options):
+    """A program of attention of slices of 8 positions, and its gradients."""
+    shape = f"batch:2;heads:4;length:{8 * count};d_kv:4"
+    features = {name: t2tp.Feature(shape) for name in "qkv"}
+    features["segments"] = t2tp.Feature(f"batch:2;length:{8 * count}", tf.int32)
+
+    def step(mesh, given):
+        del mesh
+        y = attention(**given, causal=True, method=method, **options)
+        learned = [given[name] for name in "qkv"]
+        return {"y": y} | dict(zip("qkv", mtf.gradients([y], learned), strict=True))
+
+    return t2tp.Program(step, features, mesh_shape=f"seq:{count}", layout=layout)
+
+
+def test_a_slice_goes_once_round_and_its_gradients_come_home():
+    """Forward n - 1 times k and v, backward these again and n times their gradients."""
+    n, kv = 4, 2 * 4 * (2 * 4 * 8 * 4)
+    segments = 4 * 2 * 8
+    # Halves that are exchanged: of q, k, v, segments and y, and of the log of each sum.
+    half = kv // 4
+    exchanged = {
+        "forward": 2 * half + kv // 2 + segments + half // 4,
+        "backward": 4 * half + kv + segments + half // 4,
+    }
+    (kind, axes), (_, moved) = next(iter(ring_program(n).collectives().items()))
+    assert (kind, axes) == ("permute", ("seq",))
+    assert len(ring_program(n).collectives()) == 1
+    round_trips = 2 * (n - 1) * (kv + segments) + n * kv
+    assert moved == round_trips + sum(exchanged.values())
+
+
+def tensor_sizes(graph):
+    """The bytes of the tensors of a graph and of the functions in it, but for constants."""
+    inner = [graph._get_function(name).graph for name in graph._functions]
+    return [
+        math.prod(x.shape.as_list()) * x.dtype.size
+        for each in [graph, *inner]
+        for op in each.get_operations()
+        for x in op.outputs
+        if op.type != "Const" and x.shape.is_fully_defined()
+    ]
+
+
+@pytest.mark.parametrize("method", ["ring", "blockwise"])
+def test_a_ring_holds_as_much_on_any_number_of_devices(method):
+    """The same tensors, where gathered keys and values are four times as large."""
+    few, many = (
+        Counter(tensor_sizes(ring_program(count, method=method).trace().graph)) for count in (2, 8)
+    )
+    # The keys and values of a slice.
+    assert few[2 * 2 * 4 * 8 * 4 * 4] > 0
+    if method == "ring":
+        assert many == few
+    else:
+        assert max(many) == 4 * max(few)

@@ -1,0 +1,252 @@
+"""Adapters (LoRA) train the same in any layout, and nothing else is trained.
+
+In float64, so that nothing hides behind rounding.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import t2tp
+from t2tp import registry
+from t2tp.choices import ADAPTED
+from t2tp.layers.adapters import DOWN, UP
+from t2tp.layout_check.double_program import DoubleProgram
+from t2tp.layout_report import explain
+from t2tp.mesh.layout import Layout
+from t2tp.optim import train_step
+from t2tp.planner.lowered import LoweredStep
+from t2tp.program.abstract_program import AbstractProgram
+from tests.layout_check import double_program
+from tests.models.small_transformers import FAMILIES, LAYOUTS
+
+RANK = 3
+LORA = {"lora_rank": RANK, "lora_alpha": 6.0, "lora_targets": list(ADAPTED)}
+# With Adam B moves in the first step and A from the second on.
+SCHEDULE = {"learning_rate_schedule": "constant", "learning_rate_constant": 0.02}
+STEPS = 3
+
+
+def step_of(family, hparams):
+    model = registry.model(FAMILIES[family].model)(hparams, FAMILIES[family].vocab_sizes)
+
+    def step(mesh, features):
+        done = train_step(lambda x: model.loss(mesh, x, True), features, mesh, hparams, 10)
+        return {"loss": done.loss, "norm": done.scalars["gradient_norm"]}
+
+    return step
+
+
+def hparams_of(family, layout="one device", **changes):
+    mesh_shape, rules = LAYOUTS[layout]
+    where = {"mesh_shape": mesh_shape, "layout": rules}
+    return FAMILIES[family].hparams(**{**SCHEDULE, **where, **LORA, **changes})
+
+
+def make(family, layout="one device", kind=DoubleProgram, **changes):
+    """A program that trains adapters."""
+    hparams = hparams_of(family, layout, **changes)
+    step = step_of(family, hparams)
+    return kind(step, FAMILIES[family].features(), layout=Layout.from_hparams(hparams), xla=False)
+
+
+def is_adapter(name):
+    return name.endswith((DOWN, UP))
+
+
+@functools.cache
+def trained(family, layout="one device", kind=DoubleProgram, **changes):
+    """Losses and norms of the gradients of some steps, and the variables after them."""
+    program = make(family, layout, kind, **changes)
+    before = {v.spec.name: double_program.whole(program, v) for v in program.variables}
+    shown = [program(FAMILIES[family].batch(), number) for number in range(STEPS)]
+    after = {v.spec.name: double_program.whole(program, v) for v in program.variables}
+    return [[float(x["loss"]), float(x["norm"])] for x in shown], before, after
+
+
+@pytest.mark.parametrize(
+    ("family", "layout", "changes"),
+    [
+        ("lm", "both", {}),
+        pytest.param(
+            "lm", "three axes", {"use_bias": True}, marks=[pytest.mark.slow, pytest.mark.ci_only]
+        ),
+        pytest.param("lm", "data", {"zero_stage": 1}, marks=pytest.mark.ci_only),
+        ("lm", "both", {"zero_stage": 2, "microbatches": 2}),
+        ("lm", "both", {"zero_stage": 3, "recompute": "layer", "microbatches": 2}),
+        ("lm", "context and both", {"num_kv_heads": 2, "mlp": "swiglu", "position": "rotary"}),
+        ("lm", "tensor", {"share_layers": True, "num_hidden_layers": 2}),
+        ("lm", "both", {"lora_dropout": 0.3, "microbatches": 2, "recompute": "layer"}),
+        pytest.param("encdec", "both", {"zero_stage": 3}, marks=pytest.mark.slow),
+        pytest.param("masked", "features", {}, marks=pytest.mark.slow),
+        pytest.param("moe", "experts", {"zero_stage": 3}, marks=pytest.mark.slow),
+    ],
+)
+def test_any_layout_trains_the_same_adapters(family, layout, changes):
+    what = {
+        k: v for k, v in changes.items() if k not in ("zero_stage", "microbatches", "recompute")
+    }
+    losses, _, given = trained(family, layout, **changes)
+    wanted_losses, before, wanted = trained(family, **what)
+    np.testing.assert_allclose(losses, wanted_losses, rtol=1e-12)
+    assert family == "masked" or wanted_losses[2][0] < wanted_losses[0][0]
+    for name, value in wanted.items():
+        np.testing.assert_allclose(given[name], value, rtol=0, atol=1e-9, err_msg=name)
+        if is_adapter(name):
+            assert np.abs(value - before[name]).max() > 1e-3
+        elif not is_adapter(name.rpartition("/")[0]):  # Nor one of the optimizer.
+            np.testing.assert_array_equal(value, before[name], err_msg=name)
+
+
+@pytest.mark.parametrize("family", ["lm", "encdec", "classes", "moe"])
+def test_the_first_loss_is_that_of_the_base(family):
+    base = make(family, lora_rank=0)(FAMILIES[family].batch())
+    with_adapters = make(family)(FAMILIES[family].batch())
+    assert float(with_adapters["loss"]) == float(base["loss"])
+
+
+def test_dropout_is_of_the_inputs_of_adapters_in_training_alone():
+    first, second = (make("lm", lora_dropout=rate)(FAMILIES["lm"].batch()) for rate in (0.0, 0.4))
+    assert float(first["loss"]) == float(second["loss"])  # B is 0, and the rest has its inputs.
+    assert abs(float(first["norm"]) / float(second["norm"]) - 1) > 0.01
+    hparams = hparams_of("lm", lora_dropout=0.4)
+    model = registry.model(FAMILIES["lm"].model)(hparams, FAMILIES["lm"].vocab_sizes)
+    built = {}
+
+    def step(mesh, features):
+        built["dropout"] = [
+            [each.name for each in mesh.graph.operations if "Dropout" in type(each).__name__]
+            for training in (False, True)
+            if model.loss(mesh, features, training) is not None
+        ]
+        return {}
+
+    AbstractProgram(step, FAMILIES["lm"].features()).graph()
+    assert not built["dropout"][0] and built["dropout"][1]
+
+
+@pytest.mark.parametrize("family", ["lm", "encdec", "moe"])
+def test_an_adapter_is_a_change_of_its_weight_by_the_product_of_its_matrices(family):
+    program, merged = make(family), make(family, lora_rank=0)
+    values = {v.spec.name: v for v in program.variables}
+    random = np.random.default_rng(0)
+    for name, variable in values.items():
+        if name.endswith(UP):
+            shape = variable.spec.shape.to_integer_list
+            program.set_value(variable, 0, random.normal(size=shape, scale=0.1))
+    adapted = 0
+    for variable in merged.variables:
+        name = variable.spec.name
+        if f"{name}{DOWN}" not in values:
+            continue
+        down, up = (double_program.whole(program, values[f"{name}{end}"]) for end in (DOWN, UP))
+        if variable.spec.shape.dims[0].name == "experts":
+            change = np.einsum("eir,ero->eio", down, up)
+        else:
+            change = np.tensordot(down, up, 1)
+        value = double_program.whole(merged, variable)
+        merged.set_value(variable, 0, value + LORA["lora_alpha"] / RANK * change)
+        adapted += 1
+    assert adapted >= 5
+    batch = FAMILIES[family].batch()
+    first, second = (float(each(batch)["loss"]) for each in (program, merged))
+    assert first == pytest.approx(second, rel=1e-12)
+    assert first != pytest.approx(trained(family)[0][0][0], rel=1e-4)
+
+
+def trained_names(**changes):
+    graph, _ = make("lm", kind=abstract, **changes).graph()
+    return [v.name for v in graph.trainable_variables]
+
+
+def abstract(step, features, layout, xla):
+    return AbstractProgram(step, features, layout=layout)
+
+
+@pytest.mark.parametrize(
+    ("targets", "block", "wanted"),
+    [
+        (["query"], "attention", {"q"}),
+        (["key", "output"], "attention", {"k", "output"}),
+        (["value"], "attention", {"v"}),
+        (["feed_forward"], "feed_forward", {"input", "gate", "output"}),
+    ],
+)
+def test_targets_alone_have_adapters_and_these_alone_are_trained(targets, block, wanted):
+    names = trained_names(lora_targets=targets, mlp="swiglu")
+    assert {name.rpartition("/")[0] for name in names} == {f"layer_00/{block}"}
+    ends = {name.rpartition("/")[2] for name in names}
+    assert ends == {f"{each}{end}" for each in wanted for end in (DOWN, UP)}
+
+
+def test_what_is_named_is_trained_beside_the_adapters():
+    names = trained_names(lora_also_trained="norm_scale$|^embedding")
+    others = {name for name in names if not is_adapter(name)}
+    assert others == {
+        "embedding",
+        "final/norm_scale",
+        "layer_00/attention/norm_scale",
+        "layer_00/feed_forward/norm_scale",
+    }
+
+
+def test_the_optimizer_keeps_and_gradients_take_what_the_adapters_take():
+    program, base = make("lm", "both", abstract), make("lm", "both", abstract, lora_rank=0)
+    steps = [LoweredStep.from_program(each) for each in (program, base)]
+    with_adapters, whole = steps
+    adapters = with_adapters.variables["weights"] - whole.variables["weights"]
+    assert with_adapters.variables["optimizer"] == 2 * adapters
+    assert whole.variables["optimizer"] == 2 * whole.variables["weights"]
+    report = explain(program).data
+    lines = {line.what: line.on_device for line in report.memory()}
+    assert lines["optimizer slots"] == 2 * adapters
+    assert report.device_bytes() == sum(lines.values()) + adapters
+    assert with_adapters.parameters == sum(v.size for v in program.graph()[0].trainable_variables)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_frozen_weights_are_gathered_in_stage_3_alone(stage):
+    """Where they are sharded at rest; in the other stages each device has them anyway."""
+    program = make("lm", "data", abstract, zero_stage=stage)
+    collectives = program.collectives()
+    gathered = sum(size for (kind, _), (_, size) in collectives.items() if kind == "allgather")
+    trainable = program.graph()[0].trainable_variables
+    assert all(is_adapter(v.name) for v in trainable)
+    adapters = sum(v.size for v in trainable) * 4
+    assert gathered > 0
+    assert (4 * gathered > 2 * adapters) == (stage == 3)
+    frozen = [v for v in program.graph()[0].all_variables if getattr(v, "is_frozen", False)]
+    assert any("@" in str(v.shape.dimension_names) for v in frozen) == (stage == 3)
+
+
+def test_frozen_weights_are_kept_in_the_dtype_that_they_are_read_in():
+    changes = {"activation_dtype": "bfloat16", "kind": t2tp.Program}
+    first, second = make("lm", **changes), make("lm", lora_rank=0, **changes)
+    dtypes = {v.spec.name: v.spec.dtype for v in first.variables}
+    assert dtypes["embedding"] == dtypes["layer_00/attention/q"] == tf.bfloat16
+    assert dtypes["final/norm_scale"] == dtypes[f"layer_00/attention/q{DOWN}"] == tf.float32
+    batch = FAMILIES["lm"].batch()
+    assert float(first(batch)["loss"]) == float(second(batch)["loss"])
+    assert [float(first(batch)["loss"]) for _ in range(4)][-1] < float(second(batch, 0)["loss"]) + 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"lora_targets": []}, "lora_targets"),
+        ({"lora_also_trained": "("}, "no regular expression"),
+        ({"lora_also_trained": "head"}, "matches no variable .* such as embedding"),
+    ],
+)
+def test_adapters_that_cannot_be_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        trained_names(**changes)
+
+
+def test_an_unknown_target_gets_the_nearest_known():
+    with pytest.raises(ValueError, match=r"lora_targets .*'quer'.* did you mean query"):
+        hparams_of("lm").parse("lora_targets=[quer,value]")

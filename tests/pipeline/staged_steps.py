@@ -1,0 +1,117 @@
+"""Steps of small models in float64, with stages and without."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+
+from t2tp import registry
+from t2tp.layout_check.double_program import DoubleProgram
+from t2tp.mesh.layout import Layout
+from t2tp.mesh.pipeline import Pipeline
+from t2tp.mesh.storage import Storage
+from t2tp.models.model import Model
+from t2tp.optim import train_step
+from t2tp.program.program import Program
+from tests.models import small_image_transformer, small_images
+from tests.models.small_transformers import FAMILIES
+
+# Descent, so that what is compared is the gradient and not its sign.
+DESCENT = {
+    "optimizer": "sgd",
+    "learning_rate_schedule": "constant",
+    "learning_rate_constant": 1.0,
+    "weight_decay": 0.0,
+}
+DROPOUT = {"layer_prepostprocess_dropout": 0.2, "attention_dropout": 0.2, "relu_dropout": 0.2}
+SIZES = {"num_hidden_layers": 4, "d_model": 8, "d_ff": 16, "d_kv": 2}
+
+
+def example(family: str, changes: dict[str, object]) -> tuple[Model, dict[str, np.ndarray]]:
+    """A model of a family, and a batch."""
+    if family == "vit":
+        hparams = small_images.make_hparams(
+            "vit_tiny", dropout=0.2, pooling="class", num_hidden_layers=4, d_model=16, **changes
+        )
+        return registry.model("vit")(hparams, {"targets": 10}), small_images.make_batch()
+    if family == "images":
+        hparams = small_image_transformer.make(
+            "local_2d", num_hidden_layers=4, relu_dropout=0.2, **changes
+        )
+        shape = (8, *small_image_transformer.SHAPE)
+        targets = np.random.default_rng(0).integers(14, size=shape).astype(np.int32)
+        batch = {"targets": targets, "weights": np.linspace(0, 1, 8, dtype=np.float32)}
+        return registry.model("mtf_image_transformer")(hparams, {"targets": 14}), batch
+    known = FAMILIES[family]
+    hparams = known.hparams(**{**DROPOUT, **SIZES, **changes})
+    return registry.model(known.model)(hparams, known.vocab_sizes), known.batch()
+
+
+def program(
+    family: str, layout: Layout, microbatches: int, kind=DoubleProgram, **changes: object
+) -> Program:
+    """The training step of a family."""
+    model, batch = example(family, {**DESCENT, "microbatches": microbatches, **changes})
+
+    def step(mesh, given):
+        def loss(part):
+            return model.loss(mesh, part, True)
+
+        done = train_step(loss, given, mesh, model.hparams, 1)
+        return {"loss": done.loss, "norm": done.scalars["gradient_norm"], **done.metrics}
+
+    known = FAMILIES.get(family)
+    features = small_images.features_of(batch) if known is None else known.features()
+    return kind(step, features, layout=layout, xla=False)
+
+
+def values(program: Program, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """What a step returns, and all variables after it."""
+    shown = program(batch, step=3)
+    found = {k: np.asarray(x) for k, x in shown.items() if not k.startswith("summaries/")}
+    for variable in program.variables:
+        whole = np.zeros(variable.spec.shape.to_integer_list)
+        for pnum in variable.pnums:
+            region = program.layout.slices(variable.spec.shape, pnum)
+            whole[region] = program.value_of(variable, pnum)
+        found[variable.spec.name] = whole
+    return found
+
+
+@functools.cache
+def unpipelined(family: str, changes: tuple = (), microbatches: int = 1) -> dict[str, np.ndarray]:
+    """A step on one device."""
+    made = program(family, Layout(), microbatches, **dict(changes))
+    return values(made, example(family, {})[1])
+
+
+def pipelined(
+    family: str,
+    mesh: str,
+    *,
+    rules: str = "",
+    schedule: str = "1f1b",
+    chunks: int = 1,
+    layers: str = "",
+    zero: int = 0,
+    microbatches: int = 4,
+    changes: tuple = (),
+) -> dict[str, np.ndarray]:
+    """A step of a pipeline."""
+    layout = Layout(
+        mesh, f"layers:stage;{rules}", Storage(stage=zero), Pipeline(schedule, chunks, layers)
+    )
+    made = program(family, layout, microbatches, **dict(changes))
+    return values(made, example(family, {})[1])
+
+
+def assert_equal(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> None:
+    """All values are equal, to 1e-12 of the largest of their kind or of 1e-3."""
+    assert set(found) == set(wanted)
+    errors = {
+        name: np.max(np.abs(found[name] - x)) / max(np.max(np.abs(x)), 1e-3)
+        for name, x in wanted.items()
+    }
+    worst = max(errors, key=errors.__getitem__)
+    assert errors[worst] < 1e-12, f"{worst} differs by {errors[worst]}"

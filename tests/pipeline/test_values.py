@@ -1,0 +1,129 @@
+"""A step of a pipeline is the step without one: loss, metrics, gradients and updates, in float64.
+
+Whatever the family, the number of stages, the schedule, the microbatches and the other axes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from t2tp.mesh.layout import Layout
+from t2tp.program.program import Program
+from tests.models.small_transformers import MEGATRON
+from tests.pipeline.staged_steps import assert_equal, example, pipelined, program, unpipelined
+
+FEW_LAYERS = (("num_hidden_layers", 2),)
+SMOOTHED = (("label_smoothing", 0.1), ("tie_embeddings", False), ("vocab_divisor", 1))
+ADAFACTOR = (("optimizer", "adafactor"), ("ema_decay", 0.9), ("clip_grad_norm", 1e-3))
+# family, mesh, and the arguments of `pipelined`. A case takes seconds, so most have two things to
+# get wrong: one of the pipeline and one of the model or its update.
+CASES = {
+    "GPipe, relative positions": (
+        "lm",
+        "stage:2",
+        {"schedule": "gpipe", "changes": (("position", "relative"),)},
+    ),
+    "1F1B": ("lm", "stage:4", {"microbatches": 8}),
+    "interleaved, label smoothing, untied": (
+        "lm",
+        "stage:2",
+        {"schedule": "interleaved", "chunks": 2, "changes": SMOOTHED},
+    ),
+    "zero bubble, recomputed attention": (
+        "lm",
+        "stage:2",
+        {"schedule": "zero_bubble", "changes": (("recompute", "attention"),)},
+    ),
+    "zero bubble, chunks, LAMB": (
+        "lm",
+        "stage:2",
+        {"schedule": "zero_bubble", "chunks": 2, "changes": (("optimizer", "lamb"),)},
+    ),
+    "one microbatch, dealt by hand": ("lm", "stage:2", {"microbatches": 1, "layers": "1,3"}),
+    "three stages, Adafactor, averages, clipping": (
+        "lm",
+        "stage:3",
+        {"schedule": "zero_bubble", "microbatches": 2, "changes": ADAFACTOR},
+    ),
+    "data and tensor": ("lm", "stage:2;data:2;model:2", {"rules": MEGATRON, "microbatches": 2}),
+    "context, recomputed layers": (
+        "lm",
+        "stage:2;seq:2",
+        {"rules": "length:seq", "microbatches": 2, "changes": (("recompute", "layer"),)},
+    ),
+    "ZeRO 1": ("lm", "stage:2;data:2", {"rules": MEGATRON, "zero": 1, "microbatches": 2}),
+    "ZeRO 2": ("lm", "stage:2;data:2", {"zero": 2, "rules": "batch:data", "microbatches": 2}),
+    "ZeRO 3": (
+        "lm",
+        "data:2;stage:2",
+        {"rules": MEGATRON, "zero": 3, "microbatches": 2, "schedule": "zero_bubble"},
+    ),
+    "sequence parallel": (
+        "lm",
+        "stage:2;model:2",
+        {
+            "rules": f"{MEGATRON};residual_length:model",
+            "changes": (("sequence_parallel", True),),
+        },
+    ),
+    "experts": ("moe", "stage:2", {}),
+    "experts in every other layer": (
+        "moe",
+        "stage:2;data:2",
+        {
+            "rules": MEGATRON,
+            "schedule": "zero_bubble",
+            "microbatches": 2,
+            "changes": (("moe_every", 2),),
+        },
+    ),
+    "two stacks": ("encdec", "stage:2", {"changes": FEW_LAYERS}),
+    "two stacks, tensor": (
+        "encdec",
+        "stage:2;model:2",
+        {"rules": MEGATRON, "schedule": "zero_bubble", "changes": FEW_LAYERS},
+    ),
+    "two stacks with experts": (
+        "moe_encdec",
+        "stage:2",
+        {"schedule": "gpipe", "changes": FEW_LAYERS},
+    ),
+    "encoder": ("classes", "stage:2", {}),
+    "masked": ("masked", "stage:2", {"microbatches": 2}),
+    "image classes": ("vit", "stage:2", {"schedule": "zero_bubble"}),
+    "images": ("images", "stage:2", {}),
+    "adapters": ("lm", "stage:2", {"changes": (("lora_rank", 2),)}),
+}
+FAST = {"1F1B", "interleaved, label smoothing, untied", "data and tensor"}
+# Others have the same model on more axes, with a schedule that does more.
+CI_ONLY = {"experts", "two stacks", "encoder", "ZeRO 1", "image classes"}
+
+
+def marked(case: str):
+    """The case with the marks that say who runs it."""
+    marks = [pytest.mark.slow] if case not in FAST else []
+    return pytest.param(case, marks=[*marks, *([pytest.mark.ci_only] if case in CI_ONLY else [])])
+
+
+@pytest.mark.parametrize("case", map(marked, CASES))
+def test_a_pipeline_changes_nothing(case):
+    family, mesh, arguments = CASES[case]
+    # An encoder's experts have a loss that depends on the microbatches, without stages, too.
+    microbatches = 4 if family == "moe_encdec" else 1
+    wanted = unpipelined(family, arguments.get("changes", ()), microbatches)
+    assert_equal(pipelined(family, mesh, **arguments), wanted)
+
+
+@pytest.mark.slow
+def test_a_curve_of_100_steps_differs_by_rounding_only():
+    adam = {"optimizer": "adam", "learning_rate_constant": 1e-3, "num_hidden_layers": 2}
+    batch = example("lm", {})[1]
+
+    def losses(layout: Layout) -> np.ndarray:
+        made = program("lm", layout, 4, kind=Program, **adam)
+        return np.array([float(made(batch, step=i)["loss"]) for i in range(100)])
+
+    wanted = losses(Layout())
+    assert wanted[-1] < 0.8 * wanted[0]
+    np.testing.assert_allclose(losses(Layout("stage:2", "layers:stage")), wanted, rtol=1e-4)

@@ -1,0 +1,142 @@
+"""What a layer keeps for the backward pass, against the published algebra."""
+
+from __future__ import annotations
+
+import pytest
+
+from t2tp import registry
+from t2tp.ops.attention import api
+from t2tp.planner import ClusterFile
+from t2tp.trainer.planning import request
+
+SPLIT = "heads:model;d_ff:model;vocab:model"
+# Of the 22B model of arXiv:2205.05198, with its tensor parallelism.
+LENGTH, ROWS, WIDTH, HEADS, WAYS = 2048, 4, 6144, 64, 8
+TOKENS = LENGTH * ROWS * WIDTH
+SCORES = 5 * HEADS * LENGTH / WIDTH
+
+# arXiv:2205.05198, table 2: bytes of a layer over those of one of its activations in 16 bits / 2.
+# hparams `recompute` and `sequence_parallel`; whether the attention weights are stored; bytes.
+TABLE_2 = {
+    "tensor parallelism": ("none", False, True, 10 + (24 + SCORES) / WAYS),
+    "with sequence parallelism": ("none", True, True, (34 + SCORES) / WAYS),
+    "selective recomputation": ("none", False, False, 10 + 24 / WAYS),
+    "selective and sequence": ("none", True, False, 34 / WAYS),
+    "full recomputation": ("layer", False, True, 2),
+}
+
+
+def lowered(cluster, layers=2, vocab_size=512, **values):
+    hparams = registry.hparams("gpt3_175b")
+    common = {
+        "batch_size_unit": "sequences_per_batch",
+        "microbatches": 1,
+        "use_bias": False,
+        "d_model": WIDTH,
+        "d_ff": 4 * WIDTH,
+        "num_heads": HEADS,
+        "d_kv": WIDTH // HEADS,
+        "batch_size": ROWS,
+        "num_hidden_layers": layers,
+        "zero_stage": 0,
+        "mesh_shape": "",
+        "layout": "",
+    }
+    for name, value in {**common, **values}.items():
+        hparams.set(name, value)
+    return request("transformer_lm", hparams, vocab_size).lowered(ClusterFile.load(cluster))
+
+
+def kept_by_a_layer(cluster, **values):
+    two, one = (lowered(cluster, layers, **values).layer_bytes["kept"] for layers in (2, 1))
+    return two - one
+
+
+@pytest.mark.parametrize("case", TABLE_2)
+def test_a_layer_keeps_what_table_2_says(case, monkeypatch):
+    recompute, sequence_parallel, stores_weights, expected = TABLE_2[case]
+    monkeypatch.setattr(api, "_LARGEST_DENSE", 1 << 30 if stores_weights else 0)
+    kept = kept_by_a_layer(
+        "a100",
+        recompute=recompute,
+        sequence_parallel=sequence_parallel,
+        mesh_shape=f"model:{WAYS}",
+        layout=SPLIT + (";residual_length:model" if sequence_parallel else ""),
+        layer_prepostprocess_dropout=0.1,
+        attention_dropout=0.1,
+    )
+    # Means and variances of the norms, which the paper leaves out.
+    assert kept == pytest.approx(expected * TOKENS, rel=0.002)
+
+
+def test_fused_attention_keeps_neither_scores_nor_masks():
+    """arXiv:2307.08691: q, k, v, the result and a number per query; 34 bytes less two masks."""
+    kept = kept_by_a_layer("h100", recompute="none", layer_prepostprocess_dropout=0.1)
+    sums = 4 * ROWS * HEADS * LENGTH
+    assert kept - sums == pytest.approx(32 * TOKENS, rel=0.002)
+
+
+def test_kernels_that_fuse_nothing_keep_what_the_program_says():
+    stack = ClusterFile.load("h100").software.retention
+    assert stack.fuses
+    kept = [
+        kept_by_a_layer(cluster, recompute="none", d_ff=d_ff)
+        for cluster in ("h100", "cpu")
+        for d_ff in (WIDTH, 2 * WIDTH)
+    ]
+    # GELU as a formula of six operations against one kernel that keeps its input and its output.
+    assert kept[1] - kept[0] == 2 * 2 * TOKENS
+    assert kept[3] - kept[2] > 2 * (kept[1] - kept[0])
+
+
+def test_megatrons_buffers_are_18_bytes_of_a_parameter():
+    """Weights in 16 bits, and gradients, weights and two moments in float32."""
+    for microbatches in (1, 2):
+        step = lowered("a100", recompute="layer", microbatches=microbatches)
+        for peak in step.memory:
+            state = sum(step.variables.values()) + sum(
+                peak.by_purpose.get(name, 0) for name in ("gathered", "gradients", "sums")
+            )
+            assert state == pytest.approx(18 * step.parameters, rel=0.01)
+
+
+def test_a_gradient_is_sharded_as_it_comes():
+    """With ZeRO 2 no processor holds the gradients of the whole model."""
+    sharded, whole = (
+        max(
+            peak.by_purpose.get("gradients", 0)
+            for peak in lowered(
+                "h100", mesh_shape="data:4", layout="batch:data", zero_stage=stage
+            ).memory
+        )
+        for stage in (2, 0)
+    )
+    assert sharded == pytest.approx(whole / 4, rel=0.01)
+
+
+def test_an_update_scales_gradients_in_place():
+    parameters = lowered("h100", microbatches=2).parameters
+    step = lowered("h100", microbatches=2)
+    update = next(peak for peak in step.memory if peak.point == "update")
+    assert update.total < 1.3 * 4 * parameters
+
+
+def test_mpt_7b_fits_on_eight_h100():
+    """llm-foundry ran it so, with fully sharded state."""
+    step = lowered(
+        "h100",
+        layers=32,
+        vocab_size=50368,
+        d_model=4096,
+        d_ff=4 * 4096,
+        num_heads=32,
+        d_kv=128,
+        batch_size=8 * 6,
+        recompute="none",
+        mesh_shape="data:8",
+        layout="batch:data",
+        zero_stage=3,
+    )
+    state = sum(step.variables.values())
+    assert state == pytest.approx(12 / 8 * step.parameters, rel=0.01)
+    assert 55 < (state + max(peak.total for peak in step.memory)) / 2**30 < 70

@@ -1,0 +1,219 @@
+"""A plan with stages counts what their program does, and takes its time from the table."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+import t2tp
+from t2tp.mesh.layout import LayoutError
+from t2tp.pipeline.schedule import Action, Costs
+from t2tp.pipeline.schedules import make_schedule
+from t2tp.planner.html import page
+from t2tp.planner.stages.steps import WHOLE
+from t2tp.planner.stages.timing import Table
+from t2tp.planner.text import size, text
+from t2tp.trainer.planning import request
+from tests.models.small_lm import make_hparams
+from tests.models.small_transformers import FAMILIES
+from tests.planner.test_lowered import engine_stack
+
+TENSOR = "heads:model;d_ff:model;vocab:model"
+CASES = {
+    "1f1b": {"mesh_shape": "stage:4", "layout": "layers:stage"},
+    "with tensor parallelism, recomputed": {
+        "mesh_shape": "stage:2;data:2;model:2",
+        "layout": f"layers:stage;batch:data;{TENSOR}",
+        "recompute": "layer",
+        "pipeline_schedule": "gpipe",
+    },
+    "in chunks, zero 2": {
+        "mesh_shape": "stage:2;data:2",
+        "layout": "layers:stage;batch:data",
+        "pipeline_schedule": "interleaved",
+        "pipeline_chunks": 2,
+        "zero_stage": 2,
+    },
+    "zero bubble, zero 3": {
+        "mesh_shape": "stage:2;data:2",
+        "layout": "layers:stage;batch:data",
+        "pipeline_schedule": "zero_bubble",
+        "zero_stage": 3,
+    },
+}
+# Idle shares if all entries take as long, of s stages, m microbatches and v chunks.
+FORMULAS = {
+    "gpipe": lambda s, m, v: (s - 1) / (m + s - 1),
+    "1f1b": lambda s, m, v: (s - 1) / (m + s - 1),
+    "interleaved": lambda s, m, v: (s - 1) / (v * m + s - 1),
+    "zero_bubble": lambda s, m, v: (s - 1) / (3 * m + s - 1),
+}
+
+
+def wanted(**values):
+    return request("transformer_lm", make_hparams(microbatches=4, **values), vocab_size=30)
+
+
+def collectives(staged, request):
+    """Of all that any stage does: kind and axes -> number and bytes, as a program counts them."""
+    step = staged.lowering.of(*(n // staged.table.stages for n in staged.lowering.stacks.values()))
+    counts, sizes = Counter(), Counter()
+    for traffic, number in step.by_place[WHOLE].traffic.items():
+        # In the loop of the program that is lowered, which has 2 microbatches and 1 chunk.
+        times = number * traffic.times * (4 // 2 if traffic.times > 1 else 1)
+        if traffic.kind == "permute":
+            times *= staged.layout.pipeline.chunks
+        counts[traffic.kind, traffic.axes] += times
+        sizes[traffic.kind, traffic.axes] += times * traffic.num_bytes
+    return {key: (counts[key], sizes[key]) for key in counts}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_collectives_and_variables_are_those_of_the_program(case):
+    made = wanted(num_hidden_layers=8, **CASES[case])
+    staged = made.staged(engine_stack())
+    program = made.program(made.hparams)
+    planned, real = collectives(staged, made), program.collectives()
+    assert planned.keys() == real.keys()
+    for key, (count, num_bytes) in real.items():
+        assert planned[key][1] == num_bytes, key
+        # Small reduce-scatters share buckets, across layers, of which few are lowered.
+        assert planned[key][0] == count or key[0] == "reducescatter", key
+    said = {line.what: line.on_device for line in t2tp.explain(program).data.memory()}
+    for stage in range(staged.table.stages):
+        variables = staged.of_stage(stage).variables
+        assert variables["weights"] == said["variables"]
+        assert variables["optimizer"] == said["optimizer slots"]
+    sent = made.plan(engine_stack()).costs
+    permuted = [c for c in sent if c.kind.startswith("permute")]
+    # The first stage and the last one send in one direction only, unless they have chunks.
+    number, _ = program.collectives()["permute", ("stage",)]
+    assert sum(c.count for c in permuted) <= number
+
+
+def test_a_model_with_two_stacks_passes_the_stages_twice():
+    family = FAMILIES["encdec"]
+    hparams = family.hparams(
+        num_hidden_layers=4, microbatches=4, mesh_shape="stage:2", layout="layers:stage"
+    )
+    made = request("transformer", hparams, 30)
+    staged = made.staged(engine_stack())
+    assert staged.table.chunks == 2
+    assert collectives(staged, made) == made.program(hparams).collectives()
+
+
+@pytest.mark.parametrize("schedule", FORMULAS)
+@pytest.mark.parametrize("microbatches", [8, 100])
+def test_equal_stages_are_idle_as_long_as_the_formula_says(schedule, microbatches):
+    stages, chunks = 4, 2 if schedule == "interleaved" else 1
+    table = Table(schedule, stages, microbatches, chunks)
+    # A backward pass takes the time of both of its parts where they are not apart.
+    backward = 1.0 if table.splits_backward else 2.0
+    seconds = {Action.FORWARD: 1.0, Action.BACKWARD: backward, Action.WEIGHTS: 1.0}
+    entries = {(action, chunk): seconds[action] for action in Action for chunk in range(chunks)}
+    timing = table.run([entries] * stages, [0.0] * chunks)
+    assert timing.idle_share == pytest.approx(FORMULAS[schedule](stages, microbatches, chunks))
+
+
+@pytest.mark.parametrize("schedule", FORMULAS)
+def test_a_long_table_follows_from_short_ones(schedule):
+    """Also of stages that take different times, and what they keep."""
+    costs = [Costs(1.0, 2.0, 1.5), Costs(1.0, 1.0, 1.5), Costs(2.0, 2.0, 1.0)]
+    whole = make_schedule(schedule, 3, 41)
+    table = Table(schedule, 3, 41)
+    assert table.short[0].microbatches < 41
+    entries = [
+        {
+            (Action.FORWARD, 0): each.forward,
+            (Action.BACKWARD, 0): each.backward + (0.0 if table.splits_backward else each.weights),
+            (Action.WEIGHTS, 0): each.weights,
+        }
+        for each in costs
+    ]
+    timing = table.run(entries, [0.0])
+    assert timing.seconds == pytest.approx(max(max(e.values()) for e in whole.simulate(costs)))
+    assert timing.idle_share == pytest.approx(whole.bubble(costs))
+    assert table.kept([[1.0]] * 3) == whole.alive()
+    assert timing.sends[1] == {(Action.FORWARD, 0): 41, (Action.BACKWARD, 0): 41}
+
+
+def test_a_message_holds_up_its_sender_and_its_receiver():
+    entries = {(Action.FORWARD, 0): 1.0, (Action.BACKWARD, 0): 1.0}
+    # F0 and its message, F0, B0 and its message, B0.
+    assert Table("1f1b", 2, 1).run([entries] * 2, [0.5]).seconds == pytest.approx(5.0)
+
+
+def test_what_is_counted_on_the_whole_mesh_does_not_depend_on_the_stages():
+    cluster = engine_stack()
+    shallow, staged = (
+        wanted(num_hidden_layers=8, mesh_shape=mesh, layout="layers:stage").plan(cluster)
+        for mesh in ("", "stage:4")
+    )
+    assert staged.parameters == shallow.parameters
+    assert staged.model_flops == pytest.approx(shallow.model_flops)
+    assert staged.causal_flops == pytest.approx(shallow.causal_flops)
+    assert staged.tokens == shallow.tokens
+
+
+def test_a_stage_keeps_as_many_microbatches_as_the_table_says():
+    cluster = engine_stack()
+    steps = {
+        name: wanted(pipeline_schedule=name, num_hidden_layers=4, **CASES["1f1b"]).staged(cluster)
+        for name in ("1f1b", "gpipe")
+    }
+    (kept,) = steps["1f1b"].lowering.of(1).kept
+    (message,) = steps["1f1b"].lowering.of(1).messages
+    assert kept > 0
+    for name, alive in (("1f1b", [4, 3, 2, 1]), ("gpipe", [4, 4, 4, 4])):
+        # The last stage keeps what its layers return, too.
+        sizes = [kept, kept, kept, kept + message]
+        more = [steps[name].kept_of_others(stage) for stage in range(4)]
+        assert more == pytest.approx(
+            [(count - 1) * size for count, size in zip(alive, sizes, strict=True)]
+        )
+
+
+def test_layers_are_dealt_out_as_the_layout_says():
+    made = wanted(num_hidden_layers=8, pipeline_layers="1,3,3,1", **CASES["1f1b"])
+    plan = made.plan(engine_stack())
+    assert [stage.layers for stage in plan.pipeline.by_stage] == [1, 3, 3, 1]
+    assert plan.pipeline.busiest in (1, 2)
+    forward = [stage.forward for stage in plan.pipeline.by_stage]
+    assert forward[1] == forward[2] > 2 * forward[3]
+    assert plan.seconds == pytest.approx(
+        sum(cost.seconds for cost in plan.costs) / (1 - plan.bubble)
+    )
+
+
+def test_a_plan_says_what_its_stages_do():
+    plan = wanted(num_hidden_layers=4, **CASES["1f1b"]).plan(engine_stack())
+    assert "4 stages of 1 layer, 1f1b, of 4 microbatches" in text(plan)
+    assert f"pipeline bubble {plan.bubble:.0%}" in text(plan)
+    drawn = page(plan)
+    for stage, each in enumerate(plan.pipeline.by_stage):
+        assert f"stage {stage}: 1 layer, {size(each.memory)}" in drawn
+    assert len(plan.to_dict()["pipeline"]["by_stage"]) == 4
+    assert max(each.memory for each in plan.pipeline.by_stage) == plan.memory_total
+
+
+def test_a_table_of_ones_own_is_planned(tmp_path):
+    (tmp_path / "mine.csv").write_text(str(make_schedule("gpipe", 4, 4)))
+    mine, known = (
+        wanted(num_hidden_layers=4, pipeline_schedule=name, **CASES["1f1b"]).plan(engine_stack())
+        for name in (str(tmp_path / "mine.csv"), "gpipe")
+    )
+    assert mine.seconds == known.seconds and mine.memory == known.memory
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"num_hidden_layers": 2}, "makes 4 stages"),
+        ({"num_hidden_layers": 4, "pipeline_layers": "1,1"}, "pipeline_layers"),
+        ({"num_hidden_layers": 4, "pipeline_schedule": "1f1c"}, "did you mean 1f1b"),
+    ],
+)
+def test_stages_that_cannot_be_are_one_sentence(values, says):
+    with pytest.raises(LayoutError, match=says):
+        wanted(**CASES["1f1b"], **values).plan(engine_stack())

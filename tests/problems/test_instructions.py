@@ -1,0 +1,201 @@
+"""Instruction data: what is learned of a conversation, how it is packed, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import pickle
+
+import numpy as np
+import pytest
+
+from t2tp import problems
+from t2tp.models.model import FeatureMismatchError
+from t2tp.problems.vocab.vocabulary_file import load_vocabulary
+from t2tp.trainer.cli.programs import t2tp_datagen
+from tests.huggingface.tiny_files import END, write_tokenizer
+from tests.models.small_lm import make_batch
+from tests.models.small_transformers import FAMILIES, feature_of
+
+pytest.importorskip("jinja2", reason="pip install -e '.[text]'")
+
+# Begins with a token that the model reads anyway, and writes a line end after the end of a reply.
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }}"
+    "{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}{{ '\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant] {% endif %}"
+)
+CHAT = [
+    {"role": "system", "content": "be brief"},
+    {"role": "user", "content": "the fox?"},
+    {"role": "assistant", "content": "quick"},
+    {"role": "user", "content": "the dog?"},
+    {"role": "assistant", "content": "lazy"},
+]
+CHATS = [{"messages": CHAT[:3]}, {"messages": CHAT}]
+PAIRS = [{"prompt": f"the fox {n} jumps", "completion": f" over {n} dogs"} for n in range(60)]
+
+
+@pytest.fixture
+def tokenizer(tmp_path):
+    """A tokenizer without a template."""
+    directory = tmp_path / "tokenizer"
+    directory.mkdir()
+    write_tokenizer(directory)
+    return directory
+
+
+def with_template(tokenizer, template=TEMPLATE):
+    (tokenizer / "tokenizer_config.json").write_text(
+        json.dumps({"eos_token": END, "bos_token": END, "chat_template": template})
+    )
+    return tokenizer
+
+
+def written(tmp_path, records):
+    lines = (each if isinstance(each, str) else json.dumps(each) for each in records)
+    (tmp_path / "data.jsonl").write_text("\n".join(lines) + "\n")
+    return tmp_path / "data.jsonl"
+
+
+def prepared(tmp_path, records, tokenizer, **options):
+    given = {"files": written(tmp_path, records), "vocabulary_from": tokenizer, **options}
+    problem = problems.find("instructions", ",".join(f"{k}={v}" for k, v in given.items()))
+    problem.prepare(tmp_path / "data")
+    return problem
+
+
+def learned_texts(problem, data_dir):
+    """Of each stored example the full text, and what is learned of it, EOS as its token."""
+    vocabulary = load_vocabulary(problem.directory(data_dir))
+    end = vocabulary.end_of_document
+
+    def text(ids):
+        return "".join(END if token == end else vocabulary.decode([token]) for token in ids)
+
+    found = set()
+    for split in problem.splits:
+        stored = problem.stored(data_dir, split)
+        for number in range(len(stored["targets"])):
+            ids, weights = (stored[n].example(number) for n in ("targets", "targets_weights"))
+            assert len(ids) == len(weights)
+            found.add((text(ids), text(ids[weights == 1])))
+    return found
+
+
+def test_completions_alone_are_learned_with_the_token_that_ends_them(tmp_path, tokenizer):
+    problem = prepared(tmp_path, PAIRS, tokenizer)
+    assert learned_texts(problem, tmp_path / "data") == {
+        (f"{e['prompt']}{e['completion']}{END}", f"{e['completion']}{END}") for e in PAIRS
+    }
+
+
+def test_replies_alone_are_learned_as_the_chat_template_writes_them(tmp_path, tokenizer):
+    problem = prepared(tmp_path, CHATS * 30, with_template(tokenizer))
+    first = "[system] be brief\n[user] the fox?\n[assistant] quick" + END
+    assert learned_texts(problem, tmp_path / "data") == {
+        (first, f"quick{END}"),
+        (f"{first}\n[user] the dog?\n[assistant] lazy{END}", f"quick{END}lazy{END}"),
+    }
+    assert pickle.loads(pickle.dumps(problem)).options.files == problem.options.files
+
+
+def test_without_a_template_roles_are_named_and_each_reply_ends(tmp_path, tokenizer):
+    problem = prepared(tmp_path, CHATS * 30, tokenizer)
+    first = f"system:\nbe brief\n\nuser:\nthe fox?\n\nassistant:\nquick{END}"
+    assert learned_texts(problem, tmp_path / "data") == {
+        (first, f"quick{END}"),
+        (f"{first}\n\nuser:\nthe dog?\n\nassistant:\nlazy{END}", f"quick{END}lazy{END}"),
+    }
+
+
+@pytest.mark.parametrize("arrangement", ["packed", "padded"])
+def test_the_rows_of_a_batch_have_the_weights_of_their_tokens(tmp_path, tokenizer, arrangement):
+    problem = prepared(tmp_path, PAIRS, tokenizer, arrangement=arrangement)
+    data_dir, length = tmp_path / "data", 64
+    stored = problem.stored(data_dir, "train")
+    of_text = {
+        tuple(stored["targets"].example(n)): stored["targets_weights"].example(n)
+        for n in range(len(stored["targets"]))
+    }
+    batch = problem.stream(data_dir, "train", batch_size=4, length=length)[0]
+    names = ("targets", "targets_segmentation", "targets_position", "targets_weights")
+    targets, segments, positions, weights = (batch[name][0:4, :] for name in names)
+    assert (segments.max() > 1) == (arrangement == "packed")
+    assert not weights[segments == 0].any()
+    seen = 0
+    for row in range(4):
+        for segment in range(1, segments[row].max() + 1):
+            inside = segments[row] == segment
+            wanted = of_text[tuple(targets[row][inside])]
+            np.testing.assert_array_equal(weights[row][inside], wanted)
+            np.testing.assert_array_equal(positions[row][inside], np.arange(inside.sum()))
+            seen += 1
+    assert seen >= 4
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{not json", "not JSON"),
+        ({"prompt": "a"}, "neither 'messages' nor 'prompt' and 'completion', only 'prompt'"),
+        ({"prompt": "a", "completion": 3}, "'completion' is 3, and must be a text"),
+        ({"prompt": "a", "completion": ""}, "there is nothing to learn"),
+        ({"messages": []}, "a conversation is a list of messages"),
+        ({"messages": CHAT[:2]}, "there is nothing to learn"),
+        ({"messages": [{"role": "assistant"}]}, "'content' is None, and must be a text"),
+    ],
+)
+def test_a_bad_line_is_refused_by_file_and_line(tmp_path, tokenizer, capfd, line, message):
+    file = written(tmp_path, [*PAIRS[:6], line, *PAIRS[6:]])
+    flags = [
+        "--problem=instructions",
+        f"--data_dir={tmp_path / 'data'}",
+        f"--problem_options=files={file},vocabulary_from={tokenizer}",
+    ]
+    assert t2tp_datagen(["t2tp_datagen", *flags]) == 1
+    said = capfd.readouterr().err
+    assert f"{file}, line 7: " in said
+    assert message in said
+
+
+def test_a_template_that_rewrites_earlier_messages_is_refused(tmp_path, tokenizer):
+    rewriting = "{{ messages | length }}" + TEMPLATE
+    with pytest.raises(
+        ValueError, match=r"data.jsonl, line \d+: the chat template writes message 3"
+    ):
+        prepared(tmp_path, [CHATS[1]] * 20, with_template(tokenizer, rewriting))
+
+
+def loss(family, batch, **changes):
+    import t2tp
+
+    model = FAMILIES[family].make(**changes)
+    features = {name: feature_of(array) for name, array in batch.items()}
+
+    def step(mesh, fed):
+        out = model.loss(mesh, fed, training=True)
+        return {"loss": out.loss, "weight": out.weight}
+
+    out = t2tp.Program(step, features)(batch)
+    return float(out["loss"]), float(out["weight"])
+
+
+@pytest.mark.parametrize("family", ["lm", "moe"])
+def test_the_loss_is_the_mean_over_what_has_a_weight(family):
+    batch = make_batch()
+    few = {"moe_load_balance_loss": 0.0, "moe_router_z_loss": 0.0} if family == "moe" else {}
+    weights = np.random.default_rng(0).integers(0, 2, batch["targets"].shape).astype(np.int32)
+    whole, tokens = loss(family, batch, **few)
+    first, of_first = loss(family, {**batch, "targets_weights": weights}, **few)
+    second, of_second = loss(family, {**batch, "targets_weights": 1 - weights}, **few)
+    assert of_first == (weights * (batch["targets_segmentation"] > 0)).sum()
+    assert of_first + of_second == tokens
+    assert first * of_first + second * of_second == pytest.approx(whole * tokens, rel=1e-5)
+    assert first != pytest.approx(second, rel=1e-3)
+
+
+def test_a_model_that_would_learn_prompts_is_refused():
+    names = ("targets", "targets_segmentation", "targets_position", "targets_weights")
+    FAMILIES["lm"].make().check_features(names)
+    with pytest.raises(FeatureMismatchError, match="targets_weights"):
+        FAMILIES["masked"].make().check_features(names)

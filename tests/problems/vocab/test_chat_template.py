@@ -1,0 +1,101 @@
+"""Chat templates: the text of a conversation is that of `transformers`."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from t2tp.problems.vocab.chat_template import ChatTemplate, has_template, messages_of
+
+pytest.importorskip("jinja2", reason="pip install -e '.[text]'")
+
+CHATML = """{%- for message in messages %}
+{{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}
+"""
+# What templates of today use: tokens, loops, namespaces, exceptions, JSON, the generation tag.
+RICH = """{{ bos_token }}
+{%- set ns = namespace(system='') %}
+{% for message in messages %}
+    {% if message.role == 'system' %}
+        {% set ns.system = message.content | trim %}
+        {% continue %}
+    {% elif message.role not in ['user', 'assistant'] %}
+        {{ raise_exception('roles are user and assistant') }}
+    {% endif %}
+    {% if message.role == 'assistant' %}
+[A]{% generation %}{{ message.content }}{{ eos_token }}{% endgeneration %}
+
+    {% else %}
+[U]{{ {'text': message.content, 'system': ns.system} | tojson }}
+    {% endif %}
+{% endfor %}
+{% if add_generation_prompt %}[A]{% endif %}
+"""
+MESSAGES = [
+    {"role": "system", "content": " Be brief. "},
+    {"role": "user", "content": "Zürich <b> & 'x'?"},
+    {"role": "assistant", "content": "Yes."},
+    {"role": "user", "content": "And?"},
+]
+TOKENS = {"bos_token": "<s>", "eos_token": {"content": "</s>"}, "model_max_length": 9}
+
+
+def template_of(directory, source, **config):
+    (directory / "tokenizer_config.json").write_text(json.dumps({**TOKENS, **config}))
+    if source:
+        (directory / "chat_template.jinja").write_text(source)
+    return ChatTemplate.from_directory(directory)
+
+
+@pytest.mark.parametrize("source", [CHATML, RICH])
+@pytest.mark.parametrize("begins_reply", [True, False])
+def test_the_text_is_that_of_transformers(source, begins_reply, tmp_path):
+    pytest.importorskip("transformers", reason="pip install -e '.[hf-tests]'")
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    wanted, _ = render_jinja_template(
+        [MESSAGES],
+        chat_template=source,
+        add_generation_prompt=begins_reply,
+        bos_token="<s>",
+        eos_token="</s>",
+    )
+    made = template_of(tmp_path, source)
+    assert made.render(MESSAGES, add_generation_prompt=begins_reply) == wanted[0]
+    assert "Yes." in wanted[0]
+
+
+def test_the_template_may_be_an_entry_of_the_config(tmp_path):
+    named = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": CHATML}]
+    wanted = template_of(tmp_path, "", chat_template=CHATML).render(MESSAGES)
+    assert template_of(tmp_path, "", chat_template=named).render(MESSAGES) == wanted
+    assert has_template(tmp_path)
+    with pytest.raises(FileNotFoundError, match="has no chat template"):
+        template_of(tmp_path, "")
+
+
+def test_a_template_runs_in_a_sandbox(tmp_path):
+    made = template_of(tmp_path, "{{ messages.__class__.__mro__[1].__subclasses__() }}")
+    with pytest.raises(ValueError, match="access to attribute"):
+        made.render(MESSAGES)
+    changing = template_of(tmp_path, "{{ messages.append(1) }}")
+    with pytest.raises(ValueError, match="not safely callable|access to"):
+        changing.render(MESSAGES)
+
+
+def test_what_is_wrong_is_said_in_words(tmp_path):
+    with pytest.raises(ValueError, match="is no template of Jinja"):
+        template_of(tmp_path, "{% for %}")
+    with pytest.raises(ValueError, match="roles are user and assistant"):
+        template_of(tmp_path, RICH).render([{"role": "tool", "content": ""}])
+    for wrong in ({}, [], "Hello", {"messages": "Hello"}):
+        with pytest.raises(ValueError, match="a conversation is a list of messages"):
+            messages_of(wrong)
+    with pytest.raises(ValueError, match='a message is an object with a role.*{"text": "Hello"}'):
+        messages_of([{"text": "Hello"}])
+    assert messages_of({"messages": MESSAGES}) == messages_of(MESSAGES) == MESSAGES

@@ -1,0 +1,130 @@
+"""What lies in deploy/: valid by the published schemas, with flags that our programs have."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from t2tp.trainer.launch.addresses import hosts_of
+from tests.test_commands import check_flags
+
+kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="comes with t2tp[dev]")
+models = pytest.importorskip("kubeflow.training.models", reason="comes with t2tp[dev]")
+yaml = pytest.importorskip("yaml")
+
+DEPLOY = Path(__file__).parent.parent / "deploy"
+JOB, TFJOB = DEPLOY / "kubernetes-job.yaml", DEPLOY / "kubeflow-tfjob.yaml"
+SBATCH = DEPLOY / "slurm.sbatch"
+
+
+def documents(path: Path) -> list[dict]:
+    return list(yaml.safe_load_all(path.read_text()))
+
+
+def check_kubernetes(document: dict) -> None:
+    """Also fields that do not exist are errors."""
+    version = kubernetes_validate.latest_version()
+    kubernetes_validate.validate(document, version, strict=True)
+
+
+def check_model(value: Any, kind: str) -> None:
+    """Checks a value against a model of Kubeflow's client, as generated from its CRDs."""
+    if kind == "V1PodTemplateSpec":
+        # The operator overwrites the restart policy.
+        spec = {**value["spec"], "restartPolicy": "Never"}
+        job = {"template": {**value, "spec": spec}}
+        check_kubernetes({"apiVersion": "batch/v1", "kind": "Job", "metadata": {}, "spec": job})
+    elif kind.startswith("dict(str, "):
+        for each in value.values():
+            check_model(each, kind[len("dict(str, ") : -1])
+    elif kind.startswith("KubeflowOrg"):
+        model = getattr(models, kind)
+        types = {model.attribute_map[name]: each for name, each in model.openapi_types.items()}
+        assert set(value) <= set(types), f"{kind} has no {set(value) - set(types)}"
+        for name, each in value.items():
+            check_model(each, types[name])
+    elif kind in ("str", "int", "bool"):
+        assert type(value).__name__ == kind
+    else:
+        assert kind == "V1ObjectMeta" and set(value) == {"name"}
+
+
+def test_kubernetes_manifests_fit_the_schemas():
+    kinds = []
+    for document in documents(JOB):
+        check_kubernetes(document)
+        kinds.append(document["kind"])
+    assert kinds == ["Service", "PersistentVolumeClaim", "Job"]
+
+
+def test_the_tfjob_fits_the_models_of_kubeflow():
+    (document,) = documents(TFJOB)
+    assert document["apiVersion"] == "kubeflow.org/v1"
+    check_model(document, "KubeflowOrgV1TFJob")
+
+
+@pytest.mark.parametrize("where", ["completion", "replicas", "livenessprobe"])
+def test_a_misspelt_field_is_noticed(where):
+    text = JOB.read_text() + "---\n" + TFJOB.read_text()
+    *kubernetes, tfjob = yaml.safe_load_all(
+        {
+            "completion": text.replace("completionMode", "completionmode"),
+            "replicas": text.replace("replicas: 4", "replica: 4"),
+            "livenessprobe": text.replace("livenessProbe", "livenessprobe"),
+        }[where]
+    )
+    with pytest.raises((AssertionError, kubernetes_validate.ValidationError)):
+        for document in kubernetes:
+            check_kubernetes(document)
+        check_model(tfjob, "KubeflowOrgV1TFJob")
+
+
+def container(path: Path) -> dict:
+    document = documents(path)[-1]
+    spec = document["spec"]
+    if "tfReplicaSpecs" in spec:
+        spec = spec["tfReplicaSpecs"]["Worker"]
+    return spec["template"]["spec"]["containers"][0]
+
+
+def commands() -> dict[str, list[str]]:
+    """The command line of each file."""
+    script = SBATCH.read_text().replace("\\\n", " ")
+    (line,) = re.findall(r"^srun .*$", script, re.MULTILINE)
+    words = shlex.split(line)
+    found = {path.name: container(path) for path in (JOB, TFJOB)}
+    return {
+        **{name: [*each["command"], *each["args"]] for name, each in found.items()},
+        SBATCH.name: words[words.index("t2tp_launch") :],
+    }
+
+
+@pytest.mark.parametrize("name", [JOB.name, TFJOB.name, SBATCH.name])
+def test_the_commands_have_flags_that_exist(name):
+    words = commands()[name]
+    cut = words.index("t2tp_trainer")
+    assert words[:3] == ["t2tp_launch", "-n", "1"]
+    check_flags("t2tp_launch", words[3:cut])
+    check_flags("t2tp_trainer", words[cut + 1 :])
+    wanted = words[cut:]
+    assert wanted == commands()[JOB.name][-len(wanted) :] or name == SBATCH.name
+
+
+def test_the_pods_find_each_other():
+    document = documents(JOB)[-1]
+    (flag,) = [word for word in container(JOB)["args"] if word.startswith("--hosts=")]
+    addresses, host = hosts_of(flag.removeprefix("--hosts="), None, {"JOB_COMPLETION_INDEX": "2"})
+    name, spec = document["metadata"]["name"], document["spec"]
+    service = spec["template"]["spec"]["subdomain"]
+    port = container(JOB)["ports"][0]["containerPort"]
+    names = [f"{name}-{i}.{service}:{port}" for i in range(spec["completions"])]
+    assert addresses == tuple(names) and host == 2
+
+
+def test_the_sbatch_script_is_one_of_bash():
+    subprocess.run(["bash", "-n", str(SBATCH)], check=True)

@@ -1,0 +1,173 @@
+"""Runs that train adapters of another run's weights: what they save, and how they find the base."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+
+from t2tp.checkpoint import Checkpoint
+from t2tp.layers.adapters import DOWN, UP
+from t2tp.trainer.cli.programs import t2tp_avg_checkpoints, t2tp_decoder, t2tp_eval, t2tp_trainer
+from t2tp.trainer.run_dir.find_checkpoint import find
+from tests.trainer import tiny_problem, trained_runs
+
+assert tiny_problem  # Importing it registers the problem and the hparams.
+
+LORA = (
+    "lora_rank=2,lora_targets=[query,value,feed_forward],learning_rate_schedule=constant,"
+    "learning_rate_constant=0.01"
+)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """A run that was trained for two steps."""
+    return trained_runs.train(
+        tmp_path_factory.mktemp("base"),
+        "languagemodel_encodings",
+        "transformer_lm",
+        "transformer_lm_test",
+        train_steps=2,
+    )
+
+
+def train(base, output_dir, steps, *flags, hparams=LORA, warm=""):
+    return t2tp_trainer(
+        [
+            "t2tp_trainer",
+            f"--output_dir={output_dir}",
+            f"--data_dir={base.data_dir}",
+            f"--problem={base.problem}",
+            "--model=transformer_lm",
+            "--hparams_set=transformer_lm_test",
+            f"--hparams={hparams}",
+            f"--warm_start_from={warm or base.output_dir}",
+            f"--train_steps={steps}",
+            "--schedule=train",
+            *flags,
+        ]
+    )
+
+
+@pytest.fixture(scope="module")
+def run(base, tmp_path_factory):
+    """A run of adapters, of four steps."""
+    output_dir = tmp_path_factory.mktemp("tuned") / "run"
+    assert train(base, output_dir, 4, "--save_checkpoints_steps=2") == 0
+    return output_dir
+
+
+def contents(output_dir) -> dict[str, np.ndarray]:
+    saved = find(str(output_dir))
+    return {name: read(saved, name) for name in saved.shapes()}
+
+
+def read(saved: Checkpoint, name: str) -> np.ndarray:
+    from t2tp.checkpoint import Slice
+
+    part = Slice.full(name, saved.shapes()[name], saved.dtypes()[name])
+    return saved.read([part])[0].numpy()
+
+
+def test_a_checkpoint_has_the_adapters_and_refers_to_the_base(run, base):
+    saved = find(str(run))
+    names = {name for name in saved.shapes() if "/adam" not in name and "layer" in name}
+    adapted = [f"attention/{n}" for n in "qv"] + [f"feed_forward/{n}" for n in ("input", "output")]
+    assert {name for name in names if name.endswith((DOWN, UP))} == {
+        f"layer_00/{name}{end}" for name in adapted for end in (DOWN, UP)
+    }
+    assert not names & set(find(str(base.output_dir)).shapes())
+    said = saved.metadata["base"]
+    assert said["path"] == str(find(str(base.output_dir)).path)
+    assert said["save_id"] == find(str(base.output_dir)).save_id
+
+
+def test_a_resumed_run_finds_its_base_and_goes_on_as_if_never_stopped(run, base, tmp_path):
+    """On another mesh, and without being told of the base again."""
+    resumed = tmp_path / "run"
+    assert train(base, resumed, 2) == 0
+    no_warm_start = [
+        f"--output_dir={resumed}",
+        f"--data_dir={base.data_dir}",
+        "--train_steps=4",
+        "--schedule=train",
+        "--mesh_shape=data:2;model:2",
+    ]
+    assert t2tp_trainer(["t2tp_trainer", *no_warm_start]) == 0
+    wanted, given = contents(run), contents(resumed)
+    assert wanted.keys() == given.keys()
+    for name, value in wanted.items():
+        scale = np.abs(value).max()
+        np.testing.assert_allclose(given[name], value, rtol=0, atol=1e-5 * scale, err_msg=name)
+    assert all(np.abs(value).max() > 1e-3 for name, value in given.items() if name.endswith(UP))
+
+
+def evaluated(capfd, base, output_dir, *flags) -> str:
+    capfd.readouterr()
+    code = t2tp_eval(
+        [
+            "t2tp_eval",
+            f"--output_dir={output_dir}",
+            f"--data_dir={base.data_dir}",
+            "--eval_steps=1",
+            *flags,
+        ]
+    )
+    assert code == 0
+    return capfd.readouterr().out
+
+
+def test_evaluation_and_decoding_use_base_and_adapters(run, base, capfd, tmp_path):
+    of_run, of_base = (evaluated(capfd, base, path) for path in (run, base.output_dir))
+    assert of_run.split("loss")[1] != of_base.split("loss")[1]
+    prompts, output = tmp_path / "prompts.txt", tmp_path / "out.txt"
+    prompts.write_text("def\n")
+    flags = [f"--decode_from_file={prompts}", f"--decode_to_file={output}"]
+    where = [f"--output_dir={run}", f"--data_dir={base.data_dir}"]
+    assert t2tp_decoder(["t2tp_decoder", *where, *flags, "--decode_hparams=extra_length=4"]) == 0
+    averaged = tmp_path / "averaged"
+    flags = [f"--output_path={averaged}", f"--output_dir={run}", "--num_last_checkpoints=1"]
+    assert t2tp_avg_checkpoints(["t2tp_avg_checkpoints", *flags]) == 0
+    assert evaluated(capfd, base, averaged).split("loss")[1] == of_run.split("loss")[1]
+
+
+def test_base_and_run_may_move_together_and_a_base_alone_must_be_named(run, base, capfd, tmp_path):
+    old, new = tmp_path / "old", tmp_path / "new"
+    shutil.copytree(base.output_dir, old / "base")
+    assert train(base, old / "run", 1, warm=old / "base") == 0
+    old.rename(new)
+    assert evaluated(capfd, base, new / "run")
+    (new / "base").rename(tmp_path / "elsewhere")
+    capfd.readouterr()
+    assert train(base, new / "run", 2, warm=new / "base") == 2
+    said = capfd.readouterr().err
+    assert "the weights in" in said and "which is not there: move that checkpoint back" in said
+    assert train(base, new / "run", 2, warm=tmp_path / "elsewhere") == 0
+
+
+def test_adapters_can_be_trained_further_in_another_run(run, base, tmp_path):
+    """It has the base of the first run, and no weight of its own."""
+    before = contents(run)
+    assert train(base, tmp_path / "run", 1, warm=run, hparams=LORA.replace("0.01", "0")) == 0
+    after = contents(tmp_path / "run")
+    for name in before:
+        if name.endswith((DOWN, UP)):
+            np.testing.assert_array_equal(after[name], before[name])
+    first, second = (find(str(path)).metadata["base"] for path in (run, tmp_path / "run"))
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    ("hparams", "flags", "message"),
+    [
+        (LORA, ["--warm_start_from="], "name the run or checkpoint that has them"),
+        (f"{LORA},d_ff=64", [], "layer_00/feed_forward/input is (16, 32) there and (16, 64) here"),
+        (LORA.replace("query", "quer"), [], "did you mean query"),
+    ],
+)
+def test_a_base_that_does_not_fit_is_refused(base, tmp_path, capfd, hparams, flags, message):
+    assert train(base, tmp_path / "run", 1, *flags, hparams=hparams) == 2
+    assert message in capfd.readouterr().err
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,50 @@
+"""How much of a machine others use while something is timed, by /proc."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Watch:
+    """Tells the processor time of this process and its siblings from that of others."""
+
+    def __init__(self) -> None:
+        """Begins to watch."""
+        self._cores = os.cpu_count() or 1
+        self._began, self._busy, self._own = time.perf_counter(), _busy(), _family_seconds()
+
+    def others(self) -> float:
+        """Returns the share of all cores' time since the beginning that others used.
+
+        Where there is no /proc, it is 0.
+        """
+        available = max(time.perf_counter() - self._began, 1e-9) * self._cores
+        own = _family_seconds() - self._own
+        return min(1.0, max(0.0, (_busy() - self._busy - own) / available))
+
+
+def _busy() -> float:
+    """Returns the seconds that the cores have been busy; of interrupts nobody is the cause."""
+    try:
+        user, nice, system = (int(x) for x in Path("/proc/stat").read_text().split()[1:4])
+    except OSError:
+        return 0.0
+    return (user + nice + system) / _TICKS
+
+
+def _family_seconds() -> float:
+    """Returns the processor seconds of this process and of those that its parent started."""
+    parent = str(os.getppid())
+    total = 0.0
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:  # It has ended.
+            continue
+        if fields[1] == parent:
+            total += (int(fields[11]) + int(fields[12])) / _TICKS
+    return total

@@ -1,0 +1,244 @@
+"""Small steps, each of many operations of one kind, as a program has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import tensorflow as tf
+
+import t2tp.hparams  # noqa: F401  (its sets are registered)
+from t2tp import mtf, optim, registry
+from t2tp.lowering.operation import Operation
+from t2tp.mesh.layout import Layout
+from t2tp.ops.attention.api import attention
+from t2tp.ops.conv.convolution import convolution
+from t2tp.ops.cross_entropy import softmax_cross_entropy
+from t2tp.ops.norms.layer_norm import layer_norm
+from t2tp.planner.work import ATTENTION, ATTENTION_GRAD, CONVOLUTION, PRODUCT
+from t2tp.program.program import Mesh
+
+if TYPE_CHECKING:
+    from t2tp.lowering.lowering import Lowering
+
+_D_KV, _CHANNELS = 64, 64
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Steps that consist of one kind of work, and of kinds that come before it in `SAMPLES`.
+
+    Attributes:
+      kind: of work.
+      sizes: for `build`, from small to large.
+      build: `(mesh, size, count)` -> a tensor that needs `count` operations, one after another.
+    """
+
+    kind: str
+    sizes: Sequence[int]
+    build: Callable[[Mesh, int, int], mtf.Tensor]
+
+
+def _variable(mesh: Mesh, name: str, *sizes: int) -> mtf.Tensor:
+    dims = [mtf.Dimension(f"{name}_{i}", size) for i, size in enumerate(sizes)]
+    return _variable_of(mesh, name, dims)
+
+
+def _variable_of(mesh: Mesh, name: str, dims: Sequence[mtf.Dimension]) -> mtf.Tensor:
+    initializer = tf.random_normal_initializer(stddev=0.05)
+    return mtf.get_variable(mesh, name, mtf.Shape(dims), initializer=initializer)
+
+
+def _elementwise(mesh: Mesh, size: int, count: int) -> mtf.Tensor:
+    rows, columns = mtf.Dimension("rows", size), mtf.Dimension("columns", 256)
+    x, w, u = (_variable_of(mesh, name, (rows, columns)) for name in ("x", "w", "u"))
+    for _ in range(count):
+        x = mtf.relu(x + w) * u
+    return x
+
+
+def _reduce(mesh: Mesh, size: int, count: int) -> mtf.Tensor:
+    x = _variable(mesh, "x", size, 256)
+    y = None
+    for _ in range(count):
+        total = mtf.reduce_sum(x if y is None else x + y, output_shape=x.shape[1:])
+        y = total
+    return y
+
+
+def _copy(mesh: Mesh, size: int, count: int) -> mtf.Tensor:
+    x = _variable(mesh, "x", size, 256)
+    for i in range(count):
+        dims = x.shape.dims
+        x = mtf.transpose(x, mtf.Shape(dims[::-1])) * (1.0 + i)
+    return x
+
+
+def _random(mesh: Mesh, size: int, count: int) -> mtf.Tensor:
+    x = _variable(mesh, "x", size, 256)
+    for _ in range(count):
+        x = mtf.dropout(x, is_training=True, rate=0.1)
+    return x
+
+
+def _gradient(y: mtf.Tensor, x: mtf.Tensor) -> mtf.Tensor:
+    (gradient,) = mtf.gradients([y], [x])
+    return gradient
+
+
+def _norm(mesh: Mesh, size: int, count: int) -> mtf.Tensor:
+    x = y = _variable(mesh, "x", size, 256)
+    dim = x.shape.dims[1]
+    scale, bias = (_variable_of(mesh, name, [dim]) for name in ("scale", "bias"))
+    for _ in range(count):
+        y = layer_norm(y, scale, bias, dim)
+    return _gradient(y, x)
+
+
+def _softmax(mesh: Mesh, size: int, count: int) -> mtf.Tensor:
+    x = y = _variable(mesh, "x", size, 256)
+    for _ in range(count):
+        y = mtf.softmax(y, x.shape.dims[1])
+    return _gradient(y, x)
+
+
+def _gather(mesh: Mesh, size: int, count: int) -> mtf.Tensor:
+    """Looks rows up and adds their gradients, as an embedding does."""
+    tables = [_variable(mesh, f"table{i}", 1024, 256) for i in range(count)]
+    total = None
+    for table in tables:
+        ids = mtf.mtf_range(mesh, mtf.Dimension("ids", size), tf.int32)
+        renamed = mtf.Shape([mtf.Dimension("ids", size), mtf.Dimension("width", 256)])
+        rows = mtf.reshape(mtf.gather(table, ids, table.shape.dims[0]), renamed)
+        total = rows if total is None else total + rows
+    gradients = mtf.gradients([mtf.reduce_sum(total)], tables)
+    return mtf.add_n([mtf.reduce_sum(each) for each in gradients])
+
+
+def _cross_entropy(mesh: Mesh, size: int, count: int) -> mtf.Tensor:
+    x = _variable(mesh, "x", size, 4096)
+    rows, vocab = x.shape.dims
+    targets = mtf.mtf_range(mesh, rows, tf.int32)
+    total = None
+    for _ in range(count):
+        logits = x if total is None else x + mtf.reduce_mean(total)
+        total = softmax_cross_entropy(logits, targets, vocab)
+    return _gradient(total, x)
+
+
+def _update(mesh: Mesh, size: int, count: int) -> mtf.Tensor:
+    total = None
+    for i in range(count):
+        x = _variable(mesh, f"x{i}", size, 256)
+        part = mtf.reduce_sum(mtf.square(x))
+        total = part if total is None else total + part
+    hparams = registry.hparams("transformer_lm_tiny")
+    hparams.parse("clip_grad_norm=0.0,weight_decay=0.0")
+    optim.apply_gradients(total, mesh, hparams, 1000)
+    return total
+
+
+def _product(mesh: Mesh, size: int, count: int) -> mtf.Tensor:
+    rows, inner = mtf.Dimension("rows", size), mtf.Dimension("inner", min(size, 256))
+    columns = mtf.Dimension("columns", size)
+    x = _variable_of(mesh, "x", (rows, inner))
+    w, v = (_variable_of(mesh, name, (inner, columns)) for name in ("w", "v"))
+    for _ in range(count):
+        y = mtf.einsum([x, w], output_shape=[rows, columns])
+        v = mtf.einsum([x, y], output_shape=[inner, columns])  # The gradient of a weight's.
+        x = mtf.einsum([y, v], output_shape=[rows, inner])
+    return x
+
+
+def _attention(mesh: Mesh, size: int, count: int, method: str = "dense") -> mtf.Tensor:
+    names = (("batch", 2), ("heads", 4), ("length", size), ("d_kv", _D_KV))
+    dims = [mtf.Dimension(*dim) for dim in names]
+    memory = mtf.Dimension("memory", size)
+    q = _variable_of(mesh, "q", dims)
+    k, v = (_variable_of(mesh, name, [*dims[:2], memory, dims[3]]) for name in ("k", "v"))
+    for _ in range(count):
+        q = attention(q, k, v, causal=True, method=method)  # type: ignore[arg-type]
+    return q
+
+
+def _attention_grad(mesh: Mesh, size: int, count: int) -> mtf.Tensor:
+    y = _attention(mesh, size, count)
+    return _gradient(y, next(v for v in mesh.graph.all_variables if v.name == "q").outputs[0])
+
+
+def _convolution(mesh: Mesh, size: int, count: int) -> mtf.Tensor:
+    names = (("batch", 8), ("height", size), ("width", size), ("channels", _CHANNELS))
+    x = y = _variable_of(mesh, "x", [mtf.Dimension(*dim) for dim in names])
+    kernel = [mtf.Dimension("kernel_height", 3), mtf.Dimension("kernel_width", 3)]
+    filters = []
+    for i in range(count):
+        out = mtf.Dimension(f"channels_{i}", _CHANNELS)
+        filters.append(_variable_of(mesh, f"filters_{i}", [*kernel, y.shape.dims[-1], out]))
+        y = convolution(y, filters[-1])
+    gradients = mtf.gradients([y], [x, *filters])
+    total = mtf.reduce_sum(gradients[0])
+    for each in gradients[1:]:
+        total += mtf.reduce_sum(each)
+    return total
+
+
+# Each is measured less what it has of the kinds before it.
+SAMPLES = (
+    Sample("elementwise", (16, 256, 4096), _elementwise),
+    Sample("reduce", (16, 256, 4096), _reduce),
+    Sample("copy", (16, 256, 4096), _copy),
+    Sample("random", (16, 256, 4096), _random),
+    Sample("norm", (16, 256, 4096), _norm),
+    Sample("softmax", (16, 256, 4096), _softmax),
+    Sample("gather", (64, 1024), _gather),
+    Sample("cross_entropy", (32, 1024), _cross_entropy),
+    Sample("update", (4, 256, 4096), _update),
+    Sample(PRODUCT, (32, 128, 1024, 2048), _product),
+    Sample(ATTENTION, (16, 128, 512), _attention),
+    Sample(ATTENTION_GRAD, (16, 128, 512), _attention_grad),
+    Sample(CONVOLUTION, (4, 16), _convolution),
+)
+
+# Kinds of collectives, and the float32 numbers that a member puts in.
+COLLECTIVES = ("allreduce", "reducescatter", "allgather", "alltoall", "permute")
+COLLECTIVE_SIZES = (1 << 10, 1 << 16, 1 << 20)
+
+# The mesh axis of a sample's groups.
+GROUP = "group"
+
+
+class CollectiveSample(Operation):
+    """Runs collectives over the axis `group`, one after another; the output is like the input."""
+
+    def __init__(self, x: mtf.Tensor, kind: str, count: int) -> None:
+        super().__init__([x], name=kind)
+        self._kind, self._count = kind, count
+        self._outputs = [mtf.Tensor(self, x.shape, x.dtype)]
+
+    def lower(self, lowering: Lowering) -> None:
+        """Sends slices of the same size each time, whatever a collective returns."""
+        mesh_impl = lowering.mesh_impl(self)
+        axis = mesh_impl.shape.dimension_names.index(GROUP)
+        size = mesh_impl.shape.to_integer_list[axis]
+        collectives = mesh_impl.collectives
+        x = lowering.slice(self.inputs[0])
+        for _ in range(self._count):
+            if self._kind == "allreduce":
+                x = collectives.allreduce(x, [axis], "Add") / size
+            elif self._kind == "reducescatter":
+                part = collectives.reducescatter(x, axis, 0)
+                x = tf.tile(part, [size]) / size
+            elif self._kind == "allgather":
+                x = collectives.allgather(x, axis, 0)[: x.shape[0]]
+            elif self._kind == "alltoall":
+                x = collectives.alltoall(x, axis, 0, 0)
+            else:
+                x = collectives.permute(x, axis, [size - 1, *range(size - 1)])
+        lowering.set_slice(self.outputs[0], x)
+
+
+def collective_layout(devices: int, group: int) -> Layout:
+    """Returns a layout whose groups are the nearest devices; no dimension is split."""
+    axes = {"other": devices // group, GROUP: group}
+    return Layout(";".join(f"{name}:{size}" for name, size in axes.items() if size > 1), "")

@@ -1,0 +1,59 @@
+"""Names the stage of a pipeline that the others wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from absl import logging
+
+from t2tp.trainer.hooks.json_log import JsonLog
+
+# Stages differ by a little at all times.
+_TOLERANCE = 1.2
+# A report is one step's measurement, which something else on the machine may have disturbed.
+_REPORTS = 3
+
+_IDLE = "pipeline_idle_share_stage_"
+
+
+class SlowStage:
+    """Warns once of each stage that computes much longer than the others."""
+
+    def __init__(self, log: JsonLog) -> None:
+        """Sets the log.
+
+        Args:
+          log: records the warning, as `slow_stage`.
+        """
+        self._log = log
+        self._busy: dict[int, list[float]] = {}
+        self._named: set[int] = set()
+
+    def report(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Looks at the idle shares of a step.
+
+        Args:
+          step: steps done.
+          scalars: `pipeline_idle_share_stage_0` and so on: shares of the step, as measured.
+        """
+        for name, idle in scalars.items():
+            if name.startswith(_IDLE):
+                self._busy.setdefault(int(name.removeprefix(_IDLE)), []).append(1 - idle)
+        recent = {stage: sorted(busy[-_REPORTS:]) for stage, busy in self._busy.items()}
+        if len(recent) < 2 or min(map(len, recent.values())) < _REPORTS:
+            return
+        busy = {stage: shares[_REPORTS // 2] for stage, shares in recent.items()}
+        slowest = max(busy, key=busy.__getitem__)
+        others = [share for stage, share in busy.items() if stage != slowest]
+        ratio = busy[slowest] * len(others) / max(sum(others), 1e-9)
+        if ratio < _TOLERANCE or slowest in self._named:
+            return
+        self._named.add(slowest)
+        logging.warning(
+            "Stage %d of %d computes %.2f times as long as the others on average, which wait for"
+            " it: give it fewer layers (pipeline_layers), or look at its device.",
+            slowest,
+            len(busy),
+            ratio,
+        )
+        self._log.write("slow_stage", step, {"stage": slowest, "ratio": ratio})

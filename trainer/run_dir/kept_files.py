@@ -1,0 +1,69 @@
+"""What a run keeps of the directory of Hugging Face that it was made of: all but the weights.
+
+They are its config, tokenizer and chat template. A run that is trained from such a run keeps them
+too, so that it can be decoded, and written as a directory, like that one.
+"""
+
+from __future__ import annotations
+
+import shutil
+from os import PathLike
+from pathlib import Path
+
+from t2tp.problems.vocab.special_tokens import TOKENIZER_FILE
+from t2tp.trainer.run_dir import run_files
+from t2tp.trainer.run_dir.warm_start import WarmStart
+
+_DIRECTORY = "huggingface"
+_SUFFIXES = (".json", ".txt", ".model", ".jinja")
+# It says in which file each tensor is.
+_INDEX_SUFFIX = ".index.json"
+
+
+def directory_in(output_dir: str | PathLike[str]) -> Path:
+    """Returns the directory of the kept files in a run's; it need not exist."""
+    return Path(output_dir) / _DIRECTORY
+
+
+def tokenizer_directory(output_dir: str | PathLike[str]) -> Path | None:
+    """Returns the directory of the tokenizer that a run was made with.
+
+    Returns:
+      None if it was made without one, or has been trained since, on data with a vocabulary that may
+      be another one.
+    """
+    kept = directory_in(output_dir)
+    flags = run_files.read_flags(output_dir) or {}
+    if flags.get("data_digest") or not (kept / TOKENIZER_FILE).is_file():
+        return None
+    return kept
+
+
+def copy_files(source: Path, target: Path) -> None:
+    """Copies what a directory has besides weights; creates the target if needed.
+
+    Raises:
+      OSError: a file cannot be read or written.
+    """
+    target.mkdir(parents=True, exist_ok=True)
+    for file in sorted(source.iterdir()):
+        is_index = file.name.endswith(_INDEX_SUFFIX)
+        if file.suffix in _SUFFIXES and not is_index and file.is_file():
+            shutil.copyfile(file, target / file.name)
+
+
+def inherit(output_dir: str | PathLike[str], warm_start_from: str) -> None:
+    """Copies the files that the run has from which this one is trained, unless it has its own.
+
+    Args:
+      output_dir: of this run.
+      warm_start_from: as the flag of that name; "": none.
+
+    Raises:
+      OSError: a file cannot be read or written.
+    """
+    source = WarmStart.parse(warm_start_from)
+    before = run_files.run_of(source.path) if source else None
+    own = directory_in(output_dir)
+    if before is not None and directory_in(before).is_dir() and not own.exists():
+        copy_files(directory_in(before), own)
