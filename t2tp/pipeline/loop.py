@@ -27,6 +27,7 @@ from t2tp.pipeline.schedule import Action, Schedule, ScheduleError
 from t2tp.pipeline.schedules import forward_schedule, make_schedule
 from t2tp.pipeline.slot_table import SlotTable
 from t2tp.pipeline.slots import Slots, assign_slots, message_chunk
+from t2tp.pipeline.sum_table import SumTable
 from t2tp.program.program import Mesh
 
 _DIRECTIONS = {Action.FORWARD: 1, Action.BACKWARD: -1}
@@ -115,7 +116,7 @@ def _stage_axis(lowering: Lowering, op: upstream.Operation) -> int:
 
 
 class _State(NamedTuple):
-    """The state between ticks: handles of `SlotTable`s, and sums.
+    """The state between ticks: handles of `SlotTable`s, and of a `SumTable`.
 
     Attributes:
       tick: the index of the next one.
@@ -125,7 +126,7 @@ class _State(NamedTuple):
       before: for each chunk, what arrived at the first stage, if its layers begin with something
         computed from that.
       kept_for_weights: for each chunk, what the gradients of its weights need of the backward pass.
-      totals: partial sums of the outputs.
+      totals: handles of the partial sums of the outputs.
       busy: seconds in which this processor did its entries, float64.
     """
 
@@ -140,13 +141,14 @@ class _State(NamedTuple):
 
 
 class _Tables(NamedTuple):
-    """The slots of what is in `_State` under the same name."""
+    """The tables of what is in `_State` under the same name."""
 
     arrived: dict[str, SlotTable]
     kept: list[SlotTable]
     ends: SlotTable
     before: list[SlotTable]
     kept_for_weights: list[SlotTable]
+    totals: SumTable
 
 
 class _Row(NamedTuple):
@@ -170,17 +172,6 @@ class _Row(NamedTuple):
 
 # What a branch returns: the state, without the tick, and the messages that it leaves for each wire.
 _Left = tuple[_State, dict[str, list[tf.Tensor]]]
-
-
-def _of_piece(piece: Piece, totals: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Returns the sums to which a piece contributes."""
-    return [totals[i] for i in piece.contributions]
-
-
-def _with_totals(state: _State, piece: Piece, totals: Sequence[tf.Tensor]) -> _State:
-    """Returns the state with other values of the sums to which a piece contributes."""
-    changed = dict(zip(piece.contributions, totals, strict=True))
-    return state._replace(totals=[changed.get(i, x) for i, x in enumerate(state.totals)])
 
 
 class _Run:
@@ -238,6 +229,7 @@ class _Run:
             self._kept_table(chunks[-1], self._partition.last_exit.outputs),
             [self._kept_table(chunk, self._before[chunk]) for chunk in chunks],
             [self._kept_table(chunk, self._kept_for_weights[chunk]) for chunk in chunks],
+            self._totals_table(),
         )
 
     def _union(self, chunk: int, what: str) -> list[upstream.Tensor]:
@@ -272,7 +264,8 @@ class _Run:
         with tf.control_dependencies([last.tick]):
             self._seconds = tf.timestamp() - begin
         self._busy = last.busy
-        return last.totals, [axes or [] for axes in self._axes]
+        totals = self._tables.totals.values(last.totals)
+        return totals, [axes or [] for axes in self._axes]
 
     def idle_share(self) -> tf.Tensor:
         """Returns this processor's part of the measured idle shares; call it after `run`."""
@@ -320,10 +313,7 @@ class _Run:
             tables.ends.empty(),
             [table.empty() for table in tables.before],
             [table.empty() for table in tables.kept_for_weights],
-            [
-                tf.zeros(self._mesh_impl.slice_shape(t.shape), t.dtype)
-                for t in self._op._body_outputs[1:]
-            ],
+            tables.totals.zeros(),
             tf.constant(0.0, tf.float64),
         )
 
@@ -336,6 +326,11 @@ class _Run:
         shapes = [self._mesh_impl.slice_shape(x.shape) for x in tensors]
         num_slots = self._slots.num_kept[chunk] if tensors else 0
         return SlotTable(num_slots, shapes, [x.dtype for x in tensors])
+
+    def _totals_table(self) -> SumTable:
+        outputs = self._op._body_outputs[1:]
+        shapes = [self._mesh_impl.slice_shape(x.shape) for x in outputs]
+        return SumTable(shapes, [x.dtype for x in outputs])
 
     def _before_tensors(self, chunk: int) -> list[upstream.Tensor]:
         """What arrives at the first stage and its backward pass needs again."""
@@ -482,10 +477,9 @@ class _Run:
             with shared_constants(), self._lowering.isolated():
                 self._bind(self._partition.last_exit.outputs, results)
                 self._lower(after)
-                return _of_piece(after, self._added(after, state.totals))
+                return self._added(after, state.totals)
 
-        made = tf.cond(self._is_last(), last, lambda: _of_piece(after, state.totals))
-        return _with_totals(state, after, made)
+        return state._replace(totals=tf.cond(self._is_last(), last, lambda: list(state.totals)))
 
     def _backward(self, chunk: int, layers: int, state: _State, row: _Row) -> _Left:
         pieces, left = self._pieces[chunk, layers], self._nothing()
@@ -538,16 +532,14 @@ class _Run:
                 ends = self._tables.ends.read_all(state.ends, row.kept)
                 self._bind(self._partition.last_exit.outputs, ends)
                 dys = self._lower(after)
-                return [*dys, *_of_piece(after, self._added(after, state.totals))]
+                return [*dys, *self._added(after, state.totals)]
 
         if chunk < self._schedule.chunks - 1:
             dys = arrived()
         else:
-            made = tf.cond(
-                self._is_last(), last, lambda: [*arrived(), *_of_piece(after, state.totals)]
-            )
+            made = tf.cond(self._is_last(), last, lambda: [*arrived(), *state.totals])
             dys = made[: len(kind.shapes)]
-            state = _with_totals(state, after, made[len(kind.shapes) :])
+            state = state._replace(totals=made[len(kind.shapes) :])
             self._tables.ends.clear(state.ends, row.kept)
         self._clear(state, [name], row)
         return [tf.ensure_shape(x, s) for x, s in zip(dys, kind.shapes, strict=True)], state
@@ -575,14 +567,14 @@ class _Run:
                 self._bind(enter.backward.outputs, dxs)  # type: ignore[union-attr]
                 results = self._lower(piece)
                 messages = self._kinds[chunk - 1].pack(results) if before_name else []
-                return [*_of_piece(piece, self._added(piece, state.totals)), *messages]
+                return [*self._added(piece, state.totals), *messages]
 
         def others() -> list[tf.Tensor]:
-            return [*_of_piece(piece, state.totals), *(left[before_name] if before_name else [])]
+            return [*state.totals, *(left[before_name] if before_name else [])]
 
         made = tf.cond(self._is_first(), first, others)
-        count = len(piece.contributions)
-        state = _with_totals(state, piece, made[:count])
+        count = len(state.totals)
+        state = state._replace(totals=made[:count])
         messages = list(made[count:])
         others_messages = self._kinds[chunk].pack(dxs)
         if name is not None and name != before_name:
@@ -641,14 +633,19 @@ class _Run:
         return [self._lowering.slice(t) for t in piece.results]
 
     def _added(self, piece: Piece, totals: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns the sums with a piece's contributions."""
+        """Returns the sums with a piece's contributions, in the order they are computed in."""
         added = list(totals)
-        for i, tensor in piece.contributions.items():
+        order = {op: i for i, op in enumerate(piece.operations)}
+        contributions = sorted(
+            piece.contributions.items(), key=lambda item: order.get(item[1].operation, -1)
+        )
+        for i, tensor in contributions:
             value, axes = self._lowering.partial_sum(tensor)
             known = self._axes[i]
             if known is None:
                 self._axes[i] = known = list(axes)
-            added[i] = added[i] + self._as_partial_sum(value, list(axes), known)
+            addend = self._as_partial_sum(value, list(axes), known)
+            self._tables.totals.add(added, i, addend)
         return added
 
     def _as_partial_sum(self, value: tf.Tensor, over: list[int], wanted: list[int]) -> tf.Tensor:

@@ -36,7 +36,7 @@ class SlotTable:
                 num_elements=self.num_slots * len(numbers),
                 element_dtype=dtype,
             )
-            for dtype, numbers in self._by_dtype().items()
+            for dtype, numbers in numbers_by_dtype(self.dtypes).items()
         ]
 
     def write(
@@ -49,7 +49,7 @@ class SlotTable:
           slot: its index.
           values: by their number in the group.
         """
-        for i, (_, numbers) in enumerate(self._by_dtype().items()):
+        for i, (_, numbers) in enumerate(numbers_by_dtype(self.dtypes).items()):
             elements = self._elements(slot, len(numbers))
             for number, element in zip(numbers, elements, strict=True):
                 if number in values:
@@ -62,7 +62,9 @@ class SlotTable:
     ) -> list[tf.Tensor]:
         """Returns tensors of a slot, by their numbers in the group."""
         found = {}
-        for handle, (dtype, same) in zip(handles, self._by_dtype().items(), strict=True):
+        for handle, (dtype, same) in zip(
+            handles, numbers_by_dtype(self.dtypes).items(), strict=True
+        ):
             elements = self._elements(slot, len(same))
             for number, element in zip(same, elements, strict=True):
                 if number in numbers:
@@ -82,7 +84,7 @@ class SlotTable:
 
     def clear(self, handles: list[tf.Tensor], slot: tf.Tensor) -> None:
         """Frees what is in a slot; replaces the handles."""
-        for i, (dtype, numbers) in enumerate(self._by_dtype().items()):
+        for i, (dtype, numbers) in enumerate(numbers_by_dtype(self.dtypes).items()):
             count = len(numbers)
             handles[i] = tf.raw_ops.TensorListScatterIntoExistingList(
                 input_handle=handles[i],
@@ -90,14 +92,15 @@ class SlotTable:
                 indices=slot * count + tf.range(count),
             )
 
-    def _by_dtype(self) -> dict[tf.DType, list[int]]:
-        """Returns the numbers of the tensors of each dtype."""
-        found: dict[tf.DType, list[int]] = {}
-        for number, dtype in enumerate(self.dtypes):
-            found.setdefault(dtype, []).append(number)
-        return found
-
     @staticmethod
     def _elements(slot: tf.Tensor, count: int) -> list[tf.Tensor]:
         """Returns where a slot's tensors are in the list of a dtype."""
         return [slot] if count == 1 else tf.unstack(slot * count + tf.range(count))
+
+
+def numbers_by_dtype(dtypes: Sequence[tf.DType]) -> dict[tf.DType, list[int]]:
+    """Returns the numbers of the tensors of each dtype."""
+    found: dict[tf.DType, list[int]] = {}
+    for number, dtype in enumerate(dtypes):
+        found.setdefault(dtype, []).append(number)
+    return found

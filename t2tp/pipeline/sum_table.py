@@ -1,0 +1,68 @@
+"""Sums of several tensors, inside a loop of TensorFlow's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from t2tp.pipeline.slot_table import numbers_by_dtype
+
+
+@dataclass(frozen=True)
+class SumTable:
+    """Sums, those of one dtype in one TensorFlow list.
+
+    A loop and its branches then have one variable for each dtype, and not one for each sum, most of
+    which a branch would only pass on.
+
+    Attributes:
+      shapes: of the sums.
+      dtypes: of the sums.
+    """
+
+    shapes: Sequence[Sequence[int]]
+    dtypes: Sequence[tf.DType]
+
+    def zeros(self) -> list[tf.Tensor]:
+        """Returns the handles of sums of nothing: one for each dtype."""
+        return [
+            tf.raw_ops.TensorListReserve(
+                element_shape=tf.constant(-1), num_elements=len(numbers), element_dtype=dtype
+            )
+            for dtype, numbers in numbers_by_dtype(self.dtypes).items()
+        ]
+
+    def add(self, handles: list[tf.Tensor], number: int, addend: tf.Tensor) -> None:
+        """Adds to a sum; replaces its handle.
+
+        What is added one after another waits for one another: begin with what is there first.
+        """
+        for i, (dtype, numbers) in enumerate(numbers_by_dtype(self.dtypes).items()):
+            if dtype == self.dtypes[number]:
+                # The addend's memory becomes the sum's; that of the sum before is freed.
+                handles[i] = tf.raw_ops.TensorListSetItem(
+                    input_handle=handles[i],
+                    index=numbers.index(number),
+                    item=self._value(handles[i], number, numbers) + addend,
+                )
+
+    def values(self, handles: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns the sums."""
+        found = {}
+        for handle, numbers in zip(handles, numbers_by_dtype(self.dtypes).values(), strict=True):
+            found |= {number: self._value(handle, number, numbers) for number in numbers}
+        return [found[number] for number in range(len(self.dtypes))]
+
+    def _value(self, handle: tf.Tensor, number: int, numbers: Sequence[int]) -> tf.Tensor:
+        """Returns a sum from the list of those of its dtype; zeros if nothing was added."""
+        shape = list(self.shapes[number])
+        value = tf.raw_ops.TensorListGetItem(
+            input_handle=handle,
+            index=numbers.index(number),
+            element_shape=tf.constant(shape, tf.int32),
+            element_dtype=self.dtypes[number],
+        )
+        value.set_shape(shape)
+        return value
