@@ -158,10 +158,24 @@ class Layout:
         self._check_stages()
 
     def _check_stages(self) -> None:
-        """Refuses a rule that splits another dimension over the axis of the stages."""
+        """Refuses a rule that splits another dimension over the axis of the stages.
+
+        Nor can variables be sharded over it at rest: its processors have different ones.
+        """
         if self.num_stages == 1:
             return
         stages = set(self._parts[LAYERS])
+        at_rest = {
+            "zero_axes": self.storage.axes.split(JOIN),
+            "storage_layout": [axis for axes in self._storage_rules.values() for axis in axes],
+        }
+        for name, axes in at_rest.items():
+            for axis in axes:
+                if self._axis_index.get(axis) in stages:
+                    raise LayoutError(
+                        f"{name}: the processors of mesh axis {axis!r} have different layers, so"
+                        " that no variable can be sharded over it at rest: name other axes."
+                    )
         for dim, parts in self._parts.items():
             if dim != LAYERS and stages.intersection(parts):
                 axis = self._join(self._parts[LAYERS])

@@ -11,6 +11,7 @@ from t2tp.decoding import DecodeOptions, Decoder, Request
 from t2tp.lowering.lowering import all_operations
 from t2tp.mesh.layout import Layout, LayoutError
 from t2tp.mesh.pipeline import Pipeline
+from t2tp.mesh.storage import Storage
 from t2tp.optim import sum_metrics, train_step
 from t2tp.pipeline.deal import deal_layers
 from t2tp.program.program import Program
@@ -115,6 +116,8 @@ REFUSED = {
     "are 5 layers in 2 stages": {"pipeline": Pipeline(layers="2,3")},
     "must be numbers of layers": {"pipeline": Pipeline(layers="2,two")},
     "cannot split 'd_ff', too": {"rules": "layers:stage;d_ff:stage"},
+    "zero_axes: the processors of mesh axis 'stage'": {"storage": Storage(1, "data+stage")},
+    "storage_layout: the processors of": {"storage": Storage(1, rules="d_model:stage")},
     "did you mean.*zero_bubble": {"pipeline": Pipeline("zero_buble")},
     "share_layers gives all layers the same variables": {"changes": {"share_layers": True}},
 }
@@ -122,10 +125,11 @@ REFUSED = {
 
 @pytest.mark.parametrize("message", REFUSED)
 def test_what_cannot_be_is_refused_before_any_work(message):
-    case = {"mesh": "stage:2", "rules": "layers:stage", "pipeline": None, "changes": {}}
-    case |= REFUSED[message]
+    case = {"mesh": "stage:2", "rules": "layers:stage", "storage": None, "pipeline": None}
+    case |= {"changes": {}} | REFUSED[message]
+    changes = case.pop("changes")
     with pytest.raises(LayoutError, match=message):
-        training(Layout(case["mesh"], case["rules"], None, case["pipeline"]), **case["changes"])
+        training(Layout(*case.values()), **changes)
 
 
 def test_stages_have_the_same_kinds_of_layers():
