@@ -13,6 +13,10 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from t2tp.pipeline.schedule import Schedule
 
 STAGES, MICROBATCHES = 4, 16
 LENGTH, VOCAB_SIZE, ROWS, LAYERS_PER_STAGE = 256, 64, 4, 2
@@ -53,15 +57,38 @@ def main() -> None:
             raise SystemExit(f"{name}: a process failed")
         held = [int(line[0]) for line in lines]
         gpipe = gpipe or held
-        alive = make_schedule(name, STAGES, MICROBATCHES, chunks).alive()
-        for stage, (line, count) in enumerate(zip(lines, alive, strict=True)):
-            share = f"{held[stage] / gpipe[stage]:.0%}"
-            kept = count * int(line[1]) / 1e6
-            print(f"| {name} | {stage} | {kept:.0f} | {held[stage] / 1e6:.0f} | {share} |")
+        kept = _kept(make_schedule(name, STAGES, MICROBATCHES, chunks), *map(int, lines[0][1:]))
+        for stage, (here, table) in enumerate(zip(held, kept, strict=True)):
+            share = f"{here / gpipe[stage]:.0%}"
+            print(f"| {name} | {stage} | {table / 1e6:.0f} | {here / 1e6:.0f} | {share} |")
+
+
+def _kept(schedule: Schedule, forward: int, backward: int) -> list[int]:
+    """Returns the max bytes that each stage keeps at once.
+
+    Args:
+      schedule: the table.
+      forward: bytes that a forward pass keeps until all of its backward pass is done.
+      backward: bytes that a backward pass keeps for the gradients of the weights, if these are
+        apart from it.
+    """
+    from t2tp.pipeline.schedule import Action
+
+    last = Action.WEIGHTS if schedule.splits_backward else Action.BACKWARD
+    most, now = [0] * schedule.stages, [0] * schedule.stages
+    for _, stage, entry in schedule.entries():
+        if entry.action is Action.FORWARD:
+            now[stage] += forward
+        elif entry.action is Action.BACKWARD:
+            now[stage] += backward
+        most[stage] = max(most[stage], now[stage])
+        if entry.action is last:
+            now[stage] -= forward + backward
+    return most
 
 
 def _work(schedule: str, chunks: int, rank: int, coordinator: str) -> None:
-    """Trains one of the stages; prints the bytes that a step holds, and those kept by a chunk."""
+    """Trains one of the stages; prints the bytes that a step holds, and those that passes keep."""
     import numpy as np
     import tensorflow as tf
 
@@ -97,14 +124,18 @@ def _work(schedule: str, chunks: int, rank: int, coordinator: str) -> None:
     features = dict.fromkeys(batch, feature)
     program = t2tp.Program(step, features, layout=layout, cluster=cluster, xla=False)
     (loop,) = (op for op in program.graph()[0].operations if isinstance(op, PipelineLoop))
-    kept = loop.partition.pieces(0, LAYERS_PER_STAGE // chunks).kept
+    pieces = loop.partition.pieces(0, LAYERS_PER_STAGE // chunks)
     placed = program.place(batch)
     for number in range(2):
         float(program(placed, step=number)["loss"])
     rest = _resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # The peak begins again.
     float(program(placed, step=2)["loss"])
-    print(_resident("VmHWM") - rest, sum(x.shape.size * x.dtype.size for x in kept))
+    kept = [
+        sum(x.shape.size * x.dtype.size for x in tensors)
+        for tensors in (pieces.kept, pieces.kept_for_weights)
+    ]
+    print(_resident("VmHWM") - rest, *kept)
 
 
 def _resident(what: str) -> int:

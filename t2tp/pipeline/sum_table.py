@@ -50,7 +50,7 @@ class SumTable:
 
     def values(self, handles: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the sums."""
-        found = {}
+        found: dict[int, tf.Tensor] = {}
         for handle, numbers in zip(handles, numbers_by_dtype(self.dtypes).values(), strict=True):
             found |= {number: self._value(handle, number, numbers) for number in numbers}
         return [found[number] for number in range(len(self.dtypes))]
