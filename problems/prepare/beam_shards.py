@@ -1,8 +1,10 @@
 """Makes shards with Apache Beam, on any of its runners. A shard is an element of the pipeline.
 
-Beam carries out an element again when its worker dies, and may carry it out twice at once. That
-changes nothing: a shard depends on its index alone, each attempt writes it into a directory of its
-own, and complete files are renamed, the record of the shard last.
+The runners of clusters carry out an element again when its worker dies, and may carry it out twice
+at once. That changes nothing: a shard depends on its index alone, each attempt writes it into a
+directory of its own, and complete files are renamed, the record of the shard last. Beam's own
+runner on this host would wait for ever for a worker process that died; here, the pipeline is begun
+again with the shards that are missing.
 """
 
 from __future__ import annotations
@@ -10,16 +12,17 @@ from __future__ import annotations
 import pickle
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import apache_beam as beam
 from apache_beam.metrics import Metrics
-from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions
 
+from t2tp.problems.prepare.process_group import run_apart
 from t2tp.problems.prepare.settings import BeamSettings
-from t2tp.problems.prepare.shard_workers import Builder
+from t2tp.problems.prepare.shard_workers import Builder, repeat_after_deaths
 from t2tp.problems.user_dir import import_user_dir, imported_user_dirs
 from t2tp.quiet import quiet_import
 
@@ -28,7 +31,11 @@ _ATTEMPT = ".attempt-"
 
 
 def make_with_beam(
-    builder: Builder, jobs: Sequence[Any], directory: Path, settings: BeamSettings
+    builder: Builder,
+    jobs: Sequence[Any],
+    directory: Path,
+    settings: BeamSettings,
+    is_made: Callable[[Any], bool],
 ) -> None:
     """Carries out jobs as a pipeline, and waits for its end.
 
@@ -37,19 +44,43 @@ def make_with_beam(
         jobs: the shards.
         directory: where they are written, which all workers share.
         settings: the runner and its options.
+        is_made: whether the shard of a job is complete.
+
+    Raises:
+        ChildProcessError: workers of this host are killed again and again, while no shard is
+            finished.
     """
-    options = PipelineOptions([f"--runner={settings.runner}", *settings.options])
     make = _MakeShard(pickle.dumps(builder), directory.absolute(), imported_user_dirs())
-    with beam.Pipeline(options=options) as pipeline:
-        _ = (
-            pipeline
-            | "shards" >> beam.Create([pickle.dumps(job) for job in jobs])
-            # Otherwise a runner may give all shards to the worker that listed them.
-            | "spread" >> beam.Reshuffle()
-            | "make" >> beam.ParDo(make)
-        )
+    direct = PipelineOptions(settings.options).view_as(DirectOptions)
+    if settings.runner == "DirectRunner" and direct.direct_running_mode == "multi_processing":
+
+        def run(left: Sequence[Any]) -> None:
+            pickled = [pickle.dumps(job) for job in left]
+            # DirectRunner would rather have Prism run the pipeline, which has no such processes.
+            run_apart(_run, make, pickled, ["--runner=FnApiRunner", *settings.options])
+
+        repeat_after_deaths(run, jobs, is_made, f"--direct_num_workers={direct.direct_num_workers}")
+    else:
+        pickled = [pickle.dumps(job) for job in jobs]
+        _run(make, pickled, [f"--runner={settings.runner}", *settings.options])
     for left in directory.glob(f"{_ATTEMPT}*"):  # By workers that died.
         shutil.rmtree(left, ignore_errors=True)
+
+
+def _run(make: _MakeShard, jobs: Sequence[bytes], options: Sequence[str]) -> None:
+    """Runs the pipeline."""
+    try:
+        with beam.Pipeline(options=PipelineOptions(options)) as pipeline:
+            _ = (
+                pipeline
+                | "shards" >> beam.Create(jobs)
+                # Otherwise a runner may give all shards to the worker that listed them.
+                | "spread" >> beam.Reshuffle()
+                | "make" >> beam.ParDo(make)
+            )
+    except RuntimeError as error:  # With the traceback of a worker as its message.
+        reason = str(error).strip().splitlines()[-1]
+        raise ChildProcessError(f"the pipeline failed: {reason}") from error
 
 
 class _MakeShard(beam.DoFn):

@@ -149,9 +149,13 @@ def make_shards(
         len(todo),
         total // _SHARD_SAMPLES,
     )
+
+    def is_made(job: _Job) -> bool:
+        return not job.made_from and bool(finished(directory, job.name))
+
     with ProgressBar(total, f"encoding {problem.name}") as progress:
         if settings.beam is not None:
-            _make_with_beam(builder, todo, directory, settings.beam)
+            _make_with_beam(builder, todo, directory, settings.beam, is_made)
         elif num_workers > 1:
             make_in_processes(
                 builder,
@@ -159,7 +163,7 @@ def make_shards(
                 num_workers,
                 progress,
                 num_bad=lambda: sum(_num_bad(directory, job) for job in jobs),
-                is_made=lambda job: not job.made_from and bool(finished(directory, job.name)),
+                is_made=is_made,
             )
         else:
             _make_in_this_process(builder, todo, progress, num_bad)
@@ -193,7 +197,11 @@ def _check_bad(problem: str, sizes: Mapping[str, SplitSizes], limit: int) -> Non
 
 
 def _make_with_beam(
-    builder: _ShardBuilder, jobs: Sequence[_Job], directory: Path, settings: BeamSettings
+    builder: _ShardBuilder,
+    jobs: Sequence[_Job],
+    directory: Path,
+    settings: BeamSettings,
+    is_made: Callable[[_Job], bool],
 ) -> None:
     try:
         # An optional dependency.
@@ -203,7 +211,7 @@ def _make_with_beam(
             "--beam_runner needs Apache Beam: pip install 't2tp[beam]'"
         ) from error
     if jobs:
-        make_with_beam(builder, jobs, directory, settings)
+        make_with_beam(builder, jobs, directory, settings, is_made)
 
 
 def _shards(is_train: bool, samples: int, num_shards: int | None) -> int:

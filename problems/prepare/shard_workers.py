@@ -24,6 +24,10 @@ from t2tp.quiet import quiet_import
 _DEATHS = 3
 
 
+class WorkerDeathError(Exception):
+    """A worker process was killed."""
+
+
 class Report(Protocol):
     """Counters over all shards."""
 
@@ -83,21 +87,45 @@ def make_in_processes(
     Raises:
         ChildProcessError: workers are killed again and again, while no shard is finished.
     """
+    total = sum(job.size for job in jobs)
+
+    def make(left: Sequence[Any]) -> None:
+        done_before = total - sum(job.size for job in left)
+        _make_until_death(builder, left, num_workers, progress, done_before, num_bad())
+
+    repeat_after_deaths(make, jobs, is_made, f"--num_workers={num_workers}")
+
+
+def repeat_after_deaths(
+    make: Callable[[Sequence[Any]], None],
+    jobs: Sequence[Any],
+    is_made: Callable[[Any], bool],
+    workers_flag: str,
+) -> None:
+    """Carries out jobs, and after the death of a worker those again that were not finished.
+
+    Args:
+        make: carries out jobs, and raises WorkerDeathError when a worker is killed.
+        jobs: the shards.
+        is_made: whether the shard of a job is complete.
+        workers_flag: the flag that says how many workers there are.
+
+    Raises:
+        ChildProcessError: workers are killed again and again, while no shard is finished.
+    """
     deaths = 0
-    before = 0
     while jobs:
         try:
-            _make_until_death(builder, jobs, num_workers, progress, before, num_bad())
+            make(jobs)
             return
-        except BrokenProcessPool as error:
+        except WorkerDeathError as error:
             left = [job for job in jobs if not is_made(job)]
-            before += sum(job.size for job in jobs) - sum(job.size for job in left)
             deaths = 1 if len(left) < len(jobs) else deaths + 1
             if deaths == _DEATHS:
                 raise ChildProcessError(
                     f"worker processes were killed {deaths} times, perhaps for lack of memory: run"
                     " again to go on with what was finished, perhaps with fewer than"
-                    f" --num_workers={num_workers}"
+                    f" {workers_flag}"
                 ) from error
             logging.warning("a worker process was killed: %d shards are made again", len(left))
             jobs = left
@@ -126,6 +154,8 @@ def _make_until_death(
                 for job in ended:
                     job.result()
                 progress.show(done_before + report.done)
+        except BrokenProcessPool as error:
+            raise WorkerDeathError("a worker process was killed") from error
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
             raise
