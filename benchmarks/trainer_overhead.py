@@ -25,7 +25,7 @@ import t2tp
 from t2tp import mtf
 from t2tp.trainer.estimator import Estimator
 from t2tp.trainer.hooks.hook import Hook, Training
-from t2tp.trainer.inputs.batch_stream import Inputs
+from t2tp.trainer.inputs.inputs import Inputs
 from t2tp.trainer.model_fn import EstimatorSpec, ModeKeys
 from t2tp.trainer.run_config import RunConfig
 

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
+from t2tp.trainer.cli import flag_groups
+from t2tp.trainer.cli.programs import PROGRAMS
 from tests.warm_processes import WarmProcess
 
 REPOSITORY = Path(__file__).parent.parent
@@ -84,3 +86,12 @@ def run(
             f"{words}\n{process.err.read_text()}"
         )
     return process.out.read_text() + process.err.read_text()
+
+
+def check_flags(program: str, arguments: list[str]) -> None:
+    """Checks the names of a command's flags; a page may leave values out."""
+    known = set(flag_groups.define(PROGRAMS[program].groups))
+    for argument in arguments:
+        if argument.startswith("--"):
+            name = re.match(r"--(\w+)", argument)[1]
+            assert name in known or name.removeprefix("no") in known, argument

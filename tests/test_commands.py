@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from t2tp.trainer.cli import flag_groups
-from t2tp.trainer.cli.programs import PROGRAMS
 from tests.huggingface.tiny_files import write_tiny_chat_gpt2, write_tiny_llama
-from tests.page_commands import PAGES, commands, inline_commands, run
+from tests.page_commands import PAGES, check_flags, commands, inline_commands, run
 from tests.trainer.calibration import tiny_machine
 
 _TINY_TRANSFORMER = "d_model=16,d_ff=16,num_heads=2,d_kv=8,num_hidden_layers=1"
@@ -210,12 +207,3 @@ def test_the_flags_of_every_command_are_those_of_its_program(page, words):
     cut = arguments.index("--") if "--" in arguments else len(arguments)
     check_flags(program, arguments[:cut])
     check_flags("t2tp_trainer", arguments[cut + 1 :])
-
-
-def check_flags(program: str, arguments: list[str]) -> None:
-    """Checks the names of a command's flags; a page may leave values out."""
-    known = set(flag_groups.define(PROGRAMS[program].groups))
-    for argument in arguments:
-        if argument.startswith("--"):
-            name = re.match(r"--(\w+)", argument)[1]
-            assert name in known or name.removeprefix("no") in known, argument

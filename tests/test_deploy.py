@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from t2tp.trainer.launch.addresses import hosts_of
-from tests.test_commands import check_flags
+from tests.page_commands import check_flags
 
 kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="comes with t2tp[dev]")
 models = pytest.importorskip("kubeflow.training.models", reason="comes with t2tp[dev]")

@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
-DOCS = Path(__file__).parent.parent / "docs"
-
-
-def blocks(page: str, language: str) -> list[str]:
-    """The blocks of code in a page."""
-    return re.findall(rf"```{language}\n(.*?)```", (DOCS / page).read_text("utf-8"), re.DOTALL)
+from tests.page_blocks import blocks
 
 
 def test_the_engine_s_example_says_what_the_page_shows(capsys):

@@ -26,8 +26,6 @@ from t2tp.optim import apply_gradients
 from t2tp.program.abstract_program import AbstractProgram
 from t2tp.trainer.inputs.batch_size import sequences_per_batch
 
-assert t2tp.hparams, t2tp.models  # Importing them registers sets and models.
-
 
 def ours(registered) -> bool:
     """Whether it comes with t2tp, and not from another test."""

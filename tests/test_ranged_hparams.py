@@ -6,13 +6,11 @@ import math
 
 import pytest
 
-import t2tp.hparams
+import t2tp.hparams  # noqa: F401 (registers sets)
 from t2tp import registry
 from t2tp.hparam import HParams
 from t2tp.ranged_hparams import RangedHParams
 from t2tp.registry import UnknownNameError
-
-assert t2tp.hparams  # Importing it registers the ranged sets.
 
 
 def ranged(name: str = "mine") -> RangedHParams:

@@ -40,7 +40,7 @@ from t2tp.trainer.hooks.nonfinite_diagnosis import (
     reinitialize,
 )
 from t2tp.trainer.hooks.progress import TrainingProgress
-from t2tp.trainer.inputs.batch_stream import (
+from t2tp.trainer.inputs.inputs import (
     Batch,
     InputFn,
     Inputs,

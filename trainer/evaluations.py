@@ -17,7 +17,7 @@ from t2tp.trainer.errors import UsageError
 from t2tp.trainer.estimator import Estimator
 from t2tp.trainer.hooks.summaries import SummaryWriter
 from t2tp.trainer.inference.samples import DecodedSamples
-from t2tp.trainer.inputs.batch_stream import Inputs
+from t2tp.trainer.inputs.inputs import Inputs
 from t2tp.trainer.run_dir.evaluation_record import EvaluationRecord
 
 

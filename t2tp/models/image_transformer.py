@@ -22,7 +22,8 @@ from t2tp.layers.feed_forward import FeedForward
 from t2tp.layers.heads import Heads, padded_to
 from t2tp.layers.normalization import Norm
 from t2tp.layers.passes import DecodeStep, FullForward, Prefill, SelfAttentionLayer
-from t2tp.layers.stack import Layer, Residual, Stack
+from t2tp.layers.stack import Stack
+from t2tp.layers.transformer_layer import Layer, Residual
 from t2tp.models.autoregressive import AutoregressiveModel, DecodeState, previous_tokens
 from t2tp.models.losses import predicted
 from t2tp.models.model import LossOutput, vocab_of

@@ -17,10 +17,10 @@ from t2tp.layers.mixture_of_experts import ExpertTotals
 from t2tp.layers.passes import DecodeStep, FullForward, Prefill
 from t2tp.metrics import bleu_sums, sequence_sums
 from t2tp.models.autoregressive import AutoregressiveModel, DecodeState, previous_tokens
+from t2tp.models.layer_factory import LayerFactory, shifted_right, token_positions
 from t2tp.models.losses import with_metrics
 from t2tp.models.model import LossOutput, vocab_of
 from t2tp.models.transformer_losses import predicted, weights_of, with_experts
-from t2tp.models.transformer_parts import TransformerParts, shifted_right, token_positions
 from t2tp.program.program import Mesh
 
 
@@ -52,19 +52,21 @@ class Transformer(AutoregressiveModel):
         super().__init__(hparams, vocab_sizes)
         if "inputs" not in vocab_sizes:
             self.check_features(vocab_sizes)
-        self._parts = TransformerParts(hparams, self.activation_dtype, self.has_experts)
+        self._factory = LayerFactory(hparams, self.activation_dtype, self.has_experts)
         vocab = vocab_of(hparams, vocab_sizes["targets"])
         self._vocab = vocab
-        self._embedding = self._parts.embedding(vocab)
+        self._embedding = self._factory.embedding(vocab)
         same_size = vocab_sizes["inputs"] == vocab_sizes["targets"]
         shares = hparams.shared_embedding
         self._is_shared = (hparams.tie_embeddings or shares) and same_size
         self._inputs_embedding = self._embedding
         if not self._is_shared:
-            self._inputs_embedding = self._parts.embedding(vocab_of(hparams, vocab_sizes["inputs"]))
+            self._inputs_embedding = self._factory.embedding(
+                vocab_of(hparams, vocab_sizes["inputs"])
+            )
         layers = hparams.num_hidden_layers
-        self._encoder = self._parts.stack(hparams.num_encoder_layers or layers, causal=False)
-        self._decoder = self._parts.stack(
+        self._encoder = self._factory.stack(hparams.num_encoder_layers or layers, causal=False)
+        self._decoder = self._factory.stack(
             hparams.num_decoder_layers or layers, causal=True, cross=True
         )
 
@@ -75,7 +77,7 @@ class Transformer(AutoregressiveModel):
           the targets attends to the one of its number in the inputs) and `_position`: integers
           [batch, length].
         """
-        logits, counted = self.logits(mesh, features, training)
+        logits, expert_totals = self.logits(mesh, features, training)
         targets, segments = features["targets"], features["targets_segmentation"]
         weights = weights_of(segments)
         out = predicted(self.hparams, logits, targets, weights, self._vocab, training)
@@ -89,7 +91,7 @@ class Transformer(AutoregressiveModel):
                     **bleu_sums(best, targets, segments, length),
                 },
             )
-        return with_experts(out, self.hparams, counted, training)
+        return with_experts(out, self.hparams, expert_totals, training)
 
     def logits(
         self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool
@@ -103,13 +105,15 @@ class Transformer(AutoregressiveModel):
         sequence = SequenceInfo(features["targets_position"], segments)
         memory, of_encoder = self._encode(mesh, features, training)
         x = self._embed_targets(
-            shifted_right(targets, segments, self._parts.bos_token_id), sequence.positions, training
+            shifted_right(targets, segments, self._factory.bos_token_id),
+            sequence.positions,
+            training,
         )
         with tf1.variable_scope("decoder"):
-            bias = self._parts.relative_bias(mesh)
-            way = FullForward(sequence, training, memory, bias)
-            x, counted = self._decoder(x, way, of_encoder)
-        return self._logits(x), counted
+            bias = self._factory.relative_bias(mesh)
+            forward = FullForward(sequence, training, memory, bias)
+            x, expert_totals = self._decoder(x, forward, of_encoder)
+        return self._logits(x), expert_totals
 
     def prefill(
         self, mesh: Mesh, features: Mapping[str, mtf.Tensor], length: mtf.Dimension
@@ -126,10 +130,10 @@ class Transformer(AutoregressiveModel):
             prefix = mtf.zeros(mesh, rows, tf.int32)
         positions = token_positions(prefix)
         x = self._embed_targets(
-            shifted_right(prefix, None, self._parts.bos_token_id), positions, False, length.size
+            shifted_right(prefix, None, self._factory.bos_token_id), positions, False, length.size
         )
         with tf1.variable_scope("decoder"):
-            bias = self._parts.relative_bias(mesh)
+            bias = self._factory.relative_bias(mesh)
             self._decoder(x, Prefill(SequenceInfo(positions), length, state, memory, bias))
         return state
 
@@ -137,11 +141,11 @@ class Transformer(AutoregressiveModel):
         self, mesh: Mesh, tokens: mtf.Tensor, positions: mtf.Tensor, state: DecodeState
     ) -> tuple[mtf.Tensor, DecodeState]:
         """See `AutoregressiveModel`."""
-        before = previous_tokens(tokens, positions, self._parts.bos_token_id)
+        before = previous_tokens(tokens, positions, self._factory.bos_token_id)
         x = self._embed_targets(before, positions, False, 1)
         state = dict(state)
         with tf1.variable_scope("decoder"):
-            bias = self._parts.relative_bias(mesh)
+            bias = self._factory.relative_bias(mesh)
             x, _ = self._decoder(
                 x, DecodeStep(positions, state, state["inputs_segmentation"], bias)
             )
@@ -157,25 +161,25 @@ class Transformer(AutoregressiveModel):
             token_positions(inputs) if positions is None else positions, segments
         )
         with tf1.variable_scope("" if self._is_shared else "encoder"):
-            x = self._inputs_embedding(inputs, self._parts.dtype)
+            x = self._inputs_embedding(inputs, self._factory.dtype)
         with tf1.variable_scope("encoder"):
-            x = self._parts.with_positions(x, sequence.positions, training, sequence.length.size)
-            bias = self._parts.relative_bias(mesh)
-            x, counted = self._encoder(x, FullForward(sequence, training, relative_bias=bias))
+            x = self._factory.with_positions(x, sequence.positions, training, sequence.length.size)
+            bias = self._factory.relative_bias(mesh)
+            x, expert_totals = self._encoder(x, FullForward(sequence, training, relative_bias=bias))
         x, segments = (
             mtf.rename_dimension(tensor, sequence.length.name, "memory_length")
             for tensor in (x, segments)
         )
-        return Memory(x, segments), counted
+        return Memory(x, segments), expert_totals
 
     def _embed_targets(
         self, tokens: mtf.Tensor, positions: mtf.Tensor, training: bool, longest: int | None = None
     ) -> mtf.Tensor:
         longest = tokens.shape.dims[-1].size if longest is None else longest
         with tf1.variable_scope("" if self._is_shared else "decoder"):
-            x = self._embedding(tokens, self._parts.dtype)
+            x = self._embedding(tokens, self._factory.dtype)
         with tf1.variable_scope("decoder"):
-            return self._parts.with_positions(x, positions, training, longest)
+            return self._factory.with_positions(x, positions, training, longest)
 
     def _logits(self, x: mtf.Tensor) -> mtf.Tensor:
         with tf1.variable_scope("" if self._is_shared else "decoder"):

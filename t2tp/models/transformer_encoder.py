@@ -17,6 +17,7 @@ from t2tp.layers.feed_forward import activation_of
 from t2tp.layers.mixture_of_experts import ExpertTotals
 from t2tp.layers.passes import FullForward
 from t2tp.metrics import positive_sums
+from t2tp.models.layer_factory import LayerFactory
 from t2tp.models.losses import with_metrics
 from t2tp.models.model import (
     EXAMPLE_INDEX,
@@ -27,7 +28,6 @@ from t2tp.models.model import (
     vocab_of,
 )
 from t2tp.models.transformer_losses import predicted, weights_of, with_experts
-from t2tp.models.transformer_parts import TransformerParts
 from t2tp.ops.gather import checked_gather
 from t2tp.ops.random_by_row import random_by_row
 from t2tp.program.program import Mesh
@@ -55,7 +55,7 @@ class TransformerEncoder(Model):
         super().__init__(hparams, vocab_sizes)
         self._classifies = "inputs" in vocab_sizes
         self.takes = _OF_CLASSES if self._classifies else _OF_MASKED
-        self._parts = TransformerParts(hparams, self.activation_dtype, self.has_experts)
+        self._factory = LayerFactory(hparams, self.activation_dtype, self.has_experts)
         self._num_tokens = vocab_sizes["inputs" if self._classifies else "targets"]
         # Without a token of its own, the mask follows the vocabulary; a classifier has its row too,
         # so that it can start from a masked language model.
@@ -67,8 +67,8 @@ class TransformerEncoder(Model):
                 " left for a mask: set mask_token_id to the token that masks others"
             )
         self._vocab = vocab_of(hparams, self._num_tokens + needs_row)
-        self._embedding = self._parts.embedding(self._vocab, hparams.logits_bias)
-        self._stack = self._parts.stack(hparams.num_hidden_layers, causal=False)
+        self._embedding = self._factory.embedding(self._vocab, hparams.logits_bias)
+        self._stack = self._factory.stack(hparams.num_hidden_layers, causal=False)
 
     def loss(self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool) -> LossOutput:
         """Computes the mean negative log-likelihood of the classes or the masked tokens, in nats.
@@ -106,23 +106,23 @@ class TransformerEncoder(Model):
         segments = features["inputs_segmentation"]
         sequence = SequenceInfo(features["inputs_position"], segments)
         types = features.get("inputs_types")
-        x, counted = self._hidden(mesh, features["inputs"], types, sequence, training)
+        x, expert_totals = self._hidden(mesh, features["inputs"], types, sequence, training)
         has_pooler = self.hparams.pooler
         row = self._pooled(x, training) if has_pooler else _mean(x, weights_of(segments))
         classes = classes_of(self.hparams, self.vocab_sizes["targets"])
         with tf1.variable_scope("classifier"):
-            return _classified(row, classes), counted
+            return _classified(row, classes), expert_totals
 
     def _loss_of_classes(
         self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool
     ) -> LossOutput:
-        logits, counted = self._class_logits(mesh, features, training)
+        logits, expert_totals = self._class_logits(mesh, features, training)
         targets, classes = features["targets"], logits.shape.dims[-1]
         weights = mtf.cast(features["weights"], tf.float32)
         out = predicted(self.hparams, logits, targets, weights, classes, training)
         if not training and classes.size == 2:
             out = with_metrics(out, positive_sums(logits, targets, weights, classes))
-        return with_experts(out, self.hparams, counted, training)
+        return with_experts(out, self.hparams, expert_totals, training)
 
     def _loss_of_masked(
         self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool
@@ -136,12 +136,12 @@ class TransformerEncoder(Model):
                 " index of each row in the data that are evaluated on."
             )
         tokens, is_masked = self._masked(targets, segments, examples)
-        logits, counted = self._token_logits(mesh, tokens, features, training)
+        logits, expert_totals = self._token_logits(mesh, tokens, features, training)
         out = predicted(self.hparams, logits, targets, is_masked, self._vocab, training)
         if not training:
             visible = mtf.reduce_sum(weights_of(segments) - is_masked)
             out = with_metrics(out, {"unmasked_tokens": visible})
-        return with_experts(out, self.hparams, counted, training)
+        return with_experts(out, self.hparams, expert_totals, training)
 
     def token_logits(self, mesh: Mesh, features: Mapping[str, mtf.Tensor]) -> mtf.Tensor:
         """Computes the logits of all tokens of a masked language model, without dropout.
@@ -164,8 +164,8 @@ class TransformerEncoder(Model):
     ) -> tuple[mtf.Tensor, ExpertTotals | None]:
         sequence = SequenceInfo(features["targets_position"], features["targets_segmentation"])
         types = features.get("targets_types")
-        x, counted = self._hidden(mesh, tokens, types, sequence, training)
-        return self._embedding.logits(self._before_logits(x)), counted
+        x, expert_totals = self._hidden(mesh, tokens, types, sequence, training)
+        return self._embedding.logits(self._before_logits(x)), expert_totals
 
     def _masked(
         self, targets: mtf.Tensor, segments: mtf.Tensor, examples: mtf.Tensor | None = None
@@ -219,13 +219,13 @@ class TransformerEncoder(Model):
         training: bool,
     ) -> tuple[mtf.Tensor, ExpertTotals | None]:
         """Returns the last layer's output, [batch, length, d_model]."""
-        x = self._embedding(tokens, self._parts.dtype)
+        x = self._embedding(tokens, self._factory.dtype)
         if self.hparams.token_types:
             x += self._embedded_types(mtf.zeros_like(tokens) if types is None else types)
-        norm = self._parts.norm if self.hparams.embedding_norm else None
+        norm = self._factory.norm if self.hparams.embedding_norm else None
         positions, longest = sequence.positions, sequence.length.size
-        x = self._parts.with_positions(x, positions, training, longest, norm)
-        bias = self._parts.relative_bias(mesh)
+        x = self._factory.with_positions(x, positions, training, longest, norm)
+        bias = self._factory.relative_bias(mesh)
         return self._stack(x, FullForward(sequence, training, relative_bias=bias))
 
     def _embedded_types(self, types: mtf.Tensor) -> mtf.Tensor:
@@ -235,9 +235,9 @@ class TransformerEncoder(Model):
         table = variables.weight(
             types.mesh,
             "type_embedding",
-            [dim, self._parts.d_model],
+            [dim, self._factory.d_model],
             hparams.initializer_stddev,
-            self._parts.dtype,
+            self._factory.dtype,
         )
         return checked_gather(table, types, dim)
 
@@ -246,7 +246,7 @@ class TransformerEncoder(Model):
         if not self.hparams.mlm_head:
             return x
         with tf1.variable_scope("mlm_head"):
-            return self._parts.norm(activation_of(self.hparams.mlp)(Dense()(x)))
+            return self._factory.norm(activation_of(self.hparams.mlp)(Dense()(x)))
 
     def _pooled(self, x: mtf.Tensor, training: bool) -> mtf.Tensor:
         """Applies BERT's tanh layer to the first token of each row: [batch, d_model]."""

@@ -19,6 +19,7 @@ from t2tp.layers.mixture_of_experts import ExpertTotals
 from t2tp.layers.passes import DecodeStep, FullForward, Prefill
 from t2tp.metrics import sequence_sums
 from t2tp.models.autoregressive import AutoregressiveModel, DecodeState, previous_tokens
+from t2tp.models.layer_factory import LayerFactory, shifted_right, token_positions
 from t2tp.models.losses import with_metrics
 from t2tp.models.model import LossOutput, vocab_of
 from t2tp.models.transformer_losses import (
@@ -27,7 +28,6 @@ from t2tp.models.transformer_losses import (
     weights_of_targets,
     with_experts,
 )
-from t2tp.models.transformer_parts import TransformerParts, shifted_right, token_positions
 from t2tp.program.program import Mesh
 
 
@@ -42,10 +42,10 @@ class TransformerLm(AutoregressiveModel):
     def __init__(self, hparams: HParams, vocab_sizes: Mapping[str, int]) -> None:
         """Creates the layers; see `Model`."""
         super().__init__(hparams, vocab_sizes)
-        self._parts = TransformerParts(hparams, self.activation_dtype, self.has_experts)
+        self._factory = LayerFactory(hparams, self.activation_dtype, self.has_experts)
         self._vocab = vocab_of(hparams, vocab_sizes["targets"])
-        self._embedding = self._parts.embedding(self._vocab)
-        self._stack = self._parts.stack(hparams.num_hidden_layers, causal=True)
+        self._embedding = self._factory.embedding(self._vocab)
+        self._stack = self._factory.stack(hparams.num_hidden_layers, causal=True)
 
     def loss(self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool) -> LossOutput:
         """Computes the mean negative log-likelihood of the tokens without padding, in nats.
@@ -56,14 +56,14 @@ class TransformerLm(AutoregressiveModel):
         Raises:
           ValueError: the length is above `max_length`.
         """
-        logits, counted = self.logits(mesh, features, training)
+        logits, expert_totals = self.logits(mesh, features, training)
         targets, weights = features["targets"], weights_of_targets(features)
         out = predicted(self.hparams, logits, targets, weights, self._vocab, training)
         if not training:
             rows = targets.shape.dims[0]
             sums = sequence_sums(logits, targets, weights, self._vocab, rows)
             out = with_metrics(out, sums)
-        return with_experts(out, self.hparams, counted, training)
+        return with_experts(out, self.hparams, expert_totals, training)
 
     def logits(
         self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool
@@ -75,12 +75,12 @@ class TransformerLm(AutoregressiveModel):
         """
         segments = features["targets_segmentation"]
         sequence = SequenceInfo(features["targets_position"], segments)
-        tokens = shifted_right(features["targets"], segments, self._parts.bos_token_id)
-        x = self._embedding(tokens, self._parts.dtype)
-        x = self._parts.with_positions(x, sequence.positions, training, sequence.length.size)
-        bias = self._parts.relative_bias(mesh)
-        x, counted = self._stack(x, FullForward(sequence, training, relative_bias=bias))
-        return self._embedding.logits(x), counted
+        tokens = shifted_right(features["targets"], segments, self._factory.bos_token_id)
+        x = self._embedding(tokens, self._factory.dtype)
+        x = self._factory.with_positions(x, sequence.positions, training, sequence.length.size)
+        bias = self._factory.relative_bias(mesh)
+        x, expert_totals = self._stack(x, FullForward(sequence, training, relative_bias=bias))
+        return self._embedding.logits(x), expert_totals
 
     def prefill(
         self, mesh: Mesh, features: Mapping[str, mtf.Tensor], length: mtf.Dimension
@@ -94,10 +94,10 @@ class TransformerLm(AutoregressiveModel):
         positions = token_positions(prefix)
         state: DecodeState = {}
         x = self._embedding(
-            shifted_right(prefix, None, self._parts.bos_token_id), self._parts.dtype
+            shifted_right(prefix, None, self._factory.bos_token_id), self._factory.dtype
         )
-        x = self._parts.with_positions(x, positions, False, length.size)
-        bias = self._parts.relative_bias(mesh)
+        x = self._factory.with_positions(x, positions, False, length.size)
+        bias = self._factory.relative_bias(mesh)
         self._stack(x, Prefill(SequenceInfo(positions), length, state, relative_bias=bias))
         return state
 
@@ -105,10 +105,10 @@ class TransformerLm(AutoregressiveModel):
         self, mesh: Mesh, tokens: mtf.Tensor, positions: mtf.Tensor, state: DecodeState
     ) -> tuple[mtf.Tensor, DecodeState]:
         """See `AutoregressiveModel`."""
-        before = previous_tokens(tokens, positions, self._parts.bos_token_id)
-        x = self._embedding(before, self._parts.dtype)
-        x = self._parts.with_positions(x, positions, False, 1)
+        before = previous_tokens(tokens, positions, self._factory.bos_token_id)
+        x = self._embedding(before, self._factory.dtype)
+        x = self._factory.with_positions(x, positions, False, 1)
         state = dict(state)
-        bias = self._parts.relative_bias(mesh)
+        bias = self._factory.relative_bias(mesh)
         x, _ = self._stack(x, DecodeStep(positions, state, relative_bias=bias))
         return mtf.cast(self._embedding.logits(x), tf.float32), state

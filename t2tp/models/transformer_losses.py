@@ -35,7 +35,7 @@ def predicted(
 
 
 def with_experts(
-    out: LossOutput, hparams: HParams, counted: ExpertTotals | None, training: bool
+    out: LossOutput, hparams: HParams, experts: ExpertTotals | None, training: bool
 ) -> LossOutput:
     """Adds the experts' losses in training, and their statistics to the metrics.
 
@@ -43,16 +43,16 @@ def with_experts(
     `expert_dropped`, the number that exceeded the capacity; the fraction dropped and the
     load-balancing loss are scalar summaries. Without experts `out` is unchanged.
     """
-    if counted is None:
+    if experts is None:
         return out
-    balance, choices = counted.load_balance / float(counted.layers), counted.choices
-    mtf.scalar_summary("experts/dropped_share", counted.dropped / mtf.maximum(choices, 1.0))
+    balance, choices = experts.load_balance / float(experts.layers), experts.choices
+    mtf.scalar_summary("experts/dropped_share", experts.dropped / mtf.maximum(choices, 1.0))
     mtf.scalar_summary("experts/load_balance", balance)
     loss = out.loss
     if training:
-        z = counted.router_z / float(counted.layers)
+        z = experts.router_z / float(experts.layers)
         loss += balance * hparams.moe_load_balance_loss + z * hparams.moe_router_z_loss
-    metrics = {"expert_choices": choices, "expert_dropped": counted.dropped}
+    metrics = {"expert_choices": choices, "expert_dropped": experts.dropped}
     return losses.with_metrics(dataclasses.replace(out, loss=loss), metrics)
 
 

@@ -20,7 +20,8 @@ from t2tp.layers.feed_forward import FeedForward
 from t2tp.layers.heads import Heads
 from t2tp.layers.normalization import Norm
 from t2tp.layers.passes import FullForward
-from t2tp.layers.stack import Layer, Residual, Stack
+from t2tp.layers.stack import Stack
+from t2tp.layers.transformer_layer import Layer, Residual
 from t2tp.models.image_classifier import ImageClassifier
 from t2tp.ops.gather import checked_gather
 from t2tp.program.program import Mesh

@@ -85,7 +85,7 @@ class Request:
         """Lowers a step with stages.
 
         Raises:
-          LayoutError: the layers cannot be dealt out, or there is no such schedule.
+          LayoutError: the layers cannot be divided among the stages, or there is no such schedule.
         """
         stack = cluster.software
         whole = self.features(self.hparams)

@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import resource
-from contextlib import contextmanager
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -19,6 +16,7 @@ from t2tp.checkpoint import (
     set_aside,
 )
 from tests.checkpoint import samples
+from tests.checkpoint.full_disk import files_of_at_most
 
 
 def save_step(directory, step):
@@ -202,17 +200,6 @@ def test_a_directory_that_cannot_be_written_is_one_clear_sentence(tmp_path):
     (tmp_path / "file").write_text("not a directory")
     with pytest.raises(OSError, match=r"step 5 could not be saved in .*file/run: .*untouched"):
         save_step(tmp_path / "file" / "run", 5)
-
-
-@contextmanager
-def files_of_at_most(size: int):
-    """A full disk that needs no root: writing beyond `size` bytes of a file fails."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.mark.parametrize(

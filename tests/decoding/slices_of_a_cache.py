@@ -14,7 +14,6 @@ from t2tp.decoding.prompt_batch import row_features
 from t2tp.models.transformer_lm import TransformerLm
 from tests.peak_memory import peak_bytes
 
-assert t2tp.hparams  # Importing them registers them.
 ROWS, LAYERS, HEADS, D_KV = 4, 2, 4, 256
 PLACE_BYTES = 2 * 4 * ROWS * LAYERS * HEADS * D_KV  # keys and values of one place of all rows
 MESH = {"mesh_shape": "data:2;model:2", "layout": "batch:data;heads:model"}

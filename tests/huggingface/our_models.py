@@ -20,8 +20,6 @@ from t2tp.trainer.run_dir.find_checkpoint import find
 from tests.huggingface import their_models
 from tests.huggingface.their_models import LENGTH, VOCAB
 
-assert t2tp.models  # Importing them registers them.
-
 Features = dict[str, np.ndarray]
 
 MESHES = {

@@ -15,7 +15,8 @@ from t2tp.layers.heads import Heads
 from t2tp.layers.mixture_of_experts import MixtureOfExperts, RoutingConfig
 from t2tp.layers.normalization import Norm
 from t2tp.layers.passes import FullForward
-from t2tp.layers.stack import Layer, Residual, Stack
+from t2tp.layers.stack import Stack
+from t2tp.layers.transformer_layer import Layer, Residual
 from tests.layers.running import run
 
 SHAPE = "batch:4;length:6"
@@ -44,8 +45,8 @@ def trained_with(recompute, mesh_shape=""):
 
     def build(x, segments, positions):
         layers = [layer(), layer(with_experts=True)]
-        way = FullForward(SequenceInfo(positions, segments), training=True)
-        y, sums = stack(layers, recompute=recompute)(x, way)
+        forward = FullForward(SequenceInfo(positions, segments), training=True)
+        y, sums = stack(layers, recompute=recompute)(x, forward)
         loss = mtf.reduce_sum(mtf.square(y)) + sums.load_balance
         variables = x.graph.trainable_variables
         grads = mtf.gradients([loss], [x, *(v.value for v in variables)])
@@ -80,8 +81,8 @@ def test_a_layer_computed_again_repeats_its_sums():
 
 def test_shared_layers_have_one_set_of_variables_and_know_their_number():
     def build(x, segments, positions, share):
-        way = FullForward(SequenceInfo(positions, segments), training=False)
-        y, _ = stack([layer(), layer(), layer()], share_layers=share)(x, way)
+        forward = FullForward(SequenceInfo(positions, segments), training=False)
+        y, _ = stack([layer(), layer(), layer()], share_layers=share)(x, forward)
         return {"y": y}
 
     shared, own = (run(functools.partial(build, share=share), INPUTS) for share in (True, False))
@@ -94,8 +95,8 @@ def test_shared_layers_have_one_set_of_variables_and_know_their_number():
 
 def test_norms_come_before_the_blocks_or_after_them():
     def build(x, segments, positions, norm_position):
-        way = FullForward(SequenceInfo(positions, segments), training=False)
-        y, _ = stack([layer()], norm_position)(x, way)
+        forward = FullForward(SequenceInfo(positions, segments), training=False)
+        y, _ = stack([layer()], norm_position)(x, forward)
         return {"y": y}
 
     before, after = (

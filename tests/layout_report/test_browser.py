@@ -5,7 +5,6 @@ from __future__ import annotations
 import colorsys
 import json
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -16,25 +15,12 @@ import tensorflow as tf
 import t2tp
 from t2tp.layout_report.svg import colour
 from tests.layout_report import samples
+from tests.layout_report.browser import CHROMIUM, FLAGS
 
-CHROMIUM = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
 pytestmark = pytest.mark.skipif(
     CHROMIUM is None, reason="there is no Chromium here (Debian: apt-get install chromium)"
 )
 
-FLAGS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--hide-scrollbars",
-]
 
 # What the browser makes of a page, written into the page for --dump-dom.
 MEASURE = """

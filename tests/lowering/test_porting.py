@@ -12,7 +12,7 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from t2tp import upstream
-from tests.test_docs import DOCS, blocks
+from tests.page_blocks import DOCS, blocks
 
 EXAMPLE = DOCS.parent / "examples" / "ported_program.py"
 

@@ -7,7 +7,7 @@ import re
 import pytest
 
 import t2tp
-from tests.optim.test_zero import make
+from tests.optim.sharded_programs import make
 
 LARGE = {"d_model": 128, "d_ff": 2304, "num_hidden_layers": 3}  # Weights of more than 1 MiB.
 

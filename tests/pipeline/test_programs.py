@@ -13,7 +13,7 @@ from t2tp.mesh.layout import Layout, LayoutError
 from t2tp.mesh.pipeline import Pipeline
 from t2tp.mesh.storage import Storage
 from t2tp.optim import sum_metrics, train_step
-from t2tp.pipeline.deal import deal_layers
+from t2tp.pipeline.assign_layers import assign_layers
 from t2tp.program.program import Program
 from t2tp.program.replicas import ReplicaCheck
 from tests.models.small_transformers import FAMILIES, MEGATRON
@@ -161,7 +161,7 @@ def test_a_model_without_a_stack_is_refused():
 def test_layers_that_are_left_over_go_to_the_middle():
     def sizes(count: int, mesh: str, **options: object) -> list[int]:
         layout = Layout(mesh, "layers:stage", None, Pipeline(**options))
-        return [len(r) for ranges in deal_layers(count, layout) for r in ranges]
+        return [len(r) for ranges in assign_layers(count, layout) for r in ranges]
 
     assert sizes(8, "stage:4") == [2, 2, 2, 2]
     assert sizes(10, "stage:4") == [2, 3, 3, 2]

@@ -40,7 +40,11 @@ CASES = {
         "stage:2",
         {"schedule": "zero_bubble", "chunks": 2, "changes": (("optimizer", "lamb"),)},
     ),
-    "one microbatch, dealt by hand": ("lm", "stage:2", {"microbatches": 1, "layers": "1,3"}),
+    "one microbatch, layers assigned by hand": (
+        "lm",
+        "stage:2",
+        {"microbatches": 1, "layers": "1,3"},
+    ),
     "three stages, Adafactor, averages, clipping": (
         "lm",
         "stage:3",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 
 import pytest
@@ -14,6 +13,7 @@ from t2tp.planner.cluster_file import shipped
 from t2tp.planner.lowered import LoweredStep
 from t2tp.trainer.planning import request
 from tests.models.small_lm import make_hparams
+from tests.planner.engine_cluster import engine_stack
 
 MODEL_LAYOUT = "batch:data;heads:model;d_ff:model;vocab:model"
 CASES = {
@@ -36,13 +36,6 @@ CASES = {
     "joint axes": {"mesh_shape": "pod:2;data:2", "layout": "batch:pod+data"},
     "microbatches": {"mesh_shape": "data:2", "layout": "batch:data", "microbatches": 2},
 }
-
-
-def engine_stack():
-    """A cluster whose software recomputes what t2tp's engine does, and no more."""
-    cluster = ClusterFile.load("a100")
-    stack = dataclasses.replace(cluster.software, repeats_all=False)
-    return dataclasses.replace(cluster, stacks={cluster.stack: stack})
 
 
 def wanted(**values):

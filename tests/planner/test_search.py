@@ -12,9 +12,7 @@ from t2tp.planner import ClusterFile
 from t2tp.planner.candidates import candidates
 from t2tp.planner.search import NothingFitsError, Search, days_of, pareto, price_of
 from t2tp.trainer.planning import request
-from tests.models.small_lm import FEATURES, make_batch, make_hparams, training_program
-
-assert FEATURES
+from tests.models.small_lm import make_batch, make_hparams, training_program
 
 
 def search(devices, **arguments):

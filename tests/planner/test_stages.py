@@ -17,7 +17,7 @@ from t2tp.planner.text import size, text
 from t2tp.trainer.planning import request
 from tests.models.small_lm import make_hparams
 from tests.models.small_transformers import FAMILIES
-from tests.planner.test_lowered import engine_stack
+from tests.planner.engine_cluster import engine_stack
 
 TENSOR = "heads:model;d_ff:model;vocab:model"
 CASES = {

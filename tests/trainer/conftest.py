@@ -11,11 +11,13 @@ import pytest
 
 from t2tp import registry
 from t2tp.trainer.cli.programs import t2tp_trainer as main
-from tests.trainer import postgresql, tiny_problem
+from tests.trainer import (
+    postgresql,
+    tiny_problem,  # noqa: F401 (registers problems)
+)
 
 PROBLEM = "languagemodel_encodings"
 _NEW = {"problem": PROBLEM, "model": "transformer_lm", "hparams_set": "transformer_lm_test"}
-assert tiny_problem  # Importing it registers the problem and its hparams.
 
 
 @pytest.fixture(scope="session")

@@ -6,10 +6,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -27,72 +25,10 @@ from t2tp.trainer.model_fn import ModeKeys
 from t2tp.trainer.run_config import RunConfig
 from tests.trainer import toy
 from tests.trainer.hooks.events import read_scalars
+from tests.trainer.toy_estimator import MESHES, At, Crash, Note, estimator, losses
 from tests.warm_processes import WarmProcess
 
 ROOT = Path(__file__).parents[2]
-MESHES = {
-    "one device": ("", ""),
-    "data": ("data:4", "batch:data"),
-    "model": ("model:4", "d_out:model"),
-    "both": ("data:2;model:2", "batch:data;d_out:model"),
-}
-
-
-def estimator(directory: Path, mesh: str = "both", hparams: dict | None = None, **settings: Any):
-    """An estimator that reports each step and saves every fourth."""
-    mesh_shape, layout = MESHES[mesh]
-    settings = {"save_checkpoints_steps": 4, "log_step_count_steps": 1, **settings}
-    values = {"learning_rate": 0.05, "mesh_shape": mesh_shape, "layout": layout}
-    return Estimator(toy.model_fn, RunConfig(str(directory), **settings), values | (hparams or {}))
-
-
-def losses(directory: Path) -> list[float]:
-    """The loss of each step."""
-    by_step = read_scalars(directory)["loss"]
-    assert sorted(by_step) == list(range(1, len(by_step) + 1))
-    return [by_step[step] for step in sorted(by_step)]
-
-
-class Crash(Hook):
-    """Fails at a step."""
-
-    def __init__(self, at: int) -> None:
-        self.at = at
-
-    def after_step(self, training: Training, outputs: Mapping[str, np.ndarray]) -> None:
-        if training.steps_done == self.at:
-            raise RuntimeError("crash")
-
-
-class At(Hook):
-    """Does something at a step."""
-
-    def __init__(self, step: int, what: Callable[[], object]) -> None:
-        self.step, self.what = step, what
-
-    def after_step(self, training: Training, outputs: Mapping[str, np.ndarray]) -> None:
-        if training.steps_done == self.step:
-            self.what()
-
-
-class Note(Hook):
-    """Notes when it is called."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[str, int]] = []
-
-    def begin(self, training: Training) -> None:
-        self.calls.append(("begin", training.steps_done))
-
-    def before_step(self, training: Training) -> None:
-        self.calls.append(("before", training.steps_done))
-
-    def after_step(self, training: Training, outputs: Mapping[str, np.ndarray]) -> None:
-        assert outputs["loss"] > 0
-        self.calls.append(("after", training.steps_done))
-
-    def end(self, training: Training) -> None:
-        self.calls.append(("end", training.steps_done))
 
 
 def test_training_lowers_the_loss_and_any_mesh_gives_the_same(tmp_path):

@@ -13,7 +13,6 @@ import pytest
 from t2tp import registry
 from t2tp.checkpoint import all_steps, latest
 from t2tp.checkpoint.variables import CheckpointMismatchError
-from t2tp.decoding import DecodeOptions
 from t2tp.hparam import HParams
 from t2tp.problems.data.stream import DATA_ORDER
 from t2tp.registry import UnknownNameError
@@ -25,23 +24,9 @@ from t2tp.trainer.run_dir.run_files import OtherRunError
 from t2tp.trainer.run_spec import RunSpec
 from tests.trainer.conftest import PROBLEM
 from tests.trainer.hooks.events import read_scalars
+from tests.trainer.tiny_experiment import experiment
 
 DOCS = Path(__file__).parents[2] / "docs"
-
-
-def experiment(directory: Path, data_dir: Path, changes: str = "", **settings) -> Experiment:
-    """Six steps of the tiny model."""
-    hparams = registry.hparams("transformer_lm_test")
-    hparams.parse(changes)
-    seed = settings.pop("random_seed", 0)
-    config = RunConfig.from_hparams(
-        hparams, str(directory), random_seed=seed, log_step_count_steps=1
-    )
-    of_run = {"model": "transformer_lm", "problem": PROBLEM, "train_steps": 6, "flags": {}}
-    of_run |= {name: settings.pop(name) for name in of_run if name in settings}
-    spec = RunSpec.resolve(hparams=hparams, config=config, data_dir=data_dir, **of_run)
-    sampling = DecodeOptions(temperature=1.0, batch_size=1)
-    return Experiment(spec, **{"eval_steps": 2, "decode_options": sampling, **settings})
 
 
 def test_it_trains_and_evaluates_when_it_is_time(tmp_path, data_dir):

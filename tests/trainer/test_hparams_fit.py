@@ -14,8 +14,6 @@ from t2tp.program.abstract_program import AbstractProgram
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.hparams_fit import check_fits
 
-assert t2tp.hparams, t2tp.models  # Importing them registers sets and models.
-
 MODELS = [
     name for name in registry.list_models() if registry.model(name).__module__.startswith("t2tp.")
 ]

@@ -14,10 +14,8 @@ from t2tp.problems.metrics import METRICS, compute, possible
 from t2tp.trainer.cli.programs import t2tp_eval as main
 from t2tp.trainer.inputs.problem_inputs import evaluation_inputs
 from t2tp.trainer.model_fn import ModeKeys, model_fn_of
-from tests.trainer import tiny_classes, tiny_pairs, tiny_problem
+from tests.trainer import tiny_classes, tiny_pairs, tiny_problem  # noqa: F401 (registers problems)
 from tests.trainer.trained_runs import train
-
-assert tiny_classes and tiny_pairs and tiny_problem  # Importing them registers problems.
 
 TEXT = "languagemodel_encodings"
 PAIRS = "translate_upper_case"

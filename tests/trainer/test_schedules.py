@@ -12,7 +12,7 @@ from t2tp.checkpoint import all_steps, step_directory
 from t2tp.trainer.early_stopping import EarlyStopping
 from t2tp.trainer.run_dir.evaluation_record import EvaluationRecord
 from tests.trainer.hooks.events import read_scalars
-from tests.trainer.test_experiment import experiment
+from tests.trainer.tiny_experiment import experiment
 
 # A change of 9 nats never comes: training stops two evaluations after the first one.
 NEVER_BETTER = EarlyStopping(steps=4, delta=9.0)

@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf1
 
 from t2tp import mtf
 from t2tp.program.program import Feature, Mesh
-from t2tp.trainer.inputs.batch_stream import Inputs
+from t2tp.trainer.inputs.inputs import Inputs
 from t2tp.trainer.model_fn import EstimatorSpec, ModeKeys
 
 BATCH, D_IN, D_OUT = 8, 6, 4

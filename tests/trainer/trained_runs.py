@@ -8,9 +8,7 @@ from pathlib import Path
 from t2tp import registry
 from t2tp.trainer.cli.programs import t2tp_decoder as decoder
 from t2tp.trainer.cli.programs import t2tp_trainer as trainer
-from tests.trainer import tiny_pairs, tiny_problem
-
-assert tiny_pairs and tiny_problem  # Importing them registers problems and hparams.
+from tests.trainer import tiny_pairs, tiny_problem  # noqa: F401 (registers problems)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from t2tp.trainer.hooks.reports import ProgressHook, ReportHook, Sink
 from t2tp.trainer.hooks.slow_stage import SlowStage
 from t2tp.trainer.hooks.step_note import StepNote, launch_directory
 from t2tp.trainer.hooks.summaries import SummaryWriter
-from t2tp.trainer.inputs.batch_stream import Inputs
+from t2tp.trainer.inputs.inputs import Inputs
 from t2tp.trainer.run_config import RunConfig, profile_range
 
 LossFn = Callable[[Mesh, dict[str, mtf.Tensor]], mtf.Tensor]

@@ -16,7 +16,7 @@ from absl import logging
 
 from t2tp import mtf
 from t2tp.program.program import Feature
-from t2tp.trainer.inputs.batch_stream import Batch, Inputs
+from t2tp.trainer.inputs.inputs import Batch, Inputs
 
 
 def dataset_inputs(dataset: tf.data.Dataset, dimensions: Mapping[str, str]) -> Inputs:

@@ -14,7 +14,7 @@ from t2tp.problems.data.stream import INDEX_SPEC, FeatureSpec, OnePassStream
 from t2tp.problems.problem import Problem
 from t2tp.program.program import Feature
 from t2tp.trainer.inputs.batch_size import sequences_per_batch
-from t2tp.trainer.inputs.batch_stream import Inputs
+from t2tp.trainer.inputs.inputs import Inputs
 
 
 def training_inputs(

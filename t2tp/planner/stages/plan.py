@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from t2tp.hparam import HParams
 from t2tp.mesh.layout import Layout, LayoutError
 from t2tp.mesh.pipeline import LAYERS
-from t2tp.pipeline.deal import deal_layers, layers_alike
+from t2tp.pipeline.assign_layers import assign_layers, check_layers_match
 from t2tp.pipeline.schedule import Action, ScheduleError
 from t2tp.planner.cluster_file import ClusterFile
 from t2tp.planner.collective_cost import CollectiveCost
@@ -69,7 +69,7 @@ class StagedStep:
           repeats_all: see there.
 
         Raises:
-          LayoutError: the layers cannot be dealt out, or there is no such schedule.
+          LayoutError: the layers cannot be divided among the stages, or there is no such schedule.
         """
         self.layout = layout = Layout.from_hparams(hparams)
         pipeline = layout.pipeline
@@ -88,15 +88,15 @@ class StagedStep:
             self.lowering = probe(splits_backward=self.table.splits_backward)
         except ScheduleError as error:
             raise LayoutError(str(error)) from error
-        dealt = []
+        assigned = []
         for count in stacks.values():
-            ranges = deal_layers(count, layout)
-            layers_alike(ranges, [layer % period(hparams) for layer in range(count)])
-            dealt.append(ranges)
+            ranges = assign_layers(count, layout)
+            check_layers_match(ranges, [layer % period(hparams) for layer in range(count)])
+            assigned.append(ranges)
         self.stages = [
             [
                 Chunk(self._place(stage, chunk, len(stacks) - 1, stack), stack, len(numbers[stage]))
-                for stack, ranges in enumerate(dealt)
+                for stack, ranges in enumerate(assigned)
                 for chunk, numbers in enumerate(ranges)
             ]
             for stage in range(layout.num_stages)

@@ -13,7 +13,15 @@ from t2tp import mtf
 from t2tp.ops.attention import blockwise
 from t2tp.ops.attention.api import RelativeBias, attention
 from tests.cases import in_turn
-from tests.ops.attention.composed_attention import composed_attention
+from tests.ops.attention.attention_cases import (
+    METHODS,
+    OPTIONS,
+    SEGMENTS,
+    make_composed,
+    make_inputs,
+    make_ours,
+    spread,
+)
 from tests.ops.on_mesh import assert_close, in_float64, with_gradients
 
 LAYOUTS = [
@@ -37,20 +45,6 @@ SHARED_LAYOUTS = [
     ("data:2;model:2", "batch:data;heads:model"),
     ("data:2;model:2", "heads:data;kv_heads:model"),
 ]
-# Every kind of mask, and each of them with what changes the numbers otherwise.
-OPTIONS = {
-    "full": {},
-    "causal": {"causal": True},
-    "window_behind": {"causal": True, "window": 3},
-    "window_both_ways": {"window": 3},
-    "segments": {"segments": True},
-    "causal_segments_bias": {"causal": True, "segments": True, "bias": True},
-    "window_segments_bias": {"window": 4, "segments": True, "bias": True},
-}
-METHODS = ["dense", "blockwise"]
-# One segment; several and padding; a segment a token; nothing but padding.
-SEGMENTS = np.array([[1, 1, 1, 1, 1, 1], [1, 1, 2, 2, 2, 0], [1, 2, 3, 4, 5, 6], [0] * 6])
-MAX_DISTANCE = 6
 
 
 @pytest.fixture(autouse=True)
@@ -58,56 +52,6 @@ def small_blocks(monkeypatch):
     """So that lengths of a few blocks are short; 4 divides none of the tests' lengths."""
     monkeypatch.setattr(blockwise, "_QUERIES", 4)
     monkeypatch.setattr(blockwise, "_MEMORIES", 4)
-
-
-def make_inputs(
-    batch=4, heads=4, length=10, d_kv=8, kv_heads=None, memory=None, scale=1.5, **options
-):
-    random = np.random.default_rng(0)
-    q_shape = f"batch:{batch};heads:{heads};length:{length};d_kv:{d_kv}"
-    k_heads = f"heads:{heads}" if kv_heads is None else f"kv_heads:{kv_heads}"
-    k_length = f"length:{length}" if memory is None else f"memory:{memory}"
-    memory_length, groups = memory or length, kv_heads or heads
-    k_shape = f"batch:{batch};{k_heads};{k_length};d_kv:{d_kv}"
-    inputs = {"q": (q_shape, scale * random.normal(size=(batch, heads, length, d_kv)))}
-    for name in "kv":
-        inputs[name] = (k_shape, random.normal(size=(batch, groups, memory_length, d_kv)))
-    if options.get("segments"):
-        rows = SEGMENTS[np.arange(batch) % 4]
-        inputs["segments"] = (f"batch:{batch};length:{length}", spread(rows, length))
-        if memory is not None:
-            theirs = np.minimum(spread(rows, memory), 2)
-            inputs["memory_segments"] = (f"batch:{batch};memory:{memory}", theirs)
-    if options.get("bias"):
-        inputs["table"] = (f"heads:{heads};buckets:8", random.normal(size=(heads, 8)))
-    return inputs
-
-
-def spread(rows, length):
-    """Rows of 6 over a length."""
-    return rows[:, np.arange(length) * 6 // length]
-
-
-def make_ours(method=None, dropout_rate=0.0, causal=False, window=None, **_):
-    def ours(q, k, v, segments=None, memory_segments=None, table=None):
-        return attention(
-            q,
-            k,
-            v,
-            causal=causal,
-            window=window,
-            segments=segments,
-            memory_segments=memory_segments,
-            relative_bias=None if table is None else RelativeBias(table, MAX_DISTANCE),
-            dropout_rate=dropout_rate,
-            method=method,
-        )
-
-    return ours
-
-
-def make_composed(causal=False, window=None, kept=None, **_):
-    return composed_attention(causal=causal, window=window, max_distance=MAX_DISTANCE, kept=kept)
 
 
 @pytest.mark.parametrize(

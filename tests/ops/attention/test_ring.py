@@ -13,7 +13,7 @@ from t2tp import mtf
 from t2tp.layout_check.double_program import DoubleProgram
 from t2tp.ops.attention import blockwise
 from t2tp.ops.attention.api import RelativeBias, attention
-from tests.ops.attention.test_attention import make_inputs
+from tests.ops.attention.attention_cases import make_inputs
 from tests.ops.on_mesh import assert_close, with_gradients
 
 MASKED = {"causal": True, "segments": True, "bias": True}

@@ -13,7 +13,7 @@ from t2tp.ops.attention.api import attention
 from t2tp.ops.attention.balanced_queries import BalancedQueries, head_and_tail
 from t2tp.ops.attention.blocks import Keys
 from t2tp.ops.attention.mask import Mask
-from tests.ops.attention.test_attention import (
+from tests.ops.attention.attention_cases import (
     METHODS,
     OPTIONS,
     make_composed,

@@ -7,12 +7,7 @@ import pytest
 from t2tp.problems.data.sample import BadSampleError, SkippedSampleError
 from t2tp.problems.languagemodel import LanguageModelProblem
 from t2tp.problems.problem import TRAIN
-from tests.problems.prepare.test_resumed_preparation import (
-    OwnPairs,
-    SubwordPairs,
-    files_of,
-    some_samples,
-)
+from tests.problems.prepare.own_pairs import OwnPairs, SubwordPairs, files_of, some_samples
 
 GOOD = some_samples("train", 200)
 LONE = {"inputs": "a \udc80", "targets": "half a character"}

@@ -15,24 +15,17 @@ from pathlib import Path
 import pytest
 
 from t2tp import problems, registry
-from t2tp.problems.algorithmic import AlgorithmicIdentityBinary40
 from t2tp.problems.data.sample import SkippedSampleError
 from t2tp.problems.data.shards import ShardWriter
 from t2tp.problems.prepare import shard_generation
 from t2tp.problems.user_dir import import_user_dir
+from tests.problems.prepare.few_digits import FewDigits, WatchedDigits
 
 NAME = "some_digits"
 COMMAND = [sys.executable, "-m", "t2tp.trainer.cli", "t2tp_datagen", f"--problem={NAME}"]
 OWN_PROBLEMS = Path(__file__).parent / "own_problems"
 COMMAND += [f"--t2t_usr_dir={OWN_PROBLEMS}"]
 import_user_dir(OWN_PROBLEMS)
-
-
-@registry.register_problem
-class FewDigits(AlgorithmicIdentityBinary40):
-    """A problem with 1,000 training samples."""
-
-    sample_counts = {"train": 1000, "validation": 20, "test": 20}
 
 
 def files_of(problem, data_dir):
@@ -178,15 +171,6 @@ def test_killed_workers_count_no_bad_sample_twice(tmp_path):
     problem = DeadlyAndBadDigits()
     made = problem.prepare(tmp_path, num_shards=6, num_workers=2, max_bad_samples=10)
     assert sum(sum(each.skipped.values()) for each in made.splits.values()) == 10
-
-
-@registry.register_problem
-class WatchedDigits(FewDigits):
-    """A problem that records the ids of the encoding processes."""
-
-    def encoder(self, directory):
-        (directory.parent / f"encoder-{os.getpid()}").touch()
-        return super().encoder(directory)
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from t2tp.trainer.run_config import RunConfig
 from t2tp.trainer.run_dir import averaging
 from t2tp.trainer.run_dir.find_checkpoint import find
 from tests.trainer import toy
-from tests.trainer.test_estimator import estimator
+from tests.trainer.toy_estimator import estimator
 
 
 def main(flags):

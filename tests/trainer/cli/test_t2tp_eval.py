@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from t2tp.trainer.cli.programs import t2tp_eval as main
-from tests.trainer.test_experiment import experiment
+from tests.trainer.tiny_experiment import experiment
 
 
 def evaluate(capfd, **flags: object) -> tuple[int, list[dict], str]:

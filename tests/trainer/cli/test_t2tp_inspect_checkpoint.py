@@ -11,7 +11,7 @@ import tensorflow as tf
 from t2tp.checkpoint import Slice, save
 from t2tp.trainer.cli.programs import t2tp_inspect_checkpoint
 from tests.trainer import toy
-from tests.trainer.test_estimator import estimator
+from tests.trainer.toy_estimator import estimator
 
 
 def main(paths):

@@ -10,7 +10,7 @@ import time
 from t2tp.trainer.hooks.heartbeat import BEAT_SECONDS, Heartbeat
 from t2tp.trainer.hooks.hook import Hook
 from tests.trainer import toy
-from tests.trainer.test_estimator import estimator
+from tests.trainer.toy_estimator import estimator
 
 
 def read(directory):

@@ -15,7 +15,7 @@ from t2tp.trainer.estimator import Estimator
 from t2tp.trainer.hooks.nonfinite_diagnosis import TrainingDivergedError
 from t2tp.trainer.run_config import RunConfig
 from tests.trainer import toy
-from tests.trainer.test_estimator import estimator
+from tests.trainer.toy_estimator import estimator
 
 
 class Poisoned(toy.Stream):

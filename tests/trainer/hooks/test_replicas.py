@@ -9,7 +9,7 @@ import pytest
 from t2tp import checkpoint
 from t2tp.trainer.hooks.replicas import ReplicaMismatchError
 from tests.trainer import toy
-from tests.trainer.test_estimator import At, estimator
+from tests.trainer.toy_estimator import At, estimator
 
 
 def corrupted(directory, step, **settings):

@@ -13,7 +13,7 @@ from t2tp.trainer.hooks.mfu import Peak, Utilization, peak_of
 from t2tp.trainer.hooks.training_clock import TrainingClock
 from tests.trainer import toy
 from tests.trainer.hooks.events import read_scalars, read_texts
-from tests.trainer.test_estimator import estimator
+from tests.trainer.toy_estimator import estimator
 
 
 @pytest.fixture(scope="module")

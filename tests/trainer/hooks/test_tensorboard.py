@@ -21,14 +21,15 @@ from tensorboard.plugins.hparams import plugin_data_pb2
 from t2tp.mesh.rendezvous import free_port
 from t2tp.trainer.cli.programs import t2tp_trainer as main
 from t2tp.trainer.hooks.summaries import SummaryWriter
-from tests.layout_report.test_browser import CHROMIUM, FLAGS
-from tests.trainer import tiny_pairs, toy
+from tests.layout_report.browser import CHROMIUM, FLAGS
+from tests.trainer import (
+    tiny_pairs,  # noqa: F401 (registers problems)
+    toy,
+)
 from tests.trainer.conftest import PROBLEM
 from tests.trainer.hooks.events import read, read_scalars, read_texts
-from tests.trainer.test_estimator import estimator
+from tests.trainer.toy_estimator import estimator
 from tests.trainer.trained_runs import train
-
-assert tiny_pairs
 
 
 @pytest.fixture(scope="module")

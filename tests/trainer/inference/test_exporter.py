@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from t2tp.trainer.cli.programs import t2tp_exporter as exporter
-from tests.test_docs import DOCS, blocks
+from tests.page_blocks import DOCS, blocks
 from tests.trainer.trained_runs import Run, train
 from tests.warm_processes import WarmProcess
 

@@ -14,7 +14,7 @@ from t2tp.program.program import Feature
 from t2tp.trainer.estimator import Estimator
 from t2tp.trainer.inputs.datasets import dataset_inputs, iterator_inputs
 from t2tp.trainer.run_config import RunConfig
-from tests.test_docs import blocks
+from tests.page_blocks import blocks
 from tests.trainer import toy
 from tests.trainer.hooks.events import read_scalars
 

@@ -13,7 +13,7 @@ from t2tp.trainer import multiprocess
 from t2tp.trainer.cli.programs import PROGRAMS
 from t2tp.trainer.cli.run_program import run_program
 from t2tp.trainer.run_dir import run_files
-from tests.problems.prepare.test_shard_generation import WatchedDigits
+from tests.problems.prepare.few_digits import WatchedDigits
 from tests.trainer.conftest import PROBLEM
 from tests.trainer.hooks.events import read_scalars
 from tests.trainer.tiny_pairs import TranslateUpperCase

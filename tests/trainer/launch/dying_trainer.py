@@ -18,9 +18,7 @@ from t2tp.trainer.cli.programs import t2tp_trainer as main
 from t2tp.trainer.hooks.hook import Training
 from t2tp.trainer.hooks.step_note import StepNote, launch_directory
 from t2tp.trainer.run_dir.lock_file import ROUND_VARIABLE
-from tests.trainer import tiny_problem
-
-assert tiny_problem  # Importing it registers the problem and its hparams.
+from tests.trainer import tiny_problem  # noqa: F401 (registers problems)
 
 
 class DyingNote(StepNote):

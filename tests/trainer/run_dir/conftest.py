@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.trainer import toy
-from tests.trainer.test_estimator import estimator
+from tests.trainer.toy_estimator import estimator
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from t2tp import registry
-from tests.trainer import tiny_problem
+from tests.trainer import tiny_problem  # noqa: F401 (registers problems)
 from tests.trainer.run_dir.crashing_trainer import (
     PROBLEM,
     Run,
@@ -29,7 +29,6 @@ from tests.trainer.run_dir.crashing_trainer import (
 )
 
 SAVE_STEPS = 5
-assert tiny_problem  # Importing it registers the problem.
 
 
 def main() -> None:

@@ -11,9 +11,10 @@ from t2tp.checkpoint import Checkpoint
 from t2tp.layers.adapters import DOWN, UP
 from t2tp.trainer.cli.programs import t2tp_avg_checkpoints, t2tp_decoder, t2tp_eval, t2tp_trainer
 from t2tp.trainer.run_dir.find_checkpoint import find
-from tests.trainer import tiny_problem, trained_runs
-
-assert tiny_problem  # Importing it registers the problem and the hparams.
+from tests.trainer import (
+    tiny_problem,  # noqa: F401 (registers problems)
+    trained_runs,
+)
 
 LORA = (
     "lora_rank=2,lora_targets=[query,value,feed_forward],learning_rate_schedule=constant,"

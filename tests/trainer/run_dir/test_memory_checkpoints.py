@@ -11,7 +11,7 @@ from t2tp.trainer.errors import UsageError
 from t2tp.trainer.memory_parts import choose_parts, parts_directory, parts_in, write_choice
 from t2tp.trainer.model_fn import ModeKeys
 from tests.trainer import toy
-from tests.trainer.test_estimator import estimator
+from tests.trainer.toy_estimator import estimator
 
 EVERY = 2
 

@@ -18,8 +18,8 @@ from t2tp.trainer.hooks.json_log import JsonLog
 from t2tp.trainer.run_dir import run_files
 from tests.killed import killed_before_renaming
 from tests.trainer import toy
-from tests.trainer.test_estimator import Crash, estimator
-from tests.trainer.test_experiment import experiment
+from tests.trainer.tiny_experiment import experiment
+from tests.trainer.toy_estimator import Crash, estimator
 
 
 def shown_steps(directory: Path, tag: str) -> list[int]:

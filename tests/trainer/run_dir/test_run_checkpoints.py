@@ -14,7 +14,7 @@ from t2tp.trainer.errors import UsageError
 from t2tp.trainer.model_fn import ModeKeys
 from t2tp.trainer.run_dir.run_lock import RunLockedError
 from tests.trainer import toy
-from tests.trainer.test_estimator import Note, estimator, losses
+from tests.trainer.toy_estimator import Note, estimator, losses
 
 
 def step_directory(run: Path, step: int) -> Path:

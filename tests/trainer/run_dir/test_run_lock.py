@@ -20,7 +20,7 @@ from t2tp.trainer.multiprocess import ProcessMismatchError
 from t2tp.trainer.run_dir import run_lock
 from t2tp.trainer.run_dir.run_lock import LOCK_FILE, RunLock, RunLockedError
 from tests.trainer import toy
-from tests.trainer.test_estimator import estimator
+from tests.trainer.toy_estimator import estimator
 from tests.two_in_threads import run_two
 
 ALONE = Cluster(("CPU:0",))

@@ -22,7 +22,7 @@ from t2tp.trainer.interrupt import TrainingInterrupted
 from t2tp.trainer.run_dir.find_checkpoint import find
 from t2tp.trainer.run_dir.run_saver import SavingError
 from tests.trainer import toy
-from tests.trainer.test_estimator import At, Crash, Note, estimator
+from tests.trainer.toy_estimator import At, Crash, Note, estimator
 
 
 def step_directory(run: Path, step: int) -> Path:

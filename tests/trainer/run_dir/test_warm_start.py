@@ -17,7 +17,7 @@ from t2tp.program.variables import Variables, VariableSpec
 from t2tp.trainer.run_dir.run_saver import RunSaver
 from t2tp.trainer.run_dir.warm_start import WarmStart, WarmStartError, warm_start
 from tests.trainer import toy
-from tests.trainer.test_estimator import estimator, losses
+from tests.trainer.toy_estimator import estimator, losses
 
 
 def model(seed: int, mesh_shape: str = "", dtype: tf.DType = tf.float32, **sizes: int) -> Variables:

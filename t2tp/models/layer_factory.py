@@ -19,13 +19,14 @@ from t2tp.layers.normalization import Norm
 from t2tp.layers.passes import SelfAttentionLayer
 from t2tp.layers.positions import LearnedPositions, RelativePositions, sinusoidal
 from t2tp.layers.sequence_parallel import BETWEEN, INSIDE, between_blocks
-from t2tp.layers.stack import Layer, Residual, Stack
+from t2tp.layers.stack import Stack
+from t2tp.layers.transformer_layer import Layer, Residual
 from t2tp.ops.attention.api import AttentionMethod, RelativeBias
 from t2tp.ops.rotary import RotaryScaling
 from t2tp.suggestions import nearest
 
 
-class TransformerParts:
+class LayerFactory:
     """Creates layers; variables are created when the layers are applied.
 
     Attributes:

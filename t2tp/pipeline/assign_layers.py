@@ -1,4 +1,4 @@
-"""Deals the layers of a stack out to the stages of a pipeline."""
+"""Assigns the layers of a stack to the stages of a pipeline."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from t2tp.mesh.layout import Layout, LayoutError
 from t2tp.mesh.pipeline import LAYERS
 
 
-def deal_layers(num_layers: int, layout: Layout) -> list[list[range]]:
+def assign_layers(num_layers: int, layout: Layout) -> list[list[range]]:
     """Returns the layers of each stage, for each of its chunks.
 
     The layers of a chunk follow each other, and those of the next stage's chunk follow them. Layers
-    that cannot be dealt out equally go to the stages in the middle, because the first one has the
+    that cannot be divided equally go to the stages in the middle, because the first one has the
     embedding, too, and the last one the loss.
 
     Args:
@@ -67,19 +67,19 @@ def _given_sizes(text: str, num_layers: int, count: int) -> list[int]:
     return sizes
 
 
-def layers_alike(dealt: Sequence[Sequence[range]], kinds: Sequence[object]) -> None:
+def check_layers_match(assigned: Sequence[Sequence[range]], kinds: Sequence[object]) -> None:
     """Checks that the layers in one place of every stage are of one kind.
 
     All stages run one program, so that a place cannot have experts on one stage only.
 
     Args:
-      dealt: the result of `deal_layers`.
+      assigned: the result of `assign_layers`.
       kinds: of each layer of the stack.
 
     Raises:
       LayoutError: they differ.
     """
-    for ranges in dealt:
+    for ranges in assigned:
         for place in range(max(map(len, ranges))):
             layers = [numbers[place] for numbers in ranges if place < len(numbers)]
             if len({kinds[layer] for layer in layers}) > 1:

@@ -1,0 +1,162 @@
+"""A layer of a transformer: `x + attention(norm(x))`, then `x + feed_forward(norm(x))`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import tensorflow.compat.v1 as tf1
+
+from t2tp import mtf
+from t2tp.choices import NORM_POSITIONS
+from t2tp.layers.attention import CrossAttention
+from t2tp.layers.dropout import Dropout
+from t2tp.layers.feed_forward import FeedForward
+from t2tp.layers.mixture_of_experts import MixtureOfExperts
+from t2tp.layers.normalization import Norm
+from t2tp.layers.passes import ForwardPass, SelfAttentionLayer
+from t2tp.layers.sequence_parallel import between_blocks, inside_blocks
+from t2tp.suggestions import nearest
+
+_Block = Callable[[mtf.Tensor], mtf.Tensor]
+# A part of the network: its output, and possibly the sums of `ExpertSums`.
+_Part = Callable[[mtf.Tensor], tuple[mtf.Tensor, ...]]
+
+
+class Residual:
+    """A residual block: `x + dropout(block(norm(x)))`, or `norm(x + dropout(block(x)))`."""
+
+    def __init__(
+        self,
+        norm: Norm,
+        norm_position: str,
+        dropout: Dropout,
+        *,
+        sequence_parallel: bool = False,
+    ) -> None:
+        """Sets norm, its position and dropout.
+
+        Args:
+          norm: the norm.
+          norm_position: `pre` (R. Xiong et al., arXiv:2002.04745) or `post` (arXiv:1706.03762).
+          dropout: of the block's output.
+          sequence_parallel: whether the length has another name between blocks; see
+            `t2tp.layers.sequence_parallel`.
+
+        Raises:
+          ValueError: the position is unknown.
+        """
+        if norm_position not in NORM_POSITIONS:
+            known = nearest(norm_position, NORM_POSITIONS, "positions")
+            raise ValueError(f"norm_position is {norm_position!r}: {known}")
+        self.norm = norm
+        self.is_pre = norm_position == "pre"
+        self._dropout = dropout
+        self._sequence_parallel = sequence_parallel
+
+    def __call__(self, x: mtf.Tensor, block: _Block, training: bool) -> mtf.Tensor:
+        """Computes [..., d_model] -> [..., d_model], both with the length's name between blocks."""
+        y = self.inside(self.norm(x) if self.is_pre else x)
+        x += self._dropout(self.between(block(y)), training)
+        return x if self.is_pre else self.norm(x)
+
+    def between(self, x: mtf.Tensor) -> mtf.Tensor:
+        """Renames the length of a block's output to its name between blocks."""
+        return between_blocks(x) if self._sequence_parallel else x
+
+    def inside(self, x: mtf.Tensor) -> mtf.Tensor:
+        """Renames the length of a block's input to its name inside of blocks."""
+        return inside_blocks(x) if self._sequence_parallel else x
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The blocks of a layer.
+
+    Attributes:
+      self_attention: the first block.
+      feed_forward: the last block, possibly a mixture of experts.
+      cross_attention: the block in between; None: none.
+    """
+
+    self_attention: SelfAttentionLayer
+    feed_forward: FeedForward | MixtureOfExperts
+    cross_attention: CrossAttention | None = None
+
+    @property
+    def kind(self) -> tuple[type, ...]:
+        """The types of its blocks: layers of one kind differ in nothing but their variables."""
+        return type(self.self_attention), type(self.feed_forward), type(self.cross_attention)
+
+    def apply(
+        self,
+        x: mtf.Tensor,
+        forward: ForwardPass,
+        name: str,
+        residual: Residual,
+        recompute: str = "none",
+    ) -> tuple[mtf.Tensor, ...]:
+        """Applies the blocks.
+
+        Args:
+          x: [batch..., d_model].
+          forward: the forward pass.
+          name: the layer's key in the decoding state.
+          residual: wraps each block.
+          recompute: see `Stack`; here `attention` or `feed_forward`.
+
+        Returns:
+          like `x`, followed by the `ExpertSums` of a layer with experts.
+        """
+
+        def attend(x: mtf.Tensor) -> tuple[mtf.Tensor]:
+            with tf1.variable_scope("attention"):
+                x = residual(
+                    x,
+                    lambda y: forward.self_attention(self.self_attention, y, f"{name}/self"),
+                    forward.training,
+                )
+            cross = self.cross_attention
+            if cross is not None:
+                with tf1.variable_scope("cross_attention"):
+                    x = residual(
+                        x,
+                        lambda y: forward.cross_attention(cross, y, f"{name}/cross"),
+                        forward.training,
+                    )
+            return (x,)
+
+        def feed_forward(x: mtf.Tensor) -> tuple[mtf.Tensor, ...]:
+            return self._apply_feed_forward(x, forward, residual)
+
+        (x,) = (recomputed(attend, forward) if recompute == "attention" else attend)(x)
+        if recompute == "feed_forward":
+            return recomputed(feed_forward, forward)(x)
+        return feed_forward(x)
+
+    def _apply_feed_forward(
+        self, x: mtf.Tensor, forward: ForwardPass, residual: Residual
+    ) -> tuple[mtf.Tensor, ...]:
+        network = self.feed_forward
+        sums: list[mtf.Tensor] = []
+
+        def block(y: mtf.Tensor) -> mtf.Tensor:
+            if isinstance(network, FeedForward):
+                return network(y, forward.training)
+            if forward.decoding:
+                return network.decode(y)
+            output, expert_sums = network(y, forward.training, forward.token_mask())
+            sums.extend(expert_sums)
+            return output
+
+        is_dense = isinstance(network, FeedForward)
+        with tf1.variable_scope("feed_forward" if is_dense else "experts"):
+            x = residual(x, block, forward.training)
+        return (x, *sums)
+
+
+def recomputed(part: _Part, forward: ForwardPass) -> _Part:
+    """Returns `part` with its activations recomputed in the backward pass, if there is one."""
+    if not forward.training:
+        return part
+    return lambda x: tuple(mtf.recompute_grad(part, [x]))

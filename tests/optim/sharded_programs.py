@@ -1,0 +1,42 @@
+"""Programs that train a model on a mesh, with variables sharded at rest."""
+
+from __future__ import annotations
+
+from t2tp import registry
+from t2tp.layout_check.double_program import DoubleProgram
+from t2tp.mesh.layout import Layout
+from t2tp.optim import train_step
+from tests.models.small_transformers import FAMILIES, MEGATRON
+
+MESHES = {
+    "one device": ("", ""),
+    "data": ("data:4", MEGATRON),
+    "both": ("data:2;model:2", MEGATRON),
+    "context": ("data:2;seq:2", f"{MEGATRON};length:seq"),
+    "three axes": ("data:2;seq:2;model:2", f"{MEGATRON};length:seq"),
+    "experts": ("data:2;expert:2", "batch:data+expert;experts:expert"),
+    "pods": ("pod:2;data:2", "batch:pod+data"),
+}
+
+
+SCHEDULE = {"learning_rate_schedule": "constant", "learning_rate_constant": 0.01}
+
+
+def make(family, mesh, stage, optimizer="sgd", kind=DoubleProgram, **changes):
+    """A program that trains."""
+    made = FAMILIES[family]
+    mesh_shape, layout = MESHES[mesh]
+    hparams = made.hparams(
+        **(SCHEDULE | changes),
+        mesh_shape=mesh_shape,
+        layout=layout,
+        zero_stage=stage,
+        optimizer=optimizer,
+    )
+    model = registry.model(made.model)(hparams, made.vocab_sizes)
+
+    def step(mesh, features):
+        done = train_step(lambda x: model.loss(mesh, x, True), features, mesh, hparams, 10)
+        return {"loss": done.loss, "norm": done.scalars["gradient_norm"]}
+
+    return kind(step, made.features(), layout=Layout.from_hparams(hparams), xla=False)

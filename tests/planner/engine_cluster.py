@@ -1,0 +1,14 @@
+"""A cluster of A100s whose software recomputes as the engine does."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from t2tp.planner import ClusterFile
+
+
+def engine_stack():
+    """A cluster whose software recomputes what t2tp's engine does, and no more."""
+    cluster = ClusterFile.load("a100")
+    stack = dataclasses.replace(cluster.software, repeats_all=False)
+    return dataclasses.replace(cluster, stacks={cluster.stack: stack})

@@ -1,0 +1,55 @@
+"""Problems that make pairs of random words, and the files of what they prepare."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+from t2tp.problems.problem import TRAIN
+from t2tp.problems.text_to_text import Text2TextProblem
+
+WORDS = ["".join(letters) for letters in itertools.product("etaoin", repeat=3)]
+
+
+def some_samples(seed, count):
+    choose = random.Random(seed)
+    return [
+        {"inputs": f"{seed} {number}", "targets": " ".join(choose.choices(WORDS, k=5))}
+        for number in range(count)
+    ]
+
+
+class OwnPairs(Text2TextProblem):
+    """The samples are those of the instance."""
+
+    vocabulary_kind = "byte"
+
+    def __init__(self, train=None):
+        super().__init__()
+        self.train = some_samples("train", 200) if train is None else train
+
+    def samples(self, split, directory, tmp_dir):
+        return self.train if split == TRAIN else some_samples(split, 10)
+
+
+class GeneratedPairs(OwnPairs):
+    """As tensor2tensor's problems give them, one after the other."""
+
+    def samples(self, split, directory, tmp_dir):
+        yield from super().samples(split, directory, tmp_dir)
+
+
+class SubwordPairs(OwnPairs):
+    """With a vocabulary that depends on the samples."""
+
+    vocabulary_kind = "subword"
+    vocabulary_size = 300
+
+
+def files_of(problem, data_dir):
+    directory = problem.directory(data_dir)
+    return {
+        path.relative_to(directory).as_posix(): path.read_bytes()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file()
+    }

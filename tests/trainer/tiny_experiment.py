@@ -1,0 +1,27 @@
+"""A short experiment: the tiny model on the tiny problem."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from t2tp import registry
+from t2tp.decoding import DecodeOptions
+from t2tp.trainer.experiment import Experiment
+from t2tp.trainer.run_config import RunConfig
+from t2tp.trainer.run_spec import RunSpec
+from tests.trainer.conftest import PROBLEM
+
+
+def experiment(directory: Path, data_dir: Path, changes: str = "", **settings) -> Experiment:
+    """Six steps of the tiny model."""
+    hparams = registry.hparams("transformer_lm_test")
+    hparams.parse(changes)
+    seed = settings.pop("random_seed", 0)
+    config = RunConfig.from_hparams(
+        hparams, str(directory), random_seed=seed, log_step_count_steps=1
+    )
+    of_run = {"model": "transformer_lm", "problem": PROBLEM, "train_steps": 6, "flags": {}}
+    of_run |= {name: settings.pop(name) for name in of_run if name in settings}
+    spec = RunSpec.resolve(hparams=hparams, config=config, data_dir=data_dir, **of_run)
+    sampling = DecodeOptions(temperature=1.0, batch_size=1)
+    return Experiment(spec, **{"eval_steps": 2, "decode_options": sampling, **settings})
