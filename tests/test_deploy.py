@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tensorflow as tf
 
 from t2tp.trainer.launch.addresses import hosts_of
 from tests.page_commands import check_flags
@@ -104,6 +108,11 @@ def commands() -> dict[str, list[str]]:
     }
 
 
+def word_of(flag: str) -> str:
+    (word,) = [word for word in container(JOB)["args"] if word.startswith(f"{flag}=")]
+    return word.partition("=")[2]
+
+
 @pytest.mark.parametrize("name", [JOB.name, TFJOB.name, SBATCH.name])
 def test_the_commands_have_flags_that_exist(name):
     words = commands()[name]
@@ -117,13 +126,39 @@ def test_the_commands_have_flags_that_exist(name):
 
 def test_the_pods_find_each_other():
     document = documents(JOB)[-1]
-    (flag,) = [word for word in container(JOB)["args"] if word.startswith("--hosts=")]
-    addresses, host = hosts_of(flag.removeprefix("--hosts="), None, {"JOB_COMPLETION_INDEX": "2"})
+    addresses, host = hosts_of(word_of("--hosts"), None, {"JOB_COMPLETION_INDEX": "2"})
     name, spec = document["metadata"]["name"], document["spec"]
     service = spec["template"]["spec"]["subdomain"]
     port = container(JOB)["ports"][0]["containerPort"]
     names = [f"{name}-{i}.{service}:{port}" for i in range(spec["completions"])]
     assert addresses == tuple(names) and host == 2
+
+
+def test_a_pod_lives_while_its_heartbeat_is_young(tmp_path):
+    """The probe, of which both files have the same, is run as Kubernetes runs it."""
+    probe = container(JOB)["livenessProbe"]
+    assert container(TFJOB)["livenessProbe"] == probe
+    directory = f"{word_of('--output_dir')}/"
+    heartbeat = tmp_path / "heartbeat.json"
+    python, *command = (
+        word.replace(directory, f"{tmp_path}/") for word in probe["exec"]["command"]
+    )
+    assert python == "python" and str(heartbeat) in command[-1]
+
+    def code() -> int:
+        return subprocess.run([sys.executable, *command]).returncode
+
+    assert code() == 0  # Data may be made before training begins.
+    heartbeat.write_text("{}")
+    assert code() == 0
+    os.utime(heartbeat, times=(time.time() - 1900,) * 2)
+    assert code() == 1
+
+
+def test_tensorflow_has_the_storage_that_the_docs_say():
+    """Paths of t2tp are local all the same."""
+    schemes = set(tf.io.gfile.get_registered_schemes())
+    assert "gs" in schemes and not schemes & {"s3", "hdfs", "az"}
 
 
 def test_the_sbatch_script_is_one_of_bash():
