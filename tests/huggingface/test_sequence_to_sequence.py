@@ -8,6 +8,7 @@ import pytest
 from t2tp.huggingface.model_directory import ModelDirectory
 from t2tp.huggingface.safetensors_file import read_header
 from t2tp.huggingface.tensor_map import variables
+from t2tp.ops.attention.relative_bias import distance_buckets
 from tests.huggingface import our_models, their_models
 from tests.huggingface.their_models import LENGTH, SEQUENCE_TO_SEQUENCE
 
@@ -53,6 +54,17 @@ def test_the_logits_are_theirs_on_any_mesh(name, mesh):
     assert np.abs(wanted).max() > 1
     got = our_models.logits(name, mesh, features())
     np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-5 * max(1, np.abs(wanted).max() / 10))
+
+
+@pytest.mark.parametrize("both_ways", [False, True])
+@pytest.mark.parametrize("buckets", [7, 18, 32, 36, 108])
+def test_distances_are_in_their_buckets(buckets, both_ways):
+    import torch
+    from transformers.models.t5.modeling_t5 import T5Attention
+
+    distances = np.arange(-300, 300)
+    wanted = T5Attention._relative_position_bucket(torch.tensor(distances), both_ways, buckets, 128)
+    assert distance_buckets(distances, buckets, 128, both_ways).tolist() == wanted.tolist()
 
 
 @EACH_MODEL

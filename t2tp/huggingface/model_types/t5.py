@@ -21,9 +21,12 @@ def _read(config: Config) -> dict[str, Any]:
         known = nearest(mlp, _MLPS, "networks")
         raise ConversionError(f"config.json has feed_forward_proj={mlp!r}: {known}")
     buckets = config["relative_attention_num_buckets"]
-    if buckets % 4:
+    distance = config["relative_attention_max_distance"]
+    if distance <= buckets // 2:
         raise ConversionError(
-            f"config.json has relative_attention_num_buckets={buckets}: t2tp has multiples of 4"
+            f"config.json has relative_attention_max_distance={distance}, and must have more than"
+            f" half of relative_attention_num_buckets={buckets}: each of these has a distance of"
+            " its own"
         )
     is_tied = config.get("tie_word_embeddings", True)
     return {

@@ -205,10 +205,10 @@ def _check_bias(q: upstream.Tensor, bias: RelativeBias, causal: bool) -> None:
         )
     buckets = bias.table.shape.dims[1]
     exact = buckets.size // (2 if causal else 4)
-    if exact < 1 or buckets.size % (2 if causal else 4):
+    if exact < 1:
         raise ValueError(
-            f"attention: the bias table's {buckets} must be a multiple of {2 if causal else 4}"
-            " (T5 has 32): half of them are for one distance each"
+            f"attention: the bias table's {buckets} must be at least {2 if causal else 4} (T5 has"
+            " 32): half of them are for one distance each"
             + ("." if causal else ", behind and ahead.")
         )
     if bias.max_distance <= exact:

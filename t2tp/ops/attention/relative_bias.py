@@ -38,8 +38,10 @@ def distance_buckets(
     else:
         back = np.maximum(-distances, 0)
     exact = num_buckets // 2
-    ratio = np.log(np.maximum(back, 1) / exact) / math.log(max_distance / exact)
-    far = exact + (ratio * (num_buckets - exact)).astype(distances.dtype)
+    # In float32, as in T5's code: distances at which a bucket ends depend on the last bit.
+    logs = np.log(np.maximum(back, 1).astype(np.float32) / np.float32(exact))
+    ratio = logs / np.float32(math.log(max_distance / exact))
+    far = exact + (ratio * np.float32(num_buckets - exact)).astype(distances.dtype)
     return buckets + np.where(back < exact, back, np.minimum(far, num_buckets - 1))
 
 

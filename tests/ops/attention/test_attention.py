@@ -249,7 +249,7 @@ def test_options_that_mean_nothing_are_refused():
     refused(r"must be in \[0, 1\)", dropout_rate=1.0)
     refused("must be 'dense', 'blockwise' or 'ring'", method="flash")
     refused(r"must be \[.*, buckets\]", relative_bias=("g:2;n:8", 16))
-    refused("must be a multiple of 4", relative_bias=("heads:4;n:6", 16))
+    refused("must be at least 4", relative_bias=("heads:4;n:3", 16))
     refused("max_distance 2 must be above 2", relative_bias=("heads:4;n:8", 2))
 
 
