@@ -151,8 +151,10 @@ def _declare_blocks(hparams: HParams) -> None:
         help="feed-forward activation; gelu is the tanh approximation; swiglu and geglu are gated",
         choices=choices.MLPS,
     )
-    add("use_bias", False, help="whether attention and feed-forward layers have biases")
-    add("qkv_bias", False, help="biases of queries, keys and values alone, without use_bias")
+    add("use_bias", False, help="biases after all matrices of attention and feed-forward layers")
+    add("attention_bias", False, help="biases after the matrices of attention alone")
+    add("qkv_bias", False, help="biases of queries, keys and values alone")
+    add("mlp_bias", False, help="biases after the matrices of feed-forward layers alone")
     add(
         "norm_type",
         "rms",

@@ -23,6 +23,10 @@ HAS_LOGITS = "has_logits"
 MASK_TOKEN = "mask_token_id"
 IMAGE_MEAN, IMAGE_STD = "image_mean", "image_std"
 
+# Entries of newer configs for what several have said before, which are those that are written.
+_NEWER = ("rope_parameters",)
+_NONE = object()
+
 # Names of activations in configs, and of our networks; what is written is the first of each.
 ACTIVATIONS = {
     "gelu_new": "gelu",
@@ -141,14 +145,33 @@ class ModelType:
             )
         return config
 
+    def changed(self, config: Config, hparams: HParams) -> dict[str, Any]:
+        """Returns a config with the architecture of `hparams`; other entries stay as they are.
+
+        Raises:
+          ConversionError: a model of this type cannot be what the hparams say.
+        """
+        before, after = self.config(self.hparams(config)), self.config(hparams)
+        kept = {
+            name: value for name, value in config.items() if name in after or name not in before
+        }
+        new = {name: value for name, value in after.items() if before.get(name, _NONE) != value}
+        changed = {**kept, **new}
+        if not self.different(changed, hparams):
+            return changed
+        # An entry is read in the light of another one, which has changed.
+        return {name: value for name, value in kept.items() if name not in _NEWER} | after
+
     def different(self, config: Config, hparams: HParams) -> dict[str, Any]:
         """Returns the hparams of a config's architecture that differ from given ones, by name."""
-        of_config = self.hparams(config)
+        of_config, of_run = biases_apart(self.hparams(config)), biases_apart(hparams)
         names = {*self.same.values(), *self.read({**self.defaults, **config})}
+        if "use_bias" in names:
+            names |= {"attention_bias", "qkv_bias", "mlp_bias"}
         return {
             name: of_config.get(name)
             for name in sorted(names)
-            if of_config.get(name) != hparams.get(name)
+            if of_config.get(name) != of_run.get(name)
         }
 
     def sizes(self, hparams: HParams) -> dict[str, int]:
@@ -203,6 +226,20 @@ def _image_sizes(values: Mapping[str, Any]) -> dict[str, int]:
         "channels": channels,
         "length": (height // size) * (width // size) + (values["pooling"] == "class"),
     }
+
+
+def biases_apart(hparams: HParams) -> HParams:
+    """Returns the same hparams, in which only `attention_bias`, `mlp_bias`, `qkv_bias` say biases.
+
+    Of attention with `attention_bias`, `qkv_bias` says nothing more and is false.
+    """
+    apart = hparams.copy()
+    if "use_bias" in hparams:
+        apart.attention_bias = hparams.use_bias or hparams.attention_bias
+        apart.mlp_bias = hparams.use_bias or hparams.mlp_bias
+        apart.qkv_bias = hparams.qkv_bias and not apart.attention_bias
+        apart.use_bias = False
+    return apart
 
 
 def activation(config: Config, name: str) -> str:

@@ -201,12 +201,13 @@ class LayerFactory:
 
     def _heads(self, output_scale: float) -> Heads:
         hparams = self._hparams
+        use_bias = hparams.use_bias or hparams.attention_bias
         return Heads(
             hparams.num_heads,
             hparams.d_kv,
             num_kv_heads=hparams.num_kv_heads,
-            use_bias=hparams.use_bias,
-            qkv_bias=hparams.qkv_bias or hparams.use_bias,
+            use_bias=use_bias,
+            qkv_bias=use_bias or hparams.qkv_bias,
             is_scaled=hparams.scale_attn_weights,
             output_scale=output_scale,
         )
@@ -235,11 +236,12 @@ class LayerFactory:
 
     def _feed_forward(self, number: int, scale: float) -> FeedForward | MixtureOfExperts:
         hparams = self._hparams
+        use_bias = hparams.use_bias or hparams.mlp_bias
         if not self._has_experts or (number + 1) % hparams.moe_every:
             return FeedForward(
                 hparams.mlp,
                 hparams.d_ff,
-                use_bias=hparams.use_bias,
+                use_bias=use_bias,
                 dropout=hparams.relu_dropout,
                 output_scale=scale,
             )
@@ -254,7 +256,7 @@ class LayerFactory:
             routing,
             mlp=hparams.mlp,
             d_ff=hparams.d_ff,
-            use_bias=hparams.use_bias,
+            use_bias=use_bias,
             dropout=hparams.relu_dropout,
             output_scale=scale,
         )

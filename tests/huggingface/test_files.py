@@ -15,6 +15,9 @@ from t2tp import registry
 from t2tp.checkpoint import Slice
 from t2tp.checkpoint.variables import restore
 from t2tp.huggingface import exporting, importing
+from t2tp.huggingface.errors import ConversionError
+from t2tp.huggingface.model_types.llama import LLAMA
+from t2tp.huggingface.model_types.mistral import MISTRAL
 from t2tp.huggingface.safetensors_file import DTYPES, create, read_header
 from t2tp.mesh.layout import Storage
 from t2tp.trainer.cli import programs
@@ -24,6 +27,8 @@ from tests import warm_processes
 from tests.huggingface import our_models
 from tests.huggingface.tiny_files import write_tiny_gpt2
 
+TINY_LLAMA = dict(vocab_size=53, hidden_size=8, intermediate_size=8, num_hidden_layers=1)
+TINY_LLAMA |= dict(num_attention_heads=2, max_position_embeddings=64)
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
@@ -82,6 +87,46 @@ def test_a_run_of_before_a_hyperparameter_was_declared_is_written(source, tmp_pa
     (run / "hparams.json").write_text(json.dumps(saved))
     convert(f"--to_hf={tmp_path / 'back'}", f"--output_dir={run}")
     assert tensors_of(tmp_path / "back").keys() == tensors_of(source).keys()
+
+
+def with_hparams(run, **values):
+    saved = json.loads((run / "hparams.json").read_text())
+    saved["values"] |= values
+    (run / "hparams.json").write_text(json.dumps(saved))
+
+
+def test_of_a_config_only_what_the_run_changed_is_written(source, tmp_path):
+    """Other entries stay, such as the names of activations that are the same function."""
+    config = json.loads((source / "config.json").read_text()) | {"activation_function": "gelu_fast"}
+    (source / "config.json").write_text(json.dumps(config))
+    run, back = tmp_path / "run", tmp_path / "back"
+    convert(f"--from_hf={source}", f"--output_dir={run}")
+    with_hparams(run, attention_dropout=0.25)
+    convert(f"--to_hf={back}", f"--output_dir={run}")
+    written = json.loads((back / "config.json").read_text())
+    assert written == {**config, "attn_pdrop": 0.25, "dtype": "float32"}
+
+
+def test_a_changed_rope_replaces_what_a_config_says_in_a_newer_entry():
+    rope = {"rope_type": "default", "rope_theta": 300.0}
+    config = {**TINY_LLAMA, "hidden_act": "swish", "rope_parameters": rope}
+    hparams = LLAMA.hparams(config)
+    hparams.rotary_base = 999.0
+    changed = LLAMA.changed(config, hparams)
+    assert changed["rope_theta"] == 999.0 and "rope_parameters" not in changed
+    assert LLAMA.hparams(changed) == hparams
+
+
+@pytest.mark.parametrize("of_all", [False, True])
+def test_biases_of_all_matrices_are_those_of_attention_and_network(of_all):
+    hparams = LLAMA.hparams(TINY_LLAMA)
+    hparams.use_bias, hparams.attention_bias, hparams.mlp_bias = of_all, not of_all, not of_all
+    found = LLAMA.config(hparams)
+    assert found["attention_bias"] and found["mlp_bias"]
+    names = [entry.ours for entry in LLAMA.tensors(hparams) if entry.theirs.endswith("bias")]
+    assert len(names) == 7
+    with pytest.raises(ConversionError, match="bias"):
+        MISTRAL.config(hparams)
 
 
 @pytest.mark.parametrize("size", ["5 apples", "0GB", "GB"])

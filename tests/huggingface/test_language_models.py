@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 
@@ -9,29 +10,85 @@ import numpy as np
 import pytest
 
 from t2tp.huggingface.model_directory import ModelDirectory
+from t2tp.huggingface.model_types.llama import LLAMA
 from t2tp.huggingface.safetensors_file import read_header
 from t2tp.huggingface.tensor_map import variables
+from t2tp.ops.rotary import RotaryScaling, turns_of
 from tests.huggingface import our_models, their_models
-from tests.huggingface.their_models import LANGUAGE_MODELS
+from tests.huggingface.their_models import BIASED, LANGUAGE_MODELS
 
 pytest.importorskip("transformers", reason="pip install -e '.[hf-tests]'")
 
 EACH_MODEL = pytest.mark.parametrize("name", LANGUAGE_MODELS)
 
 
-@pytest.mark.parametrize("mesh", our_models.MESHES)
-@EACH_MODEL
-def test_the_logits_are_theirs_on_any_mesh(name, mesh):
+def check_logits(name, mesh):
     import torch
 
     targets = their_models.targets()
     inputs = np.concatenate(
         [np.full([len(targets), 1], their_models.begin_token(name)), targets[:, :-1]], axis=1
     )
+    model = their_models.loaded(name)
     with torch.no_grad():
-        wanted = their_models.loaded(name)(torch.tensor(inputs)).logits.numpy()
+        wanted = model(torch.tensor(inputs)).logits.numpy()
     assert np.abs(wanted).max() > 1
     np.testing.assert_allclose(our_models.logits(name, mesh), wanted, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("mesh", our_models.MESHES)
+@EACH_MODEL
+def test_the_logits_are_theirs_on_any_mesh(name, mesh):
+    check_logits(name, mesh)
+
+
+def test_where_float32_differs_by_more_than_a_bound_theirs_do_from_the_exact_logits_too():
+    """Of larger weights; the bound of the other tests is one of small models."""
+    import torch
+
+    model = their_models.loaded("qwen2_wide")
+    inputs = torch.tensor(np.pad(their_models.targets()[:, :-1], [(0, 0), (1, 0)]))
+    with torch.no_grad():
+        theirs = model(inputs).logits.numpy()
+        exact = copy.deepcopy(model).double()(inputs).logits.numpy()
+    ours = our_models.logits("qwen2_wide", "one device")
+    rounding = np.abs(theirs - exact).max()
+    assert rounding > 5e-6
+    np.testing.assert_allclose(ours, exact, rtol=0, atol=2 * rounding)
+
+
+@pytest.mark.parametrize("name", BIASED)
+def test_biases_are_where_the_config_says(name, tmp_path):
+    check_logits(name, "2x2")
+    check_there_and_back(name, tmp_path)
+    check_without_directory(name, tmp_path)
+
+
+LLAMA_3_1 = dict(rope_type="llama3", rope_theta=5e5, factor=8.0, low_freq_factor=1.0)
+LLAMA_3_1 |= dict(high_freq_factor=4.0, original_max_position_embeddings=8192)
+
+
+@pytest.mark.parametrize("size", [64, 128])
+@pytest.mark.parametrize("rope", [dict(rope_type="default", rope_theta=1e4), LLAMA_3_1])
+def test_positions_turn_by_their_angles_to_the_last_bit(rope, size):
+    """At position 8000, an error in the last bit of an angle per position is one of 0.0005."""
+    import transformers
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    config = transformers.LlamaConfig(head_dim=size, rope_parameters=rope)
+    wanted = LlamaRotaryEmbedding(config).inv_freq.numpy()
+    hparams = LLAMA.read({**LLAMA.defaults, **config.to_dict()})
+    scaling = None
+    if rope is LLAMA_3_1:
+        scaling = RotaryScaling(
+            hparams["rotary_scaling_factor"],
+            hparams["rotary_low_freq_factor"],
+            hparams["rotary_high_freq_factor"],
+            hparams["rotary_original_length"],
+        )
+    found = turns_of(size, hparams["rotary_base"], scaling)
+    # Powers differ in their last bit from processor to processor, seldom.
+    assert np.mean(found != wanted) < 0.1
 
 
 @EACH_MODEL
@@ -49,6 +106,8 @@ def test_fifty_tokens_of_greedy_generation_are_theirs(name):
             do_sample=False,
             eos_token_id=None,
             pad_token_id=0,
+            # With this window their cache keeps all keys: it cuts off `keys[-window + 1 :]`.
+            use_cache=name != "mistral_window_of_one",
         )
         wanted.append(out[0, given.shape[1] :].tolist())
     assert our_models.generated(name, "2x2", prompts, 50) == wanted
@@ -102,8 +161,7 @@ def test_the_gradients_are_theirs(name):
             np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-4, err_msg=variable.name)
 
 
-@EACH_MODEL
-def test_there_and_back_all_tensors_are_the_same_bits(name, tmp_path):
+def check_there_and_back(name, tmp_path):
     source, back = their_models.directory(name), tmp_path / "back"
     assert our_models.convert(f"--to_hf={back}", f"--output_dir={our_models.run_of(name)}") == 0
     ours, theirs = (read_header(path / "model.safetensors") for path in (back, source))
@@ -113,6 +171,11 @@ def test_there_and_back_all_tensors_are_the_same_bits(name, tmp_path):
         assert ours[key].opened().tobytes() == tensor.opened().tobytes(), key
     configs = [json.loads((path / "config.json").read_text()) for path in (back, source)]
     assert configs[0] == configs[1]
+
+
+@EACH_MODEL
+def test_there_and_back_all_tensors_are_the_same_bits(name, tmp_path):
+    check_there_and_back(name, tmp_path)
 
 
 @EACH_MODEL
@@ -126,8 +189,7 @@ def test_transformers_loads_what_is_written_without_missing_or_unexpected_keys(n
     assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
 
 
-@EACH_MODEL
-def test_a_run_that_was_made_of_no_directory_says_what_it_is_in_its_config(name, tmp_path):
+def check_without_directory(name, tmp_path):
     import torch
     import transformers
 
@@ -141,3 +203,8 @@ def test_a_run_that_was_made_of_no_directory_says_what_it_is_in_its_config(name,
     with torch.no_grad():
         logits, wanted = model(tokens).logits, their_models.loaded(name)(tokens).logits
     assert torch.equal(logits, wanted)
+
+
+@EACH_MODEL
+def test_a_run_that_was_made_of_no_directory_says_what_it_is_in_its_config(name, tmp_path):
+    check_without_directory(name, tmp_path)

@@ -136,6 +136,25 @@ def test_a_sentence_says_what_is_wrong(damage, wanted, source, tmp_path, capsys)
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
+OTHER_TYPES = [
+    ("t5", {"relative_attention_max_distance": 4}, "must have more than half of .*buckets=8"),
+    ("t5", {"relative_attention_num_buckets": 2}, "relative_buckets"),
+    ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention=true"),
+    ("qwen2", {"use_sliding_window": True}, "use_sliding_window=True"),
+]
+
+
+@pytest.mark.parametrize(("name", "values", "wanted"), OTHER_TYPES)
+def test_a_sentence_says_what_another_type_cannot_be(name, values, wanted, tmp_path, capsys):
+    source = Path(shutil.copytree(their_models.directory(name), tmp_path / "source"))
+    with_config(source, **values)
+    capsys.readouterr()  # `transformers` shows how far it is.
+    assert our_models.convert(f"--from_hf={source}", f"--output_dir={tmp_path / 'run'}") == 2
+    said = capsys.readouterr().err.strip()
+    assert re.search(wanted, said) and len(said.splitlines()) == 1, said
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
 def test_logits_that_are_a_copy_of_the_embedding_are_accepted(source, tmp_path):
     with_logits(source, np.float32(1))
     run, back = tmp_path / "run", tmp_path / "back"

@@ -24,6 +24,10 @@ _LLAMA |= dict(num_attention_heads=4, max_position_embeddings=128, bos_token_id=
 _ROPE = dict(rope_type="llama3", rope_theta=300.0, factor=8.0, original_max_position_embeddings=16)
 _ROPE |= dict(low_freq_factor=1.0, high_freq_factor=4.0)
 
+_GEMMA = {**_LLAMA, "num_key_value_heads": 2, "head_dim": 8}
+_QWEN2 = {**_LLAMA, "num_key_value_heads": 2, "bos_token_id": None}
+_TIED_LLAMA = {**_LLAMA, "hidden_size": 24, "tie_word_embeddings": True, "rms_norm_eps": 1e-3}
+
 # name -> class, config
 LANGUAGE_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2LMHeadModel", _GPT2),
@@ -35,24 +39,14 @@ LANGUAGE_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "LlamaForCausalLM",
         {**_LLAMA, "num_key_value_heads": 2, "head_dim": 6, "rope_parameters": _ROPE},
     ),
-    "llama_tied_biases": (
-        "LlamaForCausalLM",
-        {
-            **_LLAMA,
-            "hidden_size": 24,
-            "tie_word_embeddings": True,
-            "attention_bias": True,
-            "mlp_bias": True,
-            "rms_norm_eps": 1e-3,
-        },
-    ),
+    "llama_tied_attention_bias": ("LlamaForCausalLM", {**_TIED_LLAMA, "attention_bias": True}),
     "qwen2": (
         "Qwen2ForCausalLM",
-        {**_LLAMA, "hidden_size": 24, "num_key_value_heads": 2, "bos_token_id": None},
+        {**_QWEN2, "hidden_size": 24, "tie_word_embeddings": True},
     ),
     "gemma": (
         "GemmaForCausalLM",
-        {**_LLAMA, "num_key_value_heads": 2, "head_dim": 8},
+        _GEMMA,
     ),
     "mixtral": (
         "MixtralForCausalLM",
@@ -62,12 +56,24 @@ LANGUAGE_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "MistralForCausalLM",
         {**_LLAMA, "num_key_value_heads": 2, "head_dim": 4, "sliding_window": 5},
     ),
-    "mistral": (
+    "mistral_window_of_one": (
         "MistralForCausalLM",
-        {**_LLAMA, "num_key_value_heads": 4, "head_dim": 4, "sliding_window": None},
+        {**_LLAMA, "num_key_value_heads": 4, "head_dim": 4, "sliding_window": 1},
     ),
 }
-
+# Large enough that float32 programs differ by more than 1e-5.
+WIDE = {
+    "qwen2_wide": (
+        "Qwen2ForCausalLM",
+        {**_QWEN2, "hidden_size": 128, "intermediate_size": 256, "tie_word_embeddings": True},
+    )
+}
+# Llama and what is built like it, with other biases.
+BIASED: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama_biases": ("LlamaForCausalLM", {**_TIED_LLAMA, "attention_bias": True, "mlp_bias": True}),
+    "llama_mlp_bias": ("LlamaForCausalLM", {**_TIED_LLAMA, "mlp_bias": True}),
+    "gemma_attention_bias": ("GemmaForCausalLM", {**_GEMMA, "attention_bias": True}),
+}
 
 _T5 = dict(vocab_size=VOCAB, d_model=20, d_ff=28, d_kv=6, num_layers=2, num_heads=4)
 _T5 |= dict(num_decoder_layers=1, dropout_rate=0.0, decoder_start_token_id=0)
@@ -77,7 +83,12 @@ SEQUENCE_TO_SEQUENCE: dict[str, tuple[str, dict[str, Any]]] = {
     "t5": ("T5ForConditionalGeneration", _T5),
     "t5_v1_1": (
         "T5ForConditionalGeneration",
-        {**_T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+        {
+            **_T5,
+            "feed_forward_proj": "gated-gelu",
+            "tie_word_embeddings": False,
+            "relative_attention_num_buckets": 7,
+        },
     ),
 }
 _BERT = dict(vocab_size=VOCAB, hidden_size=24, num_hidden_layers=2, num_attention_heads=4)
@@ -100,7 +111,7 @@ ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
         {**_VIT, "qkv_bias": False, "hidden_act": "gelu_new", "layer_norm_eps": 1e-3},
     ),
 }
-_ALL = {**LANGUAGE_MODELS, **SEQUENCE_TO_SEQUENCE, **ENCODERS}
+_ALL = {**LANGUAGE_MODELS, **WIDE, **BIASED, **SEQUENCE_TO_SEQUENCE, **ENCODERS}
 
 MASK = 5
 _TOKENIZER = {

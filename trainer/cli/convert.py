@@ -216,11 +216,7 @@ def _config(model_type: ModelType, before: dict[str, Any], hparams: HParams) -> 
     architectures = before.get("architectures") or [model_type.architecture]
     if before.get("model_type") != model_type.name or architectures != [model_type.architecture]:
         return model_type.config(hparams)
-    return (
-        {**before, **model_type.config(hparams)}
-        if model_type.different(before, hparams)
-        else before
-    )
+    return model_type.changed(before, hparams)
 
 
 @contextmanager

@@ -5,11 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from t2tp.hparam import HParams
-from t2tp.huggingface.model_type import Config, ModelType
+from t2tp.huggingface.errors import ConversionError
+from t2tp.huggingface.model_type import Config, ModelType, biases_apart
 from t2tp.huggingface.model_types import llama
 
 
 def _read(config: Config) -> dict[str, Any]:
+    if config.get("use_bidirectional_attention"):
+        raise ConversionError(
+            "config.json has use_bidirectional_attention=true: of models of type gemma, t2tp has"
+            " those whose tokens see the ones before them"
+        )
     # Gemma's first configs have hidden_act "gelu", and all code takes the tanh form for it.
     act = config.get("hidden_activation") or "gelu_pytorch_tanh"
     return {
@@ -20,7 +26,11 @@ def _read(config: Config) -> dict[str, Any]:
 
 
 def _written(hparams: HParams) -> dict[str, Any]:
-    return {**llama.written(hparams), "hidden_act": "gelu_pytorch_tanh"}
+    return {
+        **llama.written(hparams),
+        "hidden_act": "gelu_pytorch_tanh",
+        "attention_bias": biases_apart(hparams).attention_bias,
+    }
 
 
 GEMMA = ModelType(
@@ -40,6 +50,5 @@ GEMMA = ModelType(
         "tie_word_embeddings": True,
         "head_dim": 256,
     },
-    required={"attention_bias": False},
     prefix="model.",
 )

@@ -6,7 +6,14 @@ from typing import Any
 
 from t2tp.hparam import HParams
 from t2tp.huggingface.errors import ConversionError
-from t2tp.huggingface.model_type import Config, ModelType, activation, their_activation, token
+from t2tp.huggingface.model_type import (
+    Config,
+    ModelType,
+    activation,
+    biases_apart,
+    their_activation,
+    token,
+)
 from t2tp.huggingface.tensor_map import Entry
 
 _GATED = {"silu": "swiglu", "gelu": "geglu"}
@@ -45,7 +52,9 @@ def read(config: Config) -> dict[str, Any]:
         "num_kv_heads": config.get("num_key_value_heads") or heads,
         "d_kv": config.get("head_dim") or config["hidden_size"] // heads,
         "mlp": _gated(config),
-        "use_bias": bool(config.get("attention_bias")),
+        "use_bias": False,
+        "attention_bias": bool(config.get("attention_bias")),
+        "mlp_bias": bool(config.get("mlp_bias")),
         "qkv_bias": False,
         "bos_token_id": token(config["bos_token_id"]),
         "norm_type": "rms",
@@ -110,17 +119,18 @@ def around(hparams: HParams) -> list[Entry]:
 
 def attention(hparams: HParams) -> list[Entry]:
     """Returns the entries of attention and its norm."""
+    biases = biases_apart(hparams)
     of_heads = {"q": "heads", "k": "kv_heads", "v": "kv_heads"}
     found = [norm("input_layernorm", "attention")]
     for name, heads in of_heads.items():
         theirs, ours = f"{_BLOCK}.self_attn.{name}_proj", f"{_LAYER}/attention/{name}"
         merged = f"({heads} d_kv)"
         found.append(Entry(f"{theirs}.weight", f"{merged} d_model", ours, f"d_model {heads} d_kv"))
-        if hparams.use_bias or hparams.qkv_bias:
+        if biases.attention_bias or biases.qkv_bias:
             found.append(Entry(f"{theirs}.bias", merged, f"{ours}_bias", f"{heads} d_kv"))
     theirs, ours = f"{_BLOCK}.self_attn.o_proj", f"{_LAYER}/attention/output"
     found.append(Entry(f"{theirs}.weight", "d_model (heads d_kv)", ours, "heads d_kv d_model"))
-    if hparams.use_bias:
+    if biases.attention_bias:
         found.append(Entry(f"{theirs}.bias", "d_model", f"{ours}_bias", "d_model"))
     return found
 
@@ -133,7 +143,7 @@ def norm(theirs: str, block: str) -> Entry:
 def _linear(theirs: str, of: str, to: str, ours: str, hparams: HParams) -> list[Entry]:
     theirs, ours = f"{_BLOCK}.{theirs}", f"{_LAYER}/{ours}"
     found = [Entry(f"{theirs}.weight", f"{to} {of}", ours, f"{of} {to}")]
-    if hparams.use_bias:
+    if biases_apart(hparams).mlp_bias:
         found.append(Entry(f"{theirs}.bias", to, f"{ours}_bias", to))
     return found
 
@@ -162,17 +172,13 @@ def _rotary(config: Config) -> dict[str, Any]:
     return {"rotary_base": base, **{ours: scaling[theirs] for theirs, ours in _LLAMA3.items()}}
 
 
-def _read_llama(config: Config) -> dict[str, Any]:
-    if bool(config.get("mlp_bias")) != bool(config.get("attention_bias")):
-        raise ConversionError(
-            "config.json has biases in attention or in the network alone: t2tp has both or neither"
-        )
-    return read(config)
-
-
 def _written_llama(hparams: HParams) -> dict[str, Any]:
-    biases = {"attention_bias": hparams.use_bias, "mlp_bias": hparams.use_bias}
-    return {**written(hparams), **biases}
+    biases = biases_apart(hparams)
+    return {
+        **written(hparams),
+        "attention_bias": biases.attention_bias,
+        "mlp_bias": biases.mlp_bias,
+    }
 
 
 LLAMA = ModelType(
@@ -182,7 +188,7 @@ LLAMA = ModelType(
     hparams_set="transformer_lm_base",
     problem="languagemodel_textfiles",
     same=SAME,
-    read=_read_llama,
+    read=read,
     written=_written_llama,
     tensors=tensors,
     defaults={**DEFAULTS, "max_position_embeddings": 2048},
