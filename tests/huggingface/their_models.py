@@ -24,7 +24,6 @@ _LLAMA |= dict(num_attention_heads=4, max_position_embeddings=128, bos_token_id=
 _ROPE = dict(rope_type="llama3", rope_theta=300.0, factor=8.0, original_max_position_embeddings=16)
 _ROPE |= dict(low_freq_factor=1.0, high_freq_factor=4.0)
 
-_GEMMA = {**_LLAMA, "num_key_value_heads": 2, "head_dim": 8}
 _QWEN2 = {**_LLAMA, "num_key_value_heads": 2, "bos_token_id": None}
 _TIED_LLAMA = {**_LLAMA, "hidden_size": 24, "tie_word_embeddings": True, "rms_norm_eps": 1e-3}
 
@@ -46,7 +45,7 @@ LANGUAGE_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gemma": (
         "GemmaForCausalLM",
-        _GEMMA,
+        {**_LLAMA, "num_key_value_heads": 2, "head_dim": 8, "attention_bias": True},
     ),
     "mixtral": (
         "MixtralForCausalLM",
@@ -61,18 +60,13 @@ LANGUAGE_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {**_LLAMA, "num_key_value_heads": 4, "head_dim": 4, "sliding_window": 1},
     ),
 }
-# Large enough that float32 programs differ by more than 1e-5.
-WIDE = {
+# What single tests are about: sizes at which float32 programs differ by more than 1e-5, and biases.
+_OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2_wide": (
         "Qwen2ForCausalLM",
         {**_QWEN2, "hidden_size": 128, "intermediate_size": 256, "tie_word_embeddings": True},
-    )
-}
-# Llama and what is built like it, with other biases.
-BIASED: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama_biases": ("LlamaForCausalLM", {**_TIED_LLAMA, "attention_bias": True, "mlp_bias": True}),
+    ),
     "llama_mlp_bias": ("LlamaForCausalLM", {**_TIED_LLAMA, "mlp_bias": True}),
-    "gemma_attention_bias": ("GemmaForCausalLM", {**_GEMMA, "attention_bias": True}),
 }
 
 _T5 = dict(vocab_size=VOCAB, d_model=20, d_ff=28, d_kv=6, num_layers=2, num_heads=4)
@@ -111,7 +105,7 @@ ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
         {**_VIT, "qkv_bias": False, "hidden_act": "gelu_new", "layer_norm_eps": 1e-3},
     ),
 }
-_ALL = {**LANGUAGE_MODELS, **WIDE, **BIASED, **SEQUENCE_TO_SEQUENCE, **ENCODERS}
+_ALL = {**LANGUAGE_MODELS, **_OTHERS, **SEQUENCE_TO_SEQUENCE, **ENCODERS}
 
 MASK = 5
 _TOKENIZER = {
