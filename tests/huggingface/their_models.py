@@ -77,12 +77,7 @@ SEQUENCE_TO_SEQUENCE: dict[str, tuple[str, dict[str, Any]]] = {
     "t5": ("T5ForConditionalGeneration", _T5),
     "t5_v1_1": (
         "T5ForConditionalGeneration",
-        {
-            **_T5,
-            "feed_forward_proj": "gated-gelu",
-            "tie_word_embeddings": False,
-            "relative_attention_num_buckets": 7,
-        },
+        {**_T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
     ),
 }
 _BERT = dict(vocab_size=VOCAB, hidden_size=24, num_hidden_layers=2, num_attention_heads=4)
