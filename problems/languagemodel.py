@@ -55,7 +55,7 @@ class LanguageModelProblem(TextProblem):
             if not text:
                 raise SkippedSampleError("empty")
             parts = [np.array(ids, np.int32) for ids in vocabulary.encode_parts(text)]
-            begin = np.array(vocabulary.beginning, np.int32)
+            begin = np.array(vocabulary.prefix_tokens, np.int32)
             end = np.array([vocabulary.end_of_document], np.int32)
             ids = np.concatenate([begin, *parts, end])
             return StoredExample({"targets": ids}, len(text.encode("utf-8")))

@@ -53,7 +53,7 @@ class Text2ClassProblem(TextProblem):
 
         def encode(sample: Sample) -> StoredExample:
             tokens = vocabulary.encode(text_of(sample, "inputs"))
-            ids = np.array([*vocabulary.beginning, *tokens, vocabulary.end_of_document])
+            ids = np.array([*vocabulary.prefix_tokens, *tokens, vocabulary.end_of_document])
             label = np.array([check_label(sample["label"], self.class_names)])
             return StoredExample(
                 {"inputs": ids, "targets": label}, int(vocabulary.byte_lengths[ids].sum())

@@ -125,8 +125,8 @@ class Estimator:
         """
         if self._cluster is None:
             self._cluster = connect_as(self.config, self.layout)
-            if self._cluster.peers is not None:
-                self._cluster.peers.advice = self._checkpoints.how_to_go_on
+            if self._cluster.coordination is not None:
+                self._cluster.coordination.advice = self._checkpoints.how_to_go_on
             if not self._cluster.on_cpu:
                 tf.config.experimental.enable_op_determinism()
             if self._cluster.is_main_process:

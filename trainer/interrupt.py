@@ -51,9 +51,9 @@ class InterruptHandler:
     def __enter__(self) -> InterruptHandler:
         if self._in_main_thread:
             self._previous = {each: signal.signal(each, self._note) for each in _SIGNALS}
-        if self._cluster.peers is not None:
+        if self._cluster.coordination is not None:
             self._vote = StopVote(
-                self._cluster.peers,
+                self._cluster.coordination,
                 self._steps_done,
                 lambda: self._came,
                 self._cluster.time_limit,

@@ -29,22 +29,21 @@ class Part(NamedTuple):
       round: of the launcher in which it was written.
       step: steps done.
       first: its first processor.
-      last: the processor after its last.
+      end: the processor after its last one.
       size: processors of the mesh.
     """
 
     round: int
     step: int
     first: int
-    last: int
+    end: int
     size: int
 
     @property
     def name(self) -> str:
         """The name of the file."""
         return (
-            f"{self.round:06d}-{self.step:08d}-{self.first:05d}-{self.last:05d}-{self.size:05d}"
-            ".part"
+            f"{self.round:06d}-{self.step:08d}-{self.first:05d}-{self.end:05d}-{self.size:05d}.part"
         )
 
     @classmethod
@@ -68,7 +67,7 @@ def parts_in(directory: Path) -> dict[Part, Path]:
 
 
 def prune(directory: Path) -> None:
-    """Deletes the parts of all steps but the latest."""
+    """Deletes the parts of all steps but the latest `KEPT_STEPS`."""
     parts = parts_in(directory)
     kept = sorted({(part.round, part.step) for part in parts})[-KEPT_STEPS:]
     for part, path in parts.items():
@@ -96,7 +95,7 @@ def choose_parts(there: Mapping[int, Iterable[str]]) -> tuple[tuple[str, int], .
         for part in parts:
             if part.first == end:
                 chosen.append(part)
-                end = part.last
+                end = part.end
         if end == size:
             return tuple((part.name, hosts[part]) for part in chosen)
     return ()
@@ -110,7 +109,7 @@ def needed(names: Iterable[str], process: int, num_processes: int) -> list[str]:
         if part is None:
             continue
         each = part.size // num_processes
-        if part.first < (process + 1) * each and part.last > process * each:
+        if part.first < (process + 1) * each and part.end > process * each:
             found.append(name)
     return found
 

@@ -97,7 +97,7 @@ class RunSpec:
         Raises:
           UnknownNameError: there is no such model or problem.
           OtherRunError: `config.output_dir` holds a run of another model or problem.
-          RunFileError: a file of that run is corrupt.
+          RunFileError: a file of that run is damaged.
           ValueError: an option cannot be parsed, or `train_steps` is negative.
         """
         saved = run_files.read(config.output_dir)

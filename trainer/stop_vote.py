@@ -36,7 +36,7 @@ class StopVote:
 
     def __init__(
         self,
-        peers: CoordinationClient,
+        coordination: CoordinationClient,
         steps_done: int,
         signal_here: Callable[[], int],
         seconds: float,
@@ -44,12 +44,12 @@ class StopVote:
         """Starts to listen for requests to stop.
 
         Args:
-          peers: the other processes.
+          coordination: the other processes.
           steps_done: steps done before the training.
           signal_here: returns the number of the signal that this process received, 0 if none.
           seconds: how long to wait for the votes of other processes.
         """
-        self._peers = peers
+        self._coordination = coordination
         self._signal_here = signal_here
         self._seconds = seconds
         self._notice = f"stop training {next(_numbers)}"
@@ -91,8 +91,8 @@ class StopVote:
         while not self._closed.wait(_LOOK_SECONDS):
             asked_here = bool(self._signal_here())
             if asked_here:
-                self._peers.announce(self._notice)
-            if asked_here or self._peers.notice == self._notice:
+                self._coordination.announce(self._notice)
+            if asked_here or self._coordination.notice == self._notice:
                 self._vote()
                 return
 
@@ -103,7 +103,7 @@ class StopVote:
             self._has_voted = True
             vote = (self._begun, self._signal_here())
         try:
-            votes = self._peers.process_allgather("stop", json.dumps(vote), self._seconds)
+            votes = self._coordination.process_allgather("stop", json.dumps(vote), self._seconds)
             steps, signals = zip(*map(json.loads, votes), strict=True)
             self._outcome.set_result(_Outcome(max(steps), max(signals)))
         except BaseException as error:  # Raised again in the training loop, which waits for it.

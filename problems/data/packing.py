@@ -88,8 +88,8 @@ class PackedWindows:
 
     @cached_property
     def _bytes_of_a_byte(self) -> float:
-        """How many bytes of text each byte of the tokens is; 1 if they spell the text."""
-        if self._vocabulary.spells_texts or self._text_bytes is None:
+        """How many bytes of text each byte of the tokens is; 1 if they are lossless."""
+        if self._vocabulary.is_lossless or self._text_bytes is None:
             return 1
         lengths = self._vocabulary.byte_lengths
         of_tokens = int(self._column.counts(len(lengths)) @ lengths.astype(np.int64))

@@ -127,7 +127,7 @@ class ShardWriter:
         self._directory = directory
         self._name = name
         self._columns = {
-            column: _ColumnWriter(directory, f"{name}.{column}", dtype)
+            column: _ColumnWriter(directory / f"{name}.{column}", column, dtype)
             for column, dtype in dtypes.items()
         }
         self._examples = 0
@@ -143,7 +143,10 @@ class ShardWriter:
             ValueError: its columns are wrong, or values do not fit their dtype.
         """
         if example.keys() != self._columns.keys():
-            raise ValueError(f"columns {', '.join(example)}, and not {', '.join(self._columns)}")
+            raise ValueError(
+                f"the shard stores the columns {', '.join(self._columns)}, and the example has"
+                f" {', '.join(example)}"
+            )
         stored = {name: self._columns[name].stored(values) for name, values in example.items()}
         for name, values in stored.items():
             self._columns[name].add(values)
@@ -197,10 +200,11 @@ class ShardWriter:
 class _ColumnWriter:
     """The two files of a column."""
 
-    def __init__(self, directory: Path, name: str, dtype: np.dtype):
+    def __init__(self, path: Path, column: str, dtype: np.dtype):
+        self._column = column
         self._dtype = np.dtype(dtype).newbyteorder("<")
-        self._values = _HashedFile(directory / name)
-        self._begins = _HashedFile(directory / f"{name}.begins")
+        self._values = _HashedFile(path)
+        self._begins = _HashedFile(path.with_name(f"{path.name}.begins"))
         self._begins.write(np.zeros(1, OFFSET).tobytes())
         self.files = (self._values, self._begins)
         self.size = 0
@@ -209,7 +213,10 @@ class _ColumnWriter:
         """Returns values in the dtype of the file."""
         stored = np.asarray(values).astype(self._dtype)
         if not np.array_equal(stored, values):
-            raise ValueError(f"{values} cannot be stored as {self._dtype}")
+            raise ValueError(
+                f"the column {self._column} has values from {np.min(values)} to {np.max(values)},"
+                f" which cannot be stored as {self._dtype}"
+            )
         return stored
 
     def add(self, stored: np.ndarray) -> None:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from t2tp.problems.vocab.vocabulary import (
     FIRST_BYTE,
-    SPELLING_TOKENS,
+    FIRST_PIECE,
     Vocabulary,
-    spelling_bytes,
-    spelt,
+    byte_fallback,
+    reserved_token_bytes,
 )
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _PART_CHARACTERS = 1 << 16
 
 
 class CharacterVocabulary(Vocabulary):
-    """A token for each of some characters; the others are spelt in bytes.
+    """A token for each of some characters; the others fall back to their bytes.
 
     Without characters it is the vocabulary of bytes.
     """
@@ -35,9 +35,7 @@ class CharacterVocabulary(Vocabulary):
     def __init__(self, characters: str = ""):
         """Takes the characters that have tokens: ids 259, 260, ... in this order."""
         self._characters = characters
-        self._ids = {
-            character: SPELLING_TOKENS + index for index, character in enumerate(characters)
-        }
+        self._ids = {character: FIRST_PIECE + index for index, character in enumerate(characters)}
 
     @classmethod
     def read(cls, contents: bytes) -> CharacterVocabulary:
@@ -51,11 +49,11 @@ class CharacterVocabulary(Vocabulary):
     def encode(self, text: str) -> list[int]:
         """Returns one or more tokens for each character; see `Vocabulary.encode`."""
         if not self._ids:
-            return spelt(text)
+            return byte_fallback(text)
         ids: list[int] = []
         for character in text:
             token = self._ids.get(character)
-            ids.extend(spelt(character) if token is None else (token,))
+            ids.extend(byte_fallback(character) if token is None else (token,))
         return ids
 
     def encode_parts(self, text: str) -> Iterator[list[int]]:
@@ -67,8 +65,8 @@ class CharacterVocabulary(Vocabulary):
         """Returns the token ids of texts; see `Vocabulary.encode_in_graph`."""
         import tensorflow as tf
 
-        single_bytes = tf.constant(spelling_bytes()[FIRST_BYTE:])
-        byte_tokens = tf.range(FIRST_BYTE, SPELLING_TOKENS)
+        single_bytes = tf.constant(reserved_token_bytes()[FIRST_BYTE:])
+        byte_tokens = tf.range(FIRST_BYTE, FIRST_PIECE)
         byte_ids = tf.lookup.StaticHashTable(
             tf.lookup.KeyValueTensorInitializer(single_bytes, byte_tokens),
             default_value=0,
@@ -98,7 +96,9 @@ class CharacterVocabulary(Vocabulary):
     @cached_property
     def token_bytes(self) -> list[bytes]:
         """The bytes of each token; see `Vocabulary.token_bytes`."""
-        return spelling_bytes() + [character.encode("utf-8") for character in self._characters]
+        return reserved_token_bytes() + [
+            character.encode("utf-8") for character in self._characters
+        ]
 
 
 def count_characters(texts: Iterable[str], size: int) -> CharacterVocabulary:
@@ -113,4 +113,4 @@ def count_characters(texts: Iterable[str], size: int) -> CharacterVocabulary:
         counts.update(text)
     # Ties are in Unicode order, so that the order of the texts does not matter.
     frequent = sorted(counts, key=lambda character: (-counts[character], character))
-    return CharacterVocabulary("".join(frequent[: max(0, size - SPELLING_TOKENS)]))
+    return CharacterVocabulary("".join(frequent[: max(0, size - FIRST_PIECE)]))

@@ -13,7 +13,13 @@ import numpy as np
 from absl import logging
 
 from t2tp.problems.data.permutation import mix
-from t2tp.problems.vocab.vocabulary import END_OF_DOCUMENT, PADDING, UNKNOWN, Vocabulary, spelt
+from t2tp.problems.vocab.vocabulary import (
+    END_OF_DOCUMENT,
+    PADDING,
+    UNKNOWN,
+    Vocabulary,
+    byte_fallback,
+)
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -86,9 +92,9 @@ class SubwordVocabulary(Vocabulary):
         return None if any(map(reach.search, pieces)) else re.compile("(?<=[!-~])(?= [!-~])")
 
     def _encode_part(self, text: str) -> list[int]:
-        # SentencePiece would decode its own space sign as a space, so it is spelt in bytes.
+        # SentencePiece would decode its own space sign as a space, so it falls back to bytes.
         first, *others = self._processor.encode(text.split(_SPACE))
-        return first + [token for ids in others for token in (*spelt(_SPACE), *ids)]
+        return first + [token for ids in others for token in (*byte_fallback(_SPACE), *ids)]
 
     def encode_in_graph(self, texts: tf.Tensor) -> tf.RaggedTensor:
         """Returns the token ids of texts; see `Vocabulary.encode_in_graph`.
@@ -107,13 +113,13 @@ class SubwordVocabulary(Vocabulary):
         tokenizer = tensorflow_text.SentencepieceTokenizer(self.model)
         parts = tf.strings.split(texts, _SPACE)  # [texts, (parts)]
         ids = tokenizer.tokenize(parts)  # [texts, (parts), (tokens)]
-        sign = tf.tile(tf.constant([spelt(_SPACE)]), [tf.size(parts.flat_values), 1])
+        sign = tf.tile(tf.constant([byte_fallback(_SPACE)]), [tf.size(parts.flat_values), 1])
         signs = parts.with_values(
             tf.RaggedTensor.from_tensor(sign, row_splits_dtype=parts.row_splits.dtype)
         )
         # Every part has the sign before it; the first one's is removed.
         joined = tf.concat([signs, ids], axis=-1).merge_dims(1, 2)
-        return joined[:, len(spelt(_SPACE)) :]
+        return joined[:, len(byte_fallback(_SPACE)) :]
 
     @cached_property
     def token_bytes(self) -> list[bytes]:
@@ -194,7 +200,7 @@ def _train(chunks: Iterable[str], size: int, model_type: str, normalization: str
         eos_id=END_OF_DOCUMENT,
         unk_id=UNKNOWN,
         bos_id=-1,
-        # Lossless: characters are unchanged, and those without a piece are spelt in bytes.
+        # Lossless: characters are unchanged, and those without a piece fall back to bytes.
         byte_fallback=True,
         normalization_rule_name=_NORMALIZATIONS[normalization],
         remove_extra_whitespaces=False,

@@ -24,14 +24,14 @@ _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 class TokenizerVocabulary(Vocabulary):
     """The tokens of a tokenizer, whose ids are those of the model that it belongs to.
 
-    GPT-2's and Llama 3's byte pieces spell any text. Others change texts (lower case, spaces), and
+    GPT-2's and Llama 3's byte pieces are lossless. Others change texts (lower case, spaces), and
     then decoding returns the changed text, and the bytes of a token are those it stands for within
     a text.
     """
 
     file_name = "vocabulary.tokenizer.json"
     works_in_graph = False
-    spells_texts = False  # Byte pieces do, unless there is a normalizer.
+    is_lossless = False  # Byte pieces do, unless there is a normalizer.
 
     def __init__(self, tokenizer: str, eos_token: str, begin_token: str | None = None):
         """Loads the tokenizer.
@@ -60,7 +60,7 @@ class TokenizerVocabulary(Vocabulary):
         self._tokenizer.no_padding()
         self.end_of_document = self._token(eos_token, "end")
         if begin_token:
-            self.beginning = (self._token(begin_token, "begin"),)
+            self.prefix_tokens = (self._token(begin_token, "begin"),)
 
     @classmethod
     def read(cls, contents: bytes) -> TokenizerVocabulary:

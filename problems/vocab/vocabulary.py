@@ -2,7 +2,8 @@
 
 Every token stands for fixed bytes, so decoding concatenates bytes, and the UTF-8 length of a text
 is the sum of its tokens' lengths. That makes bits per byte exact. Ids 0 to 2 are special and the
-same in every vocabulary made here, and so are 3 to 258, the single bytes, which can spell any text.
+same in every vocabulary made here, and so are 3 to 258, the single bytes: the fallback for
+characters without a token, so that any text can be encoded.
 Those of a `tokenizer.json` have ids of their own (`tokenizer.py`).
 """
 
@@ -22,9 +23,9 @@ PADDING = 0
 END_OF_DOCUMENT = 1
 UNKNOWN = 2  # required by SentencePiece; with byte pieces no text needs it
 
-# The token of byte b is FIRST_BYTE + b.
+# The token of byte b is FIRST_BYTE + b; then come the tokens that differ between vocabularies.
 FIRST_BYTE = 3
-SPELLING_TOKENS = FIRST_BYTE + 256
+FIRST_PIECE = FIRST_BYTE + 256
 
 
 class Vocabulary(abc.ABC):
@@ -33,17 +34,17 @@ class Vocabulary(abc.ABC):
     Attributes:
         file_name: name of its file.
         end_of_document: the token that ends a text.
-        beginning: the tokens with which a text begins in data that are not continued token by
-            token: none, or BERT's `[CLS]`.
+        prefix_tokens: the tokens put before a text that no model continues token by token: none, or
+            BERT's `[CLS]`.
         works_in_graph: whether `encode_in_graph` and `decode_in_graph` can be called.
-        spells_texts: whether the bytes of a text's tokens are those of the text.
+        is_lossless: whether the bytes of a text's tokens are those of the text.
     """
 
     file_name: str
     end_of_document: int = END_OF_DOCUMENT
-    beginning: tuple[int, ...] = ()
+    prefix_tokens: tuple[int, ...] = ()
     works_in_graph: bool = True
-    spells_texts: bool = True
+    is_lossless: bool = True
 
     @abc.abstractmethod
     def contents(self) -> bytes:
@@ -124,11 +125,11 @@ class Vocabulary(abc.ABC):
         return np.array([len(piece) for piece in self.token_bytes], np.int32)
 
 
-def spelling_bytes() -> list[bytes]:
-    """Returns the bytes of the tokens that every vocabulary begins with."""
+def reserved_token_bytes() -> list[bytes]:
+    """Returns the bytes of the tokens that every vocabulary begins with: special ones and bytes."""
     return [b""] * FIRST_BYTE + [bytes([byte]) for byte in range(256)]
 
 
-def spelt(text: str) -> list[int]:
-    """Returns the ids of a text's single bytes."""
+def byte_fallback(text: str) -> list[int]:
+    """Returns the ids of a text's single bytes, for what has no other token."""
     return [FIRST_BYTE + byte for byte in text.encode("utf-8")]

@@ -75,7 +75,10 @@ class Marker:
         """
         with as_unusable(checkpoint_in(directory)):
             content = cls._content(directory)
-        damaged = DamagedCheckpointError(f"{checkpoint_in(directory)} is damaged: its file {NAME}.")
+        damaged = DamagedCheckpointError(
+            f"{checkpoint_in(directory)} is damaged: its file {NAME} is not what was written;"
+            " copy it again from where it is intact, or use another checkpoint."
+        )
         body, _, digest = content.removesuffix(b"\n").rpartition(b"\n")
         if digest != _digest(body):
             raise damaged
@@ -113,7 +116,7 @@ class Marker:
             saved_at=fields.get("saved_at"),
         )
 
-    def check_sizes(self, directory: Path) -> None:
+    def check_quickly(self, directory: Path) -> None:
         """Checks the size of every file, and the content of all but the data files.
 
         The index and the metadata are small, and TensorFlow does not notice a flipped bit in an
@@ -136,7 +139,7 @@ class Marker:
           DamagedCheckpointError: a file is missing or differs from what was written.
           UnusableCheckpointError: a file cannot be read.
         """
-        self.check_sizes(directory)
+        self.check_quickly(directory)
         with as_unusable(checkpoint_in(directory)):
             for name in self.files:
                 self._check_content(directory, name)

@@ -44,7 +44,7 @@ class Checkpoint:
         """
         self.path = Path(path)
         self._marker = Marker.read(self.path)
-        self._marker.check_sizes(self.path)
+        self._marker.check_quickly(self.path)
         self.step = self._marker.step
         self.saved_at = self._marker.saved_at
         with as_unusable(checkpoint_in(self.path)):
@@ -177,7 +177,7 @@ def last_finished(directory: str | PathLike[str]) -> FinishedCheckpoint | None:
     for step, path in reversed(files.step_directories(Path(directory)).items()):
         try:
             marker = Marker.read(path)
-            marker.check_sizes(path)
+            marker.check_quickly(path)
         except DamagedCheckpointError:
             continue
         except UnusableCheckpointError:

@@ -48,9 +48,9 @@ def check_same_save(saved: Checkpoint, cluster: Cluster) -> None:
     for process_id, (path, step, save_id) in enumerate(others, start=1):
         if save_id != first[2]:
             raise DifferentCheckpointsError(
-                f"process {process_id} has opened another checkpoint, {path} of step {step}, than"
-                f" process 0, {first[0]} of step {first[1]}: start all processes with the same"
-                " command, on a file system that all of them share"
+                f"process {process_id} has opened {path} of step {step}, and process 0"
+                f" {first[0]} of step {first[1]}, which is another checkpoint: start all processes"
+                " with the same command, on a file system that all of them share"
             )
 
 

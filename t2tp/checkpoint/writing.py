@@ -275,7 +275,7 @@ class _Saving:
     def _is_saved(self) -> bool:
         try:
             marker = Marker.read(self.final)
-            marker.check_sizes(self.final)
+            marker.check_quickly(self.final)
         except DamagedCheckpointError:
             return False
         return marker.step == self.step  # The directory may be another step's, renamed.

@@ -95,10 +95,16 @@ def check_fits(saved: Checkpoint, variables: Sequence[Variable]) -> None:
     """
     shapes = saved.shapes()
     for each in variables:
-        if shapes.get(each.name) != each.shape:
+        if each.name not in shapes:
             raise ConversionError(
-                f"the checkpoint {saved.path} has {each.name} of shape {shapes.get(each.name)}, and"
-                f" by the run's hparams it is {each.shape}"
+                f"the checkpoint {saved.path} has no variable {each.name}, which the run's hparams"
+                " ask for: convert it with the hparams that it was trained with"
+            )
+        if shapes[each.name] != each.shape:
+            raise ConversionError(
+                f"{each.name} has the shape {shapes[each.name]} in the checkpoint {saved.path}, and"
+                f" {each.shape} by the run's hparams: convert it with the hparams that it was"
+                " trained with"
             )
     known = {each.name for each in variables}
     beyond = [name for name in saved.metadata.get(TRAINABLE, []) if name not in known]

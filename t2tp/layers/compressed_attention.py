@@ -20,8 +20,8 @@ class CompressedSelfAttention:
     P. Liu et al., "Generating Wikipedia by Summarizing Long Sequences" (arXiv:1801.10198), section
     4.2.3: the kernel is as wide as the stride, and mixes within a head. It is meant to alternate
     with local attention: incomplete blocks are invisible, and so are blocks that begin in another
-    segment. Blocks are aligned to the begin of the row, so a packed document is divided into other
-    blocks than alone. The interface is that of `SelfAttention`.
+    segment. Blocks are aligned to the beginning of the row, so a packed document is divided into
+    other blocks than alone. The interface is that of `SelfAttention`.
     """
 
     def __init__(
@@ -202,6 +202,6 @@ def _first(x: mtf.Tensor, dim: mtf.Dimension, size: int) -> mtf.Tensor:
 def _refuse(relative_bias: RelativeBias | None) -> None:
     if relative_bias is not None:
         raise ValueError(
-            "memory-compressed attention knows no distances: take learned or sinusoidal positions"
+            "memory-compressed attention has no distances: use learned or sinusoidal positions"
             " instead of relative ones."
         )

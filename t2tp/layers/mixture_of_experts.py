@@ -168,7 +168,7 @@ class MixtureOfExperts:
         if self._routing.gating == "expert_choice":
             raise ValueError(
                 "moe_gating=expert_choice looks at the whole sequence, so there is no decoding with"
-                " it: take top_1 or top_2."
+                " it: use top_1 or top_2."
             )
         tokens, router = self._routed(x, None, group_size=0)
         return self._mixed(x, tokens, router, router.tokens.size, training=False)[0]

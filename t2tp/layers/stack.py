@@ -105,7 +105,9 @@ class Stack:
           ValueError: the choice is unknown, or shared layers differ in kind.
         """
         if recompute not in RECOMPUTE:
-            raise ValueError(f"recompute is {recompute!r}: {nearest(recompute, RECOMPUTE, 'ways')}")
+            raise ValueError(
+                f"recompute is {recompute!r}: {nearest(recompute, RECOMPUTE, 'choices')}"
+            )
         if share_layers and len({type(layer.feed_forward) for layer in layers}) > 1:
             raise ValueError(
                 "share_layers gives all layers the same variables, and some of them have experts:"

@@ -43,7 +43,7 @@ _EFFECTS = (upstream.Assign, upstream.PrintOperation)
 
 
 def all_operations(operations: Iterable[upstream.Operation]) -> Iterator[upstream.Operation]:
-    """Returns the operations, including those inside loops."""
+    """Yields the operations, and after each loop those inside it."""
     for op in operations:
         yield op
         if isinstance(op, upstream.WhileLoopOperation):
@@ -73,10 +73,7 @@ def has_effect(op: upstream.Operation) -> bool:
 
 
 def tensors_read(op: upstream.Operation) -> list[upstream.Tensor]:
-    """Returns the tensors that an operation, or one inside it, depends on.
-
-    Of a loop those of its body are among them.
-    """
+    """Returns the tensors that an operation reads: for a loop also those that its body reads."""
     read = [*op.inputs]
     read += [x for x in (hooks(op).rng_dependency, hooks(op).predicate) if x is not None]
     if isinstance(op, upstream.PrintOperation):
@@ -92,7 +89,10 @@ def tensors_read(op: upstream.Operation) -> list[upstream.Tensor]:
 
 
 def _producers(op: upstream.Operation) -> set[upstream.Operation]:
-    """Returns the operations that one needs; of a variable that it only assigns to, that."""
+    """Returns the operations that must run before one.
+
+    They make what it reads; for an assignment they include the variable that it writes.
+    """
     producers = {tensor.operation for tensor in tensors_read(op)}
     for inner in all_operations([op]):
         if isinstance(inner, upstream.Assign):
@@ -108,8 +108,8 @@ class Lowering(upstream.Lowering):
     Attributes:
       latest: what was computed last.
       scatters: deferred reduce-scatters.
-      updated_in_place: tensors that take what is written into a microbatch of theirs: nothing reads
-        the rows that they had before.
+      updated_in_place: tensors of which a microbatch may be overwritten, because nothing reads its
+        old rows later.
     """
 
     def __init__(

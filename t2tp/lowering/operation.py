@@ -88,7 +88,7 @@ class Hooks:
 
     @property
     def matmul_flops(self) -> int:
-        """See the class."""
+        """The floating-point operations of its matmuls; see the attributes of the class."""
         return 0
 
     def to_gather(self, lowering: Lowering) -> Relayout:

@@ -38,7 +38,7 @@ class Cluster:
       devices: one TensorFlow device name per processor; processor `pnum` runs on `devices[pnum]`.
       process_id: index of this process.
       num_processes: number of processes.
-      peers: client that talks to the other processes; None in a single process.
+      coordination: client that talks to the other processes; None in a single process.
       time_limit: seconds that processors wait for each other before they give up.
       nccl: whether collectives run on NCCL: each device is a separate physical GPU.
     """
@@ -46,7 +46,7 @@ class Cluster:
     devices: tuple[str, ...]
     process_id: int = 0
     num_processes: int = 1
-    peers: CoordinationClient | None = None
+    coordination: CoordinationClient | None = None
     time_limit: float = TIME_LIMIT
     nccl: bool = False
 
@@ -88,9 +88,9 @@ class Cluster:
         Raises:
           MissingProcessError: a process has not called in time; names it.
         """
-        if self.peers is None:
+        if self.coordination is None:
             return [value]
-        return self.peers.process_allgather(
+        return self.coordination.process_allgather(
             name, value, self.time_limit if seconds is None else seconds
         )
 
@@ -104,8 +104,8 @@ class Cluster:
 
     def fail(self, error: BaseException) -> None:
         """Reports to the other processes that this one ends with an error, for them to show."""
-        if self.peers is not None:
-            self.peers.report("failed", one_line(error))
+        if self.coordination is not None:
+            self.coordination.report("failed", one_line(error))
 
     def describe(self) -> str:
         """Lists the device of each processor, one per line."""
@@ -189,7 +189,7 @@ def _join(num_processors: int, spec: process_spec.ProcessSpec, time_limit: float
         kind = _local_devices(each)
         addresses = rendezvous(spec, f"a mesh of {num_processors} processors, on {kind}s")
         _joined = (kind, each, CoordinationClient(spec.process_id, addresses, nccl=kind == "GPU"))
-    kind, max_devices, peers = _joined
+    kind, max_devices, coordination = _joined
     if each > max_devices:
         raise ValueError(
             f"A mesh of {num_processors} processors needs {each} devices in each process, and"
@@ -200,7 +200,9 @@ def _join(num_processors: int, spec: process_spec.ProcessSpec, time_limit: float
         for task in range(count)
         for device in range(each)
     )
-    return Cluster(tuple(names), spec.process_id, count, peers, time_limit, nccl=kind == "GPU")
+    return Cluster(
+        tuple(names), spec.process_id, count, coordination, time_limit, nccl=kind == "GPU"
+    )
 
 
 def _local_devices(each: int) -> str:

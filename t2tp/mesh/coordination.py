@@ -78,7 +78,7 @@ class CoordinationClient:
             self._block_other_hosts()
         if process_id == 0:
             self._set(_PULSE, "")
-        threading.Thread(target=self._watch, name="peers", daemon=True).start()
+        threading.Thread(target=self._watch, name="coordination", daemon=True).start()
         atexit.register(self._leave)
 
     @property
@@ -108,9 +108,9 @@ class CoordinationClient:
                 self._set(f"{prefix}/{self.process_id}", value)
                 return json.loads(self._wait(f"{prefix}/all", deadline, f"at {name!r}"))
             values = [value]
-            for peer in range(1, self.num_processes):
-                values.append(self._wait(f"{prefix}/{peer}", deadline, f"at {name!r}", peer))
-                self._delete(f"{prefix}/{peer}")
+            for process in range(1, self.num_processes):
+                values.append(self._wait(f"{prefix}/{process}", deadline, f"at {name!r}", process))
+                self._delete(f"{prefix}/{process}")
             self._set(f"{prefix}/all", json.dumps(values))
             # All who are here have finished the call before.
             self._delete(f"exchange/{name}/{self._counts[name] - 1}/all")
@@ -148,11 +148,11 @@ class CoordinationClient:
         """Returns the reports of the other processes by process; waits for them for a moment."""
         deadline = time.monotonic() + _REPORT_SECONDS
         received = {}
-        for peer in self._others():
+        for process in self._others():
             left = max(1, int(1000 * (deadline - time.monotonic())))
             try:
-                text = self._context.get_config_key_value(_key(f"report/{peer}"), left)
-                received[peer] = tuple(json.loads(text))
+                text = self._context.get_config_key_value(_key(f"report/{process}"), left)
+                received[process] = tuple(json.loads(text))
             except tf.errors.DeadlineExceededError:
                 continue
             except tf.errors.OpError:  # Process 0, which has the reports, is lost.
@@ -165,28 +165,32 @@ class CoordinationClient:
             return self._lost
         reports = self.reports()
         problems = [
-            f"{self.name(peer)} failed: {what}"
-            for peer, (kind, what) in reports.items()
+            f"{self.name(process)} failed: {what}"
+            for process, (kind, what) in reports.items()
             if kind == "failed"
         ]
         if not problems:
-            others = [peer for peer in self._others() if peer not in reports]
+            others = [process for process in self._others() if process not in reports]
             with ThreadPoolExecutor(64) as threads:
-                alive = threads.map(serves, [self.addresses[peer] for peer in others])
-                lost = [peer for peer, there in zip(others, alive, strict=True) if not there]
-            problems = [f"{self.name(peer)} is gone" for peer in lost]
+                alive = threads.map(serves, [self.addresses[process] for process in others])
+                lost = [process for process, there in zip(others, alive, strict=True) if not there]
+            problems = [f"{self.name(process)} is gone" for process in lost]
             if 0 not in lost:
-                silent = [peer for peer in self._silent() if peer in others and peer not in lost]
-                problems += [f"{self.name(peer)} does not answer" for peer in silent]
+                silent = [
+                    process
+                    for process in self._silent()
+                    if process in others and process not in lost
+                ]
+                problems += [f"{self.name(process)} does not answer" for process in silent]
         return f"{'; '.join(problems)}." if problems else None
 
     def missing(self, text: str) -> MissingProcessError:
         """Returns an error for the user, with advice on how to resume."""
         return MissingProcessError(f"{text} {self.advice()}".rstrip())
 
-    def name(self, peer: int) -> str:
+    def name(self, process: int) -> str:
         """Names a process in messages."""
-        return f"Process {peer} of {self.num_processes} ({self.addresses[peer]})"
+        return f"Process {process} of {self.num_processes} ({self.addresses[process]})"
 
     def _start(self, nccl: bool) -> None:
         """Starts TensorFlow's server, collectives and coordination service."""
@@ -289,7 +293,7 @@ class CoordinationClient:
                 self.process_allgather("leave", "", LEAVING_SECONDS)
         self._leaving.set()
 
-    def _wait(self, key: str, deadline: float, where: str, peer: int = 0) -> str:
+    def _wait(self, key: str, deadline: float, where: str, process: int = 0) -> str:
         """Waits for a key that another process sets and returns its value."""
         while True:
             left = deadline - time.monotonic()
@@ -300,7 +304,7 @@ class CoordinationClient:
                 if self._lost is not None:
                     raise self.missing(self._lost) from None
                 if left <= 0:
-                    text = f"{self.name(peer)} did not come in time {where}."
+                    text = f"{self.name(process)} did not come in time {where}."
                     raise self.missing(self.explain() or text) from None
 
     @contextlib.contextmanager
@@ -319,7 +323,7 @@ class CoordinationClient:
         self._context.delete_config_key_value(_key(key))
 
     def _others(self) -> list[int]:
-        return [peer for peer in range(self.num_processes) if peer != self.process_id]
+        return [process for process in range(self.num_processes) if process != self.process_id]
 
     def _leader_answers(self) -> bool:
         try:
@@ -345,7 +349,9 @@ class CoordinationClient:
         if not self._leader_answers():
             return [0]
         states = enumerate(self._states())
-        return [peer for peer, state in states if isinstance(state, tf.errors.UnavailableError)]
+        return [
+            process for process, state in states if isinstance(state, tf.errors.UnavailableError)
+        ]
 
 
 def one_line(error: BaseException) -> str:

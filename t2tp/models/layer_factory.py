@@ -88,7 +88,7 @@ class LayerFactory:
             raise ValueError(
                 f"label_smoothing={hparams.label_smoothing} would spread probability over the rows"
                 f" that round vocab_size={hparams.vocab_size} up to a multiple of vocab_divisor="
-                f"{hparams.vocab_divisor}, which are never predicted: take label_smoothing=0."
+                f"{hparams.vocab_divisor}, which are never predicted: use label_smoothing=0."
             )
         half = hparams.relative_buckets // 2
         if self._position == "relative" and hparams.relative_max_distance <= half:
@@ -98,8 +98,8 @@ class LayerFactory:
             )
         if kind == "compressed" and self._position in ("rotary", "relative"):
             raise ValueError(
-                f"position={self._position} does not go with attention_type=compressed, whose keys"
-                " stand for several positions: take learned or sinusoidal."
+                f"position={self._position} cannot be combined with attention_type=compressed,"
+                " whose keys stand for several positions: use learned or sinusoidal."
             )
 
     def embedding(self, vocab: mtf.Dimension, logits_bias: bool = False) -> Embedding:
@@ -170,7 +170,7 @@ class LayerFactory:
         if self._has_experts and causal and hparams.moe_gating == "expert_choice":
             raise ValueError(
                 "moe_gating=expert_choice looks at the whole sequence, so that a model which"
-                " predicts the next token would see it: take top_1 or top_2."
+                " predicts the next token would see it: use top_1 or top_2."
             )
         # Scales initial values so that the residual does not grow with the depth (GPT-2, section
         # 2.3).

@@ -105,7 +105,7 @@ class Model(abc.ABC):
         if unknown:
             raise FeatureMismatchError(
                 f"the problem gives {unknown[0]}, and the model {type(self).__name__} does not"
-                " heed it: it would learn the tokens that are only to be read; take a language"
+                " use it, so it would learn the tokens that are only to be read: use a language"
                 " model such as transformer_lm"
             )
         missing = [name for name in self.takes if name not in names]
@@ -139,7 +139,7 @@ def classes_of(hparams: HParams, size: int) -> mtf.Dimension:
     of_model = hparams.num_classes if "num_classes" in hparams else 0
     if of_model and size != of_model:
         raise ValueError(
-            f"the problem has {size} classes and the model's num_classes is {of_model}: take a"
+            f"the problem has {size} classes and the model's num_classes is {of_model}: use a"
             " problem with as many, or num_classes=0 to train a classifier of other classes"
         )
     return mtf.Dimension("classes", size)

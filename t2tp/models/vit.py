@@ -70,8 +70,8 @@ class Vit(ImageClassifier):
         if of_model and of_model != of_problem:
             raise ValueError(
                 f"the problem's images have the shape {of_problem} and the model's image_shape is"
-                f" {of_model}: take a problem with such images, or image_shape=[] to train"
-                " positions for others"
+                f" {of_model}: use a problem with such images, or image_shape=[] to train"
+                " positions for these"
             )
 
     def _normalized(self, inputs: mtf.Tensor) -> mtf.Tensor:
@@ -81,7 +81,8 @@ class Vit(ImageClassifier):
             values = self.hparams.get(name)
             if values and len(values) != channels.size:
                 raise ValueError(
-                    f"{name} has {len(values)} values, and images have {channels.size} channels"
+                    f"{name} has {len(values)} values, and images have {channels.size} channels:"
+                    f" give a value for each channel, or {name}=[] to leave the images as they are"
                 )
             if values:
                 of_channels = mtf.import_tf_tensor(

@@ -41,7 +41,7 @@ def _equal_sizes(num_layers: int, stages: int, chunks: int, layout: Layout) -> l
         in_chunks = f" in {chunks} chunks each (pipeline_chunks)" if chunks > 1 else ""
         raise LayoutError(
             f"The rule '{LAYERS}:{axis.name if axis else ''}' makes {stages} stages{in_chunks}, and"
-            f" a stack of the model has only {num_layers} layers: take at most {num_layers}"
+            f" a stack of the model has only {num_layers} layers: use at most {num_layers}"
             f" {'chunks in all' if chunks > 1 else 'stages'}."
         )
     size, left = divmod(num_layers, count)

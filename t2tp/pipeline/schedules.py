@@ -1,9 +1,11 @@
 """Makes schedules: by name, or from a file.
 
-Every stage has an order in which it does its entries; a tick at a time, each stage does its next
-entry if what that needs is there. References: Y. Huang et al., "GPipe" (arXiv:1811.06965); D.
-Narayanan et al., "PipeDream-Flush" or 1F1B and its interleaved form (arXiv:2104.04473, section
-2.2); P. Qi et al., "Zero Bubble Pipeline Parallelism" (arXiv:2401.10241), ZB-H1.
+Every stage has its entries in an order. At each tick a stage runs its next entry if the results
+that it needs have arrived; otherwise it waits.
+
+References: Y. Huang et al., "GPipe" (arXiv:1811.06965); D. Narayanan et al., "PipeDream-Flush" or
+1F1B and its interleaved form (arXiv:2104.04473, section 2.2); P. Qi et al., "Zero Bubble Pipeline
+Parallelism" (arXiv:2401.10241), ZB-H1.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ def forward_schedule(stages: int, microbatches: int, chunks: int = 1) -> Schedul
 
 
 def read_schedule(path: str, stages: int, microbatches: int, chunks: int) -> Schedule:
-    """Reads a table: a line a tick, a column a stage, entries such as `F0`, `B3` or `W3.1`.
+    """Reads a table with one line per tick and one column per stage: `F0`, `B3` or `W3.1`.
 
     `W3.1` are the gradients of the weights for microbatch 3 and chunk 1.
 
@@ -133,7 +135,7 @@ def _one_forward_one_backward(
 def _in_order(
     orders: Sequence[Sequence[Entry]], microbatches: int, chunks: int, trains: bool = True
 ) -> Schedule:
-    """Puts entries into ticks: each stage does its next one when what that needs is there."""
+    """Fills a table in which each stage runs its entries in the order given."""
     left = [list(order) for order in orders]
 
     def first(stage: int, is_ready: Callable[[Entry], bool]) -> Entry | None:
@@ -141,7 +143,7 @@ def _in_order(
             return left[stage].pop(0)
         return None
 
-    return _by_choice(first, len(orders), microbatches, chunks, lambda: any(left), trains)
+    return _fill_table(first, len(orders), microbatches, chunks, lambda: any(left), trains)
 
 
 def _zero_bubble(stages: int, microbatches: int, chunks: int) -> Schedule:
@@ -172,21 +174,31 @@ def _zero_bubble(stages: int, microbatches: int, chunks: int) -> Schedule:
             return weights[stage].pop(0)
         return None
 
-    def goes_on() -> bool:
+    def has_entries_left() -> bool:
         return any(left) or any(weights)
 
-    return _by_choice(choose, stages, microbatches, chunks, goes_on)
+    return _fill_table(choose, stages, microbatches, chunks, has_entries_left)
 
 
-def _by_choice(
+def _fill_table(
     choose: Callable[[int, Callable[[Entry], bool]], Entry | None],
     stages: int,
     microbatches: int,
     chunks: int,
-    goes_on: Callable[[], bool],
+    has_entries_left: Callable[[], bool],
     trains: bool = True,
 ) -> Schedule:
-    """Fills a table tick by tick with what `choose(stage, is_ready)` returns for each stage."""
+    """Fills a table tick by tick.
+
+    Args:
+      choose: called with a stage and a function that tells whether an entry can run; returns the
+        entry that the stage runs in this tick, or None.
+      stages: of the pipeline.
+      microbatches: of a step.
+      chunks: of each stage.
+      has_entries_left: whether there is another tick.
+      trains: whether the table has backward passes.
+    """
     rows: list[tuple[Entry | None, ...]] = []
     done: set[tuple[int, Entry]] = set()
     empty = Schedule(((None,) * stages,), microbatches, chunks, trains)
@@ -195,7 +207,7 @@ def _by_choice(
         requirement = empty.requirement(stage, entry)
         return requirement is None or requirement in done
 
-    while goes_on():
+    while has_entries_left():
         row = [choose(stage, partial(is_ready, stage)) for stage in range(stages)]
         if not any(row):
             raise ScheduleError(f"stages wait for each other after {len(rows)} ticks")

@@ -94,7 +94,7 @@ class Link:
 
 
 @dataclass(frozen=True)
-class Stack:
+class SoftwareStack:
     """What a software stack gets out of a device.
 
     Attributes:
@@ -179,7 +179,7 @@ class ClusterFile:
     device: Device
     host_devices: int
     links: tuple[Link, ...]
-    stacks: Mapping[str, Stack]
+    stacks: Mapping[str, SoftwareStack]
     stack: str
     price_per_hour: float = 0.0
     max_devices: int = 0
@@ -187,7 +187,7 @@ class ClusterFile:
     source: str = ""
 
     @property
-    def software(self) -> Stack:
+    def software(self) -> SoftwareStack:
         """The stack that is used."""
         return self.stacks[self.stack]
 
@@ -318,7 +318,7 @@ def _made(kind: type[T], values: Any, where: str, made: Mapping[str, Any] | None
     return kind(**checked, **(made or {}))
 
 
-def _stack(name: str, values: Any, where: str) -> Stack:
+def _stack(name: str, values: Any, where: str) -> SoftwareStack:
     """Makes a stack, with the curves that it may have."""
     if not isinstance(values, dict):
         raise ClusterFileError(f"{where} is a table of keys")
@@ -329,7 +329,7 @@ def _stack(name: str, values: Any, where: str) -> Stack:
         if not isinstance(curves, list):
             raise ClusterFileError(f"{where}.{key} is a list of tables")
         made[key] = tuple(_made(kind, c, f"{where}.{key}[{i}]") for i, c in enumerate(curves))
-    return _made(Stack, {"name": name, **values}, where, made)
+    return _made(SoftwareStack, {"name": name, **values}, where, made)
 
 
 def _checked(kind: Any, value: Any, where: str) -> Any:
@@ -361,7 +361,7 @@ def _points(value: Any, where: str) -> tuple[Point, ...]:
     return tuple(points)  # type: ignore[arg-type]
 
 
-def _check_choice(where: str, stack: Stack, choices: tuple[str, ...]) -> None:
+def _check_choice(where: str, stack: SoftwareStack, choices: tuple[str, ...]) -> None:
     if stack.attention not in choices:
         known = nearest(stack.attention, choices, "ways")
         raise ClusterFileError(f"{where}={stack.attention!r}: {known}")

@@ -59,17 +59,17 @@ class Estimate:
         cost = CollectiveCost(self._cluster, parse_mesh_shape(mesh))
         weights = self._parameters / c.model
         micro = Traffic("allreduce", ("model",), FORWARD, 1, int(self._stream * own), False)
-        hidden = 1 - self._cluster.software.overlap
+        exposed = 1 - self._cluster.software.overlap
         seconds = (4 + again) * self._layers * cost.seconds(micro)
         whole = int(weights * _GRADIENT)
         scatters = c.microbatches if c.zero_stage >= 2 else 1
         kind = "reducescatter" if c.zero_stage else "allreduce"
         seconds += (
-            hidden * scatters * cost.seconds(Traffic(kind, ("data",), UPDATE, 1, whole, True))
+            exposed * scatters * cost.seconds(Traffic(kind, ("data",), UPDATE, 1, whole, True))
         )
         gathers = {0: 0, 1: 1, 2: 1, 3: 2 * c.microbatches}[c.zero_stage]
         part = int(weights * _ACTIVATION / c.data)
-        return seconds + hidden * gathers * cost.seconds(
+        return seconds + exposed * gathers * cost.seconds(
             Traffic("allgather", ("data",), FORWARD, 1, part, True)
         )
 

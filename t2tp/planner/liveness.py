@@ -16,7 +16,7 @@ from t2tp.planner.slices import ELEMENTWISE, kind_of
 from t2tp.planner.work import BACKWARD, FORWARD, UPDATE, Memory
 
 # Parts of a step at whose peak activations are kept.
-_FORWARD_END, _BACKWARD_BEGIN = "end of the forward pass", "begin of the backward pass"
+_FORWARD_END, _BACKWARD_BEGIN = "end of the forward pass", "beginning of the backward pass"
 WITH_ACTIVATIONS = (_FORWARD_END, _BACKWARD_BEGIN)
 
 
@@ -134,9 +134,9 @@ class Liveness:
             held.last = max(held.last, i)
 
     def _pass_on(self, i: int, op: upstream.WhileLoopOperation) -> None:
-        """An output of a loop is a sum over its iterations: memory beside that of the addends.
+        """Gives each output of a loop memory of its own, from the loop's first operation on.
 
-        An addend is added as soon as it is there.
+        It is a sum over the iterations, to which each addend is added as soon as it is computed.
         """
         for y in op.outputs:
             self._make(y, i)

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from t2tp.planner.cluster_file import ClusterFile, Stack
+from t2tp.planner.cluster_file import ClusterFile, SoftwareStack
 from t2tp.planner.collective_cost import CollectiveCost, axes_text
 from t2tp.planner.compute_cost import ComputeCost
 from t2tp.planner.liveness import WITH_ACTIVATIONS
@@ -313,7 +313,7 @@ def _collective_costs(step: LoweredStep, cluster: ClusterFile) -> list[Cost]:
     ]
 
 
-def hidden_share(traffic: Traffic, stack: Stack) -> float:
+def hidden_share(traffic: Traffic, stack: SoftwareStack) -> float:
     """Returns the share of a collective that hides behind computation."""
     if traffic.part == SEND:  # Stages that wait for it are in the schedule.
         return 0.0

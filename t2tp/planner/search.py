@@ -104,7 +104,7 @@ class Search:
             devices *= 2
         raise NothingFitsError(
             f"{self.request.name} takes more than {days:g} days on any number of devices of"
-            f" {self.cluster.name} with a batch of {self.rows} rows: take a larger batch."
+            f" {self.cluster.name} with a batch of {self.rows} rows: use a larger batch."
         )
 
     def _estimate(self) -> Estimate:
@@ -155,7 +155,7 @@ class Search:
         if next(made, None) is None:
             return (
                 f"no mesh of {self.devices} devices divides a batch of {self.rows} rows of"
-                f" {self.request.name}: take a multiple of {self.devices} rows, or of fewer with"
+                f" {self.request.name}: use a multiple of {self.devices} rows, or of fewer with"
                 f" more than {most} ways of tensor parallelism."
             )
         fewest = self._fewest_devices(estimate)

@@ -1,6 +1,6 @@
 """What one processor does in a step: matmuls, memory-bound operations and collectives.
 
-These are read off a lowered program; what they cost is decided in `cost`.
+These are read off a lowered program; `compute_cost` and `collective_cost` say what they cost.
 """
 
 from __future__ import annotations

@@ -69,9 +69,9 @@ class Executor:
         if not errors and not pending:
             return [done.result() for done in calls.values()]
         culprits = [error for error in errors.values() if _node(error) is None]
-        peers = self._cluster.peers
-        if culprits and peers is not None:
-            peers.report("failed", one_line(culprits[0]))
+        coordination = self._cluster.coordination
+        if culprits and coordination is not None:
+            coordination.report("failed", one_line(culprits[0]))
         if pending:  # They wait for a processor that will not come.
             eager_context.context().abort_collective_ops(
                 tf.errors.ABORTED, "another processor of the mesh failed or did not come"
@@ -80,22 +80,22 @@ class Executor:
                 concurrent.futures.wait(pending, timeout=_RETURN_SECONDS)
                 raise self._timeout(_errors(calls), log)
             concurrent.futures.wait(pending)
-        if not culprits and peers is not None:
-            raise self._others_fault(peers, _errors(calls), log)
+        if not culprits and coordination is not None:
+            raise self._others_fault(coordination, _errors(calls), log)
         raise next(iter(culprits or errors.values()))
 
     def _others_fault(
         self,
-        peers: CoordinationClient,
+        coordination: CoordinationClient,
         errors: Mapping[int, BaseException],
         log: Sequence[Collective],
     ) -> BaseException:
         """The error to raise when only collectives failed here."""
-        peers.report("waited", {pnum: _node(error) for pnum, error in errors.items()})
-        explanation = peers.explain()
+        coordination.report("waited", {pnum: _node(error) for pnum, error in errors.items()})
+        explanation = coordination.explain()
         if explanation is not None:
-            return peers.missing(explanation)
-        if any(kind == "waited" for kind, _ in peers.reports().values()):
+            return coordination.missing(explanation)
+        if any(kind == "waited" for kind, _ in coordination.reports().values()):
             return self._timeout(errors, log)
         return next(iter(errors.values()))
 
@@ -105,12 +105,12 @@ class Executor:
         """The error that names the processors that waited, where, and for whom."""
         where = {pnum: _node(error) for pnum, error in errors.items()}
         advice = ""
-        if (peers := self._cluster.peers) is not None:
-            peers.report("waited", where)
-            for kind, nodes in peers.reports().values():
+        if (coordination := self._cluster.coordination) is not None:
+            coordination.report("waited", where)
+            for kind, nodes in coordination.reports().values():
                 if kind == "waited":
                     where.update({int(pnum): node for pnum, node in nodes.items()})
-            advice = " ".join(filter(None, [peers.explain(), peers.advice()]))
+            advice = " ".join(filter(None, [coordination.explain(), coordination.advice()]))
         logging.debug("processors stood at %s", where)
         waiting = [(_index_in_log(log, node), pnum, node) for pnum, node in where.items() if node]
         limit = f"within {self._cluster.time_limit:.0f} s"

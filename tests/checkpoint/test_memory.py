@@ -32,9 +32,9 @@ def test_any_changed_byte_and_any_truncation_are_noticed(tmp_path):
     memory.write(path, VALUES, METADATA)
     content = path.read_bytes()
     for position in range(0, len(content), 7):
-        spoilt = bytearray(content)
-        spoilt[position] ^= 64
-        for wrong in (bytes(spoilt), content[:position]):
+        damaged = bytearray(content)
+        damaged[position] ^= 64
+        for wrong in (bytes(damaged), content[:position]):
             path.write_bytes(wrong)
             with pytest.raises(DamagedCheckpointError):
                 memory.read(path)

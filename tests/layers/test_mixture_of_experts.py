@@ -256,7 +256,7 @@ def test_experts_that_choose_do_not_decode():
     def build(x, token_mask):
         return {"y": MixtureOfExperts(ROUTINGS["expert_choice"], mlp="relu", d_ff=8).decode(x)}
 
-    with pytest.raises(ValueError, match="take top_1 or top_2"):
+    with pytest.raises(ValueError, match="use top_1 or top_2"):
         t2tp.Program(
             lambda mesh, given: build(given["x"], None), {"x": t2tp.Feature(inputs()["x"][0])}
         )

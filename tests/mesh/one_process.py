@@ -97,8 +97,8 @@ def die(cluster: Cluster, mesh_shape: str, who: int, how: str, time_limit: float
     A time limit counts from step 3: the first step takes long on a busy machine.
     """
     trained = program(cluster, mesh_shape)
-    if cluster.peers is not None:
-        cluster.peers.advice = lambda: "Start again."
+    if cluster.coordination is not None:
+        cluster.coordination.advice = lambda: "Start again."
     for step in range(1000):
         if step == 3 and time_limit:
             object.__setattr__(cluster, "time_limit", time_limit)
@@ -125,11 +125,11 @@ def talk(cluster: Cluster) -> dict:
     said = [cluster.process_allgather("greeting", f"{me}: {count}") for count in range(3)]
     agreed = cluster.process_broadcast("decision", f"by {me}")
     if me == 2:
-        cluster.peers.announce("from 2")
+        cluster.coordination.announce("from 2")
     deadline = time.monotonic() + 20
-    while not cluster.peers.notice and time.monotonic() < deadline:
+    while not cluster.coordination.notice and time.monotonic() < deadline:
         time.sleep(0.1)
-    return {"said": said, "agreed": agreed, "notice": cluster.peers.notice}
+    return {"said": said, "agreed": agreed, "notice": cluster.coordination.notice}
 
 
 def reach(cluster: Cluster) -> dict:
@@ -141,7 +141,10 @@ def reach(cluster: Cluster) -> dict:
         for port in ports
     }
     cluster.barrier("looked")
-    return {"own": int(cluster.peers.addresses[cluster.process_id].split(":")[1]), "found": found}
+    return {
+        "own": int(cluster.coordination.addresses[cluster.process_id].split(":")[1]),
+        "found": found,
+    }
 
 
 def device(cluster: Cluster, mesh_shape: str, how: str, time_limit: float = 0) -> dict:

@@ -112,7 +112,7 @@ def test_an_evaluation_is_that_of_one_device(family):
 
 
 REFUSED = {
-    "only 4 layers: take at most 4 stages": {"mesh": "stage:5"},
+    "only 4 layers: use at most 4 stages": {"mesh": "stage:5"},
     "are 5 layers in 2 stages": {"pipeline": Pipeline(layers="2,3")},
     "must be numbers of layers": {"pipeline": Pipeline(layers="2,two")},
     "cannot split 'd_ff', too": {"rules": "layers:stage;d_ff:stage"},

@@ -49,7 +49,7 @@ def test_the_latest_step_of_which_all_parts_are_there_is_restored(saved):
         return
     parts = [Part.parse(name) for name, _ in chosen]
     assert {(part.step, part.round) for part in parts} == {max(complete)}
-    assert [p for part in parts for p in range(part.first, part.last)] == [0, 1, 2, 3]
+    assert [p for part in parts for p in range(part.first, part.end)] == [0, 1, 2, 3]
     assert all(name in there[host] for name, host in chosen)
 
 

@@ -91,7 +91,7 @@ def _to_run(flags: absl_flags.FlagValues, share: Share) -> Path:
     """Makes a run of a directory."""
     for name in ("checkpoint_path", "model_type", "max_shard_size", "merge_lora"):
         if flags[name].value:
-            raise UsageError(f"--{name} goes with --to_hf only")
+            raise UsageError(f"--{name} can be used only with --to_hf")
     source = ModelDirectory.from_path(Path(flags.from_hf).expanduser())
     model_type = source.model_type
     hparams = source.hparams()

@@ -52,4 +52,4 @@ def _nearest_sizes(size: int, length: int) -> str:
         return ""
     below = size // length * length
     sizes = [n for n in (below, below + length) if n > 0]
-    return f": take {' or '.join(map(str, sizes))}"
+    return f": use {' or '.join(map(str, sizes))}"

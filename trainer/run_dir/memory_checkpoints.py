@@ -114,7 +114,7 @@ class MemoryCheckpoints(Hook):
         """Reads this process's slices; returns step, values and why there are none."""
         local = variables.cluster.local_pnums
         chosen = [part for part in map(Part.parse, read_choice(self._directory)) if part]
-        mine = [part for part in chosen if part.first < local.stop and part.last > local.start]
+        mine = [part for part in chosen if part.first < local.stop and part.end > local.start]
         if not mine:
             return None, {}, ""
         values: dict[memory.Key, tf.Tensor] = {}

@@ -41,7 +41,7 @@ class OtherRunError(ValueError):
 
 
 class RunFileError(ValueError):
-    """A file of a run is lost or corrupt, so that its settings are unknown."""
+    """A file of a run is lost or damaged, so that its settings are unknown."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def check_is_run(output_dir: str) -> None:
     """Checks that a directory holds a run.
 
     Raises:
-      RunFileError: it holds none, or one whose files are lost or corrupt.
+      RunFileError: it holds none, or one whose files are lost or damaged.
       OSError: its files cannot be read.
     """
     saved = read(output_dir)

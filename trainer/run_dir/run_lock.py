@@ -103,7 +103,7 @@ class RunLock:
         Args:
           word: a random word that process 0 has just written into the lock file.
         """
-        if self._cluster.peers is None:
+        if self._cluster.coordination is None:
             return
         finds_it = self._cluster.is_main_process or self._await(word)
         directory = str(self._path.parent.absolute())

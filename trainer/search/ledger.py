@@ -1,12 +1,12 @@
 """`Ledger`: who trains which point of a search, so that none is lost and none is trained twice.
 
 Any number of `t2tp_tune` share a study, and each may be killed at any moment. A point is one of the
-values to be tried, an attempt one trial of it in Optuna's study. A trial enters the study as
-waiting, with the index of its point and the number of its attempt, and exactly one process takes
-it. The process then changes the trial's beat every few seconds. When others have not seen it change
-for a while, one of them ends the trial, and a next attempt of the point enters the study. Two
-processes may enter the same attempt at the same moment: the trial with the smaller number counts,
-and a process that takes the other one discards it. A process that was too slow cannot record a
+values to be tried, an attempt one trial of it in Optuna's study. A trial is enqueued in the study
+with the index of its point and the number of its attempt, and exactly one process claims it. The
+process then updates the trial's heartbeat every few seconds. When others have not seen it change
+for a while, one of them ends the trial and enqueues the next attempt of the point. Two processes
+may enqueue the same attempt at the same moment: the trial with the smaller number counts, and a
+process that claims the other one discards it. A process that was too slow cannot record a
 result in the trial that was ended.
 """
 
@@ -26,15 +26,15 @@ from t2tp.trainer.search.ranges import suggest
 from t2tp.trainer.search.strategies import Sampling
 
 # Attributes of a trial.
-POINT, ATTEMPT, VALUES, ERROR, _BEAT = "point", "attempt", "hparams", "error", "beat"
+POINT, ATTEMPT, VALUES, ERROR, _HEARTBEAT = "point", "attempt", "hparams", "error", "beat"
 # What Optuna raises if a trial has ended.
 _ENDED = (RuntimeError, ValueError, optuna.exceptions.OptunaError)
-# Beats in the time after which a trial without any is taken to be lost.
-_BEATS = 4
+# Heartbeats in the time after which a trial without any is considered lost.
+_HEARTBEATS = 4
 
 
 class LostClaimError(RuntimeError):
-    """Another process has ended the trial, because it saw no beat for too long."""
+    """Another process has ended the trial, because it saw no heartbeat for too long."""
 
 
 class Claim(NamedTuple):
@@ -63,14 +63,14 @@ class Ledger:
         lost_after_seconds: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Enters the points that the study does not have yet.
+        """Enqueues the points that the study does not have yet.
 
         Args:
           study: of the search.
           ranged: its ranges.
           sampling: how points are drawn.
           points: number of points.
-          lost_after_seconds: a trial is lost if its beat does not change for so long.
+          lost_after_seconds: a trial is lost if its heartbeat does not change for so long.
           clock: returns seconds.
         """
         self._study = study
@@ -79,15 +79,15 @@ class Ledger:
         self._points = points
         self._lost_after_seconds = lost_after_seconds
         self._clock = clock
-        self._beats = itertools.count(1)
-        self._last_beats: dict[int, float] = {}
-        # Number of a trial of another process -> its beat, and when it was first seen.
+        self._heartbeats = itertools.count(1)
+        self._last_heartbeats: dict[int, float] = {}
+        # Number of a trial of another process -> its heartbeat, and when it was first seen.
         self._seen: dict[int, tuple[int, float]] = {}
         self._owned: set[int] = set()
         known = {trial.user_attrs[POINT] for trial in self.trials()}
         for point in range(points):
             if point not in known:
-                self._enter(point, 0, sampling.fixed(point))
+                self._enqueue(point, 0, sampling.fixed(point))
 
     def trials(self) -> list[FrozenTrial]:
         """Returns the trials of the study, without those of other programs."""
@@ -97,7 +97,7 @@ class Ledger:
     def results(self) -> dict[int, FrozenTrial]:
         """Returns the ended trial of each point that is done."""
         trials = self.trials()
-        # Of each point the latest attempt, and of that the trial that entered first.
+        # Of each point the latest attempt, and of that the trial that was enqueued first.
         latest = {
             trial.user_attrs[POINT]: trial
             for trial in sorted(
@@ -124,39 +124,42 @@ class Ledger:
             trial = self._study.ask()
             trials = self.trials()
             # None if another process was faster: Optuna has then made a trial of no point.
-            entered = next((each for each in trials if each.number == trial.number), None)
-            if entered is None or _is_second(entered, trials):
+            enqueued = next((each for each in trials if each.number == trial.number), None)
+            if enqueued is None or _is_second(enqueued, trials):
                 self._study.tell(trial, state=TrialState.FAIL)
                 continue
-            point = entered.user_attrs[POINT]
+            point = enqueued.user_attrs[POINT]
             self._owned.add(trial.number)
             self._study.sampler = self._sampling.sampler(point)
             try:
                 claim = Claim(trial, point, suggest(trial, self._ranged))
             except ValueError as error:
                 self._study.tell(trial, state=TrialState.FAIL)
-                self._enter_again()
+                self._enqueue_lost()
                 raise UsageError(
                     f"the ranged set {self._ranged.name} is not the one with which the study was"
                     f" begun ({error}): give another --study_name, or another --output_dir"
                 ) from error
             trial.set_user_attr(VALUES, claim.values)
-            self.beat(claim)
+            self.heartbeat(claim)
             return claim
         return None
 
-    def beat(self, claim: Claim) -> None:
-        """Shows other processes that the trial is alive, if it is time to.
+    def heartbeat(self, claim: Claim) -> None:
+        """Shows other processes that the trial is alive, if the last heartbeat is old enough.
 
         Raises:
           LostClaimError: they have ended the trial.
         """
         now, number = self._clock(), claim.trial.number
-        if now - self._last_beats.get(number, float("-inf")) < self._lost_after_seconds / _BEATS:
+        if (
+            now - self._last_heartbeats.get(number, float("-inf"))
+            < self._lost_after_seconds / _HEARTBEATS
+        ):
             return
-        self._last_beats[number] = now
+        self._last_heartbeats[number] = now
         try:
-            claim.trial.set_user_attr(_BEAT, next(self._beats))
+            claim.trial.set_user_attr(_HEARTBEAT, next(self._heartbeats))
         except _ENDED as error:
             raise LostClaimError(f"trial {claim.point} was ended by another process") from error
 
@@ -198,7 +201,7 @@ class Ledger:
         Raises:
           LostClaimError: another process has ended the trial.
         """
-        self.beat(claim)
+        self.heartbeat(claim)
         try:
             claim.trial.set_user_attr(ERROR, error)
         except _ENDED as problem:
@@ -209,27 +212,27 @@ class Ledger:
         """Gives a trial back, to be continued by a later claim, of any process."""
         self._owned.discard(claim.trial.number)
         self._study.tell(claim.trial.number, state=TrialState.FAIL, skip_if_finished=True)
-        self._enter_again()
+        self._enqueue_lost()
 
     def retry_failed(self) -> None:
-        """Enters the points that failed again."""
+        """Enqueues the points that failed again."""
         for trial in self.results().values():
             if trial.state == TrialState.FAIL:
-                self._enter_next(trial)
+                self._enqueue_next(trial)
 
     def sweep(self) -> None:
-        """Ends the trials whose processes are lost, and enters their points again."""
+        """Ends the trials whose processes are lost, and enqueues their points again."""
         now = self._clock()
         for trial in self.trials():
             if trial.state != TrialState.RUNNING or trial.number in self._owned:
                 continue
-            beat = trial.user_attrs.get(_BEAT, 0)
+            heartbeat = trial.user_attrs.get(_HEARTBEAT, 0)
             known = self._seen.get(trial.number)
-            if known is None or known[0] != beat:
-                self._seen[trial.number] = (beat, now)
+            if known is None or known[0] != heartbeat:
+                self._seen[trial.number] = (heartbeat, now)
             elif now - known[1] > self._lost_after_seconds:
                 self._end_lost(trial.number)
-        self._enter_again()
+        self._enqueue_lost()
 
     def _end_lost(self, number: int) -> None:
         try:
@@ -237,20 +240,20 @@ class Ledger:
         except _ENDED:
             return  # Another process was faster, or the trial has just ended by itself.
 
-    def _enter_again(self) -> None:
-        """Enters the next attempt of each lost trial that has none."""
+    def _enqueue_lost(self) -> None:
+        """Enqueues the next attempt of each lost trial that has none."""
         trials = self.trials()
         for trial in trials:
             if _is_lost(trial) and not _is_second(trial, trials):
-                self._enter_next(trial)
+                self._enqueue_next(trial)
 
-    def _enter_next(self, trial: FrozenTrial) -> None:
+    def _enqueue_next(self, trial: FrozenTrial) -> None:
         point, attempt = trial.user_attrs[POINT], trial.user_attrs[ATTEMPT] + 1
         if not any(_key(each) == (point, attempt) for each in self.trials()):
             # What was drawn before the process was lost stays.
-            self._enter(point, attempt, {**trial.system_attrs["fixed_params"], **trial.params})
+            self._enqueue(point, attempt, {**trial.system_attrs["fixed_params"], **trial.params})
 
-    def _enter(self, point: int, attempt: int, params: Mapping[str, Any]) -> None:
+    def _enqueue(self, point: int, attempt: int, params: Mapping[str, Any]) -> None:
         self._study.enqueue_trial(dict(params), user_attrs={POINT: point, ATTEMPT: attempt})
 
     def _tell(self, claim: Claim, **result: Any) -> None:
@@ -272,5 +275,5 @@ def _is_lost(trial: FrozenTrial) -> bool:
 
 
 def _is_second(trial: FrozenTrial, trials: Sequence[FrozenTrial]) -> bool:
-    """Whether another trial of the same attempt entered the study before."""
+    """Whether another trial of the same attempt was enqueued before."""
     return any(each.number < trial.number and _key(each) == _key(trial) for each in trials)

@@ -113,7 +113,7 @@ class Search:
             return
         try:
             if not run.is_lost:
-                self._ledger.beat(run.claim)
+                self._ledger.heartbeat(run.claim)
             if run.process is None:
                 self._start(run)
                 return

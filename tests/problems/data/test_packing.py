@@ -32,15 +32,15 @@ def windows(tmp_path, request) -> PackedWindows:
 class LossyVocabulary(CharacterVocabulary):
     """Whose tokens do not stand for the bytes of texts, as those of a WordPiece tokenizer."""
 
-    spells_texts = False
+    is_lossless = False
 
 
 def test_bytes_are_of_the_text_even_if_tokens_do_not_spell_it(tmp_path):
     windows = PackedWindows(column(tmp_path, (3,)), 4, LossyVocabulary(), text_bytes=24)
     of_windows = [windows.count_bytes(np.array([each])) for each in range(3)]
     assert of_windows == [12, 6, 6]  # of 8 tokens that have bytes: 4, 2 and 2
-    spelt = PackedWindows(column(tmp_path, (3,)), 4, CharacterVocabulary(), text_bytes=24)
-    assert spelt.count_bytes(np.array([0, 1, 2])) == 8
+    lossless = PackedWindows(column(tmp_path, (3,)), 4, CharacterVocabulary(), text_bytes=24)
+    assert lossless.count_bytes(np.array([0, 1, 2])) == 8
 
 
 def read(windows, feature, examples, columns=slice(None)):

@@ -88,7 +88,7 @@ def cifar_archive(url):
     return tar(files, "cifar-10-batches-bin")
 
 
-def imdb_archive(url, spoilt=""):
+def imdb_archive(url, damaged=""):
     files = {}
     for split in ("train", "test"):
         for label in ("neg", "pos", "unsup"):
@@ -96,8 +96,8 @@ def imdb_archive(url, spoilt=""):
                 for i in range(40):
                     text = f"{label} review\twith a tab, {english(i, 0)}<br />é"
                     files[f"{split}/{label}/{i}_7.txt"] = text.encode()
-    if spoilt:
-        files[spoilt] = b"neg review caf\xe9"
+    if damaged:
+        files[damaged] = b"neg review caf\xe9"
     return tar(files, "aclImdb")
 
 

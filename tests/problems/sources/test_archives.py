@@ -133,7 +133,7 @@ def test_photographs_that_were_downloaded_by_hand(tmp_path):
 
 
 def test_a_text_of_the_catalog_that_is_not_utf8_is_skipped_and_counted(network, tmp_path, caplog):
-    network(lambda url: imdb_archive(url, spoilt="train/neg/3_7.txt"))
+    network(lambda url: imdb_archive(url, damaged="train/neg/3_7.txt"))
     problem = problems.find("sentiment_imdb", "vocab_size=400")
     splits = problem.prepare(tmp_path / "data").splits
     skipped = sum(sizes.skipped.get("not UTF-8", 0) for sizes in splits.values())
@@ -175,11 +175,11 @@ def test_a_disk_that_is_full_while_the_dataset_is_written(
 def test_archives_that_are_missing_or_cut_short_are_said(tmp_path, size):
     manual = tmp_path / "tmp" / "downloads" / "manual"
     write_imagenet(manual)
-    spoilt = manual / ("ILSVRC2012_img_train.tar" if size else "ILSVRC2012_img_val.tar")
-    contents = spoilt.read_bytes()[:size]
-    spoilt.unlink()
+    damaged = manual / ("ILSVRC2012_img_train.tar" if size else "ILSVRC2012_img_val.tar")
+    contents = damaged.read_bytes()[:size]
+    damaged.unlink()
     if size:
-        spoilt.write_bytes(contents)
+        damaged.write_bytes(contents)
     wanted = "unexpected end of data" if size else "ILSVRC2012_img_val.tar; No such file"
     with pytest.raises(ValueError, match=f"cannot make the dataset imagenet2012 from .*{wanted}"):
         problems.find("image_imagenet32").prepare(tmp_path / "data", tmp_dir=tmp_path / "tmp")

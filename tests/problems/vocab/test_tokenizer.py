@@ -99,9 +99,9 @@ def test_files_that_do_not_name_their_special_tokens(tmp_path):
     (tmp_path / "bert").mkdir()
     save(tmp_path / "bert", made, do_lower_case=True)
     vocabulary = load_vocabulary(tmp_path / "bert")
-    assert (vocabulary.end_of_document, vocabulary.beginning) == (3, (4,))
+    assert (vocabulary.end_of_document, vocabulary.prefix_tokens) == (3, (4,))
     write_vocabulary(tmp_path, vocabulary)
-    assert load_vocabulary(tmp_path).beginning == (4,)
+    assert load_vocabulary(tmp_path).prefix_tokens == (4,)
     assert read_special_tokens(tmp_path / "bert").mask == "[MASK]"
     to_class = problems.find("sentiment_imdb").encoder(tmp_path / "bert")
     stored = to_class({"inputs": "fox", "label": 1})

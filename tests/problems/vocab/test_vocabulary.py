@@ -14,11 +14,11 @@ from t2tp.problems.vocab.characters import CharacterVocabulary, count_characters
 from t2tp.problems.vocab.subwords import train_subwords
 from t2tp.problems.vocab.vocabulary import (
     END_OF_DOCUMENT,
+    FIRST_PIECE,
     PADDING,
-    SPELLING_TOKENS,
     UNKNOWN,
     Vocabulary,
-    spelling_bytes,
+    reserved_token_bytes,
 )
 from t2tp.problems.vocab.vocabulary_file import load_vocabulary
 from tests.problems.conftest import AWKWARD
@@ -84,7 +84,7 @@ def test_tensorflow_makes_the_same_of_texts(any_vocabulary):
 
 
 def test_single_bytes_have_the_same_ids_everywhere(any_vocabulary):
-    assert any_vocabulary.token_bytes[:SPELLING_TOKENS] == spelling_bytes()
+    assert any_vocabulary.token_bytes[:FIRST_PIECE] == reserved_token_bytes()
 
 
 def test_a_vocabulary_comes_back_from_its_file(any_vocabulary, tmp_path):
@@ -96,8 +96,8 @@ def test_a_vocabulary_comes_back_from_its_file(any_vocabulary, tmp_path):
 
 
 def test_the_most_frequent_characters_have_tokens():
-    vocabulary = count_characters(["eeee\u00e9\u00e9\u00e9\u4e2d\u4e2d", "ea"], SPELLING_TOKENS + 3)
-    assert len(vocabulary) == SPELLING_TOKENS + 3
+    vocabulary = count_characters(["eeee\u00e9\u00e9\u00e9\u4e2d\u4e2d", "ea"], FIRST_PIECE + 3)
+    assert len(vocabulary) == FIRST_PIECE + 3
     assert [len(vocabulary.encode(character)) for character in "e\u00e9\u4e2d"] == [1, 1, 1]
     assert len(vocabulary.encode("\u20ac")) == 3
 

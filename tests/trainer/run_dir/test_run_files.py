@@ -23,7 +23,7 @@ def test_what_was_written_is_read_back(tmp_path):
     assert sorted(os.listdir(tmp_path / "run")) == ["flags.json", "hparams.json"]
 
 
-def test_a_spoilt_file_is_named(tmp_path):
+def test_a_damaged_file_is_named(tmp_path):
     run_files.write(tmp_path, HParams(d_model=8), {})
     (tmp_path / "flags.json").write_text("{")
     with pytest.raises(ValueError, match=r"flags\.json is not JSON"):
@@ -46,7 +46,7 @@ def test_flags_of_another_type_are_named(tmp_path, content, said):
         run_files.read(tmp_path)
 
 
-def test_spoilt_hparams_are_named(tmp_path):
+def test_damaged_hparams_are_named(tmp_path):
     run_files.write(tmp_path, HParams(d_model=8), {})
     for content in (b"", b"\xff{}", b"[]", b'{"values": {"a": 1}, "types": 3}'):
         (tmp_path / "hparams.json").write_bytes(content)
@@ -105,10 +105,12 @@ def test_where_nothing_can_be_written_is_refused_and_nothing_made(tmp_path):
 
 
 # The superuser may write everywhere, unless that right is taken away.
-MORTAL = ["setpriv", "--bounding-set=-dac_override"] if os.geteuid() == 0 else []
+UNPRIVILEGED = ["setpriv", "--bounding-set=-dac_override"] if os.geteuid() == 0 else []
 
 
-@pytest.mark.skipif(MORTAL and not shutil.which("setpriv"), reason="only as the superuser here")
+@pytest.mark.skipif(
+    UNPRIVILEGED and not shutil.which("setpriv"), reason="only as the superuser here"
+)
 @pytest.mark.slow
 def test_a_read_only_directory_is_refused(tmp_path):
     code = """
@@ -116,7 +118,7 @@ import sys
 from t2tp.trainer.run_dir import run_files
 run_files.check_writable(sys.argv[1])
 """
-    command = [*MORTAL, sys.executable, "-c", code, str(tmp_path / "run")]
+    command = [*UNPRIVILEGED, sys.executable, "-c", code, str(tmp_path / "run")]
     assert subprocess.run(command, check=False).returncode == 0
     tmp_path.chmod(0o500)
     said = subprocess.run(command, check=False, capture_output=True, text=True).stderr

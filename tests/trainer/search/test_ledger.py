@@ -59,8 +59,8 @@ def test_points_are_claimed_once(address):
     assert one.is_done() and two.is_done()
 
 
-def test_two_processes_that_enter_the_same_points_enter_them_once(address, monkeypatch):
-    """The second one has looked before the first one has entered any."""
+def test_points_that_two_processes_enqueue_are_run_once(address, monkeypatch):
+    """The second one has looked before the first one has enqueued any."""
     ranged = _ranged()
     empty = open_study(address, "s", "mine", LOSS)
     _ledger(address)
@@ -91,18 +91,18 @@ def test_a_lost_trial_goes_on_with_the_same_values(address):
     assert alive.results()[0].values == [1.0]
 
 
-def test_a_trial_that_beats_is_not_lost(address):
+def test_a_trial_with_a_heartbeat_is_not_lost(address):
     clock = Clock()
     busy, other = _ledger(address, 1, clock), _ledger(address, 1, clock)
     claim = busy.claim()
     for _ in range(5):
         clock.now += 6.0
-        busy.beat(claim)
+        busy.heartbeat(claim)
         other.sweep()
     assert other.claim() is None
 
 
-def test_a_process_that_dies_between_ending_a_trial_and_entering_it_again_loses_nothing(
+def test_a_process_that_dies_between_ending_a_trial_and_enqueueing_it_again_loses_nothing(
     address, monkeypatch
 ):
     clock = Clock()
@@ -111,20 +111,20 @@ def test_a_process_that_dies_between_ending_a_trial_and_entering_it_again_loses_
     dies.sweep()
     clock.now = 11.0
     with monkeypatch.context() as patched:
-        patched.setattr(Ledger, "_enter_again", lambda self: None)
+        patched.setattr(Ledger, "_enqueue_lost", lambda self: None)
         dies.sweep()
     alive.sweep()
     assert alive.claim().values == lost.values
 
 
-def test_a_trial_that_is_entered_again_twice_is_run_once(address, monkeypatch):
+def test_a_trial_that_is_enqueued_again_twice_is_run_once(address, monkeypatch):
     one = _ledger(address, 1)
     one.release(one.claim())
     (first, _) = one.trials()
-    one._enter_next(first)
+    one._enqueue_next(first)
     with monkeypatch.context() as patched:  # Another process that saw no second attempt.
         patched.setattr(Ledger, "trials", lambda self: [first])
-        one._enter_next(first)
+        one._enqueue_next(first)
     assert len(one.trials()) == 3
     one.complete(one.claim(), [0.0])
     assert one.claim() is None and one.is_done()

@@ -101,7 +101,7 @@ class Place:
     """Where a case happens.
 
     Attributes:
-      run: the spoilt run.
+      run: the damaged run.
       data_dir: of its data.
       elsewhere: for what is written.
     """
@@ -287,11 +287,11 @@ def check(case: tuple[str, str, str], runs: list[Path], data_dir: Path, tmp: Pat
 
 
 @pytest.mark.parametrize("case", sampled(6, 0), ids=", ".join)
-def test_some_spoilt_files(case, runs, data_dir, tmp_path, capfd):
+def test_some_damaged_files(case, runs, data_dir, tmp_path, capfd):
     check(case, runs, data_dir, tmp_path, capfd)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", sampled(40, 1), ids=", ".join)
-def test_spoilt_files(case, runs, data_dir, tmp_path, capfd):
+def test_damaged_files(case, runs, data_dir, tmp_path, capfd):
     check(case, runs, data_dir, tmp_path, capfd)
