@@ -29,9 +29,9 @@ class AlgorithmicProblem(PairProblem):
     """Sequences of symbols: a sample has "inputs" and "targets", lists of symbols from 0.
 
     Attributes:
-        base: number of digits.
-        max_symbols: max length of a sequence without EOS.
-        sample_counts: by split.
+      base: number of digits.
+      max_symbols: max length of a sequence without EOS.
+      sample_counts: by split.
     """
 
     base: int

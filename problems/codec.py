@@ -16,9 +16,9 @@ class Codec(abc.ABC):
     """A conversion between lines of text and tokens.
 
     Attributes:
-        vocabulary: does the same inside a TensorFlow graph, for exported models that take text;
-            None: exported models take tokens.
-        eos_id: the token that ends a text.
+      vocabulary: does the same inside a TensorFlow graph, for exported models that take text;
+        None: exported models take tokens.
+      eos_id: the token that ends a text.
     """
 
     vocabulary: Vocabulary | None = None
@@ -29,7 +29,7 @@ class Codec(abc.ABC):
         """Returns the tokens of a text, without an EOS.
 
         Raises:
-            ValueError: the text cannot be encoded.
+          ValueError: the text cannot be encoded.
         """
 
     @abc.abstractmethod
@@ -62,9 +62,9 @@ class SymbolCodec(Codec):
         """Sets the range of symbols.
 
         Args:
-            problem: its name, for errors.
-            num_symbols: number of symbols.
-            first_token: the token of symbol 0; those below it are not symbols.
+          problem: its name, for errors.
+          num_symbols: number of symbols.
+          first_token: the token of symbol 0; those below it are not symbols.
         """
         self._problem = problem
         self._num_symbols = num_symbols
@@ -74,7 +74,7 @@ class SymbolCodec(Codec):
         """Returns the tokens of a text such as "1 0 1", without an EOS.
 
         Raises:
-            ValueError: one of its words is not a symbol.
+          ValueError: one of its words is not a symbol.
         """
         words = text.split()
         if not all(word.isdecimal() and int(word) < self._num_symbols for word in words):

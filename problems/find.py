@@ -22,16 +22,16 @@ def find(name: str, options: str = "") -> Problem:
     """Returns the problem of this name.
 
     Args:
-        name: of a registered problem, optionally with the suffix `_rev` (swaps inputs and targets),
-            `_copy` (the targets are the inputs) or `_rev_copy` (both), and after it, for a problem
-            on user files, the name of a data set: "translate_tsv:news"; or "tfds:" and the name of
-            a dataset (`tfds_problem.py`); or "mixture:" and proportions (`mixture_name.py`).
-        options: the problem's options, as in "vocab_size=4096,arrangement=packed"; of a mixture's
-            problem b, "b.arrangement=packed".
+      name: of a registered problem, optionally with the suffix `_rev` (swaps inputs and targets),
+        `_copy` (the targets are the inputs) or `_rev_copy` (both), and after it, for a problem
+        on user files, the name of a data set: "translate_tsv:news"; or "tfds:" and the name of
+        a dataset (`tfds_problem.py`); or "mixture:" and proportions (`mixture_name.py`).
+      options: the problem's options, as in "vocab_size=4096,arrangement=packed"; of a mixture's
+        problem b, "b.arrangement=packed".
 
     Raises:
-        UnknownNameError: there is no such problem; names the nearest.
-        ValueError: the options cannot be parsed, or the problem has no inputs to swap.
+      UnknownNameError: there is no such problem; names the nearest.
+      ValueError: the options cannot be parsed, or the problem has no inputs to swap.
     """
     if name.startswith(PREFIX):
         return find_mixture(name, options, find)

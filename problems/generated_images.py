@@ -13,8 +13,8 @@ class GeneratedImages(NamedTuple):
     """The format of generated images.
 
     Attributes:
-        shape: height, width and channels.
-        levels: number of values of a channel of a pixel, from 0; the largest is white.
+      shape: height, width and channels.
+      levels: number of values of a channel of a pixel, from 0; the largest is white.
     """
 
     shape: tuple[int, int, int]

@@ -30,10 +30,10 @@ class ImageProblem(Problem):
     """Images of one size. A sample has "image", integers [height, width, channels].
 
     Attributes:
-        image_shape: height, width and channels.
-        levels: number of values of a channel of a pixel, from 0.
-        stored_as_jpeg: whether images are stored as JPEG files (of quality 95), for large images:
-            about ten times smaller, slower to read, and lossy.
+      image_shape: height, width and channels.
+      levels: number of values of a channel of a pixel, from 0.
+      stored_as_jpeg: whether images are stored as JPEG files (of quality 95), for large images:
+        about ten times smaller, slower to read, and lossy.
     """
 
     image_shape: tuple[int, int, int]
@@ -85,7 +85,7 @@ class Image2ClassProblem(ImageProblem):
     """Image to class. A sample has "image" and "label", the index of its class.
 
     Attributes:
-        class_names: of the classes 0, 1, ...
+      class_names: of the classes 0, 1, ...
     """
 
     metric_names = ("loss", "accuracy", "accuracy_top5", "neg_log_perplexity")
@@ -181,12 +181,12 @@ def shrink_to_cover(image: np.ndarray, height: int, width: int) -> np.ndarray:
     """Scales an image so that it just covers a size, and crops the center.
 
     Args:
-        image: uint8 [any, any, 3].
-        height: of the result.
-        width: of the result.
+      image: uint8 [any, any, 3].
+      height: of the result.
+      width: of the result.
 
     Returns:
-        uint8 [height, width, 3].
+      uint8 [height, width, 3].
     """
     pillow = _pillow()
     scale = max(height / image.shape[0], width / image.shape[1])

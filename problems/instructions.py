@@ -77,7 +77,7 @@ class Instructions(RecordProblem, TextProblem):
         """Parses options.
 
         Raises:
-            ValueError: as `Problem.__init__`, or the arrangement is unknown.
+          ValueError: as `Problem.__init__`, or the arrangement is unknown.
         """
         super().__init__(options)
         arrangement = self.options.arrangement
@@ -149,8 +149,8 @@ class Instructions(RecordProblem, TextProblem):
         """Writes a conversation.
 
         Raises:
-            ValueError: a message has no content, or the template does not write a conversation
-                message by message.
+          ValueError: a message has no content, or the template does not write a conversation
+            message by message.
         """
         for each in messages:
             _text(each, "content")

@@ -18,9 +18,9 @@ class Metric(NamedTuple):
     """A metric.
 
     Attributes:
-        sums: names of the sums that it is computed from.
-        value: sums -> metric.
-        not_with: a sum in whose presence the metric would be misleading; "" for none.
+      sums: names of the sums that it is computed from.
+      value: sums -> metric.
+      not_with: a sum in whose presence the metric would be misleading; "" for none.
     """
 
     sums: tuple[str, ...]
@@ -124,12 +124,12 @@ def compute(names: Iterable[str], sums: Sums) -> dict[str, float]:
     """Returns metrics by name.
 
     Args:
-        names: of `METRICS`.
-        sums: over all batches.
+      names: of `METRICS`.
+      sums: over all batches.
 
     Raises:
-        ValueError: nothing was predicted, a sum is missing, or a metric is misleading for the
-            model; names it.
+      ValueError: nothing was predicted, a sum is missing, or a metric is misleading for the
+        model; names it.
     """
     if not sums.get("tokens", 0) > 0:
         raise ValueError(f"no metrics without a predicted token: the sums are {dict(sums)}")

@@ -49,7 +49,7 @@ class Mixture(Problem):
         max_rows: cap on the rows of a problem in the proportions; 0: none.
 
     Attributes:
-        parts: the problems.
+      parts: the problems.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Mixture(Problem):
         """Mixes problems; see `find_mixture`.
 
         Raises:
-            ValueError: they cannot have a common vocabulary, or an option is invalid.
+          ValueError: they cannot have a common vocabulary, or an option is invalid.
         """
         self._name = name
         super().__init__(options)
@@ -230,7 +230,7 @@ class Mixture(Problem):
         """Checks the data of all problems, and that they have the same vocabulary.
 
         Raises:
-            FileNotFoundError, ValueError: as `Problem.check_prepared`, or they cannot be mixed.
+          FileNotFoundError, ValueError: as `Problem.check_prepared`, or they cannot be mixed.
         """
         own_manifest = super().check_prepared(data_dir) if self._sharing else None
         parts_dir = self.parts_dir(data_dir)
@@ -265,7 +265,7 @@ class Mixture(Problem):
         """Returns the features, which all problems have in common.
 
         Raises:
-            ValueError: the problems' features differ.
+          ValueError: the problems' features differ.
         """
         first = self.parts[0].features(batch_size, length)
         for part in self.parts[1:]:
@@ -360,12 +360,12 @@ def find_mixture(name: str, options: str, find: Callable[[str, str], Problem]) -
     """Returns the mixture of a name and options.
 
     Args:
-        name: see `mixture_name.read_name`.
-        options: the mixture's own, and its problems'; see `mixture_name.find_parts`.
-        find: name and options -> problem.
+      name: see `mixture_name.read_name`.
+      options: the mixture's own, and its problems'; see `mixture_name.find_parts`.
+      find: name and options -> problem.
 
     Raises:
-        ValueError: the name is invalid, or the problems cannot be mixed; says why.
+      ValueError: the name is invalid, or the problems cannot be mixed; says why.
     """
     names, schedule = read_name(name)
     pieces = split_at_commas(options) if options.strip() else []

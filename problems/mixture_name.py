@@ -25,14 +25,14 @@ def read_name(name: str) -> tuple[list[str], list[Stage]]:
     their numbers of rows; see `proportional_parts`.
 
     Args:
-        name: "mixture:" and the proportions, stages separated by ";"; or problems without
-            proportions.
+      name: "mixture:" and the proportions, stages separated by ";"; or problems without
+        proportions.
 
     Returns:
-        The names of the problems, and the stages; none if the name has no proportions.
+      The names of the problems, and the stages; none if the name has no proportions.
 
     Raises:
-        ValueError: the name is invalid; says why.
+      ValueError: the name is invalid; says why.
     """
     problems = [each.strip() for each in name.removeprefix(PREFIX).split(",")]
     if (
@@ -72,9 +72,9 @@ def proportional_parts(rows: Sequence[int], temperature: float, max_rows: int) -
     rounded to integers in a block of about 10,000 rows, of which each problem has at least one.
 
     Args:
-        rows: number of training rows of each problem.
-        temperature: more than 0.
-        max_rows: cap on a problem's rows; 0: none.
+      rows: number of training rows of each problem.
+      temperature: more than 0.
+      max_rows: cap on a problem's rows; 0: none.
     """
     counted = [min(n, max_rows) if max_rows else n for n in rows]
     # Relative to the largest, so that no power overflows.
@@ -95,14 +95,14 @@ def find_parts(
     """Returns the problems of a mixture, each with its options.
 
     Args:
-        name: of the mixture.
-        names: of its problems.
-        options: "b.documents=lines" is an option of the problem b; "vocab_size=4096" of all
-            problems that have it.
-        find: name and options -> problem.
+      name: of the mixture.
+      names: of its problems.
+      options: "b.documents=lines" is an option of the problem b; "vocab_size=4096" of all
+        problems that have it.
+      find: name and options -> problem.
 
     Raises:
-        ValueError: no problem has an option of this name, or a value is invalid.
+      ValueError: no problem has an option of this name, or a value is invalid.
     """
     own: dict[str, list[str]] = {each: [] for each in names}
     common: list[str] = []

@@ -64,20 +64,20 @@ class Problem(abc.ABC):
     """The base class of all problems.
 
     Attributes:
-        splits: the splits; the first is trained on: shuffled and repeated. The others are read
-            once, in order.
-        metric_names: evaluation metrics, of those in `metrics.METRICS`.
-        decode_metric_names: scores of decoded text, of those in `text_scores.SCORES`; if empty,
-            "exact_match".
-        eos_id: the token that ends a sequence of targets; `NO_EOS`: none does.
-        class_names: where targets are classes, the names of the classes 0, 1, ...
-        making_options: the options that determine the stored data.
-        hparams_changes: values for hparams that suit the problem, set where the model's hparams
-            set declares them.
-        options: the problem's options.
-        given_options: the options that were given, with their values.
-        warns_of_changes: whether the next check of the data warns of changed sources.
-        data_order: version of the order in which it is trained on; see `stream.DATA_ORDER`.
+      splits: the splits; the first is trained on: shuffled and repeated. The others are read
+        once, in order.
+      metric_names: evaluation metrics, of those in `metrics.METRICS`.
+      decode_metric_names: scores of decoded text, of those in `text_scores.SCORES`; if empty,
+        "exact_match".
+      eos_id: the token that ends a sequence of targets; `NO_EOS`: none does.
+      class_names: where targets are classes, the names of the classes 0, 1, ...
+      making_options: the options that determine the stored data.
+      hparams_changes: values for hparams that suit the problem, set where the model's hparams
+        set declares them.
+      options: the problem's options.
+      given_options: the options that were given, with their values.
+      warns_of_changes: whether the next check of the data warns of changed sources.
+      data_order: version of the order in which it is trained on; see `stream.DATA_ORDER`.
     """
 
     splits: tuple[str, ...] = (TRAIN, "validation", "test")
@@ -92,7 +92,7 @@ class Problem(abc.ABC):
         """Parses options such as "vocab_size=4096,arrangement=packed".
 
         Raises:
-            ValueError: the problem has no such option, or a value is not of its type.
+          ValueError: the problem has no such option, or a value is not of its type.
         """
         self.options = self.default_options()
         try:
@@ -118,17 +118,17 @@ class Problem(abc.ABC):
         has.
 
         Args:
-            split: one of `splits`.
-            directory: where the problem's data are being made.
-            tmp_dir: as given to `download`.
+          split: one of `splits`.
+          directory: where the problem's data are being made.
+          tmp_dir: as given to `download`.
         """
 
     def download(self, directory: Path, tmp_dir: Path) -> None:  # noqa: B027
         """Downloads what the samples are read from, unless it is already there.
 
         Args:
-            directory: where the problem's data are being made; files written there are kept.
-            tmp_dir: for downloads and other temporary files.
+          directory: where the problem's data are being made; files written there are kept.
+          tmp_dir: for downloads and other temporary files.
         """
 
     def provenance(self, directory: Path, tmp_dir: Path) -> dict[str, Any]:
@@ -146,7 +146,7 @@ class Problem(abc.ABC):
         """Returns which sources of the data have changed since the data were made.
 
         Returns:
-            A phrase; "" if none has changed or they are not available.
+          A phrase; "" if none has changed or they are not available.
         """
         return ""
 
@@ -160,11 +160,11 @@ class Problem(abc.ABC):
         """Writes the vocabulary into the directory, unless it is there already.
 
         Args:
-            directory: where the problem's data are being made.
-            samples: split -> its samples.
+          directory: where the problem's data are being made.
+          samples: split -> its samples.
 
         Returns:
-            The name of its file; "" without one.
+          The name of its file; "" without one.
         """
         return ""
 
@@ -172,7 +172,7 @@ class Problem(abc.ABC):
         """Returns the problems whose data are made inside this directory, by subdirectory.
 
         Args:
-            directory: where the problem's data are being made.
+          directory: where the problem's data are being made.
         """
         return {}
 
@@ -247,10 +247,10 @@ class Problem(abc.ABC):
         """Returns the codec that converts between text and tokens, for decoding.
 
         Args:
-            data_dir: where the data, including any vocabulary, were prepared.
+          data_dir: where the data, including any vocabulary, were prepared.
 
         Returns:
-            None if targets are not text, for instance classes.
+          None if targets are not text, for instance classes.
         """
         return None
 
@@ -260,10 +260,10 @@ class Problem(abc.ABC):
         """Sets the order of the training examples to that of an earlier run.
 
         Args:
-            version: see `stream.DATA_ORDER`.
+          version: see `stream.DATA_ORDER`.
 
         Raises:
-            ValueError: this version of t2tp does not know it.
+          ValueError: this version of t2tp does not know it.
         """
         if version > DATA_ORDER:
             raise ValueError(
@@ -295,11 +295,11 @@ class Problem(abc.ABC):
         """Returns the evaluation metrics by the names in `metric_names`.
 
         Args:
-            sums: over all batches, of what the model counted and of what `counts` returns; "tokens"
-                is the number of predicted tokens. See `metrics.METRICS`.
+          sums: over all batches, of what the model counted and of what `counts` returns; "tokens"
+            is the number of predicted tokens. See `metrics.METRICS`.
 
         Raises:
-            ValueError: a sum that a metric needs is missing, or nothing was predicted.
+          ValueError: a sum that a metric needs is missing, or nothing was predicted.
         """
         return compute(self.metric_names, sums)
 
@@ -328,25 +328,25 @@ class Problem(abc.ABC):
         The output of a killed or interrupted attempt is reused.
 
         Args:
-            data_dir: contains a directory for each problem.
-            tmp_dir: for downloads, which are kept; without it they are removed at the end.
-            overwrite: make the data again, and replace the old data only on success.
-            num_shards: number of shards of train; by default one per 500 samples, at most 64. The
-                batches do not depend on it.
-            num_workers: number of encoding processes; the files do not depend on it. None: as many
-                as are worthwhile, at most one per core.
-            max_bad_samples: up to this number, samples that cannot be used are skipped, counted and
-                reported; by default one in 1,000.
-            beam: makes the shards with Apache Beam in place of processes of this host; the files do
-                not depend on it.
+          data_dir: contains a directory for each problem.
+          tmp_dir: for downloads, which are kept; without it they are removed at the end.
+          overwrite: make the data again, and replace the old data only on success.
+          num_shards: number of shards of train; by default one per 500 samples, at most 64. The
+            batches do not depend on it.
+          num_workers: number of encoding processes; the files do not depend on it. None: as many
+            as are worthwhile, at most one per core.
+          max_bad_samples: up to this number, samples that cannot be used are skipped, counted and
+            reported; by default one in 1,000.
+          beam: makes the shards with Apache Beam in place of processes of this host; the files do
+            not depend on it.
 
         Returns:
-            The manifest of the directory.
+          The manifest of the directory.
 
         Raises:
-            ValueError: existing data are damaged (and `overwrite` is off), or no data can be made
-                from the sources.
-            OSError: the directory cannot be written.
+          ValueError: existing data are damaged (and `overwrite` is off), or no data can be made
+            from the sources.
+          OSError: the directory cannot be written.
         """
         settings = GenerationSettings(num_shards, num_workers, max_bad_samples, beam)
         directory = self.directory(data_dir)
@@ -359,7 +359,7 @@ class Problem(abc.ABC):
         """Returns a digest that identifies these data: a SHA-256 of the files' checksums.
 
         Raises:
-            FileNotFoundError, DamagedDataError: see `check_prepared`.
+          FileNotFoundError, DamagedDataError: see `check_prepared`.
         """
         return self.check_prepared(data_dir).digest()
 
@@ -370,12 +370,12 @@ class Problem(abc.ABC):
         including the vocabulary. The blocks of the others are checked when they are first read.
 
         Returns:
-            The manifest of the directory.
+          The manifest of the directory.
 
         Raises:
-            FileNotFoundError: there are no data; names the command that makes them.
-            ValueError: they are damaged, or were made with other options than those given to the
-                problem; names the fault and the command.
+          FileNotFoundError: there are no data; names the command that makes them.
+          ValueError: they are damaged, or were made with other options than those given to the
+            problem; names the fault and the command.
         """
         directory, command = self.directory(data_dir), self.datagen_command(data_dir)
         manifest = prepared.check(self.name, directory, self.given_options, command)
@@ -397,8 +397,8 @@ class Problem(abc.ABC):
         Examples that occur in two splits are reported again.
 
         Args:
-            data_dir: where the data were prepared.
-            num_workers: number of files read at a time.
+          data_dir: where the data were prepared.
+          num_workers: number of files read at a time.
         """
         directory, command = self.directory(data_dir), self.datagen_command(data_dir)
         manifest = prepared.check(self.name, directory, self.given_options, command)
@@ -428,17 +428,17 @@ class Problem(abc.ABC):
         """Returns the batches of a split, by step.
 
         Args:
-            data_dir: where the data were prepared.
-            split: one of `splits`.
-            batch_size: examples of the global batch.
-            length: tokens of an example.
-            seed: of the shuffle; only the first of `splits` is shuffled.
+          data_dir: where the data were prepared.
+          split: one of `splits`.
+          batch_size: examples of the global batch.
+          length: tokens of an example.
+          seed: of the shuffle; only the first of `splits` is shuffled.
 
         Returns:
-            For the first of `splits` an endless stream; else a `OnePassStream`.
+          For the first of `splits` an endless stream; else a `OnePassStream`.
 
         Raises:
-            FileNotFoundError, ValueError: as `check_prepared`, or an argument is invalid.
+          FileNotFoundError, ValueError: as `check_prepared`, or an argument is invalid.
         """
         self.check_split(split)
         check_positive(batch_size=batch_size, length=length)
@@ -463,12 +463,12 @@ class Problem(abc.ABC):
         """Returns the sample that a stored example was made from.
 
         Args:
-            data_dir: where the data were prepared.
-            split: one of `splits`.
-            number: index of the example, in the order of the files.
+          data_dir: where the data were prepared.
+          split: one of `splits`.
+          number: index of the example, in the order of the files.
 
         Raises:
-            IndexError: there are fewer examples.
+          IndexError: there are fewer examples.
         """
         self.check_split(split)
         columns = self.stored(data_dir, split)

@@ -28,7 +28,7 @@ class SourcesConfig(tfds.core.BuilderConfig):
     """The configuration of the sources.
 
     Attributes:
-        source_dir: the directory of the sources, searched recursively.
+      source_dir: the directory of the sources, searched recursively.
     """
 
     source_dir: Path = dataclasses.field(kw_only=True)
@@ -87,9 +87,9 @@ class Sources(NamedTuple):
     """The sources in a directory.
 
     Attributes:
-        texts: by path relative to the directory with "/" as separator, sorted by path.
-        not_utf8: number of files skipped because they are not UTF-8.
-        empty: number of files skipped because they are empty.
+      texts: by path relative to the directory with "/" as separator, sorted by path.
+      not_utf8: number of files skipped because they are not UTF-8.
+      empty: number of files skipped because they are empty.
     """
 
     texts: dict[str, str]
@@ -101,7 +101,7 @@ def read_sources(source_dir: Path) -> Sources:
     """Reads the `.py` files in a directory, without installed packages.
 
     Raises:
-        ValueError: there are none.
+      ValueError: there are none.
     """
     files = {
         path.relative_to(source_dir).as_posix(): path

@@ -54,7 +54,7 @@ class RecordProblem(FileProblem):
         validation_files, test_files: the same, for held-out data.
 
     Attributes:
-        field_defaults: the options that name the fields read from a record, and their defaults.
+      field_defaults: the options that name the fields read from a record, and their defaults.
     """
 
     file_options = ("files",)
@@ -117,13 +117,13 @@ def find_pattern(directory: Path, words: Sequence[str]) -> str:
     """Returns a pattern for the files of a directory, of one format.
 
     Args:
-        directory: where the files are.
-        words: names of a split; the files are those in a directory of such a name, at any depth,
-            or whose name is or begins with one, as in "train-00000.parquet". Without words all
-            files match.
+      directory: where the files are.
+      words: names of a split; the files are those in a directory of such a name, at any depth,
+        or whose name is or begins with one, as in "train-00000.parquet". Without words all
+        files match.
 
     Returns:
-        "" if there is no such file.
+      "" if there is no such file.
     """
     for file in _IN_DIRECTORIES:
         patterns = [f"**/{word}/**/{file}" for word in words]

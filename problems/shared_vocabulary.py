@@ -24,7 +24,7 @@ def sharing(parts: Sequence[Problem]) -> list[TextProblem]:
     problems without text have fixed tokens.
 
     Raises:
-        ValueError: some of them have a vocabulary that the others cannot use.
+      ValueError: some of them have a vocabulary that the others cannot use.
     """
     texts = [part for part in parts if isinstance(part, TextProblem)]
     for first, other in itertools.pairwise(texts):
@@ -43,7 +43,7 @@ def agree(mixture: str, parts: Sequence[TextProblem]) -> None:
     Without a `vocab_size` the largest of their defaults is used.
 
     Raises:
-        ValueError: the given values differ, or the options of two problems on the same data.
+      ValueError: the given values differ, or the options of two problems on the same data.
     """
     for option in _OPTIONS:
         values = {part.given_options[option] for part in parts if option in part.given_options}
@@ -73,13 +73,13 @@ def make_shared_vocabulary(
     """Writes the vocabulary into the mixture's directory and into those of its problems.
 
     Args:
-        parts: the problems, each with the directory in which its data are being made and the
-            samples of its train split.
-        shares: numbers of the problems' samples -> their proportions, with any sum.
-        directory: the mixture's.
+      parts: the problems, each with the directory in which its data are being made and the
+        samples of its train split.
+      shares: numbers of the problems' samples -> their proportions, with any sum.
+      directory: the mixture's.
 
     Returns:
-        The name of the file.
+      The name of the file.
     """
     first, _, _ = parts[0]
     if first.options.vocabulary_from:
@@ -102,9 +102,9 @@ def interleave(
     A source that is exhausted restarts, until all have been exhausted once.
 
     Args:
-        texts: of each source, iterable any number of times.
-        shares: proportions of the sources, with any sum.
-        most_bytes: stops after this many bytes.
+      texts: of each source, iterable any number of times.
+      shares: proportions of the sources, with any sum.
+      most_bytes: stops after this many bytes.
     """
     running = [iter(each) for each in texts]
     num_bytes = [0] * len(texts)

@@ -34,11 +34,11 @@ class TextProblem(Problem):
     """A problem with text.
 
     Attributes:
-        vocabulary_kind: "subword", "byte" or "character".
-        vocabulary_size: target number of tokens; fewer if the texts do not have as many. Byte
-            vocabularies always have 259.
-        subword_model: "bpe" or "unigram".
-        normalization: "none", or for sub-words also "nfkc" or "nmt_nfkc".
+      vocabulary_kind: "subword", "byte" or "character".
+      vocabulary_size: target number of tokens; fewer if the texts do not have as many. Byte
+        vocabularies always have 259.
+      subword_model: "bpe" or "unigram".
+      normalization: "none", or for sub-words also "nfkc" or "nmt_nfkc".
 
     Options:
         vocab_size: overrides `vocabulary_size`; the texts must suffice for it.
@@ -95,15 +95,15 @@ class TextProblem(Problem):
         """Trains a vocabulary on texts and writes it, unless there is one.
 
         Args:
-            directory: where it is written.
-            texts: the training texts.
-            is_ceiling: whether it may be smaller than the option, because the size was not given.
+          directory: where it is written.
+          texts: the training texts.
+          is_ceiling: whether it may be smaller than the option, because the size was not given.
 
         Returns:
-            The name of its file.
+          The name of its file.
 
         Raises:
-            ChangedSourcesError: an interrupted run made it from other texts.
+          ChangedSourcesError: an interrupted run made it from other texts.
         """
         note, digested = directory / TEXTS_NOTE, DigestedTexts(texts)
         existing = find_vocabulary(directory)

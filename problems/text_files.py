@@ -28,12 +28,12 @@ class FileProblem(Problem):
     """Samples from files; a mixin that precedes the problem's family among the bases.
 
     Attributes:
-        file_options: the options that name the files.
-        validation_options: those of held-out files, in the same order; without them validation and
-            test have 3 % of the samples each, chosen at random.
-        test_options: those of test files; without them test has half of the held-out samples.
-        dataset: distinguishes data of the same problem in one `data_dir`; "" for none. It is a
-            suffix of the problem's name, as in "translate_tsv:news".
+      file_options: the options that name the files.
+      validation_options: those of held-out files, in the same order; without them validation and
+        test have 3 % of the samples each, chosen at random.
+      test_options: those of test files; without them test has half of the held-out samples.
+      dataset: distinguishes data of the same problem in one `data_dir`; "" for none. It is a
+        suffix of the problem's name, as in "translate_tsv:news".
 
     A file is in one split only: held-out files are left out of train, and test files out of
     validation, even where the patterns of both match.
@@ -72,8 +72,8 @@ class FileProblem(Problem):
         """Opens the samples of files.
 
         Args:
-            files: a list for each of `file_options`.
-            scratch: for state that all processes that make the data share.
+          files: a list for each of `file_options`.
+          scratch: for state that all processes that make the data share.
         """
         raise NotImplementedError
 
@@ -270,7 +270,7 @@ class LanguagemodelTextfiles(FileProblem, LanguageModelProblem):
         """Parses options.
 
         Raises:
-            ValueError: as `Problem.__init__`, or `documents` is neither files nor lines.
+          ValueError: as `Problem.__init__`, or `documents` is neither files nor lines.
         """
         super().__init__(options)
         if self.options.documents not in ("files", "lines"):

@@ -80,13 +80,13 @@ def score(names: Sequence[str], predictions: Texts, references: Texts) -> dict[s
     """Scores predictions.
 
     Args:
-        names: of `SCORES`.
-        predictions: decoded texts.
-        references: the expected texts, one per prediction.
+      names: of `SCORES`.
+      predictions: decoded texts.
+      references: the expected texts, one per prediction.
 
     Raises:
-        ValueError: their numbers differ, or there are none.
-        ModuleNotFoundError: the package that scores is not installed; says how to install it.
+      ValueError: their numbers differ, or there are none.
+      ModuleNotFoundError: the package that scores is not installed; says how to install it.
     """
     if len(predictions) != len(references) or not references:
         raise ValueError(

@@ -80,7 +80,7 @@ class PairProblem(Problem):
         """Returns the training rows, padded or packed.
 
         Raises:
-            ValueError: the arrangement is bucketed, which has no rows of one length, or unknown.
+          ValueError: the arrangement is bucketed, which has no rows of one length, or unknown.
         """
         arrangement, split = self.options.arrangement, self.splits[0]
         if arrangement not in ARRANGEMENTS:

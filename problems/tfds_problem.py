@@ -196,11 +196,11 @@ def find_tfds(name: str, options: str) -> Problem:
     """Returns the problem of a dataset.
 
     Args:
-        name: "tfds:" and the dataset's name in TFDS's catalog.
-        options: of `TfdsProblem` and of the family, which follows from the features' types.
+      name: "tfds:" and the dataset's name in TFDS's catalog.
+      options: of `TfdsProblem` and of the family, which follows from the features' types.
 
     Raises:
-        ValueError: there is no such dataset or feature, or no family for its features.
+      ValueError: there is no such dataset or feature, or no family for its features.
     """
     dataset = name.removeprefix(PREFIX)
     info = _dataset_info(dataset)
@@ -244,12 +244,12 @@ def chosen_features(info: tfds.core.DatasetInfo, inputs: str, targets: str) -> t
     """Returns the names of the inputs feature ("" for none) and of the targets feature.
 
     Args:
-        info: of the dataset.
-        inputs: the option: "" for the dataset's supervised key, "-" for none.
-        targets: the option.
+      info: of the dataset.
+      inputs: the option: "" for the dataset's supervised key, "-" for none.
+      targets: the option.
 
     Raises:
-        ValueError: the dataset does not have them, or has no supervised keys.
+      ValueError: the dataset does not have them, or has no supervised keys.
     """
     if not targets:
         made_for: tuple[Any, ...] = (info.supervised_keys or ())[:2]

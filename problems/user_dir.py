@@ -22,14 +22,14 @@ def import_user_dir(directory: str | PathLike[str]) -> ModuleType:
     not changed, so that files next to the directory cannot shadow installed packages.
 
     Args:
-        directory: the directory.
+      directory: the directory.
 
     Returns:
-        The package.
+      The package.
 
     Raises:
-        NotADirectoryError: there is no such directory.
-        ValueError: its name is not valid for a package, or is taken by another package.
+      NotADirectoryError: there is no such directory.
+      ValueError: its name is not valid for a package, or is taken by another package.
     """
     path = Path(directory).expanduser().resolve()
     if not path.is_dir():

@@ -16,7 +16,7 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Writes or replaces a file (UTF-8) atomically, even if the process is killed meanwhile.
 
     Raises:
-        OSError: the file, which the error names, cannot be written; an existing one is unchanged.
+      OSError: the file, which the error names, cannot be written; an existing one is unchanged.
     """
     write_bytes(path, text.encode("utf-8"))
 
@@ -53,14 +53,14 @@ def remove_unfinished(
     """Deletes the unfinished files of killed processes in a directory.
 
     Args:
-        directory: may be missing; subdirectories are ignored.
-        min_age_seconds: younger files are kept: another process may be writing them.
+      directory: may be missing; subdirectories are ignored.
+      min_age_seconds: younger files are kept: another process may be writing them.
 
     Returns:
-        The files that were deleted.
+      The files that were deleted.
 
     Raises:
-        OSError: the directory cannot be listed, or a file cannot be deleted.
+      OSError: the directory cannot be listed, or a file cannot be deleted.
     """
     directory = Path(directory)
     removed = []

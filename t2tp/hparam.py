@@ -86,22 +86,22 @@ class HParams:
         """Declares a hyperparameter.
 
         Args:
-            name: an identifier that is not a method of HParams.
-            default: the initial value: a bool, int, float, str, list of one, or None.
-            help: a description, with its unit.
-            type: bool, int, float, str, list[...] of one, or either `| None`. The default is the
-                type of `default`. A default of None allows None in addition to the type given here,
-                and any value if none is given.
-            min: the min value; for a list, of each element.
-            max: the max value; likewise.
-            above: an exclusive lower bound, in place of `min`.
-            below: an exclusive upper bound, in place of `max`.
-            choices: the allowed values.
+          name: an identifier that is not a method of HParams.
+          default: the initial value: a bool, int, float, str, list of one, or None.
+          help: a description, with its unit.
+          type: bool, int, float, str, list[...] of one, or either `| None`. The default is the
+            type of `default`. A default of None allows None in addition to the type given here,
+            and any value if none is given.
+          min: the min value; for a list, of each element.
+          max: the max value; likewise.
+          above: an exclusive lower bound, in place of `min`.
+          below: an exclusive upper bound, in place of `max`.
+          choices: the allowed values.
 
         Raises:
-            ValueError: the name is invalid or already declared, the type of an empty list is not
-                given, or the default is out of range.
-            TypeError: the default is not of the type, or the type is not supported.
+          ValueError: the name is invalid or already declared, the type of an empty list is not
+            given, or the default is out of range.
+          TypeError: the default is not of the type, or the type is not supported.
         """
         if name in self._values:
             raise ValueError(
@@ -130,9 +130,9 @@ class HParams:
         """Sets a declared hyperparameter; the same as assigning to the attribute.
 
         Raises:
-            AttributeError: it is not declared; the error suggests similar names.
-            TypeError: the value is not of its type.
-            ValueError: the value is out of range.
+          AttributeError: it is not declared; the error suggests similar names.
+          TypeError: the value is not of its type.
+          ValueError: the value is out of range.
         """
         self._values[name] = self._declaration(name).check(name, value)
 
@@ -140,7 +140,7 @@ class HParams:
         """Returns the value of a declared hyperparameter; the same as reading the attribute.
 
         Raises:
-            AttributeError: it is not declared; the error suggests similar names.
+          AttributeError: it is not declared; the error suggests similar names.
         """
         self._declaration(name)
         return self._values[name]
@@ -185,11 +185,11 @@ class HParams:
         """Declares hyperparameters as another HParams does, with the defaults there.
 
         Args:
-            other: declares them.
-            names: of them; those that are declared here already stay as they are.
+          other: declares them.
+          names: of them; those that are declared here already stay as they are.
 
         Raises:
-            AttributeError: one is not declared in `other`.
+          AttributeError: one is not declared in `other`.
         """
         for name in names:
             if name not in self._values:
@@ -205,11 +205,11 @@ class HParams:
         Spaces around `,` and `=` are ignored. Of several calls the last wins.
 
         Returns:
-            The values that were set, by name.
+          The values that were set, by name.
 
         Raises:
-            ValueError: a name is not declared or occurs twice in the text, or a value is not of its
-                type or out of range; then nothing is set.
+          ValueError: a name is not declared or occurs twice in the text, or a value is not of its
+            type or out of range; then nothing is set.
         """
         parsed: dict[str, Any] = {}
         for name, value_text in _split_assignments(text):
@@ -236,7 +236,7 @@ class HParams:
         """Reads the result of `to_json`, also of versions without limits.
 
         Raises:
-            ValueError: the text is not such JSON.
+          ValueError: the text is not such JSON.
         """
         try:
             saved = json.loads(text)
@@ -260,8 +260,8 @@ class HParams:
         """Reads a file written by `save`.
 
         Raises:
-            FileNotFoundError: there is no such file.
-            ValueError: its content is invalid; the error names the file.
+          FileNotFoundError: there is no such file.
+          ValueError: its content is invalid; the error names the file.
         """
         try:
             return cls.from_json(Path(path).read_text(encoding="utf-8"))
@@ -320,16 +320,16 @@ def describe_differences(
     """Describes the differences between a saved run's values and the current ones on resuming.
 
     Args:
-        saved: the values saved with the run.
-        preset: the run's hparams set as defined now.
-        overrides: the values given on the command line, as `HParams.parse` returns them.
+      saved: the values saved with the run.
+      preset: the run's hparams set as defined now.
+      overrides: the values given on the command line, as `HParams.parse` returns them.
 
     Returns:
-        A line per hyperparameter whose values differ, ending in the value that is used: the
-        override, else the saved one, else (if declared since the run was saved) the default.
+      A line per hyperparameter whose values differ, ending in the value that is used: the
+      override, else the saved one, else (if declared since the run was saved) the default.
 
     Raises:
-        ValueError: an override is declared in neither.
+      ValueError: an override is declared in neither.
     """
     lines = []
     saved_values, preset_values = saved.values(), preset.values()

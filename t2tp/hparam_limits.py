@@ -14,11 +14,11 @@ class Limits:
     """The allowed values of a declaration; of a list, of each element.
 
     Attributes:
-        min: the min number.
-        max: the max number.
-        above: an exclusive lower bound, in place of `min`.
-        below: an exclusive upper bound, in place of `max`.
-        choices: the allowed values.
+      min: the min number.
+      max: the max number.
+      above: an exclusive lower bound, in place of `min`.
+      below: an exclusive upper bound, in place of `max`.
+      choices: the allowed values.
     """
 
     min: float | None = None

@@ -23,9 +23,9 @@ class ValueType:
     """The declared type of one hyperparameter.
 
     Attributes:
-        scalar: bool, int, float or str, of the value or its elements; None if undeclared.
-        is_list: whether the value is a list.
-        nullable: whether it may be None.
+      scalar: bool, int, float or str, of the value or its elements; None if undeclared.
+      is_list: whether the value is a list.
+      nullable: whether it may be None.
     """
 
     scalar: type | None
@@ -45,8 +45,8 @@ class ValueType:
         An int is accepted as a float, and an integral float as an int. A bool is not an int.
 
         Raises:
-            TypeError: the value is of another type, or not finite; the error names the
-                hyperparameter.
+          TypeError: the value is of another type, or not finite; the error names the
+            hyperparameter.
         """
         if value is None and self.nullable:
             return None
@@ -71,7 +71,7 @@ class ValueType:
         """Parses a value from text, the part after the `=` in `name=text`.
 
         Raises:
-            ValueError: the text is not of this type; the error names the hyperparameter.
+          ValueError: the text is not of this type; the error names the hyperparameter.
         """
         text = text.strip()
         if self.nullable and text.lower() == "none":
@@ -135,7 +135,7 @@ def declared_type(name: str, annotation: Any) -> ValueType:
     The annotation may be the type itself or its name, as `str(ValueType)` writes it.
 
     Raises:
-        TypeError: the type is not supported.
+      TypeError: the type is not supported.
     """
     known = _BY_NAME if isinstance(annotation, str) else _BY_ANNOTATION
     # Compared one by one, since a wrong annotation need not be hashable ([int]).
@@ -152,8 +152,8 @@ def inferred_type(name: str, default: Any) -> ValueType:
     """Returns the type of a default value; for None, a type that accepts any value.
 
     Raises:
-        TypeError: the type of the value is not supported.
-        ValueError: the default is an empty list, whose element type is unknown.
+      TypeError: the type of the value is not supported.
+      ValueError: the default is an empty list, whose element type is unknown.
     """
     if default is None:
         return _ANY
@@ -190,7 +190,7 @@ def split_at_commas(text: str) -> list[str]:
     Both are special only at the beginning of a value, so that "it's" and "a[0]" are plain text.
 
     Raises:
-        ValueError: a quote or bracket is never closed.
+      ValueError: a quote or bracket is never closed.
     """
     pieces, start, depth = [], 0, 0
     quote, escaped, value_begins = "", False, True

@@ -31,9 +31,9 @@ class Choice:
     """A hyperparameter that takes one of some values, equally likely.
 
     Attributes:
-        name: of the hyperparameter.
-        values: at least one.
-        when: the condition under which it is drawn; empty for always.
+      name: of the hyperparameter.
+      values: at least one.
+      when: the condition under which it is drawn; empty for always.
     """
 
     name: str
@@ -54,12 +54,12 @@ class Interval:
     """A number in [low, high].
 
     Attributes:
-        name: of the hyperparameter.
-        low: the min value.
-        high: the max value.
-        scale: LINEAR, LOG, or REVERSE_LOG.
-        is_int: whether it is an integer.
-        when: the condition under which it is drawn; empty for always.
+      name: of the hyperparameter.
+      low: the min value.
+      high: the max value.
+      scale: LINEAR, LOG, or REVERSE_LOG.
+      is_int: whether it is an integer.
+      when: the condition under which it is drawn; empty for always.
     """
 
     name: str
@@ -97,7 +97,7 @@ class RangedHParams:
     hyperparameter keeps the value of its set.
 
     Attributes:
-        name: of the set.
+      name: of the set.
     """
 
     LINEAR_SCALE: ClassVar[str] = LINEAR
@@ -119,8 +119,8 @@ class RangedHParams:
         """Adds a hyperparameter that takes one of some values, equally likely.
 
         Raises:
-            ValueError: there are no values, the hyperparameter already has a range, or the
-                condition names no earlier choice or a value that it does not have.
+          ValueError: there are no values, the hyperparameter already has a range, or the
+            condition names no earlier choice or a value that it does not have.
         """
         self._add(Choice(name, list(categories), when or {}))
 
@@ -130,7 +130,7 @@ class RangedHParams:
         """Adds a hyperparameter that takes one of some numbers, equally likely.
 
         Raises:
-            ValueError: as `set_categorical`.
+          ValueError: as `set_categorical`.
         """
         self._add(Choice(name, list(feasible_points), when or {}))
 
@@ -145,8 +145,8 @@ class RangedHParams:
         """Adds a hyperparameter in [min_val, max_val].
 
         Raises:
-            ValueError: the bounds are in the wrong order, or not above 0 on a logarithmic scale; or
-                as `set_categorical`.
+          ValueError: the bounds are in the wrong order, or not above 0 on a logarithmic scale; or
+            as `set_categorical`.
         """
         self._add(Interval(name, min_val, max_val, scale, False, when or {}))
 
@@ -161,7 +161,7 @@ class RangedHParams:
         """Adds an integer hyperparameter in [min_val, max_val].
 
         Raises:
-            ValueError: as `set_float`.
+          ValueError: as `set_float`.
         """
         self._add(Interval(name, min_val, max_val, scale, True, when or {}))
 
@@ -169,7 +169,7 @@ class RangedHParams:
         """Returns the values of a trial by name.
 
         Args:
-            value_of: draws from one range; called in order, for the ranges whose conditions hold.
+          value_of: draws from one range; called in order, for the ranges whose conditions hold.
         """
         values: dict[str, Any] = {}
         for each in self._ranges.values():
@@ -181,10 +181,10 @@ class RangedHParams:
         """Returns the values of a trial by name.
 
         Args:
-            trial: its index, from 0.
+          trial: its index, from 0.
 
         Raises:
-            ValueError: the index is negative.
+          ValueError: the index is negative.
         """
         if trial < 0:
             raise ValueError(f"trial {trial}: trials are counted from 0")
@@ -196,7 +196,7 @@ class RangedHParams:
         """Returns the values of each point of a grid over all ranges, by name.
 
         Args:
-            points: number of values of an interval; of choices the grid has every value.
+          points: number of values of an interval; of choices the grid has every value.
         """
         found: list[dict[str, Any]] = [{}]
         for each in self._ranges.values():
@@ -215,8 +215,8 @@ class RangedHParams:
         """Sets the values of a trial and returns them by name.
 
         Raises:
-            ValueError: a hyperparameter is missing, of another type or out of range; then nothing
-                is set.
+          ValueError: a hyperparameter is missing, of another type or out of range; then nothing
+            is set.
         """
         sampled = self.sample_trial(trial)
         for name in sampled:

@@ -69,7 +69,7 @@ class Registry:
     """Classes and functions of one kind, by name.
 
     Attributes:
-        kind: the kind of entry, for errors and help ("hparams set").
+      kind: the kind of entry, for errors and help ("hparams set").
     """
 
     def __init__(self, kind: str):
@@ -86,15 +86,15 @@ class Registry:
         """Registers a class or function; a decorator with or without parentheses.
 
         Args:
-            target: the class or function itself (a bare decorator), or the name to register the
-                decorated one by. By default that is its own name in snake_case.
+          target: the class or function itself (a bare decorator), or the name to register the
+            decorated one by. By default that is its own name in snake_case.
 
         Returns:
-            The class or function, unchanged; or the decorator that takes it.
+          The class or function, unchanged; or the decorator that takes it.
 
         Raises:
-            ValueError: it is not callable, its name is not a single word, or the name is already
-                taken.
+          ValueError: it is not callable, its name is not a single word, or the name is already
+            taken.
         """
         if target is not None and not isinstance(target, str):
             self._add(target, None)
@@ -132,7 +132,7 @@ class Registry:
         """Returns the class or function registered under this name.
 
         Raises:
-            UnknownNameError: there is none; the error suggests similar names, or lists all.
+          UnknownNameError: there is none; the error suggests similar names, or lists all.
         """
         return self._entry(name).value
 
@@ -154,7 +154,7 @@ class Registry:
         """Lists the names, grouped by first word, each with the first paragraph of its docstring.
 
         Args:
-            note: maps a name to a note in parentheses; empty: none.
+          note: maps a name to a note in parentheses; empty: none.
         """
         heading = f"{self.kind[0].upper()}{self.kind[1:]}s:"
         if not self._entries:
@@ -218,8 +218,8 @@ def register_hparams(target: Any = None, *, model: str = "") -> Any:
     """Registers a function that returns an hparams set; see `Registry.register`.
 
     Args:
-        target: the function (a bare decorator), or the set's name.
-        model: the set's model, if the set's name does not begin with it.
+      target: the function (a bare decorator), or the set's name.
+      model: the set's model, if the set's name does not begin with it.
     """
     if target is not None and not isinstance(target, str):
         return _register_hparams(target)
@@ -240,7 +240,7 @@ def model_of_hparams(name: str) -> str:
     `transformer_lm` for `transformer_lm_tiny`.
 
     Raises:
-        UnknownNameError: no hparams set has the name, or its model is unknown.
+      UnknownNameError: no hparams set has the name, or its model is unknown.
     """
     hparams_function(name)
     declared_model = _models_of_sets.get(name)
@@ -257,8 +257,8 @@ def hparams(name: str) -> HParams:
     """Calls the registered function of this name and returns its hparams set.
 
     Raises:
-        UnknownNameError: no hparams set has the name; the error suggests similar names.
-        TypeError: the function did not return an HParams.
+      UnknownNameError: no hparams set has the name; the error suggests similar names.
+      TypeError: the function did not return an HParams.
     """
     hparams_set = hparams_function(name)()
     if not isinstance(hparams_set, HParams):
@@ -273,7 +273,7 @@ def ranged_hparams(name: str) -> RangedHParams:
     """Fills an empty ranged set with the registered function of this name and returns it.
 
     Raises:
-        UnknownNameError: no ranged set has the name; the error suggests similar names.
+      UnknownNameError: no ranged set has the name; the error suggests similar names.
     """
     ranged = RangedHParams(name)
     ranged_hparams_function(name)(ranged)

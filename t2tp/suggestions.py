@@ -13,13 +13,13 @@ def nearest(name: str, known: Iterable[str], what: str) -> str:
     """Suggests known names, as the end of an error's sentence.
 
     Args:
-        name: the given name; case is ignored.
-        known: the known names.
-        what: a plural noun for them ("models").
+      name: the given name; case is ignored.
+      known: the known names.
+      what: a plural noun for them ("models").
 
     Returns:
-        "did you mean a, b?" with the three most similar; if none is similar, all names, or the
-        three most similar if there are more than 100.
+      "did you mean a, b?" with the three most similar; if none is similar, all names, or the
+      three most similar if there are more than 100.
     """
     known = sorted(known)
     if not known:
@@ -37,9 +37,9 @@ def similar(name: str, known: Iterable[str], cutoff: float = 0.6) -> list[str]:
     """Returns up to three similar names, most similar first.
 
     Args:
-        name: the given name.
-        known: the known names.
-        cutoff: min similarity, from 0 to 1; see `difflib.get_close_matches`.
+      name: the given name.
+      known: the known names.
+      cutoff: min similarity, from 0 to 1; see `difflib.get_close_matches`.
     """
     by_lowered = {each.lower(): each for each in sorted(known)}
     near = difflib.get_close_matches(name.lower(), by_lowered, n=3, cutoff=cutoff)

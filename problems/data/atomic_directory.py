@@ -28,7 +28,7 @@ def exclusive_build(directory: Path) -> Iterator[None]:
     The system releases the lock of a process that dies.
 
     Raises:
-        OSError: (PermissionError, ...) the parent directory cannot be made or written; names it.
+      OSError: (PermissionError, ...) the parent directory cannot be made or written; names it.
     """
     parent = directory.parent
     try:
@@ -58,9 +58,9 @@ def atomic_directory(
     `is_worth_keeping`. Use it inside `exclusive_build`.
 
     Args:
-        directory: the directory to make.
-        plan: describes what it will have. The output of an attempt with another plan is removed.
-        is_worth_keeping: whether a temporary directory has anything to resume from.
+      directory: the directory to make.
+      plan: describes what it will have. The output of an attempt with another plan is removed.
+      is_worth_keeping: whether a temporary directory has anything to resume from.
     """
     partial, replaced = _neighbours(directory)
     shutil.rmtree(replaced, ignore_errors=True)

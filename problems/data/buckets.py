@@ -32,7 +32,7 @@ class BucketedStream:
     An epoch has every example once. The last batch of a bucket is padded with empty rows.
 
     Attributes:
-        batches_per_epoch: of all buckets.
+      batches_per_epoch: of all buckets.
     """
 
     def __init__(self, buckets: Sequence[tuple[ExampleSource, int]], seed: int):

@@ -24,10 +24,10 @@ class CheckedFile:
         """Maps the file.
 
         Args:
-            path: of the file.
-            dtype: of the numbers.
-            crc32: the CRC-32 of each block, uint32 [blocks]; without it nothing is verified.
-            block_bytes: length of a block; the last one may be shorter.
+          path: of the file.
+          dtype: of the numbers.
+          crc32: the CRC-32 of each block, uint32 [blocks]; without it nothing is verified.
+          block_bytes: length of a block; the last one may be shorter.
         """
         self._path = path
         self._array = mapped(path, dtype)

@@ -23,16 +23,16 @@ class Column:
     """One column of a split.
 
     Attributes:
-        size: number of values over all examples.
-        dtype: of the values.
+      size: number of values over all examples.
+      dtype: of the values.
     """
 
     def __init__(self, files: Sequence[Path], dtype: np.dtype):
         """Maps the files.
 
         Args:
-            files: of the values, one per shard, in order; the ".begins" files are next to them.
-            dtype: of the values.
+          files: of the values, one per shard, in order; the ".begins" files are next to them.
+          dtype: of the values.
         """
         self.dtype = np.dtype(dtype)
         self._none = np.empty(0, self.dtype)
@@ -161,10 +161,10 @@ def open_columns(
     """Opens the columns of a split.
 
     Args:
-        directory: where the shards are.
-        split: its name.
-        shards: its number of shards.
-        dtypes: of the values of each column.
+      directory: where the shards are.
+      split: its name.
+      shards: its number of shards.
+      dtypes: of the values of each column.
     """
     names = [shard_name(split, shard, shards) for shard in range(shards)]
     return {

@@ -34,7 +34,7 @@ class FieldSource:
     """Rows whose features are fields; an `ExampleSource`.
 
     Attributes:
-        features: specs by name.
+      features: specs by name.
     """
 
     def __init__(self, rows: int, fields: Mapping[str, Field]):
@@ -101,14 +101,14 @@ def fill_rows(
     """Copies spans of a column into rows.
 
     Args:
-        column: of tokens.
-        begins: int64 [rows], the position where each span begins.
-        ends: int64 [rows], where it ends, at most `length` later.
-        length: of the rows.
-        kind: as of `TokenField`.
+      column: of tokens.
+      begins: int64 [rows], the position where each span begins.
+      ends: int64 [rows], where it ends, at most `length` later.
+      length: of the rows.
+      kind: as of `TokenField`.
 
     Returns:
-        int32 [rows, length].
+      int32 [rows, length].
     """
     filled = np.zeros((len(begins), length), INT)
     positions = np.arange(length)

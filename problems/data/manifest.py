@@ -52,11 +52,11 @@ class SplitSizes:
     """The size of a split or shard.
 
     Attributes:
-        examples: number of examples; of language modelling: documents.
-        values: number of values of each stored feature over all examples: tokens, pixels, ...
-        bytes: length of the text in UTF-8; 0 without text.
-        skipped: number of samples skipped, by reason.
-        shards: number of shards.
+      examples: number of examples; of language modelling: documents.
+      values: number of values of each stored feature over all examples: tokens, pixels, ...
+      bytes: length of the text in UTF-8; 0 without text.
+      skipped: number of samples skipped, by reason.
+      shards: number of shards.
     """
 
     examples: int
@@ -94,8 +94,8 @@ class FileState:
     """The state of a file when it was written.
 
     Attributes:
-        bytes: its length.
-        sha256: in hexadecimal digits.
+      bytes: its length.
+      sha256: in hexadecimal digits.
     """
 
     bytes: int
@@ -116,17 +116,17 @@ class Manifest:
     """The description of prepared data.
 
     Attributes:
-        problem: name of the problem.
-        options: the problem's options that determine the data: names to JSON values.
-        origin: the problem's provenance: names to JSON values.
-        versions: of the packages that made the data, by name.
-        columns: the NumPy dtype of each stored feature.
-        splits: sizes by split.
-        vocabulary: SHA-256 of the vocabulary; "" without one.
-        files: every other file of the directory, by its relative path.
-        format: version of the layout of the files.
-        overlaps: split -> earlier split -> number of examples of the former that occur in the
-            latter; see `prepare/overlap.py`.
+      problem: name of the problem.
+      options: the problem's options that determine the data: names to JSON values.
+      origin: the problem's provenance: names to JSON values.
+      versions: of the packages that made the data, by name.
+      columns: the NumPy dtype of each stored feature.
+      splits: sizes by split.
+      vocabulary: SHA-256 of the vocabulary; "" without one.
+      files: every other file of the directory, by its relative path.
+      format: version of the layout of the files.
+      overlaps: split -> earlier split -> number of examples of the former that occur in the
+        latter; see `prepare/overlap.py`.
     """
 
     problem: str
@@ -151,7 +151,7 @@ class Manifest:
         """Reads the manifest of a directory.
 
         Raises:
-            DamagedDataError: it is missing, of another format, or changed.
+          DamagedDataError: it is missing, of another format, or changed.
         """
         path = directory / FILE_NAME
         try:
@@ -177,7 +177,7 @@ class Manifest:
         """Checks the size of every file, and the contents of the small ones and of the checksums.
 
         Raises:
-            DamagedDataError: a file is missing or changed; names it.
+          DamagedDataError: a file is missing or changed; names it.
         """
         for name, state in self.files.items():
             is_read = name.endswith(CHECKS_END) or state.bytes <= _SMALL_BYTES
@@ -187,12 +187,12 @@ class Manifest:
         """Checks the contents of every file, whatever its size.
 
         Args:
-            directory: where the files are.
-            num_workers: number of files read at a time.
-            what: the name of the data, for the progress bar.
+          directory: where the files are.
+          num_workers: number of files read at a time.
+          what: the name of the data, for the progress bar.
 
         Raises:
-            DamagedDataError: a file is missing or changed; names it.
+          DamagedDataError: a file is missing or changed; names it.
         """
         total = sum(file_state.bytes for file_state in self.files.values())
         bytes_done = 0
@@ -250,12 +250,12 @@ def check_file(path: Path, expected: FileState, read_up_to: int) -> None:
     """Checks that a file is as it was written.
 
     Args:
-        path: the file.
-        expected: its state when it was written.
-        read_up_to: of larger files only the size is compared.
+      path: the file.
+      expected: its state when it was written.
+      read_up_to: of larger files only the size is compared.
 
     Raises:
-        DamagedDataError: it is missing or changed.
+      DamagedDataError: it is missing or changed.
     """
     if not path.is_file():
         raise DamagedDataError(f"{path} is missing")

@@ -29,8 +29,8 @@ class Stage(NamedTuple):
     """Proportions from a step on.
 
     Attributes:
-        step: the first step.
-        parts: integers, one per problem: rows in a block.
+      step: the first step.
+      parts: integers, one per problem: rows in a block.
     """
 
     step: int
@@ -96,11 +96,11 @@ class MixtureStream:
         """Sets the rows and the schedule of the mixture.
 
         Args:
-            source: the rows of all problems.
-            schedule: the stages.
-            batch_size: rows of a batch.
-            seed: of the order.
-            data_order: its version; see `stream.DATA_ORDER`.
+          source: the rows of all problems.
+          schedule: the stages.
+          batch_size: rows of a batch.
+          seed: of the order.
+          data_order: its version; see `stream.DATA_ORDER`.
         """
         self._source = source
         self._schedule = schedule

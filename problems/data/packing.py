@@ -46,12 +46,12 @@ class PackedWindows:
         """Takes the tokens of a split.
 
         Args:
-            column: of the tokens.
-            length: of a window.
-            vocabulary: of the tokens.
-            separate: whether the documents of a window are separate segments; else the window is
-                one segment, and tokens attend to earlier documents.
-            text_bytes: UTF-8 length of the texts of the split; None: that of their tokens.
+          column: of the tokens.
+          length: of a window.
+          vocabulary: of the tokens.
+          separate: whether the documents of a window are separate segments; else the window is
+            one segment, and tokens attend to earlier documents.
+          text_bytes: UTF-8 length of the texts of the split; None: that of their tokens.
         """
         self._column = column
         self._length = length

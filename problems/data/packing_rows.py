@@ -80,9 +80,9 @@ def first_fit_decreasing(
     the steps within a window are sequential.
 
     Args:
-        pieces: pieces of the examples.
-        length: of a row.
-        average: length of the examples, which determines the number of examples in a window.
+      pieces: pieces of the examples.
+      length: of a row.
+      average: length of the examples, which determines the number of examples in a window.
     """
     per_row = max(1.0, length / max(1.0, average))
     window = min(1 << int(np.ceil(np.log2(_ROWS_OF_WINDOW * per_row))), _MAX_WINDOW)

@@ -32,16 +32,16 @@ def permute(positions: np.ndarray, size: int, *key: int | str) -> np.ndarray:
     """Applies the key's permutation of range(size) to positions.
 
     Args:
-        positions: integers in range(size), of any shape.
-        size: number of elements, at least 1.
-        *key: what the permutation depends on, for instance ("epoch", seed, epoch).
+      positions: integers in range(size), of any shape.
+      size: number of elements, at least 1.
+      *key: what the permutation depends on, for instance ("epoch", seed, epoch).
 
     Returns:
-        int64 array of the shape of `positions`. Over all positions each number of range(size)
-        occurs once.
+      int64 array of the shape of `positions`. Over all positions each number of range(size)
+      occurs once.
 
     Raises:
-        IndexError: a position is outside range(size).
+      IndexError: a position is outside range(size).
     """
     positions = np.asarray(positions, np.int64)
     if positions.size and not (positions.min() >= 0 and positions.max() < size):

@@ -27,9 +27,9 @@ class PixelField:
         """Sets the source and the scale.
 
         Args:
-            column: of their values.
-            shape: height, width and channels.
-            scale: the largest value, for float32; None: int32.
+          column: of their values.
+          shape: height, width and channels.
+          scale: the largest value, for float32; None: int32.
         """
         self.spec = pixel_spec(scale)
         self.shape = shape

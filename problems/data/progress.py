@@ -20,8 +20,8 @@ class ProgressBar:
         """Shows the start of the task.
 
         Args:
-            total: number of items.
-            what: the human-readable name of the task ("encoding train").
+          total: number of items.
+          what: the human-readable name of the task ("encoding train").
         """
         self._total = total
         self._what = what

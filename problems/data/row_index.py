@@ -41,8 +41,8 @@ class IndexDirectory(NamedTuple):
     """The directory of the indexes of a split.
 
     Attributes:
-        path: the directory.
-        data: the digest of the data.
+      path: the directory.
+      data: the digest of the data.
     """
 
     path: Path
@@ -53,7 +53,7 @@ class IndexWriter:
     """A writer of the arrays of an index, piece by piece.
 
     Attributes:
-        facts: its other fields: names to JSON values.
+      facts: its other fields: names to JSON values.
     """
 
     def __init__(self, path: Path, stack: contextlib.ExitStack, dtype: np.dtype):
@@ -77,8 +77,8 @@ class Index(NamedTuple):
     """An open index.
 
     Attributes:
-        facts: as set by its writer.
-        arrays: integers by name, mapped.
+      facts: as set by its writer.
+      arrays: integers by name, mapped.
     """
 
     facts: dict[str, Any]
@@ -97,10 +97,10 @@ def open_index(
     written, each process computes it, in temporary files.
 
     Args:
-        directory: where it is stored; None: not stored.
-        name: identifies the index among those of the data.
-        examples: number of examples of the split.
-        make: writes it.
+      directory: where it is stored; None: not stored.
+      name: identifies the index among those of the data.
+      examples: number of examples of the split.
+      make: writes it.
     """
     if directory is None:
         return _temporary(examples, make)

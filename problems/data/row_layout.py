@@ -27,12 +27,12 @@ class Texts:
     """The texts of a split's examples.
 
     Attributes:
-        columns: of the texts, by name: each example has one text in each.
-        split: its name.
-        what: the examples' name in messages.
-        directory: where indexes are stored; None: they are not.
-        stored: the names under which the columns are stored, if they differ: problems that read
-            the same data in other ways share the directory.
+      columns: of the texts, by name: each example has one text in each.
+      split: its name.
+      what: the examples' name in messages.
+      directory: where indexes are stored; None: they are not.
+      stored: the names under which the columns are stored, if they differ: problems that read
+        the same data in other ways share the directory.
     """
 
     columns: dict[str, Column]
@@ -64,11 +64,11 @@ def one_per_row(texts: Texts, length: int) -> RowPlan:
     """Puts each example that fits into a separate row.
 
     Args:
-        texts: of the examples.
-        length: of a row.
+      texts: of the examples.
+      length: of a row.
 
     Raises:
-        ValueError: none fits.
+      ValueError: none fits.
     """
 
     def make(writer: IndexWriter) -> None:
@@ -87,8 +87,8 @@ def truncated(texts: Texts, length: int) -> RowPlan:
     """Puts each example into a separate row, for readers that truncate those that are too long.
 
     Args:
-        texts: of the examples.
-        length: of a row.
+      texts: of the examples.
+      length: of a row.
     """
 
     def make(writer: IndexWriter) -> None:
@@ -116,13 +116,13 @@ def pack(texts: Texts, length: int, data_order: int) -> RowPlan:
     The texts of an example in each column are packed into rows of the same length.
 
     Args:
-        texts: of the examples.
-        length: of a row.
-        data_order: version of the order; see `stream.DATA_ORDER`. Version 1 fills rows in the order
-            of the examples; version 2 bin-packs windows of neighbouring examples.
+      texts: of the examples.
+      length: of a row.
+      data_order: version of the order; see `stream.DATA_ORDER`. Version 1 fills rows in the order
+        of the examples; version 2 bin-packs windows of neighbouring examples.
 
     Raises:
-        ValueError: none fits.
+      ValueError: none fits.
     """
     pack = packing_rows.next_fit if data_order == 1 else packing_rows.first_fit_decreasing
 
@@ -147,14 +147,14 @@ def bucketed(texts: Texts, length: int) -> list[tuple[int, RowPlan]]:
     """Distributes examples to buckets; those that are too long are left out.
 
     Args:
-        texts: of the examples.
-        length: of the longest bucket.
+      texts: of the examples.
+      length: of the longest bucket.
 
     Returns:
-        For each bucket that is not empty its length and its rows of one example each.
+      For each bucket that is not empty its length and its rows of one example each.
 
     Raises:
-        ValueError: none fits.
+      ValueError: none fits.
     """
     sizes = bucket_lengths(length)
 

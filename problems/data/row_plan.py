@@ -16,10 +16,10 @@ class RowPlan:
         """Sets the assignment.
 
         Args:
-            rows: number of rows.
-            examples: integers, indices of the examples, row by row; by default row i has example i.
-            offsets: integers [rows + 1], where each row begins in `examples`, and the end; by
-                default each row has one example.
+          rows: number of rows.
+          examples: integers, indices of the examples, row by row; by default row i has example i.
+          offsets: integers [rows + 1], where each row begins in `examples`, and the end; by
+            default each row has one example.
         """
         self._rows = rows
         self._examples = examples
@@ -33,11 +33,11 @@ class RowPlan:
         """Returns the examples of rows.
 
         Args:
-            rows: int64 [rows]; `EMPTY` has none.
+          rows: int64 [rows]; `EMPTY` has none.
 
         Returns:
-            The number of examples of each row, int64 [rows]; and their indices, concatenated,
-            int64 [examples].
+          The number of examples of each row, int64 [rows]; and their indices, concatenated,
+          int64 [examples].
         """
         real = rows != EMPTY
         counts = real.astype(np.int64)

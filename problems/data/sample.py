@@ -31,8 +31,8 @@ class StoredExample(NamedTuple):
     """An encoded example.
 
     Attributes:
-        columns: integers [any number] for each column.
-        text_bytes: length of its text in UTF-8; 0 without text.
+      columns: integers [any number] for each column.
+      text_bytes: length of its text in UTF-8; 0 without text.
     """
 
     columns: dict[str, np.ndarray]
@@ -51,8 +51,8 @@ def text_of(sample: Sample, name: str) -> str:
     """Returns a text of a sample.
 
     Raises:
-        KeyError: the sample does not have it.
-        ValueError: it is not a str.
+      KeyError: the sample does not have it.
+      ValueError: it is not a str.
     """
     text = sample[name]
     if not isinstance(text, str):

@@ -82,7 +82,7 @@ class DigestedTexts:
     """Texts, with a digest of those iterated so far.
 
     Attributes:
-        count: number of texts iterated.
+      count: number of texts iterated.
     """
 
     def __init__(self, texts: Iterable[str]):

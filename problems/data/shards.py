@@ -64,10 +64,10 @@ class Checks(NamedTuple):
     """The checksums of a shard.
 
     Attributes:
-        samples: a digest of the samples that were read for it; see `sample_digest.py`.
-        bad: the first samples that could not be used, and why.
-        block_bytes: number of bytes per checksum.
-        crc32: file -> the CRC-32 of each of its blocks.
+      samples: a digest of the samples that were read for it; see `sample_digest.py`.
+      bad: the first samples that could not be used, and why.
+      block_bytes: number of bytes per checksum.
+      crc32: file -> the CRC-32 of each of its blocks.
     """
 
     samples: str
@@ -100,8 +100,8 @@ def read_checks(directory: Path, name: str) -> Checks:
     """Reads the checksums of a shard.
 
     Raises:
-        FileNotFoundError: it has none: it is older than checksums.
-        DamagedDataError: they cannot be read.
+      FileNotFoundError: it has none: it is older than checksums.
+      DamagedDataError: they cannot be read.
     """
     path = directory / f"{name}{CHECKS_END}"
     try:
@@ -120,7 +120,7 @@ class ShardWriter:
     Use it as a context manager: when it exits without an error the shard is complete.
 
     Attributes:
-        samples: the digest of the samples that the examples are made from.
+      samples: the digest of the samples that the examples are made from.
     """
 
     def __init__(self, directory: Path, name: str, dtypes: Mapping[str, np.dtype]):
@@ -140,7 +140,7 @@ class ShardWriter:
         """Writes an example atomically: integers [any number] for each column.
 
         Raises:
-            ValueError: its columns are wrong, or values do not fit their dtype.
+          ValueError: its columns are wrong, or values do not fit their dtype.
         """
         if example.keys() != self._columns.keys():
             raise ValueError(
@@ -233,8 +233,8 @@ class _HashedFile:
     """A file that gets its name only when it is complete and synced to disk.
 
     Attributes:
-        path: where it will be.
-        block_sums: the CRC-32 of each of its blocks.
+      path: where it will be.
+      block_sums: the CRC-32 of each of its blocks.
     """
 
     def __init__(self, path: Path):

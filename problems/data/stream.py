@@ -37,8 +37,8 @@ class FeatureSpec(NamedTuple):
     """A feature of a batch.
 
     Attributes:
-        dimensions: the names of its dimensions, "batch" first.
-        dtype: of its elements.
+      dimensions: the names of its dimensions, "batch" first.
+      dtype: of its elements.
     """
 
     dimensions: tuple[str, ...]
@@ -66,12 +66,12 @@ class ExampleSource(Protocol):
         """Reads a feature of examples.
 
         Args:
-            feature: its name.
-            examples: int64 [rows], indices of examples; `EMPTY` gives a row of zeros.
-            parts: a slice for each dimension but "batch".
+          feature: its name.
+          examples: int64 [rows], indices of examples; `EMPTY` gives a row of zeros.
+          parts: a slice for each dimension but "batch".
 
         Returns:
-            An array [rows, *parts] of the feature's dtype.
+          An array [rows, *parts] of the feature's dtype.
         """
 
 
@@ -89,8 +89,8 @@ class BatchFeature:
     """A feature of a batch, of which only the slices that are accessed are read.
 
     Attributes:
-        shape: sizes of all its dimensions, the global batch first.
-        dtype: of its elements.
+      shape: sizes of all its dimensions, the global batch first.
+      dtype: of its elements.
     """
 
     def __init__(self, source: ExampleSource, name: str, examples: np.ndarray):
@@ -119,17 +119,17 @@ class Batch(Mapping[str, BatchFeature | np.ndarray]):
     """The examples of one step: features by name.
 
     Attributes:
-        source: where the examples are read from.
-        examples: int64 [batch], their indices there; `EMPTY` for an empty row.
+      source: where the examples are read from.
+      examples: int64 [batch], their indices there; `EMPTY` for an empty row.
     """
 
     def __init__(self, source: ExampleSource, examples: np.ndarray, index_name: str = ""):
         """Takes examples of a source.
 
         Args:
-            source: of the features.
-            examples: int64 [batch]; see above.
-            index_name: of a feature that is `examples` itself; "" for none.
+          source: of the features.
+          examples: int64 [batch]; see above.
+          index_name: of a feature that is `examples` itself; "" for none.
         """
         self.source = source
         self.examples = examples
@@ -160,12 +160,12 @@ def shuffled(positions: np.ndarray, size: int, *key: int | str) -> np.ndarray:
     """Returns the example at each position of an endless shuffle.
 
     Args:
-        positions: int64 [any shape], positions from the beginning of the first epoch.
-        size: number of examples; each epoch has every one once, in a different order.
-        *key: identifies the shuffle.
+      positions: int64 [any shape], positions from the beginning of the first epoch.
+      size: number of examples; each epoch has every one once, in a different order.
+      *key: identifies the shuffle.
 
     Returns:
-        int64 of the shape of `positions`.
+      int64 of the shape of `positions`.
     """
     examples = np.empty(np.shape(positions), np.int64)
     epochs = positions // size
@@ -179,7 +179,7 @@ class ShuffledStream:
     """An endless stream, reshuffled every epoch; a batch may span two epochs.
 
     Attributes:
-        examples_per_epoch: number of examples.
+      examples_per_epoch: number of examples.
     """
 
     def __init__(self, source: ExampleSource, batch_size: int, seed: int):
@@ -203,17 +203,17 @@ class OnePassStream:
     """Every example once, in order: `len(stream)` batches, the last padded with empty rows.
 
     Attributes:
-        examples_per_epoch: number of examples.
+      examples_per_epoch: number of examples.
     """
 
     def __init__(self, source: ExampleSource, batch_size: int, index_name: str = ""):
         """Takes the examples.
 
         Args:
-            source: of the examples.
-            batch_size: rows of a batch.
-            index_name: of a feature that is the index of each row's example, `EMPTY` for an empty
-                row; "" for none.
+          source: of the examples.
+          batch_size: rows of a batch.
+          index_name: of a feature that is the index of each row's example, `EMPTY` for an empty
+            row; "" for none.
         """
         self._source = source
         self._batch_size = batch_size

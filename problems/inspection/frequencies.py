@@ -20,13 +20,13 @@ def frequency_tables(
     """Counts the tokens of each stored feature that has some.
 
     Args:
-        problem: of any family.
-        data_dir: where its data were prepared.
-        columns: the stored columns of the split.
-        split: its name, for the headings.
+      problem: of any family.
+      data_dir: where its data were prepared.
+      columns: the stored columns of the split.
+      split: its name, for the headings.
 
     Returns:
-        Lines for each feature.
+      Lines for each feature.
     """
     sizes = problem.vocab_sizes(data_dir)
     return [

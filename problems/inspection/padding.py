@@ -22,12 +22,12 @@ def padding_table(problem: Problem, columns: Mapping[str, Column], split: str) -
     """Returns a table of the fraction of padding, for each arrangement that the problem has.
 
     Args:
-        problem: of any family.
-        columns: the stored columns of the split.
-        split: its name, for the heading.
+      problem: of any family.
+      columns: the stored columns of the split.
+      split: its name, for the heading.
 
     Returns:
-        Lines; "" for problems without padding, such as those with images.
+      Lines; "" for problems without padding, such as those with images.
     """
     if isinstance(problem, PairProblem):
         texts = {"inputs": columns["inputs"], "targets": columns["targets"]}

@@ -24,7 +24,7 @@ def inspect(problem: Problem, data_dir: AnyPath) -> str:
     """Describes prepared data, in lines.
 
     Raises:
-        FileNotFoundError, ValueError: as `Problem.check_prepared`.
+      FileNotFoundError, ValueError: as `Problem.check_prepared`.
     """
     manifest = problem.check_prepared(data_dir)
     if isinstance(problem, Mixture):
@@ -64,7 +64,7 @@ def ascii_image(image: np.ndarray) -> str:
     """Renders an image as ASCII, a line per pixel row, at most 64 pixels wide.
 
     Args:
-        image: integers [height, width, channels].
+      image: integers [height, width, channels].
     """
     step = -(-image.shape[1] // 64)
     grey = image[::step, ::step].mean(-1)

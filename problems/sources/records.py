@@ -52,12 +52,12 @@ class Records:
         """Opens the files.
 
         Args:
-            paths: of the files; the suffix determines the format.
-            scratch: for indexes that all processes share.
+          paths: of the files; the suffix determines the format.
+          scratch: for indexes that all processes share.
 
         Raises:
-            ValueError: a file's format is unknown, or does not match its suffix.
-            ModuleNotFoundError: pyarrow is needed and not installed.
+          ValueError: a file's format is unknown, or does not match its suffix.
+          ModuleNotFoundError: pyarrow is needed and not installed.
         """
         self._files = [_open(path, scratch) for path in paths]
         self._first = [0, *itertools.accumulate(map(len, self._files))]
@@ -78,7 +78,7 @@ class Records:
         """Returns a field of a record; that of `en` in `translation` is `translation/en`.
 
         Raises:
-            BadSampleError: the record cannot be read, or does not have the field.
+          BadSampleError: the record cannot be read, or does not have the field.
         """
         value: Any = self[number]
         for step in [name] if name in value else name.split("/"):

@@ -37,9 +37,9 @@ class TfdsSource:
     `tmp_dir/tfds`, where problems on the same dataset share it.
 
     Attributes:
-        dataset: name in TFDS's catalog, for instance "wmt14_translate/de-en".
-        dataset_splits: the dataset's split for each of the problem's splits; it may be a slice, as
-            in "train[:95%]".
+      dataset: name in TFDS's catalog, for instance "wmt14_translate/de-en".
+      dataset_splits: the dataset's split for each of the problem's splits; it may be a slice, as
+        in "train[:95%]".
     """
 
     dataset: str
@@ -57,8 +57,8 @@ class TfdsSource:
         read sequentially.
 
         Args:
-            directory: where the problem's data are being made; files written there are kept.
-            tmp_dir: for temporary files.
+          directory: where the problem's data are being made; files written there are kept.
+          tmp_dir: for temporary files.
         """
         tfds = import_tfds()
         return tfds.builder(self.dataset, data_dir=tmp_dir / "tfds", file_format="array_record")
@@ -214,7 +214,7 @@ def as_text(value: Any) -> Any:
     """Decodes the bytes in a feature of an example to str, at any depth.
 
     Raises:
-        SkippedSampleError: they are not UTF-8.
+      SkippedSampleError: they are not UTF-8.
     """
     if isinstance(value, Mapping):
         return {name: as_text(each) for name, each in value.items()}

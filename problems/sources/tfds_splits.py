@@ -27,12 +27,12 @@ def default_splits(
     is named for another split, or held out, is excluded: no example is in two splits.
 
     Args:
-        splits: the problem's, the first of which is trained on.
-        given: TFDS's names for those that the user named.
-        info: the dataset's own splits, by name: `tfds.core.SplitInfo`.
+      splits: the problem's, the first of which is trained on.
+      given: TFDS's names for those that the user named.
+      info: the dataset's own splits, by name: `tfds.core.SplitInfo`.
 
     Raises:
-        ValueError: a split is left without examples; says which, and what to do.
+      ValueError: a split is left without examples; says which, and what to do.
     """
     train, *held_out = splits
     missing = [split for split in held_out if split not in info and split not in given]

@@ -28,12 +28,12 @@ def find_files(pattern: str, option: str) -> list[Path]:
     """Returns the files that a pattern such as "~/notes/**/*.txt" matches, sorted.
 
     Args:
-        pattern: with "*", "?" and "**" (directories of any depth), or a path.
-        option: name of the option it was given by, for errors.
+      pattern: with "*", "?" and "**" (directories of any depth), or a path.
+      option: name of the option it was given by, for errors.
 
     Raises:
-        WrongOptionError: there is no pattern, or it matches no file.
-        ValueError: it matches only empty files.
+      WrongOptionError: there is no pattern, or it matches no file.
+      ValueError: it matches only empty files.
     """
     if not pattern:
         raise WrongOptionError(
@@ -65,7 +65,7 @@ def decode(contents: bytes, path: Path, first_line: int = 1) -> str:
     """Decodes UTF-8, without a byte-order mark at the beginning of a file.
 
     Raises:
-        BadSampleError: it is not UTF-8; names the file and the line.
+      BadSampleError: it is not UTF-8; names the file and the line.
     """
     try:
         return contents.decode("utf-8-sig" if first_line == 1 else "utf-8")
@@ -109,9 +109,9 @@ class Lines:
         """Takes the files.
 
         Args:
-            paths: of the files.
-            scratch: for the index of line ends, which one process computes for all.
-            quoted: whether line ends in quotes (") are part of the line, as in CSV.
+          paths: of the files.
+          scratch: for the index of line ends, which one process computes for all.
+          quoted: whether line ends in quotes (") are part of the line, as in CSV.
         """
         self._paths = paths
         self._scratch = scratch
@@ -154,9 +154,9 @@ def _line_ends(path: Path, index_dir: Path, quoted: bool) -> np.ndarray:
     """Returns the mapped positions of a file's line ends: int64 [lines].
 
     Args:
-        path: the file.
-        index_dir: the directory of the index; the file is read only if it has changed since.
-        quoted: see `Lines`.
+      path: the file.
+      index_dir: the directory of the index; the file is read only if it has changed since.
+      quoted: see `Lines`.
     """
     name = fingerprint([path.absolute()]) + "-quoted" * quoted
     ends = index_dir / name

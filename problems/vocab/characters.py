@@ -105,8 +105,8 @@ def count_characters(texts: Iterable[str], size: int) -> CharacterVocabulary:
     """Returns the vocabulary of the most frequent characters.
 
     Args:
-        texts: in which they are counted.
-        size: max number of tokens, including 259 for the special ones and the bytes.
+      texts: in which they are counted.
+      size: max number of tokens, including 259 for the special ones and the bytes.
     """
     counts: Counter[str] = Counter()
     for text in texts:

@@ -29,12 +29,12 @@ class ChatTemplate:
         """Compiles the template.
 
         Args:
-            source: in Jinja.
-            tokens: the special tokens by the names that templates use, such as `bos_token`.
+          source: in Jinja.
+          tokens: the special tokens by the names that templates use, such as `bos_token`.
 
         Raises:
-            ModuleNotFoundError: Jinja is not installed; says how to install it.
-            ValueError: the source is no template.
+          ModuleNotFoundError: Jinja is not installed; says how to install it.
+          ValueError: the source is no template.
         """
         try:
             from jinja2 import TemplateError
@@ -53,8 +53,8 @@ class ChatTemplate:
         """Reads the template in a directory of Hugging Face.
 
         Raises:
-            FileNotFoundError: the directory has none.
-            ValueError: it is no template.
+          FileNotFoundError: the directory has none.
+          ValueError: it is no template.
         """
         source = _source(directory)
         if source is None:
@@ -69,11 +69,11 @@ class ChatTemplate:
         """Returns a conversation as text.
 
         Args:
-            messages: in order; each has a `role`, and what else the template reads.
-            add_generation_prompt: whether the beginning of the model's reply follows.
+          messages: in order; each has a `role`, and what else the template reads.
+          add_generation_prompt: whether the beginning of the model's reply follows.
 
         Raises:
-            ValueError: the template refuses the conversation, or fails.
+          ValueError: the template refuses the conversation, or fails.
         """
         from jinja2 import TemplateError
 
@@ -100,10 +100,10 @@ def messages_of(value: Any) -> Messages:
     """Checks a conversation read from JSON.
 
     Args:
-        value: a list of messages, or an object with such a list as `messages`.
+      value: a list of messages, or an object with such a list as `messages`.
 
     Raises:
-        ValueError: it is neither.
+      ValueError: it is neither.
     """
     messages = value.get("messages") if isinstance(value, dict) else value
     if not isinstance(messages, list) or not messages:

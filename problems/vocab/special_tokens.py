@@ -25,10 +25,10 @@ class SpecialTokens:
     """Tokens as text; None: there is none.
 
     Attributes:
-        end: ends a text: EOS, or BERT's separator.
-        begin: begins a text, as BERT's `[CLS]`. What a decoder reads before its first token (BOS)
-            is an hparam of the model, not a part of texts.
-        mask: stands for another one in a masked language model.
+      end: ends a text: EOS, or BERT's separator.
+      begin: begins a text, as BERT's `[CLS]`. What a decoder reads before its first token (BOS)
+        is an hparam of the model, not a part of texts.
+      mask: stands for another one in a masked language model.
     """
 
     end: str | None
@@ -40,8 +40,8 @@ def read_special_tokens(directory: Path) -> SpecialTokens:
     """Reads the special tokens of the tokenizer in a directory.
 
     Raises:
-        ValueError: a file is not JSON.
-        OSError: a file cannot be read.
+      ValueError: a file is not JSON.
+      OSError: a file cannot be read.
     """
     ids = token_ids(_read(directory / TOKENIZER_FILE))
     named = named_tokens(directory)
@@ -57,8 +57,8 @@ def named_tokens(directory: Path) -> dict[str, str]:
     """Returns the special tokens that a directory's files name, such as `bos_token`, as text.
 
     Raises:
-        ValueError: a file is not JSON.
-        OSError: a file cannot be read.
+      ValueError: a file is not JSON.
+      OSError: a file cannot be read.
     """
     found: dict[str, str] = {}
     for file in CONFIG_FILES:

@@ -52,7 +52,7 @@ class SubwordVocabulary(Vocabulary):
     """Pieces of words, and bytes for what has no piece.
 
     Attributes:
-        model: the serialized SentencePiece ModelProto, which tensorflow-text reads too.
+      model: the serialized SentencePiece ModelProto, which tensorflow-text reads too.
     """
 
     file_name = "vocabulary.model"
@@ -100,7 +100,7 @@ class SubwordVocabulary(Vocabulary):
         """Returns the token ids of texts; see `Vocabulary.encode_in_graph`.
 
         Raises:
-            ModuleNotFoundError: tensorflow-text is not installed; says how to install it.
+          ModuleNotFoundError: tensorflow-text is not installed; says how to install it.
         """
         import tensorflow as tf
 
@@ -149,20 +149,20 @@ def train_subwords(
     if there are fewer.
 
     Args:
-        texts: in an order that makes the first ones representative.
-        size: target number of pieces, including 259 for the special ones and the single bytes.
-        is_ceiling: if the texts do not have as many distinct pieces, use those they have, with a
-            warning.
-        model_type: "bpe" (byte-pair encoding) or "unigram" (T. Kudo, Subword Regularization,
-            arXiv:1804.10959).
-        normalization: "none" keeps every text unchanged. "nfkc" and "nmt_nfkc" are Unicode's
-            compatibility form, without and with SentencePiece's changes for translation; then
-            decoding returns the normalized text.
+      texts: in an order that makes the first ones representative.
+      size: target number of pieces, including 259 for the special ones and the single bytes.
+      is_ceiling: if the texts do not have as many distinct pieces, use those they have, with a
+        warning.
+      model_type: "bpe" (byte-pair encoding) or "unigram" (T. Kudo, Subword Regularization,
+        arXiv:1804.10959).
+      normalization: "none" keeps every text unchanged. "nfkc" and "nmt_nfkc" are Unicode's
+        compatibility form, without and with SentencePiece's changes for translation; then
+        decoding returns the normalized text.
 
     Raises:
-        ValueError: the texts do not have that many distinct pieces, have too many distinct
-            characters for so few, or are empty; or there is no such normalization or model type.
-        BaseException: any error of iterating over `texts`, unchanged.
+      ValueError: the texts do not have that many distinct pieces, have too many distinct
+        characters for so few, or are empty; or there is no such normalization or model type.
+      BaseException: any error of iterating over `texts`, unchanged.
     """
     if normalization not in _NORMALIZATIONS:
         known = ", ".join(_NORMALIZATIONS)

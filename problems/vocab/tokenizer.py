@@ -37,13 +37,13 @@ class TokenizerVocabulary(Vocabulary):
         """Loads the tokenizer.
 
         Args:
-            tokenizer: the contents of `tokenizer.json`.
-            eos_token: the token that ends a text.
-            begin_token: the token that begins a text; None: texts begin with their first token.
+          tokenizer: the contents of `tokenizer.json`.
+          eos_token: the token that ends a text.
+          begin_token: the token that begins a text; None: texts begin with their first token.
 
         Raises:
-            ModuleNotFoundError: the library `tokenizers` is not installed; says how to install it.
-            ValueError: the contents are no tokenizer, or lack a token.
+          ModuleNotFoundError: the library `tokenizers` is not installed; says how to install it.
+          ValueError: the contents are no tokenizer, or lack a token.
         """
         try:
             import tokenizers
@@ -73,7 +73,7 @@ class TokenizerVocabulary(Vocabulary):
         """Reads the tokenizer in a directory of Hugging Face.
 
         Raises:
-            ValueError: it does not say which token ends a text.
+          ValueError: it does not say which token ends a text.
         """
         text = (directory / TOKENIZER_FILE).read_text(encoding="utf-8")
         special = read_special_tokens(directory)
@@ -105,7 +105,7 @@ class TokenizerVocabulary(Vocabulary):
         """Is impossible: see `works_in_graph`.
 
         Raises:
-            ValueError: always.
+          ValueError: always.
         """
         raise ValueError(f"TensorFlow has no operations of {TOKENIZER_FILE}")
 

@@ -32,12 +32,12 @@ class Vocabulary(abc.ABC):
     """A conversion between text and token ids.
 
     Attributes:
-        file_name: name of its file.
-        end_of_document: the token that ends a text.
-        prefix_tokens: the tokens put before a text that no model continues token by token: none, or
-            BERT's `[CLS]`.
-        works_in_graph: whether `encode_in_graph` and `decode_in_graph` can be called.
-        is_lossless: whether the bytes of a text's tokens are those of the text.
+      file_name: name of its file.
+      end_of_document: the token that ends a text.
+      prefix_tokens: the tokens put before a text that no model continues token by token: none, or
+        BERT's `[CLS]`.
+      works_in_graph: whether `encode_in_graph` and `decode_in_graph` can be called.
+      is_lossless: whether the bytes of a text's tokens are those of the text.
     """
 
     file_name: str
@@ -55,7 +55,7 @@ class Vocabulary(abc.ABC):
         """Returns the token ids of a text, without an EOS.
 
         Raises:
-            UnicodeEncodeError: the text has a lone surrogate, which is not in UTF-8.
+          UnicodeEncodeError: the text has a lone surrogate, which is not in UTF-8.
         """
 
     def encode_parts(self, text: str) -> Iterator[list[int]]:
@@ -72,10 +72,10 @@ class Vocabulary(abc.ABC):
         Exported models that take text contain these operations.
 
         Args:
-            texts: string [texts], UTF-8.
+          texts: string [texts], UTF-8.
 
         Returns:
-            int32 [texts, (tokens)].
+          int32 [texts, (tokens)].
         """
 
     @cached_property
@@ -92,7 +92,7 @@ class Vocabulary(abc.ABC):
         Padding and EOS are dropped. Invalid UTF-8, which a model may generate, becomes U+FFFD.
 
         Raises:
-            ValueError: an id is outside the vocabulary.
+          ValueError: an id is outside the vocabulary.
         """
         return self.decode_bytes(ids).decode("utf-8", errors="replace")
 
@@ -110,10 +110,10 @@ class Vocabulary(abc.ABC):
         """Returns the bytes of token ids, as `decode_bytes`, with TensorFlow's operations.
 
         Args:
-            ids: integers [texts, tokens], padded or ragged.
+          ids: integers [texts, tokens], padded or ragged.
 
         Returns:
-            string [texts].
+          string [texts].
         """
         import tensorflow as tf
 

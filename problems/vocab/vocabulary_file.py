@@ -30,7 +30,7 @@ def load_vocabulary(directory: Path) -> Vocabulary:
     """Reads the vocabulary in a problem's directory.
 
     Raises:
-        FileNotFoundError: there is none.
+      FileNotFoundError: there is none.
     """
     file = _existing_file(directory)
     if file.name == SubwordVocabulary.file_name:
@@ -46,7 +46,7 @@ def vocabulary_sha256(directory: Path) -> str:
     """Returns the SHA-256 of the vocabulary's file, as in manifests.
 
     Raises:
-        FileNotFoundError: there is none.
+      FileNotFoundError: there is none.
     """
     file = _existing_file(directory)
     is_theirs = file.name == TOKENIZER_FILE  # A problem keeps more than that file of it.
