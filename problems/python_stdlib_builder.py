@@ -72,7 +72,7 @@ class PythonStdlib(tfds.core.GeneratorBasedBuilder):
             if not paths[split]:
                 raise ValueError(
                     f"no file for the {split} split among the {len(sources.texts)} .py files in "
-                    f"{source_dir}: there must be more, some hundreds to have all splits"
+                    f"{source_dir}: it takes some hundreds of files to fill all splits"
                 )
         return {split: self._generate_examples(sources.texts, paths[split]) for split in paths}
 

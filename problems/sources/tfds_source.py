@@ -148,8 +148,8 @@ def _one_sentence(dataset: str, tmp_dir: Path) -> Iterator[None]:
         ) from error
     except (tfds.download.DownloadError, requests.exceptions.RequestException) as error:
         raise OSError(
-            f"TFDS cannot download the dataset {dataset}: {error}; what it has so far stays in"
-            f" {tmp_dir}, and the same command goes on from there"
+            f"TFDS cannot download the dataset {dataset}: {error}; what was downloaded stays"
+            f" in {tmp_dir}: run the same command again to continue"
         ) from error
     except RuntimeError as error:
         if type(error) is not RuntimeError:

@@ -37,7 +37,7 @@ def find_files(pattern: str, option: str) -> list[Path]:
     """
     if not pattern:
         raise WrongOptionError(
-            f"which files? say it with the option {option}, as in "
+            f"no files are given: use the option {option}, as in "
             f"--problem_options='{option}=texts/**/*.txt'"
         )
     matches = glob.glob(str(Path(pattern).expanduser()), recursive=True)

@@ -59,7 +59,7 @@ class BestMetric:
 
     Attributes:
       metric: name of a metric.
-      is_least: whether the min value is the best, not the max.
+      is_min: whether the min value is the best, not the max.
     """
 
     metric: str

@@ -117,7 +117,7 @@ def restore_step(
 ) -> None:
     """Restores the variables from the checkpoint of a step, and no other.
 
-    Args and errors as of `restore_latest`.
+    Arguments and errors are those of `restore_latest`.
     """
     step_dir = step_directory(directory, step)
     choice = _choose(variables.cluster, directory, lambda: Checkpoint(step_dir))

@@ -68,7 +68,7 @@ def trainable_names(saved: Checkpoint) -> list[str]:
     """Returns the names of the trainable variables.
 
     Raises:
-      LookupError: the checkpoint does not record it.
+      LookupError: the checkpoint does not record them.
     """
     if TRAINABLE not in saved.metadata:
         raise LookupError(f"the checkpoint {saved.path} does not say which variables are trainable")
@@ -210,7 +210,7 @@ def restore(
 def load_base(
     source: Checkpoint, variables: Variables, names: Mapping[str, str] | None = None
 ) -> None:
-    """Loads frozen weights, unless they are loaded, and notes on `variables` where they are from.
+    """Loads frozen weights that are not loaded yet, and records in `variables` where they are from.
 
     Args:
       source: a checkpoint that has them, or one of other adapters of such a checkpoint.
@@ -228,10 +228,10 @@ def load_base(
         base,
         [(n, of_base[n], tuple(v.spec.shape.to_integer_list)) for n, v in frozen.items()],
     )
-    said = reference(base, of_base)
-    if variables.base is not None and variables.base["save_id"] != said["save_id"]:
+    record = reference(base, of_base)
+    if variables.base is not None and variables.base["save_id"] != record["save_id"]:
         variables.loaded_from_base.clear()
-    variables.base = said
+    variables.base = record
     for name, variable in frozen.items():
         if name not in variables.loaded_from_base:
             load(base, of_base[name], variable)

@@ -1,7 +1,7 @@
 """Saves checkpoints: every process writes its slices, and a final name is always complete.
 
 The files are written into `step-00000300.tmp`; when all of them are on the disk, the
-`FINISHED` marker is written, and only then the directory is renamed to `step-00000300`. A crash
+`FINISHED` marker is written, and only then is the directory renamed to `step-00000300`. A crash
 before that leaves a `.tmp` directory, which is never taken for a checkpoint and is deleted by the
 next save of the step or by `retention`.
 
@@ -145,13 +145,13 @@ def save_in_parts(
 
 @dataclass(frozen=True)
 class _Saving:
-    """One process's work on saving one checkpoint; `word` identifies process and save."""
+    """One process's work on saving one checkpoint; `writer_id` is unique to process and save."""
 
     directory: Path
     step: int
     process_id: int
     num_processes: int
-    word: str
+    writer_id: str
 
     @property
     def final(self) -> Path:
@@ -164,10 +164,10 @@ class _Saving:
     def go_through(
         self, phases: Mapping[str, Callable[[], None]], barrier: Callable[[str], None] | None
     ) -> None:
-        """Calls the phases in order, each of which begins when all processes have ended the last.
+        """Calls the phases in order; each begins when all processes have ended the one before.
 
         Raises:
-          Exception: one has failed; the rest of them was not called.
+          Exception: a phase has failed; those after it were not called.
         """
         failure: Exception | None = None
         for name, phase in phases.items():
@@ -203,7 +203,7 @@ class _Saving:
         """Writes this process's data file, and then a note of its contents."""
         if not self.temporary.is_dir():
             raise OSError("process 0 did not begin the checkpoint, see its error")
-        note: dict = {"word": self.word, "slices": [_encoded(each) for each, _ in values]}
+        note: dict = {"writer_id": self.writer_id, "slices": [_encoded(each) for each, _ in values]}
         if values:
             prefix = self.temporary / _part(self.process_id)
             with tf.device("CPU:0"):
@@ -235,10 +235,10 @@ class _Saving:
         for name in (METADATA, f"{VARIABLES}.index"):
             records[name] = FileRecord.from_file(self.temporary / name)
         float16 = sorted({each.name for each in slices if each.dtype == tf.float16})
-        words = tuple(note["word"] for note in notes)
+        writers = tuple(note["writer_id"] for note in notes)
         if metrics:
             record_metrics(self.temporary, metrics)
-        Marker(self.step, records, tuple(float16), words, time.time()).write(self.temporary)
+        Marker(self.step, records, tuple(float16), writers, time.time()).write(self.temporary)
         files.sync(self.temporary)
         if os.path.lexists(self.final):
             aside = files.set_aside(self.final)
@@ -283,12 +283,12 @@ class _Saving:
     def check_finished(self) -> None:
         """Checks that the finished checkpoint includes this process's data file."""
         try:
-            words = Marker.read(self.final).writers
+            writers = Marker.read(self.final).writers
         except DamagedCheckpointError:
-            words = ()
+            writers = ()
         except UnusableCheckpointError as error:
             raise self.explained(error) from error
-        if self.word not in words:
+        if self.writer_id not in writers:
             unfinished = OSError("process 0 did not finish the checkpoint, see its error")
             raise self.explained(unfinished) from None
 

@@ -128,17 +128,17 @@ class _RowUpdate:
         now: _Sequences,
     ) -> _Sequences:
         """Writes the tokens of the unfinished rows."""
-        goes_on = tf.equal(now.status, _UNFINISHED)
-        ends = goes_on & tf.equal(tokens, self._eos_id)
-        is_written = goes_on & tf.not_equal(tokens, self._eos_id)
+        is_active = tf.equal(now.status, _UNFINISHED)
+        ends = is_active & tf.equal(tokens, self._eos_id)
+        is_written = is_active & tf.not_equal(tokens, self._eos_id)
         is_here = tf.equal(tf.range(self._length), step)[None, :] & is_written[:, None]
         is_full = is_written & (step + 1 >= limits)
         return _Sequences(
-            previous=tf.where(goes_on, tokens, now.previous),
+            previous=tf.where(is_active, tokens, now.previous),
             # The model still computes rows that are done, at a position that must exist.
             positions=tf.minimum(now.positions + 1, self._length - 1),
             written=tf.where(is_here, tokens[:, None], now.written),
             sizes=now.sizes + tf.cast(is_written, tf.int32),
-            log_probs=tf.where(goes_on, now.log_probs + log_probs, now.log_probs),
+            log_probs=tf.where(is_active, now.log_probs + log_probs, now.log_probs),
             status=tf.where(ends, _ENDED, tf.where(is_full, _AT_LIMIT, now.status)),
         )

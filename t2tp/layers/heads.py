@@ -52,7 +52,7 @@ class Heads:
         if num_kv_heads and num_heads % num_kv_heads:
             raise ValueError(
                 f"num_kv_heads {num_kv_heads} must divide num_heads {num_heads}, so that each"
-                " serves as many heads."
+                " serves the same number of queries."
             )
         self.heads = mtf.Dimension("heads", num_heads)
         self.kv_heads = self.heads

@@ -181,15 +181,15 @@ class TransformerEncoder(Model):
           segments: integers [batch, length]; 0: padding.
           examples: integers [batch], the index of each example; None: in training.
         """
-        mask_draw, kind_draw, random_tokens = self._masking_draws(targets, examples)
+        mask_uniform, kind_uniform, random_tokens = self._masking_randoms(targets, examples)
         random_tokens = mtf.cast(random_tokens, targets.dtype)
-        is_masked = mtf.logical_and(mtf.less(mask_draw, _MASKED), mtf.not_equal(segments, 0))
+        is_masked = mtf.logical_and(mtf.less(mask_uniform, _MASKED), mtf.not_equal(segments, 0))
         mask = mtf.zeros_like(targets) + self._mask_id
-        inputs = mtf.where(mtf.less(kind_draw, _AS_MASK + _AS_ANY), random_tokens, targets)
-        inputs = mtf.where(mtf.less(kind_draw, _AS_MASK), mask, inputs)
+        inputs = mtf.where(mtf.less(kind_uniform, _AS_MASK + _AS_ANY), random_tokens, targets)
+        inputs = mtf.where(mtf.less(kind_uniform, _AS_MASK), mask, inputs)
         return mtf.where(is_masked, inputs, targets), mtf.cast(is_masked, tf.float32)
 
-    def _masking_draws(
+    def _masking_randoms(
         self, targets: mtf.Tensor, examples: mtf.Tensor | None
     ) -> tuple[mtf.Tensor, mtf.Tensor, mtf.Tensor]:
         """Returns two uniform random numbers in [0, 1) and a random token for each target."""
@@ -201,12 +201,12 @@ class TransformerEncoder(Model):
                 random_by_row(examples, shape, "masked by", maxval=size),
             )
         with tf1.variable_scope("masking"):
-            mask_draw, kind_draw = (
+            mask_uniform, kind_uniform = (
                 mtf.random_uniform(mesh, shape, dtype=tf.float32) for _ in range(2)
             )
             return (
-                mask_draw,
-                kind_draw,
+                mask_uniform,
+                kind_uniform,
                 mtf.random_uniform(mesh, shape, maxval=size, dtype=tf.int32),
             )
 

@@ -117,14 +117,14 @@ class CrossEntropyOperation(Operation):
         flat_targets = tf.reshape(tf.cast(targets, tf.int32), [-1])
         local_sums = lowering.compiled(sums)(flat, highest, vocab.local(flat_targets))
         total, at_target, *shifted_sum = tf.unstack(vocab.allreduce(local_sums, "Add"))
-        # A target that no processor has must not give a plausible loss.
+        # A target that is in no processor's slice must not give a plausible loss.
         is_class = tf.logical_and(flat_targets >= 0, flat_targets < vocab.size)
         log_total = tf.where(is_class, tf.math.log(total), math.nan)
         log_z = log_total + highest
         loss = log_total - at_target + self._options.z_loss * tf.square(log_z)
         if smoothing:
-            given_away = smoothing / (vocab.size - 1)
-            loss -= given_away * (shifted_sum[0] - vocab.size * at_target)
+            per_class = smoothing / (vocab.size - 1)
+            loss -= per_class * (shifted_sum[0] - vocab.size * at_target)
             loss -= _entropy(smoothing, vocab.size)
         lowering.set_slice(self.outputs[0], tf.reshape(loss, targets.shape))
         lowering.set_slice(self.outputs[1], tf.reshape(log_z, targets.shape))
@@ -153,7 +153,7 @@ class CrossEntropyGradOperation(Operation):
         logits, targets, log_z, d_loss = (lowering.slice(x) for x in self.inputs)
         vocab = _VocabSlice(lowering, self.inputs[0])
         z_loss, smoothing = self._options.z_loss, self._options.label_smoothing
-        given_away = smoothing / max(vocab.size - 1, 1)  # to each other class
+        per_class = smoothing / max(vocab.size - 1, 1)  # to each other class
 
         def gradient(
             logits: tf.Tensor, log_z: tf.Tensor, d_loss: tf.Tensor, local: tf.Tensor
@@ -163,8 +163,8 @@ class CrossEntropyGradOperation(Operation):
             by_log_z = d_loss * (1.0 + 2.0 * z_loss * log_z)
             d_logits = tf.exp(tf.cast(logits, tf.float32) - log_z[:, None]) * by_log_z[:, None]
             if smoothing:
-                d_logits -= given_away * d_loss[:, None]
-            at_target = tf.where(is_here, d_loss * (1.0 - smoothing - given_away), 0.0)
+                d_logits -= per_class * d_loss[:, None]
+            at_target = tf.where(is_here, d_loss * (1.0 - smoothing - per_class), 0.0)
             d_logits = tf.tensor_scatter_nd_sub(d_logits, index, at_target)
             return tf.cast(d_logits, logits.dtype)
 
@@ -213,5 +213,5 @@ class _VocabSlice:
 def _entropy(label_smoothing: float, vocab_size: int) -> float:
     """Returns the entropy of a smoothed target, in nats."""
     confidence = 1.0 - label_smoothing
-    given_away = label_smoothing / (vocab_size - 1)
-    return -confidence * math.log(confidence) - label_smoothing * math.log(given_away)
+    per_class = label_smoothing / (vocab_size - 1)
+    return -confidence * math.log(confidence) - label_smoothing * math.log(per_class)

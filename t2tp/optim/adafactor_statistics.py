@@ -14,7 +14,7 @@ from t2tp.lowering.staged_sums import reduce_sum
 from t2tp.optim.optimizer import mesh_axes, variable_slice
 
 # Added to squares, so that nothing is divided by zero (the paper's epsilon 1).
-_LEAST_SQUARE = 1e-30
+_MIN_SQUARE = 1e-30
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Moments:
         if self.factored is None:
             return []
         rows, columns = self.factored
-        squares = tf.square(grad) + _LEAST_SQUARE
+        squares = tf.square(grad) + _MIN_SQUARE
         by_row = reduce_sum(squares, self._axis(columns)) / columns.size
         by_column = reduce_sum(squares, self._axis(rows)) / rows.size
         place = (self.shape - columns).dims.index(rows)
@@ -85,18 +85,21 @@ class Moments:
           means: the results of `partial_means`, summed over the mesh.
         """
 
-        def mixed(old: tf.Tensor, new: tf.Tensor) -> tf.Tensor:
+        def moving_average(old: tf.Tensor, new: tf.Tensor) -> tf.Tensor:
             return decay_rate * old + (1.0 - decay_rate) * new
 
         if self.factored is None:
             (moments,) = slots
-            moments = mixed(moments, tf.square(grad) + _LEAST_SQUARE)
+            moments = moving_average(moments, tf.square(grad) + _MIN_SQUARE)
             return grad * tf.math.rsqrt(moments), [moments]
         rows, columns = self.factored
         by_row, by_column, of_all, of_slot = means
-        next_rows, next_columns = mixed(slots[0], by_row), mixed(slots[1], by_column)
+        next_rows, next_columns = (
+            moving_average(slots[0], by_row),
+            moving_average(slots[1], by_column),
+        )
         place = (self.shape - columns).dims.index(rows)
-        mean = tf.expand_dims(mixed(of_slot, of_all), place)
+        mean = tf.expand_dims(moving_average(of_slot, of_all), place)
         along_rows = tf.expand_dims(tf.math.rsqrt(next_rows / mean), self._axis(columns))
         along_columns = tf.expand_dims(tf.math.rsqrt(next_columns), self._axis(rows))
         return grad * along_rows * along_columns, [next_rows, next_columns]

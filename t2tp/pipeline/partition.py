@@ -2,8 +2,8 @@
 
 The graph is that of a loss and its gradients, with the layers of one stage between boundaries. Each
 piece begins at tensors that are given (they came from another stage, or were kept from the forward
-pass) and ends at its results. What depends on no boundary, such as masks and positions, belongs to
-no piece: each computes of it what it needs.
+pass) and ends at its results. Tensors that depend on no boundary, such as masks and positions,
+belong to no piece: each piece computes those that it needs.
 
 The gradient of a variable that several pieces use, such as a tied embedding, is a sum of what each
 contributes. Sums are linear in these, so that each piece computes the sum of its own contributions,
@@ -114,18 +114,18 @@ class Partition:
                 "The layout splits the layers, and this model has no stack of layers to split"
                 " (t2tp.layers.stack.Stack): drop the rule."
             )
-        # What depends on the loss' gradient w.r.t. the output of a chunk, or on what is after it.
+        # For each boundary, the tensors that depend on it, up to the next boundaries.
         self._of: dict[Boundary, set[upstream.Tensor]] = {}
         for chunk, exits in enumerate(self.exits):
             for num_layers, exit_op in exits.items():
                 if exit_op.backward is not None:
-                    walls = self._walls(chunk, num_layers)
-                    self._of[exit_op.backward] = self._reached(exit_op.backward.outputs, walls)
+                    boundaries = self._boundaries(chunk, num_layers)
+                    self._of[exit_op.backward] = self._reached(exit_op.backward.outputs, boundaries)
             backward = self.enters[chunk].backward
             if backward is not None:
-                self._of[backward] = self._reached(backward.outputs, self._walls(chunk))
+                self._of[backward] = self._reached(backward.outputs, self._boundaries(chunk))
         last = self.last_exit
-        self._of[last] = self._reached(last.outputs, self._walls(len(self.enters) - 1))
+        self._of[last] = self._reached(last.outputs, self._boundaries(len(self.enters) - 1))
         self.after = self._after()
 
     @property
@@ -145,31 +145,31 @@ class Partition:
     def pieces(self, chunk: int, num_layers: int) -> ChunkPieces:
         """Returns the pieces of a chunk of which a stage has the first `num_layers` layers."""
         enter, exit_op = self.enters[chunk], self.exits[chunk][num_layers]
-        walls = self._walls(chunk, num_layers)
+        boundaries = self._boundaries(chunk, num_layers)
         before = self._before(chunk)
-        layers, _ = self._live(exit_op.inputs, enter.outputs, walls, None)
-        from_enter = self._reached(enter.outputs, walls)
+        layers, _ = self._live(exit_op.inputs, enter.outputs, boundaries, None)
+        from_enter = self._reached(enter.outputs, boundaries)
         inside = {t for op in layers for t in op.outputs if t in from_enter} | set(enter.outputs)
         if exit_op.backward is None or enter.backward is None:
             return ChunkPieces(before, Piece(layers, enter.outputs, exit_op.inputs), [])
         dys, dxs = exit_op.backward.outputs, enter.backward.inputs
         contributions = self._contributions(exit_op.backward)
         needed = dxs if self._splits_backward else [*dxs, *contributions.values()]
-        backward, kept = self._live(needed, {*dys, *inside}, walls, exit_op.backward)
+        backward, kept = self._live(needed, {*dys, *inside}, boundaries, exit_op.backward)
         weights: Piece | None = None
         kept_for_weights: list[upstream.Tensor] = []
         if self._splits_backward:
-            from_exit = self._reached([*dys, *enter.outputs], walls)
+            from_exit = self._reached([*dys, *enter.outputs], boundaries)
             computed = {t for op in backward for t in op.outputs if t in from_exit}
             stops = {*dys, *inside, *computed}
             of_weights, read = self._live(
-                list(contributions.values()), stops, walls, exit_op.backward
+                list(contributions.values()), stops, boundaries, exit_op.backward
             )
             kept_for_weights = [t for t in read if t in computed or t in dys]
             kept = list(dict.fromkeys([*kept, *(t for t in read if t in inside)]))
             weights = self._piece(of_weights, read, [], contributions, exit_op.backward)
         kept = [t for t in kept if t in inside]
-        forward, _ = self._live([*exit_op.inputs, *kept], enter.outputs, walls, None)
+        forward, _ = self._live([*exit_op.inputs, *kept], enter.outputs, boundaries, None)
         return ChunkPieces(
             before,
             Piece(forward, enter.outputs, exit_op.inputs),
@@ -191,7 +191,7 @@ class Partition:
         given = self.exit_of(chunk - 1).outputs if chunk else []
         if enter.inputs == given:
             return None
-        operations, _ = self._live(enter.inputs, given, self._walls(chunk - 1), None)
+        operations, _ = self._live(enter.inputs, given, self._boundaries(chunk - 1), None)
         return Piece(operations, given, enter.inputs)
 
     def _before_backward(self, chunk: int) -> Piece | None:
@@ -207,7 +207,7 @@ class Partition:
         contributions = self._contributions(backward)
         stops = {*given, *backward.outputs}
         needed = [*results, *contributions.values()]
-        operations, read = self._live(needed, stops, self._walls(chunk), backward)
+        operations, read = self._live(needed, stops, self._boundaries(chunk), backward)
         return self._piece(operations, read, results, contributions, backward)
 
     def _after(self) -> Piece:
@@ -218,14 +218,14 @@ class Partition:
         }
         results = last.backward.inputs if last.backward else []
         needed = [*results, *contributions.values()]
-        walls = self._walls(len(self.enters) - 1)
-        operations, read = self._live(needed, last.outputs, walls, last)
+        boundaries = self._boundaries(len(self.enters) - 1)
+        operations, read = self._live(needed, last.outputs, boundaries, last)
         return self._piece(operations, read, results, contributions, last)
 
     def _contributions(self, root: Boundary) -> dict[int, upstream.Tensor]:
         return {i: t for i, t in enumerate(self._outputs) if t in self._of[root]}
 
-    def _walls(self, chunk: int, num_layers: int | None = None) -> set[upstream.Operation]:
+    def _boundaries(self, chunk: int, num_layers: int | None = None) -> set[upstream.Operation]:
         """Returns the boundaries that a chunk's pieces end at: all but those among its layers."""
         last = max(self.exits[chunk]) if num_layers is None else num_layers
         inner = [op for layers, op in self.exits[chunk].items() if layers < last]
@@ -233,12 +233,12 @@ class Partition:
         return {op for op in self._operations if isinstance(op, Boundary) and op not in passed}
 
     def _reached(
-        self, roots: Iterable[upstream.Tensor], walls: set[upstream.Operation]
+        self, roots: Iterable[upstream.Tensor], boundaries: set[upstream.Operation]
     ) -> set[upstream.Tensor]:
         """Returns what depends on some tensors, up to the next boundaries."""
         found = set(roots)
         for op in self._operations:
-            if op not in walls and any(t in found for t in tensors_read(op)):
+            if op not in boundaries and any(t in found for t in tensors_read(op)):
                 found.update(op.outputs)
         return found
 
@@ -246,15 +246,15 @@ class Partition:
         self,
         needed: Sequence[upstream.Tensor],
         given: Iterable[upstream.Tensor],
-        walls: set[upstream.Operation],
+        boundaries: set[upstream.Operation],
         root: Boundary | None,
     ) -> tuple[list[upstream.Operation], list[upstream.Tensor]]:
-        """Returns the operations between given tensors and needed ones, and which given ones.
+        """Returns the operations that compute needed tensors, and the given ones that they read.
 
         Args:
           needed: tensors.
           given: tensors whose operations are left out.
-          walls: boundaries that must not be passed.
+          boundaries: boundaries that must not be passed.
           root: where the gradients of this piece come from: contributions of others are left out.
 
         Raises:
@@ -266,7 +266,7 @@ class Partition:
         for op in reversed(self._operations):
             if not any(t in wanted and t not in stops for t in op.outputs):
                 continue
-            if op in walls:
+            if op in boundaries:
                 raise LayoutError(
                     f"The layers of a stage use {op.inputs[0].name.removesuffix(':0')!r} of another"
                     " stage, and only what a layer returns goes from stage to stage."
@@ -274,7 +274,7 @@ class Partition:
             live.append(op)
             read = self._read(op, root)
             wanted.update(read)
-            # What is looked up is looked up from the ids, without a one-hot tensor.
+            # A one-hot tensor is computed from its ids again instead of being kept.
             stops.difference_update(t for t in read if _is_one_hot(t))
             if isinstance(op, upstream.GenericGradOperation):
                 # TensorFlow differentiates the forward operation, which must be in the same graph.

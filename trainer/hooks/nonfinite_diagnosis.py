@@ -83,10 +83,10 @@ class StepReplay:
         outputs = program(batch, step=step)
         names = ("loss", "scalars/gradient_norm")
         if all(np.isfinite(outputs[name]) for name in names if name in outputs):
-            return "Replayed, the same step is finite: suspect the machine before the model."
+            return "Replayed, the same step is finite, so suspect the machine before the model."
         return (
-            "No tensor of the loss and no gradient shows it: it begins inside of a loop, or a norm"
-            " overflows."
+            "All tensors of the loss and all gradients are finite: the cause is inside of a loop, or"
+            " a norm overflows."
         )
 
 

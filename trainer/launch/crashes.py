@@ -1,4 +1,4 @@
-"""Failures of a run: which are worth a restart."""
+"""Failures of a run, and which of them a restart may cure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from t2tp.mesh.rendezvous import LOST_EXIT_CODE
 from t2tp.trainer.errors import SIGNALLED, UsageError
 
-# So many times the same error at the same step end the run.
+# The run ends when the same error has occurred this many times at the same step.
 LOOP = 3
 
 # What ends a run by request: SIGINT, SIGTERM.
@@ -27,7 +27,7 @@ class Outcome:
     """How the processes of a host ended in a round.
 
     Attributes:
-      code: exit code of the one that is to blame, as in shells; 0: all were successful.
+      code: exit code of the process that failed first, as in shells; 0: all were successful.
       process: its index in the run.
       step: training steps that were done; 0 if unknown.
       error: the last line that it printed on stderr.

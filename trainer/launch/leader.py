@@ -39,7 +39,7 @@ class Report:
       outcome: how its processes have ended in the round; None while they run, if it had none, or if
         the leader has ended them.
       leaves: the signal on which it leaves the run; 0 if it stays.
-      word: of its launcher; one that has been started again has another.
+      launcher_id: of its launcher; one that has been started again has another.
       parts: names of the parts of checkpoints that it has in memory.
     """
 
@@ -50,7 +50,7 @@ class Report:
     is_running: bool = False
     outcome: Outcome | None = None
     leaves: int = 0
-    word: str = ""
+    launcher_id: str = ""
     parts: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -153,7 +153,7 @@ class Leader:
     _state: str = _GATHERING
     _since: float = 0.0
     _how_to_end: str = KILL
-    _words: dict[int, str] = field(default_factory=dict)
+    _launcher_ids: dict[int, str] = field(default_factory=dict)
     _code: int = 0
     _seen: dict[int, tuple[Report, float]] = field(default_factory=dict)
     _lost: set[int] = field(default_factory=set)
@@ -328,7 +328,7 @@ class Leader:
             mesh=mesh,
             memory=memory,
         )
-        self._words = {host: self._seen[host][0].word for host in self.plan.members}
+        self._launcher_ids = {host: self._seen[host][0].launcher_id for host in self.plan.members}
         self._enter(_RUNNING)
         self._may_be_late = False
         self._lost.clear()
@@ -339,7 +339,9 @@ class Leader:
         fresh = self._fresh()
         members = set(self.plan.members)
         lost = sorted(
-            host for host in members if host not in fresh or fresh[host].word != self._words[host]
+            host
+            for host in members
+            if host not in fresh or fresh[host].launcher_id != self._launcher_ids[host]
         )
         outcomes = self._outcomes(fresh)
         if lost:

@@ -70,7 +70,9 @@ class Supervisor:
         self._spec = spec
         self._local = LocalProcesses()
         self._copies = Copies(host, spec.directory)
-        self._report = Report(host, self._fresh_addresses(), bool(spec.gpus), word=_word())
+        self._report = Report(
+            host, self._fresh_addresses(), bool(spec.gpus), launcher_id=_new_launcher_id()
+        )
         self._failed_at: float | None = None
         self._is_asked_to_save = False
         self._signalled_at = 0.0
@@ -249,5 +251,5 @@ def _threads(num_processes: int) -> int:
     return max(1, len(os.sched_getaffinity(0)) // num_processes)
 
 
-def _word() -> str:
+def _new_launcher_id() -> str:
     return f"{time.time_ns():x}"

@@ -45,7 +45,7 @@ def test_a_directory_that_cannot_be_written_is_named(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ("", "which files? say it with the option files"),
+        ("", "no files are given: use the option files"),
         ("files=nowhere/*.txt", "files=nowhere/*.txt matches no file (in "),
         (
             f"files={__file__},documents=words",

@@ -31,7 +31,7 @@ class Hosts:
         self.now = 1000.0
         self.leader = Leader(leader, policy, self.now, plan)
         self.reports = {
-            host: Report(host, (f"h{host}:1",), word="a") for host in range(policy.num_hosts)
+            host: Report(host, (f"h{host}:1",), launcher_id="a") for host in range(policy.num_hosts)
         }
         self.orders: dict[int, Order] = {}
         self.starts: list[tuple[int, int]] = []  # Host and round.
@@ -94,7 +94,7 @@ def test_without_a_host_the_run_goes_on_with_half_the_processes_and_grows_again(
     plan = hosts.leader.plan
     assert (plan.number, plan.hosts, plan.restarts) == (2, (0, 1), 1)
     assert hosts.what() == {0: RUN, 1: RUN, 3: WAIT}
-    hosts.reports[2] = replace(lost, round=0, is_running=False, word="b")
+    hosts.reports[2] = replace(lost, round=0, is_running=False, launcher_id="b")
     hosts.pass_time(30)
     plan = hosts.leader.plan
     assert (plan.number, plan.hosts, plan.restarts) == (3, (0, 1, 2, 3), 1)
@@ -103,7 +103,7 @@ def test_without_a_host_the_run_goes_on_with_half_the_processes_and_grows_again(
 def test_a_launcher_that_was_started_again_is_a_lost_host():
     hosts = Hosts()
     hosts.pass_time(3)
-    hosts.reports[1] = Report(1, ("h1:2",), word="b")
+    hosts.reports[1] = Report(1, ("h1:2",), launcher_id="b")
     hosts.pass_time(4)
     assert hosts.leader.plan.number == 2 and "host 1 is lost" in hosts.notices()
     assert hosts.what() == dict.fromkeys(range(4), RUN)
@@ -259,7 +259,7 @@ def test_whatever_happens_a_round_has_one_mesh_and_starts_once_on_each_host(even
         if what == "die" and host:  # The leader lives, see test_group.
             hosts.reports.pop(host, None)
         elif what == "back" and report is None:
-            hosts.reports[host] = Report(host, (f"h{host}:9",), word=str(hosts.now))
+            hosts.reports[host] = Report(host, (f"h{host}:9",), launcher_id=str(hosts.now))
         elif what == "crash" and report is not None and report.is_running:
             hosts.end(host, Outcome(137, host, step=int(hosts.now)))
         hosts.pass_time(seconds)
