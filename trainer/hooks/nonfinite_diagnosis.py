@@ -85,8 +85,8 @@ class StepReplay:
         if all(np.isfinite(outputs[name]) for name in names if name in outputs):
             return "Replayed, the same step is finite, so suspect the machine before the model."
         return (
-            "All tensors of the loss and all gradients are finite: the cause is inside of a loop, or"
-            " a norm overflows."
+            "All tensors of the loss and all gradients are finite: the cause is inside of a loop,"
+            " or a norm overflows."
         )
 
 
