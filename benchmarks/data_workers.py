@@ -29,11 +29,11 @@ class Turn(NamedTuple):
     """Seconds of one generation.
 
     Attributes:
-        wall: of everything.
-        encoding: of its part from the vocabulary to the last shard, wall time.
-        own: CPU time of this process: the vocabulary, and without workers the encoding.
-        workers: CPU time of all workers together, with their starts.
-        digest: of the files.
+      wall: of everything.
+      encoding: of its part from the vocabulary to the last shard, wall time.
+      own: CPU time of this process: the vocabulary, and without workers the encoding.
+      workers: CPU time of all workers together, with their starts.
+      digest: of the files.
     """
 
     wall: float

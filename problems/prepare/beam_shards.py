@@ -40,15 +40,15 @@ def make_with_beam(
     """Carries out jobs as a pipeline, and waits for its end.
 
     Args:
-        builder: makes a shard.
-        jobs: the shards.
-        directory: where they are written, which all workers share.
-        settings: the runner and its options.
-        is_made: whether the shard of a job is complete.
+      builder: makes a shard.
+      jobs: the shards.
+      directory: where they are written, which all workers share.
+      settings: the runner and its options.
+      is_made: whether the shard of a job is complete.
 
     Raises:
-        ChildProcessError: workers of this host are killed again and again, while no shard is
-            finished.
+      ChildProcessError: workers of this host are killed again and again, while no shard is
+        finished.
     """
     make = _MakeShard(pickle.dumps(builder), directory.absolute(), imported_user_dirs())
     direct = PipelineOptions(settings.options).view_as(DirectOptions)

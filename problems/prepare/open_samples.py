@@ -26,8 +26,8 @@ class OpenSamples:
     Call it with the name of a split.
 
     Attributes:
-        scratch: the directory of downloads.
-        settings: of the generation.
+      scratch: the directory of downloads.
+      settings: of the generation.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class OpenSamples:
         """The number of samples of each split.
 
         Raises:
-            ValueError: a split has none.
+          ValueError: a split has none.
         """
         counts = {split: len(self._open(split)) for split in self._problem.splits}
         for split, count in counts.items():
@@ -77,13 +77,13 @@ def open_samples(problem: Preparable, split: str, directory: Path, tmp_dir: Path
     """Opens the samples of a split; samples from a generator are written to disk first.
 
     Args:
-        problem: whose samples.
-        split: one of its splits.
-        directory: where its data are being made.
-        tmp_dir: where its downloads are.
+      problem: whose samples.
+      split: one of its splits.
+      directory: where its data are being made.
+      tmp_dir: where its downloads are.
 
     Raises:
-        ValueError: they are not iterable.
+      ValueError: they are not iterable.
     """
     spooled = directory / _SPOOLED / split
     if spooled.exists():

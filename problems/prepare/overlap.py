@@ -25,8 +25,8 @@ def report_overlaps(name: str, stored: Mapping[str, Split]) -> dict[str, dict[st
     """Counts the examples that occur in two splits, and warns of them; see `overlaps`.
 
     Args:
-        name: of the problem.
-        stored: the columns of each split, in one or several parts.
+      name: of the problem.
+      stored: the columns of each split, in one or several parts.
     """
     overlap_counts = overlaps(stored)
     for split, counts in overlap_counts.items():
@@ -48,11 +48,11 @@ def overlaps(splits: Mapping[str, Split]) -> dict[str, dict[str, int]]:
     """Counts the examples of each split that occur in an earlier split.
 
     Args:
-        splits: the columns of each split, in one or several parts; the first is trained on.
+      splits: the columns of each split, in one or several parts; the first is trained on.
 
     Returns:
-        split -> earlier split -> number of examples of the former that occur in the latter, if not
-        zero.
+      split -> earlier split -> number of examples of the former that occur in the latter, if not
+      zero.
     """
     (train, columns), *held_out = splits.items()
     held_out_digests = {

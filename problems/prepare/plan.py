@@ -21,9 +21,9 @@ def plan_of(problem: Preparable, settings: GenerationSettings, beside: bool) -> 
     When an interrupted run is resumed, the samples are compared separately.
 
     Args:
-        problem: whose data.
-        settings: of the generation.
-        beside: see `code_digest`.
+      problem: whose data.
+      settings: of the generation.
+      beside: see `code_digest`.
     """
     fields = [
         problem.name,
@@ -50,8 +50,8 @@ def code_digest(kind: type, beside: bool) -> str:
     """Returns a digest of a problem's code: the modules of its class and base classes.
 
     Args:
-        kind: the problem's class.
-        beside: whether to include the other modules in a user's directory, which these may import.
+      kind: the problem's class.
+      beside: whether to include the other modules in a user's directory, which these may import.
     """
     files = set()
     for each in kind.__mro__:

@@ -37,12 +37,12 @@ class _Contents(NamedTuple):
     """The contents of a directory, for its manifest.
 
     Attributes:
-        vocabulary: the name of its file; "" without one.
-        provenance: as `Manifest.origin`.
-        columns: the dtype of each stored column.
-        splits: the sizes of each split.
-        stored: the columns of each split, in one or several parts.
-        files: known states of files, which need not be read again.
+      vocabulary: the name of its file; "" without one.
+      provenance: as `Manifest.origin`.
+      columns: the dtype of each stored column.
+      splits: the sizes of each split.
+      stored: the columns of each split, in one or several parts.
+      files: known states of files, which need not be read again.
     """
 
     vocabulary: str
@@ -63,17 +63,17 @@ def build(
     """Makes a problem's data atomically.
 
     Args:
-        problem: whose data.
-        directory: where they will be.
-        tmp_dir: as of `Problem.prepare`.
-        overwrite: as of `Problem.prepare`.
-        settings: of the generation.
+      problem: whose data.
+      directory: where they will be.
+      tmp_dir: as of `Problem.prepare`.
+      overwrite: as of `Problem.prepare`.
+      settings: of the generation.
 
     Returns:
-        The manifest of the directory; None: another process has made it meanwhile.
+      The manifest of the directory; None: another process has made it meanwhile.
 
     Raises:
-        ValueError, OSError: as of `Problem.prepare`.
+      ValueError, OSError: as of `Problem.prepare`.
     """
     problem.data_dependencies()  # raises early if the options are wrong
     with atomic_directory.exclusive_build(directory):
@@ -120,7 +120,7 @@ def _fill(problem: Preparable, directory: Path, samples: OpenSamples) -> _Conten
     """Writes everything but the manifest into a directory.
 
     Raises:
-        ValueError: a split has no samples, or all were skipped.
+      ValueError: a split has no samples, or all were skipped.
     """
     manifest.write_options(directory, problem.generation_options())
     problem.download(directory, samples.scratch)

@@ -18,10 +18,10 @@ def check(name: str, directory: Path, given_options: Mapping[str, Any], command:
     """Checks that data exist and are undamaged; see `Problem.check_prepared`.
 
     Args:
-        name: of the problem.
-        directory: where its data are.
-        given_options: the options that were given to the problem.
-        command: makes the data; for errors.
+      name: of the problem.
+      directory: where its data are.
+      given_options: the options that were given to the problem.
+      command: makes the data; for errors.
     """
     if not directory.exists():
         raise FileNotFoundError(
@@ -71,12 +71,12 @@ def datagen_command(
     """Returns the command that makes data; see `Problem.datagen_command`.
 
     Args:
-        name: of the problem.
-        package: of the problem's class; a user's directory has to be imported.
-        data_dir: where the data of all problems are.
-        directory: where those of this problem are, if they exist; they record their options.
-        default_options: with their values.
-        given_options: those that were given to the problem.
+      name: of the problem.
+      package: of the problem's class; a user's directory has to be imported.
+      data_dir: where the data of all problems are.
+      directory: where those of this problem are, if they exist; they record their options.
+      default_options: with their values.
+      given_options: those that were given to the problem.
     """
     words = ["t2tp_datagen", f"--problem={name}", f"--data_dir={data_dir}"]
     words += [f"--t2t_usr_dir={path}" for path in imported_user_dirs() if path.name == package]

@@ -14,8 +14,8 @@ class BeamSettings:
     """How Apache Beam makes the shards.
 
     Attributes:
-        runner: name of a runner, such as DirectRunner.
-        options: its flags, as in `--direct_num_workers=4`.
+      runner: name of a runner, such as DirectRunner.
+      options: its flags, as in `--direct_num_workers=4`.
     """
 
     runner: str
@@ -27,13 +27,13 @@ class GenerationSettings:
     """Settings of the generation of data, which hardly affect its result.
 
     Attributes:
-        num_shards: of the train split, and the max of another; None: one per 500 samples, at most
-            64.
-        num_workers: max number of processes; 1: only this one; None: as many as are worthwhile, at
-            most one per core.
-        max_bad_samples: max number of samples skipped because they cannot be used; None: one in
-            1,000.
-        beam: makes the shards in place of processes of this host.
+      num_shards: of the train split, and the max of another; None: one per 500 samples, at most
+        64.
+      num_workers: max number of processes; 1: only this one; None: as many as are worthwhile, at
+        most one per core.
+      max_bad_samples: max number of samples skipped because they cannot be used; None: one in
+        1,000.
+      beam: makes the shards in place of processes of this host.
     """
 
     num_shards: int | None = None
@@ -45,7 +45,7 @@ class GenerationSettings:
         """Checks the values.
 
         Raises:
-            ValueError: one is too small.
+          ValueError: one is too small.
         """
         minima = {"num_shards": 1, "num_workers": 1, "max_bad_samples": 0}
         for name, min_value in minima.items():

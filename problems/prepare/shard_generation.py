@@ -71,10 +71,10 @@ class _Job:
     """One shard to make.
 
     Attributes:
-        split, shard, shards: identify it.
-        samples: number of samples of the split.
-        made_from: of an existing shard, the digest of the samples that it was made from, which
-            has to be compared; else "".
+      split, shard, shards: identify it.
+      samples: number of samples of the split.
+      made_from: of an existing shard, the digest of the samples that it was made from, which
+        has to be compared; else "".
     """
 
     split: str
@@ -108,19 +108,19 @@ def make_shards(
     """Makes the shards that `directory` does not have yet.
 
     Args:
-        problem: opens the samples and encodes them.
-        directory: where the files are written; the problem's vocabulary is there.
-        tmp_dir: where the problem's downloads are.
-        sample_counts: number of samples of each split.
-        settings: of the generation. A worker gets at least 500 samples.
+      problem: opens the samples and encodes them.
+      directory: where the files are written; the problem's vocabulary is there.
+      tmp_dir: where the problem's downloads are.
+      sample_counts: number of samples of each split.
+      settings: of the generation. A worker gets at least 500 samples.
 
     Returns:
-        The sizes of each split, and all files of the shards.
+      The sizes of each split, and all files of the shards.
 
     Raises:
-        ChildProcessError: processes die again and again; finished shards are kept.
-        BadSampleError: too many samples cannot be used; finished shards are kept.
-        ChangedSourcesError: existing shards were made from other samples.
+      ChildProcessError: processes die again and again; finished shards are kept.
+      BadSampleError: too many samples cannot be used; finished shards are kept.
+      ChangedSourcesError: existing shards were made from other samples.
     """
     jobs = [
         _Job(split, shard, shards, count)
@@ -240,9 +240,9 @@ class _ShardBuilder:
         """Makes a shard, or checks that it is still that of its samples.
 
         Args:
-            job: the shard.
-            report: counts samples.
-            directory: where the shard is written, by default with the others.
+          job: the shard.
+          report: counts samples.
+          directory: where the shard is written, by default with the others.
         """
         if job.made_from:
             self._compare(job, report)

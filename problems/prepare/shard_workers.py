@@ -77,15 +77,15 @@ def make_in_processes(
     """Carries out jobs in worker processes; those of a killed one are carried out again.
 
     Args:
-        builder: makes a shard.
-        jobs: the shards.
-        num_workers: number of processes.
-        progress: shows the progress.
-        num_bad: returns the number of bad samples of finished shards.
-        is_made: whether the shard of a job is complete.
+      builder: makes a shard.
+      jobs: the shards.
+      num_workers: number of processes.
+      progress: shows the progress.
+      num_bad: returns the number of bad samples of finished shards.
+      is_made: whether the shard of a job is complete.
 
     Raises:
-        ChildProcessError: workers are killed again and again, while no shard is finished.
+      ChildProcessError: workers are killed again and again, while no shard is finished.
     """
     total = sum(job.size for job in jobs)
 
@@ -105,13 +105,13 @@ def repeat_after_deaths(
     """Carries out jobs, and after the death of a worker those again that were not finished.
 
     Args:
-        make: carries out jobs, and raises WorkerDeathError when a worker is killed.
-        jobs: the shards.
-        is_made: whether the shard of a job is complete.
-        workers_flag: the flag that says how many workers there are.
+      make: carries out jobs, and raises WorkerDeathError when a worker is killed.
+      jobs: the shards.
+      is_made: whether the shard of a job is complete.
+      workers_flag: the flag that says how many workers there are.
 
     Raises:
-        ChildProcessError: workers are killed again and again, while no shard is finished.
+      ChildProcessError: workers are killed again and again, while no shard is finished.
     """
     deaths = 0
     while jobs:

@@ -20,8 +20,8 @@ def write_sources(directory: Path, patterns: Iterable[str]) -> None:
     """Records the present state of the files in the directory of the data.
 
     Args:
-        directory: where the data are being made.
-        patterns: of the files, as `user_files.find_files` takes them.
+      directory: where the data are being made.
+      patterns: of the files, as `user_files.find_files` takes them.
     """
     absolute = [os.path.abspath(Path(pattern).expanduser()) for pattern in patterns]
     record = {"patterns": absolute, "files": _states(_matching(absolute))}

@@ -28,17 +28,17 @@ class BadSamples:
     """A counter of bad samples, which raises an error when there are too many.
 
     Attributes:
-        problem: its name.
-        limit: max number of samples skipped.
+      problem: its name.
+      limit: max number of samples skipped.
     """
 
     def __init__(self, problem: str, limit: int, count: Callable[[], int] | None = None):
         """Sets the limit.
 
         Args:
-            problem: its name.
-            limit: max number of samples skipped.
-            count: counts one, and returns their number in all processes.
+          problem: its name.
+          limit: max number of samples skipped.
+          count: counts one, and returns their number in all processes.
         """
         self.problem = problem
         self.limit = limit
@@ -52,16 +52,16 @@ class BadSamples:
         """Counts a sample, once.
 
         Args:
-            split: of the sample.
-            number: index of the sample in the problem's order.
-            error: the error that was raised.
-            sample: the sample, if it could be read.
+          split: of the sample.
+          number: index of the sample in the problem's order.
+          error: the error that was raised.
+          sample: the sample, if it could be read.
 
         Returns:
-            Which sample it is, and what is wrong with it.
+          Which sample it is, and what is wrong with it.
 
         Raises:
-            BadSampleError: there are more than the limit.
+          BadSampleError: there are more than the limit.
         """
         message = str(error)
         if not isinstance(error, BadSampleError):
@@ -96,9 +96,9 @@ class ShuffledSamples:
         """Takes the samples.
 
         Args:
-            samples: with random access.
-            split: its name, for errors.
-            bad: counts those that cannot be used. Without it the first raises an error.
+          samples: with random access.
+          split: its name, for errors.
+          bad: counts those that cannot be used. Without it the first raises an error.
         """
         self._samples = samples
         self._split = split
@@ -118,7 +118,7 @@ class ShuffledSamples:
         """Yields the result of `use` for each sample that is not skipped or bad.
 
         Raises:
-            BadSampleError: too many are bad.
+          BadSampleError: too many are bad.
         """
         for number, read in self.part(0, len(self)):
             sample = None
