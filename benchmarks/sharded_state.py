@@ -1,14 +1,22 @@
 """Memory of a step whose variables are sharded at rest, in processes that share a machine.
 
-    python benchmarks/sharded_state.py [--processes=1,2,4,8] [--stages=0,3] [--layers=20]
-    python benchmarks/sharded_state.py --processes=8 --stages=3 --gigabytes=2.6
+    python benchmarks/sharded_state.py [--processes=1,2,4,8] [--stages=0,3] [--layers=7]
+    python benchmarks/sharded_state.py --processes=8 --stages=3 --layers=5 --d_model=1536 \
+        --gigabytes=1.5
 
-A transformer of 1 GB of weights, trained with Adam. Each process has one device. Resident memory is
-that of /proc: *at rest* is what the variables and the optimizer's state add to it before the first
-step, *steps* the most that some steps add to that. *bound*: the weights of 1 + prefetch layers,
-and the gradients as they are at rest, whose norm needs all of them. What exceeds it are
-activations, the traced program, weights outside of layers, and what TensorFlow's allocator keeps.
-With --gigabytes, no process may map more memory than this (`ulimit -v`).
+A transformer of 1 GB of state (weights, and two slots of each for Adam). Each process has one
+device. Every case runs twice, with two allocators:
+
+- TensorFlow's own, which counts: *at rest* is what it has allocated before the first step, *peak*
+  the most that later steps allocate beside that.
+- glibc's, which gives freed blocks back at once, so that the resident memory of /proc is what is
+  held: *resident* is what variables add to it, *program* what the first step leaves (the traced
+  program, threads, code), *resident peak* the most that later steps add to both.
+
+*bound* is the weights of 1 + prefetch layers and, with clipping by the norm, which needs all of
+them, the gradients as they are at rest. Activations and a constant come on top. With --gigabytes,
+no process may have more private memory than this (`ulimit -d`: what it allocates and its threads'
+stacks, without the code of TensorFlow), and only glibc's allocator is used.
 """
 
 from __future__ import annotations
@@ -24,8 +32,17 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-STEPS = 3
+STEPS = 4
+STACK = 1 << 21
 LENGTH, VOCAB_SIZE = 32, 1024
+# oneDNN's pool, which TensorFlow allocates from, doubles what it has, and gives nothing back.
+GLIBC = {
+    "TF_ONEDNN_USE_SYSTEM_ALLOCATOR": "1",
+    "MALLOC_MMAP_THRESHOLD_": "1000000",
+    "MALLOC_TRIM_THRESHOLD_": "1000000",
+    "MALLOC_ARENA_MAX": "1",
+}
+COUNTING = {"TF_CPU_ALLOCATOR_USE_BFC": "true"}
 FEATURES = ("targets", "targets_segmentation", "targets_position")
 
 
@@ -34,27 +51,39 @@ def main() -> int:
     if "RANK" in os.environ:
         print(json.dumps(measured(args)))
         return 0
-    print("| processes | stage | state | variables | at rest | steps | bound | s | losses |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+    columns = "processes, stage, state, at rest, peak, bound, resident, program, resident peak, s"
+    print(f"| {columns.replace(', ', ' | ')} |")
+    print("| -- " * (1 + columns.count(",")) + "|")
     for count in map(int, args.processes.split(",")):
         for stage in map(int, args.stages.split(",")):
             if count == 1 and stage > 0:
                 continue  # There is nobody to share with.
-            print(_line(count, stage, _started(count, stage)), flush=True)
+            resident = _started(count, stage, GLIBC)
+            counted = resident if args.gigabytes else _started(count, stage, COUNTING)
+            print(_line(count, stage, resident, counted), flush=True)
     return 0
 
 
-def _line(count: int, stage: int, found: Sequence[dict]) -> str:
+def _line(count: int, stage: int, resident: Sequence[dict], counted: Sequence[dict]) -> str:
     """A row of the table: of the process that is worst."""
-    worst = {name: max(each[name] for each in found) for name in found[0] if name != "losses"}
-    sizes = [f"{worst[name] / 1e6:,.0f} MB" for name in ("whole", "held", "rest", "step", "bound")]
-    share = f"{sizes[1]}, {worst['held'] / worst['whole']:.4f}"
-    losses = ", ".join(f"{loss:.5f}" for loss in found[0]["losses"])
-    cells = [str(count), str(stage), sizes[0], share, *sizes[2:], f"{worst['seconds']:.2f}", losses]
+    whole, cells = resident[0]["whole"], [str(count), str(stage)]
+    rest = max(each["allocated"] for each in counted)
+    cells += [_megabytes(whole), f"{_megabytes(rest)} ({rest / whole:.4f})" if rest else "-"]
+    peak = max(each["allocated_peak"] for each in counted)
+    cells += [_megabytes(peak) if peak else "-"]
+    # Without sharding, every process has all weights all the time.
+    cells += [_megabytes(resident[0]["bound"]) if stage == 3 else "-"]
+    for name in ("rest", "program", "peak"):
+        cells.append(_megabytes(max(each[name] for each in resident)))
+    cells.append(f"{max(each['seconds'] for each in resident):.2f}")
     return f"| {' | '.join(cells)} |"
 
 
-def _started(count: int, stage: int) -> list[dict]:
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:,.0f} MB"
+
+
+def _started(count: int, stage: int, allocator: dict[str, str]) -> list[dict]:
     """What each of several processes says."""
     from t2tp.mesh.rendezvous import free_port
 
@@ -64,13 +93,10 @@ def _started(count: int, stage: int) -> list[dict]:
         "WORLD_SIZE": str(count),
         "STAGE": str(stage),
         "COORDINATOR": f"localhost:{free_port()}",
-        # Freed blocks go back at once, so that the peak is what is held. (oneDNN's pool, which
-        # TensorFlow allocates from, doubles what it has, and gives nothing back.)
-        "TF_ONEDNN_USE_SYSTEM_ALLOCATOR": "1",
-        "MALLOC_MMAP_THRESHOLD_": "1000000",
-        "MALLOC_TRIM_THRESHOLD_": "1000000",
-        "MALLOC_ARENA_MAX": "1",
+        **allocator,
     }
+    # The stacks of threads, whose whole size counts, are as large as a process's when it starts.
+    resource.setrlimit(resource.RLIMIT_STACK, (STACK, resource.getrlimit(resource.RLIMIT_STACK)[1]))
     processes = [
         subprocess.Popen(
             [sys.executable, *sys.argv],
@@ -87,10 +113,10 @@ def _started(count: int, stage: int) -> list[dict]:
 
 
 def measured(args: argparse.Namespace) -> dict[str, object]:
-    """What this process holds and uses, in bytes, seconds of a step, and losses."""
+    """What this process holds and uses, in bytes, and seconds of a step."""
     if args.gigabytes:
         limit = int(args.gigabytes * 1e9)
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     import numpy as np
     import tensorflow as tf
 
@@ -105,7 +131,7 @@ def measured(args: argparse.Namespace) -> dict[str, object]:
     hparams.parse(
         f"d_model={args.d_model},d_ff={4 * args.d_model},num_heads={args.d_model // 64},d_kv=64,"
         f"num_hidden_layers={args.layers},max_length={LENGTH},layer_prepostprocess_dropout=0.0,"
-        "optimizer=adam,clip_grad_norm=1.0,learning_rate_schedule=constant,"
+        f"optimizer=adam,clip_grad_norm={args.clip_grad_norm},learning_rate_schedule=constant,"
         "learning_rate_constant=0.0002,"
         f"mesh_shape=data:{count},layout=batch:data,"
         f"zero_stage={os.environ['STAGE']},zero_prefetch={args.prefetch}"
@@ -133,31 +159,45 @@ def measured(args: argparse.Namespace) -> dict[str, object]:
         "targets_segmentation": np.ones_like(targets),
         "targets_position": np.broadcast_to(np.arange(LENGTH, dtype=np.int32), targets.shape),
     }
+    device = cluster.devices[cluster.process_id]
+    counts = any(name in os.environ for name in COUNTING)
     rest = _resident("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # The peak begins again.
+    allocated = _counted(device, "current") if counts else 0
     losses, seconds = [], []
     for number in range(STEPS):
+        if number == 1:  # The first one traces the program.
+            program_size = _resident("VmRSS") - rest
+            Path("/proc/self/clear_refs").write_text("5")  # The peak begins again.
+            if counts:
+                tf.config.experimental.reset_memory_stats(device)
         start = time.perf_counter()
         losses.append(float(program(batch, step=number)["loss"]))
         seconds.append(time.perf_counter() - start)
+    if not losses[-1] < losses[0]:
+        sys.exit(f"It does not learn: the losses are {losses}.")
     peak = _resident("VmHWM")
-    held = sum(x.numpy().nbytes for v in program.variables for x in v.slices)
-    whole = sum(4 * v.spec.shape.size for v in program.variables)
-    weights = sum(4 * v.spec.shape.size for v in program.variables if v.spec.trainable)
-    in_a_layer = sum(
-        4 * v.spec.shape.size
-        for v in program.variables
-        if v.spec.trainable and v.spec.name.startswith("layer_00/")
-    )
+    weights = {v.spec.name: 4 * v.spec.shape.size for v in program.variables if v.spec.trainable}
+    in_a_layer = sum(size for name, size in weights.items() if name.startswith("layer_00/"))
+    bound = (1 + args.prefetch) * in_a_layer
+    if args.clip_grad_norm:
+        bound += sum(weights.values()) // count
     return {
-        "whole": whole,
-        "held": held,
+        "whole": sum(4 * v.spec.shape.size for v in program.variables),
         "rest": rest - begin,
-        "step": peak - rest,
-        "bound": (1 + args.prefetch) * in_a_layer + weights // count,
+        "program": program_size,
+        "peak": peak - rest - program_size,
+        "allocated": allocated,
+        "allocated_peak": _counted(device, "peak") - allocated if counts else 0,
+        "bound": bound,
         "seconds": min(seconds),
-        "losses": losses,
     }
+
+
+def _counted(device: str, what: str) -> int:
+    """What TensorFlow's allocator says: `current`, or `peak`."""
+    import tensorflow as tf
+
+    return tf.config.experimental.get_memory_info(device)[what]
 
 
 def _resident(what: str) -> int:
@@ -169,11 +209,12 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--processes", default="1,2,4,8")
     parser.add_argument("--stages", default="0,3")
-    parser.add_argument("--layers", type=int, default=20)
+    parser.add_argument("--layers", type=int, default=7)
     parser.add_argument("--d_model", type=int, default=1024)
     parser.add_argument("--batch", type=int, default=8, help="rows, of all processes")
     parser.add_argument("--prefetch", type=int, default=1)
-    parser.add_argument("--gigabytes", type=float, default=0.0, help="that a process may map")
+    parser.add_argument("--clip_grad_norm", type=float, default=1.0)
+    parser.add_argument("--gigabytes", type=float, default=0.0, help="that a process may allocate")
     return parser.parse_args()
 
 

@@ -10,8 +10,22 @@ from pathlib import Path
 
 def peak_bytes() -> int:
     """Of this program alone: `getrusage` counts what the process was before it became this one."""
+    return _status("VmHWM")
+
+
+def resident_bytes() -> int:
+    """What this program uses now."""
+    return _status("VmRSS")
+
+
+def begin_peak_again() -> None:
+    """Makes `peak_bytes` count from now on."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def _status(name: str) -> int:
     status = Path("/proc/self/status").read_text()
-    return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) * 1024
+    return int(re.search(rf"{name}:\s+(\d+) kB", status)[1]) * 1024
 
 
 def give_back_freed_blocks() -> None:

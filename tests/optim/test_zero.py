@@ -114,23 +114,30 @@ def test_a_device_holds_its_share_of_variables_and_optimizer_state():
 
 
 def sent(program):
-    """Bytes that each device puts into collectives of 4: (into all-gathers, reduce-scatters)."""
-    by_kind = {"allgather": 0, "reducescatter": 0}
+    """Bytes of what 4 devices together (all-gather, reduce-scatter, all-reduce) in a step."""
+    by_kind = {"allgather": 0, "reducescatter": 0, "allreduce": 0}
     for (kind, _), (_, size) in program.collectives().items():
         if kind in by_kind:
             by_kind[kind] += size
-    return 4 * by_kind["allgather"], by_kind["reducescatter"]
+    return 4 * by_kind["allgather"], by_kind["reducescatter"], by_kind["allreduce"]
 
 
 def test_traffic_is_that_of_the_papers_with_microbatches_too():
-    """Stages 1 and 2 move as much as an all-reduce; stage 3 half as much again; stage 2 reduces the
-    gradients of each microbatch, stage 1 those of the batch."""
+    """Stages 1 and 2 move as much as an all-reduce, which is a reduce-scatter and an all-gather;
+    stage 3 half as much again; stage 2 reduces the gradients of each microbatch, stage 1 those of
+    the batch."""
 
-    def traffic(stage, microbatches=1):
+    def collectives(stage, microbatches=1):
         changes = {"position": "sinusoidal", "tie_embeddings": False}
         return sent(trained("lm", "data", stage, steps=1, microbatches=microbatches, **changes)[2])
 
+    def traffic(stage, microbatches=1):
+        return collectives(stage, microbatches)[:2]
+
     gathered, scattered = traffic(1)
+    # What is still all-reduced are vectors, the loss, and the norm, a number more.
+    plain, vectors = (collectives(stage)[2] for stage in (0, 1))
+    assert plain - vectors == pytest.approx(scattered, abs=16)
     assert gathered == scattered > 0
     assert traffic(2) == (gathered, scattered)
     # The backward pass needs no embedding: it is not gathered again.
