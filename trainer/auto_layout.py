@@ -23,9 +23,16 @@ from t2tp.trainer.inputs.batch_size import sequences_per_batch
 from t2tp.trainer.planning import request
 
 AUTO = "auto"
-# Candidates that are lowered: each takes a second or more before the training begins.
-_LOWERED = 4
-_KEPT = ("microbatches", "recompute", "zero_stage", "sequence_parallel")
+# Candidates that are planned: each takes a second or more before the training begins.
+_PLANNED = 4
+_KEPT = (
+    "microbatches",
+    "recompute",
+    "zero_stage",
+    "sequence_parallel",
+    "pipeline_schedule",
+    "pipeline_chunks",
+)
 
 
 def with_best_layout(
@@ -81,7 +88,7 @@ def _search(
     wanted = request(model, chosen, vocab_size)
     if devices == 1 and "zero_stage" in fixed:
         fixed["zero_stage"] = 0
-    search = Search(wanted, cluster, devices, rows, fixed=fixed, lowered=_LOWERED)
+    search = Search(wanted, cluster, devices, rows, fixed=fixed, top=_PLANNED)
     best, *_ = search.run()
     found = hparams.copy()
     found.set("mesh_shape", best.candidate.mesh_shape)

@@ -191,7 +191,10 @@ class Lowering(upstream.Lowering):
         rule = _RULES.get(type(op), type(op).lower)
         if can_defer_past(op, self.users):
             rule = lower_linear
-        predicate = hooks(op).predicate
+        declared, (mesh_impl,) = hooks(op), self.mesh_to_impl.values()
+        if not mesh_impl.computes and declared.is_local(mesh_impl.layout):
+            rule = lower_shapes
+        predicate = declared.predicate
         if predicate is None:
             rule(op, self)
         else:
@@ -354,6 +357,15 @@ class Lowering(upstream.Lowering):
         if axes:
             laid_out = upstream.LazyAllreduceSum(self.mesh_impl(tensor), laid_out, axes)
         self.set_tensor_lowering(tensor, laid_out)
+
+
+def lower_shapes(op: upstream.Operation, lowering: Lowering) -> None:
+    """Reads the inputs, which reduces deferred sums, and makes placeholders of the outputs."""
+    for x in op.inputs:
+        lowering.slice(x)
+    for y in op.outputs:
+        shape = lowering.mesh_impl(op).slice_shape(y.shape)
+        lowering.set_slice(y, tf.compat.v1.placeholder(y.dtype, shape))
 
 
 def lower_constant(op: upstream.Constant, lowering: Lowering) -> None:

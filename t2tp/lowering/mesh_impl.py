@@ -106,7 +106,13 @@ class Target(NamedTuple):
 
 
 class SpmdMeshImpl(upstream.MeshImpl):
-    """The mesh implementation that lowers operations for processor `pnum`."""
+    """The mesh implementation that lowers operations for processor `pnum`.
+
+    Attributes:
+      computes: whether the program runs; else operations without collectives need no lowering.
+    """
+
+    computes = True
 
     def __init__(
         self,

@@ -95,6 +95,14 @@ class Hooks:
         """Returns the slice that is to be gathered for the only output; see `gathered_variable`."""
         raise NotImplementedError
 
+    def is_local(self, layout: Layout) -> bool:
+        """Whether `lower` only sets slices of outputs, or assigns, from slices of inputs.
+
+        An abstract program then takes the shapes of the outputs and does not lower it.
+        """
+        del layout
+        return False
+
     def check_layout(self, layout: Layout) -> None:
         """Checks conditions on the layout that only the operation knows.
 

@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf1
 
 from t2tp import mtf
 from t2tp.lowering.lowering import Lowering
+from t2tp.mesh.layout import Layout
 from t2tp.optim.weight_decay import WeightDecay
 from t2tp.program.program import Mesh
 
@@ -88,6 +89,10 @@ class UpdateOperation(mtf.Assign):
         """
         super().__init__(variables, inputs, assign_fn=None, name=name)
         self._update = update
+
+    def is_local(self, layout: Layout) -> bool:
+        del layout
+        return True
 
     def lower(self, lowering: Lowering) -> None:
         slices = [variable_slice(lowering, x) for x in self.variables]

@@ -5,87 +5,166 @@ It only decides which candidates are lowered; what a search reports comes from t
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
+
 from t2tp.hparam import HParams
 from t2tp.mesh.layout import parse_mesh_shape
 from t2tp.planner.candidates import Candidate
 from t2tp.planner.cluster_file import ClusterFile
 from t2tp.planner.collective_cost import CollectiveCost
 from t2tp.planner.compute_cost import ComputeCost
+from t2tp.planner.depth import depths
 from t2tp.planner.lowered import LoweredStep
-from t2tp.planner.work import BACKWARD, COMPUTE_BOUND, FORWARD, UPDATE, Traffic
+from t2tp.planner.work import BACKWARD, COMPUTE_BOUND, FORWARD, PHASES, UPDATE, Traffic, Work
 
 _WEIGHT, _SLOTS, _GRADIENT, _ACTIVATION = 4, 8, 4, 2
+# Of what a layer keeps, the share that lies between the blocks, which tensor parallelism does not
+# split without sequence parallelism: 10 of 34 bytes of each element (arXiv:2205.05198, table 2).
+_BETWEEN = 10 / 34
 
 
 class Estimate:
     """Seconds and bytes of candidates."""
 
-    def __init__(self, row: LoweredStep, hparams: HParams, cluster: ClusterFile) -> None:
+    def __init__(
+        self, row: LoweredStep, one_layer: LoweredStep, hparams: HParams, cluster: ClusterFile
+    ) -> None:
         """Takes a lowered step.
 
         Args:
           row: of a batch of one row on one device, without recomputation.
+          one_layer: the same of a model with one layer in each stack.
           hparams: of the model.
           cluster: on which it is to run.
         """
         self._cluster = cluster
+        self._layers = max(depths(hparams).values(), default=1)
+        # What all layers are, from what all but one are.
+        more = self._layers / (self._layers - 1) if self._layers > 1 else 0.0
         self._parameters = row.parameters
+        self._of_layers = more * (row.parameters - one_layer.parameters)
         self._kept = row.layer_bytes["kept"]
-        self._layers = hparams.get("num_hidden_layers") if "num_hidden_layers" in hparams else 1
         width = hparams.get("d_model") if "d_model" in hparams else 1
         self._stream = width * hparams.get("max_length") * _ACTIVATION
-        cost = ComputeCost(cluster, 1)
-        self._products = dict.fromkeys((FORWARD, BACKWARD, UPDATE), 0.0)
-        self._others = dict.fromkeys((FORWARD, BACKWARD, UPDATE), 0.0)
-        for work, number in row.work.items():
-            kind = self._products if work.kind in COMPUTE_BOUND else self._others
-            kind[work.phase] += number * work.times * cost.seconds(work)
+        whole, one = self._costs(row.work), self._costs(one_layer.work)
+        self._inside = {key: more * (whole[key] - one[key]) for key in whole}
+        self._outside = {key: max(0.0, whole[key] - self._inside[key]) for key in whole}
+        self._mesh = functools.cache(self._of_mesh)
+        self._collective = functools.cache(self._of_collective)
+        self._of_row = functools.cache(self._of_pass)
+
+    def _costs(self, works: Mapping[Work, int]) -> dict[tuple[str, bool], float]:
+        """Returns seconds by phase, and by whether products bound them."""
+        cost = ComputeCost(self._cluster, 1)
+        seconds = dict.fromkeys(((p, bound) for p in PHASES for bound in (False, True)), 0.0)
+        for work, number in works.items():
+            key = work.phase, work.kind in COMPUTE_BOUND
+            seconds[key] += number * work.times * cost.seconds(work)
+        return seconds
+
+    def _of_mesh(self, mesh_shape: str) -> CollectiveCost:
+        return CollectiveCost(self._cluster, parse_mesh_shape(mesh_shape))
+
+    def _of_collective(
+        self, mesh_shape: str, kind: str, axes: tuple[str, ...], num_bytes: int
+    ) -> float:
+        traffic = Traffic(kind, axes, FORWARD, 1, num_bytes, False)
+        return self._mesh(mesh_shape).seconds(traffic)
 
     def seconds(self, candidate: Candidate, rows: int) -> float:
         """Estimates the seconds of a step of so many rows."""
         c = candidate
-        own = rows / c.data
-        again = 1 if c.recompute == "layer" else 0
-        products = self._products[BACKWARD] + (1 + again) * self._products[FORWARD]
-        others = self._others[BACKWARD] + (1 + again) * self._others[FORWARD]
-        split = c.model if c.sequence_parallel else (1 + c.model) / 2
-        # Small slices of matmuls reach less of the peak.
-        seconds = own * (products / c.model * (1 + 0.02 * (c.model - 1)) + others / split)
-        seconds += self._others[UPDATE] / c.model / (c.data if c.zero_stage else 1)
-        return seconds + self._communication(c, own, again)
+        micro = rows / c.data / c.microbatches
+        share = self._share_of_stage(c)
+        inside, outside = self._of_row(c.model, c.sequence_parallel, c.recompute == "layer")
+        stage = micro * share * inside
+        stage += share * self._between_layers(c, micro) + self._messages(c, micro)
+        # The last stage has the loss, too, and all others wait for it.
+        busiest = stage + micro * outside
+        waiting = (c.stages - 1) / (3 if c.schedule == "zero_bubble" else c.chunks)
+        update = sum(
+            self._inside[UPDATE, bound] + self._outside[UPDATE, bound] for bound in (False, True)
+        )
+        update *= self._local_weights(c) / self._parameters / (c.data if c.zero_stage else 1)
+        return c.microbatches * busiest + waiting * stage + update + self._of_weights(c)
 
-    def _communication(self, c: Candidate, own: float, again: int) -> float:
-        mesh = f"data:{c.data};model:{c.model}"
-        cost = CollectiveCost(self._cluster, parse_mesh_shape(mesh))
-        weights = self._parameters / c.model
-        micro = Traffic("allreduce", ("model",), FORWARD, 1, int(self._stream * own), False)
+    def _share_of_stage(self, c: Candidate) -> float:
+        """Returns the share of the layers that the stage with most of them has."""
+        places = c.stages * c.chunks
+        return -(-self._layers // places) * c.chunks / self._layers
+
+    def _of_pass(
+        self, model: int, sequence_parallel: bool, recomputes: bool
+    ) -> tuple[float, float]:
+        """Returns the seconds of a row's forward and backward pass, in the layers and outside."""
+        split = model if sequence_parallel else (1 + model) / 2
+
+        def seconds(of: Mapping[tuple[str, bool], float], forward: int) -> float:
+            products = of[BACKWARD, True] + forward * of[FORWARD, True]
+            others = of[BACKWARD, False] + forward * of[FORWARD, False]
+            # Small slices of matmuls reach less of the peak.
+            return products / model * (1 + 0.02 * (model - 1)) + others / split
+
+        return seconds(self._inside, 2 if recomputes else 1), seconds(self._outside, 1)
+
+    def _between_layers(self, c: Candidate, micro: float) -> float:
+        """Returns the seconds of a microbatch's collectives of tensor parallelism in all layers."""
+        if c.model == 1:
+            return 0.0
+        again = 1 if c.recompute == "layer" else 0
+        return (4 + again) * self._layers * self._sent(c, "allreduce", self._stream * micro)
+
+    def _messages(self, c: Candidate, micro: float) -> float:
+        """Returns the seconds of a microbatch's messages from and to a stage."""
+        if c.stages == 1:
+            return 0.0
+        sent = self._stream * micro / (c.model if c.sequence_parallel else 1)
+        return 2 * c.chunks * self._sent(c, "permute", sent, "stage")
+
+    def _of_weights(self, c: Candidate) -> float:
+        """Returns the seconds of the collectives of gradients and weights."""
+        weights = self._local_weights(c)
         exposed = 1 - self._cluster.software.overlap
-        seconds = (4 + again) * self._layers * cost.seconds(micro)
-        whole = int(weights * _GRADIENT)
         scatters = c.microbatches if c.zero_stage >= 2 else 1
         kind = "reducescatter" if c.zero_stage else "allreduce"
-        seconds += (
-            exposed * scatters * cost.seconds(Traffic(kind, ("data",), UPDATE, 1, whole, True))
-        )
+        seconds = scatters * self._sent(c, kind, weights * _GRADIENT, "data", "expert")
         gathers = {0: 0, 1: 1, 2: 1, 3: 2 * c.microbatches}[c.zero_stage]
-        part = int(weights * _ACTIVATION / c.data)
-        return seconds + exposed * gathers * cost.seconds(
-            Traffic("allgather", ("data",), FORWARD, 1, part, True)
-        )
+        part = weights * _ACTIVATION / c.data
+        return exposed * (seconds + gathers * self._sent(c, "allgather", part, "data", "expert"))
+
+    def _sent(self, c: Candidate, kind: str, num_bytes: float, *axes: str) -> float:
+        """Returns the seconds of a collective over axes of the mesh, by default `model`."""
+        over = tuple(axis for axis in axes or ("model",) if axis in c.axes)
+        if not over:
+            return 0.0
+        return self._collective(c.mesh_shape, kind, over, int(num_bytes))
+
+    def _local_weights(self, c: Candidate) -> float:
+        """Returns the number of weights that a processor works with: embeddings on all stages."""
+        outside = self._parameters - self._of_layers
+        return (self._of_layers * self._share_of_stage(c) + outside) / c.model
 
     def memory(self, candidate: Candidate, rows: int) -> float:
         """Estimates the bytes of a device at the peak of a step."""
         c = candidate
-        weights = self._parameters / c.model
-        state = _SLOTS * weights / (c.data if c.zero_stage else 1)
-        gradients = _GRADIENT * weights * (2 if c.microbatches > 1 else 1)
-        gradients /= c.data if c.zero_stage >= 2 else 1
-        own = weights * _WEIGHT / (c.data if c.zero_stage else 1)
+        weights = self._local_weights(c)
+        state = (_SLOTS + _WEIGHT) * weights / (c.data if c.zero_stage else 1)
+        gradients = _GRADIENT * weights / (c.data if c.zero_stage >= 2 else 1)
         gathered = weights * _ACTIVATION / (self._layers if c.zero_stage == 3 else 1)
         micro = rows / c.data / c.microbatches
-        kept = micro * self._kept / c.model
+        split = c.model if c.sequence_parallel else 1
+        kept = micro * self._kept * ((1 - _BETWEEN) / c.model + _BETWEEN / split)
+        alive = self._share_of_stage(c) * self._microbatches_alive(c)
         if c.recompute == "layer":
-            split = c.model if c.sequence_parallel else 1
-            kept = kept / self._layers + micro * self._layers * self._stream / split
-        reserved = self._cluster.device.reserved
-        return state + gradients + own + gathered + kept + reserved
+            kept = kept / self._layers + alive * micro * self._layers * self._stream / split
+        else:
+            kept *= alive
+        return state + gradients + gathered + kept + self._cluster.device.reserved
+
+    def _microbatches_alive(self, c: Candidate) -> float:
+        """Returns how many microbatches the first stage keeps at once."""
+        if c.chunks == 1:
+            return min(c.microbatches, c.stages)
+        ahead = 2 * (c.stages - 1) + (c.chunks - 1) * c.stages + 1
+        return min(c.microbatches, ahead / c.chunks)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from t2tp import mtf
@@ -34,6 +34,7 @@ class Request:
       hparams: with mesh shape and layout.
       vocab_sizes: of the features.
       features: maps hparams to the features of a global batch.
+      lowered_before: what has been lowered; plans that have programs in common share it.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Request:
     hparams: HParams
     vocab_sizes: Mapping[str, int]
     features: Callable[[HParams], Mapping[str, Feature]]
+    lowered_before: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def plan(self, cluster: ClusterFile) -> Plan:
         """Predicts what a step costs on a cluster.
@@ -75,9 +77,12 @@ class Request:
         stack = cluster.software
 
         def lower(hparams: HParams) -> LoweredStep:
-            return LoweredStep.from_program(
-                self.program(hparams), repeats_all=stack.repeats_all, retention=stack.retention
-            )
+            key = hparams.to_json(), stack.repeats_all, stack.retention
+            if key not in self.lowered_before:
+                self.lowered_before[key] = LoweredStep.from_program(
+                    self.program(hparams), repeats_all=stack.repeats_all, retention=stack.retention
+                )
+            return self.lowered_before[key]
 
         return lower_by_layers(lower, self.hparams)
 
@@ -97,7 +102,11 @@ class Request:
             )
 
         return StagedStep(
-            build, self.hparams, repeats_all=stack.repeats_all, retention=stack.retention
+            build,
+            self.hparams,
+            repeats_all=stack.repeats_all,
+            retention=stack.retention,
+            lowered_before=self.lowered_before,
         )
 
     def program(self, hparams: HParams) -> AbstractProgram:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from t2tp.mesh.layout import LayoutError
 from t2tp.planner.candidates import Candidate, candidates
 from t2tp.planner.cluster_file import ClusterFile
+from t2tp.planner.depth import depths
 from t2tp.planner.estimate import Estimate
 from t2tp.planner.plan import Plan
 from t2tp.planner.request import Request
@@ -19,8 +21,11 @@ from t2tp.planner.request import Request
 _MOST_DEVICES, _MOST_TRIED = 1 << 16, 64
 
 
-# Seconds. How far a quick estimate may be off.
-_DAY, _ROUGHLY = 86_400, 1.5
+_DAY = 86_400  # Seconds.
+# How far a quick estimate may be off, of seconds and of bytes.
+_ROUGHLY, _UNSURE = 1.5, 1.1
+# Candidates of which other orders of the axes are tried.
+_PERMUTED = 500
 
 
 class NothingFitsError(ValueError):
@@ -47,7 +52,7 @@ class Search:
       max_tensor_parallel: max size of the axis `model`; by default the devices of a host.
       fixed: hparams that are not to be chosen, by name.
       rules: that the layout must have, as in `heads:model`.
-      lowered: number of candidates that are lowered: the best by a quick estimate.
+      top: number of candidates that are planned and returned: the best by a quick estimate.
     """
 
     request: Request
@@ -57,10 +62,10 @@ class Search:
     max_tensor_parallel: int = 0
     fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     rules: Sequence[str] = ()
-    lowered: int = 10
+    top: int = 10
 
     def run(self) -> list[Found]:
-        """Returns the candidates that were lowered and fit, fastest first.
+        """Returns the best candidates that were planned and fit, fastest first.
 
         Raises:
           NothingFitsError: no candidate fits; the error names the fewest devices that may do.
@@ -72,7 +77,7 @@ class Search:
         found = self._planned(ordered)
         if not found:
             raise NothingFitsError(self._advice(estimate))
-        return sorted(found, key=lambda each: each.plan.seconds)
+        return found
 
     def until(self, tokens: float, days: float) -> list[Found]:
         """Searches the fewest devices that are done with a training in time.
@@ -98,9 +103,8 @@ class Search:
                 # The estimate only decides which numbers of devices are not worth lowering.
                 if tokens / self.request.tokens * seconds / _DAY <= _ROUGHLY * days:
                     found = self._planned(ordered)
-                    best = min(found, key=lambda each: each.plan.seconds, default=None)
-                    if best is not None and days_of(best.plan, tokens) <= days:
-                        return sorted(found, key=lambda each: each.plan.seconds)
+                    if found and days_of(found[0].plan, tokens) <= days:
+                        return found
             devices *= 2
         raise NothingFitsError(
             f"{self.request.name} takes more than {days:g} days on any number of devices of"
@@ -121,32 +125,58 @@ class Search:
         for name, value in alone.items():
             if name in hparams:
                 hparams.set(name, value)
-        row = dataclasses.replace(self.request, hparams=hparams).lowered(self.cluster)
-        return Estimate(row, hparams, self.cluster)
+        row = dataclasses.replace(self.request, hparams=hparams)
+        shallow = hparams.copy()
+        for name in depths(hparams):
+            shallow.set(name, 1)
+        one_layer = dataclasses.replace(self.request, hparams=shallow)
+        return Estimate(
+            row.lowered(self.cluster), one_layer.lowered(self.cluster), hparams, self.cluster
+        )
 
     def _ordered(self, estimate: Estimate, devices: int) -> list[Candidate]:
         """Returns the candidates that may fit, the fastest by the estimate first."""
+
+        def order(candidate: Candidate) -> tuple[float, int]:
+            return estimate.seconds(candidate, self.rows), candidate.zero_stage
+
+        best = sorted(self._fitting(estimate, devices, _UNSURE), key=order)[:_PERMUTED]
+        return sorted((min(c.permuted(), key=order) for c in best), key=order)
+
+    def _fitting(self, estimate: Estimate, devices: int, share: float) -> Iterator[Candidate]:
+        """Yields the candidates that need no more than a share of the memory by the estimate."""
         most = self.max_tensor_parallel or self.cluster.host_devices
-        limit = self.cluster.device.memory / self.cluster.sharing(devices)
-        made = candidates(self.request.hparams, devices, self.rows, most, self.fixed)
-        allowed = (c for c in made if set(self.rules) <= set(c.layout.split(";")))
-        fitting = [c for c in allowed if estimate.memory(c, self.rows) <= 1.1 * limit]
-        return sorted(fitting, key=lambda c: (estimate.seconds(c, self.rows), c.zero_stage))
+        limit = share * self.cluster.device.memory / self.cluster.sharing(devices)
+        for candidate in candidates(self.request.hparams, devices, self.rows, most, self.fixed):
+            is_allowed = set(self.rules) <= set(candidate.layout.split(";"))
+            if is_allowed and estimate.memory(candidate, self.rows) <= limit:
+                yield candidate
 
     def _planned(self, ordered: Sequence[Candidate]) -> list[Found]:
-        """Lowers the first candidates; those that cannot work or do not fit are left out."""
+        """Plans the first candidates; those that cannot work or do not fit are left out.
+
+        Most of the time goes into lowering. So a program that has been lowered is used for all the
+        candidates that have it, as those have that differ in the schedule of their stages.
+
+        Returns:
+          as many as wanted, fastest first.
+        """
+        sharing: dict[Candidate, list[Candidate]] = {}
+        for candidate in ordered:
+            sharing.setdefault(candidate.program(), []).append(candidate)
         found: list[Found] = []
-        for candidate in ordered[: 4 * self.lowered]:
-            if len(found) == self.lowered:
+        for alike in itertools.islice(sharing.values(), 4 * self.top):
+            for candidate in alike[: self.top]:
+                hparams = candidate.applied(self.request.hparams)
+                try:
+                    plan = dataclasses.replace(self.request, hparams=hparams).plan(self.cluster)
+                except LayoutError:
+                    continue
+                if plan.fits != "no":
+                    found.append(Found(candidate, plan))
+            if len(found) >= self.top:
                 break
-            hparams = candidate.applied(self.request.hparams)
-            try:
-                plan = dataclasses.replace(self.request, hparams=hparams).plan(self.cluster)
-            except LayoutError:
-                continue
-            if plan.fits != "no":
-                found.append(Found(candidate, plan))
-        return found
+        return sorted(found, key=lambda each: each.plan.seconds)[: self.top]
 
     def _advice(self, estimate: Estimate) -> str:
         """Returns what is in the way: the batch, or how many devices are enough by the estimate."""
@@ -173,14 +203,18 @@ class Search:
 
     def _fewest_devices(self, estimate: Estimate) -> int:
         """Returns the smallest number on which a candidate fits by the estimate; 0: none."""
+
+        def fits(devices: int) -> bool:
+            return next(self._fitting(estimate, devices, 1.0), None) is not None
+
         most = self.devices
-        while most < _MOST_DEVICES and not self._ordered(estimate, most):
+        while most < _MOST_DEVICES and not fits(most):
             most *= 2
         if most >= _MOST_DEVICES:
             return 0
         step = max(1, most // 2 // _MOST_TRIED)
         between = range(most // 2 + step, most, step)
-        return next((n for n in between if self._ordered(estimate, n)), most)
+        return next((n for n in between if fits(n)), most)
 
 
 def pareto(found: Sequence[Found]) -> list[Found]:

@@ -47,4 +47,7 @@ def _chosen(found: Found) -> str:
     parts.append(f"zero {values['zero_stage']}")
     if values["sequence_parallel"]:
         parts.append("sequence parallel")
+    if found.candidate.stages > 1:
+        chunks = f" of {found.candidate.chunks} chunks" if found.candidate.chunks > 1 else ""
+        parts.append(f"{found.candidate.schedule}{chunks}")
     return f"{mesh}  {', '.join(parts)}"

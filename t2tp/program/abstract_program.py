@@ -24,6 +24,8 @@ tf1 = tf.compat.v1
 class _AbstractMeshImpl(SpmdMeshImpl):
     """A mesh whose programs never run: random numbers have shapes and no values."""
 
+    computes = False
+
     def random_bits(
         self, name: str, shape: upstream.Shape, *args: object, **kwargs: object
     ) -> LaidOutTensor:

@@ -47,7 +47,7 @@ def cluster():
 @pytest.fixture(scope="module")
 def found(cluster):
     wanted = request("transformer_lm", make_hparams(mesh_shape=""), vocab_size=30)
-    return Search(wanted, cluster, 2, rows=8, lowered=3).run()
+    return Search(wanted, cluster, 2, rows=8, top=3).run()
 
 
 def parsed(text):

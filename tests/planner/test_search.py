@@ -12,36 +12,58 @@ from t2tp.planner import ClusterFile
 from t2tp.planner.candidates import candidates
 from t2tp.planner.search import NothingFitsError, Search, days_of, pareto, price_of
 from t2tp.trainer.planning import request
-from tests.models.small_lm import make_batch, make_hparams, training_program
+from tests.models.small_lm import FEATURES, make_batch, make_hparams
 
 
-def search(devices, **arguments):
-    wanted = request("transformer_lm", make_hparams(mesh_shape=""), vocab_size=30)
+def search(devices, layers=2, **arguments):
+    hparams = make_hparams(mesh_shape="", num_hidden_layers=layers)
+    wanted = request("transformer_lm", hparams, vocab_size=30)
     return Search(wanted, ClusterFile.load("a100"), devices, rows=8, **arguments)
 
 
-@pytest.mark.parametrize("devices", [1, 2, 4, 8])
+@pytest.mark.parametrize("devices", [1, 2, 8])
 def test_everything_that_may_be_proposed_is_accepted_by_a_program(devices):
-    made = list(candidates(make_hparams(), devices, 8, max_tensor_parallel=8, fixed={}))
+    hparams = make_hparams(mesh_shape="", num_hidden_layers=4)
+    made = list(candidates(hparams, devices, 8, max_tensor_parallel=8, fixed={}))
     assert len(set(made)) == len(made) > 0
-    # One of each mesh and stage: microbatches and recomputation do not change the layout.
-    of_layout = {(c.layout, c.mesh_shape, c.zero_stage): c for c in made}
-    wanted = request("transformer_lm", make_hparams(mesh_shape=""), vocab_size=30)
-    for candidate in of_layout.values():
+    # One of each layout, ZeRO stage and schedule: the rest changes nothing that may be refused.
+    kinds = {(c.layout, c.zero_stage if c.stages == 1 else c.program().schedule): c for c in made}
+    wanted = request("transformer_lm", hparams, vocab_size=30)
+    for candidate in kinds.values():
         program = wanted.program(candidate.applied(wanted.hparams))
         assert program.layout.size == devices
 
 
-def test_the_best_of_two_devices_trains():
-    best, *_ = search(2, lowered=1).run()
-    values = best.candidate.hparams()
-    mesh = values.pop("mesh_shape")
-    loss = [training_program(mesh, **values)(make_batch(), step=0)["loss"] for _ in range(1)]
-    assert loss[0] > 0
+@pytest.mark.parametrize(("devices", "schedule"), [(2, ""), (4, "interleaved")])
+def test_the_best_trains(devices, schedule):
+    fixed = {"pipeline_schedule": schedule} if schedule else {}
+    wanted = search(devices, layers=4, top=1, rules=["layers:stage"] * bool(schedule), fixed=fixed)
+    best, *_ = wanted.run()
+    assert best.candidate.hparams().get("pipeline_schedule", "") == schedule
+    hparams = best.candidate.applied(wanted.request.hparams)
+    step, layout = wanted.request.step_fn(hparams), Layout.from_hparams(hparams)
+    program = t2tp.Program(step, FEATURES, layout=layout)
+    assert program(make_batch(), step=0)["loss"] > 0
+
+
+def test_axes_are_ordered_so_that_what_communicates_most_is_nearest():
+    fast = ClusterFile.load("a100")
+    near, far = fast.links
+    # Hosts of two devices, and little that tensor parallelism communicates beside the weights.
+    cluster = dataclasses.replace(fast, links=(dataclasses.replace(near, devices=2), far))
+    fixed = {"microbatches": 1, "zero_stage": 0, "sequence_parallel": False, "recompute": "none"}
+    made = search(4, top=1, rules=["heads:model", "batch:data"], fixed=fixed)
+    orders = {}
+    for candidate in dataclasses.replace(made, cluster=cluster).run()[0].candidate.permuted():
+        hparams = candidate.applied(made.request.hparams)
+        plan = dataclasses.replace(made.request, hparams=hparams).plan(cluster)
+        orders[plan.seconds] = candidate
+    best = dataclasses.replace(made, cluster=cluster).run()[0]
+    assert len(orders) == 2 and orders[min(orders)] == best.candidate
 
 
 def test_found_layouts_are_sorted_and_the_front_has_no_worse_one():
-    found = search(4, lowered=4).run()
+    found = search(4, top=4).run()
     seconds = [each.plan.seconds for each in found]
     assert seconds == sorted(seconds)
     front = pareto(found)
@@ -52,7 +74,7 @@ def test_found_layouts_are_sorted_and_the_front_has_no_worse_one():
 
 
 def test_what_is_fixed_is_not_chosen():
-    found = search(4, lowered=2, fixed={"zero_stage": 3}, rules=["heads:model"]).run()
+    found = search(4, top=2, fixed={"zero_stage": 3}, rules=["heads:model"]).run()
     for each in found:
         assert each.candidate.zero_stage == 3 and each.candidate.model > 1
 
@@ -63,18 +85,18 @@ def test_devices_are_doubled_until_a_training_is_done_in_time():
     # So slow that communication takes no time beside computation.
     device = dataclasses.replace(fast.device, peak={"float32": 1e9}, bandwidth=1e9)
     cluster = dataclasses.replace(fast, device=device)
-    one = dataclasses.replace(search(1, lowered=1), cluster=cluster)
+    one = dataclasses.replace(search(1, top=1), cluster=cluster)
     slow = one.until(tokens, days=1e6)
     assert slow[0].plan.devices == 1
     days = days_of(slow[0].plan, tokens)
-    faster = dataclasses.replace(one, lowered=2).until(tokens, days=0.95 * days)
+    faster = dataclasses.replace(one, top=2).until(tokens, days=0.95 * days)
     assert faster[0].plan.devices > 1 and days_of(faster[0].plan, tokens) <= 0.95 * days
     with pytest.raises(NothingFitsError, match="takes more than 1e-09 days on any number"):
-        search(1, lowered=1).until(tokens, days=1e-9)
+        search(1, top=1).until(tokens, days=1e-9)
 
 
 def test_a_price_is_that_of_the_device_hours():
-    plan = dataclasses.replace(search(2, lowered=1).run()[0].plan, price_per_hour=3.0)
+    plan = dataclasses.replace(search(2, top=1).run()[0].plan, price_per_hour=3.0)
     assert price_of(plan, 1e9) == pytest.approx(days_of(plan, 1e9) * 24 * 2 * 3.0)
 
 

@@ -32,7 +32,14 @@ _UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 _UNITS_OF_BATCH = {"": 1, "K": 2**10, "M": 2**20}
 
 # What --fix may name, besides rules of a layout.
-_CHOSEN = ("microbatches", "recompute", "sequence_parallel", "zero_stage")
+_CHOSEN = (
+    "microbatches",
+    "pipeline_chunks",
+    "pipeline_schedule",
+    "recompute",
+    "sequence_parallel",
+    "zero_stage",
+)
 
 
 def run(invocation: Invocation) -> None:

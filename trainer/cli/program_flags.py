@@ -551,7 +551,8 @@ def _define_layout_search(flag_values: flags.FlagValues) -> None:
     flags.DEFINE_bool(
         "search",
         False,
-        "Search mesh, layout, microbatches, recomputation and ZeRO stage for the fastest step.",
+        "Search mesh, layout, pipeline stages, microbatches, recomputation and ZeRO stage for the"
+        " fastest step.",
         flag_values=flag_values,
     )
     flags.DEFINE_integer(
@@ -585,7 +586,7 @@ def _define_layout_search(flag_values: flags.FlagValues) -> None:
     flags.DEFINE_integer(
         "top",
         10,
-        "With --search: number of layouts to lower and print.",
+        "With --search: number of layouts to plan and print.",
         lower_bound=1,
         flag_values=flag_values,
     )

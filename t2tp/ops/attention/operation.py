@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from t2tp import upstream
 from t2tp.lowering.operation import Operation
+from t2tp.mesh.layout import Layout
 from t2tp.ops.attention import blockwise, dense, ring
 from t2tp.ops.attention.balanced_queries import BalancedQueries, ContiguousQueries
 from t2tp.ops.attention.blocks import Keys, Queries
@@ -100,6 +101,9 @@ class AttentionOperation(Operation):
             extras["bias_table"] = backward.outputs[3]
         return [*backward.outputs[:3], *extras.values()]
 
+    def is_local(self, layout: Layout) -> bool:
+        return _is_local(self, layout)
+
     def lower(self, lowering: Lowering) -> None:
         part = _AttentionSlice(lowering, self.inputs, self._options, self._rng_name)
         qs = part.queries.dealt(part.q)
@@ -115,6 +119,16 @@ class AttentionOperation(Operation):
         for output, value in zip(self.outputs, values, strict=True):
             sizes = lowering.mesh_impl(self).slice_shape(output.shape)
             lowering.set_slice(output, tf.reshape(value, sizes))
+
+
+def _is_local(op: AttentionOperation | AttentionGradOperation, layout: Layout) -> bool:
+    """Whether each processor has all that its queries attend to, and nothing to sum."""
+    (heads, length, _), (kv_heads, memory, _) = (x.shape.dims[-3:] for x in op.inputs[:2])
+    heads_axis, length_axis, kv_heads_axis, memory_axis = (
+        layout.axis_index(dim.name) for dim in (heads, length, kv_heads, memory)
+    )
+    is_whole = length_axis is None and memory_axis is None and heads_axis == kv_heads_axis
+    return is_whole and "bias_table" not in op._options.extras
 
 
 class AttentionGradOperation(Operation):
@@ -136,6 +150,9 @@ class AttentionGradOperation(Operation):
         if "bias_table" in options.extras:
             by.append(inputs[3 + options.extras.index("bias_table")])
         self._outputs = [upstream.Tensor(self, x.shape, x.dtype, index=i) for i, x in enumerate(by)]
+
+    def is_local(self, layout: Layout) -> bool:
+        return _is_local(self, layout)
 
     def lower(self, lowering: Lowering) -> None:
         part = _AttentionSlice(lowering, self.inputs, self._options, self._rng_name)

@@ -8,6 +8,7 @@ from t2tp import upstream
 from t2tp.lowering.lowering import Lowering
 from t2tp.lowering.operation import Operation
 from t2tp.lowering.staged_sums import reduce_mean, reduce_sum
+from t2tp.mesh.layout import Layout
 from t2tp.ops.cast import wide_dtype
 from t2tp.ops.norms.moments import combined_moments
 
@@ -54,6 +55,9 @@ class RmsNormOperation(Operation):
     def gradient(self, grad_ys: list[upstream.Tensor | None]) -> list[upstream.Tensor]:
         x, scale = self.inputs
         return RmsNormGradOperation(x, scale, self.outputs[1], grad_ys[0]).outputs
+
+    def is_local(self, layout: Layout) -> bool:
+        return layout.axis_index(self.inputs[0].shape.dims[-1].name) is None
 
     def lower(self, lowering: Lowering) -> None:
         dtype = wide_dtype(self.inputs[0])
@@ -158,6 +162,9 @@ class LayerNormOperation(Operation):
         x, scale, bias = self.inputs
         _, mean, inverse = self.outputs
         return LayerNormGradOperation(x, scale, bias, mean, inverse, grad_ys[0]).outputs
+
+    def is_local(self, layout: Layout) -> bool:
+        return layout.axis_index(self.inputs[0].shape.dims[-1].name) is None
 
     def lower(self, lowering: Lowering) -> None:
         dtype = wide_dtype(self.inputs[0])

@@ -6,8 +6,9 @@ import dataclasses
 import functools
 import itertools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from t2tp.hparam import HParams
 from t2tp.mesh.layout import Layout, LayoutError
@@ -58,7 +59,13 @@ class StagedStep:
     """
 
     def __init__(
-        self, build: BuildProgram, hparams: HParams, *, retention: Retention, repeats_all: bool
+        self,
+        build: BuildProgram,
+        hparams: HParams,
+        *,
+        retention: Retention,
+        repeats_all: bool,
+        lowered_before: dict[Hashable, Any],
     ) -> None:
         """Deals the layers out.
 
@@ -67,6 +74,7 @@ class StagedStep:
           hparams: of the whole model.
           retention: see `LoweredStep.from_program`.
           repeats_all: see there.
+          lowered_before: see `Request`.
 
         Raises:
           LayoutError: the layers cannot be divided among the stages, or there is no such schedule.
@@ -75,7 +83,13 @@ class StagedStep:
         pipeline = layout.pipeline
         self.microbatches: int = hparams.microbatches
         probe = functools.partial(
-            StageLowering, build, hparams, layout, retention=retention, repeats_all=repeats_all
+            StageLowering,
+            build,
+            hparams,
+            layout,
+            retention=retention,
+            repeats_all=repeats_all,
+            lowered_before=lowered_before,
         )
         stacks = probe(splits_backward=False).stacks
         self.table = Table(

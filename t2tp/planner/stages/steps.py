@@ -10,8 +10,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from t2tp import upstream
 from t2tp.hparam import HParams
@@ -155,6 +156,7 @@ class StageLowering:
         splits_backward: bool,
         retention: Retention,
         repeats_all: bool,
+        lowered_before: dict[Hashable, Any],
     ) -> None:
         """Prepares the lowering.
 
@@ -165,6 +167,7 @@ class StageLowering:
           splits_backward: whether the schedule has the gradients of the weights apart.
           retention: see `LoweredStep.from_program`.
           repeats_all: see there.
+          lowered_before: see `Request`.
 
         Raises:
           LayoutError: the model has no layers that are counted.
@@ -178,6 +181,7 @@ class StageLowering:
         self._program = program
         self._layout = layout
         self._retention, self._repeats_all = retention, repeats_all
+        self._lowered_before = lowered_before
         self._microbatches = hparams.microbatches
         self._hparams = hparams.copy()
         first, *others = layout.axes_of(LAYERS)
@@ -217,16 +221,20 @@ class StageLowering:
         return hparams
 
     def _lower(self, layers: Sequence[int]) -> StageSteps:
-        program = self._program(self._with([_STAGES * n for n in layers]), self._fewer_rows)
-        steps = StageSteps.from_program(
-            program,
-            self._layout.num_stages,
-            retention=self._retention,
-            repeats_all=self._repeats_all,
-        )
-        for step in steps.by_place.values():
-            step.memory = [self._with_all_rows(peak) for peak in step.memory]
-        return steps
+        hparams = self._with([_STAGES * n for n in layers])
+        stages = self._layout.num_stages
+        key = hparams.to_json(), self._microbatches, stages, self._retention, self._repeats_all
+        if key not in self._lowered_before:
+            steps = StageSteps.from_program(
+                self._program(hparams, self._fewer_rows),
+                stages,
+                retention=self._retention,
+                repeats_all=self._repeats_all,
+            )
+            for step in steps.by_place.values():
+                step.memory = [self._with_all_rows(peak) for peak in step.memory]
+            self._lowered_before[key] = steps
+        return self._lowered_before[key]
 
     def _fewer_rows(self, feature: Feature) -> Feature:
         """Returns the rows of as many microbatches as are lowered."""
