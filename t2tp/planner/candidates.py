@@ -162,21 +162,25 @@ def candidates(
             options = [_free(name, values, fixed) for name, values in chosen.items()]
             schedules = list(_schedules(hparams, stages, fixed))
             of_data = _divisors(math.gcd(experts, data)) if experts > 1 else [1]
-            for expert, (schedule, chunks), combined in itertools.product(
+            for expert, (schedule, chunks), (microbatches, *others) in itertools.product(
                 of_data, schedules, itertools.product(*options)
             ):
-                candidate = Candidate(
+                # The order of two chunks is that of whole groups of microbatches.
+                if chunks > 1 and microbatches % stages:
+                    continue
+                recompute, zero_stage, is_split = others
+                yield Candidate(
                     data,
                     model,
-                    *combined,
-                    expert=expert,
-                    stages=stages,
-                    schedule=schedule,
-                    chunks=chunks,
+                    microbatches,
+                    recompute,
+                    zero_stage,
+                    is_split,
+                    expert,
+                    stages,
+                    schedule,
+                    chunks,
                 )
-                # The order of two chunks is that of whole groups of microbatches.
-                if chunks == 1 or candidate.microbatches % stages == 0:
-                    yield candidate
 
 
 def _free(name: str, values: Sequence[Any], fixed: Mapping[str, Any]) -> Sequence[Any]:
