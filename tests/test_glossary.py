@@ -67,10 +67,23 @@ def test_a_retired_word_does_not_come_back(word):
     assert not where, f"write {word!r} as docs/glossary.md says"
 
 
+@functools.cache
+def docstrings() -> list[tuple[str, str]]:
+    """Each docstring, with its file."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    return [
+        (file, ast.get_docstring(node) or "")
+        for file in tracked("*.py")
+        for node in ast.walk(ast.parse((ROOT / file).read_text("utf-8")))
+        if isinstance(node, documented)
+    ]
+
+
 def test_no_docstring_begins_with_says():
-    for file in tracked("*.py"):
-        nodes = ast.walk(ast.parse((ROOT / file).read_text("utf-8")))
-        for node in nodes:
-            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
-                docstring = ast.get_docstring(node) or ""
-                assert not docstring.startswith("Says"), f"{file}: {docstring}"
+    assert not [each for each in docstrings() if each[1].startswith("Says")]
+
+
+def test_sections_of_docstrings_are_indented_by_two_spaces():
+    """Ruff checks the names of sections, and not what they contain."""
+    section = re.compile(r"^(?:Args|Attributes|Raises|Returns|Yields):\n(?!  \S)", re.MULTILINE)
+    assert not [each for each in docstrings() if section.search(each[1])]

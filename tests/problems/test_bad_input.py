@@ -75,7 +75,7 @@ def flip(path):
     path.write_bytes(contents)
 
 
-SPOILT = {
+DAMAGED = {
     "a missing shard": ("train-00000-of-00001.inputs", "unlink", " is missing"),
     "a truncated shard": ("train-00000-of-00001.targets", shorten, " bytes were written"),
     "a changed vocabulary": ("vocabulary.model", flip, "is not the file that the rest"),
@@ -84,9 +84,9 @@ SPOILT = {
 }
 
 
-@pytest.mark.parametrize("what", SPOILT)
+@pytest.mark.parametrize("what", DAMAGED)
 def test_data_that_were_damaged(tmp_path, made, what):
-    name, spoil, sentence = SPOILT[what]
+    name, spoil, sentence = DAMAGED[what]
     path = made / name
     path.unlink() if spoil == "unlink" else spoil(path)
     said = said_by(run(tmp_path / "data", "translate_tsv"))

@@ -93,7 +93,7 @@ def written(hparams: HParams) -> dict[str, Any]:
 
 
 def tensors(hparams: HParams) -> list[Entry]:
-    """Returns the table."""
+    """Returns the entries of all tensors; see `tensor_map`."""
     return [
         *around(hparams),
         *attention(hparams),
@@ -105,7 +105,7 @@ def tensors(hparams: HParams) -> list[Entry]:
 
 
 def around(hparams: HParams) -> list[Entry]:
-    """Returns the entries of what is not in a layer."""
+    """Returns the entries of the tensors outside of layers: embedding, final norm and logits."""
     rows = "vocab d_model"
     logits = (
         [] if hparams.tie_embeddings else [Entry("lm_head.weight", rows, "output_embedding", rows)]
