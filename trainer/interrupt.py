@@ -44,7 +44,7 @@ class InterruptHandler:
         self._grace_seconds = grace_seconds
         self._timer: threading.Timer | None = None
         self._steps_done = steps_done
-        self._came = 0
+        self._received = 0
         self._vote: StopVote | None = None
         self._in_main_thread = threading.current_thread() is threading.main_thread()
 
@@ -55,7 +55,7 @@ class InterruptHandler:
             self._vote = StopVote(
                 self._cluster.coordination,
                 self._steps_done,
-                lambda: self._came,
+                lambda: self._received,
                 self._cluster.time_limit,
             )
         return self
@@ -80,7 +80,7 @@ class InterruptHandler:
         Raises:
           MissingProcessError: other processes were lost.
         """
-        return bool(self._came) if self._vote is None else self._vote.stops_after(steps_done)
+        return bool(self._received) if self._vote is None else self._vote.stops_after(steps_done)
 
     def result(self) -> int:
         """Returns the signal that stopped the training, 0 if none did; call it after the last step.
@@ -88,12 +88,12 @@ class InterruptHandler:
         Raises:
           MissingProcessError: other processes were lost.
         """
-        return self._came if self._vote is None else self._vote.result()
+        return self._received if self._vote is None else self._vote.result()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self._came:
+        if self._received:
             raise Interrupted("interrupted again: left at once, with what was saved before", number)
-        self._came = number
+        self._received = number
         if self._grace_seconds is not None:
             self._timer = threading.Timer(self._grace_seconds, self._leave)
             self._timer.daemon = True
@@ -108,4 +108,4 @@ class InterruptHandler:
             self._grace_seconds,
         )
         sys.stderr.flush()
-        os._exit(SIGNALLED + self._came)
+        os._exit(SIGNALLED + self._received)

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from t2tp import mtf
 
-_LONGEST = 4
+_MAX_N = 4
 
 
 def bleu_sums(
@@ -48,7 +48,7 @@ def bleu_sums(
     is_complete = is_token
     count = mtf.reduce_sum(is_token)
     sums = {"bleu_predicted": count, "bleu_wanted": count}
-    for n in range(1, _LONGEST + 1):
+    for n in range(1, _MAX_N + 1):
         token = ahead(predicted, n - 1)
         same_predicted *= _float(mtf.equal(token, other(token)))
         same_wanted *= _float(mtf.equal(token, other(ahead(targets, n - 1))))

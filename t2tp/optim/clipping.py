@@ -33,24 +33,24 @@ def clip(
     Raises:
       ValueError: both are above 0.
     """
-    limit, largest = hparams.clip_grad_norm, hparams.clip_grad_value
-    if limit and largest:
+    max_norm, max_value = hparams.clip_grad_norm, hparams.clip_grad_value
+    if max_norm and max_value:
         raise ValueError(
-            f"clip_grad_norm is {limit} and clip_grad_value {largest}: set one of them to 0"
+            f"clip_grad_norm is {max_norm} and clip_grad_value {max_value}: set one of them to 0"
         )
     norm = global_norm(grads, of_stage)
     if divisor is not None:
         norm /= divisor
-    if limit:
+    if max_norm:
         factor = mtf.slicewise(
-            lambda n: limit / tf.maximum(n, limit), [norm], splittable_dims=[], name="clip"
+            lambda n: max_norm / tf.maximum(n, max_norm), [norm], splittable_dims=[], name="clip"
         )
-        grads = _times(grads, factor if divisor is None else factor / divisor)
+        grads = _scaled(grads, factor if divisor is None else factor / divisor)
     elif divisor is not None:
-        grads = _times(grads, mtf.reciprocal(divisor))
-    if largest:
+        grads = _scaled(grads, mtf.reciprocal(divisor))
+    if max_value:
         grads = [
-            mtf.cwise(lambda g: tf.clip_by_value(g, -largest, largest), [grad], name="clip")
+            mtf.cwise(lambda g: tf.clip_by_value(g, -max_value, max_value), [grad], name="clip")
             for grad in grads
         ]
     return list(grads), norm
@@ -68,7 +68,7 @@ def global_norm(
     return mtf.sqrt(SumOfSquaresOperation(list(tensors), of_stage).outputs[0])
 
 
-def _times(grads: Sequence[mtf.Tensor], factor: mtf.Tensor) -> list[mtf.Tensor]:
+def _scaled(grads: Sequence[mtf.Tensor], factor: mtf.Tensor) -> list[mtf.Tensor]:
     return [grad * factor for grad in grads]
 
 

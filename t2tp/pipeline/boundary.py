@@ -1,9 +1,9 @@
 """Where a stage's layers begin and end in a model's graph.
 
-The graph has the layers of one stage, between `EnterStage` and `ExitStage`. What comes before is
-computed by the first stage, what comes after by the last one; and what the layers of a stage leave
-goes to the next stage, where it enters. These operations pass their inputs on, and so do those of
-the backward pass. `pipeline.loop` cuts the graph at them.
+The graph has the layers of one stage, between `EnterStage` and `ExitStage`. The first stage
+computes what comes before them, the last stage what comes after; the outputs of a stage's layers
+are sent to the next stage, where they enter. These operations pass their inputs on, and so do those
+of the backward pass. `pipeline.partition` cuts the graph at them.
 """
 
 from __future__ import annotations

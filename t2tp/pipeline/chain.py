@@ -24,8 +24,8 @@ from t2tp.ops.scatter_update import Rows, with_rows
 from t2tp.pipeline.boundary import EnterStage, ExitStage
 from t2tp.program.program import Mesh
 
-# A group of fewer tokens takes a stage as long: it waits for the weights to be read from memory.
-_FEWEST_TOKENS = 16
+# A group of fewer tokens is no faster: reading the weights from memory takes as long.
+_MIN_TOKENS = 16
 # More groups leave the stages idle for less of the time, in products of fewer rows.
 _GROUPS_PER_STAGE = 2
 
@@ -59,7 +59,7 @@ class RowGroups:
         tokens = x.shape.size // x.shape.dims[-1].size
         for count in range(_GROUPS_PER_STAGE * layout.num_stages, 1, -1):
             divides = whole.size % (count * layout.batch_shards) == 0
-            if divides and tokens // (count * layout.batch_shards) >= _FEWEST_TOKENS:
+            if divides and tokens // (count * layout.batch_shards) >= _MIN_TOKENS:
                 return cls(whole, count)
         return cls(whole, 1)
 
@@ -127,7 +127,7 @@ class StageChain(Operation, upstream.WhileLoopOperation):
 
     @property
     def has_gradient(self) -> bool:
-        """Always: `gradient` says what to do instead."""
+        """True, so that `gradient` is called, whose error says what to do instead."""
         return True
 
     def gradient(self, grad_ys: list[upstream.Tensor | None]) -> list[upstream.Tensor]:

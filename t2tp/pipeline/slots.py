@@ -1,7 +1,7 @@
 """Where a stage keeps what arrives, and what its backward passes need.
 
-Memory is reserved in slots, which are used again once what was in them is used up: as many as the
-schedule has alive at once.
+Memory is reserved in slots. A slot is reused once its contents have been read for the last time, so
+there are as many slots as tensors of the schedule are alive at once.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def assign_slots(schedule: Schedule, kinds: Sequence[int]) -> Slots:
                 entry = Entry(Action.FORWARD, microbatch, chunk)
                 end = at[stage, entry._replace(action=last)]
                 spans[stage, microbatch, chunk] = (at[stage, entry], end)
-            kept |= (taken := _taken(spans))
+            kept |= (taken := _assign(spans))
             num_kept[chunk] = max(num_kept[chunk], 1 + max(taken.values()))
         for action, kind in num_arrived:
             read = {}
@@ -65,7 +65,7 @@ def assign_slots(schedule: Schedule, kinds: Sequence[int]) -> Slots:
                 if kinds[message_chunk(sender[1], entry)] == kind:
                     read[stage, entry] = (at[sender], tick)
             if read:
-                arrived |= (used := _taken(read))
+                arrived |= (used := _assign(read))
                 count = num_arrived[action, kind]
                 num_arrived[action, kind] = max(count, 1 + max(used.values()))
     return Slots(kept, arrived, num_kept, num_arrived)
@@ -79,7 +79,7 @@ def message_chunk(sent: Entry, read: Entry) -> int:
     return sent.chunk if sent.action is Action.FORWARD else read.chunk
 
 
-def _taken(spans: dict) -> dict:
+def _assign(spans: dict) -> dict:
     """Returns a slot for each span (begin, end): spans in one slot do not overlap."""
     ends: list[int] = []
     slots = {}

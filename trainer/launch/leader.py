@@ -19,8 +19,8 @@ from t2tp.trainer.memory_parts import choose_parts
 
 # Latest failures that a plan carries along.
 _CRASHES = LOOP
-_SAVE_SECONDS = 600.0  # For the processes to save and exit on a signal.
-# A round is not ended for a host that is back before it has lasted so long.
+_SAVE_SECONDS = 600.0  # In which the processes save and exit on a signal.
+# A round lasts at least this long before it is ended for a host that is back.
 _SETTLE_SECONDS = 20.0
 # When a launcher has ended, the others notice it within so many seconds of each other.
 _NEWS_SECONDS = 5.0
@@ -117,7 +117,7 @@ class Policy:
     Attributes:
       num_hosts: of the full run.
       num_processes: of the full run.
-      max_restarts: after so many failures the next ends the run.
+      max_restarts: failures after which a round is planned again; the next one ends the run.
       meshes: see `plan.parse_meshes`.
       host_timeout: seconds without a report after which a host is lost. (A launcher that is known
         to have ended is lost at once: see `Leader.has_ended`.)
