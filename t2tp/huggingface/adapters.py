@@ -48,12 +48,13 @@ class MergedCheckpoint(Checkpoint):
     The path is that of the base. The metadata do not say which variables are trainable.
     """
 
-    def __init__(self, tuned: Checkpoint, adapters: Adapters) -> None:
+    def __init__(self, tuned: Checkpoint, adapters: Adapters, dtype: str = "") -> None:
         """Opens the base.
 
         Args:
           tuned: has the adapters, and variables that were trained beside them.
           adapters: of the run.
+          dtype: of the weights that have adapters; "": that of the base.
 
         Raises:
           BaseError: the base is not there.
@@ -62,6 +63,7 @@ class MergedCheckpoint(Checkpoint):
         super().__init__((base or tuned).path)
         trained = self.metadata.pop(TRAINABLE, []) if base else []
         self._tuned, self._scale = tuned, adapters.scale
+        self._dtype = tf.as_dtype(dtype) if dtype else None
         renamed = tuned.metadata.get(BASE, {}).get("names", {})
         ours_of = {theirs: ours for ours, theirs in renamed.items()}
         # weight -> its name in the base
@@ -74,7 +76,10 @@ class MergedCheckpoint(Checkpoint):
 
     def dtypes(self) -> dict[str, tf.DType]:
         """Returns the dtype of each weight, by name."""
-        return self._joined(super().dtypes(), self._tuned.dtypes())
+        found = self._joined(super().dtypes(), self._tuned.dtypes())
+        if self._dtype is None:
+            return found
+        return {name: self._dtype if self._is_adapted(name) else found[name] for name in found}
 
     def read(self, slices: Sequence[Slice]) -> list[tf.Tensor]:
         """Reads slices of weights, to which products of adapters are added in float32."""
@@ -83,13 +88,17 @@ class MergedCheckpoint(Checkpoint):
     def _read(self, part: Slice) -> tf.Tensor:
         if part.name in self._trained_whole:
             return self._tuned.read([part])[0]
-        place = (part.shape, part.begin, part.size, part.dtype)
-        (value,) = super().read([Slice(self._names[part.name], *place)])
-        if f"{part.name}{DOWN}" not in self._tuned.shapes():
+        name = self._names[part.name]
+        stored = super().dtypes()[name]
+        (value,) = super().read([Slice(name, part.shape, part.begin, part.size, stored)])
+        if not self._is_adapted(part.name):
             return value
         with tf.device("CPU:0"):
             change = self._scale * _product(self._tuned, part)
-            return tf.cast(tf.cast(value, tf.float32) + change, value.dtype)
+            return tf.cast(tf.cast(value, tf.float32) + change, self._dtype or stored)
+
+    def _is_adapted(self, name: str) -> bool:
+        return f"{name}{DOWN}" in self._tuned.shapes()
 
     def _joined(self, of_base: Mapping[str, _T], of_tuned: Mapping[str, _T]) -> dict[str, _T]:
         whole = {name: of_tuned[name] for name in self._trained_whole}

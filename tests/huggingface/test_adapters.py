@@ -17,6 +17,7 @@ from t2tp.choices import ADAPTED
 from t2tp.huggingface.safetensors_file import read_header
 from t2tp.layers.adapters import UP
 from t2tp.trainer.run_dir import run_files
+from t2tp.trainer.run_dir.find_checkpoint import find
 from tests.huggingface import our_models, their_models
 from tests.huggingface.their_models import LANGUAGE_MODELS, LENGTH, VOCAB
 
@@ -159,6 +160,22 @@ def test_a_merged_model_is_the_one_that_was_trained(name, tmp_path):
     with torch.no_grad():
         theirs = model.eval()(inputs_of(name)).logits.numpy()
     np.testing.assert_allclose(theirs, logits, rtol=0, atol=2e-5)
+
+
+def test_a_16_bit_base_is_merged_in_the_precision_that_is_asked_for(tmp_path, monkeypatch):
+    import torch
+    import transformers
+
+    base = f"--output_dir={tmp_path / 'base'}"
+    theirs = f"--from_hf={their_models.directory('gpt2')}"
+    assert our_models.convert(theirs, base, "--dtype=bfloat16") == 0
+    monkeypatch.setattr(our_models, "saved", lambda name: find(str(tmp_path / "base")))
+    run, logits = tuned.__wrapped__("gpt2", tmp_path)
+    out = written(run, tmp_path / "merged", "--merge_lora", "--dtype=float32")
+    model = transformers.GPT2LMHeadModel.from_pretrained(out)
+    with torch.no_grad():
+        merged = model.eval()(inputs_of("gpt2")).logits.numpy()
+    np.testing.assert_allclose(merged, logits, rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize(

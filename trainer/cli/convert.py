@@ -140,7 +140,7 @@ def _to_directory(flags: absl_flags.FlagValues, share: Share) -> Path:
         raise UsageError(f"--merge_lora: the run in {flags.output_dir} has no adapters")
     saved = tuned = find(flags.checkpoint_path or flags.output_dir)
     if adapters is not None:
-        saved = MergedCheckpoint(tuned, adapters)
+        saved = MergedCheckpoint(tuned, adapters, flags.dtype or "")
     name = flags.model_type or before.get("model_type")
     model_type = _type_of(name, saved_run.flags, hparams, saved)
     config = _config(model_type, before, hparams)
