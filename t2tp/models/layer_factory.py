@@ -201,13 +201,13 @@ class LayerFactory:
 
     def _heads(self, output_scale: float) -> Heads:
         hparams = self._hparams
-        use_bias = hparams.use_bias or hparams.attention_bias
+        use_bias = hparams.attention_bias or hparams.use_bias
         return Heads(
             hparams.num_heads,
             hparams.d_kv,
             num_kv_heads=hparams.num_kv_heads,
             use_bias=use_bias,
-            qkv_bias=use_bias or hparams.qkv_bias,
+            qkv_bias=hparams.qkv_bias or use_bias,
             is_scaled=hparams.scale_attn_weights,
             output_scale=output_scale,
         )
@@ -236,7 +236,7 @@ class LayerFactory:
 
     def _feed_forward(self, number: int, scale: float) -> FeedForward | MixtureOfExperts:
         hparams = self._hparams
-        use_bias = hparams.use_bias or hparams.mlp_bias
+        use_bias = hparams.mlp_bias or hparams.use_bias
         if not self._has_experts or (number + 1) % hparams.moe_every:
             return FeedForward(
                 hparams.mlp,
