@@ -21,7 +21,7 @@ def searched(devices, **values):
 
 def test_it_chooses_mesh_and_layout_and_nothing_else():
     hparams, said = searched(2, microbatches=2)
-    assert hparams.mesh_shape in ("data:2", "model:2") and hparams.layout
+    assert hparams.mesh_shape in ("data:2", "model:2", "stage:2") and hparams.layout
     assert f"--mesh_shape='{hparams.mesh_shape}' --layout='{hparams.layout}'" in said
     before = make_hparams(mesh_shape="", layout="", batch_size=8, microbatches=2).values()
     after = hparams.values()

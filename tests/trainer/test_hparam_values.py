@@ -34,7 +34,7 @@ READ_WITH = {
 TOGETHER = {
     "microbatches": ("microbatches=3", "microbatches=3 does not divide a batch of 8"),
     "batch": ("batch_size=1000000000", "32,000,000,000 tokens"),
-    "tokens": ("batch_size=33,batch_size_unit=tokens_per_batch", "take 32 or 64"),
+    "tokens": ("batch_size=33,batch_size_unit=tokens_per_batch", "use 32 or 64"),
     "heads": ("num_kv_heads=3", "num_kv_heads 3 must divide num_heads 4"),
     "sines": ("position=sinusoidal,d_model=3", "must be even"),
     "rotary": ("position=rotary,d_kv=3", "must be even"),

@@ -149,7 +149,7 @@ def test_an_interruption_while_the_vocabulary_is_made_keeps_what_there_is(tmp_pa
 
 
 def test_files_that_are_not_named_or_not_there_are_said(tmp_path):
-    with pytest.raises(ValueError, match="which files\\? say it with the option files"):
+    with pytest.raises(ValueError, match="no files are given: use the option files"):
         problems.find("translate_tsv").prepare(tmp_path)
     with pytest.raises(ValueError, match=r"files=.*/\*\.tsv matches no file"):
         problems.find("translate_tsv", f"files={tmp_path}/*.tsv").prepare(tmp_path)

@@ -44,9 +44,9 @@ def test_the_axis_that_splits_the_batch_may_have_any_name():
 
 
 def test_tokens_are_those_of_whole_sequences():
-    with pytest.raises(ValueError, match="batch_size=8200.*max_length=128.*take 8192 or 8320"):
+    with pytest.raises(ValueError, match="batch_size=8200.*max_length=128.*use 8192 or 8320"):
         sequences_per_batch(hparams("batch_size=8200,batch_size_unit=tokens_per_batch"))
-    with pytest.raises(ValueError, match="take 128$"):
+    with pytest.raises(ValueError, match="use 128$"):
         sequences_per_batch(hparams("batch_size=100,batch_size_unit=tokens_per_replica"))
 
 
