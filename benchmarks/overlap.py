@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from language_model import SIZES
+from profile_events import read_events
 from turns import HERE
 
 _SUM = re.compile(r":CollectiveReduceV2$")
@@ -64,18 +65,7 @@ def main() -> None:
 
 def last_step(path: Path) -> tuple[float, list[Span]]:
     """Returns the length of the last step of a profile, and its operations."""
-    # Only in TensorFlow's own environment, and slow to import.
-    from tensorflow.tsl.profiler.protobuf import xplane_pb2
-
-    space = xplane_pb2.XSpace()
-    space.ParseFromString(path.read_bytes())
-    events = [
-        (plane.event_metadata[event.metadata_id].name, begin, begin + event.duration_ps)
-        for plane in space.planes
-        for line in plane.lines
-        for event in line.events
-        if (begin := line.timestamp_ns * 1000 + event.offset_ps) >= 0
-    ]
+    events = read_events(path)
     first, last = max((b, e) for name, b, e in events if name == "benchmark_step")
     spans = [
         Span((begin - first) / 1e9, (end - first) / 1e9, name)

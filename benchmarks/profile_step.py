@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from language_model import SIZES
+from profile_events import read_events
 from turns import HERE
 
 COLLECTIVES = "collectives"
@@ -100,18 +101,7 @@ def profile(peer: str, arguments: list[str]) -> Counter[str]:
 
 def read(path: Path) -> tuple[list[Span], list[Span]]:
     """The steps and the operations of a profile."""
-    # Only in TensorFlow's own environment, and slow to import.
-    from tensorflow.tsl.profiler.protobuf import xplane_pb2
-
-    space = xplane_pb2.XSpace()
-    space.ParseFromString(path.read_bytes())
-    events = [
-        (plane.event_metadata[event.metadata_id].name, begin, begin + event.duration_ps)
-        for plane in space.planes
-        for line in plane.lines
-        for event in line.events
-        if (begin := line.timestamp_ns * 1000 + event.offset_ps) >= 0
-    ]
+    events = read_events(path)
     steps = [Span(begin, end, "") for name, begin, end in events if name == "benchmark_step"]
     spans = [
         Span(begin, end, part_of(name))
