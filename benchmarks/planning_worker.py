@@ -10,14 +10,13 @@ what remains between them.
 from __future__ import annotations
 
 import json
-import re
 import sys
 import time
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 from planning_cases import CASES, Case
+from resident_memory import reset_peak, resident
 
 WARM_UP = 2
 FEW_STEPS, FEWEST_STEPS, MOST_STEPS, ENOUGH_SECONDS = 2, 4, 12, 4.0
@@ -44,8 +43,8 @@ def measured(case: Case, rank: int, coordinator: str, most_steps: int) -> dict[s
     batch = program.place(_batch(features, wanted.vocab_sizes["targets"]))
     for step in range(WARM_UP):
         float(program(batch, step=step)["loss"])
-    rest = _resident("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # The peak begins again.
+    rest = resident("VmRSS")
+    reset_peak()
     seconds: list[float] = []
     # All processes take the same number of steps.
     while len(seconds) < (min(FEWEST_STEPS, most_steps) if case.processes > 1 else most_steps):
@@ -57,7 +56,7 @@ def measured(case: Case, rank: int, coordinator: str, most_steps: int) -> dict[s
     return {
         "seconds": seconds,
         "variables": sum(x.numpy().nbytes for v in program.variables for x in v.slices),
-        "held": _resident("VmHWM") - rest,
+        "held": resident("VmHWM") - rest,
     }
 
 
@@ -76,11 +75,6 @@ def _batch(features: Mapping, vocab_size: int) -> dict[str, np.ndarray]:
         else:
             made[name] = generator.random(sizes, np.float32)
     return made
-
-
-def _resident(what: str) -> int:
-    status = Path("/proc/self/status").read_text()
-    return int(re.search(rf"{what}:\s+(\d+) kB", status)[1]) * 1024
 
 
 if __name__ == "__main__":

@@ -24,13 +24,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import resource
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
+
+from resident_memory import reset_peak, resident
 
 STEPS = 4
 STACK = 1 << 21
@@ -151,7 +151,7 @@ def measured(args: argparse.Namespace) -> dict[str, object]:
     )
     feature = t2tp.Feature(f"batch:{args.batch};length:{LENGTH}", tf.int32)
     layout = Layout.from_hparams(hparams)
-    begin = _resident("VmRSS")
+    begin = resident("VmRSS")
     program = t2tp.Program(step, dict.fromkeys(FEATURES, feature), layout=layout, cluster=cluster)
     targets = np.random.default_rng(0).integers(1, VOCAB_SIZE, (args.batch, LENGTH), np.int32)
     batch = {
@@ -161,13 +161,13 @@ def measured(args: argparse.Namespace) -> dict[str, object]:
     }
     device = cluster.devices[cluster.process_id]
     counts = any(name in os.environ for name in COUNTING)
-    rest = _resident("VmRSS")
+    rest = resident("VmRSS")
     allocated = _counted(device, "current") if counts else 0
     losses, seconds = [], []
     for number in range(STEPS):
         if number == 1:  # The first one traces the program.
-            program_size = _resident("VmRSS") - rest
-            Path("/proc/self/clear_refs").write_text("5")  # The peak begins again.
+            program_size = resident("VmRSS") - rest
+            reset_peak()
             if counts:
                 tf.config.experimental.reset_memory_stats(device)
         start = time.perf_counter()
@@ -175,7 +175,7 @@ def measured(args: argparse.Namespace) -> dict[str, object]:
         seconds.append(time.perf_counter() - start)
     if not losses[-1] < losses[0]:
         sys.exit(f"It does not learn: the losses are {losses}.")
-    peak = _resident("VmHWM")
+    peak = resident("VmHWM")
     weights = {v.spec.name: 4 * v.spec.shape.size for v in program.variables if v.spec.trainable}
     in_a_layer = sum(size for name, size in weights.items() if name.startswith("layer_00/"))
     bound = (1 + args.prefetch) * in_a_layer
@@ -198,11 +198,6 @@ def _counted(device: str, what: str) -> int:
     import tensorflow as tf
 
     return tf.config.experimental.get_memory_info(device)[what]
-
-
-def _resident(what: str) -> int:
-    status = Path("/proc/self/status").read_text()
-    return int(re.search(rf"{what}:\s+(\d+) kB", status)[1]) * 1024
 
 
 def _arguments() -> argparse.Namespace:
