@@ -9,14 +9,10 @@ a step over what remains between steps, with freed blocks given back to the syst
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from t2tp.pipeline.schedule import Schedule
+from resident_memory import reset_peak, resident
 
 STAGES, MICROBATCHES = 4, 16
 LENGTH, VOCAB_SIZE, ROWS, LAYERS_PER_STAGE = 256, 64, 4, 2
@@ -57,34 +53,12 @@ def main() -> None:
             raise SystemExit(f"{name}: a process failed")
         held = [int(line[0]) for line in lines]
         gpipe = gpipe or held
-        kept = _kept(make_schedule(name, STAGES, MICROBATCHES, chunks), *map(int, lines[0][1:]))
+        forward, backward = ([[int(size)] * chunks] * STAGES for size in lines[0][1:])
+        schedule = make_schedule(name, STAGES, MICROBATCHES, chunks)
+        kept = schedule.max_kept(forward, backward)
         for stage, (here, table) in enumerate(zip(held, kept, strict=True)):
             share = f"{here / gpipe[stage]:.0%}"
             print(f"| {name} | {stage} | {table / 1e6:.0f} | {here / 1e6:.0f} | {share} |")
-
-
-def _kept(schedule: Schedule, forward: int, backward: int) -> list[int]:
-    """Returns the max bytes that each stage keeps at once.
-
-    Args:
-      schedule: the table.
-      forward: bytes that a forward pass keeps until all of its backward pass is done.
-      backward: bytes that a backward pass keeps for the gradients of the weights, if these are
-        apart from it.
-    """
-    from t2tp.pipeline.schedule import Action
-
-    last = Action.WEIGHTS if schedule.splits_backward else Action.BACKWARD
-    most, now = [0] * schedule.stages, [0] * schedule.stages
-    for _, stage, entry in schedule.entries():
-        if entry.action is Action.FORWARD:
-            now[stage] += forward
-        elif entry.action is Action.BACKWARD:
-            now[stage] += backward
-        most[stage] = max(most[stage], now[stage])
-        if entry.action is last:
-            now[stage] -= forward + backward
-    return most
 
 
 def _work(schedule: str, chunks: int, rank: int, coordinator: str) -> None:
@@ -128,19 +102,14 @@ def _work(schedule: str, chunks: int, rank: int, coordinator: str) -> None:
     placed = program.place(batch)
     for number in range(2):
         float(program(placed, step=number)["loss"])
-    rest = _resident("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # The peak begins again.
+    rest = resident("VmRSS")
+    reset_peak()
     float(program(placed, step=2)["loss"])
     kept = [
         sum(x.shape.size * x.dtype.size for x in tensors)
         for tensors in (pieces.kept, pieces.kept_for_weights)
     ]
-    print(_resident("VmHWM") - rest, *kept)
-
-
-def _resident(what: str) -> int:
-    status = Path("/proc/self/status").read_text()
-    return int(re.search(rf"{what}:\s+(\d+) kB", status)[1]) * 1024
+    print(resident("VmHWM") - rest, *kept)
 
 
 if __name__ == "__main__":

@@ -170,14 +170,31 @@ class Schedule:
 
         They are kept from the forward pass to the last entry that needs them.
         """
+        ones = [[1] * self.chunks] * self.stages
+        return [int(count) for count in self.max_kept(ones)]
+
+    def max_kept(
+        self,
+        forward: Sequence[Sequence[float]],
+        backward: Sequence[Sequence[float]] | None = None,
+    ) -> list[float]:
+        """Returns the most that each stage keeps at once for its backward passes.
+
+        Args:
+          forward: for each stage, what a forward pass of each chunk keeps to the last entry that
+            needs it.
+          backward: the same of a backward pass, for the gradients of the weights apart from it;
+            None: nothing.
+        """
         last = Action.WEIGHTS if self.splits_backward else Action.BACKWARD
-        most, now = [0] * self.stages, [0] * self.stages
+        kept = {Action.FORWARD: forward} | ({Action.BACKWARD: backward} if backward else {})
+        most, now = [0.0] * self.stages, [0.0] * self.stages
         for _, stage, entry in self.entries():
-            if entry.action is Action.FORWARD:
-                now[stage] += 1
+            if entry.action in kept:
+                now[stage] += kept[entry.action][stage][entry.chunk]
                 most[stage] = max(most[stage], now[stage])
             if entry.action is last:
-                now[stage] -= 1
+                now[stage] -= sum(sizes[stage][entry.chunk] for sizes in kept.values())
         return most
 
     def simulate(self, costs: Sequence[Costs] | Costs = Costs()) -> list[dict[Entry, float]]:

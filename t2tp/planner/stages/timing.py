@@ -112,10 +112,10 @@ class Table:
           sizes: of what each stage keeps of a microbatch, by chunk.
         """
         longer, shorter, left_out = self.short
-        whole = _kept(longer, sizes)
+        whole = longer.max_kept(sizes)
         if shorter is None:
             return whole
-        part = _kept(shorter, sizes)
+        part = shorter.max_kept(sizes)
         return [long + left_out * (long - short) for long, short in zip(whole, part, strict=True)]
 
 
@@ -147,15 +147,3 @@ def _crossed(schedule: Schedule, stage: int, entry: Entry) -> int | None:
     if entry.action is Action.BACKWARD and (stage or entry.chunk):
         return entry.chunk if stage else entry.chunk - 1
     return None
-
-
-def _kept(schedule: Schedule, sizes: Sequence[Sequence[float]]) -> list[float]:
-    last = Action.WEIGHTS if schedule.splits_backward else Action.BACKWARD
-    most, now = [0.0] * schedule.stages, [0.0] * schedule.stages
-    for _, stage, entry in schedule.entries():
-        if entry.action is Action.FORWARD:
-            now[stage] += sizes[stage][entry.chunk]
-            most[stage] = max(most[stage], now[stage])
-        if entry.action is last:
-            now[stage] -= sizes[stage][entry.chunk]
-    return most
