@@ -147,8 +147,17 @@ def first_counter(step: tf.Tensor | int) -> tf.Tensor:
 def bits_of_counter(key: int | tf.Tensor, counter: tf.Tensor) -> tf.Tensor:
     """Returns 32 random bits for each counter (uint64): a uint32 tensor of its shape."""
     k = tf.convert_to_tensor(key, tf.uint64)
-    x = y = counter * k
-    z = y + k
+    result = _squares(k, counter)
+    result.set_shape(tf.broadcast_static_shape(k.shape, counter.shape))
+    return result
+
+
+# A function, traced once: with its forty operations for each use, a third of the time in which a
+# training step with dropout is traced would be theirs.
+@tf.function(input_signature=[tf.TensorSpec(None, tf.uint64)] * 2, autograph=False)
+def _squares(key: tf.Tensor, counter: tf.Tensor) -> tf.Tensor:
+    x = y = counter * key
+    z = y + key
     x = _swap_halves(x * x + y)
     x = _swap_halves(x * x + z)
     x = _swap_halves(x * x + y)
