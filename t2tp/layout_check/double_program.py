@@ -82,21 +82,21 @@ def _widen(
     definition = graph.as_graph_def()
     _Widening(definition).apply()
     names = sorted(traced.structured_outputs)
-    outputs = [traced.structured_outputs[name] for name in names]
+    outputs = [traced.structured_outputs[name].name for name in names]
     effects = [op.name for op in graph.get_operations() if op.op_def.is_stateful]
+    inputs = [tensor.op.name for tensor in graph.inputs]
+    signature = [tf.TensorSpec(tensor.shape, _wide_dtype(tensor.dtype)) for tensor in graph.inputs]
 
-    def imported() -> None:
-        tf.graph_util.import_graph_def(definition, name="")
+    def imported(*values: tf.Tensor) -> list[tf.Tensor]:
+        input_map = dict(zip(inputs, values, strict=True))
+        made = tf.graph_util.import_graph_def(
+            definition, input_map=input_map, return_elements=[*outputs, *effects], name=""
+        )
+        with tf.control_dependencies(made[len(outputs) :]):
+            return [tf.identity(output) for output in made[: len(outputs)]]
 
-    wrapped = tf.compat.v1.wrap_function(imported, [])
-    pruned = wrapped.prune(
-        [wrapped.graph.get_tensor_by_name(tensor.name) for tensor in graph.inputs],
-        [
-            *(wrapped.graph.get_tensor_by_name(tensor.name) for tensor in outputs),
-            *(wrapped.graph.get_operation_by_name(name) for name in effects),
-        ],
-    )
-    return lambda *inputs: dict(zip(names, pruned(*inputs), strict=False))
+    wrapped = tf.compat.v1.wrap_function(imported, signature)
+    return lambda *given: dict(zip(names, wrapped(*given), strict=True))
 
 
 class _Widening:
