@@ -23,8 +23,9 @@ $(STAMP): setup.py pyproject.toml
 demo: $(STAMP)
 	PATH="$(abspath $(BIN)):$$PATH" sh examples/demo.sh $(DEMO)
 
-# Of tests with several parameters, cases that cover all values. Without oneDNN, for which TensorFlow
-# rewrites each function on each device: a fifth of the time. `make test-all` tests with it.
+# Of tests with several parameters, cases that cover all values; of slow ones, a fourth. Without
+# oneDNN, for which TensorFlow rewrites each function on each device: a fifth of the time. `make
+# test-all` tests with it.
 test: $(STAMP)
 	TF_ENABLE_ONEDNN_OPTS=0 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --cover
 

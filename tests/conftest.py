@@ -56,8 +56,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--cover",
         action="store_true",
-        help="leave out tests marked ci_only; of a test with several parameters, run cases that"
-        " together have all their values (of three and more, all pairs of values)",
+        help="leave out tests marked ci_only; of a test marked slow, run every fourth case;"
+        " of others with several parameters, cases that together have all their values (of three"
+        " and more, all pairs of values)",
     )
     parser.addoption(
         "--one-case", action="store_true", help="of a parametrized test, run the case in the middle"
@@ -78,7 +79,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     kept: set[pytest.Item] = set()
     for each in cases.values():
-        kept |= {each[len(each) // 2]} if one_case else _covering(each)
+        if one_case:
+            kept.add(each[len(each) // 2])
+        elif all(item.get_closest_marker("slow") for item in each):
+            kept |= set(each[1::4] or each)
+        else:
+            kept |= _covering(each)
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = [item for item in items if item in kept]
 

@@ -147,6 +147,7 @@ def on_one_device(name: str, options: str) -> list[list[Hypothesis]]:
     return decoder(name, options, "one device")(requests(name))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("how", "name", "layout", "xla"), SEARCHED)
 def test_any_layout_gives_the_same_beams_and_samples(how, name, layout, xla):
     options = f"{how},extra_length=6"

@@ -334,6 +334,7 @@ def test_reducescatter(run_everywhere):
             np.testing.assert_array_equal(result[name], wanted, err_msg=name)
 
 
+@pytest.mark.slow
 def test_any_dtype_is_moved_bit_for_bit(run_everywhere):
     dtypes = (
         *("bool", "int8", "uint8", "int16", "uint32", "uint64"),

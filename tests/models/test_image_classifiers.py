@@ -67,6 +67,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "mesh_shape"), CASES)
 def test_any_layout_gives_the_loss_and_all_gradients_of_the_description(name, mesh_shape):
     model, hparams, batch = make(name)

@@ -74,6 +74,7 @@ def test_any_layout_gives_the_loss_and_all_gradients_of_the_description(attentio
     assert_close(values, wanted, 1e-5)
 
 
+@pytest.mark.slow
 def test_recomputation_changes_nothing():
     plain, again = (
         program_of("local_2d", "rows:2", recompute=what, layer_prepostprocess_dropout=0.2)(

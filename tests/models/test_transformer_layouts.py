@@ -124,6 +124,7 @@ def test_dropout_shared_along_the_length_is_the_same_where_that_is_split():
     assert_close(split(family.batch()), whole(family.batch()), 1e-5)
 
 
+@pytest.mark.slow
 def test_between_blocks_the_length_may_be_split_over_another_axis():
     layout = "length:seq;residual_length:model;heads:model;d_ff:model;vocab:model"
     program = loss_program(FAMILIES["encdec"], "seq:2;model:2", layout, sequence_parallel=True)
@@ -194,6 +195,7 @@ def plain_loss(name):
     return float(program(FAMILIES[name].batch())["loss"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "choice"),
     [("lm", choice) for choice in CHOICES if choice not in FOR_PAIRS]

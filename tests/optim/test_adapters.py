@@ -68,6 +68,7 @@ def trained(family, layout="one device", kind=DoubleProgram, **changes):
     return [[float(x["loss"]), float(x["norm"])] for x in shown], before, after
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "layout", "changes"),
     [
@@ -102,6 +103,7 @@ def test_any_layout_trains_the_same_adapters(family, layout, changes):
             np.testing.assert_array_equal(value, before[name], err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["lm", "encdec", "classes", "moe"])
 def test_the_first_loss_is_that_of_the_base(family):
     base = make(family, lora_rank=0)(FAMILIES[family].batch())
@@ -109,6 +111,7 @@ def test_the_first_loss_is_that_of_the_base(family):
     assert float(with_adapters["loss"]) == float(base["loss"])
 
 
+@pytest.mark.slow
 def test_dropout_is_of_the_inputs_of_adapters_in_training_alone():
     first, second = (make("lm", lora_dropout=rate)(FAMILIES["lm"].batch()) for rate in (0.0, 0.4))
     assert float(first["loss"]) == float(second["loss"])  # B is 0, and the rest has its inputs.
@@ -129,6 +132,7 @@ def test_dropout_is_of_the_inputs_of_adapters_in_training_alone():
     assert not built["dropout"][0] and built["dropout"][1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["lm", "encdec", "moe"])
 def test_an_adapter_is_a_change_of_its_weight_by_the_product_of_its_matrices(family):
     program, merged = make(family), make(family, lora_rank=0)

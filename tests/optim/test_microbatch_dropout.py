@@ -133,6 +133,7 @@ def a_step(name, microbatches, mesh):
     return values | {v.spec.name: double_program.whole(program, v) for v in program.variables}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "microbatches", "mesh"),
     [

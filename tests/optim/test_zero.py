@@ -44,6 +44,7 @@ def assert_same(given, wanted, tolerance=1e-12):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "mesh", "stage", "changes"),
     [
@@ -68,6 +69,7 @@ def test_a_step_is_that_of_one_device(family, mesh, stage, changes):
     assert_same(given, trained(family, "one device", 0, **changes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adam", "adafactor", "lamb", "lion"])
 @pytest.mark.parametrize("stage", [1, 3])
 def test_ten_updates_of_parts_are_those_of_whole_variables(optimizer, stage):
@@ -85,6 +87,7 @@ def test_ten_updates_of_parts_are_those_of_whole_variables(optimizer, stage):
     assert_same(given, trained("lm", "one device", 0, optimizer, steps=10, **changes), 1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "after"), [(("both", 3), ("data", 0)), (("data", 1), ("both", 3))]
 )
@@ -122,6 +125,7 @@ def sent(program):
     return 4 * by_kind["allgather"], by_kind["reducescatter"], by_kind["allreduce"]
 
 
+@pytest.mark.slow
 def test_traffic_is_that_of_the_papers_with_microbatches_too():
     """Stages 1 and 2 move as much as an all-reduce, which is a reduce-scatter and an all-gather;
     stage 3 half as much again; stage 2 reduces the gradients of each microbatch, stage 1 those of
@@ -148,6 +152,7 @@ def test_traffic_is_that_of_the_papers_with_microbatches_too():
     assert traffic(3, 2) == (2 * twice, 2 * scattered)
 
 
+@pytest.mark.slow
 def test_a_weight_of_two_uses_is_reduced_once():
     tied, untied = (
         sent(trained("lm", "data", 3, steps=1, tie_embeddings=tied)[2]) for tied in (True, False)

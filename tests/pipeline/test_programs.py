@@ -26,6 +26,7 @@ def training(layout: Layout, microbatches: int = 4, **changes: object) -> Progra
     return staged_steps.program("lm", layout, microbatches, kind=Program, **changes)
 
 
+@pytest.mark.slow
 def test_a_stage_sends_one_tensor_each_way_for_each_microbatch():
     program = training(Layout("stage:2;data:2", f"layers:stage;{MEGATRON}"), microbatches=2)
     count, num_bytes = program.collectives()["permute", ("stage",)]
@@ -43,6 +44,7 @@ def test_a_stage_of_a_deep_model_is_traced_as_fast_as_its_layers_alone():
     assert operations(16, "stage:8") <= 1.3 * operations(2, "stage:1")
 
 
+@pytest.mark.slow
 def test_copies_within_a_stage_stay_equal():
     program = training(Layout("stage:2;data:2", f"layers:stage;{MEGATRON}"), microbatches=2)
     program(FAMILIES["lm"].batch())
@@ -86,6 +88,7 @@ def test_decoding_goes_through_the_stages(family, options):
     assert len({tuple(tokens) for tokens in wanted}) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["lm", "moe"])
 def test_an_evaluation_is_that_of_one_device(family):
     model, batch = FAMILIES[family].make(**LAYERS), FAMILIES[family].batch()
@@ -170,6 +173,7 @@ def test_layers_that_are_left_over_go_to_the_middle():
     assert sizes(9, "stage:2", chunks=2) == [2, 3, 2, 2]
 
 
+@pytest.mark.slow
 def test_a_layout_with_stages_is_checked_against_one_device():
     layout = Layout("stage:2", "layers:stage")
     model = FAMILIES["lm"].make(**LAYERS)

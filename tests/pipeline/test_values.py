@@ -110,6 +110,7 @@ def marked(case: str):
     return pytest.param(case, marks=[*marks, *([pytest.mark.ci_only] if case in CI_ONLY else [])])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", map(marked, CASES))
 def test_a_pipeline_changes_nothing(case):
     family, mesh, arguments = CASES[case]

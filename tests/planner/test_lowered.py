@@ -56,6 +56,7 @@ def totals(step):
     return sums
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_layers_that_are_multiplied_count_like_layers_that_are_lowered(case):
     made = wanted(num_hidden_layers=5, **CASES[case])

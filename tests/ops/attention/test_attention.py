@@ -187,6 +187,7 @@ def test_any_number_of_batch_dimensions(batch):
     np.testing.assert_allclose(values["y"], wanted, atol=1e-5)
 
 
+@pytest.mark.slow
 @settings(max_examples=6, deadline=None, derandomize=True)
 @given(
     st.sampled_from([(1, 1), (1, 2), (2, 1), (1, 3), (2, 3)]),

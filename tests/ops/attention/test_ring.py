@@ -84,6 +84,7 @@ def op_by(method, options):
     return op
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients_are_those_of_one_device(name):
     mesh_shape, layout, options, sizes = CASES[name]
@@ -98,6 +99,7 @@ def test_values_and_gradients_are_those_of_one_device(name):
     assert_close(values, wanted, 1e-12)
 
 
+@pytest.mark.slow
 def test_bfloat16_is_as_near_as_blockwise():
     inputs = make_inputs(batch=2, length=12, **MASKED)
     values = [
@@ -130,6 +132,7 @@ def ring_program(count, layout="length:seq", method="ring", **options):
     return t2tp.Program(step, features, mesh_shape=f"seq:{count}", layout=layout)
 
 
+@pytest.mark.slow
 def test_a_slice_goes_once_round_and_its_gradients_come_home():
     """Forward n - 1 times k and v, backward these again and n times their gradients."""
     n, kv = 4, 2 * 4 * (2 * 4 * 8 * 4)
@@ -159,6 +162,7 @@ def tensor_sizes(graph):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["ring", "blockwise"])
 def test_a_ring_holds_as_much_on_any_number_of_devices(method):
     """The same tensors, where gathered keys and values are four times as large."""

@@ -74,6 +74,7 @@ def test_heads_that_share_keys_and_values(mesh_shape, layout, method):
     assert_close(values, in_float64(make_composed(**options), inputs), 3e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [2, 6, 8, 14, 22])
 def test_slices_may_be_shorter_or_longer_than_a_block(length):
     """Of 1, 3, 4, 7 and 11 positions, in blocks of at most 4."""
@@ -221,6 +222,7 @@ def test_each_step_of_a_ring_is_equal_work_for_all_processors(count):
     assert steps.sum() == blocks * (blocks + 1) // 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "length"), [(2, 24), (3, 24), (4, 40)])
 def test_balanced_queries_attend_to_what_they_would_on_one_device(count, length):
     """With everything that depends on positions; the last halves are no whole blocks."""

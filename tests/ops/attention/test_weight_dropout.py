@@ -68,6 +68,7 @@ def kept_weights(method="dense", mesh_shape="", layout="", length=LENGTH, recomp
     return np.asarray(outputs["y"]) != 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mesh_shape", "layout", "method"), [*in_turn(MESHES[1:], METHODS), ("", "", "blockwise")]
 )
@@ -76,6 +77,7 @@ def test_any_mesh_drops_the_same(mesh_shape, layout, method):
     np.testing.assert_array_equal(kept_weights(method, mesh_shape, layout), reference)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("layout", ["batch:data;heads:model", "batch:data;length:model"])
 def test_values_and_gradients_are_those_of_what_is_kept(layout, method):
@@ -85,6 +87,7 @@ def test_values_and_gradients_are_those_of_what_is_kept(layout, method):
     assert_close(values, in_float64(composed_attention(kept=kept), inputs), 3e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_recomputation_drops_the_same_again(method):
     np.testing.assert_array_equal(kept_weights(method, recompute=True), kept_weights(method))

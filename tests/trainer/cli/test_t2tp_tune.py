@@ -121,6 +121,7 @@ def test_an_unknown_metric_names_those_that_there_are(search, capfd):
     assert "--metric=los: did you mean loss" in capfd.readouterr().err.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_three_failures_before_any_success_end_the_search(search, capfd):
     assert search("--trials=9", trainer=("--model=fails",)) == 1
     said = capfd.readouterr().err.splitlines()
