@@ -182,6 +182,7 @@ class Program:
         self._features = dict(features or {})
         self._seed = seed
         built = self._build_for_shapes()
+        self._first_built: Graph | None = built
         self._check(built)
         self._is_merged = bool(xla) and self.layout.size > 1
         if self._is_merged:
@@ -238,6 +239,7 @@ class Program:
           MissingProcessError: another process of the cluster failed, is gone or does not answer.
         """
         placed = features if isinstance(features, PlacedFeatures) else self.place(features or {})
+        self._first_built = None  # A program that runs is hardly looked at any more.
         self.trace()
         if self._is_merged:
             slices = self._merged()(step, placed.slices)
@@ -329,8 +331,8 @@ class Program:
         return list(self._log)
 
     def graph(self) -> tuple[upstream.Graph, dict[str, upstream.Tensor]]:
-        """The step's mtf graph and its outputs, built once more to be looked at."""
-        built = self._build_for_shapes()
+        """The step's mtf graph and its outputs, to be looked at; once it has run, built again."""
+        built = self._first_built or self._build_for_shapes()
         return built.graph, built.outputs
 
     def _call(self, pnum: int, step: int, slices: list[tf.Tensor]) -> dict[str, tf.Tensor]:
