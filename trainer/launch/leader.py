@@ -130,6 +130,9 @@ class Policy:
     host_timeout: float = 10.0
 
 
+# Leads after a leader has left.
+NOBODY = -1
+
 # States of the leader.
 _GATHERING, _RUNNING, _ENDING, _OVER = "gathering", "running", "ending", "over"
 
@@ -163,11 +166,13 @@ class Leader:
 
     def __post_init__(self) -> None:
         self._since = self._born = self.now
-        self._grows = False
+        self._by_request = False
         self._may_be_late = False
         if self.plan is not None:
             self._may_be_late = True  # Other hosts may not know yet that the leader before is lost.
-            if self.plan.leader != self.host:
+            if self.plan.leader == NOBODY:
+                self._may_be_late = False  # The leader has told all before it left.
+            elif self.plan.leader != self.host:
                 self._lost.add(self.plan.leader)
                 self._fail(f"host {self.plan.leader}, which led, is lost", None, LOST_EXIT_CODE)
                 if self._state == _ENDING:
@@ -180,8 +185,13 @@ class Leader:
 
     @property
     def is_over(self) -> bool:
-        """Whether the run has ended, and all hosts that are there know."""
-        return self._state == _OVER and self._fresh().keys() <= self._acknowledged
+        """Whether the run has ended, or its leader leaves, and all hosts that are there know."""
+        is_over = self._state == _OVER or self._has_left
+        return is_over and self._fresh().keys() <= self._acknowledged
+
+    @property
+    def _has_left(self) -> bool:
+        return self._state == _GATHERING and self.host in self._left
 
     def report(self, report: Report, now: float) -> Order:
         """Takes the report of a host and returns its order."""
@@ -228,6 +238,8 @@ class Leader:
         if self._state == _OVER:
             self._acknowledged.add(report.host)
             return Order(EXIT, code=self._code, notices=notices)
+        if self._has_left:
+            self._acknowledged.add(report.host)
         if report.leaves and not report.is_running and report.host in self._left:
             return Order(EXIT, code=128 + report.leaves, notices=notices)
         mine = self.plan is not None and report.host in self.plan.members
@@ -262,6 +274,11 @@ class Leader:
             return
         if fresh and not staying:
             self._end_run(128 + max(report.leaves for report in fresh.values()))
+            return
+        if self.host in self._left:
+            # The others go on with another leader; that this one is gone is no failure.
+            if self.plan is not None:
+                self.plan = replace(self.plan, leader=NOBODY)
             return
         waited = self.now - self._since
         if len(offers) == self.policy.num_hosts:
@@ -357,12 +374,24 @@ class Leader:
                 self._fail(first.describe(), first, first.code)
         elif members <= outcomes.keys():
             self._end_run(0)
-        elif any(report.leaves for report in fresh.values()):
+        elif self._is_to_end(fresh):
+            self._by_request = True
             self._end_round(SAVE)
         elif self._has_settled() and self._can_grow(fresh):
             self._say("a host is back: the run saves its step, to go on with it.")
-            self._grows = True
+            self._by_request = True
             self._end_round(SAVE)
+
+    def _is_to_end(self, fresh: Mapping[int, Report]) -> bool:
+        """Whether the round ends because a host leaves; a spare leaves without that.
+
+        A host that has left is silent, but its last report still counts as fresh for a while.
+        """
+        assert self.plan is not None
+        leaving = {h: report.leaves for h, report in fresh.items() if report.leaves}
+        spares = leaving.keys() - set(self.plan.members)
+        self._left.update(host for host in spares if leaving[host] != signal.SIGINT)
+        return bool(leaving.keys() - self._left)
 
     def _outcomes(self, fresh: Mapping[int, Report]) -> dict[int, Outcome]:
         """Returns how the processes of the round have ended, of hosts where they have."""
@@ -425,11 +454,12 @@ class Leader:
             if self._how_to_end == SAVE and self.now - self._since > _SAVE_SECONDS:
                 self._how_to_end = KILL
             return
-        self._left.update(host for host, report in fresh.items() if report.leaves)
+        leaving = {host for host, report in fresh.items() if report.leaves}
+        by_request = self._by_request or bool(leaving - self._left)
+        self._left |= leaving
         outcomes = self._outcomes(fresh)
         failures = [each for each in outcomes.values() if each.code not in (0, *STOPPED)]
         codes = {each.code for each in outcomes.values()}
-        by_request = self._grows or any(report.leaves for report in fresh.values())
         if self._how_to_end == SAVE and failures:
             self._how_to_end = KILL
             self._fail(failures[0].describe(), failures[0], failures[0].code)
@@ -452,7 +482,7 @@ class Leader:
 
     def _enter(self, state: str) -> None:
         if state == _RUNNING:
-            self._grows = False
+            self._by_request = False
         self._state, self._since = state, self.now
 
     def _say(self, text: str) -> None:

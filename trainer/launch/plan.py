@@ -30,7 +30,7 @@ class Plan:
 
     Attributes:
       number: of the round, from 1; a later round has a larger one.
-      leader: the host that made the plan.
+      leader: the host that made the plan; `leader.NOBODY` once it has left the run.
       hosts: of each process, in order; the processes of a host are neighbours.
       addresses: `host:port` of each process.
       mesh: the mesh shape to train with; "": that of the command.

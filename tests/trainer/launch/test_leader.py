@@ -176,9 +176,41 @@ def test_a_signal_to_one_host(number):
     hosts.pass_time(4)
     if number == 2:  # Ctrl-C ends the run.
         assert {(each.what, each.code) for each in hosts.orders.values()} == {(EXIT, 130)}
-    else:  # The host leaves, and the others go on.
+    else:  # The host leaves, and the others go on, as long as its last report counts and after.
         assert hosts.orders[3].what == EXIT and hosts.orders[3].code == 143
-        assert hosts.leader.plan.hosts == (0, 1) and hosts.leader.plan.restarts == 0
+        hosts.reports.pop(3)
+        for _ in range(30):
+            hosts.pass_time(1)
+            plan = hosts.leader.plan
+            assert (plan.number, plan.hosts, plan.restarts) == (2, (0, 1), 0)
+            assert hosts.what() == {0: RUN, 1: RUN, 2: WAIT}
+
+
+def test_a_spare_leaves_and_the_round_goes_on():
+    hosts = Hosts()
+    hosts.pass_time(3)
+    hosts.reports.pop(3)
+    hosts.pass_time(15)
+    hosts.reports[2] = replace(hosts.reports[2], leaves=15)
+    hosts.pass_time(2)
+    assert hosts.what() == {0: RUN, 1: RUN, 2: EXIT}
+    assert hosts.leader.plan.number == 2
+
+
+def test_a_leader_that_leaves_gives_the_run_to_the_next():
+    """It tells the others before it ends; nothing counts as lost, and nobody waits for it."""
+    hosts = Hosts()
+    hosts.pass_time(3)
+    hosts.reports[0] = replace(hosts.reports[0], leaves=15)
+    hosts.pass_time(3)
+    assert hosts.what() == {0: EXIT, 1: WAIT, 2: WAIT, 3: WAIT}
+    assert hosts.orders[0].code == 143 and hosts.leader.is_over
+    after = Hosts(plan=hosts.orders[1].plan, leader=1)
+    after.leader.ended.add(0)
+    after.reports = {h: replace(after.reports[h], round=1) for h in (1, 2, 3)}
+    after.pass_time(3)
+    plan = after.leader.plan
+    assert (plan.number, plan.hosts, plan.restarts, plan.leader) == (2, (1, 2), 0, 1)
 
 
 def test_a_signal_to_all_hosts_ends_the_run():
@@ -251,7 +283,7 @@ EVENTS = st.lists(
 @settings(max_examples=60, deadline=None)
 @given(EVENTS)
 def test_whatever_happens_a_round_has_one_mesh_and_starts_once_on_each_host(events):
-    """Hosts die, come back and crash at any time; in the end those that are there train."""
+    """Hosts die, leave, come back and crash at any time; in the end those that are there train."""
     hosts = Hosts(replace(POLICY, max_restarts=1000))
     hosts.pass_time(3)
     for what, host, seconds in events:
@@ -262,7 +294,11 @@ def test_whatever_happens_a_round_has_one_mesh_and_starts_once_on_each_host(even
             hosts.reports[host] = Report(host, (f"h{host}:9",), launcher_id=str(hosts.now))
         elif what == "crash" and report is not None and report.is_running:
             hosts.end(host, Outcome(137, host, step=int(hosts.now)))
+        elif what == "term" and report is not None and host:
+            hosts.reports[host] = replace(report, leaves=15)
         hosts.pass_time(seconds)
+        for leaver in [h for h in hosts.reports if hosts.orders[h].what == EXIT]:
+            hosts.reports.pop(leaver)
     hosts.pass_time(120)
     plan = hosts.leader.plan
     running = [h for h, r in hosts.reports.items() if r.is_running and r.round == plan.number]
