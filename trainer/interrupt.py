@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from types import FrameType, TracebackType
 
 from absl import logging
@@ -15,6 +16,9 @@ from t2tp.trainer.errors import SIGNALLED, Interrupted
 from t2tp.trainer.stop_vote import StopVote
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# One request may send SIGTERM several times: systemd signals the launcher, which passes it on, and
+# its processes; and if the launcher is killed, the kernel may do so for each of its threads.
+_SAME_REQUEST_SECONDS = 1.0
 
 
 class TrainingInterrupted(Interrupted):
@@ -45,6 +49,7 @@ class InterruptHandler:
         self._timer: threading.Timer | None = None
         self._steps_done = steps_done
         self._received = 0
+        self._received_at = 0.0
         self._vote: StopVote | None = None
         self._in_main_thread = threading.current_thread() is threading.main_thread()
 
@@ -91,9 +96,12 @@ class InterruptHandler:
         return self._received if self._vote is None else self._vote.result()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
         if self._received:
+            if number == signal.SIGTERM and now - self._received_at < _SAME_REQUEST_SECONDS:
+                return
             raise Interrupted("interrupted again: left at once, with what was saved before", number)
-        self._received = number
+        self._received, self._received_at = number, now
         if self._grace_seconds is not None:
             self._timer = threading.Timer(self._grace_seconds, self._leave)
             self._timer.daemon = True
