@@ -1,8 +1,8 @@
 """The launchers of several hosts: which of them leads, and who is lost.
 
-Each launcher listens at its address of `--hosts`. The leader is the first of the hosts that reach
-each other; the others report to it and get its orders. If it is lost, the first of those that are
-left leads; a leader that comes back follows. Messages are signed with the secret of the run.
+Each launcher listens at its address of `--hosts`. The leader is the host that comes first; the
+others report to it and get its orders. If it is lost or leaves, the first of those that are left
+leads; a leader that comes back follows. Messages are signed with the secret of the run.
 
 A host that is silent may be slow, cut off or lost, which only time tells. But where a launcher has
 ended and its host has not, the host refuses connections to it: such a launcher is lost at once.
