@@ -368,7 +368,9 @@ class Leader:
         elif failures := [each for each in outcomes.values() if each.code]:
             causes = [each for each in failures if not each.is_consequence]
             first = (causes or failures)[0]
-            if first.code in STOPPED:
+            # A process that a signal ends before it trains is missed by the others.
+            self._by_request = first.is_consequence and self._is_to_end(fresh)
+            if first.code in STOPPED or self._by_request:
                 self._end_round(SAVE)
             else:
                 self._fail(first.describe(), first, first.code)
@@ -460,6 +462,8 @@ class Leader:
         outcomes = self._outcomes(fresh)
         failures = [each for each in outcomes.values() if each.code not in (0, *STOPPED)]
         codes = {each.code for each in outcomes.values()}
+        if by_request:
+            failures = [each for each in failures if not each.is_consequence]
         if self._how_to_end == SAVE and failures:
             self._how_to_end = KILL
             self._fail(failures[0].describe(), failures[0], failures[0].code)

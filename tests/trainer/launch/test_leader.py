@@ -60,6 +60,11 @@ class Hosts:
     def end(self, host: int, outcome: Outcome | None) -> None:
         self.reports[host] = replace(self.reports[host], is_running=False, outcome=outcome)
 
+    def let_go(self) -> None:
+        """The launchers that are to exit have done so."""
+        for leaver in [host for host in self.reports if self.orders[host].what == EXIT]:
+            self.reports.pop(leaver)
+
     def what(self) -> dict[int, str]:
         return {host: order.what for host, order in self.orders.items() if host in self.reports}
 
@@ -186,6 +191,16 @@ def test_a_signal_to_one_host(number):
             assert hosts.what() == {0: RUN, 1: RUN, 2: WAIT}
 
 
+def test_processes_that_miss_one_of_a_host_that_leaves_have_not_failed():
+    hosts = Hosts()
+    hosts.pass_time(3)
+    hosts.reports[3] = replace(hosts.reports[3], leaves=15)
+    hosts.leader._seen[3] = (hosts.reports[3], hosts.now)  # Known before the leader looks again.
+    hosts.end(0, Outcome(3))
+    hosts.pass_time(3)
+    assert hosts.orders[3].code == 143 and hosts.leader.plan.restarts == 0
+
+
 def test_a_spare_leaves_and_the_round_goes_on():
     hosts = Hosts()
     hosts.pass_time(3)
@@ -297,9 +312,10 @@ def test_whatever_happens_a_round_has_one_mesh_and_starts_once_on_each_host(even
         elif what == "term" and report is not None and host:
             hosts.reports[host] = replace(report, leaves=15)
         hosts.pass_time(seconds)
-        for leaver in [h for h in hosts.reports if hosts.orders[h].what == EXIT]:
-            hosts.reports.pop(leaver)
-    hosts.pass_time(120)
+        hosts.let_go()
+    hosts.pass_time(60)
+    hosts.let_go()
+    hosts.pass_time(60)
     plan = hosts.leader.plan
     running = [h for h, r in hosts.reports.items() if r.is_running and r.round == plan.number]
     assert tuple(sorted(running)) == plan.members
