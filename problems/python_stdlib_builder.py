@@ -34,7 +34,7 @@ class SourcesConfig(tfds.core.BuilderConfig):
     source_dir: Path = dataclasses.field(kw_only=True)
 
 
-class _LocalInfo(tfds.core.DatasetInfo):
+class LocalInfo(tfds.core.DatasetInfo):
     """Dataset info without the default download of statistics from TFDS's bucket."""
 
     def initialize_from_bucket(self) -> None:
@@ -47,7 +47,7 @@ class PythonStdlib(tfds.core.GeneratorBasedBuilder):
     VERSION = tfds.core.Version("1.0.0")
 
     def _info(self) -> tfds.core.DatasetInfo:
-        return _LocalInfo(
+        return LocalInfo(
             builder=self,
             description="The source files of Python's standard library.",
             features=tfds.features.FeaturesDict(

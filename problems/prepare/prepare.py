@@ -26,7 +26,7 @@ from t2tp.problems.prepare.open_samples import OpenSamples, remove_spooled
 from t2tp.problems.prepare.overlap import Split, report_overlaps
 from t2tp.problems.prepare.plan import plan_of, versions
 from t2tp.problems.prepare.preparable import Preparable
-from t2tp.problems.prepare.settings import GenerationSettings
+from t2tp.problems.prepare.settings import GenerationSettings, beam_for_downloads
 from t2tp.problems.prepare.shard_generation import make_shards
 
 # Max number of bad samples in warnings.
@@ -74,7 +74,10 @@ def build(
 
     Raises:
       ValueError, OSError: as of `Problem.prepare`.
+      ModuleNotFoundError: `settings` ask for Apache Beam, which is not installed.
     """
+    if settings.beam is not None:
+        settings.beam.check_installed()
     problem.data_dependencies()  # raises early if the options are wrong
     with atomic_directory.exclusive_build(directory):
         if directory.exists() and not overwrite:
@@ -123,7 +126,8 @@ def _fill(problem: Preparable, directory: Path, samples: OpenSamples) -> _Conten
       ValueError: a split has no samples, or all were skipped.
     """
     manifest.write_options(directory, problem.generation_options())
-    problem.download(directory, samples.scratch)
+    with beam_for_downloads(samples.settings.beam):
+        problem.download(directory, samples.scratch)
     parts = problem.parts_in(directory)
     if not parts:
         _ = samples.counts  # raises before a vocabulary is trained if a split is empty

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 # By default one of this many samples may be bad.
 _GOOD_FOR_A_BAD_ONE = 1000
@@ -11,7 +14,7 @@ _GOOD_FOR_A_BAD_ONE = 1000
 
 @dataclass(frozen=True)
 class BeamSettings:
-    """How Apache Beam makes the shards.
+    """How Apache Beam makes the shards, and datasets that are pipelines of its own.
 
     Attributes:
       runner: name of a runner, such as DirectRunner.
@@ -20,6 +23,33 @@ class BeamSettings:
 
     runner: str
     options: Sequence[str] = ()
+
+    def check_installed(self) -> None:
+        """Checks that Apache Beam is installed.
+
+        Raises:
+          ModuleNotFoundError: it is not; says how to install it.
+        """
+        if find_spec("apache_beam") is None:
+            raise ModuleNotFoundError("--beam_runner needs Apache Beam: pip install 't2tp[beam]'")
+
+
+_beam: ContextVar[BeamSettings | None] = ContextVar("beam", default=None)
+
+
+@contextlib.contextmanager
+def beam_for_downloads(beam: BeamSettings | None) -> Iterator[None]:
+    """Within this context, `Problem.download` makes datasets that are pipelines with `beam`."""
+    token = _beam.set(beam)
+    try:
+        yield
+    finally:
+        _beam.reset(token)
+
+
+def beam_of_downloads() -> BeamSettings | None:
+    """Returns what makes datasets that are pipelines; None: Beam's default, in this process."""
+    return _beam.get()
 
 
 @dataclass(frozen=True)

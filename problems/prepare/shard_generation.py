@@ -203,13 +203,8 @@ def _make_with_beam(
     settings: BeamSettings,
     is_made: Callable[[_Job], bool],
 ) -> None:
-    try:
-        # An optional dependency.
-        from t2tp.problems.prepare.beam_shards import make_with_beam
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "--beam_runner needs Apache Beam: pip install 't2tp[beam]'"
-        ) from error
+    from t2tp.problems.prepare.beam_shards import make_with_beam  # An optional dependency.
+
     if jobs:
         make_with_beam(builder, jobs, directory, settings, is_made)
 

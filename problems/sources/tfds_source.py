@@ -15,6 +15,7 @@ import numpy as np
 from absl import logging
 
 from t2tp.problems.data.sample import Sample, Samples, SkippedSampleError
+from t2tp.problems.prepare.settings import beam_of_downloads
 from t2tp.quiet import quiet_import
 
 if TYPE_CHECKING:  # importing it takes seconds, and only the generation of data needs it
@@ -86,7 +87,7 @@ class TfdsSource:
         with _one_sentence(builder.name, tmp_dir), _few_retries():
             builder.download_and_prepare(
                 download_dir=tmp_dir / "downloads",
-                download_config=tfds.download.DownloadConfig(try_download_gcs=False),
+                download_config=_download_config(),
             )
         for leftover in Path(builder.data_dir).parent.glob("*incomplete*"):  # by a killed run
             shutil.rmtree(leftover)
@@ -111,6 +112,18 @@ class TfdsSource:
             info = self.dataset_builder(directory, tmp_dir).info
         splits = {split: self.dataset_split(split, info) for split in self.splits}
         return {"dataset": info.full_name, "splits": splits}
+
+
+def _download_config() -> tfds.download.DownloadConfig:
+    """Returns the settings with which TFDS makes a dataset: with Beam, those of its pipeline."""
+    tfds = import_tfds()
+    config = tfds.download.DownloadConfig(try_download_gcs=False)
+    beam = beam_of_downloads()
+    if beam is None:
+        return config
+    from apache_beam.options.pipeline_options import PipelineOptions
+
+    return config.replace(beam_runner=beam.runner, beam_options=PipelineOptions(beam.options))
 
 
 @contextmanager

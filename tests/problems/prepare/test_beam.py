@@ -13,9 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from t2tp import problems
+from t2tp import problems, registry
 from t2tp.problems.data.sample import BadSampleError
+from t2tp.problems.languagemodel import LanguageModelProblem
 from t2tp.problems.prepare.settings import BeamSettings
+from t2tp.problems.sources.tfds_source import TfdsSource
 from t2tp.problems.user_dir import import_user_dir
 
 OWN_PROBLEMS = Path(__file__).parent / "own_problems"
@@ -71,6 +73,39 @@ def test_beam_makes_the_same_files(name, tmp_path, texts):
     made = _files(tmp_path / "beam")
     assert len([path for path in made if "train-" in path]) >= 5
     assert made == _files(tmp_path / "here")
+
+
+@registry.register_problem
+class LanguagemodelPages(TfdsSource, LanguageModelProblem):
+    """Texts of a dataset that is a pipeline itself."""
+
+    vocabulary_kind = "byte"
+
+    def dataset_builder(self, directory, tmp_dir):
+        from tests.problems.prepare.pages_builder import Pages
+
+        return Pages(data_dir=tmp_dir / "tfds", file_format="array_record")
+
+
+def test_a_dataset_that_is_a_pipeline_has_the_same_runner(tmp_path, monkeypatch):
+    import apache_beam
+
+    pipelines = []
+    make = apache_beam.Pipeline.__init__
+
+    def noted(self, runner=None, options=None, *args, **kwargs):
+        pipelines.append((runner, options.get_all_options(drop_default=True)))
+        make(self, runner, options, *args, **kwargs)
+
+    monkeypatch.setattr(apache_beam.Pipeline, "__init__", noted)
+    problem = problems.find("languagemodel_pages")
+    beam = BeamSettings("DirectRunner", ["--direct_num_workers=2"])
+    problem.prepare(tmp_path / "beam", num_shards=3, beam=beam)
+    (of_dataset, its_options), *_ = pipelines
+    assert of_dataset == "DirectRunner"
+    assert its_options["direct_num_workers"] == 2
+    problem.prepare(tmp_path / "here", num_shards=3)
+    assert _files(tmp_path / "beam") == _files(tmp_path / "here")
 
 
 def test_more_bad_samples_than_may_be_are_refused(tmp_path):
