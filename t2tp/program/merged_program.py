@@ -152,7 +152,10 @@ class MergedProgram:
             return _ON_VALUES[op.type](op, operands)
         if op.type == "Bitcast" and any(x.dtype.is_complex for x in (*op.inputs, *op.outputs)):
             return [_cast_complex(operands[0])]
-        return _copy(op, operands)
+        copies = _copy(op, operands)
+        for copied, own in zip(copies, op.outputs, strict=True):
+            copied.set_shape(own.shape)  # TensorFlow does not infer those of a function's results.
+        return copies
 
     def _received(self, op: tf.Operation) -> _Each:
         """What each processor receives of what the others have sent; zeros if nothing."""
