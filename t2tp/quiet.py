@@ -12,6 +12,8 @@ import sys
 import tempfile
 from collections.abc import Iterator
 
+from t2tp.garbage_collection import without_garbage_collection
+
 
 @contextlib.contextmanager
 def quiet_import() -> Iterator[None]:
@@ -22,7 +24,7 @@ def quiet_import() -> Iterator[None]:
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     sys.stderr.flush()
-    with tempfile.TemporaryFile() as held_back:
+    with tempfile.TemporaryFile() as held_back, without_garbage_collection():
         screen = os.dup(2)
         os.dup2(held_back.fileno(), 2)
         try:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 
 import pytest
@@ -19,3 +20,9 @@ def test_it_is_shown_when_the_import_fails(capfd):
         os.write(2, b"libcudart is missing\n")
         raise ImportError("no such library")
     assert capfd.readouterr().err == "libcudart is missing\n"
+
+
+def test_nobody_collects_garbage_meanwhile():
+    with quiet_import():
+        assert not gc.isenabled()
+    assert gc.isenabled()

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from t2tp import upstream
 from t2tp.lowering.mesh_impl import LaidOutTensor
+from t2tp.lowering.slice_shapes import expanded
 
 if TYPE_CHECKING:
     from t2tp.lowering.lowering import Lowering
@@ -98,15 +99,8 @@ def _add_bias(
     collectives = lowering.mesh_impl(y).collectives
     is_first = tf.reduce_all([tf.equal(collectives.coordinate(axis), 0) for axis in axes])
     own = lowering.slice(bias)
-    own = tf.where(is_first, own, tf.zeros_like(own))
-    own = tf.reshape(own, _expanded(own.shape.as_list(), bias.shape, y.shape))
+    own = expanded(tf.where(is_first, own, tf.zeros_like(own)), bias.shape, y.shape)
     lowering.set_sum_over_axes(y, addend + own, axes)
-
-
-def _expanded(sizes: Sequence[int], old: upstream.Shape, new: upstream.Shape) -> list[int]:
-    """Returns the sizes of a slice with a size of 1 for the dimensions that it lacks."""
-    by_dim = dict(zip(old.dims, sizes, strict=True))
-    return [by_dim.get(dim, 1) for dim in new.dims]
 
 
 def _negates(op: upstream.Operation) -> bool:

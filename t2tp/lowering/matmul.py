@@ -7,6 +7,7 @@ that of a plain matmul if there are few rows, as in decoding.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -26,20 +27,22 @@ class _Matrices(NamedTuple):
     num_summed: int
 
 
-def einsum(equation: str, *slices: tf.Tensor, on_cpu: bool = True) -> tf.Tensor:
+def einsum(
+    equation: str, *slices: tf.Tensor, widen: Callable[[tf.Tensor], tf.Tensor] | None = None
+) -> tf.Tensor:
     """Computes `tf.einsum`, as a matmul if that only requires reshaping.
 
     Args:
       equation: such as `abc,cd->abd`, without repeated letters in a term.
       *slices: floats, of static shapes, in a graph.
-      on_cpu: whether CPUs compute it.
+      widen: converts 16-bit floats to float32, for CPUs: there Einsum accumulates them in 16 bits,
+        and MatMul does not. By default they are not converted.
     """
     matrices = _as_matrices(equation)
     if matrices is None:
         dtype = slices[0].dtype
-        if on_cpu and dtype in (tf.bfloat16, tf.float16):
-            # On CPUs, Einsum accumulates 16-bit floats in 16 bits; MatMul does not.
-            return tf.cast(tf.einsum(equation, *(tf.cast(x, tf.float32) for x in slices)), dtype)
+        if widen is not None and dtype in (tf.bfloat16, tf.float16):
+            return tf.cast(tf.einsum(equation, *map(widen, slices)), dtype)
         return tf.einsum(equation, *slices)
     x, y = slices[::-1] if matrices.is_swapped else slices
     transpose_x, transpose_y = matrices.transposes

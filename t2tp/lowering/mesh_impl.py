@@ -18,6 +18,7 @@ import tensorflow.compat.v1 as tf1
 from t2tp import upstream
 from t2tp.lowering import matmul, random
 from t2tp.lowering.microbatch import Microbatch
+from t2tp.lowering.slice_shapes import expanded
 from t2tp.mesh.collectives import Collectives
 from t2tp.mesh.layout import Layout
 
@@ -188,7 +189,11 @@ class SpmdMeshImpl(upstream.MeshImpl):
 
     def einsum(self, equation: str, *slices: tf.Tensor) -> tf.Tensor:
         """Multiplies slices and sums over the dimensions that the result lacks."""
-        return matmul.einsum(equation, *slices, on_cpu=self.target.on_cpu)
+        return matmul.einsum(equation, *slices, widen=self._widened if self.target.on_cpu else None)
+
+    def _widened(self, x: tf.Tensor) -> tf.Tensor:
+        """Converts to float32: q, k and v are computed from the same tensor."""
+        return self._once(("float32", x.ref()), lambda: tf.cast(x, tf.float32))
 
     def allreduce(
         self, x: LaidOutTensor, mesh_axes: Sequence[int], reduction_fn_string: str
@@ -246,6 +251,10 @@ class SpmdMeshImpl(upstream.MeshImpl):
           microbatch: the microbatch that the tensor belongs to, if any: the index is then that in
             the tensor of the full batch.
         """
+        return random.sum_of_offsets(self._offsets(shape, microbatch))
+
+    def _offsets(self, shape: upstream.Shape, microbatch: Microbatch | None) -> list[tf.Tensor]:
+        """Returns what the indices along each dimension add to an element's index."""
         sizes = shape.to_integer_list
         if microbatch is not None:
             sizes = [microbatch.whole_size(dim) for dim in shape.dims]
@@ -262,15 +271,10 @@ class SpmdMeshImpl(upstream.MeshImpl):
             return random.offsets(sizes, axis, along)
 
         # Many tensors share dimensions, and their offsets are small.
-        return random.sum_of_offsets(
-            [
-                self._once(
-                    ("offsets", dim, *sizes[axis + 1 :], part),
-                    functools.partial(offsets, axis),
-                )
-                for axis, dim in enumerate(shape.dims)
-            ]
-        )
+        return [
+            self._once(("offsets", dim, *sizes[axis + 1 :], part), functools.partial(offsets, axis))
+            for axis, dim in enumerate(shape.dims)
+        ]
 
     def _once(self, key: Hashable, make: Callable[[], tf.Tensor]) -> tf.Tensor:
         """Returns a value that several operations of a TensorFlow graph need.
@@ -303,15 +307,33 @@ class SpmdMeshImpl(upstream.MeshImpl):
           microbatch: the microbatch that `shape` belongs to, if any: the bits are then those of its
             rows in the tensor of the full batch.
         """
-        index = self.element_index(shape, microbatch)
         key = self._key(name)
         for iteration in loop_iterations:
             key = random.fold_in(key, iteration)
-        if rng_dependency is None:
-            first = self._once("first counter", lambda: random.first_counter(self._step))
-        else:
-            first = random.first_counter(self._step + tf.cast(rng_dependency, self._step.dtype))
-        return LaidOutTensor([random.bits_of_counter(key, index + first)])
+        counter = self._counter(self._offsets(shape, microbatch), rng_dependency)
+        return LaidOutTensor([random.bits_of_counter(key, counter)])
+
+    def _counter(self, offsets: Sequence[tf.Tensor], rng_dependency: tf.Tensor | None) -> tf.Tensor:
+        """Returns the random generator's counter of each element, from the index's `_offsets`.
+
+        Only the sum of its two parts is as large as the tensor.
+        """
+        outer, inner = offsets[:1], offsets[1:]
+
+        def first() -> tf.Tensor:
+            step = self._step
+            if rng_dependency is not None:
+                step += tf.cast(rng_dependency, step.dtype)
+            return random.sum_of_offsets([*outer, random.first_counter(step)])
+
+        keys = [x.ref() for x in offsets]
+        # With a dependency: to be computed when it is there, and not to be kept until then.
+        part = first() if rng_dependency is not None else self._once(("first", *keys[:1]), first)
+        if not inner:
+            return part
+        return part + self._once(
+            ("sum of offsets", *keys[1:]), lambda: random.sum_of_offsets(inner)
+        )
 
     def _key(self, name: str) -> int | tf.Tensor:
         """Returns the key of an operation's random bits: on each stage that of its own layer."""
@@ -343,3 +365,5 @@ class SpmdMeshImpl(upstream.MeshImpl):
 # mesh-tensorflow asks the mesh for these by the names of the classes.
 SpmdMeshImpl.LaidOutTensor = LaidOutTensor
 SpmdMeshImpl.LaidOutVariable = LaidOutVariable
+# Its own makes a node for each dimension.
+upstream.ops._expand_dims = expanded

@@ -91,7 +91,7 @@ def slice_bits(
 ) -> tf.Tensor:
     """Returns 32 random bits for each element of a slice, computed eagerly.
 
-    TensorFlow takes milliseconds for the forty operations of `bits` on a few elements, and NumPy
+    TensorFlow takes milliseconds for the operations of `bits` on a few elements, and NumPy
     microseconds: a model has hundreds of small variables.
 
     Args:
@@ -147,13 +147,22 @@ def first_counter(step: tf.Tensor | int) -> tf.Tensor:
 def bits_of_counter(key: int | tf.Tensor, counter: tf.Tensor) -> tf.Tensor:
     """Returns 32 random bits for each counter (uint64): a uint32 tensor of its shape."""
     k = tf.convert_to_tensor(key, tf.uint64)
-    result = _squares(k, counter)
-    result.set_shape(tf.broadcast_static_shape(k.shape, counter.shape))
+    result = _squares_graph()(k, counter)
+    shape = (
+        counter.shape if k.shape.rank == 0 else tf.broadcast_static_shape(k.shape, counter.shape)
+    )
+    result.set_shape(shape)
     return result
 
 
-# A function, traced once: with its forty operations for each use, a third of the time in which a
-# training step with dropout is traced would be theirs.
+@functools.cache
+def _squares_graph() -> tf.types.experimental.ConcreteFunction:
+    """Returns the traced `_squares`, which is called in less time than it."""
+    return _squares.get_concrete_function()
+
+
+# A function, traced once: with its operations, some twenty, for each use, a third of the time in
+# which a training step with dropout is traced would be theirs.
 @tf.function(input_signature=[tf.TensorSpec(None, tf.uint64)] * 2, autograph=False)
 def _squares(key: tf.Tensor, counter: tf.Tensor) -> tf.Tensor:
     x = y = counter * key
@@ -178,6 +187,12 @@ def uniform(random_bits: tf.Tensor) -> tf.Tensor:
     return tf.cast(tf.bitwise.right_shift(random_bits, tf.constant(8, tf.uint32)), tf.float32) * (
         2.0**-24
     )
+
+
+def is_below(random_bits: tf.Tensor, fraction: float) -> tf.Tensor:
+    """Returns whether `uniform` of the bits is below a number."""
+    top = tf.bitwise.right_shift(random_bits, tf.constant(8, tf.uint32))
+    return tf.cast(top, tf.float32) < fraction * 2.0**24
 
 
 def _open_uniform(random_bits: tf.Tensor) -> tf.Tensor:

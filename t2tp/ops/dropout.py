@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf1
 from t2tp import upstream
 from t2tp.lowering import random
 from t2tp.lowering.operation import Operation
+from t2tp.lowering.slice_shapes import expanded
 
 if TYPE_CHECKING:
     from t2tp.lowering.lowering import Lowering
@@ -85,10 +86,8 @@ class DropoutOperation(Operation):
     def lower(self, lowering: Lowering) -> None:
         x = self.inputs[0]
         bits = lowering.random_bits(self._rng_name, self._noise_shape)
-        is_kept = upstream.ops._expand_dims(
-            random.uniform(bits) < self._keep_prob, self._noise_shape, x.shape
-        )
+        is_kept = expanded(random.is_below(bits, self._keep_prob), self._noise_shape, x.shape)
         value = lowering.slice(x)
         if x.dtype.is_floating:
-            value /= tf.cast(self._keep_prob, x.dtype)
+            value /= self._keep_prob
         lowering.set_slice(self.outputs[0], tf.where(is_kept, value, tf.zeros([], x.dtype)))

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from t2tp import upstream
 from t2tp.lowering.operation import Operation
+from t2tp.lowering.slice_shapes import expanded
 
 if TYPE_CHECKING:
     from t2tp.lowering.lowering import Lowering
@@ -128,7 +129,7 @@ class RotaryOperation(Operation):
 
     def lower(self, lowering: Lowering) -> None:
         (x, positions), shape = self.inputs, self.inputs[0].shape
-        position = upstream.ops._expand_dims(lowering.slice(positions), positions.shape, shape)
+        position = expanded(lowering.slice(positions), positions.shape, shape)
         angle = tf.cast(position, tf.float32) * self._turns
         cos, sin = tf.cos(angle), tf.sin(angle)
         if self._backward:

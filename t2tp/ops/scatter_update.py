@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from t2tp import upstream
 from t2tp.lowering.operation import Operation
+from t2tp.lowering.slice_shapes import expanded
 from t2tp.ops.gather import checked_gather
 from t2tp.ops.take_microbatch import TakeMicrobatchOperation
 
@@ -117,7 +118,7 @@ class ScatterUpdateOperation(Operation):
         sizes = mesh_impl.slice_shape(leading)
         count, (length,) = math.prod(sizes), mesh_impl.slice_shape(upstream.Shape([self._dim]))
         given = tf.cast(lowering.slice(positions), tf.int32)
-        spread = upstream.ops._expand_dims(given, positions.shape, leading)
+        spread = expanded(given, positions.shape, leading)
         at = tf.reshape(tf.broadcast_to(spread, sizes), [count])
         are_valid = tf.logical_and(at >= 0, at < self._dim.size)
         are_ours = None

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from t2tp import upstream
 from t2tp.lowering.operation import Operation
+from t2tp.lowering.slice_shapes import expanded
 from t2tp.mesh.sizes import check_consistent_sizes
 
 if TYPE_CHECKING:
@@ -87,10 +88,7 @@ class WhereOperation(Operation):
 
     def lower(self, lowering: Lowering) -> None:
         shape = self.outputs[0].shape
-        slices = [
-            upstream.ops._expand_dims(lowering.slice(tensor), tensor.shape, shape)
-            for tensor in self.inputs
-        ]
+        slices = [expanded(lowering.slice(x), x.shape, shape) for x in self.inputs]
         chosen = tf.where(*slices)
         sizes = lowering.mesh_impl(self).slice_shape(shape)
         lowering.set_slice(self.outputs[0], tf.broadcast_to(chosen, sizes))

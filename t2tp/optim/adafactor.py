@@ -15,7 +15,7 @@ from t2tp.optim.adafactor_statistics import (
     Moments,
     StatisticsOperation,
 )
-from t2tp.optim.optimizer import Optimizer, UpdateOperation, shrink, slot, take
+from t2tp.optim.optimizer import Optimizer, UpdateOperation, slot, take
 from t2tp.optim.weight_decay import WeightDecay
 from t2tp.program.program import Mesh
 
@@ -120,7 +120,7 @@ class Adafactor(Optimizer):
         if average is not None:
             update = settings.beta1 * average + (1.0 - settings.beta1) * update
             average.assign(update, read_value=False)
-        shrink(var, rate, weight_decay)
+        self.shrink(var, rate, weight_decay)
         take(var, update)
 
     def _moments(self, var: mtf.Variable) -> Moments:

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from t2tp import mtf, registry
 from t2tp.hparam import HParams
-from t2tp.optim.optimizer import Optimizer, UpdateOperation, shrink, slot, take
+from t2tp.optim.optimizer import Optimizer, UpdateOperation, slot, take
 from t2tp.optim.weight_decay import WeightDecay
 
 
@@ -63,7 +63,7 @@ class Adam(Optimizer):
         power1: tf.Tensor,
         power2: tf.Tensor,
     ) -> None:
-        shrink(var, rate, decay)
+        self.shrink(var, rate, decay)
         if var.dtype == tf.float32:
             tf.raw_ops.ResourceApplyAdam(
                 var=var.handle,
@@ -72,9 +72,9 @@ class Adam(Optimizer):
                 beta1_power=power1,
                 beta2_power=power2,
                 lr=rate,
-                beta1=self._beta1,
-                beta2=self._beta2,
-                epsilon=self._epsilon,
+                beta1=self.constant(self._beta1),
+                beta2=self.constant(self._beta2),
+                epsilon=self.constant(self._epsilon),
                 grad=grad,
             )
             return

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from t2tp import mtf, registry
 from t2tp.hparam import HParams
-from t2tp.optim.optimizer import Optimizer, UpdateOperation, shrink, slot, take
+from t2tp.optim.optimizer import Optimizer, UpdateOperation, slot, take
 from t2tp.optim.weight_decay import WeightDecay
 
 
@@ -52,7 +52,7 @@ class Lion(Optimizer):
     def _update(
         self, decay: float, var: tf.Variable, m: tf.Variable, grad: tf.Tensor, rate: tf.Tensor
     ) -> None:
-        shrink(var, rate, decay)
+        self.shrink(var, rate, decay)
         take(var, rate * tf.sign(self._beta1 * m + (1.0 - self._beta1) * grad))
         m.assign(self._beta2 * m + (1.0 - self._beta2) * grad, read_value=False)
 

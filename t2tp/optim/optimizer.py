@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
@@ -32,6 +32,7 @@ class Optimizer(mtf.optimize.Optimizer):
         """Sets the learning rate, a float32 scalar, and the decay (default: none)."""
         self._learning_rate = learning_rate
         self._weight_decay = weight_decay or WeightDecay()
+        self._made: dict[tuple[tf.Graph, Hashable], tf.Tensor] = {}
 
     def apply_grad(self, grad: mtf.Tensor, var: mtf.Variable) -> list[mtf.Operation]:
         """Updates one variable and its slots; returns the update operations."""
@@ -63,6 +64,36 @@ class Optimizer(mtf.optimize.Optimizer):
             self.of_update_number(mesh, functools.partial(tf.pow, beta), "beta_power")
             for beta in betas
         ]
+
+    def shared(self, key: Hashable, make: Callable[[], tf.Tensor]) -> tf.Tensor:
+        """Returns a small tensor that the updates of many variables need, made by the first.
+
+        Args:
+          key: everything that it depends on.
+          make: computes it.
+        """
+        where = (tf1.get_default_graph(), key)
+        if where not in self._made:
+            with tf.control_dependencies(None):  # Other updates do not wait for this gradient.
+                self._made[where] = make()
+        return self._made[where]
+
+    def constant(self, value: float) -> tf.Tensor:
+        """Returns a float32 scalar."""
+        return self.shared(value, lambda: tf.constant(value, tf.float32))
+
+    def shrink(self, var: tf.Variable, rate: tf.Tensor, weight_decay: float) -> None:
+        """Multiplies a slice by `1 - rate * weight_decay`."""
+        if not weight_decay:
+            return
+        factor = self.shared(
+            ("shrink", rate.ref(), weight_decay, var.dtype),
+            lambda: tf.cast(rate * weight_decay, var.dtype),
+        )
+        if var.dtype.size < 4:
+            var.assign_sub(var * factor, read_value=False)
+        else:  # The same, without a tensor for the product.
+            tf.raw_ops.ResourceApplyGradientDescent(var=var.handle, alpha=factor, delta=var)
 
 
 class UpdateOperation(mtf.Assign):
@@ -128,14 +159,3 @@ def mesh_axes(lowering: Lowering, op: mtf.Operation, shape: mtf.Shape) -> list[i
 def take(var: tf.Variable, update: tf.Tensor) -> None:
     """Subtracts a float32 update from a slice of any dtype."""
     var.assign_sub(tf.cast(update, var.dtype), read_value=False)
-
-
-def shrink(var: tf.Variable, rate: tf.Tensor, weight_decay: float) -> None:
-    """Multiplies a slice by `1 - rate * weight_decay`."""
-    if not weight_decay:
-        return
-    factor = tf.cast(rate * weight_decay, var.dtype)
-    if var.dtype.size < 4:
-        var.assign_sub(var * factor, read_value=False)
-    else:  # The same, without a tensor for the product.
-        tf.raw_ops.ResourceApplyGradientDescent(var=var.handle, alpha=factor, delta=var)

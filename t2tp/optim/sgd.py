@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from t2tp import mtf, registry
 from t2tp.hparam import HParams
-from t2tp.optim.optimizer import Optimizer, UpdateOperation, shrink, slot, take
+from t2tp.optim.optimizer import Optimizer, UpdateOperation, slot, take
 from t2tp.optim.weight_decay import WeightDecay
 
 
@@ -59,7 +59,7 @@ class Sgd(Optimizer):
         ]
 
     def _descend(self, decay: float, var: tf.Variable, grad: tf.Tensor, rate: tf.Tensor) -> None:
-        shrink(var, rate, decay)
+        self.shrink(var, rate, decay)
         if var.dtype == tf.float32:
             tf.raw_ops.ResourceApplyGradientDescent(var=var.handle, alpha=rate, delta=grad)
         else:
@@ -73,7 +73,7 @@ class Sgd(Optimizer):
         grad: tf.Tensor,
         rate: tf.Tensor,
     ) -> None:
-        shrink(var, rate, decay)
+        self.shrink(var, rate, decay)
         if var.dtype == tf.float32:
             tf.raw_ops.ResourceApplyKerasMomentum(
                 var=var.handle,

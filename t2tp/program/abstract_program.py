@@ -11,11 +11,12 @@ from tensorflow.python.framework.func_graph import FuncGraph
 from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
 
 from t2tp import upstream
+from t2tp.garbage_collection import without_garbage_collection
 from t2tp.lowering.mesh_impl import LaidOutTensor, SpmdMeshImpl
 from t2tp.mesh.cluster import Cluster
 from t2tp.mesh.collectives import Collective
 from t2tp.mesh.layout import Layout
-from t2tp.program.program import Feature, Graph, Program, StepFn, without_garbage_collection
+from t2tp.program.program import Feature, Graph, Program, StepFn
 from t2tp.program.variables import SlicedVariable, Variables, VariableSpec
 
 tf1 = tf.compat.v1
@@ -56,7 +57,6 @@ class AbstractProgram(Program):
           LayoutError: the layout cannot work for a tensor of the model.
         """
         self._trace_graph = FuncGraph("on_paper")
-        self._built: Graph | None = None
         self._is_lowered = False
         layout = Layout.from_arguments(mesh_shape, layout)
         cluster = Cluster(("",) * layout.size)
@@ -81,7 +81,7 @@ class AbstractProgram(Program):
     def collective_log(self) -> list[Collective]:
         """The collectives of a step, one by one, in the order of the program."""
         if self.layout.size > 1 and not self._is_lowered:  # One processor has nobody to talk to.
-            built = self._build_for_shapes()
+            built = self._first_built or self._build_for_shapes()
             slices = [variable.slices[0] for variable in self._used]
             with self._trace_graph.as_default(), without_garbage_collection():
                 pnum, step = (tf1.placeholder(dtype, []) for dtype in (tf.int32, tf.int64))
@@ -90,10 +90,8 @@ class AbstractProgram(Program):
         return list(self._log)
 
     def _build_for_shapes(self) -> Graph:
-        """Builds the step's graph once: what is lowered is what is looked at."""
-        if self._built is None:
-            self._built = self._build_in(self._trace_graph)
-        return self._built
+        """Builds the step's graph where it will be lowered."""
+        return self._build_in(self._trace_graph)
 
 
 class _AbstractVariables(Variables):

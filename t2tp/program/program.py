@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,6 +13,7 @@ import tensorflow.compat.v1 as tf1
 from absl import logging
 
 from t2tp import upstream
+from t2tp.garbage_collection import without_garbage_collection
 from t2tp.lowering.lowering import Lowering, all_operations, has_effect
 from t2tp.lowering.mesh_impl import LaidOutTensor, SpmdMeshImpl, Target
 from t2tp.lowering.operation import Operation, check_operation
@@ -443,7 +442,7 @@ class Program:
         """Builds the step's mtf graph on placeholders of a TensorFlow graph."""
         for name, feature in self._features.items():
             self.layout.check(name, feature.shape)
-        with graph.as_default():
+        with graph.as_default(), without_garbage_collection():
             parts = [
                 tf1.placeholder(f.dtype, self.layout.slice_size(f.shape))
                 for f in self._features.values()
@@ -527,19 +526,3 @@ def _check_can_merge(cluster: Cluster) -> None:
             "xla compiles the program of several devices only if they are virtual CPUs of one"
             " process: leave xla out (--noxla)."
         )
-
-
-@contextlib.contextmanager
-def without_garbage_collection() -> Iterator[None]:
-    """While this is active, Python does not look for cycles among all that there is.
-
-    Tracing makes many objects that stay, and each such look visits the variables of all devices:
-    with 64 of them it took as long as the rest.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

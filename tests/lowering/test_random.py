@@ -75,6 +75,15 @@ def test_neighbours_steps_and_seeds_are_uncorrelated():
         assert abs(np.corrcoef(u, other)[0, 1]) < 4 / np.sqrt(count), name
 
 
+@pytest.mark.parametrize("fraction", [0.9, 0.1, 1 / 3, 1.0, 2.0**-24])
+def test_those_below_a_fraction_are_those_whose_number_is(fraction):
+    nearest = round(fraction * 2**24) + np.arange(-3, 4)
+    spread = np.random.default_rng(0).integers(2**24, size=1000)
+    bits = tf.constant(np.clip([*nearest, *spread], 0, 2**24 - 1).astype(np.uint32) * 256)
+    expected = random.uniform(bits) < fraction
+    np.testing.assert_array_equal(random.is_below(bits, fraction), expected)
+
+
 def test_distributions_have_their_moments():
     draws = tf.constant(bits(1 << 18))
     u = random.uniform(draws).numpy().astype(np.float64)

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from t2tp.lowering.slice_shapes import reshaped
+
 
 class Block(NamedTuple):
     """A range of queries and a range of keys.
@@ -57,6 +59,13 @@ class Keys(NamedTuple):
     begin: int | tf.Tensor = 0
 
 
+def positions(first: int | tf.Tensor, count: int) -> tf.Tensor:
+    """Returns consecutive positions, int32 [count]."""
+    if isinstance(first, int):
+        return tf.range(first, first + count)
+    return first + tf.range(count)
+
+
 def query_key_scores(q: tf.Tensor, k: tf.Tensor) -> tf.Tensor:
     """Computes the scores of each query with each key of its head.
 
@@ -68,7 +77,7 @@ def query_key_scores(q: tf.Tensor, k: tf.Tensor) -> tf.Tensor:
       [batch, heads, queries, memories].
     """
     result = tf.matmul(_grouped(q, k), k, transpose_b=True)
-    return tf.reshape(result, [*q.shape[:3], k.shape[2]])
+    return reshaped(result, [*q.shape[:3], k.shape[2]])
 
 
 def weighted_values(weights: tf.Tensor, v: tf.Tensor) -> tf.Tensor:
@@ -82,7 +91,7 @@ def weighted_values(weights: tf.Tensor, v: tf.Tensor) -> tf.Tensor:
       [batch, heads, queries, d].
     """
     result = tf.matmul(_grouped(weights, v), v)
-    return tf.reshape(result, [*weights.shape[:3], v.shape[3]])
+    return reshaped(result, [*weights.shape[:3], v.shape[3]])
 
 
 def collected(weights: tf.Tensor, y: tf.Tensor, kv_heads: int) -> tf.Tensor:
@@ -97,10 +106,10 @@ def collected(weights: tf.Tensor, y: tf.Tensor, kv_heads: int) -> tf.Tensor:
       [batch, kv_heads, memories, d].
     """
     shape = [weights.shape[0], kv_heads, -1]
-    grouped = [tf.reshape(x, [*shape, x.shape[3]]) for x in (weights, y)]
+    grouped = [reshaped(x, [*shape, x.shape[3]]) for x in (weights, y)]
     return tf.matmul(*grouped, transpose_a=True)
 
 
 def _grouped(x: tf.Tensor, memory: tf.Tensor) -> tf.Tensor:
     """Groups [batch, heads, queries, d] -> [batch, kv_heads, heads / kv_heads * queries, d]."""
-    return tf.reshape(x, [*memory.shape[:2], -1, x.shape[3]])
+    return reshaped(x, [*memory.shape[:2], -1, x.shape[3]])

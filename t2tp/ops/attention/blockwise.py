@@ -98,7 +98,7 @@ def attended(
             highest = tf.reduce_max(scores, axis=-1, keepdims=True)
             log_here = highest - tf.math.log(tf.reduce_max(weights, axis=-1, keepdims=True))
             if terms.dropout is not None:
-                weights = terms.dropout.dropped(weights, block)
+                (weights,) = terms.dropout.dropped(block, weights)
             y_here = weighted_values(weights, tf.cast(in_v[j], tf.float32))
             # Weights each softmax by its fraction of the joint sum of exponentials.
             largest = tf.maximum(log, log_here)
@@ -240,8 +240,7 @@ def with_gradients(
             d_weights = query_key_scores(ours.dy[i], tf.cast(in_v[j], tf.float32))
             used = weights
             if terms.dropout is not None:
-                used = terms.dropout.dropped(weights, block)
-                d_weights = terms.dropout.dropped(d_weights, block)
+                used, d_weights = terms.dropout.dropped(block, weights, d_weights)
             d_scores = weights * (d_weights - ours.mean[i])
             if terms.bias is not None:
                 d_bias = terms.bias.with_gradient(d_bias, block, d_scores)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from t2tp.ops.attention.blocks import Block, collected, query_key_scores, weighted_values
+from t2tp.ops.attention.blocks import collected, query_key_scores, weighted_values
 from t2tp.ops.attention.mask import MASKED
 from t2tp.ops.attention.score_terms import Gradients, ScoreTerms
 
@@ -23,8 +23,7 @@ def forward(
     Returns:
       [batch, heads, length, d_kv] and [batch, heads, length, memory_length] in the dtype of q.
     """
-    block = _whole(q, k, terms)
-    scores = terms.added(tf.cast(query_key_scores(q, k), tf.float32), block)
+    scores = terms.added_to_all(tf.cast(query_key_scores(q, k), tf.float32))
     weights = tf.nn.softmax(scores)
     if terms.mask.may_be_blind:
         highest = tf.reduce_max(scores, axis=-1, keepdims=True)
@@ -32,8 +31,8 @@ def forward(
     weights = tf.cast(weights, q.dtype)
     if terms.dropout is None:
         return weighted_values(weights, v), weights
-    y = weighted_values(terms.dropout.dropped(weights, block), v)
-    return y * tf.cast(terms.dropout.scale, y.dtype), weights
+    (used,) = terms.dropout.dropped(None, weights)
+    return weighted_values(used, v) * terms.dropout.scale, weights
 
 
 def backward(
@@ -46,14 +45,12 @@ def backward(
     terms: ScoreTerms,
 ) -> Gradients:
     """Computes gradients w.r.t. q (scaled), k, v and the bias; that of the softmax in float32."""
-    block = _whole(q, k, terms)
     used, wide_weights, wide_dy = weights, tf.cast(weights, tf.float32), tf.cast(dy, tf.float32)
     if terms.dropout is not None:
         wide_dy *= terms.dropout.scale
-        used = terms.dropout.dropped(weights, block)
     d_weights = query_key_scores(wide_dy, tf.cast(v, tf.float32))
     if terms.dropout is not None:
-        d_weights = terms.dropout.dropped(d_weights, block)
+        used, d_weights = terms.dropout.dropped(None, weights, d_weights)
     if y.dtype.size >= 4:
         # Equals sum_m weights * d_weights, at a lower cost.
         mean = tf.reduce_sum(tf.cast(dy * y, tf.float32), -1, keepdims=True)
@@ -66,7 +63,7 @@ def backward(
     d_scores = wide_weights * (d_weights - mean)
     d_bias = None
     if terms.bias is not None:
-        d_bias = terms.bias.with_gradient(terms.bias.no_gradient(), block, d_scores)
+        d_bias = terms.bias.with_gradient(terms.bias.no_gradient(), terms.mask.whole, d_scores)
     kv_heads = k.shape[1]
     d_scores = tf.cast(d_scores, q.dtype)
     return Gradients(
@@ -75,7 +72,3 @@ def backward(
         collected(used, tf.cast(wide_dy, dy.dtype), kv_heads),
         d_bias,
     )
-
-
-def _whole(q: tf.Tensor, k: tf.Tensor, terms: ScoreTerms) -> Block:
-    return Block(terms.mask.queries.begin, q.shape[2], 0, k.shape[2])

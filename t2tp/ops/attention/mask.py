@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+import functools
 
 import numpy as np
 import tensorflow as tf
 
-from t2tp.ops.attention.blocks import Block, Keys, Queries
+from t2tp.ops.attention.blocks import Block, Keys, Queries, positions
 
 # Added to masked scores; the sum is far below any score.
 MASKED = -1e9
@@ -82,6 +83,16 @@ class Mask:
             end = tf.minimum(end, (query + count) // self._stride - self.keys.begin)
         return begin, end
 
+    @property
+    def whole(self) -> Block:
+        """All queries and keys."""
+        return Block(self.queries.begin, self.queries.size, self.keys.begin, self.keys.size)
+
+    @functools.cached_property
+    def of_whole(self) -> tf.Tensor | None:
+        """The mask of all queries and keys, see `block`: computed once for all layers."""
+        return self.block(self.whole)
+
     def block(self, block: Block) -> tf.Tensor | None:
         """Returns the mask to add to scores: 0 or `MASKED`; None for no mask.
 
@@ -94,21 +105,22 @@ class Mask:
         if self._segments is not None:
             ours = _part(self._segments, block.query - self.queries.begin, block.queries)
             theirs = _part(self._memory_segments, block.memory - self.keys.begin, block.memories)
-            conditions.append(tf.equal(ours[:, :, None], theirs[:, None, :]))
+            conditions.append(tf.equal(tf.expand_dims(ours, 2), tf.expand_dims(theirs, 1)))
         if not conditions:
             return None
         is_seen = conditions[0]
         for condition in conditions[1:]:
             is_seen = tf.logical_and(is_seen, condition)
-        return tf.where(is_seen, 0.0, MASKED)[:, None]
+        return tf.expand_dims(tf.where(is_seen, 0.0, MASKED), 1)
 
     def _conditions_on_places(self, block: Block) -> list[tf.Tensor]:
         """Returns booleans [1, queries or 1, memories]."""
-        here = (block.query + tf.range(block.queries))[None, :, None]
-        there = (block.memory + tf.range(block.memories))[None, None, :]
+        here = tf.reshape(positions(block.query, block.queries), [1, -1, 1])
+        there = tf.reshape(positions(block.memory, block.memories), [1, 1, -1])
         conditions = []
         if self._causal:
-            conditions.append(there * self._stride + self._stride - 1 <= here)
+            last = there if self._stride == 1 else there * self._stride + (self._stride - 1)
+            conditions.append(last <= here)
         if self._window is not None:
             conditions.append(there > here - self._window)
             if not self._causal:

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from t2tp import upstream
 from t2tp.lowering.operation import Operation
+from t2tp.lowering.slice_shapes import reshaped
 from t2tp.mesh.layout import Layout
 from t2tp.ops.attention import blockwise, dense, ring
 from t2tp.ops.attention.balanced_queries import BalancedQueries, ContiguousQueries
@@ -19,7 +20,7 @@ from t2tp.ops.attention.relative_bias import Bias
 from t2tp.ops.attention.score_terms import Gradients, ScoreTerms
 from t2tp.ops.attention.shared_heads import SharedHeads
 from t2tp.ops.attention.split_kv import GatheredDimension, own_axes
-from t2tp.ops.attention.weight_dropout import AttentionDropout
+from t2tp.ops.attention.weight_dropout import AttentionDropout, PairIndex
 
 if TYPE_CHECKING:
     from t2tp.lowering.lowering import Lowering
@@ -118,7 +119,7 @@ class AttentionOperation(Operation):
         values = [part.queries.returned(each) for each in zip(*computed, strict=True)]
         for output, value in zip(self.outputs, values, strict=True):
             sizes = lowering.mesh_impl(self).slice_shape(output.shape)
-            lowering.set_slice(output, tf.reshape(value, sizes))
+            lowering.set_slice(output, reshaped(value, sizes))
 
 
 def _is_local(op: AttentionOperation | AttentionGradOperation, layout: Layout) -> bool:
@@ -160,17 +161,17 @@ class AttentionGradOperation(Operation):
         y, kept, *rounding = outputs
         if rounding:
             y = tf.cast(y, tf.float32) + tf.cast(rounding[0], tf.float32)
-        kept = tf.reshape(kept, [*part.q.shape[:3], *kept.shape[self.inputs[0].shape.ndims - 1 :]])
+        kept = reshaped(kept, [*part.q.shape[:3], *kept.shape[self.inputs[0].shape.ndims - 1 :]])
         whole = (part.q, part.with_one_batch(y), kept, part.with_one_batch(dy))
         by_query = list(zip(*(part.queries.dealt(x) for x in whole), strict=True))
         computed, d_memory = self._computed(part, by_query)
         mesh_impl = lowering.mesh_impl(self)
         q, *memory = self.outputs[:3]
         d_q = part.queries.returned([grads.q for grads in computed]) * part.scale
-        lowering.set_slice(q, tf.reshape(d_q, mesh_impl.slice_shape(q.shape)))
+        lowering.set_slice(q, reshaped(d_q, mesh_impl.slice_shape(q.shape)))
         for output, d in zip(memory, d_memory, strict=True):
             d, axes = part.restored(tf.cast(d, output.dtype))
-            d = tf.reshape(d, mesh_impl.slice_shape(output.shape))
+            d = reshaped(d, mesh_impl.slice_shape(output.shape))
             lowering.set_sum_over_axes(output, d, axes)
         bias = part.terms[0].bias
         if bias is not None:
@@ -234,11 +235,8 @@ class _AttentionSlice:
         self.q = q_slice * self.scale
         extras = dict(zip(options.extras, inputs[3:], strict=False))
         self.queries = _queries(mesh_impl, length, length_axis, options)
-        own_segments: list[tf.Tensor | None] = [None] * len(self.queries.parts)
         # A tensor that is an input twice is passed once.
         of_memory = extras.get("memory_segments", extras.get("segments"))
-        if of_memory is not None:
-            own_segments = [*self.queries.dealt(_rows(lowering.slice(extras["segments"])), dim=1)]
         k_slice, v_slice = (self.with_one_batch(lowering.slice(x)) for x in (k, v))
         self.ring = None
         if options.method == "ring" and self._goes_round(length_axis):
@@ -255,27 +253,17 @@ class _AttentionSlice:
                 None if of_memory is None else _slice_rows(lowering, of_memory, memory_axis),
                 is_balanced=is_balanced,
             )
-            keys, memory_segments = Keys(self.ring.part_sizes[0]), None
+            masks = self._masks(lowering, Keys(self.ring.part_sizes[0]), options, extras)
         else:
             self.k, self.v = (
                 self._shared.select(self._memory.whole(x)) for x in (k_slice, v_slice)
             )
-            keys = Keys(memory.size)
-            memory_segments = None if of_memory is None else _whole_rows(lowering, of_memory)
-        masks = [
-            Mask(
-                queries,
-                keys,
-                causal=options.causal,
-                window=options.window,
-                memory_stride=options.memory_stride,
-                segments=segments,
-                memory_segments=memory_segments,
-                # With the same segments for queries and memory, a query attends at least to itself.
-                may_be_blind="memory_segments" in extras or options.memory_stride > 1,
+            # Layers that mask alike share their masks.
+            masks = lowering.shared(
+                ("masks", options, length, memory, extras.get("segments"), of_memory),
+                lambda: self._masks(lowering, Keys(memory.size), options, extras, of_memory),
             )
-            for queries, segments in zip(self.queries.parts, own_segments, strict=True)
-        ]
+        keys = masks[0].keys
         bias = dropout = None
         if "bias_table" in extras:
             sizes = (masks[0].queries.size, keys.size)
@@ -289,15 +277,40 @@ class _AttentionSlice:
                 both_ways=not options.causal,
             )
         if options.dropout_rate:
-            dropout = _dropout(
-                lowering, q, memory.size, options.dropout_rate, rng_name, keys.size % 2 > 0
-            )
+            dropout = _dropout(lowering, q, memory.size, masks[0], options, rng_name)
         self.terms = [ScoreTerms(mask, bias, dropout) for mask in masks]
+
+    def _masks(
+        self,
+        lowering: Lowering,
+        keys: Keys,
+        options: Options,
+        extras: dict[str, upstream.Tensor],
+        of_memory: upstream.Tensor | None = None,
+    ) -> list[Mask]:
+        """Returns the masks of each part of the queries; `of_memory` are the segments of keys."""
+        own_segments: list[tf.Tensor | None] = [None] * len(self.queries.parts)
+        if "segments" in extras:
+            own_segments = [*self.queries.dealt(_rows(lowering.slice(extras["segments"])), dim=1)]
+        return [
+            Mask(
+                queries,
+                keys,
+                causal=options.causal,
+                window=options.window,
+                memory_stride=options.memory_stride,
+                segments=segments,
+                memory_segments=None if of_memory is None else _whole_rows(lowering, of_memory),
+                # With the same segments for queries and memory, a query attends at least to itself.
+                may_be_blind="memory_segments" in extras or options.memory_stride > 1,
+            )
+            for queries, segments in zip(self.queries.parts, own_segments, strict=True)
+        ]
 
     @staticmethod
     def with_one_batch(x: tf.Tensor) -> tf.Tensor:
         """Merges batch dimensions: [batch..., heads, length, d] -> [batch, heads, length, d]."""
-        return tf.reshape(x, [-1, *x.shape[-3:]])
+        return reshaped(x, [-1, *x.shape[-3:]])
 
     def restored(self, dx: tf.Tensor) -> tuple[tf.Tensor, list[int]]:
         """Returns this processor's partial sum of the gradient w.r.t. the input's slice.
@@ -345,7 +358,7 @@ def _added(parts: Sequence[tf.Tensor]) -> tf.Tensor:
 
 def _rows(segments: tf.Tensor) -> tf.Tensor:
     """Merges batch dimensions: [batch..., length] -> [batch, length]."""
-    return tf.reshape(segments, [-1, segments.shape[-1]])
+    return reshaped(segments, [-1, segments.shape[-1]])
 
 
 def _whole_rows(lowering: Lowering, segments: upstream.Tensor) -> tf.Tensor:
@@ -373,22 +386,27 @@ def _dropout(
     lowering: Lowering,
     q: upstream.Tensor,
     memory_length: int,
-    rate: float,
+    mask: Mask,
+    options: Options,
     rng_name: str,
-    may_begin_odd: bool,
 ) -> AttentionDropout:
     """Returns dropout by index in [batch..., heads, length, memory] of the global tensors."""
     halves = lowering.random_bits(
         rng_name, upstream.Shape([upstream.Dimension("halves_of_a_key", 2)])
     )
-    rows_shape = upstream.Shape(q.shape.dims[:-2])
-    rows = lowering.element_index(rows_shape)
     key = tf.bitwise.bitwise_or(tf.bitcast(halves, tf.uint64), tf.constant(1, tf.uint64))
-    return AttentionDropout(
-        key,
-        tf.reshape(rows, [-1, rows.shape[-1]]),
-        q.shape.dims[-2].size,
-        memory_length,
-        rate,
-        may_begin_odd=may_begin_odd,
-    )
+    *rows, length = q.shape.dims[:-1]
+
+    def make_index() -> PairIndex:
+        index = lowering.element_index(upstream.Shape(rows))
+        return PairIndex(
+            reshaped(index, [-1, index.shape[-1]]),
+            length.size,
+            memory_length,
+            mask.whole,
+            may_begin_odd=mask.keys.size % 2 > 0,
+        )
+
+    # That of a layer's backward pass, and of other layers, is the same.
+    index = lowering.shared(("pairs", options, *rows, length, memory_length), make_index)
+    return AttentionDropout(key, index, options.dropout_rate)

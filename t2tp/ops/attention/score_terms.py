@@ -23,7 +23,13 @@ class ScoreTerms:
 
     def added(self, scores: tf.Tensor, block: Block) -> tf.Tensor:
         """Adds bias and mask to a block's scores, float32 [batch, heads, queries, memories]."""
-        mask = self.mask.block(block)
+        return self._added(scores, block, self.mask.block(block))
+
+    def added_to_all(self, scores: tf.Tensor) -> tf.Tensor:
+        """Adds bias and mask to all scores, float32 [batch, heads, queries, memories]."""
+        return self._added(scores, self.mask.whole, self.mask.of_whole)
+
+    def _added(self, scores: tf.Tensor, block: Block, mask: tf.Tensor | None) -> tf.Tensor:
         if self.bias is None:
             return scores if mask is None else scores + mask
         bias = self.bias.block(block)

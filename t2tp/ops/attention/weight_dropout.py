@@ -2,42 +2,66 @@
 
 from __future__ import annotations
 
+import functools
+
 import tensorflow as tf
 
 from t2tp.lowering import random
-from t2tp.ops.attention.blocks import Block
+from t2tp.ops.attention.blocks import Block, positions
 
 _LEVELS = 1 << 16
+
+
+class PairIndex:
+    """The index, in the global tensor, of each pair of weights: of an even key and the next one."""
+
+    def __init__(
+        self, rows: tf.Tensor, length: int, memory_length: int, whole: Block, *, may_begin_odd: bool
+    ) -> None:
+        """Prepares it.
+
+        Args:
+          rows: uint64 [batch, heads], the index of each head of each example in the global tensor.
+          length: number of queries.
+          memory_length: number of keys.
+          whole: all queries and keys that the processor has.
+          may_begin_odd: whether blocks may begin at keys of odd positions.
+        """
+        self.may_begin_odd = may_begin_odd
+        self._rows = rows * tf.constant(length, tf.uint64)
+        self._pairs_of_row = (memory_length + 1) // 2
+        self._whole = whole
+
+    @functools.cached_property
+    def of_whole(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """What `parts` gives for all queries and keys, computed once for all layers."""
+        return self.parts(self._whole)
+
+    def parts(self, block: Block) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns two tensors whose sum is the index: it is large, and quickly computed.
+
+        They are uint64, [batch, heads, queries, 1] and [pairs].
+        """
+        pairs = (block.memories + 1 + self.may_begin_odd) // 2
+        queries = tf.cast(positions(block.query, block.queries), tf.uint64)
+        rows = tf.expand_dims(self._rows, -1) + queries
+        rows *= tf.constant(self._pairs_of_row, tf.uint64)
+        return tf.expand_dims(rows, -1), tf.cast(positions(block.memory // 2, pairs), tf.uint64)
 
 
 class AttentionDropout:
     """The dropout mask of a processor's slice: a function of each weight's global index."""
 
-    def __init__(
-        self,
-        key: tf.Tensor,
-        rows: tf.Tensor,
-        length: int,
-        memory_length: int,
-        rate: float,
-        *,
-        may_begin_odd: bool = False,
-    ) -> None:
+    def __init__(self, key: tf.Tensor, index: PairIndex, rate: float) -> None:
         """Prepares the mask.
 
         Args:
           key: of the random generator, a uint64 scalar.
-          rows: uint64 [batch, heads], the index of each head of each example in the global tensor.
-          length: number of queries.
-          memory_length: number of keys.
+          index: of each pair of weights.
           rate: the fraction to drop, in (0, 1); rounded to a multiple of 2**-16.
-          may_begin_odd: whether blocks may begin at keys of odd positions.
         """
         self._key = key
-        self._rows = rows
-        self._length = length
-        self._memory_length = memory_length
-        self._may_begin_odd = may_begin_odd
+        self._index = index
         self._kept_levels = min(max(round((1.0 - rate) * _LEVELS), 1), _LEVELS - 1)
 
     @property
@@ -45,24 +69,29 @@ class AttentionDropout:
         """The factor of the kept weights."""
         return _LEVELS / self._kept_levels
 
-    def dropped(self, weights: tf.Tensor, block: Block) -> tf.Tensor:
-        """Zeroes dropped weights [batch, heads, queries, memories]; does not scale the others."""
-        return tf.where(self._is_kept(block), weights, tf.zeros([], weights.dtype))
+    def dropped(self, block: Block | None, *tensors: tf.Tensor) -> list[tf.Tensor]:
+        """Zeroes dropped elements of tensors; does not scale the others.
 
-    def _is_kept(self, block: Block) -> tf.Tensor:
-        """Returns which weights are kept.
-
-        32 random bits decide two weights: those of an even position and the next one.
+        Args:
+          block: of the score matrix; None: all of it.
+          *tensors: [batch, heads, queries, memories]: the weights, the gradients w.r.t. them.
         """
-        pairs = (block.memories + 1 + self._may_begin_odd) // 2
-        in_memory = tf.cast(block.memory // 2 + tf.range(pairs), tf.uint64)
-        queries = tf.cast(block.query + tf.range(block.queries), tf.uint64)
-        rows = self._rows[:, :, None] * tf.constant(self._length, tf.uint64) + queries
-        stride = tf.constant((self._memory_length + 1) // 2, tf.uint64)
-        index = rows[..., None] * stride + in_memory
+        memories = tensors[0].shape[3]
+        if block is None:
+            is_kept = self._is_kept(*self._index.of_whole, memories, 0)
+        else:
+            is_kept = self._is_kept(*self._index.parts(block), memories, block.memory)
+        return [tf.where(is_kept, x, tf.zeros([], x.dtype)) for x in tensors]
+
+    def _is_kept(
+        self, rows: tf.Tensor, pairs: tf.Tensor, memories: int, begin: int | tf.Tensor
+    ) -> tf.Tensor:
+        """Returns which weights are kept: 32 random bits decide two of them."""
+        index = rows + pairs
         halves = tf.bitcast(random.bits(self._key, index), tf.int16)
-        sixteen_bits = tf.reshape(halves, [*index.shape[:3], 2 * pairs])
-        begin = [0, 0, 0, block.memory % 2 if self._may_begin_odd else 0]
-        sixteen_bits = tf.slice(sixteen_bits, begin, [*index.shape[:3], block.memories])
+        sixteen_bits = tf.reshape(halves, [*index.shape[:3], 2 * index.shape[3]])
+        if sixteen_bits.shape[3] > memories:
+            start = begin % 2 if self._index.may_begin_odd else 0
+            sixteen_bits = tf.slice(sixteen_bits, [0, 0, 0, start], [*index.shape[:3], memories])
         # An int16 in [-2**15, 2**15), so that GPUs can compare it.
         return sixteen_bits < tf.constant(self._kept_levels - _LEVELS // 2, tf.int16)

@@ -91,7 +91,7 @@ class RmsNormGradOperation(Operation):
     def lower(self, lowering: Lowering) -> None:
         dtype = wide_dtype(self.inputs[0])
         x, scale, inverse, dy = (tf.cast(lowering.slice(tensor), dtype) for tensor in self.inputs)
-        inverse = inverse[..., None]
+        inverse = tf.expand_dims(inverse, -1)
         normed = x * inverse
         d_scale = reduce_sum(dy * normed, list(range(x.shape.rank - 1)))
         scaled = dy * scale
@@ -195,8 +195,8 @@ class LayerNormGradOperation(Operation):
         x, scale, _, mean, inverse, dy = (
             tf.cast(lowering.slice(tensor), dtype) for tensor in self.inputs
         )
-        inverse = inverse[..., None]
-        normed = (x - mean[..., None]) * inverse
+        inverse = tf.expand_dims(inverse, -1)
+        normed = (x - tf.expand_dims(mean, -1)) * inverse
         scaled = dy * scale
         mean_scaled, projection = _means(lowering, self.inputs[0], scaled, scaled * normed)
         dx = inverse * (scaled - mean_scaled - normed * projection)

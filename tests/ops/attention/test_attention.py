@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -100,6 +102,42 @@ def test_heads_that_share_in_ways_that_the_mesh_cuts_through(heads, kv_heads, mo
     inputs = make_inputs(heads=heads, kv_heads=kv_heads)
     values = with_gradients(make_ours("dense"), inputs, f"model:{model}", "heads:model")
     assert_close(values, in_float64(make_composed(), inputs), 3e-6)
+
+
+def one_after_another(make, all_options):
+    """The result of each is the next one's queries."""
+
+    def chain(q, k, v, segments):
+        for options in all_options:
+            q = make(**options)(q, k, v, segments if options.get("segments") else None)
+        return q
+
+    return chain
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("mesh_shape", "layout"), [("", ""), ("seq:2", "length:seq")])
+def test_layers_share_masks_only_where_they_mask_alike(mesh_shape, layout, method):
+    names = ["causal_segments_bias", "causal", "window_segments_bias", "segments", "window_behind"]
+    layers = [dict(OPTIONS[name]) for name in names]
+    inputs = make_inputs(segments=True)
+    ours = one_after_another(functools.partial(make_ours, method), layers)
+    values = with_gradients(ours, inputs, mesh_shape, layout)
+    composed = in_float64(one_after_another(make_composed, layers), inputs)
+    assert_close(values, composed, 2e-5)
+
+
+def test_the_mask_of_many_layers_is_computed_once():
+    def count(num_layers):
+        inputs = make_inputs(segments=True)
+        features = {name: t2tp.Feature(shape) for name, (shape, _) in inputs.items()}
+        layers = [OPTIONS["causal_segments_bias"]] * num_layers
+        chain = one_after_another(functools.partial(make_ours, "dense"), layers)
+        program = t2tp.Program(lambda mesh, given: {"y": chain(**given)}, features)
+        types = [op.type for op in program.trace().graph.get_operations()]
+        return types.count("Equal"), types.count("LessEqual"), types.count("Softmax")
+
+    assert count(3) == (1, 1, 3)
 
 
 @pytest.mark.parametrize("method", METHODS)

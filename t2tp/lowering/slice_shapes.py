@@ -1,0 +1,49 @@
+"""Changes the shapes of slices, with as few nodes as that takes.
+
+Each node of a graph costs time when it is traced, when TensorFlow optimizes the graph and, on each
+device, when it is first run. A layer has a hundred tensors that are reshaped or broadcast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from t2tp import upstream
+
+
+def reshaped(x: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
+    """Reshapes a tensor, of which one size may be -1; returns it as it is if nothing changes."""
+    is_same = (
+        x.shape.is_fully_defined()
+        and len(sizes) == x.shape.rank
+        and all(new in (old, -1) for old, new in zip(x.shape, sizes, strict=True))
+    )
+    return x if is_same else tf.reshape(x, sizes)
+
+
+def expanded(x: tf.Tensor, dims: upstream.Shape, wanted: upstream.Shape) -> tf.Tensor:
+    """Transposes and reshapes a slice so that it broadcasts with slices of another shape.
+
+    Args:
+      x: the slice.
+      dims: its named shape.
+      wanted: the other shape, which has these dimensions and more.
+
+    Returns:
+      the slice, of size 1 in each dimension that it lacks; a scalar as it is.
+
+    Raises:
+      ValueError: `wanted` lacks a dimension.
+    """
+    upstream.ops.verify_no_new_dims([wanted], dims)
+    if dims == wanted or not dims.dims:
+        return x
+    order = [dims.dims.index(dim) for dim in wanted.dims if dim in dims.dims]
+    if order != sorted(order):
+        x = tf.transpose(x, order)
+    if dims.ndims == wanted.ndims:
+        return x
+    sizes = iter(tf.shape(x) if None in x.shape.as_list() else x.shape.as_list())
+    return tf.reshape(x, [next(sizes) if dim in dims.dims else 1 for dim in wanted.dims])
