@@ -1,4 +1,4 @@
-"""Pauses Python's search for cycles of garbage while objects are made that stay."""
+"""Pauses Python's cyclic garbage collector while long-lived objects are created."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def without_garbage_collection() -> Iterator[None]:
-    """While this is active, Python does not look for cycles among all that there is.
+    """Disables the cyclic garbage collector while the context is active.
 
-    Imports, and building and tracing a graph, make many objects that stay. Each search visits them
-    all: a sixth of the time of TensorFlow's import and, with the variables of 64 devices, as long
-    as the rest of tracing.
+    Imports, and building and tracing a graph, create many objects that stay. Each collection visits
+    all of them: a sixth of the time of TensorFlow's import and, with the variables of 64 devices,
+    as long as the rest of tracing.
     """
     was_enabled = gc.isenabled()
     gc.disable()

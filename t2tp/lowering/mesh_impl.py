@@ -365,5 +365,5 @@ class SpmdMeshImpl(upstream.MeshImpl):
 # mesh-tensorflow asks the mesh for these by the names of the classes.
 SpmdMeshImpl.LaidOutTensor = LaidOutTensor
 SpmdMeshImpl.LaidOutVariable = LaidOutVariable
-# Its own makes a node for each dimension.
+# mesh-tensorflow's own version adds a node for each dimension.
 upstream.ops._expand_dims = expanded

@@ -148,16 +148,13 @@ def bits_of_counter(key: int | tf.Tensor, counter: tf.Tensor) -> tf.Tensor:
     """Returns 32 random bits for each counter (uint64): a uint32 tensor of its shape."""
     k = tf.convert_to_tensor(key, tf.uint64)
     result = _squares_graph()(k, counter)
-    shape = (
-        counter.shape if k.shape.rank == 0 else tf.broadcast_static_shape(k.shape, counter.shape)
-    )
-    result.set_shape(shape)
+    result.set_shape(tf.broadcast_static_shape(k.shape, counter.shape))
     return result
 
 
 @functools.cache
 def _squares_graph() -> tf.types.experimental.ConcreteFunction:
-    """Returns the traced `_squares`, which is called in less time than it."""
+    """Returns `_squares` traced: calling it costs less than calling the `tf.function`."""
     return _squares.get_concrete_function()
 
 

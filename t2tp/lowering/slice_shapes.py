@@ -45,5 +45,6 @@ def expanded(x: tf.Tensor, dims: upstream.Shape, wanted: upstream.Shape) -> tf.T
         x = tf.transpose(x, order)
     if dims.ndims == wanted.ndims:
         return x
-    sizes = iter(tf.shape(x) if None in x.shape.as_list() else x.shape.as_list())
+    known = x.shape.as_list()
+    sizes = iter(tf.unstack(tf.shape(x)) if None in known else known)
     return tf.reshape(x, [next(sizes) if dim in dims.dims else 1 for dim in wanted.dims])

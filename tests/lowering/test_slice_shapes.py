@@ -55,3 +55,12 @@ def test_it_takes_one_node():
         expanded(x, mtf.Shape([B]), mtf.Shape([A, B, C]))
         made = [op.type for op in graph.get_operations()[before:] if op.type != "Const"]
     assert made == ["Reshape"]
+
+
+def test_sizes_may_be_known_only_when_it_runs():
+    @tf.function(input_signature=[tf.TensorSpec([None, None])])
+    def run(x):
+        return expanded(x, mtf.Shape([C, A]), mtf.Shape([A, B, C]))
+
+    x = tf.reshape(tf.range(8.0), [4, 2])
+    np.testing.assert_array_equal(run(x), tf.transpose(x)[:, None])
