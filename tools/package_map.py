@@ -66,6 +66,7 @@ PACKAGES = {
     "quiet": ("foundations", "TensorFlow's log"),
     "choices": ("foundations", "of hparams"),
     "scratch_directory": ("foundations", "left by no crash"),
+    "garbage_collection": ("foundations", "paused"),
 }
 STYLE = """
 text { font: 12px system-ui, sans-serif; fill: #333 }

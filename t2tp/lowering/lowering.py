@@ -20,6 +20,7 @@ from t2tp.lowering.mesh_impl import LaidOutTensor, SpmdMeshImpl
 from t2tp.lowering.microbatch import Microbatch
 from t2tp.lowering.one_hot_einsum import lower_einsum, lower_one_hot
 from t2tp.lowering.operation import hooks
+from t2tp.lowering.random import is_below
 from t2tp.lowering.random_ops import lower_random
 from t2tp.lowering.reshape import lower_reshape
 from t2tp.lowering.scatters import Scatters
@@ -291,6 +292,34 @@ class Lowering(upstream.Lowering):
         return mesh_impl.random_bits(
             name, shape, self._loop_iterations, self._rng_dependency, self._microbatch
         ).slice
+
+    def random_mask(self, name: str, shape: upstream.Shape, probability: float) -> tf.Tensor:
+        """Returns for each element of this processor's slice whether it is chosen, at random.
+
+        The backward pass, which asks for the mask of the forward pass, gets the same tensor; what
+        is recomputed has its own, which waits with it.
+
+        Args:
+          name: as for `random_bits`.
+          shape: the global shape.
+          probability: with which an element is True.
+        """
+        return self.shared_random(
+            ("mask", name, *shape.dims, probability),
+            lambda: is_below(self.random_bits(name, shape), probability),
+        )
+
+    def shared_random(self, key: Hashable, make: Callable[[], T]) -> T:
+        """Like `shared`, for a value made of random bits.
+
+        Args:
+          key: everything that it depends on but for what changes the bits of one name: the
+            iteration, the microbatch, and what recomputation waits for.
+          make: computes it.
+        """
+        microbatch = self._microbatch
+        tensors = [self._rng_dependency, microbatch and microbatch.number, *self._loop_iterations]
+        return self.shared((key, *(x if x is None else x.ref() for x in tensors)), make)
 
     def element_index(self, shape: upstream.Shape) -> tf.Tensor:
         """Returns the row-major index in the global tensor, uint64, of each element of the slice.

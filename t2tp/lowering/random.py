@@ -162,21 +162,18 @@ def _squares_graph() -> tf.types.experimental.ConcreteFunction:
 # which a training step with dropout is traced would be theirs.
 @tf.function(input_signature=[tf.TensorSpec(None, tf.uint64)] * 2, autograph=False)
 def _squares(key: tf.Tensor, counter: tf.Tensor) -> tf.Tensor:
+    half = tf.constant(32, tf.uint64)
+
+    def halves_swapped(x: tf.Tensor) -> tf.Tensor:
+        high, low = tf.bitwise.right_shift(x, half), tf.bitwise.left_shift(x, half)
+        return tf.bitwise.bitwise_or(high, low)
+
     x = y = counter * key
     z = y + key
-    x = _swap_halves(x * x + y)
-    x = _swap_halves(x * x + z)
-    x = _swap_halves(x * x + y)
-    return tf.cast(_high_half(x * x + z), tf.uint32)
-
-
-def _high_half(x: tf.Tensor) -> tf.Tensor:
-    return tf.bitwise.right_shift(x, tf.constant(32, tf.uint64))
-
-
-def _swap_halves(x: tf.Tensor) -> tf.Tensor:
-    low = tf.bitwise.left_shift(x, tf.constant(32, tf.uint64))
-    return tf.bitwise.bitwise_or(_high_half(x), low)
+    x = halves_swapped(x * x + y)
+    x = halves_swapped(x * x + z)
+    x = halves_swapped(x * x + y)
+    return tf.cast(tf.bitwise.right_shift(x * x + z, half), tf.uint32)
 
 
 def uniform(random_bits: tf.Tensor) -> tf.Tensor:

@@ -7,6 +7,6 @@ it needs. Those that replace a function of mesh-tensorflow have its name and sig
 exported by `t2tp.mtf`, so that mesh-tensorflow's layers use them too. The others serve t2tp's
 layers.
 
-Sums over 16-bit numbers are computed in float32, random masks are regenerated in the backward pass
-instead of stored, and results depend on the layout only by the order of additions.
+Sums over 16-bit numbers are computed in float32, recomputation generates the same random masks
+again, and results depend on the layout only by the order of additions.
 """

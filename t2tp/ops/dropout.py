@@ -1,4 +1,4 @@
-"""Dropout whose mask is regenerated in the backward pass, not stored."""
+"""Dropout. The backward pass has the forward pass's mask; recomputation generates it again."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from t2tp import upstream
-from t2tp.lowering import random
 from t2tp.lowering.operation import Operation
 from t2tp.lowering.slice_shapes import expanded
 
@@ -28,7 +27,7 @@ def dropout(
 
     N. Srivastava et al., "Dropout: A Simple Way to Prevent Neural Networks from Overfitting" (JMLR
     15, 2014). The mask depends on the seed, the name, the step and the element's index in the
-    global tensor; the backward pass regenerates it. Random numbers are float32 for every dtype.
+    global tensor. Random numbers are float32 for every dtype.
 
     Args:
       x: any dtype.
@@ -85,8 +84,8 @@ class DropoutOperation(Operation):
 
     def lower(self, lowering: Lowering) -> None:
         x = self.inputs[0]
-        bits = lowering.random_bits(self._rng_name, self._noise_shape)
-        is_kept = expanded(random.is_below(bits, self._keep_prob), self._noise_shape, x.shape)
+        mask = lowering.random_mask(self._rng_name, self._noise_shape, self._keep_prob)
+        is_kept = expanded(mask, self._noise_shape, x.shape)
         value = lowering.slice(x)
         if x.dtype.is_floating:
             value /= self._keep_prob

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 import numpy as np
@@ -17,7 +17,7 @@ from t2tp.mesh.cluster import Cluster
 from t2tp.mesh.collectives import Collective
 from t2tp.mesh.layout import Layout
 from t2tp.program.program import Feature, Graph, Program, StepFn
-from t2tp.program.variables import SlicedVariable, Variables, VariableSpec
+from t2tp.program.variables import SlicedVariable, StagedVariable, Variables, VariableSpec
 
 tf1 = tf.compat.v1
 
@@ -96,6 +96,10 @@ class AbstractProgram(Program):
 
 class _AbstractVariables(Variables):
     """Variables whose slices have shapes and no values."""
+
+    def create_all(self, specs: Sequence[VariableSpec]) -> list[SlicedVariable | StagedVariable]:
+        """Makes the variables of a program, as `create` does."""
+        return [self.create(spec) for spec in specs]
 
     def create(self, spec: VariableSpec) -> SlicedVariable:
         """Makes one slice, which stands for those of all processors, on any stage."""

@@ -197,9 +197,9 @@ class Program:
         self.variables = (
             Variables(self.layout, self.cluster, seed) if variables is None else variables
         )
-        self._used = [
-            self.variables.create(VariableSpec.from_variable(v)) for v in built.graph.all_variables
-        ]
+        self._used = self.variables.create_all(
+            [VariableSpec.from_variable(v) for v in built.graph.all_variables]
+        )
         self._output_shapes = {name: t.shape for name, t in built.outputs.items()}
         self._log: list[Collective] = []
         compiles_step = self._compiles_whole_step(built.graph) if xla is None else xla

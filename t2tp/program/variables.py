@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +19,10 @@ from t2tp.mesh.cluster import Cluster
 from t2tp.mesh.layout import Layout, describe
 from t2tp.mesh.pipeline import names_by_stage
 from t2tp.program.initializers import initial_slice
+
+# Bytes of new variables in this process that make it look for memory to free first: that takes 0.1
+# seconds, as long as the initial values of so many.
+_LARGE = 1 << 25
 
 
 class VariableHandle:
@@ -272,6 +278,18 @@ class Variables:
 
     def __len__(self) -> int:
         return len(self._by_name)
+
+    def create_all(self, specs: Sequence[VariableSpec]) -> list[SlicedVariable | StagedVariable]:
+        """Makes the variables of a program, as `create` does."""
+        new = [spec for spec in specs if spec.name not in self]
+        slices = sum(
+            math.prod(self._layout.slice_size(spec.shape)) * spec.dtype.size for spec in new
+        )
+        if slices * len(self.cluster.local_pnums) >= _LARGE:
+            # A program that is no longer used is part of reference cycles: until they are found,
+            # its variables take memory, too.
+            gc.collect()
+        return [self.create(spec) for spec in specs]
 
     def create(self, spec: VariableSpec) -> SlicedVariable | StagedVariable:
         """Makes a variable with its initial value, or returns the one of that name.

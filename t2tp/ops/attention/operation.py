@@ -391,11 +391,8 @@ def _dropout(
     rng_name: str,
 ) -> AttentionDropout:
     """Returns dropout by index in [batch..., heads, length, memory] of the global tensors."""
-    halves = lowering.random_bits(
-        rng_name, upstream.Shape([upstream.Dimension("halves_of_a_key", 2)])
-    )
-    key = tf.bitwise.bitwise_or(tf.bitcast(halves, tf.uint64), tf.constant(1, tf.uint64))
     *rows, length = q.shape.dims[:-1]
+    asked = (options, *rows, length, memory_length)
 
     def make_index() -> PairIndex:
         index = lowering.element_index(upstream.Shape(rows))
@@ -407,6 +404,13 @@ def _dropout(
             may_begin_odd=mask.keys.size % 2 > 0,
         )
 
-    # That of a layer's backward pass, and of other layers, is the same.
-    index = lowering.shared(("pairs", options, *rows, length, memory_length), make_index)
-    return AttentionDropout(key, index, options.dropout_rate)
+    def make_dropout() -> AttentionDropout:
+        halves = lowering.random_bits(
+            rng_name, upstream.Shape([upstream.Dimension("halves_of_a_key", 2)])
+        )
+        key = tf.bitwise.bitwise_or(tf.bitcast(halves, tf.uint64), tf.constant(1, tf.uint64))
+        # Other layers have the same index.
+        index = lowering.shared(("pairs", *asked), make_index)
+        return AttentionDropout(key, index, options.dropout_rate)
+
+    return lowering.shared_random(("attention dropout", rng_name, *asked), make_dropout)

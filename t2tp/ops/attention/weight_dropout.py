@@ -1,4 +1,8 @@
-"""Dropout of attention weights; the mask is generated block by block and never stored."""
+"""Dropout of attention weights, by their index in the global tensor.
+
+Where scores are computed block by block, so is the mask, again in the backward pass. Where they are
+all in memory, the backward pass has the mask of the forward pass.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +34,12 @@ class PairIndex:
         self.may_begin_odd = may_begin_odd
         self._rows = rows * tf.constant(length, tf.uint64)
         self._pairs_of_row = (memory_length + 1) // 2
-        self._whole = whole
+        self.whole = whole
 
     @functools.cached_property
     def of_whole(self) -> tuple[tf.Tensor, tf.Tensor]:
         """What `parts` gives for all queries and keys, computed once for all layers."""
-        return self.parts(self._whole)
+        return self.parts(self.whole)
 
     def parts(self, block: Block) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns two tensors whose sum is the index: it is large, and quickly computed.
@@ -76,12 +80,17 @@ class AttentionDropout:
           block: of the score matrix; None: all of it.
           *tensors: [batch, heads, queries, memories]: the weights, the gradients w.r.t. them.
         """
-        memories = tensors[0].shape[3]
         if block is None:
-            is_kept = self._is_kept(*self._index.of_whole, memories, 0)
+            is_kept = self._kept_of_whole
         else:
+            memories = tensors[0].shape[3]
             is_kept = self._is_kept(*self._index.parts(block), memories, block.memory)
         return [tf.where(is_kept, x, tf.zeros([], x.dtype)) for x in tensors]
+
+    @functools.cached_property
+    def _kept_of_whole(self) -> tf.Tensor:
+        """Which of all weights are kept."""
+        return self._is_kept(*self._index.of_whole, self._index.whole.memories, 0)
 
     def _is_kept(
         self, rows: tf.Tensor, pairs: tf.Tensor, memories: int, begin: int | tf.Tensor
