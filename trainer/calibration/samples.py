@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from t2tp.lowering.lowering import Lowering
 
 _D_KV, _CHANNELS = 64, 64
+# Longest of attention's sequences; a larger sample has more of them.
+_LENGTH = 128
 
 
 @dataclass(frozen=True)
@@ -50,12 +52,18 @@ def _variable_of(mesh: Mesh, name: str, dims: Sequence[mtf.Dimension]) -> mtf.Te
     return mtf.get_variable(mesh, name, mtf.Shape(dims), initializer=initializer)
 
 
+def _gradient(y: mtf.Tensor, x: mtf.Tensor) -> mtf.Tensor:
+    (gradient,) = mtf.gradients([y], [x])
+    return gradient
+
+
 def _elementwise(mesh: Mesh, size: int, count: int) -> mtf.Tensor:
     rows, columns = mtf.Dimension("rows", size), mtf.Dimension("columns", 256)
     x, w, u = (_variable_of(mesh, name, (rows, columns)) for name in ("x", "w", "u"))
+    y = x
     for _ in range(count):
-        x = mtf.relu(x + w) * u
-    return x
+        y = mtf.relu(y + w) * u
+    return _gradient(y, x)
 
 
 def _reduce(mesh: Mesh, size: int, count: int) -> mtf.Tensor:
@@ -80,11 +88,6 @@ def _random(mesh: Mesh, size: int, count: int) -> mtf.Tensor:
     for _ in range(count):
         x = mtf.dropout(x, is_training=True, rate=0.1)
     return x
-
-
-def _gradient(y: mtf.Tensor, x: mtf.Tensor) -> mtf.Tensor:
-    (gradient,) = mtf.gradients([y], [x])
-    return gradient
 
 
 def _norm(mesh: Mesh, size: int, count: int) -> mtf.Tensor:
@@ -140,21 +143,33 @@ def _update(mesh: Mesh, size: int, count: int) -> mtf.Tensor:
 
 
 def _product(mesh: Mesh, size: int, count: int) -> mtf.Tensor:
-    rows, inner = mtf.Dimension("rows", size), mtf.Dimension("inner", min(size, 256))
-    columns = mtf.Dimension("columns", size)
-    x = _variable_of(mesh, "x", (rows, inner))
-    w, v = (_variable_of(mesh, name, (inner, columns)) for name in ("w", "v"))
-    for _ in range(count):
-        y = mtf.einsum([x, w], output_shape=[rows, columns])
-        v = mtf.einsum([x, y], output_shape=[inner, columns])  # The gradient of a weight's.
-        x = mtf.einsum([y, v], output_shape=[rows, inner])
-    return x
+    """The matmuls of a transformer's layers, forward and backward, in all their transpositions.
+
+    Feed-forward layers alternate with projections to heads and back.
+    """
+    length = min(size, _LENGTH)
+    rows = [mtf.Dimension("batch", size // length), mtf.Dimension("length", length)]
+    inner, columns = mtf.Dimension("inner", min(size, 256)), mtf.Dimension("columns", size)
+    d_kv = min(size, _D_KV)
+    heads = [mtf.Dimension("heads", size // d_kv), mtf.Dimension("d_kv", d_kv)]
+    kinds = (([columns], [*rows, columns]), (heads, [rows[0], heads[0], rows[1], heads[1]]))
+    weights = [
+        [_variable_of(mesh, f"w{i}", [inner, *wide]), _variable_of(mesh, f"v{i}", [*wide, inner])]
+        for i, (wide, _) in enumerate(kinds)
+    ]
+    x = y = _variable_of(mesh, "x", [*rows, inner])
+    for i in range(count):
+        (w, v), (_, hidden) = weights[i % 2], kinds[i % 2]
+        y = mtf.einsum([mtf.einsum([y, w], output_shape=hidden), v], output_shape=x.shape)
+    gradients = mtf.gradients([y], [x, *weights[0], *weights[1]])
+    return mtf.add_n([mtf.reduce_sum(each) for each in gradients])
 
 
 def _attention(mesh: Mesh, size: int, count: int, method: str = "dense") -> mtf.Tensor:
-    names = (("batch", 2), ("heads", 4), ("length", size), ("d_kv", _D_KV))
+    length = min(size, _LENGTH)
+    names = (("batch", 2 * size // length), ("heads", 4), ("length", length), ("d_kv", _D_KV))
     dims = [mtf.Dimension(*dim) for dim in names]
-    memory = mtf.Dimension("memory", size)
+    memory = mtf.Dimension("memory", length)
     q = _variable_of(mesh, "q", dims)
     k, v = (_variable_of(mesh, name, [*dims[:2], memory, dims[3]]) for name in ("k", "v"))
     for _ in range(count):
@@ -195,8 +210,8 @@ SAMPLES = (
     Sample("cross_entropy", (32, 1024), _cross_entropy),
     Sample("update", (4, 256, 4096), _update),
     Sample(PRODUCT, (32, 128, 1024, 2048), _product),
-    Sample(ATTENTION, (16, 128, 512), _attention),
-    Sample(ATTENTION_GRAD, (16, 128, 512), _attention_grad),
+    Sample(ATTENTION, (16, 128, 1024), _attention),
+    Sample(ATTENTION_GRAD, (16, 128, 1024), _attention_grad),
     Sample(CONVOLUTION, (4, 16), _convolution),
 )
 
