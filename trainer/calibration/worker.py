@@ -37,8 +37,8 @@ from t2tp.trainer.calibration.samples import (
 
 _FED = {"one": np.zeros([1], np.float32)}
 _FEATURES = {"one": t2tp.Feature("one:1")}
-# Seconds that the operations of a program are to take: as long as a step, so that its tensors are as
-# rarely in a cache.
+# Seconds that the operations of a program are to take: as long as a step, so that its tensors are
+# as rarely in a cache.
 _WANTED, _MOST_OPERATIONS = 0.12, 96
 # Calls are timed in blocks, until one is not disturbed: others use less than a share of the cores.
 _REPETITIONS, _BLOCK_SECONDS, _QUIET, _BLOCKS = 4, 0.15, 0.05, 3

@@ -221,7 +221,6 @@ run meanwhile:
 """,
     groups=(program_flags.CALIBRATION,),
     body="t2tp.trainer.cli.calibrate:run",
-    imports_tensorflow=False,
 )
 
 PROGRAMS = {

@@ -202,6 +202,22 @@ def test_help_and_mistakes_need_no_tensorflow_and_no_second():
     assert float(done.stdout) < 1.5
 
 
+# Imports what programs without TensorFlow run, and prints the first whose module imports it.
+_BODIES = """
+import importlib, sys
+from t2tp.trainer.cli.programs import PROGRAMS
+for name, spec in PROGRAMS.items():
+    if not spec.imports_tensorflow:
+        importlib.import_module(spec.body.partition(":")[0])
+        assert "tensorflow" not in sys.modules, name
+"""
+
+
+def test_programs_whose_import_is_not_quiet_import_no_tensorflow():
+    done = subprocess.run([sys.executable, "-c", _BODIES], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_program_starts_by_its_name(capfd):
     command = [sys.executable, "-m", "t2tp.trainer.cli"]
     assert subprocess.run([*command, "t2tp_bleu", "--version"]).returncode == 0
