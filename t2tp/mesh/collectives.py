@@ -21,14 +21,27 @@ import tensorflow as tf
 from t2tp.mesh.axes import MeshAxes
 from t2tp.mesh.pairing import pairings
 
+
+class _Keys:
+    """Numbers that are given once, in blocks."""
+
+    def __init__(self) -> None:
+        self._next = 1
+
+    def take(self, count: int = 1) -> int:
+        """Returns the first of so many numbers, one after the other, that were not given yet."""
+        first = self._next
+        self._next += count
+        return first
+
+
 # TensorFlow finds the members of a collective by two numbers. A group key names a set of devices
 # for the life of the process: with other devices under the same key the runtime fails, so that each
 # mesh has keys of its own. An instance key names a collective; two that are under way at the same
 # time under one key would be taken for one. All processes must choose the same numbers without
 # talking to each other. They do because they count in the order of tracing, and trace the same
 # programs in the same order.
-_group_keys = itertools.count(1)
-_instance_keys = itertools.count(1)
+_group_keys, _instance_keys = _Keys(), _Keys()
 _axes_keys: dict[tuple, int] = {}
 _pair_keys: dict[tuple, int] = {}
 
@@ -311,8 +324,9 @@ class Collectives:
         if not any(s is not None for s in sources):
             return otherwise
         self._record("permute", sorted(self._real_axes([axis])), x)
-        receivers = [sources.index(pnum) if pnum in sources else None for pnum in range(count)]
-        instance = next(_instance_keys)
+        receiver_of = {sender: pnum for pnum, sender in enumerate(sources)}
+        receivers = [receiver_of.get(pnum) for pnum in range(count)]
+        instance = _instance_keys.take()
         self.groups[instance] = [[] if s is None else [s] for s in sources]
         key, this = self._pair_key(), self._pnum
 
@@ -362,8 +376,8 @@ class Collectives:
             place = self._coordinate_of(pnum, axis)
             following = numbers[(place + step) % len(numbers)]
             receivers.append(pnum - numbers[place] + following)
-        instance = next(_instance_keys)
-        self.groups[instance] = [[receivers.index(pnum)] for pnum in range(len(receivers))]
+        instance = _instance_keys.take()
+        self.groups[instance] = [[sender] for sender in _inverted(receivers)]
         return Wire(self, axis, receivers, self._pair_key(), instance)
 
     def _broadcast(self, x: tf.Tensor, axis: int, source: int) -> tf.Tensor:
@@ -429,7 +443,7 @@ class Collectives:
         self, raw_op: Callable[..., tf.Tensor], x: tf.Tensor, group: _Group, **merging: str
     ) -> tf.Tensor:
         """One of TensorFlow's operations, on `x` of all members of the group."""
-        instance = next(_instance_keys)
+        instance = _instance_keys.take()
         self.groups[instance] = group.members
         return raw_op(
             input=x,
@@ -469,9 +483,7 @@ class Collectives:
         Which pair it is depends on `pnum`, an argument of the program, so that the key is computed.
         """
         if self._devices not in _pair_keys:
-            _pair_keys[self._devices] = next(_group_keys)
-            for _ in range(len(self._devices) ** 2):
-                next(_group_keys)
+            _pair_keys[self._devices] = _group_keys.take(len(self._devices) ** 2)
         return _pair_keys[self._devices]
 
     def _coordinate_of(self, pnum: int | tf.Tensor, axis: int) -> int | tf.Tensor:
@@ -512,9 +524,7 @@ class Collectives:
             if identity not in _axes_keys:
                 # One key for each group: key + the group's number, which is the row-major index of
                 # its coordinates on the other axes, computed from `pnum`.
-                _axes_keys[identity] = next(_group_keys)
-                for _ in range(len(self._devices)):
-                    next(_group_keys)
+                _axes_keys[identity] = _group_keys.take(len(self._devices))
             group = tf.constant(0, tf.int32)
             for axis, size in enumerate(sizes):
                 if axis not in axes:
@@ -602,7 +612,7 @@ class Wire:
 
     def receive(self, shape: Sequence[int], dtype: tf.DType, when: tf.Tensor) -> tf.Tensor:
         """Returns what arrives if `when` is true; else a tensor without elements."""
-        senders = [self._receivers.index(pnum) for pnum in range(len(self._receivers))]
+        senders = _inverted(self._receivers)
         carrier = _carrier(dtype)
 
         def receive() -> tf.Tensor:
@@ -699,3 +709,8 @@ def _merge_leading(x: tf.Tensor, axis: int) -> tf.Tensor:
     merged = shape[1:]
     merged[axis] *= shape[0]
     return tf.reshape(tf.transpose(x, order), merged)
+
+
+def _inverted(order: Sequence[int]) -> list[int]:
+    """Returns the place of each number in a permutation of 0, 1, 2, ..."""
+    return sorted(range(len(order)), key=order.__getitem__)

@@ -131,6 +131,7 @@ class Layout:
         )
         self._axis_index = {axis.name: i for i, axis in enumerate(self.mesh_shape.dims)}
         self._parts: dict[str, tuple[int, ...]] = {}
+        self._axis_of: dict[str, upstream.Dimension | None] = {}
         for dim, axes in self.rules:
             parts = tuple(self._axis_index[axis] for axis in axes if axis in self._axis_index)
             if not parts:
@@ -283,8 +284,11 @@ class Layout:
 
         A joint axis has the names of its parts, `data+expert`, and the product of their sizes.
         """
-        parts = self._parts_of(dim_name)
-        return self.axes.dimension(self.axes.index(parts)) if parts else None
+        if dim_name not in self._axis_of:
+            parts = self._parts_of(dim_name)
+            axis = self.axes.dimension(self.axes.index(parts)) if parts else None
+            self._axis_of[dim_name] = axis
+        return self._axis_of[dim_name]
 
     def axes_of(self, dim_name: str) -> list[upstream.Dimension]:
         """Returns the mesh's own axes over which a dimension is split, the major one first."""

@@ -6,10 +6,13 @@ It only decides which candidates are lowered; what a search reports comes from t
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping
 
+from t2tp import upstream
 from t2tp.hparam import HParams
-from t2tp.mesh.layout import parse_mesh_shape
+from t2tp.mesh.layout import Layout, parse_mesh_shape
+from t2tp.mesh.storage import Storage
 from t2tp.planner.candidates import Candidate
 from t2tp.planner.cluster_file import ClusterFile
 from t2tp.planner.collective_cost import CollectiveCost
@@ -22,6 +25,8 @@ _WEIGHT, _SLOTS, _GRADIENT, _ACTIVATION = 4, 8, 4, 2
 # Of what a layer keeps, the share that lies between the blocks, which tensor parallelism does not
 # split without sequence parallelism: 10 of 34 bytes of each element (arXiv:2205.05198, table 2).
 _BETWEEN = 10 / 34
+# Of a layer: inputs of matmuls that sequence parallelism gathers.
+_GATHERED = 2
 
 
 class Estimate:
@@ -42,8 +47,10 @@ class Estimate:
         self._layers = max(depths(hparams).values(), default=1)
         # What all layers are, from what all but one are.
         more = self._layers / (self._layers - 1) if self._layers > 1 else 0.0
-        self._parameters = row.parameters
-        self._of_layers = more * (row.parameters - one_layer.parameters)
+        self._shapes, self._parameters = row.shapes, row.parameters
+        self._in_layers = {
+            dims: more * (number - one_layer.shapes[dims]) for dims, number in row.shapes.items()
+        }
         self._kept = row.layer_bytes["kept"]
         width = hparams.get("d_model") if "d_model" in hparams else 1
         self._stream = width * hparams.get("max_length") * _ACTIVATION
@@ -53,6 +60,7 @@ class Estimate:
         self._mesh = functools.cache(self._of_mesh)
         self._collective = functools.cache(self._of_collective)
         self._of_row = functools.cache(self._of_pass)
+        self._weights = functools.cache(self._count_weights)
 
     def _costs(self, works: Mapping[Work, int]) -> dict[tuple[str, bool], float]:
         """Returns seconds by phase, and by whether products bound them."""
@@ -86,13 +94,13 @@ class Estimate:
         update = sum(
             self._inside[UPDATE, bound] + self._outside[UPDATE, bound] for bound in (False, True)
         )
-        update *= self._local_weights(c) / self._parameters / (c.data if c.zero_stage else 1)
+        update *= self._local_weights(c, at_rest=True) / self._parameters
         return c.microbatches * busiest + waiting * stage + update + self._of_weights(c)
 
     def _share_of_stage(self, c: Candidate) -> float:
         """Returns the share of the layers that the stage with most of them has."""
-        places = c.stages * c.chunks
-        return -(-self._layers // places) * c.chunks / self._layers
+        each, left = divmod(self._layers, c.stages * c.chunks)
+        return (each * c.chunks + math.ceil(left / c.stages)) / self._layers
 
     def _of_pass(
         self, model: int, sequence_parallel: bool, recomputes: bool
@@ -124,14 +132,16 @@ class Estimate:
 
     def _of_weights(self, c: Candidate) -> float:
         """Returns the seconds of the collectives of gradients and weights."""
-        weights = self._local_weights(c)
+        weights, part = self._local_weights(c), self._local_weights(c, at_rest=True)
+        # What the axes do not divide stays whole.
+        stage = c.zero_stage if part < weights else 0
         exposed = 1 - self._cluster.software.overlap
-        scatters = c.microbatches if c.zero_stage >= 2 else 1
-        kind = "reducescatter" if c.zero_stage else "allreduce"
+        scatters = c.microbatches if stage >= 2 else 1
+        kind = "reducescatter" if stage else "allreduce"
         seconds = scatters * self._sent(c, kind, weights * _GRADIENT, "data", "expert")
-        gathers = {0: 0, 1: 1, 2: 1, 3: 2 * c.microbatches}[c.zero_stage]
-        part = weights * _ACTIVATION / c.data
-        return exposed * (seconds + gathers * self._sent(c, "allgather", part, "data", "expert"))
+        gathers = {0: 0, 1: 1, 2: 1, 3: 2 * c.microbatches}[stage]
+        gathered = self._sent(c, "allgather", part * _ACTIVATION, "data", "expert")
+        return exposed * (seconds + gathers * gathered)
 
     def _sent(self, c: Candidate, kind: str, num_bytes: float, *axes: str) -> float:
         """Returns the seconds of a collective over axes of the mesh, by default `model`."""
@@ -140,22 +150,44 @@ class Estimate:
             return 0.0
         return self._collective(c.mesh_shape, kind, over, int(num_bytes))
 
-    def _local_weights(self, c: Candidate) -> float:
-        """Returns the number of weights that a processor works with: embeddings on all stages."""
-        outside = self._parameters - self._of_layers
-        return (self._of_layers * self._share_of_stage(c) + outside) / c.model
+    def _local_weights(self, c: Candidate, *, at_rest: bool = False) -> float:
+        """Returns the number of weights that a processor works with: embeddings on all stages.
+
+        Args:
+          c: the candidate.
+          at_rest: whether to count what its `zero_stage` lets the processor hold between uses.
+        """
+        is_sharded = at_rest and c.zero_stage > 0
+        in_layers, all_of_them = self._weights(c.data, c.expert, c.model, is_sharded)
+        return in_layers * self._share_of_stage(c) + all_of_them - in_layers
+
+    def _count_weights(
+        self, data: int, expert: int, model: int, is_sharded: bool
+    ) -> tuple[float, float]:
+        """Returns the number of weights of a processor: those of the layers, and all."""
+        of = Candidate(data, model, 1, "none", int(is_sharded), False, expert)
+        layout = Layout(of.mesh_shape, of.layout, Storage(of.zero_stage))
+        sizes = {
+            dims: math.prod(layout.slice_size(layout.at_rest(upstream.Shape(dims))))
+            for dims in self._shapes
+        }
+        in_layers = sum(number * sizes[dims] for dims, number in self._in_layers.items())
+        return in_layers, sum(number * sizes[dims] for dims, number in self._shapes.items())
 
     def memory(self, candidate: Candidate, rows: int) -> float:
         """Estimates the bytes of a device at the peak of a step."""
         c = candidate
         weights = self._local_weights(c)
-        state = (_SLOTS + _WEIGHT) * weights / (c.data if c.zero_stage else 1)
-        gradients = _GRADIENT * weights / (c.data if c.zero_stage >= 2 else 1)
+        at_rest = self._local_weights(c, at_rest=True)
+        state = (_SLOTS + _WEIGHT) * at_rest
+        gradients = _GRADIENT * (at_rest if c.zero_stage >= 2 else weights)
         gathered = weights * _ACTIVATION / (self._layers if c.zero_stage == 3 else 1)
         micro = rows / c.data / c.microbatches
         split = c.model if c.sequence_parallel else 1
         kept = micro * self._kept * ((1 - _BETWEEN) / c.model + _BETWEEN / split)
         alive = self._share_of_stage(c) * self._microbatches_alive(c)
+        if c.sequence_parallel and not self._cluster.software.retention.gathers_again:
+            kept += micro * _GATHERED * self._layers * self._stream
         if c.recompute == "layer":
             kept = kept / self._layers + alive * micro * self._layers * self._stream / split
         else:

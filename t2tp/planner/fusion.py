@@ -8,7 +8,7 @@ from dataclasses import replace
 from t2tp import upstream
 from t2tp.mesh.layout import Layout
 from t2tp.planner.sequence import Placed
-from t2tp.planner.slices import FUSED, slice_bytes, work_of
+from t2tp.planner.slices import is_fusable, slice_bytes, work_of
 from t2tp.planner.work import Work
 
 _VIEWS = (upstream.Depend, upstream.StopGradient)
@@ -29,7 +29,8 @@ def works(
       layout: mesh and rules.
       fuses: whether chains of element-wise operations move only inputs and outputs of the chain.
     """
-    each_work = _computed(placed, layout)
+    each_work = [(each, work_of(each, layout)) for each in placed if each.is_computed]
+    each_work = [(each, work) for each, work in each_work if work.kind != "free"]
     if not fuses:
         return [work for _, work in each_work]
     chains = Chains.of(placed, outputs, layout)
@@ -45,11 +46,6 @@ def works(
         elif work.kind != "copy" or not each.collectives:
             made.append(work)
     return made
-
-
-def _computed(placed: Sequence[Placed], layout: Layout) -> list[tuple[Placed, Work]]:
-    each_work = [(each, work_of(each, layout)) for each in placed if each.is_computed]
-    return [(each, work) for each, work in each_work if work.kind != "free"]
 
 
 class Chains:
@@ -68,8 +64,11 @@ class Chains:
         cls, placed: Sequence[Placed], outputs: Iterable[upstream.Tensor], layout: Layout
     ) -> Chains:
         """Finds the chains of a program; see `works`."""
-        computed = _computed(placed, layout)
-        fusable = {each.operation: each for each, work in computed if work.kind in FUSED}
+        fusable = {
+            each.operation: each
+            for each in placed
+            if each.is_computed and is_fusable(each.operation)
+        }
         return cls(placed, fusable, set(outputs), layout)
 
     def __init__(

@@ -28,7 +28,7 @@ class LoweredStep:
       work: what it computes -> how many such operations there are.
       traffic: its collectives -> how many such there are.
       variables: bytes of a processor by purpose: `weights` and `optimizer`.
-      parameters: number of trainable parameters of the whole model.
+      shapes: dimensions of the whole model's trainable variables -> how many have them.
       memory: the peaks of its parts, without variables.
       layer_bytes: as `Liveness` has them.
       flops: of the matmuls of the forward pass on the whole mesh, as `matmul_flops` counts them.
@@ -39,7 +39,7 @@ class LoweredStep:
     work: Counter[Work]
     traffic: Counter[Traffic]
     variables: Counter[str]
-    parameters: int
+    shapes: Counter[tuple[upstream.Dimension, ...]]
     memory: list[Memory]
     layer_bytes: Counter[str]
     flops: float
@@ -92,12 +92,17 @@ class LoweredStep:
             Counter(fusion.works(placed, needed, layout, fuses=retention.fuses)),
             Counter(_traffic(placed)),
             _variables(graph, layout),
-            sum(v.shape.size for v in graph.trainable_variables),
+            Counter(tuple(v.shape.dims) for v in graph.trainable_variables),
             liveness.peaks(),
             liveness.layer_bytes,
             flops,
             hidden,
         )
+
+    @property
+    def parameters(self) -> int:
+        """Number of trainable parameters of the whole model."""
+        return sum(n * math.prod(dim.size for dim in dims) for dims, n in self.shapes.items())
 
     def extended(self, longer: LoweredStep, shorter: LoweredStep, times: int) -> LoweredStep:
         """Returns the step with more layers: `times` the difference of two others."""
@@ -120,7 +125,7 @@ class LoweredStep:
             added(self.work, "work"),
             added(self.traffic, "traffic"),
             added(self.variables, "variables"),
-            self.parameters + times * (longer.parameters - shorter.parameters),
+            added(self.shapes, "shapes"),
             memory,
             added(self.layer_bytes, "layer_bytes"),
             self.flops + times * (longer.flops - shorter.flops),

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from t2tp.garbage_collection import without_garbage_collection
 from t2tp.mesh.layout import LayoutError
 from t2tp.planner.candidates import Candidate, candidates
 from t2tp.planner.cluster_file import ClusterFile
@@ -23,7 +24,7 @@ _MOST_DEVICES, _MOST_TRIED = 1 << 16, 64
 
 _DAY = 86_400  # Seconds.
 # How far a quick estimate may be off, of seconds and of bytes.
-_ROUGHLY, _UNSURE = 1.5, 1.1
+_ROUGHLY, _UNSURE = 1.5, 1.05
 # Candidates of which other orders of the axes are tried.
 _PERMUTED = 500
 
@@ -70,7 +71,7 @@ class Search:
         Raises:
           NothingFitsError: no candidate fits; the error names the fewest devices that may do.
         """
-        estimate = self._estimate()
+        estimate = self.estimate()
         ordered = self._ordered(estimate, self.devices)
         if not ordered:
             raise NothingFitsError(self._advice(estimate))
@@ -94,7 +95,7 @@ class Search:
         Raises:
           NothingFitsError: no number of devices is fast enough with this batch.
         """
-        estimate = self._estimate()
+        estimate = self.estimate()
         devices = self.devices
         while devices <= _MOST_DEVICES:
             ordered = self._ordered(estimate, devices)
@@ -111,7 +112,8 @@ class Search:
             f" {self.cluster.name} with a batch of {self.rows} rows: use a larger batch."
         )
 
-    def _estimate(self) -> Estimate:
+    def estimate(self) -> Estimate:
+        """Makes the quick estimate that orders candidates."""
         hparams = self.request.hparams.copy()
         alone: dict[str, Any] = {
             "mesh_shape": "",
@@ -166,17 +168,22 @@ class Search:
             sharing.setdefault(candidate.program(), []).append(candidate)
         found: list[Found] = []
         for alike in itertools.islice(sharing.values(), 4 * self.top):
-            for candidate in alike[: self.top]:
-                hparams = candidate.applied(self.request.hparams)
-                try:
-                    plan = dataclasses.replace(self.request, hparams=hparams).plan(self.cluster)
-                except LayoutError:
-                    continue
-                if plan.fits != "no":
-                    found.append(Found(candidate, plan))
+            with without_garbage_collection():
+                found += self._fitting_plans(alike[: self.top])
             if len(found) >= self.top:
                 break
         return sorted(found, key=lambda each: each.plan.seconds)[: self.top]
+
+    def _fitting_plans(self, alike: Sequence[Candidate]) -> Iterator[Found]:
+        """Plans candidates, and yields those that work and fit."""
+        for candidate in alike:
+            hparams = candidate.applied(self.request.hparams)
+            try:
+                plan = dataclasses.replace(self.request, hparams=hparams).plan(self.cluster)
+            except LayoutError:
+                continue
+            if plan.fits != "no":
+                yield Found(candidate, plan)
 
     def _advice(self, estimate: Estimate) -> str:
         """Returns what is in the way: the batch, or how many devices are enough by the estimate."""

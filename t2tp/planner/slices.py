@@ -50,8 +50,17 @@ _KINDS = {
 
 ELEMENTWISE = "elementwise"
 
-# Element-wise operations that a compiler fuses with each other.
+# Kinds of what a compiler fuses with each other.
 FUSED = (ELEMENTWISE, "random")
+
+# Besides einsums.
+_COMPUTE_BOUND = (
+    AttentionOperation,
+    AttentionGradOperation,
+    ConvolutionOperation,
+    ConvolutionInputGradOperation,
+    ConvolutionFiltersGradOperation,
+)
 
 
 def kind_of(op: upstream.Operation) -> str:
@@ -60,6 +69,14 @@ def kind_of(op: upstream.Operation) -> str:
         return "copy"
     name = type(op).__name__
     return next((kind for start, kind in _KINDS.items() if name.startswith(start)), ELEMENTWISE)
+
+
+def is_fusable(op: upstream.Operation) -> bool:
+    """Whether a compiler fuses an operation with others: its work is of a kind in `FUSED`."""
+    if isinstance(op, upstream.EinsumOperation):
+        return len(op.inputs) > 1 and not _summed(op)
+    is_compute_bound = isinstance(op, _COMPUTE_BOUND) or hooks(op).matmul_flops
+    return not is_compute_bound and kind_of(op) in FUSED
 
 
 def slice_elements(tensor: upstream.Tensor, layout: Layout) -> int:
@@ -121,20 +138,24 @@ def _product_sizes(op: upstream.EinsumOperation, layout: Layout) -> tuple[int, .
 
     Of an einsum of more than two tensors the first two are taken for the matmul.
     """
-    if len(op.inputs) < 2:
+    summed = _summed(op)
+    if len(op.inputs) < 2 or not summed:
         return None
     x, y = (_sizes(t.shape, layout) for t in op.inputs[:2])
     z = _sizes(op.outputs[0].shape, layout)
     both = {**x, **y}
-    summed = [dim for dim in both if dim not in z]
-    if not summed:
-        return None
     return (
         math.prod(size for dim, size in both.items() if dim in x and dim in y and dim in z),
         math.prod(size for dim, size in x.items() if dim not in y and dim in z),
         math.prod(size for dim, size in y.items() if dim not in x and dim in z),
         math.prod(both[dim] for dim in summed),
     )
+
+
+def _summed(op: upstream.EinsumOperation) -> list[upstream.Dimension]:
+    """Returns the dimensions of the first two inputs that the result does not have."""
+    dims = dict.fromkeys(dim for x in op.inputs[:2] for dim in x.shape.dims)
+    return [dim for dim in dims if dim not in op.outputs[0].shape.dims]
 
 
 def _attention(

@@ -7,9 +7,10 @@ import dataclasses
 import pytest
 
 import t2tp
+from t2tp import registry
 from t2tp.mesh.layout import Layout
 from t2tp.planner import ClusterFile
-from t2tp.planner.candidates import candidates
+from t2tp.planner.candidates import Candidate, candidates
 from t2tp.planner.search import NothingFitsError, Search, days_of, pareto, price_of
 from t2tp.trainer.planning import request
 from tests.models.small_lm import FEATURES, make_batch, make_hparams
@@ -71,6 +72,28 @@ def test_found_layouts_are_sorted_and_the_front_has_no_worse_one():
     memory = [each.plan.memory_total for each in front]
     assert memory == sorted(memory, reverse=True)
     assert all(isinstance(Layout(e.plan.mesh_shape, e.plan.layout), t2tp.Layout) for e in found)
+
+
+# Of a model of 4096 weights a side: 64 processors divide them, and 48 do not.
+ESTIMATED = {
+    "sharded": Candidate(64, 1, 2, "none", 2, False),
+    "what nothing divides": Candidate(48, 1, 2, "none", 2, False),
+    "tensor parallel": Candidate(16, 4, 1, "none", 3, True),
+    "stages of 10 or 11 layers": Candidate(16, 2, 4, "none", 1, True, stages=3),
+}
+
+
+@pytest.mark.parametrize("case", ESTIMATED)
+def test_the_estimate_that_chooses_what_to_lower_is_near_the_plan(case):
+    candidate, rows = ESTIMATED[case], 384
+    hparams = registry.hparams("llama_7b")
+    hparams.parse(f"batch_size={rows},batch_size_unit=sequences_per_batch,max_length=2048")
+    wanted = request("transformer_lm", hparams, vocab_size=32000)
+    cluster = ClusterFile.load("h100")
+    estimate = Search(wanted, cluster, candidate.data * candidate.model, rows).estimate()
+    plan = dataclasses.replace(wanted, hparams=candidate.applied(hparams)).plan(cluster)
+    assert estimate.memory(candidate, rows) == pytest.approx(plan.memory_total, rel=0.1)
+    assert estimate.seconds(candidate, rows) == pytest.approx(plan.seconds, rel=0.15)
 
 
 def test_what_is_fixed_is_not_chosen():

@@ -11,7 +11,8 @@ from t2tp.mesh.layout import LayoutError
 from t2tp.pipeline.schedule import Action, Costs
 from t2tp.pipeline.schedules import make_schedule
 from t2tp.planner.html import page
-from t2tp.planner.stages.steps import WHOLE
+from t2tp.planner.sequence import FIRST, LAST
+from t2tp.planner.stages.steps import MIDDLE
 from t2tp.planner.stages.timing import Table
 from t2tp.planner.text import size, text
 from t2tp.trainer.planning import request
@@ -58,15 +59,18 @@ def wanted(**values):
 def collectives(staged, request):
     """Of all that any stage does: kind and axes -> number and bytes, as a program counts them."""
     step = staged.lowering.of(*(n // staged.table.stages for n in staged.lowering.stacks.values()))
+    whole = Counter(step.by_place[FIRST].traffic)
+    whole.update(step.by_place[LAST].traffic)
+    whole.subtract(step.by_place[MIDDLE].traffic)
     counts, sizes = Counter(), Counter()
-    for traffic, number in step.by_place[WHOLE].traffic.items():
+    for traffic, number in whole.items():
         # In the loop of the program that is lowered, which has 2 microbatches and 1 chunk.
         times = number * traffic.times * (4 // 2 if traffic.times > 1 else 1)
         if traffic.kind == "permute":
             times *= staged.layout.pipeline.chunks
         counts[traffic.kind, traffic.axes] += times
         sizes[traffic.kind, traffic.axes] += times * traffic.num_bytes
-    return {key: (counts[key], sizes[key]) for key in counts}
+    return {key: (counts[key], sizes[key]) for key in counts if counts[key]}
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -23,7 +23,7 @@ from t2tp.planner.lowered import LoweredStep
 from t2tp.planner.plan import PipelinePlan, Plan, StagePlan, hidden_share
 from t2tp.planner.retention import Retention
 from t2tp.planner.sequence import FIRST, LAST
-from t2tp.planner.stages.steps import MIDDLE, WHOLE, StageLowering
+from t2tp.planner.stages.steps import MIDDLE, StageLowering
 from t2tp.planner.stages.timing import Table, Timing
 from t2tp.planner.work import BACKWARD, FORWARD, SEND, UPDATE, Memory, Traffic, Work
 from t2tp.program.abstract_program import AbstractProgram
@@ -146,12 +146,15 @@ class StagedStep:
         }
         return Counter(work), Counter(sent)
 
-    def whole(self) -> LoweredStep:
-        """Returns the step of all layers, for what is counted on the whole mesh."""
-        step = self.lowering.of(*self.lowering.stacks.values()).by_place[WHOLE]
+    @functools.cached_property
+    def model_flops(self) -> tuple[float, float]:
+        """FLOPs of the forward pass of all stages, and of those the ones that a mask hides."""
+        steps = self.lowering.of(*self.lowering.stacks.values()).by_place
+        first, middle, last = (steps[place] for place in (FIRST, MIDDLE, LAST))
         more = self.microbatches / self.lowering.microbatches
-        return dataclasses.replace(
-            step, flops=more * step.flops, hidden_flops=more * step.hidden_flops
+        return (
+            more * (first.flops + last.flops - middle.flops),
+            more * (first.hidden_flops + last.hidden_flops - middle.hidden_flops),
         )
 
     def of_stage(self, stage: int, sends: Sequence[tuple[Traffic, int]] = ()) -> LoweredStep:
@@ -174,15 +177,15 @@ class StagedStep:
                 traffic[dataclasses.replace(t, times=self.microbatches, part="")] += n
         for message, count in sends:
             traffic[dataclasses.replace(message, times=count)] += 1
-        whole = self.whole()
+        flops, hidden_flops = self.model_flops
         return dataclasses.replace(
             outside,
             layout=self.layout,
             work=work,
             traffic=traffic,
-            parameters=whole.parameters,
-            flops=whole.flops,
-            hidden_flops=whole.hidden_flops,
+            shapes=self.lowering.of(*self.lowering.stacks.values()).by_place[FIRST].shapes,
+            flops=flops,
+            hidden_flops=hidden_flops,
             memory=[self._peak(peak, stage) for peak in outside.memory],
         )
 

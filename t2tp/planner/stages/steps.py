@@ -31,9 +31,10 @@ from t2tp.planner.work import Memory, Traffic
 from t2tp.program.abstract_program import AbstractProgram
 from t2tp.program.program import Feature
 
-MIDDLE, WHOLE = "middle", "whole"
-# What stages do, by what only some of them have: the model's beginning, its end, neither or both.
-_HAVE = {FIRST: (FIRST,), MIDDLE: (), LAST: (LAST,), WHOLE: (FIRST, LAST)}
+MIDDLE = "middle"
+# What only some stages have: the model's beginning or its end. The first one and the last one have
+# together what the whole step does, and once more what one in the middle does.
+_HAVE = {FIRST: (FIRST,), MIDDLE: (), LAST: (LAST,)}
 
 # Of the program that is lowered.
 _STAGES, _MICROBATCHES = 2, 2
@@ -44,7 +45,7 @@ class StageSteps:
     """A step with some layers in each stage, on a processor of each kind of stage.
 
     Attributes:
-      by_place: `first`, `middle` or `last` stage; `whole`: all that any of them does.
+      by_place: `first`, `middle` or `last` stage.
       kept: bytes that a microbatch's forward pass keeps in the layers, by chunk.
       messages: bytes of what leaves a chunk's layers.
     """
