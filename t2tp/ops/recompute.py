@@ -11,6 +11,7 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary, ref
 
 import tensorflow as tf
 
@@ -21,6 +22,10 @@ from t2tp.ops.cast import cast
 if TYPE_CHECKING:
     from t2tp.lowering.lowering import Lowering
 
+# Gradient of an input of a recomputed function -> all gradients of that function. It keeps none of
+# them alive: they belong to a graph.
+_computed_with: WeakKeyDictionary[upstream.Tensor, list[ref[upstream.Tensor]]] = WeakKeyDictionary()
+
 
 def recompute_grad(
     fn: Callable[..., upstream.Tensor | tuple[upstream.Tensor, ...]],
@@ -30,7 +35,8 @@ def recompute_grad(
     """Calls `fn(*explicit_inputs)`; only inputs and outputs are stored for the backward pass.
 
     The backward pass recomputes everything inside, with the same dropout masks. Assignments, prints
-    and summaries inside are executed once.
+    and summaries inside are executed once. Of several such functions in a row, one at a time is
+    recomputed.
 
     Args:
       fn: returns a tensor or a tuple of tensors; its inner tensors cannot be used outside.
@@ -57,7 +63,8 @@ def _gradients_of_recomputed(
     zero = None
     if wait:
         first = next(dy for dy in output_grads if dy is not None)
-        zero = ZeroAfterOperation(first).outputs[0]
+        others = [dy for known in _computed_with.get(first, ()) if (dy := known()) is not None]
+        zero = ZeroAfterOperation(first, others).outputs[0]
         for t in explicit_inputs:
             if t.dtype != tf.bool:
                 inputs[t] = t + cast(zero, t.dtype)
@@ -69,6 +76,9 @@ def _gradients_of_recomputed(
         grad_ys=output_grads,
         operations=recomputed,
     )
+    for dx in grads[: len(explicit_inputs)]:
+        if dx is not None:
+            _computed_with[dx] = [ref(dy) for dy in grads if dy is not None]
     # An input given twice gets its full gradient at the first position.
     grad_of = dict(zip(inputs, grads, strict=True))
     return [grad_of.pop(t, None) for t in all_inputs]
@@ -81,8 +91,17 @@ class ZeroAfterOperation(Operation):
     Control dependencies would not do: XLA ignores them.
     """
 
-    def __init__(self, x: upstream.Tensor) -> None:
+    def __init__(self, x: upstream.Tensor, others: Sequence[upstream.Tensor] = ()) -> None:
+        """Makes the operation.
+
+        Args:
+          x: for which it waits.
+          others: for which it waits, too, if they are computed in the same TensorFlow graph: the
+            gradients of weights that are computed with `x`. TensorFlow's executor would put them
+            off until nothing else is ready, and what they are computed from with them.
+        """
         super().__init__([x], name="zero_after")
+        self._others = others
         self._outputs = [upstream.Tensor(self, upstream.Shape([]), tf.float32)]
 
     def lower(self, lowering: Lowering) -> None:
@@ -90,8 +109,16 @@ class ZeroAfterOperation(Operation):
         first = tf.reduce_max(tf.reshape(part, [-1])[:1])
         # Nothing is above infinity, so this is 0, but TensorFlow's graph optimizer does not know
         # it.
+        with tf.control_dependencies(self._computed(lowering)):
+            first = tf.identity(first)
         zero = tf.cast(tf.cast(first, tf.float32) > math.inf, tf.float32)
         lowering.set_slice(self.outputs[0], zero)
+
+    def _computed(self, lowering: Lowering) -> list[tf.Tensor]:
+        """Returns this processor's partial sums of the other tensors."""
+        known = [x for x in self._others if x in lowering.tensors]
+        parts = [lowering.partial_sum(x)[0] for x in known]
+        return [part for part in parts if part.graph is tf.compat.v1.get_default_graph()]
 
 
 class Copies:
