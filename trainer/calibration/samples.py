@@ -22,7 +22,10 @@ from t2tp.program.program import Mesh
 if TYPE_CHECKING:
     from t2tp.lowering.lowering import Lowering
 
-_D_KV, _CHANNELS = 64, 64
+_D_KV = 64
+_CHANNELS, _WIDE_CHANNELS = 64, 256
+# Sizes of the kernels of a block, and channels of what they return.
+_BOTTLENECK = ((1, _CHANNELS), (3, _CHANNELS), (1, _WIDE_CHANNELS))
 # Longest of attention's sequences; a larger sample has more of them.
 _LENGTH = 128
 
@@ -183,12 +186,14 @@ def _attention_grad(mesh: Mesh, size: int, count: int) -> mtf.Tensor:
 
 
 def _convolution(mesh: Mesh, size: int, count: int) -> mtf.Tensor:
-    names = (("batch", 8), ("height", size), ("width", size), ("channels", _CHANNELS))
+    """The convolutions of residual blocks with a bottleneck, forward and backward."""
+    names = (("batch", 8), ("height", size), ("width", size), ("channels", _WIDE_CHANNELS))
     x = y = _variable_of(mesh, "x", [mtf.Dimension(*dim) for dim in names])
-    kernel = [mtf.Dimension("kernel_height", 3), mtf.Dimension("kernel_width", 3)]
     filters = []
     for i in range(count):
-        out = mtf.Dimension(f"channels_{i}", _CHANNELS)
+        kernel_size, channels = _BOTTLENECK[i % len(_BOTTLENECK)]
+        kernel = [mtf.Dimension(f"kernel_{of}", kernel_size) for of in ("height", "width")]
+        out = mtf.Dimension(f"channels_{i}", channels)
         filters.append(_variable_of(mesh, f"filters_{i}", [*kernel, y.shape.dims[-1], out]))
         y = convolution(y, filters[-1])
     gradients = mtf.gradients([y], [x, *filters])
@@ -212,7 +217,7 @@ SAMPLES = (
     Sample(PRODUCT, (32, 128, 1024, 2048), _product),
     Sample(ATTENTION, (16, 128, 1024), _attention),
     Sample(ATTENTION_GRAD, (16, 128, 1024), _attention_grad),
-    Sample(CONVOLUTION, (4, 16), _convolution),
+    Sample(CONVOLUTION, (4, 16, 32), _convolution),
 )
 
 # Kinds of collectives, and the float32 numbers that a member puts in.
