@@ -69,6 +69,7 @@ def our_logits(name, mesh, fed):
     return program(fed)["logits"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", our_models.MESHES)
 @EACH_MODEL
 def test_the_logits_are_theirs_on_any_mesh(name, mesh):

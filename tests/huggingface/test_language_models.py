@@ -36,6 +36,7 @@ def check_logits(name, mesh):
     np.testing.assert_allclose(our_models.logits(name, mesh), wanted, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", our_models.MESHES)
 @EACH_MODEL
 def test_the_logits_are_theirs_on_any_mesh(name, mesh):

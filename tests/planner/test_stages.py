@@ -73,6 +73,7 @@ def collectives(staged, request):
     return {key: (counts[key], sizes[key]) for key in counts if counts[key]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_collectives_and_variables_are_those_of_the_program(case):
     made = wanted(num_hidden_layers=8, **CASES[case])
@@ -96,6 +97,7 @@ def test_collectives_and_variables_are_those_of_the_program(case):
     assert sum(c.count for c in permuted) <= number
 
 
+@pytest.mark.slow
 def test_a_model_with_two_stacks_passes_the_stages_twice():
     family = FAMILIES["encdec"]
     hparams = family.hparams(

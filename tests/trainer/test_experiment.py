@@ -43,6 +43,7 @@ def test_it_trains_and_evaluates_when_it_is_time(tmp_path, data_dir):
     assert all_steps(tmp_path / "checkpoints") == [6]
 
 
+@pytest.mark.slow
 def test_metrics_are_those_of_the_whole_split_on_any_mesh(tmp_path, data_dir):
     run = experiment(tmp_path, data_dir, "batch_size=64", train_steps=2, eval_steps=-1)
     metrics = run.train_and_evaluate()

@@ -77,6 +77,7 @@ def test_each_split_has_its_directory(tmp_path, data_dir):
     assert not (tmp_path / "eval").exists()
 
 
+@pytest.mark.slow
 def test_another_runs_checkpoints_are_evaluated_once_each_as_they_come(tmp_path, data_dir):
     experiment(tmp_path / "source", data_dir, train_steps=2).train()
     trained = experiment(tmp_path / "source", data_dir, train_steps=4)

@@ -292,6 +292,7 @@ def test_options_that_mean_nothing_are_refused():
     refused("max_distance 2 must be above 2", relative_bias=("heads:4;n:8", 2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_xla_gives_the_same(method):
     inputs = make_inputs(segments=True, bias=True)

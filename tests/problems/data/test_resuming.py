@@ -102,6 +102,7 @@ def read_in_processes(data_dir, directory, begin, end, processes):
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0].files}
 
 
+@pytest.mark.slow
 def test_interrupted_and_resumed_on_other_numbers_of_processes(data_dir, tmp_path):
     draw = random.Random()
     stops = [0, *sorted(draw.sample(range(1, STEPS), 2)), STEPS]

@@ -152,6 +152,7 @@ def arrange(found):
     ]
 
 
+@pytest.mark.slow
 def test_a_start_costs_the_same_for_any_number_of_examples(tmp_path, monkeypatch):
     """The first start computes the indexes; later ones read no examples."""
     peaks = []

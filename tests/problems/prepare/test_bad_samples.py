@@ -17,6 +17,7 @@ SENTENCE = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_finished_shards_stay_and_the_sample_is_named(tmp_path, num_workers):
     bad = OwnPairs([*GOOD * 6, LONE, *GOOD])  # the limit of one in 1,000 allows one here

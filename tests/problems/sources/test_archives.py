@@ -65,6 +65,7 @@ def test_sentences_from_an_archive(network, tmp_path):
     assert (tmp_path / "tmp" / "tfds" / "lm1b").is_dir()
 
 
+@pytest.mark.slow
 def test_digits_from_archives(network, tmp_path, monkeypatch):
     monkeypatch.setattr(mnist, "_TRAIN_EXAMPLES", DIGITS)  # Its reader checks this number.
     monkeypatch.setattr(mnist, "_TEST_EXAMPLES", TEST_DIGITS)
@@ -79,6 +80,7 @@ def test_digits_from_archives(network, tmp_path, monkeypatch):
         assert known[sample["image"].tobytes()] == sample["label"]
 
 
+@pytest.mark.slow
 def test_photographs_from_an_archive(network, tmp_path):
     network(cifar_archive)
     problem = problems.find("image_cifar10")

@@ -109,6 +109,7 @@ def test_a_sample_consists_of_its_kind_and_of_those_before_it(sample):
     assert number[1] > number[0]
 
 
+@pytest.mark.slow
 def test_a_sample_is_timed():
     timed = worker.Timed(t2tp.connect(1))
     sample = SAMPLES[0]

@@ -13,6 +13,7 @@ from t2tp.lowering.lowering import Lowering
 MESH = {"mesh_shape": "data:2;model:2"}
 
 
+@pytest.mark.slow
 def test_a_right_layout_agrees_and_leaves_nothing(trainer, tmp_path, capfd):
     hparams = "num_hidden_layers=6,d_ff=64,layer_prepostprocess_dropout=0.1"
     assert trainer(check_layout=True, hparams=hparams, **MESH) == 0

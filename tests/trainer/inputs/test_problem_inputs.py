@@ -153,6 +153,7 @@ def test_a_run_does_not_go_on_with_other_data(trainer, tmp_path, capfd):
     assert not elsewhere.exists() and not (run / "export").exists()
 
 
+@pytest.mark.slow
 def test_data_are_made_by_a_process_for_each_core_where_that_is_worth_it(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
     monkeypatch.setattr("t2tp.problems.prepare.shard_generation._WORKER_SECONDS", 1e-9)

@@ -107,6 +107,7 @@ def test_wrong_flags_are_refused(launch, monkeypatch, flags, said):
     assert code == 2 and said in err[0] and len(err) == 1
 
 
+@pytest.mark.slow
 def test_a_leader_is_lost_and_comes_back(tmp_path: Path):
     """Hosts 1 and 2 go on without host 0, and with it when it is back."""
     done = tmp_path / "done"
