@@ -115,7 +115,8 @@ def test_a_sample_is_timed():
     sample = SAMPLES[0]
     points = [worker._point(timed, sample, size, t2tp.Layout("", ""), {}) for size in (16, 4096)]
     (small, fast, _), (large, slow, _) = points
-    assert large == pytest.approx(256 * small) and 0 < fast < slow < 1
+    # The mean over a chain, whose last operation moves less, and whose length the seconds decide.
+    assert large == pytest.approx(256 * small, rel=0.01) and 0 < fast < slow < 1
 
 
 def test_what_others_compute_is_told_from_ones_own(monkeypatch):
