@@ -107,10 +107,10 @@ class ZeroAfterOperation(Operation):
     def lower(self, lowering: Lowering) -> None:
         part, _ = lowering.partial_sum(self.inputs[0])
         first = tf.reduce_max(tf.reshape(part, [-1])[:1])
-        # Nothing is above infinity, so this is 0, but TensorFlow's graph optimizer does not know
-        # it.
         with tf.control_dependencies(self._computed(lowering)):
             first = tf.identity(first)
+        # Nothing is above infinity, so this is 0, but TensorFlow's graph optimizer does not know
+        # it.
         zero = tf.cast(tf.cast(first, tf.float32) > math.inf, tf.float32)
         lowering.set_slice(self.outputs[0], zero)
 
