@@ -12,6 +12,9 @@ BENCH_STAMP := $(VENV)/.installed-bench
 PAGES := README.md CHANGELOG.md CONTRIBUTING.md docs benchmarks/page.md
 PEERS := benchmarks/environments/jax benchmarks/environments/torch
 
+# Tests start many processes, which would each compile every module anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-all test-fast test-beam lint docs package format bench bench-full bench-check clean
 
 $(STAMP): setup.py pyproject.toml

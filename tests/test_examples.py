@@ -67,7 +67,11 @@ def losses(target: str, arguments: list[str], directory: Path) -> list[float]:
     return [float(loss) for loss in re.findall(r"\bstep +\S+ +.*?loss ([\d.]+)", printed)]
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
+# The fast tests have no time for pipelines.
+_CASES = [s if s != "pipeline.py" else pytest.param(s, marks=pytest.mark.slow) for s in SCRIPTS]
+
+
+@pytest.mark.parametrize("script", _CASES)
 def test_a_script_learns(script, tmp_path):
     for name, write in MAKES.get(script, {}).items():
         write(tmp_path / name)

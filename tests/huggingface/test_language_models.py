@@ -43,6 +43,7 @@ def test_the_logits_are_theirs_on_any_mesh(name, mesh):
     check_logits(name, mesh)
 
 
+@pytest.mark.slow
 def test_where_float32_differs_by_more_than_a_bound_theirs_do_from_the_exact_logits_too():
     """Of larger weights; the bound of the other tests is one of small models."""
     import torch
@@ -58,6 +59,7 @@ def test_where_float32_differs_by_more_than_a_bound_theirs_do_from_the_exact_log
     np.testing.assert_allclose(ours, exact, rtol=0, atol=2 * rounding)
 
 
+@pytest.mark.slow
 def test_biases_may_be_in_the_network_alone(tmp_path):
     check_logits("llama_mlp_bias", "one device")
     check_there_and_back("llama_mlp_bias", tmp_path)

@@ -65,6 +65,7 @@ def test_it_fits_wide_and_narrow_windows(tmp_path):
     assert wide["overlapping"] == narrow["overlapping"] == 0
 
 
+@pytest.mark.slow
 def test_it_is_light_or_dark_as_people_like_it(tmp_path):
     light, dark = measure(tmp_path, 900), measure(tmp_path, 900, "--force-dark-mode")
 
@@ -75,6 +76,7 @@ def test_it_is_light_or_dark_as_people_like_it(tmp_path):
     assert brightness(dark["paper"]) < 40 < 200 < brightness(dark["ink"])
 
 
+@pytest.mark.slow
 def test_the_colours_of_the_processors_are_to_be_seen(tmp_path):
     report = t2tp.explain(samples.mlp())
     page, shot = tmp_path / "layout.html", tmp_path / "shot.png"

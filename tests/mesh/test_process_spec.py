@@ -155,6 +155,7 @@ def test_addresses_that_are_settled_are_kept():
             assert found == [point, "there:7"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("joining", "number", "said"),
     [
@@ -289,6 +290,7 @@ def test_between_hosts_a_secret_is_required(monkeypatch):
             rendezvous(ProcessSpec(process_id, 2, "node7:8476"), "a mesh", 1.0)
 
 
+@pytest.mark.slow
 def test_who_has_another_secret_is_told_and_stays_out(process_0, monkeypatch):
     port, first = process_0
     main = threading.current_thread()

@@ -45,6 +45,7 @@ def test_gradients_are_summed_over_the_data_axis_in_float32():
     assert narrow["allreduce", ("data",)] == wide["allreduce", ("data",)]
 
 
+@pytest.mark.slow
 def test_activations_move_in_bfloat16():
     """The layers' sums; they are too large to be worth float32."""
     hparams = {"d_model": 512, "max_length": 12}

@@ -114,6 +114,7 @@ def test_a_length_split_between_blocks_changes_nothing(name):
     assert_close(program(FAMILIES[name].batch()), reference(name))
 
 
+@pytest.mark.slow
 def test_dropout_shared_along_the_length_is_the_same_where_that_is_split():
     changes = {**ALL_DROPOUT, "layer_prepostprocess_dropout_broadcast_dims": ["length"]}
     family = FAMILIES["encdec"]

@@ -102,6 +102,7 @@ def test_large_gradients_are_summed_over_the_mesh_once_too(mesh_shape):
     assert {c.times for c in sums if c.bytes >= 1 << 20} == {1}
 
 
+@pytest.mark.slow
 def test_float16_is_scaled():
     shown = [trained("", n, activation_dtype="float16")[1] for n in (1, 4)]
     assert shown[1]["gradient_norm of step 0"] == pytest.approx(

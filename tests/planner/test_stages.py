@@ -203,6 +203,7 @@ def test_a_plan_says_what_its_stages_do():
     assert max(each.memory for each in plan.pipeline.by_stage) == plan.memory_total
 
 
+@pytest.mark.slow
 def test_a_table_of_ones_own_is_planned(tmp_path):
     (tmp_path / "mine.csv").write_text(str(make_schedule("gpipe", 4, 4)))
     mine, known = (

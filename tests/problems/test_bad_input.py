@@ -107,6 +107,7 @@ def test_data_that_were_damaged(tmp_path, made, what):
     assert command[4] == "--overwrite"
 
 
+@pytest.mark.slow
 def test_a_manifest_that_does_not_fit_on_the_disk(tmp_path):
     """A limit on the size of files stands for the disk; the manifest is the largest file."""
     (tmp_path / "a.tsv").write_bytes(GOOD)

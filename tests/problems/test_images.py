@@ -25,6 +25,7 @@ def images(name, data_dir):
     ]
 
 
+@pytest.mark.slow
 def test_every_digit_comes_back_once(data_dir):
     digits, labels = load_digits(return_X_y=True)
     wanted = sorted(

@@ -36,6 +36,7 @@ def directory(tmp_path_factory) -> Path:
     return directory
 
 
+@pytest.mark.slow
 def test_the_data_are_made(directory):
     import_user_dir(EXAMPLE)
     problem = problems.find("roman_numerals")
@@ -50,6 +51,7 @@ def test_the_data_are_made(directory):
     assert numerals["1999"] == "MCMXCIX" and numerals["9"] == "IX"
 
 
+@pytest.mark.slow
 def test_the_lines_of_python_on_the_page_work(directory):
     lines = re.findall(r"```python\n(.*?)```", PAGE, re.S)[-1]
     shown = subprocess.run(
@@ -148,6 +150,7 @@ def test_a_file_that_is_edited_while_data_are_made_does_not_cost_them(tmp_path):
     assert problem.check_prepared(tmp_path / "data").splits["train"].examples == 1
 
 
+@pytest.mark.slow
 def test_worker_processes_import_it_too(tmp_path):
     usr_dir = tmp_path / "for_workers"
     usr_dir.mkdir()
@@ -199,6 +202,7 @@ def test_the_remedies_that_are_printed_name_the_directory():
     assert "usr_dir" not in problems.find("algorithmic_identity_decimal40").datagen_command("data")
 
 
+@pytest.mark.slow
 def test_what_loads_a_run_imports_its_directory(directory, tmp_path):
     """From any directory, and without a flag that names it."""
     where = [f"--output_dir={directory / 'run'}", f"--data_dir={directory / 'data'}"]

@@ -66,6 +66,7 @@ def test_dropout_is_off_in_evaluation_and_on_in_training(tmp_path, data_dir):
     assert on.evaluate() == on.evaluate()
 
 
+@pytest.mark.slow
 def test_the_seed_decides_on_the_order_of_the_data_and_on_samples(tmp_path, data_dir):
     runs = [experiment(tmp_path, data_dir, train_steps=1, random_seed=seed) for seed in (0, 0, 1)]
     first, again, other = (np.asarray(run._train_inputs.stream[0]["targets"]) for run in runs)

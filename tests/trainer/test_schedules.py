@@ -22,6 +22,7 @@ def evaluated(directory, name: str = "eval") -> list[int]:
     return list(EvaluationRecord(directory / name).by_step())
 
 
+@pytest.mark.slow
 def test_training_stops_on_a_plateau_and_stays_stopped(tmp_path, data_dir):
     settings = {"train_steps": 30, "local_eval_frequency": 2, "early_stopping": NEVER_BETTER}
     metrics = experiment(tmp_path, data_dir, **settings).train_and_evaluate()
@@ -111,6 +112,7 @@ def test_another_runs_checkpoints_are_evaluated_once_each_as_they_come(tmp_path,
     assert len(lines) == 2
 
 
+@pytest.mark.slow
 def test_following_ends_when_nothing_comes(tmp_path, data_dir):
     nothing = experiment(tmp_path / "run", data_dir, eval_timeout_mins=0.01)
     with pytest.raises(FileNotFoundError, match=r"none has come in 0.01 minutes"):

@@ -32,6 +32,7 @@ def test_it_explains_a_mesh_of_which_there_are_no_devices(trainer, tmp_path, cap
     assert "Warning: Mesh axis 'other' of size 2 splits nothing" in said.out
 
 
+@pytest.mark.slow
 def test_training_goes_on_as_if_nothing_had_been_explained(trainer, tmp_path, capfd):
     assert trainer(schedule="train", train_steps=2, hparams="d_ff=64", **MESH) == 0
     checkpoints = sorted((tmp_path / "run/checkpoints").rglob("*"))

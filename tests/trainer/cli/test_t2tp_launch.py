@@ -74,7 +74,8 @@ def test_signals_reach_all_processes(number):
         "import signal\n"
         "signal.signal(signal.SIGINT, lambda *_: sys.exit(13))\n"
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(13))\n"
-        "print('ready', flush=True); time.sleep(60)"
+        # A signal just before a long sleep would be handled after it.
+        "print('ready', flush=True)\nfor _ in range(600): time.sleep(0.1)"
     )
     command = [*COMMAND, "-n", "2", *python(text)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as launcher:

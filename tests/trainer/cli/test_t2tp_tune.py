@@ -106,6 +106,7 @@ def test_two_trials_from_beginning_to_end(search, tmp_path, capfd):
         assert evaluations[2]["rate"] == drawn
 
 
+@pytest.mark.slow
 def test_a_search_that_is_done_is_not_run_again(search, capfd):
     assert search("--trials=2") == 0
     first = capfd.readouterr()
@@ -130,6 +131,7 @@ def test_three_failures_before_any_success_end_the_search(search, capfd):
     assert "failed" not in capfd.readouterr().out
 
 
+@pytest.mark.slow
 def test_trials_of_two_metrics_are_compared_by_both(search, tmp_path, capfd):
     assert (
         search(

@@ -103,6 +103,7 @@ def test_a_language_model_continues_the_first_examples_at_each_evaluation(run, d
     assert all(len(re.findall(r"(?<!\\\\) \| ", row)) == 2 for row in rows)
 
 
+@pytest.mark.slow
 def test_a_translation_is_shown_beside_inputs_and_targets(tmp_path):
     flags = {"train_steps": 1, "schedule": "train_and_evaluate", "eval_samples": 2}
     trained = train(tmp_path, "translate_upper_case", "transformer", "transformer_test", **flags)

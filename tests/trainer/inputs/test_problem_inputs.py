@@ -22,6 +22,7 @@ OTHER_DATA = "are not those that the run in"
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
+@pytest.mark.slow
 def test_a_users_own_problem_is_made_and_trained_on(trainer, tmp_path):
     """Through a directory; its wishes for hparams count for less than the command line's."""
     flags = {
@@ -90,6 +91,7 @@ class TranslateWithBleu(TranslateUpperCase):
     metric_names = (*TranslateUpperCase.metric_names, "approx_bleu")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("problem", "model", "metric"),
     [
@@ -120,6 +122,7 @@ def test_a_model_that_takes_other_features_is_refused(trainer, tmp_path, capfd):
     assert "TransformerLm takes targets, targets_segmentation" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_run_does_not_go_on_with_other_data(trainer, tmp_path, capfd):
     flags = {
         "t2t_usr_dir": EXAMPLES / "my_problems",

@@ -56,6 +56,7 @@ def test_one_failure_too_many_ends_the_run_with_its_code(launch):
     )
 
 
+@pytest.mark.slow
 def test_the_process_that_is_to_blame_counts_and_not_who_missed_it(launch):
     text = (
         "time.sleep(0.4 * task)\n"

@@ -134,6 +134,7 @@ def test_evaluation_and_decoding_use_base_and_adapters(run, base, capfd, tmp_pat
     assert evaluated(capfd, base, averaged).split("loss")[1] == of_run.split("loss")[1]
 
 
+@pytest.mark.slow
 def test_base_and_run_may_move_together_and_a_base_alone_must_be_named(run, base, capfd, tmp_path):
     old, new = tmp_path / "old", tmp_path / "new"
     shutil.copytree(base.output_dir, old / "base")

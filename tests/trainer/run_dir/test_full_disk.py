@@ -44,6 +44,7 @@ def test_what_cannot_be_written_is_named_in_a_sentence(tmp_path, name):
     assert len(str(error.value).splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_training_ends_with_a_sentence_and_goes_on_when_there_is_room(trainer, tmp_path, capfd):
     assert trainer(schedule="train", train_steps=2) == 0
     with files_of_at_most(20_000):

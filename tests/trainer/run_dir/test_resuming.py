@@ -52,6 +52,7 @@ def test_tensorboard_and_the_json_log_have_each_step_once(tmp_path):
     assert events(log)[-1]["event"] == "ended"
 
 
+@pytest.mark.slow
 def test_evaluations_that_come_again_are_shown_once(tmp_path, data_dir):
     settings = {"local_eval_frequency": 1, "train_steps": 3, "eval_steps": 1}
     first = experiment(tmp_path, data_dir, **settings)
