@@ -49,12 +49,13 @@ def main() -> int:
 
 
 def _measured(number: int, case: Case) -> dict:
-    """The shortest step; and, in another run, the most that a process holds."""
-    timed = _run(number, case, "seconds", {})
+    """The shortest step of two runs; and, in one between them, the most that a process holds."""
+    timed = [_run(number, case, "seconds", {})]
     held = _run(number, case, "memory", _GIVES_BACK)
+    timed.append(_run(number, case, "seconds", {}))
     return {
-        "seconds": min(timed[0]["seconds"]),
-        "all_seconds": [each["seconds"] for each in timed],
+        "seconds": min(min(processes[0]["seconds"]) for processes in timed),
+        "all_seconds": [each["seconds"] for processes in timed for each in processes],
         "variables": max(each["variables"] for each in held),
         "held": max(each["held"] for each in held),
     }

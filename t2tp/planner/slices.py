@@ -14,6 +14,7 @@ from t2tp.ops.conv.convolution import (
     ConvolutionInputGradOperation,
     ConvolutionOperation,
 )
+from t2tp.ops.norms.batch_norm import BatchNormOperation
 from t2tp.ops.variables.sharded_variable import GatherOperation
 from t2tp.planner.sequence import Placed
 from t2tp.planner.work import ATTENTION, ATTENTION_GRAD, CONVOLUTION, PRODUCT, Work
@@ -22,7 +23,7 @@ from t2tp.planner.work import ATTENTION, ATTENTION_GRAD, CONVOLUTION, PRODUCT, W
 _KINDS = {
     "LayerNorm": "norm",
     "RmsNorm": "norm",
-    "BatchNorm": "norm",
+    "BatchNorm": "batch_norm",
     "GroupNorm": "norm",
     "CrossEntropy": "cross_entropy",
     "Softmax": "softmax",
@@ -105,6 +106,8 @@ def work_of(placed: Placed, layout: Layout) -> Work:
             moved += 2 * elements * variable.slice_dtype.size
     if isinstance(op, upstream.Variable):  # A weight that is read in the activations' dtype.
         moved += math.prod(layout.slice_size(op.shape)) * op.slice_dtype.size
+    if isinstance(op, BatchNormOperation) and placed.collectives:
+        moved *= 2  # The kernel that finds a slice's statistics also normalizes by them.
     largest = max(tensors, key=lambda x: x.shape.size, default=None)
     common: dict[str, Any] = {
         "phase": placed.phase,

@@ -15,6 +15,7 @@ from t2tp.mesh.layout import Layout
 from t2tp.ops.attention.api import attention
 from t2tp.ops.conv.convolution import convolution
 from t2tp.ops.cross_entropy import softmax_cross_entropy
+from t2tp.ops.norms.batch_norm import batch_norm
 from t2tp.ops.norms.layer_norm import layer_norm
 from t2tp.planner.work import ATTENTION, ATTENTION_GRAD, CONVOLUTION, PRODUCT
 from t2tp.program.program import Mesh
@@ -53,6 +54,11 @@ def _variable(mesh: Mesh, name: str, *sizes: int) -> mtf.Tensor:
 def _variable_of(mesh: Mesh, name: str, dims: Sequence[mtf.Dimension]) -> mtf.Tensor:
     initializer = tf.random_normal_initializer(stddev=0.05)
     return mtf.get_variable(mesh, name, mtf.Shape(dims), initializer=initializer)
+
+
+def _images(mesh: Mesh, size: int, channels: int) -> mtf.Tensor:
+    names = (("batch", 8), ("height", size), ("width", size), ("channels", channels))
+    return _variable_of(mesh, "x", [mtf.Dimension(*dim) for dim in names])
 
 
 def _gradient(y: mtf.Tensor, x: mtf.Tensor) -> mtf.Tensor:
@@ -99,6 +105,15 @@ def _norm(mesh: Mesh, size: int, count: int) -> mtf.Tensor:
     scale, bias = (_variable_of(mesh, name, [dim]) for name in ("scale", "bias"))
     for _ in range(count):
         y = layer_norm(y, scale, bias, dim)
+    return _gradient(y, x)
+
+
+def _batch_norm(mesh: Mesh, size: int, count: int) -> mtf.Tensor:
+    x = y = _images(mesh, size, _CHANNELS)
+    dim = x.shape.dims[-1]
+    scale, offset = (_variable_of(mesh, name, [dim]) for name in ("scale", "offset"))
+    for _ in range(count):
+        y, *_ = batch_norm(y, scale, offset, 1e-3)
     return _gradient(y, x)
 
 
@@ -187,8 +202,7 @@ def _attention_grad(mesh: Mesh, size: int, count: int) -> mtf.Tensor:
 
 def _convolution(mesh: Mesh, size: int, count: int) -> mtf.Tensor:
     """The convolutions of residual blocks with a bottleneck, forward and backward."""
-    names = (("batch", 8), ("height", size), ("width", size), ("channels", _WIDE_CHANNELS))
-    x = y = _variable_of(mesh, "x", [mtf.Dimension(*dim) for dim in names])
+    x = y = _images(mesh, size, _WIDE_CHANNELS)
     filters = []
     for i in range(count):
         kernel_size, channels = _BOTTLENECK[i % len(_BOTTLENECK)]
@@ -210,6 +224,7 @@ SAMPLES = (
     Sample("copy", (16, 256, 4096), _copy),
     Sample("random", (16, 256, 4096), _random),
     Sample("norm", (16, 256, 4096), _norm),
+    Sample("batch_norm", (4, 16, 32), _batch_norm),
     Sample("softmax", (16, 256, 4096), _softmax),
     Sample("gather", (64, 1024), _gather),
     Sample("cross_entropy", (32, 1024), _cross_entropy),
