@@ -118,6 +118,7 @@ def test_what_is_typed_is_a_conversation(source, run, monkeypatch, capsys):
     assert capsys.readouterr().out == f"{first}\n{second}\n{first}\n"
 
 
+@pytest.mark.slow
 def test_an_exported_model_takes_tokens_and_says_why(source, run, tmp_path, capsys):
     out = tmp_path / "export"
     hparams = "--decode_hparams=beam_size=1,extra_length=12,eos_id=-1"

@@ -57,6 +57,7 @@ def measure(tmp_path: Path, width: int, *flags: str) -> dict:
     return json.loads(re.search("<title>(.*?)</title>", dom)[1])
 
 
+@pytest.mark.slow
 def test_it_fits_wide_and_narrow_windows(tmp_path):
     wide, narrow = measure(tmp_path, 1300), measure(tmp_path, 500)
     assert (wide["width"], narrow["width"]) == (1300, 500)

@@ -127,6 +127,7 @@ def test_prepare_keeps_what_is_there(problem, data_copy):
     assert not lock.exists()  # reading existing data requires no write access
 
 
+@pytest.mark.slow
 def test_prepare_does_not_take_damaged_data_for_good_nor_replace_them_unasked(problem, data_copy):
     path = problem.directory(data_copy) / "train-00000-of-00001.targets"
     path.unlink()

@@ -212,6 +212,7 @@ def test_what_loads_a_run_imports_its_directory(directory, tmp_path):
     assert f"imported {flags['t2t_usr_dir']}, as the run was started with it" in said
 
 
+@pytest.mark.slow
 def test_a_directory_that_has_moved_is_asked_for(directory, tmp_path, capsys):
     moved = tmp_path / "run"
     moved.mkdir()

@@ -36,6 +36,7 @@ def test_training_stops_on_a_plateau_and_stays_stopped(tmp_path, data_dir):
     assert evaluated(tmp_path) == [2, 4, 6, 7]
 
 
+@pytest.mark.slow
 def test_a_restarted_training_stops_where_an_undisturbed_one_does(tmp_path, data_dir):
     settings = {"train_steps": 4, "local_eval_frequency": 2, "early_stopping": NEVER_BETTER}
     experiment(tmp_path, data_dir, **settings).train_and_evaluate()

@@ -64,6 +64,7 @@ def test_beams_are_written_with_their_scores(pairs, tmp_path):
         assert scores == sorted(scores, reverse=True) and len(fields) == 2 * len(scores)
 
 
+@pytest.mark.slow
 def test_results_begin_as_they_are_told(pairs, tmp_path, capsys):
     options = "beam_size=1,extra_length=5"
     beginnings = tmp_path / "beginnings.txt"

@@ -75,6 +75,7 @@ def test_what_operations_do_is_written_down(tmp_path, data_dir):
     assert list((tmp_path / "dump").glob("tfdbg_events.*.graph_execution_traces"))
 
 
+@pytest.mark.slow
 def test_a_warning_is_said_once(trainer, capfd):
     """Although both programs, to train and to evaluate, find the rule's."""
     assert trainer(train_steps=1, mesh_shape="data:2", layout="batch:data;heds:data") == 0

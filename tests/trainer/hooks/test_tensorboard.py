@@ -114,6 +114,7 @@ def test_a_translation_is_shown_beside_inputs_and_targets(tmp_path):
         assert inputs.upper() == targets
 
 
+@pytest.mark.slow
 def test_images_are_shown_beside_those_of_the_split(tmp_path):
     pytest.importorskip("PIL.Image")
     flags = {"train_steps": 1, "schedule": "train_and_evaluate", "eval_samples": 2}

@@ -6,6 +6,8 @@ import contextlib
 import time
 from pathlib import Path
 
+import pytest
+
 from t2tp.mesh.messages import Channel
 from t2tp.mesh.rendezvous import free_port
 from t2tp.trainer.launch.copies import Copies
@@ -62,6 +64,7 @@ def test_a_part_is_copied_to_the_next_host_and_fetched_from_it(tmp_path):
         assert read_choice(tmp_path / "1") == []
 
 
+@pytest.mark.slow
 def test_half_a_part_is_never_there(tmp_path, monkeypatch):
     """The sender stops in the middle: the copy gets no name, and no file is left."""
 

@@ -120,6 +120,7 @@ def test_other_shapes_everywhere_are_an_error(tmp_path):
         warm_start(WarmStart(str(tmp_path)), model(2, a=16))
 
 
+@pytest.mark.slow
 def test_a_run_starts_warm_once(tmp_path):
     estimator(tmp_path / "old").train(toy.inputs(), 20)
     cold, warm = (estimator(tmp_path / "cold"), estimator(tmp_path / "warm"))
