@@ -4,9 +4,9 @@
 PYTHON ?= python3
 VENV ?= .venv
 DEMO ?= demo
-# How many processes test, each a file at a time: more than two cores, since many tests wait.
-test test-fast: JOBS ?= 3
-test-all: JOBS ?= 2
+# How many processes test, each a file at a time. Many of the slow tests wait: for them, one more.
+test: JOBS ?= 3
+test-fast test-all: JOBS ?= 2
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 BENCH_STAMP := $(VENV)/.installed-bench

@@ -128,6 +128,7 @@ def test_twice_the_devices_halve_the_computation():
     assert flops[0] == 2 * flops[1]
 
 
+@pytest.mark.slow
 def test_a_split_batch_is_normalized_twice_going_forward():
     """First by the slice's own statistics, which the kernel finds on the way, then by all."""
     found = []

@@ -120,6 +120,7 @@ def evaluated(capfd, base, output_dir, *flags) -> str:
     return capfd.readouterr().out
 
 
+@pytest.mark.slow
 def test_evaluation_and_decoding_use_base_and_adapters(run, base, capfd, tmp_path):
     of_run, of_base = (evaluated(capfd, base, path) for path in (run, base.output_dir))
     assert of_run.split("loss")[1] != of_base.split("loss")[1]
