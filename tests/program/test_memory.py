@@ -30,6 +30,7 @@ def test_a_device_holds_what_the_shapes_of_weights_and_slots_say(optimizer):
 
 
 @pytest.mark.slow
+@pytest.mark.ci_only  # tests/optim/test_zero_memory.py measures the memory of smaller steps.
 def test_eight_processes_share_a_model_of_half_a_gigabyte(tmp_path):
     """Initialised, trained, saved and restored, 7 more layers cost each process an eighth of their
     weights and slots: 176 MB of 1.4 GB."""
