@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from results import Ratio, Results, load_all, write_whole
-from turns import HERE
+from suite.results import Ratio, Results, load_all, write_whole
+from suite.turns import HERE
 
 BASELINE = HERE / "baseline.json"
 TOLERANCE = 0.15

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from language_model import SIZES
 from profile_events import read_events
-from turns import HERE
+from suite.turns import HERE
 
 _SUM = re.compile(r":CollectiveReduceV2$")
 _BACKWARD = re.compile(r"/gradients/.*:\w*(MatMul|Einsum)\w*$")

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from language_model import SIZES
 from profile_events import read_events
-from turns import HERE
+from suite.turns import HERE
 
 COLLECTIVES = "collectives"
 # What an operation belongs to: the first whose pattern is found in `name:type`.

@@ -15,11 +15,10 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-import chart
-import targets
-from results import Results, load_all, write_whole
-from tables import table
-from turns import HERE
+from suite import chart, targets
+from suite.results import Results, load_all, write_whole
+from suite.tables import table
+from suite.turns import HERE
 
 RESULTS = HERE / "results"
 TEMPLATE = HERE / "page.md"

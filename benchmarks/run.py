@@ -15,12 +15,11 @@ import sys
 import time
 from pathlib import Path
 
-import hardware
-import suites
 from cases.group import Group
-from results import Measured, Results, Timed
-from tables import table
-from turns import HERE, take_turns
+from suite import hardware, suites
+from suite.results import Measured, Results, Timed
+from suite.tables import table
+from suite.turns import HERE, take_turns
 
 # What docs/benchmarks.md is made of, and what `make bench` measures.
 DIRECTORIES = {"full": HERE / "results", "short": HERE / "results" / "short"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from turns import Peer
+from suite.turns import Peer
 
 from cases.group import Group
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from turns import Peer
+from suite.turns import Peer
 
 
 @dataclass

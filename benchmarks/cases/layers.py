@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from layer_sizes import CONVOLUTIONS, EXPERTS
-from turns import Peer
+from suite.turns import Peer
 
 from cases.group import Group, matmul
 

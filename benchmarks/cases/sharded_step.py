@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from language_model import SIZES
-from turns import Peer
+from suite.turns import Peer
 
 from cases.group import Group, matmul
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from turns import HERE, Peer
+from suite.turns import HERE, Peer
 
 from cases.group import Group
 

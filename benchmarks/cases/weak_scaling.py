@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 
 from language_model import SIZES
-from turns import Peer
+from suite.turns import Peer
 
 from cases.group import Group, matmul
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from results import Measured, Results, Timed
+from suite.results import Measured, Results, Timed
 
 MACHINE = {
     "date": "2026-01-02 03:04",

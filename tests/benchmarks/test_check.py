@@ -8,7 +8,7 @@ from pathlib import Path
 
 import check
 import pytest
-from results import Ratio
+from suite.results import Ratio
 
 from tests.benchmarks.made_up import results, timed
 

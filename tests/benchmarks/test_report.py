@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import chart
 import pytest
 import report
-import suites
-import targets
-from results import Ratio, load_all
+from suite import chart, suites, targets
+from suite.results import Ratio, load_all
 
 from tests.benchmarks.made_up import results, timed
 

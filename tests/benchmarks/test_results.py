@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from results import Results
-from tables import table
+from suite.results import Results
+from suite.tables import table
 
 from tests.benchmarks.made_up import results, timed
 

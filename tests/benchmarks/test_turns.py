@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import turns
-from turns import Peer, take_turns
+from suite import turns
+from suite.turns import Peer, take_turns
 
 LOG = """
 import os, sys, time
@@ -138,7 +138,8 @@ def test_what_libraries_print_is_no_answer(peer):
 
 def test_the_suites_name_programs_that_exist():
     code = """
-import json, suites
+import json
+from suite import suites
 programs = sorted({p.program for suite in suites.SUITES.values() for size in suites.SIZES
                    for case in suite.values() for g in case(size) for p in g.peers})
 print(json.dumps(programs))

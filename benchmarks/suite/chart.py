@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from results import Results
+from suite.results import Results
 
 _INCHES_A_ROW = 0.18
 

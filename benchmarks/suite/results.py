@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from turns import Peer
+from suite.turns import Peer
 
 # The program whose rate is the machine's peak.
 PEAK = "matmul"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from results import Ratio, Results
+from suite.results import Ratio, Results
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from results import Measured, Timed
+from suite.results import Measured, Timed
 
 _RATES = {
     "FLOP": ("GFLOP/s", 1e9),

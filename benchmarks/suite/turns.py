@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from hardware import cores
+from suite.hardware import cores
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 
 # A peer that says nothing for so long, in seconds, hangs; one that is told to end takes less.
 PATIENCE = 600.0
