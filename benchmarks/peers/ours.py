@@ -6,6 +6,9 @@ import os
 
 import turn
 
+from t2tp.trainer.launch.local_processes import ONE_HEAP
+
+turn.environment.update(ONE_HEAP)  # As t2tp_launch does.
 turn.PARSER.add_argument("--only_trace", action="store_true", help="end when it is traced")
 turn.PARSER.add_argument("--zero_stage", type=int, default=0)
 turn.PARSER.add_argument("--schedule", default="1f1b", help="of a pipeline")

@@ -31,6 +31,9 @@ from language_model import SIZES, Sizes
 WARM_UP_STEPS = 3
 PROFILED_STEPS = 5
 
+# What the processes of this peer have in their environment, as whoever starts them would set it.
+environment: dict[str, str] = {}
+
 # What every peer is told.
 PARSER = argparse.ArgumentParser()
 PARSER.add_argument("--size", choices=SIZES, default="design")
@@ -149,7 +152,7 @@ def _start_processes(count: int) -> int:
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    own = os.environ | {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    own = os.environ | environment | {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
     # Together they may use what a peer of one process may use. (t2tp_launch says so too.)
     own |= dict.fromkeys(("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS"), str(share_of_cores(count)))
     processes = [

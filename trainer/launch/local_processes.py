@@ -26,6 +26,16 @@ ENDING_SECONDS = 40.0
 KILL_SECONDS = 10.0
 _POLL_SECONDS = 0.1
 _DRAIN_SECONDS = 2.0
+# Processes allocate from one heap each, of glibc. oneDNN's pool, from which TensorFlow allocates, and
+# glibc's arenas never give a block to each other, so that a process holds 7 to 15 % more. A block
+# that is mapped by itself, and the end of a heap that is given back, cost page faults each step.
+ONE_HEAP = {
+    "TF_ONEDNN_USE_SYSTEM_ALLOCATOR": "1",
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
+    "MALLOC_TOP_PAD_": str(1 << 24),
+}
 # An error of our programs, which several processes of a run may report in the same words.
 _SENTENCE = re.compile(r"(?P<program>t2tp_\w+): process \d+ of \d+: (?P<sentence>.*)")
 
@@ -75,7 +85,8 @@ def round_environments(
     """Returns the environment of each process of this host.
 
     It sets the cluster in TF_CONFIG and the GPUs of the process and, unless it is set already, its
-    number of threads: all processes of the host together use each core once.
+    number of threads: all processes of the host together use each core once. Without GPUs it also
+    configures the heap, unless the environment does (`MALLOC_...`).
 
     Args:
       processes: indices of this host's processes.
@@ -97,6 +108,8 @@ def round_environments(
     for number, process_id in enumerate(processes):
         task = {"type": "worker", "index": process_id}
         variables = {THREADS_VARIABLE: str(share), **environment}
+        if not gpus and not any(name.startswith("MALLOC_") for name in environment):
+            variables = {**ONE_HEAP, **variables}
         variables["TF_CONFIG"] = json.dumps({"cluster": {"worker": list(addresses)}, "task": task})
         if devices_per_process is not None:
             variables[DEVICES_VARIABLE] = str(devices_per_process)

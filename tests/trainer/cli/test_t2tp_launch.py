@@ -125,6 +125,16 @@ def test_the_processes_share_the_cores():
     assert threads({"TF_NUM_INTRAOP_THREADS": "7"}) == {"7"}
 
 
+def test_the_heap_is_configured_on_cpus_unless_the_environment_does():
+    def configured(environment: dict[str, str], gpus: list[str]) -> dict[str, str]:
+        (own,) = environments_of(1, None, environment, gpus)
+        return {name: value for name, value in own.items() if name.startswith("MALLOC_")}
+
+    assert configured({}, [])["MALLOC_ARENA_MAX"] == "1"
+    assert configured({"MALLOC_PERTURB_": "1"}, []) == {"MALLOC_PERTURB_": "1"}
+    assert not configured({}, ["0"])
+
+
 def test_when_the_launcher_is_killed_its_processes_are_told_to_end_once(tmp_path):
     text = (
         "import pathlib, signal\n"
