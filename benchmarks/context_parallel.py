@@ -100,13 +100,13 @@ def step_of(parts: list[Queries], length: int) -> Callable[[], object]:
 
     @tf.function(autograph=False)
     def step(kv: tf.Tensor) -> list[tf.Tensor]:
-        results: list[tf.Tensor] = []
+        by_query = []
         for part, of_part in zip(parts, terms, strict=True):
             q = kv[:, :, part.begin : part.begin + part.size]
             y, log = blockwise.forward(q, kv, kv, of_part)
-            grads = blockwise.backward(q, kv, kv, y, log, y, of_part)
-            results += [y, grads.q, grads.k, grads.v]
-        return results
+            by_query.append((q, blockwise.mean_weight_gradient(y, y), log, y))
+        grads, (dk, dv) = blockwise.backward(by_query, kv, kv, terms)
+        return [*(y for *_, y in by_query), *(each.q for each in grads), dk, dv]
 
     return lambda: [x.numpy() for x in step(tf.constant(values))]
 

@@ -26,8 +26,8 @@ ENDING_SECONDS = 40.0
 KILL_SECONDS = 10.0
 _POLL_SECONDS = 0.1
 _DRAIN_SECONDS = 2.0
-# Processes allocate from one heap each, of glibc. oneDNN's pool, from which TensorFlow allocates, and
-# glibc's arenas never give a block to each other, so that a process holds 7 to 15 % more. A block
+# A process allocates from one heap, glibc's. oneDNN's pool, from which TensorFlow allocates, and
+# glibc's arenas never give a block to each other: with them a process holds 7 to 15 % more. A block
 # that is mapped by itself, and the end of a heap that is given back, cost page faults each step.
 ONE_HEAP = {
     "TF_ONEDNN_USE_SYSTEM_ALLOCATOR": "1",

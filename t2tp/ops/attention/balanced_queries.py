@@ -9,6 +9,7 @@ results go back, so that nothing outside of attention knows.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -53,19 +54,27 @@ class BalancedQueries:
             Queries(self._half, 2 * self._count, half) for half in head_and_tail(place, self._count)
         ]
 
-    def dealt(self, x: tf.Tensor, dim: int = _LENGTH) -> list[tf.Tensor]:
-        """Returns the halves that this processor computes, of a slice of the length."""
-        first, second = tf.split(x, 2, dim)
-        return [first, self._exchanged(second)]
+    def dealt(self, slices: Sequence[tf.Tensor], dim: int = _LENGTH) -> list[list[tf.Tensor]]:
+        """Returns for each half that this processor computes that of each slice of the length."""
+        halves = [tf.split(x, 2, dim) for x in slices]
+        return [[first for first, _ in halves], self._exchanged([second for _, second in halves])]
 
-    def returned(self, parts: Sequence[tf.Tensor], dim: int = _LENGTH) -> tf.Tensor:
-        """Returns the slice of the length, of the halves that processors have computed."""
+    def returned(self, parts: Sequence[Sequence[tf.Tensor]], dim: int = _LENGTH) -> list[tf.Tensor]:
+        """Returns the slices of the length, of the halves that processors have computed."""
         first, second = parts
-        return tf.concat([first, self._exchanged(second)], dim)
+        return [tf.concat(x, dim) for x in zip(first, self._exchanged(second), strict=True)]
 
-    def _exchanged(self, x: tf.Tensor) -> tf.Tensor:
-        """Exchanges `x` with the processor at the other end."""
-        return self._collectives.permute(x, self._axis, list(reversed(range(self._count))))
+    def _exchanged(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Exchanges tensors with the processor at the other end: those of one dtype together."""
+        arrived = list(tensors)
+        for dtype in dict.fromkeys(x.dtype for x in tensors):
+            chosen = [i for i, x in enumerate(tensors) if x.dtype == dtype]
+            joint = tf.concat([tf.reshape(tensors[i], [-1]) for i in chosen], 0)
+            other = self._collectives.permute(joint, self._axis, [*reversed(range(self._count))])
+            sizes = [math.prod(tensors[i].shape) for i in chosen]
+            for i, x in zip(chosen, tf.split(other, sizes), strict=True):
+                arrived[i] = tf.reshape(x, tensors[i].shape)
+        return arrived
 
 
 class ContiguousQueries:
@@ -75,12 +84,12 @@ class ContiguousQueries:
         """Takes their positions."""
         self.parts = [queries]
 
-    def dealt(self, x: tf.Tensor, dim: int = _LENGTH) -> list[tf.Tensor]:
-        """Returns the slice itself."""
+    def dealt(self, slices: Sequence[tf.Tensor], dim: int = _LENGTH) -> list[list[tf.Tensor]]:
+        """Returns the slices themselves."""
         del dim
-        return [x]
+        return [list(slices)]
 
-    def returned(self, parts: Sequence[tf.Tensor]) -> tf.Tensor:
+    def returned(self, parts: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor]:
         """Returns the only part."""
-        (x,) = parts
-        return x
+        (slices,) = parts
+        return list(slices)

@@ -120,7 +120,7 @@ def attended(
 
 def results(state: Attended, q: tf.Tensor, terms: ScoreTerms) -> tuple[tf.Tensor, ...]:
     """Returns what `forward` does, of queries that have attended to all keys."""
-    log, wide_y = (_joined(x, q.shape[2]) for x in state)
+    log, wide_y = (joined(x, q.shape[2]) for x in state)
     if terms.dropout is not None:
         wide_y *= terms.dropout.scale
     # The sum of a query that attends to nothing consists of masked scores.
@@ -154,16 +154,15 @@ class BackwardQueries(NamedTuple):
 
     @classmethod
     def of(
-        cls, q: tf.Tensor, y: tf.Tensor, log: tf.Tensor, dy: tf.Tensor, terms: ScoreTerms
+        cls, q: tf.Tensor, mean: tf.Tensor, log: tf.Tensor, dy: tf.Tensor, terms: ScoreTerms
     ) -> BackwardQueries:
         """Prepares what does not depend on the keys; arguments as for `backward`."""
         size = _block_sizes(q.shape[2], 1)[0]
         dtype, dy = dy.dtype, tf.cast(dy, tf.float32)
-        # Equals sum_m weights * d_weights, at a lower cost.
-        mean = tf.reduce_sum(dy * tf.cast(y, tf.float32), -1, keepdims=True)
         if terms.dropout is not None:
             dy *= terms.dropout.scale
-        in_q, in_log, in_mean, in_dy = (_cut(x, size) for x in (q, log[..., None], mean, dy))
+        in_q, in_dy = _cut(q, size), _cut(dy, size)
+        in_log, in_mean = (_cut(x[..., None], size) for x in (log, mean))
         return cls(in_q, in_log, in_mean, in_dy, q.shape[2], dtype)
 
     def no_gradient(self) -> tf.Tensor:
@@ -172,28 +171,51 @@ class BackwardQueries(NamedTuple):
 
     def joined(self, d_q: tf.Tensor) -> tf.Tensor:
         """Returns a sum of gradients w.r.t. q as [batch, heads, length, d_kv], in q's dtype."""
-        return tf.cast(_joined(d_q, self.length), self.q.dtype)
+        return tf.cast(joined(d_q, self.length), self.q.dtype)
+
+
+def mean_weight_gradient(y: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
+    """Returns the mean of the gradients w.r.t. each query's weights, which weigh them.
+
+    It is the product of the result, before it was rounded, with the gradient w.r.t. it.
+
+    Args:
+      y: [batch, heads, length, d_kv].
+      dy: likewise.
+
+    Returns:
+      float32 [batch, heads, length].
+    """
+    return tf.reduce_sum(tf.cast(dy, tf.float32) * tf.cast(y, tf.float32), -1)
 
 
 def backward(
-    q: tf.Tensor,
+    by_query: Sequence[Sequence[tf.Tensor]],
     k: tf.Tensor,
     v: tf.Tensor,
-    y: tf.Tensor,
-    log: tf.Tensor,
-    dy: tf.Tensor,
-    terms: ScoreTerms,
-) -> Gradients:
-    """Computes gradients w.r.t. q (scaled), k, v and the bias.
+    terms: Sequence[ScoreTerms],
+) -> tuple[list[Gradients], tuple[tf.Tensor, tf.Tensor]]:
+    """Computes the gradients w.r.t. each part of the queries, and w.r.t. keys and values.
 
-    They are computed from the results of `forward` (y before it was rounded) and the gradient
-    w.r.t. its result.
+    Args:
+      by_query: of each part `q` (scaled), its `mean_weight_gradient`, the `log` of `forward` and
+        `dy`, the gradient w.r.t. its result.
+      k: [batch, kv_heads, memory_length, d_kv].
+      v: likewise.
+      terms: those of each part.
+
+    Returns:
+      of each part the gradients w.r.t. q and the bias; and those w.r.t. k and v.
     """
-    ours = BackwardQueries.of(q, y, log, dy, terms)
-    no_bias = None if terms.bias is None else terms.bias.no_gradient()
-    start = Gradients(ours.no_gradient(), None, None, no_bias)
-    grads = with_gradients(start, ours, k, v, terms, k.dtype)
-    return grads._replace(q=ours.joined(grads.q))
+    by_part, of_k, of_v = [], None, None
+    for (q, mean, log, dy), of_part in zip(by_query, terms, strict=True):
+        ours = BackwardQueries.of(q, mean, log, dy, of_part)
+        no_bias = None if of_part.bias is None else of_part.bias.no_gradient()
+        so_far = Gradients(ours.no_gradient(), of_k, of_v, no_bias)
+        d_q, of_k, of_v, d_bias = with_gradients(so_far, ours, k, v, of_part)
+        by_part.append(Gradients(ours.joined(d_q), None, None, d_bias))
+    d_k, d_v = (tf.cast(joined(x, k.shape[2]), k.dtype) for x in (of_k, of_v))
+    return by_part, (d_k, d_v)
 
 
 def with_gradients(
@@ -202,23 +224,22 @@ def with_gradients(
     k: tf.Tensor,
     v: tf.Tensor,
     terms: ScoreTerms,
-    dtype: tf.DType = tf.float32,
 ) -> Gradients:
-    """Adds the gradients that come from some keys.
+    """Adds the gradients that come from some queries and keys.
 
     Args:
-      so_far: of `q` (in blocks) and `bias` the sums over other keys; the rest is not read.
+      so_far: of `q` (in blocks) and `bias` the sums over other keys; of `k` and `v` (in blocks)
+        those over other queries, or None.
       ours: the queries.
       k: [batch, kv_heads, keys, d_kv], those of the mask of `terms`.
       v: likewise.
       terms: the other terms of the scores.
-      dtype: of the gradients w.r.t. k and v.
 
     Returns:
-      the sums of `q` and `bias`, and the gradients w.r.t. `k` and `v`.
+      the sums; those of `k` and `v` float32 [block, batch, kv_heads, size, d_kv].
     """
-    memory_length, kv_heads = k.shape[2], k.shape[1]
-    queries, memories = _block_sizes(ours.length, memory_length)
+    kv_heads = k.shape[1]
+    queries, memories = _block_sizes(ours.length, k.shape[2])
     in_k, in_v = _cut(k, memories), _cut(v, memories)
     first, first_key = terms.mask.queries.begin, terms.mask.keys.begin
     begin, end = _seeing_blocks(terms.mask, queries, memories)
@@ -251,26 +272,19 @@ def with_gradients(
             dq = tf.cast(weighted_values(d_scores, in_k[j]), tf.float32)
             return i + 1, tf.tensor_scatter_nd_add(dqs, [[i]], dq[None]), d_bias, dk, dv
 
-        start = (begin[j], dqs, d_bias, tf.zeros(in_k.shape[1:]), tf.zeros(in_v.shape[1:]))
-        _, dqs, d_bias, dk, dv = _loop(lambda i, *_: i < end[j], step, start)
-        return (
-            j + 1,
-            dqs,
-            d_bias,
-            dks.write(j, tf.cast(dk, dtype)),
-            dvs.write(j, tf.cast(dv, dtype)),
+        dk, dv = (
+            tf.zeros(x.shape[1:]) if others is None else others[j]
+            for x, others in ((in_k, so_far.k), (in_v, so_far.v))
         )
+        start = (begin[j], dqs, d_bias, dk, dv)
+        _, dqs, d_bias, dk, dv = _loop(lambda i, *_: i < end[j], step, start)
+        return j + 1, dqs, d_bias, dks.write(j, dk), dvs.write(j, dv)
 
     no_bias = tf.zeros([])
-    arrays = (tf.TensorArray(dtype, in_k.shape[0]) for _ in range(2))
+    arrays = (tf.TensorArray(tf.float32, in_k.shape[0]) for _ in range(2))
     start = (tf.constant(0), so_far.q, no_bias if terms.bias is None else so_far.bias, *arrays)
     _, dqs, d_bias, dks, dvs = _loop(lambda j, *_: j < in_k.shape[0], column, start)
-    return Gradients(
-        dqs,
-        _joined(dks.stack(), memory_length),
-        _joined(dvs.stack(), memory_length),
-        None if terms.bias is None else d_bias,
-    )
+    return Gradients(dqs, dks.stack(), dvs.stack(), None if terms.bias is None else d_bias)
 
 
 def _loop(condition: Callable, body: Callable, start: Sequence) -> tuple:
@@ -291,7 +305,7 @@ def _cut(x: tf.Tensor, size: int) -> tf.Tensor:
     return tf.transpose(tf.reshape(x, [batch, heads, length // size, size, d]), [2, 0, 1, 3, 4])
 
 
-def _joined(blocks: tf.Tensor, length: int) -> tf.Tensor:
+def joined(blocks: tf.Tensor, length: int) -> tf.Tensor:
     """Merges [block, batch, heads, size, d] -> [batch, heads, length, d]."""
     count, batch, heads, size, d = blocks.shape
     x = tf.reshape(tf.transpose(blocks, [1, 2, 0, 3, 4]), [batch, heads, count * size, d])

@@ -107,7 +107,7 @@ class AttentionOperation(Operation):
 
     def lower(self, lowering: Lowering) -> None:
         part = _AttentionSlice(lowering, self.inputs, self._options, self._rng_name)
-        qs = part.queries.dealt(part.q)
+        qs = [q for (q,) in part.queries.dealt([part.q])]
         if part.ring is not None:
             computed = ring.forward(part.ring, qs, part.terms)
         else:
@@ -116,7 +116,7 @@ class AttentionOperation(Operation):
                 lowered.forward(q, part.k, part.v, terms)
                 for q, terms in zip(qs, part.terms, strict=True)
             ]
-        values = [part.queries.returned(each) for each in zip(*computed, strict=True)]
+        values = part.queries.returned(computed)
         for output, value in zip(self.outputs, values, strict=True):
             sizes = lowering.mesh_impl(self).slice_shape(output.shape)
             lowering.set_slice(output, reshaped(value, sizes))
@@ -162,13 +162,15 @@ class AttentionGradOperation(Operation):
         if rounding:
             y = tf.cast(y, tf.float32) + tf.cast(rounding[0], tf.float32)
         kept = reshaped(kept, [*part.q.shape[:3], *kept.shape[self.inputs[0].shape.ndims - 1 :]])
-        whole = (part.q, part.with_one_batch(y), kept, part.with_one_batch(dy))
-        by_query = list(zip(*(part.queries.dealt(x) for x in whole), strict=True))
+        y, dy = part.with_one_batch(y), part.with_one_batch(dy)
+        # Blockwise attention needs of y only this number for each query, which costs less to move.
+        of_y = blockwise.mean_weight_gradient(y, dy) if self._options.is_blockwise else y
+        by_query = part.queries.dealt([part.q, of_y, kept, dy])
         computed, d_memory = self._computed(part, by_query)
         mesh_impl = lowering.mesh_impl(self)
         q, *memory = self.outputs[:3]
-        d_q = part.queries.returned([grads.q for grads in computed]) * part.scale
-        lowering.set_slice(q, reshaped(d_q, mesh_impl.slice_shape(q.shape)))
+        (d_q,) = part.queries.returned([[grads.q] for grads in computed])
+        lowering.set_slice(q, reshaped(d_q * part.scale, mesh_impl.slice_shape(q.shape)))
         for output, d in zip(memory, d_memory, strict=True):
             d, axes = part.restored(tf.cast(d, output.dtype))
             d = reshaped(d, mesh_impl.slice_shape(output.shape))
@@ -187,12 +189,11 @@ class AttentionGradOperation(Operation):
         """Returns the gradients of each part of the queries, and those w.r.t. k and v."""
         if part.ring is not None:
             return ring.backward(part.ring, by_query, part.terms)
-        lowered = blockwise if self._options.is_blockwise else dense
-        computed = [
-            lowered.backward(q, part.k, part.v, y, kept, dy, terms)
-            for (q, y, kept, dy), terms in zip(by_query, part.terms, strict=True)
-        ]
-        return computed, (_added([g.k for g in computed]), _added([g.v for g in computed]))
+        if self._options.is_blockwise:
+            return blockwise.backward(by_query, part.k, part.v, part.terms)
+        ((q, y, weights, dy),), (terms,) = by_query, part.terms
+        grads = dense.backward(q, part.k, part.v, y, weights, dy, terms)
+        return [grads], (grads.k, grads.v)
 
 
 class _AttentionSlice:
@@ -291,7 +292,8 @@ class _AttentionSlice:
         """Returns the masks of each part of the queries; `of_memory` are the segments of keys."""
         own_segments: list[tf.Tensor | None] = [None] * len(self.queries.parts)
         if "segments" in extras:
-            own_segments = [*self.queries.dealt(_rows(lowering.slice(extras["segments"])), dim=1)]
+            rows = _rows(lowering.slice(extras["segments"]))
+            own_segments = [half for (half,) in self.queries.dealt([rows], dim=1)]
         return [
             Mask(
                 queries,

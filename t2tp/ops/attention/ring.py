@@ -115,11 +115,14 @@ class Ring:
     def returned(self, d_kv: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the gradients w.r.t. the processor's k and v, from that of `begin`."""
         if self._order is not None:
-            d_kv = self._order.returned(tf.split(d_kv, 2, _POSITIONS), _POSITIONS)
+            halves = tf.split(d_kv, 2, _POSITIONS)
+            (d_kv,) = self._order.returned([[half] for half in halves], _POSITIONS)
         return d_kv[0], d_kv[1]
 
     def _dealt(self, x: tf.Tensor, dim: int) -> tf.Tensor:
-        return x if self._order is None else tf.concat(self._order.dealt(x, dim), dim)
+        if self._order is None:
+            return x
+        return tf.concat([half for (half,) in self._order.dealt([x], dim)], dim)
 
 
 def forward(
@@ -157,7 +160,7 @@ def backward(
 
     Args:
       ring: the memory.
-      by_query: of each part `q`, `y`, `log` and `dy`, as for `blockwise.backward`.
+      by_query: of each part `q`, `mean`, `log` and `dy`, as for `blockwise.backward`.
       terms: those of each part.
 
     Returns:
@@ -165,8 +168,8 @@ def backward(
       least in float32.
     """
     ours = [
-        blockwise.BackwardQueries.of(q, y, log, dy, of_part)
-        for (q, y, log, dy), of_part in zip(by_query, terms, strict=True)
+        blockwise.BackwardQueries.of(q, mean, log, dy, of_part)
+        for (q, mean, log, dy), of_part in zip(by_query, terms, strict=True)
     ]
     bias = terms[0].bias
 
@@ -176,20 +179,19 @@ def backward(
         d_kv = ring.passed_if(t > 0, d_kv)
         d_parts = []
         for kv, keys, segments in ring.parts(here, t):
-            grads = [
-                blockwise.with_gradients(
-                    Gradients(so_far[0], None, None, so_far[1] if bias else None),
+            of_k, of_v, own = None, None, []
+            for (d_q, *d_bias), part, of_part in zip(sums, ours, terms, strict=True):
+                grads = blockwise.with_gradients(
+                    Gradients(d_q, of_k, of_v, d_bias[0] if bias else None),
                     part,
                     kv[0],
                     kv[1],
                     of_part.of_keys(keys, *segments),
                 )
-                for so_far, part, of_part in zip(sums, ours, terms, strict=True)
-            ]
-            sums = [[g.q, g.bias] if bias else [g.q] for g in grads]
-            d_parts.append(
-                tf.stack([tf.add_n([g.k for g in grads]), tf.add_n([g.v for g in grads])])
-            )
+                own.append([grads.q, grads.bias] if bias else [grads.q])
+                of_k, of_v = grads.k, grads.v
+            sums = own
+            d_parts.append(tf.stack([blockwise.joined(x, kv.shape[3]) for x in (of_k, of_v)]))
         return t + 1, coming, d_kv + tf.concat(d_parts, _POSITIONS), sums
 
     start = [[part.no_gradient(), *([bias.no_gradient()] if bias else [])] for part in ours]
