@@ -9,6 +9,7 @@ from cases.group import Group, matmul
 
 PROCESSES = (2, 4)
 WHOLE = "t2tp, nothing sharded"
+AS_IN_JAX = "t2tp, stage 3, one process"
 
 
 def groups(size: str) -> list[Group]:
@@ -28,9 +29,9 @@ def _arguments(count: int, size: str) -> list[str]:
     return [f"--size={size}", f"--data={count}"]
 
 
-def _ours(name: str, stage: int, count: int, size: str) -> Peer:
-    arguments = [*_arguments(count, size), f"--processes={count}", f"--zero_stage={stage}"]
-    return Peer(name, "ours", arguments)
+def _ours(name: str, stage: int, count: int, size: str, processes: int | None = None) -> Peer:
+    split = [f"--processes={processes or count}", f"--zero_stage={stage}"]
+    return Peer(name, "ours", [*_arguments(count, size), *split])
 
 
 def _torch(name: str, count: int, size: str, *more: str) -> Peer:
@@ -57,6 +58,7 @@ def _weights(count: int, size: str) -> list[Peer]:
         _ours("t2tp, stage 3", 3, count, size),
         _ours(WHOLE, 0, count, size),
         _torch("PyTorch, fully_shard", count, size, "--sharded=weights"),
+        _ours(AS_IN_JAX, 3, count, size, processes=1),
         Peer("JAX, NamedSharding", "jax_gspmd", [*_arguments(count, size), "--sharded"], "jax"),
         matmul(),
     ]
