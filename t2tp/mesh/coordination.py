@@ -35,6 +35,7 @@ HEARTBEAT_SECONDS = 30
 ENDING_SECONDS = 20.0
 LEAVING_SECONDS = 30.0
 
+_CHUNK_BYTES = 1 << 17  # Of what is sent.
 # A key that always exists: reading it shows that process 0 answers, and its value is the latest
 # announcement. (Waiting for a missing key costs process 0 memory each time.)
 _PULSE = "pulse"
@@ -216,6 +217,9 @@ class CoordinationClient:
             protocol="grpc",
             default_session_config=self._context.config,
         )
+        # By default the server copies what it sends into strings of 4 kB: a step whose weights are
+        # sharded over two processes took 7 % longer.
+        server.default_session_config.experimental.recv_buf_max_chunk = _CHUNK_BYTES
         try:
             self._context.enable_collective_ops(server)
             self._context.ensure_initialized()
