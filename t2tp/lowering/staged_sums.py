@@ -1,9 +1,10 @@
 """Sums over dimensions of a slice, as exact compiled by XLA as by TensorFlow's kernels.
 
 On CPUs, XLA adds the elements of a sum over several dimensions one after the other: of two million,
-the last are added to a number so large that four digits are lost. So sums compiled by XLA for CPUs
-are computed in stages of some hundred elements each. That is not slower: the first stage is fused
-with the computation of the elements, and the others are small.
+the last are added to a number so large that four digits are lost. A sum of more than 32 elements
+over one dimension it computes in stages, but stores the elements first. So sums compiled by XLA for
+CPUs are computed in stages of at most 32 elements. That takes less time and memory: the first stage
+is fused with the computation of the elements, and the others are small.
 
 16-bit floats are summed in float32: adding ones stalls after a few thousand in float16, and after a
 few hundred in bfloat16.
@@ -21,8 +22,7 @@ from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 # A collection of graphs whose sums are staged. The graphs of loop bodies inherit it.
 _IN_STAGES = "t2tp_sums_in_stages"
 
-_LONG = 1024  # Number of elements that are added one after the other.
-_STAGE = 256
+_STAGE = 32  # Number of elements that are added one after the other.
 _SHORTEST_STAGE = 8  # Shorter sums are not worth the passes.
 
 
@@ -55,7 +55,7 @@ def _reduced(
     summed = _axes(x, axes)
     count = math.prod(x.shape[axis] for axis in summed)
     wide = tf.cast(x, tf.float32) if x.dtype in (tf.bfloat16, tf.float16) else x
-    if count <= _LONG or not tf1.get_collection(_IN_STAGES):
+    if count <= _STAGE or not tf1.get_collection(_IN_STAGES):
         return tf.cast(kernel(wide, summed, keepdims=keepdims), x.dtype)
     result = _staged(wide, summed)
     if kernel is tf.reduce_mean:
@@ -77,7 +77,7 @@ def _staged(x: tf.Tensor, summed: list[int]) -> tf.Tensor:
     kept = [n for axis, n in enumerate(x.shape) if axis not in summed]
     sizes, is_summed = _runs(x.shape.as_list(), summed)
     x = tf.reshape(x, sizes)
-    while math.prod(n for n, which in zip(sizes, is_summed, strict=True) if which) > _LONG:
+    while math.prod(n for n, which in zip(sizes, is_summed, strict=True) if which) > _STAGE:
         axis = max((n, axis) for axis, n in enumerate(sizes) if is_summed[axis])[1]
         length = max(n for n in range(1, _STAGE + 1) if sizes[axis] % n == 0)
         if length < _SHORTEST_STAGE:
@@ -90,11 +90,7 @@ def _staged(x: tf.Tensor, summed: list[int]) -> tf.Tensor:
 def _stage(x: tf.Tensor, axis: int, length: int) -> tf.Tensor:
     """Sums groups of `length` elements along a dimension."""
     before, size, after = x.shape[:axis], x.shape[axis], x.shape[axis + 1 :]
-    # Elements adjacent in memory are added to different sums, which vectorizes.
-    if after:
-        x = tf.reduce_sum(tf.reshape(x, [*before, size // length, length, *after]), axis + 1)
-    else:
-        x = tf.reduce_sum(tf.reshape(x, [*before, length, size // length]), axis)
+    x = tf.reduce_sum(tf.reshape(x, [*before, size // length, length, *after]), axis + 1)
     # XLA would merge the two sums.
     return gen_xla_ops.xla_optimization_barrier(input=[x])[0]
 
