@@ -13,7 +13,7 @@ import pytest
 
 from t2tp.trainer.cli.programs import t2tp_launch as main
 from t2tp.trainer.launch import local_processes as launcher
-from t2tp.trainer.launch.local_processes import environments_of
+from t2tp.trainer.launch.local_processes import ONE_HEAP, environments_of
 
 COMMAND = [sys.executable, "-m", "t2tp.trainer.cli", "t2tp_launch"]
 
@@ -128,10 +128,11 @@ def test_the_processes_share_the_cores():
 def test_the_heap_is_configured_on_cpus_unless_the_environment_does():
     def configured(environment: dict[str, str], gpus: list[str]) -> dict[str, str]:
         (own,) = environments_of(1, None, environment, gpus)
-        return {name: value for name, value in own.items() if name.startswith("MALLOC_")}
+        return {name: value for name, value in own.items() if name in {*ONE_HEAP, *environment}}
 
-    assert configured({}, [])["MALLOC_ARENA_MAX"] == "1"
-    assert configured({"MALLOC_PERTURB_": "1"}, []) == {"MALLOC_PERTURB_": "1"}
+    assert configured({}, []) == ONE_HEAP
+    for own in ({"MALLOC_PERTURB_": "1"}, {"GLIBC_TUNABLES": "glibc.malloc.perturb=1"}):
+        assert configured(own, []) == own
     assert not configured({}, ["0"])
 
 
