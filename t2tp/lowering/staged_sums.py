@@ -22,7 +22,7 @@ from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 # A collection of graphs whose sums are staged. The graphs of loop bodies inherit it.
 _IN_STAGES = "t2tp_sums_in_stages"
 
-_STAGE = 32  # Number of elements that are added one after the other.
+_STAGE = 32  # Most elements that are added one after the other, and that XLA does not store.
 _SHORTEST_STAGE = 8  # Shorter sums are not worth the passes.
 
 

@@ -196,11 +196,6 @@ class CoordinationClient:
     def _start(self, nccl: bool) -> None:
         """Starts TensorFlow's server, collectives and coordination service."""
         leader = f"/job:{JOB}/replica:0/task:0"
-        # Threads that wait for other processes would take the cores of those on this host: a step
-        # over four processes on two cores took 4 % longer.
-        config = tf.compat.v1.ConfigProto()
-        config.experimental.disable_thread_spinning = not nccl
-        self._context._config = config
         try:
             self._context.configure_collective_ops(
                 collective_leader=leader, use_nccl_communication=nccl
@@ -210,6 +205,14 @@ class CoordinationClient:
                 "TensorFlow has started up already, as the only process: connect to the others"
                 " before running any TensorFlow operation."
             ) from error
+        config = tf.compat.v1.ConfigProto()
+        # By default the server copies what it sends into strings of 4 kB: a step whose weights are
+        # sharded over two processes took 7 % longer.
+        config.experimental.recv_buf_max_chunk = _CHUNK_BYTES
+        # Threads that spin while they wait for other processes take the cores that those need: a
+        # step over four processes on two cores took 4 % longer.
+        config.experimental.disable_thread_spinning = not nccl
+        self._context._config = config
         self._context.configure_coordination_service(
             service_type="standalone",
             service_leader=leader,
@@ -222,9 +225,6 @@ class CoordinationClient:
             protocol="grpc",
             default_session_config=self._context.config,
         )
-        # By default the server copies what it sends into strings of 4 kB: a step whose weights are
-        # sharded over two processes took 7 % longer.
-        server.default_session_config.experimental.recv_buf_max_chunk = _CHUNK_BYTES
         try:
             self._context.enable_collective_ops(server)
             self._context.ensure_initialized()

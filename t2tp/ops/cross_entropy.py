@@ -106,9 +106,10 @@ class CrossEntropyOperation(Operation):
         def sums(logits: tf.Tensor, highest: tf.Tensor, local: tf.Tensor) -> tf.Tensor:
             shifted = tf.cast(logits, tf.float32) - highest[:, None]
             index, is_here = vocab.target_index(local)
-            # Not from `shifted`, which XLA would then store.
-            at_target = tf.cast(tf.gather_nd(logits, index), tf.float32) - highest
-            parts = [reduce_sum(tf.exp(shifted), 1), tf.where(is_here, at_target, 0.0)]
+            parts = [
+                reduce_sum(tf.exp(shifted), 1),
+                tf.where(is_here, tf.gather_nd(shifted, index), 0.0),
+            ]
             if smoothing:
                 parts.append(reduce_sum(shifted, 1))
             return tf.stack(parts)
