@@ -99,10 +99,11 @@ def step_of(parts: list[Queries], length: int) -> Callable[[], object]:
     terms = [ScoreTerms(Mask(part, Keys(length), causal=True), None, None) for part in parts]
 
     @tf.function(autograph=False)
-    def step(kv: tf.Tensor) -> list[tf.Tensor]:
+    def step(x: tf.Tensor) -> list[tf.Tensor]:
         by_query = []
+        kv = blockwise.cut(x, blockwise.key_block_of(length, HEADS))
         for part, of_part in zip(parts, terms, strict=True):
-            q = kv[:, :, part.begin : part.begin + part.size]
+            q = x[:, :, part.begin : part.begin + part.size]
             y, log = blockwise.forward(q, kv, kv, of_part)
             by_query.append((q, blockwise.mean_weight_gradient(y, y), log, y))
         grads, (dk, dv) = blockwise.backward(by_query, kv, kv, terms)

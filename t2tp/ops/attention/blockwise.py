@@ -20,14 +20,47 @@ from t2tp.ops.attention.blocks import Block, collected, query_key_scores, weight
 from t2tp.ops.attention.mask import MASKED, Mask
 from t2tp.ops.attention.score_terms import Gradients, ScoreTerms
 
+# The size of a block. With many rows (batch x heads), a block of 256 keys stays in the caches where
+# one of 512 does not, which takes up to 1.4 times as long; with few, operations are so short that
+# half as many of them save up to a fifth of the time.
 _QUERIES = 256
-_MEMORIES = 512
+_KEYS = 256
+_KEYS_OF_FEW_ROWS = 512
+_FEW_ROWS = 16
 
 
-def padded_sizes(length: int, memory_length: int) -> tuple[int, int]:
+def padded_sizes(length: int, memory_length: int, key_block: int) -> tuple[int, int]:
     """Returns the number of queries and keys of a processor, padded to whole blocks."""
-    queries, memories = _block_sizes(length, memory_length)
-    return length + -length % queries, memory_length + -memory_length % memories
+    return length + -length % _query_block(length), memory_length + -memory_length % key_block
+
+
+def key_block_of(memory_length: int, rows: int) -> int:
+    """Returns the number of keys of a block: an even one, as dropout needs.
+
+    Args:
+      memory_length: number of keys.
+      rows: batch x heads of the queries.
+    """
+    size = _KEYS_OF_FEW_ROWS if rows < _FEW_ROWS else _KEYS
+    return min(size, memory_length + memory_length % 2)
+
+
+def _query_block(length: int) -> int:
+    return min(_QUERIES, length + length % 2)
+
+
+def cut(x: tf.Tensor, size: int) -> tf.Tensor:
+    """Splits [batch, heads, length, d] -> [block, batch, heads, size, d], zero-padded."""
+    x = tf.pad(x, [[0, 0], [0, 0], [0, -x.shape[2] % size], [0, 0]])
+    batch, heads, length, d = x.shape
+    return tf.transpose(tf.reshape(x, [batch, heads, length // size, size, d]), [2, 0, 1, 3, 4])
+
+
+def joined(blocks: tf.Tensor, length: int) -> tf.Tensor:
+    """Merges [block, batch, heads, size, d] -> [batch, heads, length, d]."""
+    count, batch, heads, size, d = blocks.shape
+    x = tf.reshape(tf.transpose(blocks, [1, 2, 0, 3, 4]), [batch, heads, count * size, d])
+    return x[:, :, :length]
 
 
 class Attended(NamedTuple):
@@ -44,8 +77,8 @@ class Attended(NamedTuple):
     @classmethod
     def nothing(cls, q: tf.Tensor) -> Attended:
         """Returns the state before the first key, of queries [batch, heads, length, d_kv]."""
-        size = _block_sizes(q.shape[2], 1)[0]
         batch, heads, length, d = q.shape
+        size = _query_block(length)
         shape = [-(-length // size), batch, heads, size]
         return cls(tf.fill([*shape, 1], -math.inf), tf.zeros([*shape, d]))
 
@@ -57,7 +90,7 @@ def forward(q: tf.Tensor, k: tf.Tensor, v: tf.Tensor, terms: ScoreTerms) -> tupl
 
     Args:
       q: [batch, heads, length, d_kv], scaled.
-      k: [batch, kv_heads, memory_length, d_kv].
+      k: the memory in blocks, see `cut`: [block, batch, kv_heads, size, d_kv].
       v: likewise.
       terms: the other terms of the scores.
 
@@ -79,27 +112,27 @@ def attended(
 
     Args:
       q: [batch, heads, length, d_kv], scaled.
-      k: [batch, kv_heads, keys, d_kv], those of the mask of `terms`.
+      k: those of the mask of `terms`, in blocks [block, batch, kv_heads, size, d_kv].
       v: likewise.
       terms: the other terms of the scores.
       so_far: what is known of other keys; None: nothing.
     """
-    queries, memories = _block_sizes(q.shape[2], k.shape[2])
-    in_q, in_k, in_v = _cut(q, queries), _cut(k, memories), _cut(v, memories)
+    queries, memories = _query_block(q.shape[2]), k.shape[3]
+    in_q = cut(q, queries)
     first, first_key = terms.mask.queries.begin, terms.mask.keys.begin
     begin, end = _visible_blocks(terms.mask, queries, memories)
 
     def row(i: tf.Tensor, ys: tf.TensorArray, logs: tf.TensorArray) -> tuple:
         def step(j: tf.Tensor, log: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, ...]:
             block = Block(first + i * queries, queries, first_key + j * memories, memories)
-            scores = terms.added(tf.cast(query_key_scores(in_q[i], in_k[j]), tf.float32), block)
+            scores = terms.added(tf.cast(query_key_scores(in_q[i], k[j]), tf.float32), block)
             weights = tf.nn.softmax(scores)
             # The max weight is that of the max score: exp(score - log).
             highest = tf.reduce_max(scores, axis=-1, keepdims=True)
             log_here = highest - tf.math.log(tf.reduce_max(weights, axis=-1, keepdims=True))
             if terms.dropout is not None:
                 (weights,) = terms.dropout.dropped(block, weights)
-            y_here = weighted_values(weights, tf.cast(in_v[j], tf.float32))
+            y_here = weighted_values(weights, tf.cast(v[j], tf.float32))
             # Weights each softmax by its fraction of the joint sum of exponentials.
             largest = tf.maximum(log, log_here)
             both = largest + tf.math.log(tf.exp(log - largest) + tf.exp(log_here - largest))
@@ -107,7 +140,7 @@ def attended(
 
         if so_far is None:
             log = tf.fill([*q.shape[:2], queries, 1], -math.inf)
-            y = tf.zeros([*q.shape[:2], queries, v.shape[3]])
+            y = tf.zeros([*q.shape[:2], queries, v.shape[4]])
         else:
             log, y = so_far.log[i], so_far.y[i]
         _, log, y = _loop(lambda j, *_: j < end[i], step, (begin[i], log, y))
@@ -157,12 +190,12 @@ class BackwardQueries(NamedTuple):
         cls, q: tf.Tensor, mean: tf.Tensor, log: tf.Tensor, dy: tf.Tensor, terms: ScoreTerms
     ) -> BackwardQueries:
         """Prepares what does not depend on the keys; arguments as for `backward`."""
-        size = _block_sizes(q.shape[2], 1)[0]
+        size = _query_block(q.shape[2])
         dtype, dy = dy.dtype, tf.cast(dy, tf.float32)
         if terms.dropout is not None:
             dy *= terms.dropout.scale
-        in_q, in_dy = _cut(q, size), _cut(dy, size)
-        in_log, in_mean = (_cut(x[..., None], size) for x in (log, mean))
+        in_q, in_dy = cut(q, size), cut(dy, size)
+        in_log, in_mean = (cut(x[..., None], size) for x in (log, mean))
         return cls(in_q, in_log, in_mean, in_dy, q.shape[2], dtype)
 
     def no_gradient(self) -> tf.Tensor:
@@ -200,12 +233,12 @@ def backward(
     Args:
       by_query: of each part `q` (scaled), its `mean_weight_gradient`, the `log` of `forward` and
         `dy`, the gradient w.r.t. its result.
-      k: [batch, kv_heads, memory_length, d_kv].
+      k: the memory in blocks, [block, batch, kv_heads, size, d_kv].
       v: likewise.
       terms: those of each part.
 
     Returns:
-      of each part the gradients w.r.t. q and the bias; and those w.r.t. k and v.
+      of each part the gradients w.r.t. q and the bias; and those w.r.t. k and v, float32 in blocks.
     """
     by_part, of_k, of_v = [], None, None
     for (q, mean, log, dy), of_part in zip(by_query, terms, strict=True):
@@ -214,8 +247,7 @@ def backward(
         so_far = Gradients(ours.no_gradient(), of_k, of_v, no_bias)
         d_q, of_k, of_v, d_bias = with_gradients(so_far, ours, k, v, of_part)
         by_part.append(Gradients(ours.joined(d_q), None, None, d_bias))
-    d_k, d_v = (tf.cast(joined(x, k.shape[2]), k.dtype) for x in (of_k, of_v))
-    return by_part, (d_k, d_v)
+    return by_part, (of_k, of_v)
 
 
 def with_gradients(
@@ -231,16 +263,15 @@ def with_gradients(
       so_far: of `q` (in blocks) and `bias` the sums over other keys; of `k` and `v` (in blocks)
         those over other queries, or None.
       ours: the queries.
-      k: [batch, kv_heads, keys, d_kv], those of the mask of `terms`.
+      k: those of the mask of `terms`, in blocks [block, batch, kv_heads, size, d_kv].
       v: likewise.
       terms: the other terms of the scores.
 
     Returns:
-      the sums; those of `k` and `v` float32 [block, batch, kv_heads, size, d_kv].
+      the sums; those of `k` and `v` float32, in blocks as these are.
     """
-    kv_heads = k.shape[1]
-    queries, memories = _block_sizes(ours.length, k.shape[2])
-    in_k, in_v = _cut(k, memories), _cut(v, memories)
+    blocks, _, kv_heads, memories, _ = k.shape
+    queries = ours.q.shape[3]
     first, first_key = terms.mask.queries.begin, terms.mask.keys.begin
     begin, end = _seeing_blocks(terms.mask, queries, memories)
 
@@ -255,10 +286,10 @@ def with_gradients(
             i: tf.Tensor, dqs: tf.Tensor, d_bias: tf.Tensor, dk: tf.Tensor, dv: tf.Tensor
         ) -> tuple[tf.Tensor, ...]:
             block = Block(first + i * queries, queries, first_key + j * memories, memories)
-            scores = query_key_scores(ours.q[i], in_k[j])
+            scores = query_key_scores(ours.q[i], k[j])
             scores = terms.added(tf.cast(scores, tf.float32), block)
             weights = tf.exp(scores - ours.log[i])
-            d_weights = query_key_scores(ours.dy[i], tf.cast(in_v[j], tf.float32))
+            d_weights = query_key_scores(ours.dy[i], tf.cast(v[j], tf.float32))
             used = weights
             if terms.dropout is not None:
                 used, d_weights = terms.dropout.dropped(block, weights, d_weights)
@@ -269,47 +300,27 @@ def with_gradients(
             d_values = collected(tf.cast(used, v.dtype), tf.cast(ours.dy[i], ours.dtype), kv_heads)
             dv += tf.cast(d_values, tf.float32)
             dk += tf.cast(collected(d_scores, ours.q[i], kv_heads), tf.float32)
-            dq = tf.cast(weighted_values(d_scores, in_k[j]), tf.float32)
+            dq = tf.cast(weighted_values(d_scores, k[j]), tf.float32)
             return i + 1, tf.tensor_scatter_nd_add(dqs, [[i]], dq[None]), d_bias, dk, dv
 
         dk, dv = (
             tf.zeros(x.shape[1:]) if others is None else others[j]
-            for x, others in ((in_k, so_far.k), (in_v, so_far.v))
+            for x, others in ((k, so_far.k), (v, so_far.v))
         )
         start = (begin[j], dqs, d_bias, dk, dv)
         _, dqs, d_bias, dk, dv = _loop(lambda i, *_: i < end[j], step, start)
         return j + 1, dqs, d_bias, dks.write(j, dk), dvs.write(j, dv)
 
     no_bias = tf.zeros([])
-    arrays = (tf.TensorArray(tf.float32, in_k.shape[0]) for _ in range(2))
+    arrays = (tf.TensorArray(tf.float32, blocks) for _ in range(2))
     start = (tf.constant(0), so_far.q, no_bias if terms.bias is None else so_far.bias, *arrays)
-    _, dqs, d_bias, dks, dvs = _loop(lambda j, *_: j < in_k.shape[0], column, start)
+    _, dqs, d_bias, dks, dvs = _loop(lambda j, *_: j < blocks, column, start)
     return Gradients(dqs, dks.stack(), dvs.stack(), None if terms.bias is None else d_bias)
 
 
 def _loop(condition: Callable, body: Callable, start: Sequence) -> tuple:
     # One iteration at a time: parallel ones would each hold a block of scores.
     return tf.while_loop(condition, body, start, parallel_iterations=1)
-
-
-def _block_sizes(length: int, memory_length: int) -> tuple[int, int]:
-    """Returns the number of queries and keys of a block: even, as dropout needs."""
-    queries = min(_QUERIES, length + length % 2)
-    return queries, min(_MEMORIES, memory_length + memory_length % 2)
-
-
-def _cut(x: tf.Tensor, size: int) -> tf.Tensor:
-    """Splits [batch, heads, length, d] -> [block, batch, heads, size, d], zero-padded."""
-    x = tf.pad(x, [[0, 0], [0, 0], [0, -x.shape[2] % size], [0, 0]])
-    batch, heads, length, d = x.shape
-    return tf.transpose(tf.reshape(x, [batch, heads, length // size, size, d]), [2, 0, 1, 3, 4])
-
-
-def joined(blocks: tf.Tensor, length: int) -> tf.Tensor:
-    """Merges [block, batch, heads, size, d] -> [batch, heads, length, d]."""
-    count, batch, heads, size, d = blocks.shape
-    x = tf.reshape(tf.transpose(blocks, [1, 2, 0, 3, 4]), [batch, heads, count * size, d])
-    return x[:, :, :length]
 
 
 def _visible_blocks(mask: Mask, queries: int, memories: int) -> tuple[tf.Tensor, tf.Tensor]:

@@ -21,6 +21,7 @@ from t2tp.ops.attention.score_terms import Gradients, ScoreTerms
 from t2tp.ops.attention.shared_heads import SharedHeads
 from t2tp.ops.attention.split_kv import GatheredDimension, own_axes
 from t2tp.ops.attention.weight_dropout import AttentionDropout, PairIndex
+from t2tp.ops.attention.whole_memory import WholeMemory
 
 if TYPE_CHECKING:
     from t2tp.lowering.lowering import Lowering
@@ -107,14 +108,13 @@ class AttentionOperation(Operation):
 
     def lower(self, lowering: Lowering) -> None:
         part = _AttentionSlice(lowering, self.inputs, self._options, self._rng_name)
-        qs = [q for (q,) in part.queries.dealt([part.q])]
         if part.ring is not None:
-            computed = ring.forward(part.ring, qs, part.terms)
+            computed = ring.forward(part.ring, part.qs, part.terms)
         else:
             lowered = blockwise if self._options.is_blockwise else dense
             computed = [
                 lowered.forward(q, part.k, part.v, terms)
-                for q, terms in zip(qs, part.terms, strict=True)
+                for q, terms in zip(part.qs, part.terms, strict=True)
             ]
         values = part.queries.returned(computed)
         for output, value in zip(self.outputs, values, strict=True):
@@ -161,18 +161,19 @@ class AttentionGradOperation(Operation):
         y, kept, *rounding = outputs
         if rounding:
             y = tf.cast(y, tf.float32) + tf.cast(rounding[0], tf.float32)
-        kept = reshaped(kept, [*part.q.shape[:3], *kept.shape[self.inputs[0].shape.ndims - 1 :]])
         y, dy = part.with_one_batch(y), part.with_one_batch(dy)
+        kept = reshaped(kept, [*y.shape[:3], *kept.shape[self.inputs[0].shape.ndims - 1 :]])
         # Blockwise attention needs of y only this number for each query, which costs less to move.
         of_y = blockwise.mean_weight_gradient(y, dy) if self._options.is_blockwise else y
-        by_query = part.queries.dealt([part.q, of_y, kept, dy])
+        dealt = part.queries.dealt([of_y, kept, dy])
+        by_query = [(q, *others) for q, others in zip(part.qs, dealt, strict=True)]
         computed, d_memory = self._computed(part, by_query)
         mesh_impl = lowering.mesh_impl(self)
         q, *memory = self.outputs[:3]
         (d_q,) = part.queries.returned([[grads.q] for grads in computed])
         lowering.set_slice(q, reshaped(d_q * part.scale, mesh_impl.slice_shape(q.shape)))
         for output, d in zip(memory, d_memory, strict=True):
-            d, axes = part.restored(tf.cast(d, output.dtype))
+            d, axes = part.gradient_of_slice(tf.cast(d, output.dtype))
             d = reshaped(d, mesh_impl.slice_shape(output.shape))
             lowering.set_sum_over_axes(output, d, axes)
         bias = part.terms[0].bias
@@ -204,10 +205,9 @@ class _AttentionSlice:
     the global length, so that the processor's queries attend to what they would on one device.
 
     Attributes:
-      q: the slice, scaled by 1 / sqrt(d_kv), with one batch dimension: [batch, heads, queries,
-        d_kv].
-      k, v: [batch, kv_heads, memory, d_kv], the heads that those of q need, and the full memory;
-        absent if there is a ring.
+      qs: the parts of the queries that the processor computes, scaled by 1 / sqrt(d_kv), with one
+        batch dimension: [batch, heads, queries, d_kv].
+      k, v: those of the whole memory, see `WholeMemory`; absent if there is a ring.
       ring: keys and values that go round the processors; or None.
       scale: the factor of q.
       queries: which queries the processor computes, in one or two parts.
@@ -226,19 +226,23 @@ class _AttentionSlice:
         )
         self._mesh_impl = mesh_impl
         self._shared = SharedHeads(mesh_impl, heads, kv_heads)
-        self._memory = GatheredDimension(mesh_impl, memory_axis, 2)
+        self._memory = GatheredDimension(mesh_impl, memory_axis)
         # The mesh axes over which the queries of a key are split.
         self._summed = {*self._shared.axes, *own_axes(mesh_impl, length_axis)}
-        q_slice = self.with_one_batch(lowering.slice(q))
         # Not a scalar, which TensorFlow would move behind the matmul with k and fuse with it and
         # with a mask, for which oneDNN has only its slow reference kernel.
         self.scale = tf.constant([d_kv.size**-0.5] * d_kv.size, q.dtype)
-        self.q = q_slice * self.scale
         extras = dict(zip(options.extras, inputs[3:], strict=False))
         self.queries = _queries(mesh_impl, length, length_axis, options)
+        # The backward pass has those of the forward pass, which need not travel again.
+        self.qs = lowering.shared(
+            ("dealt", q, options),
+            lambda: self._dealt(self.with_one_batch(lowering.slice(q)) * self.scale),
+        )
         # A tensor that is an input twice is passed once.
         of_memory = extras.get("memory_segments", extras.get("segments"))
         k_slice, v_slice = (self.with_one_batch(lowering.slice(x)) for x in (k, v))
+        rows = self.qs[0].shape[0] * self.qs[0].shape[1]
         self.ring = None
         if options.method == "ring" and self._goes_round(length_axis):
             is_balanced = (
@@ -252,13 +256,17 @@ class _AttentionSlice:
                 self._shared.select(k_slice),
                 self._shared.select(v_slice),
                 None if of_memory is None else _slice_rows(lowering, of_memory, memory_axis),
+                rows=rows,
                 is_balanced=is_balanced,
             )
+            key_block = self.ring.key_block
             masks = self._masks(lowering, Keys(self.ring.part_sizes[0]), options, extras)
         else:
-            self.k, self.v = (
-                self._shared.select(self._memory.whole(x)) for x in (k_slice, v_slice)
+            key_block = blockwise.key_block_of(memory.size, rows) if options.is_blockwise else 0
+            self._whole = WholeMemory(
+                self._shared, self._memory, memory.size, k_slice.shape[2], key_block
             )
+            self.k, self.v = (self._whole.of_slice(x) for x in (k_slice, v_slice))
             # Layers that mask alike share their masks.
             masks = lowering.shared(
                 ("masks", options, length, memory, extras.get("segments"), of_memory),
@@ -269,7 +277,7 @@ class _AttentionSlice:
         if "bias_table" in extras:
             sizes = (masks[0].queries.size, keys.size)
             if options.is_blockwise:
-                sizes = blockwise.padded_sizes(*sizes)
+                sizes = blockwise.padded_sizes(*sizes, key_block)
             bias = Bias(
                 lowering.slice(extras["bias_table"]),
                 masks[0].queries.offsets[-1] + sizes[0],
@@ -293,7 +301,7 @@ class _AttentionSlice:
         own_segments: list[tf.Tensor | None] = [None] * len(self.queries.parts)
         if "segments" in extras:
             rows = _rows(lowering.slice(extras["segments"]))
-            own_segments = [half for (half,) in self.queries.dealt([rows], dim=1)]
+            own_segments = self._dealt(rows, dim=1)
         return [
             Mask(
                 queries,
@@ -314,14 +322,19 @@ class _AttentionSlice:
         """Merges batch dimensions: [batch..., heads, length, d] -> [batch, heads, length, d]."""
         return reshaped(x, [-1, *x.shape[-3:]])
 
-    def restored(self, dx: tf.Tensor) -> tuple[tf.Tensor, list[int]]:
-        """Returns this processor's partial sum of the gradient w.r.t. the input's slice.
+    def _dealt(self, x: tf.Tensor, dim: int = 2) -> list[tf.Tensor]:
+        """Returns the parts of a slice [batch, ..., length, ...] that the processor computes."""
+        return [part for (part,) in self.queries.dealt([x], dim)]
+
+    def gradient_of_slice(self, dx: tf.Tensor) -> tuple[tf.Tensor, list[int]]:
+        """Returns this processor's partial sum of the gradient w.r.t. the slice of k or v.
 
         It is computed from the gradient w.r.t. `k` or `v`; also returns the mesh axes to sum over.
         """
-        dx = self._shared.restore(dx, self._summed)
         if self.ring is None:
-            dx = self._memory.own_part(dx, self._summed)
+            dx = self._whole.gradient_of_slice(dx, self._summed)
+        else:
+            dx = self._shared.restore(dx, self._summed)
         return dx, sorted(self._summed - {*self._memory.axes, *self._shared.gathered.axes})
 
     def _goes_round(self, length_axis: int | None) -> bool:
@@ -367,9 +380,9 @@ def _whole_rows(lowering: Lowering, segments: upstream.Tensor) -> tf.Tensor:
     """Gathers segments [batch, length] along the length, once for all layers."""
     mesh_impl = lowering.mesh_impl(segments)
     axis = mesh_impl.tensor_dimension_to_mesh_axis(segments.shape.dims[-1])
-    gathered = GatheredDimension(mesh_impl, axis, 1)
+    gathered = GatheredDimension(mesh_impl, axis)
     return lowering.shared(
-        (segments, "whole rows"), lambda: gathered.whole(_rows(lowering.slice(segments)))
+        (segments, "whole rows"), lambda: gathered.whole(_rows(lowering.slice(segments)), 1)
     )
 
 

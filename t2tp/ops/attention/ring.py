@@ -40,8 +40,30 @@ class Visiting(NamedTuple):
     segments: tuple[tf.Tensor, ...]
 
 
+class Part(NamedTuple):
+    """Consecutive keys of a slice that is at a processor.
+
+    Attributes:
+      k: in blocks, see `blockwise.cut`.
+      v: likewise.
+      keys: their positions.
+      segments: a list of int32 [batch, keys]; empty if there are none.
+    """
+
+    k: tf.Tensor
+    v: tf.Tensor
+    keys: Keys
+    segments: Sequence[tf.Tensor]
+
+
 class Ring:
-    """The slices of a memory that a mesh axis splits, and their way round its processors."""
+    """The slices of a memory that a mesh axis splits, and their way round its processors.
+
+    Attributes:
+      count: number of processors.
+      key_block: number of keys of a block.
+      begin: the processor's own slice.
+    """
 
     def __init__(
         self,
@@ -51,6 +73,7 @@ class Ring:
         v: tf.Tensor,
         segments: tf.Tensor | None,
         *,
+        rows: int,
         is_balanced: bool,
     ) -> None:
         """Begins with the processor's own slice.
@@ -61,6 +84,7 @@ class Ring:
           k: [batch, kv_heads, keys, d_kv].
           v: likewise.
           segments: int32 [batch, keys], or None.
+          rows: batch x heads of the queries.
           is_balanced: whether slices are in head-tail order.
         """
         self._collectives = mesh_impl.collectives
@@ -68,6 +92,7 @@ class Ring:
         self.count = mesh_impl.shape[axis].size
         self._size = k.shape[2]
         self._order = BalancedQueries(mesh_impl, axis, self._size) if is_balanced else None
+        self.key_block = blockwise.key_block_of(self.part_sizes[0], rows)
         kv = self._dealt(tf.stack([k, v]), _POSITIONS)
         self.begin = Visiting(kv, () if segments is None else (self._dealt(segments, 1),))
 
@@ -76,24 +101,21 @@ class Ring:
         """The numbers of consecutive keys that a slice consists of."""
         return [self._size] if self._order is None else [self._size // 2] * 2
 
-    def parts(self, visiting: Visiting, step: tf.Tensor) -> list[tuple[tf.Tensor, Keys, list]]:
-        """Returns the parts of consecutive keys of the slice that is here at a step.
-
-        Returns:
-          of each keys and values, their positions, and a list of their segments, if they have any.
-        """
+    def parts(self, visiting: Visiting, step: tf.Tensor) -> list[Part]:
+        """Returns the parts of the slice that is here at a step."""
         owner = (self._collectives.coordinate(self._axis) - step) % self.count
         places = [owner] if self._order is None else list(head_and_tail(owner, self.count))
         cut = [
             tf.split(x, len(places), dim)
             for x, dim in [(visiting.kv, _POSITIONS), *((x, 1) for x in visiting.segments)]
         ]
-        return [
-            (kv, Keys(size, place * size), segments)
-            for place, size, (kv, *segments) in zip(
-                places, self.part_sizes, zip(*cut, strict=True), strict=True
-            )
-        ]
+        parts = []
+        for place, size, (kv, *segments) in zip(
+            places, self.part_sizes, zip(*cut, strict=True), strict=True
+        ):
+            k, v = (blockwise.cut(x, self.key_block) for x in tf.unstack(kv))
+            parts.append(Part(k, v, Keys(size, place * size), segments))
+        return parts
 
     def passed_on(self, x: tf.Tensor) -> tf.Tensor:
         """Gives `x` to the next processor; returns that of the previous one."""
@@ -138,9 +160,9 @@ def forward(
 
     def step(t: tf.Tensor, here: Visiting, states: list[blockwise.Attended]) -> tuple:
         coming = ring.next(here, t)
-        for kv, keys, segments in ring.parts(here, t):
+        for k, v, keys, segments in ring.parts(here, t):
             states = [
-                blockwise.attended(q, kv[0], kv[1], of_part.of_keys(keys, *segments), state)
+                blockwise.attended(q, k, v, of_part.of_keys(keys, *segments), state)
                 for q, of_part, state in zip(qs, terms, states, strict=True)
             ]
         return t + 1, coming, states
@@ -178,20 +200,20 @@ def backward(
         # Those of the slice that is here follow it, one step behind.
         d_kv = ring.passed_if(t > 0, d_kv)
         d_parts = []
-        for kv, keys, segments in ring.parts(here, t):
+        for k, v, keys, segments in ring.parts(here, t):
             of_k, of_v, own = None, None, []
             for (d_q, *d_bias), part, of_part in zip(sums, ours, terms, strict=True):
                 grads = blockwise.with_gradients(
                     Gradients(d_q, of_k, of_v, d_bias[0] if bias else None),
                     part,
-                    kv[0],
-                    kv[1],
+                    k,
+                    v,
                     of_part.of_keys(keys, *segments),
                 )
                 own.append([grads.q, grads.bias] if bias else [grads.q])
                 of_k, of_v = grads.k, grads.v
             sums = own
-            d_parts.append(tf.stack([blockwise.joined(x, kv.shape[3]) for x in (of_k, of_v)]))
+            d_parts.append(tf.stack([blockwise.joined(x, keys.size) for x in (of_k, of_v)]))
         return t + 1, coming, d_kv + tf.concat(d_parts, _POSITIONS), sums
 
     start = [[part.no_gradient(), *([bias.no_gradient()] if bias else [])] for part in ours]

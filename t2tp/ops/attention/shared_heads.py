@@ -31,7 +31,7 @@ class SharedHeads:
         self._collectives = mesh_impl.collectives
         self._kv_heads = kv_heads.size
         axis, kv_axis = (mesh_impl.tensor_dimension_to_mesh_axis(d) for d in (heads, kv_heads))
-        self.gathered = GatheredDimension(mesh_impl, None if kv_axis == axis else kv_axis, 1)
+        self.gathered = GatheredDimension(mesh_impl, None if kv_axis == axis else kv_axis)
         self.axes = [] if axis == kv_axis else own_axes(mesh_impl, axis)
         self._chosen = None
         if axis is not None and self.axes:
@@ -39,22 +39,23 @@ class SharedHeads:
             self._chosen = self._chosen_heads(heads.size // kv_heads.size, size, axis)
 
     def select(self, x: tf.Tensor) -> tf.Tensor:
-        """Selects from a slice of k or v -> [batch, the kv heads needed here, memory, d]."""
-        x = self.gathered.whole(x)
-        return x if self._chosen is None else tf.gather(x, self._chosen, axis=1)
+        """Selects from a slice of k or v -> [..., the kv heads needed here, memory, d]."""
+        x = self.gathered.whole(x, _heads(x))
+        return x if self._chosen is None else tf.gather(x, self._chosen, axis=_heads(x))
 
     def restore(self, dx: tf.Tensor, summed: Collection[int]) -> tf.Tensor:
         """Converts the gradient w.r.t. `select`'s result to a partial sum of that w.r.t. the slice.
 
         Args:
-          dx: [batch, the kv heads needed here, memory, d].
+          dx: [..., the kv heads needed here, memory, d].
           summed: mesh axes over which it is a partial sum; that of `gathered` is reduced here.
         """
+        heads = _heads(dx)
         if self._chosen is not None:
-            by_head = tf.transpose(dx, [1, 0, 2, 3])
+            by_head = tf.transpose(dx, [heads, *range(heads), heads + 1, heads + 2])
             by_head = tf.math.unsorted_segment_sum(by_head, self._chosen, self._kv_heads)
-            dx = tf.transpose(by_head, [1, 0, 2, 3])
-        return self.gathered.own_part(dx, summed)
+            dx = tf.transpose(by_head, [*range(1, heads + 1), 0, heads + 1, heads + 2])
+        return self.gathered.own_part(dx, heads, summed)
 
     def _chosen_heads(self, shared_by: int, size: int, axis: int) -> tf.Tensor:
         """Returns the indices of the kv heads that `size` query heads of this processor need.
@@ -64,3 +65,8 @@ class SharedHeads:
         together = math.gcd(shared_by, size)
         first = self._collectives.coordinate(axis) * size
         return (first + together * tf.range(size // together)) // shared_by
+
+
+def _heads(x: tf.Tensor) -> int:
+    """Returns the dimension of the heads in [..., heads, memory, d]."""
+    return x.shape.rank - 3

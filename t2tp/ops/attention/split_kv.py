@@ -17,29 +17,23 @@ class GatheredDimension:
       axes: the mesh's own axes that it consists of.
     """
 
-    def __init__(self, mesh_impl: SpmdMeshImpl, axis: int | None, dim: int) -> None:
-        """Prepares the gathering of a dimension.
-
-        Args:
-          mesh_impl: the processor's.
-          axis: the mesh axis that splits the dimension, or None.
-          dim: the dimension's index in slices.
-        """
+    def __init__(self, mesh_impl: SpmdMeshImpl, axis: int | None) -> None:
+        """Takes the mesh axis that splits the dimension, or None."""
         self._mesh_impl = mesh_impl
         self._collectives = mesh_impl.collectives
         self.axis = axis
         self.axes = own_axes(mesh_impl, axis)
-        self._dim = dim
 
-    def whole(self, x: tf.Tensor) -> tf.Tensor:
-        """Gathers a slice [..., n, ...] -> [..., slices * n, ...]."""
-        return x if self.axis is None else self._collectives.allgather(x, self.axis, self._dim)
+    def whole(self, x: tf.Tensor, dim: int) -> tf.Tensor:
+        """Gathers a slice [..., n, ...] -> [..., slices * n, ...]; n is its dimension `dim`."""
+        return x if self.axis is None else self._collectives.allgather(x, self.axis, dim)
 
-    def own_part(self, dx: tf.Tensor, summed: Collection[int]) -> tf.Tensor:
+    def own_part(self, dx: tf.Tensor, dim: int, summed: Collection[int]) -> tf.Tensor:
         """Converts the gradient w.r.t. the result of `whole` to that w.r.t. the slice.
 
         Args:
           dx: [..., slices * n, ...].
+          dim: as for `whole`.
           summed: the mesh's own axes over which `dx` is a partial sum. Over those that `axis`
             consists of it is reduced here; along the others of these `dx` is the same.
         """
@@ -47,12 +41,12 @@ class GatheredDimension:
             return dx
         reduced = [axis for axis in self.axes if axis in summed]
         if len(reduced) == len(self.axes):
-            return self._collectives.reducescatter(dx, self.axis, self._dim)
+            return self._collectives.reducescatter(dx, self.axis, dim)
         dx = self._collectives.allreduce(dx, reduced, "Add")
         size = dx.shape.as_list()
-        size[self._dim] //= self._mesh_impl.shape[self.axis].size
+        size[dim] //= self._mesh_impl.shape[self.axis].size
         begin: list[tf.Tensor | int] = [0] * len(size)
-        begin[self._dim] = self._collectives.coordinate(self.axis) * size[self._dim]
+        begin[dim] = self._collectives.coordinate(self.axis) * size[dim]
         return tf.slice(dx, begin, size)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from t2tp.ops.attention import blockwise
 from t2tp.ops.attention.api import RelativeBias, attention
 from tests.ops.attention.composed_attention import composed_attention
 
@@ -27,6 +28,13 @@ SEGMENTS = np.array([[1, 1, 1, 1, 1, 1], [1, 1, 2, 2, 2, 0], [1, 2, 3, 4, 5, 6],
 
 
 MAX_DISTANCE = 6
+
+
+def set_block_sizes(monkeypatch, *, queries, keys):
+    """Sets the sizes of blocks of any number of rows."""
+    monkeypatch.setattr(blockwise, "_QUERIES", queries)
+    monkeypatch.setattr(blockwise, "_KEYS", keys)
+    monkeypatch.setattr(blockwise, "_FEW_ROWS", 0)
 
 
 def make_inputs(

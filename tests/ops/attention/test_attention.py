@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 import t2tp
 from t2tp import mtf
-from t2tp.ops.attention import blockwise
 from t2tp.ops.attention.api import RelativeBias, attention
 from tests.cases import in_turn
 from tests.ops.attention.attention_cases import (
@@ -22,6 +21,7 @@ from tests.ops.attention.attention_cases import (
     make_composed,
     make_inputs,
     make_ours,
+    set_block_sizes,
     spread,
 )
 from tests.ops.on_mesh import assert_close, in_float64, with_gradients
@@ -52,8 +52,7 @@ SHARED_LAYOUTS = [
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     """So that lengths of a few blocks are short; 4 divides none of the tests' lengths."""
-    monkeypatch.setattr(blockwise, "_QUERIES", 4)
-    monkeypatch.setattr(blockwise, "_MEMORIES", 4)
+    set_block_sizes(monkeypatch, queries=4, keys=4)
 
 
 @pytest.mark.parametrize(

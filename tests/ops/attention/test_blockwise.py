@@ -11,6 +11,7 @@ from t2tp.ops.attention import blockwise
 from t2tp.ops.attention.api import attention
 from t2tp.ops.attention.blocks import Keys, Queries
 from t2tp.ops.attention.mask import Mask
+from tests.ops.attention.attention_cases import set_block_sizes
 from tests.ops.attention.attention_memory import D_KV, HEADS
 from tests.warm_processes import printed
 
@@ -36,8 +37,7 @@ def first_queries(method, array, **options):
 )
 def test_blocks_of_which_nothing_is_seen_are_not_computed(monkeypatch, options, unseen):
     """A NaN there would come through, times zero."""
-    monkeypatch.setattr(blockwise, "_QUERIES", 8)
-    monkeypatch.setattr(blockwise, "_MEMORIES", 4)
+    set_block_sizes(monkeypatch, queries=8, keys=4)
     array = np.random.default_rng(0).normal(size=(1, LENGTH, 4))
     wanted = first_queries("dense", array, **options)
     array[:, unseen] = np.nan

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from t2tp.ops.attention import blockwise
 from t2tp.ops.attention.api import attention
+from tests.ops.attention.attention_cases import set_block_sizes
 from tests.ops.on_mesh import _weights, in_float64, with_gradients
 
 SIZES = [1, 2, 96, 32]  # batch, heads, length, d_kv
@@ -55,8 +55,7 @@ def relative_error(value, wanted):
 @pytest.mark.parametrize(("mesh_shape", "layout"), [("", ""), ("x:2", "length:x;memory:x")])
 @pytest.mark.parametrize("dtype", [tf.bfloat16, tf.float16])
 def test_gradients_are_those_of_a_float32_softmax(monkeypatch, method, mesh_shape, layout, dtype):
-    monkeypatch.setattr(blockwise, "_QUERIES", 32)
-    monkeypatch.setattr(blockwise, "_MEMORIES", 32)
+    set_block_sizes(monkeypatch, queries=32, keys=32)
     inputs = make_inputs()
     ours = with_gradients(
         lambda q, k, v: attention(q, k, v, method=method), inputs, mesh_shape, layout, dtype

@@ -19,6 +19,7 @@ from tests.ops.attention.attention_cases import (
     make_composed,
     make_inputs,
     make_ours,
+    set_block_sizes,
 )
 from tests.ops.on_mesh import assert_close, in_float64, with_gradients
 
@@ -43,8 +44,7 @@ SHARED_LAYOUTS = [
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     """So that slices of a few positions are longer than a block."""
-    monkeypatch.setattr(blockwise, "_QUERIES", 4)
-    monkeypatch.setattr(blockwise, "_MEMORIES", 4)
+    set_block_sizes(monkeypatch, queries=4, keys=4)
 
 
 @pytest.mark.parametrize("method", METHODS)

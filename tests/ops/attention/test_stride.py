@@ -7,9 +7,9 @@ import pytest
 import tensorflow as tf
 
 import t2tp
-from t2tp.ops.attention import blockwise
 from t2tp.ops.attention.api import RelativeBias, attention
 from tests.cases import in_turn
+from tests.ops.attention.attention_cases import set_block_sizes
 from tests.ops.on_mesh import assert_close, in_float64, with_gradients
 
 STRIDE, LENGTH = 3, 14  # Four whole keys, and two positions that make none.
@@ -24,8 +24,7 @@ LAYOUTS = [
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(blockwise, "_QUERIES", 4)
-    monkeypatch.setattr(blockwise, "_MEMORIES", 2)
+    set_block_sizes(monkeypatch, queries=4, keys=2)
 
 
 def inputs(with_segments):

@@ -7,9 +7,9 @@ import pytest
 
 import t2tp
 from t2tp import mtf
-from t2tp.ops.attention import blockwise
 from t2tp.ops.attention.api import attention
 from tests.cases import in_turn
+from tests.ops.attention.attention_cases import set_block_sizes
 from tests.ops.attention.composed_attention import composed_attention
 from tests.ops.on_mesh import assert_close, in_float64, with_gradients
 
@@ -28,8 +28,7 @@ METHODS = ["dense", "blockwise"]
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(blockwise, "_QUERIES", 4)
-    monkeypatch.setattr(blockwise, "_MEMORIES", 4)
+    set_block_sizes(monkeypatch, queries=4, keys=4)
 
 
 def make_inputs(length=LENGTH):
