@@ -15,13 +15,13 @@ from t2tp.mesh.layout import Layout
 from t2tp.ops.attention import blockwise, dense, ring
 from t2tp.ops.attention.balanced_queries import BalancedQueries, ContiguousQueries
 from t2tp.ops.attention.blocks import Keys, Queries
+from t2tp.ops.attention.gathered_memory import GatheredMemory
 from t2tp.ops.attention.mask import Mask
 from t2tp.ops.attention.relative_bias import Bias
 from t2tp.ops.attention.score_terms import Gradients, ScoreTerms
 from t2tp.ops.attention.shared_heads import SharedHeads
 from t2tp.ops.attention.split_kv import GatheredDimension, own_axes
 from t2tp.ops.attention.weight_dropout import AttentionDropout, PairIndex
-from t2tp.ops.attention.whole_memory import WholeMemory
 
 if TYPE_CHECKING:
     from t2tp.lowering.lowering import Lowering
@@ -207,7 +207,7 @@ class _AttentionSlice:
     Attributes:
       qs: the parts of the queries that the processor computes, scaled by 1 / sqrt(d_kv), with one
         batch dimension: [batch, heads, queries, d_kv].
-      k, v: those of the whole memory, see `WholeMemory`; absent if there is a ring.
+      k, v: those of the full memory, see `GatheredMemory`; absent if there is a ring.
       ring: keys and values that go round the processors; or None.
       scale: the factor of q.
       queries: which queries the processor computes, in one or two parts.
@@ -263,10 +263,10 @@ class _AttentionSlice:
             masks = self._masks(lowering, Keys(self.ring.part_sizes[0]), options, extras)
         else:
             key_block = blockwise.key_block_of(memory.size, rows) if options.is_blockwise else 0
-            self._whole = WholeMemory(
+            self._gathered = GatheredMemory(
                 self._shared, self._memory, memory.size, k_slice.shape[2], key_block
             )
-            self.k, self.v = (self._whole.of_slice(x) for x in (k_slice, v_slice))
+            self.k, self.v = (self._gathered.of_slice(x) for x in (k_slice, v_slice))
             # Layers that mask alike share their masks.
             masks = lowering.shared(
                 ("masks", options, length, memory, extras.get("segments"), of_memory),
@@ -332,7 +332,7 @@ class _AttentionSlice:
         It is computed from the gradient w.r.t. `k` or `v`; also returns the mesh axes to sum over.
         """
         if self.ring is None:
-            dx = self._whole.gradient_of_slice(dx, self._summed)
+            dx = self._gathered.gradient_of_slice(dx, self._summed)
         else:
             dx = self._shared.restore(dx, self._summed)
         return dx, sorted(self._summed - {*self._memory.axes, *self._shared.gathered.axes})

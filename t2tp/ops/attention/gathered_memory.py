@@ -1,4 +1,4 @@
-"""The whole memory at each processor: all-gathered slices of keys and values."""
+"""The full memory on each processor: keys and values whose slices are all-gathered."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from t2tp.ops.attention.split_kv import GatheredDimension
 _POSITIONS, _BLOCKS = 2, 0
 
 
-class WholeMemory:
-    """Gathers the slices of keys and values, and returns the gradients to them.
+class GatheredMemory:
+    """All-gathers the slices of keys and values, and reduces the gradients to those of the slices.
 
-    Blockwise attention takes a memory in blocks (`blockwise.cut`). Slices that consist of whole
-    blocks travel as such: nothing larger than a slice has to be transposed.
+    Blockwise attention takes a memory in blocks (`blockwise.cut`). Slices that consist of complete
+    blocks are cut before they are gathered, so that nothing larger than a slice is transposed.
     """
 
     def __init__(
@@ -30,8 +30,8 @@ class WholeMemory:
           shared: selects the heads.
           gathered: gathers the positions.
           size: number of keys of the memory.
-          keys: that of a slice.
-          key_block: that of a block; 0: the memory is not in blocks.
+          keys: number of keys of a slice.
+          key_block: number of keys of a block; 0: the memory is not in blocks.
         """
         self._shared = shared
         self._gathered = gathered
