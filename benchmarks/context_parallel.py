@@ -1,6 +1,6 @@
 """Causal attention over a split length, forward and backward: contiguous, balanced, and a ring.
 
-    python benchmarks/context_parallel.py [--devices=2] [--length=4096] [--turns=7] [--alone]
+    python benchmarks/context_parallel.py [--devices=2] [--length=4096] [--kv_heads=4] [--alone]
 
 Each device is a process on a core, and the three ways take turns. Printed are the seconds of a
 step, and of the busiest device the seconds of its processor (all else waits for it). Where the
@@ -31,44 +31,43 @@ import tensorflow as tf
 
 import t2tp
 from t2tp import mtf
-from t2tp.ops.attention import blockwise, operation
+from t2tp.ops.attention import blockwise
 from t2tp.ops.attention.api import attention
-from t2tp.ops.attention.balanced_queries import ContiguousQueries
 from t2tp.ops.attention.blocks import Keys, Queries
 from t2tp.ops.attention.mask import Mask
+from t2tp.ops.attention.operation import Options
 from t2tp.ops.attention.score_terms import ScoreTerms
 
-HEADS, D_KV = 4, 64
+LAYERS, HEADS, D_KV = 3, 4, 64
 
 
-def program_of(cluster: t2tp.Cluster, length: int, method: str) -> t2tp.Program:
-    """Attention of a row to itself, and its gradients."""
-    shape = f"batch:1;heads:{HEADS};length:{length};d_kv:{D_KV}"
-    memory = mtf.Dimension("memory", length)
+def program_of(cluster: t2tp.Cluster, length: int, kv_heads: int, method: str) -> t2tp.Program:
+    """Layers of attention of a row to itself, and their gradients."""
+    groups = mtf.Dimension("groups", HEADS // kv_heads)
+    kv = mtf.Dimension("kv_heads", kv_heads)
+
+    def layer(x):
+        batch, _, positions, d_kv = x.shape.dims
+        k = mtf.reshape(x, [batch, groups, kv, positions, d_kv])
+        k = mtf.reduce_mean(k, output_shape=[batch, kv, positions, d_kv])
+        k = mtf.rename_dimension(k, "length", "memory")
+        return attention(x, k, k, causal=True, method=method)
 
     def step(mesh, features):
         del mesh
-        q = features["q"]
-        k = v = mtf.rename_dimension(q, "length", memory.name)
-        y = attention(q, k, v, causal=True, method=method)
-        (dq,) = mtf.gradients([mtf.reduce_sum(mtf.square(y))], [q])
-        return {"norm": mtf.reduce_sum(mtf.square(dq))}
+        x = y = features["x"]
+        for _ in range(LAYERS):
+            y = layer(y)
+        (dx,) = mtf.gradients([mtf.reduce_sum(mtf.square(y))], [x])
+        return {"norm": mtf.reduce_sum(mtf.square(dx))}
 
     return t2tp.Program(
         step,
-        {"q": t2tp.Feature(shape)},
+        {"x": t2tp.Feature(f"batch:1;heads:{HEADS};length:{length};d_kv:{D_KV}")},
         mesh_shape=f"seq:{len(cluster.devices)}",
         layout="length:seq;memory:seq",
         cluster=cluster,
     )
-
-
-def contiguous(mesh_impl, length, axis, options):
-    """Each processor computes the queries that it has."""
-    del options
-    slices = mesh_impl.shape[axis].size
-    place = mesh_impl.collectives.coordinate(axis)
-    return ContiguousQueries(Queries(length.size // slices, slices, place))
 
 
 def measure_alone(arguments: argparse.Namespace) -> None:
@@ -118,14 +117,14 @@ def measure(arguments: argparse.Namespace) -> None:
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[number % len(cores)]})
     cluster = t2tp.connect(n, num_processes=n, process_id=number, coordinator=arguments.coordinator)
-    shape = [1, HEADS, arguments.length, D_KV]
-    batch = {"q": np.random.default_rng(0).normal(size=shape).astype(np.float32)}
+    kv_heads, shape = arguments.kv_heads, [1, HEADS, arguments.length, D_KV]
+    batch = {"x": np.random.default_rng(0).normal(size=shape).astype(np.float32)}
     programs = {}
-    with mock.patch.object(operation, "_queries", contiguous):
-        programs["contiguous"] = program_of(cluster, arguments.length, "blockwise")
+    with mock.patch.object(Options, "is_balanced_by_order", False):
+        programs["contiguous"] = program_of(cluster, arguments.length, kv_heads, "blockwise")
         programs["contiguous"](batch)["norm"]
     for name, method in (("balanced", "blockwise"), ("ring", "ring")):
-        programs[name] = program_of(cluster, arguments.length, method)
+        programs[name] = program_of(cluster, arguments.length, kv_heads, method)
         programs[name](batch)["norm"]
     norms = {name: float(program(batch)["norm"]) for name, program in programs.items()}
     for norm in norms.values():
@@ -161,6 +160,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--devices", type=int, default=2)
     parser.add_argument("--length", type=int, default=4096)
+    parser.add_argument("--kv_heads", type=int, default=HEADS, help=f"of {HEADS} heads")
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--process_id", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--coordinator", help=argparse.SUPPRESS)

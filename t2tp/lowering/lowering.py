@@ -15,6 +15,7 @@ from t2tp import upstream
 from t2tp.lowering.deferred_sums import Reductions, required_values
 from t2tp.lowering.gather_schedule import Latest, in_groups, lower_gathers
 from t2tp.lowering.gradients import lower_generic_gradient, lower_pool_gradient
+from t2tp.lowering.head_tail import CONSECUTIVE, Order, Orders
 from t2tp.lowering.linear_operations import can_defer_past, lower_add, lower_linear
 from t2tp.lowering.mesh_impl import LaidOutTensor, SpmdMeshImpl
 from t2tp.lowering.microbatch import Microbatch
@@ -89,6 +90,12 @@ def tensors_read(op: upstream.Operation) -> list[upstream.Tensor]:
     return read
 
 
+def outer_tensors_read(op: upstream.Operation) -> list[upstream.Tensor]:
+    """Returns the tensors that an operation reads, of a loop only those made outside of it."""
+    inside = {*all_operations([op])} - {op}
+    return [x for x in tensors_read(op) if x.operation not in inside]
+
+
 def _producers(op: upstream.Operation) -> set[upstream.Operation]:
     """Returns the operations that must run before one.
 
@@ -109,6 +116,7 @@ class Lowering(upstream.Lowering):
     Attributes:
       latest: what was computed last.
       scatters: deferred reduce-scatters.
+      orders: in which order the elements of each tensor's slice are.
       updated_in_place: tensors of which a microbatch may be overwritten, because nothing reads its
         old rows later.
     """
@@ -132,6 +140,8 @@ class Lowering(upstream.Lowering):
         self._rng_dependency: tf.Tensor | None = None
         self._reductions = Reductions(mesh_impl)
         self.scatters = Scatters(mesh_impl)
+        self.orders = Orders(self, mesh_impl)
+        self.orders.want(all_operations(graph.operations))
         self._needed: set[upstream.Tensor] = set()
         # Of the whole graph: a variable may be read in another part than that it is lowered with.
         self._read = set(needed).union(*map(tensors_read, graph.operations))
@@ -196,10 +206,11 @@ class Lowering(upstream.Lowering):
         if not mesh_impl.computes and declared.is_local(mesh_impl.layout):
             rule = lower_shapes
         predicate = declared.predicate
-        if predicate is None:
-            rule(op, self)
-        else:
-            lower_conditionally(op, predicate, rule, self)
+        with self.orders.during(op, outer_tensors_read):
+            if predicate is None:
+                rule(op, self)
+            else:
+                lower_conditionally(op, predicate, rule, self)
 
     @contextlib.contextmanager
     def isolated(self) -> Iterator[None]:
@@ -210,7 +221,8 @@ class Lowering(upstream.Lowering):
         before, in_place = self.tensors, self.updated_in_place
         self.tensors, self.updated_in_place = dict(before), set(in_place)
         try:
-            yield
+            with self.orders.isolated():
+                yield
         finally:
             self.tensors, self.updated_in_place = before, in_place
 
@@ -277,7 +289,9 @@ class Lowering(upstream.Lowering):
             self._shared[where] = make()
         return self._shared[where]
 
-    def random_bits(self, name: str, shape: upstream.Shape) -> tf.Tensor:
+    def random_bits(
+        self, name: str, shape: upstream.Shape, order: Order = CONSECUTIVE
+    ) -> tf.Tensor:
         """Returns 32 random bits (uint32) for each element of this processor's slice.
 
         They are a function of the program's seed, the name, the step, the index of the iteration
@@ -287,13 +301,21 @@ class Lowering(upstream.Lowering):
         Args:
           name: of the operation: different operations get different numbers.
           shape: the global shape.
+          order: of the slice.
         """
         (mesh_impl,) = self.mesh_to_impl.values()
         return mesh_impl.random_bits(
-            name, shape, self._loop_iterations, self._rng_dependency, self._microbatch
+            name,
+            shape,
+            self._loop_iterations,
+            self._rng_dependency,
+            self._microbatch,
+            order,
         ).slice
 
-    def random_mask(self, name: str, shape: upstream.Shape, probability: float) -> tf.Tensor:
+    def random_mask(
+        self, name: str, shape: upstream.Shape, probability: float, order: Order
+    ) -> tf.Tensor:
         """Returns for each element of this processor's slice whether it is chosen, at random.
 
         The backward pass, which asks for the mask of the forward pass, gets the same tensor; what
@@ -303,10 +325,11 @@ class Lowering(upstream.Lowering):
           name: as for `random_bits`.
           shape: the global shape.
           probability: with which an element is True.
+          order: of the slice.
         """
         return self.shared_random(
-            ("mask", name, *shape.dims, probability),
-            lambda: is_below(self.random_bits(name, shape), probability),
+            ("mask", name, *shape.dims, probability, order),
+            lambda: is_below(self.random_bits(name, shape, order), probability),
         )
 
     def shared_random(self, key: Hashable, make: Callable[[], T]) -> T:
@@ -330,8 +353,15 @@ class Lowering(upstream.Lowering):
         return mesh_impl.element_index(shape, self._microbatch)
 
     def slice(self, tensor: upstream.Tensor) -> tf.Tensor:
-        """Returns the processor's slice of a lowered tensor; a deferred sum is reduced."""
-        return self.tensors[tensor].to_laid_out_tensor().slice
+        """Returns the processor's slice of a lowered tensor; a deferred sum is reduced.
+
+        Its elements are consecutive, or in head-tail order for an operation whose inputs are.
+        """
+        return self.slice_in_order(tensor, self.orders.current)
+
+    def slice_in_order(self, tensor: upstream.Tensor, order: Order) -> tf.Tensor:
+        """Returns the slice in an order, for an operation that asks for its own orders."""
+        return self.orders.converted(tensor, order).slice
 
     def is_surely_needed(self, tensor: upstream.Tensor) -> bool:
         """Whether an operation needs a tensor's value, so that a deferred sum will be reduced."""
@@ -352,6 +382,8 @@ class Lowering(upstream.Lowering):
           the partial sum, and the mesh axes over which to sum it: none if the slice is complete.
         """
         laid_out = self.tensors[tensor]
+        if not self.orders.has(tensor):
+            return self.slice(tensor), []
         if isinstance(laid_out, upstream.LazyAllreduceSum) and laid_out._reduced is None:
             return laid_out.laid_out_input.slice, laid_out.mesh_axes
         return laid_out.to_laid_out_tensor().slice, []
@@ -363,6 +395,7 @@ class Lowering(upstream.Lowering):
                 laid_out_tensor, tensor.name, tensor in self._needed
             )
         super().set_tensor_lowering(tensor, laid_out_tensor)
+        self.orders.set(tensor, self.orders.current)
 
     def set_slice(self, tensor: upstream.Tensor, value: tf.Tensor) -> None:
         """Sets the processor's slice of a tensor."""

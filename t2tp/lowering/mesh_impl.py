@@ -8,7 +8,7 @@ same program on its own slices.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +19,7 @@ from t2tp import upstream
 from t2tp.lowering import matmul, random
 from t2tp.lowering.microbatch import Microbatch
 from t2tp.lowering.slice_shapes import expanded
-from t2tp.mesh.collectives import Collectives
+from t2tp.mesh.collectives import Collectives, head_and_tail
 from t2tp.mesh.layout import Layout
 
 _MERGE_OPS = {"SUM": "Add", "MAX": "Max", "MIN": "Min"}
@@ -251,30 +251,46 @@ class SpmdMeshImpl(upstream.MeshImpl):
           microbatch: the microbatch that the tensor belongs to, if any: the index is then that in
             the tensor of the full batch.
         """
-        return random.sum_of_offsets(self._offsets(shape, microbatch))
+        return random.sum_of_offsets(self._offsets(shape, microbatch, frozenset()))
 
-    def _offsets(self, shape: upstream.Shape, microbatch: Microbatch | None) -> list[tf.Tensor]:
+    def _offsets(
+        self, shape: upstream.Shape, microbatch: Microbatch | None, head_tail: Set[int]
+    ) -> list[tf.Tensor]:
         """Returns what the indices along each dimension add to an element's index."""
         sizes = shape.to_integer_list
         if microbatch is not None:
             sizes = [microbatch.whole_size(dim) for dim in shape.dims]
-        begins = self.slice_begin_tensors(shape)
         part = microbatch and (microbatch.number.ref(), microbatch.count)
+        splits = self.tensor_layout(shape)
 
         def offsets(axis: int) -> tf.Tensor:
-            dim, begin = shape.dims[axis], begins[axis]
-            along = tf.range(self.slice_shape(upstream.Shape([dim]))[0], dtype=tf.int32)
-            if not isinstance(begin, int):
-                along += begin
+            dim = shape.dims[axis]
+            along = self._positions(dim, is_head_tail=splits[axis] in head_tail)
             if microbatch is not None:
                 along = microbatch.whole_index(dim, along)
             return random.offsets(sizes, axis, along)
 
         # Many tensors share dimensions, and their offsets are small.
         return [
-            self._once(("offsets", dim, *sizes[axis + 1 :], part), functools.partial(offsets, axis))
+            self._once(
+                ("offsets", dim, splits[axis] in head_tail, *sizes[axis + 1 :], part),
+                functools.partial(offsets, axis),
+            )
             for axis, dim in enumerate(shape.dims)
         ]
+
+    def _positions(self, dim: upstream.Dimension, is_head_tail: bool) -> tf.Tensor:
+        """Returns the position along a dimension of each element of the slice, int32."""
+        axis = self.tensor_dimension_to_mesh_axis(dim)
+        if axis is None:
+            return tf.range(dim.size, dtype=tf.int32)
+        count, place = self.shape[axis].size, self.collectives.coordinate(axis)
+        size = dim.size // count
+        if not is_head_tail:
+            return place * size + tf.range(size, dtype=tf.int32)
+        half = tf.range(size // 2, dtype=tf.int32)
+        parts = head_and_tail(place, count)
+        return tf.concat([part * (size // 2) + half for part in parts], 0)
 
     def _once(self, key: Hashable, make: Callable[[], tf.Tensor]) -> tf.Tensor:
         """Returns a value that several operations of a TensorFlow graph need.
@@ -295,6 +311,7 @@ class SpmdMeshImpl(upstream.MeshImpl):
         loop_iterations: Sequence[tf.Tensor] = (),
         rng_dependency: tf.Tensor | None = None,
         microbatch: Microbatch | None = None,
+        head_tail: Set[int] = frozenset(),
     ) -> LaidOutTensor:
         """Returns 32 random bits per element (uint32), the same global tensor on every mesh.
 
@@ -306,11 +323,12 @@ class SpmdMeshImpl(upstream.MeshImpl):
           rng_dependency: a zero that must be computed before the bits are generated.
           microbatch: the microbatch that `shape` belongs to, if any: the bits are then those of its
             rows in the tensor of the full batch.
+          head_tail: the axes along which the slice is in head-tail order.
         """
         key = self._key(name)
         for iteration in loop_iterations:
             key = random.fold_in(key, iteration)
-        counter = self._counter(self._offsets(shape, microbatch), rng_dependency)
+        counter = self._counter(self._offsets(shape, microbatch, head_tail), rng_dependency)
         return LaidOutTensor([random.bits_of_counter(key, counter)])
 
     def _counter(self, offsets: Sequence[tf.Tensor], rng_dependency: tf.Tensor | None) -> tf.Tensor:

@@ -43,7 +43,8 @@ def lower_one_hot(op: upstream.ops.OneHotOperation, lowering: Lowering) -> None:
     def make() -> LaidOutTensor:
         # It sets the output. That is undone, because in another TensorFlow graph (a loop's body)
         # the tensor has to be computed again.
-        op.lower(lowering)
+        with lowering.orders.during(op, lambda op: op.inputs):
+            op.lower(lowering)
         made = lowering.tensors[output]
         lowering.tensors[output] = lazy
         return made

@@ -50,6 +50,7 @@ def sum_of_squares(x, dim):
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from t2tp import upstream
@@ -76,6 +77,12 @@ class Hooks:
         all of them; None if the shapes of inputs and outputs imply it.
       gathered_variable: the name of the variable that it gathers, if it gathers one that is sharded
         at rest. Then `to_gather` says what is to be gathered.
+      ordered_dims: the dimensions along which the order of the positions matters: along others,
+        permuted inputs give outputs permuted likewise. None: all. Along those where it does not
+        matter, inputs and outputs may be in head-tail order: see `t2tp.lowering.head_tail`.
+      is_feature: whether the outputs are features, or rows of them.
+      asks_for_orders: whether `lower` takes its inputs in the orders that it asks for, by
+        `lowering.slice_in_order`, and says by `lowering.orders.set` in which its outputs are.
       matmul_flops: floating-point operations of its matmuls on the whole mesh, from which the
         trainer computes the utilization of the devices. Of operations of the forward pass only.
     """
@@ -85,6 +92,9 @@ class Hooks:
     predicate: upstream.Tensor | None = None
     joint_shape: upstream.Shape | None = None
     gathered_variable: str | None = None
+    ordered_dims: Collection[upstream.Dimension] | None = None
+    is_feature: bool = False
+    asks_for_orders: bool = False
 
     @property
     def matmul_flops(self) -> int:
@@ -102,6 +112,11 @@ class Hooks:
         """
         del layout
         return False
+
+    def head_tail_dims(self, layout: Layout) -> Sequence[upstream.Dimension]:
+        """Returns the dimensions that the operation takes in head-tail order, as it runs faster."""
+        del layout
+        return ()
 
     def check_layout(self, layout: Layout) -> None:
         """Checks conditions on the layout that only the operation knows.
@@ -121,14 +136,29 @@ class _AcceptsDeferredSums(Hooks):
     accepts_deferred_sums = True
 
 
+class _Unordered(Hooks):
+    """The hooks of an operation that treats all positions alike, whatever their order."""
+
+    ordered_dims = ()
+
+
+class _UnorderedSums(_AcceptsDeferredSums, _Unordered):
+    """The hooks of an operation that does both."""
+
+
 # The hooks of mesh-tensorflow's own operations, where they are not the default ones.
 _UPSTREAM_HOOKS: dict[type[upstream.Operation], Hooks] = {
-    upstream.AddOperation: _AcceptsDeferredSums(),
-    upstream.CustomGradientOperation: _AcceptsDeferredSums(),
-    upstream.Depend: _AcceptsDeferredSums(),
+    upstream.AddOperation: _UnorderedSums(),
+    upstream.BroadcastOperation: _Unordered(),
+    upstream.CustomGradientOperation: _UnorderedSums(),
+    upstream.Depend: _UnorderedSums(),
+    upstream.ReduceOperation: _Unordered(),
     upstream.ReshapeOperation: _AcceptsDeferredSums(),
-    upstream.StopGradient: _AcceptsDeferredSums(),
+    upstream.ScalarAddOperation: _Unordered(),
+    upstream.ScalarMultiplyOperation: _Unordered(),
+    upstream.StopGradient: _UnorderedSums(),
     upstream.WhileLoopOperation: _AcceptsDeferredSums(),
+    upstream.ops.BinaryOpWithBroadcasting: _Unordered(),
 }
 _DEFAULT_HOOKS = Hooks()
 

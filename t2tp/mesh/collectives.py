@@ -88,6 +88,16 @@ def summarize(
     return {key: (count[key], size[key]) for key in count}
 
 
+def head_and_tail(place: int | tf.Tensor, count: int) -> tuple:
+    """Returns which of 2 * count parts of a dimension a slice in head-tail order consists of.
+
+    Args:
+      place: the processor's coordinate on the mesh axis that splits the dimension.
+      count: number of processors along it.
+    """
+    return 2 * place, 2 * (count - 1 - place) + 1
+
+
 @dataclass(frozen=True)
 class _Group:
     """Processors that meet in a collective.
@@ -303,6 +313,20 @@ class Collectives:
             is_wanted = [s == partner for s, partner in zip(source, partners, strict=True)]
             result = tf.where(tf.gather(is_wanted, self.coordinate(axis)), theirs, result)
         return result
+
+    def exchange_tails(self, x: tf.Tensor, axis: int, dim: int) -> tf.Tensor:
+        """Converts a slice to head-tail order along an axis, or back: both are the same exchange.
+
+        Each member gives the second half of its slice to the one at the other end.
+
+        Args:
+          x: a slice whose size in dimension `dim` is even.
+          axis: a mesh axis.
+          dim: the dimension that it splits.
+        """
+        head, tail = tf.split(x, 2, dim)
+        tail = self.permute(tail, axis, [*reversed(range(self._axes.size(axis)))])
+        return tf.concat([head, tail], dim)
 
     def _sent(
         self, x: tf.Tensor, axis: int, source: Sequence[int | None], otherwise: tf.Tensor

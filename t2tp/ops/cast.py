@@ -41,6 +41,8 @@ def wide_dtype(x: upstream.Tensor | tf.Tensor) -> tf.DType:
 class CastOperation(Operation):
     """Input: x. Output: x in another dtype."""
 
+    ordered_dims = ()
+
     def __init__(self, x: upstream.Tensor, dtype: tf.DType, name: str) -> None:
         super().__init__([x], name=name)
         both_float = x.dtype.is_floating and dtype.is_floating

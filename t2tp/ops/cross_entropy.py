@@ -88,6 +88,7 @@ class CrossEntropyOperation(Operation):
             upstream.Tensor(self, targets.shape, tf.float32, index=0),
             upstream.Tensor(self, targets.shape, tf.float32, index=1),
         ]
+        self.ordered_dims = logits.shape.dims[-1:]
 
     def gradient(self, grad_ys: list[upstream.Tensor | None]) -> list[upstream.Tensor | None]:
         logits, targets = self.inputs
@@ -148,6 +149,7 @@ class CrossEntropyGradOperation(Operation):
         super().__init__([logits, targets, log_z, d_loss], name="cross_entropy_grad")
         self._options = options
         self._outputs = [upstream.Tensor(self, logits.shape, logits.dtype)]
+        self.ordered_dims = logits.shape.dims[-1:]
 
     def lower(self, lowering: Lowering) -> None:
         logits, targets, log_z, d_loss = (lowering.slice(x) for x in self.inputs)

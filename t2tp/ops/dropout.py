@@ -61,6 +61,8 @@ def dropout(
 class DropoutOperation(Operation):
     """Input: x. Output: like x."""
 
+    asks_for_orders = True
+
     def __init__(
         self,
         x: upstream.Tensor,
@@ -84,9 +86,11 @@ class DropoutOperation(Operation):
 
     def lower(self, lowering: Lowering) -> None:
         x = self.inputs[0]
-        mask = lowering.random_mask(self._rng_name, self._noise_shape, self._keep_prob)
+        order = lowering.orders.of(x)
+        mask = lowering.random_mask(self._rng_name, self._noise_shape, self._keep_prob, order)
         is_kept = expanded(mask, self._noise_shape, x.shape)
-        value = lowering.slice(x)
+        value = lowering.slice_in_order(x, order)
         if x.dtype.is_floating:
             value /= self._keep_prob
         lowering.set_slice(self.outputs[0], tf.where(is_kept, value, tf.zeros([], x.dtype)))
+        lowering.orders.set(self.outputs[0], order)

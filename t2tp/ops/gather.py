@@ -114,6 +114,7 @@ class GatherOperation(Operation):
         rest = [d for d in weights.shape.dims if d != dim and d not in indices.shape.dims]
         self._outputs = [upstream.Tensor(self, indices.shape + rest, weights.dtype)]
         self.joint_shape = _joint_shape(indices, dim)
+        self.ordered_dims = [dim]
 
     def gradient(self, grad_ys: list[upstream.Tensor]) -> list[upstream.Tensor | None]:
         weights, indices = self.inputs
@@ -152,6 +153,7 @@ class GatherGradOperation(Operation):
         self._dim = dim
         self._outputs = [upstream.Tensor(self, weights_shape, dy.dtype)]
         self.joint_shape = _joint_shape(indices, dim)
+        self.ordered_dims = [dim]
 
     def gradient(self, grad_ys: list[upstream.Tensor]) -> list[upstream.Tensor | None]:
         # Rows out of range had no influence: their gradient is zero.

@@ -78,6 +78,8 @@ def minimum(
 class ReduceExtremumOperation(Operation, upstream.ReduceOperation):
     """Max or min along some dimensions."""
 
+    ordered_dims = ()
+
     def gradient(self, grad_ys: list[upstream.Tensor]) -> list[upstream.Tensor]:
         x, y = self.inputs[0], self.outputs[0]
         # Counts above 256 are not exact in bfloat16.
@@ -89,6 +91,8 @@ class ReduceExtremumOperation(Operation, upstream.ReduceOperation):
 
 class ExtremumOperation(Operation, upstream.MinMaxOperation):
     """The larger or smaller of two, element-wise."""
+
+    ordered_dims = ()
 
     def gradient(self, grad_ys: list[upstream.Tensor]) -> list[upstream.Tensor]:
         dy, y = grad_ys[0], self.outputs[0]

@@ -91,6 +91,8 @@ class ZeroAfterOperation(Operation):
     Control dependencies would not do: XLA ignores them.
     """
 
+    ordered_dims = ()
+
     def __init__(self, x: upstream.Tensor, others: Sequence[upstream.Tensor] = ()) -> None:
         """Makes the operation.
 

@@ -122,6 +122,7 @@ class RotaryOperation(Operation):
         self._splittable_dims, self._unsplittable_dims = (
             self._initialize_splittable_and_unsplittable_dims("splittable", [x.shape.dims[-1].name])
         )
+        self.ordered_dims = x.shape.dims[-1:]
 
     def gradient(self, grad_ys: list[upstream.Tensor]) -> list[upstream.Tensor | None]:
         turned_back = RotaryOperation(

@@ -66,6 +66,8 @@ def reduce_logsumexp(
 class SoftmaxOperation(Operation):
     """Input: x [..., dim, ...]. Output: like x."""
 
+    ordered_dims = ()
+
     def __init__(self, x: upstream.Tensor, dim: upstream.Dimension, name: str | None) -> None:
         super().__init__([x], name=name or "softmax")
         if dim not in x.shape.dims:
@@ -93,6 +95,8 @@ class SoftmaxOperation(Operation):
 
 class SoftmaxGradOperation(Operation):
     """Inputs: y = softmax(x), dy. Output: dx."""
+
+    ordered_dims = ()
 
     def __init__(self, y: upstream.Tensor, dy: upstream.Tensor, dim: upstream.Dimension) -> None:
         super().__init__([y, dy], name="softmax_grad")

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from t2tp import upstream
 from t2tp.lowering.lowering import Lowering
-from t2tp.lowering.operation import Operation
+from t2tp.lowering.operation import Operation, hooks
 
 
 def take_microbatch(
@@ -45,6 +45,7 @@ class TakeMicrobatchOperation(Operation):
     ) -> None:
         super().__init__([x, number], name="microbatch")
         self._axis = x.shape.dims.index(whole)
+        self.is_feature = hooks(x.operation).is_feature
         dims = [part if dim == whole else dim for dim in x.shape.dims]
         self._outputs = [upstream.Tensor(self, upstream.Shape(dims), x.dtype)]
 

@@ -39,6 +39,16 @@ def top_k(
 class TopKOperation(Operation, upstream.TopKOperation):
     """Input: x. Outputs: values and indices."""
 
+    def __init__(
+        self,
+        x: upstream.Tensor,
+        reduced_dim: upstream.Dimension,
+        k_dim: upstream.Dimension,
+        name: str | None,
+    ) -> None:
+        super().__init__(x, reduced_dim, k_dim, name=name)
+        self.ordered_dims = [reduced_dim]
+
     def gradient(self, grad_ys: list[upstream.Tensor | None]) -> list[upstream.Tensor]:
         x, indices = self.inputs[0], self.outputs[1]
         return GatherGradOperation(indices, grad_ys[0], x.shape, self._reduced_dim).outputs

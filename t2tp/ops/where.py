@@ -64,6 +64,8 @@ def where(
 class WhereOperation(Operation):
     """Inputs: condition, if_true and if_false. Output: with all their dimensions."""
 
+    ordered_dims = ()
+
     def __init__(
         self,
         condition: upstream.Tensor,

@@ -84,6 +84,8 @@ class Mesh(upstream.Mesh):
 class FeatureOperation(Operation, upstream.ImportLaidOutTensorOperation):
     """The output is a feature, of which each processor is fed its slice."""
 
+    is_feature = True
+
     def __init__(self, mesh: Mesh, part: tf.Tensor, shape: upstream.Shape, name: str) -> None:
         super().__init__(mesh, LaidOutTensor([part]), shape, name)
         # Any layout will do: what reads off a graph what can be split (auto_mtf) is to know.

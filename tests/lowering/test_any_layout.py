@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 
 import t2tp
 from t2tp import mtf
+from t2tp.program.program import FeatureOperation
 from tests.lowering import oracle
 from tests.mesh import layouts
 
@@ -220,6 +222,22 @@ def test_any_mesh_and_layout_give_the_same_values_and_gradients(recipe, mesh_sha
     layout = drawn_layout(recipe, mesh_shape, data)
     values = run_ours(recipe, mesh_shape, layout)
     assert_same(values, run_theirs(recipe), layout)
+
+
+@pytest.mark.slow
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(recipes, st.sampled_from(MESHES), st.data())
+def test_features_in_head_tail_order_give_the_same(recipe, mesh_shape, data):
+    """Along all axes that split them in halves; operations pass the order on, or undo it."""
+    layout = drawn_layout(recipe, mesh_shape, data)
+
+    def all_dims(self, layout):
+        del layout
+        return self.outputs[0].shape.dims
+
+    with mock.patch.object(FeatureOperation, "head_tail_dims", all_dims):
+        values = run_ours(recipe, mesh_shape, layout)
+    assert_same(values, run_ours(recipe), layout)
 
 
 @pytest.mark.slow

@@ -68,6 +68,18 @@ def test_a_length_split_between_blocks_makes_a_gather_and_a_scatter_of_each_redu
     assert count <= 5 and size < ACTIVATIONS
 
 
+def test_for_head_tail_order_only_ids_move_whatever_the_number_of_layers():
+    """All that is computed from them is in this order until the loss."""
+    moved = [
+        training_program(
+            "seq:2", layout="length:seq", num_hidden_layers=layers, attention_method="blockwise"
+        ).collectives()["permute", ("seq",)]
+        for layers in (1, 2)
+    ]
+    assert moved[0] == moved[1]
+    assert moved[0][1] < 2 * TOKENS
+
+
 def test_biases_after_the_matrices_are_added_to_what_is_scattered():
     layout = "heads:model;d_ff:model;vocab:model;residual_length:model"
     scattered = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -53,10 +54,17 @@ class Keys(NamedTuple):
     Attributes:
       size: number of keys.
       begin: position of the first one, an integer or an int32 scalar.
+      places: of each block of keys, in the order of positions, where it is among the blocks; None:
+        they are in order.
     """
 
     size: int
     begin: int | tf.Tensor = 0
+    places: Sequence[int] | None = None
+
+    def place(self, block: tf.Tensor) -> tf.Tensor:
+        """Returns where a block is, int32 scalars."""
+        return block if self.places is None else tf.gather(tf.constant(self.places), block)
 
 
 def positions(first: int | tf.Tensor, count: int) -> tf.Tensor:

@@ -125,14 +125,15 @@ def attended(
     def row(i: tf.Tensor, ys: tf.TensorArray, logs: tf.TensorArray) -> tuple:
         def step(j: tf.Tensor, log: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, ...]:
             block = Block(first + i * queries, queries, first_key + j * memories, memories)
-            scores = terms.added(tf.cast(query_key_scores(in_q[i], k[j]), tf.float32), block)
+            at = terms.mask.keys.place(j)
+            scores = terms.added(tf.cast(query_key_scores(in_q[i], k[at]), tf.float32), block)
             weights = tf.nn.softmax(scores)
             # The max weight is that of the max score: exp(score - log).
             highest = tf.reduce_max(scores, axis=-1, keepdims=True)
             log_here = highest - tf.math.log(tf.reduce_max(weights, axis=-1, keepdims=True))
             if terms.dropout is not None:
                 (weights,) = terms.dropout.dropped(block, weights)
-            y_here = weighted_values(weights, tf.cast(v[j], tf.float32))
+            y_here = weighted_values(weights, tf.cast(v[at], tf.float32))
             # Weights each softmax by its fraction of the joint sum of exponentials.
             largest = tf.maximum(log, log_here)
             both = largest + tf.math.log(tf.exp(log - largest) + tf.exp(log_here - largest))
@@ -198,14 +199,6 @@ class BackwardQueries(NamedTuple):
         in_log, in_mean = (cut(x[..., None], size) for x in (log, mean))
         return cls(in_q, in_log, in_mean, in_dy, q.shape[2], dtype)
 
-    def no_gradient(self) -> tf.Tensor:
-        """Returns the initial zeros of the sum of gradients w.r.t. q."""
-        return tf.zeros(self.q.shape)
-
-    def joined(self, d_q: tf.Tensor) -> tf.Tensor:
-        """Returns a sum of gradients w.r.t. q as [batch, heads, length, d_kv], in q's dtype."""
-        return tf.cast(joined(d_q, self.length), self.q.dtype)
-
 
 def mean_weight_gradient(y: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
     """Returns the mean of the gradients w.r.t. each query's weights, which weigh them.
@@ -240,82 +233,147 @@ def backward(
     Returns:
       of each part the gradients w.r.t. q and the bias; and those w.r.t. k and v, float32 in blocks.
     """
-    by_part, of_k, of_v = [], None, None
-    for (q, mean, log, dy), of_part in zip(by_query, terms, strict=True):
-        ours = BackwardQueries.of(q, mean, log, dy, of_part)
-        no_bias = None if of_part.bias is None else of_part.bias.no_gradient()
-        so_far = Gradients(ours.no_gradient(), of_k, of_v, no_bias)
-        d_q, of_k, of_v, d_bias = with_gradients(so_far, ours, k, v, of_part)
-        by_part.append(Gradients(ours.joined(d_q), None, None, d_bias))
-    return by_part, (of_k, of_v)
+    ours = [
+        BackwardQueries.of(q, mean, log, dy, of_part)
+        for (q, mean, log, dy), of_part in zip(by_query, terms, strict=True)
+    ]
+    start = [Sums.nothing(*part) for part in zip(ours, terms, strict=True)]
+    sums, d_memory = with_gradients(start, ours, k, v, terms)
+    return [so_far.gradients(part) for so_far, part in zip(sums, ours, strict=True)], d_memory
+
+
+class Sums(NamedTuple):
+    """Sums of gradients that belong to the queries, over some of the keys.
+
+    Attributes:
+      q: in blocks.
+      bias: that of each distance; empty if there is no bias.
+    """
+
+    q: tf.Tensor
+    bias: tuple[tf.Tensor, ...]
+
+    @classmethod
+    def nothing(cls, ours: BackwardQueries, terms: ScoreTerms) -> Sums:
+        """Returns zeros for a part of the queries."""
+        bias = terms.bias
+        return cls(tf.zeros(ours.q.shape), () if bias is None else (bias.no_gradient(),))
+
+    def gradients(self, ours: BackwardQueries) -> Gradients:
+        """Returns the gradients that sums over all keys are."""
+        d_q = tf.cast(joined(self.q, ours.length), ours.q.dtype)
+        return Gradients(d_q, None, None, self.bias[0] if self.bias else None)
 
 
 def with_gradients(
-    so_far: Gradients,
-    ours: BackwardQueries,
+    so_far: Sequence[Sums],
+    ours: Sequence[BackwardQueries],
     k: tf.Tensor,
     v: tf.Tensor,
-    terms: ScoreTerms,
-) -> Gradients:
-    """Adds the gradients that come from some queries and keys.
+    terms: Sequence[ScoreTerms],
+) -> tuple[list[Sums], tuple[tf.Tensor, tf.Tensor]]:
+    """Computes the gradients that come from some queries and keys.
 
     Args:
-      so_far: of `q` (in blocks) and `bias` the sums over other keys; of `k` and `v` (in blocks)
-        those over other queries, or None.
-      ours: the queries.
-      k: those of the mask of `terms`, in blocks [block, batch, kv_heads, size, d_kv].
+      so_far: of each part of the queries the sums over other keys.
+      ours: the parts.
+      k: those of the masks of `terms`, in blocks [block, batch, kv_heads, size, d_kv].
       v: likewise.
-      terms: the other terms of the scores.
+      terms: those of each part.
 
     Returns:
-      the sums; those of `k` and `v` float32, in blocks as these are.
+      the sums with these keys; and the gradients w.r.t. k and v, float32 in blocks as these are.
     """
-    blocks, _, kv_heads, memories, _ = k.shape
-    queries = ours.q.shape[3]
-    first, first_key = terms.mask.queries.begin, terms.mask.keys.begin
-    begin, end = _seeing_blocks(terms.mask, queries, memories)
+    memories = k.shape[3]
+    ranges = [
+        _seeing_blocks(of_part.mask, part.q.shape[3], memories)
+        for part, of_part in zip(ours, terms, strict=True)
+    ]
 
-    def column(
-        j: tf.Tensor,
-        dqs: tf.Tensor,
-        d_bias: tf.Tensor,
-        dks: tf.TensorArray,
-        dvs: tf.TensorArray,
-    ) -> tuple:
-        def step(
-            i: tf.Tensor, dqs: tf.Tensor, d_bias: tf.Tensor, dk: tf.Tensor, dv: tf.Tensor
-        ) -> tuple[tf.Tensor, ...]:
-            block = Block(first + i * queries, queries, first_key + j * memories, memories)
-            scores = query_key_scores(ours.q[i], k[j])
-            scores = terms.added(tf.cast(scores, tf.float32), block)
-            weights = tf.exp(scores - ours.log[i])
-            d_weights = query_key_scores(ours.dy[i], tf.cast(v[j], tf.float32))
-            used = weights
-            if terms.dropout is not None:
-                used, d_weights = terms.dropout.dropped(block, weights, d_weights)
-            d_scores = weights * (d_weights - ours.mean[i])
-            if terms.bias is not None:
-                d_bias = terms.bias.with_gradient(d_bias, block, d_scores)
-            d_scores = tf.cast(d_scores, k.dtype)
-            d_values = collected(tf.cast(used, v.dtype), tf.cast(ours.dy[i], ours.dtype), kv_heads)
-            dv += tf.cast(d_values, tf.float32)
-            dk += tf.cast(collected(d_scores, ours.q[i], kv_heads), tf.float32)
-            dq = tf.cast(weighted_values(d_scores, k[j]), tf.float32)
-            return i + 1, tf.tensor_scatter_nd_add(dqs, [[i]], dq[None]), d_bias, dk, dv
+    def column(j: tf.Tensor, sums: list[Sums], dks: tf.TensorArray, dvs: tf.TensorArray) -> tuple:
+        at = terms[0].mask.keys.place(j)
+        k_here, v_here = k[at], v[at]
+        d_kv = (tf.zeros(k_here.shape), tf.zeros(v_here.shape))
+        summed = []
+        for part, of_part, (begin, end), so_far in zip(ours, terms, ranges, sums, strict=True):
+            block = _BackwardBlocks(part, of_part, k_here, v_here, j)
+            so_far, d_kv = block.added(begin[j], end[j], so_far, d_kv)
+            summed.append(so_far)
+        return j + 1, summed, dks.write(at, d_kv[0]), dvs.write(at, d_kv[1])
 
-        dk, dv = (
-            tf.zeros(x.shape[1:]) if others is None else others[j]
-            for x, others in ((k, so_far.k), (v, so_far.v))
-        )
-        start = (begin[j], dqs, d_bias, dk, dv)
-        _, dqs, d_bias, dk, dv = _loop(lambda i, *_: i < end[j], step, start)
-        return j + 1, dqs, d_bias, dks.write(j, dk), dvs.write(j, dv)
+    arrays = (tf.TensorArray(tf.float32, k.shape[0]) for _ in range(2))
+    _, sums, dks, dvs = _loop(
+        lambda j, *_: j < k.shape[0], column, (tf.constant(0), list(so_far), *arrays)
+    )
+    return sums, (dks.stack(), dvs.stack())
 
-    no_bias = tf.zeros([])
-    arrays = (tf.TensorArray(tf.float32, blocks) for _ in range(2))
-    start = (tf.constant(0), so_far.q, no_bias if terms.bias is None else so_far.bias, *arrays)
-    _, dqs, d_bias, dks, dvs = _loop(lambda j, *_: j < blocks, column, start)
-    return Gradients(dqs, dks.stack(), dvs.stack(), None if terms.bias is None else d_bias)
+
+class _BackwardBlocks:
+    """Blocks of the scores of a part of the queries with one block of keys."""
+
+    def __init__(
+        self,
+        ours: BackwardQueries,
+        terms: ScoreTerms,
+        k: tf.Tensor,
+        v: tf.Tensor,
+        index: tf.Tensor,
+    ) -> None:
+        """Takes the keys.
+
+        Args:
+          ours: the part.
+          terms: its own.
+          k: [batch, kv_heads, size, d_kv].
+          v: likewise.
+          index: of the block of keys.
+        """
+        self._ours = ours
+        self._terms = terms
+        self._k = k
+        self._v = v
+        self._memory = terms.mask.keys.begin + index * k.shape[2]
+
+    def added(
+        self, begin: tf.Tensor, end: tf.Tensor, sums: Sums, d_kv: tuple[tf.Tensor, tf.Tensor]
+    ) -> tuple[Sums, tuple[tf.Tensor, tf.Tensor]]:
+        """Adds the gradients that come from a range of blocks of queries.
+
+        Args:
+          begin: the first block.
+          end: one after the last.
+          sums: the sums so far.
+          d_kv: the gradients w.r.t. these keys and values so far, float32.
+        """
+
+        def step(i: tf.Tensor, sums: Sums, d_kv: tuple[tf.Tensor, tf.Tensor]) -> tuple:
+            return i + 1, *self._with_block(i, sums, d_kv)
+
+        _, sums, d_kv = _loop(lambda i, *_: i < end, step, (begin, sums, d_kv))
+        return sums, d_kv
+
+    def _with_block(
+        self, i: tf.Tensor, sums: Sums, d_kv: tuple[tf.Tensor, tf.Tensor]
+    ) -> tuple[Sums, tuple[tf.Tensor, tf.Tensor]]:
+        ours, terms, k, v = self._ours, self._terms, self._k, self._v
+        kv_heads, memories, queries = k.shape[1], k.shape[2], ours.q.shape[3]
+        block = Block(terms.mask.queries.begin + i * queries, queries, self._memory, memories)
+        scores = terms.added(tf.cast(query_key_scores(ours.q[i], k), tf.float32), block)
+        weights = tf.exp(scores - ours.log[i])
+        d_weights = query_key_scores(ours.dy[i], tf.cast(v, tf.float32))
+        used = weights
+        if terms.dropout is not None:
+            used, d_weights = terms.dropout.dropped(block, weights, d_weights)
+        d_scores = weights * (d_weights - ours.mean[i])
+        d_bias = sums.bias
+        if terms.bias is not None:
+            d_bias = (terms.bias.with_gradient(d_bias[0], block, d_scores),)
+        d_scores = tf.cast(d_scores, k.dtype)
+        dk = collected(d_scores, ours.q[i], kv_heads)
+        dv = collected(tf.cast(used, v.dtype), tf.cast(ours.dy[i], ours.dtype), kv_heads)
+        dk, dv = (so_far + tf.cast(x, tf.float32) for so_far, x in zip(d_kv, (dk, dv), strict=True))
+        dq = tf.cast(weighted_values(d_scores, k), tf.float32)
+        return Sums(tf.tensor_scatter_nd_add(sums.q, [[i]], dq[None]), d_bias), (dk, dv)
 
 
 def _loop(condition: Callable, body: Callable, start: Sequence) -> tuple:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import tensorflow as tf
 
+from t2tp.mesh.collectives import head_and_tail
 from t2tp.ops.attention import blockwise
+from t2tp.ops.attention.blocks import Keys
 from t2tp.ops.attention.shared_heads import SharedHeads
 from t2tp.ops.attention.split_kv import GatheredDimension
 
@@ -18,11 +20,22 @@ class GatheredMemory:
     """All-gathers the slices of keys and values, and reduces the gradients to those of the slices.
 
     Blockwise attention takes a memory in blocks (`blockwise.cut`). Slices that consist of complete
-    blocks are cut before they are gathered, so that nothing larger than a slice is transposed.
+    blocks are cut before they are gathered, so that nothing larger than a slice is transposed; if
+    they are in head-tail order, so are then the blocks.
+
+    Attributes:
+      keys: their positions.
     """
 
     def __init__(
-        self, shared: SharedHeads, gathered: GatheredDimension, size: int, keys: int, key_block: int
+        self,
+        shared: SharedHeads,
+        gathered: GatheredDimension,
+        size: int,
+        slices: int,
+        key_block: int,
+        *,
+        is_head_tail: bool,
     ) -> None:
         """Prepares the gathering.
 
@@ -30,16 +43,30 @@ class GatheredMemory:
           shared: selects the heads.
           gathered: gathers the positions.
           size: number of keys of the memory.
-          keys: number of keys of a slice.
+          slices: number of slices.
           key_block: number of keys of a block; 0: the memory is not in blocks.
+          is_head_tail: whether slices are in head-tail order.
         """
         self._shared = shared
         self._gathered = gathered
         self._size = size
-        self._keys = keys
+        self._slice_size = size // slices
         self._block = key_block
-        self._travels_in_blocks = key_block > 0 and keys % key_block == 0
-        self._dim = _BLOCKS if self._travels_in_blocks else _POSITIONS
+        # Of each part of the memory that is gathered in one piece, which one it is.
+        self._parts = [*range(slices)]
+        if is_head_tail:
+            self._parts = [part for i in self._parts for part in head_and_tail(i, slices)]
+        part_size = size // len(self._parts)
+        self._travels_in_blocks = key_block > 0 and part_size % key_block == 0
+        places = None
+        if self._travels_in_blocks:
+            self._dim = _BLOCKS
+            if is_head_tail:
+                blocks = range(part_size // key_block)
+                places = [at * len(blocks) + i for at in _inverted(self._parts) for i in blocks]
+        else:
+            self._dim = _POSITIONS
+        self.keys = Keys(size, places=places)
 
     def of_slice(self, x: tf.Tensor) -> tf.Tensor:
         """Gathers keys or values.
@@ -54,9 +81,10 @@ class GatheredMemory:
         if self._travels_in_blocks:
             x = blockwise.cut(x, self._block)
         x = self._shared.select(self._gathered.whole(x, self._dim))
-        if self._block and not self._travels_in_blocks:
-            return blockwise.cut(x, self._block)
-        return x
+        if self._travels_in_blocks:
+            return x
+        x = _permuted(x, _inverted(self._parts))
+        return blockwise.cut(x, self._block) if self._block else x
 
     def gradient_of_slice(self, dx: tf.Tensor, summed: Collection[int]) -> tf.Tensor:
         """Converts the gradient w.r.t. `of_slice`'s result to a partial sum of that w.r.t. `x`.
@@ -65,7 +93,21 @@ class GatheredMemory:
           dx: of the shape of the result.
           summed: the mesh's own axes over which it is a partial sum.
         """
-        if self._block and not self._travels_in_blocks:
-            dx = blockwise.joined(dx, self._size)
+        if not self._travels_in_blocks:
+            if self._block:
+                dx = blockwise.joined(dx, self._size)
+            dx = _permuted(dx, self._parts)
         dx = self._gathered.own_part(self._shared.restore(dx, summed), self._dim, summed)
-        return blockwise.joined(dx, self._keys) if self._travels_in_blocks else dx
+        return blockwise.joined(dx, self._slice_size) if self._travels_in_blocks else dx
+
+
+def _inverted(permutation: Sequence[int]) -> list[int]:
+    return sorted(range(len(permutation)), key=permutation.__getitem__)
+
+
+def _permuted(x: tf.Tensor, parts: Sequence[int]) -> tf.Tensor:
+    """Puts the parts of the positions into another order."""
+    if list(parts) == sorted(parts):
+        return x
+    cut = tf.split(x, len(parts), _POSITIONS)
+    return tf.concat([cut[part] for part in parts], _POSITIONS)

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 import tensorflow as tf
 
 from t2tp import upstream
+from t2tp.lowering.head_tail import CONSECUTIVE, Order
 from t2tp.lowering.operation import Operation
 from t2tp.lowering.slice_shapes import reshaped
+from t2tp.mesh.collectives import head_and_tail
 from t2tp.mesh.layout import Layout
 from t2tp.ops.attention import blockwise, dense, ring
-from t2tp.ops.attention.balanced_queries import BalancedQueries, ContiguousQueries
 from t2tp.ops.attention.blocks import Keys, Queries
 from t2tp.ops.attention.gathered_memory import GatheredMemory
 from t2tp.ops.attention.mask import Mask
@@ -50,6 +51,15 @@ class Options:
         """Whether scores are computed block by block, and not kept."""
         return self.method != "dense"
 
+    @property
+    def is_balanced_by_order(self) -> bool:
+        """Whether head-tail order of the queries leaves equal work to all processors.
+
+        A window leaves equal work to all anyway, as does dense attention, which computes all
+        scores.
+        """
+        return self.is_blockwise and self.causal and self.window is None
+
 
 class AttentionOperation(Operation):
     """Computes attention.
@@ -65,6 +75,7 @@ class AttentionOperation(Operation):
     def __init__(self, inputs: Sequence[upstream.Tensor], options: Options) -> None:
         super().__init__(list(inputs), name="attention")
         self._options = options
+        self.asks_for_orders = options.is_blockwise
         self._rng_name = self.name
         q, k = inputs[:2]
         *batch, heads, length, _ = q.shape.dims
@@ -106,6 +117,13 @@ class AttentionOperation(Operation):
     def is_local(self, layout: Layout) -> bool:
         return _is_local(self, layout)
 
+    def head_tail_dims(self, layout: Layout) -> Sequence[upstream.Dimension]:
+        length, memory = (x.shape.dims[-2] for x in self.inputs[:2])
+        if not self._options.is_balanced_by_order:
+            return ()
+        is_split_alike = layout.axis_index(length.name) == layout.axis_index(memory.name)
+        return (length, memory) if is_split_alike else (length,)
+
     def lower(self, lowering: Lowering) -> None:
         part = _AttentionSlice(lowering, self.inputs, self._options, self._rng_name)
         if part.ring is not None:
@@ -116,10 +134,10 @@ class AttentionOperation(Operation):
                 lowered.forward(q, part.k, part.v, terms)
                 for q, terms in zip(part.qs, part.terms, strict=True)
             ]
-        values = part.queries.returned(computed)
-        for output, value in zip(self.outputs, values, strict=True):
+        for output, parts in zip(self.outputs, zip(*computed, strict=True), strict=True):
             sizes = lowering.mesh_impl(self).slice_shape(output.shape)
-            lowering.set_slice(output, reshaped(value, sizes))
+            lowering.set_slice(output, reshaped(_joined(parts), sizes))
+            lowering.orders.set(output, part.order)
 
 
 def _is_local(op: AttentionOperation | AttentionGradOperation, layout: Layout) -> bool:
@@ -144,6 +162,7 @@ class AttentionGradOperation(Operation):
     ) -> None:
         """Uses the dropout mask of the operation named `rng_name`."""
         super().__init__(list(inputs), name="attention_grad")
+        self.asks_for_orders = options.is_blockwise
         self._num_outputs = num_outputs
         self._options = options
         self._rng_name = rng_name
@@ -157,25 +176,27 @@ class AttentionGradOperation(Operation):
 
     def lower(self, lowering: Lowering) -> None:
         part = _AttentionSlice(lowering, self.inputs, self._options, self._rng_name)
-        *outputs, dy = (lowering.slice(x) for x in self.inputs[-1 - self._num_outputs :])
+        *outputs, dy = (
+            lowering.slice_in_order(x, part.order) for x in self.inputs[-1 - self._num_outputs :]
+        )
         y, kept, *rounding = outputs
         if rounding:
             y = tf.cast(y, tf.float32) + tf.cast(rounding[0], tf.float32)
         y, dy = part.with_one_batch(y), part.with_one_batch(dy)
         kept = reshaped(kept, [*y.shape[:3], *kept.shape[self.inputs[0].shape.ndims - 1 :]])
-        # Blockwise attention needs of y only this number for each query, which costs less to move.
         of_y = blockwise.mean_weight_gradient(y, dy) if self._options.is_blockwise else y
-        dealt = part.queries.dealt([of_y, kept, dy])
-        by_query = [(q, *others) for q, others in zip(part.qs, dealt, strict=True)]
+        by_query = [*zip(part.qs, *(part.cut(x) for x in (of_y, kept, dy)), strict=True)]
         computed, d_memory = self._computed(part, by_query)
         mesh_impl = lowering.mesh_impl(self)
         q, *memory = self.outputs[:3]
-        (d_q,) = part.queries.returned([[grads.q] for grads in computed])
-        lowering.set_slice(q, reshaped(d_q * part.scale, mesh_impl.slice_shape(q.shape)))
+        d_q = _joined([grads.q for grads in computed]) * part.scale
+        lowering.set_slice(q, reshaped(d_q, mesh_impl.slice_shape(q.shape)))
+        lowering.orders.set(q, part.order)
         for output, d in zip(memory, d_memory, strict=True):
             d, axes = part.gradient_of_slice(tf.cast(d, output.dtype))
             d = reshaped(d, mesh_impl.slice_shape(output.shape))
             lowering.set_sum_over_axes(output, d, axes)
+            lowering.orders.set(output, part.memory_order)
         bias = part.terms[0].bias
         if bias is not None:
             table = self.outputs[3]
@@ -210,7 +231,8 @@ class _AttentionSlice:
       k, v: those of the full memory, see `GatheredMemory`; absent if there is a ring.
       ring: keys and values that go round the processors; or None.
       scale: the factor of q.
-      queries: which queries the processor computes, in one or two parts.
+      order: of the queries, in head-tail order two parts, and of all that belongs to them.
+      memory_order: of k and v, and of their gradients.
       terms: mask, bias and dropout of each part.
     """
 
@@ -233,55 +255,67 @@ class _AttentionSlice:
         # with a mask, for which oneDNN has only its slow reference kernel.
         self.scale = tf.constant([d_kv.size**-0.5] * d_kv.size, q.dtype)
         extras = dict(zip(options.extras, inputs[3:], strict=False))
-        self.queries = _queries(mesh_impl, length, length_axis, options)
-        # The backward pass has those of the forward pass, which need not travel again.
+        self.order = _order(lowering, q, options)
+        self._queries = _queries(mesh_impl, length, self.order)
+        # The backward pass has those of the forward pass.
         self.qs = lowering.shared(
-            ("dealt", q, options),
-            lambda: self._dealt(self.with_one_batch(lowering.slice(q)) * self.scale),
+            ("scaled", q, self.order, options),
+            lambda: self.cut(
+                self.with_one_batch(lowering.slice_in_order(q, self.order)) * self.scale
+            ),
         )
         # A tensor that is an input twice is passed once.
         of_memory = extras.get("memory_segments", extras.get("segments"))
-        k_slice, v_slice = (self.with_one_batch(lowering.slice(x)) for x in (k, v))
         rows = self.qs[0].shape[0] * self.qs[0].shape[1]
+        keys = mesh_impl.slice_shape(k.shape)[-2]
         self.ring = None
         if options.method == "ring" and self._goes_round(length_axis):
-            is_balanced = (
-                isinstance(self.queries, BalancedQueries)
-                and length_axis == memory_axis
-                and k_slice.shape[2] % 2 == 0
-            )
+            is_head_tail = bool(self.order) and length_axis == memory_axis and keys % 2 == 0
+            self.memory_order = self.order if is_head_tail else CONSECUTIVE
+            k_slice, v_slice = self._memory_slices(lowering, k, v)
             self.ring = ring.Ring(
                 mesh_impl,
                 memory_axis,
                 self._shared.select(k_slice),
                 self._shared.select(v_slice),
-                None if of_memory is None else _slice_rows(lowering, of_memory, memory_axis),
+                None if of_memory is None else self._segments_of_slice(lowering, of_memory),
                 rows=rows,
-                is_balanced=is_balanced,
+                is_head_tail=is_head_tail,
             )
             key_block = self.ring.key_block
             masks = self._masks(lowering, Keys(self.ring.part_sizes[0]), options, extras)
         else:
             key_block = blockwise.key_block_of(memory.size, rows) if options.is_blockwise else 0
+            self.memory_order = lowering.orders.of(k) & {memory_axis}
             self._gathered = GatheredMemory(
-                self._shared, self._memory, memory.size, k_slice.shape[2], key_block
+                self._shared,
+                self._memory,
+                memory.size,
+                memory.size // keys,
+                key_block,
+                is_head_tail=bool(self.memory_order),
             )
-            self.k, self.v = (self._gathered.of_slice(x) for x in (k_slice, v_slice))
+            self.k, self.v = (
+                self._gathered.of_slice(x) for x in self._memory_slices(lowering, k, v)
+            )
             # Layers that mask alike share their masks.
             masks = lowering.shared(
-                ("masks", options, length, memory, extras.get("segments"), of_memory),
-                lambda: self._masks(lowering, Keys(memory.size), options, extras, of_memory),
+                (
+                    *("masks", options, length, memory, self.order, self.memory_order),
+                    *(extras.get("segments"), of_memory),
+                ),
+                lambda: self._masks(lowering, self._gathered.keys, options, extras, of_memory),
             )
-        keys = masks[0].keys
+        here = masks[0].keys
         bias = dropout = None
         if "bias_table" in extras:
-            sizes = (masks[0].queries.size, keys.size)
+            sizes = (masks[0].queries.size, here.size)
             if options.is_blockwise:
                 sizes = blockwise.padded_sizes(*sizes, key_block)
             bias = Bias(
                 lowering.slice(extras["bias_table"]),
                 masks[0].queries.offsets[-1] + sizes[0],
-                memory.size - keys.size + sizes[1],
+                memory.size - here.size + sizes[1],
                 max_distance=options.max_distance,
                 both_ways=not options.causal,
             )
@@ -298,10 +332,10 @@ class _AttentionSlice:
         of_memory: upstream.Tensor | None = None,
     ) -> list[Mask]:
         """Returns the masks of each part of the queries; `of_memory` are the segments of keys."""
-        own_segments: list[tf.Tensor | None] = [None] * len(self.queries.parts)
+        own_segments: list[tf.Tensor | None] = [None] * len(self._queries)
         if "segments" in extras:
-            rows = _rows(lowering.slice(extras["segments"]))
-            own_segments = self._dealt(rows, dim=1)
+            rows = _rows(lowering.slice_in_order(extras["segments"], self.order))
+            own_segments = [*self.cut(rows, dim=1)]
         return [
             Mask(
                 queries,
@@ -314,7 +348,7 @@ class _AttentionSlice:
                 # With the same segments for queries and memory, a query attends at least to itself.
                 may_be_blind="memory_segments" in extras or options.memory_stride > 1,
             )
-            for queries, segments in zip(self.queries.parts, own_segments, strict=True)
+            for queries, segments in zip(self._queries, own_segments, strict=True)
         ]
 
     @staticmethod
@@ -322,9 +356,26 @@ class _AttentionSlice:
         """Merges batch dimensions: [batch..., heads, length, d] -> [batch, heads, length, d]."""
         return reshaped(x, [-1, *x.shape[-3:]])
 
-    def _dealt(self, x: tf.Tensor, dim: int = 2) -> list[tf.Tensor]:
-        """Returns the parts of a slice [batch, ..., length, ...] that the processor computes."""
-        return [part for (part,) in self.queries.dealt([x], dim)]
+    def cut(self, x: tf.Tensor, dim: int = 2) -> list[tf.Tensor]:
+        """Returns the parts of a slice of the queries, whose positions are dimension `dim`."""
+        return tf.split(x, len(self._queries), dim) if len(self._queries) > 1 else [x]
+
+    def _memory_slices(
+        self, lowering: Lowering, k: upstream.Tensor, v: upstream.Tensor
+    ) -> list[tf.Tensor]:
+        slices = [lowering.slice_in_order(x, self.memory_order) for x in (k, v)]
+        return [self.with_one_batch(x) for x in slices]
+
+    def _segments_of_slice(self, lowering: Lowering, segments: upstream.Tensor) -> tf.Tensor:
+        """Returns the segments [batch, keys] of the processor's slice of k and v."""
+        axis, collectives = self._memory.axis, self._mesh_impl.collectives
+        if self._mesh_impl.tensor_dimension_to_mesh_axis(segments.shape.dims[-1]) == axis:
+            return _rows(lowering.slice_in_order(segments, self.memory_order))
+        # Consecutive, because the queries' length is split otherwise.
+        rows = _whole_rows(lowering, segments)
+        size = rows.shape[1] // self._mesh_impl.shape[axis].size
+        begin = collectives.coordinate(axis) * size
+        return tf.slice(rows, [0, begin], [rows.shape[0], size])
 
     def gradient_of_slice(self, dx: tf.Tensor) -> tuple[tf.Tensor, list[int]]:
         """Returns this processor's partial sum of the gradient w.r.t. the slice of k or v.
@@ -347,20 +398,34 @@ class _AttentionSlice:
         return bool(axes) and set(axes) <= {*own_axes(self._mesh_impl, length_axis)}
 
 
-def _queries(
-    mesh_impl: SpmdMeshImpl, length: upstream.Dimension, axis: int | None, options: Options
-) -> BalancedQueries | ContiguousQueries:
-    """Returns which queries a processor computes, if a mesh axis splits the length.
+def _order(lowering: Lowering, q: upstream.Tensor, options: Options) -> Order:
+    """Returns the order in which queries are computed: where they move only if that saves time."""
+    mesh_impl = lowering.mesh_impl(q)
+    length = q.shape.dims[-2]
+    axis = mesh_impl.tensor_dimension_to_mesh_axis(length)
+    if axis is None or not options.is_blockwise:
+        return CONSECUTIVE
+    has_halves = length.size % (2 * mesh_impl.shape[axis].size) == 0
+    if has_halves and options.is_balanced_by_order:
+        return frozenset([axis])
+    return lowering.orders.of(q) & {axis}
 
-    A window leaves equal work to all, as does dense attention, which computes all scores.
-    """
+
+def _queries(mesh_impl: SpmdMeshImpl, length: upstream.Dimension, order: Order) -> list[Queries]:
+    """Returns which queries a processor computes: in head-tail order two parts."""
+    axis = mesh_impl.tensor_dimension_to_mesh_axis(length)
     if axis is None:
-        return ContiguousQueries(Queries(length.size))
-    slices = mesh_impl.shape[axis].size
-    size = length.size // slices
-    if options.is_blockwise and options.causal and options.window is None and size % 2 == 0:
-        return BalancedQueries(mesh_impl, axis, size)
-    return ContiguousQueries(Queries(size, slices, mesh_impl.collectives.coordinate(axis)))
+        return [Queries(length.size)]
+    slices, place = mesh_impl.shape[axis].size, mesh_impl.collectives.coordinate(axis)
+    if axis not in order:
+        return [Queries(length.size // slices, slices, place)]
+    size = length.size // (2 * slices)
+    return [Queries(size, 2 * slices, half) for half in head_and_tail(place, slices)]
+
+
+def _joined(parts: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Returns the slice of the queries [batch, heads, length, ...] that consists of parts."""
+    return parts[0] if len(parts) == 1 else tf.concat(parts, 2)
 
 
 def _added(parts: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -382,19 +447,9 @@ def _whole_rows(lowering: Lowering, segments: upstream.Tensor) -> tf.Tensor:
     axis = mesh_impl.tensor_dimension_to_mesh_axis(segments.shape.dims[-1])
     gathered = GatheredDimension(mesh_impl, axis)
     return lowering.shared(
-        (segments, "whole rows"), lambda: gathered.whole(_rows(lowering.slice(segments)), 1)
+        (segments, "whole rows"),
+        lambda: gathered.whole(_rows(lowering.slice(segments)), 1),
     )
-
-
-def _slice_rows(lowering: Lowering, segments: upstream.Tensor, axis: int) -> tf.Tensor:
-    """Returns the slice of segments [batch, length] at the processor's place on an axis."""
-    mesh_impl = lowering.mesh_impl(segments)
-    if mesh_impl.tensor_dimension_to_mesh_axis(segments.shape.dims[-1]) == axis:
-        return _rows(lowering.slice(segments))
-    rows = _whole_rows(lowering, segments)
-    size = rows.shape[1] // mesh_impl.shape[axis].size
-    begin = mesh_impl.collectives.coordinate(axis) * size
-    return tf.slice(rows, [0, begin], [rows.shape[0], size])
 
 
 def _dropout(

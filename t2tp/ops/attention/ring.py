@@ -6,9 +6,9 @@ the next one while its queries attend to them, so that it never holds more than 
 many there are. In the backward pass the gradients w.r.t. keys and values follow these round the
 ring, and each processor adds its part.
 
-In causal attention keys go round in the head-tail order of the queries (`balanced_queries`), so
-that each step is equal work for all: otherwise the processors would wait for the busiest one of
-each step.
+In causal attention keys, like queries, are in head-tail order (`t2tp.lowering.head_tail`), so that
+each step is equal work for all: otherwise the processors would wait for the busiest one of each
+step.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from t2tp.lowering.mesh_impl import SpmdMeshImpl
+from t2tp.mesh.collectives import head_and_tail
 from t2tp.ops.attention import blockwise
-from t2tp.ops.attention.balanced_queries import BalancedQueries, head_and_tail
 from t2tp.ops.attention.blocks import Keys
 from t2tp.ops.attention.score_terms import Gradients, ScoreTerms
 
@@ -74,7 +74,7 @@ class Ring:
         segments: tf.Tensor | None,
         *,
         rows: int,
-        is_balanced: bool,
+        is_head_tail: bool,
     ) -> None:
         """Begins with the processor's own slice.
 
@@ -85,26 +85,25 @@ class Ring:
           v: likewise.
           segments: int32 [batch, keys], or None.
           rows: batch x heads of the queries.
-          is_balanced: whether slices are in head-tail order.
+          is_head_tail: whether slices are in head-tail order.
         """
         self._collectives = mesh_impl.collectives
         self._axis = axis
         self.count = mesh_impl.shape[axis].size
         self._size = k.shape[2]
-        self._order = BalancedQueries(mesh_impl, axis, self._size) if is_balanced else None
+        self._is_head_tail = is_head_tail
         self.key_block = blockwise.key_block_of(self.part_sizes[0], rows)
-        kv = self._dealt(tf.stack([k, v]), _POSITIONS)
-        self.begin = Visiting(kv, () if segments is None else (self._dealt(segments, 1),))
+        self.begin = Visiting(tf.stack([k, v]), () if segments is None else (segments,))
 
     @property
     def part_sizes(self) -> list[int]:
         """The numbers of consecutive keys that a slice consists of."""
-        return [self._size] if self._order is None else [self._size // 2] * 2
+        return [self._size // 2] * 2 if self._is_head_tail else [self._size]
 
     def parts(self, visiting: Visiting, step: tf.Tensor) -> list[Part]:
         """Returns the parts of the slice that is here at a step."""
         owner = (self._collectives.coordinate(self._axis) - step) % self.count
-        places = [owner] if self._order is None else list(head_and_tail(owner, self.count))
+        places = [*head_and_tail(owner, self.count)] if self._is_head_tail else [owner]
         cut = [
             tf.split(x, len(places), dim)
             for x, dim in [(visiting.kv, _POSITIONS), *((x, 1) for x in visiting.segments)]
@@ -133,18 +132,6 @@ class Ring:
         """
         with self._collectives.repeated(self.count - 1):
             return tf.cond(condition, lambda: self.passed_on(x), lambda: x)
-
-    def returned(self, d_kv: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the gradients w.r.t. the processor's k and v, from that of `begin`."""
-        if self._order is not None:
-            halves = tf.split(d_kv, 2, _POSITIONS)
-            (d_kv,) = self._order.returned([[half] for half in halves], _POSITIONS)
-        return d_kv[0], d_kv[1]
-
-    def _dealt(self, x: tf.Tensor, dim: int) -> tf.Tensor:
-        if self._order is None:
-            return x
-        return tf.concat([half for (half,) in self._order.dealt([x], dim)], dim)
 
 
 def forward(
@@ -193,37 +180,24 @@ def backward(
         blockwise.BackwardQueries.of(q, mean, log, dy, of_part)
         for (q, mean, log, dy), of_part in zip(by_query, terms, strict=True)
     ]
-    bias = terms[0].bias
 
-    def step(t: tf.Tensor, here: Visiting, d_kv: tf.Tensor, sums: list[list[tf.Tensor]]) -> tuple:
+    def step(t: tf.Tensor, here: Visiting, d_kv: tf.Tensor, sums: list[blockwise.Sums]) -> tuple:
         coming = ring.next(here, t)
         # Those of the slice that is here follow it, one step behind.
         d_kv = ring.passed_if(t > 0, d_kv)
         d_parts = []
         for k, v, keys, segments in ring.parts(here, t):
-            of_k, of_v, own = None, None, []
-            for (d_q, *d_bias), part, of_part in zip(sums, ours, terms, strict=True):
-                grads = blockwise.with_gradients(
-                    Gradients(d_q, of_k, of_v, d_bias[0] if bias else None),
-                    part,
-                    k,
-                    v,
-                    of_part.of_keys(keys, *segments),
-                )
-                own.append([grads.q, grads.bias] if bias else [grads.q])
-                of_k, of_v = grads.k, grads.v
-            sums = own
-            d_parts.append(tf.stack([blockwise.joined(x, keys.size) for x in (of_k, of_v)]))
+            with_keys = [of_part.of_keys(keys, *segments) for of_part in terms]
+            sums, d_part = blockwise.with_gradients(sums, ours, k, v, with_keys)
+            d_parts.append(tf.stack([blockwise.joined(x, keys.size) for x in d_part]))
         return t + 1, coming, d_kv + tf.concat(d_parts, _POSITIONS), sums
 
-    start = [[part.no_gradient(), *([bias.no_gradient()] if bias else [])] for part in ours]
+    start = [blockwise.Sums.nothing(*part) for part in zip(ours, terms, strict=True)]
     no_gradient = tf.zeros(ring.begin.kv.shape)
     *_, d_kv, sums = _loop(ring, step, (ring.begin, no_gradient, start))
-    grads = [
-        Gradients(part.joined(d_q), None, None, d_bias[0] if d_bias else None)
-        for part, (d_q, *d_bias) in zip(ours, sums, strict=True)
-    ]
-    return grads, ring.returned(ring.passed_on(d_kv))
+    grads = [of_part.gradients(part) for of_part, part in zip(sums, ours, strict=True)]
+    d_k, d_v = tf.unstack(ring.passed_on(d_kv))
+    return grads, (d_k, d_v)
 
 
 def _loop(ring: Ring, step: Callable, start: tuple) -> tuple:

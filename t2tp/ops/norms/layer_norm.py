@@ -44,6 +44,8 @@ class RmsNormOperation(Operation):
       float32).
     """
 
+    ordered_dims = ()
+
     def __init__(self, x: upstream.Tensor, scale: upstream.Tensor, epsilon: float) -> None:
         super().__init__([x, scale], name="rms_norm")
         self._epsilon = epsilon
@@ -74,6 +76,8 @@ class RmsNormGradOperation(Operation):
 
     Inputs: x, scale, 1 / rms(x) and dy. Outputs: the gradients w.r.t. x [..., dim] and scale [dim].
     """
+
+    ordered_dims = ()
 
     def __init__(
         self,
@@ -146,6 +150,8 @@ class LayerNormOperation(Operation):
       / its standard deviation [...] (at least float32).
     """
 
+    ordered_dims = ()
+
     def __init__(
         self, x: upstream.Tensor, scale: upstream.Tensor, bias: upstream.Tensor, epsilon: float
     ) -> None:
@@ -183,6 +189,8 @@ class LayerNormGradOperation(Operation):
     Inputs: x, scale, bias, mean, 1 / standard deviation and dy. Outputs: the gradients w.r.t. x
       [..., dim], scale [dim] and bias [dim].
     """
+
+    ordered_dims = ()
 
     def __init__(self, *inputs: upstream.Tensor) -> None:
         super().__init__(list(inputs), name="layer_norm_grad")

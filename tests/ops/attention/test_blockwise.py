@@ -110,6 +110,7 @@ def test_memory_grows_with_the_length_and_not_with_its_square(tmp_path):
     dense, *peaks = map(int, printed(target, runs, [{}] * 5, tmp_path / "printed"))
     half, whole = min(peaks[::2]), min(peaks[1::2])
     assert dense > 1.9 * scores  # It was once seen 0.1 % short of two.
-    # Twice q, k, v, their gradients and copies in blocks, and no more blocks than before.
-    assert whole - half < 40 * HEADS * D_KV * 4 * 4096
+    # Twice q, k, v, their gradients and copies in blocks, and no more blocks than before. Of all
+    # scores it would be 768 times q.
+    assert whole - half < 50 * HEADS * D_KV * 4 * 4096
     assert whole < scores / 8

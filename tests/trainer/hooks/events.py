@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -29,13 +30,17 @@ class Event(NamedTuple):
 
 
 def read(directory: Path) -> Iterator[Event]:
-    """All values in the event files of a directory, the oldest file first."""
+    """All values in the event files of a directory, the oldest file first.
+
+    A process that is killed may leave half a record at the end of its file.
+    """
     for path in sorted(directory.glob("events.out.tfevents.*"), key=lambda path: path.name):
-        for event in tf.compat.v1.train.summary_iterator(str(path)):
-            for value in event.summary.value:
-                about = value.metadata.plugin_data
-                array = tf.make_ndarray(value.tensor)
-                yield Event(about.plugin_name, value.tag, event.step, array, about.content)
+        with contextlib.suppress(tf.errors.DataLossError):
+            for event in tf.compat.v1.train.summary_iterator(str(path)):
+                for value in event.summary.value:
+                    about = value.metadata.plugin_data
+                    array = tf.make_ndarray(value.tensor)
+                    yield Event(about.plugin_name, value.tag, event.step, array, about.content)
 
 
 def read_scalars(directory: Path) -> dict[str, dict[int, float]]:

@@ -1,0 +1,252 @@
+"""Head-tail order: the slice of a processor is an early and a late part of a split dimension.
+
+In causal attention a query attends to all that is before it. If each processor had consecutive
+queries, the one with the last ones would compute most of the scores, and the others would wait for
+it. Here each gives the second half of its slice to the processor at the other end, so that all have
+an early and a late half, which are equal work: A. Grattafiori et al., "The Llama 3 Herd of Models"
+(arXiv:2407.21783), section 3.3.2.
+
+Most operations do not depend on the order: given permuted positions, they give permuted results. So
+a tensor keeps its order from one layer's attention to the next one's, and is exchanged only for
+operations that do (`Hooks.ordered_dims`), and where the program ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+import tensorflow as tf
+
+from t2tp import upstream
+from t2tp.lowering.mesh_impl import LaidOutTensor, SpmdMeshImpl
+from t2tp.lowering.operation import hooks
+
+if TYPE_CHECKING:
+    from t2tp.lowering.lowering import Lowering
+
+# The mesh axes along which a slice is in head-tail order. Along all others its elements are
+# consecutive.
+Order: TypeAlias = "frozenset[int]"
+CONSECUTIVE: Order = frozenset()
+
+
+class Orders:
+    """The order of each tensor of a lowering.
+
+    Attributes:
+      current: that of the operation which is being lowered, of all its inputs and outputs along the
+        axes that split them.
+    """
+
+    def __init__(self, lowering: Lowering, mesh_impl: SpmdMeshImpl) -> None:
+        """Begins with all tensors consecutive."""
+        self._lowering = lowering
+        self._mesh_impl = mesh_impl
+        self.current = CONSECUTIVE
+        self._of: dict[upstream.Tensor, Order] = {}
+        # The axes along which all slices are the same: no order changes them.
+        self._uniform: dict[upstream.Tensor, Order] = {}
+        # The order of an operation's tensors, when it was lowered.
+        self._of_operation: dict[upstream.Operation, Order] = {}
+        # By graph, too: a tensor of a loop's body cannot be used outside it.
+        self._converted: dict[tuple[tf.Graph, Hashable, Order], LaidOutTensor] = {}
+        # By axis, the names of dimensions that some attention wants in head-tail order.
+        self._wanted: dict[int, set[str]] = {}
+
+    def want(self, operations: Iterable[upstream.Operation]) -> None:
+        """Notes which dimensions some operations want in head-tail order."""
+        layout = self._mesh_impl.layout
+        for op in operations:
+            for dim in hooks(op).head_tail_dims(layout):
+                axis = layout.axis_index(dim.name)
+                if axis is not None and dim.size % (2 * self._mesh_impl.shape[axis].size) == 0:
+                    self._wanted.setdefault(axis, set()).add(dim.name)
+
+    def of(self, tensor: upstream.Tensor) -> Order:
+        """Returns the order in which a tensor is best read: in the other one it has to move.
+
+        A feature moves for the first operation that does not care, so that nothing computed from it
+        does.
+        """
+        if hooks(tensor.operation).is_feature:
+            return frozenset(
+                axis
+                for axis, dim in self._split_dims(tensor)
+                if dim.name in self._wanted.get(axis, ()) and self._has_halves(axis, dim)
+            )
+        return self._of.get(tensor, CONSECUTIVE)
+
+    def set(self, tensor: upstream.Tensor, order: Order) -> None:
+        """Sets the order of a lowered tensor, along the axes that split it."""
+        if self._wanted:
+            self._of[tensor] = order & self._axes_of(tensor)
+
+    def _for_operation(self, op: upstream.Operation) -> Order:
+        """Returns the order in which an operation takes its inputs and gives its outputs."""
+        if isinstance(op, upstream.GenericGradOperation):
+            # TensorFlow differentiates what was computed.
+            return self._of_operation.get(op._forward_op, CONSECUTIVE)
+        axes = CONSECUTIVE.union(*(self.of(x) for x in _own_inputs(op)))
+        return frozenset(axis for axis in axes if self._accepts(op, axis))
+
+    @contextlib.contextmanager
+    def during(
+        self,
+        op: upstream.Operation,
+        read_by: Callable[[upstream.Operation], Sequence[upstream.Tensor]],
+    ) -> Iterator[None]:
+        """Converts what an operation reads to one order while it is lowered.
+
+        Args:
+          op: the operation.
+          read_by: returns all that an operation reads.
+        """
+        if not self._wanted or hooks(op).asks_for_orders:
+            yield
+            return
+        order, outer = self._for_operation(op), self.current
+        tensors = self._lowering.tensors
+        converted = {
+            x: self.converted(x, order)
+            for x in (_own_inputs(op) if order else read_by(op))
+            if self._to_exchange(x, order)
+        }
+        before = {x: (tensors[x], self._of.get(x, CONSECUTIVE)) for x in converted}
+        for x, laid_out in converted.items():
+            tensors[x] = laid_out
+            self.set(x, order)
+        self.current = self._of_operation[op] = order
+        for y in op.outputs:
+            self._uniform[y] = self._uniform_axes(op, y)
+        try:
+            yield
+        finally:
+            self.current = outer
+            for x, (laid_out, held) in before.items():
+                tensors[x] = laid_out
+                self.set(x, held)
+
+    @contextlib.contextmanager
+    def isolated(self) -> Iterator[None]:
+        """While this is active, orders that are set are forgotten at the end."""
+        before = self._of
+        self._of = dict(before)
+        try:
+            yield
+        finally:
+            self._of = before
+
+    def has(self, tensor: upstream.Tensor) -> bool:
+        """Whether a lowered tensor is in the current order."""
+        return not self._to_exchange(tensor, self.current)
+
+    def converted(self, tensor: upstream.Tensor, order: Order) -> LaidOutTensor:
+        """Returns a lowered tensor in an order, along the axes that split it."""
+        laid_out = self._lowering.tensors[tensor].to_laid_out_tensor()
+        exchanged = self._to_exchange(tensor, order)
+        if not exchanged:
+            return laid_out
+        where = (tf.compat.v1.get_default_graph(), laid_out.slice.ref(), exchanged)
+        if where not in self._converted:
+            x = laid_out.slice
+            for i, axis in enumerate(self._mesh_impl.tensor_layout(tensor)):
+                if axis in exchanged:
+                    x = self._mesh_impl.collectives.exchange_tails(x, axis, i)
+            self._converted[where] = LaidOutTensor([x])
+        return self._converted[where]
+
+    def _to_exchange(self, tensor: upstream.Tensor, order: Order) -> Order:
+        """Returns the axes along which a lowered tensor has to be exchanged to be in an order."""
+        if not self._wanted:
+            return CONSECUTIVE
+        held, wanted = self._of.get(tensor, CONSECUTIVE), order & self._axes_of(tensor)
+        return (held ^ wanted) - self._uniform.get(tensor, CONSECUTIVE)
+
+    def _accepts(self, op: upstream.Operation, axis: int) -> bool:
+        """Whether an operation may be given its inputs in head-tail order along an axis."""
+        if isinstance(op, upstream.ReshapeOperation):
+            return self._stays(op.inputs[0].shape, op.outputs[0].shape, axis)
+        split = {
+            dim
+            for tensor in (*_own_inputs(op), *op.outputs)
+            for by, dim in self._split_dims(tensor)
+            if by == axis
+        }
+        return all(self._has_halves(axis, d) and not _depends_on_order(op, d) for d in split)
+
+    def _uniform_axes(self, op: upstream.Operation, y: upstream.Tensor) -> Order:
+        """Returns the axes along which all slices of an output are the same.
+
+        Whatever the order of the inputs, they do not change; so the output does not, either.
+        """
+        varying = CONSECUTIVE.union(
+            *(self._axes_of(x) - self._uniform.get(x, CONSECUTIVE) for x in _own_inputs(op))
+        )
+        return frozenset(
+            axis
+            for axis, dim in self._split_dims(y)
+            if axis not in varying and not _depends_on_order(op, dim)
+        )
+
+    def _stays(self, old: upstream.Shape, new: upstream.Shape, axis: int) -> bool:
+        """Whether an axis splits the same dimension, but for its name, before and after a reshape.
+
+        That is the same factor of the row-major index: see `t2tp.lowering.reshape`.
+        """
+        factors = []
+        for shape in (old, new):
+            begin = 1
+            for dim, by in zip(shape.dims, self._mesh_impl.tensor_layout(shape), strict=True):
+                if by == axis:
+                    factors.append((begin, dim.size))
+                begin *= dim.size
+        return len(factors) == 2 and factors[0] == factors[1]
+
+    def _has_halves(self, axis: int, dim: upstream.Dimension) -> bool:
+        return dim.size % (2 * self._mesh_impl.shape[axis].size) == 0
+
+    def _split_dims(self, tensor: upstream.Tensor) -> list[tuple[int, upstream.Dimension]]:
+        layout = self._mesh_impl.tensor_layout(tensor)
+        return [
+            (axis, dim)
+            for axis, dim in zip(layout, tensor.shape.dims, strict=True)
+            if axis is not None
+        ]
+
+    def _axes_of(self, tensor: upstream.Tensor) -> Order:
+        return frozenset(axis for axis, _ in self._split_dims(tensor))
+
+
+def _own_inputs(op: upstream.Operation) -> list[upstream.Tensor]:
+    """Returns the inputs whose values the lowering of an operation reads."""
+    if isinstance(op, upstream.CustomGradientOperation):
+        return list(op._fn_outputs)
+    return list(op.inputs)
+
+
+def _depends_on_order(op: upstream.Operation, dim: upstream.Dimension) -> bool:
+    """Whether the result depends on the order of the positions along a dimension."""
+    if isinstance(op, _ON_SLICES):
+        return dim.name not in op.splittable_dims
+    if isinstance(op, upstream.Constant):
+        return np.ndim(op._value) > 0
+    if isinstance(op, upstream.EinsumOperation):
+        # It may be lowered to a look-up, which reads the input of the one-hot operation.
+        return any(isinstance(x.operation, upstream.OneHotOperation) for x in op.inputs)
+    ordered = hooks(op).ordered_dims
+    return ordered is None or dim in ordered
+
+
+# mesh-tensorflow's operations on slices: a dimension may be split if its order does not matter.
+_ON_SLICES = (
+    upstream.SlicewiseOperation,
+    upstream.ops.ConcatOperation,
+    upstream.ops.PadOperation,
+    upstream.ops.SliceOperation,
+    upstream.ops.SplitOperation,
+    upstream.ops.StackOperation,
+    upstream.ops.UnstackOperation,
+)

@@ -1,0 +1,89 @@
+"""Tensors in head-tail order: what follows causal attention gives what it does on one device.
+
+`test_any_layout` has other operations in any order of theirs.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from t2tp import mtf
+from t2tp.ops.attention.api import attention
+from tests.ops.on_mesh import assert_close, with_gradients
+
+LENGTH, VOCAB, D = 16, mtf.Dimension("vocab", 8), mtf.Dimension("d", 4)
+RANDOM = np.random.default_rng(0)
+INPUTS = {
+    "x": (f"batch:2;heads:2;length:{LENGTH};d:4", RANDOM.normal(size=(2, 2, LENGTH, 4))),
+    "ids": (f"batch:2;length:{LENGTH}", RANDOM.integers(0, 8, size=(2, LENGTH))),
+}
+
+
+def causal(x, **options):
+    memory = mtf.rename_dimension(x, "length", "memory")
+    return attention(x, memory, memory, causal=True, method="blockwise", **options)
+
+
+def look_up(x, ids):
+    batch, _, length, d = x.shape.dims
+    table = mtf.import_tf_tensor(
+        x.mesh, np.arange(32.0, dtype=np.float32).reshape(8, 4), [VOCAB, d]
+    )
+    rows = mtf.einsum([mtf.one_hot((ids * 3) % 8, VOCAB), table], mtf.Shape([batch, length, d]))
+    return causal(x) * mtf.sin(rows)
+
+
+def table_rows_of_ids(x, ids):
+    """The gradient of a look-up: a sum of rows by id."""
+    batch, heads, _, d = x.shape.dims
+    one_hot = mtf.one_hot((ids * 3) % 8, VOCAB)
+    return mtf.einsum([causal(x), one_hot], mtf.Shape([batch, heads, VOCAB, d]))
+
+
+def loop(x, ids):
+    """A loop whose body reads both ids and an activation from outside."""
+    y, weight = causal(x), mtf.cast(ids % 3, tf.float32)
+
+    def body(i, z):
+        return [i + 1, z * 0.5 + mtf.sin(y * weight)]
+
+    start = [mtf.constant(x.mesh, 0, dtype=tf.int32), mtf.zeros_like(y)]
+    return mtf.while_loop(lambda i, z: mtf.less(i, 3), body, start)[1] + y
+
+
+OPERATIONS = {
+    "causal": lambda x, ids: causal(causal(x)),
+    "window": lambda x, ids: causal(causal(causal(x), window=3)),
+    "not causal": lambda x, ids: attention(
+        causal(x), *[mtf.rename_dimension(x, "length", "memory")] * 2, method="blockwise"
+    ),
+    "dense": lambda x, ids: causal(
+        attention(causal(x), *[mtf.rename_dimension(x, "length", "memory")] * 2, method="dense")
+    ),
+    "dropout": lambda x, ids: mtf.dropout(causal(x), True, rate=0.5),
+    "dropout of ones": lambda x, ids: causal(x) * mtf.dropout(mtf.ones_like(x), True, rate=0.5),
+    "dropout of weights": lambda x, ids: causal(causal(x), dropout_rate=0.5),
+    "positions": lambda x, ids: (
+        causal(x) * mtf.cast(mtf.range(x.mesh, x.shape.dims[2], tf.int32), tf.float32)
+    ),
+    "cumsum": lambda x, ids: causal(mtf.cumsum(causal(x), x.shape.dims[2])),
+    "shift": lambda x, ids: causal(mtf.shift(causal(x), 1, x.shape.dims[2], wrap=False)),
+    "random": lambda x, ids: causal(x) * mtf.random_normal(x.mesh, x.shape),
+    "recompute": lambda x, ids: mtf.recompute_grad(
+        lambda t: mtf.dropout(causal(mtf.sin(t)), True, rate=0.5), [causal(x)]
+    ),
+    "one-hot": lambda x, ids: causal(x) + mtf.one_hot((ids * 3) % 4, D),
+    "look-up": look_up,
+    "sum of rows": table_rows_of_ids,
+    "loop": loop,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_what_follows_attention_is_what_it_is_on_one_device(name):
+    op = OPERATIONS[name]
+    values = with_gradients(op, INPUTS, "seq:4", "length:seq;memory:seq")
+    assert_close(values, with_gradients(op, INPUTS), 3e-6)
