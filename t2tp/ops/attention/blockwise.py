@@ -10,6 +10,7 @@ are skipped.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -21,8 +22,8 @@ from t2tp.ops.attention.mask import MASKED, Mask
 from t2tp.ops.attention.score_terms import Gradients, ScoreTerms
 
 # The size of a block. With many rows (batch x heads), a block of 256 keys stays in the caches where
-# one of 512 does not, which takes up to 1.4 times as long; with few, operations are so short that
-# half as many of them save up to a fifth of the time.
+# one of 512 does not, which takes up to 1.4 times as long; with few, an operation is so short that
+# several threads gain little by sharing it, and half as many operations save up to a fifth.
 _QUERIES = 256
 _KEYS = 256
 _KEYS_OF_FEW_ROWS = 512
@@ -41,8 +42,14 @@ def key_block_of(memory_length: int, rows: int) -> int:
       memory_length: number of keys.
       rows: batch x heads of the queries.
     """
-    size = _KEYS_OF_FEW_ROWS if rows < _FEW_ROWS else _KEYS
+    size = _KEYS_OF_FEW_ROWS if rows < _FEW_ROWS and _threads() > 1 else _KEYS
     return min(size, memory_length + memory_length % 2)
+
+
+def _threads() -> int:
+    """Returns how many threads of a CPU share an operation."""
+    chosen = tf.config.threading.get_intra_op_parallelism_threads()
+    return chosen or len(os.sched_getaffinity(0))
 
 
 def _query_block(length: int) -> int:
