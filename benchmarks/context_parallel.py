@@ -2,11 +2,12 @@
 
     python benchmarks/context_parallel.py [--devices=2] [--length=4096] [--kv_heads=4] [--alone]
 
-Each device is a process on a core, and the three ways take turns. Printed are the seconds of a
-step, and of the busiest device the seconds of its processor (all else waits for it). Where the
-machine has a core for each device the former are what counts; where it has fewer, as for
-`--devices=4` on two cores, the latter: a device that waits leaves its core to another one. With
-`--alone` only what the busiest device computes is timed, in one process, without what it exchanges.
+A step is three layers, between which tensors stay in head-tail order. Each device is a process on a
+core, and the three ways take turns. Printed are the seconds of a step, and of the busiest device
+the seconds of its processor (all else waits for it). Where the machine has a core for each device
+the former are what counts; where it has fewer, as for `--devices=4` on two cores, the latter: a
+device that waits leaves its core to another one. With `--alone` only what the busiest device
+computes in a layer is timed, in one process, without what it exchanges.
 """
 
 from __future__ import annotations

@@ -49,6 +49,7 @@ def _optimizer(count: int, size: str) -> list[Peer]:
         _ours("t2tp, stage 1", 1, count, size),
         _ours(WHOLE, 0, count, size),
         _torch(name, count, size, "--sharded=optimizer"),
+        _ours("t2tp, stage 1, one process", 1, count, size, processes=1),
         matmul(),
     ]
 
