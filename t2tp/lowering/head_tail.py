@@ -62,20 +62,20 @@ class Orders:
         for op in operations:
             for dim in hooks(op).head_tail_dims(layout):
                 axis = layout.axis_index(dim.name)
-                if axis is not None and dim.size % (2 * self._mesh_impl.shape[axis].size) == 0:
+                if axis is not None and self.has_halves(axis, dim):
                     self._wanted.setdefault(axis, set()).add(dim.name)
 
     def of(self, tensor: upstream.Tensor) -> Order:
-        """Returns the order in which a tensor is best read: in the other one it has to move.
+        """Returns the order in which a tensor is best read: for another one it is exchanged.
 
-        A feature moves for the first operation that does not care, so that nothing computed from it
-        does.
+        A feature is exchanged for the first operation that takes any order, so that nothing that is
+        computed from it has to be.
         """
         if hooks(tensor.operation).is_feature:
             return frozenset(
                 axis
                 for axis, dim in self._split_dims(tensor)
-                if dim.name in self._wanted.get(axis, ()) and self._has_halves(axis, dim)
+                if dim.name in self._wanted.get(axis, ()) and self.has_halves(axis, dim)
             )
         return self._of.get(tensor, CONSECUTIVE)
 
@@ -175,7 +175,7 @@ class Orders:
             for by, dim in self._split_dims(tensor)
             if by == axis
         }
-        return all(self._has_halves(axis, d) and not _depends_on_order(op, d) for d in split)
+        return all(self.has_halves(axis, d) and not _depends_on_order(op, d) for d in split)
 
     def _uniform_axes(self, op: upstream.Operation, y: upstream.Tensor) -> Order:
         """Returns the axes along which all slices of an output are the same.
@@ -205,7 +205,8 @@ class Orders:
                 begin *= dim.size
         return len(factors) == 2 and factors[0] == factors[1]
 
-    def _has_halves(self, axis: int, dim: upstream.Dimension) -> bool:
+    def has_halves(self, axis: int, dim: upstream.Dimension) -> bool:
+        """Whether the slices of a dimension that an axis splits can be cut in halves."""
         return dim.size % (2 * self._mesh_impl.shape[axis].size) == 0
 
     def _split_dims(self, tensor: upstream.Tensor) -> list[tuple[int, upstream.Dimension]]:

@@ -405,8 +405,7 @@ def _order(lowering: Lowering, q: upstream.Tensor, options: Options) -> Order:
     axis = mesh_impl.tensor_dimension_to_mesh_axis(length)
     if axis is None or not options.is_blockwise:
         return CONSECUTIVE
-    has_halves = length.size % (2 * mesh_impl.shape[axis].size) == 0
-    if has_halves and options.is_balanced_by_order:
+    if options.is_balanced_by_order and lowering.orders.has_halves(axis, length):
         return frozenset([axis])
     return lowering.orders.of(q) & {axis}
 

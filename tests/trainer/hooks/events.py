@@ -29,13 +29,14 @@ class Event(NamedTuple):
     data: bytes
 
 
-def read(directory: Path) -> Iterator[Event]:
+def read(directory: Path, *, was_killed: bool = False) -> Iterator[Event]:
     """All values in the event files of a directory, the oldest file first.
 
-    A process that is killed may leave half a record at the end of its file.
+    A process that was killed may leave half a record at the end of its file.
     """
+    left = tf.errors.DataLossError if was_killed else ()
     for path in sorted(directory.glob("events.out.tfevents.*"), key=lambda path: path.name):
-        with contextlib.suppress(tf.errors.DataLossError):
+        with contextlib.suppress(left):
             for event in tf.compat.v1.train.summary_iterator(str(path)):
                 for value in event.summary.value:
                     about = value.metadata.plugin_data
@@ -43,10 +44,10 @@ def read(directory: Path) -> Iterator[Event]:
                     yield Event(about.plugin_name, value.tag, event.step, array, about.content)
 
 
-def read_scalars(directory: Path) -> dict[str, dict[int, float]]:
+def read_scalars(directory: Path, *, was_killed: bool = False) -> dict[str, dict[int, float]]:
     """name -> step -> value, from all event files of a directory; a later file wins."""
     scalars: dict[str, dict[int, float]] = {}
-    for event in read(directory):
+    for event in read(directory, was_killed=was_killed):
         if event.plugin == "scalars":
             scalars.setdefault(event.name, {})[event.step] = event.value.item()
     return scalars

@@ -72,7 +72,7 @@ class Run:
 
     def losses(self) -> np.ndarray:
         """The loss of each step."""
-        by_step = read_scalars(self.directory)["loss"]
+        by_step = read_scalars(self.directory, was_killed=True)["loss"]
         assert sorted(by_step) == list(range(1, self.steps + 1))
         return np.array([by_step[step] for step in sorted(by_step)], np.float32)
 
