@@ -97,12 +97,12 @@ class NgramLm(AutoregressiveModel):
         hidden = []
         for distance, tokens in enumerate(context, 1):
             x = self._embedding(tokens, self.activation_dtype)
-            matrix = variables.weight(
-                x.mesh, f"input_{distance}", [self._d_model, self._d_ff], 0.02, x.dtype
+            matrix = variables.matrix(
+                x.mesh, f"input_{distance}", [self._d_model], [self._d_ff], 0.02, x.dtype
             )
             hidden.append(mtf.einsum([x, matrix], output_shape=tokens.shape + self._d_ff))
         x = self._dropout(mtf.relu(mtf.add_n(hidden)), training)
-        matrix = variables.weight(x.mesh, "output", [self._d_ff, self._d_model], 0.02, x.dtype)
+        matrix = variables.matrix(x.mesh, "output", [self._d_ff], [self._d_model], 0.02, x.dtype)
         return self._embedding.logits(
             mtf.einsum([x, matrix], output_shape=context[0].shape + self._d_model)
         )

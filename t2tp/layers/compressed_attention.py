@@ -158,9 +158,16 @@ class CompressedSelfAttention:
         """Contracts the compression of [..., compression, d_kv]; the result has `shape`."""
         within, d_kv = x.shape.dims[-2:]
         to = mtf.Dimension("d_kv_compressed", d_kv.size)
-        dims = [self.heads.kv_heads, within, d_kv, to]
         stddev = (within.size * d_kv.size) ** -0.5
-        matrix = variables.weight(x.mesh, f"{key}_compression", dims, stddev, x.dtype)
+        matrix = variables.matrix(
+            x.mesh,
+            f"{key}_compression",
+            [within, d_kv],
+            [to],
+            stddev,
+            x.dtype,
+            experts=[self.heads.kv_heads],
+        )
         y = mtf.einsum([x, matrix], output_shape=mtf.Shape([*shape.dims[:-1], to]))
         return mtf.reshape(y, shape)
 

@@ -53,18 +53,15 @@ class Convolution:
             x = mtf.rename_dimension(x, channels.name, f"input_{channels.name}")
             channels = x.shape.dims[-1]
         size = self._kernel
-        dims = [
-            mtf.Dimension("kernel_height", size),
-            mtf.Dimension("kernel_width", size),
-            channels,
-            self._filters,
-        ]
+        window = [mtf.Dimension("kernel_height", size), mtf.Dimension("kernel_width", size)]
         stddev = (2.0 / (size * size * self._filters.size)) ** 0.5
-        filters = variables.weight(x.mesh, "filters", dims, stddev, x.dtype)
+        filters = variables.matrix(
+            x.mesh, "filters", [*window, channels], [self._filters], stddev, x.dtype
+        )
         y = convolution(x, filters, self._stride)
         if not self._use_bias:
             return y
-        return y + variables.zeros(x.mesh, "bias", [self._filters], x.dtype)
+        return y + variables.bias(x.mesh, "bias", [self._filters], x.dtype)
 
 
 class BatchNorm:
@@ -141,8 +138,8 @@ def make_norm(
 
 def _scale_and_offset(mesh: mtf.Mesh, channels: mtf.Dimension) -> tuple[mtf.Tensor, mtf.Tensor]:
     return (
-        variables.ones(mesh, "norm_scale", [channels], tf.float32),
-        variables.zeros(mesh, "norm_offset", [channels], tf.float32),
+        variables.norm(mesh, "norm_scale", channels, 1.0),
+        variables.norm(mesh, "norm_offset", channels, 0.0),
     )
 
 

@@ -13,8 +13,8 @@ class Dense:
         """Computes [..., d] -> [..., d]; a layout that splits d splits the rows of the kernel."""
         dim = x.shape.dims[-1]
         to = mtf.Dimension(f"{dim.name}_out", dim.size)
-        matrix = variables.weight(x.mesh, "kernel", [dim, to], dim.size**-0.5, x.dtype)
+        matrix = variables.matrix(x.mesh, "kernel", [dim], [to], dim.size**-0.5, x.dtype)
         y = mtf.einsum([x, matrix], output_shape=x.shape - dim + to)
-        bias = variables.zeros(x.mesh, "bias", [to], x.dtype)
+        bias = variables.bias(x.mesh, "bias", [to], x.dtype)
         y = mtf.add(y, bias, output_shape=y.shape)
         return mtf.rename_dimension(y, to.name, dim.name)

@@ -110,7 +110,7 @@ class Embedding:
             x *= self.d_model.size**-0.5
         logits = mtf.einsum([x, self._table(x.mesh, name, x.dtype)], output_shape=shape)
         if self._has_bias:
-            bias = variables.zeros(x.mesh, "logits_bias", [self.vocab], x.dtype)
+            bias = variables.bias(x.mesh, "logits_bias", [self.vocab], x.dtype)
             logits = mtf.add(logits, bias, output_shape=shape)
         if self._num_tokens < self.vocab.size:
             row = mtf.range(x.mesh, self.vocab, tf.int32)
@@ -119,5 +119,4 @@ class Embedding:
         return logits
 
     def _table(self, mesh: mtf.Mesh, name: str, dtype: tf.DType) -> mtf.Tensor:
-        dims = [self.vocab, self.d_model]
-        return variables.weight(mesh, name, dims, self._stddev, dtype)
+        return variables.embedding(mesh, name, [self.vocab], self.d_model, self._stddev, dtype)

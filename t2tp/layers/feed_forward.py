@@ -103,5 +103,5 @@ class FeedForward:
         )
         if not self._use_bias:
             return y
-        bias = variables.zeros(x.mesh, f"{name}_bias", [*self._experts, to], x.dtype)
+        bias = variables.bias(x.mesh, f"{name}_bias", [to], x.dtype, experts=self._experts)
         return mtf.add(y, bias, output_shape=y.shape)

@@ -125,7 +125,7 @@ class Heads:
 
 
 def _with_bias(y: mtf.Tensor, name: str, dims: list[mtf.Dimension]) -> mtf.Tensor:
-    bias = variables.zeros(y.mesh, f"{name}_bias", dims, y.dtype)
+    bias = variables.bias(y.mesh, f"{name}_bias", dims, y.dtype)
     return mtf.add(y, bias, output_shape=y.shape)
 
 

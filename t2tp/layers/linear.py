@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 from t2tp import mtf
 from t2tp.layers import variables
@@ -41,7 +42,7 @@ def linear(
     Returns:
       a tensor of `output_shape`.
     """
-    matrix = variables.weight(x.mesh, name, [*experts, *reduced, *made], stddev, x.dtype)
+    matrix = variables.matrix(x.mesh, name, reduced, made, stddev, x.dtype, experts=experts)
     y = mtf.einsum([x, matrix], output_shape=output_shape)
     adapters = of_mesh(x.mesh)
     if adapters is None or target not in adapters.targets:
@@ -49,8 +50,9 @@ def linear(
     rank = mtf.Dimension("lora_rank", adapters.rank)
     # The variance of PyTorch's linear layers, 1 / (3 in), which PEFT's adapters begin with.
     spread = (3 * math.prod(dim.size for dim in reduced)) ** -0.5
-    down = variables.trained(x.mesh, f"{name}{DOWN}", [*experts, *reduced, rank], spread, x.dtype)
-    up = variables.trained(x.mesh, f"{name}{UP}", [*experts, rank, *made], 0.0, x.dtype)
+    make = partial(variables.matrix, dtype=x.dtype, experts=experts, is_adapter=True)
+    down = make(x.mesh, f"{name}{DOWN}", reduced, [rank], spread)
+    up = make(x.mesh, f"{name}{UP}", [rank], made, 0.0)
     kept = [dim for dim in x.shape.dims if dim not in reduced]
     dropped = Dropout(adapters.dropout)(x, training=True)  # 0 where nothing is trained.
     low = mtf.einsum([dropped, down], output_shape=mtf.Shape([*kept, rank])) * adapters.scale

@@ -180,8 +180,9 @@ class MixtureOfExperts:
         size = self._routing.group_size if group_size is None else group_size
         tokens = group_tokens(x, size)
         *groups, group, d_model = tokens.shape.dims
-        dims = [d_model, self._router_experts]
-        matrix = variables.weight(x.mesh, "router", dims, d_model.size**-0.5, tf.float32)
+        matrix = variables.matrix(
+            x.mesh, "router", [d_model], [self._router_experts], d_model.size**-0.5, tf.float32
+        )
         logits = mtf.einsum(
             [mtf.cast(tokens, tf.float32), matrix],
             output_shape=mtf.Shape([*groups, group, self._router_experts]),

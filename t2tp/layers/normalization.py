@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import tensorflow as tf
-
 from t2tp import mtf
 from t2tp.choices import NORM_TYPES
 from t2tp.layers import variables
@@ -35,10 +33,10 @@ class Norm:
         """Normalizes [..., d_model]; variables `norm_scale`, and `norm_bias` if `layer`."""
         dim = x.shape.dims[-1]
         if self._norm_type == "rms_unit_offset":
-            offset = variables.zeros(x.mesh, "norm_scale", [dim], tf.float32)
+            offset = variables.norm(x.mesh, "norm_scale", dim, 0.0)
             return rms_norm(x, offset + 1.0, dim, self._epsilon)
-        scale = variables.ones(x.mesh, "norm_scale", [dim], tf.float32)
+        scale = variables.norm(x.mesh, "norm_scale", dim, 1.0)
         if self._norm_type == "rms":
             return rms_norm(x, scale, dim, self._epsilon)
-        bias = variables.zeros(x.mesh, "norm_bias", [dim], tf.float32)
+        bias = variables.norm(x.mesh, "norm_bias", dim, 0.0)
         return layer_norm(x, scale, bias, dim, self._epsilon)

@@ -61,8 +61,9 @@ class LearnedPositions:
         self, positions: mtf.Tensor, d_model: mtf.Dimension, dtype: tf.DType
     ) -> mtf.Tensor:
         """Looks up integers [...] in [0, max_length) -> [..., d_model]."""
-        dims = [self._dim, d_model]
-        table = variables.weight(positions.mesh, "positions", dims, self._stddev, dtype)
+        table = variables.embedding(
+            positions.mesh, "positions", [self._dim], d_model, self._stddev, dtype
+        )
         return checked_gather(table, positions, self._dim)
 
 
@@ -82,5 +83,5 @@ class RelativePositions:
         """Returns the bias of the heads."""
         dims = [heads, self._buckets]
         stddev = heads.size**-0.5
-        table = variables.weight(mesh, "relative_bias", dims, stddev, tf.float32)
+        table = variables.bias(mesh, "relative_bias", dims, tf.float32, stddev=stddev)
         return RelativeBias(table, self._max_distance)

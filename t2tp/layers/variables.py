@@ -1,7 +1,8 @@
 """Variables of layers: stored in float32, read in the activation dtype.
 
-Where a model has adapters (`t2tp.layers.adapters`), its own variables are frozen, and stored in the
-dtype that they are read in.
+Each function declares the role of its variable (`t2tp.ops.variables.role`). Where a model has
+adapters (`t2tp.layers.adapters`), its own variables are frozen, and stored in the dtype that they
+are read in.
 """
 
 from __future__ import annotations
@@ -13,49 +14,80 @@ import tensorflow.compat.v1 as tf1
 
 from t2tp import mtf
 from t2tp.layers.adapters import of_mesh
+from t2tp.ops.variables.role import BIAS, EMBEDDING, MATRIX, NORM
 
 
-def weight(
-    mesh: mtf.Mesh, name: str, dims: Sequence[mtf.Dimension], stddev: float, dtype: tf.DType
+def matrix(
+    mesh: mtf.Mesh,
+    name: str,
+    inputs: Sequence[mtf.Dimension],
+    outputs: Sequence[mtf.Dimension],
+    stddev: float,
+    dtype: tf.DType,
+    *,
+    experts: Sequence[mtf.Dimension] = (),
+    is_adapter: bool = False,
 ) -> mtf.Tensor:
-    """Returns a variable with normal initial values.
+    """Returns a matrix [experts, inputs, outputs] with normal initial values.
 
     Args:
       mesh: the program's mesh.
-      name: within the variable scope.
-      dims: of the variable.
-      stddev: standard deviation of the initial values, around 0.
-      dtype: the dtype it is read in.
+      name: variable name, relative to the current scope.
+      inputs: dimensions that the product sums over.
+      outputs: dimensions of the result.
+      stddev: standard deviation of the initial values; 0: all are 0.
+      dtype: activation dtype.
+      experts: dimensions along which each index has its own matrix.
+      is_adapter: whether the matrix is trained although the model's weights are frozen.
     """
-    return _variable(mesh, name, dims, dtype, tf1.random_normal_initializer(stddev=stddev))
+    role = mtf.Role(MATRIX, inputs, outputs, experts)
+    return _variable(mesh, name, role, _normal(stddev), dtype, is_adapter)
 
 
-def zeros(mesh: mtf.Mesh, name: str, dims: Sequence[mtf.Dimension], dtype: tf.DType) -> mtf.Tensor:
-    """Returns a variable initialized to 0, such as a bias; arguments as for `weight`."""
-    return _variable(mesh, name, dims, dtype, tf1.zeros_initializer())
-
-
-def ones(mesh: mtf.Mesh, name: str, dims: Sequence[mtf.Dimension], dtype: tf.DType) -> mtf.Tensor:
-    """Returns a variable initialized to 1, such as a norm's scale; arguments as for `weight`."""
-    return _variable(mesh, name, dims, dtype, tf1.ones_initializer())
-
-
-def trained(
-    mesh: mtf.Mesh, name: str, dims: Sequence[mtf.Dimension], stddev: float, dtype: tf.DType
+def embedding(
+    mesh: mtf.Mesh,
+    name: str,
+    rows: Sequence[mtf.Dimension],
+    features: mtf.Dimension,
+    stddev: float,
+    dtype: tf.DType,
 ) -> mtf.Tensor:
-    """Returns a variable as `weight` does, which is trained even where others are frozen."""
-    initializer = (
-        tf1.random_normal_initializer(stddev=stddev) if stddev else tf1.zeros_initializer()
-    )
-    return _variable(mesh, name, dims, dtype, initializer, is_adapter=True)
+    """Returns a table [rows, features] of vectors; arguments as for `matrix`."""
+    role = mtf.Role(EMBEDDING, rows, [features])
+    return _variable(mesh, name, role, _normal(stddev), dtype)
+
+
+def bias(
+    mesh: mtf.Mesh,
+    name: str,
+    outputs: Sequence[mtf.Dimension],
+    dtype: tf.DType,
+    *,
+    experts: Sequence[mtf.Dimension] = (),
+    stddev: float = 0.0,
+) -> mtf.Tensor:
+    """Returns a bias [experts, outputs], initially 0; arguments as for `matrix`."""
+    role = mtf.Role(BIAS, (), outputs, experts)
+    return _variable(mesh, name, role, _normal(stddev), dtype)
+
+
+def norm(mesh: mtf.Mesh, name: str, dim: mtf.Dimension, initial_value: float) -> mtf.Tensor:
+    """Returns the scale or the offset of a norm: float32 [dim]."""
+    role = mtf.Role(NORM, (), [dim])
+    initializer = tf1.ones_initializer() if initial_value else tf1.zeros_initializer()
+    return _variable(mesh, name, role, initializer, tf.float32)
+
+
+def _normal(stddev: float) -> object:
+    return tf1.random_normal_initializer(stddev=stddev) if stddev else tf1.zeros_initializer()
 
 
 def _variable(
     mesh: mtf.Mesh,
     name: str,
-    dims: Sequence[mtf.Dimension],
-    dtype: tf.DType,
+    role: mtf.Role,
     initializer: object,
+    dtype: tf.DType,
     is_adapter: bool = False,
 ) -> mtf.Tensor:
     adapters = None if is_adapter else of_mesh(mesh)
@@ -64,10 +96,11 @@ def _variable(
     return mtf.get_variable(
         mesh,
         name,
-        mtf.Shape(list(dims)),
+        mtf.Shape(role.dims),
         dtype=mtf.VariableDType(dtype, dtype, dtype)
         if frozen
         else mtf.VariableDType(activation_dtype=dtype),
         initializer=initializer,
         frozen=frozen,
+        role=role,
     )

@@ -179,10 +179,13 @@ class MtfImageTransformer(AutoregressiveModel):
     def _positions(self, mesh: Mesh) -> tuple[mtf.Tensor, mtf.Tensor]:
         """Returns learned embeddings of rows [height, d_model] and of columns [width, d_model]."""
         stddev, dtype = self.hparams.initializer_stddev, self.activation_dtype
-        of_rows, of_columns = [self._height, self._d_model], [self._width, self._d_model]
         return (
-            variables.weight(mesh, "row_positions", of_rows, stddev, dtype),
-            variables.weight(mesh, "column_positions", of_columns, stddev, dtype),
+            variables.embedding(
+                mesh, "row_positions", [self._height], self._d_model, stddev, dtype
+            ),
+            variables.embedding(
+                mesh, "column_positions", [self._width], self._d_model, stddev, dtype
+            ),
         )
 
     def _check_shape(self, shape: mtf.Shape) -> None:

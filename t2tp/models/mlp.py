@@ -29,8 +29,8 @@ class Mlp(ImageClassifier):
             out = mtf.Dimension("d_model" if layer % 2 else "d_ff", self.hparams.hidden_size)
             with tf1.variable_scope(f"layer_{layer:02d}"):
                 stddev = (2.0 / mtf.Shape(dims).size) ** 0.5
-                matrix = variables.weight(mesh, "input", [*dims, out], stddev, x.dtype)
-                bias = variables.zeros(mesh, "input_bias", [out], x.dtype)
+                matrix = variables.matrix(mesh, "input", dims, [out], stddev, x.dtype)
+                bias = variables.bias(mesh, "input_bias", [out], x.dtype)
             x = mtf.relu(mtf.einsum([x, matrix], output_shape=[batch, out]) + bias)
             x = dropout(x, training)
             dims = [out]

@@ -232,10 +232,11 @@ class TransformerEncoder(Model):
         """Embeds token types, integers [batch, length] -> [batch, length, d_model]."""
         hparams = self.hparams
         dim = mtf.Dimension("token_types", hparams.token_types)
-        table = variables.weight(
+        table = variables.embedding(
             types.mesh,
             "type_embedding",
-            [dim, self._factory.d_model],
+            [dim],
+            self._factory.d_model,
             hparams.initializer_stddev,
             self._factory.dtype,
         )
@@ -267,6 +268,8 @@ def _mean(x: mtf.Tensor, token_mask: mtf.Tensor) -> mtf.Tensor:
 def _classified(row: mtf.Tensor, classes: mtf.Dimension) -> mtf.Tensor:
     """Projects [batch, d_model] to logits [batch, classes]."""
     batch, d_model = row.shape.dims
-    matrix = variables.weight(row.mesh, "kernel", [d_model, classes], d_model.size**-0.5, row.dtype)
-    bias = variables.zeros(row.mesh, "bias", [classes], row.dtype)
+    matrix = variables.matrix(
+        row.mesh, "kernel", [d_model], [classes], d_model.size**-0.5, row.dtype
+    )
+    bias = variables.bias(row.mesh, "bias", [classes], row.dtype)
     return mtf.einsum([row, matrix], output_shape=mtf.Shape([batch, classes])) + bias

@@ -55,8 +55,8 @@ class Vit(ImageClassifier):
             x = self._with_class_token(x)
         batch, length, d_model = x.shape.dims
         dropout = Dropout(hparams.dropout)
-        positions = variables.weight(
-            mesh, "positions", [length, d_model], hparams.initializer_stddev, x.dtype
+        positions = variables.embedding(
+            mesh, "positions", [length], d_model, hparams.initializer_stddev, x.dtype
         )
         x = dropout(x + positions, training)
         sequence = SequenceInfo(mtf.broadcast(mtf.range(mesh, length, tf.int32), [batch, length]))
@@ -109,7 +109,7 @@ class Vit(ImageClassifier):
     def _with_class_token(self, x: mtf.Tensor) -> mtf.Tensor:
         """Prepends a learned token."""
         batch, length, d_model = x.shape.dims
-        token = variables.zeros(x.mesh, "class_token", [d_model], x.dtype)
+        token = variables.embedding(x.mesh, "class_token", [], d_model, 0.0, x.dtype)
         one = mtf.Dimension(length.name, 1)
         token = mtf.broadcast(token, mtf.Shape([batch, one, d_model]))
         return mtf.concat([token, x], length.name)

@@ -7,13 +7,15 @@ from collections.abc import Sequence
 
 from t2tp import mtf
 from t2tp.hparam import HParams
+from t2tp.ops.variables.role import EMBEDDING, MATRIX
 
 
 class WeightDecay:
     """Decoupled weight decay: a step subtracts `learning_rate * rate` times the variable.
 
-    I. Loshchilov and F. Hutter, "Decoupled Weight Decay Regularization" (arXiv:1711.05101). Scalars
-    and vectors, such as biases and the scales of norms, do not decay.
+    I. Loshchilov and F. Hutter, "Decoupled Weight Decay Regularization" (arXiv:1711.05101).
+    Matrices and embeddings decay, biases and the parameters of norms do not (`mtf.Role`). A
+    variable without a declared role decays if it has two dimensions or more.
     """
 
     def __init__(self, rate: float = 0.0, exclude: str = "") -> None:
@@ -58,5 +60,7 @@ class WeightDecay:
         return [self._rate if self._decays(var) else 0.0 for var in variables]
 
     def _decays(self, var: mtf.Variable) -> bool:
-        is_excluded = self._exclude and self._pattern.search(var.name)
-        return var.shape.ndims > 1 and not is_excluded
+        if self._exclude and self._pattern.search(var.name):
+            return False
+        role = getattr(var, "role", None)
+        return var.shape.ndims > 1 if role is None else role.kind in (MATRIX, EMBEDDING)

@@ -18,6 +18,7 @@ from t2tp.lowering.gather_schedule import lower_gathers
 from t2tp.lowering.operation import Hooks, Operation
 from t2tp.lowering.reshape import Relayout
 from t2tp.ops.cast import CastOperation, cast
+from t2tp.ops.variables.role import Role
 
 if TYPE_CHECKING:
     from t2tp.lowering.lowering import Lowering
@@ -34,6 +35,7 @@ def get_variable(
     initializer: object = None,
     trainable: bool = True,
     frozen: bool = False,
+    role: Role | None = None,
     **kwargs: object,
 ) -> upstream.Tensor:
     """Returns the value of a variable, which is created unless the graph has one of this name.
@@ -51,6 +53,7 @@ def get_variable(
       trainable: whether the optimizer changes it.
       frozen: whether it is a weight that the optimizer does not change. In stage 3 it is sharded at
         rest as others are; in stages 1 and 2, which shard what the optimizer keeps, it is not.
+      role: the purpose of its dimensions, which decides about weight decay. None: undeclared.
       **kwargs: for `tf.get_variable`.
     """
     shape = upstream.convert_to_shape(shape)
@@ -69,20 +72,21 @@ def get_variable(
         value = upstream.get_variable(
             mesh, name, shape, dtype=dtype, initializer=initializer, trainable=trainable, **kwargs
         )
-        value.operation.is_frozen = frozen
+        value.operation.is_frozen, value.operation.role = frozen, role
         return value
     if layout.storage.stage == 3:
         unread = upstream.VariableDType(dtype.master_dtype, dtype.slice_dtype, dtype.slice_dtype)
         part = upstream.get_variable(
             mesh, name, stored, dtype=unread, initializer=initializer, trainable=trainable, **kwargs
         )
-        part.operation.is_frozen = frozen
+        part.operation.is_frozen, part.operation.role = frozen, role
         return GatherOperation(part, shape, dtype.activation_dtype).outputs[0]
     scope = tf.compat.v1.get_variable_scope().name
     full_name = f"{scope}/{name}" if scope else name
     known = mesh.graph.name_to_variable
     if full_name not in known:
         known[full_name] = ShardedVariable(mesh, name, shape, stored, dtype, initializer, **kwargs)
+        known[full_name].role = role
     return known[full_name].value
 
 

@@ -1,0 +1,44 @@
+"""The role of a variable: what each of its dimensions is for.
+
+Optimizers treat a matrix and a bias differently, and a shape does not tell them apart: with heads,
+biases have two dimensions too. So whoever creates a variable declares its role:
+
+    query matrix    [d_model, heads, d_kv]      MATRIX, inputs d_model, outputs heads and d_kv
+    query bias               [heads, d_kv]      BIAS, outputs heads and d_kv
+    experts' matrix [experts, d_model, d_ff]    MATRIX per expert, input d_model, output d_ff
+    experts' bias            [experts, d_ff]    BIAS per expert, output d_ff
+
+Weight decay reads it (`t2tp.optim.weight_decay`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from t2tp import upstream
+
+MATRIX, EMBEDDING, BIAS, NORM = "matrix", "embedding", "bias", "norm"
+
+
+@dataclass(frozen=True)
+class Role:
+    """The declared role of a variable.
+
+    Attributes:
+      kind: `MATRIX` (convolution filters too), `EMBEDDING` (tables of vectors), `BIAS` (everything
+        that is added) or `NORM` (scales and offsets of norms).
+      inputs: dimensions that are summed over, or looked up.
+      outputs: dimensions of the result.
+      experts: dimensions along which each index has its own weights.
+    """
+
+    kind: str
+    inputs: Sequence[upstream.Dimension] = ()
+    outputs: Sequence[upstream.Dimension] = ()
+    experts: Sequence[upstream.Dimension] = ()
+
+    @property
+    def dims(self) -> list[upstream.Dimension]:
+        """The dimensions of the variable, in the order that t2tp's layers store them in."""
+        return [*self.experts, *self.inputs, *self.outputs]

@@ -1,0 +1,146 @@
+"""Weight decay applies to matrices and embeddings, and to nothing else, in every model."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+import t2tp
+from t2tp import mtf, registry
+from t2tp.optim import apply_gradients
+from t2tp.optim.weight_decay import WeightDecay
+from t2tp.program.abstract_program import AbstractProgram
+from tests.models import small_image_transformer, small_images
+from tests.models.small_transformers import BERTS, FAMILIES
+
+NOT_DECAYED = re.compile(r"bias$|norm_scale$|norm_offset$")
+ALL_BIASES = {"use_bias": True, "norm_type": "layer", "position": "relative"}
+IMAGE_SETS = ["mlp_tiny", "vit_tiny", "mtf_resnet_digits", "mtf_image_transformer_digits"]
+
+
+def transformer_variables(family):
+    model = family.make(**ALL_BIASES)
+    return trainable_variables(model, family.features())
+
+
+def image_variables(hparams_set):
+    name = registry.model_of_hparams(hparams_set)
+    if name == "mtf_image_transformer":
+        hparams = small_image_transformer.make("full")
+        batch = {
+            "targets": np.zeros([4, *small_image_transformer.SHAPE], np.int32),
+            "weights": np.ones([4], np.float32),
+        }
+        levels = small_image_transformer.LEVELS
+    else:
+        changes = {"qkv_bias": True} if name == "vit" else {}
+        hparams, batch = (
+            small_images.make_hparams(hparams_set, **changes),
+            small_images.make_batch(),
+        )
+        levels = small_images.CLASSES
+    model = registry.model(name)(hparams, {"targets": levels})
+    return trainable_variables(model, small_images.features_of(batch))
+
+
+def trainable_variables(model, features):
+    built = []
+
+    def step(mesh, features):
+        loss = model.loss(mesh, features, training=True).loss
+        built.extend(mesh.graph.trainable_variables)
+        return {"loss": loss}
+
+    AbstractProgram(step, features).trace()
+    return list(dict.fromkeys(built))
+
+
+SMALL_MODELS = {
+    **{
+        name: (family.model, lambda family=family: transformer_variables(family))
+        for name, family in {**FAMILIES, **BERTS}.items()
+    },
+    **{
+        name: (registry.model_of_hparams(name), lambda name=name: image_variables(name))
+        for name in IMAGE_SETS
+    },
+}
+
+
+@pytest.mark.parametrize("name", SMALL_MODELS)
+def test_biases_and_norms_do_not_decay(name):
+    variables = SMALL_MODELS[name][1]()
+    assert all(var.role for var in variables)
+    decays = WeightDecay(0.5).of_each(variables)
+    for var, decay in zip(variables, decays, strict=True):
+        assert (decay == 0.0) == bool(NOT_DECAYED.search(var.name)), var.name
+        assert list(var.role.dims) == list(var.shape.dims)
+    assert 0.0 in decays
+
+
+def test_every_registered_model_is_among_them():
+    models = [name for name in registry.list_models() if ours_model(name)]
+    assert {model for model, _ in SMALL_MODELS.values()} == set(models)
+
+
+def ours_model(name):
+    return registry.model(name).__module__.startswith("t2tp.models.")
+
+
+@pytest.mark.parametrize("zero_stage", [0, 3])
+@pytest.mark.parametrize("optimizer", registry.list_optimizers())
+def test_one_step_with_huge_decay_shrinks_matrices_and_embeddings_alone(optimizer, zero_stage):
+    family = FAMILIES["moe_encdec"]
+    hparams = family.hparams(
+        **ALL_BIASES,
+        optimizer=optimizer,
+        learning_rate_schedule="constant",
+        # LAMB normalizes the update, decay included, to the variable's norm.
+        learning_rate_constant=0.1 if optimizer == "lamb" else 1e-7,
+        weight_decay=1e6,
+        clip_grad_norm=0.0,
+        zero_stage=zero_stage,
+        mesh_shape="data:2",
+        layout="batch:data",
+    )
+
+    def step(mesh, features):
+        model = registry.model(family.model)(hparams, family.vocab_sizes)
+        loss = model.loss(mesh, features, training=True).loss
+        apply_gradients(loss, mesh, hparams, 10)
+        return {"loss": loss}
+
+    program = t2tp.Program(step, family.features(), layout=t2tp.Layout.from_hparams(hparams))
+    program.trace()
+    trained = [variable.name for variable in program.graph()[0].trainable_variables]
+    random = np.random.default_rng(0)
+    before = {}
+    for name in trained:
+        variable = program.variables[name]
+        before[name] = random.normal(size=variable.numpy().shape).astype(np.float32)
+        variable.assign(before[name])
+    program(family.batch(), step=0)
+    shrunk = {
+        name
+        for name in trained
+        if np.allclose(program.variables[name].numpy(), 0.9 * before[name], rtol=1e-2, atol=1e-3)
+    }
+    assert shrunk == {name for name in trained if not NOT_DECAYED.search(name)}
+    assert any("q_bias" in name for name in set(trained) - shrunk)
+
+
+def test_a_variable_without_a_role_decays_if_it_has_two_dimensions():
+    a, b = mtf.Dimension("a", 2), mtf.Dimension("b", 3)
+
+    def step(mesh, features):
+        variables = [
+            mtf.get_variable(mesh, "matrix", mtf.Shape([a, b])).operation,
+            mtf.get_variable(mesh, "vector", mtf.Shape([b])).operation,
+            mtf.get_variable(mesh, "bias", mtf.Shape([a, b]), role=mtf.Role("bias")).operation,
+        ]
+        assert WeightDecay(0.5).of_each(variables) == [0.5, 0.0, 0.0]
+        return {"x": mtf.reduce_sum(variables[0].value)}
+
+    AbstractProgram(step).trace()
