@@ -99,7 +99,7 @@ def main() -> None:
     if args.library:
         measure(args)
         return
-    from t2tp.trainer.launch.local_processes import ONE_HEAP
+    from t2tp.trainer.processes.local_processes import ONE_HEAP
 
     for library, python in (("TensorFlow", sys.executable), ("gloo", str(TORCH))):
         with socket.socket() as free:

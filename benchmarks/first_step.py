@@ -36,7 +36,7 @@ def main() -> None:
 
         import t2tp
         from t2tp import registry
-        from t2tp.mesh.cluster import SKIPPED_PASSES
+        from t2tp.processes.cluster import SKIPPED_PASSES
         from t2tp.trainer.planning import request
     done("import")
     if arguments.all_passes:

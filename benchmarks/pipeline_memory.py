@@ -30,8 +30,8 @@ def main() -> None:
     if len(sys.argv) > 1:
         _work(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
         return
-    from t2tp.mesh.rendezvous import free_port
     from t2tp.pipeline.schedules import make_schedule
+    from t2tp.processes.rendezvous import free_port
 
     print("| schedule | stage | kept by the table, MB | measured, MB | of GPipe's |")
     print("| -- | -- | -- | -- | -- |")

@@ -63,7 +63,7 @@ def _measured(number: int, case: Case) -> dict:
 
 def _run(number: int, case: Case, what: str, env: dict[str, str]) -> list[dict]:
     """Runs a case's processes; returns what each has measured."""
-    from t2tp.mesh.rendezvous import free_port
+    from t2tp.processes.rendezvous import free_port
 
     cores = len(os.sched_getaffinity(0))
     threads = {"TF_NUM_INTRAOP_THREADS": str(max(1, cores // case.processes))}

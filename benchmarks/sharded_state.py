@@ -85,7 +85,7 @@ def _megabytes(size: int) -> str:
 
 def _started(count: int, stage: int, allocator: dict[str, str]) -> list[dict]:
     """What each of several processes says."""
-    from t2tp.mesh.rendezvous import free_port
+    from t2tp.processes.rendezvous import free_port
 
     own = os.environ | {
         "TF_CPP_MIN_LOG_LEVEL": "3",

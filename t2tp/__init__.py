@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from t2tp.layout_check import check_layout
     from t2tp.layout_report import explain
     from t2tp.lowering.operation import Operation
-    from t2tp.mesh.cluster import Cluster, connect
     from t2tp.mesh.layout import Layout, LayoutError
+    from t2tp.processes.cluster import Cluster, connect
     from t2tp.program.program import Feature, Mesh, Program
 
     # Not imported: mypy does not resolve names of mtf in a circle of imports.
     plan: Callable[..., Any]
 
 _HOMES = {
-    "Cluster": "t2tp.mesh.cluster",
+    "Cluster": "t2tp.processes.cluster",
     "Feature": "t2tp.program.program",
     "HParams": "t2tp.hparam",
     "Layout": "t2tp.mesh.layout",
@@ -42,7 +42,7 @@ _HOMES = {
     "Operation": "t2tp.lowering.operation",
     "Program": "t2tp.program.program",
     "check_layout": "t2tp.layout_check",
-    "connect": "t2tp.mesh.cluster",
+    "connect": "t2tp.processes.cluster",
     "explain": "t2tp.layout_report",
     "plan": "t2tp.trainer.planning",
     "restore_checkpoint": "t2tp.checkpoint.program",

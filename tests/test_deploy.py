@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from t2tp.trainer.launch.addresses import hosts_of
+from t2tp.trainer.processes.addresses import hosts_of
 from tests.page_commands import check_flags
 
 kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="comes with t2tp[dev]")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from t2tp.mesh.cluster import Cluster, connect
+from t2tp.processes.cluster import Cluster, connect
 
 
 class _Link:

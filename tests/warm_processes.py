@@ -20,9 +20,9 @@ from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from t2tp.mesh.rendezvous import free_port
+from t2tp.processes.rendezvous import free_port
 
-_PRELOADED = ["tests.mesh.one_process", "tests.trainer.tiny_problem", "t2tp.trainer.cli.train"]
+_PRELOADED = ["tests.processes.one_process", "tests.trainer.tiny_problem", "t2tp.trainer.cli.train"]
 _LOOK_SECONDS = 0.02
 
 _context = multiprocessing.get_context("forkserver")

@@ -21,8 +21,8 @@ from t2tp.checkpoint.variables import restore
 from t2tp.decoding import DecodeOptions
 from t2tp.hparam import HParams
 from t2tp.layout_report import LayoutReport, explain
-from t2tp.mesh.cluster import Cluster
 from t2tp.mesh.layout import Layout
+from t2tp.processes.cluster import Cluster
 from t2tp.program.abstract_program import AbstractProgram
 from t2tp.program.program import Feature, Mesh, PlacedFeatures, Program, StepFn
 from t2tp.program.variables import Variables
@@ -40,6 +40,8 @@ from t2tp.trainer.hooks.nonfinite_diagnosis import (
     reinitialize,
 )
 from t2tp.trainer.hooks.progress import TrainingProgress
+from t2tp.trainer.hooks.trackers import Tracker, check_tracker, open_tracker
+from t2tp.trainer.inference.saved_model import Signatures, of_features, write_saved_model
 from t2tp.trainer.inputs.inputs import (
     Batch,
     InputFn,
@@ -49,16 +51,14 @@ from t2tp.trainer.inputs.inputs import (
     shapes_of_features,
 )
 from t2tp.trainer.inputs.prefetch import Prefetcher
-from t2tp.trainer.interrupt import InterruptHandler, TrainingInterrupted
 from t2tp.trainer.loops import sum_metrics, train_loop
 from t2tp.trainer.model_fn import EstimatorSpec, ModeKeys, ModelFn
-from t2tp.trainer.multiprocess import connect_as
+from t2tp.trainer.processes.interrupt import InterruptHandler, TrainingInterrupted
+from t2tp.trainer.processes.multiprocess import connect_as
 from t2tp.trainer.run_config import RunConfig
 from t2tp.trainer.run_dir.run_checkpoints import NEW_COUNTERS, RunCheckpoints
 from t2tp.trainer.run_dir.run_lock import RunLock
 from t2tp.trainer.run_dir.run_saver import RunSaver
-from t2tp.trainer.saved_model import Signatures, of_features, write_saved_model
-from t2tp.trainer.trackers import Tracker, open_tracker
 
 
 class Estimator:
@@ -91,7 +91,7 @@ class Estimator:
         Raises:
           LayoutError: mesh shape or layout cannot be parsed.
           ValueError: the config's precision does not reach the model function or contradicts the
-            hparams, or a checkpoint setting cannot be parsed.
+            hparams, a checkpoint setting cannot be parsed, or the tracker is not installed.
         """
         self.config = config
         self.layout = Layout.from_hparams(hparams)
@@ -99,6 +99,7 @@ class Estimator:
         self._model_fn = model_fn
         self._model_fn_takes = frozenset(inspect.signature(model_fn).parameters)
         self._hparams = hparams
+        check_tracker(config.tracker)
         check_precision(config, hparams, "config" in self._model_fn_takes)
         check_skips(config, hparams)
         self._cluster: Cluster | None = None

@@ -12,9 +12,9 @@ from absl import logging
 from t2tp.checkpoint import BestMetric
 from t2tp.problems.metrics import compute, possible, why_not
 from t2tp.problems.problem import Problem
-from t2tp.trainer.early_stopping import EarlyStopping
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.estimator import Estimator
+from t2tp.trainer.hooks.early_stopping import EarlyStopping
 from t2tp.trainer.hooks.summaries import SummaryWriter
 from t2tp.trainer.inference.samples import DecodedSamples
 from t2tp.trainer.inputs.inputs import Inputs

@@ -18,15 +18,19 @@ from t2tp.checkpoint.variables import CheckpointMismatchError
 from t2tp.decoding import DecodeOptions
 from t2tp.layout_report import LayoutReport
 from t2tp.suggestions import nearest
-from t2tp.trainer.early_stopping import EarlyStopping
 from t2tp.trainer.errors import as_usage_error
 from t2tp.trainer.evaluations import SplitEvaluation
+from t2tp.trainer.hooks.early_stopping import EarlyStopping
 from t2tp.trainer.hooks.hook import EvaluationHook, Hook
 from t2tp.trainer.inference.run_decoder import RunDecoder, check_writes
 from t2tp.trainer.inference.samples import DecodedSamples
 from t2tp.trainer.inputs.problem_inputs import evaluation_inputs, training_inputs
 from t2tp.trainer.model_fn import ModeKeys
-from t2tp.trainer.multiprocess import ProcessMismatchError, check_same, checking_same_checkpoint
+from t2tp.trainer.processes.multiprocess import (
+    ProcessMismatchError,
+    check_same,
+    checking_same_checkpoint,
+)
 from t2tp.trainer.run_config import RunConfig
 from t2tp.trainer.run_dir import kept_files, run_files
 from t2tp.trainer.run_dir.checkpoint_follower import follow_checkpoints

@@ -20,7 +20,7 @@ from t2tp.hparam import HParams
 from t2tp.layout_check import LayoutCheck, check_layout
 from t2tp.layout_check.check import virtual_devices
 from t2tp.mesh.layout import Layout
-from t2tp.mesh.process_spec import find_process_spec
+from t2tp.processes.process_spec import find_process_spec
 from t2tp.program.abstract_program import AbstractProgram
 from t2tp.program.program import Mesh
 from t2tp.trainer.errors import UsageError

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from absl import logging
 
-from t2tp.mesh.cluster import Cluster
+from t2tp.processes.cluster import Cluster
 from t2tp.program.program import PlacedFeatures, Program
 from t2tp.trainer.hooks.hook import Hook, Training
-from t2tp.trainer.interrupt import InterruptHandler
+from t2tp.trainer.processes.interrupt import InterruptHandler
 
 
 def train_loop(

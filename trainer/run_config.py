@@ -8,7 +8,6 @@ from dataclasses import dataclass, fields
 from t2tp.choices import PRECISIONS
 from t2tp.hparam import HParams
 from t2tp.suggestions import nearest
-from t2tp.trainer import trackers
 from t2tp.trainer.local_paths import check_local
 
 ON_NONFINITE = ("stop", "skip", "ignore")
@@ -100,7 +99,6 @@ class RunConfig:
         if not self.output_dir:
             raise ValueError("output_dir is empty: name the directory of the run")
         check_local("output_dir", self.output_dir)
-        trackers.check(self.tracker)
         for field in fields(self):
             value = getattr(self, field.name)
             if value is None or isinstance(value, str):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from absl import logging
 
-from t2tp.mesh.cluster import Cluster
+from t2tp.processes.cluster import Cluster
 from t2tp.scratch_directory import scratch_directory
 from t2tp.trainer.errors import UsageError
 

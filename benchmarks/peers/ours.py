@@ -6,7 +6,7 @@ import os
 
 import turn
 
-from t2tp.trainer.launch.local_processes import ONE_HEAP
+from t2tp.trainer.processes.local_processes import ONE_HEAP
 
 turn.environment.update(ONE_HEAP)  # As t2tp_launch does.
 turn.PARSER.add_argument("--only_trace", action="store_true", help="end when it is traced")

@@ -18,7 +18,7 @@ from t2tp.checkpoint.errors import (
 from t2tp.checkpoint.files import step_directories, step_directory
 from t2tp.checkpoint.reading import Checkpoint, latest
 from t2tp.checkpoint.variables import restore
-from t2tp.mesh.cluster import Cluster
+from t2tp.processes.cluster import Cluster
 from t2tp.program.variables import Variables
 
 

@@ -8,8 +8,8 @@ than in TensorFlow.
 
 from __future__ import annotations
 
-from t2tp.mesh.cluster import has_gpu
 from t2tp.mesh.layout import Layout
+from t2tp.processes.cluster import has_gpu
 
 _MIN_BATCHES = 8  # per device
 _MAX_WEIGHTS = 50_000_000

@@ -17,9 +17,9 @@ from t2tp.decoding.prompt_batch import (
     row_keys,
     sequence_arrays,
 )
-from t2tp.mesh.cluster import Cluster
 from t2tp.mesh.layout import Layout
 from t2tp.models.autoregressive import AutoregressiveModel
+from t2tp.processes.cluster import Cluster
 from t2tp.program.program import Feature, Program
 from t2tp.program.variables import Variables
 

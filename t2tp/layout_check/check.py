@@ -16,11 +16,11 @@ from t2tp import upstream
 from t2tp.layout_check.double_program import DoubleProgram
 from t2tp.layout_check.report import Compared, FirstDifference, LayoutCheck
 from t2tp.lowering.lowering import live_operations
-from t2tp.mesh.cluster import Cluster, connect
 from t2tp.mesh.layout import Layout
 from t2tp.mesh.pipeline import names_by_stage
 from t2tp.ops.cast import CastOperation
 from t2tp.ops.dropout import DropoutOperation
+from t2tp.processes.cluster import Cluster, connect
 from t2tp.program.outputs import Outputs
 from t2tp.program.program import Feature, Mesh, StepFn
 

@@ -1,4 +1,4 @@
-"""The mesh: which devices there are, what a layout puts on each, and how they communicate.
+"""The mesh: what a layout puts on each device, and how devices communicate.
 
 A mesh is an array of devices with named axes, `data:2;model:4`. Its devices, called *processors*
 where they take part in it, are numbered row by row: `pnum` 0 to 7, of coordinates `pnum // 4` on
@@ -7,7 +7,4 @@ axis; a processor holds the *slice* that its coordinates select, and processors 
 along axes that split nothing hold the same slice. `Collectives` emits the operations between them.
 Each runs in groups, one for each setting of the other coordinates: an all-reduce over `model` is
 made by 0 to 3, and by 4 to 7.
-
-Processors may be in several processes. `connect` finds these (a rendezvous at the coordinator),
-starts TensorFlow's runtime between them, and gives the `Cluster`: the devices, and which are ours.
 """

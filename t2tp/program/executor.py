@@ -17,10 +17,10 @@ import tensorflow as tf
 from absl import logging
 from tensorflow.python.eager import context as eager_context
 
-from t2tp.mesh.cluster import Cluster
 from t2tp.mesh.collectives import Collective
-from t2tp.mesh.coordination import CoordinationClient, one_line
 from t2tp.mesh.layout import Layout
+from t2tp.processes.cluster import Cluster
+from t2tp.processes.coordination import CoordinationClient, one_line
 
 T = TypeVar("T")
 

@@ -15,9 +15,9 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from t2tp.mesh.cluster import Cluster
 from t2tp.mesh.collectives import Groups
 from t2tp.mesh.layout import LayoutError
+from t2tp.processes.cluster import Cluster
 from t2tp.program.variables import SlicedVariable, StagedVariable
 
 # For each processor, the inputs or the outputs of an operation.

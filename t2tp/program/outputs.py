@@ -9,8 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 from t2tp import upstream
-from t2tp.mesh.cluster import Cluster
 from t2tp.mesh.layout import Layout
+from t2tp.processes.cluster import Cluster
 
 
 class Outputs(Mapping[str, np.ndarray]):

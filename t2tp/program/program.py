@@ -19,11 +19,11 @@ from t2tp.lowering.mesh_impl import LaidOutTensor, SpmdMeshImpl, Target
 from t2tp.lowering.operation import Operation, check_operation
 from t2tp.lowering.shared_constants import shared_constants
 from t2tp.lowering.staged_sums import sum_in_stages
-from t2tp.mesh.cluster import Cluster, connect
 from t2tp.mesh.collectives import Collective, Collectives, Groups, summarize
 from t2tp.mesh.layout import Layout, LayoutError, describe
 from t2tp.mesh.pipeline import names_by_stage
 from t2tp.mesh.sizes import check_consistent_sizes
+from t2tp.processes.cluster import Cluster, connect
 from t2tp.program.executor import Executor
 from t2tp.program.merged_program import MergedProgram, side_effect_error
 from t2tp.program.outputs import Outputs, dims_to_gather

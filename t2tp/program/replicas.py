@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
-from t2tp.mesh.cluster import Cluster
+from t2tp.processes.cluster import Cluster
 from t2tp.program.variables import SlicedVariable, Variables
 
 _INTEGERS = {1: tf.uint8, 2: tf.uint16, 4: tf.int32, 8: tf.int64}

@@ -15,9 +15,9 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from t2tp import upstream
-from t2tp.mesh.cluster import Cluster
 from t2tp.mesh.layout import Layout, describe
 from t2tp.mesh.pipeline import names_by_stage
+from t2tp.processes.cluster import Cluster
 from t2tp.program.initializers import initial_slice
 
 # Bytes of new variables in this process that make it look for memory to free first: that takes 0.1

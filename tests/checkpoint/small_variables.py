@@ -9,8 +9,8 @@ import tensorflow.compat.v1 as tf1
 
 from t2tp import checkpoint, mtf
 from t2tp.checkpoint.variables import values_of
-from t2tp.mesh.cluster import connect
 from t2tp.mesh.layout import Layout
+from t2tp.processes.cluster import connect
 from t2tp.program.variables import Variables, VariableSpec
 
 SHAPE = mtf.Shape([mtf.Dimension("d_in", 8), mtf.Dimension("d_out", 4)])

@@ -17,8 +17,8 @@ from t2tp.checkpoint import (
     UnusableCheckpointError,
 )
 from t2tp.checkpoint.restore import Restored, restore_latest
-from t2tp.mesh.cluster import Cluster
 from t2tp.mesh.layout import Layout
+from t2tp.processes.cluster import Cluster
 from t2tp.program.variables import Variables, VariableSpec
 from tests.checkpoint.small_variables import SHAPE, save, small_variables
 from tests.two_in_threads import run_two

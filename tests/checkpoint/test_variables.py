@@ -10,8 +10,8 @@ import tensorflow.compat.v1 as tf1
 from t2tp import mtf
 from t2tp.checkpoint import latest
 from t2tp.checkpoint.variables import CheckpointMismatchError, restore
-from t2tp.mesh.cluster import connect
 from t2tp.mesh.layout import Layout
+from t2tp.processes.cluster import connect
 from t2tp.program.variables import Variables, VariableSpec
 from tests.checkpoint.small_variables import SHAPE, save, small_variables
 

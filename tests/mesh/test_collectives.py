@@ -11,9 +11,9 @@ import tensorflow as tf
 
 from t2tp import mtf
 from t2tp.mesh.axes import MeshAxes
-from t2tp.mesh.cluster import connect
 from t2tp.mesh.collectives import Collectives
 from t2tp.mesh.layout import Layout
+from t2tp.processes.cluster import connect
 from t2tp.program.merged_program import MergedProgram
 
 LAYOUT = Layout("a:2;b:2;c:2")

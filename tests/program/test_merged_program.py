@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import t2tp
 from t2tp import mtf
-from t2tp.mesh.cluster import Cluster
+from t2tp.processes.cluster import Cluster
 
 pytestmark = pytest.mark.joint
 

@@ -8,8 +8,8 @@ import tensorflow as tf
 
 import t2tp
 from t2tp import mtf
-from t2tp.mesh.cluster import connect
 from t2tp.mesh.layout import Layout
+from t2tp.processes.cluster import connect
 from t2tp.program import replicas
 from t2tp.program.replicas import ReplicaCheck
 from t2tp.program.variables import Variables, VariableSpec

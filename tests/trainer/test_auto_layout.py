@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from t2tp.mesh.process_spec import DEVICES_VARIABLE
 from t2tp.planner import ClusterFile
+from t2tp.processes.process_spec import DEVICES_VARIABLE
 from t2tp.trainer import auto_layout
 from t2tp.trainer.cli.programs import TRAINER
 from t2tp.trainer.cli.run_program import run_program

@@ -20,8 +20,8 @@ from t2tp.program.program import Feature
 from t2tp.trainer.estimator import Estimator
 from t2tp.trainer.hooks.hook import Hook, Training
 from t2tp.trainer.hooks.training_clock import TrainingClock
-from t2tp.trainer.interrupt import TrainingInterrupted
 from t2tp.trainer.model_fn import ModeKeys
+from t2tp.trainer.processes.interrupt import TrainingInterrupted
 from t2tp.trainer.run_config import RunConfig
 from tests.trainer import toy
 from tests.trainer.hooks.events import read_scalars

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from t2tp.mesh.process_spec import THREADS_VARIABLE
-from t2tp.mesh.rendezvous import free_port
+from t2tp.processes.process_spec import THREADS_VARIABLE
+from t2tp.processes.rendezvous import free_port
 
 # Bytes that TensorFlow takes before a program begins.
 RESERVED = 500e6

@@ -18,11 +18,11 @@ import numpy as np
 
 import t2tp
 from t2tp import mtf
-from t2tp.mesh.cluster import Cluster
 from t2tp.mesh.layout import Layout
 from t2tp.planner.curves import Curve, seconds_at
 from t2tp.planner.lowered import LoweredStep
 from t2tp.planner.work import COMPUTE_BOUND
+from t2tp.processes.cluster import Cluster
 from t2tp.program.abstract_program import AbstractProgram
 from t2tp.program.program import Mesh, Program
 from t2tp.trainer.calibration.disturbance import Watch

@@ -11,7 +11,7 @@ import time
 from absl import logging as absl_logging
 from tqdm import tqdm
 
-from t2tp.mesh.process_spec import ProcessSpec
+from t2tp.processes.process_spec import ProcessSpec
 
 # Source files of libraries that also log with `absl.logging`. Their info messages do not concern
 # the user: during an export, for instance, lines of 4 kB about renamed tensors.

@@ -28,12 +28,12 @@ from t2tp.huggingface.model_type import ModelType
 from t2tp.huggingface.share import ALL, Share
 from t2tp.huggingface.tensor_map import Variable, variables
 from t2tp.layers.adapters import Adapters
-from t2tp.mesh.cluster import connect
+from t2tp.processes.cluster import connect
 from t2tp.scratch_directory import scratch_directory
-from t2tp.trainer import multiprocess
 from t2tp.trainer.cli.run_program import Invocation
 from t2tp.trainer.errors import ProcessLostError, UsageError, as_usage_error
 from t2tp.trainer.hparams_fit import completed
+from t2tp.trainer.processes import multiprocess
 from t2tp.trainer.run_dir import kept_files, run_files
 from t2tp.trainer.run_dir.find_checkpoint import checkpoint_directory, find
 

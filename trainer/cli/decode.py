@@ -16,11 +16,10 @@ from t2tp import checkpoint
 from t2tp.checkpoint.variables import TRAINABLE
 from t2tp.decoding import DecodeOptions
 from t2tp.decoding.compilation import should_compile
-from t2tp.mesh.cluster import Cluster
 from t2tp.problems.data.manifest import DamagedDataError
 from t2tp.problems.generated_images import GeneratedImages
 from t2tp.problems.vocab.chat_template import Messages
-from t2tp.trainer import multiprocess
+from t2tp.processes.cluster import Cluster
 from t2tp.trainer.cli.run_program import Invocation
 from t2tp.trainer.cli.spec_from_flags import check_same_data, spec_from_flags, use_own_tokenizer
 from t2tp.trainer.cli.train import building
@@ -29,6 +28,7 @@ from t2tp.trainer.hooks.summaries import SummaryWriter
 from t2tp.trainer.inference import files
 from t2tp.trainer.inference.conversations import SUFFIX, Conversations, parse, without_first
 from t2tp.trainer.inference.run_decoder import Decoded, RunDecoder, check_writes, codec_for
+from t2tp.trainer.processes import multiprocess
 from t2tp.trainer.run_config import RunConfig
 from t2tp.trainer.run_dir import run_files
 from t2tp.trainer.run_dir.find_checkpoint import checkpoint_directory

@@ -12,12 +12,12 @@ from absl import flags as absl_flags
 
 from t2tp import checkpoint
 from t2tp.problems.data.manifest import DamagedDataError
-from t2tp.trainer import multiprocess
 from t2tp.trainer.cli.run_program import Invocation
 from t2tp.trainer.cli.spec_from_flags import spec_from_flags
 from t2tp.trainer.cli.train import building
 from t2tp.trainer.errors import ProcessLostError, as_usage_error
 from t2tp.trainer.experiment import Experiment
+from t2tp.trainer.processes import multiprocess
 from t2tp.trainer.run_dir import run_files
 from t2tp.trainer.run_dir.find_checkpoint import checkpoint_directory, find
 from t2tp.trainer.run_spec import RunSpec

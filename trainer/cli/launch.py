@@ -10,22 +10,22 @@ from pathlib import Path
 
 from absl import flags as absl_flags
 
-from t2tp.mesh.loopback import is_loopback
-from t2tp.mesh.messages import SECRET_VARIABLE
+from t2tp.processes.loopback import is_loopback
+from t2tp.processes.messages import SECRET_VARIABLE
 from t2tp.scratch_directory import scratch_directory
-from t2tp.trainer import children
 from t2tp.trainer.cli.run_program import Invocation
 from t2tp.trainer.errors import as_usage_error
-from t2tp.trainer.launch.addresses import hosts_of
-from t2tp.trainer.launch.leader import Policy
-from t2tp.trainer.launch.local_processes import (
+from t2tp.trainer.processes import children
+from t2tp.trainer.processes.addresses import hosts_of
+from t2tp.trainer.processes.leader import Policy
+from t2tp.trainer.processes.local_processes import (
     LocalProcesses,
     check_gpus,
     environments_of,
     visible_gpus,
 )
-from t2tp.trainer.launch.plan import parse_meshes
-from t2tp.trainer.launch.supervisor import HostSpec, Supervisor
+from t2tp.trainer.processes.plan import parse_meshes
+from t2tp.trainer.processes.supervisor import HostSpec, Supervisor
 
 NO_SUCH_COMMAND = 127  # As in shells.
 

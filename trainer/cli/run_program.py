@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from absl import flags as absl_flags
 
-from t2tp.mesh import process_spec
-from t2tp.mesh.process_spec import ProcessSpec
+from t2tp.processes import process_spec
+from t2tp.processes.process_spec import ProcessSpec
 from t2tp.quiet import quiet_import
 from t2tp.trainer.cli import console, flag_groups
 from t2tp.trainer.cli.flag_groups import Group, Positional

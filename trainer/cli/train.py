@@ -16,20 +16,20 @@ from t2tp.checkpoint.base import BaseError
 from t2tp.checkpoint.variables import CheckpointMismatchError
 from t2tp.decoding import DecodeOptions
 from t2tp.hparam import UnknownHParamError
-from t2tp.mesh.cluster import Cluster
 from t2tp.mesh.layout import LayoutError
 from t2tp.models.model import FeatureMismatchError
 from t2tp.problems.data.manifest import DamagedDataError
+from t2tp.processes.cluster import Cluster
 from t2tp.registry import UnknownNameError
 from t2tp.suggestions import nearest
-from t2tp.trainer import multiprocess
 from t2tp.trainer.cli.run_program import Invocation
 from t2tp.trainer.cli.spec_from_flags import spec_from_flags
-from t2tp.trainer.early_stopping import EarlyStopping
 from t2tp.trainer.errors import FailedError, ProcessLostError, UsageError, as_usage_error
 from t2tp.trainer.experiment import SCHEDULES, STOPPING_SCHEDULES, Experiment
+from t2tp.trainer.hooks.early_stopping import EarlyStopping
 from t2tp.trainer.layout_check import check_run_layout
 from t2tp.trainer.model_fn import ModeKeys
+from t2tp.trainer.processes import multiprocess
 from t2tp.trainer.run_dir import run_files
 from t2tp.trainer.run_spec import RunSpec
 

@@ -18,7 +18,7 @@ from t2tp.trainer.cli import flag_groups
 from t2tp.trainer.cli.programs import TRAINER
 from t2tp.trainer.cli.run_program import Invocation, import_user_dir_of
 from t2tp.trainer.errors import UsageError, as_usage_error
-from t2tp.trainer.launch.local_processes import visible_gpus
+from t2tp.trainer.processes.local_processes import visible_gpus
 
 # The module and arguments that each trial runs.
 PROGRAM = ("t2tp.trainer.cli", "t2tp_trainer")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from t2tp.mesh.cluster import Cluster
+from t2tp.processes.cluster import Cluster
 
 _GB = 1e9
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from t2tp.mesh.cluster import Cluster
+from t2tp.processes.cluster import Cluster
 
 # Dense tensor-core peaks in 10^12 FLOP/s from NVIDIA's data sheets: 16-bit floats (accumulated in
 # float32), and float32 as TF32 where supported. The first name that the device's name contains

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from t2tp.mesh.cluster import Cluster
+from t2tp.processes.cluster import Cluster
 from t2tp.program.replicas import ReplicaCheck, ReplicaMismatch
 from t2tp.program.variables import Variables
 from t2tp.trainer.errors import FailedError

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from t2tp.mesh.cluster import Cluster
 from t2tp.problems.metrics import compute, possible
+from t2tp.processes.cluster import Cluster
 from t2tp.trainer.hooks.hook import Hook, Training
 from t2tp.trainer.hooks.memory import memory_in_use
 from t2tp.trainer.hooks.mfu import Utilization

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 from absl import logging
@@ -18,10 +19,12 @@ from t2tp.models.model import EXAMPLE_INDEX
 from t2tp.program.program import Feature
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.inference.run_decoder import with_eos
+from t2tp.trainer.inference.saved_model import Signatures, traced
 from t2tp.trainer.inference.serving import Step, TextDecoding, TokenDecoding, in_chunks
 from t2tp.trainer.inputs.problem_inputs import evaluation_inputs
-from t2tp.trainer.run_spec import RunSpec
-from t2tp.trainer.saved_model import Signatures, traced
+
+if TYPE_CHECKING:
+    from t2tp.trainer.run_spec import RunSpec
 
 
 class RunExporter:

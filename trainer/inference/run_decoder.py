@@ -7,6 +7,7 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,9 +20,11 @@ from t2tp.problems.data.stream import ExampleSource
 from t2tp.problems.problem import NO_EOS, Problem
 from t2tp.program.program import Feature
 from t2tp.trainer.errors import UsageError
-from t2tp.trainer.estimator import Estimator
 from t2tp.trainer.model_fn import ModeKeys
-from t2tp.trainer.run_spec import RunSpec
+
+if TYPE_CHECKING:
+    from t2tp.trainer.estimator import Estimator
+    from t2tp.trainer.run_spec import RunSpec
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from t2tp.trainer.hooks.summaries import SummaryWriter
 from t2tp.trainer.inference.run_decoder import RunDecoder, check_writes, codec_for
-from t2tp.trainer.run_spec import RunSpec
+
+if TYPE_CHECKING:
+    from t2tp.trainer.run_spec import RunSpec
 
 # Max tokens of a language model's prompt, and of its continuation.
 _MOST_TOKENS = 64

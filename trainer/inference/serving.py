@@ -14,7 +14,7 @@ from t2tp.decoding.prompt_batch import (
     sequence_arrays,
 )
 from t2tp.problems.vocab.vocabulary import Vocabulary
-from t2tp.trainer.saved_model import Step, Tensors
+from t2tp.trainer.inference.saved_model import Step, Tensors
 
 
 def in_chunks(

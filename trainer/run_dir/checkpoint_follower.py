@@ -11,7 +11,7 @@ from pathlib import Path
 from absl import logging
 
 from t2tp import checkpoint
-from t2tp.mesh.cluster import Cluster
+from t2tp.processes.cluster import Cluster
 
 _LOOK_SECONDS = 2.0
 

@@ -6,10 +6,9 @@ import fcntl
 import os
 from pathlib import Path
 
-LOCK_FILE = "run.lock"
+from t2tp.processes.process_spec import ROUND_VARIABLE
 
-# Set by t2tp_launch: how many times it has started the processes.
-ROUND_VARIABLE = "T2TP_ROUND"
+LOCK_FILE = "run.lock"
 
 
 def is_locked(directory: str | os.PathLike[str]) -> bool:

@@ -1,8 +1,8 @@
 """Checkpoints in the memory of the hosts: saved often, and lost with the hosts that have them.
 
 `t2tp_launch` keeps them, copies each to another host, and says which to restore
-(`t2tp.trainer.launch.copies`). The disk stays the truth: a checkpoint in memory is restored only if
-all processes have their parts of it, intact, and it is later than the latest on the disk.
+(`t2tp.trainer.processes.copies`). The disk stays the truth: a checkpoint in memory is restored
+only if all processes have their parts of it, intact, and it is later than the latest on the disk.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from absl import logging
 from t2tp.checkpoint import BackgroundWorker, copy_to_host, memory
 from t2tp.checkpoint.errors import DamagedCheckpointError
 from t2tp.mesh.layout import Layout
+from t2tp.processes.process_spec import ROUND_VARIABLE
 from t2tp.program.variables import Variables
 from t2tp.trainer.hooks.hook import Hook, Training, wait_for
 from t2tp.trainer.memory_parts import Part, parts_directory, prune, read_choice
-from t2tp.trainer.run_dir.lock_file import ROUND_VARIABLE
 
 
 class MemoryCheckpoints(Hook):

@@ -14,14 +14,14 @@ from t2tp import checkpoint
 from t2tp.atomic_file import unfinished_path
 from t2tp.checkpoint.restore import check_same_save, restore_latest
 from t2tp.checkpoint.variables import CheckpointMismatchError, metadata_of, restore
-from t2tp.mesh.cluster import Cluster
 from t2tp.mesh.layout import Layout
 from t2tp.optim.step_skipping import SKIPPED_STEPS
+from t2tp.processes.cluster import Cluster
 from t2tp.program.variables import Variables
 from t2tp.trainer.errors import UsageError, as_usage_error
 from t2tp.trainer.hooks.hook import Hook
 from t2tp.trainer.hooks.step_note import launch_directory
-from t2tp.trainer.multiprocess import checking_same_checkpoint
+from t2tp.trainer.processes.multiprocess import checking_same_checkpoint
 from t2tp.trainer.run_config import RunConfig
 from t2tp.trainer.run_dir.find_checkpoint import checkpoint_directory, find
 from t2tp.trainer.run_dir.memory_checkpoints import MemoryCheckpoints

@@ -13,10 +13,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from t2tp.mesh.cluster import Cluster
-from t2tp.mesh.rendezvous import LOST_EXIT_CODE
+from t2tp.processes.cluster import Cluster
+from t2tp.processes.rendezvous import LOST_EXIT_CODE
 from t2tp.trainer.errors import UsageError
-from t2tp.trainer.multiprocess import ProcessMismatchError
+from t2tp.trainer.processes.multiprocess import ProcessMismatchError
 from t2tp.trainer.run_dir.lock_file import LOCK_FILE, is_restarted
 
 # Network file systems cache a file's contents, or its absence, for up to a minute.

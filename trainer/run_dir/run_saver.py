@@ -16,7 +16,7 @@ from t2tp.checkpoint.variables import values_of
 from t2tp.program.variables import Variables
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.hooks.hook import Hook, Training, wait_for
-from t2tp.trainer.interrupt import TrainingInterrupted
+from t2tp.trainer.processes.interrupt import TrainingInterrupted
 from t2tp.trainer.run_config import RunConfig
 from t2tp.trainer.run_dir.save_policy import SavePolicy
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from t2tp.mesh.cluster import Cluster
+from t2tp.processes.cluster import Cluster
 
 
 class SavePolicy(Protocol):

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from t2tp.mesh.process_spec import THREADS_VARIABLE
+from t2tp.processes.process_spec import THREADS_VARIABLE
 
 
 @dataclass(frozen=True)

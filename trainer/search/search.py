@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from t2tp.trainer import children
 from t2tp.trainer.errors import Interrupted
+from t2tp.trainer.processes import children
 from t2tp.trainer.search.devices import Devices
 from t2tp.trainer.search.ledger import Claim, Ledger, LostClaimError
 from t2tp.trainer.search.objectives import Objective

@@ -7,8 +7,8 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from t2tp.trainer import children
 from t2tp.trainer.errors import SIGNALLED
+from t2tp.trainer.processes import children
 from t2tp.trainer.run_dir.evaluation_record import EvaluationRecord
 from t2tp.trainer.run_dir.lock_file import is_locked
 from t2tp.trainer.search.devices import Devices

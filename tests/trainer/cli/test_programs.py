@@ -17,7 +17,7 @@ from t2tp.trainer.cli import run_program as runner
 from t2tp.trainer.cli.programs import PROGRAMS
 from t2tp.trainer.cli.run_program import ProgramSpec, run_program
 from t2tp.trainer.errors import FailedError, ProcessLostError, UsageError
-from t2tp.trainer.interrupt import TrainingInterrupted
+from t2tp.trainer.processes.interrupt import TrainingInterrupted
 
 every_program = pytest.mark.parametrize("spec", PROGRAMS.values(), ids=PROGRAMS)
 

@@ -12,8 +12,8 @@ import time
 import pytest
 
 from t2tp.trainer.cli.programs import t2tp_launch as main
-from t2tp.trainer.launch import local_processes as launcher
-from t2tp.trainer.launch.local_processes import ONE_HEAP, environments_of
+from t2tp.trainer.processes import local_processes as launcher
+from t2tp.trainer.processes.local_processes import ONE_HEAP, environments_of
 
 COMMAND = [sys.executable, "-m", "t2tp.trainer.cli", "t2tp_launch"]
 

@@ -7,7 +7,7 @@ import struct
 import pytest
 from absl import logging
 
-from t2tp.mesh.process_spec import ProcessSpec
+from t2tp.processes.process_spec import ProcessSpec
 from t2tp.trainer.cli import console
 from t2tp.trainer.hooks.progress import TrainingProgress
 from t2tp.trainer.run_dir.save_policy import EverySteps

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from t2tp.mesh.cluster import Cluster
+from t2tp.processes.cluster import Cluster
 from t2tp.trainer.hooks.hook import EvaluationHook
 from t2tp.trainer.hooks.mfu import Peak, Utilization, peak_of
 from t2tp.trainer.hooks.training_clock import TrainingClock

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from tensorboard.plugins.hparams import plugin_data_pb2
 
-from t2tp.mesh.rendezvous import free_port
+from t2tp.processes.rendezvous import free_port
 from t2tp.trainer.cli.programs import t2tp_trainer as main
 from t2tp.trainer.hooks.summaries import SummaryWriter
 from tests.layout_report.browser import CHROMIUM, FLAGS

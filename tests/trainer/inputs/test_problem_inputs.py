@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from t2tp import problems, registry
-from t2tp.mesh.cluster import connect
-from t2tp.trainer import multiprocess
+from t2tp.processes.cluster import connect
 from t2tp.trainer.cli.programs import PROGRAMS
 from t2tp.trainer.cli.run_program import run_program
+from t2tp.trainer.processes import multiprocess
 from t2tp.trainer.run_dir import run_files
 from tests.problems.prepare.few_digits import WatchedDigits
 from tests.trainer.conftest import PROBLEM

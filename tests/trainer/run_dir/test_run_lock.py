@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from t2tp.mesh.cluster import Cluster
-from t2tp.trainer.multiprocess import ProcessMismatchError
+from t2tp.processes.cluster import Cluster
+from t2tp.trainer.processes.multiprocess import ProcessMismatchError
 from t2tp.trainer.run_dir import run_lock
 from t2tp.trainer.run_dir.run_lock import LOCK_FILE, RunLock, RunLockedError
 from tests.trainer import toy

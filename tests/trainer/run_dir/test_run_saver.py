@@ -18,7 +18,7 @@ from t2tp import checkpoint
 from t2tp.checkpoint import Checkpoint, all_steps
 from t2tp.checkpoint.variables import named_shape, slices_as_saved
 from t2tp.trainer.errors import UsageError
-from t2tp.trainer.interrupt import TrainingInterrupted
+from t2tp.trainer.processes.interrupt import TrainingInterrupted
 from t2tp.trainer.run_dir.find_checkpoint import find
 from t2tp.trainer.run_dir.run_saver import SavingError
 from tests.trainer import toy

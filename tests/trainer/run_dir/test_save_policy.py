@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from t2tp.mesh.cluster import Cluster
+from t2tp.processes.cluster import Cluster
 from t2tp.trainer.run_config import RunConfig
 from t2tp.trainer.run_dir.save_policy import EverySeconds
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from t2tp.checkpoint import Checkpoint, all_steps, last_finished
-from t2tp.trainer.launch.local_processes import environments_of
+from t2tp.trainer.processes.local_processes import environments_of
 from tests.trainer.run_dir.crashing_trainer import WAIT, Run, begun_at
 from tests.warm_processes import started
 

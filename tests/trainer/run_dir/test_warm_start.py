@@ -11,8 +11,8 @@ import tensorflow.compat.v1 as tf1
 
 from t2tp import mtf
 from t2tp.checkpoint import Retention
-from t2tp.mesh.cluster import connect
 from t2tp.mesh.layout import Layout
+from t2tp.processes.cluster import connect
 from t2tp.program.variables import Variables, VariableSpec
 from t2tp.trainer.run_dir.run_saver import RunSaver
 from t2tp.trainer.run_dir.warm_start import WarmStart, WarmStartError, warm_start

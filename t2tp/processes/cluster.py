@@ -1,0 +1,315 @@
+"""Binds the processors of a mesh to devices, in one process or several.
+
+Without GPUs the processors are virtual CPU devices, as many as the mesh needs. TensorFlow can only
+create them before it is initialized, so call `connect` before anything runs a TensorFlow operation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from t2tp.processes import process_spec
+from t2tp.processes.coordination import JOB, CoordinationClient, one_line
+from t2tp.processes.rendezvous import rendezvous
+
+# How long processors wait for each other in a collective or at a barrier, in seconds.
+TIME_LIMIT = 600.0
+
+# Limit of one process; creating as many takes half a second.
+MAX_VIRTUAL_CPUS = 8192
+
+# Passes of TensorFlow's graph optimizer (Grappler) that take 40 % of the time from tracing to the
+# end of the first step, and nothing off a step on CPUs (docs/engine.md, "Speed").
+SKIPPED_PASSES = (
+    "constant_folding",
+    "dependency_optimization",
+    "function_optimization",
+    "implementation_selector",
+    "layout_optimizer",
+    "remapping",
+)
+
+# Set once, since TensorFlow cannot change its processes: the kind of devices, their number per
+# process, and the client that talks to the other processes.
+_joined: tuple[str, int, CoordinationClient] | None = None
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The devices of a mesh, in the order of its processors.
+
+    With several processes, each has a block of consecutive processors, in process order.
+
+    Attributes:
+      devices: one TensorFlow device name per processor; processor `pnum` runs on `devices[pnum]`.
+      process_id: index of this process.
+      num_processes: number of processes.
+      coordination: client that talks to the other processes; None in a single process.
+      time_limit: seconds that processors wait for each other before they give up.
+      nccl: whether collectives run on NCCL: each device is a separate physical GPU.
+    """
+
+    devices: tuple[str, ...]
+    process_id: int = 0
+    num_processes: int = 1
+    coordination: CoordinationClient | None = None
+    time_limit: float = TIME_LIMIT
+    nccl: bool = False
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the processors are CPUs."""
+        return "GPU" not in self.devices[0]
+
+    @property
+    def local_pnums(self) -> range:
+        """The processors of this process."""
+        return self.pnums_of(self.process_id)
+
+    def pnums_of(self, process_id: int) -> range:
+        """The processors of a process."""
+        each = len(self.devices) // self.num_processes
+        return range(process_id * each, (process_id + 1) * each)
+
+    def process_of(self, pnum: int) -> int:
+        """The process that a processor belongs to."""
+        return pnum * self.num_processes // len(self.devices)
+
+    @property
+    def is_main_process(self) -> bool:
+        """Whether this is process 0, which logs and writes for all."""
+        return self.process_id == 0
+
+    def process_allgather(self, name: str, value: str, seconds: float | None = None) -> list[str]:
+        """Gathers one string per process; blocks until all processes have called.
+
+        Args:
+          name: of this exchange. All processes make all calls of one name in the same order.
+          value: the string of this process.
+          seconds: how long to wait for the others; by default `time_limit`.
+
+        Returns:
+          The strings in process order.
+
+        Raises:
+          MissingProcessError: a process has not called in time; names it.
+        """
+        if self.coordination is None:
+            return [value]
+        return self.coordination.process_allgather(
+            name, value, self.time_limit if seconds is None else seconds
+        )
+
+    def barrier(self, name: str, seconds: float | None = None) -> None:
+        """Blocks until all processes have called; arguments and errors of `process_allgather`."""
+        self.process_allgather(name, "", seconds)
+
+    def process_broadcast(self, name: str, value: str) -> str:
+        """Returns process 0's string; otherwise as `process_allgather`."""
+        return self.process_allgather(name, value)[0]
+
+    def fail(self, error: BaseException) -> None:
+        """Reports to the other processes that this one ends with an error, for them to show."""
+        if self.coordination is not None:
+            self.coordination.report("failed", one_line(error))
+
+    def describe(self) -> str:
+        """Lists the device of each processor, one per line."""
+        return "\n".join(f"processor {p}: {device}" for p, device in enumerate(self.devices))
+
+
+def connect(
+    num_processors: int,
+    devices: Sequence[str] | None = None,
+    *,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+    coordinator: str | None = None,
+    time_limit: float = TIME_LIMIT,
+    joint: bool = False,
+) -> Cluster:
+    """Finds (or, on CPU, creates) the devices for a mesh of `num_processors` processors.
+
+    If this is one of several processes, waits for the others; each must have the same number of
+    devices. The arguments, TF_CONFIG or Slurm say which process this is.
+
+    Args:
+      num_processors: size of the mesh.
+      devices: names of the devices to use, in a single process; by default all GPUs of this
+        machine; else as many of the logical GPUs of a partitioned card, or of virtual CPU devices,
+        as the mesh has processors.
+      num_processes: number of processes.
+      process_id: index of this process, from 0.
+      coordinator: `host:port`, a free port on the host of process 0.
+      time_limit: seconds that processors wait for each other before they give up.
+      joint: whether XLA merges the programs of all virtual CPU devices into one, whose operations
+        may use all cores; operations of separate programs get one device's share of them.
+
+    Raises:
+      ValueError: the number of devices is not the size of the mesh, the processes contradict each
+        other, or this one has joined others before and no longer says so.
+      MissingProcessError: other processes have not come in time.
+    """
+    spec = process_spec.find_process_spec(num_processes, process_id, coordinator)
+    if spec is not None:
+        if devices is not None:
+            raise ValueError("devices can be named only where there is a single process.")
+        return _join(num_processors, spec, time_limit)
+    if _joined is not None:
+        raise ValueError(
+            "This process is one of several that an earlier connect() joined, and their devices are"
+            " not its own alone: pass the cluster on that it returned, as in"
+            " t2tp.Program(..., cluster=cluster)."
+        )
+    _check_share(num_processors)
+    if devices is None:
+        gpus = (
+            [device.name for device in tf.config.list_logical_devices("GPU")] if has_gpu() else []
+        )
+        if gpus and not _cards_are_whole():
+            gpus = gpus[:num_processors]  # Partitioned to try layouts out, like virtual CPUs.
+        devices = gpus or _virtual_cpus(num_processors, joint)
+    if len(devices) != num_processors:
+        raise ValueError(
+            f"The mesh has {num_processors} processors, but there are {len(devices)} devices:"
+            f" {', '.join(devices)}. Choose a mesh shape whose sizes multiply to {len(devices)},"
+            f" or name"
+            f" {num_processors} devices (CUDA_VISIBLE_DEVICES chooses among GPUs)."
+        )
+    nccl = all("GPU" in name for name in devices) and _cards_are_whole()
+    return Cluster(tuple(devices), time_limit=time_limit, nccl=nccl)
+
+
+def _join(num_processors: int, spec: process_spec.ProcessSpec, time_limit: float) -> Cluster:
+    """Initializes TensorFlow as one of several processes, once."""
+    global _joined
+    count = spec.num_processes
+    if num_processors % count:
+        raise ValueError(
+            f"The mesh has {num_processors} processors, which {count} processes cannot share"
+            f" equally. Choose a mesh shape whose sizes multiply to a multiple of {count}."
+        )
+    each = num_processors // count
+    _check_share(each)
+    if _joined is None:
+        kind = _local_devices(each)
+        addresses = rendezvous(spec, f"a mesh of {num_processors} processors, on {kind}s")
+        _joined = (kind, each, CoordinationClient(spec.process_id, addresses, nccl=kind == "GPU"))
+    kind, max_devices, coordination = _joined
+    if each > max_devices:
+        raise ValueError(
+            f"A mesh of {num_processors} processors needs {each} devices in each process, and"
+            f" TensorFlow has started up with {max_devices}. Connect to the largest mesh first."
+        )
+    names = (
+        f"/job:{JOB}/replica:0/task:{task}/device:{kind}:{device}"
+        for task in range(count)
+        for device in range(each)
+    )
+    return Cluster(
+        tuple(names), spec.process_id, count, coordination, time_limit, nccl=kind == "GPU"
+    )
+
+
+def _local_devices(each: int) -> str:
+    """Ensures that this process has `each` devices and returns their kind."""
+    gpus = len(tf.config.list_physical_devices("GPU"))
+    if gpus and gpus != each:
+        raise ValueError(
+            f"Each process has {each} processors of the mesh, and this one sees {gpus} GPUs."
+            " Choose another mesh shape, or say with CUDA_VISIBLE_DEVICES which GPUs it is to use."
+        )
+    if gpus:
+        return "GPU"
+    _check_not_too_many(each)
+    _skip_passes()
+    try:
+        _make_virtual_cpus(each, joint=False)
+    except RuntimeError as error:
+        raise ValueError(
+            "TensorFlow has started up already, as the only process: connect to the others before"
+            " running any TensorFlow operation."
+        ) from error
+    return "CPU"
+
+
+def _check_share(each: int) -> None:
+    """Checks the devices per process against t2tp_launch's --devices_per_process."""
+    configured = os.environ.get(process_spec.DEVICES_VARIABLE)
+    if configured is not None and int(configured) != each:
+        raise ValueError(
+            f"The mesh needs {each} devices in each process, and t2tp_launch was told"
+            f" --devices_per_process={configured}."
+        )
+
+
+def has_gpu() -> bool:
+    """Whether this process has a GPU, so that processors are not virtual CPUs."""
+    return bool(tf.config.list_physical_devices("GPU"))
+
+
+def _cards_are_whole() -> bool:
+    """Whether no card is partitioned into logical GPUs, which NCCL does not accept."""
+    logical, physical = tf.config.list_logical_devices, tf.config.list_physical_devices
+    return len(logical("GPU")) == len(physical("GPU"))
+
+
+def _check_not_too_many(count: int) -> None:
+    if count > MAX_VIRTUAL_CPUS:
+        raise ValueError(
+            f"A mesh with {count} processors in one process needs as many virtual CPU devices, and"
+            f" there can be at most {MAX_VIRTUAL_CPUS}. To see what such a layout costs without"
+            " devices, t2tp_trainer has --explain_layout."
+        )
+
+
+def _make_virtual_cpus(count: int, joint: bool) -> None:
+    """Creates the devices and gives each its share of the cores, unless they run a merged program.
+
+    An operation that is parallelized over all cores while other devices keep them busy costs more
+    than it gains: 2x4 devices on 2 cores ran 20 % faster without.
+
+    Raises:
+      RuntimeError: TensorFlow has started up already.
+    """
+    tf.config.set_logical_device_configuration(
+        tf.config.list_physical_devices("CPU")[0],
+        [tf.config.LogicalDeviceConfiguration() for _ in range(count)],
+    )
+    is_chosen = tf.config.threading.get_intra_op_parallelism_threads() != 0
+    if count > 1 and not joint and not is_chosen:
+        # A launcher of several processes on a host sets the share of each by this.
+        threads = os.environ.get(process_spec.THREADS_VARIABLE, "")
+        cores = int(threads) if threads.isdigit() else len(os.sched_getaffinity(0))
+        tf.config.threading.set_intra_op_parallelism_threads(max(1, cores // count))
+
+
+def _skip_passes() -> None:
+    """Turns off passes that do not pay on CPUs, unless the caller has chosen."""
+    chosen = tf.config.optimizer.get_experimental_options()
+    skipped = {name: False for name in SKIPPED_PASSES if name not in chosen}
+    tf.config.optimizer.set_experimental_options(skipped)
+
+
+def _virtual_cpus(count: int, joint: bool) -> list[str]:
+    _check_not_too_many(count)
+    _skip_passes()
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    if tf.config.get_logical_device_configuration(cpu) is None:
+        # Too late once TensorFlow is initialized, with one CPU device.
+        with contextlib.suppress(RuntimeError):
+            _make_virtual_cpus(count, joint)
+    names = [device.name for device in tf.config.list_logical_devices("CPU")]
+    if len(names) < count:
+        raise ValueError(
+            f"A mesh of {count} processors needs {count} virtual CPU devices, and TensorFlow has"
+            f" started up"
+            f" with {len(names)}. Connect to the largest mesh first, before running any"
+            f" TensorFlow operation."
+        )
+    return names[:count]

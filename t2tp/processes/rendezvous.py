@@ -1,0 +1,328 @@
+"""The rendezvous of a run's processes, before TensorFlow is initialized in any of them.
+
+TensorFlow's own start-up waits forever, ignoring signals, for a process that does not come. Here
+process 0 listens at the coordinator address for a limited time, the others send it their
+configuration, and either all receive the list of addresses or all receive the same error. Messages
+are signed (`t2tp.processes.messages`), so that an outsider can neither join nor redirect a process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import ipaddress
+import queue
+import random
+import socket
+import threading
+import time
+from dataclasses import dataclass
+
+from t2tp.processes.loopback import is_loopback
+from t2tp.processes.messages import SECRET_VARIABLE, Channel, WrongSecretError, run_secret
+from t2tp.processes.process_spec import ProcessSpec, split_address
+
+RENDEZVOUS_SECONDS = 300.0
+# Exit code of a process that ends because another one is lost.
+LOST_EXIT_CODE = 3
+
+_RETRY_SECONDS = 0.2
+_MESSAGE_SECONDS = 10.0  # For a whole message, once connected.
+_LATE_SECONDS = 3.0  # For processes to join after an error is known, so that they receive it too.
+
+
+class MissingProcessError(RuntimeError):
+    """Processes of the run have not joined in time, or are lost."""
+
+
+def rendezvous(spec: ProcessSpec, brings: str, seconds: float = RENDEZVOUS_SECONDS) -> list[str]:
+    """Waits for all processes of the run and returns their addresses.
+
+    Args:
+      spec: which process this is.
+      brings: what must be equal in all processes, as text: `a mesh of 8 processors`.
+      seconds: how long to wait for the others.
+
+    Returns:
+      The address `host:port` of each process, in order.
+
+    Raises:
+      MissingProcessError: not all have joined in time; names the missing ones.
+      ValueError: the processes contradict each other, or are on several hosts without a secret.
+    """
+    if not run_secret() and not is_loopback(spec.coordinator):
+        raise ValueError(
+            f"Processes that meet at {spec.coordinator} need a secret, by which they know each"
+            f" other: set {SECRET_VARIABLE} to the same random text for all of them, such as what"
+            " `openssl rand -hex 16` prints."
+        )
+    if spec.process_id == 0:
+        return _serve(spec, brings, seconds)
+    return _register(spec, brings, seconds)
+
+
+@dataclass
+class _JoiningProcess:
+    """A process that joins, as process 0 sees it.
+
+    Attributes:
+      channel: for the answer.
+      process_id: index of the process, by its own account.
+      num_processes: number of processes, by its own account.
+      brings: what must be equal in all processes.
+      address: `host:port` at which it serves the others.
+    """
+
+    channel: Channel
+    process_id: int
+    num_processes: int
+    brings: str
+    address: str
+
+    @classmethod
+    def from_hello(cls, channel: Channel, hello: dict) -> _JoiningProcess:
+        """Reads the hello message of a process.
+
+        Raises:
+          KeyError, TypeError, ValueError: it is not a hello message.
+        """
+        numbers = hello["process_id"], hello["num_processes"]
+        texts = hello["brings"], hello["address"]
+        if not all(type(n) is int for n in numbers) or not all(type(t) is str for t in texts):
+            raise TypeError(f"{numbers} are no numbers, or {texts} no texts.")
+        split_address(hello["address"], "address")
+        return cls(channel, *numbers, *texts)
+
+
+def _serve(spec: ProcessSpec, brings: str, seconds: float) -> list[str]:
+    """Process 0: waits for the others, then sends all of them the same answer."""
+    joined: dict[int, _JoiningProcess] = {}
+    processes: list[_JoiningProcess] = []  # A process may join twice, after a crash.
+    error: Exception | None = None
+    deadline = time.monotonic() + seconds
+    with _RendezvousServer(spec, deadline) as server:
+        while len(joined) < spec.num_processes - 1:
+            process = server.next(deadline)
+            if process is None:
+                error = error or _missing(spec, joined, seconds, server.num_rejected)
+                break
+            processes.append(process)
+            mismatch = _mismatch(spec, brings, process, joined)
+            if error is None and mismatch is not None:
+                error = mismatch  # Processes that are about to join receive it, too.
+                deadline = min(deadline, time.monotonic() + _LATE_SECONDS)
+            joined[process.process_id] = process
+        addresses = [spec.address or spec.coordinator]
+        addresses += [joined[p].address for p in sorted(joined)]
+        missing = isinstance(error, MissingProcessError)
+        answer = {"addresses": addresses, "error": str(error or ""), "missing": missing}
+        for process in processes:
+            with contextlib.suppress(OSError):  # It may be lost; TensorFlow will detect it.
+                process.channel.send(answer, time.monotonic() + _MESSAGE_SECONDS)
+            process.channel.close()
+    if error is not None:
+        raise error
+    return addresses
+
+
+def _register(spec: ProcessSpec, brings: str, seconds: float) -> list[str]:
+    """Other processes: send process 0 a hello and receive its answer."""
+    deadline = time.monotonic() + seconds
+    with _connect(spec, deadline, seconds) as connection:
+        channel = Channel(connection, run_secret())
+        own_host = connection.getsockname()[0]
+        hello = {
+            "process_id": spec.process_id,
+            "num_processes": spec.num_processes,
+            "brings": brings,
+            "address": spec.address or f"{own_host}:{free_port()}",
+        }
+        try:
+            channel.accept_challenge(time.monotonic() + _MESSAGE_SECONDS)
+            channel.send(hello, time.monotonic() + _MESSAGE_SECONDS)
+            answer = channel.receive(max(deadline, time.monotonic()) + _MESSAGE_SECONDS)
+        except WrongSecretError as error:
+            raise ValueError(
+                f"Process 0, at {spec.coordinator}, has another {SECRET_VARIABLE} than process"
+                f" {spec.process_id}: all processes of a run need the same."
+            ) from error
+        except (OSError, ValueError) as error:
+            raise MissingProcessError(
+                f"Process 0, at {spec.coordinator}, has gone while process {spec.process_id}"
+                " was waiting for the others."
+            ) from error
+    if answer["error"]:
+        raise (MissingProcessError if answer["missing"] else ValueError)(answer["error"])
+    return answer["addresses"]
+
+
+class _RendezvousServer:
+    """Process 0's server: many connections at a time, so that none blocks another.
+
+    Attributes:
+      num_rejected: number of connections without the run's secret.
+    """
+
+    def __init__(self, spec: ProcessSpec, deadline: float) -> None:
+        """Listens at the coordinator address.
+
+        Args:
+          spec: of process 0.
+          deadline: by `time.monotonic()`; no process joins after it.
+
+        Raises:
+          ValueError: it cannot listen there.
+        """
+        self.num_rejected = 0
+        self._joining: queue.Queue[_JoiningProcess] = queue.Queue()
+        self._closed = threading.Event()
+        self._deadline = deadline
+        self._listener = listen(spec.coordinator)
+        self._listener.settimeout(_RETRY_SECONDS)
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> _RendezvousServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closed.set()
+        self._thread.join()
+        self._listener.close()
+
+    def next(self, deadline: float) -> _JoiningProcess | None:
+        """Returns the next process that joins; None if none does in time."""
+        try:
+            return self._joining.get(timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            return None
+
+    def _accept(self) -> None:
+        while not self._closed.is_set():
+            with contextlib.suppress(OSError):
+                connection, _ = self._listener.accept()
+                threading.Thread(target=self._handshake, args=(connection,), daemon=True).start()
+
+    def _handshake(self, connection: socket.socket) -> None:
+        """Receives the hello of a connection; closes it if it is not a process of the run."""
+        channel = Channel(connection, run_secret())
+        deadline = min(self._deadline, time.monotonic() + _MESSAGE_SECONDS)
+        try:
+            channel.challenge(deadline)
+            self._joining.put(_JoiningProcess.from_hello(channel, channel.receive(deadline)))
+        except WrongSecretError:
+            self.num_rejected += 1
+            with contextlib.suppress(OSError):
+                channel.refuse(deadline)
+            channel.close()
+        except (OSError, ValueError, KeyError, TypeError):  # A port scanner, say.
+            channel.close()
+
+
+def _missing(
+    spec: ProcessSpec, joined: dict[int, _JoiningProcess], seconds: float, refused: int
+) -> MissingProcessError:
+    absent = [str(p) for p in range(1, spec.num_processes) if p not in joined]
+    text = (
+        f"Of {spec.num_processes} processes, number {', '.join(absent)} did not come to"
+        f" {spec.coordinator} within {seconds:.0f} s."
+    )
+    if refused:
+        text += f" {refused} came with another {SECRET_VARIABLE}: all processes need the same."
+    return MissingProcessError(text)
+
+
+def _mismatch(
+    spec: ProcessSpec, brings: str, process: _JoiningProcess, joined: dict[int, _JoiningProcess]
+) -> ValueError | None:
+    """Returns how a joining process contradicts process 0 or another one, if it does."""
+    number = process.process_id
+    if process.num_processes != spec.num_processes:
+        return ValueError(
+            f"Process {number} was started as one of {process.num_processes}, and process 0 as one"
+            f" of {spec.num_processes}."
+        )
+    if not 0 <= number < spec.num_processes:
+        return ValueError(
+            f"A process was started as number {number} of {spec.num_processes}: the numbers are 0"
+            f" to {spec.num_processes - 1}."
+        )
+    if process.brings != brings:
+        return ValueError(
+            f"Process {number} brings {process.brings}, and process 0 {brings}: they must be the"
+            " same."
+        )
+    if number == 0 or (number in joined and joined[number].channel.is_open()):
+        return ValueError(
+            f"Two processes were started as number {number} of {spec.num_processes}: each needs"
+            " its own process_id."
+        )
+    return None
+
+
+def listen(coordinator: str) -> socket.socket:
+    """Listens at the coordinator address, on the interface that its host name resolves to.
+
+    Listens on all interfaces if the name resolves to loopback, as Debian's /etc/hosts has it for
+    the host's own name, or to an address that is not this host's, such as that of a router before
+    it: other hosts do not reach process 0 there.
+    """
+    port = split_address(coordinator, "coordinator")[1]
+    family, address = _interface(coordinator)
+    for host in dict.fromkeys([address, ""]):
+        listener = socket.socket(family)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((host, port))
+            listener.listen(1024)
+            return listener
+        except OSError as error:
+            listener.close()
+            if host and error.errno == errno.EADDRNOTAVAIL:
+                continue
+            raise ValueError(
+                f"Process 0 cannot serve at {coordinator}: {error.strerror}. Choose another port,"
+                " or end what uses it."
+            ) from error
+    raise AssertionError("All interfaces are always available.")
+
+
+def _interface(coordinator: str) -> tuple[socket.AddressFamily, str]:
+    """Returns family and address of the interface to listen on; "" for all of them."""
+    host, port = split_address(coordinator, "coordinator")
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError:
+        return socket.AF_INET, ""
+    family, *_, address = sorted(found)[0]  # IPv4 before IPv6.
+    if ipaddress.ip_address(address[0]).is_loopback and not is_loopback(coordinator):
+        return family, ""
+    return family, str(address[0])
+
+
+def _connect(spec: ProcessSpec, deadline: float, seconds: float) -> socket.socket:
+    address = split_address(spec.coordinator, "coordinator")
+    while True:
+        try:
+            return socket.create_connection(address, timeout=_MESSAGE_SECONDS)
+        except OSError as error:
+            if time.monotonic() + _RETRY_SECONDS > deadline:
+                raise MissingProcessError(
+                    f"Process {spec.process_id} of {spec.num_processes} waited {seconds:.0f} s"
+                    f" for process 0 at {spec.coordinator}: {error.strerror or error}."
+                ) from error
+            time.sleep(_RETRY_SECONDS)
+
+
+def free_port() -> int:
+    """Returns an unused port of this host, outside of the ephemeral range.
+
+    Raises:
+      OSError: none was found.
+    """
+    for _ in range(100):
+        port = random.randint(20_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("", port))
+            return port
+    raise OSError("No free port was found between 20000 and 32000.")

@@ -1,0 +1,110 @@
+"""The stop vote: several processes agree on the step after which they stop.
+
+A process that stopped alone would leave the others waiting in the collectives of the next step, and
+a signal may reach one process only, at any moment of a step. So a background thread of each process
+votes as soon as any process asks for a stop: for the step that its process may have begun. All stop
+after the largest of these. A training loop that finishes its step during the vote waits for the
+outcome and then does the remaining steps.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import NamedTuple
+
+from t2tp.processes.coordination import CoordinationClient
+
+_LOOK_SECONDS = 0.1
+
+# Numbers the votes: all processes train equally often and in the same order.
+_numbers = itertools.count()
+
+
+class _Outcome(NamedTuple):
+    """The outcome of a vote: the last step, and the signal; 0 if no process asked for a stop."""
+
+    step: int
+    signal: int
+
+
+class StopVote:
+    """The vote of one training, in which each process votes once."""
+
+    def __init__(
+        self,
+        coordination: CoordinationClient,
+        steps_done: int,
+        signal_here: Callable[[], int],
+        seconds: float,
+    ) -> None:
+        """Starts to listen for requests to stop.
+
+        Args:
+          coordination: the other processes.
+          steps_done: steps done before the training.
+          signal_here: returns the number of the signal that this process received, 0 if none.
+          seconds: how long to wait for the votes of other processes.
+        """
+        self._coordination = coordination
+        self._signal_here = signal_here
+        self._seconds = seconds
+        self._notice = f"stop training {next(_numbers)}"
+        self._lock = threading.Lock()
+        self._begun = steps_done + 1
+        self._has_voted = False
+        self._outcome: Future[_Outcome] = Future()
+        self._closed = threading.Event()
+        threading.Thread(target=self._listen, name="stop-vote", daemon=True).start()
+
+    def stops_after(self, steps_done: int) -> bool:
+        """Whether all processes stop after this step, which is done here.
+
+        Raises:
+          MissingProcessError: other processes were lost.
+        """
+        # Under the lock, so that a later vote includes the step that begins now.
+        with self._lock:
+            if not self._has_voted:
+                self._begun = steps_done + 1
+                return False
+        outcome = self._outcome.result()
+        return outcome.signal != 0 and steps_done >= outcome.step
+
+    def result(self) -> int:
+        """Returns the signal that stops all processes, 0 if none; call it after the last step.
+
+        Raises:
+          MissingProcessError: other processes were lost.
+        """
+        self._vote()
+        return self._outcome.result().signal
+
+    def close(self) -> None:
+        """Stops listening."""
+        self._closed.set()
+
+    def _listen(self) -> None:
+        while not self._closed.wait(_LOOK_SECONDS):
+            asked_here = bool(self._signal_here())
+            if asked_here:
+                self._coordination.announce(self._notice)
+            if asked_here or self._coordination.notice == self._notice:
+                self._vote()
+                return
+
+    def _vote(self) -> None:
+        with self._lock:
+            if self._has_voted:
+                return
+            self._has_voted = True
+            vote = (self._begun, self._signal_here())
+        try:
+            votes = self._coordination.process_allgather("stop", json.dumps(vote), self._seconds)
+            steps, signals = zip(*map(json.loads, votes), strict=True)
+            self._outcome.set_result(_Outcome(max(steps), max(signals)))
+        except BaseException as error:  # Raised again in the training loop, which waits for it.
+            self._outcome.set_exception(error)

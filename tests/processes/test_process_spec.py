@@ -1,0 +1,444 @@
+"""Who the processes are, how they meet, and what their outputs lack; all in one process."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from t2tp import mtf
+from t2tp.mesh.layout import Layout
+from t2tp.processes import cluster as cluster_module
+from t2tp.processes.cluster import Cluster, connect
+from t2tp.processes.messages import Channel, WrongSecretError
+from t2tp.processes.process_spec import ProcessSpec, find_process_spec
+from t2tp.processes.rendezvous import MissingProcessError, free_port, listen, rendezvous
+from t2tp.program.outputs import dims_to_gather
+from tests.program.reaching import own_address
+
+VARIABLES = (
+    *("TF_CONFIG", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_STEP_NODELIST", "SLURM_JOB_ID"),
+    "T2TP_DEVICES_PER_PROCESS",
+)
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch):
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+def tf_config(index, kind="worker", **cluster):
+    return json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}})
+
+
+def test_without_a_word_there_is_one_process():
+    assert find_process_spec() is None
+    assert (
+        find_process_spec(1)
+        is find_process_spec(1, 0)
+        is find_process_spec(1, 0, "localhost:8476")
+        is None
+    )
+
+
+def test_arguments():
+    assert find_process_spec(3, 1, "node7:8476") == ProcessSpec(1, 3, "node7:8476")
+
+
+def test_tf_config(monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", tf_config(1, worker=["a:1", "b:2"]))
+    assert find_process_spec() == ProcessSpec(1, 2, "a:1", "b:2")
+    monkeypatch.setenv("TF_CONFIG", tf_config(1, chief=["c:3"], worker=["a:1", "b:2"]))
+    assert find_process_spec() == ProcessSpec(2, 3, "c:3", "b:2")
+    monkeypatch.setenv("TF_CONFIG", tf_config(0, worker=["a:1"]))
+    assert find_process_spec() is None
+    monkeypatch.setenv("TF_CONFIG", "{}")
+    assert find_process_spec() is None
+
+
+@pytest.mark.parametrize(
+    ("hosts", "first"),
+    [("n1", "n1"), ("node[07-12,15],x", "node07"), ("b2,a1", "b2"), ("gpu-a[3]", "gpu-a3")],
+)
+def test_slurm(monkeypatch, hosts, first):
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "16")
+    monkeypatch.setenv("SLURM_PROCID", "9")
+    monkeypatch.setenv("SLURM_STEP_NODELIST", hosts)
+    monkeypatch.setenv("SLURM_JOB_ID", "12345")
+    assert find_process_spec() == ProcessSpec(9, 16, f"{first}:20345")
+
+
+def test_arguments_count_more_than_tf_config_and_that_more_than_slurm(monkeypatch):
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "16")
+    monkeypatch.setenv("TF_CONFIG", tf_config(1, worker=["a:1", "b:2"]))
+    assert find_process_spec() == ProcessSpec(1, 2, "a:1", "b:2")
+    assert find_process_spec(3, 1, "node7:8476") == ProcessSpec(1, 3, "node7:8476")
+    assert find_process_spec(1) is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((None, 1, "a:1"), "num_processes is missing"),
+        ((0, None, None), "at least 1"),
+        ((2, None, "a:1"), "needs a process_id .0 to 1."),
+        ((2, 0, None), "needs .* a coordinator"),
+        ((2, 2, "a:1"), "process_id is 2; with num_processes=2 it is one of 0 to 1"),
+        ((2, 0, "a"), "'a', and must be host:port"),
+        ((2, 0, "a:99999"), "must be host:port"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(arguments, said):
+    with pytest.raises(ValueError, match=said):
+        find_process_spec(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "TF_CONFIG must be like"),
+        ("[]", "TF_CONFIG must be like"),
+        (tf_config(0, worker=["a:1"], ps=["b:2"]), "of type ps"),
+        (tf_config(2, worker=["a:1", "b:2"]), "this is task .'worker', 2., and its cluster has"),
+        (tf_config(0, worker=["a", "b:2"]), "'a', and must be host:port"),
+    ],
+)
+def test_a_tf_config_that_does_not_fit_is_refused(monkeypatch, text, said):
+    monkeypatch.setenv("TF_CONFIG", text)
+    with pytest.raises(ValueError, match=said):
+        find_process_spec()
+
+
+def test_slurm_without_srun_is_refused(monkeypatch):
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
+    with pytest.raises(
+        ValueError, match="'SLURM_PROCID' is not set: start the processes with srun"
+    ):
+        find_process_spec()
+
+
+def meet_all(joining, number, seconds=5.0, brings="a mesh"):
+    """Lets process 0 meet others, `(process_id, num_processes, brings)`; what each gets."""
+    point = f"localhost:{free_port()}"
+    places = [(0, number, brings), *joining]
+
+    def one(each):
+        process_id, num_processes, brought = each
+        try:
+            return rendezvous(ProcessSpec(process_id, num_processes, point), brought, seconds)
+        except (ValueError, MissingProcessError) as error:
+            return error
+
+    with ThreadPoolExecutor(len(places)) as threads:
+        return point, list(threads.map(one, places))
+
+
+def test_processes_that_meet_all_get_the_same_addresses():
+    point, (first, *others) = meet_all([(2, 3, "a mesh"), (1, 3, "a mesh")], 3)
+    assert first[0] == point
+    assert len({address for address in first}) == 3
+    assert others == [first, first]
+
+
+def test_addresses_that_are_settled_are_kept():
+    point = f"localhost:{free_port()}"
+    with ThreadPoolExecutor(2) as threads:
+        places = [ProcessSpec(i, 2, point, address) for i, address in enumerate((point, "there:7"))]
+        for found in threads.map(lambda place: rendezvous(place, "a mesh", 5.0), places):
+            assert found == [point, "there:7"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("joining", "number", "said"),
+    [
+        ([(1, 3, "a mesh"), (2, 3, "another")], 3, "Process 2 brings another, and process 0 a me"),
+        ([(1, 4, "a mesh")], 3, "Process 1 was started as one of 4, and process 0 as one of 3"),
+        ([(1, 3, "a mesh"), (1, 3, "a mesh")], 3, "Two processes were started as number 1 of 3"),
+    ],
+)
+def test_processes_that_do_not_fit_together_all_get_the_same_sentence(joining, number, said):
+    _, answers = meet_all(joining, number)
+    for answer in answers:
+        assert isinstance(answer, ValueError)
+        assert said in str(answer)
+
+
+def test_who_comes_late_hears_what_does_not_fit():
+    point = f"localhost:{free_port()}"
+    with ThreadPoolExecutor(3) as threads:
+        asked = [
+            threads.submit(rendezvous, ProcessSpec(i, 3, point), brings, 5.0)
+            for i, brings in ((0, "a mesh"), (2, "another"))
+        ]
+        threading.Event().wait(0.5)
+        asked.append(threads.submit(rendezvous, ProcessSpec(1, 3, point), "a mesh", 5.0))
+        for each in asked:
+            assert "Process 2 brings another" in str(each.exception())
+
+
+def test_a_process_that_does_not_come_is_named_to_those_who_did():
+    point, answers = meet_all([(2, 4, "a mesh")], 4, seconds=1.0)
+    for answer in answers:
+        assert isinstance(answer, MissingProcessError)
+        assert f"Of 4 processes, number 1, 3 did not come to {point} within 1 s." in str(answer)
+
+
+def test_if_process_0_does_not_come_the_others_say_so():
+    point = f"localhost:{free_port()}"
+    said = f"Process 1 of 2 waited 1 s for process 0 at {point}"
+    with pytest.raises(MissingProcessError, match=said):
+        rendezvous(ProcessSpec(1, 2, point), "a mesh", 1.0)
+
+
+def test_strangers_at_the_coordinator_do_not_matter():
+    point = f"localhost:{free_port()}"
+    host, port = point.split(":")
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(rendezvous, ProcessSpec(0, 2, point), "a mesh", 10.0)
+        for said in (b"GET / HTTP/1.0\n", b"{}\n", b""):
+            while True:
+                try:
+                    stranger = socket.create_connection((host, int(port)))
+                    break
+                except OSError:
+                    threading.Event().wait(0.05)
+            stranger.sendall(said)
+            stranger.close()
+        second = threads.submit(rendezvous, ProcessSpec(1, 2, point), "a mesh", 10.0)
+        assert first.result() == second.result()
+
+
+@pytest.fixture
+def process_0():
+    """Process 0 of two, which waits for the other one: its port and its future."""
+    with ThreadPoolExecutor(1) as threads:
+        port = free_port()
+        first = threads.submit(rendezvous, ProcessSpec(0, 2, f"localhost:{port}"), "a mesh", 2.0)
+        wait_for_port(port)
+        yield port, first
+
+
+def wait_for_port(port):
+    while True:
+        with contextlib.suppress(OSError):
+            return socket.create_connection(("localhost", port)).close()
+        threading.Event().wait(0.02)
+
+
+def test_strangers_who_say_nothing_keep_nobody_waiting(process_0):
+    port, first = process_0
+    with contextlib.ExitStack() as stack:
+        for _ in range(20):
+            stranger = stack.enter_context(socket.create_connection(("localhost", port)))
+            stranger.sendall(b"h")
+        begin = time.monotonic()
+        rendezvous(ProcessSpec(1, 2, f"localhost:{port}"), "a mesh", 4.0)
+        assert time.monotonic() - begin < 2.0
+    first.result()
+
+
+HELLO = {"process_id": 1, "num_processes": 2, "brings": "a mesh", "address": "localhost:7"}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"[" * 100_000,
+        b"[1e999]",
+        json.dumps({**HELLO, "process_id": 1e999}).encode(),
+        json.dumps({**HELLO, "process_id": "1"}).encode(),
+        json.dumps({**HELLO, "address": "nowhere"}).encode(),
+        json.dumps({**HELLO, "address": ["localhost:7"]}).encode(),
+        b"x" * (2 << 20),
+    ],
+)
+def test_what_no_process_says_is_not_heard(process_0, said):
+    """Also if it is signed."""
+    port, first = process_0
+    with socket.create_connection(("localhost", port)) as connection:
+        channel = Channel(connection, b"")
+        channel.accept_challenge(time.monotonic() + 5)
+        signature = channel._signature(b"nonce", said)
+        with contextlib.suppress(OSError):
+            channel._send_line(b" ".join([signature, b"nonce", said]), time.monotonic() + 5)
+        connection.settimeout(5.0)
+        with contextlib.suppress(ConnectionResetError):
+            assert connection.recv(1) == b""
+    rendezvous(ProcessSpec(1, 2, f"localhost:{port}"), "a mesh", 4.0)
+    first.result()
+
+
+@pytest.mark.parametrize("number", [-1, 2, 7])
+def test_a_number_that_no_process_can_have_is_named(number):
+    _, answers = meet_all([(number, 2, "a mesh")], 2)
+    for answer in answers:
+        assert f"started as number {number} of 2: the numbers are 0 to 1" in str(answer)
+
+
+def test_between_hosts_a_secret_is_required(monkeypatch):
+    monkeypatch.delenv("T2TP_SECRET", raising=False)
+    for process_id in (0, 1):
+        with pytest.raises(ValueError, match="need a secret.*set T2TP_SECRET to the same"):
+            rendezvous(ProcessSpec(process_id, 2, "node7:8476"), "a mesh", 1.0)
+
+
+@pytest.mark.slow
+def test_who_has_another_secret_is_told_and_stays_out(process_0, monkeypatch):
+    port, first = process_0
+    main = threading.current_thread()
+    monkeypatch.setattr(
+        "t2tp.processes.rendezvous.run_secret",
+        lambda: b"one" if threading.current_thread() is main else b"other",
+    )
+    with pytest.raises(ValueError, match="has another T2TP_SECRET than process 1"):
+        rendezvous(ProcessSpec(1, 2, f"localhost:{port}"), "a mesh", 1.0)
+    said = "number 1 did not come to .* 1 came with another T2TP_SECRET"
+    with pytest.raises(MissingProcessError, match=said):
+        first.result()
+
+
+def test_a_signed_message_is_worth_nothing_on_another_connection():
+    def ends():
+        ours, theirs = socket.socketpair()
+        return Channel(ours, b"secret"), Channel(theirs, b"secret"), theirs
+
+    deadline = time.monotonic() + 5
+    sender, receiver, wire = ends()
+    receiver.challenge(deadline)
+    sender.accept_challenge(deadline)
+    sender.send("hello", deadline)
+    overheard = wire.recv(1000, socket.MSG_PEEK)
+    assert receiver.receive(deadline) == "hello"
+    sender, receiver, wire = ends()
+    receiver.challenge(deadline)
+    sender._connection.sendall(overheard)
+    with pytest.raises(WrongSecretError):
+        receiver.receive(deadline)
+
+
+def test_an_old_answer_is_worth_nothing_to_a_process_that_asks_again():
+    """A stranger in process 0's place knows its challenge and its answer of an earlier start."""
+
+    def hello(challenge):
+        ours, theirs = socket.socketpair()
+        channel = Channel(ours, b"secret")
+        theirs.sendall(challenge)
+        channel.accept_challenge(deadline)
+        channel.send(HELLO, deadline)
+        return channel, theirs
+
+    deadline = time.monotonic() + 5
+    theirs, stranger = socket.socketpair()
+    process_0 = Channel(theirs, b"secret")
+    process_0.challenge(deadline)
+    challenge = stranger.recv(1000)
+    before, wire = hello(challenge)
+    stranger.sendall(wire.recv(1000))
+    assert process_0.receive(deadline) == HELLO
+    process_0.send("answer", deadline)
+    answer = stranger.recv(1000)
+    wire.sendall(answer)
+    assert before.receive(deadline) == "answer"
+    again, wire = hello(challenge)
+    wire.sendall(answer)
+    with pytest.raises(WrongSecretError):
+        again.receive(deadline)
+
+
+def test_what_a_process_has_said_is_no_answer_to_it():
+    deadline = time.monotonic() + 5
+    ours, theirs = socket.socketpair()
+    channel = Channel(ours, b"secret")
+    theirs.sendall(b"challenge\n")
+    channel.accept_challenge(deadline)
+    channel.send(HELLO, deadline)
+    theirs.sendall(theirs.recv(1000))
+    with pytest.raises(WrongSecretError):
+        channel.receive(deadline)
+
+
+def test_process_0_listens_where_its_name_says():
+    with listen(f"localhost:{free_port()}") as listener:
+        assert listener.getsockname()[0] == "127.0.0.1"
+    own = own_address()
+    if own is not None:
+        with listen(f"{own}:{free_port()}") as listener:
+            assert listener.getsockname()[0] == own
+    with listen(f"203.0.113.7:{free_port()}") as listener:
+        assert listener.getsockname()[0] == "0.0.0.0"
+
+
+def test_a_port_in_use_is_refused():
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ValueError, match=f"cannot serve at localhost:{port}: Address already"):
+            rendezvous(ProcessSpec(0, 2, f"localhost:{port}"), "a mesh", 1.0)
+
+
+def test_devices_that_the_launcher_was_told_must_be_those_of_the_mesh(monkeypatch):
+    monkeypatch.setenv("T2TP_DEVICES_PER_PROCESS", "3")
+    with pytest.raises(ValueError, match="needs 4 devices in each process, and t2tp_launch was to"):
+        connect(4)
+    assert len(connect(3).devices) == 3
+
+
+def test_processors_are_dealt_out_in_blocks():
+    cluster = Cluster(tuple("abcdef"), process_id=1, num_processes=3)
+    assert cluster.local_pnums == range(2, 4)
+    assert [cluster.process_of(pnum) for pnum in range(6)] == [0, 0, 1, 1, 2, 2]
+
+
+MESHES = ["a:2;b:2", "a:2;b:3;c:2", "a:3;b:2;c:2", "a:4;b:3", "a:1;b:4;c:2"]
+
+
+@pytest.mark.parametrize("mesh_shape", MESHES)
+def test_after_gathering_every_process_has_every_slice_and_no_more_than_needed(mesh_shape):
+    names = [pair[0] for pair in mesh_shape.split(";")]
+    for count in range(1, len(names) + 1):
+        for split in itertools.combinations(names, count):
+            layout = Layout(mesh_shape, ";".join(f"d_{axis}:{axis}" for axis in split))
+            shape = mtf.Shape([mtf.Dimension(f"d_{axis}", 12) for axis in split])
+            for number in (n for n in range(1, layout.size + 1) if layout.size % n == 0):
+                cluster = Cluster(("cpu",) * layout.size, 0, number)
+                gathered = [split[i] for i in dims_to_gather(layout, cluster, shape)]
+                left = [axis for axis in split if axis not in gathered]
+                assert has_all(layout, cluster, left)
+                if gathered:
+                    assert not has_all(layout, cluster, [gathered[-1], *left])
+                if number == 1:
+                    assert not gathered
+
+
+def has_all(layout, cluster, axes):
+    """Whether each process's processors differ in all ways along some axes."""
+    wanted = 1
+    for axis in layout.mesh_shape.dims:
+        wanted *= axis.size if axis.name in axes else 1
+    for process_id in range(cluster.num_processes):
+        places = map(layout.coordinates, cluster.pnums_of(process_id))
+        if len({tuple(place[axis] for axis in axes) for place in places}) != wanted:
+            return False
+    return True
+
+
+def test_more_virtual_devices_than_a_process_can_have_are_refused_at_once():
+    said = "A mesh with 99999999 processors in one process .* t2tp_trainer has --explain_layout"
+    with pytest.raises(ValueError, match=said):
+        connect(99999999)
+
+
+def test_one_of_several_processes_does_not_take_their_devices_for_its_own(monkeypatch):
+    """With its own names of devices TensorFlow would end the process with a segmentation fault."""
+    monkeypatch.setattr(cluster_module, "_joined", ("CPU", 1, None))
+    with pytest.raises(ValueError, match=r"as in t2tp\.Program\(\.\.\., cluster=cluster\)"):
+        connect(1)

@@ -1,0 +1,220 @@
+"""Several processes, real ones: the numbers of a single one, and what happens when one is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from t2tp.checkpoint import Checkpoint, latest
+from t2tp.processes.cluster import connect
+from t2tp.processes.rendezvous import free_port
+from tests.processes import one_process
+from tests.warm_processes import WarmProcess, started, tf_configs
+
+pytestmark = pytest.mark.slow
+
+MESH = "data:2;model:2"
+STEPS = 6
+ENDS_WITHIN = 60.0  # Seconds, after another process was lost.
+# Of `t2tp.processes.coordination`, in seconds; shorter than what a machine may be frozen for.
+LIMITS = {"HEARTBEAT_SECONDS": 8, "ENDING_SECONDS": 4.0, "_SILENCE_SECONDS": 8.0}
+
+
+def by_arguments(number: int) -> list[tuple[dict, dict]]:
+    """For each process: what `connect` is given, and the environment."""
+    coordinator = f"localhost:{free_port()}"
+    return [
+        ({"num_processes": number, "process_id": i, "coordinator": coordinator}, {})
+        for i in range(number)
+    ]
+
+
+def by_tf_config(number: int) -> list[tuple[dict, dict]]:
+    return [({}, environment) for environment in tf_configs(number)]
+
+
+def by_slurm(number: int) -> list[tuple[dict, dict]]:
+    step = {
+        "SLURM_STEP_NUM_TASKS": str(number),
+        "SLURM_STEP_NODELIST": "localhost",
+        "SLURM_JOB_ID": str(free_port() - 20_000),
+    }
+    return [({}, {**step, "SLURM_PROCID": str(i)}) for i in range(number)]
+
+
+Start = Callable[..., contextlib.AbstractContextManager[list[WarmProcess]]]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Start:
+    """Starts processes that run a scenario: its name, their places, its options."""
+
+    def run(scenario: str, places: list[tuple[dict, dict]], **options: object):
+        connect = options.pop("connect", {})
+        arguments = [
+            [scenario, json.dumps({"connect": {**given, **connect}, **options})]
+            for given, _ in places
+        ]
+        environments = [environment for _, environment in places]
+        return started(
+            "tests.processes.one_process:main", arguments, environments, tmp_path / "said"
+        )
+
+    return run
+
+
+def results(started: contextlib.AbstractContextManager[list[WarmProcess]]) -> list[dict]:
+    """What each process printed."""
+    with started as processes:
+        for process in processes:
+            assert process.wait(120) == 0, process.err.read_text()
+    return [json.loads(process.out.read_text().splitlines()[-1]) for process in processes]
+
+
+def last_line(process: WarmProcess) -> str:
+    """The last line that a process says, which ends with an error."""
+    assert process.wait(120) not in (0, -signal.SIGKILL)
+    return process.err.read_text().strip().splitlines()[-1]
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict:
+    """What one process with all four devices does."""
+    return one_process.train(connect(4), MESH, 2 * STEPS)
+
+
+@pytest.mark.parametrize(
+    ("number", "places"), [(2, by_arguments), (2, by_tf_config), (4, by_slurm)]
+)
+def test_any_number_of_processes_gives_the_numbers_of_one(number, places, start, alone, tmp_path):
+    run = {"mesh_shape": MESH, "steps": STEPS, "directory": str(tmp_path / "run")}
+    each = results(start("train", places(number), **run))
+    for process_id, found in enumerate(each):
+        np.testing.assert_allclose(found["losses"], alone["losses"][:STEPS], rtol=1e-6)
+        assert found["y"] == each[0]["y"]
+        assert found["hidden"] == each[0]["hidden"]
+        half = process_id * 2 // number
+        assert found["rows"] == list(range(4 * half, 4 * half + 4))
+        assert set(found["slices"].values()) == {4 // number}
+    checkpoint = latest(tmp_path / "run")
+    checkpoint.verify()
+    resumed = one_process.resume(connect(4), **run)
+    np.testing.assert_allclose(resumed["losses"], alone["losses"][STEPS:], rtol=1e-6)
+
+
+def test_whole_outputs_are_the_same(start):
+    short = one_process.train(connect(4), MESH, STEPS)
+    (first, _) = results(start("train", by_arguments(2), mesh_shape=MESH, steps=STEPS))
+    np.testing.assert_allclose(first["y"], short["y"], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(first["hidden"], short["hidden"], rtol=1e-5, atol=1e-6)
+
+
+def test_what_one_process_saved_is_restored_in_four(start, alone, tmp_path):
+    run = {"mesh_shape": MESH, "steps": STEPS, "directory": str(tmp_path / "run")}
+    one_process.train(connect(4), **run)
+    saved = Checkpoint(tmp_path / "run/step-00000006")
+    assert len(list(saved.path.glob("variables.data-*"))) == 1
+    for found in results(start("resume", by_arguments(4), **run)):
+        np.testing.assert_allclose(found["losses"], alone["losses"][STEPS:], rtol=1e-6)
+
+
+def test_a_language_model_gives_the_losses_of_one_process(start):
+    wanted = one_process.lm(connect(4), MESH, STEPS)["losses"]
+    for found in results(start("lm", by_arguments(2), mesh_shape=MESH, steps=STEPS)):
+        np.testing.assert_allclose(found["losses"], wanted, rtol=1e-6)
+
+
+def test_stages_in_two_processes_give_the_losses_of_one(start):
+    mesh = "stage:2;data:2"
+    wanted = one_process.stages(connect(4), mesh, STEPS)["losses"]
+    for found in results(start("stages", by_arguments(2), mesh_shape=mesh, steps=STEPS)):
+        np.testing.assert_allclose(found["losses"], wanted, rtol=1e-6)
+
+
+def test_what_each_says_all_hear_and_a_notice_reaches_everybody(start):
+    heard = results(start("talk", by_arguments(3), processors=3))
+    for process_id, found in enumerate(heard):
+        said = [[f"{i}: {count}" for i in range(3)] for count in range(3)]
+        assert found == {"said": said, "agreed": "by 0", "notice": "from 2"}, process_id
+
+
+def test_a_copy_that_differs_in_another_process_is_named_by_all(start):
+    for each in results(start("replicas", by_arguments(2), mesh_shape="data:4", processors=4)):
+        assert each["before"] == 0
+        (said,) = each["found"]
+        assert re.match(r"variable 'w' differs on processor 2 \(.*task:1.*\) from .* 0, 1, 3", said)
+
+
+def test_on_one_host_only_this_host_can_connect(start):
+    """Of what listens, TensorFlow's server is all that does not listen on loopback only."""
+    for each in results(start("reach", by_arguments(2), processors=2)):
+        assert set(each["found"]) == {str(each["own"])}
+        reached = each["found"][str(each["own"])]
+        assert reached.pop("127.0.0.1")
+        assert not any(reached.values()), reached
+
+
+@pytest.mark.parametrize(
+    ("who", "how", "said"),
+    [
+        (1, "kill", "Process 1 of 2 .* is gone. Start again."),
+        (0, "kill", "Process 0 of 2 .* is gone. Start again."),
+        (1, "kill at a barrier", "Process 1 of 2 .* is gone. Start again."),
+        (0, "kill before a barrier", "Process 0 of 2 .* is gone. Start again."),
+        (1, "kill beside a sleeper", "Process 1 .* is gone. .* did not end by itself .* Start aga"),
+        (1, "raise", "Process 1 of 2 .* failed: OSError: the disk is full. Start again."),
+        (1, "stop", "Process 1 of 2 .* does not answer. Start again."),
+    ],
+)
+def test_when_a_process_is_lost_the_other_ends_and_says_so(who, how, said, start):
+    places = by_arguments(2)
+    with start("die", places, mesh_shape=MESH, who=who, how=how, limits=LIMITS) as processes:
+        if how != "stop":
+            processes[who].wait(120)
+        begin = time.monotonic()
+        last = last_line(processes[1 - who])
+        assert time.monotonic() - begin < ENDS_WITHIN
+    assert re.search(said, last), last
+
+
+def test_a_processor_that_does_not_come_is_named_with_the_collective(start):
+    run = {"mesh_shape": MESH, "who": 1, "how": "hang", "limits": LIMITS, "time_limit": 3}
+    with start("die", by_arguments(2), **run) as (first, second):
+        last = last_line(first)
+        said = (
+            r"Processor 0 \(process 0\) waited in the allreduce over mesh axis 'data' that"
+            r" '\S+' needs for processor 2 \(process 1\), which did not come within 3 s."
+        )
+        assert re.search(said, last), last
+        last = last_line(second)
+        assert "The others gave it up. Process 1 did not end by itself" in last
+
+
+def test_a_processor_that_hangs_is_named_in_a_single_process_too(start):
+    run = {"mesh_shape": "data:4", "how": "hang", "time_limit": 3}
+    with start("device", [({}, {})], **run) as (process,):
+        last = last_line(process)
+    said = "Processors 0, 1, 2 waited in the allreduce over .* for processor 3, which did not come"
+    assert re.search(said, last), last
+
+
+def test_a_failure_on_a_device_of_one_process_is_told_by_all(start):
+    with start("device", by_arguments(2), mesh_shape="data:4", how="fail") as (first, second):
+        last = last_line(first)
+        assert re.search("Process 1 of 2 .* failed: InvalidArgumentError: .*on purpose", last), last
+        assert second.wait(120) == 1
+        said = second.err.read_text()
+        assert "InvalidArgumentError" in said and "on purpose" in said
+
+
+def test_a_mesh_that_the_processes_cannot_share_is_refused(start):
+    with start("train", by_arguments(3)[:1], mesh_shape=MESH, steps=1) as (process,):
+        assert "4 processors, which 3 processes cannot share equally" in last_line(process)

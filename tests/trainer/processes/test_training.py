@@ -1,0 +1,274 @@
+"""The trainer as several processes: the numbers of one, one voice, and what happens when one ends.
+
+Each process takes seconds to start, so a test says all that its processes have shown.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from t2tp import registry
+from t2tp.checkpoint import Checkpoint, all_steps, last_finished
+from t2tp.processes.rendezvous import free_port
+from t2tp.trainer.cli.programs import t2tp_trainer as main
+from t2tp.trainer.processes.local_processes import environments_of
+from tests.trainer.conftest import PROBLEM
+from tests.trainer.hooks.events import read_scalars
+from tests.warm_processes import WarmProcess, started
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+# What TensorFlow shows in tests, the program does not show.
+ENVIRONMENT = {k: v for k, v in os.environ.items() if k != "TF_CPP_MIN_LOG_LEVEL"}
+STEPS = 40
+ENDS_WITHIN = 60.0  # Seconds, after another process was lost.
+WAIT = 120.0  # For what is no matter of time.
+
+
+def flags(output_dir: Path, data_dir: Path, /, **changes: object) -> list[str]:
+    """The command line of all runs."""
+    given = {
+        "problem": PROBLEM,
+        "model": "transformer_lm",
+        "hparams_set": "transformer_lm_test",
+        "hparams": "layer_prepostprocess_dropout=0.1",
+        "mesh_shape": "data:2;model:2",
+        "data_dir": data_dir,
+        "output_dir": output_dir,
+        "train_steps": STEPS,
+        "eval_steps": 3,
+        "local_eval_frequency": STEPS // 2,
+        "save_checkpoints_steps": 5,
+        "keep_checkpoint_max": 3,
+        "log_step_count_steps": 1,
+        "random_seed": 3,
+        **changes,
+    }
+    return [f"--{name}={value}" for name, value in given.items()]
+
+
+def launch(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Lets `t2tp_launch` run two processes, which must succeed; the lines of stdout and stderr."""
+    launcher = [sys.executable, "-m", "t2tp.trainer.cli", "t2tp_launch", "-n", "2"]
+    done = subprocess.run(
+        [*launcher, sys.executable, "-m", "tests.trainer.run_dir.noting_reads", *arguments],
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines(), done.stderr.splitlines()
+
+
+Start = Callable[..., contextlib.AbstractContextManager[list[WarmProcess]]]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Start:
+    """Starts a process for each command line, by default told by TF_CONFIG who they are."""
+    numbers = itertools.count()
+
+    def run(arguments: list[list[str]], environments: list[dict] | None = None):
+        if environments is None:
+            environments = environments_of(len(arguments), None, {}, [])
+        directory = tmp_path / f"said-{next(numbers)}"
+        return started("t2tp.trainer.cli.programs:t2tp_trainer", arguments, environments, directory)
+
+    return run
+
+
+def ended(
+    processes: contextlib.AbstractContextManager[list[WarmProcess]], codes: list[int]
+) -> list[str]:
+    """What each says on stderr until it ends with its code."""
+    with processes as started:
+        found = [process.wait(WAIT) for process in started]
+        said = [process.err.read_text() for process in started]
+    assert found == codes, said
+    return said
+
+
+def losses(directory: Path) -> np.ndarray:
+    """The loss of each step."""
+    by_step = read_scalars(directory)["loss"]
+    assert sorted(by_step) == list(range(1, STEPS + 1))
+    return np.array([by_step[step] for step in sorted(by_step)], np.float32)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory, data_dir: Path) -> Path:
+    """The run of one process with all four devices."""
+    directory = tmp_path_factory.mktemp("alone")
+    assert main(["t2tp_trainer", *flags(directory, data_dir)]) == 0
+    return directory
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, list[str], list[str]]:
+    """A run of two processes with two devices each: its directory, its data, stdout and stderr."""
+    directory, made = tmp_path_factory.mktemp("two"), tmp_path_factory.mktemp("made")
+    noted = {"problem": f"{PROBLEM}_noted", "generate_data": True}
+    return directory, made, *launch(flags(directory, made, **noted))
+
+
+def assert_same_run(directory: Path, alone: Path) -> None:
+    """Losses and metrics; where they come from several processes, sums may be in another order."""
+    np.testing.assert_allclose(losses(directory), losses(alone), rtol=1e-6)
+    metrics, wanted = read_scalars(directory / "eval"), read_scalars(alone / "eval")
+    assert set(wanted["bits_per_byte"]) == {STEPS // 2, STEPS}
+    for name in wanted:
+        assert metrics[name] == pytest.approx(wanted[name], rel=1e-6)
+
+
+def test_two_processes_of_two_devices_do_what_one_does(two, alone):
+    directory, made, _, _ = two
+    assert_same_run(directory, alone)
+    assert sorted(os.listdir(made)) == [f".{PROBLEM}.lock", PROBLEM]
+    assert all_steps(directory / "checkpoints") == [STEPS - 10, STEPS - 5, STEPS]
+
+
+def test_four_processes_of_one_device_do_what_one_does(start, tmp_path, data_dir, alone):
+    run = tmp_path / "run"
+    ended(start([flags(run, data_dir)] * 4), [0] * 4)
+    assert_same_run(run, alone)
+    latest = Checkpoint(last_finished(run / "checkpoints").path)
+    latest.verify()
+    # Those who hold the first copies of the slices have written them.
+    assert len(list(latest.path.glob("variables.data-*"))) == 2
+
+
+def test_process_0_alone_speaks_and_writes(two):
+    directory, _, _, stderr = two
+    assert not [line for line in stderr if not line.startswith("[0] ")]
+    for wanted in ("making the data", "processor 3: ", f"step {STEPS}/{STEPS}  loss "):
+        assert sum(line.startswith(f"[0] {wanted}") for line in stderr) == 1
+    assert len(list(directory.glob("events*"))) == 1
+    assert sorted(os.listdir(directory))[:2] == ["checkpoints", "eval"]
+    assert {"flags.json", "hparams.json"} < set(os.listdir(directory))
+
+
+def test_each_process_reads_only_its_rows(two):
+    _, made, stdout, _ = two
+    hparams = registry.hparams("transformer_lm_test")
+    problem = registry.problem(PROBLEM)()
+    stream = problem.stream(made, "train", hparams.batch_size, hparams.max_length, seed=3)
+    for process_id in range(2):
+        (line,) = [line for line in stdout if line.startswith(f"[{process_id}] [[")]
+        mine = slice(4 * process_id, 4 * process_id + 4)
+        wanted = [stream[step].examples[mine].tolist() for step in range(STEPS)]
+        assert json.loads(line.partition(" ")[2]) == wanted
+
+
+def test_stopped_then_bereft_it_goes_on_bit_for_bit(start, two, tmp_path):
+    """A signal to one process stops all after the same step; so does the death of one."""
+    undisturbed, made, _, _ = two
+    run = tmp_path / "run"
+    arguments = [flags(run, made)] * 2
+    with start(arguments) as (first, second):
+        first.wait_for_line("step 6/", WAIT)
+        second.signal(signal.SIGTERM)
+        assert [process.wait(ENDS_WITHIN) for process in (first, second)] == [143, 143]
+        stopped = r"t2tp_trainer: interrupted after step (\d+), which is saved\n$"
+        step = int(re.search(stopped, first.err.read_text())[1])
+        assert second.err.read_text() == ""
+    assert last_finished(run / "checkpoints").step == step < STEPS
+
+    with start(arguments) as (first, second):
+        said = first.wait_for_line(f"step {step + 11}/", WAIT)
+        assert f"going on from the checkpoint of step {step}\n" in said
+        second.signal(signal.SIGKILL)
+        assert first.wait(ENDS_WITHIN) == 3
+        last = first.err.read_text().splitlines()[-1]
+    saved = last_finished(run / "checkpoints")
+    gone = r"Process 1 of 2 \(localhost:\d+\) is gone\."
+    went_on = (
+        rf" The last finished checkpoint is {saved.path}, of step {saved.step}:"
+        r" start all processes again, and they go on from there\."
+    )
+    # A process that is in nothing that fails is ended.
+    ended_it = r" Process 0 did not end by itself within 20 s, and is ended\."
+    assert re.fullmatch(rf"t2tp(_trainer: process 0 of 2)?: {gone}({ended_it})?{went_on}", last)
+    assert saved.step > step
+
+    (said, _) = ended(start(arguments), [0, 0])
+    assert f"going on from the checkpoint of step {saved.step}\n" in said
+    np.testing.assert_array_equal(losses(run), losses(undisturbed))
+
+
+def test_a_signal_to_all_stops_all(start, data_dir, tmp_path):
+    with start([flags(tmp_path / "run", data_dir)] * 2) as processes:
+        processes[0].wait_for_line("step 6/", WAIT)
+        for process in processes:
+            process.signal(signal.SIGINT)
+        assert [process.wait(ENDS_WITHIN) for process in processes] == [130, 130]
+        assert "Traceback" not in processes[0].err.read_text()
+        assert processes[1].err.read_text() == ""
+    assert 6 <= last_finished(tmp_path / "run/checkpoints").step < STEPS
+
+
+def by_flags(own_flags: list[dict], output_dir: Path, data_dir: Path) -> list[list[str]]:
+    """Command lines that say who the processes are."""
+    place = {"num_processes": len(own_flags), "coordinator": f"localhost:{free_port()}"}
+    return [
+        flags(output_dir, data_dir, **{**place, "process_id": i, **own})
+        for i, own in enumerate(own_flags)
+    ]
+
+
+def test_processes_told_by_flags_write_one_sample(start, alone, data_dir, capfd):
+    sampling = {"schedule": "predict", "decode_prompt": "import ", "decode_length": 6}
+    assert main(["t2tp_trainer", *flags(alone, data_dir, **sampling)]) == 0
+    wanted = capfd.readouterr().out
+    with start(by_flags([sampling] * 2, alone, data_dir), [{}, {}]) as processes:
+        assert [process.wait(WAIT) for process in processes] == [0, 0]
+        assert [process.out.read_text() for process in processes] == [wanted, ""]
+        assert processes[1].err.read_text() == ""
+
+
+def test_processes_started_for_something_else_are_refused_by_all(start, tmp_path, data_dir):
+    own = [{}, {"train_steps": 7, "hparams": "d_ff=64"}]
+    said = ended(start(by_flags(own, tmp_path / "run", data_dir), [{}, {}]), [2, 2])
+    for process_id, line in enumerate(said):
+        assert line.startswith(f"t2tp_trainer: process {process_id} of 2: process 1 has d_ff=64")
+    assert not (tmp_path / "run").exists()
+
+
+def test_other_data_are_refused_by_all(start, tmp_path, data_dir):
+    other = tmp_path / "data" / PROBLEM
+    shutil.copytree(data_dir / PROBLEM, other)
+    manifest = json.loads((other / "manifest.json").read_text())
+    del manifest["checksum"]
+    (other / "more").write_bytes(b"1")
+    manifest["files"]["more"] = {"bytes": 1, "sha256": hashlib.sha256(b"1").hexdigest()}
+    (other / "manifest.json").write_text(json.dumps(manifest))
+    own = [{}, {"data_dir": other.parent}]
+    said = ended(start(by_flags(own, tmp_path / "run", data_dir), [{}, {}]), [2, 2])
+    assert all(f"process 1 has data of {PROBLEM}=" in line for line in said)
+
+
+def test_what_is_wrong_in_one_process_is_told_by_all(start, tmp_path, data_dir):
+    own = [{}, {"data_dir": tmp_path / "none"}]
+    said = ended(start(by_flags(own, tmp_path / "run", data_dir), [{}, {}]), [3, 2])
+    missing = f"{tmp_path / 'none' / PROBLEM} does not exist"
+    assert said[1].startswith(f"t2tp_trainer: process 1 of 2: {missing}")
+    assert said[0].startswith("t2tp_trainer: process 0 of 2: Process 1 of 2 (")
+    assert f"failed: UsageError: {missing}" in said[0]
+    assert len(said[0].splitlines()) == 1
+    assert not (tmp_path / "run").exists()

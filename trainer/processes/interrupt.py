@@ -1,0 +1,119 @@
+"""Handling of SIGINT and SIGTERM: the step is finished and saved before the program exits."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from types import FrameType, TracebackType
+
+from absl import logging
+
+from t2tp.processes.cluster import Cluster
+from t2tp.processes.stop_vote import StopVote
+from t2tp.trainer.errors import SIGNALLED, Interrupted
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# One request may send SIGTERM several times: systemd signals the launcher, which passes it on, and
+# its processes; and if the launcher is killed, the kernel may do so for each of its threads.
+_SAME_REQUEST_SECONDS = 1.0
+
+
+class TrainingInterrupted(Interrupted):
+    """A signal stopped the training, and a checkpoint was saved."""
+
+
+class InterruptHandler:
+    """A handler that stops the training at a first SIGINT or SIGTERM, and exits at a second one.
+
+    A signal to one of several processes stops all of them, after the same step.
+
+    Only the main thread receives signals; in another thread the handlers are not changed.
+    """
+
+    def __init__(
+        self, cluster: Cluster, steps_done: int, grace_seconds: float | None = None
+    ) -> None:
+        """Sets the parameters; the handlers are installed on entering the context.
+
+        Args:
+          cluster: the processes that train.
+          steps_done: steps done before the training.
+          grace_seconds: max time to exit after the signal. The process then exits without saving;
+            checkpoints are atomic. None: no limit.
+        """
+        self._cluster = cluster
+        self._grace_seconds = grace_seconds
+        self._timer: threading.Timer | None = None
+        self._steps_done = steps_done
+        self._received = 0
+        self._received_at = 0.0
+        self._vote: StopVote | None = None
+        self._in_main_thread = threading.current_thread() is threading.main_thread()
+
+    def __enter__(self) -> InterruptHandler:
+        if self._in_main_thread:
+            self._previous = {each: signal.signal(each, self._note) for each in _SIGNALS}
+        if self._cluster.coordination is not None:
+            self._vote = StopVote(
+                self._cluster.coordination,
+                self._steps_done,
+                lambda: self._received,
+                self._cluster.time_limit,
+            )
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._vote is not None:
+            self._vote.close()
+        if self._in_main_thread:
+            for number, handler in self._previous.items():
+                signal.signal(number, handler)
+
+    def stops_after(self, steps_done: int) -> bool:
+        """Whether training stops after this step, which is done.
+
+        Raises:
+          MissingProcessError: other processes were lost.
+        """
+        return bool(self._received) if self._vote is None else self._vote.stops_after(steps_done)
+
+    def result(self) -> int:
+        """Returns the signal that stopped the training, 0 if none did; call it after the last step.
+
+        Raises:
+          MissingProcessError: other processes were lost.
+        """
+        return self._received if self._vote is None else self._vote.result()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if self._received:
+            if number == signal.SIGTERM and now - self._received_at < _SAME_REQUEST_SECONDS:
+                return
+            raise Interrupted("interrupted again: left at once, with what was saved before", number)
+        self._received, self._received_at = number, now
+        if self._grace_seconds is not None:
+            self._timer = threading.Timer(self._grace_seconds, self._leave)
+            self._timer.daemon = True
+            self._timer.start()
+        logging.info("interrupted: finishing the step and saving it (again: leave at once)")
+
+    def _leave(self) -> None:
+        """Exits when the grace time is over, whatever the main thread is doing."""
+        logging.error(
+            "the step is not finished and saved within the %g s of grace: leaving with the"
+            " checkpoint before it",
+            self._grace_seconds,
+        )
+        sys.stderr.flush()
+        os._exit(SIGNALLED + self._received)

@@ -1,0 +1,129 @@
+"""The trainer as one of several processes of a run: startup, consistency and failures."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from collections.abc import Iterator, Mapping
+from os import PathLike
+from typing import Any
+
+import tensorflow as tf
+
+from t2tp.checkpoint import DifferentCheckpointsError
+from t2tp.mesh.layout import Layout
+from t2tp.problems.problem import Problem
+from t2tp.processes.cluster import Cluster, connect
+from t2tp.processes.rendezvous import MissingProcessError
+from t2tp.program.executor import CollectiveTimeoutError
+from t2tp.trainer.errors import UsageError
+from t2tp.trainer.processes.interrupt import TrainingInterrupted
+from t2tp.trainer.run_config import RunConfig
+
+# Errors that are raised because another process failed.
+OTHERS_FAULT = (MissingProcessError, CollectiveTimeoutError)
+
+
+class ProcessMismatchError(UsageError):
+    """Processes were started with different settings or data; all of them raise it."""
+
+
+def connect_as(config: RunConfig, layout: Layout) -> Cluster:
+    """Finds the devices of a run's mesh and the other processes, if any.
+
+    Raises:
+      ValueError: there are not as many devices as the mesh has processors, the processes do not
+        match, or TensorFlow has started with other thread counts than the config's.
+      MissingProcessError: other processes did not join.
+    """
+    _choose_threads(config)
+    return connect(
+        layout.size,
+        num_processes=config.num_processes,
+        process_id=config.process_id,
+        coordinator=config.coordinator,
+        joint=bool(config.xla),
+    )
+
+
+def _choose_threads(config: RunConfig) -> None:
+    """Sets the sizes of TensorFlow's thread pools, which are fixed once it has started."""
+    chosen = {
+        "intra_op_parallelism_threads": tf.config.threading.set_intra_op_parallelism_threads,
+        "inter_op_parallelism_threads": tf.config.threading.set_inter_op_parallelism_threads,
+    }
+    for name, choose in chosen.items():
+        threads = getattr(config, name)
+        if not threads:
+            continue
+        try:
+            choose(threads)
+        except RuntimeError as error:
+            raise ValueError(
+                f"{name}={threads} comes too late: TensorFlow has started up with another number;"
+                " make the estimator before anything else that runs a TensorFlow operation"
+            ) from error
+
+
+@contextlib.contextmanager
+def propagate_failure(cluster: Cluster) -> Iterator[None]:
+    """Ends the other processes, which report the error, if an exception leaves the context."""
+    try:
+        yield
+    except (*OTHERS_FAULT, ProcessMismatchError, TrainingInterrupted):  # Every process raises them.
+        raise
+    except BaseException as error:
+        cluster.fail(error)
+        raise
+
+
+@contextlib.contextmanager
+def checking_same_checkpoint() -> Iterator[None]:
+    """Converts the error of processes with different checkpoints to a ProcessMismatchError."""
+    try:
+        yield
+    except DifferentCheckpointsError as error:
+        raise ProcessMismatchError(str(error)) from error
+
+
+def check_same(cluster: Cluster, what: Mapping[str, Any]) -> None:
+    """Checks that all processes were started with the same settings.
+
+    Args:
+      cluster: the processes.
+      what: values that must be the same in all of them, by name.
+
+    Raises:
+      ProcessMismatchError: a value differs; the message names it and the processes.
+    """
+    own = json.dumps({name: repr(value) for name, value in what.items()})
+    first, *others = (json.loads(each) for each in cluster.process_allgather("run", own))
+    for process_id, values in enumerate(others, start=1):
+        for name in sorted({*first, *values}):
+            other, value_here = (each.get(name, "nothing") for each in (values, first))
+            if other != value_here:
+                raise ProcessMismatchError(
+                    f"process {process_id} has {name}={other}, and process 0 has {value_here}:"
+                    " start all processes with the same command, on the same data"
+                )
+
+
+def prepare_data(
+    cluster: Cluster,
+    problem: Problem,
+    data_dir: str | PathLike[str],
+    tmp_dir: str | PathLike[str] | None,
+) -> None:
+    """Prepares a problem's data if they are missing, once if the processes share the directory.
+
+    Raises:
+      ValueError, OSError: see `Problem.prepare`.
+    """
+    # Process 0 comes first: the others then find its data, or prepare those of their own host.
+    if cluster.is_main_process:
+        problem.prepare(data_dir, tmp_dir, num_workers=None)
+    cluster.barrier("data of process 0", math.inf)
+    if not cluster.is_main_process:
+        problem.prepare(data_dir, tmp_dir, num_workers=None)
+    cluster.barrier("data of all", math.inf)
