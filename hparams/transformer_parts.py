@@ -184,9 +184,6 @@ def _declare_blocks(hparams: HParams) -> None:
     )
     add("relu_dropout", 0.0, min=0, below=1, help="dropout between the two feed-forward layers")
     add(
-        "share_layers", False, help="whether all layers share their weights (universal transformer)"
-    )
-    add(
         "recompute",
         "none",
         help="which layers recompute their activations in the backward pass",
@@ -238,7 +235,7 @@ def _declare_attention(hparams: HParams) -> None:
     add(
         "attention_type",
         "full",
-        help="kind of self-attention; compressed alternates with local layers",
+        help="kind of self-attention; local attends to attention_window positions",
         choices=choices.ATTENTION_TYPES,
     )
     add(
@@ -249,7 +246,6 @@ def _declare_attention(hparams: HParams) -> None:
         choices=choices.ATTENTION_METHODS,
     )
     add("attention_window", 256, min=1, help="window of local attention, the query included")
-    add("compression_factor", 3, min=2, help="positions per key of compressed attention")
     add(
         "scale_attn_weights",
         True,

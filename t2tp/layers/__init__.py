@@ -7,6 +7,6 @@ layout decides later which dimensions are split, and the lowering inserts the co
 Variables are created on use, by name in the current variable scope; the same name in the same
 scope is the same variable. They are stored in float32 and read in the activation dtype.
 
-Self-attention layers share one interface (`passes.SelfAttentionLayer`) and `Stack` runs them in
-one of three forward passes: full (training), prefill, or a decode step.
+Attention layers share one interface (`attention.AttentionLayer`), and `Stack` runs them in one of
+three forward passes (`passes`): full, prefill, or a decode step.
 """

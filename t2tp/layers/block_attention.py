@@ -2,94 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Sizes
+from collections.abc import Sequence
 
 import tensorflow as tf
 
 from t2tp import mtf
-from t2tp.layers.attention import DecodeState, SequenceInfo
 from t2tp.layers.heads import Heads
-from t2tp.ops.attention.api import RelativeBias
+from t2tp.layers.passes import DecodeStep, ForwardPass, Prefill
 from t2tp.ops.attention.decode_step import attention_step
 from t2tp.ops.attention.local_attention import local_attention, visible_positions
-from t2tp.ops.scatter_update import scatter_update
 
 
 class BlockAttention:
     """Causal attention of each block to itself and its neighbours.
 
-    See `t2tp.ops.attention.local_attention`. The interface is that of `SelfAttention`. For an
-    image, x is [batch..., height, width, d_model], and positions are numbered row by row.
+    See `t2tp.ops.attention.local_attention`. For an image, x is [batch..., height, width, d_model],
+    and positions are numbered row by row. Keys and values are stored as `SelfAttention` does.
     """
 
-    def __init__(self, heads: Heads, space: Sizes[mtf.Dimension], block: Sizes[int]) -> None:
+    def __init__(self, heads: Heads, space: Sequence[mtf.Dimension], block: Sequence[int]) -> None:
         """Sets projections and blocks.
 
         Args:
           heads: the projections.
           space: [length], or [height, width].
-          block: the size of a block along each of them.
+          block: block size along each dimension.
         """
         self._heads = heads
         self._space = list(space)
         self._block = list(block)
 
-    def attend(
-        self,
-        x: mtf.Tensor,
-        sequence: SequenceInfo,
-        training: bool,
-        relative_bias: RelativeBias | None = None,
-    ) -> mtf.Tensor:
-        """Computes [batch..., space..., d_model] -> [batch..., space..., d_model].
-
-        `sequence` is ignored: positions follow from `space`.
-        """
-        del sequence, training, relative_bias
+    def __call__(self, x: mtf.Tensor, forward: ForwardPass, name: str) -> mtf.Tensor:
+        """See `AttentionLayer`; positions follow from `space`."""
+        if isinstance(forward, DecodeStep):
+            return self._decode_step(x, forward, name)
         q = self._heads.queries(x, self._space[-1])
         k, v = self._heads.keys_and_values(x, self._space[-1])
-        return self._attend(x, q, k, v)
+        if isinstance(forward, Prefill):
+            batch = [dim for dim in x.shape.dims[:-1] if dim not in self._space]
+            heads, d_kv = self._heads.kv_heads, self._heads.d_kv
+            in_order = [mtf.transpose(kv, [*batch, heads, *self._space, d_kv]) for kv in (k, v)]
+            stored_shape = [*batch, heads, forward.length, d_kv]
+            forward.store(name, *(mtf.reshape(kv, stored_shape) for kv in in_order))
+        k, v = (self._heads.for_each_query(tensor) for tensor in (k, v))
+        attended = local_attention(q, k, v, self._space, self._block)
+        return self._heads.output(attended, x.shape)
 
-    def prefill(
-        self,
-        x: mtf.Tensor,
-        sequence: SequenceInfo,
-        length: mtf.Dimension,
-        state: DecodeState,
-        name: str,
-        relative_bias: RelativeBias | None = None,
-    ) -> mtf.Tensor:
-        """Computes `attend` on x with all positions and stores keys and values in the state.
-
-        They are `<name>/k` and `<name>/v`: [batch..., kv_heads, length, d_kv].
-        """
-        del sequence, relative_bias
-        q = self._heads.queries(x, self._space[-1])
-        k, v = self._heads.keys_and_values(x, self._space[-1])
-        batch = [dim for dim in x.shape.dims[:-1] if dim not in self._space]
-        heads, d_kv = self._heads.kv_heads, self._heads.d_kv
-        for key, tensor in (("k", k), ("v", v)):
-            in_order = mtf.transpose(tensor, [*batch, heads, *self._space, d_kv])
-            state[f"{name}/{key}"] = mtf.reshape(in_order, [*batch, heads, length, d_kv])
-        return self._attend(x, q, k, v)
-
-    def decode_step(
-        self,
-        x: mtf.Tensor,
-        positions: mtf.Tensor,
-        state: DecodeState,
-        name: str,
-        relative_bias: RelativeBias | None = None,
-    ) -> mtf.Tensor:
-        """Computes [batch..., d_model] -> [batch..., d_model] for one token per row.
-
-        Adds the keys and values of the tokens at `positions`, int32 [batch...], to the state.
-        """
-        del relative_bias
+    def _decode_step(self, x: mtf.Tensor, forward: DecodeStep, name: str) -> mtf.Tensor:
         q = self._heads.queries(x, None)
-        length = state[f"{name}/k"].shape.dims[-2]
-        for key, new in zip(("k", "v"), self._heads.keys_and_values(x, None), strict=True):
-            state[f"{name}/{key}"] = scatter_update(state[f"{name}/{key}"], new, positions, length)
+        k, v = forward.extend(name, *self._heads.keys_and_values(x, None))
+        positions, length = forward.positions, k.shape.dims[-2]
         is_seen = mtf.slicewise(
             lambda query_positions, memory_positions: visible_positions(
                 query_positions, memory_positions, self._block, self._space[-1].size
@@ -100,10 +62,5 @@ class BlockAttention:
             splittable_dims=[*positions.shape.dims, length],
             name="is_seen",
         )
-        attended = attention_step(q, state[f"{name}/k"], state[f"{name}/v"], is_seen=is_seen)
-        return self._heads.output(attended, x.shape)
-
-    def _attend(self, x: mtf.Tensor, q: mtf.Tensor, k: mtf.Tensor, v: mtf.Tensor) -> mtf.Tensor:
-        k, v = (self._heads.for_each_query(tensor) for tensor in (k, v))
-        attended = local_attention(q, k, v, self._space, self._block)
+        attended = attention_step(q, k, v, is_seen=is_seen)
         return self._heads.output(attended, x.shape)

@@ -1,75 +1,61 @@
-"""Forward passes through a stack of layers: full, prefill or decode step."""
+"""Forward passes through a stack of layers: full, prefill or decode step.
+
+A decoder runs in three ways on the same variables: on whole sequences in training, on a prompt
+whose keys and values it stores, and on one token per row that attends to the stored ones:
+
+    FullForward    x [batch, length, d_model]
+    Prefill        x [batch, prefix_length, d_model]   stores k, v [batch, kv_heads, length, d_kv]
+    DecodeStep     x [batch, d_model]                  reads and extends the stored k, v
+
+A forward pass carries everything that layers share in it: positions, segments, the memory of
+cross-attention, the decoding state. Layers are called with x, the forward pass, and their name in
+the decoding state.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TypeAlias
 
 from t2tp import mtf
-from t2tp.layers.attention import CrossAttention, DecodeState, Memory, SequenceInfo
 from t2tp.ops.attention.api import RelativeBias
+from t2tp.ops.scatter_update import scatter_update
 
-T = TypeVar("T")
-
-
-class SelfAttentionLayer(Protocol):
-    """The interface of self-attention layers."""
-
-    def attend(
-        self,
-        x: mtf.Tensor,
-        sequence: SequenceInfo,
-        training: bool,
-        relative_bias: RelativeBias | None = None,
-    ) -> mtf.Tensor:
-        """Computes the attention of a full sequence."""
-
-    def prefill(
-        self,
-        x: mtf.Tensor,
-        sequence: SequenceInfo,
-        length: mtf.Dimension,
-        state: DecodeState,
-        name: str,
-        relative_bias: RelativeBias | None = None,
-    ) -> mtf.Tensor:
-        """Computes `attend` and stores keys and values in the state."""
-
-    def decode_step(
-        self,
-        x: mtf.Tensor,
-        positions: mtf.Tensor,
-        state: DecodeState,
-        name: str,
-        relative_bias: RelativeBias | None = None,
-    ) -> mtf.Tensor:
-        """Computes the attention of one token per row."""
+# The decoding state (key-value caches) by name: [batch..., ...].
+DecodeState = dict[str, mtf.Tensor]
 
 
-class ForwardPass(Protocol):
-    """A forward pass: runs the attention layers of a stack.
+@dataclass(frozen=True)
+class SequenceInfo:
+    """Positions and segments of the tokens of a tensor [batch..., length, d_model].
 
     Attributes:
-      training: whether dropout is on.
-      decoding: whether it is for decoding, where experts drop no tokens.
+      positions: int32 [batch..., length], within each token's segment.
+      segments: int32 [batch..., length]; tokens attend within their segment. None: all are in
+        segment 1.
     """
 
-    @property
-    def training(self) -> bool:
-        """Whether dropout is on."""
+    positions: mtf.Tensor
+    segments: mtf.Tensor | None = None
 
     @property
-    def decoding(self) -> bool:
-        """Whether it is for decoding."""
+    def length(self) -> mtf.Dimension:
+        """The length dimension."""
+        return self.positions.shape.dims[-1]
 
-    def token_mask(self) -> mtf.Tensor | None:
-        """Returns booleans [batch..., length], false for padding; None: no padding."""
 
-    def self_attention(self, layer: SelfAttentionLayer, x: mtf.Tensor, name: str) -> mtf.Tensor:
-        """Applies a layer to x [batch..., d_model]; `name` is the layer's key in the state."""
+@dataclass(frozen=True)
+class Memory:
+    """The sequence that cross-attention attends to, such as an encoder's output.
 
-    def cross_attention(self, layer: CrossAttention, x: mtf.Tensor, name: str) -> mtf.Tensor:
-        """Applies attention to the memory."""
+    Attributes:
+      x: [batch..., memory_length, d_model].
+      segments: int32 [batch..., memory_length]: tokens attend to the memory's segment of their
+        number.
+    """
+
+    x: mtf.Tensor
+    segments: mtf.Tensor
 
 
 @dataclass(frozen=True)
@@ -79,8 +65,9 @@ class FullForward:
     Attributes:
       sequence: positions and segments.
       training: whether dropout is on.
-      memory: what cross-attention attends to.
-      relative_bias: of self-attention.
+      memory: the memory of cross-attention.
+      relative_bias: bias of self-attention's scores.
+      decoding: False; experts drop tokens that exceed their capacity.
     """
 
     sequence: SequenceInfo
@@ -90,22 +77,9 @@ class FullForward:
     decoding: bool = False
 
     def token_mask(self) -> mtf.Tensor | None:
-        """See `ForwardPass`."""
+        """Returns booleans [batch..., length], false for padding; None: no padding."""
         segments = self.sequence.segments
         return None if segments is None else mtf.not_equal(segments, 0)
-
-    def self_attention(self, layer: SelfAttentionLayer, x: mtf.Tensor, name: str) -> mtf.Tensor:
-        """See `ForwardPass`."""
-        del name
-        return layer.attend(x, self.sequence, self.training, self.relative_bias)
-
-    def cross_attention(self, layer: CrossAttention, x: mtf.Tensor, name: str) -> mtf.Tensor:
-        """See `ForwardPass`."""
-        del name
-        memory, segments = _given(self.memory), self.sequence.segments
-        if segments is None:
-            raise ValueError("cross-attention needs the segments of the sequence.")
-        return layer.attend(x, segments, memory, self.training)
 
 
 @dataclass(frozen=True)
@@ -116,8 +90,10 @@ class Prefill:
       sequence: positions; each row is one segment.
       length: the max length of a row.
       state: the decoding state, filled in place.
-      memory: what cross-attention attends to.
-      relative_bias: of self-attention.
+      memory: the memory of cross-attention.
+      relative_bias: bias of self-attention's scores.
+      training: False.
+      decoding: True; experts drop no tokens.
     """
 
     sequence: SequenceInfo
@@ -129,19 +105,12 @@ class Prefill:
     decoding: bool = True
 
     def token_mask(self) -> mtf.Tensor | None:
-        """See `ForwardPass`."""
+        """See `FullForward`."""
         return None
 
-    def self_attention(self, layer: SelfAttentionLayer, x: mtf.Tensor, name: str) -> mtf.Tensor:
-        """See `ForwardPass`."""
-        return layer.prefill(x, self.sequence, self.length, self.state, name, self.relative_bias)
-
-    def cross_attention(self, layer: CrossAttention, x: mtf.Tensor, name: str) -> mtf.Tensor:
-        """See `ForwardPass`."""
-        memory = _given(self.memory)
-        layer.prefill(memory, self.state, name)
-        one_segment = mtf.ones_like(self.sequence.positions)
-        return layer.attend(x, one_segment, memory, training=False)
+    def store(self, name: str, k: mtf.Tensor, v: mtf.Tensor) -> None:
+        """Stores keys and values as `<name>/k` and `<name>/v`."""
+        self.state[f"{name}/k"], self.state[f"{name}/v"] = k, v
 
 
 @dataclass(frozen=True)
@@ -149,10 +118,12 @@ class DecodeStep:
     """The forward pass of one token per row, which is added to the decoding state.
 
     Attributes:
-      positions: int32 [batch...], of the tokens.
+      positions: int32 [batch...], the tokens' positions.
       state: from `Prefill` or the previous step, updated in place.
       memory_segments: int32 [batch..., memory_length]: 1 for memory, 0 for padding.
-      relative_bias: of self-attention.
+      relative_bias: bias of self-attention's scores.
+      training: False.
+      decoding: True; experts drop no tokens.
     """
 
     positions: mtf.Tensor
@@ -163,19 +134,20 @@ class DecodeStep:
     decoding: bool = True
 
     def token_mask(self) -> mtf.Tensor | None:
-        """See `ForwardPass`."""
+        """See `FullForward`."""
         return None
 
-    def self_attention(self, layer: SelfAttentionLayer, x: mtf.Tensor, name: str) -> mtf.Tensor:
-        """See `ForwardPass`."""
-        return layer.decode_step(x, self.positions, self.state, name, self.relative_bias)
+    def stored(self, name: str) -> tuple[mtf.Tensor, mtf.Tensor]:
+        """Returns the stored keys and values."""
+        return self.state[f"{name}/k"], self.state[f"{name}/v"]
 
-    def cross_attention(self, layer: CrossAttention, x: mtf.Tensor, name: str) -> mtf.Tensor:
-        """See `ForwardPass`."""
-        return layer.decode_step(x, _given(self.memory_segments), self.state, name)
+    def extend(self, name: str, k: mtf.Tensor, v: mtf.Tensor) -> tuple[mtf.Tensor, mtf.Tensor]:
+        """Stores keys and values [batch..., kv_heads, d_kv] at `positions`; returns all stored."""
+        for key, new in (("k", k), ("v", v)):
+            cache = self.state[f"{name}/{key}"]
+            length = cache.shape.dims[-2]
+            self.state[f"{name}/{key}"] = scatter_update(cache, new, self.positions, length)
+        return self.stored(name)
 
 
-def _given(memory: T | None) -> T:
-    if memory is None:
-        raise ValueError("cross-attention needs a memory.")
-    return memory
+ForwardPass: TypeAlias = FullForward | Prefill | DecodeStep

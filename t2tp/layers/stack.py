@@ -12,12 +12,9 @@ import tensorflow.compat.v1 as tf1
 
 from t2tp import mtf
 from t2tp.choices import RECOMPUTE
-from t2tp.layers.attention import DecodeState
 from t2tp.layers.mixture_of_experts import ExpertSums, ExpertTotals, MixtureOfExperts
-from t2tp.layers.passes import ForwardPass, FullForward
-from t2tp.layers.positions import sinusoidal
+from t2tp.layers.passes import DecodeState, ForwardPass, FullForward
 from t2tp.layers.transformer_layer import Layer, Residual, recomputed
-from t2tp.mesh.layout import LayoutError
 from t2tp.ops.take_microbatch import take_microbatch
 from t2tp.pipeline.assign_layers import assign_layers, check_layers_match
 from t2tp.pipeline.boundary import chunk_number, enter_stage, exit_stage
@@ -57,7 +54,7 @@ class _StageTensors:
         forward, totals = self.forward, self._totals
         if self._memory is not None:
             memory = dataclasses.replace(self._memory, x=rest.pop(0))
-            forward = dataclasses.replace(forward, memory=memory)  # type: ignore[type-var]
+            forward = dataclasses.replace(forward, memory=memory)  # type: ignore[arg-type]
         if totals is not None:
             totals = ExpertTotals.with_sums(rest, totals.layers)
         return x, forward, totals
@@ -87,7 +84,6 @@ class Stack:
         layers: Sequence[Layer],
         residual: Residual,
         *,
-        share_layers: bool = False,
         recompute: str = "none",
     ) -> None:
         """Sets layers, residual blocks and recomputation.
@@ -95,27 +91,18 @@ class Stack:
         Args:
           layers: in order.
           residual: wraps each block.
-          share_layers: whether all layers share their variables. A timing signal then tells each
-            its index: M. Dehghani et al., "Universal Transformers" (arXiv:1807.03819), section 2.1.
-            The layers must be of one kind.
           recompute: the activations that the backward pass recomputes instead of storing: `none`,
             those of each `layer`, or of its `attention` or `feed_forward` blocks.
 
         Raises:
-          ValueError: the choice is unknown, or shared layers differ in kind.
+          ValueError: the choice is unknown.
         """
         if recompute not in RECOMPUTE:
             raise ValueError(
                 f"recompute is {recompute!r}: {nearest(recompute, RECOMPUTE, 'choices')}"
             )
-        if share_layers and len({type(layer.feed_forward) for layer in layers}) > 1:
-            raise ValueError(
-                "share_layers gives all layers the same variables, and some of them have experts:"
-                " give experts to all (moe_every=1) or to none."
-            )
         self._layers = list(layers)
         self._residual = residual
-        self._share_layers = share_layers
         self._recompute = recompute
 
     def __call__(
@@ -155,10 +142,7 @@ class Stack:
     ) -> tuple[mtf.Tensor, ExpertTotals | None]:
         """Applies one layer; returns its output and the statistics of the layers up to it."""
         name = _name(number)
-        if self._share_layers:
-            here = mtf.constant(x.mesh, number, dtype=tf.int32)
-            x += sinusoidal(here, x.shape.dims[-1], x.dtype)
-        with tf1.variable_scope("shared_layer" if self._share_layers else name):
+        with tf1.variable_scope(name):
             apply = partial(
                 layer.apply,
                 forward=forward,
@@ -173,11 +157,6 @@ class Stack:
         self, x: mtf.Tensor, forward: ForwardPass, totals: ExpertTotals | None
     ) -> tuple[mtf.Tensor, ExpertTotals | None]:
         """Applies the layers of one stage of a pipeline, which stand for those of any stage."""
-        if self._share_layers:
-            raise LayoutError(
-                "share_layers gives all layers the same variables, which no stage of a pipeline can"
-                " have alone: drop the layout rule of the layers."
-            )
         assigned = assign_layers(len(self._layers), x.mesh.layout)
         check_layers_match(assigned, [layer.kind for layer in self._layers])
         experts = sum(isinstance(layer.feed_forward, MixtureOfExperts) for layer in self._layers)

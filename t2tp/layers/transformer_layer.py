@@ -9,12 +9,12 @@ import tensorflow.compat.v1 as tf1
 
 from t2tp import mtf
 from t2tp.choices import NORM_POSITIONS
-from t2tp.layers.attention import CrossAttention
+from t2tp.layers.attention import AttentionLayer, CrossAttention
 from t2tp.layers.dropout import Dropout
 from t2tp.layers.feed_forward import FeedForward
 from t2tp.layers.mixture_of_experts import MixtureOfExperts
 from t2tp.layers.normalization import Norm
-from t2tp.layers.passes import ForwardPass, SelfAttentionLayer
+from t2tp.layers.passes import ForwardPass
 from t2tp.layers.sequence_parallel import between_blocks, inside_blocks
 from t2tp.suggestions import nearest
 
@@ -79,7 +79,7 @@ class Layer:
       cross_attention: the block in between; None: none.
     """
 
-    self_attention: SelfAttentionLayer
+    self_attention: AttentionLayer
     feed_forward: FeedForward | MixtureOfExperts
     cross_attention: CrossAttention | None = None
 
@@ -113,7 +113,7 @@ class Layer:
             with tf1.variable_scope("attention"):
                 x = residual(
                     x,
-                    lambda y: forward.self_attention(self.self_attention, y, f"{name}/self"),
+                    lambda y: self.self_attention(y, forward, f"{name}/self"),
                     forward.training,
                 )
             cross = self.cross_attention
@@ -121,7 +121,7 @@ class Layer:
                 with tf1.variable_scope("cross_attention"):
                     x = residual(
                         x,
-                        lambda y: forward.cross_attention(cross, y, f"{name}/cross"),
+                        lambda y: cross(y, forward, f"{name}/cross"),
                         forward.training,
                     )
             return (x,)

@@ -6,7 +6,7 @@ import abc
 from collections.abc import Mapping
 
 from t2tp import mtf
-from t2tp.layers.attention import DecodeState
+from t2tp.layers.passes import DecodeState
 from t2tp.models.model import Model
 from t2tp.program.program import Mesh
 

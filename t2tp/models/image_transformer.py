@@ -14,14 +14,14 @@ from t2tp import mtf, registry
 from t2tp.choices import IMAGE_ATTENTION_TYPES
 from t2tp.hparam import HParams
 from t2tp.layers import variables
-from t2tp.layers.attention import SelfAttention, SequenceInfo
+from t2tp.layers.attention import AttentionLayer, SelfAttention
 from t2tp.layers.block_attention import BlockAttention
 from t2tp.layers.dropout import Dropout
 from t2tp.layers.embedding import Embedding
 from t2tp.layers.feed_forward import FeedForward
 from t2tp.layers.heads import Heads, padded_to
 from t2tp.layers.normalization import Norm
-from t2tp.layers.passes import DecodeStep, FullForward, Prefill, SelfAttentionLayer
+from t2tp.layers.passes import DecodeStep, FullForward, Prefill, SequenceInfo
 from t2tp.layers.stack import Stack
 from t2tp.layers.transformer_layer import Layer, Residual
 from t2tp.models.autoregressive import AutoregressiveModel, DecodeState, previous_tokens
@@ -153,7 +153,7 @@ class MtfImageTransformer(AutoregressiveModel):
             recompute=hparams.recompute,
         )
 
-    def _attention(self, heads: Heads) -> SelfAttentionLayer:
+    def _attention(self, heads: Heads) -> AttentionLayer:
         hparams = self.hparams
         if hparams.attention_type == "full":
             return SelfAttention(heads, causal=True)

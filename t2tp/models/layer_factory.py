@@ -9,14 +9,12 @@ from t2tp import mtf
 from t2tp.choices import ATTENTION_METHODS, ATTENTION_TYPES, POSITIONS
 from t2tp.hparam import HParams
 from t2tp.layers.attention import CrossAttention, SelfAttention
-from t2tp.layers.compressed_attention import CompressedSelfAttention
 from t2tp.layers.dropout import Dropout
 from t2tp.layers.embedding import Embedding
 from t2tp.layers.feed_forward import FeedForward
 from t2tp.layers.heads import Heads
 from t2tp.layers.mixture_of_experts import MixtureOfExperts, RoutingConfig
 from t2tp.layers.normalization import Norm
-from t2tp.layers.passes import SelfAttentionLayer
 from t2tp.layers.positions import LearnedPositions, RelativePositions, sinusoidal
 from t2tp.layers.sequence_parallel import BETWEEN, INSIDE, between_blocks
 from t2tp.layers.stack import Stack
@@ -96,11 +94,6 @@ class LayerFactory:
                 f"relative_max_distance is {hparams.relative_max_distance}, and must be above half"
                 f" of relative_buckets, {half}: each of these has a distance of its own."
             )
-        if kind == "compressed" and self._position in ("rotary", "relative"):
-            raise ValueError(
-                f"position={self._position} cannot be combined with attention_type=compressed,"
-                " whose keys stand for several positions: use learned or sinusoidal."
-            )
 
     def embedding(self, vocab: mtf.Dimension, logits_bias: bool = False) -> Embedding:
         """Returns the token embedding, which also computes logits, with a bias or without."""
@@ -177,7 +170,7 @@ class LayerFactory:
         scale = (num_layers * (3 if cross else 2)) ** -0.5
         layers = [
             Layer(
-                self._self_attention(number, causal, scale),
+                self._self_attention(causal, scale),
                 self._feed_forward(number, scale),
                 CrossAttention(
                     self._heads(scale), dropout=hparams.attention_dropout, method=self._method
@@ -195,7 +188,6 @@ class LayerFactory:
                 self._dropout,
                 sequence_parallel=hparams.sequence_parallel,
             ),
-            share_layers=hparams.share_layers,
             recompute=hparams.recompute,
         )
 
@@ -212,25 +204,15 @@ class LayerFactory:
             output_scale=output_scale,
         )
 
-    def _self_attention(self, number: int, causal: bool, scale: float) -> SelfAttentionLayer:
-        """Returns the self-attention of layer `number`.
-
-        With compressed attention, every other layer is local (arXiv:1801.10198, section 4.2.4).
-        """
+    def _self_attention(self, causal: bool, scale: float) -> SelfAttention:
         hparams = self._hparams
-        window, factor = hparams.attention_window, hparams.compression_factor
-        heads, dropout = self._heads(scale), hparams.attention_dropout
-        if hparams.attention_type == "compressed" and number % 2:
-            return CompressedSelfAttention(
-                heads, causal=causal, factor=factor, dropout=dropout, method=self._method
-            )
         return SelfAttention(
-            heads,
+            self._heads(scale),
             causal=causal,
-            window=None if hparams.attention_type == "full" else window,
+            window=None if hparams.attention_type == "full" else hparams.attention_window,
             rotary_base=self._rotary_base,
             rotary_scaling=self._rotary_scaling,
-            dropout=dropout,
+            dropout=hparams.attention_dropout,
             method=self._method,
         )
 

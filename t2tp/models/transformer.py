@@ -12,9 +12,8 @@ import tensorflow.compat.v1 as tf1
 
 from t2tp import mtf, registry
 from t2tp.hparam import HParams
-from t2tp.layers.attention import Memory, SequenceInfo
 from t2tp.layers.mixture_of_experts import ExpertTotals
-from t2tp.layers.passes import DecodeStep, FullForward, Prefill
+from t2tp.layers.passes import DecodeStep, FullForward, Memory, Prefill, SequenceInfo
 from t2tp.metrics import bleu_sums, sequence_sums
 from t2tp.models.autoregressive import AutoregressiveModel, DecodeState, previous_tokens
 from t2tp.models.layer_factory import LayerFactory, shifted_right, token_positions

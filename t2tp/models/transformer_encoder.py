@@ -10,12 +10,11 @@ import tensorflow.compat.v1 as tf1
 from t2tp import mtf, registry
 from t2tp.hparam import HParams
 from t2tp.layers import variables
-from t2tp.layers.attention import SequenceInfo
 from t2tp.layers.dense import Dense
 from t2tp.layers.dropout import Dropout
 from t2tp.layers.feed_forward import activation_of
 from t2tp.layers.mixture_of_experts import ExpertTotals
-from t2tp.layers.passes import FullForward
+from t2tp.layers.passes import FullForward, SequenceInfo
 from t2tp.metrics import positive_sums
 from t2tp.models.layer_factory import LayerFactory
 from t2tp.models.losses import with_metrics

@@ -14,9 +14,8 @@ import tensorflow as tf
 
 from t2tp import mtf, registry
 from t2tp.hparam import HParams
-from t2tp.layers.attention import SequenceInfo
 from t2tp.layers.mixture_of_experts import ExpertTotals
-from t2tp.layers.passes import DecodeStep, FullForward, Prefill
+from t2tp.layers.passes import DecodeStep, FullForward, Prefill, SequenceInfo
 from t2tp.metrics import sequence_sums
 from t2tp.models.autoregressive import AutoregressiveModel, DecodeState, previous_tokens
 from t2tp.models.layer_factory import LayerFactory, shifted_right, token_positions

@@ -13,13 +13,13 @@ import tensorflow.compat.v1 as tf1
 from t2tp import mtf, registry
 from t2tp.choices import POOLINGS
 from t2tp.layers import variables
-from t2tp.layers.attention import SelfAttention, SequenceInfo
+from t2tp.layers.attention import SelfAttention
 from t2tp.layers.convolution import Convolution
 from t2tp.layers.dropout import Dropout
 from t2tp.layers.feed_forward import FeedForward
 from t2tp.layers.heads import Heads
 from t2tp.layers.normalization import Norm
-from t2tp.layers.passes import FullForward
+from t2tp.layers.passes import FullForward, SequenceInfo
 from t2tp.layers.stack import Stack
 from t2tp.layers.transformer_layer import Layer, Residual
 from t2tp.models.image_classifier import ImageClassifier

@@ -201,8 +201,7 @@ def _schedules(
         yield "1f1b", 1
         return
     counts = depths(hparams)
-    shared = "share_layers" in hparams and hparams.get("share_layers")
-    if not counts or shared or "pipeline_schedule" not in hparams:
+    if not counts or "pipeline_schedule" not in hparams:
         return
     for schedule in _free("pipeline_schedule", _SCHEDULES, fixed):
         several = range(2, _MOST_CHUNKS + 1) if schedule == "interleaved" else (1,)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
@@ -55,9 +54,7 @@ def depths(hparams: HParams) -> dict[str, int]:
 
 def period(hparams: HParams) -> int:
     """Returns after how many layers the kinds of layers repeat."""
-    experts = hparams.get("moe_every") if "moe_every" in hparams else 1
-    is_mixed = "attention_type" in hparams and hparams.get("attention_type") == "compressed"
-    return math.lcm(experts, 2 if is_mixed else 1)
+    return hparams.get("moe_every") if "moe_every" in hparams else 1
 
 
 def _few(count: int, period: int) -> int:

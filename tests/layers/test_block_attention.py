@@ -7,9 +7,9 @@ import pytest
 import tensorflow as tf
 
 from t2tp import mtf
-from t2tp.layers.attention import SequenceInfo
 from t2tp.layers.block_attention import BlockAttention
 from t2tp.layers.heads import Heads
+from t2tp.layers.passes import DecodeStep, FullForward, Prefill, SequenceInfo
 from tests.layers.running import run
 
 BATCH, HEADS, D_KV, D_MODEL = 2, 4, 4, 8
@@ -58,14 +58,12 @@ def test_it_is_its_formula_and_steps_go_on_from_any_place(kind, kv_heads, mesh_s
     def build(x, at, here):
         attention = BlockAttention(Heads(HEADS, D_KV, num_kv_heads=kv_heads), space, BLOCKS[kind])
         positions = mtf.zeros(x.mesh, mtf.Shape(x.shape.dims[:1] + space), tf.int32)
-        state = {}
-        begun = attention.prefill(
-            x, SequenceInfo(positions), mtf.Dimension("length", length), state, "it"
-        )
+        sequence, state = SequenceInfo(positions), {}
+        prefill = Prefill(sequence, mtf.Dimension("length", length), state)
         return {
-            "whole": attention.attend(x, SequenceInfo(positions), training=True),
-            "begun": begun,
-            "step": attention.decode_step(at, here, state, "it"),
+            "begun": attention(x, prefill, "self"),
+            "whole": attention(x, FullForward(sequence, training=True), "self"),
+            "step": attention(at, DecodeStep(here, state), "self"),
         }
 
     ran = run(build, given, mesh_shape, layout)

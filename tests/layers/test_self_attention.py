@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from t2tp import mtf
-from t2tp.layers.attention import CrossAttention, Memory, SelfAttention, SequenceInfo
-from t2tp.layers.compressed_attention import CompressedSelfAttention
+from t2tp.layers.attention import CrossAttention, SelfAttention
 from t2tp.layers.heads import Heads
+from t2tp.layers.passes import FullForward, Memory, Prefill, SequenceInfo
 from t2tp.layers.positions import RelativePositions
 from tests.layers.running import not_zero, run
 from tests.ops.attention.composed_attention import composed_attention
@@ -77,8 +77,8 @@ def layer(kv_heads=0, use_bias=False, buckets=0, **options):
     def build(x, segments, positions):
         heads = Heads(HEADS, D_KV, num_kv_heads=kv_heads, use_bias=use_bias)
         bias = RelativePositions(buckets, 8)(x.mesh, heads.heads) if buckets else None
-        attend = SelfAttention(heads, **options).attend
-        return {"y": attend(x, SequenceInfo(positions, segments), False, bias)}
+        forward = FullForward(SequenceInfo(positions, segments), False, relative_bias=bias)
+        return {"y": SelfAttention(heads, **options)(x, forward, "self")}
 
     return build
 
@@ -108,7 +108,8 @@ def test_a_relative_bias_is_added_by_the_distance(causal):
 def test_dropout_changes_what_is_trained_with_only():
     def build(x, segments, positions, training):
         attention = SelfAttention(Heads(HEADS, D_KV), causal=True, dropout=0.5)
-        return {"y": attention.attend(x, SequenceInfo(positions, segments), training)}
+        forward = FullForward(SequenceInfo(positions, segments), training)
+        return {"y": attention(x, forward, "self")}
 
     dropped, whole = (
         run(functools.partial(build, training=training), inputs())["y"]
@@ -132,7 +133,9 @@ def test_cross_attention_sees_the_segment_of_its_number(kv_heads):
 
     def build(x, segments, positions, memory, memory_segments):
         cross = CrossAttention(Heads(HEADS, D_KV, num_kv_heads=kv_heads))
-        return {"y": cross.attend(x, segments, Memory(memory, memory_segments), False)}
+        sequence = SequenceInfo(positions, segments)
+        forward = FullForward(sequence, False, Memory(memory, memory_segments))
+        return {"y": cross(x, forward, "cross")}
 
     for mesh_shape, layout in LAYOUTS:
         ran = run(build, given, mesh_shape, layout)
@@ -142,52 +145,16 @@ def test_cross_attention_sees_the_segment_of_its_number(kv_heads):
         np.testing.assert_allclose(ran["y"], put_together(np.array(y), ran.variables), atol=2e-5)
 
 
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("kv_heads", [0, 2])
-def test_compressed_attention_sees_whole_blocks_of_one_segment(causal, kv_heads):
-    factor, blocks = 3, 2
-
-    def build(x, segments, positions):
-        heads = Heads(HEADS, D_KV, num_kv_heads=kv_heads)
-        attention = CompressedSelfAttention(heads, causal=causal, factor=factor)
-        return {"y": attention.attend(x, SequenceInfo(positions, segments), False)}
-
-    for mesh_shape, layout in LAYOUTS:
-        ran = run(build, inputs(), mesh_shape, layout)
-        q, *kv = (projected(inputs()["x"][1], ran.variables, name) for name in "qkv")
-        compressed = [
-            np.einsum(
-                "bhmfi,hfio->bhmo",
-                x[:, :, : blocks * factor].reshape(*x.shape[:2], blocks, factor, D_KV),
-                ran.variables[f"{name}_compression"],
-            )
-            for name, x in zip("kv", kv, strict=True)
-        ]
-        k, v = (np.repeat(x, HEADS // x.shape[1], axis=1) for x in compressed)
-        scores = np.einsum("bhtd,bhmd->bhtm", q, k) / D_KV**0.5
-        is_seen = np.zeros([BATCH, 1, LENGTH, blocks])
-        for b, t, m in np.ndindex(BATCH, LENGTH, blocks):
-            block = SEGMENTS[b, m * factor : (m + 1) * factor]
-            is_seen[b, 0, t, m] = (block == SEGMENTS[b, t]).all() and (
-                not causal or (m + 1) * factor - 1 <= t
-            )
-        weights = np.exp(scores) * is_seen
-        weights /= np.maximum(weights.sum(-1, keepdims=True), 1e-300)
-        wanted = put_together(np.einsum("bhtm,bhmd->bhtd", weights, v), ran.variables)
-        np.testing.assert_allclose(ran["y"], wanted, atol=2e-5)
-
-
 def test_parameters_that_cannot_work_are_refused():
     with pytest.raises(ValueError, match="num_kv_heads 3 must divide num_heads 4"):
         Heads(4, 8, num_kv_heads=3)
-    with pytest.raises(ValueError, match="at least 2"):
-        CompressedSelfAttention(Heads(4, 8), causal=True, factor=1)
 
 
 def test_a_state_too_short_for_what_is_given_is_refused():
     def build(x, segments, positions):
         attention = SelfAttention(Heads(HEADS, D_KV), causal=True)
-        attention.prefill(x, SequenceInfo(positions), mtf.Dimension("length", 4), {}, "layer")
+        forward = Prefill(SequenceInfo(positions), mtf.Dimension("length", 4), {})
+        attention(x, forward, "self")
         return {}
 
     with pytest.raises(ValueError, match="8 tokens do not fit into the 4"):

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from t2tp import mtf
-from t2tp.layers.attention import SelfAttention, SequenceInfo
+from t2tp.layers.attention import SelfAttention
 from t2tp.layers.dropout import Dropout
 from t2tp.layers.feed_forward import FeedForward
 from t2tp.layers.heads import Heads
 from t2tp.layers.mixture_of_experts import MixtureOfExperts, RoutingConfig
 from t2tp.layers.normalization import Norm
-from t2tp.layers.passes import FullForward
+from t2tp.layers.passes import FullForward, SequenceInfo
 from t2tp.layers.stack import Stack
 from t2tp.layers.transformer_layer import Layer, Residual
 from tests.layers.running import run
@@ -79,20 +79,6 @@ def test_a_layer_computed_again_repeats_its_sums():
     assert reductions("attention") >= plain
 
 
-def test_shared_layers_have_one_set_of_variables_and_know_their_number():
-    def build(x, segments, positions, share):
-        forward = FullForward(SequenceInfo(positions, segments), training=False)
-        y, _ = stack([layer(), layer(), layer()], share_layers=share)(x, forward)
-        return {"y": y}
-
-    shared, own = (run(functools.partial(build, share=share), INPUTS) for share in (True, False))
-    blocks = ("attention/norm_scale", "attention/q", "attention/k", "attention/v")
-    blocks += ("attention/output", "feed_forward/norm_scale", "feed_forward/input")
-    blocks += ("feed_forward/output",)
-    assert set(shared.variables) == {f"shared_layer/{b}" for b in blocks} | {"final/norm_scale"}
-    assert len(own.variables) == 3 * len(blocks) + 1
-
-
 def test_norms_come_before_the_blocks_or_after_them():
     def build(x, segments, positions, norm_position):
         forward = FullForward(SequenceInfo(positions, segments), training=False)
@@ -113,7 +99,6 @@ def test_norms_come_before_the_blocks_or_after_them():
     [
         (lambda: stack([layer()], "pro"), "norm_position is 'pro'"),
         (lambda: stack([layer()], recompute="layers"), "did you mean layer"),
-        (lambda: stack([layer(), layer(True)], share_layers=True), "moe_every=1"),
     ],
 )
 def test_what_cannot_work_is_refused(make, message):

@@ -29,19 +29,7 @@ CASES = {
         "lm",
         {"attention_type": "local", "attention_window": 3, "num_kv_heads": 1, "use_bias": True},
     ),
-    "lm compressed": (
-        "lm",
-        {
-            "attention_type": "compressed",
-            "attention_window": 3,
-            "num_hidden_layers": 2,
-            "position": "sinusoidal",
-        },
-    ),
-    "lm shared untied": (
-        "lm",
-        {"share_layers": True, "num_hidden_layers": 2, "tie_embeddings": False},
-    ),
+    "lm untied sinusoidal": ("lm", {"position": "sinusoidal", "tie_embeddings": False}),
     "encdec": ("encdec", {}),
     "moe": ("moe", {**NO_DROPS, "moe_gating": "top_2"}),
     "moe_encdec": ("moe_encdec", NO_DROPS),

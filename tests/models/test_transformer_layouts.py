@@ -182,12 +182,11 @@ CHOICES = {
         "rotary_scaling_factor": 8.0,
         "rotary_original_length": 10,
     },
-    "compressed": {"attention_type": "compressed", "attention_window": 3, "num_hidden_layers": 2},
-    "shared": {"share_layers": True, "num_hidden_layers": 2, "scale_embeddings": True},
+    "scaled embeddings": {"scale_embeddings": True},
     "untied, inputs and targets share": {"tie_embeddings": False, "shared_embedding": True},
 }
 # What has another part in an encoder-decoder.
-FOR_PAIRS = ["relative geglu", "compressed", "untied, inputs and targets share"]
+FOR_PAIRS = ["relative geglu", "untied, inputs and targets share"]
 
 
 @functools.cache

@@ -80,7 +80,6 @@ def trained(family, layout="one device", kind=DoubleProgram, **changes):
         ("lm", "both", {"zero_stage": 2, "microbatches": 2}),
         ("lm", "both", {"zero_stage": 3, "recompute": "layer", "microbatches": 2}),
         ("lm", "context and both", {"num_kv_heads": 2, "mlp": "swiglu", "position": "rotary"}),
-        ("lm", "tensor", {"share_layers": True, "num_hidden_layers": 2}),
         ("lm", "both", {"lora_dropout": 0.3, "microbatches": 2, "recompute": "layer"}),
         pytest.param("encdec", "both", {"zero_stage": 3}, marks=pytest.mark.slow),
         pytest.param("masked", "features", {}, marks=pytest.mark.slow),

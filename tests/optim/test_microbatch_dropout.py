@@ -30,14 +30,9 @@ DROPOUT = {"layer_prepostprocess_dropout": 0.2, "attention_dropout": 0.2, "relu_
 TRANSFORMERS = {
     "lm": ("lm", {}),
     "recomputed": ("lm", {"recompute": "layer"}),
-    "compressed": (
+    "local": (
         "lm",
-        {
-            "attention_type": "compressed",
-            "attention_window": 4,
-            "num_hidden_layers": 2,
-            "position": "sinusoidal",
-        },
+        {"attention_type": "local", "attention_window": 4, "position": "sinusoidal"},
     ),
     "classes": ("classes", {}),
     "masked": ("masked", {}),
@@ -71,7 +66,7 @@ CASES = [
     ("lm", 4, "three axes"),
     ("blockwise", 2, "data"),
     ("recomputed", 2, "data"),
-    ("compressed", 4, "data"),
+    ("local", 4, "data"),
     ("classes", 8, "one device"),
     ("masked", 4, "data"),
     ("switch", 8, "one device"),
@@ -84,7 +79,7 @@ CASES = [
     ("vit", 2, "data"),
     ("image transformer", 4, "data"),
 ]
-TRACED_LONG = {"experts of an encdec", "three axes", "compressed", "classes", "vit"}
+TRACED_LONG = {"experts of an encdec", "three axes", "classes", "vit"}
 
 
 @functools.cache

@@ -53,7 +53,7 @@ def assert_same(given, wanted, tolerance=1e-12):
         ("lm", "both", 2, {"microbatches": 2}),
         ("lm", "both", 3, {"recompute": "layer", "microbatches": 2, "num_hidden_layers": 2}),
         ("lm", "context", 3, {"clip_grad_norm": 0.1}),
-        ("lm", "pods", 3, {"zero_axes": "data", "share_layers": True, "num_hidden_layers": 2}),
+        ("lm", "pods", 3, {"zero_axes": "data", "num_hidden_layers": 2}),
         ("lm", "three axes", 3, {"zero_axes": "data+seq"}),
         ("encdec", "data", 2, {}),
         ("encdec", "both", 3, {}),

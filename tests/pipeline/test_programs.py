@@ -122,7 +122,6 @@ REFUSED = {
     "zero_axes: the processors of mesh axis 'stage'": {"storage": Storage(1, "data+stage")},
     "storage_layout: the processors of": {"storage": Storage(1, rules="d_model:stage")},
     "did you mean.*zero_bubble": {"pipeline": Pipeline("zero_buble")},
-    "share_layers gives all layers the same variables": {"changes": {"share_layers": True}},
 }
 
 

@@ -37,7 +37,6 @@ def attention(
     *,
     causal: bool = False,
     window: int | None = None,
-    memory_stride: int = 1,
     segments: upstream.Tensor | None = None,
     memory_segments: upstream.Tensor | None = None,
     relative_bias: RelativeBias | None = None,
@@ -66,9 +65,6 @@ def attention(
       causal: whether each position attends only to itself and earlier ones.
       window: how many positions each one attends to, itself included: previous ones, and if not
         `causal` as many following ones.
-      memory_stride: number of consecutive positions per key, as in memory-compressed attention: in
-        causal attention a query attends to a key once none of its positions is later than the
-        query. Positions that do not fill a key have none.
       segments: integers [batch..., length]: positions attend within their segment.
       memory_segments: likewise for the memory, [batch..., memory_length]; by default `segments`.
       relative_bias: a bias by distance.
@@ -88,13 +84,11 @@ def attention(
     """
     _check_shapes(q, k, v)
     length, memory = q.shape.dims[-2], k.shape.dims[-2]
-    _check_options(length, memory, causal, window, memory_stride, dropout_rate, method)
+    _check_options(length, memory, causal, window, dropout_rate, method)
     extras: dict[str, upstream.Tensor] = {}
     if segments is not None or memory_segments is not None:
         extras = _segments(q, k, segments, memory_segments)
     if relative_bias is not None:
-        if memory_stride > 1:
-            raise ValueError("attention: a relative bias needs a memory_stride of 1.")
         _check_bias(q, relative_bias, causal)
         extras["bias_table"] = relative_bias.table
     if method is None:
@@ -102,7 +96,6 @@ def attention(
     options = Options(
         causal=causal,
         window=window,
-        memory_stride=memory_stride,
         max_distance=relative_bias.max_distance if relative_bias else 0,
         dropout_rate=dropout_rate,
         method=method,
@@ -140,21 +133,10 @@ def _check_options(
     memory: upstream.Dimension,
     causal: bool,
     window: int | None,
-    memory_stride: int,
     dropout_rate: float,
     method: str | None,
 ) -> None:
-    if memory_stride < 1 or (memory_stride > 1 and window is not None):
-        raise ValueError(
-            f"attention: memory_stride must be at least 1, and above 1 there is no window, not"
-            f" {memory_stride} with window {window}."
-        )
-    if memory_stride > 1 and memory.size != length.size // memory_stride:
-        raise ValueError(
-            f"attention: with a memory_stride of {memory_stride} q's {length.size} positions make"
-            f" {length.size // memory_stride} keys, and k has {memory.size}."
-        )
-    if (causal or window is not None) and memory_stride == 1 and length.size != memory.size:
+    if (causal or window is not None) and length.size != memory.size:
         raise ValueError(
             f"attention: causal and window compare places in q's {length} and k's {memory}, which"
             " must have one size. (For a memory of its own, say what is seen by segments.)"

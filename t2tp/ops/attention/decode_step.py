@@ -28,7 +28,6 @@ def attention_step(
     *,
     positions: upstream.Tensor | None = None,
     window: int | None = None,
-    memory_stride: int = 1,
     is_seen: upstream.Tensor | None = None,
     relative_bias: RelativeBias | None = None,
 ) -> upstream.Tensor:
@@ -44,7 +43,6 @@ def attention_step(
       positions: int32 [batch...]: the query attends to the memory up to this position; default: all
         of it.
       window: how many positions it attends to, its own included.
-      memory_stride: number of positions per key; a key is visible when all of them are.
       is_seen: booleans [batch..., memory_length]: which keys are visible at all.
       relative_bias: a bias by distance, as in causal attention.
 
@@ -74,9 +72,7 @@ def attention_step(
             raise ValueError(f"attention_step: {name} {given.shape} must be {dims}.")
     max_distance = relative_bias.max_distance if relative_bias else 0
     given_extras = {name: x for name, x in extras.items() if x is not None}
-    return AttentionStepOperation(
-        [q, k, v], given_extras, window, memory_stride, max_distance
-    ).outputs[0]
+    return AttentionStepOperation([q, k, v], given_extras, window, max_distance).outputs[0]
 
 
 class AttentionStepOperation(Operation):
@@ -87,14 +83,12 @@ class AttentionStepOperation(Operation):
         qkv: list[upstream.Tensor],
         extras: dict[str, upstream.Tensor],
         window: int | None,
-        memory_stride: int,
         max_distance: int,
     ) -> None:
         """Creates the operation (extras: `positions`, `is_seen`, `bias_table`)."""
         super().__init__([*qkv, *extras.values()], name="attention_step")
         self._extras = tuple(extras)
         self._window = window
-        self._stride = memory_stride
         self._max_distance = max_distance
         q, k, _ = qkv
         self._outputs = [upstream.Tensor(self, q.shape, q.dtype)]
@@ -127,14 +121,13 @@ class AttentionStepOperation(Operation):
             scores += self._bias(table, positions, places, memory.size)
         # Cached for all layers with the same memory.
         visible = lowering.shared(
-            (self._extras, *self.inputs[3:], memory, self._window, self._stride, "seen"),
+            (self._extras, *self.inputs[3:], memory, self._window, "seen"),
             lambda: self._seen(extras, places),
         )
         axis = mesh_impl.tensor_dimension_to_mesh_axis(memory)
         if axis is None:
-            # A query attends at least to its own position, unless that is hidden or its key is
-            # incomplete.
-            surely = "is_seen" not in extras and self._stride == 1
+            # A query attends at least to its own position, unless that is hidden.
+            surely = "is_seen" not in extras
             y = weighted_values(tf.cast(_softmax(scores, visible, surely), q.dtype), values)
         else:
             y = _attended_in_parts(scores, visible, values, mesh_impl.collectives, axis)
@@ -145,10 +138,9 @@ class AttentionStepOperation(Operation):
         conditions = []
         if "positions" in extras:
             here = tf.reshape(extras["positions"], [-1, 1, 1, 1])
-            last = places * self._stride + self._stride - 1
-            conditions.append(last <= here)
+            conditions.append(places <= here)
             if self._window is not None:
-                conditions.append(last > here - self._window)
+                conditions.append(places > here - self._window)
         if "is_seen" in extras:
             is_seen = extras["is_seen"]
             conditions.append(tf.reshape(is_seen, [-1, 1, 1, is_seen.shape[-1]]))

@@ -32,7 +32,6 @@ class Mask:
         window: int | None = None,
         segments: tf.Tensor | None = None,
         memory_segments: tf.Tensor | None = None,
-        memory_stride: int = 1,
         may_be_blind: bool = False,
     ) -> None:
         """Creates a mask; see `attention`.
@@ -44,15 +43,13 @@ class Mask:
           window: how many positions they attend to; None: all.
           segments: of these queries, [batch, queries], or None.
           memory_segments: of these keys, [batch, keys], or None.
-          memory_stride: number of consecutive query positions per key.
-          may_be_blind: whether segments or stride may mask all keys of a query.
+          may_be_blind: whether segments may mask all keys of a query.
         """
         self.queries = queries
         self.keys = keys
         self.may_be_blind = may_be_blind
         self._causal = causal
         self._window = window
-        self._stride = memory_stride
         self._segments = segments
         self._memory_segments = memory_segments
 
@@ -80,7 +77,7 @@ class Mask:
             begin = tf.maximum(begin, query - self._window + 1 - self.keys.begin)
             end = tf.minimum(end, query + count + self._window - 1 - self.keys.begin)
         if self._causal:
-            end = tf.minimum(end, (query + count) // self._stride - self.keys.begin)
+            end = tf.minimum(end, query + count - self.keys.begin)
         return begin, end
 
     @property
@@ -119,8 +116,7 @@ class Mask:
         there = tf.reshape(positions(block.memory, block.memories), [1, 1, -1])
         conditions = []
         if self._causal:
-            last = there if self._stride == 1 else there * self._stride + (self._stride - 1)
-            conditions.append(last <= here)
+            conditions.append(there <= here)
         if self._window is not None:
             conditions.append(there > here - self._window)
             if not self._causal:

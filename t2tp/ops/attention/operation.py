@@ -40,7 +40,6 @@ class Options:
 
     causal: bool
     window: int | None
-    memory_stride: int
     max_distance: int
     dropout_rate: float
     method: str
@@ -342,11 +341,10 @@ class _AttentionSlice:
                 keys,
                 causal=options.causal,
                 window=options.window,
-                memory_stride=options.memory_stride,
                 segments=segments,
                 memory_segments=None if of_memory is None else _whole_rows(lowering, of_memory),
                 # With the same segments for queries and memory, a query attends at least to itself.
-                may_be_blind="memory_segments" in extras or options.memory_stride > 1,
+                may_be_blind="memory_segments" in extras,
             )
             for queries, segments in zip(self._queries, own_segments, strict=True)
         ]

@@ -48,12 +48,6 @@ CASES = {
         {"causal": True, "segments": True, "own_segments": False},
         {"length": 12, "memory": 12},
     ),
-    "one key for several positions": (
-        "seq:2",
-        "length:seq;memory:seq",
-        {"causal": True, "memory_stride": 3},
-        {"length": 24, "memory": 8},
-    ),
 }
 
 
