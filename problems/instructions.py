@@ -246,9 +246,7 @@ class Instructions(RecordProblem, TextProblem):
         split = self.splits[0]
         if self.options.arrangement == "padded":
             return self.examples(data_dir, split, length)
-        return self._source(
-            data_dir, split, length, lambda texts, size: pack(texts, size, self.data_order)
-        )
+        return self._source(data_dir, split, length, pack)
 
     def _source(
         self,

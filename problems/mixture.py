@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from absl import logging
 
 from t2tp.hparam import HParams
 from t2tp.hparam_types import split_at_commas
@@ -99,19 +98,6 @@ class Mixture(Problem):
         options.add("temperature", 1.0, help="of the proportions, where the name has no shares")
         options.add("max_rows", 0, help="what more rows of a problem count as; 0: no limit")
         return options
-
-    def use_data_order(self, version: int) -> None:
-        """Sets the order of the examples to that of a run; warns of the faults of an old one."""
-        super().use_data_order(version)
-        for part in self.parts:
-            part.use_data_order(version)
-        if version == 1:
-            logging.warning(
-                "this run of %s was started with an earlier version of t2tp, and keeps its order: "
-                "problems of the same size are shuffled alike, and a change of stages may repeat "
-                "some rows; runs that start now do not have these faults",
-                self.name,
-            )
 
     @property
     def name(self) -> str:
@@ -292,7 +278,7 @@ class Mixture(Problem):
         """Returns the mixed batches."""
         source = self.train_examples(data_dir, length)
         stages = self._stages([len(each) for each in source.sources])
-        return MixtureStream(source, stages, batch_size, seed, self.data_order)
+        return MixtureStream(source, stages, batch_size, seed)
 
     def counts(self, batch: Batch) -> dict[str, float]:
         """Adds up what each problem counts in its rows."""

@@ -31,7 +31,6 @@ from t2tp.problems.data.manifest import Manifest
 from t2tp.problems.data.row_index import IndexDirectory
 from t2tp.problems.data.sample import Sample, Samples, StoredExample
 from t2tp.problems.data.stream import (
-    DATA_ORDER,
     Batch,
     ExampleSource,
     FeatureSpec,
@@ -77,7 +76,6 @@ class Problem(abc.ABC):
       options: the problem's options.
       given_options: the options that were given, with their values.
       warns_of_changes: whether the next check of the data warns of changed sources.
-      data_order: version of the order in which it is trained on; see `stream.DATA_ORDER`.
     """
 
     splits: tuple[str, ...] = (TRAIN, "validation", "test")
@@ -100,7 +98,6 @@ class Problem(abc.ABC):
         except ValueError as error:
             raise ValueError(f"options of {self.name}: {error}") from error
         self.warns_of_changes = True
-        self.data_order = DATA_ORDER
 
     @property
     def name(self) -> str:
@@ -255,22 +252,6 @@ class Problem(abc.ABC):
         return None
 
     # Common to all problems.
-
-    def use_data_order(self, version: int) -> None:
-        """Sets the order of the training examples to that of an earlier run.
-
-        Args:
-          version: see `stream.DATA_ORDER`.
-
-        Raises:
-          ValueError: this version of t2tp does not know it.
-        """
-        if version > DATA_ORDER:
-            raise ValueError(
-                f"the run's data are in order {version}, and this version of t2tp knows those up "
-                f"to {DATA_ORDER}: resume it with the version of t2tp that started it"
-            )
-        self.data_order = version
 
     def generation_options(self) -> dict[str, Any]:
         """Returns the values of the options that determine the stored data."""

@@ -94,7 +94,7 @@ class PairProblem(Problem):
         if arrangement == "padded":
             return self.examples(data_dir, split, length)
         texts = self._texts(data_dir, split)
-        return _source(texts.columns, pack(texts, length, self.data_order), length)
+        return _source(texts.columns, pack(texts, length), length)
 
     def train_stream(self, data_dir: AnyPath, batch_size: int, length: int, seed: int) -> Stream:
         """Returns the training batches, arranged as the option specifies."""
@@ -102,10 +102,10 @@ class PairProblem(Problem):
             return super().train_stream(data_dir, batch_size, length, seed)
         texts = self._texts(data_dir, self.splits[0])
         buckets: list[tuple[ExampleSource, int]] = [
-            (_source(texts.columns, plan, size), batch_size * (length // size))
+            (_source(texts.columns, plan, size), length // size)
             for size, plan in bucketed(texts, length)
         ]
-        return BucketedStream(buckets, seed)
+        return BucketedStream(buckets, batch_size, seed)
 
     def _texts(self, data_dir: AnyPath, split: str) -> Texts:
         """Returns the texts that are inputs and targets."""

@@ -191,8 +191,9 @@ class Estimator:
         """Trains to step `max_steps` of the run.
 
         Args:
-          inputs: step k is fed `inputs.stream[k]`. A function that returns inputs may run
-            TensorFlow operations: it is called once the devices of the mesh are set up.
+          inputs: step k is fed `inputs.stream[k]`; a stream with `batch_sizes` goes on at the row
+            where the run has stopped reading. A function that returns inputs may run TensorFlow
+            operations: it is called once the devices of the mesh are set up.
           max_steps: of the whole run; if they are done already, this returns at once.
           hooks: called around the steps, before a step is saved.
 
@@ -207,6 +208,7 @@ class Estimator:
         inputs = self._opened(inputs)
         place = self._placer(ModeKeys.TRAIN, inputs)
         program = self.build(ModeKeys.TRAIN, inputs.features)
+        inputs = inputs.resumed(self._checkpoints.batch_sizes, self.steps_done)
         training = Training(self.steps_done, max_steps)
         if training.steps_done >= max_steps:
             logging.info("%d of %d steps are done already", training.steps_done, max_steps)
@@ -218,7 +220,9 @@ class Estimator:
             self._checkpoints.check_writable()
             self.log.resume(os.path.abspath(self.config.output_dir), self.steps_done)
             self._open_tracker()
-            with self._checkpoints.saver_of(program.variables, self._note_saved) as saver:
+            with self._checkpoints.saver_of(
+                program.variables, inputs.batch_sizes, self._note_saved
+            ) as saver:
                 try:
                     came = self._train_with(saver, program, inputs, place, training, hooks)
                 except NonfiniteStepError as bad:

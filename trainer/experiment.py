@@ -133,7 +133,6 @@ class Experiment:
             "problem_options": spec.problem_options,
             "data_dir": str(spec.data_dir),
             "data_digest": spec.data_digest,
-            "data_order": spec.problem.data_order,
             "train_steps": spec.train_steps,
             "eval_steps": eval_steps,
             "local_eval_frequency": local_eval_frequency,

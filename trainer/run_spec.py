@@ -38,7 +38,7 @@ class RunSpec:
       model: name of a registered model.
       problem_name: name of the problem, as `problems.find` takes it.
       problem_options: the problem's options, as text.
-      problem: the problem; its data have the order of the saved run.
+      problem: the problem.
       hparams: of the model and its training, mesh and layout included.
       config: how the run is carried out.
       data_dir: the directory of the prepared data.
@@ -178,6 +178,4 @@ def find_problem(
     instance = problems.find(problem, options)
     if saved is not None:
         run_files.check_same_run(output_dir, saved, model, problem)
-        # Older runs have no entry: there was one order only.
-        instance.use_data_order(saved.flags.get("data_order", 1))
     return instance

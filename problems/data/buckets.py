@@ -8,9 +8,11 @@ of tokens, and a mesh that divides the batch size divides the rows.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
+from t2tp.problems.data.batch_sizes import BatchSizes
 from t2tp.problems.data.permutation import permute
 from t2tp.problems.data.stream import EMPTY, Batch, ExampleSource, batch_shapes, checked_step
 
@@ -26,36 +28,116 @@ def bucket_lengths(length: int) -> list[int]:
     return lengths
 
 
+class _Epoch(NamedTuple):
+    """The rest of an epoch, in batches of one size.
+
+    Attributes:
+      number: the epoch, counted from 0.
+      step: the step of its first batch.
+      read: int64 [buckets], rows that were read in earlier steps, with another batch size.
+      rows: int64 [buckets], rows of a batch.
+      batches: int64 [buckets], number of batches.
+    """
+
+    number: int
+    step: int
+    read: np.ndarray
+    rows: np.ndarray
+    batches: np.ndarray
+
+
 class BucketedStream:
     """An endless stream of batches from one bucket each, reshuffled every epoch.
 
-    An epoch has every example once. The last batch of a bucket is padded with empty rows.
+    An epoch has every example once, also if the batch size changes within it. The last batch of a
+    bucket is padded with empty rows.
 
     Attributes:
-      batches_per_epoch: of all buckets.
+      batch_sizes: rows of a batch of the longest bucket, at each step.
+      batches_per_epoch: number of batches of all buckets together.
     """
 
-    def __init__(self, buckets: Sequence[tuple[ExampleSource, int]], seed: int):
-        """Takes the non-empty sources of the buckets, each with the number of rows of a batch."""
+    def __init__(
+        self,
+        buckets: Sequence[tuple[ExampleSource, int]],
+        batch_size: int | BatchSizes,
+        seed: int,
+    ):
+        """Sets the buckets and the order.
+
+        Args:
+          buckets: the examples of each bucket that is not empty, and how many rows it has per row
+            of the longest: 2 for half the length.
+          batch_size: rows of a batch of the longest bucket.
+          seed: seed of the order.
+        """
         self._buckets = buckets
         self._seed = seed
-        batches = [-(-len(source) // rows) for source, rows in buckets]
-        self._first = np.concatenate([[0], np.cumsum(batches)])  # [buckets + 1]
-        self.batches_per_epoch = int(self._first[-1])
+        self._sizes = np.array([len(source) for source, _ in buckets])
+        self._multiples = np.array([multiple for _, multiple in buckets])
+        self._order: tuple[tuple, np.ndarray] = ((), np.empty(0, np.int8))
+        self.batch_sizes = BatchSizes.of(batch_size)
+        # The epoch of each change, without the rows that were read before it.
+        self._changes: list[_Epoch] = []
+        number, read = 0, np.zeros_like(self._sizes)
+        for step, size in self.batch_sizes.changes:
+            if self._changes:
+                epoch = self._epoch(step)
+                taken = self._bucket_order(epoch)[: step - epoch.step]
+                counts = np.bincount(taken, minlength=len(buckets))
+                number = epoch.number
+                read = np.minimum(epoch.read + counts * epoch.rows, self._sizes)
+            self._changes.append(self._begin(number, step, read, size * self._multiples))
+        self.batches_per_epoch = int(self._batches(0, self._changes[-1].rows).sum())
+
+    def with_batch_sizes(self, batch_sizes: BatchSizes) -> BucketedStream:
+        """Returns the same rows of each bucket in batches of these sizes."""
+        return BucketedStream(self._buckets, batch_sizes, self._seed)
 
     def __getitem__(self, step: int) -> Batch:
         """Returns the batch of this step, counted from 0."""
-        epoch, offset = divmod(checked_step(step), self.batches_per_epoch)
-        count = self.batches_per_epoch
-        batch = int(permute(np.array([offset]), count, "batches", self._seed, epoch)[0])
-        bucket = int(np.searchsorted(self._first, batch, side="right")) - 1
-        source, rows = self._buckets[bucket]
-        positions = (batch - self._first[bucket]) * rows + np.arange(rows)
+        epoch = self._epoch(checked_step(step))
+        order, offset = self._bucket_order(epoch), step - epoch.step
+        bucket = int(order[offset])
+        source, rows = self._buckets[bucket][0], int(epoch.rows[bucket])
+        # The batches of a bucket go through its examples in order, so its position says which
+        # examples are left when the batch size changes.
+        before = int(epoch.read[bucket]) + rows * np.count_nonzero(order[:offset] == bucket)
+        positions = before + np.arange(rows)
         examples = np.full(rows, EMPTY, np.int64)
         real = positions < len(source)
-        examples[real] = permute(positions[real], len(source), "bucket", self._seed, epoch, bucket)
+        key = ("bucket", self._seed, epoch.number, bucket)
+        examples[real] = permute(positions[real], len(source), *key)
         return Batch(source, examples)
 
     def shapes(self) -> list[dict[str, tuple[int, ...]]]:
         """Returns the shapes of each bucket's batches, the longest first."""
-        return [batch_shapes(source, rows) for source, rows in self._buckets]
+        size = self.batch_sizes.last
+        return [batch_shapes(source, size * multiple) for source, multiple in self._buckets]
+
+    def _batches(self, read: np.ndarray | int, rows: np.ndarray) -> np.ndarray:
+        """Returns the number of batches of each bucket after some rows were read."""
+        return -(-(self._sizes - read) // rows)
+
+    def _begin(self, number: int, step: int, read: np.ndarray, rows: np.ndarray) -> _Epoch:
+        return _Epoch(number, step, read, rows, self._batches(read, rows))
+
+    def _epoch(self, step: int) -> _Epoch:
+        """Returns the epoch of a step."""
+        first = next(each for each in reversed(self._changes) if each.step <= step)
+        after = step - first.step - int(first.batches.sum())
+        if after < 0:
+            return first
+        whole = self._begin(first.number + 1, 0, np.zeros_like(self._sizes), first.rows)
+        epochs, offset = divmod(after, int(whole.batches.sum()))
+        return whole._replace(number=whole.number + epochs, step=step - offset)
+
+    def _bucket_order(self, epoch: _Epoch) -> np.ndarray:
+        """Returns the bucket of each batch of an epoch; keeps the last result."""
+        key = (epoch.number, *epoch.batches.tolist())
+        if self._order[0] != key:
+            edges = np.cumsum(epoch.batches)
+            count = int(edges[-1])
+            rank = permute(np.arange(count), count, "batches", self._seed, epoch.number)
+            self._order = key, np.searchsorted(edges, rank, side="right").astype(np.int8)
+        return self._order[1]

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from t2tp.problems.data.batch_sizes import BatchSizes
 from t2tp.problems.data.permutation import permute
 from t2tp.problems.data.stream import (
-    DATA_ORDER,
     EMPTY,
     Batch,
     ExampleSource,
@@ -83,58 +83,65 @@ class ConcatenatedSource:
 
 
 class MixtureStream:
-    """An endless stream of batches in which every problem has its proportion of the rows."""
+    """An endless stream of batches in which every problem has its proportion of the rows.
+
+    Attributes:
+      batch_sizes: the batch size of each step.
+    """
 
     def __init__(
         self,
         source: ConcatenatedSource,
         schedule: Sequence[Stage],
-        batch_size: int,
+        batch_size: int | BatchSizes,
         seed: int,
-        data_order: int = DATA_ORDER,
     ):
         """Sets the rows and the schedule of the mixture.
 
         Args:
           source: the rows of all problems.
           schedule: the stages.
-          batch_size: rows of a batch.
-          seed: of the order.
-          data_order: its version; see `stream.DATA_ORDER`.
+          batch_size: rows of a batch, or of the batches of each step.
+          seed: seed of the order.
         """
         self._source = source
         self._schedule = schedule
-        self._batch_size = batch_size
         self._seed = seed
-        self._data_order = data_order
+        self.batch_sizes = BatchSizes.of(batch_size)
         # [stages, problems]: number of rows of each problem before each stage.
         self._before = np.zeros((len(schedule), len(source.sources)), np.int64)
         for number in range(1, len(schedule)):
-            steps = schedule[number].step - schedule[number - 1].step
-            self._before[number] = self._before[number - 1] + self._rows_of(
-                number - 1, steps * batch_size
-            )
+            rows = self._row(schedule[number].step) - self._row(schedule[number - 1].step)
+            self._before[number] = self._before[number - 1] + self._rows_of(number - 1, rows)
+
+    def with_batch_sizes(self, batch_sizes: BatchSizes) -> MixtureStream:
+        """Returns the same rows of each problem in batches of these sizes."""
+        return MixtureStream(self._source, self._schedule, batch_sizes, self._seed)
 
     def __getitem__(self, step: int) -> Batch:
         """Returns the batch of this step, counted from 0."""
         step = checked_step(step)
         stage = max(n for n, each in enumerate(self._schedule) if each.step <= step)
-        since = (step - self._schedule[stage].step) * self._batch_size
-        problem, before = self._sampled(stage, since + np.arange(self._batch_size))
+        batch_size = self.batch_sizes.at(step)
+        since = self._row(step) - self._row(self._schedule[stage].step)
+        problem, before = self._sampled(stage, since + np.arange(batch_size))
         positions = self._before[stage][problem] + before
-        examples = np.empty(self._batch_size, np.int64)
+        examples = np.empty(batch_size, np.int64)
         for number, source in enumerate(self._source.sources):
             is_chosen = problem == number
             if is_chosen.any():
                 # Problems of the same size would have the same order without separate keys.
-                key = (self._seed,) if self._data_order == 1 else (self._seed, number)
-                own_examples = shuffled(positions[is_chosen], len(source), "epoch", *key)
+                key = ("epoch", self._seed, number)
+                own_examples = shuffled(positions[is_chosen], len(source), *key)
                 examples[is_chosen] = own_examples + self._source.first[number]
         return Batch(self._source, examples)
 
     def shapes(self) -> list[dict[str, tuple[int, ...]]]:
         """Returns the shapes of a batch."""
-        return [batch_shapes(self._source, self._batch_size)]
+        return [batch_shapes(self._source, self.batch_sizes.last)]
+
+    def _row(self, step: int) -> int:
+        return self.batch_sizes.rows_before(step)
 
     def _sampled(self, stage: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns the problem of each row of a stage, and how many of its rows come before."""
@@ -156,8 +163,6 @@ class MixtureStream:
         rank = permute(np.arange(size), size, "mixture", self._seed, stage, block)
         edges = np.cumsum(parts)
         problem = np.searchsorted(edges, rank, side="right")
-        if self._data_order == 1:
-            return problem, rank - (edges - parts)[problem]
         # Each problem's rows are in order, so a block that a stage truncates has the first of them.
         before = np.empty_like(rank)
         before[np.argsort(problem, kind="stable")] = np.concatenate([np.arange(n) for n in parts])

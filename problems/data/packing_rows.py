@@ -1,8 +1,8 @@
-"""Two algorithms that pack examples into rows, reading the examples in pieces.
+"""Packs examples into rows, reading their lengths in pieces.
 
-Both take pieces (index of the first example, lengths [columns, examples], mask of examples that
-fit) and yield pieces (examples, number of examples per row). Every column of a row has the same
-length.
+The input is pieces of (index of the first example, lengths [columns, examples], mask of examples
+that fit); the output is pieces of (examples, number of examples per row). Every column of a row has
+the same length.
 """
 
 from __future__ import annotations
@@ -19,56 +19,6 @@ _MAX_WINDOW = 1 << 14
 
 # Examples packed at a time, in several windows.
 _TOGETHER = 1 << 19
-
-
-def next_fit(
-    pieces: Iterable[Piece], length: int, average: float
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Packs examples in order; a row ends at the first that does not fit or is skipped."""
-    del average
-    first, lengths, fits = 0, np.empty((0, 0), np.int64), np.empty(0, bool)
-    for begin, more, more_fit in pieces:
-        if not len(fits):
-            first, lengths, fits = begin, more, more_fit
-        else:
-            lengths = np.concatenate([lengths, more], axis=1)
-            fits = np.concatenate([fits, more_fit])
-        edges, done = _rows_of_piece(lengths, fits, length)
-        yield _contiguous(first, edges)
-        first, lengths, fits = first + done, lengths[:, done:], fits[done:]
-    if len(fits):  # the last, unfinished row
-        yield _contiguous(first, np.array([[0, len(fits)]]))
-
-
-def _rows_of_piece(lengths: np.ndarray, fits: np.ndarray, length: int) -> tuple[np.ndarray, int]:
-    """Returns begin and end of each row [rows, 2], and where the unfinished row begins."""
-    count = len(fits)
-    begins = [np.concatenate([[0], np.cumsum(each)]) for each in lengths]
-    barriers = np.append(np.flatnonzero(~fits), count)
-    edges: list[tuple[int, int]] = []
-    example = 0
-    while example < count:
-        if not fits[example]:
-            example += 1
-            continue
-        reach = min(
-            int(np.searchsorted(begin, begin[example] + length, side="right")) - 1
-            for begin in begins
-        )
-        reach = min(reach, int(barriers[np.searchsorted(barriers, example)]))
-        if reach == count:
-            break
-        edges.append((example, reach))
-        example = reach
-    return np.array(edges, np.int64).reshape(-1, 2), example
-
-
-def _contiguous(first: int, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the examples of rows that are ranges, and the number of examples per row."""
-    # Concatenated ranges: of each row the indices from its begin on.
-    sizes = edges[:, 1] - edges[:, 0]
-    offsets = edges[:, 0] - (sizes.cumsum() - sizes)
-    return first + np.arange(sizes.sum()) + offsets.repeat(sizes), sizes
 
 
 def first_fit_decreasing(

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from absl import logging
 
-from t2tp.problems.data import packing_rows
 from t2tp.problems.data.buckets import bucket_lengths
 from t2tp.problems.data.columns import Column
+from t2tp.problems.data.packing_rows import first_fit_decreasing
 from t2tp.problems.data.row_index import Index, IndexDirectory, IndexWriter, open_index, pieces
 from t2tp.problems.data.row_plan import RowPlan
 
@@ -110,21 +110,18 @@ def truncated(texts: Texts, length: int) -> RowPlan:
     return RowPlan(len(texts))
 
 
-def pack(texts: Texts, length: int, data_order: int) -> RowPlan:
+def pack(texts: Texts, length: int) -> RowPlan:
     """Packs several examples into a row.
 
     The texts of an example in each column are packed into rows of the same length.
 
     Args:
       texts: of the examples.
-      length: of a row.
-      data_order: version of the order; see `stream.DATA_ORDER`. Version 1 fills rows in the order
-        of the examples; version 2 bin-packs windows of neighbouring examples.
+      length: length of a row.
 
     Raises:
       ValueError: none fits.
     """
-    pack = packing_rows.next_fit if data_order == 1 else packing_rows.first_fit_decreasing
 
     def make(writer: IndexWriter) -> None:
         counts = _Counts(length)
@@ -132,13 +129,13 @@ def pack(texts: Texts, length: int, data_order: int) -> RowPlan:
         average = max(column.size for column in texts.columns.values()) / max(1, len(texts))
         end = 0
         writer.add("begins", np.zeros(1, np.int64))
-        for examples, sizes in pack(fitting, length, average):
+        for examples, sizes in first_fit_decreasing(fitting, length, average):
             writer.add("examples", examples)
             writer.add("begins", end + sizes.cumsum())
             end += len(examples)
         writer.facts = counts.checked(texts.what)
 
-    index = _open(texts, texts.name(f"packed{data_order}", length), make, length)
+    index = _open(texts, texts.name("packed", length), make, length)
     begins = index.arrays["begins"]
     return RowPlan(len(begins) - 1, index.arrays["examples"], begins)
 

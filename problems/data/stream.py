@@ -1,7 +1,8 @@
-"""The batch of step k: a pure function of (data, seed, k, global batch size).
+"""The batch of step k: a pure function of the data, the seed, k and the batch sizes up to k.
 
 A stream is indexed by the step and has no state, so resuming at step 1,000,000 costs the same as at
-step 10, and neither the mesh nor the number of processes changes the data:
+step 10. Neither the mesh nor the number of processes changes the data. A change of the batch size
+neither repeats nor skips a row; see `batch_sizes.py`.
 
     stream[k]                          # the batch of step k; nothing is read yet
     stream[k]["targets"][2:4, 0:128]   # reads only rows 2 and 3
@@ -19,15 +20,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from t2tp.problems.data.batch_sizes import BatchSizes
 from t2tp.problems.data.permutation import permute
-
-# The version of the order of the training examples in a new run. A run keeps the version it was
-# started with, so that resuming it neither repeats nor drops examples.
-# 1: all problems of a mixture have the same shuffle, and a change of stages may repeat some rows;
-#    packed rows have the examples in their order.
-# 2: each problem of a mixture has a separate shuffle, and its rows continue from stage to stage;
-#    rows are bin-packed within windows.
-DATA_ORDER = 2
 
 # In place of an example's index: an empty row. All its features are 0.
 EMPTY = -1
@@ -179,24 +173,30 @@ class ShuffledStream:
     """An endless stream, reshuffled every epoch; a batch may span two epochs.
 
     Attributes:
+      batch_sizes: the batch size of each step.
       examples_per_epoch: number of examples.
     """
 
-    def __init__(self, source: ExampleSource, batch_size: int, seed: int):
+    def __init__(self, source: ExampleSource, batch_size: int | BatchSizes, seed: int):
         self._source = source
-        self._batch_size = batch_size
         self._seed = operator.index(seed)
+        self.batch_sizes = BatchSizes.of(batch_size)
         self.examples_per_epoch = len(source)
+
+    def with_batch_sizes(self, batch_sizes: BatchSizes) -> ShuffledStream:
+        """Returns the same rows in batches of these sizes."""
+        return ShuffledStream(self._source, batch_sizes, self._seed)
 
     def __getitem__(self, step: int) -> Batch:
         """Returns the batch of this step, counted from 0."""
-        positions = checked_step(step) * self._batch_size + np.arange(self._batch_size)
+        sizes = self.batch_sizes
+        positions = sizes.rows_before(checked_step(step)) + np.arange(sizes.at(step))
         examples = shuffled(positions, self.examples_per_epoch, "epoch", self._seed)
         return Batch(self._source, examples)
 
     def shapes(self) -> list[dict[str, tuple[int, ...]]]:
         """Returns the shapes of a batch."""
-        return [batch_shapes(self._source, self._batch_size)]
+        return [batch_shapes(self._source, self.batch_sizes.last)]
 
 
 class OnePassStream:

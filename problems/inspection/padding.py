@@ -8,7 +8,6 @@ import numpy as np
 
 from t2tp.problems.data.columns import Column
 from t2tp.problems.data.row_layout import Texts, bucketed, one_per_row, pack, padding_share
-from t2tp.problems.data.stream import DATA_ORDER
 from t2tp.problems.languagemodel import LanguageModelProblem
 from t2tp.problems.problem import Problem
 from t2tp.problems.text_to_class import Text2ClassProblem
@@ -49,7 +48,7 @@ def _of_rows(texts: Texts, arranged: bool) -> str:
     for length in (base_length, 2 * base_length, 4 * base_length):
         shares = [padding_share(texts, one_per_row(texts, length), length)]
         if arranged:
-            shares.append(padding_share(texts, pack(texts, length, DATA_ORDER), length))
+            shares.append(padding_share(texts, pack(texts, length), length))
             shares.append(_bucketed_share(texts, length))
         left_out = f"{(lengths > length).mean():.2%}"
         table.append([f"{length:,}", *(f"{share:.1%}" for share in shares), left_out])

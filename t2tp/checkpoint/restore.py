@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from absl import logging
 
@@ -29,10 +30,12 @@ class Restored:
     Attributes:
       step: the step of the checkpoint.
       damaged: directories of newer checkpoints that are damaged.
+      metadata: the metadata of the checkpoint.
     """
 
     step: int
     damaged: tuple[Path, ...]
+    metadata: dict[str, Any]
 
 
 def check_same_save(saved: Checkpoint, cluster: Cluster) -> None:
@@ -91,13 +94,13 @@ def restore_latest(
         if choice is None:
             break
         try:
-            _restore_choice(choice, variables, strict, zero_if_missing)
+            saved = _restore_choice(choice, variables, strict, zero_if_missing)
         except DamagedCheckpointError as error:
             logging.error("%s Going back to the checkpoint before it.", error)
             damaged.append(choice.step_dir)
             before = choice.step
         else:
-            return Restored(choice.step, tuple(damaged))
+            return Restored(choice.step, tuple(damaged), saved.metadata)
     some_are_there = cluster.is_main_process and bool(step_directories(directory))
     if json.loads(cluster.process_broadcast("checkpoints", json.dumps(some_are_there))):
         raise UnusableCheckpointError(
@@ -176,9 +179,9 @@ _ERRORS: dict[str, type[Exception]] = {
 
 def _restore_choice(
     choice: _Choice, variables: Variables, strict: bool, zero_if_missing: Collection[str]
-) -> None:
+) -> Checkpoint:
     """Restores from the choice in all processes; an error in one is raised in all."""
-    kind, reason = "", ""
+    kind, reason, saved = "", "", None
     try:
         saved = _open_same(choice)
         restore(saved, variables, strict=strict, zero_if_missing=zero_if_missing)
@@ -197,6 +200,8 @@ def _restore_choice(
         for kind, reason in failures:
             if kind == each:
                 raise error_class(reason)
+    assert saved is not None
+    return saved
 
 
 def _open_same(choice: _Choice) -> Checkpoint:

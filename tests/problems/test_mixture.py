@@ -82,16 +82,6 @@ def test_without_shares_they_follow_from_the_sizes(data_dir, options, of_first, 
         assert share == pytest.approx(70**0.5 / (70**0.5 + packed**0.5), abs=1e-3)
 
 
-def test_an_old_run_of_a_mixture_keeps_its_order_and_that_is_said(data_dir, caplog):
-    new, old = (problems.find("mixture:few_identities=1,few_reverses=1") for _ in range(2))
-    old.use_data_order(1)
-    assert "was started with an earlier version of t2tp, and keeps its order" in caplog.text
-    one, other = (rows(each.stream(data_dir, "train", 6, 64, 3), 0, 20) for each in (new, old))
-    assert one.tolist() != other.tolist()
-    with pytest.raises(ValueError, match="resume it with the version of t2tp that started it"):
-        new.use_data_order(99)
-
-
 def test_each_problem_has_its_epochs(data_dir):
     drawn = rows(stream(data_dir, "few_identities=0.7,few_reverses=0.3", 10), 0, 30)
     for low, high in ((0, 70), (70, 100)):

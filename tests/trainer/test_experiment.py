@@ -14,12 +14,10 @@ from t2tp import registry
 from t2tp.checkpoint import all_steps, latest
 from t2tp.checkpoint.variables import CheckpointMismatchError
 from t2tp.hparam import HParams
-from t2tp.problems.data.stream import DATA_ORDER
 from t2tp.registry import UnknownNameError
 from t2tp.trainer import experiment as module
 from t2tp.trainer.experiment import Experiment
 from t2tp.trainer.run_config import RunConfig
-from t2tp.trainer.run_dir import run_files
 from t2tp.trainer.run_dir.run_files import OtherRunError
 from t2tp.trainer.run_spec import RunSpec
 from tests.trainer.conftest import PROBLEM
@@ -171,20 +169,6 @@ def test_a_run_keeps_its_model_and_its_shape(tmp_path, data_dir):
     assert (tmp_path / "hparams.json").read_bytes() == before
     experiment(tmp_path, data_dir, "learning_rate_constant=0.1", train_steps=2).train()
     assert HParams.load(tmp_path / "hparams.json").learning_rate_constant == 0.1
-
-
-def test_a_run_keeps_the_order_of_its_data(tmp_path, data_dir):
-    """One that does not say which it is was started before there was a second one."""
-    hparams = registry.hparams("transformer_lm_test")
-    flags = {"model": "transformer_lm", "problem": PROBLEM}
-    for saved, order in (({}, 1), ({"data_order": 2}, 2)):
-        run_files.write(str(tmp_path / f"{order}"), hparams, {**flags, **saved})
-        resumed = experiment(tmp_path / f"{order}", data_dir, train_steps=0)
-        assert resumed.spec.problem.data_order == order
-        resumed.train()
-        written = json.loads((tmp_path / f"{order}" / "flags.json").read_text())
-        assert written["data_order"] == order
-    assert experiment(tmp_path / "new", data_dir).spec.problem.data_order == DATA_ORDER
 
 
 def test_the_documented_lines_of_python_work(tmp_path, monkeypatch, data_dir):

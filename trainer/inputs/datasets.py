@@ -1,8 +1,8 @@
 """Inputs from a `tf.data.Dataset` or any iterator.
 
 A stream with random access (see `BatchStream`) continues at once after a restart, with the same
-data. A dataset can only be read from its beginning: a resumed training skips the batches that it
-has trained on, which takes time, and gets the same data only if the dataset is deterministic (as
+data. A dataset can only be read from its beginning: a resumed training skips the rows that it has
+trained on, which takes time, and gets the same data only if the dataset is deterministic (as
 `shuffle` with a seed is).
 """
 
@@ -15,6 +15,7 @@ import tensorflow as tf
 from absl import logging
 
 from t2tp import mtf
+from t2tp.problems.data.batch_sizes import BatchSizes
 from t2tp.program.program import Feature
 from t2tp.trainer.inputs.inputs import Batch, Inputs
 
@@ -50,10 +51,13 @@ def dataset_inputs(dataset: tf.data.Dataset, dimensions: Mapping[str, str]) -> I
     cardinality = int(dataset.cardinality())
     length = cardinality if cardinality >= 0 else None
 
-    def open_at(step: int) -> Iterator[Batch]:
-        return dataset.skip(step).as_numpy_iterator()
+    def open_at(rows: int, batch_size: int) -> Iterator[Batch]:
+        if rows % batch_size == 0:
+            return dataset.skip(rows // batch_size).as_numpy_iterator()
+        rest = dataset.unbatch().skip(rows)
+        return rest.batch(batch_size, drop_remainder=True).as_numpy_iterator()
 
-    return Inputs(features, _Sequence(open_at, length))
+    return _inputs(features, open_at, length)
 
 
 def iterator_inputs(
@@ -66,20 +70,40 @@ def iterator_inputs(
       features: of a batch, by name.
     """
 
-    def open_at(step: int) -> Iterator[Batch]:
-        return itertools.islice(make_iterator(), step, None)
+    def open_at(rows: int, batch_size: int) -> Iterator[Batch]:
+        if rows % batch_size:
+            raise ValueError(
+                f"the run has read {rows} rows, and the iterator has batches of {batch_size}:"
+                f" resume with a batch size that divides {rows}"
+            )
+        return itertools.islice(make_iterator(), rows // batch_size, None)
 
-    return Inputs(features, _Sequence(open_at, None))
+    return _inputs(features, open_at, None)
+
+
+# Opens the data behind a number of rows, in batches of a size.
+_OpenAt = Callable[[int, int], Iterator[Batch]]
+
+
+def _inputs(features: Mapping[str, Feature], open_at: _OpenAt, length: int | None) -> Inputs:
+    leading = {dims[0].size for f in features.values() if (dims := f.shape.dims)}
+    # Features without a common leading dimension have no rows: a batch counts as one row.
+    batch_size = leading.pop() if len(leading) == 1 else 1
+    return Inputs(features, _Sequence(open_at, length, BatchSizes.of(batch_size)))
 
 
 class _Sequence:
     """A stream over sequential data, which reopens them for any step but the next."""
 
-    def __init__(self, open_at: Callable[[int], Iterator[Batch]], length: int | None) -> None:
+    def __init__(self, open_at: _OpenAt, length: int | None, batch_sizes: BatchSizes) -> None:
+        self.batch_sizes = batch_sizes
         self._open_at = open_at
         self._length = length
         self._next = 0
         self._batches: Iterator[Batch] | None = None
+
+    def with_batch_sizes(self, batch_sizes: BatchSizes) -> _Sequence:
+        return _Sequence(self._open_at, self._length, batch_sizes)
 
     def __len__(self) -> int:
         if self._length is None:
@@ -90,7 +114,8 @@ class _Sequence:
         if self._batches is None or step != self._next:
             if step:
                 logging.info("skipping the first %d batches of the data", step)
-            self._batches, self._next = self._open_at(step), step
+            rows = self.batch_sizes.rows_before(step)
+            self._batches, self._next = self._open_at(rows, self.batch_sizes.last), step
         try:
             batch = next(self._batches)
         except StopIteration:

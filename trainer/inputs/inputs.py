@@ -6,11 +6,12 @@ The batch of a step is made of examples in `t2tp.problems.data.stream`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from t2tp.problems.data.batch_sizes import BatchSizes
 from t2tp.program.program import Feature
 
 # Global arrays by name: numpy arrays, or objects that read only what a tuple of slices selects.
@@ -22,6 +23,16 @@ class BatchStream(Protocol):
 
     def __getitem__(self, step: int) -> Batch:
         """Returns the batch of a step, from 0."""
+
+
+@runtime_checkable
+class ResumableStream(BatchStream, Protocol):
+    """A stream that can change its batch size without repeating or skipping a row."""
+
+    batch_sizes: BatchSizes
+
+    def with_batch_sizes(self, batch_sizes: BatchSizes) -> ResumableStream:
+        """Returns the same rows in batches of these sizes."""
 
 
 def no_counts(batch: Batch) -> dict[str, float]:
@@ -86,6 +97,23 @@ class Inputs:
         dims = (d for kind in self.kinds for f in kind.values() for d in f.shape.dims)
         sizes = {dim.size for dim in dims if dim.name == "batch"}
         return sizes.pop() if len(sizes) == 1 else None
+
+    def resumed(self, before: BatchSizes | None, step: int) -> Inputs:
+        """Returns the inputs of a run that goes on at a step.
+
+        Args:
+          before: batch sizes of the run's earlier steps; None: the same as now.
+          step: number of steps done.
+        """
+        if before is None or not isinstance(self.stream, ResumableStream):
+            return self
+        sizes = before.changed(step, self.stream.batch_sizes.last)
+        return replace(self, stream=self.stream.with_batch_sizes(sizes))
+
+    @property
+    def batch_sizes(self) -> BatchSizes | None:
+        """The batch size of each step; None if the stream does not declare it."""
+        return self.stream.batch_sizes if isinstance(self.stream, ResumableStream) else None
 
 
 # Accepted by `Estimator.train` and `evaluate` instead of inputs.

@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from absl import logging
 
@@ -16,6 +17,7 @@ from t2tp.checkpoint.restore import check_same_save, restore_latest
 from t2tp.checkpoint.variables import CheckpointMismatchError, metadata_of, restore
 from t2tp.mesh.layout import Layout
 from t2tp.optim.step_skipping import SKIPPED_STEPS
+from t2tp.problems.data.batch_sizes import BatchSizes
 from t2tp.processes.cluster import Cluster
 from t2tp.program.variables import Variables
 from t2tp.trainer.errors import UsageError, as_usage_error
@@ -33,12 +35,19 @@ from t2tp.trainer.run_dir.warm_start import WarmStart, warm_start
 # Default number of steps from one checkpoint to the next.
 DEFAULT_SAVE_STEPS = 1000
 
+# In the metadata: pairs of a step and the batch size from that step on; see `BatchSizes`.
+BATCH_SIZES = "batch_sizes"
+
 # Counters that checkpoints of earlier versions lack.
 NEW_COUNTERS = (SKIPPED_STEPS,)
 
 
 class RunCheckpoints:
-    """The checkpoints of a run, and the named or warm-start checkpoint of its config."""
+    """The checkpoints of a run, and the named or warm-start checkpoint of its config.
+
+    Attributes:
+      batch_sizes: batch sizes of the steps that the values were trained for; None if unknown.
+    """
 
     def __init__(self, config: RunConfig, layout: Layout) -> None:
         """Parses the settings without reading the directory.
@@ -58,6 +67,7 @@ class RunCheckpoints:
         self._memory = _memory_of(config, layout)
         self._damaged: tuple[Path, ...] = ()  # Skipped when restoring.
         self._saver: RunSaver | None = None
+        self.batch_sizes: BatchSizes | None = None
 
     @property
     def latest(self) -> checkpoint.Checkpoint | None:
@@ -109,6 +119,7 @@ class RunCheckpoints:
         )
         if restored is not None:
             self._damaged = restored.damaged
+            self.batch_sizes = _batch_sizes_in(restored.metadata)
             return restored.step
         if not to_train:
             raise FileNotFoundError(
@@ -192,16 +203,24 @@ class RunCheckpoints:
                 f"checkpoints cannot be written into {self._directory}: {error.strerror}"
             ) from error
 
-    def saver_of(self, variables: Variables, saved: Callable[[int], None]) -> RunSaver:
+    def saver_of(
+        self,
+        variables: Variables,
+        batch_sizes: BatchSizes | None,
+        saved: Callable[[int], None],
+    ) -> RunSaver:
         """Makes the saver of a training.
 
         Args:
-          variables: of the training.
+          variables: variables of the training.
+          batch_sizes: the batch size of each step; None if unknown.
           saved: see `RunSaver`.
         """
-        config = self._config
+        self.batch_sizes = batch_sizes
         metadata = metadata_of(variables, self._layout)
-        metadata["random_seed"] = config.random_seed
+        metadata["random_seed"] = self._config.random_seed
+        if batch_sizes is not None:
+            metadata[BATCH_SIZES] = [list(change) for change in batch_sizes.changes]
         self._saver = RunSaver(self._directory, variables, self._retention, metadata, saved)
         return self._saver
 
@@ -240,6 +259,11 @@ class RunCheckpoints:
             f"The last finished checkpoint is {saved.path}, of step {saved.step}: start all"
             " processes again, and they go on from there."
         )
+
+
+def _batch_sizes_in(metadata: Mapping[str, Any]) -> BatchSizes | None:
+    changes = metadata.get(BATCH_SIZES)
+    return BatchSizes(tuple((step, size) for step, size in changes)) if changes else None
 
 
 def _memory_of(config: RunConfig, layout: Layout) -> MemoryCheckpoints | None:

@@ -32,7 +32,6 @@ _TYPES = {
     "train_steps": int,
     "random_seed": int,
     "data_digest": str,
-    "data_order": int,
 }
 
 

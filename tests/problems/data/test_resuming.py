@@ -65,6 +65,31 @@ def test_interrupted_anywhere_and_resumed_on_another_mesh(data_dir, kind):
         assert resumed == undisturbed
 
 
+@pytest.mark.parametrize("kind", STREAMS)
+def test_resumed_with_other_batch_sizes_each_row_comes_once_an_epoch(data_dir, kind):
+    stream, read, step = open_stream(data_dir, kind), [], 0
+    for steps, batch_size in ((7, 12), (5, 4), (9, 20), (11, 8)):
+        sizes = stream.batch_sizes.changed(step, batch_size)
+        stream = open_stream(data_dir, kind).with_batch_sizes(sizes)
+        for number in range(step, step + steps):
+            batch = stream[number]
+            length = batch["targets"].shape[-1]  # each bucket has one
+            read += [(length, n) for n in batch.examples.tolist() if n >= 0]
+        step += steps
+        # Another process that resumes here reads the same rows.
+        same = open_stream(data_dir, kind).with_batch_sizes(sizes)
+        assert same[step].examples.tolist() == stream[step].examples.tolist()
+    if kind in ("mixture", "schedule"):  # of 170 and 45 rows, each with epochs of its own
+        problems_rows = [
+            [row for row in read if (row[1] < 170) == first] for first in (True, False)
+        ]
+    else:
+        problems_rows = [read]
+    for rows in problems_rows:
+        epochs = max(map(rows.count, rows))
+        assert all(rows.count(row) >= epochs - 1 for row in rows)
+
+
 # One of several processes: reads its rows of the batches of some steps, of all kinds of streams.
 ONE_PROCESS = """
 import sys

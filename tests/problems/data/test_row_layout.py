@@ -68,27 +68,8 @@ def digest(plan):
     return hashlib.sha256(repr(rows_of(plan)).encode()).hexdigest()[:16]
 
 
-def next_fit(lengths, length):
-    """Packs examples into rows in order; a plain reference implementation."""
-    found, row = [], []
-    for example, sizes in enumerate(lengths.T):
-        fits = (sizes <= length).all()
-        if row and not (fits and (lengths[:, [*row, example]].sum(1) <= length).all()):
-            found.append(row)
-            row = []
-        if fits:
-            row.append(example)
-    return [*found, row] if row else found
-
-
-@pytest.mark.parametrize("piece", [7, 64, 1 << 18])
-@pytest.mark.parametrize("seed", range(4))
-def test_rows_of_runs_that_have_begun_stay(tmp_path, monkeypatch, piece, seed):
-    monkeypatch.setattr(row_layout, "_PIECE", piece * LENGTH)
-    found = texts(tmp_path, 3000, seed)
-    assert rows_of(packed(found, LENGTH, 1)) == next_fit(lengths_of(found), LENGTH)
-    if seed == 0:
-        assert digest(packed(found, LENGTH, 2)) == "6987d92bb0a75517"
+def test_rows_of_runs_that_have_begun_stay(tmp_path):
+    assert digest(packed(texts(tmp_path, 3000), LENGTH)) == "6987d92bb0a75517"
 
 
 @pytest.mark.parametrize(("piece", "together"), [(100, 1 << 19), (1 << 18, 1), (999, 3000)])
@@ -98,11 +79,11 @@ def test_packed_rows_have_each_example_once_and_room_for_all(
 ):
     """Rows do not depend on the pieces in which the examples are read."""
     found = texts(tmp_path, 5000, seed)
-    whole = rows_of(packed(found, LENGTH, 2))
+    whole = rows_of(packed(found, LENGTH))
     monkeypatch.setattr(row_layout, "_PIECE", piece)
     monkeypatch.setattr(packing_rows, "_TOGETHER", together)
     shutil.rmtree(tmp_path / ".index")
-    assert rows_of(packed(found, LENGTH, 2)) == whole
+    assert rows_of(packed(found, LENGTH)) == whole
     lengths = lengths_of(found)
     for row in whole:
         assert row == sorted(row) and row
@@ -113,11 +94,10 @@ def test_packed_rows_have_each_example_once_and_room_for_all(
 
 def test_little_of_packed_rows_is_padding(tmp_path):
     found = texts(tmp_path, 40_000)
-    shares = [padding_share(found, packed(found, LENGTH, order), LENGTH) for order in (1, 2)]
-    assert shares[0] > 0.15
-    assert shares[1] < 0.06  # more than with one column, as the lengths differ
+    # More than with one column, as the lengths differ.
+    assert padding_share(found, packed(found, LENGTH), LENGTH) < 0.06
     inputs = Texts({"inputs": found.columns["inputs"]}, "train", "inputs", found.directory)
-    assert padding_share(inputs, packed(inputs, LENGTH, 2), LENGTH) < 0.03
+    assert padding_share(inputs, packed(inputs, LENGTH), LENGTH) < 0.03
 
 
 @pytest.mark.parametrize("kind", ["tokens", "segmentation", "position"])
@@ -128,7 +108,7 @@ def test_rows_are_filled_with_their_examples(tmp_path, kind):
         values = np.random.default_rng(1).integers(1, 999, file.stat().st_size // 2)
         values.astype("<u2").tofile(file)
     column = Column(sorted(tmp_path.glob("*.inputs")), np.dtype("<u2"))
-    plan = packed(found, LENGTH, 2)
+    plan = packed(found, LENGTH)
     wanted = np.array([3, EMPTY, 0, 3, len(plan) - 1, EMPTY])
     read = TokenField(column, plan, LENGTH, kind).read(wanted, (slice(None),))
     for values, row in zip(read, wanted.tolist(), strict=True):
@@ -146,8 +126,7 @@ def arrange(found):
     return [
         one_per_row(found, LENGTH),
         truncated(found, LENGTH),
-        packed(found, LENGTH, 1),
-        packed(found, LENGTH, 2),
+        packed(found, LENGTH),
         *(plan for _, plan in bucketed(found, LENGTH)),
     ]
 
@@ -191,16 +170,16 @@ def test_making_an_index_takes_no_more_memory_for_more_examples(tmp_path, monkey
 
 def test_of_several_that_need_an_index_one_makes_it(tmp_path, monkeypatch):
     passes = []
-    pack = packing_rows.first_fit_decreasing
+    pack = row_layout.first_fit_decreasing
 
     def counted(*arguments):
         passes.append(arguments)
         return pack(*arguments)
 
-    monkeypatch.setattr(packing_rows, "first_fit_decreasing", counted)
+    monkeypatch.setattr(row_layout, "first_fit_decreasing", counted)
     with ThreadPoolExecutor(4) as threads:
         opened = [texts(tmp_path, 9000) for _ in range(4)]
-        plans = [*threads.map(lambda each: packed(each, LENGTH, 2), opened)]
+        plans = [*threads.map(lambda each: packed(each, LENGTH), opened)]
     assert len(passes) == 1
     assert len({digest(plan) for plan in plans}) == 1
 
@@ -210,18 +189,18 @@ def test_hosts_that_do_not_see_each_other_do_not_harm_each_other(tmp_path, monke
     monkeypatch.setattr(atomic_directory, "exclusive_build", contextlib.nullcontext)
     index = tmp_path / ".index"
     index.mkdir()
-    pack, plans, first = packing_rows.first_fit_decreasing, [], {}
+    pack, plans, first = row_layout.first_fit_decreasing, [], {}
 
     def meanwhile(*arguments):
         with monkeypatch.context() as other:
-            other.setattr(packing_rows, "first_fit_decreasing", pack)
+            other.setattr(row_layout, "first_fit_decreasing", pack)
             other.setattr(platform, "node", lambda: "other")
-            plans.append(packed(texts(tmp_path, 900), LENGTH, 2))
+            plans.append(packed(texts(tmp_path, 900), LENGTH))
             first.update({file: file.stat().st_ino for file in index.glob("[!.]*/*")})
         return pack(*arguments)
 
-    monkeypatch.setattr(packing_rows, "first_fit_decreasing", meanwhile)
-    plans.append(packed(texts(tmp_path, 900), LENGTH, 2))
+    monkeypatch.setattr(row_layout, "first_fit_decreasing", meanwhile)
+    plans.append(packed(texts(tmp_path, 900), LENGTH))
     assert len({digest(plan) for plan in plans}) == 1
     assert len(first) == 3
     assert first == {file: file.stat().st_ino for file in index.rglob("*") if file.is_file()}
@@ -229,13 +208,13 @@ def test_hosts_that_do_not_see_each_other_do_not_harm_each_other(tmp_path, monke
 
 def test_an_index_is_that_of_its_data(tmp_path):
     """Data that are made again have a new index, and a damaged index is computed again."""
-    old = digest(packed(texts(tmp_path, 900), LENGTH, 2))
+    old = digest(packed(texts(tmp_path, 900), LENGTH))
     new = texts(tmp_path, 900, seed=1, data="other")
-    assert digest(packed(new, LENGTH, 2)) != old
+    assert digest(packed(new, LENGTH)) != old
     for file in (tmp_path / ".index").glob("*/examples"):
         file.write_bytes(file.read_bytes()[:-4])
-    wanted = digest(packed(texts(tmp_path, 900, seed=1, data=None), LENGTH, 2))
-    assert digest(packed(new, LENGTH, 2)) == wanted
+    wanted = digest(packed(texts(tmp_path, 900, seed=1, data=None), LENGTH))
+    assert digest(packed(new, LENGTH)) == wanted
 
 
 @pytest.mark.parametrize("reason", [errno.EACCES, errno.EROFS, errno.ENOSPC, errno.ENOLCK])
@@ -248,10 +227,10 @@ def test_where_nothing_can_be_written_each_process_makes_its_own(
         raise OSError(reason, "no", str(path))
 
     monkeypatch.setattr(atomic_directory, "exclusive_build", refuse)
-    plan = packed(found, LENGTH, 2)
+    plan = packed(found, LENGTH)
     assert "every process makes it again at each start" in caplog.text
     assert not (tmp_path / ".index").exists()
-    assert digest(plan) == digest(packed(texts(tmp_path, 900, data=None), LENGTH, 2))
+    assert digest(plan) == digest(packed(texts(tmp_path, 900, data=None), LENGTH))
 
 
 def test_a_full_disk_is_not_kept_full(tmp_path, monkeypatch, caplog):
@@ -262,7 +241,7 @@ def test_a_full_disk_is_not_kept_full(tmp_path, monkeypatch, caplog):
 
     write_text = row_index.write_text
     monkeypatch.setattr(row_index, "write_text", refuse)
-    packed(texts(tmp_path, 900), LENGTH, 2)
+    packed(texts(tmp_path, 900), LENGTH)
     assert "every process makes it again at each start" in caplog.text
     left = [path for path in (tmp_path / ".index").rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in left) < 100

@@ -10,6 +10,7 @@ import tensorflow as tf
 from absl import logging
 
 from t2tp import registry
+from t2tp.problems.data.batch_sizes import BatchSizes
 from t2tp.program.program import Feature
 from t2tp.trainer.estimator import Estimator
 from t2tp.trainer.inputs.datasets import dataset_inputs, iterator_inputs
@@ -62,6 +63,32 @@ def test_an_iterator_trains_like_a_stream(tmp_path):
     with pytest.raises(ValueError, match="say how many to evaluate"):
         estimator(tmp_path / "iterator").evaluate(inputs)
     assert estimator(tmp_path / "iterator").evaluate(inputs, 2)["error"] > 0
+
+
+# A dataset, of kind 0, can begin at any row; an iterator only where a batch begins.
+@pytest.mark.parametrize(("kind", "sizes"), [(0, (4, 16, 8)), (0, (8, 4, 8)), (1, (16, 8, 12))])
+def test_another_batch_size_neither_repeats_nor_skips_rows(kind, sizes):
+    rows = {"x": np.arange(96)[:, None]}
+
+    def sized(batch_size):
+        dataset = tf.data.Dataset.from_tensor_slices(rows).batch(batch_size, drop_remainder=True)
+        given = dataset_inputs(dataset, {"x": "batch d_in"})
+        iterated = iterator_inputs(lambda: dataset.as_numpy_iterator(), given.features)
+        return given, iterated
+
+    before, read = None, []
+    for leg, batch_size in enumerate(sizes):
+        inputs = sized(batch_size)[kind].resumed(before, 2 * leg)
+        before = inputs.batch_sizes
+        read += [inputs.stream[step]["x"] for step in (2 * leg, 2 * leg + 1)]
+    assert np.concatenate(read).ravel().tolist() == list(range(2 * sum(sizes)))
+
+
+def test_an_iterator_whose_batches_do_not_reach_the_row_is_refused():
+    features = {"x": Feature("batch:8;d_in:1")}
+    inputs = iterator_inputs(lambda: iter(()), features).resumed(BatchSizes.of(3), 5)
+    with pytest.raises(ValueError, match="15 rows.* of 8"):
+        inputs.stream[5]
 
 
 def test_a_dataset_is_evaluated_to_its_end(tmp_path):

@@ -1,0 +1,55 @@
+"""The batch size of each step, for a run that is resumed with another one.
+
+A stream reads its rows in an order that no batch size changes. So the position in that order is the
+number of rows read, which follows from the batch sizes of the steps before:
+
+    sizes = BatchSizes(((0, 8), (10, 4)))  # batches of 8, and from step 10 on of 4
+    sizes.rows_before(10)                  # 80
+    sizes.rows_before(12)                  # 88: step 12 reads rows 88 to 91
+
+Checkpoints store the changes, so a resumed run neither repeats nor skips a row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class BatchSizes:
+    """The global batch size of each step of a run.
+
+    Attributes:
+      changes: pairs (first step, batch size), by step; the first pair is of step 0.
+    """
+
+    changes: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of(cls, batch_size: int | BatchSizes) -> BatchSizes:
+        """Returns the batch sizes of a run that never changes its batch size."""
+        return batch_size if isinstance(batch_size, BatchSizes) else cls(((0, batch_size),))
+
+    @property
+    def last(self) -> int:
+        """The batch size after the last change."""
+        return self.changes[-1][1]
+
+    def at(self, step: int) -> int:
+        """Returns the batch size of a step."""
+        return next(size for first, size in reversed(self.changes) if first <= step)
+
+    def rows_before(self, step: int) -> int:
+        """Returns the number of rows in all batches before a step."""
+        ends = [first for first, _ in self.changes[1:]] + [step]
+        return sum(
+            size * max(0, min(end, step) - first)
+            for (first, size), end in zip(self.changes, ends, strict=True)
+        )
+
+    def changed(self, step: int, batch_size: int) -> BatchSizes:
+        """Returns the same batch sizes before a step, and `batch_size` from the step on."""
+        before = tuple(change for change in self.changes if change[0] < step)
+        if before and before[-1][1] == batch_size:
+            return BatchSizes(before)
+        return BatchSizes((*before, (step, batch_size)))

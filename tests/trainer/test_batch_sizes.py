@@ -1,0 +1,42 @@
+"""Real runs that are resumed with other batch sizes, meshes and microbatches."""
+
+from __future__ import annotations
+
+import pytest
+
+from t2tp.problems.data.stream import ShuffledStream
+from tests.trainer.tiny_experiment import experiment
+
+# The changes of hparams and the last step of each training of one run.
+RUNS = [
+    [("batch_size=8", 3), ("batch_size=4", 5), ("batch_size=4", 6), ("batch_size=12", 8)],
+    [
+        ("batch_size=8,microbatches=2", 2),
+        ("batch_size=4,mesh_shape=data:2;model:2,layout=batch:data;d_ff:model", 5),
+        (
+            "batch_size=2,batch_size_unit=sequences_per_replica,mesh_shape=data:4,layout=batch:data",
+            7,
+        ),
+    ],
+]
+
+
+@pytest.mark.parametrize("legs", RUNS, ids=["batch sizes", "meshes"])
+def test_a_run_reads_its_rows_in_order_whatever_the_batch_size(
+    tmp_path, data_dir, monkeypatch, legs
+):
+    read: dict[int, list[int]] = {}  # step -> its examples
+    at = ShuffledStream.__getitem__
+
+    def noted(stream, step):
+        batch = at(stream, step)
+        read[step] = batch.examples.tolist()
+        return batch
+
+    monkeypatch.setattr(ShuffledStream, "__getitem__", noted)
+    for changes, steps in legs:
+        run = experiment(tmp_path, data_dir, changes, train_steps=steps)
+        run.train()
+    rows = [n for step in sorted(read) if step < legs[-1][1] for n in read[step]]
+    reference = run.spec.problem.stream(data_dir, "train", batch_size=1, length=32, seed=0)
+    assert rows == [at(reference, n).examples[0] for n in range(len(rows))]
