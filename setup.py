@@ -15,5 +15,9 @@ setup(
         ),
     ],
     package_dir={"t2tp": "t2tp", **{f"t2tp.{name}": name for name in PROVIDED}},
-    package_data={"t2tp": ["py.typed"], "t2tp.planner": ["clusters/*.toml"]},
+    package_data={
+        "t2tp": ["py.typed"],
+        "t2tp.planner": ["clusters/*.toml"],
+        "t2tp.trainer.cli": ["*.toml"],
+    },
 )

@@ -12,7 +12,6 @@ from absl import flags
 from t2tp import registry
 from t2tp.hparam import HParams
 from t2tp.quiet import quiet_import
-from t2tp.trainer.cli.flag_groups import Group
 from t2tp.trainer.cli.programs import PROGRAMS
 
 with quiet_import():
@@ -38,15 +37,9 @@ def programs_page() -> str:
             rows = [[f"`{each.name}`", each.help] for each in spec.positional]
             sections.append(_table(["argument", "meaning"], rows))
         for group in spec.groups:
-            rows = [_flag_row(flag) for flag in _flags(group)]
+            rows = [_flag_row(flag) for flag in group.flags()]
             sections += [f"### {group.heading}", _table(["flag", "default", "meaning"], rows)]
     return "\n\n".join(sections) + "\n"
-
-
-def _flags(group: Group) -> list[flags.Flag]:
-    holder = flags.FlagValues()
-    group.define(holder)
-    return [holder[name] for name in holder if holder[name].name == name]
 
 
 def _flag_row(flag: flags.Flag) -> list[str]:

@@ -44,8 +44,13 @@ class Interrupted(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def as_usage_error(*kinds: type[Exception]) -> Iterator[None]:
-    """Converts exceptions of these types inside the context to a `UsageError`."""
+    """Converts exceptions of these types inside the context to a `UsageError`.
+
+    A broken pipe stays: it is about the reader of stdout, and not about the request.
+    """
     try:
         yield
+    except BrokenPipeError:
+        raise
     except kinds as error:
         raise UsageError(str(error)) from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,6 @@ from t2tp.trainer.run_dir import kept_files, run_files
 from t2tp.trainer.run_dir.checkpoint_follower import follow_checkpoints
 from t2tp.trainer.run_dir.find_checkpoint import checkpoint_directory, find
 from t2tp.trainer.run_spec import RunSpec
-from t2tp.trainer.smoke_test import smoke_test
 
 # Flags that may differ between the processes of a run.
 _OWN_FLAGS = ("data_digest", "data_dir", "output_dir", "process_id", "t2t_usr_dir", "tmp_dir")
@@ -47,14 +46,9 @@ SCHEDULES = {
     "evaluate": (ModeKeys.EVAL,),
     "evaluate_on_train_data": (ModeKeys.EVAL,),
     "train_and_evaluate": (ModeKeys.TRAIN, ModeKeys.EVAL),
-    "continuous_train_and_eval": (ModeKeys.TRAIN, ModeKeys.EVAL),
     "continuous_eval": (ModeKeys.EVAL,),
     "predict": (ModeKeys.PREDICT,),
-    "test": (),
 }
-
-# Schedules that evaluate repeatedly and can stop early.
-STOPPING_SCHEDULES = ("train_and_evaluate", "continuous_train_and_eval", "continuous_eval")
 
 
 class Experiment:
@@ -143,7 +137,7 @@ class Experiment:
         """Builds the programs of a schedule and restores the latest checkpoint; writes no files.
 
         The schedules call it; calling it before raises errors early. For `continuous_eval` it
-        waits for the first checkpoint; for `test` it builds nothing.
+        waits for the first checkpoint.
 
         Raises:
           LayoutError: the layout does not fit the model.
@@ -227,10 +221,6 @@ class Experiment:
         evaluation.log_best(self._goal())
         return metrics
 
-    def continuous_train_and_eval(self) -> dict[str, float]:
-        """Calls `train_and_evaluate`; named after tensor2tensor's default schedule."""
-        return self.train_and_evaluate()
-
     def evaluate(self) -> dict[str, float]:
         """Evaluates the current values, or the latest checkpoint, on the evaluation split.
 
@@ -297,14 +287,6 @@ class Experiment:
                 break
         return evaluation.on_record()
 
-    def test(self) -> dict[str, float]:
-        """Runs a smoke test: a few steps of everything in a scratch directory, then deleted.
-
-        Returns:
-          The problem's metrics after three steps.
-        """
-        return smoke_test(self._rehearsal, self.estimator.connect(), self._config.output_dir)
-
     def predict(self, text: str, length: int | None = None) -> str:
         """Decodes a text with the latest checkpoint and the experiment's `decode_options`.
 
@@ -366,23 +348,6 @@ class Experiment:
         """Returns the split that a schedule evaluates on."""
         on_train_data = schedule == "evaluate_on_train_data"
         return self.spec.problem.splits[0] if on_train_data else self._eval_split
-
-    def _rehearsal(self, output_dir: str, train_steps: int) -> Experiment:
-        """Returns a copy of this experiment in another directory with few steps."""
-        config = replace(
-            self._config,
-            output_dir=output_dir,
-            checkpoint_path="",
-            save_checkpoints_steps=1,
-            save_checkpoints_secs=None,
-            log_step_count_steps=1,
-            log_json="",
-            histogram_steps=None,
-            profile_steps="",
-        )
-        # A new run of the same problem, so nothing saved applies to it.
-        spec = replace(self.spec, config=config, train_steps=train_steps, saved=None, flags={})
-        return Experiment(spec, eval_steps=2, eval_split=self._eval_split)
 
     def _await_a_checkpoint(self) -> None:
         """Waits for the first checkpoint of the run."""

@@ -72,12 +72,13 @@ def trainer(tmp_path: Path, data_dir: Path) -> Callable[..., int]:
         "data_dir": data_dir,
         "output_dir": tmp_path / "run",
         "train_steps": 6,
-        "eval_steps": 2,
-        "log_step_count_steps": 1,
     }
 
     def run(**flags: object) -> int:
-        given = {k: v for k, v in {**defaults, **flags}.items() if v is not None}
+        schedule = str(flags.get("schedule", "train_and_evaluate"))
+        more = {"log_step_count_steps": 1} if schedule.startswith("train") else {}
+        more |= {"eval_steps": 2} if "evaluate" in schedule else {}
+        given = {k: v for k, v in {**defaults, **more, **flags}.items() if v is not None}
         return main(["t2tp_trainer", *(f"--{name}={value}" for name, value in given.items())])
 
     return run

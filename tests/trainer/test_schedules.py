@@ -1,4 +1,4 @@
-"""Schedules that evaluate: early stopping, following another run, other splits, the rehearsal."""
+"""Schedules that evaluate: early stopping, following another run, other splits."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_training_stops_on_a_plateau_and_stays_stopped(tmp_path, data_dir):
     assert evaluated(tmp_path) == [2, 4, 6]
     assert all_steps(tmp_path / "checkpoints") == [6]
     assert max(read_scalars(tmp_path)["loss"]) == 6
-    again = experiment(tmp_path, data_dir, **settings).continuous_train_and_eval()
+    again = experiment(tmp_path, data_dir, **settings).train_and_evaluate()
     assert again == pytest.approx(metrics)
     assert all_steps(tmp_path / "checkpoints") == [6]
     experiment(tmp_path, data_dir, train_steps=7).train_and_evaluate()  # Not asked to stop.
@@ -121,18 +121,3 @@ def test_following_ends_when_nothing_comes(tmp_path, data_dir):
     experiment(tmp_path / "run", data_dir, train_steps=1).train()
     one = experiment(tmp_path / "run", data_dir, train_steps=9, eval_timeout_mins=0.01)
     assert list(one.continuous_eval()) == [1]
-
-
-@pytest.mark.slow
-def test_the_rehearsal_leaves_nothing_behind(tmp_path, data_dir):
-    mesh = "mesh_shape=data:2;model:2"
-    metrics = experiment(tmp_path / "runs/run", data_dir, mesh, train_steps=1000).test()
-    assert metrics["loss"] > 0
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_the_rehearsal_leaves_nothing_behind_when_it_fails(tmp_path, data_dir):
-    broken = experiment(tmp_path / "run", data_dir, "optimizer=adamm")
-    with pytest.raises(LookupError, match="did you mean adam"):
-        broken.test()
-    assert list(tmp_path.iterdir()) == []

@@ -27,6 +27,8 @@ def run(invocation: Invocation) -> None:
         print(_carry_out(problem, invocation.flags, beam))
     except WrongOptionError as error:
         raise UsageError(str(error)) from error
+    except BrokenPipeError:
+        raise
     except (OSError, ValueError, ModuleNotFoundError) as error:
         raise FailedError(str(error)) from error
     except KeyboardInterrupt:
@@ -63,9 +65,5 @@ def _carry_out(problem: Problem, flags: absl_flags.FlagValues, beam: BeamSetting
 
 def _beam(flags: absl_flags.FlagValues) -> BeamSettings | None:
     if not flags.beam_runner:
-        if flags.beam_pipeline_options:
-            raise UsageError("--beam_pipeline_options is for --beam_runner, which is not given")
         return None
-    if flags.num_workers is not None:
-        raise UsageError("--num_workers is for processes of this host; --beam_runner has its own")
     return BeamSettings(flags.beam_runner, shlex.split(flags.beam_pipeline_options))

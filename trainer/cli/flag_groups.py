@@ -1,80 +1,113 @@
-"""The flags and arguments of a program: defined in groups, parsed, and printed by `--help`."""
+"""The flags and arguments of a program: read from `flags.toml`, parsed, and printed by `--help`."""
 
 from __future__ import annotations
 
+import functools
 import math
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from absl import flags
 
 from t2tp.suggestions import nearest, similar
+from t2tp.trainer.cli import tables
 from t2tp.trainer.cli.tensor2tensor_flags import advice
 from t2tp.trainer.errors import UsageError, as_usage_error
 from t2tp.trainer.local_paths import check_local
 
 _WIDTH = 100
-# Flags that are paths: suffixes of their names, and other names.
-_PATHS = ("_dir", "_file", "_path", "_reference")
-_MORE_PATHS = (
-    "checkpoints",
-    "from_hf",
-    "to_hf",
-    "hparams_set",
-    "log_json",
-    "reference",
-    "translation",
-    "warm_start_from",
-)
+_MAX = 10**12
+
+_DEFINE = {
+    "text": flags.DEFINE_string,
+    "path": flags.DEFINE_string,
+    "bool": flags.DEFINE_bool,
+    "int": flags.DEFINE_integer,
+    "float": flags.DEFINE_float,
+    "list": flags.DEFINE_list,
+    "repeated": flags.DEFINE_multi_string,
+    "choice": flags.DEFINE_enum,
+}
+_EMPTY = {"bool": False, "repeated": []}
 
 
 class Group(NamedTuple):
     """Flags about one subject.
 
     Attributes:
-      heading: in the help.
-      define: defines the flags in a holder.
+      heading: title in the help.
+      rows: rows of `flags.toml`, by flag.
     """
 
     heading: str
-    define: Callable[[flags.FlagValues], None]
+    rows: Mapping[str, Mapping[str, Any]]
+
+    def without(self, *names: str) -> Group:
+        """Returns the group for a program in which some of the flags would have no effect."""
+        return self._replace(rows={k: row for k, row in self.rows.items() if k not in names})
+
+    def define(self, holder: flags.FlagValues) -> None:
+        """Defines the flags in a holder."""
+        for name, row in self.rows.items():
+            kind = "choice" if "choices" in row else row.get("type", "text")
+            default = row.get("default", _EMPTY.get(kind))
+            options = {"flag_values": holder, "short_name": row.get("short")}
+            if kind == "choice":
+                options["enum_values"] = row["choices"]
+            if kind in ("int", "float"):
+                options |= {"lower_bound": row["min"], "upper_bound": row.get("max", _MAX)}
+            _DEFINE[kind](name, None if default == "auto" else default, help="", **options)
+            choices = f" One of {', '.join(row['choices'])}." if "choices" in row else ""
+            holder[name].help = row["help"] + choices
+
+    def flags(self) -> list[flags.Flag]:
+        """Returns the definitions of the flags."""
+        holder = flags.FlagValues()
+        self.define(holder)
+        return [holder[name] for name in self.rows]
 
 
 class Positional(NamedTuple):
     """An argument that is not a flag.
 
     Attributes:
-      name: in help and messages, as in PATH.
+      name: name in help and messages, such as PATH.
       help: its description.
       is_optional: whether it may be omitted.
-      takes_rest: whether everything after it belongs to it, even if it begins with a dash.
+      takes_rest: whether the rest of the command line belongs to it, dashes included.
+      groups: flags that belong to it, and not to the program.
     """
 
     name: str
     help: str
     is_optional: bool = False
     takes_rest: bool = False
+    groups: Sequence[Group] = ()
+
+
+@functools.cache
+def _groups() -> dict[str, Group]:
+    found = tables.read("flags.toml")
+    return {name: Group(table.pop("heading"), table) for name, table in found.items()}
+
+
+def groups(*names: str) -> tuple[Group, ...]:
+    """Returns groups of flags by their names in `flags.toml`."""
+    return tuple(_groups()[name] for name in names)
+
+
+def _all_groups(of_program: Sequence[Group]) -> tuple[Group, ...]:
+    return (*of_program, *groups("help"))
 
 
 def define(groups: Sequence[Group]) -> flags.FlagValues:
     """Defines flags in a new holder, apart from the flags of other modules."""
     holder = flags.FlagValues()
-    for group in (*groups, _ANSWERS):
+    for group in _all_groups(groups):
         group.define(holder)
     return holder
-
-
-def _define_answers(holder: flags.FlagValues) -> None:
-    flags.DEFINE_bool("help", False, "Print this and exit.", short_name="h", flag_values=holder)
-    flags.DEFINE_bool(
-        "helpfull", False, "Print this and exit: there are no other flags.", flag_values=holder
-    )
-    flags.DEFINE_bool("version", False, "Print the version and exit.", flag_values=holder)
-
-
-_ANSWERS = Group("Help", _define_answers)
 
 
 def version() -> str:
@@ -99,29 +132,40 @@ def parse(
     """Parses a command line.
 
     Args:
-      groups: of the program's flags.
-      command_line: with the program's name first.
-      positional: the arguments of the program other than flags.
+      groups: the program's flags.
+      command_line: the program's name, flags and arguments.
+      positional: the program's arguments.
 
     Returns:
       The flags and the arguments.
 
     Raises:
-      UsageError: a flag is unknown, its value is invalid, or there are too many arguments.
+      UsageError: a flag is unknown or has no effect, its value is invalid, or there are too many
+        arguments.
     """
     holder = define(groups)
     takes_rest = any(each.takes_rest for each in positional)
     holder.set_gnu_getopt(not takes_rest)
+    rows = {name: row for group in groups for name, row in group.rows.items()}
     try:
         arguments = holder(command_line)[1:]
+        for name in [name for name, row in rows.items() if "aliases" in row]:
+            holder([command_line[0], *rows[name]["aliases"].get(holder[name].value, ())])
     except flags.UnrecognizedFlagError as error:
-        raise UsageError(_unknown_flag(error.flagname, holder)) from error
+        raise UsageError(_unknown_flag(error, holder, positional)) from error
     except flags.IllegalFlagValueError as error:
         raise UsageError(_wrong_value(error, holder)) from error
-    except (flags.Error, ValueError) as error:
+    except (flags.Error, ValueError, OSError) as error:
         raise UsageError(str(error)) from error
-    for name in holder:
-        _check_value(name, holder[name].value)
+    for name, row in rows.items():
+        _check_value(name, row.get("type"), holder[name].value)
+    for name in filter(lambda name: holder[name].present, rows):
+        needs, excludes = (rows[name].get(key, ()) for key in ("needs", "excludes"))
+        if needs and not any(_holds(each, holder) for each in needs):
+            alternatives = " or ".join(f"--{each.replace('|', ' or ')}" for each in needs)
+            raise UsageError(f"--{name} has no effect here: it is for {alternatives}")
+        for other in filter(lambda other: _holds(other, holder), excludes):
+            raise UsageError(f"give either --{name} or --{other}, not both")
     if len(arguments) > len(positional) and not takes_rest:
         raise UsageError(
             f"{arguments[len(positional)]!r} is neither a flag (--name=value) nor an argument:"
@@ -132,6 +176,13 @@ def parse(
     for spelling in ("h", "helpfull"):
         delattr(holder, spelling)
     return holder, arguments
+
+
+def _holds(condition: str, holder: flags.FlagValues) -> bool:
+    """Whether a condition of `needs` holds."""
+    name, _, values = condition.partition("=")
+    value = holder[name].value
+    return value in values.split("|") if values else bool(value)
 
 
 def check_arguments(arguments: Sequence[str], positional: Sequence[Positional]) -> None:
@@ -151,18 +202,46 @@ def _usage(positional: Sequence[Positional]) -> str:
     return f"the arguments are {' '.join(names)}" if names else "the program takes flags only"
 
 
-def _unknown_flag(name: str, holder: flags.FlagValues) -> str:
-    """Returns the error about an unknown flag."""
+def _unknown_flag(
+    error: flags.UnrecognizedFlagError, holder: flags.FlagValues, positional: Sequence[Positional]
+) -> str:
+    """Returns the error about an unknown flag, with its replacement or the nearest names."""
+    name, sentence = error.flagname, f"unknown flag {error.flagname!r}"
+    value = error.flagvalue.partition("=")[2] or "VALUE"
+    for inner in [define(each.groups) for each in positional if each.groups]:
+        if name in inner or name in _hparams(inner):
+            return f"{sentence}: write {_spelled(name, value, inner)} after --"
     advised = advice(name)
     if advised:
-        return f"unknown flag {name!r}. {advised}"
-    near = similar(name, holder)
+        return f"{sentence}. {advised}"
+    if name in _hparams(holder):
+        return f"{sentence}: write {_spelled(name, value, holder)}"
+    near = similar(name, holder) or similar(name, _hparams(holder))
     if not near:
-        return f"unknown flag {name!r}: --help lists the flags"
-    return f"unknown flag {name!r}: did you mean {', '.join(map(_dashed, near))}?"
+        return f"{sentence}: --help lists the flags"
+    return f"{sentence}: did you mean {', '.join(_spelled(n, value, holder) for n in near)}?"
 
 
-def _dashed(name: str) -> str:
+@functools.cache
+def _registered_hparams() -> frozenset[str]:
+    # Imported here, because --help needs none of it.
+    import t2tp.hparams  # noqa: F401  (registers the sets)
+    from t2tp import registry
+
+    return frozenset(
+        name for each in registry.list_hparams() for name in registry.hparams(each).values()
+    )
+
+
+def _hparams(holder: flags.FlagValues) -> frozenset[str]:
+    """Returns the names of all hparams, for programs with the flag --hparams."""
+    return _registered_hparams() if "hparams" in holder else frozenset()
+
+
+def _spelled(name: str, value: str, holder: flags.FlagValues) -> str:
+    """Returns a flag, or an hparam with its value, as it is written."""
+    if name not in holder:
+        return f"--hparams={name}={value}"
     return f"-{name}" if len(name) == 1 else f"--{name}"
 
 
@@ -177,31 +256,28 @@ def _wrong_value(error: flags.IllegalFlagValueError, holder: flags.FlagValues) -
     return f"{given}: expected {expected}"
 
 
-def _check_value(name: str, value: object) -> None:
-    """Raises UsageError for invalid values that the flag's type accepts."""
+def _check_value(name: str, kind: str | None, value: object) -> None:
+    """Raises UsageError for invalid values that absl's type accepts."""
     if isinstance(value, float) and not math.isfinite(value):
-        raise UsageError(f"--{name}={value}: a finite number is wanted")
-    if isinstance(value, str) and (name.endswith(_PATHS) or name in _MORE_PATHS):
+        raise UsageError(f"--{name}={value}: expected a finite number")
+    if kind == "path" and value:
         with as_usage_error(ValueError):
-            check_local(f"--{name}", value)
+            check_local(f"--{name}", str(value))
 
 
 def help_text(intro: str, groups: Sequence[Group], positional: Sequence[Positional] = ()) -> str:
     """Formats the output of `--help`: all arguments and flags, group by group.
 
     Args:
-      intro: what the program does, with typical command lines.
-      groups: of its flags.
-      positional: its other arguments.
+      intro: a description of the program, with typical command lines.
+      groups: the program's flags.
+      positional: the program's arguments.
     """
     lines = [intro.strip()]
     if positional:
         lines += ["", "Arguments:", *(_line(each.name, each.help) for each in positional)]
-    for group in (*groups, _ANSWERS):
-        holder = flags.FlagValues()
-        group.define(holder)
-        lines += ["", f"{group.heading}:"]
-        lines += [_flag_line(holder[name]) for name in holder if holder[name].name == name]
+    for group in _all_groups(groups):
+        lines += ["", f"{group.heading}:", *map(_flag_line, group.flags())]
     return "\n".join(lines)
 
 

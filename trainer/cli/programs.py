@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from functools import partial
 
-from t2tp.trainer.cli import program_flags
-from t2tp.trainer.cli.flag_groups import Positional
+from t2tp.trainer.cli.flag_groups import Positional, groups
 from t2tp.trainer.cli.run_program import ProgramSpec, run_program
-from t2tp.trainer.cli.trainer_flags import GROUPS, MESH, PROCESSES, WHAT, WHERE
+
+_TRAINER_GROUPS = groups(
+    *("what", "where", "schedule", "watching", "evaluating", "checkpoints", "mesh", "execution"),
+    *("processes", "trial", "hparams_help", "debugging", "prediction"),
+)
+_RUN = groups("what", "where", "mesh", "execution", "processes")
 
 _REGISTRY = "t2tp.trainer.cli.answers:print_registry"
 
@@ -18,7 +22,7 @@ Trains, evaluates and samples from a registered model on a registered problem:
 
   t2tp_trainer --problem=P --model=M --hparams_set=S --data_dir=D --output_dir=O
 """,
-    groups=GROUPS,
+    groups=_TRAINER_GROUPS,
     body="t2tp.trainer.cli.train:run",
     required=("output_dir", "data_dir"),
     answers={
@@ -35,7 +39,7 @@ stderr. The run's directory says what is evaluated, unless a flag says otherwise
 
   t2tp_eval --output_dir=O --data_dir=D
 """,
-    groups=(program_flags.EVALUATION, WHAT, WHERE, MESH, PROCESSES),
+    groups=(*groups("evaluation"), *_RUN),
     body="t2tp.trainer.cli.evaluate:run",
     required=("output_dir", "data_dir"),
     answers={"registry_help": _REGISTRY},
@@ -50,7 +54,7 @@ unless a flag says otherwise:
   t2tp_decoder --output_dir=RUN --data_dir=D --decode_from_file=sources.txt
   t2tp_decoder --output_dir=RUN --data_dir=D --split=test --decode_hparams=beam_size=4,alpha=0.6
 """,
-    groups=(program_flags.DECODING, WHAT, WHERE, MESH, PROCESSES),
+    groups=(*groups("decoding"), *_RUN),
     body="t2tp.trainer.cli.decode:run",
     required=("output_dir",),
     answers={"registry_help": _REGISTRY},
@@ -64,7 +68,7 @@ OUTPUT_DIR/export, named after the time. Plain TensorFlow loads it.
 
   t2tp_exporter --output_dir=RUN --data_dir=D --decode_hparams=beam_size=4,alpha=0.6
 """,
-    groups=(program_flags.EXPORT, WHAT, WHERE),
+    groups=(*groups("export", "what"), groups("where")[0].without("tmp_dir", "generate_data")),
     body="t2tp.trainer.cli.export:run",
     required=("output_dir",),
     answers={"registry_help": _REGISTRY},
@@ -82,7 +86,7 @@ started again, it resumes with what was finished. --inspect shows what was made.
 Exit code 2: the flags are wrong, and nothing was written. Exit code 1: the data could not be made.
 Exit code 130: interrupted.
 """,
-    groups=program_flags.DATAGEN,
+    groups=groups("data", "data_directories", "generation", "beam", "inspection"),
     body="t2tp.trainer.cli.datagen:run",
     required=("problem", "data_dir"),
     imports_tensorflow=False,
@@ -102,7 +106,7 @@ a host is lost:
 
 Its exit code is that of the first process that failed.
 """,
-    groups=program_flags.LAUNCH,
+    groups=groups("launch", "restarts", "hosts"),
     body="t2tp.trainer.cli.launch:run",
     required=("num_processes",),
     positional=(Positional("COMMAND", "The command to start, with its flags.", takes_rest=True),),
@@ -119,7 +123,7 @@ result is a checkpoint in the directory of a run, with the step of the latest on
   t2tp_avg_checkpoints --output_dir=RUN --num_last_checkpoints=8 --output_path=AVERAGED
   t2tp_trainer --output_dir=AVERAGED --data_dir=D --schedule=evaluate
 """,
-    groups=(program_flags.AVERAGING,),
+    groups=groups("averaging"),
     body="t2tp.trainer.cli.average:run",
     required=("output_path",),
 )
@@ -135,7 +139,7 @@ Makes a run of a model in a directory of Hugging Face, or such a directory of a 
 An interrupted conversion leaves nothing that looks complete. Several processes share the work:
 t2tp_launch -n 4 t2tp_convert ...
 """,
-    groups=(program_flags.CONVERSION, PROCESSES),
+    groups=groups("conversion", "processes"),
     body="t2tp.trainer.cli.convert:run",
     required=("output_dir",),
 )
@@ -169,7 +173,7 @@ BLEU (sacrebleu, 0 to 100) of a text against a reference, line by line, cased an
 The second scores each file named NAME-STEP of a directory, and writes the scores to TensorBoard's
 events.
 """,
-    groups=(program_flags.BLEU,),
+    groups=groups("bleu"),
     body="t2tp.trainer.cli.bleu:run",
 )
 
@@ -185,10 +189,14 @@ a line for each, the best first. The flags after -- are those of t2tp_trainer:
 Start it on as many hosts as you like, with the same --output_dir or --study: they share the trials.
 Interrupted or killed and started again, it resumes where it was.
 """,
-    groups=program_flags.SEARCH,
+    groups=groups("search", "search_place"),
     body="t2tp.trainer.cli.tune:run",
     required=("hparams_range", "output_dir"),
-    positional=(Positional("FLAGS", "Flags of t2tp_trainer, after --.", takes_rest=True),),
+    positional=(
+        Positional(
+            "FLAGS", "Flags of t2tp_trainer, after --.", takes_rest=True, groups=_TRAINER_GROUPS
+        ),
+    ),
     imports_tensorflow=False,
 )
 
@@ -203,7 +211,12 @@ Needs neither the cluster nor data:
   t2tp_plan --model=transformer_lm --hparams_set=llama_7b --vocab_size=32000 --cluster=h100 \\
       --search --devices=64 --global_batch_tokens=1M
 """,
-    groups=(program_flags.PLANNING, program_flags.LAYOUT_SEARCH, WHAT, WHERE, MESH),
+    groups=(
+        *groups("planning", "layout_search"),
+        groups("what")[0].without("random_seed"),
+        groups("where")[0].without("tmp_dir", "generate_data"),
+        *groups("mesh"),
+    ),
     body="t2tp.trainer.cli.plan:run",
     required=("model", "hparams_set", "cluster"),
     answers={"registry_help": _REGISTRY},
@@ -219,7 +232,7 @@ run meanwhile:
   t2tp_plan --cluster=this_machine --model=transformer_lm --hparams_set=gpt2_small \\
       --vocab_size=50257
 """,
-    groups=(program_flags.CALIBRATION,),
+    groups=groups("calibration"),
     body="t2tp.trainer.cli.calibrate:run",
 )
 

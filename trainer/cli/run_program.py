@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,6 @@ from t2tp.processes.process_spec import ProcessSpec
 from t2tp.quiet import quiet_import
 from t2tp.trainer.cli import console, flag_groups
 from t2tp.trainer.cli.flag_groups import Group, Positional
-from t2tp.trainer.cli.trainer_flags import PROCESSES
 from t2tp.trainer.errors import (
     SIGNALLED,
     FailedError,
@@ -92,7 +92,7 @@ def run_program(spec: ProgramSpec, command_line: Sequence[str] | None = None) ->
             spec.groups, sys.argv if command_line is None else command_line, spec.positional
         )
         if flags.help or flags.version:
-            print(spec.help_text() if flags.help else flag_groups.version())
+            print(spec.help_text() if flags.help else flag_groups.version(), flush=True)
             return 0
         body = _body(spec, flags, arguments)
         process = _process(spec, flags)
@@ -100,7 +100,13 @@ def run_program(spec: ProgramSpec, command_line: Sequence[str] | None = None) ->
             run = _function(body)
         import_user_dir_of(flags)
         console.use_plain_lines(process, with_time="log_time" in flags and flags.log_time)
-        return run(Invocation(flags, arguments, process)) or 0
+        code = run(Invocation(flags, arguments, process)) or 0
+        sys.stdout.flush()  # A closed pipe is an error here, and not when the interpreter exits.
+        return code
+    except BrokenPipeError:
+        # The reader has closed stdout, as in `t2tp_plan ... | head -1`.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return SIGNALLED + signal.SIGPIPE
     except (UsageError, FailedError, ProcessLostError) as error:
         print(f"{_caller(spec, process)}: {error}", file=sys.stderr)
         return error.exit_code
@@ -130,7 +136,7 @@ def _process(spec: ProgramSpec, flags: absl_flags.FlagValues) -> ProcessSpec | N
     Raises:
       UsageError: flags and environment contradict each other.
     """
-    if PROCESSES not in spec.groups:
+    if "process_id" not in flags:
         return None
     with as_usage_error(ValueError):
         return process_spec.find_process_spec(

@@ -21,11 +21,10 @@ from t2tp.models.model import FeatureMismatchError
 from t2tp.problems.data.manifest import DamagedDataError
 from t2tp.processes.cluster import Cluster
 from t2tp.registry import UnknownNameError
-from t2tp.suggestions import nearest
 from t2tp.trainer.cli.run_program import Invocation
 from t2tp.trainer.cli.spec_from_flags import spec_from_flags
 from t2tp.trainer.errors import FailedError, ProcessLostError, UsageError, as_usage_error
-from t2tp.trainer.experiment import SCHEDULES, STOPPING_SCHEDULES, Experiment
+from t2tp.trainer.experiment import SCHEDULES, Experiment
 from t2tp.trainer.hooks.early_stopping import EarlyStopping
 from t2tp.trainer.layout_check import check_run_layout
 from t2tp.trainer.model_fn import ModeKeys
@@ -137,9 +136,6 @@ def _carry_out(flags: absl_flags.FlagValues, spec: RunSpec, cluster: Cluster) ->
             written = experiment.predict(flags.decode_prompt, flags.decode_length)
         if cluster.is_main_process:
             print(("" if spec.problem.reads_inputs else flags.decode_prompt) + written)
-    elif flags.schedule == "test":
-        with building(spec.model):  # `build` does nothing for this schedule.
-            experiment.test()
     else:
         with as_usage_error(UnusableCheckpointError):  # Damaged since `build`.
             getattr(experiment, flags.schedule)()
@@ -179,15 +175,6 @@ def _check_layout(flags: absl_flags.FlagValues, spec: RunSpec) -> None:
 
 def _plan(flags: absl_flags.FlagValues) -> RunSpec:
     """Reads the flags and the saved run, and checks them."""
-    if flags.schedule not in SCHEDULES:
-        known = nearest(flags.schedule, SCHEDULES, "schedules")
-        raise UsageError(f"unknown schedule {flags.schedule!r}: {known}")
-    stops = flags.eval_early_stopping_steps is not None
-    if stops and flags.schedule not in STOPPING_SCHEDULES:
-        raise UsageError(
-            f"--eval_early_stopping_steps: the schedule {flags.schedule} does not evaluate again"
-            f" and again; {', '.join(STOPPING_SCHEDULES)} do"
-        )
     if flags.output_dir and flags.schedule != "predict":
         run_files.check_writable(flags.output_dir)
     return spec_from_flags(flags)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -21,6 +23,8 @@ from t2tp.trainer.processes.interrupt import TrainingInterrupted
 
 every_program = pytest.mark.parametrize("spec", PROGRAMS.values(), ids=PROGRAMS)
 
+PLAN = ["--model=mlp", "--hparams_set=mlp_tiny", "--vocab_size=10", "--cluster=a100"]
+
 WRONG_VALUES = {"int": "many", "float": "much", "bool": "maybe", "string enum": "othre"}
 
 
@@ -29,11 +33,13 @@ def flags_of(spec: ProgramSpec) -> dict[str, flags.Flag]:
     return {name: values[name] for name in values if values[name].name == name}
 
 
-def valid(spec: ProgramSpec) -> list[str]:
-    """The shortest valid command line, without the program's name."""
+def valid(spec: ProgramSpec, *without: str) -> list[str]:
+    """The shortest valid command line, without the program's name and some flags."""
     arguments = ["x" for each in spec.positional if not each.is_optional]
     values = {
-        name: "2" if flags_of(spec)[name].flag_type() == "int" else "x" for name in spec.required
+        name: "2" if flags_of(spec)[name].flag_type() == "int" else "x"
+        for name in spec.required
+        if name not in without
     }
     return [f"--{name}={value}" for name, value in values.items()] + arguments
 
@@ -97,6 +103,73 @@ def test_a_value_that_a_flag_cannot_have_is_one_sentence(spec, call):
             assert code == 2
             assert sentence.startswith(f"{spec.name}: --{name}={value}: ")
             assert len(sentence) > len(f"{spec.name}: --{name}={value}: ")
+
+
+NUMBERS = ["0", "-1", str(10**23), str(2**63), "nan", "inf", "-inf"]
+
+
+@every_program
+def test_any_number_is_within_the_flags_range_or_one_sentence(spec, call):
+    for group in spec.groups:
+        for name, row in group.rows.items():
+            if row.get("type") not in ("int", "float"):
+                continue
+            given = []
+            for value in NUMBERS:
+                code, _, said = call(spec, [f"--{name}={value}", *valid(spec, name)], given.append)
+                assert (code, len(said)) in ((0, 0), (2, 1)), (name, value, said)
+            accepted = [invocation.flags[name].value for invocation in given]
+            assert all(row["min"] <= each <= row.get("max", 1e12) for each in accepted), name
+
+
+def without_effect(spec: ProgramSpec) -> Iterator[tuple[str, list[str]]]:
+    """(sentence, command line to which it is the answer) for each flag with conditions."""
+    rows = {name: row for group in spec.groups for name, row in group.rows.items()}
+    given = {
+        name: f"--{name}={row.get('choices', ['1'])[0]}"
+        if row.get("type") != "bool"
+        else f"--{name}"
+        for name, row in rows.items()
+    }
+    for name, row in rows.items():
+        for other in row.get("excludes", ()):
+            yield f"either --{name} or --{other}", [given[name], given[other]]
+        if "needs" not in row:
+            continue
+        _, equals, possible = row["needs"][0].partition("schedule=")
+        idle = set(rows["schedule"]["choices"]) if equals else {""}
+        idle -= {*possible.split("|"), *(rows["schedule"]["aliases"] if equals else ())}
+        for schedule in idle:
+            choice = [f"--schedule={schedule}"] if schedule else []
+            yield f"--{name} has no effect here", [given[name], *choice]
+
+
+@every_program
+def test_a_flag_without_effect_is_refused(spec, call):
+    for says, words in without_effect(spec):
+        code, _, (sentence,) = call(spec, words)
+        assert code == 2 and says in sentence, sentence
+
+
+def test_an_alias_is_the_flags_that_it_stands_for():
+    groups = PROGRAMS["t2tp_trainer"].groups
+    for alias in ("--schedule=test", "--schedule=continuous_train_and_eval"):
+        values, _ = flag_groups.parse(groups, ["t2tp_trainer", alias])
+        assert values.schedule == "train_and_evaluate"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["t2tp_trainer", "--batch_size=8"], "write --hparams=batch_size=8"),
+        (["t2tp_trainer", "--learning_rate=0.1"], "--hparams=learning_rate_constant=0.1"),
+        (["t2tp_tune", "--train_steps=8"], "write --train_steps after --"),
+        (["t2tp_tune", "--batch_size=8"], "write --hparams=batch_size=8 after --"),
+    ],
+)
+def test_an_unknown_flag_is_answered_with_where_it_belongs(call, words, says):
+    code, _, (sentence,) = call(PROGRAMS[words[0]], words[1:])
+    assert code == 2 and says in sentence, sentence
 
 
 @every_program
@@ -216,6 +289,18 @@ for name, spec in PROGRAMS.items():
 def test_programs_whose_import_is_not_quiet_import_no_tensorflow():
     done = subprocess.run([sys.executable, "-c", _BODIES], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "words", [["t2tp_plan", "--help"], ["t2tp_plan", *PLAN]], ids=["help", "plan"]
+)
+def test_a_closed_pipe_ends_a_program_without_a_word(words):
+    command = [sys.executable, "-m", "t2tp.trainer.cli", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        said = process.stderr.read()
+    assert process.returncode == 128 + signal.SIGPIPE
+    assert b"Traceback" not in said and b"Broken pipe" not in said
 
 
 def test_a_program_starts_by_its_name(capfd):

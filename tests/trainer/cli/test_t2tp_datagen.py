@@ -155,12 +155,3 @@ def test_killed_and_started_again_gives_the_same_files(data_dir, tmp_path):
     for name in undisturbed.keys() - {"manifest.json"}:
         assert restarted[name] == undisturbed[name], name
     assert restarted.keys() == undisturbed.keys()
-
-
-def test_flags_that_exclude_each_other_are_refused(capsys, tmp_path):
-    common = ["t2tp_datagen", "--problem=image_digits", f"--data_dir={tmp_path}"]
-    assert main([*common, "--beam_runner=DirectRunner", "--num_workers=2"]) == 2
-    assert main([*common, "--beam_pipeline_options=--x=1"]) == 2
-    said = capsys.readouterr().err.splitlines()
-    assert "--num_workers is for processes of this host" in said[0]
-    assert "is for --beam_runner, which is not given" in said[1]

@@ -96,7 +96,7 @@ WRONG = {
     "hparam's value": ({"hparams": "d_ff=wide"}, "d_ff"),
     "an = in a layout": ({"layout": "batch=data"}, "as in layout=batch:data"),
     "comma in a mesh": ({"hparams": "mesh_shape=data:2,model:2"}, "use ';' between mesh axes"),
-    "schedule": ({"schedule": "trian"}, "unknown schedule 'trian': did you mean train"),
+    "schedule": ({"schedule": "trian"}, "--schedule=trian: did you mean train"),
     "two meshes": (
         {"mesh_shape": "data:2", "hparams": "mesh_shape=data:4"},
         "--mesh_shape=data:2 and --hparams=mesh_shape=data:4 differ",
@@ -125,7 +125,7 @@ WRONG = {
     "range": ({"hparams_range": "basic", "trial": 3}, "did you mean basic1"),
     "early stopping": (
         {"schedule": "train", "eval_early_stopping_steps": 3},
-        "the schedule train does not evaluate again and again",
+        "--eval_early_stopping_steps has no effect here: it is for --schedule=train_and_evaluate",
     ),
     "early stopping's metric": (
         {"eval_early_stopping_steps": 3, "eval_early_stopping_metric": "los"},
@@ -141,7 +141,7 @@ WRONG = {
     "learning rate": ({"hparams": "learning_rate_schedule=constnt"}, "did you mean constant"),
     "data": ({"data_dir": "/nowhere"}, f"t2tp_datagen --problem={PROBLEM}"),
     "no data_dir": ({"data_dir": None}, "--data_dir is missing"),
-    "checkpoint interval": ({"save_checkpoints_steps": 0}, "save_checkpoints_steps is 0"),
+    "checkpoint interval": ({"save_checkpoints_steps": 0}, "--save_checkpoints_steps=0: expected "),
     "no run to evaluate": ({"schedule": "evaluate"}, "holds no finished checkpoint"),
     "no run to sample": ({"schedule": "predict"}, "holds no finished checkpoint"),
     "process": ({"process_id": 1}, "num_processes is missing"),

@@ -9,28 +9,28 @@ import pytest
 
 from t2tp.trainer.cli.flag_groups import define, parse
 from t2tp.trainer.cli.programs import TRAINER, TUNE
-from t2tp.trainer.cli.tensor2tensor_flags import FLAG_STATUS, markdown_table
+from t2tp.trainer.cli.tensor2tensor_flags import flag_table, markdown_table
 from t2tp.trainer.errors import UsageError
 
 PAGE = Path(__file__).parents[3] / "docs/coming_from_tensor2tensor.md"
 
 
 def test_every_flag_of_tensor2tensor_has_its_line():
-    assert len(FLAG_STATUS) == 73
-    assert {fate.kind for fate in FLAG_STATUS.values()} == {"same", "renamed", "gone"}
-    assert all(fate.note for fate in FLAG_STATUS.values() if fate.kind != "same")
+    assert len(flag_table()) == 73
+    assert {kind for kind, _ in flag_table().values()} == {"same", "renamed", "gone"}
+    assert all(note for kind, note in flag_table().values() if kind != "same")
 
 
 def test_flags_are_here_or_not_as_the_table_says():
     here = set(define(TRAINER.groups))
-    for name, fate in FLAG_STATUS.items():
-        assert (name in here) == (fate.kind == "same"), name
+    for name, (kind, _) in flag_table().items():
+        assert (name in here) == (kind == "same"), name
 
 
 def test_what_the_table_names_exists():
     here = set(define(TRAINER.groups)) | set(define(TUNE.groups))
-    for fate in FLAG_STATUS.values():
-        for flag in re.findall(r"--(\w+)", fate.note):
+    for _, note in flag_table().values():
+        for flag in re.findall(r"--(\w+)", note):
             assert {flag, flag.removeprefix("no")} & here, flag
 
 

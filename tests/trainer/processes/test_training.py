@@ -51,14 +51,16 @@ def flags(output_dir: Path, data_dir: Path, /, **changes: object) -> list[str]:
         "data_dir": data_dir,
         "output_dir": output_dir,
         "train_steps": STEPS,
+        "random_seed": 3,
+    }
+    training = {
         "eval_steps": 3,
         "local_eval_frequency": STEPS // 2,
         "save_checkpoints_steps": 5,
         "keep_checkpoint_max": 3,
         "log_step_count_steps": 1,
-        "random_seed": 3,
-        **changes,
     }
+    given |= changes if "schedule" in changes else training | changes
     return [f"--{name}={value}" for name, value in given.items()]
 
 

@@ -117,7 +117,8 @@ class Place:
 
     def trainer(self, schedule: str, *more: str) -> int:
         """`t2tp_trainer` on it."""
-        settings = ["--eval_steps=1", f"--schedule={schedule}", *more]
+        settings = [f"--schedule={schedule}", *more]
+        settings += ["--eval_steps=1"] if "evaluate" in schedule else []
         return t2tp_trainer(["t2tp_trainer", *self.reading, *settings])
 
     def train(self) -> int:

@@ -1,0 +1,21 @@
+"""Reads the tables of flags, which are TOML files in this package."""
+
+from __future__ import annotations
+
+import importlib.resources
+import sys
+from typing import Any
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+def read(name: str) -> dict[str, Any]:
+    """Reads a table.
+
+    Args:
+      name: name of the file.
+    """
+    return tomllib.loads(importlib.resources.files(__package__).joinpath(name).read_text("utf-8"))
