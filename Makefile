@@ -1,13 +1,15 @@
-# Two commands for a fresh clone, each complete in itself:
+# Two commands for a fresh clone. Each creates the virtual environment and installs what it needs.
 #   make demo    prepares data, trains a language model on a mesh of 4 CPU devices, and shows the result
 #   make test    runs the tests (`make test-all`: every case of each, as continuous integration does)
 PYTHON ?= python3
 VENV ?= .venv
 DEMO ?= demo
-# How many processes test, each a file at a time. Many of the slow tests wait: for them, one more.
+# Test processes; each runs one file at a time. The slow tests wait often, so one more than cores.
 test: JOBS ?= 3
 test-fast test-all: JOBS ?= 2
 BIN := $(VENV)/bin
+# The package alone, and the package with the tools of the tests, docs and benchmarks.
+PACKAGE_STAMP := $(VENV)/.installed-package
 STAMP := $(VENV)/.installed
 BENCH_STAMP := $(VENV)/.installed-bench
 PAGES := README.md CHANGELOG.md CONTRIBUTING.md docs benchmarks/page.md
@@ -15,21 +17,23 @@ PEERS := benchmarks/environments/jax benchmarks/environments/torch
 
 # Tests start many processes, which would each compile every module anew.
 unexport PYTHONDONTWRITEBYTECODE
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: demo test test-all test-fast test-beam lint docs package format bench bench-full bench-check clean
 
-$(STAMP): setup.py pyproject.toml
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet --editable '.[dev]'
-	touch $@
+$(PACKAGE_STAMP) $(STAMP): setup.py pyproject.toml
+	@echo "Installing t2tp and its dependencies in $(VENV): some minutes the first time"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install --quiet --editable '.$(if $(filter $(STAMP),$@),[dev])'
+	@touch $@
 
-demo: $(STAMP)
-	PATH="$(abspath $(BIN)):$$PATH" sh examples/demo.sh $(DEMO)
+# `make test` installs everything that the demo needs.
+demo: $(if $(wildcard $(STAMP)),$(STAMP),$(PACKAGE_STAMP))
+	@PATH="$(abspath $(BIN)):$$PATH" sh examples/demo.sh $(DEMO)
 
-# Of tests with several parameters, cases that cover all values; of slow ones, a fourth. Without
-# oneDNN, for which TensorFlow rewrites each function on each device: a fifth of the time. `make
-# test-all` tests with it.
+# A test with several parameters runs cases that cover all values; a slow one runs a fourth of them.
+# oneDNN is off because TensorFlow rewrites each function for it on each device, which takes four
+# fifths of the time. `make test-all` leaves it on.
 test: $(STAMP)
 	TF_ENABLE_ONEDNN_OPTS=0 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --cover
 
@@ -39,8 +43,8 @@ test-all: $(STAMP)
 test-fast: $(STAMP)
 	TF_ENABLE_ONEDNN_OPTS=0 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m 'not slow' --one-case
 
-# Apache Beam needs an older protobuf than the other tests have: an environment of its own, which
-# shares the other packages.
+# Apache Beam requires an older protobuf than the other tests. Its own environment shares all other
+# packages.
 test-beam: $(STAMP)
 	$(PYTHON) -m venv build/beam
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
@@ -55,11 +59,11 @@ lint: $(STAMP) package
 	cd build/package && PYTHONPATH=. $(abspath $(BIN))/lint-imports --config $(CURDIR)/pyproject.toml
 	cd build/package && $(abspath $(BIN))/mypy --config-file=$(CURDIR)/pyproject.toml
 
-# A broken link or a missing page is an error. The site is in build/site.
+# Builds the site in build/site. A broken link or a missing page is an error.
 docs: $(STAMP) package
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-# The packages put together as they are installed, for tools that read them without importing them.
+# Copies the packages into their installed places, for tools that read them without importing them.
 package:
 	rm -rf build/package && mkdir -p build/package && cp -r t2tp build/package/
 	cp -r hparams problems trainer build/package/t2tp/
@@ -72,8 +76,8 @@ format: $(STAMP)
 bench: $(BENCH_STAMP) $(PEERS)
 	$(BIN)/python benchmarks/run.py --suite=short --turns=4 --steps=2
 
-# An hour or more on two cores (47 minutes with --turns=3 --steps=2); then docs/benchmarks.md says
-# what came of it. run.py takes a --case at a time.
+# Takes an hour or more on two cores (47 minutes with --turns=3 --steps=2), then writes
+# docs/benchmarks.md. `run.py --case=NAME` runs one case.
 bench-full: $(BENCH_STAMP) $(PEERS) benchmarks/data
 	$(BIN)/python benchmarks/run.py --suite=full
 	$(BIN)/python benchmarks/report.py
@@ -88,8 +92,8 @@ $(BENCH_STAMP): $(STAMP)
 benchmarks/data: $(STAMP)
 	$(BIN)/t2tp_datagen --problem=languagemodel_python_stdlib --data_dir=$@
 
-# Peers whose dependencies clash with ours. One that cannot be installed is reported as absent, with
-# the last line of its log.
+# Peers whose dependencies clash with ours. A peer that cannot be installed is reported as absent,
+# with the last line of its log.
 benchmarks/environments/jax:
 	$(PYTHON) -m venv $@
 	$@/bin/pip install jax optax >$@.log 2>&1 || rm -rf $@

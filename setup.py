@@ -20,4 +20,6 @@ setup(
         "t2tp.planner": ["clusters/*.toml"],
         "t2tp.trainer.cli": ["*.toml"],
     },
+    # Otherwise setuptools takes clusters/, which holds data, for a package that is not listed.
+    include_package_data=False,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import configparser
 import importlib
+import re
 import shutil
 import subprocess
 import sys
@@ -85,3 +86,24 @@ def test_each_program_of_the_wheel_is_a_function(wheel):
     for target in programs.values():
         module, _, function = target.partition(":")
         assert callable(getattr(importlib.import_module(module), function))
+
+
+@pytest.mark.slow
+def test_a_build_prints_no_warnings(checkout, tmp_path):
+    command = [sys.executable, "setup.py", "--quiet", "build", f"--build-base={tmp_path}"]
+    done = subprocess.run(command, cwd=checkout, check=True, capture_output=True, text=True)
+    assert "Warning:" not in done.stdout + done.stderr
+
+
+def test_the_demo_installs_the_package_alone(tmp_path):
+    command = ["make", "--dry-run", "demo", f"VENV={tmp_path}"]
+    done = subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True, text=True)
+    assert re.findall(r"pip install .*--editable (.*)", done.stdout) == ["'.'"]
+
+
+def test_the_demo_imports_only_what_the_package_requires():
+    modules = [f"t2tp.trainer.cli.{name}" for name in ("datagen", "train", "decode")]
+    code = f"import sys, {', '.join(modules)}; print(*sys.modules)"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert not {"torch", "transformers", "kubernetes", "optuna"} & set(done.stdout.split())
