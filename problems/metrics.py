@@ -44,23 +44,7 @@ def _perplexity(sums: Sums) -> float:
     return math.exp(nats) if nats < 700 else math.inf
 
 
-def _approx_bleu(sums: Sums) -> float:
-    """Computes corpus BLEU (Papineni et al. 2002) of n-grams of up to four tokens."""
-    predicted, reference = sums["bleu_predicted"], sums["bleu_wanted"]
-    matches = [sums[f"bleu_matches_{n}"] for n in (1, 2, 3, 4)]
-    possible = [sums[f"bleu_possible_{n}"] for n in (1, 2, 3, 4)]
-    if not all(matches):
-        return 0.0
-    precision = sum(math.log(m / p) for m, p in zip(matches, possible, strict=True)) / 4
-    return math.exp(precision + min(0.0, 1 - reference / predicted))
-
-
 _LOSS = ("nll", "tokens")
-_BLEU = (
-    "bleu_predicted",
-    "bleu_wanted",
-    *(f"bleu_{kind}_{n}" for kind in ("matches", "possible") for n in (1, 2, 3, 4)),
-)
 
 METRICS: dict[str, Metric] = {
     # Nats per predicted token.
@@ -79,7 +63,6 @@ METRICS: dict[str, Metric] = {
     "accuracy_top5": _ratio("correct_top_5", "tokens"),
     # Fraction of sequences with every token correct.
     "accuracy_per_sequence": _ratio("correct_sequences", "sequences"),
-    "approx_bleu": Metric(_BLEU, _approx_bleu),
     # Of class 1 of two: the harmonic mean of precision and recall.
     "f1": Metric(
         ("true_positives", "predicted_positives", "positives"),

@@ -8,25 +8,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from absl import logging
-
 Texts = Sequence[str]
-
-# If this many texts end in a separate period, they are probably tokenized.
-_MANY = 100
 
 
 def bleu(predictions: Texts, references: Texts) -> float:
     """Computes BLEU of the corpus, 0 to 100, with sacrebleu's defaults (13a tokens, cased)."""
-    tokenized = sum(text.endswith(" .") for text in predictions)
-    if tokenized >= _MANY:
-        logging.warning(
-            '%d of %d texts end in " .", as if split into tokens: BLEU is of texts that are not',
-            tokenized,
-            len(predictions),
-        )
-    # force: suppresses sacrebleu's own warning of three lines.
-    return _sacrebleu().corpus_bleu(list(predictions), [list(references)], force=True).score
+    return _sacrebleu().corpus_bleu(list(predictions), [list(references)]).score
 
 
 def chrf(predictions: Texts, references: Texts) -> float:
@@ -80,7 +67,7 @@ def score(names: Sequence[str], predictions: Texts, references: Texts) -> dict[s
     """Scores predictions.
 
     Args:
-      names: of `SCORES`.
+      names: keys of `SCORES`.
       predictions: decoded texts.
       references: the expected texts, one per prediction.
 
@@ -90,8 +77,8 @@ def score(names: Sequence[str], predictions: Texts, references: Texts) -> dict[s
     """
     if len(predictions) != len(references) or not references:
         raise ValueError(
-            f"{len(predictions)} predictions and {len(references)} references: there must be as "
-            "many of both, and some"
+            f"{len(predictions)} predictions and {len(references)} references: expected one"
+            " reference per prediction, and at least one"
         )
     return {name: SCORES[name](predictions, references) for name in names}
 
@@ -101,7 +88,7 @@ def _sacrebleu() -> Any:
         import sacrebleu
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            "BLEU and chrF are scored by sacrebleu: pip install 't2tp[text]'"
+            "BLEU and chrF are scored by sacrebleu: pip install -e '.[text]'"
         ) from error
     return sacrebleu
 
@@ -111,7 +98,7 @@ def _rouge(kind: str, predictions: Texts, references: Texts) -> float:
         from rouge_score.rouge_scorer import RougeScorer
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            "ROUGE is scored by rouge-score: pip install 't2tp[text]'"
+            "ROUGE is scored by rouge-score: pip install -e '.[text]'"
         ) from error
     scorer = RougeScorer([kind], use_stemmer=True)
     pairs = zip(references, predictions, strict=True)

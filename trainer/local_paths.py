@@ -1,8 +1,11 @@
-"""Checks that paths are local, not addresses of remote storage."""
+"""Paths and text files of this host, as opposed to addresses of remote storage."""
 
 from __future__ import annotations
 
+import os
 import re
+import stat
+from os import PathLike
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*://")
 
@@ -11,7 +14,7 @@ def check_local(name: str, path: str) -> None:
     """Checks that a path is local: `gs://x` would otherwise be a directory named `gs:`.
 
     Args:
-      name: of the flag or setting.
+      name: name of the flag or setting.
       path: its value.
 
     Raises:
@@ -22,3 +25,24 @@ def check_local(name: str, path: str) -> None:
             f"{name}={path}: only paths of this host's files are read and written: mount the"
             " storage (with gcsfuse, s3fs or rclone mount, say), or copy to and from it"
         )
+
+
+def read_lines(path: str | PathLike[str]) -> list[str]:
+    """Reads the lines of a file, without line ends.
+
+    Raises:
+      OSError: the file cannot be read.
+      ValueError: the file is not UTF-8, or a device, which may be endless.
+    """
+    with open(path, "rb") as file:
+        if stat.S_ISCHR(os.fstat(file.fileno()).st_mode) and not file.isatty():
+            raise ValueError(f"{path} is a device: expected a text file")
+        # As bytes, since text mode would take a lone carriage return for the end of a line.
+        content = file.read()
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise ValueError(f"{path}, line {line}: not UTF-8 ({error.reason})") from error
+    lines = text.removesuffix("\n").split("\n") if text else []
+    return [line.removesuffix("\r") for line in lines]

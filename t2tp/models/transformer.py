@@ -14,7 +14,7 @@ from t2tp import mtf, registry
 from t2tp.hparam import HParams
 from t2tp.layers.mixture_of_experts import ExpertTotals
 from t2tp.layers.passes import DecodeStep, FullForward, Memory, Prefill, SequenceInfo
-from t2tp.metrics import bleu_sums, sequence_sums
+from t2tp.metrics import sequence_sums
 from t2tp.models.autoregressive import AutoregressiveModel, DecodeState, previous_tokens
 from t2tp.models.layer_factory import LayerFactory, shifted_right, token_positions
 from t2tp.models.losses import with_metrics
@@ -81,15 +81,8 @@ class Transformer(AutoregressiveModel):
         weights = weights_of(segments)
         out = predicted(self.hparams, logits, targets, weights, self._vocab, training)
         if not training:
-            rows, length = targets.shape.dims
-            best = mtf.argmax(logits, self._vocab)
-            out = with_metrics(
-                out,
-                {
-                    **sequence_sums(logits, targets, weights, self._vocab, rows),
-                    **bleu_sums(best, targets, segments, length),
-                },
-            )
+            rows = targets.shape.dims[0]
+            out = with_metrics(out, sequence_sums(logits, targets, weights, self._vocab, rows))
         return with_experts(out, self.hparams, expert_totals, training)
 
     def logits(

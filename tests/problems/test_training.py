@@ -78,10 +78,6 @@ def program_of(problem, data_dir, stream):
         sums |= metrics.correct_in_top_k(logits, targets, weights, vocab)
         sums |= metrics.sequence_sums(logits, targets, weights, vocab, targets.shape.dims[0])
         sums |= metrics.positive_sums(logits, targets, weights, vocab)
-        if "approx_bleu" in problem.metric_names:
-            predicted = mtf.argmax(logits, vocab)
-            segments = given["targets_segmentation"]
-            sums |= metrics.bleu_sums(predicted, targets, segments, targets.shape.dims[1])
         # In an image, a weight applies to a whole column.
         rate = 0.02 if "inputs" in given and given["inputs"].dtype == tf.float32 else 0.5
         variables = [variable.outputs[0] for variable in mesh.graph.trainable_variables]

@@ -28,6 +28,7 @@ from t2tp.trainer.hooks.summaries import SummaryWriter
 from t2tp.trainer.inference import files
 from t2tp.trainer.inference.conversations import SUFFIX, Conversations, parse, without_first
 from t2tp.trainer.inference.run_decoder import Decoded, RunDecoder, check_writes, codec_for
+from t2tp.trainer.local_paths import read_lines
 from t2tp.trainer.processes import multiprocess
 from t2tp.trainer.run_config import RunConfig
 from t2tp.trainer.run_dir import run_files
@@ -53,7 +54,7 @@ def run(invocation: Invocation) -> None:
         options = DecodeOptions.parse(flags.decode_hparams)
         check_writes(spec.model)
         path = flags.decode_from_file or flags.score_file
-        lines = files.read_lines(path) if path else []
+        lines = read_lines(path) if path else []
         if path and not lines:
             raise UsageError(f"{path} is empty: there is nothing to decode or to score")
         chat = _chat(flags, spec, lines)
@@ -82,13 +83,8 @@ def _check(flags: absl_flags.FlagValues) -> None:
         raise UsageError(
             f"give one of {', '.join(f'--{name}' for name in _SOURCES)}: {options} is given"
         )
-    for name in ("decode_reference", "decode_prefix_file"):
-        if flags[name].value and not flags.decode_from_file:
-            raise UsageError(f"--{name} is for --decode_from_file")
-    if flags.chat and (flags.split or flags.score_file):
-        raise UsageError("--chat is for --decode_from_file and --decode_interactive")
-    if flags.decode_to_file and flags.decode_interactive:
-        raise UsageError("--decode_interactive prints, and --decode_to_file is for files")
+    if flags.split and flags.decode_to_file == files.STDOUT:
+        raise UsageError("--split writes several files: --decode_to_file=- is for one")
     if flags.output_dir:
         run_files.check_is_run(flags.output_dir)
 
@@ -241,7 +237,7 @@ class _Decoding:
         """
         if not path:
             return None
-        lines = files.read_lines(path)
+        lines = read_lines(path)
         if len(lines) != len(self._lines):
             raise UsageError(
                 f"{path} has {len(lines)} lines, and {self._flags.decode_from_file} has"

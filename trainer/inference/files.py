@@ -13,25 +13,10 @@ from t2tp.decoding import DecodeOptions
 from t2tp.trainer.inference.run_decoder import Decoded, DecodedExample
 from t2tp.trainer.run_dir.run_files import check_writable
 
+STDOUT = "-"
+
 # Characters that would end a line or a field are escaped as in Python.
 _ESCAPES = str.maketrans({"\n": "\\n", "\r": "\\r", "\t": "\\t"})
-
-
-def read_lines(path: str) -> list[str]:
-    """Reads the lines of a file, without line ends.
-
-    Raises:
-      OSError: the file cannot be read.
-      ValueError: the file is not UTF-8.
-    """
-    try:
-        # As bytes, since text mode would take a lone carriage return for the end of a line.
-        text = Path(path).read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = error.object[: error.start].count(b"\n") + 1
-        raise ValueError(f"{path}, line {line}: not UTF-8 ({error.reason})") from error
-    lines = text.removesuffix("\n").split("\n") if text else []
-    return [line.removesuffix("\r") for line in lines]
 
 
 def check_can_be_written(path: str) -> None:
@@ -46,11 +31,14 @@ def check_can_be_written(path: str) -> None:
 
 
 def write_lines(path: str | Path, lines: Sequence[str]) -> None:
-    """Writes a file atomically; creates its directory if needed.
+    """Writes a file atomically, or "-" to stdout; creates the directory if needed.
 
     Raises:
       OSError: the file cannot be written.
     """
+    if str(path) == STDOUT:
+        print("\n".join(lines))
+        return
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     write_text(path, "".join(f"{line}\n" for line in lines))
 

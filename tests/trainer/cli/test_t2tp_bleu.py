@@ -38,15 +38,6 @@ def test_a_translation_is_scored_as_sacrebleu_does(files, capsys):
     assert bleu(GOOD, False) < 99
 
 
-def test_text_that_looks_tokenized_is_one_warning(files, tmp_path, capfd):
-    reference, translation = tmp_path / "reference", tmp_path / "translation"
-    reference.write_text("A cat sat.\n" * 120, "utf-8")
-    translation.write_text("A cat sat .\n" * 100 + "A cat sat.\n" * 20, "utf-8")
-    assert main(["", f"--translation={translation}", f"--reference={reference}"]) == 0
-    (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith('warning: 100 of 120 texts end in " ."')
-
-
 def test_a_directory_becomes_curves(files, tmp_path, capsys):
     reference, directory = files
     flags = [f"--translations_dir={directory}", f"--reference={reference}", "--tag_suffix=_news"]
@@ -74,6 +65,8 @@ def test_wrong_input_is_one_sentence(files, tmp_path, capsys):
     reference, directory = files
     short = tmp_path / "short"
     short.write_text("one line\n", "utf-8")
+    empty = tmp_path / "empty"
+    empty.touch()
     (tmp_path / "twice").mkdir()
     for name in ("a-7", "b-7"):
         (tmp_path / "twice" / name).write_text("x\ny\n", "utf-8")
@@ -84,6 +77,8 @@ def test_wrong_input_is_one_sentence(files, tmp_path, capsys):
         ([good, f"--reference={short}"], "news-2000 has 2 lines, and"),
         ([good, f"--reference={reference}", f"--source={short}"], "short has 1 lines, and"),
         ([good, "--reference=/nowhere"], "No such file"),
+        ([good, "--reference=/dev/zero"], "/dev/zero is a device"),
+        ([f"--translation={empty}", f"--reference={empty}"], "empty has 0 lines"),
         (
             [f"--translations_dir={tmp_path / 'no'}", f"--reference={reference}"],
             "no such directory",

@@ -140,13 +140,16 @@ def test_how_much_there_is_to_decode_decides_about_xla(pairs, tmp_path, monkeypa
     assert [values[1:] for values in calls] == [(n, 2, num_weights, 1) for n in (3, 2, 0)]
 
 
-def test_scores_are_those_of_a_beam_search(pairs, tmp_path):
+def test_scores_are_those_of_a_beam_search(pairs, tmp_path, capsys):
     options = "beam_size=2,alpha=0,extra_length=9,write_beam_scores=true"
     lines = decoded(pairs, tmp_path, SOURCES[:1], options)
     ((text, score),) = (line.split("\t") for line in lines)
     scored, result = tmp_path / "pairs.txt", tmp_path / "scores.txt"
     scored.write_text(f"{SOURCES[0]}\t{text}\n{SOURCES[0]}\tX\n", encoding="utf-8")
     assert pairs.decode(score_file=scored, decode_to_file=result, xla="false") == 0
+    capsys.readouterr()
+    assert pairs.decode(score_file=scored, decode_to_file="-", xla="false") == 0
+    assert capsys.readouterr().out == result.read_text()
     found = [float(line) for line in result.read_text().split()]
     if len(text) < 9:  # it has an end, which is scored too; and its tokens are its only spelling
         np.testing.assert_allclose(found[0], float(score), atol=2e-3)

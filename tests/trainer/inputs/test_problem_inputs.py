@@ -85,17 +85,17 @@ def test_what_cannot_be_found_is_one_sentence(trainer, capfd, tmp_path, flags, s
 
 
 @registry.register_problem
-class TranslateWithBleu(TranslateUpperCase):
+class TranslateWithF1(TranslateUpperCase):
     """Asks for a metric whose sums a language model does not count."""
 
-    metric_names = (*TranslateUpperCase.metric_names, "approx_bleu")
+    metric_names = (*TranslateUpperCase.metric_names, "f1")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("problem", "model", "metric"),
     [
-        ("translate_with_bleu", "transformer_lm", "approx_bleu"),
+        ("translate_with_f1", "transformer_lm", "f1"),
         (PROBLEM, "transformer_encoder", "bits_per_byte"),
     ],
 )
