@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import stat
@@ -15,6 +16,9 @@ _UNFINISHED = re.compile(r".+\.tmp-\d+")
 def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Writes or replaces a file (UTF-8) atomically, even if the process is killed meanwhile.
 
+    A symlink stays, and its target is replaced. A file keeps its mode. Devices and pipes are
+    written into.
+
     Raises:
       OSError: the file, which the error names, cannot be written; an existing one is unchanged.
     """
@@ -23,16 +27,37 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 
 def write_bytes(path: str | os.PathLike[str], contents: bytes) -> None:
     """Writes or replaces a file, as `write_text`."""
-    path = Path(path)
+    state = None
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            state = os.stat(path)
+        if _is_open_file(path) or (state and not stat.S_ISREG(state.st_mode)):
+            with open(path, "ab") as file:
+                file.write(contents)
+        else:
+            _replace(Path(os.path.realpath(path)), contents, state)
+    except OSError as error:  # a full disk: Python does not say which file
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def _is_open_file(path: str | os.PathLike[str]) -> bool:
+    """Whether a path names an open file of a process, as /dev/stdout does."""
+    path = os.path.abspath(path)
+    while os.path.islink(path) and not path.startswith("/proc/"):
+        path = os.path.normpath(os.path.join(os.path.dirname(path), os.readlink(path)))
+    return path.startswith("/proc/")
+
+
+def _replace(path: Path, contents: bytes, state: os.stat_result | None) -> None:
     unfinished = unfinished_path(path)
     try:
         with unfinished.open("wb") as file:
+            if state is not None:
+                os.fchmod(file.fileno(), stat.S_IMODE(state.st_mode))
             file.write(contents)
             file.flush()
             os.fsync(file.fileno())
         unfinished.replace(path)
-    except OSError as error:  # a full disk: Python does not say which file
-        raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         unfinished.unlink(missing_ok=True)
 

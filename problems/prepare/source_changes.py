@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import glob
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from t2tp.atomic_file import write_text
 from t2tp.problems.data.manifest import SOURCES_FILE
+from t2tp.problems.sources.user_files import matching
 
 # Size in bytes, and modification time in nanoseconds: files are compared by these.
 _State = list[int]
@@ -50,7 +50,7 @@ def changed_sources(directory: Path) -> str:
 
 
 def _matching(patterns: Sequence[str]) -> list[str]:
-    return [path for pattern in patterns for path in glob.glob(pattern, recursive=True)]
+    return [path for pattern in patterns for path in matching(pattern)]
 
 
 def _states(paths: Iterable[str]) -> Mapping[str, _State]:

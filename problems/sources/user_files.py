@@ -28,7 +28,8 @@ def find_files(pattern: str, option: str) -> list[Path]:
     """Returns the files that a pattern such as "~/notes/**/*.txt" matches, sorted.
 
     Args:
-      pattern: with "*", "?" and "**" (directories of any depth), or a path.
+      pattern: a path, or a pattern with "*", "?", "[...]" and "**" (directories of any depth).
+        The longest beginning that is a path itself is not taken for a pattern.
       option: name of the option it was given by, for errors.
 
     Raises:
@@ -40,7 +41,7 @@ def find_files(pattern: str, option: str) -> list[Path]:
             f"no files are given: use the option {option}, as in "
             f"--problem_options='{option}=texts/**/*.txt'"
         )
-    matches = glob.glob(str(Path(pattern).expanduser()), recursive=True)
+    matches = matching(str(Path(pattern).expanduser()))
     # A set, as "**/**" matches a file twice.
     files = sorted({path for path in map(Path, matches) if path.is_file()})
     if not files:
@@ -50,6 +51,14 @@ def find_files(pattern: str, option: str) -> list[Path]:
         more = f" and {len(files) - _NAMED} more" if len(files) > _NAMED else ""
         raise ValueError(f"{option}={pattern}: there is no text in {named}{more}")
     return files
+
+
+def matching(pattern: str) -> list[str]:
+    """Returns the paths that match a pattern, or the path of this name; see `find_files`."""
+    path = Path(pattern)
+    literal = next((each for each in (path, *path.parents) if os.path.lexists(each)), Path())
+    rest = path.relative_to(literal)
+    return glob.glob(str(Path(glob.escape(str(literal))) / rest), recursive=True)
 
 
 def fingerprint(files: Sequence[Path]) -> str:

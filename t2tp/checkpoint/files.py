@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -17,6 +18,8 @@ _TEMPORARY, _DISCARDED = ".tmp", ".discarded"
 # Ending of a directory that could not be read, kept for inspection.
 _DAMAGED = ".damaged"
 _BLOCK = 1 << 20
+# Characters of TensorFlow's path patterns.
+_PATTERN = re.compile(r"[*?\[\]\\]")
 
 
 def step_directory(directory: Path, step: int) -> Path:
@@ -53,6 +56,29 @@ def _directories(directory: Path, ending: str) -> Iterator[tuple[int, Path]]:
         # Exact names only: step-000000300 would be a second directory of step 300.
         if match and path.name == step_directory(directory, int(match[1])).name + ending:
             yield int(match[1]), path
+
+
+def is_pattern(path: Path) -> bool:
+    """Whether TensorFlow takes a path for a pattern, under which it may not find the path."""
+    return _PATTERN.search(str(path)) is not None
+
+
+@contextlib.contextmanager
+def tensorflow_path(directory: Path) -> Iterator[bytes]:
+    """Yields a path by which TensorFlow's operations find a directory.
+
+    TensorFlow restores from all files that match a path as a pattern, and then opens the path
+    itself. So a directory whose path has a character of patterns is neither found by its path nor
+    by the escaped path; it is found by the descriptor of the open directory.
+    """
+    if not is_pattern(directory):
+        yield os.fsencode(directory)  # Bytes, as the path need not be UTF-8.
+        return
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{descriptor}".encode()
+    finally:
+        os.close(descriptor)
 
 
 def discard(step_dir: Path) -> None:

@@ -62,7 +62,8 @@ def _distance(first: Checkpoint, second: Checkpoint, name: str) -> tuple[float, 
         (other,) = second.read([each.with_dtype(second.dtypes()[name])])
         wide = tf.complex128 if tf.complex64 in (one.dtype, other.dtype) else tf.float64
         with tf.device("CPU:0"):
-            one, other = tf.cast(one, wide), tf.cast(other, wide)
+            # Flat, as `boolean_mask` takes no scalar.
+            one, other = (tf.reshape(tf.cast(each, wide), [-1]) for each in (one, other))
             differ = (one != other) & ~((one != one) & (other != other))  # Two NaNs are equal.
             apart = tf.abs(tf.boolean_mask(one, differ) - tf.boolean_mask(other, differ))
             if tf.size(apart) > 0:

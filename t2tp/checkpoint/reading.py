@@ -49,7 +49,8 @@ class Checkpoint:
         self.saved_at = self._marker.saved_at
         with as_unusable(checkpoint_in(self.path)):
             self.metadata: dict = json.loads((self.path / METADATA).read_bytes())
-            reader = tf.compat.v1.train.NewCheckpointReader(self.prefix)
+            with files.tensorflow_path(self.path) as path:
+                reader = tf.compat.v1.train.NewCheckpointReader(path + b"/" + VARIABLES.encode())
         self._shapes = {
             name: tuple(shape) for name, shape in reader.get_variable_to_shape_map().items()
         }
@@ -93,10 +94,14 @@ class Checkpoint:
         if not slices:
             return []
         stored = [tf.float32 if part.dtype == tf.float16 else part.dtype for part in slices]
-        with as_unusable(checkpoint_in(self.path)), tf.device("CPU:0"):
+        with (
+            as_unusable(checkpoint_in(self.path)),
+            files.tensorflow_path(self.path) as path,
+            tf.device("CPU:0"),
+        ):
             try:
                 values = tf.raw_ops.RestoreV2(
-                    prefix=self.prefix,
+                    prefix=path + b"/" + VARIABLES.encode(),
                     tensor_names=[each.name for each in slices],
                     shape_and_slices=[each.spec for each in slices],
                     dtypes=stored,

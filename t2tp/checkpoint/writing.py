@@ -208,7 +208,7 @@ class _Saving:
             prefix = self.temporary / _part(self.process_id)
             with tf.device("CPU:0"):
                 tf.raw_ops.SaveV2(
-                    prefix=str(prefix),
+                    prefix=os.fsencode(prefix),
                     tensor_names=[each.name for each, _ in values],
                     shape_and_slices=[each.spec for each, _ in values],
                     tensors=[_storable(value) for _, value in values],
@@ -255,8 +255,10 @@ class _Saving:
         parts = [number for number, note in enumerate(notes) if "data" in note]
         with tf.device("CPU:0"):
             tf.raw_ops.MergeV2Checkpoints(
-                checkpoint_prefixes=[str(self.temporary / _part(number)) for number in parts],
-                destination_prefix=str(self.temporary / VARIABLES),
+                checkpoint_prefixes=[
+                    os.fsencode(self.temporary / _part(number)) for number in parts
+                ],
+                destination_prefix=os.fsencode(self.temporary / VARIABLES),
                 delete_old_dirs=False,
             )
         for number in range(self.num_processes):

@@ -7,7 +7,7 @@ import sys
 from t2tp.trainer.cli.run_program import Invocation
 from t2tp.trainer.errors import UsageError, as_usage_error
 from t2tp.trainer.run_dir import averaging
-from t2tp.trainer.run_dir.find_checkpoint import find
+from t2tp.trainer.run_dir.find_checkpoint import find_all
 
 
 def run(invocation: Invocation) -> None:
@@ -21,8 +21,7 @@ def run(invocation: Invocation) -> None:
         raise UsageError("give either --checkpoints or --output_dir")
     with as_usage_error(OSError, LookupError, ValueError):
         if flags.checkpoints:
-            paths = [path for path in flags.checkpoints.split(",") if path]
-            checkpoints = [find(path) for path in paths]
+            checkpoints = find_all(flags.checkpoints)
         else:
             checkpoints = averaging.last_checkpoints(flags.output_dir, flags.num_last_checkpoints)
         written = averaging.average(checkpoints, flags.output_path)

@@ -19,7 +19,7 @@ from t2tp.trainer.errors import ProcessLostError, as_usage_error
 from t2tp.trainer.experiment import Experiment
 from t2tp.trainer.processes import multiprocess
 from t2tp.trainer.run_dir import run_files
-from t2tp.trainer.run_dir.find_checkpoint import checkpoint_directory, find
+from t2tp.trainer.run_dir.find_checkpoint import checkpoint_directory, find, find_all
 from t2tp.trainer.run_spec import RunSpec
 
 _ALL = "all"
@@ -69,8 +69,8 @@ def _checkpoints(flags: absl_flags.FlagValues) -> list[Path]:
         if not paths:
             raise FileNotFoundError(f"{flags.output_dir} holds no finished checkpoint")
         return paths
-    given = flags.checkpoint_path or flags.output_dir
-    return [Path(find(path.strip()).path) for path in given.split(",")]
+    given = flags.checkpoint_path
+    return [saved.path for saved in (find_all(given) if given else [find(flags.output_dir)])]
 
 
 def _experiment(flags: absl_flags.FlagValues, spec: RunSpec, path: Path) -> Experiment:

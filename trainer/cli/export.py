@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from t2tp.checkpoint.files import is_pattern
 from t2tp.decoding import DecodeOptions
 from t2tp.trainer.cli.run_program import Invocation
 from t2tp.trainer.cli.spec_from_flags import check_same_data, spec_from_flags, use_own_tokenizer
 from t2tp.trainer.cli.train import building
-from t2tp.trainer.errors import as_usage_error
+from t2tp.trainer.errors import UsageError, as_usage_error
 from t2tp.trainer.inference.exporter import RunExporter
 from t2tp.trainer.run_dir import run_files
 
@@ -26,6 +27,12 @@ def run(invocation: Invocation) -> None:
         run_files.check_writable(
             flags.export_dir or flags.output_dir, "the directory of the export,"
         )
+        target = flags.export_dir or str(Path(flags.output_dir, "export"))
+        if is_pattern(Path(target).absolute()):
+            raise UsageError(
+                f"TensorFlow cannot load a SavedModel from {target}, whose path has one of [ ] * ?"
+                " \\: name another directory with --export_dir"
+            )
         if not flags.data_dir:
             use_own_tokenizer(flags)
         spec = spec_from_flags(flags)
@@ -33,4 +40,4 @@ def run(invocation: Invocation) -> None:
         options = DecodeOptions.parse(flags.decode_hparams, batch_size=1)
         exporter = RunExporter(spec, options, flags.max_input_length)
     with as_usage_error(OSError, ModuleNotFoundError), building(spec.model):
-        print(exporter.export(flags.export_dir or Path(flags.output_dir, "export")))
+        print(exporter.export(target))

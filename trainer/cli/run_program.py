@@ -87,10 +87,10 @@ def run_program(spec: ProgramSpec, command_line: Sequence[str] | None = None) ->
       The exit code.
     """
     process = None
+    command_line = sys.argv if command_line is None else command_line
     try:
-        flags, arguments = flag_groups.parse(
-            spec.groups, sys.argv if command_line is None else command_line, spec.positional
-        )
+        _check_is_utf8(command_line)
+        flags, arguments = flag_groups.parse(spec.groups, command_line, spec.positional)
         if flags.help or flags.version:
             print(spec.help_text() if flags.help else flag_groups.version(), flush=True)
             return 0
@@ -114,6 +114,15 @@ def run_program(spec: ProgramSpec, command_line: Sequence[str] | None = None) ->
         if process is None or process.process_id == 0:
             print(f"{spec.name}: {str(error) or 'interrupted'}", file=sys.stderr)
         return error.exit_code if isinstance(error, Interrupted) else SIGNALLED + signal.SIGINT
+
+
+def _check_is_utf8(command_line: Sequence[str]) -> None:
+    """Raises UsageError if an argument is not UTF-8, which TensorFlow cannot take as a path."""
+    for argument in command_line:
+        if os.fsencode(argument).decode("utf-8", "ignore") != argument:
+            raise UsageError(
+                f"{os.fsencode(argument)!r} is not UTF-8: rename the file or directory"
+            )
 
 
 def _body(spec: ProgramSpec, flags: absl_flags.FlagValues, arguments: Sequence[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from t2tp import checkpoint
@@ -31,6 +32,30 @@ def find(path: str) -> Checkpoint:
         raise
     except OSError as error:
         raise UnusableCheckpointError(f"{path} cannot be read: {error}") from error
+
+
+def find_all(paths: str) -> list[Checkpoint]:
+    """Opens the checkpoints that a user's list names; raises the errors of `find`.
+
+    Args:
+      paths: paths as of `find`, separated by commas; a path may have commas too.
+    """
+    return [find(path) for path in split_paths(paths)]
+
+
+def split_paths(text: str) -> list[str]:
+    """Splits paths at commas; a piece with commas stays whole if there is such a path."""
+    pieces, paths = text.split(","), []
+    while pieces:
+        joined = (",".join(pieces[:end]).strip() for end in range(len(pieces), 1, -1))
+        path = next((each for each in joined if _is_there(each)), pieces[0].strip())
+        paths.append(path)
+        del pieces[: path.count(",") + 1]
+    return [path for path in paths if path]
+
+
+def _is_there(path: str) -> bool:
+    return os.path.lexists(path.removesuffix("/variables"))
 
 
 def _find(path: str) -> Checkpoint:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -44,7 +45,7 @@ class WarmStart:
         """
         if not text:
             return None
-        path, _, rest = text.partition(":") if ARROW in text else (text, "", "")
+        path, rest = _split(text)
         rules = []
         for rule in filter(None, rest.split(";")):
             pattern, arrow, replacement = rule.partition(ARROW)
@@ -94,6 +95,16 @@ class WarmStart:
                     f" of {self.path}: {nearest(pattern, names, 'variables there')}"
                 )
         return new_names
+
+
+def _split(text: str) -> tuple[str, str]:
+    """Splits `PATH:RULES` at the colon behind a path that is there, else at the first colon."""
+    if ARROW not in text or os.path.lexists(text):
+        return text, ""
+    pieces = text.split(":")
+    paths = [":".join(pieces[:end]) for end in range(1, len(pieces))]
+    path = next((each for each in paths if os.path.lexists(each)), pieces[0])
+    return path, text[len(path) + 1 :]
 
 
 def warm_start(source: WarmStart, variables: Variables) -> str:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from t2tp import problems
-from t2tp.problems.sources.user_files import Files, Lines
+from t2tp.problems.sources.user_files import Files, Lines, find_files
 
 SMALL = "vocab_size=288"
 
@@ -348,3 +348,23 @@ def test_parallel_files_that_are_held_out_are_left_out_in_pairs(tmp_path, caplog
     }
     assert train == 6
     assert found == {(f"en {number}", f"de {number}") for number in range(3)}
+
+
+@pytest.mark.parametrize("name", ["v[1]", "a*b?", "a,b", "a,c=d", "new\nline", "**"])
+def test_a_path_of_any_name_is_found_and_so_is_a_pattern_below_it(tmp_path, name):
+    directory = tmp_path / name
+    directory.mkdir()
+    (tmp_path / "aXbY").mkdir()
+    (directory / "t[0].txt").write_text("text")
+    assert find_files(str(directory / "t[0].txt"), "files") == [directory / "t[0].txt"]
+    assert find_files(f"{directory}/*.txt", "files") == [directory / "t[0].txt"]
+    assert find_files(f"{directory}/**/t[[]?].txt", "files") == [directory / "t[0].txt"]
+    # In the options of a problem, a text with commas is quoted.
+    quoted = f"files={str(directory / 't[0].txt')!r}"
+    problem = problems.find("languagemodel_textfiles", quoted)
+    assert problem.options.files == str(directory / "t[0].txt")
+
+
+def test_an_unquoted_comma_in_a_path_is_explained(tmp_path):
+    with pytest.raises(ValueError, match='quotes: files="/a,b.txt"'):
+        problems.find("languagemodel_textfiles", "files=/a,b.txt")
