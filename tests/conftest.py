@@ -52,7 +52,6 @@ LONG_FILES = (
     "tests/optim/test_zero_memory.py",
     "tests/trainer/run_dir/test_saving_together.py",
     "tests/ops/attention/test_ring.py",
-    "tests/trainer/processes/test_namespaces.py",
     "tests/models/test_image_classifiers.py",
     "tests/models/test_own_model.py",
 )

@@ -100,7 +100,7 @@ def commands() -> dict[str, list[str]]:
     """The command line of each file."""
     script = SBATCH.read_text().replace("\\\n", " ")
     (line,) = re.findall(r"^srun .*$", script, re.MULTILINE)
-    words = shlex.split(line)
+    words = shlex.split(line.removesuffix("&"))
     found = {path.name: container(path) for path in (JOB, TFJOB)}
     return {
         **{name: [*each["command"], *each["args"]] for name, each in found.items()},

@@ -23,6 +23,8 @@ class _Link:
         link = self
 
         class End:
+            on_one_host = True
+
             def process_allgather(self, name: str, value: str, seconds: float) -> list[str]:
                 counts[name] = counts.get(name, 0) + 1
                 said = link._said.setdefault((name, counts[name]), ["", ""])

@@ -419,7 +419,6 @@ class Estimator:
         first_step, config = training.steps_done, self.config
         with contextlib.ExitStack() as stack:
             checkpoints = self._checkpoints.hook(saver, first_step, training.max_steps)
-            in_memory = self._checkpoints.memory_hooks(program.variables)
             progress = None
             if program.cluster.is_main_process:
                 progress = TrainingProgress(first_step, training.max_steps, checkpoints.next)
@@ -446,7 +445,7 @@ class Estimator:
             steps = range(first_step, training.max_steps)
             placed = stack.enter_context(Prefetcher(lambda step: place(inputs.stream[step]), steps))
             # What saves is last: a saved step is one that all other hooks have handled.
-            all_hooks = [*watching, *hooks, checkpoints, *in_memory]
+            all_hooks = [*watching, *hooks, checkpoints]
             train_loop(placed, training, all_hooks, interrupt, self._count_steps)
             return interrupt.result()
 

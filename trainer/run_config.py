@@ -30,8 +30,6 @@ class RunConfig:
         None: 1000, unless `save_checkpoints_secs` is set.
       save_checkpoints_secs: seconds from one checkpoint to the next instead, by the clock of
         process 0.
-      memory_checkpoint_every: steps from one checkpoint in the memory of the hosts to the next,
-        which t2tp_launch keeps; 0: none.
       keep_checkpoint_max: number of latest checkpoints to keep.
       keep_checkpoint_every_n_hours: also keep the oldest checkpoint and one every N hours.
       keep_best_metric: `min:METRIC` or `max:METRIC`: also keep the checkpoint with the best metric,
@@ -68,7 +66,6 @@ class RunConfig:
     xla: bool | None = None
     save_checkpoints_steps: int | None = None
     save_checkpoints_secs: float | None = None
-    memory_checkpoint_every: int = 0
     keep_checkpoint_max: int = 20
     keep_checkpoint_every_n_hours: float | None = None
     keep_best_metric: str = ""

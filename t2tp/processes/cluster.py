@@ -118,6 +118,11 @@ class Cluster:
         if self.coordination is not None:
             self.coordination.report("failed", one_line(error))
 
+    @property
+    def on_one_host(self) -> bool:
+        """Whether all processes are known to run on this host."""
+        return self.coordination is None or self.coordination.on_one_host
+
     def describe(self) -> str:
         """Lists the device of each processor, one per line."""
         return "\n".join(f"processor {p}: {device}" for p, device in enumerate(self.devices))

@@ -75,7 +75,7 @@ class CoordinationClient:
         self._lost: str | None = None
         self._context = eager_context.context()
         self._start(nccl)
-        if all(map(is_loopback, self.addresses)):
+        if self.on_one_host:
             self._block_other_hosts()
         if process_id == 0:
             self._set(_PULSE, "")
@@ -86,6 +86,11 @@ class CoordinationClient:
     def num_processes(self) -> int:
         """Number of processes."""
         return len(self.addresses)
+
+    @property
+    def on_one_host(self) -> bool:
+        """Whether all processes talk over the loopback interface."""
+        return all(map(is_loopback, self.addresses))
 
     def process_allgather(self, name: str, value: str, seconds: float) -> list[str]:
         """Gathers one string per process; blocks until all processes have called.

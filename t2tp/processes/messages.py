@@ -13,15 +13,16 @@ import hashlib
 import hmac
 import json
 import os
+import re
 import secrets
 import socket
 import time
-from typing import IO, Any
+from typing import Any
 
 SECRET_VARIABLE = "T2TP_SECRET"
 _MAX_BYTES = 1 << 20  # Per line; the addresses of 10,000 processes take a quarter of it.
-_BLOCK = 1 << 20  # Bytes of a file at a time.
 _REFUSED = b"refused"
+_CHALLENGE = re.compile(rb"[0-9a-f]{32}")
 
 
 class WrongSecretError(ValueError):
@@ -53,8 +54,16 @@ class Channel:
         self._send_line(self._before, deadline)
 
     def accept_challenge(self, deadline: float) -> None:
-        """Receives the challenge; the others do that first."""
-        self._before = self._receive_line(deadline)
+        """Receives the challenge; the others do that first.
+
+        Raises:
+          OSError: the connection is lost or timed out.
+          ValueError: the other side is no rendezvous.
+        """
+        line = self._receive_line(deadline)
+        if not _CHALLENGE.fullmatch(line):
+            raise ValueError("The other side sends no challenge.")
+        self._before = line
 
     def send(self, message: Any, deadline: float) -> None:
         """Sends a message.
@@ -94,49 +103,6 @@ class Channel:
             return json.loads(body)
         except RecursionError as error:
             raise ValueError("The message is nested too deeply.") from error
-
-    def send_file(self, file: IO[bytes], size: int, seconds: float) -> None:
-        """Sends the content of a file, which the other side awaits, and its digest, signed.
-
-        Args:
-          file: is read from where it is.
-          size: bytes to send.
-          seconds: for each block.
-
-        Raises:
-          OSError: the connection is lost or timed out, or the file is shorter.
-        """
-        digest = hashlib.sha256()
-        left = size
-        self._connection.settimeout(seconds)
-        while left:
-            block = file.read(min(left, _BLOCK))
-            if not block:
-                raise OSError("The file is shorter than it was.")
-            digest.update(block)
-            self._connection.sendall(block)
-            left -= len(block)
-        self.send({"sha256": digest.hexdigest()}, time.monotonic() + seconds)
-
-    def receive_file(self, file: IO[bytes], size: int, seconds: float) -> None:
-        """Receives what `send_file` sends.
-
-        Raises:
-          OSError: the connection is lost or timed out, or the file cannot be written.
-          ValueError: the content is not what was sent.
-        """
-        digest = hashlib.sha256()
-        left = size
-        self._connection.settimeout(seconds)
-        while left:
-            block = self._connection.recv(min(left, _BLOCK))
-            if not block:
-                raise ConnectionError("closed")
-            digest.update(block)
-            file.write(block)
-            left -= len(block)
-        if self.receive(time.monotonic() + seconds) != {"sha256": digest.hexdigest()}:
-            raise ValueError("The content is not what was sent.")
 
     def refuse(self, deadline: float) -> None:
         """Rejects the other side because its secret differs."""

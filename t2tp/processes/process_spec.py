@@ -11,9 +11,6 @@ from dataclasses import dataclass
 DEVICES_VARIABLE = "T2TP_DEVICES_PER_PROCESS"
 THREADS_VARIABLE = "TF_NUM_INTRAOP_THREADS"
 
-# How many times t2tp_launch has started the processes.
-ROUND_VARIABLE = "T2TP_ROUND"
-
 _SLURM_PORTS = 12_000  # Ports of jobs begin at 20000 + job number % this, below the ephemeral ones.
 _FIRST_HOST = re.compile(r"([^,\[]+)(?:\[(\d+))?")  # Of node[07-12,15],other1: node, 07.
 
@@ -55,7 +52,10 @@ def find_process_spec(
     if (num_processes, process_id, coordinator) != (None, None, None):
         return _from_arguments(num_processes, process_id, coordinator)
     if os.environ.get("TF_CONFIG"):
-        return _from_tf_config()
+        addresses, index = parse_tf_config(os.environ["TF_CONFIG"])
+        if len(addresses) < 2:
+            return None
+        return ProcessSpec(index, len(addresses), addresses[0], addresses[index])
     if int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
         return _from_slurm()
     return None
@@ -85,20 +85,26 @@ def _from_arguments(
     return ProcessSpec(process_id, num_processes, coordinator)
 
 
-def _from_tf_config() -> ProcessSpec | None:
-    """Reads TF_CONFIG (JSON). Only tasks of type chief and worker are supported."""
+def parse_tf_config(text: str) -> tuple[tuple[str, ...], int]:
+    """Returns the `host:port` of each task of a TF_CONFIG and the index of its own task.
+
+    Tasks are of type worker; the first may be of type chief. Without a cluster there are none.
+
+    Raises:
+      ValueError: the text is no such TF_CONFIG.
+    """
     try:
-        config = json.loads(os.environ["TF_CONFIG"])
+        config = json.loads(text)
         jobs = {job: list(addresses) for job, addresses in config.get("cluster", {}).items()}
         task = config.get("task", {})
         own = (task.get("type"), int(task.get("index", 0)))
     except (ValueError, AttributeError, TypeError) as error:
         raise ValueError(
             'TF_CONFIG must be like {"cluster": {"worker": ["node1:8476", "node2:8476"]}, "task":'
-            f' {{"type": "worker", "index": 0}}}}; it is {os.environ["TF_CONFIG"]!r}: {error}.'
+            f' {{"type": "worker", "index": 0}}}}; it is {text!r}: {error}.'
         ) from error
     if not jobs:
-        return None
+        return (), 0
     unknown = sorted(set(jobs) - {"chief", "worker"})
     if unknown:
         raise ValueError(
@@ -111,13 +117,10 @@ def _from_tf_config() -> ProcessSpec | None:
             f"TF_CONFIG says that this is task {own}, and its cluster has"
             f" {', '.join(map(str, tasks))}."
         )
-    addresses = [jobs[job][i] for job, i in tasks]
+    addresses = tuple(jobs[job][i] for job, i in tasks)
     for address in addresses:
         split_address(address, "An address in TF_CONFIG")
-    if len(addresses) == 1:
-        return None
-    process_id = tasks.index(own)
-    return ProcessSpec(process_id, len(addresses), addresses[0], addresses[process_id])
+    return addresses, tasks.index(own)
 
 
 def _from_slurm() -> ProcessSpec:

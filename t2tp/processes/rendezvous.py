@@ -128,8 +128,8 @@ def _serve(spec: ProcessSpec, brings: str, seconds: float) -> list[str]:
 def _register(spec: ProcessSpec, brings: str, seconds: float) -> list[str]:
     """Other processes: send process 0 a hello and receive its answer."""
     deadline = time.monotonic() + seconds
-    with _connect(spec, deadline, seconds) as connection:
-        channel = Channel(connection, run_secret())
+    connection, channel = _connect(spec, deadline, seconds)
+    with connection:
         own_host = connection.getsockname()[0]
         hello = {
             "process_id": spec.process_id,
@@ -138,7 +138,6 @@ def _register(spec: ProcessSpec, brings: str, seconds: float) -> list[str]:
             "address": spec.address or f"{own_host}:{free_port()}",
         }
         try:
-            channel.accept_challenge(time.monotonic() + _MESSAGE_SECONDS)
             channel.send(hello, time.monotonic() + _MESSAGE_SECONDS)
             answer = channel.receive(max(deadline, time.monotonic()) + _MESSAGE_SECONDS)
         except WrongSecretError as error:
@@ -300,16 +299,28 @@ def _interface(coordinator: str) -> tuple[socket.AddressFamily, str]:
     return family, str(address[0])
 
 
-def _connect(spec: ProcessSpec, deadline: float, seconds: float) -> socket.socket:
+def _connect(spec: ProcessSpec, deadline: float, seconds: float) -> tuple[socket.socket, Channel]:
+    """Connects to process 0 and receives its challenge.
+
+    After a restart the server of the run before may still listen at the address.
+    """
     address = split_address(spec.coordinator, "coordinator")
     while True:
         try:
-            return socket.create_connection(address, timeout=_MESSAGE_SECONDS)
-        except OSError as error:
+            connection = socket.create_connection(address, timeout=_MESSAGE_SECONDS)
+            try:
+                channel = Channel(connection, run_secret())
+                channel.accept_challenge(min(deadline, time.monotonic() + _MESSAGE_SECONDS))
+            except BaseException:
+                connection.close()
+                raise
+            return connection, channel
+        except (OSError, ValueError) as error:
             if time.monotonic() + _RETRY_SECONDS > deadline:
+                reason = getattr(error, "strerror", None) or error
                 raise MissingProcessError(
                     f"Process {spec.process_id} of {spec.num_processes} waited {seconds:.0f} s"
-                    f" for process 0 at {spec.coordinator}: {error.strerror or error}."
+                    f" for process 0 at {spec.coordinator}: {reason}."
                 ) from error
             time.sleep(_RETRY_SECONDS)
 

@@ -233,6 +233,21 @@ def wait_for_port(port):
         threading.Event().wait(0.02)
 
 
+def test_a_restarted_process_waits_while_the_old_server_listens():
+    """Until it ends, TensorFlow's server of the run before is at process 0's address."""
+    port = free_port()
+    with ThreadPoolExecutor(2) as threads:
+        with socket.create_server(("localhost", port)) as old:
+            second = threads.submit(
+                rendezvous, ProcessSpec(1, 2, f"localhost:{port}"), "a mesh", 60.0
+            )
+            connection, _ = old.accept()
+            connection.sendall(b"\0\0\x12\4\n")  # gRPC begins like this, and not with a challenge.
+        connection.close()
+        first = threads.submit(rendezvous, ProcessSpec(0, 2, f"localhost:{port}"), "a mesh", 60.0)
+        assert first.result() == second.result()
+
+
 def test_strangers_who_say_nothing_keep_nobody_waiting(process_0):
     port, first = process_0
     with contextlib.ExitStack() as stack:
@@ -357,7 +372,7 @@ def test_what_a_process_has_said_is_no_answer_to_it():
     deadline = time.monotonic() + 5
     ours, theirs = socket.socketpair()
     channel = Channel(ours, b"secret")
-    theirs.sendall(b"challenge\n")
+    theirs.sendall(b"0123456789abcdef" * 2 + b"\n")
     channel.accept_challenge(deadline)
     channel.send(HELLO, deadline)
     theirs.sendall(theirs.recv(1000))

@@ -97,12 +97,11 @@ LAUNCH = ProgramSpec(
     intro="""
 Starts a command as several processes of one run, on this host:
 
-  t2tp_launch -n 4 t2tp_trainer --mesh_shape='data:2;model:2' ...
+  t2tp_launch -n 4 --max_restarts=10 t2tp_trainer --mesh_shape='data:2;model:2' ...
 
-or on several, with the same command on each, and goes on from the last checkpoint when a process or
-a host is lost:
+or this host's processes of a run on several hosts:
 
-  t2tp_launch -n 1 --hosts='node[1-4]:8470' --host_id=0 --max_restarts=100 t2tp_trainer ...
+  t2tp_launch -n 1 --hosts='node[1-4]:8470' --host_id=0 t2tp_trainer ...
 
 Its exit code is that of the first process that failed.
 """,

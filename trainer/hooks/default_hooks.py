@@ -22,7 +22,6 @@ from t2tp.trainer.hooks.progress import TrainingProgress
 from t2tp.trainer.hooks.replicas import ReplicaHook
 from t2tp.trainer.hooks.reports import ProgressHook, ReportHook, Sink
 from t2tp.trainer.hooks.slow_stage import SlowStage
-from t2tp.trainer.hooks.step_note import StepNote, launch_directory
 from t2tp.trainer.hooks.summaries import SummaryWriter
 from t2tp.trainer.inputs.inputs import Inputs
 from t2tp.trainer.run_config import RunConfig, profile_range
@@ -124,9 +123,6 @@ def default_hooks(
     hooks.append(NonfiniteHook(config.on_nonfinite == "stop", log, first_step))
     if config.check_replicas_every:
         hooks.append(ReplicaHook(config.check_replicas_every, program.variables, log))
-    directory = launch_directory()
-    if directory is not None:
-        hooks.append(StepNote(directory, process_id))
     if config.histogram_steps is not None:
         hooks.append(HistogramHook(config.histogram_steps, program.variables, summaries))
     return hooks

@@ -1,13 +1,14 @@
-"""`t2tp_launch`: the processes of a run on one host or on several, and their restarts.
+"""The processes of a run: starting them, restarting them, and stopping them together.
 
-A run is a sequence of *rounds*. In a round the processes run on the hosts that are there; when one
-is lost, all end, and the next round goes on from the last checkpoint with the same mesh.
+`t2tp_launch` starts the processes of this host:
 
 - `addresses`: which hosts there are, and which of them this one is.
-- `local_processes`: the processes of this host: environment, output, end.
-- `plan`: the processes of a round: how many, on which hosts, with which mesh.
-- `crashes`: whether a failure is worth a restart.
-- `leader`: the decisions, made by one of the launchers for all.
-- `group`: the launchers of several hosts: who leads, who is lost.
-- `supervisor`: carries out on one host what the leader decides.
+- `local_processes`: environment, output and end of this host's processes.
+- `launcher`: restarts after a failure.
+- `children`: forwards signals to child processes, which do not outlive their parent.
+
+Inside each process of a training:
+
+- `multiprocess`: joins the other processes and checks that all were started alike.
+- `interrupt`: finishes the step and saves it on SIGTERM, SIGHUP and SIGINT.
 """

@@ -1,19 +1,18 @@
-"""The addresses of the launchers of a run, and which of them is this host's."""
+"""The addresses of a run's hosts, and the index of this host."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping
 
-from t2tp.processes.process_spec import split_address
+from t2tp.processes.process_spec import parse_tf_config, split_address
 
-# Of `node[07-12,15]`: node, 07-12,15, and what follows.
+# Matches `node[07-12,15]`.
 _BRACKETS = re.compile(r"([^\[\]]*)\[([^\[\]]*)\]([^\[\]]*)")
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
-# Variables in which schedulers say the index of a host: Kubernetes' Indexed Jobs, Slurm.
+# Environment variables with the index of a host, of Kubernetes' Indexed Jobs and of Slurm.
 _INDEX_VARIABLES = ("JOB_COMPLETION_INDEX", "SLURM_NODEID")
 
 
@@ -21,14 +20,14 @@ def parse_hosts(text: str) -> tuple[str, ...]:
     """Parses a list of hosts as Slurm writes it, with a port.
 
     Args:
-      text: such as `node[07-12,15],other1:8476` (the port is that of all hosts without their own)
-        or `run-[0-3].run:8476`.
+      text: `node[07-12,15],other1:8476`, for example, or `run-[0-3].run:8476`. Hosts without a port
+        have the last host's.
 
     Returns:
-      `host:port` of each, in order.
+      The `host:port` of each host, in order.
 
     Raises:
-      ValueError: it is not such a list, or a host has no port.
+      ValueError: the list cannot be parsed, or a host has no port.
     """
     names = [name for part in _split(text) for name in _expanded(part, text)]
     port = names[-1].rpartition(":")[2] if names else ""
@@ -43,17 +42,19 @@ def parse_hosts(text: str) -> tuple[str, ...]:
 def hosts_of(
     hosts: str, host_id: int | None, environment: Mapping[str, str] = os.environ
 ) -> tuple[tuple[str, ...], int]:
-    """Returns the launchers' addresses and the index of this host's.
+    """Returns the address of each host and the index of this one; no addresses for a single host.
 
     Args:
-      hosts: `--hosts`; by default the tasks of TF_CONFIG; a single host if there is neither.
-      host_id: `--host_id`; by default that of TF_CONFIG, Kubernetes or Slurm.
-      environment: of this process.
+      hosts: the flag `--hosts`. Default: the tasks of TF_CONFIG.
+      host_id: the flag `--host_id`. Default: the index in TF_CONFIG, Kubernetes or Slurm.
+      environment: environment of this process.
 
     Raises:
-      ValueError: they contradict each other, or the index is not known.
+      ValueError: flags and environment contradict each other, or the index is not known.
     """
-    tasks, index = _of_tf_config(environment.get("TF_CONFIG", ""))
+    tasks, index = (), None
+    if environment.get("TF_CONFIG"):
+        tasks, index = parse_tf_config(environment["TF_CONFIG"])
     addresses = parse_hosts(hosts) if hosts else tasks
     if len(addresses) < 2:
         if host_id:
@@ -66,33 +67,15 @@ def hosts_of(
             host_id = int(environment[name])
     if host_id is None:
         raise ValueError(
-            "--host_id is missing: which of --hosts this one is, from 0 (TF_CONFIG,"
-            f" {' or '.join(_INDEX_VARIABLES)} would say it, too)."
+            "--host_id is missing: the index of this host in --hosts, from 0 (it can also come from"
+            f" TF_CONFIG, {' or '.join(_INDEX_VARIABLES)})."
         )
     if not 0 <= host_id < len(addresses):
         raise ValueError(
-            f"--host_id is {host_id}; of {len(addresses)} hosts it is one of 0 to"
+            f"--host_id is {host_id}; with {len(addresses)} hosts it is one of 0 to"
             f" {len(addresses) - 1}."
         )
     return addresses, host_id
-
-
-def _of_tf_config(text: str) -> tuple[tuple[str, ...], int | None]:
-    """Returns the addresses of a TF_CONFIG and the index of its task.
-
-    Raises:
-      ValueError: it is not one of workers, optionally with a chief.
-    """
-    if not text:
-        return (), None
-    try:
-        config = json.loads(text)
-        jobs = config["cluster"]
-        tasks = [(job, i) for job in ("chief", "worker") for i in range(len(jobs.get(job, ())))]
-        own = (config["task"]["type"], int(config["task"]["index"]))
-        return tuple(jobs[job][i] for job, i in tasks), tasks.index(own)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"TF_CONFIG is {text!r}, which is not one of workers: {error}.") from error
 
 
 def _split(text: str) -> list[str]:

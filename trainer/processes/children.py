@@ -11,44 +11,71 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any
 
-from t2tp.trainer.errors import Interrupted
+from t2tp.trainer.errors import SIGNALLED, Interrupted
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def start(command: Sequence[str], cores: Sequence[int] = (), **options: Any) -> subprocess.Popen:
+def stop_signals() -> list[signal.Signals]:
+    """Returns the signals that ask a program to stop; `nohup` takes SIGHUP out."""
+    keeps_running = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, *([] if keeps_running else [signal.SIGHUP])]
+
+
+def start(
+    command: Sequence[str],
+    processes: list[subprocess.Popen],
+    cores: Sequence[int] = (),
+    **options: Any,
+) -> subprocess.Popen:
     """Starts a process in a new session, so that a terminal's Ctrl-C reaches only this process.
 
-    Call it from the main thread only: the kernel signals the child when the thread that started it
-    ends.
+    Call it from the main thread only: the kernel sends the child SIGTERM when the thread that
+    started it ends.
 
     Args:
       command: the program and its arguments.
-      cores: those that it may use; by default those of this process.
-      **options: of `subprocess.Popen`.
+      processes: where to add the process; see `forwarded_signals`.
+      cores: cores that the process may use. Default: the cores of this process.
+      **options: arguments of `subprocess.Popen`.
 
     Raises:
       OSError: the command cannot be started.
     """
+    parent = os.getpid()
+    # Blocked, a signal can neither find the process started and not yet in the list, nor reach a
+    # child that still has this process's handler, whose note of the signal `exec` would erase.
+    signals = stop_signals()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
 
     def prepare() -> None:
-        _end_with_the_parent()
+        for number in signals:
+            signal.signal(number, signal.SIG_DFL)
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # The parent died before the kernel was told.
+            os._exit(SIGNALLED + signal.SIGTERM)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if cores:
             os.sched_setaffinity(0, cores)
 
-    return subprocess.Popen(command, start_new_session=True, preexec_fn=prepare, **options)
+    try:
+        process = subprocess.Popen(command, start_new_session=True, preexec_fn=prepare, **options)
+        processes.append(process)
+        return process
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 @contextlib.contextmanager
 def forwarded_signals(processes: Sequence[subprocess.Popen]) -> Iterator[list[int]]:
-    """Forwards SIGINT and SIGTERM to the processes while the context is active.
+    """Forwards SIGHUP, SIGINT and SIGTERM to the processes while the context is active.
 
     Args:
-      processes: the running processes; more may be added.
+      processes: the running processes; `start` may add more.
 
     Yields:
-      The numbers of the signals that were forwarded, added as they arrive.
+      The numbers of the forwarded signals, added as they arrive.
 
     Raises:
       Interrupted: a signal arrived before a process was started.
@@ -62,19 +89,21 @@ def forwarded_signals(processes: Sequence[subprocess.Popen]) -> Iterator[list[in
             process.send_signal(number)
 
     received: list[int] = []
-    before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with handled(forward):
         yield received
+
+
+@contextlib.contextmanager
+def handled(handler: Any) -> Iterator[None]:
+    """Handles `stop_signals` inside the context."""
+    previous = {number: signal.signal(number, handler) for number in stop_signals()}
+    try:
+        yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, before in previous.items():
+            signal.signal(number, before)
 
 
 def exit_code(code: int) -> int:
-    """Converts a process's exit code to that of shells: 128 + n if signal n ended it."""
-    return code if code >= 0 else 128 - code
-
-
-def _end_with_the_parent() -> None:
-    """Asks the kernel to send SIGTERM to this process when its parent dies, even of SIGKILL."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    """Converts a process's exit code to the shell's: 128 + n if signal n ended it."""
+    return code if code >= 0 else SIGNALLED - code

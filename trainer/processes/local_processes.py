@@ -12,18 +12,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import IO, TextIO
 
 from t2tp.processes.messages import SECRET_VARIABLE
-from t2tp.processes.process_spec import DEVICES_VARIABLE, THREADS_VARIABLE
-from t2tp.processes.rendezvous import free_port
+from t2tp.processes.process_spec import DEVICES_VARIABLE, THREADS_VARIABLE, split_address
+from t2tp.processes.rendezvous import LOST_EXIT_CODE, free_port
 from t2tp.trainer.errors import SIGNALLED
 from t2tp.trainer.processes import children
-from t2tp.trainer.processes.crashes import Outcome
 
-# After a process has failed, the others get this long to notice it and report what they know.
-ENDING_SECONDS = 40.0
-KILL_SECONDS = 10.0
 _POLL_SECONDS = 0.1
 _DRAIN_SECONDS = 2.0
 # A process allocates from one heap, glibc's. oneDNN's pool, from which TensorFlow allocates, and
@@ -44,9 +41,23 @@ ONE_HEAP = {
 _SENTENCE = re.compile(r"(?P<program>t2tp_\w+): process \d+ of \d+: (?P<sentence>.*)")
 
 
-def single_host_addresses(num_processes: int) -> list[str]:
-    """Returns an address on this host for each process, which no other host can reach."""
-    return [f"localhost:{free_port()}" for _ in range(num_processes)]
+@dataclass(frozen=True)
+class Outcome:
+    """How the processes of a host ended.
+
+    Attributes:
+      code: exit code of the process that failed first, as in shells; 0: all were successful.
+      process: index of the process in the run.
+    """
+
+    code: int
+    process: int = 0
+
+    def __str__(self) -> str:
+        """Returns a clause such as `process 1 was killed by signal 9`."""
+        if self.code > SIGNALLED:
+            return f"process {self.process} was killed by signal {self.code - SIGNALLED}"
+        return f"process {self.process} failed with exit code {self.code}"
 
 
 def check_gpus(num_processes: int, devices_per_process: int | None, gpus: Sequence[str]) -> None:
@@ -69,22 +80,8 @@ def environments_of(
     devices_per_process: int | None,
     environment: Mapping[str, str],
     gpus: Sequence[str],
-) -> list[dict[str, str]]:
-    """Returns the environment of each process of a run on this host alone, which meet there.
-
-    See `round_environments`.
-    """
-    addresses = single_host_addresses(num_processes)
-    variables = {SECRET_VARIABLE: secrets.token_hex(16), **environment}
-    return round_environments(range(num_processes), addresses, devices_per_process, variables, gpus)
-
-
-def round_environments(
-    processes: Sequence[int],
-    addresses: Sequence[str],
-    devices_per_process: int | None,
-    environment: Mapping[str, str],
-    gpus: Sequence[str],
+    hosts: Sequence[str] = (),
+    host_id: int = 0,
 ) -> list[dict[str, str]]:
     """Returns the environment of each process of this host.
 
@@ -93,28 +90,34 @@ def round_environments(
     configures the heap, unless the environment does (`MALLOC_...` or `GLIBC_TUNABLES`).
 
     Args:
-      processes: indices of this host's processes.
-      addresses: `host:port` of each process of the run.
-      devices_per_process: devices of each; by default, an equal number of the GPUs or, without
+      num_processes: number of processes of each host.
+      devices_per_process: devices of each process. Default: an equal share of the GPUs or, without
         GPUs, of the virtual CPU devices that the mesh needs.
-      environment: of this process, with the secret of the run, by which its processes authenticate
-        each other.
+      environment: environment of this process.
       gpus: ids of the GPUs of this host.
+      hosts: `host:port` of each host, whose processes listen at this port and the following ones.
+        Default: this host alone, with a new secret and ports that no other host can reach.
+      host_id: index of this host.
 
     Raises:
       ValueError: there are too few GPUs.
     """
-    count = len(processes)
-    check_gpus(count, devices_per_process, gpus)
-    each = devices_per_process or len(gpus) // count
-    share = max(1, len(os.sched_getaffinity(0)) // count)
+    check_gpus(num_processes, devices_per_process, gpus)
+    if hosts:
+        pairs = [split_address(each, "address") for each in hosts]
+        addresses = [f"{host}:{port + i}" for host, port in pairs for i in range(num_processes)]
+    else:
+        addresses = [f"localhost:{free_port()}" for _ in range(num_processes)]
+        environment = {SECRET_VARIABLE: secrets.token_hex(16), **environment}
+    each = devices_per_process or len(gpus) // num_processes
+    share = max(1, len(os.sched_getaffinity(0)) // num_processes)
     environments = []
-    for number, process_id in enumerate(processes):
-        task = {"type": "worker", "index": process_id}
+    for number in range(num_processes):
+        task = {"type": "worker", "index": host_id * num_processes + number}
         variables = {THREADS_VARIABLE: str(share), **environment}
         if not gpus and not any(map(_configures_heap, environment)):
             variables = {**ONE_HEAP, **variables}
-        variables["TF_CONFIG"] = json.dumps({"cluster": {"worker": list(addresses)}, "task": task})
+        variables["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": task})
         if devices_per_process is not None:
             variables[DEVICES_VARIABLE] = str(devices_per_process)
         if gpus:
@@ -146,7 +149,7 @@ def visible_gpus() -> list[str]:
 
 
 class LocalProcesses:
-    """The started processes and their output.
+    """The processes of this host and their output.
 
     All methods run in one thread: the kernel sends the children SIGTERM whenever the thread that
     started them ends, and a second SIGTERM would end them unsaved.
@@ -155,121 +158,100 @@ class LocalProcesses:
       processes: the started processes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ending_seconds: float = 40.0, kill_seconds: float = 10.0) -> None:
+        """Sets the time limits after a failure.
+
+        Args:
+          ending_seconds: how long the other processes may take to notice the failure and report it.
+          kill_seconds: how long they may then take to end on SIGTERM.
+        """
         self.processes: list[subprocess.Popen] = []
-        self._indices: list[int] = []
-        self._lines: list[_Lines] = []  # Of stderr, in the order of `processes`.
+        self._ending_seconds = ending_seconds
+        self._kill_seconds = kill_seconds
+        self._first = 0
         self._outputs = selectors.DefaultSelector()
-        self._failures: list[int] = []  # Positions of those that failed, in the order of failing.
+        self._failures: list[int] = []  # Positions of failed processes, in the order of failing.
 
     def start(
-        self,
-        command: Sequence[str],
-        environments: Sequence[dict[str, str]],
-        indices: Sequence[int] | None = None,
+        self, command: Sequence[str], environments: Sequence[dict[str, str]], first: int = 0
     ) -> None:
-        """Starts a process in each environment; those before must have ended.
+        """Starts a process in each environment; earlier processes must have ended.
 
         Args:
           command: program and arguments.
-          environments: of the processes.
-          indices: of the processes in the run; by default from 0.
+          environments: the environment of each process.
+          first: index of the first of these processes in the run.
 
         Raises:
           OSError: the command cannot be started.
         """
         reported: set[str] = set()
         self.processes.clear()
-        self._lines, self._failures = [], []
-        self._indices = list(range(len(environments)) if indices is None else indices)
-        for process_id, environment in zip(self._indices, environments, strict=True):
+        self._failures, self._first = [], first
+        for process_id, environment in enumerate(environments, start=first):
             process = children.start(
                 command,
+                self.processes,
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
             )
-            self.processes.append(process)
             for source, target in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
                 assert source is not None
                 lines = _Lines(f"[{process_id}] ", source, target, reported)
                 self._outputs.register(source, selectors.EVENT_READ, lines)
-            self._lines.append(lines)
 
-    def wait(self) -> int:
-        """Waits for all; after a failure, ends those that do not exit in time.
-
-        Returns:
-          The exit code of the first that failed; 128 + n if signal n ended it.
-        """
+    def wait(self) -> Outcome:
+        """Waits for all processes; after a failure, ends those that do not exit in time."""
         deadline = float("inf")
         stop = signal.SIGTERM
-        while self.is_running:
+        while self._are_running():
             if self._failures and deadline == float("inf"):
-                deadline = time.monotonic() + ENDING_SECONDS
+                deadline = time.monotonic() + self._ending_seconds
             if time.monotonic() > deadline:
                 self.signal(stop)
                 stop = signal.SIGKILL
-                deadline = time.monotonic() + KILL_SECONDS
-            self.copy_output(_POLL_SECONDS)
-        while self._outputs.get_map():
-            self.copy_output(None)
-        return self.outcome().code
+                deadline = time.monotonic() + self._kill_seconds
+            self._copy_output()
+        deadline = time.monotonic() + _DRAIN_SECONDS
+        # Children of the processes may hold the pipes open for long.
+        while self._outputs.get_map() and time.monotonic() < deadline:
+            self._copy_output()
+        for key in list(self._outputs.get_map().values()):
+            self._outputs.unregister(key.fileobj)
+        outcomes = [self._outcome(position) for position in self._failures]
+        causes = [each for each in outcomes if each.code != LOST_EXIT_CODE]
+        return (causes or outcomes or [Outcome(0)])[0]
 
-    @property
-    def is_running(self) -> bool:
-        """Whether a process runs."""
+    def kill(self) -> None:
+        """Ends all processes at once."""
+        self.signal(signal.SIGKILL)
+        for process in self.processes:
+            process.wait()
+
+    def _are_running(self) -> bool:
         codes = [process.poll() for process in self.processes]
         for position, code in enumerate(codes):
             if code and position not in self._failures:
                 self._failures.append(position)
         return None in codes
 
-    @property
-    def has_failed(self) -> bool:
-        """Whether a process has ended with another exit code than 0; see `is_running`."""
-        return bool(self._failures)
-
-    def outcome(self) -> Outcome:
-        """Returns how the processes have ended, by the first that failed of its own accord."""
-        outcomes = [self._outcome_of(position) for position in self._failures]
-        causes = [each for each in outcomes if not each.is_consequence]
-        return (causes or outcomes or [Outcome(0)])[0]
-
     def signal(self, number: int) -> None:
         """Sends a signal to all running processes."""
         for process in self.processes:
             process.send_signal(number)
 
-    def kill(self) -> None:
-        """Ends all processes at once, and copies what they have written."""
-        self.signal(signal.SIGKILL)
-        for process in self.processes:
-            process.wait()
-        self.drain()
-
-    def drain(self) -> None:
-        """Copies the rest of the output; children of the processes may hold it open for long."""
-        deadline = time.monotonic() + _DRAIN_SECONDS
-        while self._outputs.get_map() and time.monotonic() < deadline:
-            self.copy_output(_POLL_SECONDS)
-        for key in list(self._outputs.get_map().values()):
-            self._outputs.unregister(key.fileobj)
-
-    def copy_output(self, seconds: float | None) -> None:
-        """Copies new output; waits for it at most `seconds`, or without a limit if None."""
+    def _copy_output(self) -> None:
         if not self._outputs.get_map():
-            time.sleep(seconds or 0.0)
-        for key, _ in self._outputs.select(seconds):
+            time.sleep(_POLL_SECONDS)
+        for key, _ in self._outputs.select(_POLL_SECONDS):
             if not key.data.copy():
                 self._outputs.unregister(key.fileobj)
 
-    def _outcome_of(self, position: int) -> Outcome:
+    def _outcome(self, position: int) -> Outcome:
         code = children.exit_code(self.processes[position].returncode)
-        # What a killed process has said before has nothing to do with it.
-        error = self._lines[position].last if code < SIGNALLED else ""
-        return Outcome(code, self._indices[position], error=error)
+        return Outcome(code, self._first + position)
 
 
 class _Lines:
@@ -277,9 +259,6 @@ class _Lines:
 
     An error that several processes of our programs report is copied once: `reported` is the set of
     those copied, shared by all processes.
-
-    Attributes:
-      last: the last line that was not empty.
     """
 
     def __init__(self, prefix: str, source: IO[bytes], target: TextIO, reported: set[str]) -> None:
@@ -288,7 +267,6 @@ class _Lines:
         self._source = source
         self._target = target
         self._unfinished = b""
-        self.last = ""
 
     def copy(self) -> bool:
         """Copies new lines; returns whether more may come."""
@@ -298,7 +276,6 @@ class _Lines:
             lines.append(self._unfinished)
         for line in lines:
             text = line.decode(errors="replace")
-            self.last = text.strip() or self.last
             if not self._is_reported(text):
                 print(f"{self._prefix}{text}", file=self._target, flush=True)
         return bool(data)

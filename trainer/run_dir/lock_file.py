@@ -6,8 +6,6 @@ import fcntl
 import os
 from pathlib import Path
 
-from t2tp.processes.process_spec import ROUND_VARIABLE
-
 LOCK_FILE = "run.lock"
 
 
@@ -21,8 +19,3 @@ def is_locked(directory: str | os.PathLike[str]) -> bool:
     except BlockingIOError:
         return True
     return False
-
-
-def is_restarted() -> bool:
-    """Whether t2tp_launch has started the processes of this run before."""
-    return int(os.environ.get(ROUND_VARIABLE, "1")) > 1

@@ -21,12 +21,9 @@ from t2tp.problems.data.batch_sizes import BatchSizes
 from t2tp.processes.cluster import Cluster
 from t2tp.program.variables import Variables
 from t2tp.trainer.errors import UsageError, as_usage_error
-from t2tp.trainer.hooks.hook import Hook
-from t2tp.trainer.hooks.step_note import launch_directory
 from t2tp.trainer.processes.multiprocess import checking_same_checkpoint
 from t2tp.trainer.run_config import RunConfig
 from t2tp.trainer.run_dir.find_checkpoint import checkpoint_directory, find
-from t2tp.trainer.run_dir.memory_checkpoints import MemoryCheckpoints
 from t2tp.trainer.run_dir.run_lock import RunLockedError
 from t2tp.trainer.run_dir.run_saver import CheckpointHook, RunSaver, retention_of
 from t2tp.trainer.run_dir.save_policy import EverySeconds, EverySteps
@@ -64,7 +61,6 @@ class RunCheckpoints:
         self._directory = checkpoint_directory(config.output_dir)
         self._retention = retention_of(config)
         self._warm_start = WarmStart.parse(config.warm_start_from)
-        self._memory = _memory_of(config, layout)
         self._damaged: tuple[Path, ...] = ()  # Skipped when restoring.
         self._saver: RunSaver | None = None
         self.batch_sizes: BatchSizes | None = None
@@ -109,11 +105,6 @@ class RunCheckpoints:
         variables.base_elsewhere = self._base_elsewhere()
         if self._config.checkpoint_path:
             return self._load_named(variables, to_train)
-        if self._memory is not None:
-            on_disk = checkpoint.last_finished(self._directory)
-            step = self._memory.restore(variables, -1 if on_disk is None else on_disk.step)
-            if step is not None:
-                return step
         restored = restore_latest(
             self._directory, variables, strict=to_train, zero_if_missing=NEW_COUNTERS
         )
@@ -232,10 +223,6 @@ class RunCheckpoints:
             return CheckpointHook(policy, saver)
         return CheckpointHook(EverySteps(steps or DEFAULT_SAVE_STEPS, last_step), saver)
 
-    def memory_hooks(self, variables: Variables) -> list[Hook]:
-        """Makes the hook that saves in memory, if the config asks for it."""
-        return [self._memory.saves(variables)] if self._memory is not None else []
-
     def record_metrics(self, step: int, metrics: Mapping[str, float], cluster: Cluster) -> None:
         """Records metrics in the checkpoint of their step, which is saved already or next.
 
@@ -264,20 +251,3 @@ class RunCheckpoints:
 def _batch_sizes_in(metadata: Mapping[str, Any]) -> BatchSizes | None:
     changes = metadata.get(BATCH_SIZES)
     return BatchSizes(tuple((step, size) for step, size in changes)) if changes else None
-
-
-def _memory_of(config: RunConfig, layout: Layout) -> MemoryCheckpoints | None:
-    """Returns what saves in memory; None if the config asks for none.
-
-    Raises:
-      UsageError: no launcher keeps the memory.
-    """
-    if not config.memory_checkpoint_every:
-        return None
-    directory = launch_directory()
-    if directory is None:
-        raise UsageError(
-            f"memory_checkpoint_every={config.memory_checkpoint_every} needs a launcher that"
-            " outlives the processes: start them with t2tp_launch --max_restarts=N"
-        )
-    return MemoryCheckpoints(config.memory_checkpoint_every, directory, layout, config.random_seed)

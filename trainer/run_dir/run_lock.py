@@ -14,28 +14,19 @@ from types import TracebackType
 from typing import Any
 
 from t2tp.processes.cluster import Cluster
-from t2tp.processes.rendezvous import LOST_EXIT_CODE
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.processes.multiprocess import ProcessMismatchError
-from t2tp.trainer.run_dir.lock_file import LOCK_FILE, is_restarted
+from t2tp.trainer.run_dir.lock_file import LOCK_FILE
 
 # Network file systems cache a file's contents, or its absence, for up to a minute.
 _SEEN_SECONDS = 60.0
-# How long a restarted run waits for the lock: a file server releases that of a lost host late.
+# How long a run on several hosts waits for the lock: after the loss of a host, a file server
+# keeps the host's lock for a while.
 _RELEASED_SECONDS = 120.0
 
 
 class RunLockedError(UsageError):
-    """Another process trains in the directory, or it cannot be written.
-
-    In a run that a launcher has restarted, the other is a part of it that was cut off; then this
-    ends with the exit code of lost processes, after which the launcher tries again.
-    """
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message)
-        if is_restarted():
-            self.exit_code = LOST_EXIT_CODE
+    """Another process trains in the directory, or it cannot be written."""
 
 
 class RunLock:
@@ -130,8 +121,8 @@ class RunLock:
         return True
 
     def _acquire_in_time(self, word: str) -> str:
-        """Acquires the lock, in a restarted run with patience; returns as `_acquire`."""
-        deadline = time.monotonic() + (_RELEASED_SECONDS if is_restarted() else 0.0)
+        """Acquires the lock, with patience if the run has several hosts; returns as `_acquire`."""
+        deadline = time.monotonic() + (0.0 if self._cluster.on_one_host else _RELEASED_SECONDS)
         while (refusal := self._acquire(word)) and time.monotonic() < deadline:
             time.sleep(0.2)
         return refusal

@@ -133,7 +133,7 @@ class Search:
         if not run.is_blocked():
             place = f"{run.directory}, log in {run.log}" if run.log else f"{run.directory}"
             say(f"trial {run.claim.point}, in {place}")
-            self._processes.append(run.start(self._command(run.claim, run.directory)))
+            run.start(self._command(run.claim, run.directory), self._processes)
 
     def _report(self, run: TrialRun) -> None:
         """Reports new evaluations, and stops a trial that is worse than others."""

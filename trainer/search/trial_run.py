@@ -14,7 +14,7 @@ from t2tp.trainer.run_dir.lock_file import is_locked
 from t2tp.trainer.search.devices import Devices
 from t2tp.trainer.search.ledger import Claim
 
-_INTERRUPTED = (SIGNALLED + signal.SIGINT, SIGNALLED + signal.SIGTERM)
+_INTERRUPTED = tuple(SIGNALLED + each for each in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM))
 
 
 class TrialRun:
@@ -54,22 +54,25 @@ class TrialRun:
         """Whether a process of an earlier attempt is still in the directory, saving, say."""
         return is_locked(self.directory)
 
-    def start(self, command: Sequence[str]) -> subprocess.Popen:
+    def start(self, command: Sequence[str], processes: list[subprocess.Popen]) -> None:
         """Starts the process.
+
+        Args:
+          command: the program and its arguments.
+          processes: where to add the process.
 
         Raises:
           OSError: the command cannot be started, or the log not be written.
         """
         cores, environment = self.devices.cores, self.devices.environment()
         if self.log is None:
-            self.process = children.start(command, cores, env=environment)
-            return self.process
+            self.process = children.start(command, processes, cores, env=environment)
+            return
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
             self.process = children.start(
-                command, cores, env=environment, stdout=log, stderr=subprocess.STDOUT
+                command, processes, cores, env=environment, stdout=log, stderr=subprocess.STDOUT
             )
-        return self.process
 
     def exit_code(self) -> int | None:
         """Returns the exit code of the process; None while it runs or is not started."""

@@ -12,8 +12,9 @@ import time
 import pytest
 
 from t2tp.trainer.cli.programs import t2tp_launch as main
-from t2tp.trainer.processes import local_processes as launcher
-from t2tp.trainer.processes.local_processes import ONE_HEAP, environments_of
+from t2tp.trainer.processes import children
+from t2tp.trainer.processes.launcher import run_rounds
+from t2tp.trainer.processes.local_processes import ONE_HEAP, LocalProcesses, environments_of
 
 COMMAND = [sys.executable, "-m", "t2tp.trainer.cli", "t2tp_launch"]
 
@@ -56,16 +57,14 @@ def test_the_exit_code_is_that_of_the_first_that_failed(launch):
     assert launch("-n", "2", *python("os.kill(os.getpid(), 9 if task else 0)"))[0] == 137
 
 
-def test_when_one_dies_the_others_are_ended(launch, monkeypatch):
-    monkeypatch.setattr(launcher, "ENDING_SECONDS", 0.5)
-    monkeypatch.setattr(launcher, "KILL_SECONDS", 0.5)
+def test_when_one_dies_the_others_are_ended():
     deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
-    begin = time.monotonic()
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    code, _, _ = launch("-n", "3", *python(f"{deaf}\nif task == 1: sys.exit(9)\ntime.sleep(60)"))
-    assert code == 9
-    assert time.monotonic() - begin < 20
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    command = python(f"{deaf}\nif task == 1: sys.exit(9)\ntime.sleep(6000)")
+    before = [signal.getsignal(number) for number in children.stop_signals()]
+    local = LocalProcesses(ending_seconds=0.5, kill_seconds=0.5)
+    assert run_rounds(command, lambda: environments_of(3, None, {}, []), local=local) == 9
+    assert [process.returncode for process in local.processes] == [-9, 9, -9]
+    assert [signal.getsignal(number) for number in children.stop_signals()] == before
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

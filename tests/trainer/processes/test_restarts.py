@@ -1,18 +1,37 @@
-"""Restarts, on one host and on several, of commands that take no time."""
+"""Restarts of commands that take no time."""
 
 from __future__ import annotations
 
 import os
 import signal
 import subprocess
-import time
-from collections.abc import Callable
+import sys
 from pathlib import Path
 
 import pytest
 
+from t2tp.processes.rendezvous import free_port
 from t2tp.trainer.cli.programs import t2tp_launch as main
-from tests.trainer.processes.launchers import LAUNCH, PATIENCE, POLITE, ROOT, launchers, python
+
+LAUNCH = [sys.executable, "-m", "t2tp.trainer.cli", "t2tp_launch"]
+# What a command knows: its task, the number of tasks, and how often it has been started.
+_PRELUDE = """
+import json, os, signal, sys, time
+from pathlib import Path
+config = json.loads(os.environ["TF_CONFIG"])
+task, size = config["task"]["index"], len(config["cluster"]["worker"])
+starts = Path({starts!r}, str(task))
+starts.write_text(starts.read_text() + "." if starts.exists() else ".")
+number = len(starts.read_text())
+print("round", number, "process", task, "of", size, flush=True)
+"""
+
+
+@pytest.fixture
+def python(tmp_path: Path):
+    """Makes a command of a text that may use the names of `_PRELUDE`."""
+    prelude = _PRELUDE.format(starts=str(tmp_path))
+    return lambda text: [sys.executable, "-c", f"{prelude}{text}"]
 
 
 @pytest.fixture
@@ -27,100 +46,76 @@ def launch(capsys):
     return run
 
 
-def eventually(is_so: Callable[[], bool]) -> None:
-    """Waits until something is so."""
-    deadline = time.monotonic() + PATIENCE
-    while not is_so():
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.05)
-
-
-def test_after_a_failure_all_processes_are_started_again(launch):
-    text = "if number == 1 and task: os.kill(os.getpid(), 9)\nif number == 1: time.sleep(60)"
+def test_all_processes_are_restarted_after_a_failure(launch, python):
+    # The survivor ends like a training that has lost a process, and is not to blame.
+    text = "if number == 1: os.kill(os.getpid(), 9) if task else sys.exit(3)"
     code, out, err = launch("-n", "2", "--max_restarts=1", *python(text))
     assert code == 0
     assert sorted(out) == [
         f"[{task}] round {number} process {task} of 2" for task in (0, 1) for number in (1, 2)
     ]
-    assert err == [
-        "t2tp_launch: process 1 was killed by signal 9: restart 1 of 1.",
-        "t2tp_launch: round 2: 2 of 2 processes, from the last checkpoint.",
-    ]
+    assert len(err) == 1 and "process 1 was killed by signal 9: restart 1 of 1" in err[0]
 
 
-def test_one_failure_too_many_ends_the_run_with_its_code(launch):
+def test_one_failure_too_many_ends_the_run_with_its_code(launch, python):
     code, out, err = launch("-n", "1", "--max_restarts=1", *python("sys.exit(number + 4)"))
     assert (code, len(out)) == (6, 2)
-    assert err[-1] == (
-        "t2tp_launch: process 0 failed with exit code 6, after 1 restarts: the run ends."
-    )
+    assert "process 0 failed with exit code 6" in err[-1]
 
 
-@pytest.mark.slow
-def test_the_process_that_is_to_blame_counts_and_not_who_missed_it(launch):
-    text = (
-        "time.sleep(0.4 * task)\n"
-        "if task: print('KeyError: 5', file=sys.stderr)\n"
-        "sys.exit(3 - 2 * task)"
-    )
-    code, _, err = launch("-n", "2", "--max_restarts=9", *python(text))
-    assert code == 1
-    assert "process 1 failed with exit code 1, for the 3rd time" in err[-1]
-    assert len([line for line in err if "KeyError" in line]) == 3
+@pytest.mark.parametrize("code", [2, 127, 130, 143])
+def test_wrong_requests_and_signals_are_not_restarted(launch, python, code):
+    assert launch("-n", "1", "--max_restarts=9", *python(f"sys.exit({code})"))[0] == code
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_the_run(number, code):
-    polite = f"signal.signal(signal.{number.name}, lambda *_: sys.exit({code}))\n"
-    command = python(f"{polite}print('ready', flush=True)\ntime.sleep(60)")
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_run(python, number):
+    polite = f"signal.signal({int(number)}, lambda *_: sys.exit({128 + number}))\n"
+    command = python(f"{polite}print('ready', flush=True)\ntime.sleep(600)")
     with subprocess.Popen(
-        [*LAUNCH, "-n", "1", "--max_restarts=9", *command],
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
+        [*LAUNCH, "-n", "1", "--max_restarts=9", *command], stdout=subprocess.PIPE, text=True
     ) as launcher:
         assert launcher.stdout.readline() and launcher.stdout.readline() == "[0] ready\n"
         os.kill(launcher.pid, number)
-        assert launcher.wait(30) == code
+        assert launcher.wait() == 128 + number
 
 
-def test_another_mesh_is_given_to_the_command(launch):
-    text = "print(sys.argv[1:])"
-    code, out, _ = launch("-n", "2", "--meshes=data:4 | data:2", *python(text), "--a=b")
-    assert code == 0
-    assert out.count("[0] ['--a=b', '--mesh_shape=data:4']") == 1
+def test_hosts_restart_together(python, tmp_path):
+    """Two launchers on one machine: a process of host 1 dies, and host 0's notices."""
+    dies = "if number == 1 and task == 2: os.kill(os.getpid(), 9)\n"
+    notices = (
+        f"while number == 1 and not Path({str(tmp_path)!r}, '2').exists(): time.sleep(0.02)\n"
+        "if number == 1: sys.exit(3)\n"
+        "print(config['cluster']['worker'])"
+    )
+    port = free_port()
+    hosts = f"127.0.0.1:{port},localhost:{port + 2}"
+    restart = ["--max_restarts=1", *python(dies + notices)]
+    launchers = [
+        subprocess.Popen(
+            [*LAUNCH, "-n", "2", f"--hosts={hosts}", f"--host_id={host}", *restart],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for host in range(2)
+    ]
+    said = [launcher.communicate()[0] for launcher in launchers]
+    assert [launcher.returncode for launcher in launchers] == [0, 0]
+    addresses = [f"127.0.0.1:{port}", f"127.0.0.1:{port + 1}"]
+    addresses += [f"localhost:{port + 2}", f"localhost:{port + 3}"]
+    for task in range(4):
+        assert f"[{task}] {addresses}" in said[task // 2]
 
 
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--hosts=a:1,b:1"], "T2TP_SECRET"),
-        (["--hosts=127.0.0.1:1,127.0.0.1:2"], "--host_id is missing"),
-        (["--meshes=data:3"], "cannot share"),
+        (["--hosts=127.0.0.1:1,127.0.0.1:2"], "--host_id"),
+        (["--host_id=1"], "--hosts"),
+        (["--hosts=a,b"], "host:port"),
     ],
 )
 def test_wrong_flags_are_refused(launch, monkeypatch, flags, said):
-    for name in ("T2TP_SECRET", "TF_CONFIG"):
-        monkeypatch.delenv(name, raising=False)
-    if "SECRET" in said:
-        flags = [*flags, "--host_id=0"]
+    monkeypatch.delenv("TF_CONFIG", raising=False)
     code, _, err = launch("-n", "2", *flags, "true")
     assert code == 2 and said in err[0] and len(err) == 1
-
-
-@pytest.mark.slow
-def test_a_leader_is_lost_and_comes_back(tmp_path: Path):
-    """Hosts 1 and 2 go on without host 0, and with it when it is back."""
-    done = tmp_path / "done"
-    text = f"{POLITE}while not os.path.exists({str(done)!r}): time.sleep(0.05)"
-    with launchers(3, tmp_path, "--max_restarts=5", *python(text)) as hosts:
-        eventually(lambda: all("of 3" in hosts.said(host) for host in range(3)))
-        hosts.lose(0)
-        eventually(lambda: "round 2 process 0 of 1" in hosts.said(1))
-        eventually(lambda: "host 0, which led, is lost: restart 1 of 5" in hosts.said(2))
-        hosts.start(0)
-        eventually(lambda: all("round 3 process" in hosts.said(host) for host in range(3)))
-        assert "a host is back" in hosts.said(1)
-        assert "host 1, which led" not in hosts.said(2)  # It has not lost its place.
-        done.touch()
-        assert hosts.wait() == {0: 0, 1: 0, 2: 0}

@@ -32,7 +32,7 @@ from tests.warm_processes import WarmProcess, started
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 # What TensorFlow shows in tests, the program does not show.
 ENVIRONMENT = {k: v for k, v in os.environ.items() if k != "TF_CPP_MIN_LOG_LEVEL"}
 STEPS = 40

@@ -17,7 +17,6 @@ import pytest
 
 from t2tp.processes.cluster import Cluster
 from t2tp.trainer.processes.multiprocess import ProcessMismatchError
-from t2tp.trainer.run_dir import run_lock
 from t2tp.trainer.run_dir.run_lock import LOCK_FILE, RunLock, RunLockedError
 from tests.trainer import toy
 from tests.trainer.toy_estimator import estimator
@@ -143,13 +142,3 @@ def test_processes_with_different_directories_are_refused_by_all(tmp_path, impat
         assert f"{directories[1]} of process 1 is not {directories[0]} of process 0" in str(error)
     with RunLock(str(directories[0]), ALONE):
         pass
-
-
-def test_after_a_restart_it_waits_and_ends_like_one_that_lost_the_others(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_lock, "_RELEASED_SECONDS", 0.3)
-    monkeypatch.setenv("T2TP_ROUND", "2")
-    with RunLock(str(tmp_path), ALONE), pytest.raises(RunLockedError) as refused:
-        RunLock(str(tmp_path), ALONE).__enter__()
-    assert refused.value.exit_code == 3
-    monkeypatch.setenv("T2TP_ROUND", "1")
-    assert RunLockedError("").exit_code == 2

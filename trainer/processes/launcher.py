@@ -1,0 +1,66 @@
+"""The rounds of a launcher: starts this host's processes, and again after a failure.
+
+Launchers of several hosts do not talk to each other. When a process is lost, the processes of all
+hosts end, each launcher starts its own again, and these meet at the address of process 0.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable, Sequence
+
+from t2tp.trainer.errors import SIGNALLED, UsageError
+from t2tp.trainer.processes import children
+from t2tp.trainer.processes.local_processes import LocalProcesses
+
+# A wrong request fails again, and so does a command that cannot be started.
+_HOPELESS = (UsageError.exit_code, 126, 127)
+
+
+def run_rounds(
+    command: Sequence[str],
+    environments: Callable[[], list[dict[str, str]]],
+    first: int = 0,
+    max_restarts: int = 0,
+    local: LocalProcesses | None = None,
+) -> int:
+    """Runs a command in several processes until they succeed or fail for good.
+
+    A run that ends by a signal is not restarted, also if the signal reached another host.
+
+    Args:
+      command: program and arguments.
+      environments: returns the environment of each process of a round.
+      first: index of the first of these processes in the run.
+      max_restarts: how many failures are followed by a restart.
+      local: starts the processes; by default with the usual time limits.
+
+    Returns:
+      The exit code of the process that failed first in the last round; 0 if none did.
+
+    Raises:
+      OSError: the command cannot be started.
+    """
+    local = local or LocalProcesses()
+    with children.forwarded_signals(local.processes) as received:
+        try:
+            for restarts in itertools.count(1):
+                local.start(command, environments(), first)
+                if received:  # Between two rounds.
+                    local.signal(received[-1])
+                outcome = local.wait()
+                stopped = outcome.code in {SIGNALLED + each for each in children.stop_signals()}
+                if received or stopped or outcome.code in (0, *_HOPELESS) or not max_restarts:
+                    break
+                if restarts > max_restarts:
+                    _say(f"{outcome}, after {max_restarts} restarts: the run ends.")
+                    break
+                _say(f"{outcome}: restart {restarts} of {max_restarts}, from the last checkpoint.")
+        finally:
+            local.kill()
+    return outcome.code
+
+
+def _say(text: str) -> None:
+    print(f"t2tp_launch: {text}", file=sys.stderr, flush=True)
