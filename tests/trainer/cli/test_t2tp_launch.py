@@ -89,8 +89,8 @@ def test_signals_reach_all_processes(number):
 def test_a_command_that_does_not_exist_and_wrong_numbers_are_refused(launch):
     said = "t2tp_launch: no-such-command: No such file or directory"
     assert launch("-n", "2", "no-such-command") == (127, [], [said])
-    said = "t2tp_launch: --num_processes=0: expected a positive integer"
-    assert launch("-n", "0", "true") == (2, [], [said])
+    code, _, (said,) = launch("-n", "0", "true")
+    assert code == 2 and "--num_processes=0" in said
 
 
 def test_gpus_are_dealt_out():
