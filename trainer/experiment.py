@@ -40,6 +40,9 @@ from t2tp.trainer.run_spec import RunSpec
 # Flags that may differ between the processes of a run.
 _OWN_FLAGS = ("data_digest", "data_dir", "output_dir", "process_id", "t2t_usr_dir", "tmp_dir")
 
+# Flags that a run keeps if it is resumed from Python, which does not give them.
+_KEPT_FLAGS = ("hparams_set", "t2t_usr_dir")
+
 # schedule -> modes of its programs
 SCHEDULES = {
     "train": (ModeKeys.TRAIN,),
@@ -117,7 +120,9 @@ class Experiment:
         self._check_best_metric()
         self._is_checked = False
         self._evaluation(eval_split)  # To fail early if there is no such split.
+        saved = spec.saved.flags if spec.saved else {}
         self._flags: dict[str, Any] = {
+            **{name: saved[name] for name in _KEPT_FLAGS if name in saved},
             **spec.flags,
             **asdict(spec.config),
             "mesh_shape": spec.hparams.mesh_shape,

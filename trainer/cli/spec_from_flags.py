@@ -15,7 +15,6 @@ from t2tp import problems, registry
 from t2tp.hparam import HParams, describe_differences
 from t2tp.mesh.layout import Layout
 from t2tp.problems.problem import Problem
-from t2tp.problems.user_dir import import_user_dir
 from t2tp.trainer import auto_layout
 from t2tp.trainer.cli.flag_groups import check_given
 from t2tp.trainer.errors import UsageError
@@ -88,7 +87,7 @@ def spec_from_flags(flags: absl_flags.FlagValues) -> RunSpec:
         flags.data_dir,
         settings["train_steps"],
         saved,
-        flags={**flags.flag_values_dict(), "t2t_usr_dir": settings["t2t_usr_dir"]},
+        flags={**flags.flag_values_dict(), **settings},
         changes=[*changes, *_changed_settings(saved, settings)],
     )
 
@@ -117,26 +116,20 @@ def check_same_data(spec: RunSpec) -> None:
 def _user_dir(flags: absl_flags.FlagValues, saved: SavedRun | None) -> str | None:
     """Returns the directory of the user's own problems, models and sets.
 
-    If the flag is not given, imports the directory of the saved run.
-
     Raises:
-      UsageError: the directory of the saved run cannot be imported.
+      UsageError: the run was started with one, and the flag is not given: a run that somebody else
+        has made must not execute code.
     """
     directory = value_of(flags, "t2t_usr_dir")
     if directory:  # `run_program` has imported it.
         return str(Path(directory).expanduser().absolute())
     before = saved and saved.flags.get("t2t_usr_dir")
-    if not before:
-        return None
-    try:
-        import_user_dir(before)
-    except (ValueError, OSError) as error:
+    if before:
         raise UsageError(
-            f"the run in {flags.output_dir} was started with --t2t_usr_dir={before}, which cannot"
-            f" be imported ({error}): say with --t2t_usr_dir where it is now"
-        ) from error
-    logging.info("imported %s, as the run was started with it", before)
-    return before
+            f"the run in {flags.output_dir} was started with --t2t_usr_dir={before}, which is code:"
+            " give the flag again if you trust it"
+        )
+    return None
 
 
 def value_of(flags: absl_flags.FlagValues, name: str) -> Any:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import random
+from pathlib import Path
 
 import pytest
 
 from t2tp import registry
+from t2tp.trainer.cli import programs
 from t2tp.trainer.cli.flag_groups import parse
 from t2tp.trainer.cli.programs import TRAINER
 from t2tp.trainer.cli.spec_from_flags import spec_from_flags
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.run_dir import run_files
 from tests.trainer.conftest import PROBLEM
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 @pytest.fixture
@@ -96,3 +101,57 @@ def test_a_file_of_hparams_that_says_no_model_is_not_completed(resolve, trained,
 def test_what_a_new_run_needs_is_asked_for(resolve):
     with pytest.raises(UsageError, match="--model is missing, and .*run holds no run to"):
         resolve(new={})
+
+
+# What a user may give at a start, and leave out at any resume.
+KEPT = {
+    "problem": PROBLEM,
+    "model": "transformer_lm",
+    "hparams_set": "transformer_lm_test",
+    "problem_options": "vocab_size=512",
+    "train_steps": 7,
+    "random_seed": 5,
+    "t2t_usr_dir": str(EXAMPLES / "my_problems"),
+}
+
+
+@pytest.mark.parametrize("has_user_dir", [True, False])
+def test_a_run_keeps_its_flags_through_any_resumes(resolve, tmp_path, has_user_dir):
+    draw = random.Random(0)
+    given = {name: value for name, value in KEPT.items() if has_user_dir or "usr" not in name}
+    always = {name: given[name] for name in ("t2t_usr_dir",) if name in given}
+    for resume in range(8):
+        omitted = draw.sample(sorted(given), draw.randint(0, len(given))) if resume else []
+        flags = {name: value for name, value in given.items() if name not in omitted}
+        spec = resolve(new={}, **{**flags, **always})
+        assert not spec.changes
+        run_files.write(str(tmp_path / "run"), spec.hparams, spec.flags)
+        saved = run_files.read_flags(tmp_path / "run")
+        assert {name: saved[name] for name in given} == given
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_opening_a_run_executes_no_code(resolve, tmp_path, trained, inside):
+    code = (trained if inside else tmp_path) / "unasked"
+    code.mkdir()
+    (code / "__init__.py").write_text("raise SystemExit('executed')")
+    flags = json.loads((trained / "flags.json").read_text())
+    (trained / "flags.json").write_text(json.dumps({**flags, "t2t_usr_dir": str(code)}))
+    with pytest.raises(UsageError, match="t2t_usr_dir=.*unasked"):
+        resolve(new={}, output_dir=trained)
+    given = [f"--output_dir={trained}", f"--data_dir={tmp_path}"]
+    for program, more in (
+        ("t2tp_trainer", ["--schedule=evaluate"]),
+        ("t2tp_trainer", ["--print_hparams"]),
+        ("t2tp_eval", []),
+        ("t2tp_decoder", []),
+        ("t2tp_exporter", []),
+    ):
+        assert getattr(programs, program)([program, *given, *more]) == 2
+
+
+def test_an_empty_digest_does_not_switch_the_check_of_the_data_off(trained, resolve):
+    flags = json.loads((trained / "flags.json").read_text())
+    (trained / "flags.json").write_text(json.dumps({**flags, "data_digest": ""}))
+    with pytest.raises(run_files.RunFileError, match="data_digest"):
+        resolve(new={}, output_dir=trained)
