@@ -58,7 +58,7 @@ from t2tp.trainer.processes.multiprocess import connect_as
 from t2tp.trainer.run_config import RunConfig
 from t2tp.trainer.run_dir.run_checkpoints import NEW_COUNTERS, RunCheckpoints
 from t2tp.trainer.run_dir.run_lock import RunLock
-from t2tp.trainer.run_dir.run_saver import RunSaver
+from t2tp.trainer.run_dir.run_saver import LockHook, RunSaver
 
 
 class Estimator:
@@ -418,7 +418,7 @@ class Estimator:
         """Trains with hooks and checkpoints; returns the signal that ended the training, or 0."""
         first_step, config = training.steps_done, self.config
         with contextlib.ExitStack() as stack:
-            checkpoints = self._checkpoints.hook(saver, first_step, training.max_steps)
+            checkpoints = self._checkpoints.hook(saver, self.lock(), first_step, training.max_steps)
             progress = None
             if program.cluster.is_main_process:
                 progress = TrainingProgress(first_step, training.max_steps, checkpoints.next)
@@ -444,8 +444,9 @@ class Estimator:
             )
             steps = range(first_step, training.max_steps)
             placed = stack.enter_context(Prefetcher(lambda step: place(inputs.stream[step]), steps))
-            # What saves is last: a saved step is one that all other hooks have handled.
-            all_hooks = [*watching, *hooks, checkpoints]
+            # The lock is first, as other hooks write files. Saving is last: a saved step is one
+            # that all other hooks have handled.
+            all_hooks = [LockHook(self.lock()), *watching, *hooks, checkpoints]
             train_loop(placed, training, all_hooks, interrupt, self._count_steps)
             return interrupt.result()
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import tensorflow as tf
 from tensorflow.python.trackable import resource
 
+from t2tp.checkpoint.errors import reason
 from t2tp.program.program import Feature, Program
 from t2tp.scratch_directory import scratch_directory
 from t2tp.trainer.errors import UsageError
@@ -66,7 +67,10 @@ def write_saved_model(program: Program, path: str | PathLike[str], signatures: S
     module.resources_held = list(tracker.resources)
     path.parent.mkdir(parents=True, exist_ok=True)
     with scratch_directory(path.parent, ".t2tp-export-") as scratch:
-        tf.saved_model.save(module, str(scratch / path.name), signatures=functions)
+        try:
+            tf.saved_model.save(module, str(scratch / path.name), signatures=functions)
+        except tf.errors.OpError as error:  # a full disk, say
+            raise OSError(f"{path} cannot be written: {reason(error)}") from error
         (scratch / path.name).rename(path)
     return path
 

@@ -70,8 +70,8 @@ def average(checkpoints: Sequence[Checkpoint], output_dir: str) -> Averaged:
 
     Args:
       checkpoints: at least one, of the same variables.
-      output_dir: the directory of the new run, whose `checkpoints` gets the result. `hparams.json`
-        and `flags.json` are copied from the run of the latest checkpoint, if they exist.
+      output_dir: the directory of the new run, whose `checkpoints` gets the result. If it has no
+        checkpoints yet, `hparams.json` and `flags.json` are copied from the run of the latest.
 
     Raises:
       CheckpointMismatchError: a variable differs in name, shape or dtype.
@@ -86,16 +86,27 @@ def average(checkpoints: Sequence[Checkpoint], output_dir: str) -> Averaged:
     trainable = {name for name in trainable_names(latest) if latest.dtypes()[name].is_floating}
     moving = {average_of(name) for name in trainable} & set(latest.shapes())
     metadata = latest.metadata | {AVERAGED: sorted(each.step for each in checkpoints)}
-    parts = _parts(latest, checkpoints, trainable | moving)
+
+    def parts() -> Iterator[list[tuple[Slice, tf.Tensor]]]:
+        yield from _parts(latest, checkpoints, trainable | moving)
+        # Before the checkpoint is finished: a program that is killed in between can start again.
+        _copy_settings(latest, output_dir)
+
     directory = checkpoint.save_in_parts(
-        checkpoint_directory(output_dir), latest.step, parts, metadata
+        checkpoint_directory(output_dir), latest.step, parts(), metadata
     )
-    for name in (run_files.HPARAMS_FILE, run_files.FLAGS_FILE):
-        source, target = latest.path.parent.parent / name, Path(output_dir) / name
-        if source.is_file() and not target.exists():
-            write_bytes(target, source.read_bytes())
     statistics = tuple(n for n in sorted(latest.shapes()) if n.split("/")[-1] in BATCH_STATISTICS)
     return Averaged(directory, latest.step, bool(moving), statistics)
+
+
+def _copy_settings(latest: Checkpoint, output_dir: str) -> None:
+    """Copies the settings of a run, unless the target has checkpoints already."""
+    if checkpoint.step_directories(checkpoint_directory(output_dir)):
+        return
+    for name in (run_files.HPARAMS_FILE, run_files.FLAGS_FILE):
+        source = latest.path.parent.parent / name
+        if source.is_file():
+            write_bytes(Path(output_dir) / name, source.read_bytes())
 
 
 def _parts(

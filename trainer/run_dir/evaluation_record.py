@@ -10,6 +10,7 @@ from pathlib import Path
 
 from absl import logging
 
+from t2tp.atomic_file import write_bytes
 from t2tp.trainer.errors import UsageError
 
 FILE_NAME = "eval.jsonl"
@@ -34,7 +35,9 @@ class EvaluationRecord:
         self._path = Path(directory) / FILE_NAME
 
     def add(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Appends an evaluation and syncs it to the disk.
+        """Appends an evaluation and syncs it to the disk; removes earlier ones of the same step.
+
+        A killed run comes to a step again.
 
         Args:
           step: training step of the variables.
@@ -49,12 +52,17 @@ class EvaluationRecord:
             "at": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         }
         try:
-            self._write(json.dumps(line).encode() + b"\n")
+            self._write(step, json.dumps(line).encode() + b"\n")
         except OSError as error:  # An error of `write` or `fsync` does not name the file.
             raise UsageError(f"{self._path} cannot be written: {error}") from error
 
-    def _write(self, line: bytes) -> None:
+    def _write(self, step: int, line: bytes) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
+        lines = self._complete_lines()
+        others = [each for each in lines if (found := _read_line(each)) is None or found[0] != step]
+        if len(others) < len(lines):
+            write_bytes(self._path, b"".join(each + b"\n" for each in others) + line)
+            return
         with self._path.open("ab") as file:
             content = self._path.read_bytes()
             length = content.rfind(b"\n") + 1
@@ -68,7 +76,7 @@ class EvaluationRecord:
             os.fsync(file.fileno())
 
     def by_step(self, up_to: int | None = None) -> dict[int, dict[str, float]]:
-        """Returns step -> metrics, by step; of two evaluations of a step, the later one.
+        """Returns step -> metrics, by step.
 
         Args:
           up_to: omits later steps, which a run that resumed from an earlier checkpoint has not

@@ -24,7 +24,7 @@ from t2tp.trainer.errors import UsageError, as_usage_error
 from t2tp.trainer.processes.multiprocess import checking_same_checkpoint
 from t2tp.trainer.run_config import RunConfig
 from t2tp.trainer.run_dir.find_checkpoint import checkpoint_directory, find
-from t2tp.trainer.run_dir.run_lock import RunLockedError
+from t2tp.trainer.run_dir.run_lock import RunLock, RunLockedError
 from t2tp.trainer.run_dir.run_saver import CheckpointHook, RunSaver, retention_of
 from t2tp.trainer.run_dir.save_policy import EverySeconds, EverySteps
 from t2tp.trainer.run_dir.warm_start import WarmStart, warm_start
@@ -215,13 +215,15 @@ class RunCheckpoints:
         self._saver = RunSaver(self._directory, variables, self._retention, metadata, saved)
         return self._saver
 
-    def hook(self, saver: RunSaver, steps_done: int, last_step: int) -> CheckpointHook:
+    def hook(
+        self, saver: RunSaver, lock: RunLock, steps_done: int, last_step: int
+    ) -> CheckpointHook:
         """Makes the hook that saves when due, in a training from one step to another."""
         steps, seconds = self._config.save_checkpoints_steps, self._config.save_checkpoints_secs
         if seconds is not None:
             policy = EverySeconds(seconds, saver.variables.cluster, steps_done)
-            return CheckpointHook(policy, saver)
-        return CheckpointHook(EverySteps(steps or DEFAULT_SAVE_STEPS, last_step), saver)
+            return CheckpointHook(policy, saver, lock)
+        return CheckpointHook(EverySteps(steps or DEFAULT_SAVE_STEPS, last_step), saver, lock)
 
     def record_metrics(self, step: int, metrics: Mapping[str, float], cluster: Cluster) -> None:
         """Records metrics in the checkpoint of their step, which is saved already or next.

@@ -29,6 +29,10 @@ class RunLockedError(UsageError):
     """Another process trains in the directory, or it cannot be written."""
 
 
+class RunMovedError(UsageError):
+    """The directory of a run was moved or deleted while a process trained in it."""
+
+
 class RunLock:
     """A reentrant lock that keeps other processes from training in the directory.
 
@@ -81,6 +85,24 @@ class RunLock:
         self._depth -= 1
         if self._depth == 0:
             self._release()
+
+    def check_held(self) -> None:
+        """Checks that the lock file at the run's path is still the locked one.
+
+        Raises:
+          RunMovedError: it is not: what this process writes would be in a strange directory.
+        """
+        if self._descriptor is None:
+            return
+        try:
+            if os.path.samestat(os.stat(self._path), os.fstat(self._descriptor)):
+                return
+        except FileNotFoundError:
+            pass
+        raise RunMovedError(
+            f"{self._path.parent} was moved or deleted, or its {LOCK_FILE} was, while this process"
+            " trained in it: the training stops and saves nothing more"
+        )
 
     def _release(self) -> None:
         if self._descriptor is not None:

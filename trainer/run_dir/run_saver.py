@@ -18,6 +18,7 @@ from t2tp.trainer.errors import UsageError
 from t2tp.trainer.hooks.hook import Hook, Training, wait_for
 from t2tp.trainer.processes.interrupt import TrainingInterrupted
 from t2tp.trainer.run_config import RunConfig
+from t2tp.trainer.run_dir.run_lock import RunLock
 from t2tp.trainer.run_dir.save_policy import SavePolicy
 
 
@@ -162,18 +163,32 @@ class RunSaver:
             checkpoint.apply_retention(self._directory, self._retention)
 
 
+class LockHook(Hook):
+    """Stops a training whose directory was moved or deleted, before others write into it."""
+
+    def __init__(self, lock: RunLock) -> None:
+        """Sets the lock, which the training holds."""
+        self._lock = lock
+
+    def after_step(self, training: Training, outputs: Mapping[str, np.ndarray]) -> None:
+        """Raises RunMovedError if the lock is lost."""
+        self._lock.check_held()
+
+
 class CheckpointHook(Hook):
     """The hook that saves when due, after the best evaluation so far, and at the end."""
 
-    def __init__(self, policy: SavePolicy, saver: RunSaver) -> None:
+    def __init__(self, policy: SavePolicy, saver: RunSaver, lock: RunLock) -> None:
         """Sets policy and saver.
 
         Args:
           policy: decides when a checkpoint is due.
           saver: writes checkpoints.
+          lock: the lock of the run, which must be held when a checkpoint is written.
         """
         self._policy = policy
         self._saver = saver
+        self._lock = lock
         self._saved_at: int | None = None
 
     def next(self, step: int) -> str:
@@ -200,6 +215,7 @@ class CheckpointHook(Hook):
             self._saver.wait()
 
     def _save(self, training: Training) -> None:
+        self._lock.check_held()  # Again, as an evaluation may have taken long.
         training.confirm_saving()
         with training.clock.stopped("checkpoint"):
             self._saver.save(training.steps_done)

@@ -117,6 +117,25 @@ def test_it_is_written_in_parts_of_bounded_size(run, tmp_path, monkeypatch):
     )
 
 
+@pytest.mark.parametrize("crashes", [1, 2])
+def test_started_again_after_a_crash_it_finishes_the_work(run, tmp_path, monkeypatch, crashes):
+    left = [OSError("crash"), OSError("crash")][:crashes]
+    copy = averaging.write_bytes
+
+    def crash_once(*arguments):
+        if len(left) == 1:
+            raise left.pop()
+        if left:
+            left.pop()
+        copy(*arguments)
+
+    monkeypatch.setattr(averaging, "write_bytes", crash_once)
+    flags = [f"--output_dir={run}", "--num_last_checkpoints=2", f"--output_path={tmp_path}"]
+    assert [main(flags), main(flags)] == [2, 0]
+    assert (tmp_path / "flags.json").read_text() == "flags"
+    assert (tmp_path / "hparams.json").read_text() == "hparams"
+
+
 def test_an_unfinished_one_is_left_out_with_a_plain_warning(run, tmp_path, capsys):
     shutil.copytree(run, tmp_path / "run")
     step(tmp_path / "run", 99).mkdir()

@@ -6,6 +6,7 @@ import pytest
 
 from t2tp.checkpoint import all_steps
 from t2tp.hparam import HParams
+from t2tp.trainer.cli.programs import t2tp_exporter
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.hooks.heartbeat import Heartbeat
 from t2tp.trainer.hooks.json_log import JsonLog
@@ -42,6 +43,15 @@ def test_what_cannot_be_written_is_named_in_a_sentence(tmp_path, name):
         WRITERS[name](tmp_path)
     assert f"{tmp_path}/{name}" in str(error.value)
     assert len(str(error.value).splitlines()) == 1
+
+
+def test_an_export_that_does_not_fit_is_not_blamed_on_the_hparams(trained, data_dir, capfd):
+    command = ["t2tp_exporter", f"--output_dir={trained}", f"--data_dir={data_dir}"]
+    with files_of_at_most(20_000):
+        assert t2tp_exporter(command) == 2
+    said = capfd.readouterr().err.splitlines()[-1]
+    assert "File too large" in said and f"{trained}/export" in said and "hparams" not in said
+    assert not [path for path in (trained / "export").iterdir() if path.is_dir()]
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -17,9 +18,9 @@ import pytest
 
 from t2tp.processes.cluster import Cluster
 from t2tp.trainer.processes.multiprocess import ProcessMismatchError
-from t2tp.trainer.run_dir.run_lock import LOCK_FILE, RunLock, RunLockedError
+from t2tp.trainer.run_dir.run_lock import LOCK_FILE, RunLock, RunLockedError, RunMovedError
 from tests.trainer import toy
-from tests.trainer.toy_estimator import estimator
+from tests.trainer.toy_estimator import At, Note, estimator
 from tests.two_in_threads import run_two
 
 ALONE = Cluster(("CPU:0",))
@@ -142,3 +143,37 @@ def test_processes_with_different_directories_are_refused_by_all(tmp_path, impat
         assert f"{directories[1]} of process 1 is not {directories[0]} of process 0" in str(error)
     with RunLock(str(directories[0]), ALONE):
         pass
+
+
+def _replace(run: Path) -> None:
+    run.rename(run.with_name("moved"))
+    estimator(run).train(toy.inputs(), 1)  # another run, in a directory of that name
+
+
+CHANGES = {
+    "deleted": shutil.rmtree,
+    "moved": lambda run: run.rename(run.with_name("moved")),
+    "replaced": _replace,
+    "unlocked": lambda run: (run / LOCK_FILE).unlink(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("step", [5, 6])
+def test_a_run_whose_directory_is_another_one_stops_and_writes_nothing(tmp_path, change, step):
+    run, later = tmp_path / "run", []
+
+    def disturb() -> None:
+        CHANGES[change](run)
+        later.append(entries(tmp_path))
+
+    disturbance, reached = At(step, disturb), Note()
+    with pytest.raises(RunMovedError, match=re.escape(str(run))):
+        estimator(run, save_checkpoints_steps=6).train(toy.inputs(), 12, [disturbance, reached])
+    assert max(last for _, last in reached.calls) == step
+    assert [entries(tmp_path)] == later
+
+
+def entries(directory: Path) -> set[str]:
+    names = {str(path.relative_to(directory)) for path in directory.rglob("*")}
+    return {name for name in names if "tmp-" not in name}
