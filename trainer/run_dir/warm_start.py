@@ -110,15 +110,15 @@ def _split(text: str) -> tuple[str, str]:
 def warm_start(source: WarmStart, variables: Variables) -> str:
     """Loads trainable variables from those of the checkpoint with equal name and shape.
 
-    Frozen weights, which the adapters of a model have beside them, must all be there, or in the
-    base of the adapters that are there.
+    The frozen weights of a model with adapters must all be there, or in the base of the adapters
+    that are there.
 
     Args:
       source: the checkpoint and the rules for its names.
       variables: with their initial values.
 
     Returns:
-      A table of the trainable variables: loaded, or why not.
+      A summary: how many variables were loaded, and which were not, with the reason.
 
     Raises:
       WarmStartError: no variable fits, or a rule matches no name.
@@ -133,43 +133,63 @@ def warm_start(source: WarmStart, variables: Variables) -> str:
     if frozen:
         load_base(saved, variables, sources)
     trainable = [v for v in variables if v.spec.trainable]
-    lines = {v.spec.name: _load(saved, v, sources, variables) for v in trainable}
-    loaded = [name for name, (is_loaded, _) in lines.items() if is_loaded]
+    outcomes = {v.spec.name: _load(saved, v, sources) for v in trainable}
+    groups: dict[str, list[str]] = {}
+    for outcome, text in outcomes.values():
+        groups.setdefault(outcome, []).append(text)
+    loaded = len(groups.pop(_LOADED, [])) + len(groups.get(_RENAMED, []))
     if not loaded and not frozen:
-        raise WarmStartError(_nothing_fits(saved, trainable, sources, lines))
-    width = max(map(len, lines))
-    table = [f"  {name:<{width}}  {what}" for name, (_, what) in lines.items()]
-    names = {v.spec.name for v in variables}
-    unused = [name for name in _trained(saved) if name not in {sources.get(each) for each in names}]
+        raise WarmStartError(_nothing_fits(saved, trainable, sources, outcomes))
+    used = {sources.get(v.spec.name) for v in variables}
+    groups["only in the checkpoint"] = [name for name in _trained(saved) if name not in used]
     others = len(variables) - len(trainable) - frozen
+    base_path = variables.base["path"] if variables.base else ""
+    elsewhere = f" from {base_path}" if base_path != str(saved.path.absolute()) else ""
+    base = f"all {frozen} frozen weights{elsewhere}, and " if frozen else ""
     return "\n".join(
         [
-            f"warm start from {saved.path}, of step {saved.step}: {len(loaded)} of"
-            f" {len(trainable)} trainable variables loaded",
-            *table,
-            *([f"  {frozen} frozen weights loaded from {_base_of(variables)}"] if frozen else []),
-            *([f"  only in the checkpoint: {', '.join(unused)}"] if unused else []),
-            *([f"  {others} variables of the optimizer begin anew"] if others else []),
+            f"warm start from {saved.path} of step {saved.step}: loaded {base}{loaded} of"
+            f" {len(trainable)} trainable variables",
+            *(
+                f"  {len(texts)} {group}: {_first(texts)}"
+                for group, texts in groups.items()
+                if texts
+            ),
+            *([f"  {others} optimizer variables start from scratch"] if others else []),
         ]
     )
 
 
+# Outcomes of loading a variable.
+_LOADED, _RENAMED = "loaded", "renamed"
+
+# Max number of variables that a line names.
+_NAMED = 3
+
+
+def _first(texts: Sequence[str]) -> str:
+    more = f"; and {len(texts) - _NAMED} more" if len(texts) > _NAMED else ""
+    return "; ".join(texts[:_NAMED]) + more
+
+
 def _load(
-    saved: Checkpoint, variable: SlicedVariable, sources: Mapping[str, str], variables: Variables
-) -> tuple[bool, str]:
-    """Loads a variable if it fits; returns whether it was loaded, and its line in the table."""
+    saved: Checkpoint, variable: SlicedVariable, sources: Mapping[str, str]
+) -> tuple[str, str]:
+    """Loads a variable if it fits; returns the outcome, and a text that names the variable."""
     name, shape = variable.spec.name, tuple(variable.spec.shape.to_integer_list)
     source = sources.get(name)
     if source is None:
-        return False, "initial value: not in the checkpoint"
+        return "not in the checkpoint, initialized", name
     if source not in saved.shapes():
-        return False, "initial value: frozen in the checkpoint, which is of adapters"
+        return "frozen in the checkpoint, initialized", name
     if saved.shapes()[source] != shape:
-        return False, f"initial value: {saved.shapes()[source]} in the checkpoint, {shape} here"
-    if not saved.dtypes()[source].is_floating:
-        return False, f"initial value: {saved.dtypes()[source].name} in the checkpoint"
+        there = saved.shapes()[source]
+        return "of another shape, initialized", f"{name}, {there} in the checkpoint, {shape} here"
+    dtype = saved.dtypes()[source]
+    if not dtype.is_floating:
+        return "of another type, initialized", f"{name}, {dtype.name} in the checkpoint"
     load(saved, source, variable)
-    return True, "loaded" if source == name else f"loaded, renamed from {source}"
+    return (_LOADED, name) if source == name else (_RENAMED, f"{name} from {source}")
 
 
 def _names_in(saved: Checkpoint) -> set[str]:
@@ -181,10 +201,6 @@ def _names_in(saved: Checkpoint) -> set[str]:
     return set(saved.shapes()) | set(base["names"]) | set(of_base.shapes() if of_base else ())
 
 
-def _base_of(variables: Variables) -> str:
-    return variables.base["path"] if variables.base else ""
-
-
 def _trained(saved: Checkpoint) -> list[str]:
     """Returns the names of the trainable variables of the checkpoint."""
     return saved.metadata.get(TRAINABLE, [])
@@ -194,15 +210,16 @@ def _nothing_fits(
     saved: Checkpoint,
     trainable: Sequence[SlicedVariable],
     sources: Mapping[str, str],
-    lines: Mapping[str, tuple[bool, str]],
+    outcomes: Mapping[str, tuple[str, str]],
 ) -> str:
     """Returns the error that no variable fits, with an example."""
     if not trainable:
         return "warm_start_from: the model has no trainable variables"
     name = trainable[0].spec.name
-    reason = lines[name][1].removeprefix("initial value: ")
+    outcome, text = outcomes[name]
     hint = f"; {nearest(name, sources, 'variables there')}" if name not in sources else ""
     return (
         f"warm_start_from: none of the {len(trainable)} trainable variables is in {saved.path} with"
-        f" its name and shape. {name}: {reason}{hint} (rules from{ARROW}to rename what is there)"
+        f" its name and shape. {outcome.removesuffix(', initialized').capitalize()}: {text}{hint}"
+        f" (rules from{ARROW}to rename what is there)"
     )
