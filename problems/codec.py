@@ -18,11 +18,13 @@ class Codec(abc.ABC):
     Attributes:
       vocabulary: does the same inside a TensorFlow graph, for exported models that take text;
         None: exported models take tokens.
-      eos_id: the token that ends a text.
+      eos_id: the token that training puts after a text.
+      end_ids: the tokens at which generation stops.
     """
 
     vocabulary: Vocabulary | None = None
     eos_id: int = END_OF_DOCUMENT
+    end_ids: tuple[int, ...] = (END_OF_DOCUMENT,)
 
     @abc.abstractmethod
     def encode(self, text: str) -> list[int]:
@@ -44,7 +46,7 @@ class TextCodec(Codec):
 
     def __init__(self, vocabulary: Vocabulary):
         self.vocabulary = vocabulary
-        self.eos_id = vocabulary.end_of_document
+        self.eos_id, self.end_ids = vocabulary.end_of_document, vocabulary.end_ids
 
     def encode(self, text: str) -> list[int]:
         """Returns the tokens of a text, without an EOS."""

@@ -1,8 +1,17 @@
-"""Instruction data: prompts and the completions that a model is to learn, and conversations.
+r"""Instruction data: conversations, or prompts with their completions.
 
-The files of the directory in addition to the manifest: the vocabulary, and for each split the
-columns `targets`, the tokens of prompt and completion, and `targets_weights`, 1 for a token that
-is learned and 0 for one that is only read.
+A model learns the replies and reads the rest. An example is encoded as a whole, because a tokenizer
+may write the beginning of a text differently from the same words inside a text. The characters of
+each token then say whether it belongs to a reply:
+
+    text     "[user] fox?\n[assistant] quick<end>\n"
+    learned                           ^^^^^^^^^^^
+    tokens   [user]  _fox  ?  \n  [assistant]  _quick  <end>  \n
+    weights       0     0  0   0            0       1      1   0
+
+A directory has, in addition to the manifest, the vocabulary, the chat template of conversations,
+and for each split the columns `targets` (tokens) and `targets_weights` (1 for a learned token, 0
+for a read one).
 """
 
 from __future__ import annotations
@@ -24,14 +33,19 @@ from t2tp.problems.data.row_plan import RowPlan
 from t2tp.problems.data.sample import BadSampleError, Sample, Samples, StoredExample
 from t2tp.problems.data.shards import token_dtype
 from t2tp.problems.data.stream import FeatureSpec
+from t2tp.problems.prepare.split_samples import ShuffledSamples
 from t2tp.problems.problem import AnyPath, check_positive
 from t2tp.problems.record_problems import RecordProblem
 from t2tp.problems.sources.records import Records
 from t2tp.problems.text import TextProblem
 from t2tp.problems.text_files import GeneratedSamples
-from t2tp.problems.vocab.chat_template import ChatTemplate, Messages, has_template, messages_of
-from t2tp.problems.vocab.special_tokens import named_tokens
-from t2tp.problems.vocab.vocabulary import Vocabulary
+from t2tp.problems.vocab.chat_template import (
+    TEMPLATE_FILE,
+    ChatTemplate,
+    Messages,
+    has_template,
+    messages_of,
+)
 from t2tp.problems.vocab.vocabulary_file import load_vocabulary
 from t2tp.suggestions import nearest
 
@@ -41,8 +55,8 @@ _ARRANGEMENTS = ("packed", "padded")
 # The role whose messages are learned.
 _LEARNED_ROLE = "assistant"
 
-# A text, and whether it is learned.
-Piece = tuple[str, bool]
+# Begin and end of learned characters.
+Span = tuple[int, int]
 
 
 @registry.register_problem
@@ -50,13 +64,12 @@ class Instructions(RecordProblem, TextProblem):
     """Instruction data: --problem_options='files=chats.jsonl,vocabulary_from=run/huggingface'.
 
     A record has `messages`, a list of objects with `role` and `content`, or `prompt` and
-    `completion`, two texts. The loss is that of completions, and of the messages of the role
-    "assistant", each with the tokens that end it. Conversations are written by the chat template in
-    `vocabulary_from`, or as `role:`, content and an empty line if it has none.
+    `completion`, two texts. A model learns completions and the messages of the role "assistant",
+    each with the tokens that end it. The chat template in `vocabulary_from` writes conversations.
 
-    Options, in addition to those of `RecordProblem` and `TextProblem`:
+    Options, in addition to the options of `RecordProblem` and `TextProblem`:
         messages, prompt, completion: names of the values.
-        arrangement: of training rows: "packed" puts as many examples into a row as fit, separated
+        arrangement: layout of training rows. "packed" fills a row with several examples, separated
             by segments; "padded" has one per row, as other splits always have.
     """
 
@@ -97,7 +110,7 @@ class Instructions(RecordProblem, TextProblem):
 
     @cached_property
     def _template(self) -> ChatTemplate | None:
-        """The chat template beside the tokenizer, if there is one."""
+        """The chat template next to the tokenizer, if there is one."""
         if not self.options.vocabulary_from or not has_template(self._lender):
             return None
         return ChatTemplate.from_directory(self._lender)
@@ -106,10 +119,26 @@ class Instructions(RecordProblem, TextProblem):
         """Returns what the data depend on, the chat template too."""
         dependencies = super().data_dependencies()
         if self._template is not None:
-            # As it writes a conversation, whatever file it is in.
-            written = self._template_probe()
-            dependencies["chat_template"] = hashlib.sha256(written.encode()).hexdigest()
+            # The text of a conversation, whatever file has the template.
+            text = self._template.render(
+                [{"role": "user", "content": "a"}, {"role": _LEARNED_ROLE, "content": "b"}]
+            )
+            dependencies["chat_template"] = hashlib.sha256(text.encode()).hexdigest()
         return dependencies
+
+    def make_vocabulary(self, directory: Path, samples: Callable[[str], ShuffledSamples]) -> str:
+        """Writes the vocabulary, and the template if the first sample is a conversation."""
+        is_chat = samples(self.splits[0]).each(lambda sample: not sample["adds_end"])
+        if self._template is not None and next(is_chat, False):
+            self._template.write(directory)
+        return super().make_vocabulary(directory, samples)
+
+    def change_hparams(self, hparams: HParams, data_dir: AnyPath | None = None) -> None:
+        """Makes the model read first what the chat template of the data writes first."""
+        super().change_hparams(hparams, data_dir)
+        if data_dir and "bos_token_id" in hparams and has_template(self.directory(data_dir)):
+            first = _first_token(self.directory(data_dir))
+            hparams.set("bos_token_id", hparams.bos_token_id if first is None else first)
 
     def read(self, files: Sequence[Sequence[Path]], scratch: Path) -> Samples:
         """Opens the records; a sample has its pieces of text, and where it is."""
@@ -121,42 +150,45 @@ class Instructions(RecordProblem, TextProblem):
     def _sample(self, record: Mapping[str, Any], location: str) -> Sample:
         options = self.options
         try:
-            adds_end = True
-            if options.messages in record:
-                pieces = self._of_messages(messages_of(record[options.messages]))
-                adds_end = self._template is None  # A template writes the ends itself.
+            adds_end = options.messages not in record  # A template writes the ends itself.
+            if not adds_end:
+                text, spans = self._conversation(messages_of(record[options.messages]))
             elif options.prompt in record and options.completion in record:
                 prompt, completion = (
                     _text(record, name) for name in (options.prompt, options.completion)
                 )
-                pieces = [(prompt, False), (completion, True)]
+                text, spans = prompt + completion, [(len(prompt), len(prompt + completion))]
             else:
                 names = ", ".join(map(repr, record)) or "nothing"
                 raise ValueError(
                     f"neither {options.messages!r} nor {options.prompt!r} and"
                     f" {options.completion!r}, only {names}"
                 )
-            if not any(text and learned for text, learned in pieces):
+            if not any(begin < end for begin, end in spans):
                 raise ValueError(
                     "there is nothing to learn: no completion, and no message of the"
                     f" role {_LEARNED_ROLE!r} with content"
                 )
         except ValueError as error:
             raise BadSampleError(f"{location}: {error}") from error
-        return {"pieces": pieces, "adds_end": adds_end}
+        return {"text": text, "spans": spans, "adds_end": adds_end}
 
-    def _of_messages(self, messages: Messages) -> list[Piece]:
-        """Writes a conversation.
+    def _conversation(self, messages: Messages) -> tuple[str, list[Span]]:
+        """Returns a conversation as text, and the characters of its replies.
 
         Raises:
-          ValueError: a message has no content, or the template does not write a conversation
-            message by message.
+          ValueError: a message has no content, there is no template, or it does not write a
+            conversation message by message.
         """
+        if self._template is None:
+            raise ValueError(
+                f"a conversation needs a chat template, and vocabulary_from="
+                f"{self.options.vocabulary_from} names no directory with one: put the model's"
+                f" {TEMPLATE_FILE} there, or write prompts and completions"
+            )
         for each in messages:
             _text(each, "content")
-        if self._template is None:
-            return _plainly_written(messages)
-        whole, pieces, done = self._template.render(messages), list[Piece](), 0
+        whole, spans, done = self._template.render(messages), list[Span](), 0
         for number, each in enumerate(messages):
             if each["role"] != _LEARNED_ROLE:
                 continue
@@ -169,13 +201,13 @@ class Instructions(RecordProblem, TextProblem):
                     f"the chat template writes message {number + 1} in another way when others"
                     " follow, so that it cannot be told what is learned: end the conversation there"
                 )
-            pieces += [(whole[done : len(before)], False), (whole[len(before) : len(after)], True)]
+            spans.append((len(before), len(after)))
             done = len(after)
-        return [*pieces, (whole[done:], False)]
+        return whole, spans
 
     def texts(self, sample: Sample) -> list[str]:
-        """Returns the pieces."""
-        return [text for text, _ in sample["pieces"]]
+        """Returns the text."""
+        return [sample["text"]]
 
     def columns(self, directory: Path) -> dict[str, np.dtype]:
         """Returns the dtypes of tokens and weights."""
@@ -185,31 +217,34 @@ class Instructions(RecordProblem, TextProblem):
         }
 
     def encoder(self, directory: Path) -> Callable[[Sample], StoredExample]:
-        """Returns a function that encodes the pieces one by one, as they are in decoding."""
+        """Returns a function that encodes a text as decoding does, and locates its replies."""
         vocabulary = load_vocabulary(directory)
-        begin, end = self._begin(vocabulary), vocabulary.end_of_document
+        ends, first = vocabulary.end_ids, _first_token(directory)
 
         def encode(sample: Sample) -> StoredExample:
-            ids, weights = list[int](), list[int]()
-            for text, learned in sample["pieces"]:
-                tokens = vocabulary.encode(text)
-                if learned and sample["adds_end"]:
-                    tokens = [*tokens, end]
-                ids += tokens
-                weights += _weights(tokens, end) if learned else [0] * len(tokens)
-            if ids[:1] == begin:  # The model reads it before the first target in any case.
-                ids, weights = ids[1:], weights[1:]
-            last = max(position for position, weight in enumerate(weights) if weight)
-            ids, weights = ids[: last + 1], weights[: last + 1]
-            if ids[-1] != end:
-                ids, weights = [*ids, end], [*weights, 1]
+            tokens = vocabulary.encode_spans(sample["text"])
+            ids, weights = [token for token, *_ in tokens], [0] * len(tokens)
+            for span in sample["spans"]:
+                reply = [n for n, (_, *place) in enumerate(tokens) if _overlap(place, span)]
+                # The template's text after the last end token, such as a line end, is not learned.
+                last = max((n for n in reply if ids[n] in ends), default=len(ids))
+                for number in reply:
+                    weights[number] = int(number <= last)
+            if not sample["adds_end"] and ids[:1] == [first]:
+                ids, weights = ids[1:], weights[1:]  # The model reads it before the first target.
+            if not any(weights):
+                raise ValueError("the vocabulary has no tokens for the text to learn")
+            size = max(number for number, weight in enumerate(weights) if weight) + 1
+            ids, weights = ids[:size], weights[:size]
+            if sample["adds_end"] or ids[-1] not in ends:
+                ids, weights = [*ids, vocabulary.end_of_document], [*weights, 1]
             columns = {"targets": np.array(ids), _WEIGHTS: np.array(weights)}
             return StoredExample(columns, int(vocabulary.byte_lengths[columns["targets"]].sum()))
 
         return encode
 
     def decoder(self, directory: Path) -> Callable[[Mapping[str, np.ndarray]], dict[str, Any]]:
-        """Returns a function that decodes prompt and completion, or of several the last."""
+        """Returns a function that decodes the last completion and the text before it."""
         vocabulary = load_vocabulary(directory)
 
         def decode(columns: Mapping[str, np.ndarray]) -> dict[str, Any]:
@@ -264,32 +299,18 @@ class Instructions(RecordProblem, TextProblem):
         }
         return FieldSource(len(plan), fields)
 
-    def _begin(self, vocabulary: Vocabulary) -> list[int]:
-        """Returns the token that templates begin a conversation with, if there is one."""
-        token = named_tokens(self._lender).get("bos_token") if self._template else None
-        ids = vocabulary.encode(token) if token else []
-        return ids if len(ids) == 1 else []
 
-    def _template_probe(self) -> str:
-        assert self._template is not None
-        return self._template.render(
-            [{"role": "user", "content": "a"}, {"role": _LEARNED_ROLE, "content": "b"}]
-        )
+def _first_token(directory: Path) -> int | None:
+    """Returns the token that the template of prepared data writes first; None if there is none."""
+    if not has_template(directory):
+        return None
+    return ChatTemplate.from_directory(directory).first_token(load_vocabulary(directory).encode)
 
 
-def _weights(tokens: Sequence[int], end: int) -> list[int]:
-    """Returns the weights of a reply: what a template writes after its last EOS is not learned."""
-    last = max((n for n, token in enumerate(tokens) if token == end), default=len(tokens) - 1)
-    return [int(number <= last) for number in range(len(tokens))]
-
-
-def _plainly_written(messages: Messages) -> list[Piece]:
-    pieces = list[Piece]()
-    for each in messages:
-        pieces.append((f"{each['role']}:\n", False))
-        pieces.append((each["content"], each["role"] == _LEARNED_ROLE))
-        pieces.append(("\n\n", False))
-    return pieces
+def _overlap(place: Sequence[int], span: Span) -> bool:
+    """Whether a token has characters of a span; a token of no characters has the next one."""
+    begin, end = place
+    return begin < span[1] and max(end, begin + 1) > span[0]
 
 
 def _text(record: Mapping[str, Any], name: str) -> str:

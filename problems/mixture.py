@@ -299,9 +299,9 @@ class Mixture(Problem):
         self.check_prepared(data_dir)
         return self.parts[0].codec(self.parts_dir(data_dir))
 
-    def change_hparams(self, hparams: HParams) -> None:
+    def change_hparams(self, hparams: HParams, data_dir: AnyPath | None = None) -> None:
         """Sets the values of the first problem."""
-        self.parts[0].change_hparams(hparams)
+        self.parts[0].change_hparams(hparams, data_dir and self.parts_dir(data_dir))
 
     def samples(self, split: str, directory: Path, tmp_dir: Path) -> Samples:
         """Raises NotImplementedError: only the problems have samples."""

@@ -266,8 +266,13 @@ class Problem(abc.ABC):
         """Returns the number of ids to predict."""
         return self.vocab_sizes(data_dir)["targets"]
 
-    def change_hparams(self, hparams: HParams) -> None:
-        """Sets the problem's values in a model's hparams; call it before applying the user's."""
+    def change_hparams(self, hparams: HParams, data_dir: AnyPath | None = None) -> None:
+        """Sets the problem's values in a model's hparams; call it before applying the user's.
+
+        Args:
+          hparams: the model's hparams.
+          data_dir: directory of prepared data, if known.
+        """
         for name, value in self.hparams_changes.items():
             if name in hparams.values():
                 hparams.set(name, value)

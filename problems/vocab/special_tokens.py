@@ -1,96 +1,115 @@
-"""Which tokens of a tokenizer begin a text, end it, and mask others.
+"""Special tokens of a tokenizer: the tokens that begin a text, end it, or mask others.
 
-A directory of Hugging Face says so in several files; old ones, of GPT-2 and BERT, in none but
-`config.json`, or not at all.
+The files of a model name them in several places. Older models, such as GPT-2 and BERT, name them
+only in `config.json`, or not at all.
 """
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-TOKENIZER_FILE = "tokenizer.json"
-# The files that name special tokens, in the order in which they count.
-CONFIG_FILES = ("tokenizer_config.json", "special_tokens_map.json")
-_MODEL_CONFIG = "config.json"
+from t2tp import untrusted_json
 
-# BERT's, of which its first files name none.
-_OF_BERT = {"sep_token": "[SEP]", "cls_token": "[CLS]", "mask_token": "[MASK]"}
+TOKENIZER_FILE = "tokenizer.json"
+# Files that name special tokens; the first file that names a token counts.
+CONFIG_FILES = ("tokenizer_config.json", "special_tokens_map.json")
+# Files that list the ids of tokens that end a text.
+GENERATION_FILE = "generation_config.json"
+_ID_FILES = (GENERATION_FILE, "config.json")
+
+# BERT's special tokens, which its first files do not name.
+_BERT_TOKENS = {"sep_token": "[SEP]", "cls_token": "[CLS]", "mask_token": "[MASK]"}
 
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """Tokens as text; None: there is none.
+    """Special tokens as text; None: the tokenizer has no such token.
 
     Attributes:
-      end: ends a text: EOS, or BERT's separator.
-      begin: begins a text, as BERT's `[CLS]`. What a decoder reads before its first token (BOS)
-        is an hparam of the model, not a part of texts.
-      mask: stands for another one in a masked language model.
+      end: the token that training puts after a text: EOS, or BERT's separator.
+      begin: the token before a text, such as BERT's `[CLS]`. A decoder's BOS is an hparam of the
+        model, not a part of texts.
+      mask: the token that masks others in a masked language model.
+      end_ids: ids of all tokens at which generation stops.
     """
 
     end: str | None
     begin: str | None
     mask: str | None
+    end_ids: tuple[int, ...]
 
 
 def read_special_tokens(directory: Path) -> SpecialTokens:
     """Reads the special tokens of the tokenizer in a directory.
 
     Raises:
-      ValueError: a file is not JSON.
+      ValueError: a file is damaged.
       OSError: a file cannot be read.
     """
-    ids = token_ids(_read(directory / TOKENIZER_FILE))
+    ids = token_ids(directory / TOKENIZER_FILE)
     named = named_tokens(directory)
 
-    def of_bert(name: str) -> str | None:
-        return named.get(name) or (_OF_BERT[name] if _OF_BERT[name] in ids else None)
+    def bert_token(name: str) -> str | None:
+        return named.get(name) or (_BERT_TOKENS[name] if _BERT_TOKENS[name] in ids else None)
 
-    end = named.get("eos_token") or named.get("sep_token") or _end_of_model(directory, ids)
-    return SpecialTokens(end or of_bert("sep_token"), of_bert("cls_token"), of_bert("mask_token"))
+    listed = [token for file in _ID_FILES for token in _end_ids(directory / file)]
+    texts = {number: token for token, number in ids.items()}
+    end = named.get("eos_token") or named.get("sep_token") or bert_token("sep_token")
+    end = end or next((texts[token] for token in listed if token in texts), None)
+    own = [ids[end]] if end in ids else []
+    return SpecialTokens(
+        end, bert_token("cls_token"), bert_token("mask_token"), tuple(dict.fromkeys(own + listed))
+    )
 
 
 def named_tokens(directory: Path) -> dict[str, str]:
     """Returns the special tokens that a directory's files name, such as `bos_token`, as text.
 
     Raises:
-      ValueError: a file is not JSON.
+      ValueError: a file is damaged.
       OSError: a file cannot be read.
     """
     found: dict[str, str] = {}
     for file in CONFIG_FILES:
-        for name, token in _read(directory / file).items():
+        for name, token in read_if_there(directory / file).items():
             text = token.get("content") if isinstance(token, dict) else token
             if name.endswith("_token") and isinstance(text, str) and text:
                 found.setdefault(name, text)
     return found
 
 
-def token_ids(tokenizer: dict[str, Any]) -> dict[str, int]:
-    """Returns the ids of the tokens in the contents of a `tokenizer.json`."""
-    pieces = (tokenizer.get("model") or {}).get("vocab") or {}
-    if not isinstance(pieces, dict):  # A list of pieces and their probabilities.
-        pieces = {piece[0]: number for number, piece in enumerate(pieces)}
-    added = {each["content"]: each["id"] for each in tokenizer.get("added_tokens") or ()}
-    return {**pieces, **added}
+def token_ids(path: Path) -> dict[str, int]:
+    """Returns the ids of the tokens in a `tokenizer.json`, by token; {} without the file.
+
+    Raises:
+      ValueError: the file is damaged.
+      OSError: the file cannot be read.
+    """
+    tokenizer = read_if_there(path)
+    with untrusted_json.as_damaged(path):
+        pieces = (tokenizer.get("model") or {}).get("vocab") or {}
+        if isinstance(pieces, list):  # pieces and their log-probabilities
+            pieces = {piece[0]: number for number, piece in enumerate(pieces)}
+        added = {each["content"]: each["id"] for each in tokenizer.get("added_tokens") or ()}
+        found = {**pieces, **added}
+    untrusted_json.check_types(found, path, dict.fromkeys(found, int))
+    return found
 
 
-def _end_of_model(directory: Path, ids: dict[str, int]) -> str | None:
-    """Returns the token that `config.json` says ends a text."""
-    end = _read(directory / _MODEL_CONFIG).get("eos_token_id")
-    end = end[0] if isinstance(end, list) and end else end
-    return next((token for token, number in ids.items() if number == end), None)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """Returns the contents of a file, or {} if there is none."""
+def read_if_there(path: Path) -> dict[str, Any]:
+    """Reads a JSON object; {} without the file."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        return untrusted_json.read_object(path)
     except FileNotFoundError:
         return {}
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON ({error}); download it again") from error
-    return content if isinstance(content, dict) else {}
+
+
+def _end_ids(path: Path) -> list[int]:
+    """Returns the ids of the tokens that a model's config says end a text."""
+    ends = read_if_there(path).get("eos_token_id")
+    ends = ends if isinstance(ends, list) else [ends]
+    for each in ends:
+        untrusted_json.check_types({"eos_token_id": each}, path, {"eos_token_id": int})
+    return [each for each in ends if each is not None]

@@ -1,13 +1,14 @@
-"""The vocabulary of a `tokenizer.json`: that of a model of Hugging Face."""
+"""The vocabulary of a Hugging Face model: its `tokenizer.json`."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from t2tp import untrusted_json
 from t2tp.problems.vocab.special_tokens import (
     CONFIG_FILES,
     TOKENIZER_FILE,
@@ -22,28 +23,35 @@ _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 
 
 class TokenizerVocabulary(Vocabulary):
-    """The tokens of a tokenizer, whose ids are those of the model that it belongs to.
+    """The tokens of a tokenizer, with the ids that its model knows.
 
-    GPT-2's and Llama 3's byte pieces are lossless. Others change texts (lower case, spaces), and
-    then decoding returns the changed text, and the bytes of a token are those it stands for within
-    a text.
+    The byte pieces of GPT-2 and Llama 3 are lossless. Other tokenizers change a text (lower case,
+    spaces). Decoding then returns the changed text, and the bytes of a token are its bytes inside a
+    text.
     """
 
     file_name = "vocabulary.tokenizer.json"
     works_in_graph = False
     is_lossless = False  # Byte pieces do, unless there is a normalizer.
 
-    def __init__(self, tokenizer: str, eos_token: str, begin_token: str | None = None):
+    def __init__(
+        self,
+        tokenizer: str,
+        eos_token: str,
+        begin_token: str | None = None,
+        end_ids: Sequence[int] = (),
+    ):
         """Loads the tokenizer.
 
         Args:
           tokenizer: the contents of `tokenizer.json`.
-          eos_token: the token that ends a text.
-          begin_token: the token that begins a text; None: texts begin with their first token.
+          eos_token: the token that training puts after a text.
+          begin_token: the token before a text; None: texts begin with their first token.
+          end_ids: ids of further tokens at which generation stops.
 
         Raises:
           ModuleNotFoundError: the library `tokenizers` is not installed; says how to install it.
-          ValueError: the contents are no tokenizer, or lack a token.
+          ValueError: the contents are not a tokenizer, or lack a token.
         """
         try:
             import tokenizers
@@ -54,11 +62,12 @@ class TokenizerVocabulary(Vocabulary):
         self._text, self._eos_token, self._begin_token = tokenizer, eos_token, begin_token
         try:
             self._tokenizer = tokenizers.Tokenizer.from_str(tokenizer)
-        except Exception as error:  # It raises nothing more particular.
-            raise ValueError(f"{TOKENIZER_FILE} is no tokenizer: {error}") from error
+        except Exception as error:  # The library raises nothing more specific.
+            raise ValueError(f"{TOKENIZER_FILE} is not a tokenizer: {error}") from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self.end_of_document = self._token(eos_token, "end")
+        self.end_ids = tuple(dict.fromkeys([self.end_of_document, *end_ids]))
         if begin_token:
             self.prefix_tokens = (self._token(begin_token, "begin"),)
 
@@ -66,28 +75,34 @@ class TokenizerVocabulary(Vocabulary):
     def read(cls, contents: bytes) -> TokenizerVocabulary:
         """Reads the vocabulary from the contents of its file."""
         fields = json.loads(contents)
-        return cls(fields["tokenizer"], fields["eos_token"], fields.get("begin_token"))
+        return cls(
+            fields["tokenizer"],
+            fields["eos_token"],
+            fields.get("begin_token"),
+            fields.get("end_ids", ()),
+        )
 
     @classmethod
     def from_directory(cls, directory: Path) -> TokenizerVocabulary:
         """Reads the tokenizer in a directory of Hugging Face.
 
         Raises:
-          ValueError: it does not say which token ends a text.
+          ValueError: the directory's files name no token that ends a text, or are damaged.
         """
-        text = (directory / TOKENIZER_FILE).read_text(encoding="utf-8")
+        text = untrusted_json.read_text(directory / TOKENIZER_FILE)
         special = read_special_tokens(directory)
         if not special.end:
             raise ValueError(
                 f"{directory / CONFIG_FILES[0]} has no eos_token, so that texts would have no end:"
                 ' write {"eos_token": "..."} into it'
             )
-        return cls(text, special.end, special.begin)
+        return cls(text, special.end, special.begin, special.end_ids)
 
     def contents(self) -> bytes:
         """Returns the tokenizer and its EOS as JSON."""
         begin = {"begin_token": self._begin_token} if self._begin_token else {}
-        fields = {"eos_token": self._eos_token, **begin, "tokenizer": self._text}
+        ends = {"end_ids": self.end_ids} if len(self.end_ids) > 1 else {}
+        fields = {"eos_token": self._eos_token, **begin, **ends, "tokenizer": self._text}
         return (json.dumps(fields, indent=1) + "\n").encode()
 
     def _token(self, token: str, verb: str) -> int:
@@ -98,8 +113,16 @@ class TokenizerVocabulary(Vocabulary):
 
     def encode(self, text: str) -> list[int]:
         """Returns the token ids of a text; see `Vocabulary.encode`."""
+        return self._encoding(text).ids
+
+    def encode_spans(self, text: str) -> list[tuple[int, int, int]]:
+        """Returns token ids with their characters; see `Vocabulary.encode_spans`."""
+        encoding = self._encoding(text)
+        return [(token, *at) for token, at in zip(encoding.ids, encoding.offsets, strict=True)]
+
+    def _encoding(self, text: str) -> Any:
         text.encode("utf-8")
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+        return self._tokenizer.encode(text, add_special_tokens=False)
 
     def encode_in_graph(self, texts: tf.Tensor) -> tf.RaggedTensor:
         """Is impossible: see `works_in_graph`.

@@ -33,7 +33,8 @@ class Vocabulary(abc.ABC):
 
     Attributes:
       file_name: name of its file.
-      end_of_document: the token that ends a text.
+      end_of_document: the token that training puts after a text.
+      end_ids: the tokens at which generation stops.
       prefix_tokens: the tokens put before a text that no model continues token by token: none, or
         BERT's `[CLS]`.
       works_in_graph: whether `encode_in_graph` and `decode_in_graph` can be called.
@@ -42,6 +43,7 @@ class Vocabulary(abc.ABC):
 
     file_name: str
     end_of_document: int = END_OF_DOCUMENT
+    end_ids: tuple[int, ...] = (END_OF_DOCUMENT,)
     prefix_tokens: tuple[int, ...] = ()
     works_in_graph: bool = True
     is_lossless: bool = True
@@ -57,6 +59,26 @@ class Vocabulary(abc.ABC):
         Raises:
           UnicodeEncodeError: the text has a lone surrogate, which is not in UTF-8.
         """
+
+    def encode_spans(self, text: str) -> list[tuple[int, int, int]]:
+        """Returns the token ids of a text, as `encode`, each with the characters it stands for.
+
+        "a fox" may give [(5, 0, 1), (9, 1, 5)]: token 9 stands for " fox", characters 1 to 4.
+
+        Raises:
+          ValueError: the vocabulary changes the text.
+        """
+        ids = self.encode(text)
+        if self.decode_bytes(ids) != text.encode("utf-8"):
+            raise ValueError("the vocabulary changes this text, so its tokens cannot be located")
+        # The character of each byte.
+        places = [at for at, each in enumerate(text) for _ in each.encode("utf-8")]
+        ends = self.byte_lengths[ids].cumsum().tolist()
+        begins = [0, *ends[:-1]]
+        return [
+            (token, places[begin], places[end - 1] + 1)
+            for token, begin, end in zip(ids, begins, ends, strict=False)
+        ]
 
     def encode_parts(self, text: str) -> Iterator[list[int]]:
         """Yields the token ids of a text in parts, whose concatenation is that of `encode`.

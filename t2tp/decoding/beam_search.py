@@ -17,6 +17,7 @@ from t2tp.decoding.candidates import Candidates, top_candidates
 from t2tp.decoding.options import DecodeOptions
 from t2tp.decoding.prompt_batch import PromptBatch, max_loop_steps
 from t2tp.decoding.token_loop import token_loop
+from t2tp.decoding.vocab_slice import is_any
 from t2tp.models.autoregressive import AutoregressiveModel, DecodeState
 from t2tp.program.program import Mesh
 
@@ -84,15 +85,15 @@ def search(
             mesh, last, mtf.broadcast(positions, last.shape), state_before
         )
         may_end = mtf.greater_equal(mtf.broadcast(step, [batch]), options.min_length)
-        # Each sequence has one continuation by EOS, so of twice the beam's width at least the
+        # Each sequence has a continuation by each end token. Of these many candidates at least the
         # beam's width are unfinished.
         continuations = top_candidates(
             logits,
             now.log_probs,
             may_end,
             model.vocab_sizes["targets"],
-            options.eos_id,
-            2 * beam.size,
+            options.end_ids,
+            max(2, 1 + len(options.end_ids)) * beam.size,
         )
         *advanced, parents = mtf.slicewise(
             lambda step, limits, *tensors: ranking.advance(
@@ -196,7 +197,7 @@ class _Ranking:
     def __init__(self, options: DecodeOptions, length: int) -> None:
         self._beam_size = options.width
         self._alpha = options.alpha
-        self._eos_id = options.eos_id
+        self._end_ids = options.end_ids
         self._length = length
         # If only the best sequence is returned, the search ends once that one is certain.
         self._score_to_beat = tf.reduce_min if options.return_beams else tf.reduce_max
@@ -210,7 +211,7 @@ class _Ranking:
           the fields of the next `_Beams`, and the beam entry that each unfinished sequence extends,
           int32 [batch, beam].
         """
-        ends = tf.equal(candidates.tokens, self._eos_id)
+        ends = is_any(candidates.tokens, self._end_ids)
         log_probs, alive, parents = self._unfinished(step, candidates, now, ends)
         after = self._finish(step, candidates, now, ends)._replace(log_probs=log_probs, alive=alive)
         # A log-probability only falls, and the penalty (alpha is at least 0) is largest at the

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
@@ -34,7 +35,7 @@ def top_candidates(
     log_probs: mtf.Tensor,
     may_end: mtf.Tensor,
     vocab_size: int,
-    eos_id: int,
+    end_ids: Sequence[int],
     count: int,
 ) -> Candidates:
     """Returns the most probable sequences that are one token longer, the most probable first.
@@ -42,13 +43,13 @@ def top_candidates(
     Args:
       logits: float [batch, beam, vocab].
       log_probs: float32 [batch, beam], of the sequences; -infinity where there is none.
-      may_end: booleans [batch], whether `eos_id` may be chosen.
+      may_end: booleans [batch], whether an end token may be chosen.
       vocab_size: tokens from here on are never chosen.
-      eos_id: the EOS token.
+      end_ids: the end tokens.
       count: number of candidates.
     """
     dim = mtf.Dimension("candidate", count)
-    operation = CandidatesOperation(logits, log_probs, may_end, vocab_size, eos_id, dim)
+    operation = CandidatesOperation(logits, log_probs, may_end, vocab_size, end_ids, dim)
     return Candidates(*operation.outputs)
 
 
@@ -65,12 +66,12 @@ class CandidatesOperation(Operation):
         log_probs: mtf.Tensor,
         may_end: mtf.Tensor,
         vocab_size: int,
-        eos_id: int,
+        end_ids: Sequence[int],
         dim: mtf.Dimension,
     ) -> None:
         super().__init__([logits, log_probs, may_end], name="candidates")
         self._vocab_size = vocab_size
-        self._eos_id = eos_id
+        self._end_ids = end_ids
         self._dim = dim
         shape = mtf.Shape([*logits.shape.dims[:-2], dim])
         dtypes = (tf.float32, tf.int32, tf.int32)
@@ -80,7 +81,7 @@ class CandidatesOperation(Operation):
         """Takes `count` candidates from each slice of the vocabulary, and the best of these."""
         logits, log_probs, may_end = self.inputs
         part = VocabSlice(lowering, logits)
-        allowed = part.choosable(self._vocab_size, lowering.slice(may_end)[:, None], self._eos_id)
+        allowed = part.choosable(self._vocab_size, lowering.slice(may_end)[:, None], self._end_ids)
         values, ids = top_tokens(part, allowed, self._dim.size)
         count = values.shape[-1]
         gathered = part.gather(tf.concat([values, as_floats(ids), part.normalizer_parts()], -1))

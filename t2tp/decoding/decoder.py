@@ -166,8 +166,8 @@ class Decoder:
         """Decodes rows; yields each with its index as soon as its batch is done.
 
         Raises:
-          ValueError: a row is longer than the model's `max_length`, some rows have inputs and some
-            have not, or the model's logits are NaN.
+          ValueError: a row is too long for the model, some rows have inputs and some have not, or
+            the model's logits are NaN.
         """
         sizes = [self._sizes(number, request) for number, request in enumerate(requests)]
         if len({request.inputs is None for request in requests}) > 1:
@@ -183,6 +183,16 @@ class Decoder:
             for row, number in enumerate(numbers):
                 yield number, self._hypotheses({n: array[row] for n, array in arrays.items()})
 
+    def check(self, request: Request) -> None:
+        """Checks that the model has positions for a row.
+
+        Raises:
+          ValueError: the row's inputs or prompt are too long.
+        """
+        if self._max_length is not None:
+            check_length("input", request.inputs or (), self._max_length)
+            check_length("prompt", request.prefix, self._max_length)
+
     def smallest_features(self, reads_inputs: bool) -> dict[str, Feature]:
         """Returns the features of the program for rows of one token."""
         inputs = [0] if reads_inputs else None
@@ -195,13 +205,11 @@ class Decoder:
         limit = request.limit
         if limit is None:
             limit = inputs + self.options.extra_length
+        try:
+            self.check(request)
+        except ValueError as error:
+            raise ValueError(f"row {number}: {error}") from error
         if self._max_length is not None:
-            for name, size in (("inputs", inputs), ("prefix", prefix)):
-                if size > self._max_length:
-                    raise ValueError(
-                        f"row {number}: its {name} are {size} tokens, and the model's max_length"
-                        f" is {self._max_length}"
-                    )
             room = self._max_length - prefix
             if request.limit is not None and limit > room:
                 logging.warning(
@@ -261,6 +269,18 @@ class Decoder:
 
 
 _OUTPUTS = ("symbols", "sizes", "log_probs", "scores", "ended")
+
+
+def check_length(name: str, tokens: Sequence[int], max_length: int) -> None:
+    """Checks that a model has positions for a sequence.
+
+    Raises:
+      ValueError: the sequence is too long.
+    """
+    if len(tokens) > max_length:
+        raise ValueError(
+            f"the {name} has {len(tokens)} tokens, and the model's max_length is {max_length}"
+        )
 
 
 def round_up(size: int) -> int:

@@ -11,6 +11,7 @@ from t2tp.decoding.options import DecodeOptions
 from t2tp.decoding.prompt_batch import PromptBatch, max_loop_steps
 from t2tp.decoding.sampling import choose_tokens
 from t2tp.decoding.token_loop import token_loop
+from t2tp.decoding.vocab_slice import is_any
 from t2tp.models.autoregressive import AutoregressiveModel, DecodeState
 from t2tp.program.program import Mesh
 
@@ -116,7 +117,7 @@ class _RowUpdate:
     """The update of the rows in an iteration, on one processor's slices of them."""
 
     def __init__(self, options: DecodeOptions, length: int) -> None:
-        self._eos_id = options.eos_id
+        self._end_ids = options.end_ids
         self._length = length
 
     def advance(
@@ -129,8 +130,8 @@ class _RowUpdate:
     ) -> _Sequences:
         """Writes the tokens of the unfinished rows."""
         is_active = tf.equal(now.status, _UNFINISHED)
-        ends = is_active & tf.equal(tokens, self._eos_id)
-        is_written = is_active & tf.not_equal(tokens, self._eos_id)
+        is_end = is_any(tokens, self._end_ids)
+        ends, is_written = is_active & is_end, is_active & ~is_end
         is_here = tf.equal(tf.range(self._length), step)[None, :] & is_written[:, None]
         is_full = is_written & (step + 1 >= limits)
         return _Sequences(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from t2tp.hparam import HParams
 
 GREEDY, SAMPLE, BEAM = "greedy", "sample", "beam"
 _DEFAULT_BEAM_SIZE = 4
+_DEFAULT_EOS_ID = 1
 
 _HELP = {
     "beam_size": "width of beam search; 1: greedy",
@@ -21,7 +23,7 @@ _HELP = {
     "write_beam_scores": "write the score next to each sequence",
     "num_samples": "number of examples of a split, or of images; -1: all of the split",
     "batch_size": "number of rows decoded together",
-    "eos_id": "id of the EOS token; -1: none",
+    "eos_id": "token that ends a row, or a list of several; -1: none",
 }
 
 
@@ -47,7 +49,7 @@ class DecodeOptions:
       num_samples: number of examples of a split that programs decode, or of images; -1: all of the
         split.
       batch_size: number of rows decoded together.
-      eos_id: the EOS token; -1: none.
+      eos_id: the token that ends a row, or several; -1: none. Default: the problem's tokens, or 1.
     """
 
     beam_size: int | None = None
@@ -61,7 +63,7 @@ class DecodeOptions:
     write_beam_scores: bool = False
     num_samples: int = -1
     batch_size: int = 16
-    eos_id: int = 1
+    eos_id: int | Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         """Checks the options.
@@ -74,12 +76,14 @@ class DecodeOptions:
             **at_least,
             "beam_size": 1,
             "batch_size": 1,
-            "eos_id": -1,
             "num_samples": -1,
         }.items():
             value = getattr(self, name)
             if value is not None and value < min_value:
                 raise ValueError(f"{name} is {value}, and must be at least {min_value}")
+        given = self.eos_id if isinstance(self.eos_id, list | tuple) else [self.eos_id]
+        if self.eos_id is not None and not all(isinstance(x, int) and x >= -1 for x in given):
+            raise ValueError(f"eos_id is {self.eos_id}, and must be tokens, or -1 for none")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p is {self.top_p}, and must be above 0 and at most 1")
         if self._names_some and self.temperature == 0:
@@ -117,6 +121,14 @@ class DecodeOptions:
             return cls(**{**defaults, **declared.parse(text)})
         except ValueError as error:
             raise ValueError(f"decode_hparams: {error}") from error
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """The tokens that end a row."""
+        if self.eos_id is None:
+            return (_DEFAULT_EOS_ID,)
+        given = (self.eos_id,) if isinstance(self.eos_id, int) else self.eos_id
+        return tuple(token for token in given if token >= 0)
 
     @property
     def method(self) -> str:

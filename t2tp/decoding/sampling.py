@@ -37,7 +37,7 @@ def choose_tokens(
       logits: float [batch, vocab].
       keys: int64 [batch], keys of the rows' random numbers, with the position and the token.
       positions: int32 [batch].
-      may_end: booleans [batch], whether `options.eos_id` may be chosen.
+      may_end: booleans [batch], whether one of `options.end_ids` may be chosen.
       vocab_size: tokens from here on are never chosen.
       options: how to choose.
 
@@ -77,9 +77,9 @@ class ChooseOperation(Operation):
         logits, keys, positions, may_end = self.inputs
         options = self._options
         part = VocabSlice(lowering, logits)
-        can_forbid = options.min_length > 0 and options.eos_id >= 0
+        can_forbid = options.min_length > 0
         allowed = part.choosable(
-            self._vocab_size, lowering.slice(may_end) if can_forbid else None, options.eos_id
+            self._vocab_size, lowering.slice(may_end) if can_forbid else None, options.end_ids
         )
         if options.method != SAMPLE:
             result = _best(part, allowed, allowed)

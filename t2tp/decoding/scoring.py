@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from t2tp.decoding.decoder import Predict, round_up
+from t2tp.decoding.decoder import Predict, check_length, round_up
 from t2tp.decoding.prompt_batch import pad, sequence_arrays, sequence_features
 from t2tp.mesh.layout import Layout
 from t2tp.program.program import Feature
@@ -55,11 +55,7 @@ class Scorer:
             features: dict[str, Feature] = {}
             batch: dict[str, np.ndarray] = {}
             for name, tokens in read.items():
-                if len(tokens) > self._max_length:
-                    raise ValueError(
-                        f"row {number}: its {name} are {len(tokens)} tokens, and the model's"
-                        f" max_length is {self._max_length}"
-                    )
+                check_length(name, tokens, self._max_length)
                 length = min(round_up(len(tokens)), self._max_length)
                 features |= sequence_features(name, self._rows, length)
                 batch |= sequence_arrays(name, *pad([tokens], self._rows, length))

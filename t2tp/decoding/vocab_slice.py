@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import tensorflow as tf
@@ -45,17 +46,19 @@ class VocabSlice:
         self.ids = tf.range(size, dtype=tf.int32) + begin
         self.axes = [] if self._axis is None else [self._axis]
 
-    def choosable(self, vocab_size: int, may_end: tf.Tensor | None, eos_id: int) -> tf.Tensor:
+    def choosable(
+        self, vocab_size: int, may_end: tf.Tensor | None, end_ids: Sequence[int]
+    ) -> tf.Tensor:
         """Returns the logits, -infinity where a token must not be chosen.
 
         Args:
           vocab_size: tokens from here on are padding of the vocabulary.
-          may_end: booleans [rows...], whether `eos_id` may be chosen; None: it may.
-          eos_id: the EOS token.
+          may_end: booleans [rows...], whether an end token may be chosen; None: it may.
+          end_ids: the end tokens.
         """
         allowed = self.ids < vocab_size
         if may_end is not None:
-            allowed = tf.logical_and(allowed, may_end[..., None] | (self.ids != eos_id))
+            allowed = tf.logical_and(allowed, may_end[..., None] | ~is_any(self.ids, end_ids))
         return tf.where(allowed, self.logits, -float("inf"))
 
     def normalizer_parts(self) -> tf.Tensor:
@@ -89,6 +92,11 @@ def normalizer(parts: tf.Tensor) -> tf.Tensor:
     highest = tf.reduce_max(parts[..., 0], -1)
     total = tf.reduce_sum(parts[..., 1] * tf.exp(parts[..., 0] - highest[..., None]), -1)
     return highest + tf.math.log(total)
+
+
+def is_any(tokens: tf.Tensor, end_ids: Sequence[int]) -> tf.Tensor:
+    """Returns whether each token is one of the end tokens."""
+    return tf.reduce_any([tf.equal(tokens, each) for each in (-1, *end_ids)], axis=0)
 
 
 def as_floats(ids: tf.Tensor) -> tf.Tensor:

@@ -50,7 +50,7 @@ def import_tensors(
 
     Args:
       source: its tensors are read.
-      variables: of the model; see `ModelDirectory.check_fits`.
+      variables: of the model; see `ModelDirectory.variables`.
       directory: of the checkpoints.
       dtype: of the values in the checkpoint; "": that of each tensor in the directory.
       progress: called again and again, with the number of values that were read.

@@ -15,7 +15,6 @@ from t2tp.huggingface.model_types.mixtral import MIXTRAL
 from t2tp.huggingface.model_types.qwen2 import QWEN2
 from t2tp.huggingface.model_types.t5 import T5
 from t2tp.huggingface.model_types.vit import VIT
-from t2tp.suggestions import nearest
 
 # In the order in which a run of no directory is tried; a type may have several architectures.
 MODEL_TYPES: tuple[ModelType, ...] = (
@@ -32,8 +31,9 @@ def find_types(name: str) -> list[ModelType]:
     """
     found = [each for each in MODEL_TYPES if each.name == name]
     if not found:
-        known = nearest(name, [each.name for each in MODEL_TYPES], "types of models")
-        raise ConversionError(f"models of type {name!r} cannot be converted: {known}")
+        # No similar name: weights of one type, read as another, are a wrong model.
+        known = ", ".join(dict.fromkeys(each.name for each in MODEL_TYPES))
+        raise ConversionError(f"t2tp has no models of type {name!r}, only {known}")
     return found
 
 
@@ -54,6 +54,6 @@ def find_type(name: str, architectures: Sequence[str] | None = None) -> ModelTyp
         if list(architectures) == [each.architecture]:
             return each
     raise ConversionError(
-        f"config.json is of {', '.join(architectures)}: of models of type {name}, t2tp has"
-        f" {' and '.join(each.architecture for each in types)}"
+        f"config.json names {', '.join(map(str, architectures))}: t2tp converts models of type"
+        f" {name} as {' and '.join(each.architecture for each in types)}"
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,14 +11,16 @@ from typing import Any
 
 import numpy as np
 
+from t2tp import untrusted_json
 from t2tp.hparam import HParams
 from t2tp.huggingface.errors import ConversionError
 from t2tp.huggingface.known_types import find_type
 from t2tp.huggingface.model_type import HAS_LOGITS, IMAGE_MEAN, IMAGE_STD, MASK_TOKEN, ModelType
 from t2tp.huggingface.safetensors_file import TensorInfo, read_header
-from t2tp.huggingface.tensor_map import MOST_ELEMENTS, Variable
+from t2tp.huggingface.tensor_map import MOST_ELEMENTS, Variable, variables
 from t2tp.problems.vocab.special_tokens import TOKENIZER_FILE, read_special_tokens, token_ids
 from t2tp.suggestions import nearest
+from t2tp.untrusted_json import Types
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -55,7 +56,7 @@ class ModelDirectory:
             raise ConversionError(
                 f"{path} is no directory: name one with {CONFIG_FILE} and weights"
             )
-        config = read_json(path / CONFIG_FILE)
+        config = read_json(path / CONFIG_FILE, {"model_type": str, "architectures": list})
         model_type = find_type(str(config.get("model_type")), config.get("architectures"))
         return cls(path, config, model_type, _tensors(path, model_type.renamed))
 
@@ -68,14 +69,28 @@ class ModelDirectory:
         found = {HAS_LOGITS: self._has_logits(), MASK_TOKEN: _mask_token(self.path)}
         return self.model_type.hparams({**self.config, **found, **_image_channels(self.path)})
 
-    def check_fits(self, variables: Sequence[Variable]) -> None:
-        """Checks that the files have the variables' tensors, and no others.
+    def variables(self, hparams: HParams) -> list[Variable]:
+        """Returns the model's variables.
 
         Raises:
-          ConversionError: a tensor is missing, has another shape, or is not one of the model.
+          ConversionError: the files have not the model's tensors, or have others.
         """
+        sizes = self.model_type.sizes(hparams)
+        # A damaged config may ask for a billion layers.
+        for name in ("layer", "encoder_layer", "decoder_layer", "expert"):
+            if sizes[name] > len(self.tensors):
+                raise ConversionError(
+                    f"{self.path / CONFIG_FILE} is of a model with {sizes[name]:,} {name}s, and the"
+                    f" files have {len(self.tensors):,} tensors: the two are not of one model"
+                )
+        found = variables(self.model_type.tensors(hparams), sizes, self.model_type.padded(hparams))
+        self._check_fits(found)
+        return found
+
+    def _check_fits(self, of_model: Sequence[Variable]) -> None:
+        """Checks that the files have the variables' tensors, and no others."""
         used = set()
-        for variable in variables:
+        for variable in of_model:
             for piece in variable.pieces:
                 if piece.is_copy and not self._has(piece.theirs):
                     continue
@@ -107,9 +122,7 @@ class ModelDirectory:
           ConversionError: it has more tokens than the model.
         """
         file = self.path / TOKENIZER_FILE
-        if not file.is_file():
-            return
-        largest = max(token_ids(read_json(file)).values(), default=0)
+        largest = max(token_ids(file).values(), default=0)
         if largest >= vocab_size:
             raise ConversionError(
                 f"{file} has tokens up to {largest}, and the model has {vocab_size}: the two are"
@@ -165,44 +178,40 @@ class ModelDirectory:
         return bool(pattern) and re.fullmatch(pattern, plain) is not None
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path, types: Types | None = None) -> dict[str, Any]:
     """Reads an object.
 
     Raises:
-      ConversionError: it is missing, or not JSON.
+      ConversionError: the file is missing.
+      ValueError: the file is damaged.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        return untrusted_json.read_object(path, types)
     except FileNotFoundError:
         raise ConversionError(
             f"{path.parent} has no {path.name}: is it a model's directory?"
         ) from None
-    except ValueError as error:
-        raise ConversionError(f"{path} is not JSON ({error}); download it again") from error
-    if not isinstance(content, dict):
-        raise ConversionError(f"{path} is no object of names and values; download it again")
-    return content
 
 
 def _mask_token(path: Path) -> int | None:
     """Returns the token that masks others; None if the directory has no such token."""
-    if not (path / TOKENIZER_FILE).is_file():
-        return None
-    return token_ids(read_json(path / TOKENIZER_FILE)).get(read_special_tokens(path).mask or "")
+    return token_ids(path / TOKENIZER_FILE).get(read_special_tokens(path).mask or "")
 
 
 def _image_channels(path: Path) -> dict[str, list[float]]:
     """Returns mean and deviation of the channels of images from 0 to 1; {} without a processor."""
-    if not (path / IMAGES_FILE).is_file():
+    if not (path / IMAGES_FILE).exists():
         return {}
-    config = read_json(path / IMAGES_FILE)
+    names = (IMAGE_MEAN, IMAGE_STD)
+    types = {"rescale_factor": float, **dict.fromkeys(names, (list, float))}
+    config = read_json(path / IMAGES_FILE, types)
     if not config.get("do_normalize", True):
         return {}
-    # What the processor multiplies bytes by; ours are divided by 255.
+    # The processor multiplies bytes by this factor. Our images are bytes divided by 255.
     factor = config.get("rescale_factor", 1 / 255) if config.get("do_rescale", True) else 1.0
-    scale = round(factor * 255, 9)
-    names = (IMAGE_MEAN, IMAGE_STD)
-    return {name: [value / scale for value in config.get(name) or []] for name in names}
+    with untrusted_json.as_damaged(path / IMAGES_FILE):
+        scale = round(factor * 255, 9)
+        return {name: [value / scale for value in config.get(name) or []] for name in names}
 
 
 def _tensors(path: Path, renamed: Mapping[str, str]) -> dict[str, TensorInfo]:
@@ -218,20 +227,22 @@ def _tensors(path: Path, renamed: Mapping[str, str]) -> dict[str, TensorInfo]:
 def _read_headers(path: Path) -> dict[str, TensorInfo]:
     """Returns the tensors of all files, by their names there."""
     if (path / INDEX_FILE).exists():
-        files_of = read_json(path / INDEX_FILE).get("weight_map", {})
+        files_of = read_json(path / INDEX_FILE, {"weight_map": dict}).get("weight_map") or {}
+        untrusted_json.check_types(files_of, path / INDEX_FILE, dict.fromkeys(files_of, str))
         tensors: dict[str, TensorInfo] = {}
         for name in sorted(set(files_of.values())):
-            if not (path / name).is_file():
-                raise ConversionError(f"{path / name} is missing, which {INDEX_FILE} names")
-            tensors |= read_header(path / name)
+            file = untrusted_json.file_inside(path, name)
+            if not file.exists():
+                raise ConversionError(f"{file} is missing, which {INDEX_FILE} names")
+            tensors |= read_header(file)
         missing = [name for name in files_of if name not in tensors]
         if missing:
             raise ConversionError(
                 f"{path / files_of[missing[0]]} has no {missing[0]}, which {INDEX_FILE} says it has"
             )
         return tensors
-    if (path / WEIGHTS_FILE).is_file():
-        return read_header(path / WEIGHTS_FILE)
+    if (path / WEIGHTS_FILE).exists():
+        return read_header(untrusted_json.file_inside(path, WEIGHTS_FILE))
     pickles = sorted(file.name for file in (*path.glob("*.bin"), *path.glob("*.pt*")))
     if pickles:
         raise ConversionError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ from t2tp.hparam import HParams
 from t2tp.huggingface.errors import ConversionError
 from t2tp.huggingface.tensor_map import Entry
 from t2tp.suggestions import nearest
+from t2tp.untrusted_json import check_types
 
 Config = Mapping[str, Any]
 Shapes = Mapping[str, tuple[int, ...]]
@@ -22,10 +23,47 @@ Shapes = Mapping[str, tuple[int, ...]]
 HAS_LOGITS = "has_logits"
 MASK_TOKEN = "mask_token_id"
 IMAGE_MEAN, IMAGE_STD = "image_mean", "image_std"
+_FOUND = (HAS_LOGITS, MASK_TOKEN, IMAGE_MEAN, IMAGE_STD)
+
+# Types of the entries that `read` and `training` use.
+_TYPES: Mapping[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(["num_key_value_heads", "head_dim", "n_inner", "num_labels"], int),
+    **dict.fromkeys(["num_layers", "num_decoder_layers", "decoder_start_token_id"], int),
+    **dict.fromkeys(["sliding_window", "num_local_experts", "num_channels"], int),
+    **dict.fromkeys(["hidden_act", "hidden_activation", "activation_function"], str),
+    **dict.fromkeys(["feed_forward_proj", "dense_act_fn", "problem_type"], str),
+    **dict.fromkeys(["attention_bias", "mlp_bias", "output_router_logits"], bool),
+    **dict.fromkeys(["is_gated_act", "scale_decoder_outputs", "tie_word_embeddings"], bool),
+    **dict.fromkeys(["rope_theta", "router_aux_loss_coef"], float),
+    **dict.fromkeys(["rope_parameters", "rope_scaling"], dict),
+    **dict.fromkeys(["image_size", "patch_size", "bos_token_id"], (int, list)),
+    **{"id2label": dict, "layer_types": list},
+}
+
+# Entries that change no logits of any type: descriptions, settings of training and generation, and
+# tokens that only generation reads.
+_WITHOUT_EFFECT = """
+    _name_or_path name_or_path architectures model_type transformers_version tokenizer_class
+    torch_dtype dtype use_bfloat16 torchscript use_cache return_dict use_return_dict
+    output_hidden_states output_attentions output_past output_scores return_dict_in_generate
+    attn_implementation _attn_implementation _attn_implementation_autoset _commit_hash
+    chunk_size_feed_forward gradient_checkpointing initializer_range initializer_factor
+    classifier_dropout problem_type id2label label2id num_labels finetuning_task
+    task_specific_params prefix pretraining_tp pad_token_id bos_token_id eos_token_id sep_token_id
+    cls_token_id mask_token_id unk_token_id decoder_start_token_id tf_legacy_loss
+    unsloth_fixed unsloth_version
+    max_length max_new_tokens min_length do_sample early_stopping num_beams num_beam_groups
+    temperature top_k top_p typical_p repetition_penalty encoder_repetition_penalty
+    diversity_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids
+    num_return_sequences remove_invalid_values forced_bos_token_id forced_eos_token_id
+    suppress_tokens begin_suppress_tokens exponential_decay_length_penalty epsilon_cutoff eta_cutoff
+    is_decoder add_cross_attention cross_attention_hidden_size tie_encoder_decoder
+    """
 
 # Entries of newer configs for what several have said before, which are those that are written.
 _NEWER = ("rope_parameters",)
 _NONE = object()
+_ONE_CLASS = "single_label_classification"
 
 # Names of activations in configs, and of our networks; what is written is the first of each.
 ACTIVATIONS = {
@@ -51,8 +89,11 @@ class ModelType:
       problem: the problem of a converted run, unless another is named.
       same: names in the config, and of the hparams of the same value.
       training: hparams that are not the architecture, from the config.
-      defaults: of entries that older configs lack.
-      required: the values that entries must have: t2tp has no others.
+      reads: names of further entries that `read` and `training` use.
+      without_effect: entries that change no logits in `transformers`, in addition to those that
+        change none of any type. Every other entry is refused.
+      defaults: values of entries that older configs lack.
+      required: the values that entries must have, because t2tp supports no others.
       logits: the name of the tensor that logits have if they are not tied to the embedding.
       read: further hparams from the config.
       written: further entries of the config from the hparams.
@@ -75,6 +116,8 @@ class ModelType:
     written: Callable[[HParams], dict[str, Any]]
     tensors: Callable[[HParams], Sequence[Entry]]
     training: Callable[[Config], dict[str, Any]] = lambda config: {}
+    reads: Collection[str] = ()
+    without_effect: Collection[str] = ()
     defaults: Config = field(default_factory=dict)
     required: Mapping[str, Any] = field(default_factory=dict)
     logits: str = "lm_head.weight"
@@ -90,21 +133,17 @@ class ModelType:
         Raises:
           ConversionError: an entry is missing, or has a value that t2tp has nothing for.
         """
+        self._check(config)
         config = {**self.defaults, **config}
         hparams = registry.hparams(self.hparams_set)
         try:
-            self._check(config)
-            values = {ours: config[theirs] for theirs, ours in self.same.items()}
-            values |= self.read(config) | self.training(config)
+            # First the sizes, which `read` divides by others.
+            _set(hparams, {ours: config[theirs] for theirs, ours in self.same.items()})
+            _set(hparams, self.read(config) | self.training(config))
         except KeyError as error:
             raise ConversionError(
                 f"config.json has no {error}, which a model of type {self.name} needs"
             ) from error
-        for name, value in values.items():
-            try:
-                hparams.set(name, value)
-            except (ValueError, TypeError) as error:
-                raise ConversionError(f"config.json does not fit: {error}") from error
         return hparams
 
     def completed(self, hparams: HParams, shapes: Shapes) -> HParams:
@@ -132,7 +171,7 @@ class ModelType:
         config = {
             "architectures": [self.architecture],
             "model_type": self.name,
-            **self.required,
+            **{name: v for name, v in self.required.items() if not isinstance(v, bool)},
             **{theirs: hparams.get(ours) for theirs, ours in self.same.items()},
             **self.written(hparams),
         }
@@ -206,12 +245,32 @@ class ModelType:
         return {"vocab": -(-hparams.vocab_size // divisor) * divisor}
 
     def _check(self, config: Config) -> None:
-        for name, value in self.required.items():
-            if config.get(name, value) != value:
+        """Checks that every entry is known, of its type, and has a value that t2tp supports."""
+        check_types(config, "config.json", _TYPES)
+        for name, value in {"is_encoder_decoder": False, **self.required}.items():
+            found = config.get(name, value)
+            if found != value and not (found is None and value is False):
                 raise ConversionError(
-                    f"config.json has {name}={config[name]!r}: of models of type {self.name}, t2tp"
-                    f" has those with {value!r}"
+                    f"config.json has {name}={found!r}: of models of type {self.name}, t2tp"
+                    f" supports those with {value!r}"
                 )
+        known = {*self.same, *self.reads, *self.required, *self.defaults, *_FOUND}
+        known.add("is_encoder_decoder")
+        idle = {*_WITHOUT_EFFECT.split(), *self.without_effect}
+        for name in sorted(config.keys() - known - idle):
+            if config[name] is not None:
+                raise ConversionError(
+                    f"config.json has {name}={str(config[name])[:80]}, an entry that t2tp does not"
+                    f" know of models of type {self.name}: remove it if their code does not read it"
+                )
+
+
+def _set(hparams: HParams, values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
+        try:
+            hparams.set(name, value)
+        except (ValueError, TypeError) as error:
+            raise ConversionError(f"config.json does not fit: {error}") from error
 
 
 def _image_sizes(values: Mapping[str, Any]) -> dict[str, int]:
@@ -256,8 +315,19 @@ def activation(config: Config, name: str) -> str:
 
 
 def num_classes(config: Config) -> int:
-    """Returns how many classes a config names; `transformers` does not write that there are two."""
-    return len(config.get("id2label") or ()) or config.get("num_labels", 2)
+    """Returns the number of classes; `transformers` does not write that there are two.
+
+    Raises:
+      ConversionError: the model does not choose one of several classes.
+    """
+    count = len(config.get("id2label") or ()) or config.get("num_labels", 2)
+    kind = config.get("problem_type") or _ONE_CLASS
+    if kind != _ONE_CLASS or count < 2:
+        raise ConversionError(
+            f"config.json has problem_type={kind!r} and {count} classes: t2tp supports"
+            f" {_ONE_CLASS!r} with two or more"
+        )
+    return count
 
 
 def labels(count: int) -> dict[str, Any]:
@@ -275,7 +345,7 @@ def their_activation(mlp: str) -> str:
 
 
 def token(value: Any) -> int:
-    """Returns a token of a config, which may be null or, of several, a list; 0 if there is none."""
+    """Returns a token of a config: the value, or the first of a list; 0 if there is none."""
     if isinstance(value, list):
         value = value[0] if value else None
     return 0 if value is None else value

@@ -1,14 +1,16 @@
 """Files of tensors in the format safetensors, read and written a slice at a time.
 
-A file is 8 bytes, the size of the header, little-endian; the header, JSON: for each tensor its
-dtype, shape and place; and the values (https://github.com/huggingface/safetensors#format). The
-library of that name reads and writes whole tensors, and has no bfloat16 in numpy.
+A file has the size of the header (8 bytes, little-endian), the header, JSON with dtype, shape and
+place of each tensor, and the values (https://github.com/huggingface/safetensors#format). The
+library `safetensors` checks the header. The values are mapped into memory, because a slice of our
+variable is a strided view of their tensor, and because the library writes only whole files.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +19,7 @@ from typing import Literal
 import ml_dtypes
 import numpy as np
 
+from t2tp import untrusted_json
 from t2tp.huggingface.errors import ConversionError
 
 # The dtypes of weights, by their names in the files.
@@ -26,13 +29,6 @@ DTYPES: dict[str, np.dtype] = {
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
-# Those of other tensors, such as masks, which a model may have and no conversion reads.
-_SIZES = {
-    **{name: dtype.itemsize for name, dtype in DTYPES.items()},
-    **{"I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1},
-    **{"F8_E4M3": 1, "F8_E5M2": 1},
-}
-_LARGEST_HEADER = 100_000_000
 
 
 @dataclass(frozen=True)
@@ -80,36 +76,32 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
     """Returns the tensors of a file, by name.
 
     Raises:
-      ConversionError: it is no safetensors file, or is truncated.
-      OSError: it cannot be read.
+      ConversionError: the file is damaged or incomplete.
+      ModuleNotFoundError: the library `safetensors` is not installed; says how to install it.
+      OSError: the file cannot be read.
     """
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if size < 8 or length > min(size - 8, _LARGEST_HEADER):
-            raise ConversionError(_truncated(path, f"its header is to have {length} bytes", size))
-        text = file.read(length)
     try:
-        header = json.loads(text)
-        header.pop("__metadata__", None)
-        tensors = {
-            name: TensorInfo(
-                path, each["dtype"], tuple(each["shape"]), 8 + length + each["data_offsets"][0]
-            )
-            for name, each in header.items()
-        }
-        ends = {name: 8 + length + each["data_offsets"][1] for name, each in header.items()}
-        for name, each in tensors.items():
-            num_bytes = math.prod(each.shape) * _SIZES[each.dtype]
-            if each.begin < 8 + length or ends[name] - each.begin != num_bytes:
-                raise ValueError(name)
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise ConversionError(
-            f"{path} is no safetensors file: its header is damaged; download it again"
+        from safetensors import SafetensorError, safe_open
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "reading weights needs the library safetensors: pip install 't2tp[text]'"
         ) from error
-    if max(ends.values(), default=0) > size:
-        raise ConversionError(_truncated(path, f"it is to have {max(ends.values())} bytes", size))
-    return tensors
+    with untrusted_json.open_regular(path) as file:
+        try:
+            with safe_open(path, "numpy"):  # The library checks the header and the file's size.
+                length = int.from_bytes(file.read(8), "little")
+                header = json.loads(file.read(length))
+        except (SafetensorError, ValueError, RecursionError) as error:
+            raise ConversionError(
+                f"{path} is damaged or incomplete ({error}): download it again"
+            ) from error
+    return {
+        name: TensorInfo(
+            path, each["dtype"], tuple(each["shape"]), 8 + length + each["data_offsets"][0]
+        )
+        for name, each in header.items()
+        if name != "__metadata__"
+    }
 
 
 def create(path: Path, tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> dict[str, TensorInfo]:
@@ -132,12 +124,14 @@ def create(path: Path, tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> di
     text += b" " * (-len(text) % 8)  # Values are aligned.
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        file.truncate(8 + len(text) + end)
+        file.flush()
+        # Writing to a mapped file kills the process if the disk is full, so the disk's space is
+        # reserved here.
+        try:
+            os.posix_fallocate(file.fileno(), 0, 8 + len(text) + end)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(path)) from error
     return {
         name: TensorInfo(path, dtype, shape, 8 + len(text) + begins[name])
         for name, (dtype, shape) in tensors.items()
     }
-
-
-def _truncated(path: Path, wanted: str, size: int) -> str:
-    return f"{path} is truncated: {wanted} and the file has {size}; download it again"

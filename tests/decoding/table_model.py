@@ -70,13 +70,18 @@ def log_prob(
 
 
 def ended_sequences(
-    limit: int, alpha: float, prefix: Sequence[int] = (), least: int = 0
-) -> list[tuple[float, list[int]]]:
-    """Every sequence of at most `limit` tokens that ends: (score, tokens without the end)."""
+    limit: int,
+    alpha: float,
+    prefix: Sequence[int] = (),
+    least: int = 0,
+    ends: Sequence[int] = (EOS,),
+) -> list[tuple[float, float, list[int]]]:
+    """Every sequence of at most `limit` tokens that ends: score, log-probability, tokens."""
     found = []
-    others = [token for token in range(TOKENS) if token != EOS]
+    others = [token for token in range(TOKENS) if token not in ends]
     for size in range(least, limit):
         for body in itertools.product(others, repeat=size):
-            score = log_prob([*body, EOS], prefix) / ((5 + size + 1) / 6) ** alpha
-            found.append((score, list(body)))
+            for end in ends:
+                total = log_prob([*body, end], prefix)
+                found.append((total / ((5 + size + 1) / 6) ** alpha, total, list(body)))
     return sorted(found, reverse=True)

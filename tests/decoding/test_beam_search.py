@@ -28,16 +28,18 @@ def decode(options: str, mesh_shape: str = "", layout: str = "", limit: int = LI
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
 @pytest.mark.parametrize("min_length", [0, 2])
-def test_a_beam_as_wide_as_all_sequences_finds_the_best_of_all(alpha, min_length):
+@pytest.mark.parametrize("ends", [[EOS], [EOS, 3], [0, 2, 4]])
+def test_a_beam_as_wide_as_all_sequences_finds_the_best_of_all(alpha, min_length, ends):
+    eos_id = str(ends).replace(" ", "")
     found = decode(
-        f"beam_size=300,alpha={alpha},min_length={min_length},return_beams=true,batch_size=4"
+        f"beam_size=300,alpha={alpha},min_length={min_length},return_beams=true,batch_size=4,"
+        f"eos_id={eos_id}"
     )
     for prefix, hypotheses in zip(PREFIXES, found, strict=True):
-        wanted = ended_sequences(LIMIT, alpha, prefix, min_length)[:300]
-        assert [h.tokens for h in hypotheses] == [tokens for _, tokens in wanted]
-        np.testing.assert_allclose([h.score for h in hypotheses], [s for s, _ in wanted], rtol=1e-5)
-        sums = [log_prob([*h.tokens, EOS], prefix) for h in hypotheses]
-        np.testing.assert_allclose([h.log_prob for h in hypotheses], sums, rtol=1e-5)
+        wanted = ended_sequences(LIMIT, alpha, prefix, min_length, ends)[:300]
+        assert [h.tokens for h in hypotheses] == [tokens for _, _, tokens in wanted]
+        scores = [[h.score, h.log_prob] for h in hypotheses]
+        np.testing.assert_allclose(scores, [each[:2] for each in wanted], rtol=1e-5)
         assert all(h.has_ended for h in hypotheses)
 
 
@@ -72,5 +74,5 @@ def test_each_row_has_a_limit_of_its_own():
     decoder = Decoder.from_model(TableModel(), DecodeOptions(beam_size=300))
     limits = [1, 2, 3, 4]
     found = decoder([Request(limit=limit) for limit in limits])
-    wanted = [ended_sequences(limit, 0.6)[0][1] for limit in limits]
+    wanted = [ended_sequences(limit, 0.6)[0][2] for limit in limits]
     assert [row[0].tokens for row in found] == wanted

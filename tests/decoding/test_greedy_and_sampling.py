@@ -27,29 +27,32 @@ def decode(options: str, mesh_shape: str = "", layout: str = "", limit: int = 6,
     return [row[0] for row in decoder([Request(prefix, limit=limit) for prefix in PREFIXES])]
 
 
-def greedy(prefix: list[int], limit: int, least: int = 0) -> list[int]:
+def greedy(prefix: list[int], limit: int, least: int, ends: list[int]) -> list[int]:
+    """The most probable tokens, up to the end token and with it."""
     history: list[int] = [0, 0, *prefix]
     tokens: list[int] = []
     while len(tokens) < limit:
         logits = LOGITS[history[-2], history[-1], :TOKENS].copy()
         if len(tokens) < least:
-            logits[EOS] = -np.inf
+            logits[ends] = -np.inf
         token = int(logits.argmax())
-        if token == EOS:
-            break
         tokens.append(token)
+        if token in ends:
+            break
         history.append(token)
     return tokens
 
 
 @pytest.mark.parametrize(("mesh_shape", "layout"), [("", ""), *LAYOUTS])
 @pytest.mark.parametrize("min_length", [0, 3])
-def test_greedy_takes_the_most_probable_token_each_time(mesh_shape, layout, min_length):
-    options = f"beam_size=1,batch_size=4,min_length={min_length}"
+@pytest.mark.parametrize("ends", [[EOS], [EOS, 3, 4]])
+def test_greedy_takes_the_most_probable_token_each_time(mesh_shape, layout, min_length, ends):
+    eos_id = str(ends).replace(" ", "")
+    options = f"beam_size=1,batch_size=4,min_length={min_length},eos_id={eos_id}"
     for prefix, found in zip(PREFIXES, decode(options, mesh_shape, layout), strict=True):
-        assert found.tokens == greedy(prefix, 6, min_length)
-        assert found.has_ended == (len(found.tokens) < 6)
-        written = found.tokens + [EOS] * found.has_ended
+        written = greedy(prefix, 6, min_length, ends)
+        assert found.has_ended == (written[-1] in ends)
+        assert found.tokens == written[: len(written) - found.has_ended]
         np.testing.assert_allclose(found.log_prob, log_prob(written, prefix), rtol=1e-5)
 
 

@@ -41,7 +41,8 @@ def test_the_method_follows_from_what_is_given(text, method, width):
         ("top_p=1.5", "at most 1"),
         ("alpha=-1", "at least 0"),
         ("temperature=1,return_beams=true", "sample"),
-        ("eos_id=-2", "at least -1"),
+        ("eos_id=-2", "eos_id is -2"),
+        ("eos_id=[3,end]", "eos_id"),
         ("beam_size=many", "many"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import runpy
 import sys
@@ -15,7 +16,10 @@ from t2tp.huggingface.safetensors_file import read_header
 from t2tp.problems.vocab.vocabulary_file import load_vocabulary
 from t2tp.trainer.cli import programs
 from tests.huggingface import our_models
-from tests.huggingface.tiny_files import END, write_tiny_gpt2
+from tests.huggingface.tiny_files import END, write_tiny_gpt2, write_tiny_llama
+from tests.problems import tiny_tokenizers
+from tests.problems.tiny_tokenizers import CONVERSATIONS as CHATS
+from tests.problems.tiny_tokenizers import TEMPLATES, TOKENIZERS
 
 EXAMPLE = Path(__file__).parents[2] / "examples/huggingface.py"
 TEMPLATE = """<|endoftext|>{% for message in messages %}
@@ -48,9 +52,9 @@ def run(source):
     return made
 
 
-def decode(run, *flags):
-    hparams = "--decode_hparams=beam_size=1,extra_length=12,eos_id=-1"
-    command = ["t2tp_decoder", f"--output_dir={run}", hparams, "--noxla", *flags]
+def decode(run, *flags, hparams="beam_size=1,extra_length=12,eos_id=-1"):
+    options = f"--decode_hparams={hparams}"
+    command = ["t2tp_decoder", f"--output_dir={run}", options, "--noxla", *flags]
     return programs.t2tp_decoder(command)
 
 
@@ -116,6 +120,52 @@ def test_what_is_typed_is_a_conversation(source, run, monkeypatch, capsys):
     asked = f"{END}user: the\nassistant: {first}\nuser: lazy\nassistant:"
     (second,) = their_texts(source, [asked])
     assert capsys.readouterr().out == f"{first}\n{second}\n{first}\n"
+
+
+_KINDS = zip(TOKENIZERS, itertools.cycle(["begins", "turns"]))
+
+
+@pytest.mark.parametrize(("kind", "template"), [each for each in _KINDS])
+@pytest.mark.parametrize("num_ends", [1, 3])
+def test_replies_end_where_those_of_transformers_do(tmp_path, kind, template, num_ends, capsys):
+    transformers = pytest.importorskip("transformers", reason="pip install -e '.[hf-tests]'")
+    source, run = tmp_path / "source", tmp_path / "run"
+    tiny_tokenizers.write(tmp_path, kind)
+    size = len(load_vocabulary(tmp_path))
+    write_tiny_llama(source, vocab_size=size, max_position_embeddings=128)
+    tiny_tokenizers.write(source, kind, TEMPLATES[template])
+    model = transformers.LlamaForCausalLM.from_pretrained(source).eval()
+    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(source)
+    asked = [chat[:1] for chat in CHATS] + [CHATS[1][:4]]
+
+    def generate(messages, ends):
+        given = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, return_dict=True, return_tensors="pt"
+        )
+        out = model.generate(
+            **given, max_new_tokens=12, do_sample=False, eos_token_id=ends, pad_token_id=0
+        )
+        return out[0, given["input_ids"].shape[1] :].tolist()
+
+    # Tokens that the model writes, so that replies end after different numbers of tokens.
+    ends = list(dict.fromkeys([generate(each, None)[3 + n] for n, each in enumerate(asked)]))
+    ends = [*ends, tokenizer.eos_token_id][:num_ends]
+    (source / "generation_config.json").write_text(
+        json.dumps({"eos_token_id": ends[0] if num_ends == 1 else ends})
+    )
+    assert our_models.convert(f"--from_hf={source}", f"--output_dir={run}") == 0
+    (tmp_path / "chats.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in asked))
+    capsys.readouterr()
+    flags = [f"--decode_from_file={tmp_path / 'chats.jsonl'}", "--decode_to_file=-"]
+    assert decode(run, *flags, hparams="beam_size=1,extra_length=12") == 0
+    written = [generate(each, [*ends, tokenizer.eos_token_id]) for each in asked]
+    kept = [[token for token in each if token not in ends] for each in written]
+    wanted = [tokenizer.decode(each, skip_special_tokens=True) for each in kept]
+    assert min(map(len, written)) < 12
+    escaped = [
+        each.replace("\n", "\\n").replace("\t", "\\t").replace("\r", "\\r") for each in wanted
+    ]
+    assert capsys.readouterr().out.split("\n")[:-1] == escaped
 
 
 @pytest.mark.slow

@@ -74,9 +74,9 @@ def write_tiny_gpt2(directory: Path, **changes: int) -> None:
     _write({**CONFIG, **changes}, directory)
 
 
-def write_tiny_llama(directory: Path) -> None:
+def write_tiny_llama(directory: Path, **changes: Any) -> None:
     """Writes the same of a Llama."""
-    _write(LLAMA_CONFIG, directory)
+    _write({**LLAMA_CONFIG, **changes}, directory)
 
 
 def _write(config: dict[str, Any], directory: Path) -> None:

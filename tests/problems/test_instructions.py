@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import pickle
 
@@ -9,12 +10,14 @@ import numpy as np
 import pytest
 
 from t2tp import problems
+from t2tp.hparam import HParams
 from t2tp.models.model import FeatureMismatchError
 from t2tp.problems.vocab.vocabulary_file import load_vocabulary
 from t2tp.trainer.cli.programs import t2tp_datagen
 from tests.huggingface.tiny_files import END, write_tokenizer
 from tests.models.small_lm import make_batch
 from tests.models.small_transformers import FAMILIES, feature_of
+from tests.problems import tiny_tokenizers
 
 pytest.importorskip("jinja2", reason="pip install -e '.[text]'")
 
@@ -92,20 +95,72 @@ def test_completions_alone_are_learned_with_the_token_that_ends_them(tmp_path, t
 def test_replies_alone_are_learned_as_the_chat_template_writes_them(tmp_path, tokenizer):
     problem = prepared(tmp_path, CHATS * 30, with_template(tokenizer))
     first = "[system] be brief\n[user] the fox?\n[assistant] quick" + END
+    # The space before a reply is part of its first token.
     assert learned_texts(problem, tmp_path / "data") == {
-        (first, f"quick{END}"),
-        (f"{first}\n[user] the dog?\n[assistant] lazy{END}", f"quick{END}lazy{END}"),
+        (first, f" quick{END}"),
+        (f"{first}\n[user] the dog?\n[assistant] lazy{END}", f" quick{END} lazy{END}"),
     }
     assert pickle.loads(pickle.dumps(problem)).options.files == problem.options.files
 
 
-def test_without_a_template_roles_are_named_and_each_reply_ends(tmp_path, tokenizer):
-    problem = prepared(tmp_path, CHATS * 30, tokenizer)
-    first = f"system:\nbe brief\n\nuser:\nthe fox?\n\nassistant:\nquick{END}"
-    assert learned_texts(problem, tmp_path / "data") == {
-        (first, f"quick{END}"),
-        (f"{first}\n\nuser:\nthe dog?\n\nassistant:\nlazy{END}", f"quick{END}lazy{END}"),
+TABLE = itertools.product(tiny_tokenizers.TOKENIZERS, tiny_tokenizers.TEMPLATES)
+
+
+@pytest.mark.parametrize(("kind", "template"), TABLE)
+def test_training_reads_the_tokens_of_apply_chat_template(tmp_path, kind, template):
+    transformers = pytest.importorskip("transformers", reason="pip install -e '.[hf-tests]'")
+    source = tiny_tokenizers.TEMPLATES[template]
+    tiny_tokenizers.write(tmp_path / "tokenizer", kind, source)
+    (tmp_path / "tokenizer/generation_config.json").write_text('{"eos_token_id": [1, 2, 3, 4]}')
+    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path / "tokenizer")
+    records = [{"messages": each} for each in tiny_tokenizers.CONVERSATIONS]
+    problem = prepared(tmp_path, records * 20, tmp_path / "tokenizer")
+    data_dir = tmp_path / "data"
+    hparams = HParams()
+    hparams.add("bos_token_id", -1)
+    problem.change_hparams(hparams, data_dir)
+
+    def read_and_learned(messages):
+        written = theirs.apply_chat_template(
+            messages, return_dict=True, return_assistant_tokens_mask=True
+        )
+        ids, learned = written["input_ids"], written["assistant_masks"]
+        last = max(n for n, each in enumerate(learned) if each)
+        return tuple(ids[: last + 1]), tuple(learned[: last + 1])
+
+    stored, found = problem.stored(data_dir, "train"), set()
+    for number in range(len(stored["targets"])):
+        ids, weights = (stored[name].example(number).tolist() for name in stored)
+        # A model reads its first token before the targets, and learns nothing of it.
+        if hparams.bos_token_id >= 0:
+            ids, weights = [hparams.bos_token_id, *ids], [0, *weights]
+        found.add((tuple(ids), tuple(weights)))
+    assert found == {read_and_learned(each) for each in tiny_tokenizers.CONVERSATIONS}
+
+
+@pytest.mark.parametrize("kind", tiny_tokenizers.TOKENIZERS)
+def test_a_prompt_and_its_completion_are_encoded_as_one_text(tmp_path, kind):
+    tiny_tokenizers.write(tmp_path / "tokenizer", kind)
+    vocabulary = load_vocabulary(tmp_path / "tokenizer")
+    problem = prepared(tmp_path, PAIRS, tmp_path / "tokenizer")
+    stored, found = problem.stored(tmp_path / "data", "train"), set()
+    for number in range(len(stored["targets"])):
+        ids, weights = (stored[name].example(number).tolist() for name in stored)
+        prompt = ids[: weights.index(1)]
+        found.add((tuple(prompt), tuple(ids)))
+    end = vocabulary.end_of_document
+    assert found <= {
+        (
+            tuple(vocabulary.encode(each["prompt"])),
+            (*vocabulary.encode(each["prompt"] + each["completion"]), end),
+        )
+        for each in PAIRS
     }
+
+
+def test_conversations_without_a_template_are_refused(tmp_path, tokenizer):
+    with pytest.raises(ValueError, match=rf"data.jsonl, line \d+: .*{tokenizer}"):
+        prepared(tmp_path, CHATS * 30, tokenizer)
 
 
 @pytest.mark.parametrize("arrangement", ["packed", "padded"])
@@ -150,7 +205,7 @@ def test_a_bad_line_is_refused_by_file_and_line(tmp_path, tokenizer, capfd, line
     flags = [
         "--problem=instructions",
         f"--data_dir={tmp_path / 'data'}",
-        f"--problem_options=files={file},vocabulary_from={tokenizer}",
+        f"--problem_options=files={file},vocabulary_from={with_template(tokenizer)}",
     ]
     assert t2tp_datagen(["t2tp_datagen", *flags]) == 1
     said = capfd.readouterr().err

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,7 @@ def run(invocation: Invocation) -> None:
         raise UsageError("give either --from_hf=DIR or --to_hf=DIR")
     convert = _to_run if flags.from_hf else _to_directory
     if invocation.process is None:
-        with as_usage_error(ValueError, LookupError, OSError):
+        with as_usage_error(ValueError, LookupError, OSError, ModuleNotFoundError):
             print(convert(flags, ALL))
         return
     try:
@@ -79,7 +79,7 @@ def run(invocation: Invocation) -> None:
         settings = {name: flags[name].value for name in _SETTINGS}
         with multiprocess.propagate_failure(cluster):
             multiprocess.check_same(cluster, settings)
-            with as_usage_error(ValueError, LookupError, OSError):
+            with as_usage_error(ValueError, LookupError, OSError, ModuleNotFoundError):
                 made = convert(flags, share)
         if share.is_main_process:
             print(made)
@@ -94,9 +94,9 @@ def _to_run(flags: absl_flags.FlagValues, share: Share) -> Path:
             raise UsageError(f"--{name} can be used only with --to_hf")
     source = ModelDirectory.from_path(Path(flags.from_hf).expanduser())
     model_type = source.model_type
+    kept_files.check_files(source.path)
     hparams = source.hparams()
-    found = _variables(model_type, hparams)
-    source.check_fits(found)
+    found = source.variables(hparams)
     if "vocab_size" in hparams:
         source.check_tokenizer(hparams.vocab_size)
     problem = flags.problem or model_type.problem
@@ -186,9 +186,9 @@ def _type_of(
         each for each in (find_types(name) if name else MODEL_TYPES) if each.model == model
     ]
     if name and not candidates:
-        (of, *_) = find_types(name)
+        (named, *_) = find_types(name)
         raise ConversionError(
-            f"models of type {name} are runs of {of.model}, and this is one of {model}"
+            f"models of type {name} are runs of {named.model}, and this is a run of {model}"
         )
     shapes = saved.shapes()
     for model_type in candidates:
@@ -204,7 +204,12 @@ def _type_of(
                 hparams.set(each, value)
             return model_type
     if name:
-        return candidates[0]
+        with contextlib.suppress(ConversionError):
+            other = _type_of(None, flags, hparams, saved)
+            raise UsageError(
+                f"the run has the architecture of models of type {other.name}, not of type {name}"
+            )
+        return candidates[0]  # `_config` says in what it differs.
     raise ConversionError(
         f"no type of models has the architecture of this run of {model}; name one with"
         " --model_type to see in what it differs"
@@ -219,7 +224,7 @@ def _config(model_type: ModelType, before: dict[str, Any], hparams: HParams) -> 
     return model_type.changed(before, hparams)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _made(directory: Path, share: Share) -> Iterator[Path]:
     """Yields a path beside a directory; what is there at the end gets the directory's name.
 
@@ -255,7 +260,7 @@ def _made(directory: Path, share: Share) -> Iterator[Path]:
     share.barrier("it has its name")
 
 
-@contextmanager
+@contextlib.contextmanager
 def _progress(
     found: Sequence[Variable], what: str, share: Share
 ) -> Iterator[Callable[[int], object]]:

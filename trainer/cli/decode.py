@@ -18,7 +18,7 @@ from t2tp.decoding import DecodeOptions
 from t2tp.decoding.compilation import should_compile
 from t2tp.problems.data.manifest import DamagedDataError
 from t2tp.problems.generated_images import GeneratedImages
-from t2tp.problems.vocab.chat_template import Messages
+from t2tp.problems.vocab.chat_template import ChatTemplate, Messages
 from t2tp.processes.cluster import Cluster
 from t2tp.trainer.cli.run_program import Invocation
 from t2tp.trainer.cli.spec_from_flags import check_same_data, spec_from_flags, use_own_tokenizer
@@ -26,8 +26,14 @@ from t2tp.trainer.cli.train import building
 from t2tp.trainer.errors import ProcessLostError, UsageError, as_usage_error
 from t2tp.trainer.hooks.summaries import SummaryWriter
 from t2tp.trainer.inference import files
-from t2tp.trainer.inference.conversations import SUFFIX, Conversations, parse, without_first
-from t2tp.trainer.inference.run_decoder import Decoded, RunDecoder, check_writes, codec_for
+from t2tp.trainer.inference.conversations import (
+    SUFFIX,
+    parse,
+    prompts,
+    read_template,
+    without_first,
+)
+from t2tp.trainer.inference.run_decoder import Decoded, Result, RunDecoder, check_writes, codec_for
 from t2tp.trainer.local_paths import read_lines
 from t2tp.trainer.processes import multiprocess
 from t2tp.trainer.run_config import RunConfig
@@ -94,12 +100,12 @@ class _Chat:
     """Conversations to reply to.
 
     Attributes:
-      template: makes prompts of them.
-      given: those of the file; none if they are typed.
+      template: the chat template, which writes prompts.
+      conversations: the conversations of the file; none if the user types them.
     """
 
-    template: Conversations
-    given: list[Messages]
+    template: ChatTemplate
+    conversations: list[Messages]
 
 
 def _chat(flags: absl_flags.FlagValues, spec: RunSpec, lines: list[str]) -> _Chat | None:
@@ -114,7 +120,8 @@ def _chat(flags: absl_flags.FlagValues, spec: RunSpec, lines: list[str]) -> _Cha
         return None
     if flags.decode_prefix_file or spec.problem.reads_inputs:
         raise UsageError("a conversation is continued: it needs a language model, and no prefixes")
-    return _Chat(Conversations(spec.config.output_dir), parse(lines, path))
+    template = read_template(spec.problem, spec.data_dir, spec.config.output_dir)
+    return _Chat(template, parse(lines, path))
 
 
 def _should_compile(
@@ -178,7 +185,7 @@ class _Decoding:
     def _with_first_token(self, spec: RunSpec, chat: _Chat) -> RunSpec:
         """Returns the run with a model that reads first what the chat template writes first."""
         codec = codec_for(spec.problem, spec.data_dir)
-        first = chat.template.first_token(chat.given, codec)
+        first = chat.template.first_token(codec.encode, chat.conversations)
         hparams = spec.hparams.copy()
         if first is not None:
             hparams.set("bos_token_id", first)
@@ -186,10 +193,10 @@ class _Decoding:
         return replace(spec, hparams=hparams)
 
     def _replies(
-        self, chat: _Chat, conversations: Sequence[Messages]
-    ) -> Iterator[tuple[int, list[Decoded]]]:
-        prompts = chat.template.prompts(conversations, self._codec)
-        yield from self._decoder.replies(without_first(prompts, self._first_token))
+        self, chat: _Chat, conversations: Sequence[Messages], path: str = ""
+    ) -> Iterator[Result]:
+        tokens = prompts(chat.template, conversations, self._codec, path)
+        yield from self._decoder.replies(without_first(tokens, self._first_token), path)
 
     def run(self) -> None:
         """Decodes or scores the source that the flags name."""
@@ -207,29 +214,39 @@ class _Decoding:
                 self._split()
 
     def _file(self) -> None:
-        """Decodes a file into a file."""
-        flags, lines = self._flags, self._lines
-        references = self._beside(flags.decode_reference)
-        decoded_by_line = {}
-        decoding = (
-            self._decoder.texts(lines, self._beside(flags.decode_prefix_file))
-            if self._chat is None
-            else self._replies(self._chat, self._chat.given)
-        )
-        for number, decoded in decoding:
-            decoded_by_line[number] = decoded
-            if len(decoded_by_line) % 100 == 0:
-                logging.info("decoded %d of %d", len(decoded_by_line), len(lines))
-        path = flags.decode_to_file or f"{flags.decode_from_file}.{self._name}.decodes"
-        if not self._is_main_process:
-            return
-        in_order = [decoded_by_line[number] for number in range(len(lines))]
-        files.write_lines(path, [files.line_of(d, self._options) for d in in_order])
-        logging.info("%d lines in %s", len(lines), path)
-        if references is not None:
-            self._report("file", [decoded[0].text for decoded in in_order], references)
+        """Decodes a file into a file.
 
-    def _beside(self, path: str | None) -> list[str] | None:
+        Raises:
+          UsageError: some lines are too long for the model; the others are decoded.
+        """
+        flags, lines, source = self._flags, self._lines, self._flags.decode_from_file
+        references = self._aligned(flags.decode_reference)
+        found: list[list[Decoded]] = [[] for _ in lines]
+        refused: dict[int, ValueError] = {}
+        results = (
+            self._decoder.texts(lines, self._aligned(flags.decode_prefix_file), source)
+            if self._chat is None
+            else self._replies(self._chat, self._chat.conversations, source)
+        )
+        for count, (number, decoded) in enumerate(results, start=1):
+            if isinstance(decoded, ValueError):
+                refused[number] = decoded
+            else:
+                found[number] = decoded
+            if count % 100 == 0:
+                logging.info("decoded %d of %d", count, len(lines))
+        if self._is_main_process and len(refused) < len(lines):
+            path = flags.decode_to_file or f"{source}.{self._name}.decodes"
+            files.write_lines(path, [files.line_of(d, self._options) for d in found])
+            logging.info("%d lines in %s", len(lines), path)
+            if references is not None:
+                self._report("file", [d[0].text if d else "" for d in found], references)
+        if refused:
+            more = f" (so are {len(refused) - 1} more lines)" if len(refused) > 1 else ""
+            rest = "; the other lines are decoded" if len(refused) < len(lines) else ""
+            raise UsageError(f"{refused[min(refused)]}{more}{rest}")
+
+    def _aligned(self, path: str | None) -> list[str] | None:
         """Reads a file with one line per line of the file to decode; None without a path.
 
         Raises:
@@ -264,12 +281,15 @@ class _Decoding:
                 said = []  # Another conversation begins.
                 continue
             try:
-                if self._chat is None:
-                    [(_, decoded)] = self._decoder.texts([line])
-                else:
-                    asked = [*said, {"role": "user", "content": line}]
-                    [(_, decoded)] = self._replies(self._chat, [asked])
-                    said = [*asked, {"role": "assistant", "content": decoded[0].text}]
+                asked = [*said, {"role": "user", "content": line}]
+                [(_, decoded)] = (
+                    self._decoder.texts([line])
+                    if self._chat is None
+                    else self._replies(self._chat, [asked])
+                )
+                if isinstance(decoded, ValueError):
+                    raise decoded
+                said = [*asked, {"role": "assistant", "content": decoded[0].text}]
             except ValueError as error:
                 print(f"t2tp_decoder: {error}", file=sys.stderr)
                 continue
@@ -304,7 +324,9 @@ class _Decoding:
 
     def _score(self) -> None:
         """Computes the log-probabilities of the lines of a file."""
-        scores = [f"{each:.6f}" for each in self._decoder.scores(self._lines)]
+        scores = [
+            f"{each:.6f}" for each in self._decoder.scores(self._lines, self._flags.score_file)
+        ]
         if not self._is_main_process:
             return
         if self._flags.decode_to_file:

@@ -179,7 +179,7 @@ def _hparams(
         _check_named(flags, set_name)
     preset = _preset(set_name, value_of(flags, "hparams_set") is not None, saved)
     if problem is not None:
-        problem.change_hparams(preset)
+        problem.change_hparams(preset, value_of(flags, "data_dir"))
     hparams = preset.copy() if before is None else run_files.resumed_hparams(before, preset)
     changes = _drawn(flags, hparams)
     for text in flags.hparams:

@@ -1,62 +1,51 @@
-"""Conversations as prompts: the chat template of a run makes their text."""
+"""Conversations as prompts, which the chat template of a run writes."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from os import PathLike
 
 from t2tp.problems.codec import Codec
-from t2tp.problems.vocab.chat_template import ChatTemplate, Messages, messages_of
+from t2tp.problems.problem import AnyPath, Problem
+from t2tp.problems.vocab.chat_template import ChatTemplate, Messages, has_template, messages_of
+from t2tp.trainer.inference.run_decoder import naming_line
 from t2tp.trainer.run_dir import kept_files
 
-# A file of this ending has a conversation in each line, as JSON.
+# A file with this ending has a conversation in each line, as JSON.
 SUFFIX = ".jsonl"
 
-# Two beginnings of a conversation, which differ in nothing that a template could write first.
-_ANY = ([{"role": "user", "content": "a"}], [{"role": "user", "content": "b"}])
+
+def read_template(problem: Problem, data_dir: AnyPath, output_dir: AnyPath) -> ChatTemplate:
+    """Reads the chat template of a run's data, or that of the model that it was converted from.
+
+    Raises:
+      FileNotFoundError: neither has a template.
+      ValueError: it is damaged.
+    """
+    of_data = problem.directory(data_dir)
+    directory = of_data if has_template(of_data) else kept_files.directory_in(output_dir)
+    return ChatTemplate.from_directory(directory)
 
 
-class Conversations:
-    """Makes prompts of conversations with a run's chat template."""
+def prompts(
+    template: ChatTemplate, conversations: Iterable[Messages], codec: Codec, path: str = ""
+) -> list[list[int]]:
+    """Returns the tokens of each conversation and of the beginning of a reply.
 
-    def __init__(self, output_dir: str | PathLike[str]) -> None:
-        """Reads the template.
+    Args:
+      template: the run's template.
+      conversations: the conversations.
+      codec: the run's codec.
+      path: file with a conversation in each line, for errors.
 
-        Raises:
-          FileNotFoundError: the run has none.
-          ValueError: it is no template.
-        """
-        self._template = ChatTemplate.from_directory(kept_files.directory_in(output_dir))
-
-    def prompts(self, conversations: Iterable[Messages], codec: Codec) -> list[list[int]]:
-        """Returns the tokens of each conversation and of the beginning of a reply.
-
-        Raises:
-          ValueError: the template does not take a conversation; its number is named.
-        """
-        found = []
-        for number, each in enumerate(conversations, start=1):
-            try:
-                text = self._template.render(each, add_generation_prompt=True)
-            except ValueError as error:
-                raise ValueError(f"conversation {number}: {error}") from error
-            found.append(codec.encode(text))
-        return found
-
-    def first_token(self, conversations: Sequence[Messages], codec: Codec) -> int | None:
-        """Returns the token that all prompts begin with; None if there is no such token.
-
-        A template writes what the model reads first. A model here always reads a first token, its
-        hparam `bos_token_id`, before the prompt: so the two are one.
-
-        Args:
-          conversations: those that are known; none if they are still to be typed.
-          codec: of the run.
-        """
-        prompts = self.prompts(conversations or _ANY, codec)
-        first = {prompt[0] if prompt else None for prompt in prompts}
-        return first.pop() if len(first) == 1 else None
+    Raises:
+      ValueError: the template refuses a conversation; the message names its line.
+    """
+    found = []
+    for number, each in enumerate(conversations, start=1):
+        with naming_line(path, number):
+            found.append(codec.encode(template.render(each, add_generation_prompt=True)))
+    return found
 
 
 def without_first(prompts: Iterable[Sequence[int]], token: int) -> list[list[int]]:
@@ -68,18 +57,18 @@ def parse(lines: Iterable[str], path: str) -> list[Messages]:
     """Reads a conversation from each line.
 
     Args:
-      lines: of the file; each a list of messages as JSON, or an object with such a list.
-      path: of the file, for errors.
+      lines: the file's lines, each a list of messages as JSON, or an object with such a list.
+      path: the file, for errors.
 
     Raises:
-      ValueError: a line is no conversation; it is named.
+      ValueError: a line is not a conversation; the message names it.
     """
     found = []
     for number, line in enumerate(lines, start=1):
-        try:
-            found.append(messages_of(json.loads(line)))
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path}, line {number}: not JSON ({error})") from error
-        except ValueError as error:
-            raise ValueError(f"{path}, line {number}: {error}") from error
+        with naming_line(path, number):
+            try:
+                value = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise ValueError(f"not JSON ({error})") from error
+            found.append(messages_of(value))
     return found

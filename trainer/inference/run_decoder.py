@@ -13,6 +13,7 @@ import numpy as np
 
 from t2tp import registry
 from t2tp.decoding import DecodeOptions, Decoder, Request
+from t2tp.decoding.decoder import check_length
 from t2tp.decoding.scoring import Scorer
 from t2tp.models.autoregressive import AutoregressiveModel
 from t2tp.problems.codec import Codec
@@ -38,6 +39,10 @@ class Decoded:
 
     text: str
     score: float
+
+
+# Index of a line, and its decoded texts, best first, or the reason why it cannot be decoded.
+Result = tuple[int, list[Decoded] | ValueError]
 
 
 @dataclass(frozen=True)
@@ -112,40 +117,49 @@ class RunDecoder:
         return codec.decode(best.tokens)
 
     def texts(
-        self, lines: Sequence[str], beginnings: Sequence[str] | None = None
-    ) -> Iterator[tuple[int, list[Decoded]]]:
+        self, lines: Sequence[str], beginnings: Sequence[str] | None = None, path: str = ""
+    ) -> Iterator[Result]:
         """Decodes sources, or continues prompts.
 
         Args:
           lines: the sources or prompts.
           beginnings: prefix of the targets of each source; decoded texts are without it.
+          path: file of the lines, for errors.
 
         Yields:
-          The number of a line and its decoded texts, best first, in the order in which batches are
-          finished.
+          The result of each line: first of the lines that are too long for the model, then of the
+          others, in the order in which batches are finished.
 
         Raises:
           UsageError: the problem has no text.
-          ValueError: a line is too long for the model, the codec cannot encode it, or a prompt has
-            a prefix as well.
+          ValueError: the codec cannot encode a line, or a prompt has a prefix as well.
         """
         codec = self._codec
         beginnings = [""] * len(lines) if beginnings is None else beginnings
         requests = []
         for number, each in enumerate(zip(lines, beginnings, strict=True), start=1):
-            with _naming_line(number, len(lines)):
+            with naming_line(path, number):
                 requests.append(request_for(self._problem, codec, *each))
-        yield from self._decoded(requests)
+        yield from self._results(requests, path)
 
-    def replies(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, list[Decoded]]]:
+    def replies(self, prompts: Sequence[Sequence[int]], path: str = "") -> Iterator[Result]:
         """Continues prompts that are given as tokens, such as conversations; see `texts`."""
-        yield from self._decoded([Request(prefix=list(prompt)) for prompt in prompts])
+        yield from self._results([Request(prefix=list(prompt)) for prompt in prompts], path)
 
-    def _decoded(self, requests: Sequence[Request]) -> Iterator[tuple[int, list[Decoded]]]:
-        for number, hypotheses in self._decoder.iterate(requests):
+    def _results(self, requests: Sequence[Request], path: str) -> Iterator[Result]:
+        fitting = []
+        for number, request in enumerate(requests):
+            try:
+                with naming_line(path, number + 1):
+                    self._decoder.check(request)
+            except ValueError as error:
+                yield number, error
+            else:
+                fitting.append(number)
+        for index, hypotheses in self._decoder.iterate([requests[n] for n in fitting]):
             texts = [self._codec.decode(each.tokens) for each in hypotheses]
             scores = [each.score for each in hypotheses]
-            yield number, [Decoded(*each) for each in zip(texts, scores, strict=True)]
+            yield fitting[index], [Decoded(*each) for each in zip(texts, scores, strict=True)]
 
     def split(self, split: str, count: int) -> list[DecodedExample]:
         """Decodes the first examples of a split, in the order of evaluation.
@@ -190,11 +204,12 @@ class RunDecoder:
         hypotheses = self._decoder([Request(limit=images.num_values)] * count)
         return images.from_tokens([best.tokens for best, *_ in hypotheses])
 
-    def scores(self, lines: Sequence[str]) -> Iterator[float]:
+    def scores(self, lines: Sequence[str], path: str = "") -> Iterator[float]:
         """Computes the log-probabilities of targets.
 
         Args:
           lines: `inputs<TAB>targets`; for a model without inputs, `targets`.
+          path: file of the lines, for errors.
 
         Yields:
           The natural logarithm of the probability of the targets, EOS included.
@@ -207,12 +222,14 @@ class RunDecoder:
         reads_inputs, eos_id = self._problem.reads_inputs, codec.eos_id
         targets, inputs = [], []
         for number, line in enumerate(lines, start=1):
-            source, tab, target = line.partition("\t") if reads_inputs else ("", "\t", line)
-            if not tab:
-                raise ValueError(f"line {number} has no tab between inputs and targets: {line!r}")
-            with _naming_line(number, len(lines)):
+            with naming_line(path, number):
+                source, tab, target = line.partition("\t") if reads_inputs else ("", "\t", line)
+                if not tab:
+                    raise ValueError(f"no tab between inputs and targets: {line!r}")
                 targets.append([*codec.encode(target), eos_id])
                 inputs.append([*codec.encode(source), eos_id])
+                for name, tokens in (("target", targets[-1]), ("input", inputs[-1])):
+                    check_length(name, tokens, self._max_length)
         scorer = Scorer(self._evaluate, self._estimator.layout, self._max_length)
         yield from scorer.iterate(targets, inputs if reads_inputs else None)
 
@@ -241,12 +258,11 @@ def tokens_of(source: ExampleSource, feature: str, rows: np.ndarray) -> list[lis
 def with_eos(
     options: DecodeOptions, problem: Problem, data_dir: str | PathLike[str]
 ) -> DecodeOptions:
-    """Returns options with the EOS of a problem: none, or that of its vocabulary."""
+    """Returns options with the end tokens of a problem, unless the options name others."""
     if problem.eos_id == NO_EOS:
         return replace(options, eos_id=NO_EOS)
-    codec = problem.codec(data_dir)
-    is_default = options.eos_id == DecodeOptions.eos_id
-    return replace(options, eos_id=codec.eos_id) if codec and is_default else options
+    codec = problem.codec(data_dir) if options.eos_id is None else None
+    return replace(options, eos_id=codec.end_ids) if codec else options
 
 
 def codec_for(problem: Problem, data_dir: str | PathLike[str]) -> Codec:
@@ -297,9 +313,9 @@ def check_writes(model: str) -> None:
 
 
 @contextlib.contextmanager
-def _naming_line(number: int, of: int) -> Iterator[None]:
-    """Adds the number of the line to a ValueError inside the context, if there are several."""
+def naming_line(path: str, number: int) -> Iterator[None]:
+    """Adds file and line to a ValueError inside the context; nothing without a path."""
     try:
         yield
     except ValueError as error:
-        raise ValueError(f"line {number}: {error}" if of > 1 else str(error)) from error
+        raise ValueError(f"{path}, line {number}: {error}" if path else str(error)) from error

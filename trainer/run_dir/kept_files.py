@@ -13,6 +13,7 @@ from pathlib import Path
 from t2tp.problems.vocab.special_tokens import TOKENIZER_FILE
 from t2tp.trainer.run_dir import run_files
 from t2tp.trainer.run_dir.warm_start import WarmStart
+from t2tp.untrusted_json import file_inside
 
 _DIRECTORY = "huggingface"
 _SUFFIXES = (".json", ".txt", ".model", ".jinja")
@@ -39,17 +40,28 @@ def tokenizer_directory(output_dir: str | PathLike[str]) -> Path | None:
     return kept
 
 
-def copy_files(source: Path, target: Path) -> None:
-    """Copies what a directory has besides weights; creates the target if needed.
+def check_files(source: Path) -> list[Path]:
+    """Returns the files of a directory that are copied: all but weights.
 
     Raises:
+      UntrustedFileError: a file is a link that leaves the directory.
+      OSError: the directory cannot be read.
+    """
+    names = sorted(file.name for file in source.iterdir() if file.suffix in _SUFFIXES)
+    files = [file_inside(source, name) for name in names if not name.endswith(_INDEX_SUFFIX)]
+    return [file for file in files if file.is_file()]
+
+
+def copy_files(source: Path, target: Path) -> None:
+    """Copies a directory's files without its weights; creates the target if needed.
+
+    Raises:
+      UntrustedFileError: a file is a link that leaves the directory.
       OSError: a file cannot be read or written.
     """
     target.mkdir(parents=True, exist_ok=True)
-    for file in sorted(source.iterdir()):
-        is_index = file.name.endswith(_INDEX_SUFFIX)
-        if file.suffix in _SUFFIXES and not is_index and file.is_file():
-            shutil.copyfile(file, target / file.name)
+    for file in check_files(source):
+        shutil.copyfile(file, target / file.name)
 
 
 def inherit(output_dir: str | PathLike[str], warm_start_from: str) -> None:

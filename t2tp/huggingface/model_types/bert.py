@@ -39,7 +39,17 @@ _DEFAULTS = {
     "hidden_dropout_prob": 0.1,
     "attention_probs_dropout_prob": 0.1,
 }
-_REQUIRED = {"is_decoder": False, "add_cross_attention": False}
+_REQUIRED = {
+    "is_decoder": False,
+    "add_cross_attention": False,
+    "position_embedding_type": "absolute",
+}
+# Entries of BERT's first files.
+_WITHOUT_EFFECT = (
+    "directionality",
+    *(f"pooler_{name}" for name in ("fc_size", "num_attention_heads", "num_fc_layers")),
+    *("pooler_size_per_head", "pooler_type"),
+)
 # BERT's first files have the names of TensorFlow's layer norm.
 _RENAMED = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 _CONSTANTS = r"embeddings\.position_ids|cls\.seq_relationship\..*"
@@ -226,6 +236,7 @@ BERT = ModelType(
     tensors=_tensors_of_masked,
     defaults={**_DEFAULTS, "tie_word_embeddings": True},
     required=_REQUIRED,
+    without_effect=_WITHOUT_EFFECT,
     logits="cls.predictions.decoder.weight",
     prefix="bert.",
     ignored=rf"{_CONSTANTS}|pooler\..*|cls\.predictions\.decoder\.bias",
@@ -246,6 +257,7 @@ BERT_CLASSIFIER = ModelType(
     tensors=_tensors_of_classifier,
     defaults=_DEFAULTS,
     required=_REQUIRED,
+    without_effect=_WITHOUT_EFFECT,
     prefix="bert.",
     ignored=rf"{_CONSTANTS}|cls\..*",
     renamed=_RENAMED,

@@ -11,13 +11,15 @@ from t2tp.huggingface.model_types import llama
 
 
 def _read(config: Config) -> dict[str, Any]:
-    if config.get("use_bidirectional_attention"):
-        raise ConversionError(
-            "config.json has use_bidirectional_attention=true: of models of type gemma, t2tp has"
-            " those whose tokens see the ones before them"
-        )
     # Gemma's first configs have hidden_act "gelu", and all code takes the tanh form for it.
-    act = config.get("hidden_activation") or "gelu_pytorch_tanh"
+    tanh = {"gelu": "gelu_pytorch_tanh"}
+    act = tanh.get(config["hidden_act"], config["hidden_act"])
+    newer = config.get("hidden_activation") or act
+    if newer != act:
+        raise ConversionError(
+            f"config.json has hidden_act={act!r} and hidden_activation={newer!r}: versions of"
+            " transformers disagree which of them counts"
+        )
     return {
         **llama.read({**config, "hidden_act": act}),
         "norm_type": "rms_unit_offset",
@@ -28,7 +30,7 @@ def _read(config: Config) -> dict[str, Any]:
 def _written(hparams: HParams) -> dict[str, Any]:
     return {
         **llama.written(hparams),
-        "hidden_act": "gelu_pytorch_tanh",
+        "hidden_act": "gelu_pytorch_tanh" if hparams.mlp == "geglu" else "silu",
         "attention_bias": biases_apart(hparams).attention_bias,
     }
 
@@ -43,8 +45,12 @@ GEMMA = ModelType(
     read=_read,
     written=_written,
     tensors=llama.tensors,
+    reads=(*llama.READS, "attention_bias", "hidden_activation"),
+    required={**llama.REQUIRED, "use_bidirectional_attention": False},
     defaults={
         **llama.DEFAULTS,
+        "num_key_value_heads": 16,
+        "hidden_act": "gelu_pytorch_tanh",
         "max_position_embeddings": 8192,
         "bos_token_id": 2,
         "tie_word_embeddings": True,

@@ -13,7 +13,7 @@ _QKV = tuple(f"layer_{{layer}}/attention/{name}" for name in ("q", "k", "v"))
 
 def _read(config: Config) -> dict[str, Any]:
     return {
-        "d_ff": config["n_inner"] or 4 * config["n_embd"],
+        "d_ff": 4 * config["n_embd"] if config["n_inner"] is None else config["n_inner"],
         "d_kv": config["n_embd"] // config["n_head"],
         "num_kv_heads": 0,
         "mlp": activation(config, "activation_function"),
@@ -109,7 +109,15 @@ GPT2 = ModelType(
         "scale_attn_weights": True,
         "scale_attn_by_inverse_layer_idx": False,
         "add_cross_attention": False,
+        "is_causal": True,
     },
+    without_effect=(
+        "n_ctx",
+        "embd_pdrop",
+        "reorder_and_upcast_attn",
+        *(f"summary_{name}" for name in ("type", "use_proj", "activation", "proj_to_labels")),
+        "summary_first_dropout",
+    ),
     prefix="transformer.",
     ignored=r"h\.\d+\.attn\.(masked_)?bias",
 )

@@ -7,6 +7,7 @@ from typing import Any
 from t2tp.hparam import HParams
 from t2tp.huggingface.errors import ConversionError
 from t2tp.huggingface.model_type import (
+    ACTIVATIONS,
     Config,
     ModelType,
     activation,
@@ -23,6 +24,7 @@ _LLAMA3 = {
     "high_freq_factor": "rotary_high_freq_factor",
     "original_max_position_embeddings": "rotary_original_length",
 }
+_ROPE = ("rope_theta", "rope_type", "type", "partial_rotary_factor")
 _LAYER, _BLOCK = "layer_{layer}", "model.layers.{layer}"
 
 SAME = {
@@ -43,14 +45,16 @@ DEFAULTS = {
     "attention_dropout": 0.0,
     "hidden_act": "silu",
 }
+READS = ("num_key_value_heads", "head_dim", "rope_parameters", "rope_scaling", "rope_theta")
+REQUIRED = {"is_causal": True, "partial_rotary_factor": 1.0}
 
 
 def read(config: Config) -> dict[str, Any]:
     """Returns the hparams that are not simply entries of a config."""
     heads = config["num_attention_heads"]
     return {
-        "num_kv_heads": config.get("num_key_value_heads") or heads,
-        "d_kv": config.get("head_dim") or config["hidden_size"] // heads,
+        "num_kv_heads": _or(config.get("num_key_value_heads"), heads),
+        "d_kv": _or(config.get("head_dim"), config["hidden_size"] // heads),
         "mlp": _gated(config),
         "use_bias": False,
         "attention_bias": bool(config.get("attention_bias")),
@@ -69,11 +73,9 @@ def read(config: Config) -> dict[str, Any]:
 def window(config: Config) -> dict[str, Any]:
     """Returns the hparams of a sliding window, if there is one."""
     size = config.get("sliding_window")
-    return (
-        {"attention_type": "local", "attention_window": size}
-        if size
-        else {"attention_type": "full"}
-    )
+    if size is None:
+        return {"attention_type": "full"}
+    return {"attention_type": "local", "attention_window": size}
 
 
 def written(hparams: HParams) -> dict[str, Any]:
@@ -90,6 +92,10 @@ def written(hparams: HParams) -> dict[str, Any]:
         scaling = {theirs: hparams.get(ours) for theirs, ours in _LLAMA3.items()}
         config["rope_scaling"] = {"rope_type": "llama3", **scaling}
     return config
+
+
+def _or(value: int | None, default: int) -> int:
+    return default if value is None else value
 
 
 def tensors(hparams: HParams) -> list[Entry]:
@@ -151,22 +157,30 @@ def _linear(theirs: str, of: str, to: str, ours: str, hparams: HParams) -> list[
 def _gated(config: Config) -> str:
     plain = activation(config, "hidden_act")
     if plain not in _GATED:
+        known = (theirs for theirs, ours in ACTIVATIONS.items() if ours in _GATED)
         raise ConversionError(
-            f"config.json has hidden_act={config['hidden_act']!r}: t2tp has gates of"
-            f" {', '.join(_GATED)}"
+            f"config.json has hidden_act={config['hidden_act']!r}: t2tp has gated networks with"
+            f" {', '.join(known)}"
         )
     return _GATED[plain]
 
 
 def _rotary(config: Config) -> dict[str, Any]:
     """Returns the hparams of rotary positions, which newer configs have in one entry."""
-    scaling = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    base = scaling.pop("rope_theta", None) or config.get("rope_theta", 10000.0)
-    kind = scaling.pop("rope_type", None) or scaling.pop("type", "default")
-    if kind not in ("default", "llama3") or scaling.get("partial_rotary_factor", 1.0) != 1.0:
+    scaling = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
+    base = scaling.get("rope_theta", config.get("rope_theta", 10000.0))
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    if kind not in ("default", "llama3"):
         raise ConversionError(
-            f"config.json scales rotary positions by {kind!r}: t2tp has 'default' and 'llama3'"
+            f"config.json has rope_type={kind!r}: t2tp has 'default' and 'llama3'"
         )
+    known = (*_ROPE, *_LLAMA3) if kind == "llama3" else _ROPE
+    for name, value in scaling.items():
+        if name not in known or (name == "partial_rotary_factor" and value != 1.0):
+            raise ConversionError(
+                f"config.json has {name}={value!r} for rotary positions of type {kind!r}, which"
+                " t2tp does not support"
+            )
     if kind == "default":
         return {"rotary_base": base, "rotary_scaling_factor": 1.0}
     return {"rotary_base": base, **{ours: scaling[theirs] for theirs, ours in _LLAMA3.items()}}
@@ -191,7 +205,9 @@ LLAMA = ModelType(
     read=read,
     written=_written_llama,
     tensors=tensors,
+    reads=(*READS, "attention_bias", "mlp_bias"),
     defaults={**DEFAULTS, "max_position_embeddings": 2048},
+    required=REQUIRED,
     prefix="model.",
     ignored=r".*rotary_emb\.inv_freq",
 )

@@ -26,6 +26,13 @@ MISTRAL = ModelType(
     read=llama.read,
     written=written,
     tensors=llama.tensors,
-    defaults={**llama.DEFAULTS, "max_position_embeddings": 131072, "sliding_window": 4096},
+    reads=llama.READS,
+    defaults={
+        **llama.DEFAULTS,
+        "max_position_embeddings": 131072,
+        "num_key_value_heads": 8,
+        "sliding_window": 4096,
+    },
+    required=llama.REQUIRED,
     prefix="model.",
 )

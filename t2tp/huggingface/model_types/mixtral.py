@@ -63,15 +63,17 @@ MIXTRAL = ModelType(
     written=_written,
     training=_training,
     tensors=_tensors,
+    reads=(*llama.READS, "output_router_logits"),
     defaults={
         **llama.DEFAULTS,
         "max_position_embeddings": 131072,
+        "num_key_value_heads": 8,
         "rms_norm_eps": 1e-5,
         "rope_theta": 1e6,
         "sliding_window": None,
         "num_local_experts": 8,
         "router_aux_loss_coef": 0.001,
     },
-    required={"num_experts_per_tok": 2, "router_jitter_noise": 0.0},
+    required={**llama.REQUIRED, "num_experts_per_tok": 2, "router_jitter_noise": 0.0},
     prefix="model.",
 )

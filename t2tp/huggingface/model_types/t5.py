@@ -12,6 +12,7 @@ from t2tp.suggestions import nearest
 
 # feed_forward_proj and our networks; "gated-gelu" is the tanh form, in their code too.
 _MLPS = {"gated-gelu": "geglu", "gated-gelu_new": "geglu", "gated-silu": "swiglu", **ACTIVATIONS}
+_DENSE = {"gated-gelu": "gelu_new"}  # `dense_act_fn`, where it is not the end of the name
 _ROWS = "vocab d_model"
 
 
@@ -20,6 +21,13 @@ def _read(config: Config) -> dict[str, Any]:
     if mlp not in _MLPS:
         known = nearest(mlp, _MLPS, "networks")
         raise ConversionError(f"config.json has feed_forward_proj={mlp!r}: {known}")
+    dense = _DENSE.get(mlp, mlp.removeprefix("gated-"))
+    for name, value in {"dense_act_fn": dense, "is_gated_act": mlp.startswith("gated-")}.items():
+        if config.get(name, value) != value:
+            raise ConversionError(
+                f"config.json has {name}={config[name]!r} and feed_forward_proj={mlp!r}, which"
+                " contradict each other"
+            )
     buckets = config["relative_attention_num_buckets"]
     distance = config["relative_attention_max_distance"]
     if distance <= buckets // 2:
@@ -165,6 +173,13 @@ T5 = ModelType(
     written=_written,
     training=_training,
     tensors=_tensors,
+    reads=(
+        *("num_layers", "num_decoder_layers", "tie_word_embeddings", "scale_decoder_outputs"),
+        *("dense_act_fn", "is_gated_act", "decoder_start_token_id"),
+    ),
+    # `n_positions` is in T5's first configs, whose positions are relative.
+    without_effect=("n_positions",),
+    required={"is_encoder_decoder": True},
     defaults={
         "layer_norm_epsilon": 1e-6,
         "dropout_rate": 0.1,

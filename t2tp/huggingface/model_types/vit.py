@@ -30,6 +30,11 @@ def _read(config: Config) -> dict[str, Any]:
         raise ConversionError(
             f"config.json has patch_size={config['patch_size']}: t2tp has square patches"
         )
+    if height % patches[0] or width % patches[0]:
+        raise ConversionError(
+            f"config.json has patches of {patches[0]} pixels, which do not divide images of"
+            f" {height} x {width}"
+        )
     return {
         "image_shape": [height, width, config["num_channels"]],
         "patch_size": patches[0],
@@ -41,8 +46,15 @@ def _read(config: Config) -> dict[str, Any]:
 
 
 def pair(size: int | list[int]) -> list[int]:
-    """Returns height and width of a size that may be one number for both."""
-    return [size, size] if isinstance(size, int) else list(size)
+    """Returns height and width of a size that may be one number for both.
+
+    Raises:
+      ConversionError: the size is neither.
+    """
+    both = [size, size] if isinstance(size, int) else size
+    if len(both) != 2 or not all(isinstance(each, int) and each > 0 for each in both):
+        raise ConversionError(f"config.json has {size!r} as a height and width")
+    return both
 
 
 def _training(config: Config) -> dict[str, Any]:
@@ -145,6 +157,7 @@ VIT = ModelType(
         "hidden_dropout_prob": 0.0,
         "attention_probs_dropout_prob": 0.0,
     },
+    without_effect=("encoder_stride", "pooler_output_size", "pooler_act"),
     prefix="vit.",
     ignored=r"pooler\.dense\.(weight|bias)",
     from_shapes=_from_shapes,

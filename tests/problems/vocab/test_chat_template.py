@@ -89,7 +89,7 @@ def test_a_template_runs_in_a_sandbox(tmp_path):
 
 
 def test_what_is_wrong_is_said_in_words(tmp_path):
-    with pytest.raises(ValueError, match="is no template of Jinja"):
+    with pytest.raises(ValueError, match="not a template of Jinja"):
         template_of(tmp_path, "{% for %}")
     with pytest.raises(ValueError, match="roles are user and assistant"):
         template_of(tmp_path, RICH).render([{"role": "tool", "content": ""}])

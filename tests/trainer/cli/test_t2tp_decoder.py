@@ -181,7 +181,7 @@ def test_what_cannot_be_done_is_said_in_a_sentence(pairs, capsys, flags, said):
 def test_a_line_without_a_tab_is_named(pairs, tmp_path, capsys):
     (tmp_path / "lines.txt").write_text("one\tONE\ntwo\n")
     assert pairs.decode(score_file=tmp_path / "lines.txt") == 2
-    assert "line 2 has no tab" in capsys.readouterr().err
+    assert f"{tmp_path / 'lines.txt'}, line 2: no tab" in capsys.readouterr().err
 
 
 def test_the_file_is_named_after_what_is_decoded(pairs, tmp_path):
@@ -232,6 +232,27 @@ def test_a_line_that_cannot_be_decoded_is_named(texts, tmp_path, monkeypatch, ca
     )
     assert texts.decode(decode_from_file=source) == 2
     assert "line 2: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("run", ["pairs", "texts"])
+def test_lines_that_are_too_long_are_named_and_the_others_decoded(run, request, tmp_path, capsys):
+    made = request.getfixturevalue(run)
+    flags = {"decode_from_file": tmp_path / "in.txt", "decode_to_file": "-", "xla": "false"}
+    options = "beam_size=1,extra_length=5"
+    lines = ["two one", "one " * 2000, "one"]
+
+    def printed(given, code):
+        (tmp_path / "in.txt").write_text("".join(f"{line}\n" for line in given))
+        capsys.readouterr()
+        assert made.decode(**flags, decode_hparams=options) == code
+        return capsys.readouterr()
+
+    wanted = printed(lines[::2], 0).out.split("\n")
+    found = printed(lines, 2)
+    assert found.out.split("\n") == [wanted[0], "", wanted[1], ""]
+    assert f"{tmp_path / 'in.txt'}, line 2: " in found.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.txt"]
+    assert printed(lines[1:2], 2).out == ""
 
 
 def test_an_output_that_cannot_be_written_is_refused_before_decoding(

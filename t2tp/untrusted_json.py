@@ -1,0 +1,155 @@
+"""Reads JSON that a stranger may have written: of a downloaded model, or of a run that was sent.
+
+Such a file may be a pipe without a writer, a link to a device, a gigabyte of brackets, or have a
+list where a number belongs. Each of these is an `UntrustedFileError` here, whose sentence names the
+file, before anything uses the contents.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+MAX_BYTES = 256 << 20  # Twice the largest tokenizer.json on the Hub, with room to grow.
+MAX_DEPTH = 64
+
+# Expected types of entries, by name. An entry may also be missing or null.
+Types = Mapping[str, type | tuple[type, ...]]
+
+
+class UntrustedFileError(ValueError):
+    """A file is not what its name promises; `str()` is a sentence that says why."""
+
+
+@contextlib.contextmanager
+def open_regular(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """Opens a file for reading.
+
+    Raises:
+      UntrustedFileError: the path names something else, such as a pipe, a device or a directory.
+      OSError: the file cannot be opened.
+    """
+    # Without O_NONBLOCK the opening of a pipe waits for a writer.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with contextlib.ExitStack() as stack:
+        stack.callback(os.close, descriptor)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise UntrustedFileError(f"{path} is not a regular file")
+        yield stack.enter_context(open(descriptor, "rb", closefd=False))
+
+
+def read_bytes(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES) -> bytes:
+    """Reads a regular file.
+
+    Raises:
+      UntrustedFileError: the path names something else, or the file is too large.
+      OSError: the file cannot be read.
+    """
+    with open_regular(path) as file:
+        contents = file.read(max_bytes + 1)
+    if len(contents) > max_bytes:
+        raise UntrustedFileError(f"{path} is larger than {max_bytes:,} bytes")
+    return contents
+
+
+def read_text(path: str | os.PathLike[str]) -> str:
+    """Reads a regular file of UTF-8; see `read_bytes`."""
+    try:
+        return read_bytes(path).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UntrustedFileError(f"{path} is not UTF-8 ({error.reason})") from error
+
+
+def read_object(path: str | os.PathLike[str], types: Types | None = None) -> dict[str, Any]:
+    """Reads a JSON object from a file; see `parse_object`."""
+    return parse_object(read_bytes(path), path, types)
+
+
+def parse_object(
+    text: str | bytes, source: str | os.PathLike[str], types: Types | None = None
+) -> dict[str, Any]:
+    """Parses a JSON object.
+
+    Args:
+      text: the JSON text.
+      source: path of the text's file, for errors.
+      types: expected types of entries.
+
+    Raises:
+      UntrustedFileError: the text is not JSON, is nested too deeply, or is not an object, or an
+        entry has another type.
+    """
+    try:
+        content = json.loads(text)
+        _check_depth(content, MAX_DEPTH)
+    except (ValueError, RecursionError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else error
+        raise UntrustedFileError(f"{source} is not JSON: {reason}") from error
+    if not isinstance(content, dict):
+        kind = type(content).__name__
+        raise UntrustedFileError(f"{source} is a {kind}, not an object of names and values")
+    check_types(content, source, types or {})
+    return content
+
+
+def check_types(content: Mapping[str, Any], source: str | os.PathLike[str], types: Types) -> None:
+    """Checks the types of entries.
+
+    Raises:
+      UntrustedFileError: an entry has another type.
+    """
+    for name, kind in types.items():
+        value, kinds = content.get(name), kind if isinstance(kind, tuple) else (kind,)
+        if float in kinds:
+            kinds = (*kinds, int)
+        is_flag = isinstance(value, bool) and bool not in kinds  # Python's bool is an int.
+        if value is not None and (is_flag or not isinstance(value, kinds)):
+            expected = " or ".join(each.__name__ for each in kinds)
+            shown = repr(value)
+            shown = shown if len(shown) < 80 else f"{shown[:80]}..."
+            raise UntrustedFileError(f"{source}: {name} is {shown}, and must be of type {expected}")
+
+
+@contextlib.contextmanager
+def as_damaged(source: str | os.PathLike[str]) -> Iterator[None]:
+    """Turns errors of code that reads nested entries into an `UntrustedFileError`."""
+    try:
+        yield
+    except (TypeError, LookupError, AttributeError, ArithmeticError) as error:
+        raise UntrustedFileError(f"{source} is damaged: {error!r}; download it again") from error
+
+
+def file_inside(directory: Path, name: str) -> Path:
+    """Returns the path of a file of a directory, given its name in another file.
+
+    A link must stay inside the directory. In a snapshot of the Hub's cache all files are links into
+    the directory `blobs` of the same model.
+
+    Raises:
+      UntrustedFileError: the name is not a plain one, or is a link that leaves the directory.
+    """
+    path = directory / name
+    if Path(name).name != name:
+        raise UntrustedFileError(f"{directory}: {name!r} is not the plain name of a file")
+    roots = [directory.resolve()]
+    if roots[0].parent.name == "snapshots":
+        roots.append(roots[0].parent.parent / "blobs")
+    target = path.resolve()
+    if not any(target.is_relative_to(root) for root in roots):
+        raise UntrustedFileError(
+            f"{path} is a link to {target}, outside of the directory: replace it by the file itself"
+        )
+    return path
+
+
+def _check_depth(value: Any, levels: int) -> None:
+    if not levels:
+        raise RecursionError
+    if isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            _check_depth(each, levels - 1)
