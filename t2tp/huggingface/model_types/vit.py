@@ -157,7 +157,7 @@ VIT = ModelType(
         "hidden_dropout_prob": 0.0,
         "attention_probs_dropout_prob": 0.0,
     },
-    without_effect=("encoder_stride", "pooler_output_size", "pooler_act"),
+    without_effect=("tie_word_embeddings", "encoder_stride", "pooler_output_size", "pooler_act"),
     prefix="vit.",
     ignored=r"pooler\.dense\.(weight|bias)",
     from_shapes=_from_shapes,

@@ -11,6 +11,7 @@ from t2tp.problems.generated_images import GeneratedImages
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.inference import files
 from t2tp.trainer.inference.run_decoder import Decoded, codec_for, request_for, tokens_of
+from t2tp.trainer.local_paths import read_lines
 
 
 def test_numbers_are_tokens(tmp_path):
@@ -44,12 +45,12 @@ def test_a_prompt_begins_targets_and_a_source_is_inputs_with_an_end(data_dir):
 def test_lines_are_read_as_they_are(tmp_path):
     path = tmp_path / "lines.txt"
     path.write_bytes("\ufeffone\n\n two \u2028x\r\nlast".encode())
-    assert files.read_lines(path) == ["one", "", " two \u2028x", "last"]
+    assert read_lines(path) == ["one", "", " two \u2028x", "last"]
     path.write_bytes(b"")
-    assert files.read_lines(path) == []
+    assert read_lines(path) == []
     path.write_bytes(b"one\ntwo \xff\n")
     with pytest.raises(ValueError, match="line 2: not UTF-8"):
-        files.read_lines(path)
+        read_lines(path)
 
 
 def test_a_line_stays_a_line():

@@ -1,0 +1,163 @@
+"""Each entry of a config.json is honoured, refused, or has no effect in `transformers` either."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+import numpy as np
+import pytest
+
+from t2tp.huggingface.model_directory import ModelDirectory
+from tests.huggingface import our_models, test_encoders, test_sequence_to_sequence, their_models
+
+transformers = pytest.importorskip("transformers", reason="pip install -e '.[hf-tests]'")
+
+_LANGUAGE_MODELS = ["gpt2", "llama_grouped_scaled", "mistral_window", "qwen2", "gemma", "mixtral"]
+MODELS = [*_LANGUAGE_MODELS, "t5", "bert_masked", "bert_classifier", "vit"]
+
+# Entries that some type has, or had, for all types.
+MORE = {
+    "sliding_window": 3,
+    "is_causal": False,
+    "is_decoder": True,
+    "is_encoder_decoder": True,
+    "hidden_activation": "relu",
+    "dense_act_fn": "silu",
+    "is_gated_act": True,
+    "scale_decoder_outputs": False,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "max_window_layers": 1,
+    "use_sliding_window": True,
+    "attention_bias": True,
+    "mlp_bias": True,
+    "head_dim": 2,
+    "hidden_size": 8,
+    "num_experts": 2,
+    "rope_theta": 77.0,
+    "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+    "partial_rotary_factor": 0.5,
+    "original_max_position_embeddings": 4,
+    "embedding_size": 8,
+    "position_embedding_type": "relative_key",
+    "attention_chunk_size": 2,
+    "num_labels": 1,
+    "problem_type": "regression",
+    "tie_word_embeddings": False,
+    "add_cross_attention": True,
+    "use_bidirectional_attention": True,
+    "scale_attn_by_inverse_layer_idx": True,
+    "scale_attn_weights": False,
+    "n_embd": 8,
+    "an_entry_of_tomorrow": 1,
+}
+# Their code needs these, or reads the directory by them.
+_FIXED = ("architectures", "model_type", "transformers_version", "dtype")
+
+
+def others(value: Any) -> list[Any]:
+    """Values of the same type."""
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, int):
+        return [value + 1, 2 * value + 2]
+    if isinstance(value, float):
+        return [3 * value + 0.25]
+    if isinstance(value, str):
+        return ["relu", "silu", "gelu", "gelu_new", "gated-silu"]
+    if isinstance(value, dict):
+        return [{**value, name: new} for name, old in value.items() for new in others(old)]
+    return []
+
+
+def changes(name: str) -> list[dict[str, Any]]:
+    """Changes of one entry each."""
+    config = json.loads((their_models.directory(name) / "config.json").read_text())
+    known = {**their_models.loaded(name).config.to_dict(), **config}
+    changed = [{key: new} for key, value in known.items() for new in others(value)]
+    changed += [{key: value} for key, value in MORE.items() if config.get(key) != value]
+    return [each for each in changed if not each.keys() & set(_FIXED)]
+
+
+def their_logits(name: str, base: str) -> np.ndarray:
+    import torch
+
+    if base == "t5":
+        return test_sequence_to_sequence.their_logits(name).detach().numpy()
+    if base in _LANGUAGE_MODELS:
+        first = their_models.begin_token(base)
+        inputs = np.pad(their_models.targets()[:, :-1], [(0, 0), (1, 0)], constant_values=first)
+        given = {"input_ids": inputs}
+    else:
+        given = encoder_features(base)[1]
+    with torch.no_grad():
+        tensors = {key: torch.tensor(value) for key, value in given.items()}
+        logits = their_models.loaded(name)(**tensors).logits.numpy()
+    return logits[given["attention_mask"]] if base == "bert_masked" else logits
+
+
+def encoder_features(base: str):
+    if base == "vit":
+        return test_encoders.images(our_models.model_of(base).hparams)
+    return test_encoders.texts("targets" if base == "bert_masked" else "inputs")
+
+
+def our_logits(name: str, base: str) -> np.ndarray:
+    if base == "t5":
+        return our_models.logits(name, "one device", test_sequence_to_sequence.features())
+    if base in _LANGUAGE_MODELS:
+        return our_models.logits(name, "one device")
+    fed, given = encoder_features(base)
+    logits = test_encoders.our_logits(name, "one device", fed)
+    return logits[given["attention_mask"]] if base == "bert_masked" else logits
+
+
+def accepted(name: str):
+    """Our hparams of a directory; None if it is refused."""
+    try:
+        source = ModelDirectory.from_path(their_models.directory(name))
+        hparams = source.hparams()
+        source.variables(hparams)
+    except ValueError:
+        return None
+    return hparams
+
+
+def changed_logits(base: str):
+    """Yields each change that both accept: its name, hparams, and theirs of its logits."""
+    logging.disable(logging.WARNING)
+    for change in changes(base):
+        name = their_models.with_entries(base, change)
+        hparams = accepted(name)
+        if hparams is None:
+            continue
+        try:
+            theirs = their_logits(name, base)
+        except Exception:  # They refuse it.
+            continue
+        yield name, hparams, theirs
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize("base", MODELS)
+def test_what_is_taken_for_the_same_model_has_the_same_logits(base):
+    wanted = their_logits(base, base)
+    before, count = accepted(base), 0
+    names = ModelDirectory.from_path(their_models.directory(base)).model_type
+    for name, hparams, theirs in changed_logits(base):
+        if not names.different(names.config(before), hparams):
+            np.testing.assert_allclose(theirs, wanted, rtol=0, atol=1e-5, err_msg=name)
+            count += 1
+    assert count > 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("base", MODELS)
+def test_what_is_honoured_has_the_logits_of_transformers(base):
+    before = accepted(base)
+    names = ModelDirectory.from_path(their_models.directory(base)).model_type
+    for name, hparams, theirs in changed_logits(base):
+        if names.different(names.config(before), hparams):
+            ours = our_logits(name, base)[..., : theirs.shape[-1]]
+            np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-5, err_msg=name)
