@@ -43,7 +43,7 @@ def attention(
     dropout_rate: float = 0.0,
     method: AttentionMethod | None = None,
 ) -> upstream.Tensor:
-    """Computes for each query the mean of the values, weighted by `softmax(q * k / sqrt(d_kv))`.
+    """Averages the values for each query, weighted by `softmax(q * k / sqrt(d_kv))`.
 
     A. Vaswani et al., "Attention Is All You Need" (arXiv:1706.03762), section 3.2.1. The softmax is
     in float32. A query that attends to nothing gives zeros.
@@ -58,29 +58,29 @@ def attention(
 
     Args:
       q: [batch..., heads, length, d_kv].
-      k: [batch..., kv_heads, memory_length, d_kv]. kv_heads may be `heads` itself; otherwise its
-        size divides that of `heads`, and consecutive heads share one. The dimension of the memory
+      k: [batch..., kv_heads, memory_length, d_kv]. `kv_heads` may be `heads` itself. Otherwise its
+        size divides the size of `heads`, and consecutive heads share a kv head. `memory_length`
         may be `length` itself.
-      v: of the shape of `k`.
-      causal: whether each position attends only to itself and earlier ones.
-      window: how many positions each one attends to, itself included: previous ones, and if not
-        `causal` as many following ones.
-      segments: integers [batch..., length]: positions attend within their segment.
-      memory_segments: likewise for the memory, [batch..., memory_length]; by default `segments`.
+      v: values, same shape as `k`.
+      causal: whether each position attends only to itself and earlier positions.
+      window: number of positions that a query attends to, its own included: earlier positions, and
+        without `causal` the same number of later positions.
+      segments: integers [batch..., length]. Positions attend within their segment.
+      memory_segments: segments of the memory, [batch..., memory_length]. Default: `segments`.
       relative_bias: a bias by distance.
       dropout_rate: the fraction of the weights to drop, in [0, 1), a multiple of 2**-16. The mask
         depends on the seed, the step and the index in the global tensor, not on the mesh.
-      method: `dense` stores all scores of a head, `blockwise` a block of them, and computes them
-        twice. `ring` is `blockwise`, and of a memory that is split like `length` a processor holds
-        two slices at a time, however many there are. Results are equal up to rounding, with the
-        same dropout mask. By default `dense` or `blockwise`, the faster one for the lengths.
+      method: `dense` stores all scores. `blockwise` stores one block of them and recomputes them in
+        the backward pass. `ring` is `blockwise` for a memory that is split like `length`: a
+        processor holds only two slices at a time. Results are equal up to rounding, with the same
+        dropout mask. Default: the faster of `dense` and `blockwise` for these lengths.
 
     Returns:
       like `q`.
 
     Raises:
       ValueError: shapes do not match, or an option is out of range.
-      LayoutError: of the program, if `d_kv` or the buckets of the bias are split.
+      LayoutError: (when the program is built) the layout splits `d_kv` or the buckets of the bias.
     """
     _check_shapes(q, k, v)
     length, memory = q.shape.dims[-2], k.shape.dims[-2]
@@ -120,8 +120,8 @@ def _check_shapes(q: upstream.Tensor, k: upstream.Tensor, v: upstream.Tensor) ->
     heads, kv_heads = q.shape.dims[-3], k.shape.dims[-3]
     if heads.size % kv_heads.size:
         raise ValueError(
-            f"attention: the size of k's {kv_heads} must divide that of q's {heads}, so that each"
-            " of its heads serves as many of q's."
+            f"attention: the size of k's {kv_heads} must divide the size of q's {heads}, so that"
+            " every kv head serves the same number of heads."
         )
     dtypes = [x.dtype.name for x in (q, k, v)]
     if len(set(dtypes)) > 1:
@@ -138,8 +138,8 @@ def _check_options(
 ) -> None:
     if (causal or window is not None) and length.size != memory.size:
         raise ValueError(
-            f"attention: causal and window compare places in q's {length} and k's {memory}, which"
-            " must have one size. (For a memory of its own, say what is seen by segments.)"
+            f"attention: causal and window compare positions in q's {length} and k's {memory},"
+            " which must have the same size. (Mask a separate memory with segments.)"
         )
     if window is not None and window < 1:
         raise ValueError(

@@ -32,7 +32,7 @@ class Queries:
     Attributes:
       size: number of queries.
       offsets: position of the first query of each slice.
-      begin: that of this slice, an integer or an int32 scalar.
+      begin: position of this slice's first query, an integer or an int32 scalar.
     """
 
     def __init__(self, size: int, slices: int = 1, place: int | tf.Tensor = 0) -> None:
@@ -49,13 +49,13 @@ class Queries:
 
 
 class Keys(NamedTuple):
-    """Consecutive keys that a processor has at hand: all of the memory, or a part of it.
+    """Consecutive keys that a processor holds: all of the memory, or a part of it.
 
     Attributes:
       size: number of keys.
-      begin: position of the first one, an integer or an int32 scalar.
-      places: of each block of keys, in the order of positions, where it is among the blocks; None:
-        they are in order.
+      begin: position of the first key, an integer or an int32 scalar.
+      places: index in memory of each block of keys, listed by position. None: blocks are stored in
+        order.
     """
 
     size: int
@@ -63,7 +63,7 @@ class Keys(NamedTuple):
     places: Sequence[int] | None = None
 
     def place(self, block: tf.Tensor) -> tf.Tensor:
-        """Returns where a block is, int32 scalars."""
+        """Returns the index in memory of a block, int32 scalars."""
         return block if self.places is None else tf.gather(tf.constant(self.places), block)
 
 
@@ -89,7 +89,7 @@ def query_key_scores(q: tf.Tensor, k: tf.Tensor) -> tf.Tensor:
 
 
 def weighted_values(weights: tf.Tensor, v: tf.Tensor) -> tf.Tensor:
-    """Sums the values of the memory, weighted.
+    """Computes the weighted sum of the values.
 
     Args:
       weights: [batch, heads, queries, memories].

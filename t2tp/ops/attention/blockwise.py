@@ -1,10 +1,15 @@
 """Blockwise attention, in memory linear in the length.
 
-M. Milakov and N. Gimelshein, "Online normalizer calculation for softmax" (arXiv:1805.02867); M.
-Rabe and C. Staats, "Self-attention Does Not Need O(n^2) Memory" (arXiv:2112.05682). Of the scores
-only the log of each query's sum of exponentials is stored, and the backward pass recomputes them:
-T. Dao et al., "FlashAttention" (arXiv:2205.14135), section 3.1 and appendix B. Fully masked blocks
-are skipped.
+The softmax is computed online, one block of keys at a time: M. Milakov and N. Gimelshein, "Online
+normalizer calculation for softmax" (arXiv:1805.02867); M. Rabe and C. Staats, "Self-attention Does
+Not Need O(n^2) Memory" (arXiv:2112.05682). After the keys seen so far, a query has the log of its
+sum of exponentials and the mean of its values. Another block is merged with
+
+    log' = logaddexp(log, log_block)
+    y' = y * exp(log - log') + y_block * exp(log_block - log')
+
+The forward pass saves `log`; the backward pass recomputes the scores: T. Dao et al.,
+"FlashAttention" (arXiv:2205.14135), section 3.1 and appendix B. Fully masked blocks are skipped.
 """
 
 from __future__ import annotations
@@ -21,9 +26,9 @@ from t2tp.ops.attention.blocks import Block, collected, query_key_scores, weight
 from t2tp.ops.attention.mask import MASKED, Mask
 from t2tp.ops.attention.score_terms import Gradients, ScoreTerms
 
-# The size of a block. With many rows (batch x heads), a block of 256 keys stays in the caches where
-# one of 512 does not, which takes up to 1.4 times as long; with few, an operation is so short that
-# several threads gain little by sharing it, and half as many operations save up to a fifth.
+# Block sizes, measured on CPUs. With many rows (batch x heads) a block of 256 keys fits the caches;
+# a block of 512 takes up to 1.4 times longer. With few rows each operation is too short for several
+# threads, so fewer and larger blocks save up to a fifth.
 _QUERIES = 256
 _KEYS = 256
 _KEYS_OF_FEW_ROWS = 512
@@ -71,7 +76,7 @@ def joined(blocks: tf.Tensor, length: int) -> tf.Tensor:
 
 
 class Attended(NamedTuple):
-    """What the blocks of queries have gathered from the keys so far.
+    """The online softmax of blocks of queries over the keys seen so far.
 
     Attributes:
       log: the log of each query's sum of exponentials, [block, batch, heads, size, 1].
@@ -115,14 +120,14 @@ def attended(
     terms: ScoreTerms,
     so_far: Attended | None = None,
 ) -> Attended:
-    """Attends to keys, in addition to those that the queries have attended to so far.
+    """Attends to more keys.
 
     Args:
       q: [batch, heads, length, d_kv], scaled.
-      k: those of the mask of `terms`, in blocks [block, batch, kv_heads, size, d_kv].
-      v: likewise.
+      k: the keys of the mask of `terms`, in blocks [block, batch, kv_heads, size, d_kv].
+      v: values, same shape as `k`.
       terms: the other terms of the scores.
-      so_far: what is known of other keys; None: nothing.
+      so_far: the state after earlier keys. None: no keys yet.
     """
     queries, memories = _query_block(q.shape[2]), k.shape[3]
     in_q = cut(q, queries)
@@ -135,7 +140,8 @@ def attended(
             at = terms.mask.keys.place(j)
             scores = terms.added(tf.cast(query_key_scores(in_q[i], k[at]), tf.float32), block)
             weights = tf.nn.softmax(scores)
-            # The max weight is that of the max score: exp(score - log).
+            # The largest weight is exp(highest - log), so log follows from it. That saves a second
+            # pass over the scores.
             highest = tf.reduce_max(scores, axis=-1, keepdims=True)
             log_here = highest - tf.math.log(tf.reduce_max(weights, axis=-1, keepdims=True))
             if terms.dropout is not None:
@@ -175,15 +181,15 @@ def results(state: Attended, q: tf.Tensor, terms: ScoreTerms) -> tuple[tf.Tensor
 
 
 class BackwardQueries(NamedTuple):
-    """What the backward pass needs of the queries, in blocks [block, batch, heads, size, ...].
+    """The queries' tensors for the backward pass, in blocks [block, batch, heads, size, ...].
 
     Attributes:
-      q: [..., d_kv], scaled.
-      log: of the sums of exponentials [..., 1].
-      mean: that of the gradients w.r.t. the weights [..., 1].
-      dy: float32 [..., d_kv], the gradient w.r.t. the result.
+      q: scaled queries [..., d_kv].
+      log: log of each query's sum of exponentials [..., 1].
+      mean: weighted mean of the gradients w.r.t. each query's weights [..., 1].
+      dy: gradient w.r.t. the result, float32 [..., d_kv].
       length: number of queries.
-      dtype: of the gradient w.r.t. the result.
+      dtype: dtype of the gradient w.r.t. the result.
     """
 
     q: tf.Tensor
@@ -197,7 +203,7 @@ class BackwardQueries(NamedTuple):
     def of(
         cls, q: tf.Tensor, mean: tf.Tensor, log: tf.Tensor, dy: tf.Tensor, terms: ScoreTerms
     ) -> BackwardQueries:
-        """Prepares what does not depend on the keys; arguments as for `backward`."""
+        """Prepares all tensors that do not depend on the keys; arguments as for `backward`."""
         size = _query_block(q.shape[2])
         dtype, dy = dy.dtype, tf.cast(dy, tf.float32)
         if terms.dropout is not None:
@@ -208,13 +214,13 @@ class BackwardQueries(NamedTuple):
 
 
 def mean_weight_gradient(y: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
-    """Returns the mean of the gradients w.r.t. each query's weights, which weigh them.
+    """Returns the mean of the gradients w.r.t. each query's weights, weighted by the weights.
 
-    It is the product of the result, before it was rounded, with the gradient w.r.t. it.
+    The mean equals the dot product of the unrounded result with its gradient.
 
     Args:
-      y: [batch, heads, length, d_kv].
-      dy: likewise.
+      y: the result before rounding, [batch, heads, length, d_kv].
+      dy: gradient w.r.t. `y`.
 
     Returns:
       float32 [batch, heads, length].
@@ -231,11 +237,11 @@ def backward(
     """Computes the gradients w.r.t. each part of the queries, and w.r.t. keys and values.
 
     Args:
-      by_query: of each part `q` (scaled), its `mean_weight_gradient`, the `log` of `forward` and
-        `dy`, the gradient w.r.t. its result.
+      by_query: one tuple per part: `q` (scaled), its `mean_weight_gradient`, `log` from `forward`,
+        and `dy`, the gradient w.r.t. the result.
       k: the memory in blocks, [block, batch, kv_heads, size, d_kv].
-      v: likewise.
-      terms: those of each part.
+      v: values, same shape as `k`.
+      terms: the score terms of each part.
 
     Returns:
       of each part the gradients w.r.t. q and the bias; and those w.r.t. k and v, float32 in blocks.
@@ -250,11 +256,11 @@ def backward(
 
 
 class Sums(NamedTuple):
-    """Sums of gradients that belong to the queries, over some of the keys.
+    """Gradients w.r.t. the queries, summed over the keys seen so far.
 
     Attributes:
-      q: in blocks.
-      bias: that of each distance; empty if there is no bias.
+      q: gradient w.r.t. the queries, in blocks.
+      bias: gradient w.r.t. the bias of each distance; empty if there is no bias.
     """
 
     q: tf.Tensor
@@ -267,7 +273,7 @@ class Sums(NamedTuple):
         return cls(tf.zeros(ours.q.shape), () if bias is None else (bias.no_gradient(),))
 
     def gradients(self, ours: BackwardQueries) -> Gradients:
-        """Returns the gradients that sums over all keys are."""
+        """Returns the gradients, once the sums are over all keys."""
         d_q = tf.cast(joined(self.q, ours.length), ours.q.dtype)
         return Gradients(d_q, None, None, self.bias[0] if self.bias else None)
 
@@ -279,14 +285,14 @@ def with_gradients(
     v: tf.Tensor,
     terms: Sequence[ScoreTerms],
 ) -> tuple[list[Sums], tuple[tf.Tensor, tf.Tensor]]:
-    """Computes the gradients that come from some queries and keys.
+    """Adds the gradients from some keys.
 
     Args:
-      so_far: of each part of the queries the sums over other keys.
+      so_far: sums over earlier keys, one for each part of the queries.
       ours: the parts.
-      k: those of the masks of `terms`, in blocks [block, batch, kv_heads, size, d_kv].
-      v: likewise.
-      terms: those of each part.
+      k: the keys of the masks of `terms`, in blocks [block, batch, kv_heads, size, d_kv].
+      v: values, same shape as `k`.
+      terms: the score terms of each part.
 
     Returns:
       the sums with these keys; and the gradients w.r.t. k and v, float32 in blocks as these are.
@@ -329,11 +335,11 @@ class _BackwardBlocks:
         """Takes the keys.
 
         Args:
-          ours: the part.
-          terms: its own.
-          k: [batch, kv_heads, size, d_kv].
-          v: likewise.
-          index: of the block of keys.
+          ours: the part of the queries.
+          terms: the part's score terms.
+          k: one block of keys, [batch, kv_heads, size, d_kv].
+          v: values, same shape as `k`.
+          index: index of the block of keys.
         """
         self._ours = ours
         self._terms = terms

@@ -33,16 +33,16 @@ def attention_step(
 ) -> upstream.Tensor:
     """Computes attention of one query at a position, in a memory that may be longer.
 
-    It has no gradient: decoding needs none. If the memory is split, each processor attends to its
-    slice; the max scores and the sums are then all-reduced over the mesh axis.
+    The operation has no gradient: decoding needs none. If the memory is split, each processor
+    attends to its slice. The maximum scores and the sums are then all-reduced over the mesh axis.
 
     Args:
       q: [batch..., heads, d_kv].
       k: [batch..., kv_heads, memory_length, d_kv], see `attention`.
-      v: of the shape of `k`.
-      positions: int32 [batch...]: the query attends to the memory up to this position; default: all
+      v: values, same shape as `k`.
+      positions: int32 [batch...]. The query attends to the memory up to this position. Default: all
         of it.
-      window: how many positions it attends to, its own included.
+      window: number of positions that a query attends to, its own included.
       is_seen: booleans [batch..., memory_length]: which keys are visible at all.
       relative_bias: a bias by distance, as in causal attention.
 
@@ -60,7 +60,7 @@ def attention_step(
         )
     heads, (kv_heads, memory) = q.shape.dims[-2], k.shape.dims[-3:-1]
     if heads.size % kv_heads.size:
-        raise ValueError(f"attention_step: the size of {kv_heads} must divide that of {heads}.")
+        raise ValueError(f"attention_step: the size of {kv_heads} must divide the size of {heads}.")
     if positions is None and (window is not None or relative_bias is not None):
         raise ValueError("attention_step: a window and a bias need the positions of the queries.")
     extras = {"positions": positions, "is_seen": is_seen}

@@ -44,7 +44,7 @@ def backward(
     dy: tf.Tensor,
     terms: ScoreTerms,
 ) -> Gradients:
-    """Computes gradients w.r.t. q (scaled), k, v and the bias; that of the softmax in float32."""
+    """Computes gradients w.r.t. q (scaled), k, v and the bias; the softmax's is in float32."""
     used, wide_weights, wide_dy = weights, tf.cast(weights, tf.float32), tf.cast(dy, tf.float32)
     if terms.dropout is not None:
         wide_dy *= terms.dropout.scale

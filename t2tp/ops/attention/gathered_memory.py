@@ -17,11 +17,11 @@ _POSITIONS, _BLOCKS = 2, 0
 
 
 class GatheredMemory:
-    """All-gathers the slices of keys and values, and reduces the gradients to those of the slices.
+    """All-gathers the slices of keys and values, and reduce-scatters their gradients.
 
     Blockwise attention takes a memory in blocks (`blockwise.cut`). Slices that consist of complete
-    blocks are cut before they are gathered, so that nothing larger than a slice is transposed; if
-    they are in head-tail order, so are then the blocks.
+    blocks are cut before the gather, so that only slices are transposed, not the whole memory.
+    Blocks of slices in head-tail order then are in head-tail order too.
 
     Attributes:
       keys: their positions.
@@ -52,7 +52,7 @@ class GatheredMemory:
         self._size = size
         self._slice_size = size // slices
         self._block = key_block
-        # Of each part of the memory that is gathered in one piece, which one it is.
+        # The all-gather returns the parts of the memory in this order.
         self._parts = [*range(slices)]
         if is_head_tail:
             self._parts = [part for i in self._parts for part in head_and_tail(i, slices)]
@@ -75,8 +75,8 @@ class GatheredMemory:
           x: the slice, [batch, kv_heads, keys, d_kv].
 
         Returns:
-          those of all positions and the heads that the processor needs: [batch, kv_heads, memory,
-          d_kv], or in blocks.
+          keys or values of all positions, for the heads that the processor needs: [batch, kv_heads,
+          memory, d_kv], or in blocks.
         """
         if self._travels_in_blocks:
             x = blockwise.cut(x, self._block)
@@ -87,11 +87,11 @@ class GatheredMemory:
         return blockwise.cut(x, self._block) if self._block else x
 
     def gradient_of_slice(self, dx: tf.Tensor, summed: Collection[int]) -> tf.Tensor:
-        """Converts the gradient w.r.t. `of_slice`'s result to a partial sum of that w.r.t. `x`.
+        """Returns this processor's partial sum of the gradient w.r.t. the input of `of_slice`.
 
         Args:
-          dx: of the shape of the result.
-          summed: the mesh's own axes over which it is a partial sum.
+          dx: gradient w.r.t. the result of `of_slice`.
+          summed: the mesh's own axes over which `dx` is a partial sum.
         """
         if not self._travels_in_blocks:
             if self._block:

@@ -38,10 +38,10 @@ def local_attention(
 ) -> upstream.Tensor:
     """Computes causal attention of each block to itself and its previous neighbours.
 
-    N. Parmar et al., "Image Transformer" (arXiv:1802.05751), section 3.2. Of a sequence
-    a position attends to its own block, up to itself, and the previous one. Of an image, read row
-    by row, it attends to its own block and those to the left, above, and above to the left and
-    right, as far as they precede it. Any dimension but `d_kv` may be split.
+    N. Parmar et al., "Image Transformer" (arXiv:1802.05751), section 3.2. A position of a sequence
+    attends to its own block, up to itself, and to the previous block. A position of an image, read
+    row by row, attends to its own block and to the blocks on the left, above, above left and above
+    right, as far as their positions precede it. Any dimension but `d_kv` may be split.
 
     Args:
       q: [..., d_kv], with the dimensions of `space` among the others.
@@ -55,7 +55,7 @@ def local_attention(
 
     Raises:
       ValueError: shapes do not match, or blocks do not divide the space.
-      LayoutError: of the program, if blocks do not divide the slices.
+      LayoutError: (when the program is built) blocks do not divide the slices.
     """
     if not q.shape == k.shape == v.shape or any(dim not in q.shape.dims[:-1] for dim in space):
         raise ValueError(
@@ -79,10 +79,10 @@ def visible_positions(
     """Whether a position attends to others in `local_attention`: booleans [..., places].
 
     Args:
-      positions: int32 [...], of a sequence or, row by row, of an image.
+      positions: int32 [...], positions in a sequence or, row by row, in an image.
       places: int32 [places], the other positions.
       block: see `local_attention`.
-      width: of the image; of a sequence its length.
+      width: the width of the image, or the length of the sequence.
     """
     here = positions[..., None]
     rows, columns = (1, *block)[-2:]

@@ -65,10 +65,10 @@ class AttentionOperation(Operation):
 
     Inputs: q [batch..., heads, length, d_kv], k and v [batch..., kv_heads, memory, d_kv], extras.
 
-    Outputs: the result, like q, and what the backward pass needs. Blockwise: the log of each
-    query's sum of exponentials [batch..., heads, length] and, for 16 bits, the rounding error of
-    the result, like q. Dense: the weights [batch..., heads, length, memory], whose memory is not
-    split, even if a layout splits that of k and v.
+    Outputs: the result, like q, and the activations saved for the backward pass. Blockwise: the log
+    of each query's sum of exponentials [batch..., heads, length] and, for 16 bits, the rounding
+    error of the result, like q. Dense: the weights [batch..., heads, length, memory]. Their memory
+    dimension is never split, even if a layout splits the memory of k and v.
     """
 
     def __init__(self, inputs: Sequence[upstream.Tensor], options: Options) -> None:
@@ -84,7 +84,7 @@ class AttentionOperation(Operation):
                 self, upstream.Shape([*batch, heads, length]), tf.float32, index=1
             )
         else:
-            # No layout has a name of two words, so this dimension is not split.
+            # The space in the name keeps layout rules from matching it.
             whole = upstream.Dimension(f"whole {memory.name}", memory.size)
             kept = upstream.Tensor(
                 self, upstream.Shape([*batch, heads, length, whole]), q.dtype, index=1
@@ -152,8 +152,8 @@ def _is_local(op: AttentionOperation | AttentionGradOperation, layout: Layout) -
 class AttentionGradOperation(Operation):
     """Computes the gradient of attention.
 
-    Inputs: those of attention, its `num_outputs` outputs and the gradient w.r.t. the result.
-      Outputs: the gradients w.r.t. q, k, v and, if there is one, the bias table.
+    Inputs: the inputs of attention, its `num_outputs` outputs and the gradient w.r.t. the result.
+    Outputs: the gradients w.r.t. q, k, v and, if there is one, the bias table.
     """
 
     def __init__(
@@ -221,17 +221,17 @@ class _AttentionSlice:
     """The slices and score terms of one processor.
 
     A split memory is all-gathered (context parallelism): A. Grattafiori et al., "The Llama 3 Herd
-    of Models" (arXiv:2407.21783), section 3.3.2; or it goes round (`ring`). Positions are those in
-    the global length, so that the processor's queries attend to what they would on one device.
+    of Models" (arXiv:2407.21783), section 3.3.2; or it is passed around (`ring`). Positions are
+    global, so that queries attend to the same keys as on one device.
 
     Attributes:
       qs: the parts of the queries that the processor computes, scaled by 1 / sqrt(d_kv), with one
         batch dimension: [batch, heads, queries, d_kv].
-      k, v: those of the full memory, see `GatheredMemory`; absent if there is a ring.
-      ring: keys and values that go round the processors; or None.
+      k, v: keys and values of the full memory, see `GatheredMemory`; absent if there is a ring.
+      ring: keys and values that are passed from processor to processor, or None.
       scale: the factor of q.
-      order: of the queries, in head-tail order two parts, and of all that belongs to them.
-      memory_order: of k and v, and of their gradients.
+      order: order of the queries (head-tail: two parts) and of every tensor with their length.
+      memory_order: order of k and v, and of their gradients.
       terms: mask, bias and dropout of each part.
     """
 
@@ -256,7 +256,7 @@ class _AttentionSlice:
         extras = dict(zip(options.extras, inputs[3:], strict=False))
         self.order = _order(lowering, q, options)
         self._queries = _queries(mesh_impl, length, self.order)
-        # The backward pass has those of the forward pass.
+        # Shared with the backward pass, which needs the same scaled queries.
         self.qs = lowering.shared(
             ("scaled", q, self.order, options),
             lambda: self.cut(
@@ -387,10 +387,10 @@ class _AttentionSlice:
         return dx, sorted(self._summed - {*self._memory.axes, *self._shared.gathered.axes})
 
     def _goes_round(self, length_axis: int | None) -> bool:
-        """Whether each processor of the axes that split the memory has other queries.
+        """Whether the axes that split the memory also split the queries.
 
-        Those that share queries would compute the same; a gathered memory, like these queries, is
-        what they have of the whole length anyway.
+        Otherwise several processors have the same queries, and a ring would make each of them
+        compute the same scores.
         """
         axes = [axis for axis in self._memory.axes if self._mesh_impl.shape[axis].size > 1]
         return bool(axes) and set(axes) <= {*own_axes(self._mesh_impl, length_axis)}

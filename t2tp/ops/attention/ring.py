@@ -1,14 +1,20 @@
-"""Ring attention: keys and values go round the devices while scores are computed.
+"""Ring attention: devices pass keys and values around a ring while they compute scores.
 
 H. Liu et al., "Ring Attention with Blockwise Transformers for Near-Infinite Context"
-(arXiv:2310.01889). Each processor has the keys of its slice of the memory, and passes them on to
-the next one while its queries attend to them, so that it never holds more than two slices, however
-many there are. In the backward pass the gradients w.r.t. keys and values follow these round the
-ring, and each processor adds its part.
+(arXiv:2310.01889). Each processor holds the keys of its slice of the memory. While its queries
+attend to them, it sends them to the next processor, so it never holds more than two slices. With
+three processors:
 
-In causal attention keys, like queries, are in head-tail order (`t2tp.lowering.head_tail`), so that
-each step is equal work for all: otherwise the processors would wait for the busiest one of each
-step.
+    step        0       1       2
+    processor 0 keys 0  keys 2  keys 1
+    processor 1 keys 1  keys 0  keys 2
+    processor 2 keys 2  keys 1  keys 0
+
+Gradients w.r.t. keys and values follow the keys around the ring in the backward pass, and each
+processor adds its part.
+
+In causal attention keys, like queries, are in head-tail order (`t2tp.lowering.head_tail`). Every
+step then is equal work for all processors; otherwise they would wait for the busiest one.
 """
 
 from __future__ import annotations
@@ -117,7 +123,7 @@ class Ring:
         return parts
 
     def passed_on(self, x: tf.Tensor) -> tf.Tensor:
-        """Gives `x` to the next processor; returns that of the previous one."""
+        """Sends `x` to the next processor, and returns the previous processor's `x`."""
         source = [(place - 1) % self.count for place in range(self.count)]
         return self._collectives.permute(x, self._axis, source)
 
@@ -126,9 +132,9 @@ class Ring:
         return tf.nest.map_structure(lambda x: self.passed_if(step < self.count - 1, x), visiting)
 
     def passed_if(self, condition: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
-        """Passes `x` on in those steps in which a condition holds, which are all but one.
+        """Passes `x` on if a condition holds, as it does in all steps but one.
 
-        The condition is the same on all processors, which all take part.
+        The condition is a collective one: it must have the same value on all processors.
         """
         with self._collectives.repeated(self.count - 1):
             return tf.cond(condition, lambda: self.passed_on(x), lambda: x)
@@ -137,12 +143,12 @@ class Ring:
 def forward(
     ring: Ring, qs: Sequence[tf.Tensor], terms: Sequence[ScoreTerms]
 ) -> list[tuple[tf.Tensor, ...]]:
-    """Computes what `blockwise.forward` does, of each part of the queries and the whole memory.
+    """Computes `blockwise.forward` of each part of the queries with the whole memory.
 
     Args:
       ring: the memory.
       qs: parts of the queries [batch, heads, length, d_kv], scaled.
-      terms: those of each part.
+      terms: the score terms of each part.
     """
 
     def step(t: tf.Tensor, here: Visiting, states: list[blockwise.Attended]) -> tuple:
@@ -169,12 +175,12 @@ def backward(
 
     Args:
       ring: the memory.
-      by_query: of each part `q`, `mean`, `log` and `dy`, as for `blockwise.backward`.
-      terms: those of each part.
+      by_query: `q`, `mean`, `log` and `dy` of each part, as for `blockwise.backward`.
+      terms: the score terms of each part.
 
     Returns:
-      of each part the gradients w.r.t. q and the bias; and those w.r.t. k and v, of their shape, at
-      least in float32.
+      the gradients w.r.t. each part's q and bias, and the gradients w.r.t. the processor's k and v,
+      at least in float32.
     """
     ours = [
         blockwise.BackwardQueries.of(q, mean, log, dy, of_part)
@@ -183,7 +189,7 @@ def backward(
 
     def step(t: tf.Tensor, here: Visiting, d_kv: tf.Tensor, sums: list[blockwise.Sums]) -> tuple:
         coming = ring.next(here, t)
-        # Those of the slice that is here follow it, one step behind.
+        # The gradients of a slice follow it one step later, because this step still adds to them.
         d_kv = ring.passed_if(t > 0, d_kv)
         d_parts = []
         for k, v, keys, segments in ring.parts(here, t):
@@ -201,9 +207,9 @@ def backward(
 
 
 def _loop(ring: Ring, step: Callable, start: tuple) -> tuple:
-    """Takes a step at each slice.
+    """Runs one step per slice.
 
-    One at a time, which bounds the memory: keys and values wait for the processor's turn.
+    One step at a time: parallel iterations would hold more than two slices.
     """
     return tf.while_loop(
         lambda t, *_: t < ring.count, step, (tf.constant(0), *start), parallel_iterations=1

@@ -1,7 +1,7 @@
 """Dropout of attention weights, by their index in the global tensor.
 
-Where scores are computed block by block, so is the mask, again in the backward pass. Where they are
-all in memory, the backward pass has the mask of the forward pass.
+Blockwise attention computes the mask block by block, and again in the backward pass. Dense
+attention keeps the mask of the forward pass.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class PairIndex:
 
     @functools.cached_property
     def of_whole(self) -> tuple[tf.Tensor, tf.Tensor]:
-        """What `parts` gives for all queries and keys, computed once for all layers."""
+        """`parts` of all queries and keys, computed once for all layers."""
         return self.parts(self.whole)
 
     def parts(self, block: Block) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns two tensors whose sum is the index: it is large, and quickly computed.
+        """Returns two tensors whose sum is the index, because the index itself is large.
 
         They are uint64, [batch, heads, queries, 1] and [pairs].
         """
@@ -60,8 +60,8 @@ class AttentionDropout:
         """Prepares the mask.
 
         Args:
-          key: of the random generator, a uint64 scalar.
-          index: of each pair of weights.
+          key: key of the random generator, a uint64 scalar.
+          index: index of each pair of weights.
           rate: the fraction to drop, in (0, 1); rounded to a multiple of 2**-16.
         """
         self._key = key
@@ -77,7 +77,7 @@ class AttentionDropout:
         """Zeroes dropped elements of tensors; does not scale the others.
 
         Args:
-          block: of the score matrix; None: all of it.
+          block: a block of the score matrix. None: the whole matrix.
           *tensors: [batch, heads, queries, memories]: the weights, the gradients w.r.t. them.
         """
         if block is None:

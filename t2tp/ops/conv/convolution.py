@@ -22,22 +22,22 @@ def convolution(
 ) -> upstream.Tensor:
     """Computes a convolution with zero padding (TensorFlow's "SAME").
 
-    Every dimension but those of the kernel may be split. If height or width is, processors exchange
-    halos; if the input channels are, each computes a partial sum; if the output channels are, each
-    has its filters. The result is that of the convolution on one device.
+    A layout may split every dimension except the kernel's. With split height or width, processors
+    exchange halos. With split input channels, each processor computes a partial sum. With split
+    output channels, each processor has its own filters. The result is the same as on one device.
 
     Args:
       x: [batch..., height, width, channels], floats.
-      filters: [kernel_height, kernel_width, channels, filters], of the dtype of `x`.
-      stride: of the windows, along height and width.
+      filters: [kernel_height, kernel_width, channels, filters], same dtype as `x`.
+      stride: distance between windows, along height and width.
 
     Returns:
       [batch..., ceil(height / stride), ceil(width / stride), filters].
 
     Raises:
       ValueError: shapes or dtypes do not match.
-      LayoutError: of the program, if slices are too short for the windows, or the stride does not
-        divide them.
+      LayoutError: (when the program is built) slices are too short for the windows, or the stride
+        does not divide them.
     """
     strides = (stride, stride) if isinstance(stride, int) else stride
     if x.shape.ndims < 3 or filters.shape.ndims != 4:

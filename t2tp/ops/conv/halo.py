@@ -105,7 +105,7 @@ def check_window(
       dim: the dimension along which it slides.
       before: number of elements it needs from before a slice.
       after: number from after it.
-      stride: of the window.
+      stride: distance between windows.
 
     Raises:
       LayoutError: a slice is shorter than its neighbours' halos, or the stride does not divide it.

@@ -1,4 +1,4 @@
-"""Pooling over height and width, either of which may be split over the mesh."""
+"""Pooling over height and width. A layout may split both."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ def pool(x: upstream.Tensor, kind: Kind, size: int, stride: int) -> upstream.Ten
       x: [batch..., height, width, channels], floats.
       kind: "max" or "mean".
       size: height and width of a window.
-      stride: of the windows, in both directions.
+      stride: distance between windows, in both directions.
 
     Returns:
       [batch..., ceil(height / stride), ceil(width / stride), channels].
 
     Raises:
       ValueError: x has fewer than three dimensions, or another argument is out of range.
-      LayoutError: of the program, if slices are too short for the windows, or the stride does not
-        divide them.
+      LayoutError: (when the program is built) slices are too short for the windows, or the stride
+        does not divide them.
     """
     if x.shape.ndims < 3:
         raise ValueError(f"pool: x {x.shape} must be [batch..., height, width, channels].")

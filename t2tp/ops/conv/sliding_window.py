@@ -1,4 +1,4 @@
-"""Sliding windows over height and width, either of which may be split over the mesh."""
+"""Sliding windows over height and width. A layout may split both."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Window:
 
     Attributes:
       dim: the dimension.
-      size: of the window.
-      stride: of the window.
+      size: size of the window.
+      stride: distance between windows.
     """
 
     dim: upstream.Dimension
