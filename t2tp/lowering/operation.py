@@ -80,6 +80,10 @@ class Hooks:
       ordered_dims: the dimensions along which the order of the positions matters: along others,
         permuted inputs give outputs permuted likewise. None: all. Along those where it does not
         matter, inputs and outputs may be in head-tail order: see `t2tp.lowering.head_tail`.
+      accepts_padding: whether dimensions may be padded: the last slices of `vocab` and of weights
+        sharded at rest, where an axis does not divide them (`t2tp.mesh.storage`). True for
+        elementwise operations, and for those that give padding no part in their sums and maxima:
+        see `lowering.masked_slice`.
       is_feature: whether the outputs are features, or rows of them.
       asks_for_orders: whether `lower` takes its inputs in the orders that it asks for, by
         `lowering.slice_in_order`, and says by `lowering.orders.set` in which its outputs are.
@@ -93,6 +97,7 @@ class Hooks:
     joint_shape: upstream.Shape | None = None
     gathered_variable: str | None = None
     ordered_dims: Collection[upstream.Dimension] | None = None
+    accepts_padding: bool = False
     is_feature: bool = False
     asks_for_orders: bool = False
 
@@ -130,35 +135,46 @@ class Operation(Hooks, upstream.Operation):
     """Base class of operations with a custom lowering: see the module's guide."""
 
 
-class _AcceptsDeferredSums(Hooks):
-    """The hooks of an operation that may be applied to partial sums."""
-
-    accepts_deferred_sums = True
-
-
-class _Unordered(Hooks):
-    """The hooks of an operation that treats all positions alike, whatever their order."""
-
-    ordered_dims = ()
-
-
-class _UnorderedSums(_AcceptsDeferredSums, _Unordered):
-    """The hooks of an operation that does both."""
+def _declared(
+    *, sums: bool = False, unordered: bool = False, accepts_padding: bool = True
+) -> Hooks:
+    declared = Hooks()
+    declared.accepts_deferred_sums = sums
+    declared.ordered_dims = () if unordered else None
+    declared.accepts_padding = accepts_padding
+    return declared
 
 
 # The hooks of mesh-tensorflow's own operations, where they are not the default ones.
 _UPSTREAM_HOOKS: dict[type[upstream.Operation], Hooks] = {
-    upstream.AddOperation: _UnorderedSums(),
-    upstream.BroadcastOperation: _Unordered(),
-    upstream.CustomGradientOperation: _UnorderedSums(),
-    upstream.Depend: _UnorderedSums(),
-    upstream.ReduceOperation: _Unordered(),
-    upstream.ReshapeOperation: _AcceptsDeferredSums(),
-    upstream.ScalarAddOperation: _Unordered(),
-    upstream.ScalarMultiplyOperation: _Unordered(),
-    upstream.StopGradient: _UnorderedSums(),
-    upstream.WhileLoopOperation: _AcceptsDeferredSums(),
-    upstream.ops.BinaryOpWithBroadcasting: _Unordered(),
+    upstream.AddOperation: _declared(sums=True, unordered=True),
+    upstream.Assign: _declared(),
+    upstream.BroadcastOperation: _declared(unordered=True),
+    upstream.Constant: _declared(),
+    upstream.CustomGradientOperation: _declared(sums=True, unordered=True),
+    upstream.Depend: _declared(sums=True, unordered=True),
+    upstream.EinsumOperation: _declared(),
+    upstream.GenericGradOperation: _declared(),
+    upstream.ImportOperation: _declared(),
+    upstream.OneHotOperation: _declared(),
+    upstream.PrintOperation: _declared(),
+    upstream.RandomOperation: _declared(),
+    upstream.ReduceOperation: _declared(unordered=True),
+    upstream.ReshapeOperation: _declared(sums=True),
+    upstream.ScalarAddOperation: _declared(unordered=True),
+    upstream.ScalarMultiplyOperation: _declared(unordered=True),
+    upstream.SlicewiseOperation: _declared(),
+    upstream.StopGradient: _declared(sums=True, unordered=True),
+    upstream.Variable: _declared(),
+    upstream.WhileLoopOperation: _declared(sums=True),
+    upstream.ops.BinaryOpWithBroadcasting: _declared(unordered=True),
+    # They cannot be computed with the dimension split that they slice.
+    upstream.ops.ConcatOperation: _declared(),
+    upstream.ops.PadOperation: _declared(),
+    upstream.ops.SliceOperation: _declared(),
+    upstream.ops.SplitOperation: _declared(),
+    upstream.ops.StackOperation: _declared(),
+    upstream.ops.UnstackOperation: _declared(),
 }
 _DEFAULT_HOOKS = Hooks()
 
@@ -185,6 +201,17 @@ def check_operation(op: upstream.Operation, layout: Layout) -> None:
     if declared.joint_shape is not None:
         layout.check_dimensions(_with_inputs(op), declared.joint_shape.dims)
     declared.check_layout(layout)
+    padded = {
+        dim for x in (*op.inputs, *op.outputs) for dim in x.shape.dims if layout.is_padded(dim)
+    }
+    if padded and not declared.accepts_padding:
+        dim = min(padded, key=lambda dim: dim.name)
+        axis = layout.axis_of(dim.name)
+        raise LayoutError(
+            f"{_with_inputs(op)} cannot be computed with padding, and mesh axis {axis.name!r} of"
+            f" size {axis.size} does not divide dimension {dim.name!r} of size {dim.size}. Choose"
+            f" sizes that divide, or drop the rule '{dim.name}:{axis.name}'."
+        )
     for dim in sorted(op.unsplittable_dims):
         axis = layout.axis_of(dim)
         if axis is not None and axis.size > 1:

@@ -61,6 +61,8 @@ def dropout(
 class DropoutOperation(Operation):
     """Input: x. Output: like x."""
 
+    accepts_padding = True
+
     asks_for_orders = True
 
     def __init__(

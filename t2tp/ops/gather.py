@@ -101,6 +101,8 @@ class GatherOperation(Operation):
     Inputs: weights [..., dim, ...] and indices [...]. Output: [indices..., rest of weights...].
     """
 
+    accepts_padding = True
+
     def __init__(
         self,
         weights: upstream.Tensor,
@@ -141,6 +143,8 @@ class GatherGradOperation(Operation):
     Inputs: indices [...] and the gradient w.r.t. the result. Output: the gradient w.r.t. the
       weights.
     """
+
+    accepts_padding = True
 
     def __init__(
         self,

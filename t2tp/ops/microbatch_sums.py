@@ -23,6 +23,8 @@ class MicrobatchSums(Operation, upstream.WhileLoopOperation):
       total: the sums, structured as the function returns them.
     """
 
+    accepts_padding = True
+
     accepts_deferred_sums = True
 
     def __init__(

@@ -48,6 +48,8 @@ def random_by_row(
 class RandomByRowOperation(Operation):
     """Input: rows [batch]. Output: [batch, ...]."""
 
+    accepts_padding = True
+
     def __init__(
         self, rows: upstream.Tensor, shape: upstream.Shape, purpose: str, maxval: int | None
     ) -> None:

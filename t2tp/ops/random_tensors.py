@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 class RandomOperation(Operation, upstream.RandomOperation):
     """Outputs a random tensor that does not depend on the mesh."""
 
+    accepts_padding = True
+
     def lower(self, lowering: Lowering) -> None:
         lower_random(self, lowering)
 

@@ -92,6 +92,7 @@ class ZeroAfterOperation(Operation):
     """
 
     ordered_dims = ()
+    accepts_padding = True
 
     def __init__(self, x: upstream.Tensor, others: Sequence[upstream.Tensor] = ()) -> None:
         """Makes the operation.

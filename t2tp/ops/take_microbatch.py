@@ -36,6 +36,8 @@ class TakeMicrobatchOperation(Operation):
     Inputs: x and the index of a microbatch (int32).
     """
 
+    accepts_padding = True
+
     def __init__(
         self,
         x: upstream.Tensor,

@@ -23,6 +23,8 @@ class Boundary(Operation):
       backward: the boundary that gradients pass; None: there are none, or it is one of these.
     """
 
+    accepts_padding = True
+
     def __init__(self, inputs: Sequence[upstream.Tensor], chunk: int, name: str) -> None:
         super().__init__(list(inputs), name=name)
         self.chunk = chunk

@@ -89,6 +89,8 @@ class StageChain(Operation, upstream.WhileLoopOperation):
       own: what each stage has computed for itself.
     """
 
+    accepts_padding = True
+
     def __init__(
         self,
         layers: Callable[[upstream.Tensor], ChainResults],

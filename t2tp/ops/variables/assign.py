@@ -14,6 +14,8 @@ from t2tp.mesh.storage import name_in_use
 class Assign(Operation, upstream.Assign):
     """Assigns the inputs to variables; no outputs."""
 
+    accepts_padding = True
+
 
 def assign(
     var: upstream.Variable | upstream.Tensor,

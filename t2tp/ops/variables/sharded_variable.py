@@ -96,6 +96,8 @@ class ShardedVariable(Hooks, upstream.Variable):
     Its `shape` is the one at rest; its `value` has the shape in which it is used.
     """
 
+    accepts_padding = True
+
     def __init__(
         self,
         mesh: upstream.Mesh,
@@ -147,6 +149,8 @@ class GatherOperation(Operation):
     The gather waits for what is computed before it (see `t2tp.lowering.gather_schedule`), so that
     not all weights are gathered at the beginning of the step.
     """
+
+    accepts_padding = True
 
     def __init__(
         self,
