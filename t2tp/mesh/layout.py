@@ -42,6 +42,9 @@ _USUALLY_SPLIT = (
 # Dimensions that an axis need not divide, because the data gives their size: slices are padded.
 _PADDED = ("vocab",)
 
+# The padding, as a part of a dimension, that is as good as none.
+_LITTLE_PADDING = 0.01
+
 # A dimension without a rule of its own that is split like another, except over the axes of a third.
 # Groups of tokens that are at their experts are split over what splits the batch, where that is not
 # what splits the experts.
@@ -352,16 +355,15 @@ class Layout:
         if self._storage_rules or shape.ndims < 2 or not axes:
             return shape
         count = self._count(axes)
-        # Slices along the first dimension are contiguous in memory, so neither the gather nor the
-        # reduce-scatter has to transpose. Hence `min` takes the first of equally good dimensions.
         free = [dim for dim in shape.dims if self.axis_index(dim.name) is None]
-        split = [dim for dim in shape.dims if dim not in free]
-        for dim in (*free, *split):
-            if self._slice_of(dim) % count == 0:
-                return _with(shape, dim, axes)
-        # A slice of a split dimension that is padded again would begin elsewhere than its parts.
-        best = min(free, key=lambda dim: -(-dim.size // count) / dim.size, default=None)
-        return shape if best is None or best.size == 1 else _with(shape, best, axes)
+        padding = {dim: -(-dim.size // count) * count / dim.size - 1 for dim in free}
+        # A slice of a split dimension is not padded again: it would begin elsewhere than its parts.
+        whole = [d for d in shape.dims if d not in free and self._slice_of(d) % count == 0]
+        # Slices along the first dimension are contiguous in memory, so that neither the gather nor
+        # the reduce-scatter transposes: an earlier dimension is worth a little padding.
+        candidates = [dim for dim in free if padding[dim] < _LITTLE_PADDING] + whole
+        candidates += sorted((d for d in free if d.size > 1), key=padding.__getitem__)
+        return _with(shape, candidates[0], axes) if candidates else shape
 
     def _at_rest_by_rule(self, shape: upstream.Shape, dim: upstream.Dimension) -> upstream.Shape:
         """Shards a dimension as its storage rule says."""
