@@ -247,10 +247,8 @@ class SpmdMeshImpl(upstream.MeshImpl):
         """
         for i, dim in enumerate(shape.dims):
             if self.layout.is_padded(dim) and (dims is None or dim in dims):
-                is_real = self._once(
-                    ("is real", dim),
-                    lambda dim=dim: self._positions(dim, is_head_tail=False) < dim.size,
-                )
+                positions = functools.partial(self._positions, dim, is_head_tail=False)
+                is_real = self._once(("positions", dim), positions) < dim.size
                 along = [-1 if j == i else 1 for j in range(shape.ndims)]
                 x = tf.where(tf.reshape(is_real, along), x, tf.constant(value, x.dtype))
         return x

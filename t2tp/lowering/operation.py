@@ -201,24 +201,23 @@ def check_operation(op: upstream.Operation, layout: Layout) -> None:
     if declared.joint_shape is not None:
         layout.check_dimensions(_with_inputs(op), declared.joint_shape.dims)
     declared.check_layout(layout)
-    padded = {
-        dim for x in (*op.inputs, *op.outputs) for dim in x.shape.dims if layout.is_padded(dim)
-    }
-    if padded and not declared.accepts_padding:
-        dim = min(padded, key=lambda dim: dim.name)
-        axis = layout.axis_of(dim.name)
-        raise LayoutError(
-            f"{_with_inputs(op)} cannot be computed with padding, and mesh axis {axis.name!r} of"
-            f" size {axis.size} does not divide dimension {dim.name!r} of size {dim.size}. Choose"
-            f" sizes that divide, or drop the rule '{dim.name}:{axis.name}'."
-        )
-    for dim in sorted(op.unsplittable_dims):
-        axis = layout.axis_of(dim)
+    for x in () if declared.accepts_padding else (*op.inputs, *op.outputs):
+        for dim in x.shape.dims:
+            axis = layout.axis_of(dim.name)
+            if axis is not None and layout.is_padded(dim):
+                raise LayoutError(
+                    f"{_with_inputs(op)} cannot be computed with padding, and mesh axis"
+                    f" {axis.name!r} of size {axis.size} does not divide dimension {dim.name!r} of"
+                    f" size {dim.size}. Choose sizes that divide, or drop the rule"
+                    f" '{dim.name}:{axis.name}'."
+                )
+    for name in sorted(op.unsplittable_dims):
+        axis = layout.axis_of(name)
         if axis is not None and axis.size > 1:
             raise LayoutError(
-                f"{_with_inputs(op)} cannot be computed with dimension {dim!r} split, and the"
+                f"{_with_inputs(op)} cannot be computed with dimension {name!r} split, and the"
                 f" layout splits it over mesh axis {axis.name!r}. Drop the rule"
-                f" '{dim}:{axis.name}', or rename the dimension around this operation."
+                f" '{name}:{axis.name}', or rename the dimension around this operation."
             )
 
 
