@@ -51,7 +51,7 @@ def sum_of_squares(x, dim):
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from t2tp import upstream
 from t2tp.mesh.layout import Layout, LayoutError, describe
@@ -80,15 +80,13 @@ class Hooks:
       ordered_dims: the dimensions along which the order of the positions matters: along others,
         permuted inputs give outputs permuted likewise. None: all. Along those where it does not
         matter, inputs and outputs may be in head-tail order: see `t2tp.lowering.head_tail`.
-      accepts_padding: whether dimensions may be padded: the last slices of `vocab` and of weights
-        sharded at rest, where an axis does not divide them (`t2tp.mesh.storage`). True for
-        elementwise operations, and for those that give padding no part in their sums and maxima:
-        see `lowering.masked_slice`.
       is_feature: whether the outputs are features, or rows of them.
       asks_for_orders: whether `lower` takes its inputs in the orders that it asks for, by
         `lowering.slice_in_order`, and says by `lowering.orders.set` in which its outputs are.
       matmul_flops: floating-point operations of its matmuls on the whole mesh, from which the
         trainer computes the utilization of the devices. Of operations of the forward pass only.
+      cost_kind: the kind of work that `t2tp_plan` counts it as, one of `t2tp.planner.work.KINDS`.
+        `view`: the outputs are the inputs. `free`: it takes no time.
     """
 
     accepts_deferred_sums: bool = False
@@ -97,14 +95,19 @@ class Hooks:
     joint_shape: upstream.Shape | None = None
     gathered_variable: str | None = None
     ordered_dims: Collection[upstream.Dimension] | None = None
-    accepts_padding: bool = False
     is_feature: bool = False
     asks_for_orders: bool = False
+    cost_kind: str = "elementwise"
 
     @property
     def matmul_flops(self) -> int:
         """The floating-point operations of its matmuls; see the attributes of the class."""
         return 0
+
+    def slice_flops(self, layout: Layout) -> float:
+        """Returns a processor's share of the floating-point operations, also of a gradient's."""
+        del layout
+        return 0.0
 
     def to_gather(self, lowering: Lowering) -> Relayout:
         """Returns the slice that is to be gathered for the only output; see `gathered_variable`."""
@@ -135,46 +138,37 @@ class Operation(Hooks, upstream.Operation):
     """Base class of operations with a custom lowering: see the module's guide."""
 
 
-def _declared(
-    *, sums: bool = False, unordered: bool = False, accepts_padding: bool = True
-) -> Hooks:
+def _declared(**attributes: Any) -> Hooks:
+    """Returns the hooks of an operation that is not a subclass of `Hooks`."""
     declared = Hooks()
-    declared.accepts_deferred_sums = sums
-    declared.ordered_dims = () if unordered else None
-    declared.accepts_padding = accepts_padding
+    vars(declared).update(attributes)
     return declared
 
 
-# The hooks of mesh-tensorflow's own operations, where they are not the default ones.
+_LINEAR = {"accepts_deferred_sums": True, "ordered_dims": ()}
+
+# The hooks of mesh-tensorflow's own operations that differ from the defaults.
 _UPSTREAM_HOOKS: dict[type[upstream.Operation], Hooks] = {
-    upstream.AddOperation: _declared(sums=True, unordered=True),
-    upstream.Assign: _declared(),
-    upstream.BroadcastOperation: _declared(unordered=True),
-    upstream.Constant: _declared(),
-    upstream.CustomGradientOperation: _declared(sums=True, unordered=True),
-    upstream.Depend: _declared(sums=True, unordered=True),
-    upstream.EinsumOperation: _declared(),
-    upstream.GenericGradOperation: _declared(),
-    upstream.ImportOperation: _declared(),
-    upstream.OneHotOperation: _declared(),
-    upstream.PrintOperation: _declared(),
-    upstream.RandomOperation: _declared(),
-    upstream.ReduceOperation: _declared(unordered=True),
-    upstream.ReshapeOperation: _declared(sums=True),
-    upstream.ScalarAddOperation: _declared(unordered=True),
-    upstream.ScalarMultiplyOperation: _declared(unordered=True),
-    upstream.SlicewiseOperation: _declared(),
-    upstream.StopGradient: _declared(sums=True, unordered=True),
-    upstream.Variable: _declared(),
-    upstream.WhileLoopOperation: _declared(sums=True),
-    upstream.ops.BinaryOpWithBroadcasting: _declared(unordered=True),
-    # They cannot be computed with the dimension split that they slice.
-    upstream.ops.ConcatOperation: _declared(),
-    upstream.ops.PadOperation: _declared(),
-    upstream.ops.SliceOperation: _declared(),
-    upstream.ops.SplitOperation: _declared(),
-    upstream.ops.StackOperation: _declared(),
-    upstream.ops.UnstackOperation: _declared(),
+    upstream.AddOperation: _declared(**_LINEAR),
+    upstream.Assign: _declared(cost_kind="update"),
+    upstream.BroadcastOperation: _declared(ordered_dims=()),
+    upstream.Constant: _declared(cost_kind="free"),
+    upstream.CustomGradientOperation: _declared(**_LINEAR, cost_kind="view"),
+    upstream.Depend: _declared(**_LINEAR, cost_kind="view"),
+    upstream.ops.ImportOperation: _declared(cost_kind="free"),
+    upstream.ops.ImportLaidOutTensorOperation: _declared(cost_kind="free"),
+    upstream.ops.OneHotOperation: _declared(cost_kind="gather"),
+    upstream.PrintOperation: _declared(cost_kind="view"),
+    upstream.RandomOperation: _declared(cost_kind="random"),
+    upstream.ReduceOperation: _declared(ordered_dims=(), cost_kind="reduce"),
+    upstream.ReshapeOperation: _declared(accepts_deferred_sums=True, cost_kind="copy"),
+    upstream.ScalarAddOperation: _declared(ordered_dims=()),
+    upstream.ScalarMultiplyOperation: _declared(ordered_dims=()),
+    upstream.ScalarSummaryOperation: _declared(cost_kind="view"),
+    upstream.StopGradient: _declared(**_LINEAR, cost_kind="view"),
+    upstream.Variable: _declared(cost_kind="copy"),
+    upstream.WhileLoopOperation: _declared(accepts_deferred_sums=True, cost_kind="loop"),
+    upstream.ops.BinaryOpWithBroadcasting: _declared(ordered_dims=()),
 }
 _DEFAULT_HOOKS = Hooks()
 
@@ -201,23 +195,13 @@ def check_operation(op: upstream.Operation, layout: Layout) -> None:
     if declared.joint_shape is not None:
         layout.check_dimensions(_with_inputs(op), declared.joint_shape.dims)
     declared.check_layout(layout)
-    for x in () if declared.accepts_padding else (*op.inputs, *op.outputs):
-        for dim in x.shape.dims:
-            axis = layout.axis_of(dim.name)
-            if axis is not None and layout.is_padded(dim):
-                raise LayoutError(
-                    f"{_with_inputs(op)} cannot be computed with padding, and mesh axis"
-                    f" {axis.name!r} of size {axis.size} does not divide dimension {dim.name!r} of"
-                    f" size {dim.size}. Choose sizes that divide, or drop the rule"
-                    f" '{dim.name}:{axis.name}'."
-                )
-    for name in sorted(op.unsplittable_dims):
-        axis = layout.axis_of(name)
+    for dim in sorted(op.unsplittable_dims):
+        axis = layout.axis_of(dim)
         if axis is not None and axis.size > 1:
             raise LayoutError(
-                f"{_with_inputs(op)} cannot be computed with dimension {name!r} split, and the"
+                f"{_with_inputs(op)} cannot be computed with dimension {dim!r} split, and the"
                 f" layout splits it over mesh axis {axis.name!r}. Drop the rule"
-                f" '{name}:{axis.name}', or rename the dimension around this operation."
+                f" '{dim}:{axis.name}', or rename the dimension around this operation."
             )
 
 

@@ -61,8 +61,7 @@ def dropout(
 class DropoutOperation(Operation):
     """Input: x. Output: like x."""
 
-    accepts_padding = True
-
+    cost_kind = "random"
     asks_for_orders = True
 
     def __init__(

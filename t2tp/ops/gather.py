@@ -101,7 +101,7 @@ class GatherOperation(Operation):
     Inputs: weights [..., dim, ...] and indices [...]. Output: [indices..., rest of weights...].
     """
 
-    accepts_padding = True
+    cost_kind = "gather"
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class GatherGradOperation(Operation):
       weights.
     """
 
-    accepts_padding = True
+    cost_kind = "gather"
 
     def __init__(
         self,

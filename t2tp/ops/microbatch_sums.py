@@ -23,8 +23,7 @@ class MicrobatchSums(Operation, upstream.WhileLoopOperation):
       total: the sums, structured as the function returns them.
     """
 
-    accepts_padding = True
-
+    cost_kind = "loop"
     accepts_deferred_sums = True
 
     def __init__(

@@ -11,7 +11,6 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from t2tp import upstream
-from t2tp.lowering.lowering import Lowering, lower_reduce
 from t2tp.lowering.operation import Operation
 from t2tp.ops.cast import cast
 
@@ -79,11 +78,8 @@ def minimum(
 class ReduceExtremumOperation(Operation, upstream.ReduceOperation):
     """Max or min along some dimensions."""
 
+    cost_kind = "reduce"
     ordered_dims = ()
-    accepts_padding = True
-
-    def lower(self, lowering: Lowering) -> None:
-        lower_reduce(self, lowering)
 
     def gradient(self, grad_ys: list[upstream.Tensor]) -> list[upstream.Tensor]:
         x, y = self.inputs[0], self.outputs[0]
@@ -98,7 +94,6 @@ class ExtremumOperation(Operation, upstream.MinMaxOperation):
     """The larger or smaller of two, element-wise."""
 
     ordered_dims = ()
-    accepts_padding = True
 
     def gradient(self, grad_ys: list[upstream.Tensor]) -> list[upstream.Tensor]:
         dy, y = grad_ys[0], self.outputs[0]

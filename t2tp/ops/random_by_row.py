@@ -48,7 +48,7 @@ def random_by_row(
 class RandomByRowOperation(Operation):
     """Input: rows [batch]. Output: [batch, ...]."""
 
-    accepts_padding = True
+    cost_kind = "random"
 
     def __init__(
         self, rows: upstream.Tensor, shape: upstream.Shape, purpose: str, maxval: int | None

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class RandomOperation(Operation, upstream.RandomOperation):
     """Outputs a random tensor that does not depend on the mesh."""
 
-    accepts_padding = True
+    cost_kind = "random"
 
     def lower(self, lowering: Lowering) -> None:
         lower_random(self, lowering)

@@ -91,8 +91,8 @@ class ZeroAfterOperation(Operation):
     Control dependencies would not do: XLA ignores them.
     """
 
+    cost_kind = "free"
     ordered_dims = ()
-    accepts_padding = True
 
     def __init__(self, x: upstream.Tensor, others: Sequence[upstream.Tensor] = ()) -> None:
         """Makes the operation.

@@ -57,6 +57,8 @@ def scatter_update(
 class ScatterUpdateOperation(Operation):
     """Inputs: x [leading..., dim, rest...], update [leading..., rest...] and positions."""
 
+    cost_kind = "gather"
+
     def __init__(
         self,
         x: upstream.Tensor,

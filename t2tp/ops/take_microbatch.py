@@ -36,7 +36,7 @@ class TakeMicrobatchOperation(Operation):
     Inputs: x and the index of a microbatch (int32).
     """
 
-    accepts_padding = True
+    cost_kind = "copy"
 
     def __init__(
         self,

@@ -79,7 +79,7 @@ class SumOfSquaresOperation(Operation):
     would cost one per tensor.
     """
 
-    accepts_padding = True
+    cost_kind = "reduce"
 
     def __init__(self, tensors: list[mtf.Tensor], of_stage: Sequence[bool] | None = None) -> None:
         super().__init__(tensors, name="sum_of_squares")
@@ -108,8 +108,7 @@ def sum_of_squares(
     by_axes: dict[tuple[int, ...], list[tf.Tensor]] = {}
     stages = lowering.mesh_impl(op).layout.stage_axis
     for shape, part, of_stage in slices:
-        part = lowering.mesh_impl(op).masked(tf.cast(part, tf.float32), shape)
-        half = tf.nn.l2_loss(part)
+        half = tf.nn.l2_loss(tf.cast(part, tf.float32))
         axes = mesh_axes(lowering, op, shape)
         if of_stage and stages is not None:
             axes.append(stages)

@@ -23,7 +23,7 @@ class Boundary(Operation):
       backward: the boundary that gradients pass; None: there are none, or it is one of these.
     """
 
-    accepts_padding = True
+    cost_kind = "free"
 
     def __init__(self, inputs: Sequence[upstream.Tensor], chunk: int, name: str) -> None:
         super().__init__(list(inputs), name=name)

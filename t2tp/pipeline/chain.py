@@ -89,7 +89,7 @@ class StageChain(Operation, upstream.WhileLoopOperation):
       own: what each stage has computed for itself.
     """
 
-    accepts_padding = True
+    cost_kind = "loop"
 
     def __init__(
         self,

@@ -71,6 +71,8 @@ class AttentionOperation(Operation):
     dimension is never split, even if a layout splits the memory of k and v.
     """
 
+    cost_kind = "attention"
+
     def __init__(self, inputs: Sequence[upstream.Tensor], options: Options) -> None:
         super().__init__(list(inputs), name="attention")
         self._options = options
@@ -155,6 +157,8 @@ class AttentionGradOperation(Operation):
     Inputs: the inputs of attention, its `num_outputs` outputs and the gradient w.r.t. the result.
     Outputs: the gradients w.r.t. q, k, v and, if there is one, the bias table.
     """
+
+    cost_kind = "attention_grad"
 
     def __init__(
         self, inputs: Sequence[upstream.Tensor], num_outputs: int, options: Options, rng_name: str

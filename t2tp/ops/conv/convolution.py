@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -62,6 +63,8 @@ class ConvolutionOperation(Operation):
       filters].
     """
 
+    cost_kind = "convolution"
+
     def __init__(
         self, x: upstream.Tensor, filters: upstream.Tensor, strides: tuple[int, int]
     ) -> None:
@@ -94,6 +97,9 @@ class ConvolutionOperation(Operation):
             ConvolutionFiltersGradOperation(x, dy, filters.shape, self.windows).outputs[0],
         ]
 
+    def slice_flops(self, layout: Layout) -> float:
+        return _slice_flops(layout, self.outputs[0], self.inputs[1])
+
     def lower(self, lowering: Lowering) -> None:
         x, filters = self.inputs
         mesh_impl = lowering.mesh_impl(self)
@@ -111,6 +117,8 @@ class ConvolutionOperation(Operation):
 class ConvolutionInputGradOperation(Operation):
     """Inputs: filters and dy. Output: the gradient w.r.t. the input."""
 
+    cost_kind = "convolution"
+
     def __init__(
         self,
         filters: upstream.Tensor,
@@ -122,6 +130,9 @@ class ConvolutionInputGradOperation(Operation):
         self._windows = windows
         self._outputs = [upstream.Tensor(self, x_shape, dy.dtype)]
         self._splittable_dims, self._unsplittable_dims = _all_but_kernel(self, filters.shape)
+
+    def slice_flops(self, layout: Layout) -> float:
+        return _slice_flops(layout, self.inputs[1], self.inputs[0])
 
     def lower(self, lowering: Lowering) -> None:
         filters, dy = self.inputs
@@ -145,6 +156,8 @@ class ConvolutionInputGradOperation(Operation):
 class ConvolutionFiltersGradOperation(Operation):
     """Inputs: x and dy. Output: the gradient w.r.t. the filters."""
 
+    cost_kind = "convolution"
+
     def __init__(
         self,
         x: upstream.Tensor,
@@ -156,6 +169,9 @@ class ConvolutionFiltersGradOperation(Operation):
         self._windows = windows
         self._outputs = [upstream.Tensor(self, filters_shape, dy.dtype)]
         self._splittable_dims, self._unsplittable_dims = _all_but_kernel(self, filters_shape)
+
+    def slice_flops(self, layout: Layout) -> float:
+        return _slice_flops(layout, self.inputs[1], self.outputs[0])
 
     def lower(self, lowering: Lowering) -> None:
         x, dy = self.inputs
@@ -240,3 +256,9 @@ def _with_unseen(dx: tf.Tensor, shape: list[int], sliding: tuple[Window, Window]
 def _padded(x: tf.Tensor, *after: int) -> tf.Tensor:
     """Appends zeros to the dimensions of a tensor."""
     return tf.pad(x, [[0, number] for number in after]) if any(after) else x
+
+
+def _slice_flops(layout: Layout, y: upstream.Tensor, filters: upstream.Tensor) -> float:
+    """Returns the FLOPs of a slice: a multiply-add for each result and each weight of a window."""
+    *window, _ = layout.slice_size(filters.shape)
+    return 2.0 * math.prod(layout.slice_size(y.shape)) * math.prod(window)

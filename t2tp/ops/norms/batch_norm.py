@@ -58,6 +58,8 @@ class BatchNormOperation(Operation):
       variance [channels] (at least float32).
     """
 
+    cost_kind = "batch_norm"
+
     def __init__(
         self, x: upstream.Tensor, scale: upstream.Tensor, offset: upstream.Tensor, epsilon: float
     ) -> None:
@@ -96,6 +98,8 @@ class BatchNormGradOperation(Operation):
     Inputs: x, scale, offset, mean, variance and dy. Outputs: the gradients w.r.t. x [...,
       channels], scale and offset [channels].
     """
+
+    cost_kind = "batch_norm"
 
     def __init__(self, inputs: list[upstream.Tensor], epsilon: float) -> None:
         super().__init__(inputs, name="batch_norm_grad")

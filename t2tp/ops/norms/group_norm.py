@@ -60,6 +60,8 @@ class GroupNormOperation(Operation):
     Inputs: x [batch..., height, width, channels], scale and offset [channels]. Output: like x.
     """
 
+    cost_kind = "norm"
+
     def __init__(
         self,
         x: upstream.Tensor,
@@ -102,6 +104,8 @@ class GroupNormGradOperation(Operation):
 
     The statistics are recomputed, which costs less than storing their inputs.
     """
+
+    cost_kind = "norm"
 
     def __init__(self, inputs: list[upstream.Tensor], groups: int, epsilon: float) -> None:
         super().__init__(inputs, name="group_norm_grad")

@@ -44,6 +44,7 @@ class RmsNormOperation(Operation):
       float32).
     """
 
+    cost_kind = "norm"
     ordered_dims = ()
 
     def __init__(self, x: upstream.Tensor, scale: upstream.Tensor, epsilon: float) -> None:
@@ -77,6 +78,7 @@ class RmsNormGradOperation(Operation):
     Inputs: x, scale, 1 / rms(x) and dy. Outputs: the gradients w.r.t. x [..., dim] and scale [dim].
     """
 
+    cost_kind = "norm"
     ordered_dims = ()
 
     def __init__(
@@ -150,6 +152,7 @@ class LayerNormOperation(Operation):
       / its standard deviation [...] (at least float32).
     """
 
+    cost_kind = "norm"
     ordered_dims = ()
 
     def __init__(
@@ -190,6 +193,7 @@ class LayerNormGradOperation(Operation):
       [..., dim], scale [dim] and bias [dim].
     """
 
+    cost_kind = "norm"
     ordered_dims = ()
 
     def __init__(self, *inputs: upstream.Tensor) -> None:

@@ -14,7 +14,7 @@ from t2tp.mesh.storage import name_in_use
 class Assign(Operation, upstream.Assign):
     """Assigns the inputs to variables; no outputs."""
 
-    accepts_padding = True
+    cost_kind = "update"
 
 
 def assign(

@@ -96,7 +96,7 @@ class ShardedVariable(Hooks, upstream.Variable):
     Its `shape` is the one at rest; its `value` has the shape in which it is used.
     """
 
-    accepts_padding = True
+    cost_kind = "copy"
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class GatherOperation(Operation):
     not all weights are gathered at the beginning of the step.
     """
 
-    accepts_padding = True
+    cost_kind = "copy"
 
     def __init__(
         self,
