@@ -223,6 +223,12 @@ class HParams:
         self._values.update(parsed)
         return parsed
 
+    def assignments(self, names: Iterable[str]) -> str:
+        """Formats values as `parse` reads them: `microbatches=2,recompute=layer`."""
+        return ",".join(
+            f"{name}={self._declaration(name).type.format(self.get(name))}" for name in names
+        )
+
     def to_json(self) -> str:
         """Returns values, types and limits as JSON, which `from_json` reads."""
         types = {name: str(declared.type) for name, declared in self._declarations.items()}

@@ -15,6 +15,7 @@ from typing import Any
 SCALARS = (bool, int, float, str)
 _TRUE = ("true", "t", "yes", "y", "on", "1")
 _FALSE = ("false", "f", "no", "n", "off", "0")
+_PLAIN = re.compile(r"[\w.:;+/-]*")
 _WHOLE_QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
 
 
@@ -88,6 +89,16 @@ class ValueType:
         content = text[1:-1]
         elements = split_at_commas(content) if content.strip() else []
         return [self._read_scalar(name, element.strip(), text) for element in elements]
+
+    def format(self, value: Any) -> str:
+        """Returns the text that `read` reads as the value."""
+        if isinstance(value, list):
+            return f"[{','.join(map(self.format, value))}]"
+        if isinstance(value, str):
+            is_plain = self.scalar is str and _PLAIN.fullmatch(value)
+            is_ambiguous = self.nullable and value.lower() == "none"
+            return value if is_plain and not is_ambiguous else repr(value)
+        return repr(value).lower()
 
     def _read_scalar(self, name: str, text: str, full_text: str) -> Any:
         quoted = text[:1] in ("'", '"')

@@ -1,4 +1,4 @@
-"""`--mesh_shape=auto --layout=auto`: the search's best layout for the devices that are there."""
+"""`--mesh_shape=auto --layout=auto`: searches the fastest layout for the machine's devices."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from absl import logging
 
 from t2tp.hparam import HParams
 from t2tp.mesh.layout import LayoutError
+from t2tp.planner.candidates import CHOSEN, RESET
 from t2tp.planner.cluster_file import THIS_MACHINE, ClusterFile, shipped
 from t2tp.planner.search import NothingFitsError, Search
+from t2tp.planner.text import duration, size
 from t2tp.problems.user_dir import import_user_dir
 from t2tp.processes.cluster import has_gpu
 from t2tp.processes.process_spec import DEVICES_VARIABLE, find_process_spec
@@ -22,48 +24,36 @@ from t2tp.trainer.errors import UsageError
 from t2tp.trainer.inputs.batch_size import sequences_per_batch
 from t2tp.trainer.planning import request
 
-AUTO = "auto"
-# Candidates that are planned: each takes a second or more before the training begins.
+# Number of candidates to plan. Each takes a second or more before the training begins.
 _PLANNED = 4
-_KEPT = (
-    "microbatches",
-    "recompute",
-    "zero_stage",
-    "sequence_parallel",
-    "pipeline_schedule",
-    "pipeline_chunks",
-)
 
 
 def with_best_layout(
     model: str, hparams: HParams, vocab_sizes: Mapping[str, int], user_dir: str | None = None
-) -> tuple[HParams, str]:
-    """Chooses mesh and layout; microbatches, recomputation and ZeRO stage stay those of hparams.
+) -> HParams:
+    """Chooses mesh and layout, and logs them. All other hparams keep their values.
 
     Args:
       model: name of a registered model.
-      hparams: of the model.
-      vocab_sizes: of the problem's data.
-      user_dir: of the user's own models, if there is one.
-
-    Returns:
-      hparams with mesh and layout, and a sentence that says what was chosen.
+      hparams: hparams of the model.
+      vocab_sizes: vocabulary sizes of the problem's data.
+      user_dir: directory of the user's own models, if there is one.
 
     Raises:
       UsageError: nothing fits.
     """
     devices, cluster = device_count(), this_cluster()
-    # To lower a program starts TensorFlow up, after which there are no more virtual devices.
+    # Lowering a program starts TensorFlow, and then no more virtual devices can be made.
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         search = pool.submit(
             _search, model, hparams, vocab_sizes["targets"], devices, cluster, user_dir
         )
         try:
-            found, said = search.result()
+            chosen, message = search.result()
         except (NothingFitsError, LayoutError) as error:
             raise UsageError(f"--mesh_shape=auto: {error}") from error
-    logging.info("%s", said)
-    return found, said
+    logging.info("%s", message)
+    return chosen
 
 
 def _search(
@@ -74,32 +64,32 @@ def _search(
     cluster: ClusterFile,
     user_dir: str | None,
 ) -> tuple[HParams, str]:
-    """Searches, in a process of its own; see `with_best_layout`."""
+    """Returns hparams with mesh and layout, and a sentence about them; runs in its own process."""
     if user_dir:
         import_user_dir(user_dir)
-    chosen = hparams.copy()
-    chosen.set("mesh_shape", "")
-    chosen.set("layout", "")
-    rows = sequences_per_batch(chosen)
-    fixed = {name: hparams.get(name) for name in _KEPT if name in hparams}
-    batch = {"batch_size": rows, "batch_size_unit": "sequences_per_batch"}
-    for name, value in batch.items():
-        chosen.set(name, value)
-    wanted = request(model, chosen, vocab_size)
+    rows = sequences_per_batch(_with_layout(hparams, "", ""))
+    planned = _with_layout(hparams, "", "")
+    planned.set("batch_size", rows)
+    planned.set("batch_size_unit", "sequences_per_batch")
+    fixed = {name: hparams.get(name) for name in (*CHOSEN, *RESET) if name in hparams}
     if devices == 1 and "zero_stage" in fixed:
         fixed["zero_stage"] = 0
-    search = Search(wanted, cluster, devices, rows, fixed=fixed, top=_PLANNED)
-    best, *_ = search.run()
-    found = hparams.copy()
-    found.set("mesh_shape", best.candidate.mesh_shape)
-    found.set("layout", best.candidate.layout)
-    said = (
-        f"chosen for {devices} devices of {cluster.name}:"
-        f" --mesh_shape='{best.candidate.mesh_shape}' --layout='{best.candidate.layout}',"
-        f" of which t2tp_plan says {best.plan.seconds:.3g} s a step and"
-        f" {best.plan.memory_total / 2**30:.3g} GiB of a device"
+    planned_request = request(model, planned, vocab_size)
+    best, *_ = Search(planned_request, cluster, devices, rows, fixed=fixed, top=_PLANNED).run()
+    message = (
+        f"chosen for {devices} devices of {cluster.name}: {best.flags}"
+        f" ({duration(best.plan.seconds)} a step and {size(best.plan.memory_total)} of a device,"
+        " by t2tp_plan)"
     )
-    return found, said
+    chosen = _with_layout(hparams, best.candidate.mesh_shape, best.candidate.layout)
+    return chosen, message
+
+
+def _with_layout(hparams: HParams, mesh_shape: str, layout: str) -> HParams:
+    changed = hparams.copy()
+    changed.set("mesh_shape", mesh_shape)
+    changed.set("layout", layout)
+    return changed
 
 
 def device_count() -> int:
@@ -113,7 +103,7 @@ def device_count() -> int:
 
 
 def this_cluster() -> ClusterFile:
-    """Returns the measured machine if there is its file, or the cluster of this kind of device."""
+    """Returns the measured machine if its file exists, or the cluster of this kind of device."""
     if Path(f"{THIS_MACHINE}.toml").exists():
         return ClusterFile.load(THIS_MACHINE)
     if not has_gpu():

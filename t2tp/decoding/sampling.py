@@ -57,8 +57,6 @@ class ChooseOperation(Operation):
     log-probabilities [batch].
     """
 
-    accepts_padding = True
-
     def __init__(
         self,
         logits: mtf.Tensor,

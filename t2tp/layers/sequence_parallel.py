@@ -9,18 +9,39 @@ begins with an all-gather and ends with a reduce-scatter in place of the all-red
 from __future__ import annotations
 
 from t2tp import mtf
+from t2tp.mesh.axes import JOIN
+from t2tp.mesh.layout import Layout, LayoutError
 
 INSIDE, BETWEEN = "length", "residual_length"
 
 
 def between_blocks(x: mtf.Tensor) -> mtf.Tensor:
-    """Renames the length of `x`, if it has one, to its name between blocks."""
+    """Renames the length of `x`, if it has one, to its name between blocks.
+
+    Raises:
+      LayoutError: the rule of `residual_length` leaves out the axes that split `length`, so that
+        the activations would be gathered over them between blocks.
+    """
+    _check(x.mesh.layout)
     return _renamed(x, INSIDE, BETWEEN)
 
 
 def inside_blocks(x: mtf.Tensor) -> mtf.Tensor:
     """Renames the length of `x`, if it has one, to its name inside of blocks."""
     return _renamed(x, BETWEEN, INSIDE)
+
+
+def _check(layout: Layout) -> None:
+    inside, between = (
+        [axis.name for axis in layout.axes_of(name) if axis.size > 1] for name in (INSIDE, BETWEEN)
+    )
+    if between[: len(inside)] != inside:
+        more = [name for name in between if name not in inside]
+        raise LayoutError(
+            f"sequence_parallel: mesh axis {JOIN.join(inside)!r} splits {INSIDE!r}, and must split"
+            f" {BETWEEN!r} first, which would otherwise be gathered between blocks: write the rule"
+            f" '{BETWEEN}:{JOIN.join([*inside, *more])}'."
+        )
 
 
 def _renamed(x: mtf.Tensor, old: str, new: str) -> mtf.Tensor:

@@ -21,20 +21,12 @@ from t2tp.layout_report.report import (
 )
 from t2tp.layout_report.text import text
 from t2tp.lowering.lowering import all_operations, live_operations
+from t2tp.lowering.operation import hooks
 from t2tp.mesh.layout import Layout
 from t2tp.program.program import Program
 
 # What optimizers append to the name of a variable to name its slots.
 _SLOT_SUFFIXES = ("/", "_slot_", "_momentum_")
-
-# Operations that return their input.
-_IDENTITIES = (
-    upstream.Depend,
-    upstream.StopGradient,
-    upstream.CustomGradientOperation,
-    upstream.PrintOperation,
-    upstream.ScalarSummaryOperation,
-)
 
 
 class LayoutReport:
@@ -211,7 +203,7 @@ def _is_view(op: upstream.Operation, with_collective: set[str]) -> bool:
     """Whether the output shares the memory of the input."""
     if isinstance(op, upstream.ReshapeOperation):
         return op.name not in with_collective
-    return isinstance(op, _IDENTITIES)
+    return hooks(op).cost_kind == "view"
 
 
 def _users(

@@ -11,7 +11,6 @@ from t2tp.lowering.linear_operations import is_linear
 from t2tp.lowering.operation import hooks
 from t2tp.mesh.collectives import Collective
 from t2tp.mesh.layout import Layout
-from t2tp.ops.variables.sharded_variable import GatherOperation
 
 # mtf.gradients names the gradients of an operation in this scope below the operation's name.
 GRADIENTS = "/gradients/"
@@ -114,9 +113,9 @@ class Attribution:
 
 def _gathered_variable(op: upstream.Operation | None) -> upstream.Variable | None:
     """Returns the variable that an operation gathers, if it is one that is sharded at rest."""
-    if isinstance(op, GatherOperation):
-        return op.inputs[0].operation
-    return op if isinstance(op, upstream.Variable) else None
+    if isinstance(op, upstream.Variable) or op is None:
+        return op
+    return op.inputs[0].operation if hooks(op).gathered_variable is not None else None
 
 
 def _sources(tensor: upstream.Tensor) -> Iterator[upstream.Tensor]:

@@ -8,9 +8,9 @@ from html import escape
 import tensorflow as tf
 
 from t2tp.layout_report import grouping, wording
-from t2tp.layout_report.html_style import STYLE
+from t2tp.layout_report.html_page import html_page, legend, table
 from t2tp.layout_report.layer_groups import LayerGroup
-from t2tp.layout_report.pipeline import chart_as_svg, legend
+from t2tp.layout_report.pipeline import COLORS, chart_as_svg
 from t2tp.layout_report.report import Activation, ReportData, SlicedTensor, VariableLine, totals
 from t2tp.layout_report.svg import render_svg
 from t2tp.mesh.layout import Layout
@@ -37,20 +37,8 @@ def page(data: ReportData) -> str:
     }
     if data.pipeline is None:
         del sections["pipeline"]
-    links = "".join(f'<a href="#{name}">{title}</a>' for name, (title, _) in sections.items())
-    body = "".join(
-        f'<section id="{name}"><h2>{title}</h2>{"".join(parts)}</section>'
-        for name, (title, parts) in sections.items()
-    )
-    title = escape(str(data.layout))
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{title}</title><style>{STYLE}</style></head><body>{_PATTERN}"
-        f"<h1>{title}</h1><nav>{links}</nav>{body}"
-        f'<footer class="faint"><p>{escape(wording.ESTIMATE)}</p><p>{escape(wording.PUT_IN)}</p>'
-        "</footer></body></html>\n"
-    )
+    footer = f"<p>{escape(wording.ESTIMATE)}</p><p>{escape(wording.PUT_IN)}</p>"
+    return html_page(str(data.layout), sections, intro=_PATTERN, footer=footer)
 
 
 def _mesh(data: ReportData) -> Iterator[str]:
@@ -77,7 +65,8 @@ def _pipeline(data: ReportData) -> Iterator[str]:
     if data.pipeline is not None:
         facts = "".join(f"<li>{escape(fact)}</li>" for fact in data.pipeline.facts())
         yield f'<ul>{facts}</ul><div class="scroll">{chart_as_svg(data.pipeline.schedule)}</div>'
-        yield f'<p class="faint">{legend()}</p>'
+        yield legend(COLORS)
+        yield '<p class="faint">Numbers are microbatches; an empty cell is idle.</p>'
 
 
 def _mesh_as_tensor(layout: Layout) -> SlicedTensor:
@@ -89,14 +78,18 @@ def _mesh_as_tensor(layout: Layout) -> SlicedTensor:
 def _memory(data: ReportData) -> Iterator[str]:
     rows = data.memory()
     largest = max(max(line.on_device for line in rows), 1)
-    yield '<table><tr><th>what</th><th class="number">per device</th>'
-    yield '<th class="number">full tensors</th><th></th></tr>'
-    for line in rows:
-        percent = 100 * line.on_device / largest
-        yield f'<tr><td>{line.what}</td><td class="number">{wording.size(line.on_device)}</td>'
-        yield f'<td class="number">{wording.size(line.whole)}</td>'
-        yield f'<td width="40%"><div class="bar" style="width:{percent:.1f}%"></div></td></tr>'
-    yield "</table>"
+    yield table(
+        ("what", "#per device", "#full tensors", ""),
+        (
+            (
+                line.what,
+                wording.size(line.on_device),
+                wording.size(line.whole),
+                f'<div class="bar" style="width:{16 * line.on_device / largest:.2f}rem"></div>',
+            )
+            for line in rows
+        ),
+    )
 
 
 def _variables(data: ReportData) -> Iterator[str]:
@@ -131,23 +124,15 @@ def _collectives(data: ReportData) -> Iterator[str]:
         yield "<p>None: no processor needs data of another.</p>"
         return
     sums = totals(data.collectives)
-    yield '<div class="scroll"><table><tr><th>collective</th><th class="number">times</th>'
-    yield '<th class="number">input bytes per processor</th><th>purpose</th></tr>'
+    rows = []
     for key, group_lines in grouping.collectives(data).items():
         count, num_bytes = sums[key]
         name = escape(f"{key[0]} over {' and '.join(key[1])}")
-        yield _row(name, count, wording.size(num_bytes), "in all", ' class="total"')
+        rows.append([f"<b>{each}</b>" for each in (name, count, wording.size(num_bytes), "in all")])
         for group in group_lines:
-            purpose = escape(wording.purpose(group))
-            yield _row("", len(group.members), wording.size(group.first.bytes), purpose)
-    yield "</table></div>"
-
-
-def _row(name: str, count: int, num_bytes: str, what: str, kind: str = "") -> str:
-    return (
-        f'<tr{kind}><td>{name}</td><td class="number">{count}</td>'
-        f'<td class="number">{num_bytes}</td><td>{what}</td></tr>'
-    )
+            members, first = str(len(group.members)), wording.size(group.first.bytes)
+            rows.append(["", members, first, escape(wording.purpose(group))])
+    yield table(("collective", "#times", "#input bytes per processor", "purpose"), rows)
 
 
 def _cards(cards: Iterable[str]) -> str:

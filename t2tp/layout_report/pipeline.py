@@ -15,12 +15,12 @@ from t2tp.pipeline.schedule import Action, Schedule
 # Columns of text, and ticks that a chart in HTML shows at most.
 _WIDTH = 100
 _MOST_TICKS = 400
-_COLORS = {Action.FORWARD: "#4e79a7", Action.BACKWARD: "#f28e2b", Action.WEIGHTS: "#b6992d"}
 _MEANINGS = {
     Action.FORWARD: "forward pass",
     Action.BACKWARD: "backward pass",
     Action.WEIGHTS: "gradients of the weights",
 }
+COLORS = dict(zip(_MEANINGS.values(), ("#4e79a7", "#f28e2b", "#b6992d"), strict=True))
 _TICK, _ROW, _LABEL = 26, 24, 70
 
 
@@ -116,7 +116,7 @@ def chart_as_svg(schedule: Schedule) -> str:
         strength = 1.0 - 0.45 * entry.chunk / max(schedule.chunks - 1, 1)
         parts.append(
             f'<g><title>{escape(title)}, tick {tick}</title><rect x="{left}" y="{top}"'
-            f' width="{_TICK - 1}" height="{_ROW - 2}" fill="{_COLORS[entry.action]}"'
+            f' width="{_TICK - 1}" height="{_ROW - 2}" fill="{COLORS[_MEANINGS[entry.action]]}"'
             f' fill-opacity="{strength:.2f}"/><text x="{left + _TICK / 2}" y="{top + 15}"'
             f' font-size="11" fill="#fff" text-anchor="middle">{entry.microbatch}</text></g>'
         )
@@ -124,12 +124,3 @@ def chart_as_svg(schedule: Schedule) -> str:
         f'<svg width="{width}" height="{height}" viewBox="0 0 {width} {height}" role="img"'
         f' aria-label="Schedule of the pipeline">{"".join(parts)}</svg>'
     )
-
-
-def legend() -> str:
-    """Explains the colours of the chart, in HTML."""
-    boxes = (
-        f'<span style="color:{color}">&#9632;</span> {_MEANINGS[action]}'
-        for action, color in _COLORS.items()
-    )
-    return f"{'&ensp;'.join(boxes)}&ensp;(numbers are microbatches; empty: idle)"

@@ -1,4 +1,16 @@
-"""The meshes, layouts and hparams that a search chooses from."""
+"""The candidates of a search: meshes, layouts and the hparams that go with them.
+
+A mesh has up to four axes, and each axis has one use:
+
+    stage   splits the layers of the model into pipeline stages
+    data    splits the batch
+    expert  splits the batch, and the experts of a mixture of experts
+    model   splits the weights of each layer (tensor parallelism): heads, hidden layers, vocabulary
+
+So the candidates for 4 devices and a model of 2 heads are `data:4`, `data:2;model:2`,
+`stage:2;data:2`, `stage:2;model:2` and `stage:4`, each with every number of microbatches, ZeRO
+stage, kind of recomputation and pipeline schedule that this mesh allows.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +18,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,14 +26,30 @@ from t2tp.hparam import HParams
 from t2tp.mesh.pipeline import LAYERS
 from t2tp.planner.depth import depths, period
 
-# A dimension that tensor parallelism splits -> the hparam with its size.
-_TENSOR_PARALLEL = {"heads": "num_heads", "d_ff": "d_ff", "vocab": ""}
+# The dimensions of weights that tensor parallelism must split, and those that it splits if it can.
+# Embeddings are padded. Key-value heads that the axis does not divide stay whole.
+_MUST_SPLIT, _MAY_SPLIT = ("heads", "d_ff"), ("kv_heads", "vocab")
+_EXPERTS, _VOCAB = "experts", "vocab"
 _MOST_MICROBATCHES = 1024
 _MOST_CHUNKS = 8
-# Places for layers, over layers: with more, stages would wait for the ones with a layer more.
+# Max ratio of the places for layers to the layers. Above it, most stages wait for a few of them.
 _MOST_UNEVEN = 1.15
-# `gpipe` takes as long as `1f1b`, and more memory.
+# `gpipe` takes as long as `1f1b` and saves more activations.
 _SCHEDULES = ("1f1b", "interleaved", "zero_bubble")
+# The hparams that a search chooses, and those that would contradict its mesh, with the value that
+# leaves the choice to the engine.
+CHOSEN = (
+    "microbatches",
+    "pipeline_chunks",
+    "pipeline_schedule",
+    "recompute",
+    "sequence_parallel",
+    "zero_stage",
+)
+RESET = {"pipeline_layers": "", "zero_axes": "", "storage_layout": ""}
+
+# Dimension of a weight -> its sizes.
+Sizes = Mapping[str, set[int]]
 
 
 @dataclass(frozen=True)
@@ -29,17 +57,18 @@ class Candidate:
     """A way to train a model on some devices.
 
     Attributes:
-      data: processors that split the batch.
-      model: processors that split heads, hidden layers and vocabulary.
-      microbatches: per step.
+      data: number of processors that split the batch.
+      model: number of processors that split each layer.
+      microbatches: number of microbatches of a step.
       recompute: `none` or `layer`.
       zero_stage: 0 to 3.
-      sequence_parallel: whether `model` also splits what lies between the blocks.
-      expert: processors among those of `data` that split the experts, too.
-      stages: that split the layers.
-      schedule: of the stages.
-      chunks: of the layers of each stage.
-      order: the axes of the mesh, the last one nearest.
+      sequence_parallel: whether `model` also splits the activations between blocks.
+      expert: number of processors that split the experts; `data` is a multiple of it.
+      stages: number of pipeline stages.
+      schedule: pipeline schedule.
+      chunks: number of pieces into which the layers of a stage are divided.
+      split: the dimensions that `model` splits.
+      order: the axes of the mesh, the nearest one last.
     """
 
     data: int
@@ -52,7 +81,8 @@ class Candidate:
     stages: int = 1
     schedule: str = "1f1b"
     chunks: int = 1
-    # What communicates most is last.
+    split: tuple[str, ...] = (*_MUST_SPLIT, _VOCAB)
+    # Tensor parallelism communicates most, so its axis is nearest.
     order: tuple[str, ...] = ("stage", "data", "expert", "model")
 
     @functools.cached_property
@@ -73,15 +103,15 @@ class Candidate:
 
     @property
     def layout(self) -> str:
-        """The rules."""
+        """The layout rules."""
         batch = [name for name in ("data", "expert") if name in self.axes]
         rules = [f"{LAYERS}:stage"] if self.stages > 1 else []
         if batch:
             rules.append(f"batch:{'+'.join(batch)}")
         if self.expert > 1:
-            rules.append("experts:expert")
+            rules.append(f"{_EXPERTS}:expert")
         if self.model > 1:
-            rules += [f"{dim}:model" for dim in _TENSOR_PARALLEL]
+            rules += [f"{dim}:model" for dim in self.split]
             if self.sequence_parallel:
                 rules.append("residual_length:model")
         return ";".join(rules)
@@ -101,129 +131,151 @@ class Candidate:
         return values
 
     def applied(self, hparams: HParams) -> HParams:
-        """Returns hparams with those of the candidate."""
+        """Returns a copy of hparams with the candidate's values."""
         changed = hparams.copy()
         for name, value in self.hparams().items():
             if name in changed:
                 changed.set(name, value)
         return changed
 
-    def flags(self) -> str:
-        """Returns the flags of the trainer that select it."""
-        values = self.hparams()
-        mesh, layout = values.pop("mesh_shape"), values.pop("layout")
-        text = ",".join(f"{name}={str(value).lower()}" for name, value in values.items())
-        return f"--mesh_shape='{mesh}' --layout='{layout}' --hparams={text}"
-
     def program(self) -> Candidate:
-        """Returns a candidate with the same program, but for the table of the stages' schedule."""
+        """Returns a candidate with the same lowered program.
+
+        The table of a schedule does not change the program of a stage, unless it has entries for
+        the gradients of the weights.
+        """
         splits_backward = self.schedule == "zero_bubble"
         return dataclasses.replace(
             self, schedule="zero_bubble" if splits_backward else "1f1b", chunks=1
         )
 
     def permuted(self) -> Iterator[Candidate]:
-        """Yields it with its axes in each order over the levels of the cluster."""
+        """Yields the candidate with its axes in each order over the levels of the cluster."""
         for order in itertools.permutations(self.axes):
             yield dataclasses.replace(self, order=order)
 
 
 def candidates(
     hparams: HParams,
+    sizes: Sizes,
     devices: int,
     rows: int,
     max_tensor_parallel: int,
     fixed: Mapping[str, Any],
 ) -> Iterator[Candidate]:
-    """Yields the candidates for a number of devices, their axes in one order.
+    """Yields the candidates for a number of devices, with their axes in one order.
 
     Args:
-      hparams: of the model.
-      devices: of the mesh.
-      rows: of the global batch.
+      hparams: hparams of the model.
+      sizes: dimensions of the model's weights.
+      devices: size of the mesh.
+      rows: rows of the global batch.
       max_tensor_parallel: max size of the axis `model`.
-      fixed: hparams that are not to be chosen, by name.
+      fixed: hparams with only one choice, by name.
     """
-    heads = hparams.get("num_kv_heads") or hparams.get("num_heads") if "num_heads" in hparams else 1
-    experts = hparams.get("num_experts") if "num_experts" in hparams else 1
-    for model in _divisors(math.gcd(devices, heads)):
+
+    def pick(name: str, values: Sequence[Any]) -> Sequence[Any]:
+        return [fixed[name]] if name in fixed else values
+
+    recomputes = pick("recompute", ("none", "layer")) if "recompute" in hparams else ("none",)
+    has_sequence = "sequence_parallel" in hparams
+    for model in _tensor_parallel(sizes, devices):
         if model > max_tensor_parallel:
             continue
+        split = tuple(
+            dim
+            for dim in (*_MUST_SPLIT, *_MAY_SPLIT)
+            if dim in sizes and (dim == _VOCAB or all(n % model == 0 for n in sizes[dim]))
+        )
+        may_split = model > 1 and has_sequence and hparams.get("max_length") % model == 0
+        sequence_parallel = [
+            is_on for is_on in pick("sequence_parallel", (False, True)) if may_split or not is_on
+        ]
         for stages in _divisors(devices // model):
             data = devices // model // stages
             if rows % data:
                 continue
-            chosen = {
-                "microbatches": _microbatches(rows // data),
-                "recompute": ("none", "layer") if "recompute" in hparams else ("none",),
-                "zero_stage": (0, 1, 2, 3) if data > 1 else (0,),
-                "sequence_parallel": _sequence_parallel(hparams, model),
-            }
-            options = [_free(name, values, fixed) for name, values in chosen.items()]
-            schedules = list(_schedules(hparams, stages, fixed))
-            of_data = _divisors(math.gcd(experts, data)) if experts > 1 else [1]
-            for expert, (schedule, chunks), (microbatches, *others) in itertools.product(
-                of_data, schedules, itertools.product(*options)
-            ):
-                # The order of two chunks is that of whole groups of microbatches.
-                if chunks > 1 and microbatches % stages:
-                    continue
-                recompute, zero_stage, is_split = others
-                yield Candidate(
-                    data,
-                    model,
-                    microbatches,
-                    recompute,
-                    zero_stage,
-                    is_split,
-                    expert,
-                    stages,
-                    schedule,
-                    chunks,
-                )
+            options = (
+                [
+                    n
+                    for n in pick("microbatches", _microbatches(rows // data))
+                    if rows // data % n == 0
+                ],
+                recomputes,
+                [stage for stage in pick("zero_stage", range(4)) if data > 1 or not stage],
+                sequence_parallel,
+                _experts(sizes, data),
+                list(_schedules(hparams, stages, pick)),
+            )
+            for each in itertools.product(*options):
+                microbatches, recompute, zero_stage, is_split, expert, (schedule, chunks) = each
+                # Chunks take turns after each group of `stages` microbatches.
+                if chunks == 1 or microbatches % stages == 0:
+                    yield Candidate(
+                        data,
+                        model,
+                        microbatches,
+                        recompute,
+                        zero_stage,
+                        is_split,
+                        expert,
+                        stages,
+                        schedule,
+                        chunks,
+                        split,
+                    )
 
 
-def _free(name: str, values: Sequence[Any], fixed: Mapping[str, Any]) -> Sequence[Any]:
-    """Returns the values of a hparam, or of these the one that is fixed."""
-    return [each for each in values if each == fixed[name]] if name in fixed else values
+def possible_rules(sizes: Sizes) -> list[str]:
+    """Returns the layout rules that candidates may have."""
+    rules = [f"{LAYERS}:stage", "batch:data", "residual_length:model"]
+    if _EXPERTS in sizes:
+        rules += ["batch:expert", "batch:data+expert", f"{_EXPERTS}:expert"]
+    return rules + [f"{dim}:model" for dim in (*_MUST_SPLIT, *_MAY_SPLIT) if dim in sizes]
+
+
+def _tensor_parallel(sizes: Sizes, devices: int) -> list[int]:
+    """Returns the sizes of the axis `model` that split all layers evenly."""
+    to_split = [size for dim in _MUST_SPLIT for size in sizes.get(dim, ())]
+    return _divisors(math.gcd(devices, *to_split)) if to_split else [1]
+
+
+def _experts(sizes: Sizes, data: int) -> list[int]:
+    """Returns the numbers of processors that may split the experts."""
+    return _divisors(math.gcd(data, *sizes[_EXPERTS])) if _EXPERTS in sizes else [1]
 
 
 def _microbatches(rows: int) -> list[int]:
-    """Returns how many microbatches the rows of a processor can be."""
+    """Returns the numbers of microbatches into which a processor's rows can be divided."""
     return [n for n in _divisors(rows) if n <= _MOST_MICROBATCHES]
 
 
 def _schedules(
-    hparams: HParams, stages: int, fixed: Mapping[str, Any]
+    hparams: HParams, stages: int, pick: Callable[[str, Sequence[Any]], Sequence[Any]]
 ) -> Iterator[tuple[str, int]]:
-    """Yields schedules and numbers of chunks that deal all layers out to so many stages."""
+    """Yields the schedules, with numbers of chunks, that give every stage its layers."""
     if stages == 1:
         yield "1f1b", 1
         return
     counts = depths(hparams)
     if not counts or "pipeline_schedule" not in hparams:
         return
-    for schedule in _free("pipeline_schedule", _SCHEDULES, fixed):
+    for schedule in pick("pipeline_schedule", _SCHEDULES):
         several = range(2, _MOST_CHUNKS + 1) if schedule == "interleaved" else (1,)
-        for chunks in _free("pipeline_chunks", several, fixed):
-            if all(_can_be_dealt(n, stages * chunks, period(hparams)) for n in counts.values()):
+        for chunks in pick("pipeline_chunks", several):
+            is_possible = chunks > 1 if schedule == "interleaved" else chunks == 1
+            if is_possible and all(
+                _can_be_dealt(n, stages * chunks, period(hparams)) for n in counts.values()
+            ):
                 yield schedule, chunks
 
 
 def _can_be_dealt(layers: int, places: int, period: int) -> bool:
-    """Whether places have layers of the same kinds, and nearly as many."""
+    """Whether each place gets layers of the same kinds, and nearly the same number."""
     if layers % (places * period) == 0:
         return True
-    return (
-        period == 1
-        and places <= layers
-        and -(-layers // places) * places <= (_MOST_UNEVEN * layers)
-    )
-
-
-def _sequence_parallel(hparams: HParams, model: int) -> tuple[bool, ...]:
-    is_possible = "sequence_parallel" in hparams and hparams.get("max_length") % model == 0
-    return (False, True) if model > 1 and is_possible else (False,)
+    full = -(-layers // places) * places
+    return period == 1 and places <= layers and full <= _MOST_UNEVEN * layers
 
 
 def _divisors(number: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""Charts of a plan's page, in SVG: stacked bars, points and lines."""
+"""Charts of a plan's page: stacked bars in HTML, whose labels wrap, and a scatter chart in SVG."""
 
 from __future__ import annotations
 
@@ -7,10 +7,28 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
+STYLE = """
+.bars { display: grid; grid-template-columns: minmax(8rem, max-content) 1fr max-content;
+  gap: .35rem .7rem; align-items: center; font-size: .85rem; }
+.bars > span:first-child, .bars > .label { max-width: 20rem; overflow-wrap: anywhere;
+  text-align: right; }
+.track { position: relative; display: flex; height: 1.4rem; }
+.track i { box-shadow: inset -1px 0 var(--paper); }
+.track b { position: absolute; top: -.2rem; bottom: -.2rem; border-left: 2px dashed #d3412f; }
+svg.chart { width: 100%; height: auto; }
+svg.chart text { font: 12px system-ui, sans-serif; fill: var(--ink); }
+svg .grid { stroke: var(--line); }
+svg .front { stroke: #2f6fde; stroke-width: 2; fill: none; }
+svg circle { stroke: var(--paper); stroke-width: 1.5; }
+svg .chosen { fill: #2f6fde; } svg .other { fill: var(--hatch); }
+"""
+
 # Pixels.
-_WIDTH, _LABEL, _RIGHT = 1140, 250, 90
-_BAR, _STEP = 24, 34
-_HEIGHT, _LEFT, _BOTTOM, _TOP = 300, 90, 40, 14
+_WIDTH, _HEIGHT = 1140, 320
+_LEFT, _RIGHT, _TOP, _BOTTOM = 90, 40, 30, 46
+# Least range of an axis, relative to its largest value, so that labels of ticks differ.
+_LEAST_RANGE = 0.08
+_MOST_TICKS = 7
 
 
 @dataclass(frozen=True)
@@ -18,9 +36,9 @@ class Bar:
     """A stacked bar.
 
     Attributes:
-      label: at its left.
-      parts: names and sizes, from left to right.
-      total: in words, at its right.
+      label: text to the left.
+      parts: names and sizes of the parts, from left to right.
+      total: text to the right.
     """
 
     label: str
@@ -29,53 +47,42 @@ class Bar:
 
 
 def stacked_bars(
-    bars: Sequence[Bar],
-    colors: Mapping[str, str],
-    words: Callable[[float], str],
-    limit: float = 0.0,
-    limit_words: str = "",
+    bars: Sequence[Bar], colors: Mapping[str, str], words: Callable[[float], str], limit: float = 0
 ) -> str:
     """Draws horizontal bars on one scale.
 
     Args:
-      bars: from top to bottom.
-      colors: by the names of the parts.
-      words: formats a size, for what a part says when it is pointed at.
-      limit: a line that the bars should not reach; 0: none.
-      limit_words: what the line is.
+      bars: bars from top to bottom.
+      colors: colors by the names of the parts.
+      words: formats the size of a part.
+      limit: size at which a line crosses all bars; 0: none.
     """
     longest = max([limit, *(sum(size for _, size in bar.parts) for bar in bars)]) or 1.0
-    scale = (_WIDTH - _LABEL - _RIGHT) / longest
-    height = _STEP * len(bars) + (26 if limit else 6)
-    lines = []
-    for row, bar in enumerate(bars):
-        y, x = row * _STEP + 4, float(_LABEL)
-        lines.append(_text(_LABEL - 8, y + _BAR / 2 + 4, bar.label, "end"))
-        for name, size in bar.parts:
-            width = max(0.0, size * scale)
-            lines.append(
-                f'<g><title>{escape(name)}: {escape(words(size))}</title><rect x="{x:.1f}"'
-                f' y="{y}" width="{width:.2f}" height="{_BAR}" fill="{colors[name]}"/></g>'
-            )
-            x += width
-        lines.append(_text(x + 6, y + _BAR / 2 + 4, bar.total))
-    if limit:
-        x = _LABEL + limit * scale
-        bottom = _STEP * len(bars) + 4
-        lines.append(f'<path class="limit" d="M{x:.1f} 0V{bottom}"/>')
-        lines.append(_text(x, bottom + 14, limit_words, "end"))
-    return _svg(height, lines)
+    line = f'<b style="left:{100 * limit / longest:.2f}%"></b>' if limit else ""
+    rows = []
+    for bar in bars:
+        parts = "".join(
+            f'<i title="{escape(name)}: {escape(words(size))}"'
+            f' style="width:{100 * size / longest:.3f}%;background:{colors[name]}"></i>'
+            for name, size in bar.parts
+            if size > 0
+        )
+        rows.append(
+            f'<span class="label">{escape(bar.label)}</span><div class="track">{parts}{line}</div>'
+            f"<span>{escape(bar.total)}</span>"
+        )
+    return f'<div class="bars">{"".join(rows)}</div>'
 
 
 @dataclass(frozen=True)
 class Dot:
-    """A point of a chart.
+    """A point of a scatter chart.
 
     Attributes:
-      x: position.
-      y: position.
-      words: what it says when it is pointed at.
-      is_chosen: whether a line joins it with the others of its kind.
+      x: horizontal position.
+      y: vertical position.
+      words: text that is shown when it is pointed at.
+      is_chosen: whether a line joins it with the other chosen points.
     """
 
     x: float
@@ -84,44 +91,41 @@ class Dot:
     is_chosen: bool = True
 
 
-def points(
+def scatter(
     dots: Sequence[Dot],
+    titles: tuple[str, str],
     x_words: Callable[[float], str],
     y_words: Callable[[float], str],
-    titles: tuple[str, str],
-    ideal: Sequence[tuple[float, float]] = (),
-    x_unit: float = 1.0,
 ) -> str:
-    """Draws points, those that are chosen joined by a line, on scales that begin at 0.
+    """Draws points on axes that span them.
 
     Args:
       dots: the points.
-      x_words: formats a position for the axis.
-      y_words: likewise.
-      titles: of the axes.
-      ideal: a dashed line to compare with.
-      x_unit: whose round numbers the axis has.
+      titles: titles of the two axes.
+      x_words: formats a tick of the horizontal axis.
+      y_words: formats a tick of the vertical axis.
     """
-    right = max([dot.x for dot in dots] + [x for x, _ in ideal]) * 1.05 or 1.0
-    top = max([dot.y for dot in dots] + [y for _, y in ideal]) * 1.08 or 1.0
+    x_axis, y_axis = _axis([dot.x for dot in dots]), _axis([dot.y for dot in dots])
+    bottom = _HEIGHT - _BOTTOM
 
     def place(x: float, y: float) -> tuple[float, float]:
-        across = (_WIDTH - _LEFT - 20) * x / right
-        return _LEFT + across, _TOP + (_HEIGHT - _TOP - _BOTTOM) * (1 - y / top)
+        across = (x - x_axis[0]) / (x_axis[1] - x_axis[0])
+        up = (y - y_axis[0]) / (y_axis[1] - y_axis[0])
+        return _LEFT + (_WIDTH - _LEFT - _RIGHT) * across, bottom - (bottom - _TOP) * up
 
-    lines = []
-    for y in _ticks(top):
-        _, at = place(0, y)
-        lines.append(f'<path class="grid" d="M{_LEFT} {at:.1f}H{_WIDTH - 20}"/>')
+    lines = [_text(_WIDTH - _RIGHT, _HEIGHT - 6, titles[0], "end"), _text(4, 14, titles[1])]
+    for y in _ticks(*y_axis):
+        _, at = place(x_axis[0], y)
+        lines.append(f'<path class="grid" d="M{_LEFT} {at:.1f}H{_WIDTH - _RIGHT}"/>')
         lines.append(_text(_LEFT - 6, at + 4, y_words(y), "end"))
-    for x in (x_unit * tick for tick in _ticks(right / x_unit)):
-        at, bottom = place(x, 0)
+    for x in _ticks(*x_axis):
+        at, _ = place(x, y_axis[0])
+        lines.append(f'<path class="grid" d="M{at:.1f} {_TOP}V{bottom}"/>')
         lines.append(_text(at, bottom + 16, x_words(x), "middle"))
-    lines.append(_text(_WIDTH - 20, _HEIGHT - 6, titles[0], "end"))
-    lines.append(_text(4, _TOP - 3, titles[1]))
-    lines.append(_path("ideal", [place(*each) for each in ideal]))
     chosen = sorted((dot for dot in dots if dot.is_chosen), key=lambda dot: dot.x)
-    lines.append(_path("front", [place(dot.x, dot.y) for dot in chosen]))
+    if len(chosen) > 1:
+        way = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(dot.x, dot.y) for dot in chosen))
+        lines.append(f'<path class="front" d="M{way}"/>')
     for dot in dots:
         x, y = place(dot.x, dot.y)
         kind = "chosen" if dot.is_chosen else "other"
@@ -129,34 +133,24 @@ def points(
             f'<g><title>{escape(dot.words)}</title><circle class="{kind}" cx="{x:.1f}"'
             f' cy="{y:.1f}" r="6"/></g>'
         )
-    return _svg(_HEIGHT, lines)
+    size = f"0 0 {_WIDTH} {_HEIGHT}"
+    return f'<svg class="chart" viewBox="{size}" role="img">{"".join(lines)}</svg>'
 
 
-def legend(colors: Mapping[str, str]) -> str:
-    """Names the colors of stacked bars."""
-    items = "".join(
-        f'<span><i style="background:{color}"></i>{escape(name)}</span>'
-        for name, color in colors.items()
-    )
-    return f'<p class="legend">{items}</p>'
+def _axis(values: Sequence[float]) -> tuple[float, float]:
+    """Returns a range with the values inside, and a margin."""
+    low, high = min(values), max(values)
+    margin = max(0.08 * (high - low), (_LEAST_RANGE * high - (high - low)) / 2)
+    return max(0.0, low - margin), high + margin
 
 
-def _ticks(most: float) -> list[float]:
-    """Returns round numbers from 0 to a number."""
-    step = 10 ** math.floor(math.log10(most))
-    step = next(step * part for part in (0.1, 0.2, 0.5, 1, 2) if most / (step * part) <= 7)
-    return [step * i for i in range(math.floor(most / step) + 1)]
-
-
-def _path(kind: str, places: Sequence[tuple[float, float]]) -> str:
-    if len(places) < 2:
-        return ""
-    return f'<path class="{kind}" d="M{" ".join(f"{x:.1f},{y:.1f}" for x, y in places)}"/>'
+def _ticks(low: float, high: float) -> list[float]:
+    """Returns round numbers between two numbers."""
+    step = 10 ** math.floor(math.log10(high - low))
+    parts = (0.1, 0.2, 0.5, 1.0, 2.0)
+    step = next(step * part for part in parts if (high - low) / (step * part) <= _MOST_TICKS)
+    return [step * i for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
 def _text(x: float, y: float, words: str, anchor: str = "start") -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
-
-
-def _svg(height: float, lines: Sequence[str]) -> str:
-    return f'<svg class="chart" viewBox="0 0 {_WIDTH} {height}" role="img">{"".join(lines)}</svg>'

@@ -1,6 +1,8 @@
-"""Cluster files: what the devices, links and software of a cluster can do, as TOML.
+"""Cluster files: the speed and size of a cluster's devices, links and software, in TOML.
 
 Every number is in SI units: bytes, seconds, bytes/s, FLOP/s. `docs/planning.md` lists the keys.
+Each field of the classes below is a key, with its type and its range. A file with an unknown key, a
+missing key, or a value out of range is refused by name.
 """
 
 from __future__ import annotations
@@ -8,14 +10,17 @@ from __future__ import annotations
 import importlib.resources
 import itertools
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from t2tp.choices import PRECISIONS
-from t2tp.planner.curves import CollectiveCurve, Curve, Point
+from t2tp.hparam_limits import Limits
+from t2tp.hparam_types import declared_type
+from t2tp.planner.curves import COLLECTIVE_KINDS, CollectiveCurve, Curve, Point, key
 from t2tp.planner.retention import Retention
+from t2tp.planner.work import COMPUTE_BOUND, ELEMENTWISE, MEMORY_BOUND, PRODUCT
 from t2tp.suggestions import nearest
 
 if sys.version_info >= (3, 11):
@@ -25,14 +30,15 @@ else:
 
 T = TypeVar("T")
 
-# How attention is computed: by one kernel that keeps no scores; product by product; or as t2tp's
-# own operation does it.
+# How attention is computed: by one kernel that saves no scores; product by product; or by t2tp's
+# own operation.
 ATTENTION = ("fused", "unfused", "engine")
-# The cards that a collective uses of a host where its group has several members.
+# The network cards of a host that a group with several members in the host uses.
 CARDS = ("rank", "host")
+# Below this, a number of bytes, bytes/s or FLOP/s is a mistake in the unit.
+_SI = 1e6
 
-
-# The cluster that t2tp_calibrate has measured, in a file of this name in the working directory.
+# The name of the cluster that t2tp_calibrate measures: a file in the working directory.
 THIS_MACHINE = "this_machine"
 
 
@@ -40,30 +46,38 @@ class ClusterFileError(ValueError):
     """A cluster file that cannot be read."""
 
 
+def _share(default: float) -> Any:
+    return key(default, above=0.0, max=1.0)
+
+
+def _fraction(default: float) -> Any:
+    return key(default, min=0.0, max=1.0)
+
+
 @dataclass(frozen=True)
 class Device:
     """A kind of device.
 
     Attributes:
-      name: as its maker calls it.
+      name: product name.
       peak: FLOP/s of large matmuls by activation dtype.
-      memory: bytes.
-      bandwidth: of the memory, bytes/s.
+      memory: bytes of memory.
+      bandwidth: bytes/s of the memory.
       launch: seconds that the device idles between two operations.
-      units: processors of the chip that work on tiles of a matmul (SMs); 1: no quantization.
-      reserved: bytes that driver and libraries take.
-      cores: of a host that its devices share, with its memory, as virtual CPU devices do; 0: each
-        device is a chip of its own.
+      units: number of units of the chip that compute tiles of a matmul (SMs); 1: no tiles.
+      reserved: bytes of driver and libraries.
+      cores: cores of a host whose devices share them and the memory, as virtual CPU devices do; 0:
+        each device is a chip of its own.
     """
 
     name: str
-    peak: Mapping[str, float]
-    memory: float
-    bandwidth: float
-    launch: float = 0.0
-    units: int = 1
-    reserved: float = 0.0
-    cores: int = 0
+    peak: Mapping[str, float] = key(min=_SI)
+    memory: float = key(min=_SI)
+    bandwidth: float = key(min=_SI)
+    launch: float = _fraction(0.0)
+    units: int = key(1, min=1)
+    reserved: float = key(0.0, min=0.0)
+    cores: int = key(0, min=0)
 
 
 @dataclass(frozen=True)
@@ -71,83 +85,83 @@ class Link:
     """The links of a level: inside a host, between hosts, between racks.
 
     Attributes:
-      name: of the level.
-      bandwidth: bytes/s each way of one link.
+      name: name of the level.
+      bandwidth: bytes/s of one link in each direction.
       latency: seconds per message.
-      devices: how many devices the level connects; 0: all.
-      shared_by: how many devices share a link.
-      shared_by_all: whether all devices that the level connects share the bandwidth, as those of
-        one host's memory do.
-      of_process: whether it connects the devices of a process, however many these are.
-      cards: what a group with several members below the level uses: the links of each (`host`), or
-        of one of them (`rank`).
+      devices: number of devices that the level connects; 0: all.
+      shared_by: number of devices that share a link.
+      shared_by_all: whether all devices of the level share the bandwidth, like the devices of a
+        host share its memory.
+      of_process: whether the level connects the devices of a process, whatever their number.
+      cards: the links that a group with several members below the level uses: each member's
+        (`host`), or one member's (`rank`).
     """
 
     name: str
-    bandwidth: float
-    latency: float
-    devices: int = 0
-    shared_by: int = 1
+    bandwidth: float = key(min=_SI)
+    latency: float = key(min=0.0, max=1.0)
+    devices: int = key(0, min=0)
+    shared_by: int = key(1, min=1)
     shared_by_all: bool = False
     of_process: bool = False
-    cards: str = "host"
+    cards: str = key("host", choices=CARDS)
 
 
 @dataclass(frozen=True)
 class SoftwareStack:
-    """What a software stack gets out of a device.
+    """The share of a device's speed that a software stack reaches, and the tensors that it saves.
 
     Attributes:
-      name: of the stack.
+      name: name of the stack.
       product: share of the peak that large matmuls reach.
-      product_inner: summed elements at which a matmul reaches half of that, on top of its tiles.
-      batched: share of the peak of batched matmuls (unfused attention).
+      product_inner: length of the summed dimension at which a matmul reaches half of that.
+      batched: share of the peak that batched matmuls reach (unfused attention).
       memory: share of the bandwidth that memory-bound operations reach.
       attention: `fused`, `unfused` or `engine`; see `Retention`.
-      attention_forward: share of the peak of fused attention.
-      attention_backward: the same for its gradient.
-      causal_skips: whether fused attention skips what a causal mask hides.
+      attention_forward: share of the peak that fused attention reaches.
+      attention_backward: share of the peak that its gradient reaches.
+      causal_skips: whether fused attention skips the scores that a causal mask hides.
       fuses: whether chains of element-wise operations are one kernel.
-      keeps_masks, keeps_wide_logits, keeps_buffers, gathers_again: as `Retention` has them.
+      keeps_masks, keeps_wide_logits, keeps_buffers, gathers_again: see `Retention`.
       link: share of a link's bandwidth that collectives reach.
-      overlap: share of the collectives of gradients and weights that hides behind computation.
-      overlap_activations: share of the backward pass's collectives of activations that hides
-        behind the gradients of weights.
-      repeats_all: whether recomputation runs whole layers again, also what no gradient needs.
-      curves: measured seconds of operations by size, which take the place of the shares above.
-      collectives: likewise of collectives.
+      overlap: share of the collectives of gradients and weights that overlaps with computation.
+      overlap_activations: share of the backward pass's collectives of activations that overlaps
+        with the gradients of weights.
+      repeats_all: whether recomputation runs whole layers again, also the parts without a gradient.
+      curves: measured seconds of operations by size. They replace the shares above.
+      collectives: measured seconds of collectives by size.
       spread: relative uncertainty of the constants.
-      spread_links: the same for links.
-      source: where the constants come from.
+      spread_links: relative uncertainty of the constants of links.
+      source: source of the constants.
     """
 
     name: str = ""
-    product: float = 0.75
-    product_inner: float = 0.0
-    batched: float = 0.5
-    memory: float = 0.85
-    attention: str = "fused"
-    attention_forward: float = 0.5
-    attention_backward: float = 0.45
+    product: float = _share(0.75)
+    product_inner: float = key(0.0, min=0.0)
+    batched: float = _share(0.5)
+    memory: float = _share(0.85)
+    attention: str = key("fused", choices=ATTENTION)
+    attention_forward: float = _share(0.5)
+    attention_backward: float = _share(0.45)
     causal_skips: bool = True
     fuses: bool = True
     keeps_masks: bool = False
     keeps_wide_logits: bool = False
     keeps_buffers: bool = False
     gathers_again: bool = False
-    link: float = 0.8
-    overlap: float = 0.0
-    overlap_activations: float = 0.0
+    link: float = _share(0.8)
+    overlap: float = _fraction(0.0)
+    overlap_activations: float = _fraction(0.0)
     repeats_all: bool = False
     curves: tuple[Curve, ...] = ()
     collectives: tuple[CollectiveCurve, ...] = ()
-    spread: float = 0.1
-    spread_links: float = 0.2
+    spread: float = _fraction(0.1)
+    spread_links: float = _fraction(0.2)
     source: str = ""
 
     @property
     def retention(self) -> Retention:
-        """What the stack's kernels keep for the backward pass."""
+        """The tensors that the stack's kernels save for the backward pass."""
         return Retention(
             self.fuses,
             self.attention,
@@ -163,92 +177,113 @@ class ClusterFile:
     """The contents of a cluster file.
 
     Attributes:
-      name: of the cluster.
-      device: all devices are of one kind.
+      name: name of the cluster.
+      device: the kind of its devices.
       host_devices: devices of a host.
-      links: from the nearest level to the farthest.
-      stacks: by name.
-      stack: name of the stack that is used.
-      price_per_hour: of one device; 0: unknown.
-      max_devices: of the cluster; 0: any number.
-      processes: on a host whose cores its devices share: that these are in.
-      source: where the numbers come from.
+      links: levels of links, the nearest first.
+      stacks: software stacks by name.
+      stack: name of the stack in use. Default: the first one.
+      price_per_hour: price of one device; 0: unknown.
+      max_devices: number of devices of the cluster; 0: any number.
+      processes: number of processes that share the devices of a host with `cores`.
+      headroom: share of the memory that a plan leaves free, for example for fragmentation.
+      source: source of the numbers.
     """
 
     name: str
     device: Device
-    host_devices: int
     links: tuple[Link, ...]
     stacks: Mapping[str, SoftwareStack]
-    stack: str
-    price_per_hour: float = 0.0
-    max_devices: int = 0
-    processes: int = 1
+    host_devices: int = key(min=1)
+    stack: str = ""
+    price_per_hour: float = key(0.0, min=0.0)
+    max_devices: int = key(0, min=0)
+    processes: int = key(1, min=1)
+    headroom: float = key(0.05, min=0.0, below=1.0)
     source: str = ""
 
     @property
     def software(self) -> SoftwareStack:
-        """The stack that is used."""
+        """The stack in use."""
         return self.stacks[self.stack]
 
     @classmethod
     def load(cls, path: str, stack: str = "") -> ClusterFile:
-        """Reads a file, or one of those that t2tp has, by name.
+        """Reads a file, or one that comes with t2tp, by name.
 
         Args:
-          path: of a file ending in `.toml`, or a name such as `a100` or `this_machine`.
-          stack: name of the stack; by default the file's.
+          path: path of a file ending in `.toml`, or a name such as `a100` or `this_machine`.
+          stack: name of the stack to use. Default: the file's.
 
         Raises:
           ClusterFileError: there is no such file or stack, or it is invalid.
         """
-        text = _read(path)
-        try:
-            cluster = cls.from_toml(text, path)
-        except tomllib.TOMLDecodeError as error:
-            raise ClusterFileError(f"cluster file {path}: not TOML: {error}") from error
+        cluster = cls.from_toml(_read(path), path)
         return cluster.with_stack(stack) if stack else cluster
 
     @classmethod
     def from_toml(cls, text: str, name: str) -> ClusterFile:
-        """Parses the text of a cluster file; `name` is for errors.
+        """Parses the text of a cluster file.
+
+        Args:
+          text: the text.
+          name: name of the file, for errors.
 
         Raises:
-          ClusterFileError: a key is unknown or missing, or a value is of another kind.
+          ClusterFileError: a key is unknown or missing, or a value is out of range.
         """
-        table = tomllib.loads(text)
-        for part in ("device", "links", "stacks"):
-            if not table.get(part):
-                raise ClusterFileError(f"cluster file {name}: it has no [{part}]")
-        peak = table["device"].get("peak")
-        if not isinstance(peak, dict):
-            raise ClusterFileError(f"cluster file {name}: device.peak gives FLOP/s by dtype")
-        for dtype in peak:
-            if dtype not in PRECISIONS:
-                known = nearest(dtype, PRECISIONS, "dtypes")
-                raise ClusterFileError(f"cluster file {name}: device.peak.{dtype}: {known}")
-        device = _made(Device, table.pop("device"), f"cluster file {name}: device")
-        links = tuple(
-            _made(Link, link, f"cluster file {name}: links[{i}]")
-            for i, link in enumerate(table.pop("links"))
-        )
-        stacks = {
-            key: _stack(key, values, f"cluster file {name}: stacks.{key}")
-            for key, values in table.pop("stacks").items()
+        where = f"cluster file {name}"
+        try:
+            table = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise ClusterFileError(f"{where}: not TOML: {error}") from error
+        device = _parsed(Device, table.pop("device", None), f"{where}: device")
+        links = _list_of(Link, table.pop("links", None), f"{where}: links")
+        stacks = table.pop("stacks", None)
+        if not links or not stacks or not isinstance(stacks, dict):
+            raise ClusterFileError(f"{where}: it needs at least one [[links]] and [stacks.NAME]")
+        parts = {
+            "device": device,
+            "links": links,
+            "stacks": {stack: _stack(stack, each, where) for stack, each in stacks.items()},
         }
         table.setdefault("stack", next(iter(stacks)))
-        made = {"device": device, "links": links, "stacks": stacks}
-        cluster = _made(cls, table, f"cluster file {name}", made)
-        for stack in stacks.values():
-            _check_choice(f"cluster file {name}: stacks.{stack.name}.attention", stack, ATTENTION)
-        for link in links:
-            if link.cards not in CARDS:
-                known = nearest(link.cards, CARDS, "ways")
-                raise ClusterFileError(f"cluster file {name}: links.cards={link.cards!r}: {known}")
-        return cluster.with_stack(cluster.stack)
+        cluster = _parsed(cls, table, where, parts)
+        cluster._check(where)
+        return cluster
+
+    def _check(self, where: str) -> None:
+        """Checks the keys that depend on each other.
+
+        Raises:
+          ClusterFileError: two keys contradict each other.
+        """
+        if self.stack not in self.stacks:
+            known = nearest(self.stack, self.stacks, "stacks")
+            raise ClusterFileError(f"{where}: stack is {self.stack!r}: {known}")
+        if not self.device.peak:
+            raise ClusterFileError(f"{where}: device.peak is empty: give FLOP/s by dtype")
+        if self.device.reserved >= self.device.memory:
+            raise ClusterFileError(
+                f"{where}: device.reserved is {self.device.reserved:g}, and must be below"
+                f" device.memory, {self.device.memory:g}"
+            )
+        reach = [0 if link.of_process else link.devices for link in self.links]
+        for i, (near, far) in enumerate(itertools.pairwise(reach)):
+            if not self.links[i].of_process and (near == 0 or 0 < far <= near):
+                raise ClusterFileError(
+                    f"{where}: links[{i + 1}].devices must be above links[{i}].devices, {near}:"
+                    " links go from the nearest level to the farthest, and only the last connects"
+                    " all devices (0)"
+                )
+        if reach[-1] > 0 and not 0 < self.max_devices <= reach[-1]:
+            raise ClusterFileError(
+                f"{where}: links[{len(reach) - 1}].devices is {reach[-1]}, and the farthest level"
+                " must connect all devices: leave it out, or set max_devices to at most that"
+            )
 
     def with_stack(self, name: str) -> ClusterFile:
-        """Returns the cluster with another of its stacks.
+        """Returns the cluster with another of its stacks in use.
 
         Raises:
           ClusterFileError: it has no such stack.
@@ -259,21 +294,25 @@ class ClusterFile:
         return replace(self, stack=name)
 
     def with_processes(self, processes: int) -> ClusterFile:
-        """Returns the cluster with the devices of a host in so many processes."""
+        """Returns the cluster with the devices of a host divided among processes."""
         return replace(self, processes=processes)
 
     def sharing(self, devices: int) -> int:
-        """Returns how many of a mesh's devices share the memory and the cores of a host; or 1."""
+        """Returns how many devices of a mesh share the memory and the cores of a host; or 1."""
         return min(devices, self.host_devices) if self.device.cores else 1
 
+    def usable_memory(self, devices: int) -> float:
+        """Returns the bytes of a device that a step on a mesh of this size may use."""
+        return (1 - self.headroom) * self.device.memory / self.sharing(devices)
+
     def peak(self, dtype: str) -> float:
-        """Returns the FLOP/s of one device for a dtype, of float32 if the file does not say."""
+        """Returns the FLOP/s of one device for a dtype. Default: the peak of float32."""
         by_dtype = self.device.peak
         return by_dtype.get(dtype, by_dtype.get("float32", max(by_dtype.values())))
 
 
 def shipped() -> list[str]:
-    """Returns the names of the clusters that t2tp has files of."""
+    """Returns the names of the cluster files that come with t2tp."""
     directory = importlib.resources.files("t2tp.planner") / "clusters"
     return sorted(file.name.removesuffix(".toml") for file in directory.iterdir())
 
@@ -289,7 +328,9 @@ def _read(path: str) -> str:
     if not path.endswith(".toml"):
         if path not in shipped():
             known = nearest(path, shipped(), "clusters")
-            raise ClusterFileError(f"--cluster={path}: {known}, or a file that ends in .toml")
+            raise ClusterFileError(
+                f"--cluster={path}: {known} A cluster file of your own ends in .toml"
+            )
         directory = importlib.resources.files("t2tp.planner") / "clusters"
         return (directory / f"{path}.toml").read_text()
     try:
@@ -298,55 +339,93 @@ def _read(path: str) -> str:
         raise ClusterFileError(f"cluster file {path} cannot be read: {error}") from error
 
 
-def _made(kind: type[T], values: Any, where: str, made: Mapping[str, Any] | None = None) -> T:
-    """Makes a dataclass of a table's values; `made` are fields that are made already."""
+def _parsed(kind: type[T], values: Any, where: str, parts: Mapping[str, Any] | None = None) -> T:
+    """Makes a dataclass from a table.
+
+    Args:
+      kind: the dataclass, whose fields are the keys of the table.
+      values: the table.
+      where: name of file and table, for errors.
+      parts: fields that are parsed already.
+    """
     if not isinstance(values, dict):
-        raise ClusterFileError(f"{where} is a table of keys")
-    known = {f.name: f for f in fields(kind) if f.name not in (made or {})}  # type: ignore[arg-type]
-    for key in values:
-        if key not in known:
+        raise ClusterFileError(f"{where}: a table of keys is missing")
+    parts = parts or {}
+    known = {f.name: f for f in fields(kind) if f.name not in parts}  # type: ignore[arg-type]
+    for name in values:
+        if name not in known:
             raise ClusterFileError(
-                f"{where} has an unknown key {key!r}: {nearest(key, known, 'keys')}"
+                f"{where} has an unknown key {name!r}: {nearest(name, known, 'keys')}"
             )
-    for key, each in known.items():
-        required = each.default is MISSING and each.default_factory is MISSING
-        if required and key not in values:
-            raise ClusterFileError(f"{where}: the key {key!r} is missing")
+    for name, declared in known.items():
+        if declared.default is MISSING and name not in values:
+            raise ClusterFileError(f"{where}: the key {name!r} is missing")
     checked = {
-        key: _checked(known[key].type, value, f"{where}.{key}") for key, value in values.items()
+        name: _checked(known[name], each, f"{where}.{name}") for name, each in values.items()
     }
-    return kind(**checked, **(made or {}))
+    return kind(**checked, **parts)
+
+
+def _list_of(kind: type[T], values: Any, where: str) -> tuple[T, ...]:
+    if values is not None and not isinstance(values, list):
+        raise ClusterFileError(f"{where} is a list of tables")
+    return tuple(_parsed(kind, each, f"{where}[{i}]") for i, each in enumerate(values or ()))
 
 
 def _stack(name: str, values: Any, where: str) -> SoftwareStack:
-    """Makes a stack, with the curves that it may have."""
-    if not isinstance(values, dict):
-        raise ClusterFileError(f"{where} is a table of keys")
-    values = dict(values)
-    made = {}
-    for key, kind in (("curves", Curve), ("collectives", CollectiveCurve)):
-        curves = values.pop(key, [])
-        if not isinstance(curves, list):
-            raise ClusterFileError(f"{where}.{key} is a list of tables")
-        made[key] = tuple(_made(kind, c, f"{where}.{key}[{i}]") for i, c in enumerate(curves))
-    return _made(SoftwareStack, {"name": name, **values}, where, made)
+    """Makes a stack, with its curves."""
+    where = f"{where}: stacks.{name}"
+    values = dict(values) if isinstance(values, dict) else values
+    kinds = {"curves": Curve, "collectives": CollectiveCurve}
+    curves = {
+        part: _list_of(kind, values.pop(part, None), f"{where}.{part}")
+        for part, kind in kinds.items()
+        if isinstance(values, dict)
+    }
+    stack = _parsed(SoftwareStack, values, where, {"name": name, **curves})
+    _check_kinds(stack.curves, (*COMPUTE_BOUND, *MEMORY_BOUND), f"{where}.curves")
+    _check_kinds(stack.collectives, COLLECTIVE_KINDS, f"{where}.collectives")
+    measured = {curve.kind for curve in stack.curves}
+    for kind in (PRODUCT, ELEMENTWISE):  # They stand for the kinds that were not measured.
+        if measured and kind not in measured:
+            raise ClusterFileError(f"{where}.curves: a curve of kind {kind!r} is missing")
+    for i, curve in enumerate(stack.collectives):
+        if curve.devices % curve.group or curve.devices % curve.processes:
+            raise ClusterFileError(
+                f"{where}.collectives[{i}]: group={curve.group} and processes={curve.processes}"
+                f" must divide devices={curve.devices}"
+            )
+    return stack
 
 
-def _checked(kind: Any, value: Any, where: str) -> Any:
-    """Checks the kind of a value; numbers are not negative."""
-    if kind in ("float", "int"):
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not is_number or value < 0 or (kind == "int" and value != int(value)):
-            raise ClusterFileError(f"{where} is {value!r}, and must be a number of at least 0")
-        return float(value) if kind == "float" else int(value)
-    if kind == "bool" and not isinstance(value, bool):
-        raise ClusterFileError(f"{where} is {value!r}, and must be true or false")
-    if kind == "str" and not isinstance(value, str):
-        raise ClusterFileError(f"{where} is {value!r}, and must be text")
-    if str(kind).startswith("Mapping"):
-        return {key: _checked("float", each, f"{where}.{key}") for key, each in value.items()}
-    if str(kind).startswith("tuple"):
+def _check_kinds(curves: Sequence[Any], kinds: Sequence[str], where: str) -> None:
+    for i, curve in enumerate(curves):
+        if curve.kind not in kinds:
+            known = nearest(curve.kind, kinds, "kinds")
+            raise ClusterFileError(f"{where}[{i}].kind is {curve.kind!r}: {known}")
+
+
+def _checked(declared: Any, value: Any, where: str) -> Any:
+    """Returns the value of a key if it is of the declared type and within its limits."""
+    kind, limits = declared.type, declared.metadata.get("limits", Limits())
+    if kind.startswith("Mapping"):
+        if not isinstance(value, dict):
+            raise ClusterFileError(f"{where}: a table of keys is missing")
+        for dtype in set(value) - set(PRECISIONS):
+            known = nearest(dtype, PRECISIONS, "dtypes")
+            raise ClusterFileError(f"{where} has an unknown key {dtype!r}: {known}")
+        return {name: _number(each, limits, f"{where}.{name}") for name, each in value.items()}
+    if kind.startswith("tuple"):
         return _points(value, where)
+    return _number(value, limits, where, kind)
+
+
+def _number(value: Any, limits: Limits, where: str, kind: str = "float") -> Any:
+    try:
+        value = declared_type(where, kind).check(where, value)
+        limits.check(where, value)
+    except (TypeError, ValueError) as error:
+        raise ClusterFileError(str(error)) from error
     return value
 
 
@@ -355,13 +434,11 @@ def _points(value: Any, where: str) -> tuple[Point, ...]:
     is_list = isinstance(value, list) and all(isinstance(p, list) and len(p) == 3 for p in value)
     if not is_list or not value:
         raise ClusterFileError(f"{where} is a list of [size, seconds, spread]")
-    points = [tuple(_checked("float", number, where) for number in point) for point in value]
-    if any(low[0] >= high[0] for low, high in itertools.pairwise(points)) or not points[0][0]:
-        raise ClusterFileError(f"{where}: sizes grow from point to point")
+    limits = (Limits(above=0.0), Limits(above=0.0), Limits(min=0.0))
+    points = [
+        tuple(_number(n, each, f"{where}[{i}]") for n, each in zip(point, limits, strict=True))
+        for i, point in enumerate(value)
+    ]
+    if any(low[0] >= high[0] for low, high in itertools.pairwise(points)):
+        raise ClusterFileError(f"{where}: sizes must grow from point to point")
     return tuple(points)  # type: ignore[arg-type]
-
-
-def _check_choice(where: str, stack: SoftwareStack, choices: tuple[str, ...]) -> None:
-    if stack.attention not in choices:
-        known = nearest(stack.attention, choices, "ways")
-        raise ClusterFileError(f"{where}={stack.attention!r}: {known}")

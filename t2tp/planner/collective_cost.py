@@ -17,9 +17,6 @@ from t2tp.planner.cluster_file import ClusterFile, Link
 from t2tp.planner.curves import CollectiveCurve, collective_curve_for, seconds_at
 from t2tp.planner.work import Traffic
 
-# Of a point that something disturbed while it was measured.
-_MOST_SPREAD = 0.3
-
 
 @dataclass(frozen=True)
 class Group:
@@ -58,23 +55,29 @@ class CollectiveCost:
             # Cores carry it; what takes more members or more groups takes more of them.
             more = devices / measured.devices * max(1.0, group.size / measured.group)
             return more * seconds_at(measured.points, traffic.num_bytes)[0]
-        share = (group.size - 1) / group.size
-        if traffic.kind == "permute":
-            return self._latency(group, 1) + traffic.num_bytes / self._bandwidth(group)
         if traffic.kind == "alltoall":
             return self._alltoall(group, traffic.num_bytes)
-        if traffic.kind == "allgather":
-            moved = float((group.size - 1) * traffic.num_bytes)
-            return self._latency(group, 1) + moved / self._bandwidth(group)
-        passes = 1 if traffic.kind == "reducescatter" else 2
-        moved = passes * share * traffic.num_bytes
-        return self._latency(group, passes) + moved / self._bandwidth(group)
+        return self._latency(group, traffic.kind) + self.sent_bytes(traffic) / self._bandwidth(
+            group
+        )
+
+    def sent_bytes(self, traffic: Traffic) -> float:
+        """Returns the bytes that a member sends in one execution."""
+        others = self.group(traffic.axes).size - 1
+        share = others / (others + 1)
+        factors = {
+            "allgather": others,
+            "allreduce": 2 * share,
+            "reducescatter": share,
+            "alltoall": share,
+        }
+        return float(traffic.num_bytes * factors.get(traffic.kind, min(others, 1)))
 
     def spread(self, traffic: Traffic) -> float:
         """Returns the relative uncertainty of the seconds."""
         curve = self._curve(traffic.kind, self.group(traffic.axes))
         measured = seconds_at(curve.points, traffic.num_bytes)[1] if curve is not None else 0.0
-        return max(self._cluster.software.spread_links, min(measured, _MOST_SPREAD))
+        return max(self._cluster.software.spread_links, measured)
 
     def _curve(self, kind: str, group: Group) -> CollectiveCurve | None:
         curves = self._cluster.software.collectives
@@ -120,16 +123,23 @@ class CollectiveCost:
             sharing = min(link.shared_by, self._mesh_shape.size)
         return link.bandwidth * self._cluster.software.link / sharing
 
-    def _latency(self, group: Group, passes: int) -> float:
-        """Returns the seconds that no bandwidth saves: of a ring, or of a tree if that is less."""
-        inside, ring, tree = 1, 0.0, 0.0
+    def _latency(self, group: Group, kind: str) -> float:
+        """Returns the seconds that no bandwidth saves.
+
+        An all-gather and a reduce-scatter are rings, and an all-reduce is a ring or a tree,
+        whichever is faster. A permute is one message.
+        """
+        inside, ring, tree, once = 1, 0.0, 0.0, 0.0
         for level in group.spans():
             units = group.members[level] / inside
             latency = self._cluster.links[level].latency
             ring += (units - 1) * latency
             tree += math.ceil(math.log2(units)) * latency
+            once = max(once, latency)
             inside = group.members[level]
-        return passes * min(ring, tree)
+        if kind == "allreduce":
+            return 2 * min(ring, tree)
+        return {"allgather": ring, "reducescatter": ring, "alltoall": tree}.get(kind, once)
 
     def _alltoall(self, group: Group, num_bytes: float) -> float:
         """Each level carries what leaves the units below; members use their own links."""
@@ -138,7 +148,7 @@ class CollectiveCost:
             below = 1 if level == 0 else group.members[level - 1]
             moved = num_bytes * (1 - below / group.size)
             seconds = max(seconds, moved / self._share(self._cluster.links[level]))
-        return self._latency(group, 1) + seconds
+        return self._latency(group, "alltoall") + seconds
 
 
 def axes_text(axes: Sequence[str]) -> str:

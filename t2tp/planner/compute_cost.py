@@ -9,12 +9,15 @@ import math
 
 from t2tp.planner.cluster_file import ClusterFile
 from t2tp.planner.curves import curve_for, seconds_at
-from t2tp.planner.work import ATTENTION, ATTENTION_GRAD, CONVOLUTION, PRODUCT, Work
-
-# The kind that stands for those that were not measured.
-_PLAIN = "elementwise"
-# Of a point that something disturbed while it was measured.
-_MOST_SPREAD = 0.3
+from t2tp.planner.work import (
+    ATTENTION,
+    ATTENTION_GRAD,
+    COMPUTE_BOUND,
+    CONVOLUTION,
+    ELEMENTWISE,
+    PRODUCT,
+    Work,
+)
 
 # Rows and columns of the part of a result that one unit of the chip computes: the largest tiles of
 # NVIDIA's library, and the smaller ones for results that would leave units idle.
@@ -63,10 +66,12 @@ class ComputeCost:
     def spread(self, work: Work) -> float:
         """Returns the relative uncertainty of the seconds."""
         measured = self._measured(work)[1] if self._stack.curves else 0.0
-        return max(self._stack.spread, min(measured, _MOST_SPREAD))
+        return max(self._stack.spread, measured)
 
     def _measured(self, work: Work) -> tuple[float, float]:
-        """Interpolates what was measured; more devices than cores take turns.
+        """Interpolates the measured curves. More devices than cores take turns.
+
+        A kind that was not measured costs as much as a product or an element-wise operation.
 
         Returns:
           seconds, and their relative spread.
@@ -74,9 +79,9 @@ class ComputeCost:
         cores = self._device.cores or self._devices
         at_once = min(self._devices, cores)
         curves = self._stack.curves
-        curve = curve_for(curves, work.kind, at_once) or curve_for(curves, _PLAIN, at_once)
-        if curve is None:
-            return 0.0, 0.0
+        plain = PRODUCT if work.kind in COMPUTE_BOUND else ELEMENTWISE
+        curve = curve_for(curves, work.kind, at_once) or curve_for(curves, plain, at_once)
+        assert curve is not None, "cluster files with curves have these two"
         seconds, spread = seconds_at(curve.points, work.flops or work.num_bytes)
         return seconds * self._devices / at_once, spread
 

@@ -1,77 +1,89 @@
-"""Measured seconds of operations and collectives over their size, as cluster files have them."""
+"""Measured seconds of operations and collectives by size, as in cluster files."""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import MISSING, dataclass, field
+from typing import Any, TypeAlias
 
-# Size (FLOPs of what is bound by them, else bytes), seconds, and the relative spread of these.
+from t2tp.hparam_limits import Limits
+
+# Kinds of collectives that are measured. A broadcast costs as much as a permute.
+COLLECTIVE_KINDS = ("allreduce", "reducescatter", "allgather", "alltoall", "permute")
+# Max relative spread of a point that counts. Above it, something disturbed the measurement.
+MOST_SPREAD = 0.3
+
+# Size (FLOPs if they bound the operation, otherwise bytes), seconds, and relative spread.
 Point: TypeAlias = "tuple[float, float, float]"
+
+
+def key(default: Any = MISSING, **limits: Any) -> Any:
+    """Declares a key of a cluster file with the limits of its values."""
+    return field(default=default, metadata={"limits": Limits(**limits)})
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Seconds of one operation on a device while others of its host compute, too.
+    """Seconds of one operation on a device, while other devices of its host compute too.
 
     Attributes:
-      kind: of work.
-      devices: of the host that computed at the same time.
-      points: by size.
+      kind: kind of work.
+      devices: number of devices of the host that computed at the same time.
+      points: points by size.
     """
 
     kind: str
-    devices: int
-    points: tuple[Point, ...]
+    devices: int = key(min=1)
+    points: tuple[Point, ...] = key()
 
 
 @dataclass(frozen=True)
 class CollectiveCurve:
-    """Seconds of one collective of all groups of a host at once.
+    """Seconds of one collective that runs in all groups of a host at once.
 
     Attributes:
       kind: see `t2tp.mesh.collectives.Collective`.
-      group: members of each group.
-      devices: in all groups.
-      processes: that the devices are in.
-      points: by the bytes that a member puts in.
+      group: number of members of each group.
+      devices: number of devices in all groups.
+      processes: number of processes of these devices.
+      points: points by the bytes that a member puts in.
     """
 
     kind: str
-    group: int
-    devices: int
-    processes: int
-    points: tuple[Point, ...]
+    group: int = key(min=2)
+    devices: int = key(min=2)
+    processes: int = key(min=1)
+    points: tuple[Point, ...] = key()
 
 
 def seconds_at(points: Sequence[Point], size: float) -> tuple[float, float]:
     """Interpolates between measured sizes.
 
-    Between two points seconds are a constant and a part that grows with the size. Below the first,
-    they are those of the first; beyond the last, they grow as between the last two.
+    Between two points, seconds grow linearly. Below the first point they are constant, and beyond
+    the last they grow as between the last two.
 
     Returns:
-      seconds, and their relative spread.
+      seconds, and their relative spread, which is at most `MOST_SPREAD`.
     """
     sizes = [point[0] for point in points]
     i = bisect_left(sizes, size)
     if i == 0 or len(points) == 1:
         _, seconds, spread = points[0]
         grown = max(1.0, size / sizes[0]) if len(points) == 1 else 1.0
-        return seconds * grown, spread
+        return seconds * grown, min(spread, MOST_SPREAD)
     (low, fast, spread), (high, slow, other) = points[min(i, len(points) - 1) - 1 :][:2]
     rate = max(0.0, slow - fast) / (high - low)
     if i == len(points):
-        # What was measured last tells more of larger sizes than a difference does.
+        # The difference of the last two points may be noise: half of the last rate is the least.
         rate = max(rate, slow / high / 2)
-        return slow + rate * (size - high), other
-    return fast + rate * (size - low), max(spread, other)
+        return slow + rate * (size - high), min(other, MOST_SPREAD)
+    return fast + rate * (size - low), min(max(spread, other), MOST_SPREAD)
 
 
 def curve_for(curves: Iterable[Curve], kind: str, devices: int) -> Curve | None:
-    """Returns the curve of a kind that was measured with as many devices, or with fewer."""
+    """Returns the curve of a kind for this number of devices, or for the next smaller one."""
     found = [curve for curve in curves if curve.kind == kind]
     fewer = [curve for curve in found if curve.devices <= devices]
     if fewer:

@@ -47,7 +47,7 @@ class Estimate:
         self._layers = max(depths(hparams).values(), default=1)
         # What all layers are, from what all but one are.
         more = self._layers / (self._layers - 1) if self._layers > 1 else 0.0
-        self._shapes, self._parameters = row.shapes, row.parameters
+        self.shapes, self._parameters = row.shapes, row.parameters
         self._in_layers = {
             dims: more * (number - one_layer.shapes[dims]) for dims, number in row.shapes.items()
         }
@@ -158,21 +158,21 @@ class Estimate:
           at_rest: whether to count what its `zero_stage` lets the processor hold between uses.
         """
         is_sharded = at_rest and c.zero_stage > 0
-        in_layers, all_of_them = self._weights(c.data, c.expert, c.model, is_sharded)
+        in_layers, all_of_them = self._weights(c.data, c.expert, c.model, c.split, is_sharded)
         return in_layers * self._share_of_stage(c) + all_of_them - in_layers
 
     def _count_weights(
-        self, data: int, expert: int, model: int, is_sharded: bool
+        self, data: int, expert: int, model: int, split: tuple[str, ...], is_sharded: bool
     ) -> tuple[float, float]:
         """Returns the number of weights of a processor: those of the layers, and all."""
-        of = Candidate(data, model, 1, "none", int(is_sharded), False, expert)
+        of = Candidate(data, model, 1, "none", int(is_sharded), False, expert, split=split)
         layout = Layout(of.mesh_shape, of.layout, Storage(of.zero_stage))
         sizes = {
             dims: math.prod(layout.slice_size(layout.at_rest(upstream.Shape(dims))))
-            for dims in self._shapes
+            for dims in self.shapes
         }
         in_layers = sum(number * sizes[dims] for dims, number in self._in_layers.items())
-        return in_layers, sum(number * sizes[dims] for dims, number in self._shapes.items())
+        return in_layers, sum(number * sizes[dims] for dims, number in self.shapes.items())
 
     def memory(self, candidate: Candidate, rows: int) -> float:
         """Estimates the bytes of a device at the peak of a step."""

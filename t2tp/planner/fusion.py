@@ -11,6 +11,7 @@ from t2tp.planner.sequence import Placed
 from t2tp.planner.slices import is_fusable, slice_bytes, work_of
 from t2tp.planner.work import Work
 
+# Views without side effects: a kernel reads through them.
 _VIEWS = (upstream.Depend, upstream.StopGradient)
 
 

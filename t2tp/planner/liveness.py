@@ -9,11 +9,10 @@ from dataclasses import dataclass
 
 from t2tp import upstream
 from t2tp.mesh.layout import Layout
-from t2tp.ops.variables.sharded_variable import GatherOperation
 from t2tp.planner.retention import Retained, Retention
-from t2tp.planner.sequence import Placed, as_soon_as_possible
-from t2tp.planner.slices import ELEMENTWISE, kind_of
-from t2tp.planner.work import BACKWARD, FORWARD, UPDATE, Memory
+from t2tp.planner.sequence import Placed, as_soon_as_possible, is_weight
+from t2tp.planner.slices import kind_of
+from t2tp.planner.work import BACKWARD, ELEMENTWISE, FORWARD, UPDATE, Memory
 
 # Parts of a step at whose peak activations are kept.
 _FORWARD_END, _BACKWARD_BEGIN = "end of the forward pass", "beginning of the backward pass"
@@ -162,7 +161,7 @@ class Liveness:
             held.purpose = "features"
         elif isinstance(op, upstream.WhileLoopOperation):
             held.purpose = "sums"
-        elif isinstance(op, (upstream.Variable, GatherOperation)):
+        elif is_weight(op):
             held.purpose = "gathered"
             held.counts = made == FORWARD and last != FORWARD
         elif made == FORWARD and last != FORWARD:

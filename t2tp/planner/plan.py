@@ -1,34 +1,36 @@
-"""What a training step costs on a cluster: time, memory, traffic, and what bounds it."""
+"""The predicted cost of a training step on a cluster: time, memory, traffic, and its bottleneck."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
-from dataclasses import asdict, dataclass, field
+from collections import defaultdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from t2tp.planner.cluster_file import ClusterFile, SoftwareStack
+from t2tp.planner.cluster_file import ClusterFile
 from t2tp.planner.collective_cost import CollectiveCost, axes_text
 from t2tp.planner.compute_cost import ComputeCost
 from t2tp.planner.liveness import WITH_ACTIVATIONS
 from t2tp.planner.lowered import LoweredStep
-from t2tp.planner.work import BACKWARD, COMPUTE_BOUND, PHASES, PURPOSES, SEND, Memory, Traffic
+from t2tp.planner.overlap import hidden_seconds
+from t2tp.planner.work import ATTENTION, COMPUTE_BOUND, PHASES, PURPOSES, UPDATE, Memory
 
-# Bytes. A plan whose memory is nearer to the limit than this may fit or not.
-BORDERLINE = 2 << 30
+# The bottlenecks of a step; communication also names its mesh axes.
+MATMULS, MEMORY, BUBBLE = "matmuls", "memory-bound operations", "the pipeline's bubble"
+OPTIMIZER, COMMUNICATION = "the optimizer's update", "communication"
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds of a step by one kind of work.
+    """The seconds of a step that one kind of work takes.
 
     Attributes:
-      kind: of work, or of a collective with its mesh axes.
-      phase: of the step.
-      seconds: on the critical path.
-      hidden: seconds behind computation.
-      count: operations or collectives of a step.
-      num_bytes: of collectives: that a processor puts in.
+      kind: kind of work, or of a collective with its mesh axes.
+      phase: phase of the step.
+      seconds: seconds on the critical path.
+      hidden: seconds of communication that overlap with computation.
+      count: number of operations or collectives in a step.
+      num_bytes: bytes that a processor sends.
       is_collective: whether it is communication.
       error: seconds by which the constants' spread may change it.
     """
@@ -42,16 +44,27 @@ class Cost:
     is_collective: bool = False
     error: float = 0.0
 
+    @property
+    def bottleneck(self) -> str:
+        """The bottleneck that these seconds count for."""
+        if self.is_collective:
+            return f"{COMMUNICATION} over {self.kind.rpartition(' over ')[2]}"
+        if self.kind.startswith(ATTENTION):
+            return ATTENTION
+        if self.kind in COMPUTE_BOUND:
+            return MATMULS
+        return OPTIMIZER if self.phase == UPDATE else MEMORY
+
 
 @dataclass(frozen=True)
 class StagePlan:
-    """What a stage of a pipeline has and does.
+    """The cost of one pipeline stage.
 
     Attributes:
       layers: number of its layers.
       forward: seconds of a microbatch's forward pass through all of them.
       backward: seconds of its backward pass.
-      idle_share: share of the schedule in which the stage waits.
+      idle_share: idle fraction of the schedule.
       memory: bytes at the peak.
     """
 
@@ -64,17 +77,17 @@ class StagePlan:
 
 @dataclass(frozen=True)
 class PipelinePlan:
-    """The stages of a step.
+    """The cost of the pipeline stages.
 
     Attributes:
-      schedule: its name, or the path of its file.
-      stages: number of them.
-      chunks: of each stage.
-      microbatches: of a step.
-      idle_share: share of the schedule in which stages wait, of all stages.
-      busiest: the stage that the others wait for, whose costs the plan has.
-      fullest: the stage whose memory the plan has.
-      message_bytes: that a processor sends to a neighbour after a microbatch.
+      schedule: name of the schedule, or path of its file.
+      stages: number of stages.
+      chunks: number of pieces of a stage's layers.
+      microbatches: number of microbatches of a step.
+      idle_share: idle fraction of all stages.
+      busiest: index of the stage with the most work, whose costs the plan has.
+      fullest: index of the stage with the most memory, whose memory the plan has.
+      message_bytes: bytes that a processor sends to a neighbor after a microbatch.
       by_stage: the stages.
     """
 
@@ -94,28 +107,29 @@ class Plan:
     """The predicted cost of a training step.
 
     Attributes:
-      title: what is planned.
-      cluster: its name, and the stack.
-      mesh_shape: of the layout.
-      layout: its rules.
-      devices: of the mesh.
-      tokens: of a step, on the whole mesh.
-      parameters: trainable ones of the model.
-      seconds: of a step.
-      interval: of the seconds, from the spread of the cluster's constants.
-      costs: by kind and phase.
+      title: name of the model.
+      cluster: name of the cluster and the stack.
+      mesh_shape: the mesh.
+      layout: the layout rules.
+      devices: size of the mesh.
+      tokens: tokens of a step on the whole mesh.
+      parameters: trainable parameters of the model.
+      seconds: seconds of a step.
+      interval: range of the seconds, from the spread of the cluster's constants.
+      costs: seconds by kind and phase.
       memory: bytes of a device by purpose, at the peak.
-      memory_point: where the peak is.
-      memory_by_point: the same of each part of a step, at its own peak.
+      memory_point: part of the step with the peak.
+      memory_by_point: bytes by purpose at the peak of each part of the step.
       memory_limit: bytes of a device.
-      model_flops: of a step on the whole mesh, with attention counted whole.
-      causal_flops: the same without the scores that a causal mask hides.
-      recomputed_flops: of a processor, done twice.
+      usable_memory: bytes of a device, without the headroom.
+      model_flops: FLOPs of a step on the whole mesh, with all scores of attention.
+      causal_flops: FLOPs without the scores that a causal mask hides.
+      recomputed_flops: FLOPs of a processor that repeat the forward pass.
       peak: FLOP/s of a device.
       peak_dtype: dtype of that peak.
-      bubble: share of the step in which the stage of a pipeline waits that waits least.
-      pipeline: its stages; None: there are none.
-      price_per_hour: of a device; 0: unknown.
+      bubble: idle fraction of the busiest pipeline stage.
+      pipeline: the pipeline stages; None: there are none.
+      price_per_hour: price of a device; 0: unknown.
     """
 
     title: str
@@ -132,6 +146,7 @@ class Plan:
     memory_point: str
     memory_by_point: dict[str, dict[str, float]]
     memory_limit: float
+    usable_memory: float
     model_flops: float
     causal_flops: float
     recomputed_flops: float
@@ -140,7 +155,6 @@ class Plan:
     bubble: float = 0.0
     pipeline: PipelinePlan | None = None
     price_per_hour: float = 0.0
-    notes: tuple[str, ...] = field(default=())
 
     @property
     def memory_total(self) -> float:
@@ -149,54 +163,54 @@ class Plan:
 
     @property
     def fits(self) -> str:
-        """Whether the step fits into the devices' memory: `yes`, `no` or `borderline`."""
-        if abs(self.memory_limit - self.memory_total) < min(BORDERLINE, self.memory_limit / 20):
-            return "borderline"
-        return "yes" if self.memory_total <= self.memory_limit else "no"
+        """Whether a device has enough memory: `yes`, `borderline` (in the headroom) or `no`."""
+        if self.memory_total <= self.usable_memory:
+            return "yes"
+        return "borderline" if self.memory_total <= self.memory_limit else "no"
 
     @property
     def tokens_per_second(self) -> float:
-        """Of all devices."""
+        """Tokens per second of all devices."""
         return self.tokens / self.seconds
 
     @property
     def mfu(self) -> float:
-        """Model FLOPs utilization, attention counted whole (PaLM, arXiv:2204.02311, app. B)."""
+        """Model FLOPs utilization with all scores (PaLM, arXiv:2204.02311, appendix B)."""
         return self.model_flops / (self.seconds * self.devices * self.peak)
 
     @property
     def causal_mfu(self) -> float:
-        """The same with the causal half of attention."""
+        """Model FLOPs utilization without the scores that a causal mask hides."""
         return self.causal_flops / (self.seconds * self.devices * self.peak)
 
     def share(self, *, is_collective: bool) -> float:
-        """Returns the share of the step that is computation or exposed communication."""
+        """Returns the fraction of the step that is computation or exposed communication."""
         seconds = sum(c.seconds for c in self.costs if c.is_collective == is_collective)
         return seconds / self.seconds
 
     @property
     def hidden_share(self) -> float:
-        """Share of the communication that hides behind computation."""
+        """Fraction of the communication that overlaps with computation."""
         hidden = sum(c.hidden for c in self.costs)
         exposed = sum(c.seconds for c in self.costs if c.is_collective)
         return hidden / (hidden + exposed) if hidden + exposed else 0.0
 
     @property
-    def bound(self) -> str:
-        """What bounds the step, and what to change first."""
+    def bottleneck(self) -> tuple[str, float]:
+        """The part of the step that takes longest, and its fraction of the step."""
         parts: dict[str, float] = defaultdict(float)
         for cost in self.costs:
-            parts[_part(cost)] += cost.seconds
-        parts["the pipeline's bubble"] = self.bubble * self.seconds
+            parts[cost.bottleneck] += cost.seconds / self.seconds
+        parts[BUBBLE] = self.bubble
         part = max(parts, key=lambda name: parts[name])
-        share = parts[part] / self.seconds if self.seconds else 0.0
-        return f"{part} ({share:.0%} of the step): {_ADVICE.get(part.split(' over ')[0], '')}"
+        return part, parts[part]
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the plan as one object of JSON."""
+        """Returns the plan as a JSON object."""
         values = asdict(self)
         values["costs"] = [asdict(cost) for cost in self.costs]
         values["memory_total"] = self.memory_total
+        part, share = self.bottleneck
         return {
             **values,
             "fits": self.fits,
@@ -206,7 +220,7 @@ class Plan:
             "mfu_causal": self.causal_mfu,
             "mfu_formula": "3 * forward matmul FLOPs / (seconds * devices * peak)",
             "hidden_share": self.hidden_share,
-            "bound": self.bound,
+            "bottleneck": {"part": part, "share": share},
         }
 
     @classmethod
@@ -222,14 +236,14 @@ class Plan:
         """Computes the costs of a lowered step.
 
         Args:
-          step: on one processor.
-          cluster: on which it runs.
-          title: what is planned.
-          tokens: of a step, on the whole mesh.
-          dtype: of activations, whose peak the MFU is a share of.
+          step: the step on one processor.
+          cluster: the cluster.
+          title: name of the model.
+          tokens: tokens of a step on the whole mesh.
+          dtype: dtype of the activations, which selects the peak.
         """
         devices = step.layout.size
-        costs = [*_compute_costs(step, cluster), *_collective_costs(step, cluster)]
+        costs = _costs(step, cluster)
         seconds = sum(cost.seconds for cost in costs)
         by_point = {peak.point: _memory(peak, step, cluster) for peak in step.memory}
         point = max(by_point, key=lambda name: sum(by_point[name].values()))
@@ -250,6 +264,7 @@ class Plan:
             memory_point=point,
             memory_by_point=by_point,
             memory_limit=cluster.device.memory / sharing,
+            usable_memory=cluster.usable_memory(devices),
             model_flops=3 * step.flops,
             causal_flops=3 * (step.flops - step.hidden_flops),
             recomputed_flops=recomputed,
@@ -259,68 +274,33 @@ class Plan:
         )
 
 
-_ADVICE = {
-    "matmuls": "use larger microbatches or fewer ways of tensor parallelism, and recompute less",
-    "attention": "split the heads or the length over more devices",
-    "memory-bound operations": "split what lies between the blocks too (sequence_parallel)",
-    "the update": "split the optimizer's state over more devices",
-    "communication": "put that axis nearer (last in the mesh), make it smaller, or send it rarer",
-    "the pipeline's bubble": "use more microbatches, or interleave the stages",
-}
+def _costs(step: LoweredStep, cluster: ClusterFile) -> list[Cost]:
+    """Returns the seconds of operations and collectives by kind and phase."""
+    compute = ComputeCost(cluster, step.layout.size)
+    collective = CollectiveCost(cluster, step.layout.mesh_shape)
+    work = {w: n * w.times * compute.seconds(w) for w, n in step.work.items()}
+    traffic = {t: n * t.times * collective.seconds(t) for t, n in step.traffic.items()}
+    hidden = hidden_seconds(traffic, work, cluster.software)
+    totals: dict[tuple[str, str, bool], list[float]] = defaultdict(lambda: [0.0] * 5)
 
+    def add(kind: str, phase: str, is_collective: bool, *values: float) -> None:
+        total = totals[kind, phase, is_collective]
+        for i, value in enumerate(values):
+            total[i] += value
 
-def _part(cost: Cost) -> str:
-    if cost.is_collective:
-        return f"communication over {cost.kind.rpartition(' over ')[2]}"
-    if cost.kind in ("product", "convolution"):
-        return "matmuls"
-    if cost.kind.startswith("attention"):
-        return "attention"
-    return "the update" if cost.kind == "update" else "memory-bound operations"
-
-
-def _compute_costs(step: LoweredStep, cluster: ClusterFile) -> list[Cost]:
-    model = ComputeCost(cluster, step.layout.size)
-    seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
-    errors: defaultdict[tuple[str, str], float] = defaultdict(float)
-    counts: Counter[tuple[str, str]] = Counter()
-    for work, number in step.work.items():
-        key = (work.kind, work.phase)
-        times = number * work.times
-        taken = times * model.seconds(work)
-        seconds[key] += taken
-        errors[key] += taken * model.spread(work)
-        counts[key] += times
-    return [Cost(*key, seconds[key], count=counts[key], error=abs(errors[key])) for key in seconds]
-
-
-def _collective_costs(step: LoweredStep, cluster: ClusterFile) -> list[Cost]:
-    """Returns the seconds of collectives, of which the stack hides a share behind computation."""
-    model = CollectiveCost(cluster, step.layout.mesh_shape)
-    totals: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0] * 5)
-    for traffic, number in step.traffic.items():
-        total = totals[f"{traffic.kind} over {axes_text(traffic.axes)}", traffic.phase]
-        times = number * traffic.times
-        seconds = times * model.seconds(traffic)
-        total[0] += seconds
-        total[1] += seconds * hidden_share(traffic, cluster.software)
-        total[2] += times
-        total[3] += times * traffic.num_bytes
-        total[4] += seconds * model.spread(traffic)
+    for w, seconds in work.items():
+        count = step.work[w] * w.times
+        add(w.kind, w.phase, False, seconds, 0.0, count, 0.0, seconds * compute.spread(w))
+    for t, seconds in traffic.items():
+        kind, count = f"{t.kind} over {axes_text(t.axes)}", step.traffic[t] * t.times
+        sent = count * collective.sent_bytes(t)
+        behind = hidden.get(t, 0.0)
+        error = seconds * collective.spread(t)
+        add(kind, t.phase, True, seconds - behind, behind, count, sent, error)
     return [
-        Cost(kind, phase, seconds - hidden, hidden, round(count), num_bytes, True, abs(error))
-        for (kind, phase), (seconds, hidden, count, num_bytes, error) in totals.items()
+        Cost(kind, phase, seconds, behind, round(count), sent, is_collective, abs(error))
+        for (kind, phase, is_collective), (seconds, behind, count, sent, error) in totals.items()
     ]
-
-
-def hidden_share(traffic: Traffic, stack: SoftwareStack) -> float:
-    """Returns the share of a collective that hides behind computation."""
-    if traffic.part == SEND:  # Stages that wait for it are in the schedule.
-        return 0.0
-    if traffic.of_state:
-        return stack.overlap
-    is_hidden = traffic.phase == BACKWARD and not traffic.is_recomputed
-    return stack.overlap_activations if is_hidden else 0.0
 
 
 def _memory(peak: Memory, step: LoweredStep, cluster: ClusterFile) -> dict[str, float]:
@@ -329,13 +309,13 @@ def _memory(peak: Memory, step: LoweredStep, cluster: ClusterFile) -> dict[str, 
     memory |= {purpose: float(size) for purpose, size in step.variables.items()}
     for purpose, size in peak.by_purpose.items():
         memory["gradients" if purpose == "sums" else purpose] += size
-    # Gradients are what is large of what collectives carry.
+    # The large all-reduces are those of gradients, which run after the activations are freed.
     if peak.point not in WITH_ACTIVATIONS:
         memory["buffers"] = float(
             max((t.num_bytes for t in step.traffic if t.kind == "allreduce"), default=0)
         )
     processes = cluster.processes / step.layout.size if cluster.device.cores else 1
-    # Of the devices of a process, those that have no core at the moment hold no temporaries.
+    # A device that waits for a core holds no temporaries.
     if cluster.device.cores:
         memory["temporary"] *= min(1.0, cluster.device.cores * processes)
     memory["reserved"] = cluster.device.reserved * processes
@@ -343,7 +323,7 @@ def _memory(peak: Memory, step: LoweredStep, cluster: ClusterFile) -> dict[str, 
 
 
 def _interval(costs: list[Cost], seconds: float) -> tuple[float, float]:
-    """Adds the errors of matmuls, memory and links, which do not depend on each other."""
+    """Adds the errors of matmuls, memory and links, which are independent of each other."""
     parts: defaultdict[str, float] = defaultdict(float)
     for cost in costs:
         kind = "links" if cost.is_collective else "compute"

@@ -16,7 +16,7 @@ from t2tp.planner.cluster_file import ClusterFile
 from t2tp.planner.depth import lower_by_layers
 from t2tp.planner.lowered import LoweredStep
 from t2tp.planner.plan import Plan
-from t2tp.planner.stages.plan import StagedStep, staged_plan
+from t2tp.planner.stages.staged_step import StagedStep, staged_plan
 from t2tp.program.abstract_program import AbstractProgram
 from t2tp.program.program import Feature, Mesh, StepFn
 
@@ -49,13 +49,20 @@ class Request:
 
         Raises:
           LayoutError: the layout cannot work.
+          ValueError: the cluster has fewer devices than the mesh.
         """
+        layout = Layout.from_hparams(self.hparams)
+        if 0 < cluster.max_devices < layout.size:
+            raise ValueError(
+                f"mesh {layout.mesh_text} has {layout.size} processors, and {cluster.name} has"
+                f" {cluster.max_devices} devices"
+            )
         said: dict[str, Any] = {
             "title": self.name,
             "tokens": self.tokens,
             "dtype": self.hparams.activation_dtype,
         }
-        if Layout.from_hparams(self.hparams).num_stages > 1:
+        if layout.num_stages > 1:
             return staged_plan(self.staged(cluster), cluster, **said)
         return Plan.from_step(self.lowered(cluster), cluster, **said)
 

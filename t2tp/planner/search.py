@@ -1,31 +1,39 @@
-"""Searches meshes, layouts and hparams for those that train a model fastest."""
+"""Searches the meshes, layouts and hparams that train a model fastest.
+
+A search for 3,072 devices has hundreds of thousands of candidates, and lowering one program takes
+about a second. So a search has two steps. A quick `Estimate`, from a single row lowered on one
+device, drops the candidates that need far too much memory and sorts the rest. Then the first few
+are lowered and planned exactly, until `top` of them fit. Only exact plans are reported.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from t2tp.garbage_collection import without_garbage_collection
+from t2tp.hparam import HParams
 from t2tp.mesh.layout import LayoutError
-from t2tp.planner.candidates import Candidate, candidates
+from t2tp.planner.candidates import RESET, Candidate, candidates, possible_rules
 from t2tp.planner.cluster_file import ClusterFile
 from t2tp.planner.depth import depths
 from t2tp.planner.estimate import Estimate
 from t2tp.planner.plan import Plan
 from t2tp.planner.request import Request
+from t2tp.suggestions import nearest
 
-# Of an answer to how many devices are enough, and of those that are tried below twice too few.
+# The most devices that an answer may have, and the most numbers of devices that are tried between
+# a power of two that is too few and the next.
 _MOST_DEVICES, _MOST_TRIED = 1 << 16, 64
-
-
 _DAY = 86_400  # Seconds.
-# How far a quick estimate may be off, of seconds and of bytes.
-_ROUGHLY, _UNSURE = 1.5, 1.05
-# Candidates of which other orders of the axes are tried.
+# Max ratios of the exact plan to the estimate: seconds and bytes.
+_SECONDS_ERROR, _BYTES_ERROR = 1.5, 1.05
+# Number of the best candidates whose axes are also tried in other orders.
 _PERMUTED = 500
 
 
@@ -34,26 +42,42 @@ class NothingFitsError(ValueError):
 
 
 @dataclass(frozen=True)
-class Found:
-    """A candidate and its plan."""
+class Proposal:
+    """A candidate that fits.
+
+    Attributes:
+      candidate: the choices.
+      hparams: all hparams of the model, with these choices.
+      flags: flags of `t2tp_plan` and `t2tp_trainer` with these hparams.
+      plan: the predicted cost.
+    """
 
     candidate: Candidate
+    hparams: HParams
+    flags: str
     plan: Plan
+
+
+def layout_flags(hparams: HParams) -> str:
+    """Returns the flags with the mesh and the layout of hparams."""
+    return f"--mesh_shape='{hparams.mesh_shape}' --layout='{hparams.layout}'"
 
 
 @dataclass(frozen=True)
 class Search:
-    """What to search for.
+    """A search.
 
     Attributes:
-      request: the model; its hparams say the global batch.
+      request: the model; its hparams give the global batch.
       cluster: the devices.
-      devices: number of them.
-      rows: of the global batch.
-      max_tensor_parallel: max size of the axis `model`; by default the devices of a host.
-      fixed: hparams that are not to be chosen, by name.
-      rules: that the layout must have, as in `heads:model`.
-      top: number of candidates that are planned and returned: the best by a quick estimate.
+      devices: number of devices.
+      rows: rows of the global batch.
+      max_tensor_parallel: max size of the axis `model`. Default: the devices of a host.
+      fixed: hparams with only one choice, by name.
+      rules: rules that the layout must have, as in `heads:model`.
+      top: number of proposals.
+      flags: formats the flags of a proposal's hparams.
+      progress: wraps the list of programs to lower, to show progress.
     """
 
     request: Request
@@ -64,57 +88,67 @@ class Search:
     fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     rules: Sequence[str] = ()
     top: int = 10
+    flags: Callable[[HParams], str] = layout_flags
+    progress: Callable[[Sequence[list[Candidate]]], Iterable[list[Candidate]]] = iter
 
-    def run(self) -> list[Found]:
-        """Returns the best candidates that were planned and fit, fastest first.
+    def run(self) -> list[Proposal]:
+        """Returns the proposals, fastest first.
 
         Raises:
-          NothingFitsError: no candidate fits; the error names the fewest devices that may do.
+          NothingFitsError: no candidate fits; the error names the smallest number of devices that
+            may do.
+          ValueError: no candidate of this model can have one of `rules`.
         """
-        estimate = self.estimate()
-        ordered = self._ordered(estimate, self.devices)
-        if not ordered:
-            raise NothingFitsError(self._advice(estimate))
-        found = self._planned(ordered)
-        if not found:
-            raise NothingFitsError(self._advice(estimate))
-        return found
+        self._check_rules()
+        proposals = self._planned(self._ranked(self.devices))
+        if not proposals:
+            raise NothingFitsError(self._reason())
+        return proposals
 
-    def until(self, tokens: float, days: float) -> list[Found]:
-        """Searches the fewest devices that are done with a training in time.
-
-        Numbers of devices are doubled, from those of a search on.
+    def fewest_devices(self, tokens: float, days: float) -> list[Proposal]:
+        """Doubles the number of devices, from `devices` on, until a training is done in time.
 
         Args:
-          tokens: of the whole training.
-          days: that it may take.
+          tokens: tokens of the whole training.
+          days: max days of the training.
 
         Returns:
-          what a search for that number finds.
+          the proposals for that number of devices, fastest first.
 
         Raises:
           NothingFitsError: no number of devices is fast enough with this batch.
+          ValueError: no candidate of this model can have one of `rules`.
         """
-        estimate = self.estimate()
+        self._check_rules()
         devices = self.devices
         while devices <= _MOST_DEVICES:
-            ordered = self._ordered(estimate, devices)
-            if ordered:
-                seconds = estimate.seconds(ordered[0], self.rows)
-                # The estimate only decides which numbers of devices are not worth lowering.
-                if tokens / self.request.tokens * seconds / _DAY <= _ROUGHLY * days:
-                    found = self._planned(ordered)
-                    if found and days_of(found[0].plan, tokens) <= days:
-                        return found
+            ranked = self._ranked(devices)
+            if ranked:
+                seconds = self.estimate.seconds(ranked[0], self.rows)
+                # A number that is far too few for the estimate is not worth an exact plan.
+                if tokens / self.request.tokens * seconds / _DAY <= _SECONDS_ERROR * days:
+                    proposals = self._planned(ranked)
+                    if proposals and days_of(proposals[0].plan, tokens) <= days:
+                        return proposals
             devices *= 2
         raise NothingFitsError(
             f"{self.request.name} takes more than {days:g} days on any number of devices of"
             f" {self.cluster.name} with a batch of {self.rows} rows: use a larger batch."
         )
 
-    def estimate(self) -> Estimate:
-        """Makes the quick estimate that orders candidates."""
+    @functools.cached_property
+    def _hparams(self) -> HParams:
+        """Hparams of the model, without those that would contradict a candidate's mesh."""
         hparams = self.request.hparams.copy()
+        for name, value in RESET.items():
+            if name in hparams and name not in self.fixed:
+                hparams.set(name, value)
+        return hparams
+
+    @functools.cached_property
+    def estimate(self) -> Estimate:
+        """The quick estimate that ranks candidates."""
+        hparams = self._hparams.copy()
         alone: dict[str, Any] = {
             "mesh_shape": "",
             "microbatches": 1,
@@ -136,85 +170,104 @@ class Search:
             row.lowered(self.cluster), one_layer.lowered(self.cluster), hparams, self.cluster
         )
 
-    def _ordered(self, estimate: Estimate, devices: int) -> list[Candidate]:
+    @functools.cached_property
+    def _sizes(self) -> dict[str, set[int]]:
+        """The sizes of each dimension of the model's weights."""
+        sizes: dict[str, set[int]] = {}
+        for dim in itertools.chain.from_iterable(self.estimate.shapes):
+            sizes.setdefault(dim.name, set()).add(dim.size)
+        return sizes
+
+    def _check_rules(self) -> None:
+        known = possible_rules(self._sizes)
+        for rule in self.rules:
+            if rule not in known:
+                raise ValueError(
+                    f"no layout that a search proposes for {self.request.name} has the rule"
+                    f" {rule!r}: {nearest(rule, known, 'rules')}"
+                )
+
+    def _candidates(self, devices: int) -> Iterator[Candidate]:
+        most = self.max_tensor_parallel or self.cluster.host_devices
+        return candidates(self._hparams, self._sizes, devices, self.rows, most, self.fixed)
+
+    def _ranked(self, devices: int) -> list[Candidate]:
         """Returns the candidates that may fit, the fastest by the estimate first."""
 
         def order(candidate: Candidate) -> tuple[float, int]:
-            return estimate.seconds(candidate, self.rows), candidate.zero_stage
+            return self.estimate.seconds(candidate, self.rows), candidate.zero_stage
 
-        best = sorted(self._fitting(estimate, devices, _UNSURE), key=order)[:_PERMUTED]
+        best = sorted(self._fitting(devices, _BYTES_ERROR), key=order)[:_PERMUTED]
         return sorted((min(c.permuted(), key=order) for c in best), key=order)
 
-    def _fitting(self, estimate: Estimate, devices: int, share: float) -> Iterator[Candidate]:
-        """Yields the candidates that need no more than a share of the memory by the estimate."""
-        most = self.max_tensor_parallel or self.cluster.host_devices
-        limit = share * self.cluster.device.memory / self.cluster.sharing(devices)
-        for candidate in candidates(self.request.hparams, devices, self.rows, most, self.fixed):
+    def _fitting(self, devices: int, share: float) -> Iterator[Candidate]:
+        """Yields the candidates that need at most a share of the memory by the estimate."""
+        limit = share * self.cluster.usable_memory(devices)
+        for candidate in self._candidates(devices):
             is_allowed = set(self.rules) <= set(candidate.layout.split(";"))
-            if is_allowed and estimate.memory(candidate, self.rows) <= limit:
+            if is_allowed and self.estimate.memory(candidate, self.rows) <= limit:
                 yield candidate
 
-    def _planned(self, ordered: Sequence[Candidate]) -> list[Found]:
-        """Plans the first candidates; those that cannot work or do not fit are left out.
+    def _planned(self, ranked: Sequence[Candidate]) -> list[Proposal]:
+        """Plans the first candidates, and returns the fastest of those that work and fit.
 
-        Most of the time goes into lowering. So a program that has been lowered is used for all the
-        candidates that have it, as those have that differ in the schedule of their stages.
-
-        Returns:
-          as many as wanted, fastest first.
+        Lowering takes most of the time. Candidates that differ only in the table of their schedule
+        share one lowered program, so they are planned together.
         """
-        sharing: dict[Candidate, list[Candidate]] = {}
-        for candidate in ordered:
-            sharing.setdefault(candidate.program(), []).append(candidate)
-        found: list[Found] = []
-        for alike in itertools.islice(sharing.values(), 4 * self.top):
+        by_program: dict[Candidate, list[Candidate]] = {}
+        for candidate in ranked:
+            by_program.setdefault(candidate.program(), []).append(candidate)
+        proposals: list[Proposal] = []
+        for alike in self.progress(list(by_program.values())[: 4 * self.top]):
             with without_garbage_collection():
-                found += self._fitting_plans(alike[: self.top])
-            if len(found) >= self.top:
+                proposals += self._proposals(alike[: self.top])
+            if len(proposals) >= self.top:
                 break
-        return sorted(found, key=lambda each: each.plan.seconds)[: self.top]
+        return sorted(proposals, key=lambda each: each.plan.seconds)[: self.top]
 
-    def _fitting_plans(self, alike: Sequence[Candidate]) -> Iterator[Found]:
+    def _proposals(self, alike: Sequence[Candidate]) -> Iterator[Proposal]:
         """Plans candidates, and yields those that work and fit."""
         for candidate in alike:
-            hparams = candidate.applied(self.request.hparams)
+            hparams = candidate.applied(self._hparams)
             try:
                 plan = dataclasses.replace(self.request, hparams=hparams).plan(self.cluster)
             except LayoutError:
                 continue
-            if plan.fits != "no":
-                yield Found(candidate, plan)
+            if plan.fits == "yes":
+                yield Proposal(candidate, hparams, self.flags(hparams), plan)
 
-    def _advice(self, estimate: Estimate) -> str:
-        """Returns what is in the way: the batch, or how many devices are enough by the estimate."""
-        most = self.max_tensor_parallel or self.cluster.host_devices
-        made = candidates(self.request.hparams, self.devices, self.rows, most, self.fixed)
-        if next(made, None) is None:
+    def _reason(self) -> str:
+        """Explains why nothing was found: the batch, the choices, or the number of devices."""
+        what = f"{self.request.name} with a batch of {self.rows} rows"
+        where = f"{self.devices} devices of {self.cluster.name}"
+        made = list(self._candidates(self.devices))
+        if not made:
             return (
-                f"no mesh of {self.devices} devices divides a batch of {self.rows} rows of"
-                f" {self.request.name}: use a multiple of {self.devices} rows, or of fewer with"
-                f" more than {most} ways of tensor parallelism."
+                f"no mesh of {where} divides {what}"
+                f"{f' and {_text(self.fixed)}' if self.fixed else ''}: use a multiple of"
+                f" {self.devices} rows, or more tensor parallelism than"
+                f" {self.max_tensor_parallel or self.cluster.host_devices}."
             )
-        fewest = self._fewest_devices(estimate)
+        if self.rules and not any(set(self.rules) <= {*c.layout.split(";")} for c in made):
+            return f"no mesh of {where} allows the rules {', '.join(self.rules)} for {what}."
+        fewest = self._smallest_number()
         if fewest:
             return (
-                f"{self.request.name} does not fit on {self.devices} devices of"
-                f" {self.cluster.name} with a batch of {self.rows} rows: {fewest} is the smallest"
-                " number of devices that does."
+                f"{what} does not fit on {where}: {fewest} is the smallest number of devices that"
+                " may do."
             )
         return (
-            f"{self.request.name} fits on no number of devices of {self.cluster.name} with a batch"
-            f" of {self.rows} rows and these constraints: allow more tensor parallelism, or a"
-            " larger batch."
+            f"{what} fits on no number of devices of {self.cluster.name} with these choices: allow"
+            " more tensor parallelism, or a larger batch."
         )
 
-    def _fewest_devices(self, estimate: Estimate) -> int:
+    def _smallest_number(self) -> int:
         """Returns the smallest number on which a candidate fits by the estimate; 0: none."""
 
         def fits(devices: int) -> bool:
-            return next(self._fitting(estimate, devices, 1.0), None) is not None
+            return next(self._fitting(devices, 1.0), None) is not None
 
-        most = self.devices
+        most = 2 * self.devices
         while most < _MOST_DEVICES and not fits(most):
             most *= 2
         if most >= _MOST_DEVICES:
@@ -224,11 +277,15 @@ class Search:
         return next((n for n in between if fits(n)), most)
 
 
-def pareto(found: Sequence[Found]) -> list[Found]:
-    """Returns those that no other beats in both time and memory, fastest first."""
-    front: list[Found] = []
+def _text(values: Mapping[str, Any]) -> str:
+    return ",".join(f"{name}={value}" for name, value in values.items())
+
+
+def pareto(proposals: Sequence[Proposal]) -> list[Proposal]:
+    """Returns the proposals that no other beats in both time and memory, fastest first."""
+    front: list[Proposal] = []
     least = math.inf
-    for each in sorted(found, key=lambda f: (f.plan.seconds, f.plan.memory_total)):
+    for each in sorted(proposals, key=lambda p: (p.plan.seconds, p.plan.memory_total)):
         if each.plan.memory_total < least:
             front.append(each)
             least = each.plan.memory_total
@@ -236,10 +293,10 @@ def pareto(found: Sequence[Found]) -> list[Found]:
 
 
 def days_of(plan: Plan, tokens: float) -> float:
-    """Returns the days that training on so many tokens takes."""
+    """Returns the days that training on these tokens takes."""
     return tokens / plan.tokens_per_second / _DAY
 
 
 def price_of(plan: Plan, tokens: float) -> float:
-    """Returns what these days cost, in the currency of `price_per_hour`; 0: unknown."""
+    """Returns the price of these days, in the currency of `price_per_hour`; 0: unknown."""
     return 24 * days_of(plan, tokens) * plan.devices * plan.price_per_hour

@@ -9,27 +9,17 @@ from dataclasses import dataclass, replace
 from t2tp import upstream
 from t2tp.layout_report.attribution import GRADIENTS
 from t2tp.lowering.lowering import all_operations, live_operations
+from t2tp.lowering.operation import hooks
 from t2tp.mesh.collectives import Collective
 from t2tp.mesh.storage import axes_at_rest
 from t2tp.ops.cast import CastOperation
 from t2tp.ops.microbatch_sums import MicrobatchSums
-from t2tp.ops.variables.sharded_variable import GatherOperation
 from t2tp.pipeline.loop import PipelineLoop
 from t2tp.pipeline.schedule import Action
-from t2tp.planner.work import BACKWARD, FORWARD, UPDATE
+from t2tp.planner.work import BACKWARD, FORWARD, LOOP, UPDATE, VIEW
 
 # Stages of a pipeline that have more to do than others.
 FIRST, LAST = "first", "last"
-
-# Operations that return their input.
-_IDENTITIES = (
-    upstream.Depend,
-    upstream.StopGradient,
-    upstream.CustomGradientOperation,
-    upstream.PrintOperation,
-    upstream.ScalarSummaryOperation,
-    upstream.WhileLoopOperation,
-)
 
 
 @dataclass(eq=False)
@@ -61,7 +51,7 @@ class Placed:
         """Whether the output shares the memory of the input."""
         if isinstance(self.operation, upstream.ReshapeOperation):
             return not self.collectives
-        return self.passes_on or isinstance(self.operation, _IDENTITIES)
+        return self.passes_on or hooks(self.operation).cost_kind in (VIEW, LOOP)
 
     @property
     def is_computed(self) -> bool:
@@ -79,7 +69,12 @@ class Placed:
             return True
         if isinstance(op, upstream.ReshapeOperation):
             return any(axes_at_rest(dim.name) for dim in op.outputs[0].shape.dims)
-        return self.phase == UPDATE or isinstance(op, (upstream.Variable, GatherOperation))
+        return self.phase == UPDATE or is_weight(op)
+
+
+def is_weight(op: upstream.Operation) -> bool:
+    """Whether an operation reads a variable, or gathers one that is sharded at rest."""
+    return isinstance(op, upstream.Variable) or hooks(op).gathered_variable is not None
 
 
 def program_order(
@@ -241,7 +236,7 @@ def _place(collectives: Sequence[Collective], placed: Sequence[Placed]) -> None:
     places: dict[str, list[int]] = {}
     for i, each in enumerate(placed):
         places.setdefault(each.operation.name, []).append(i)
-        if isinstance(each.operation, GatherOperation):
+        if hooks(each.operation).gathered_variable is not None:
             gathers.setdefault(each.operation.name, []).append(each)
     position, before = 0, None
     for collective in collectives:

@@ -1,14 +1,23 @@
-"""A plan as text for a terminal."""
+"""Formats plans and proposals for a terminal."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+from t2tp.hparam import HParams
+from t2tp.planner.advice import changes
 from t2tp.planner.plan import PipelinePlan, Plan
+from t2tp.planner.search import Proposal, days_of, pareto, price_of
 from t2tp.planner.work import PURPOSES
 
+FITS = {"yes": "fits", "no": "does not fit", "borderline": "fits only without headroom"}
 
-def text(plan: Plan) -> str:
+
+def plan_text(plan: Plan) -> str:
     """Formats a plan."""
     low, high = plan.interval
+    part, share = plan.bottleneck
     lines = [
         f"{plan.title} on {plan.devices} devices of {plan.cluster}",
         f"  mesh {plan.mesh_shape or 'of one device'}, layout {plan.layout or '(none)'}",
@@ -16,44 +25,90 @@ def text(plan: Plan) -> str:
         "",
         f"Step: {duration(plan.seconds)} (from {duration(low)} to {duration(high)})",
         f"  {plan.tokens_per_second:,.0f} tokens/s, {plan.tokens_per_second / plan.devices:,.1f}"
-        " of each device",
-        f"  MFU {plan.mfu:.1%} with attention counted whole, {plan.causal_mfu:.1%} with its causal"
-        f" half, of {plan.peak / 1e12:,.4g} TFLOP/s {plan.peak_dtype}",
+        " per device",
+        f"  MFU {plan.mfu:.1%} with all scores of attention, {plan.causal_mfu:.1%} without the"
+        f" masked ones, at {plan.peak / 1e12:,.4g} TFLOP/s {plan.peak_dtype}",
         f"  {plan.share(is_collective=False):.0%} computation,"
-        f" {plan.share(is_collective=True):.0%} communication that is not hidden;"
-        f" {plan.hidden_share:.0%} of the communication is hidden; pipeline bubble"
+        f" {plan.share(is_collective=True):.0%} exposed communication"
+        f" ({plan.hidden_share:.0%} of the communication is hidden), pipeline bubble"
         f" {plan.bubble:.0%}",
-        f"  bound by {plan.bound}",
+        f"  bound by {part} ({share:.0%} of the step)",
     ]
     if plan.pipeline is not None:
-        lines += _pipeline(plan.pipeline)
+        lines.append(f"  {pipeline_text(plan.pipeline)}")
     if plan.price_per_hour:
         price = plan.price_per_hour * plan.devices * plan.seconds / 3600 / plan.tokens * 1e9
         lines.append(f"  {price:,.2f} a billion tokens, at {plan.price_per_hour:g} a device-hour")
-    lines += ["", *_memory(plan), "", *_costs(plan)]
-    return "\n".join([*lines, *plan.notes])
+    return "\n".join([*lines, "", *_memory(plan), "", *_costs(plan)])
 
 
-def _pipeline(pipeline: PipelinePlan) -> list[str]:
+def advice_text(
+    hparams: HParams, plan: Plan, tried: Sequence[tuple[dict[str, Any], Plan]] = ()
+) -> str:
+    """Formats the changes that may help, with their plans if they were planned."""
+    if not tried:
+        names = [hparams_text(values) for values in changes(hparams, plan)]
+        return f"Changes to try, which --advise plans: {'; '.join(names) or 'none'}"
+    lines = ["Changes, each planned alone"]
+    for values, other in tried:
+        memory = f"{size(other.memory_total)}, {FITS[other.fits]}"
+        lines.append(f"  {duration(other.seconds):>12}  {hparams_text(values)} ({memory})")
+    return "\n".join(lines)
+
+
+def hparams_text(values: dict[str, Any]) -> str:
+    """Formats hparams as --hparams reads them."""
+    return ",".join(f"{name}={str(value).lower()}" for name, value in values.items())
+
+
+def search_text(proposals: Sequence[Proposal], train_tokens: float = 0.0) -> str:
+    """Formats the proposals, fastest first; a * marks the Pareto front."""
+    front = pareto(proposals)
+    best = proposals[0].plan
+    lines = [
+        f"{best.title} on {best.devices} devices of {best.cluster}: {best.tokens:,} tokens a step",
+        "",
+        f"    step (interval)                MFU    memory of {size(best.memory_limit)}",
+    ]
+    for each in proposals:
+        low, high = (duration(s) for s in each.plan.interval)
+        step = f"{duration(each.plan.seconds)} ({low} to {high})"
+        memory = f"{size(each.plan.memory_total):>9}"
+        mark = "*" if each in front else " "
+        lines += [f"  {mark} {step:30} {each.plan.mfu:5.1%}  {memory}", f"      {each.flags}"]
+    lines += ["", "*: no other is both faster and smaller."]
+    if train_tokens:
+        lines.append(f"The fastest takes {training_text(best, train_tokens)}.")
+    return "\n".join(lines)
+
+
+def training_text(plan: Plan, tokens: float) -> str:
+    """Returns the days that a training takes, and its price if that is known."""
+    price = price_of(plan, tokens)
+    costs = f" and costs {price:,.0f}" if price else ""
+    return f"{days_of(plan, tokens):,.1f} days on {plan.devices:,} devices{costs}"
+
+
+def pipeline_text(pipeline: PipelinePlan) -> str:
+    """Describes the stages and their schedule in a sentence."""
     layers = [stage.layers for stage in pipeline.by_stage]
     each = str(layers[0]) if len(set(layers)) == 1 else f"{min(layers)} to {max(layers)}"
     each += " layer" if each == "1" else " layers"
     chunks = f" in {pipeline.chunks} chunks" if pipeline.chunks > 1 else ""
     busiest = pipeline.by_stage[pipeline.busiest]
-    return [
-        f"  {pipeline.stages} stages of {each}{chunks}, {pipeline.schedule}, of"
-        f" {pipeline.microbatches:,} microbatches: stages are idle"
-        f" {pipeline.idle_share:.1%} of the schedule; the others wait for stage"
-        f" {pipeline.busiest}, which takes {duration(busiest.forward)} forward and"
-        f" {duration(busiest.backward)} backward a microbatch",
-    ]
+    return (
+        f"{pipeline.stages} stages of {each}{chunks}, {pipeline.schedule},"
+        f" {pipeline.microbatches:,} microbatches: stages are idle {pipeline.idle_share:.1%} of the"
+        f" schedule; stage {pipeline.busiest} is busiest, with {duration(busiest.forward)} forward"
+        f" and {duration(busiest.backward)} backward a microbatch"
+    )
 
 
 def _memory(plan: Plan) -> list[str]:
-    fits = {"yes": "fits", "no": "does not fit", "borderline": "borderline: it may fit or not"}
+    free = plan.memory_limit - plan.usable_memory
     lines = [
         f"Memory of a device at the peak ({plan.memory_point}): {size(plan.memory_total)} of"
-        f" {size(plan.memory_limit)}, {fits[plan.fits]}"
+        f" {size(plan.memory_limit)}, {FITS[plan.fits]} (headroom {size(free)})"
     ]
     for purpose, what in PURPOSES.items():
         if plan.memory.get(purpose):
@@ -62,7 +117,7 @@ def _memory(plan: Plan) -> list[str]:
 
 
 def _costs(plan: Plan) -> list[str]:
-    lines = ["Seconds by kind"]
+    lines = ["Seconds by kind (collectives: count and bytes that a device sends)"]
     for cost in plan.costs:
         if cost.seconds + cost.hidden < plan.seconds / 1000:
             continue

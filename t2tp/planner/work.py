@@ -1,13 +1,14 @@
-"""What one processor does in a step: matmuls, memory-bound operations and collectives.
+"""The work of one processor in a step: matmuls, memory-bound operations and collectives.
 
-These are read off a lowered program; `compute_cost` and `collective_cost` say what they cost.
+`sequence` and `slices` read it off a lowered program, and `compute_cost` and `collective_cost` give
+it seconds. Each operation declares its kind: see `cost_kind` in `t2tp.lowering.operation.Hooks`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-# Kinds of work that are bound by FLOPs.
+# Kinds that are bound by FLOPs.
 PRODUCT, CONVOLUTION, ATTENTION, ATTENTION_GRAD = (
     "product",
     "convolution",
@@ -15,6 +16,27 @@ PRODUCT, CONVOLUTION, ATTENTION, ATTENTION_GRAD = (
     "attention_grad",
 )
 COMPUTE_BOUND = (PRODUCT, CONVOLUTION, ATTENTION, ATTENTION_GRAD)
+
+# Kinds that are bound by the memory's bandwidth.
+ELEMENTWISE, COPY, RANDOM = "elementwise", "copy", "random"
+MEMORY_BOUND = (
+    ELEMENTWISE,
+    "reduce",
+    COPY,
+    RANDOM,
+    "norm",
+    "batch_norm",
+    "softmax",
+    "gather",
+    "cross_entropy",
+    "update",
+)
+# The kinds that a compiler fuses with each other.
+FUSED = (ELEMENTWISE, RANDOM)
+
+# Kinds without work of their own: outputs that are the inputs, constants and features, and loops.
+VIEW, FREE, LOOP = "view", "free", "loop"
+KINDS = (*COMPUTE_BOUND, *MEMORY_BOUND, VIEW, FREE, LOOP)
 
 FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
 PHASES = (FORWARD, BACKWARD, UPDATE)
@@ -24,25 +46,23 @@ SEND = "send"
 
 @dataclass(frozen=True)
 class Work:
-    """An operation, on the slices of one processor.
+    """An operation on the slices of one processor.
 
     Attributes:
-      kind: `product`, `convolution`, `attention`, `attention_grad`, or the kind of a memory-bound
-        operation.
-      phase: of the step.
-      times: how often a step does it.
-      dtype: of its largest input.
-      flops: of its matmuls.
-      num_bytes: of its inputs and outputs.
-      sizes: of a product: batch, rows, columns, summed elements; of attention: batch with heads,
-        queries, keys, size of a head.
-      causal: of attention: whether a causal mask hides half of the scores.
-      dropout: of attention: whether weights are dropped.
-      keeps_scores: of attention: whether the backward pass finds the weights stored.
-      operations: of the graph that it consists of.
+      kind: one of `COMPUTE_BOUND` or `MEMORY_BOUND`.
+      phase: phase of the step.
+      times: number of executions in a step.
+      dtype: dtype of the largest tensor.
+      flops: floating-point operations of its matmuls.
+      num_bytes: bytes of inputs and outputs.
+      sizes: sizes of a matmul (batch, rows, columns, summed elements) or of attention (batch and
+        heads, queries, keys, size of a head).
+      causal: whether a causal mask hides half of attention's scores.
+      dropout: whether attention drops weights.
+      keeps_scores: whether attention saves its weights for the backward pass.
+      operations: number of operations of the graph that are fused into this one.
       is_recomputed: whether it repeats a part of the forward pass.
-      part: of a pipeline: the entries of the schedule that it belongs to, `F0` or `B0`: action and
-        chunk.
+      part: entries of a pipeline's schedule that it belongs to, by action and chunk: `F0`, `B0`.
     """
 
     kind: str
@@ -66,11 +86,11 @@ class Traffic:
 
     Attributes:
       kind: see `t2tp.mesh.collectives.Collective`.
-      axes: of the mesh.
-      phase: of the step.
-      times: how often a step runs it.
-      num_bytes: that a processor puts in.
-      of_state: whether it is of gradients or weights, and not of activations.
+      axes: axes of the mesh.
+      phase: phase of the step.
+      times: number of executions in a step.
+      num_bytes: bytes that a processor puts in.
+      of_state: whether it carries gradients or weights, and not activations.
       is_recomputed: whether it repeats one of the forward pass.
       part: see `Work`.
     """
@@ -90,7 +110,7 @@ PURPOSES = {
     "weights": "weights",
     "gradients": "gradients",
     "optimizer": "optimizer state",
-    "kept": "activations kept",
+    "kept": "saved activations",
     "temporary": "peak of temporaries",
     "gathered": "weights in use",
     "buffers": "communication buffers",
@@ -104,9 +124,9 @@ class Memory:
     """Bytes of one processor by purpose, at one point of a step.
 
     Attributes:
-      point: in words.
-      layers: what each further layer adds here, of `Liveness.layer_bytes`.
-      by_purpose: bytes.
+      point: the point, in words.
+      layers: purposes of `Liveness.layer_bytes` that each further layer adds to here.
+      by_purpose: bytes by purpose.
     """
 
     point: str

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import t2tp
+from t2tp.mesh.layout import LayoutError
 from t2tp.optim import train_step
 from tests.models.reference_transformer import Reference
 from tests.models.small_transformers import (
@@ -105,6 +106,10 @@ def test_any_layout_gives_the_loss_and_all_gradients_of_the_description(name, la
 
 
 SEQUENCE_PARALLEL = ("data:2;model:2", f"{MEGATRON};residual_length:model")
+CONTEXT_AND_SEQUENCE = (
+    "seq:2;model:2",
+    "length:seq;residual_length:seq+model;heads:model;d_ff:model;vocab:model",
+)
 
 
 @pytest.mark.parametrize("name", ["masked", "moe_encdec"])
@@ -126,10 +131,16 @@ def test_dropout_shared_along_the_length_is_the_same_where_that_is_split():
 
 
 @pytest.mark.slow
-def test_between_blocks_the_length_may_be_split_over_another_axis():
-    layout = "length:seq;residual_length:model;heads:model;d_ff:model;vocab:model"
-    program = loss_program(FAMILIES["encdec"], "seq:2;model:2", layout, sequence_parallel=True)
+def test_between_blocks_the_length_may_be_split_over_another_axis_too():
+    program = loss_program(FAMILIES["encdec"], *CONTEXT_AND_SEQUENCE, sequence_parallel=True)
     assert_close(program(FAMILIES["encdec"].batch()), reference("encdec"))
+
+
+@pytest.mark.parametrize("rules", ["residual_length:model", "residual_length:model+seq", ""])
+def test_a_length_that_would_be_gathered_between_blocks_is_refused(rules):
+    layout = f"length:seq;heads:model;d_ff:model;vocab:model;{rules}"
+    with pytest.raises(LayoutError, match=r"'residual_length:seq(\+model)?'"):
+        loss_program(FAMILIES["encdec"], "seq:2;model:2", layout, sequence_parallel=True).graph()
 
 
 @pytest.mark.slow

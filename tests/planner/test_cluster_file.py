@@ -1,56 +1,219 @@
-"""A cluster file is read strictly; its errors say what to write instead."""
+"""A cluster file is read strictly: each error names the file, the key and a valid value."""
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import math
+
 import pytest
 
-from t2tp.planner import ClusterFile, ClusterFileError
+from t2tp.planner import ClusterFile, ClusterFileError, Plan
+from t2tp.planner.cluster_file import Device, Link, SoftwareStack
+from t2tp.planner.curves import CollectiveCurve, Curve
+from t2tp.trainer.calibration.toml_text import toml_text
+from t2tp.trainer.planning import request
+from tests.models.small_lm import make_hparams
 
-GOOD = """
-name = "mine"
-host_devices = 2
-[device]
-name = "d"
-memory = 1e9
-bandwidth = 1e11
-peak = {float32 = 1e12}
-[[links]]
-name = "inside a host"
-bandwidth = 1e10
-latency = 1e-6
-[stacks.plain]
-[stacks.fast]
-product = 0.9
-"""
+# Every key of every table.
+POINTS = [[1e3, 1e-5, 0.1], [1e5, 1e-4, 0.2]]
+WHOLE = {
+    "name": "mine",
+    "host_devices": 2,
+    "stack": "plain",
+    "price_per_hour": 2.0,
+    "max_devices": 64,
+    "processes": 1,
+    "headroom": 0.1,
+    "source": "me",
+    "device": {
+        "name": "d",
+        "memory": 1e9,
+        "bandwidth": 1e11,
+        "launch": 1e-6,
+        "units": 4,
+        "reserved": 1e8,
+        "cores": 0,
+        "peak": {"float32": 1e12, "bfloat16": 2e12},
+    },
+    "links": [
+        {
+            "name": "near",
+            "bandwidth": 1e10,
+            "latency": 1e-6,
+            "devices": 2,
+            "shared_by": 1,
+            "shared_by_all": False,
+            "of_process": False,
+            "cards": "host",
+        },
+        {"name": "far", "bandwidth": 1e9, "latency": 1e-5, "cards": "rank"},
+    ],
+    "stacks": {
+        "plain": {f.name: f.default for f in dataclasses.fields(SoftwareStack)}
+        | {
+            "curves": [
+                {"kind": kind, "devices": 1, "points": POINTS}
+                for kind in ("product", "elementwise")
+            ],
+            "collectives": [
+                {"kind": "allreduce", "group": 2, "devices": 2, "processes": 1, "points": POINTS}
+            ],
+        },
+        "fast": {"product": 0.9},
+    },
+}
+del WHOLE["stacks"]["plain"]["name"]
 
-BAD = {
-    "unknown key": (GOOD.replace("memory =", "memry ="), "did you mean memory?"),
-    "missing key": (GOOD.replace("latency = 1e-6", ""), "the key 'latency' is missing"),
-    "text for a number": (GOOD.replace("memory = 1e9", 'memory = "80G"'), "must be a number"),
-    "negative": (GOOD.replace("memory = 1e9", "memory = -1"), "of at least 0"),
-    "no stacks": (GOOD.partition("[stacks.plain]")[0], "it has no [stacks]"),
-    "attention": (GOOD + 'attention = "fuse"', "did you mean fused"),
-    "dtype": (GOOD.replace("float32", "float33"), "did you mean float32"),
-    "not TOML": ("name = ", "not TOML"),
+
+def places(table, path=()):
+    """Yields the path of each value that is no table."""
+    for key, value in table.items() if isinstance(table, dict) else enumerate(table):
+        is_list = isinstance(value, list) and isinstance(value[0], dict)
+        if isinstance(value, dict) or is_list:
+            yield from places(value, (*path, key))
+        else:
+            yield (*path, key)
+
+
+def changed(path, value):
+    table = copy.deepcopy(WHOLE)
+    inner = table
+    for key in path[:-1]:
+        inner = inner[key]
+    if value is None:
+        del inner[path[-1]]
+    else:
+        inner[path[-1]] = value
+    return table
+
+
+def load(table, tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(toml_text(table))
+    return ClusterFile.load(str(path))
+
+
+def refused(table, tmp_path, name):
+    with pytest.raises(ClusterFileError) as error:
+        load(table, tmp_path)
+    said = str(error.value)
+    assert "mine.toml" in said and name in said and "\n" not in said
+    return said
+
+
+PATHS = list(places(WHOLE))
+
+
+def name_of(path):
+    return ".".join(map(str, path))
+
+
+def test_the_whole_file_has_every_key():
+    known = {
+        f.name
+        for kind in (ClusterFile, Device, Link, SoftwareStack, Curve, CollectiveCurve)
+        for f in dataclasses.fields(kind)
+    }
+    seen = {key for path in PATHS for key in path}
+    assert known <= seen
+
+
+@pytest.mark.parametrize("path", PATHS, ids=name_of)
+def test_no_value_of_another_type_or_out_of_range_is_taken(path, tmp_path):
+    inner = WHOLE
+    for key in path:
+        inner = inner[key]
+    numbers = [math.nan, math.inf, -1.0, 1e40, "much", True]
+    wrong = {
+        bool: [1, "true"],
+        str: [1, "nonsense"] if path[-1] in ("kind", "cards", "attention", "stack") else [1],
+        list: [[], [[1, 2]], [POINTS[1], POINTS[0]], [[1.0, 0.0, 0.1]], [[0.0, 1.0, math.nan]]],
+    }.get(type(inner), numbers)
+    # Any time, size and price may be large.
+    unlimited = ("memory", "bandwidth", "price_per_hour", "float32", "bfloat16", "product_inner")
+    counts = ("units", "cores", "devices", "shared_by", "host_devices", "max_devices", "processes")
+    for value in wrong:
+        if value == 1e40 and path[-1] in (*unlimited, *counts):
+            continue
+        refused(changed(path, value), tmp_path, str(path[-1]))
+
+
+@pytest.mark.parametrize("path", PATHS, ids=name_of)
+def test_a_misspelled_key_is_met_with_the_nearest(path, tmp_path):
+    *_, key = path
+    inner = table = changed(path, None)
+    for part in path[:-1]:
+        inner = inner[part]
+    inner[f"{key}x"] = 1e12
+    assert key in refused(table, tmp_path, f"{key}x").replace(f"{key}x", "")
+
+
+WRONG = {
+    "reserved": (("device", "reserved"), 2e9),
+    "devices": (("links", 0, "devices"), 0),
+    "links[1].devices": (("links", 1, "devices"), 2),
+    "max_devices": (("links", 1, "devices"), 32),
+    "peak": (("device", "peak"), {"float33": 1e12}),
+    "missing": (("links", 1, "latency"), None),
+    "product": (("stacks", "plain", "product"), 83.6),
+    "overlap": (("stacks", "plain", "overlap"), 1.5),
+    "elementwise": (("stacks", "plain", "curves", 1, "kind"), "copy"),
+    "group": (("stacks", "plain", "collectives", 0, "devices"), 3),
 }
 
 
-def test_a_file_is_read(tmp_path):
-    (tmp_path / "mine.toml").write_text(GOOD)
-    cluster = ClusterFile.load(str(tmp_path / "mine.toml"), "fast")
-    assert cluster.stack == "fast" and cluster.software.product == 0.9
-    assert cluster.peak("bfloat16") == cluster.peak("float32") == 1e12
+@pytest.mark.parametrize("name", WRONG)
+def test_keys_that_contradict_each_other_are_refused(name, tmp_path):
+    refused(changed(*WRONG[name]), tmp_path, name)
 
 
-@pytest.mark.parametrize("case", BAD)
-def test_a_wrong_file_is_one_sentence(case, tmp_path):
-    text, says = BAD[case]
-    (tmp_path / "mine.toml").write_text(text)
-    with pytest.raises(ClusterFileError, match="^cluster ") as error:
-        ClusterFile.load(str(tmp_path / "mine.toml"))
-    assert says in str(error.value)
+@pytest.fixture(scope="module")
+def step():
+    wanted = request("transformer_lm", make_hparams(mesh_shape="data:4", layout="batch:data"), 30)
+    return wanted.lowered(ClusterFile.from_toml(toml_text(WHOLE), "whole"))
 
 
-def test_an_unknown_name_is_met_with_the_known_ones():
-    with pytest.raises(ClusterFileError, match="a100"):
-        ClusterFile.load("a10")
+@pytest.mark.parametrize("measured", [False, True])
+def test_whatever_is_taken_can_be_planned_with(measured, step, tmp_path):
+    """Each number at its smallest and its largest value gives finite seconds."""
+    for path in PATHS:
+        for value in (0, 1, 1e-9, 1e30):
+            table = changed(path, value)
+            if not measured:
+                for curves in ("curves", "collectives"):
+                    table["stacks"]["plain"].pop(curves)
+                if path[2:3] in (("curves",), ("collectives",)):
+                    continue
+            try:
+                cluster = load(table, tmp_path)
+            except ClusterFileError:
+                continue
+            plan = Plan.from_step(step, cluster, title="", tokens=1, dtype="float32")
+            assert 0 < plan.seconds < math.inf and math.isfinite(plan.interval[1]), path
+
+
+def test_a_stack_is_chosen_by_name(tmp_path):
+    cluster = load(WHOLE, tmp_path)
+    assert cluster.stack == "plain" and cluster.with_stack("fast").software.product == 0.9
+    assert cluster.peak("float16") == cluster.peak("float32") == 1e12
+    with pytest.raises(ClusterFileError, match="did you mean fast"):
+        cluster.with_stack("fst")
+
+
+@pytest.mark.parametrize(("name", "says"), [("a10", "a100"), ("none.toml", "none.toml")])
+def test_an_unknown_cluster_is_one_sentence(name, says):
+    with pytest.raises(ClusterFileError, match=says):
+        ClusterFile.load(name)
+
+
+def test_what_is_not_toml_is_refused():
+    with pytest.raises(ClusterFileError, match="mine: not TOML"):
+        ClusterFile.from_toml("name = ", "mine")
+
+
+def test_a_mesh_of_more_devices_than_the_cluster_has_is_refused(tmp_path):
+    cluster = load(WHOLE, tmp_path)
+    wanted = request("transformer_lm", make_hparams(mesh_shape="data:128"), 30)
+    with pytest.raises(ValueError, match="128.*64"):
+        wanted.plan(cluster)

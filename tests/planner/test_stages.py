@@ -10,11 +10,11 @@ import t2tp
 from t2tp.mesh.layout import LayoutError
 from t2tp.pipeline.schedule import Action, Costs
 from t2tp.pipeline.schedules import make_schedule
-from t2tp.planner.html import page
+from t2tp.planner.page import page
 from t2tp.planner.sequence import FIRST, LAST
 from t2tp.planner.stages.steps import MIDDLE
 from t2tp.planner.stages.timing import Table
-from t2tp.planner.text import size, text
+from t2tp.planner.text import plan_text, size
 from t2tp.trainer.planning import request
 from tests.models.small_lm import make_hparams
 from tests.models.small_transformers import FAMILIES
@@ -194,8 +194,8 @@ def test_layers_are_dealt_out_as_the_layout_says():
 
 def test_a_plan_says_what_its_stages_do():
     plan = wanted(num_hidden_layers=4, **CASES["1f1b"]).plan(engine_stack())
-    assert "4 stages of 1 layer, 1f1b, of 4 microbatches" in text(plan)
-    assert f"pipeline bubble {plan.bubble:.0%}" in text(plan)
+    assert "4 stages of 1 layer, 1f1b, of 4 microbatches" in plan_text(plan)
+    assert f"pipeline bubble {plan.bubble:.0%}" in plan_text(plan)
     drawn = page(plan)
     for stage, each in enumerate(plan.pipeline.by_stage):
         assert f"stage {stage}: 1 layer, {size(each.memory)}" in drawn

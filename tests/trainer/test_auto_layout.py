@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
+from t2tp import registry
 from t2tp.planner import ClusterFile
 from t2tp.processes.process_spec import DEVICES_VARIABLE
 from t2tp.trainer import auto_layout
@@ -56,3 +60,22 @@ def test_both_are_chosen_or_none(capfd, tmp_path):
     code = run_program(TRAINER, ["t2tp_trainer", *flags, *places, "--mesh_shape=auto"])
     assert code == UsageError.exit_code
     assert "--mesh_shape=auto and --layout=auto belong together" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("model", "hparams_set"), [("vit", "vit_tiny"), ("mtf_resnet", "mtf_resnet_tiny")]
+)
+def test_models_with_other_hparams_are_searched_too(model, hparams_set):
+    hparams = registry.hparams(hparams_set)
+    hparams.parse("batch_size=4,batch_size_unit=sequences_per_batch")
+    chosen, _ = auto_layout._search(model, hparams, 10, 2, ClusterFile.load("cpu"), None)
+    assert chosen.mesh_shape in ("data:2", "model:2")
+
+
+def test_a_trainer_with_a_layout_imports_no_planner():
+    """Nor the check of layouts."""
+    code = "import sys, t2tp.trainer.cli.train; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    modules = done.stdout.split()
+    for unused in ("t2tp.planner", "t2tp.layout_check", "t2tp.trainer.auto_layout"):
+        assert not [name for name in modules if name.startswith(unused)]

@@ -1,77 +1,92 @@
-"""`t2tp_plan`: predicts what a training step costs on a cluster, or searches for a layout."""
+"""`t2tp_plan`: predicts the cost of a training step on a cluster, or searches for a layout."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import re
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from absl import flags as absl_flags
+from absl import logging
+from tqdm import tqdm
 
-from t2tp import problems
+from t2tp import problems, registry
 from t2tp.atomic_file import write_text
 from t2tp.hparam import HParams
+from t2tp.models.image_classifier import ImageClassifier
 from t2tp.planner import ClusterFile, Plan, Request
-from t2tp.planner.html import page
+from t2tp.planner.advice import tried
+from t2tp.planner.candidates import CHOSEN, RESET
+from t2tp.planner.page import page
 from t2tp.planner.scaling import scaled_plans
-from t2tp.planner.search import Found, Search, pareto
-from t2tp.planner.search_text import search_text, training_text
-from t2tp.planner.text import text
+from t2tp.planner.search import Proposal, Search, days_of, pareto, price_of
+from t2tp.planner.text import advice_text, plan_text, search_text, training_text
 from t2tp.suggestions import nearest
 from t2tp.trainer.cli.run_program import Invocation
-from t2tp.trainer.cli.spec_from_flags import hparams_to_print
+from t2tp.trainer.cli.spec_from_flags import AUTO, hparams_to_print
 from t2tp.trainer.cli.train import building
 from t2tp.trainer.errors import UsageError, as_usage_error
+from t2tp.trainer.hparams_fit import check_fits
 from t2tp.trainer.inputs.batch_size import sequences_per_batch
 from t2tp.trainer.planning import IMAGE_SHAPE, request
 
-# Of a training's tokens; those of a batch are powers of two, which meshes divide.
+# Tokens of a training. A batch counts in powers of two, which meshes divide.
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 _UNITS_OF_BATCH = {"": 1, "K": 2**10, "M": 2**20}
 
-# What --fix may name, besides rules of a layout.
-_CHOSEN = (
-    "microbatches",
-    "pipeline_chunks",
-    "pipeline_schedule",
-    "recompute",
-    "sequence_parallel",
-    "zero_stage",
-)
+# What t2tp_trainer needs as well to build the same model.
+_SHARED = ("t2t_usr_dir", "problem", "problem_options", "data_dir", "model", "hparams_set")
 
 
 def run(invocation: Invocation) -> None:
-    """Prints the plan, or the best layouts, as text or JSON.
+    """Prints the plan, or the proposals of a search, as text or JSON.
 
     Raises:
-      UsageError: a flag is invalid, the layout cannot work, or nothing fits.
+      UsageError: a flag is invalid or has no effect, the layout cannot work, or nothing fits.
     """
     flags = invocation.flags
     with as_usage_error(ValueError, LookupError, OSError):
-        cluster = ClusterFile.load(flags.cluster, flags.stack).with_processes(flags.processes)
-        hparams = hparams_to_print(flags)
+        cluster = _cluster(flags)
+        for name, reason in _without_effect(flags, cluster):
+            raise UsageError(f"--{name} has no effect: {reason}")
         train_tokens = _number(flags, "train_tokens", _UNITS)
+        hparams = hparams_to_print(flags)
+        warning = check_fits(flags.model, flags.hparams_set, hparams)
+        if warning:
+            logging.warning("%s", warning)
         if flags.search:
             _set_batch(flags, hparams)
-        wanted = request(flags.model, hparams, _vocab_size(flags), _image_shape(flags))
-    if flags.search:
-        _search(flags, wanted, cluster, train_tokens)
-        return
+        planned = request(flags.model, hparams, _vocab_size(flags), _image_shape(flags))
     with building(flags.model):
-        plan = wanted.plan(cluster)
-        _draw(flags, wanted, cluster, plan, ())
+        if flags.search:
+            _search(flags, planned, cluster, train_tokens)
+        else:
+            _plan(flags, planned, cluster, train_tokens)
+
+
+def _plan(
+    flags: absl_flags.FlagValues, planned: Request, cluster: ClusterFile, train_tokens: float
+) -> None:
+    plan = planned.plan(cluster)
+    _draw(flags, planned, cluster, plan, ())
+    changes = tried(planned, cluster, plan) if flags.advise else []
     if flags.json:
-        print(json.dumps(plan.to_dict(), indent=2))
+        advice = [{"hparams": values, **_entry(each, 0.0)} for values, each in changes]
+        advised = {"advice": advice} if flags.advise else {}
+        print(json.dumps(_entry(plan, train_tokens) | advised, indent=2))
         return
-    print(text(plan))
+    print(plan_text(plan))
+    print(f"\n{advice_text(planned.hparams, plan, changes)}")
     if train_tokens:
-        print(f"{flags.train_tokens} tokens take {training_text(plan, train_tokens)}.")
+        print(f"\n{flags.train_tokens} tokens take {training_text(plan, train_tokens)}.")
 
 
 def _search(
-    flags: absl_flags.FlagValues, wanted: Any, cluster: ClusterFile, train_tokens: float
+    flags: absl_flags.FlagValues, planned: Request, cluster: ClusterFile, train_tokens: float
 ) -> None:
     if flags.days and not train_tokens:
         raise UsageError("--days needs --train_tokens, the tokens of the whole training")
@@ -80,62 +95,116 @@ def _search(
             "--search needs --devices, the number of devices to plan for, or --days, in which the"
             " training is to be done"
         )
-    with as_usage_error(ValueError):
-        fixed, rules = _fixed(flags)
-        search = Search(
-            wanted,
-            cluster,
-            flags.devices or 1,
-            sequences_per_batch(wanted.hparams),
-            flags.max_tensor_parallel,
-            fixed,
-            rules,
-            flags.top,
+    fixed, rules = _fixed(flags, planned.hparams)
+    search = Search(
+        planned,
+        cluster,
+        flags.devices or 1,
+        sequences_per_batch(planned.hparams),
+        flags.max_tensor_parallel,
+        fixed,
+        rules,
+        flags.top,
+        functools.partial(_flags_text, flags),
+        functools.partial(tqdm, desc="planning", unit=" programs", mininterval=1.0, leave=False),
+    )
+    days = flags.days
+    proposals = search.fewest_devices(train_tokens, days) if days else search.run()
+    best = dataclasses.replace(planned, hparams=proposals[0].hparams)
+    _draw(flags, best, cluster, proposals[0].plan, proposals)
+    if not flags.json:
+        print(search_text(proposals, train_tokens))
+        return
+    front = pareto(proposals)
+    entries = [
+        {
+            "flags": each.flags,
+            "hparams": each.candidate.hparams(),
+            "pareto": each in front,
+            "plan": _entry(each.plan, train_tokens),
+        }
+        for each in proposals
+    ]
+    print(json.dumps(entries, indent=2))
+
+
+def _entry(plan: Plan, train_tokens: float) -> dict[str, Any]:
+    training = {"days": days_of(plan, train_tokens), "price": price_of(plan, train_tokens)}
+    return plan.to_dict() | ({"training": training} if train_tokens else {})
+
+
+def _flags_text(flags: absl_flags.FlagValues, hparams: HParams) -> str:
+    """Returns the flags of t2tp_plan and t2tp_trainer that give these hparams."""
+    given = [f"--{name}={flags[name].value}" for name in _SHARED if flags[name].value]
+    own = [f"--{name}={hparams.get(name)}" for name in ("mesh_shape", "layout")]
+    names = [name for name, *_ in _preset(flags).diff(hparams)]
+    changed = hparams.assignments(name for name in names if name not in ("mesh_shape", "layout"))
+    return shlex.join([*given, *own, *([f"--hparams={changed}"] if changed else [])])
+
+
+def _preset(flags: absl_flags.FlagValues) -> HParams:
+    name = flags.hparams_set
+    return HParams.load(name) if name.endswith(".json") else registry.hparams(name)
+
+
+def _cluster(flags: absl_flags.FlagValues) -> ClusterFile:
+    cluster = ClusterFile.load(flags.cluster, flags.stack)
+    headroom = cluster.headroom if flags.headroom is None else flags.headroom
+    return dataclasses.replace(cluster, processes=flags.processes, headroom=headroom)
+
+
+def _without_effect(
+    flags: absl_flags.FlagValues, cluster: ClusterFile
+) -> Iterator[tuple[str, str]]:
+    """Yields the given flags without effect on this plan, with the reason."""
+    if flags.search:
+        preset = _preset(flags).copy()
+        for name in (name for text in flags.hparams for name in preset.parse(text)):
+            if name in ("mesh_shape", "layout"):
+                yield f"hparams={name}", "--search chooses mesh and layout"
+            if name in (*CHOSEN, *RESET):
+                yield f"hparams={name}", f"--search chooses it; use --fix={name}=..."
+    reasons = {}
+    if not cluster.device.cores:
+        reasons["processes"] = (
+            f"only the devices of a CPU share a host, not those of {cluster.name}"
         )
-        found = search.until(train_tokens, flags.days) if flags.days else search.run()
-        best = dataclasses.replace(
-            wanted, hparams=found[0].candidate.applied(search.request.hparams)
-        )
-        _draw(flags, best, cluster, found[0].plan, found)
-    if flags.json:
-        front = pareto(found)
-        print(json.dumps([_entry(each, each in front) for each in found], indent=2))
-    else:
-        print(search_text(found, train_tokens))
+    if not issubclass(registry.model(flags.model), ImageClassifier):
+        reasons["image_shape"] = f"{flags.model} has no images of a free size"
+    if not flags.problem:
+        reasons |= dict.fromkeys(("problem_options", "data_dir"), "it belongs to --problem")
+    elif flags.vocab_size is not None:
+        reasons["data_dir"] = "--vocab_size takes its place"
+    yield from ((name, reason) for name, reason in reasons.items() if flags[name].present)
+    for name in ("mesh_shape", "layout"):
+        if flags[name].value == AUTO:
+            yield f"{name}=auto", "use --search --devices=N"
 
 
 def _draw(
     flags: absl_flags.FlagValues,
-    wanted: Request,
+    planned: Request,
     cluster: ClusterFile,
     plan: Plan,
-    found: Sequence[Found],
+    proposals: Sequence[Proposal],
 ) -> None:
     """Writes the page of --html, if it is given."""
-    if not flags.html:
-        return
-    with as_usage_error(OSError):
-        write_text(flags.html, page(plan, found, scaled_plans(wanted, cluster)))
-
-
-def _entry(found: Found, is_in_front: bool) -> dict[str, Any]:
-    return {
-        "flags": found.candidate.flags(),
-        "hparams": found.candidate.hparams(),
-        "pareto": is_in_front,
-        "plan": found.plan.to_dict(),
-    }
+    if flags.html:
+        with as_usage_error(OSError):
+            write_text(flags.html, page(plan, proposals, scaled_plans(planned, cluster)))
 
 
 def _set_batch(flags: absl_flags.FlagValues, hparams: HParams) -> None:
-    """Fixes the global batch, whatever the mesh."""
-    tokens = _number(flags, "global_batch_tokens", _UNITS_OF_BATCH)
-    rows = round(tokens / hparams.max_length) if tokens else sequences_per_batch(hparams)
-    if rows < 1:
+    """Fixes the global batch, which then does not depend on the mesh."""
+    tokens, length = _number(flags, "global_batch_tokens", _UNITS_OF_BATCH), hparams.max_length
+    if tokens % length or 0 < tokens < length:
+        below = int(tokens // length) * length
+        sizes = " or ".join(str(n) for n in (below, below + length) if n)
         raise UsageError(
-            f"--global_batch_tokens={flags.global_batch_tokens} is less than a row of"
-            f" max_length={hparams.max_length} tokens"
+            f"--global_batch_tokens={flags.global_batch_tokens} is no number of whole rows of"
+            f" max_length={length} tokens: use {sizes}"
         )
+    rows = int(tokens) // length if tokens else sequences_per_batch(hparams)
     hparams.set("batch_size_unit", "sequences_per_batch")
     hparams.set("batch_size", rows)
 
@@ -146,35 +215,33 @@ def _number(flags: absl_flags.FlagValues, name: str, units: Mapping[str, int]) -
     if given is None:
         return 0.0
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMBT]?)", given.strip().upper())
-    if match is None or match[2] not in units:
+    number = float(match[1]) * units[match[2]] if match and match[2] in units else 0.0
+    if not number:
         raise UsageError(f"--{name}={given}: a number of tokens such as 4{list(units)[-1]}")
-    return float(match[1]) * units[match[2]]
+    return number
 
 
-def _fixed(flags: absl_flags.FlagValues) -> tuple[dict[str, Any], list[str]]:
+def _fixed(flags: absl_flags.FlagValues, hparams: HParams) -> tuple[dict[str, Any], list[str]]:
     """Returns the fixed hparams, and the rules that a layout must have."""
     fixed: dict[str, Any] = {}
     rules = []
-    for given in flags.fix:
-        for part in re.split("[;,]", given):
-            name, separator, value = part.partition("=")
-            if not separator:
-                rules.append(part.strip())
-            elif name not in _CHOSEN:
-                raise UsageError(f"--fix={given}: {nearest(name, _CHOSEN, 'choices')}")
-            else:
-                fixed[name] = _value(value)
+    known = [name for name in (*CHOSEN, *RESET) if name in hparams]
+    for part in (part.strip() for given in flags.fix for part in re.split("[;,]", given)):
+        name, separator, _ = part.partition("=")
+        if not separator and ":" in part:
+            rules.append(part)
+        elif not separator or name not in known:
+            raise UsageError(
+                f"--fix={part}: it fixes a rule, as in heads:model, or an hparam, as in"
+                f" zero_stage=1; {nearest(name, known, 'hparams')}"
+            )
+        else:
+            fixed |= hparams.copy().parse(part)
     return fixed, rules
 
 
-def _value(value: str) -> Any:
-    if value.lower() in ("true", "false"):
-        return value.lower() == "true"
-    return int(value) if value.isdecimal() else value
-
-
 def _vocab_size(flags: absl_flags.FlagValues) -> int:
-    """Returns the given size, or that of the problem's prepared data."""
+    """Returns the given size, or the size of the problem's prepared data."""
     if flags.vocab_size is not None:
         return flags.vocab_size
     if not flags.problem or not flags.data_dir:
@@ -186,7 +253,10 @@ def _vocab_size(flags: absl_flags.FlagValues) -> int:
 def _image_shape(flags: absl_flags.FlagValues) -> Sequence[int]:
     if not flags.image_shape:
         return IMAGE_SHAPE
-    sizes = tuple(int(size) for size in flags.image_shape)
+    sizes = [int(size) for size in flags.image_shape if size.strip().isdecimal()]
     if len(sizes) != 3 or min(sizes) < 1:
-        raise UsageError("--image_shape gives height, width and channels, as in 224,224,3")
+        raise UsageError(
+            f"--image_shape={','.join(flags.image_shape)}: height, width and channels, as in"
+            " 224,224,3"
+        )
     return sizes

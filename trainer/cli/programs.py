@@ -214,7 +214,9 @@ Needs neither the cluster nor data:
         *groups("planning", "layout_search"),
         groups("what")[0].without("random_seed"),
         groups("where")[0].without("tmp_dir", "generate_data"),
-        *groups("mesh"),
+        groups("mesh")[0].without(
+            "xla", "intra_op_parallelism_threads", "inter_op_parallelism_threads"
+        ),
     ),
     body="t2tp.trainer.cli.plan:run",
     required=("model", "hparams_set", "cluster"),

@@ -15,7 +15,6 @@ from t2tp import problems, registry
 from t2tp.hparam import HParams, describe_differences
 from t2tp.mesh.layout import Layout
 from t2tp.problems.problem import Problem
-from t2tp.trainer import auto_layout
 from t2tp.trainer.cli.flag_groups import check_given
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.hparams_fit import check_fits, completed
@@ -34,6 +33,8 @@ _DEFAULTS = {
     "random_seed": 0,
 }
 
+# The value of --mesh_shape and --layout with which they are searched.
+AUTO = "auto"
 # flag -> the hparam that it sets
 _SHORT = {"mesh_shape": "mesh_shape", "layout": "layout", "precision": "activation_dtype"}
 
@@ -67,7 +68,10 @@ def spec_from_flags(flags: absl_flags.FlagValues) -> RunSpec:
         if not flags.data_dir or problem is None:
             raise UsageError("--mesh_shape=auto needs --problem and --data_dir, for the vocabulary")
         sizes = problem.vocab_sizes(flags.data_dir)
-        hparams, _ = auto_layout.with_best_layout(model, hparams, sizes, settings["t2t_usr_dir"])
+        # Imported here, because a run with a layout needs no planner.
+        from t2tp.trainer import auto_layout
+
+        hparams = auto_layout.with_best_layout(model, hparams, sizes, settings["t2t_usr_dir"])
     flag_settings = {
         f.name: value_of(flags, f.name) for f in fields(RunConfig) if f.name not in _NOT_FLAGS
     }
@@ -246,7 +250,7 @@ def _short_flags(flags: absl_flags.FlagValues) -> list[tuple[str, str, str]]:
     reaction = value_of(flags, "on_nonfinite")
     short.append(("on_nonfinite", "skip_nonfinite_steps", reaction and str(reaction == "skip")))
     given = [(flag, name, value) for flag, name, value in short if value is not None]
-    return [each for each in given if each[2] != auto_layout.AUTO]
+    return [each for each in given if each[2] != AUTO]
 
 
 def is_auto(flags: absl_flags.FlagValues) -> bool:
@@ -255,7 +259,7 @@ def is_auto(flags: absl_flags.FlagValues) -> bool:
     Raises:
       UsageError: one is to be chosen and the other is not.
     """
-    chosen = [value_of(flags, name) == auto_layout.AUTO for name in ("mesh_shape", "layout")]
+    chosen = [value_of(flags, name) == AUTO for name in ("mesh_shape", "layout")]
     if any(chosen) and not all(chosen):
         raise UsageError("--mesh_shape=auto and --layout=auto belong together: give both")
     return all(chosen)

@@ -26,7 +26,6 @@ from t2tp.trainer.cli.spec_from_flags import spec_from_flags
 from t2tp.trainer.errors import FailedError, ProcessLostError, UsageError, as_usage_error
 from t2tp.trainer.experiment import SCHEDULES, Experiment
 from t2tp.trainer.hooks.early_stopping import EarlyStopping
-from t2tp.trainer.layout_check import check_run_layout
 from t2tp.trainer.model_fn import ModeKeys
 from t2tp.trainer.processes import multiprocess
 from t2tp.trainer.run_dir import run_files
@@ -166,6 +165,9 @@ def _check_layout(flags: absl_flags.FlagValues, spec: RunSpec) -> None:
     with as_usage_error(ValueError, LookupError, OSError):
         if flags.generate_data:
             spec.problem.prepare(flags.data_dir, flags.tmp_dir, num_workers=None)
+    # Imported here, because a training needs no check of its layout.
+    from t2tp.trainer.layout_check import check_run_layout
+
     with building(spec.model):
         found = check_run_layout(spec)
     print(found)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
 import re
+import shlex
 
 import pytest
 
@@ -42,21 +44,46 @@ def test_it_prints_json(capfd):
 
 def test_it_searches(capfd):
     assert planned(search="true", devices=2, top=2, mesh_shape=None, train_tokens="1B") == 0
-    said = capfd.readouterr().out
-    assert "The fastest, for t2tp_trainer:" in said and "--mesh_shape='" in said
-    assert re.search(r"It takes [\d.,]+ days", said)
+    said = capfd.readouterr()
+    assert said.out.count("--model=transformer_lm --hparams_set=transformer_lm_tiny --mesh") == 2
+    assert re.search(r"The fastest takes [\d.,]+ days", said.out)
+    assert "planning" in said.err
 
 
+def test_it_plans_changes(capfd):
+    changes = "recompute=layer,microbatches=2"
+    assert planned(hparams=changes) == planned(hparams=changes, advise="true") == 0
+    without, advised = capfd.readouterr().out.split("transformer_lm on ")[1:]
+    assert "recompute=none" in without.splitlines()[-1]
+    assert re.search(r"\d (ms|us|s)  recompute=none \([\d.]+ [GM]iB, fits\)", advised)
+
+
+SEARCH = {"search": "true", "devices": 2, "mesh_shape": None}
 WRONG = {
-    "devices": ({"search": "true"}, "--search needs --devices"),
+    "devices": ({"search": "true", "mesh_shape": None}, "--search needs --devices"),
     "tokens": ({"train_tokens": "many"}, "a number of tokens such as 4T"),
-    "choice": ({"search": "true", "devices": 2, "fix": "zero=1"}, "the choices are microbatches"),
+    "choice": ({**SEARCH, "fix": "zero_stag=1"}, "did you mean zero_stage"),
+    "choice without a value": ({**SEARCH, "fix": "foo"}, "--fix=foo"),
+    "fixed rule": ({**SEARCH, "fix": "headz:model"}, "did you mean heads:model"),
+    "fixed value": ({**SEARCH, "fix": "recompute=everything"}, "recompute"),
+    "batch": ({**SEARCH, "global_batch_tokens": "1000"}, "use 896 or 1024"),
     "cluster": ({"cluster": "a10"}, "--cluster=a10: did you mean a100"),
     "stack": ({"stack": "megatro"}, "did you mean megatron"),
     "model": ({"model": "transformer_ml"}, "did you mean transformer_"),
+    "set of another model": ({"hparams_set": "mtf_resnet_tiny"}, "mtf_resnet"),
     "layout": ({"mesh_shape": "model:3"}, "does not divide"),
     "vocabulary": ({"vocab_size": None}, "--vocab_size is missing"),
     "hparam": ({"hparams": "d_modl=3"}, "d_model"),
+    "auto": ({"mesh_shape": "auto"}, "--mesh_shape=auto has no effect: use --search"),
+    # Flags without effect.
+    "devices alone": ({"devices": 2}, "--devices has no effect"),
+    "tensor parallelism alone": ({"max_tensor_parallel": 2}, "--max_tensor_parallel has no effect"),
+    "mesh of a search": ({**SEARCH, "mesh_shape": "data:2"}, "--mesh_shape"),
+    "advice of a search": ({**SEARCH, "advise": "true"}, "--advise"),
+    "chosen hparam": ({**SEARCH, "hparams": "microbatches=2"}, "use --fix=microbatches="),
+    "processes": ({"processes": 2}, "--processes has no effect"),
+    "images": ({"image_shape": "8,8,3"}, "--image_shape has no effect"),
+    "data without a problem": ({"data_dir": "."}, "--data_dir has no effect"),
 }
 
 
@@ -68,3 +95,72 @@ def test_wrong_input_is_one_sentence(name, capfd):
     assert said.out == "" and says in said.err
     # The vocabulary's rounding is said before.
     assert said.err.strip().splitlines()[-1].startswith("t2tp_plan: ")
+
+
+# Model -> hparams set, changes to it, vocabulary or classes.
+FAMILIES = {
+    "transformer_lm": ("transformer_lm_tiny", "num_hidden_layers=4,num_kv_heads=2", 512),
+    "transformer_moe": ("transformer_moe_tiny", "num_hidden_layers=4", 512),
+    "transformer": ("transformer_tiny", "num_hidden_layers=2", 512),
+    "vit": ("vit_tiny", "", 10),
+    "mtf_resnet": ("mtf_resnet_tiny", "", 10),
+}
+FIXED = (
+    "",
+    "heads:model",
+    "heads:model,sequence_parallel=true",
+    "layers:stage",
+    "layers:stage,pipeline_schedule=interleaved",
+    "recompute=layer",
+    "zero_stage=3",
+    "experts:expert",
+    "batch:data,microbatches=2",
+)
+
+
+def said(capfd, **flags):
+    """The JSON that t2tp_plan prints; None if nothing fits what is fixed."""
+    capfd.readouterr()
+    code = planned(**{**dict.fromkeys(FLAGS), "cluster": "cpu", "json": "true", **flags})
+    printed = capfd.readouterr()
+    assert code in (0, 2), printed.err
+    return json.loads(printed.out) if code == 0 else None
+
+
+def given(line):
+    """Flags by name of a line that is pasted into a shell."""
+    return dict(word.removeprefix("--").split("=", 1) for word in shlex.split(line))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("model", FAMILIES)
+def test_every_line_of_a_search_gives_the_same_plan_when_it_is_pasted(model, seed, capfd):
+    chosen = random.Random(f"{model} {seed}")
+    hparams_set, changes, size = FAMILIES[model]
+    images = {"image_shape": "32,32,3"} if size == 10 else {}
+    devices = chosen.randint(1, 8)
+    rows = chosen.choice([2, 4, 8]) * devices
+    changes = ",".join(
+        filter(None, (changes, f"batch_size={rows},batch_size_unit=sequences_per_batch"))
+    )
+    base = {"model": model, "hparams_set": hparams_set, "vocab_size": size, **images}
+    for fix in chosen.sample(FIXED, 2):
+        fixed = {"fix": fix} if fix else {}
+        search = {"search": "true", "devices": devices, "top": 2, "hparams": changes, **fixed}
+        proposals = said(capfd, **base, **search)
+        for proposal in proposals or ():
+            again = said(capfd, vocab_size=size, **images, **given(proposal["flags"]))
+            assert again == proposal["plan"], proposal["flags"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("devices", "fix"), [(1, ""), (4, "heads:model"), (4, "layers:stage"), (8, "zero_stage=2")]
+)
+def test_a_line_of_a_search_trains_when_it_is_pasted(devices, fix, trainer, capfd):
+    fixed = {"fix": fix} if fix else {}
+    search = {"search": "true", "devices": devices, "top": 1, "global_batch_tokens": "1K", **fixed}
+    base = {"model": "transformer_lm", "hparams_set": "transformer_lm_tiny", "vocab_size": 300}
+    (best,) = said(capfd, **base, **search)
+    assert trainer(schedule="train", train_steps=1, **given(best["flags"])) == 0

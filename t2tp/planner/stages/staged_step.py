@@ -20,7 +20,8 @@ from t2tp.planner.collective_cost import CollectiveCost
 from t2tp.planner.compute_cost import ComputeCost
 from t2tp.planner.depth import period
 from t2tp.planner.lowered import LoweredStep
-from t2tp.planner.plan import PipelinePlan, Plan, StagePlan, hidden_share
+from t2tp.planner.overlap import hidden_seconds
+from t2tp.planner.plan import PipelinePlan, Plan, StagePlan
 from t2tp.planner.retention import Retention
 from t2tp.planner.sequence import FIRST, LAST
 from t2tp.planner.stages.steps import MIDDLE, StageLowering
@@ -239,11 +240,10 @@ def staged_plan(
     @functools.cache
     def seconds(chunk: Chunk, action: Action) -> float:
         work, traffic = step.entries(chunk, action.value)
-        exposed = sum(
-            n * collective.seconds(t) * (1 - hidden_share(t, cluster.software))
-            for t, n in traffic.items()
-        )
-        return exposed + sum(n * compute.seconds(w) for w, n in work.items())
+        compute_seconds = {w: n * compute.seconds(w) for w, n in work.items()}
+        sent = {t: n * collective.seconds(t) for t, n in traffic.items()}
+        hidden = hidden_seconds(sent, compute_seconds, cluster.software)
+        return sum(compute_seconds.values()) + sum(sent.values()) - sum(hidden.values())
 
     entries = [
         {

@@ -1,0 +1,63 @@
+"""The communication that overlaps with computation.
+
+A collective of weights or gradients overlaps with the computation of the other layers, and one of
+activations in the backward pass with the gradients of the same layer's weights. A stack says which
+share of them it overlaps at most (`overlap`, `overlap_activations`). It cannot hide more than there
+is to compute meanwhile. For example, with overlap = 0.9:
+
+    gradients 4 s, backward pass 10 s                   3.6 s hidden, 0.4 s exposed
+    gradients 4 s, backward pass  3 s                   3.0 s hidden, 1.0 s exposed
+    gradients 4 s, once after 10 microbatches of 1 s    1.0 s hidden, 3.0 s exposed
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+from t2tp.planner.cluster_file import SoftwareStack
+from t2tp.planner.work import BACKWARD, FORWARD, PRODUCT, SEND, Traffic, Work
+
+# The products of a backward pass that compute gradients of weights, and not of activations.
+_OF_WEIGHTS = 0.5
+
+
+def hidden_seconds(
+    traffic: Mapping[Traffic, float], work: Mapping[Work, float], stack: SoftwareStack
+) -> dict[Traffic, float]:
+    """Returns the hidden seconds of each collective.
+
+    Args:
+      traffic: seconds of all executions of each collective.
+      work: seconds of all executions of each operation.
+      stack: the software.
+    """
+    passes = max((w.times for w in work), default=1)
+    compute: defaultdict[tuple[str, bool], float] = defaultdict(float)
+    for w, seconds in work.items():
+        compute[w.phase, True] += seconds
+        if w.kind == PRODUCT:
+            compute[w.phase, False] += _OF_WEIGHTS * seconds
+    groups: defaultdict[tuple[str, bool, int], dict[Traffic, float]] = defaultdict(dict)
+    for t, seconds in traffic.items():
+        share = _share(t, stack)
+        if share:
+            phase = FORWARD if t.phase == FORWARD else BACKWARD
+            groups[phase, t.of_state, min(t.times, passes)][t] = share * seconds
+    hidden = {}
+    for (phase, of_state, times), wanted in groups.items():
+        # A collective that runs once after all microbatches overlaps with the last one only.
+        most = compute[phase, of_state] * times / passes
+        scale = min(1.0, most / (sum(wanted.values()) or 1.0))
+        hidden |= {t: scale * seconds for t, seconds in wanted.items()}
+    return hidden
+
+
+def _share(traffic: Traffic, stack: SoftwareStack) -> float:
+    """Returns the share of a collective that the stack overlaps at most."""
+    if traffic.part == SEND:  # The schedule has the stages that wait for it.
+        return 0.0
+    if traffic.of_state:
+        return stack.overlap
+    is_hidden = traffic.phase == BACKWARD and not traffic.is_recomputed
+    return stack.overlap_activations if is_hidden else 0.0

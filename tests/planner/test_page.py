@@ -1,0 +1,160 @@
+"""The page of a plan: self-contained, valid, and with what the plan says."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from html import unescape
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from t2tp.planner import ClusterFile
+from t2tp.planner.charts import Bar, Dot, scatter, stacked_bars
+from t2tp.planner.page import page
+from t2tp.planner.scaling import scaled_plans
+from t2tp.planner.search import Search, pareto
+from t2tp.planner.text import duration, size
+from t2tp.planner.work import PURPOSES
+from t2tp.trainer.planning import request
+from tests.layout_report.browser import CHROMIUM
+from tests.layout_report.test_browser import chromium
+from tests.models.small_lm import make_hparams
+
+_OPEN = ("br", "meta")
+
+
+class Tags(HTMLParser):
+    """Fails where a tag is closed that is not the innermost open one."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.seen = [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.seen.append((tag, dict(attrs)))
+        if tag not in _OPEN:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open and self.open.pop() == tag
+
+    def handle_startendtag(self, tag, attrs):
+        self.seen.append((tag, dict(attrs)))
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    return ClusterFile.load("a100")
+
+
+@pytest.fixture(scope="module")
+def found(cluster):
+    wanted = request("transformer_lm", make_hparams(mesh_shape=""), vocab_size=30)
+    return Search(wanted, cluster, 2, rows=8, top=3).run()
+
+
+def parsed(text):
+    tags = Tags()
+    tags.feed(text)
+    assert not tags.open
+    return tags.seen
+
+
+def test_a_page_refers_to_nothing_outside_of_it(found, cluster):
+    text = page(found[0].plan, found)
+    assert not re.search(r"https?://|<script|<link|@import|url\(", text)
+    assert {"svg", "title", "circle", "i"} <= {tag for tag, _ in parsed(text)}
+
+
+def test_it_says_what_the_plan_says(found):
+    plan = found[0].plan
+    text = page(plan)
+    for expected in (plan.cluster, duration(plan.seconds), size(plan.memory_total)):
+        assert expected in text
+    for purpose, num_bytes in plan.memory.items():
+        if num_bytes:
+            assert f"{PURPOSES[purpose]}: {size(num_bytes)}" in text
+
+
+def test_each_proposal_is_a_point_and_a_row_with_its_flags(found):
+    found = [dataclasses.replace(each, flags=f"--a='{i}'") for i, each in enumerate(found)]
+    text = page(found[0].plan, found)
+    circles = [attributes["class"] for tag, attributes in parsed(text) if tag == "circle"]
+    assert circles.count("chosen") == len(pareto(found))
+    assert len(circles) == len(found)
+    for each in found:
+        assert text.count(each.flags.replace("'", "&#x27;")) == 2
+
+
+def test_bars_are_as_long_as_what_they_stand_for():
+    bars = [Bar("one", [("a", 1.0), ("b", 3.0)], "4"), Bar("two", [("a", 2.0), ("b", 0.0)], "2")]
+    text = stacked_bars(bars, {"a": "red", "b": "blue"}, str, limit=8.0)
+    widths = [float(width) for width in re.findall(r"width:([\d.]+)%", text)]
+    assert widths == pytest.approx([12.5, 37.5, 25.0])
+    assert re.findall(r"left:([\d.]+)%", text) == ["100.00"] * 2
+
+
+@given(st.lists(st.tuples(*2 * [st.floats(1e-3, 1e3)]), min_size=1, max_size=5), st.floats(1, 1e6))
+def test_axes_span_the_points(places, factor):
+    """They use the space: points are apart, and no two ticks have one label."""
+    dots = [Dot(factor * x, y, "") for x, y in places]
+    text = scatter(dots, ("x", "y"), lambda x: f"{x:.4g}", duration)
+    circles = [(float(a["cx"]), float(a["cy"])) for tag, a in parsed(text) if tag == "circle"]
+    (xs, ys), (widths, heights) = zip(*circles, strict=True), zip(*places, strict=True)
+    for coordinates, values, space in ((xs, widths, 1010), (ys, heights, 244)):
+        if max(values) > 1.2 * min(values):
+            assert max(coordinates) - min(coordinates) > 0.8 * space
+    labels = re.findall(r'text-anchor="(?:middle|end)">([^<]+)<', text)
+    ticks = [label for label in labels if label not in ("x", "y")]
+    assert len(ticks) >= 4
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
+@pytest.mark.parametrize("width", [1280, 700])
+def test_no_text_of_a_page_is_cut_or_covers_another(found, cluster, tmp_path, width):
+    """In a window, and as narrow as a printed page."""
+    plans = [dataclasses.replace(each.plan, devices=2 << i) for i, each in enumerate(found)]
+    path = tmp_path / "plan.html"
+    path.write_text(page(found[0].plan, found, plans).replace("</body>", f"{MEASURE}</body>"))
+    dom = chromium(tmp_path, path, "--dump-dom", f"--window-size={width},800")
+    said = json.loads(unescape(re.search("<title>(.*?)</title>", dom)[1]))
+    assert said == {"cut": [], "covered": [], "width": width}
+
+
+# Texts that leave the window, or that cover each other.
+MEASURE = """
+<script>
+  const texts = [...document.querySelectorAll("svg text, .bars > span, .facts div, td, th, p")];
+  const boxes = texts.map(t => [t.textContent, t.getBoundingClientRect()]);
+  const width = document.documentElement.scrollWidth;
+  const covers = (a, b) => a.left < b.right - 1 && b.left < a.right - 1 &&
+    a.top < b.bottom - 1 && b.top < a.bottom - 1;
+  document.title = JSON.stringify({
+    cut: boxes.filter(([_, b]) => b.left < 0 || b.right > width).map(([t, _]) => t),
+    covered: boxes.flatMap(([t, a], i) =>
+      boxes.slice(i + 1).filter(([_, b]) => covers(a, b)).map(([u, _]) => [t, u])),
+    width: width,
+  });
+</script>
+"""
+
+
+def test_more_devices_have_more_rows_and_no_more_work(cluster):
+    hparams = make_hparams(mesh_shape="data:2", layout="batch:data", batch_size=8)
+    plans = scaled_plans(request("transformer_lm", hparams, vocab_size=30), cluster, (0.5, 1, 2))
+    assert [plan.devices for plan in plans] == [1, 2, 4]
+    assert [plan.tokens / plan.devices for plan in plans] == [plans[0].tokens] * 3
+    compute = [sum(c.seconds for c in plan.costs if not c.is_collective) for plan in plans]
+    assert compute == pytest.approx([compute[0]] * 3, rel=0.05)
+    assert plans[0].seconds < plans[1].seconds
+
+
+def test_without_a_split_batch_there_is_one_number_of_devices(cluster):
+    hparams = make_hparams(mesh_shape="model:2", layout="heads:model", batch_size=8)
+    plans = scaled_plans(request("transformer_lm", hparams, vocab_size=30), cluster)
+    assert [plan.devices for plan in plans] == [2]
