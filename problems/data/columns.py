@@ -174,7 +174,7 @@ def open_columns(
 
 
 def _checks_of(path: Path) -> Checks | None:
-    """Returns the checksums of a column's shard; None if it is older than checksums."""
+    """Returns the checksums of a column's shard; None if there are none."""
     try:
         return read_checks(path.parent, path.stem)
     except FileNotFoundError:

@@ -160,8 +160,7 @@ class Manifest:
                 raise DamagedDataError(
                     f"{path} has format {fields['format']}, this version of t2tp reads {FORMAT}"
                 )
-            written = fields.pop("checksum", None)  # missing in manifests older than the checksum
-            if written is not None and written != _checksum(fields):
+            if fields.pop("checksum") != _checksum(fields):
                 raise DamagedDataError(f"{path} has been changed since it was written")
             fields["splits"] = {name: SplitSizes(**s) for name, s in fields["splits"].items()}
             fields["files"] = {name: FileState(**s) for name, s in fields["files"].items()}

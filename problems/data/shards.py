@@ -100,7 +100,7 @@ def read_checks(directory: Path, name: str) -> Checks:
     """Reads the checksums of a shard.
 
     Raises:
-      FileNotFoundError: it has none: it is older than checksums.
+      FileNotFoundError: it has none.
       DamagedDataError: they cannot be read.
     """
     path = directory / f"{name}{CHECKS_END}"

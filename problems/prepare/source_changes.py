@@ -30,10 +30,7 @@ def write_sources(directory: Path, patterns: Iterable[str]) -> None:
 
 def changed_sources(directory: Path) -> str:
     """Returns a phrase that names the changes since; "" if there are none or all files are gone."""
-    try:
-        record = json.loads((directory / SOURCES_FILE).read_text(encoding="utf-8"))
-    except FileNotFoundError:  # older than these records
-        return ""
+    record = json.loads((directory / SOURCES_FILE).read_text(encoding="utf-8"))
     old_states: dict[str, _State] = record["files"]
     states = _states({*_matching(record["patterns"]), *old_states})
     gone = [path for path in old_states if path not in states]

@@ -73,10 +73,11 @@ def _distance(first: Checkpoint, second: Checkpoint, name: str) -> tuple[float, 
 
 
 def _headline(saved: Checkpoint) -> str:
-    lines = [f"{saved.path}: step {saved.step}"]
-    if saved.saved_at is not None:
-        when = datetime.datetime.fromtimestamp(saved.saved_at).astimezone()
-        lines.append(f"saved {when.isoformat(sep=' ', timespec='seconds')}")
+    when = datetime.datetime.fromtimestamp(saved.saved_at).astimezone()
+    lines = [
+        f"{saved.path}: step {saved.step}",
+        f"saved {when.isoformat(sep=' ', timespec='seconds')}",
+    ]
     if layout := saved_layout(saved):
         lines.append(str(layout))
     return ", ".join(lines)

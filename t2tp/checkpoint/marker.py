@@ -50,14 +50,14 @@ class Marker:
       files: the other files of the directory, by name.
       float16: the names of the tensors that are float16; see `t2tp.checkpoint.writing`.
       writers: for each process, an id that is unique to this save.
-      saved_at: when, in seconds since 1970; None if the writing version did not record it.
+      saved_at: time of the save, in seconds since 1970.
     """
 
     step: int
     files: dict[str, FileRecord]
     float16: tuple[str, ...]
     writers: tuple[str, ...]
-    saved_at: float | None
+    saved_at: float
 
     def write(self, directory: Path) -> None:
         """Writes the marker; the directory is then complete except for its final name."""
@@ -113,7 +113,7 @@ class Marker:
             files={name: FileRecord(**record) for name, record in fields["files"].items()},
             float16=tuple(fields["float16"]),
             writers=tuple(fields["writers"]),
-            saved_at=fields.get("saved_at"),
+            saved_at=fields["saved_at"],
         )
 
     def check_quickly(self, directory: Path) -> None:

@@ -30,7 +30,7 @@ class Checkpoint:
     Attributes:
       path: its directory.
       step: the training step that was saved.
-      saved_at: when, in seconds since 1970; None if unknown.
+      saved_at: time of the save, in seconds since 1970.
       metadata: plain JSON saved with the tensors.
     """
 

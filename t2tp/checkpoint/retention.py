@@ -88,7 +88,7 @@ def _every(seconds: float, directories: dict[int, Path]) -> set[int]:
     last: float | None = None
     for step, step_dir in directories.items():
         saved_at = Marker.read(step_dir).saved_at
-        if saved_at is not None and (last is None or saved_at - last >= seconds):
+        if last is None or saved_at - last >= seconds:
             chosen.add(step)
             last = saved_at
     return chosen

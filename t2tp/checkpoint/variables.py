@@ -10,7 +10,7 @@ import tensorflow as tf
 from absl import logging
 
 from t2tp import upstream
-from t2tp.checkpoint.base import BASE, base_with, check_has, reference
+from t2tp.checkpoint.frozen_base import BASE, base_with, check_has, reference
 from t2tp.checkpoint.reading import Checkpoint
 from t2tp.checkpoint.slices import Slice
 from t2tp.mesh.layout import Layout

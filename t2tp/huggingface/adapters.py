@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from t2tp.checkpoint import Checkpoint, Slice
-from t2tp.checkpoint.base import BASE, open_base
+from t2tp.checkpoint.frozen_base import BASE, open_base
 from t2tp.checkpoint.variables import TRAINABLE
 from t2tp.huggingface.errors import ConversionError
 from t2tp.huggingface.safetensors_file import DTYPES, create

@@ -246,7 +246,7 @@ class Variables:
     Attributes:
       cluster: the `Cluster` whose devices hold the slices.
       base: what checkpoints say of the checkpoint that has the frozen weights; see
-        `t2tp.checkpoint.base`. None: there is none, and checkpoints have all variables.
+        `t2tp.checkpoint.frozen_base`. None: there is none, and checkpoints have all variables.
       base_elsewhere: a checkpoint to try before the path that was recorded.
       loaded_from_base: names of the frozen weights that have been loaded.
     """

@@ -12,7 +12,7 @@ from absl import logging
 
 from t2tp import registry
 from t2tp.checkpoint import UnusableCheckpointError
-from t2tp.checkpoint.base import BaseError
+from t2tp.checkpoint.frozen_base import BaseError
 from t2tp.checkpoint.variables import CheckpointMismatchError
 from t2tp.decoding import DecodeOptions
 from t2tp.hparam import UnknownHParamError

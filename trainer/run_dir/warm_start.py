@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from t2tp.checkpoint import Checkpoint
-from t2tp.checkpoint.base import BASE, open_base
+from t2tp.checkpoint.frozen_base import BASE, open_base
 from t2tp.checkpoint.restore import check_same_save
 from t2tp.checkpoint.variables import TRAINABLE, load, load_base
 from t2tp.program.variables import SlicedVariable, Variables

@@ -129,18 +129,6 @@ def test_every_byte_is_checked_on_demand(data):
         problem.check_contents(data, num_workers=2)
 
 
-def test_data_without_checksums_of_blocks_can_be_read(data):
-    """Such data are older than block checksums."""
-    directory = problems.find("some_sources").directory(data)
-    fields = json.loads((directory / "manifest.json").read_text())
-    for path in directory.glob("*.checks"):
-        path.unlink()
-        del fields["files"][path.name]
-    del fields["checksum"]
-    (directory / "manifest.json").write_text(json.dumps(fields))
-    read_all(data, "windows", 3)
-
-
 def test_the_digest_is_that_of_the_data_and_not_of_their_checks(data):
     problem = problems.find("some_sources")
     directory = problem.directory(data)
