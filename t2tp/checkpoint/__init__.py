@@ -2,7 +2,7 @@
 
 A checkpoint is a directory `step-<step>` that stores every tensor once, in the slices of the
 devices. It is written under a temporary name; when all files are on the disk, a marker with the
-size and SHA-256 of each file is added, and the directory is renamed. So a directory with the final
+size of each file, and the SHA-256 of the small ones, is added, and the directory is renamed. So a directory with the final
 name is complete, whatever crashed meanwhile.
 
 `program` saves and restores a `t2tp.Program` (`t2tp.save_checkpoint`, `t2tp.restore_checkpoint`).

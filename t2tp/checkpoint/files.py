@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import re
 import shutil
@@ -17,7 +16,6 @@ _STEP_DIRECTORY = re.compile(r"step-(\d{8,})")
 _TEMPORARY, _DISCARDED = ".tmp", ".discarded"
 # Ending of a directory that could not be read, kept for inspection.
 _DAMAGED = ".damaged"
-_BLOCK = 1 << 20
 # Characters of TensorFlow's path patterns.
 _PATTERN = re.compile(r"[*?\[\]\\]")
 
@@ -129,12 +127,3 @@ def write_synced(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-
-
-def sha256(path: Path) -> str:
-    """Returns the SHA-256 of a file's content, in hexadecimal."""
-    digest = hashlib.sha256()
-    with open(path, "rb", buffering=0) as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import re
 from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
@@ -19,9 +21,12 @@ from t2tp.checkpoint.errors import (
     as_unusable,
     checkpoint_in,
 )
-from t2tp.checkpoint.marker import METADATA, VARIABLES, Marker
+from t2tp.checkpoint.marker import METADATA, VARIABLES, Marker, data_file, wrong_content
 from t2tp.checkpoint.slices import Slice
 from t2tp.suggestions import nearest
+
+# TensorFlow's errors about data files that are not as the index says.
+_WRONG_DATA = (tf.errors.DataLossError, tf.errors.OutOfRangeError, tf.errors.NotFoundError)
 
 
 class Checkpoint:
@@ -44,7 +49,7 @@ class Checkpoint:
         """
         self.path = Path(path)
         self._marker = Marker.read(self.path)
-        self._marker.check_quickly(self.path)
+        self._marker.check(self.path)
         self.step = self._marker.step
         self.saved_at = self._marker.saved_at
         with as_unusable(checkpoint_in(self.path)):
@@ -99,30 +104,42 @@ class Checkpoint:
             files.tensorflow_path(self.path) as path,
             tf.device("CPU:0"),
         ):
+            restore = functools.partial(
+                tf.raw_ops.RestoreV2,
+                prefix=path + b"/" + VARIABLES.encode(),
+                tensor_names=[each.name for each in slices],
+                shape_and_slices=[each.spec for each in slices],
+                dtypes=stored,
+            )
             try:
-                values = tf.raw_ops.RestoreV2(
-                    prefix=path + b"/" + VARIABLES.encode(),
-                    tensor_names=[each.name for each in slices],
-                    shape_and_slices=[each.spec for each in slices],
-                    dtypes=stored,
-                )
-            except (tf.errors.DataLossError, tf.errors.OutOfRangeError, tf.errors.NotFoundError):
-                # A wrong checksum may be a transient read error; the files' SHA-256 decides.
-                self.verify()
-                raise
+                values = restore()
+            except _WRONG_DATA:
+                self._marker.check(self.path)  # A file may be missing, or too short.
+                try:
+                    values = restore()  # A wrong checksum may be a transient read error.
+                except tf.errors.DataLossError as error:
+                    raise wrong_content(self.path, self._data_file(error)) from error
             return [
                 tf.cast(value, each.dtype) if each.dtype == tf.float16 else value
                 for value, each in zip(values, slices, strict=True)
             ]
 
     def verify(self) -> None:
-        """Reads all files and compares them with the marker's records.
+        """Checks all files, and reads each tensor, whose slices have checksums.
 
         Raises:
-          DamagedCheckpointError: a file differs from what was written; the error names it.
+          DamagedCheckpointError: a file has changed; the error names it.
           UnusableCheckpointError: a file cannot be read.
         """
-        self._marker.check_contents(self.path)
+        self._marker.check(self.path)
+        for name, shape in self._shapes.items():
+            self.read([Slice.full(name, shape, self._dtypes[name])])
+
+    def _data_file(self, error: tf.errors.DataLossError) -> str:
+        """Returns the data file with the wrong checksum."""
+        count = sum(not record.sha256 for record in self._marker.files.values())
+        shard = re.search(r"\bshard (\d+)", error.message)
+        return data_file(int(shard[1]), count) if shard else VARIABLES
 
     def _check(self, part: Slice) -> None:
         if part.name not in self._shapes:
@@ -182,7 +199,7 @@ def last_finished(directory: str | PathLike[str]) -> FinishedCheckpoint | None:
     for step, path in reversed(files.step_directories(Path(directory)).items()):
         try:
             marker = Marker.read(path)
-            marker.check_quickly(path)
+            marker.check(path)
         except DamagedCheckpointError:
             continue
         except UnusableCheckpointError:

@@ -26,7 +26,7 @@ from absl import logging
 
 from t2tp.checkpoint import files
 from t2tp.checkpoint.errors import DamagedCheckpointError, UnusableCheckpointError, reason
-from t2tp.checkpoint.marker import METADATA, VARIABLES, FileRecord, Marker
+from t2tp.checkpoint.marker import METADATA, VARIABLES, FileRecord, Marker, data_file
 from t2tp.checkpoint.metrics import record_metrics
 from t2tp.checkpoint.slices import Slice, check_tiling
 
@@ -215,8 +215,7 @@ class _Saving:
                 )
             data = prefix.with_name(f"{prefix.name}.data-00000-of-00001")
             files.sync(data)
-            record = FileRecord.from_file(data)
-            note["data"] = {"size": record.size, "sha256": record.sha256}
+            note["bytes"] = data.stat().st_size
         files.write_synced(_note(self.temporary, self.process_id), json.dumps(note).encode())
 
     def finish(self, metadata: dict, metrics: Mapping[str, float]) -> None:
@@ -252,7 +251,7 @@ class _Saving:
 
     def _merge(self, notes: list[dict]) -> dict[str, FileRecord]:
         """Merges the data files under one index; renames them without copying."""
-        parts = [number for number, note in enumerate(notes) if "data" in note]
+        parts = [number for number, note in enumerate(notes) if "bytes" in note]
         with tf.device("CPU:0"):
             tf.raw_ops.MergeV2Checkpoints(
                 checkpoint_prefixes=[
@@ -264,7 +263,7 @@ class _Saving:
         for number in range(self.num_processes):
             _note(self.temporary, number).unlink()
         return {
-            f"{VARIABLES}.data-{index:05d}-of-{len(parts):05d}": FileRecord(**notes[number]["data"])
+            data_file(index, len(parts)): FileRecord(notes[number]["bytes"])
             for index, number in enumerate(parts)
         }
 
@@ -277,7 +276,7 @@ class _Saving:
     def _is_saved(self) -> bool:
         try:
             marker = Marker.read(self.final)
-            marker.check_quickly(self.final)
+            marker.check(self.final)
         except DamagedCheckpointError:
             return False
         return marker.step == self.step  # The directory may be another step's, renamed.

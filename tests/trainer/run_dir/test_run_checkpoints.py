@@ -64,7 +64,7 @@ def test_what_cannot_be_read_at_the_moment_ends_the_program_and_stays(run, monke
     def is_away(path: Path) -> str:
         raise TimeoutError(110, "Connection timed out", str(path))
 
-    monkeypatch.setattr("t2tp.checkpoint.files.sha256", is_away)
+    monkeypatch.setattr("t2tp.checkpoint.marker.FileRecord.from_file", is_away)
     for work in (
         lambda: estimator(run).train(toy.inputs(), 12),
         lambda: estimator(run).evaluate(toy.inputs(), 1),
