@@ -1,14 +1,17 @@
 """Sliced checkpoints: saved on one mesh, restored on any other.
 
 A checkpoint is a directory `step-<step>` that stores every tensor once, in the slices of the
-devices. It is written under a temporary name; when all files are on the disk, a marker with the
-size of each file, and the SHA-256 of the small ones, is added, and the directory is renamed. So a directory with the final
-name is complete, whatever crashed meanwhile.
+devices. Two devices that hold halves of a [8192, 256] table write two slices of [4096, 256]; a mesh
+of four reads four slices of [2048, 256] from them.
+
+The files are written under a temporary name. When all of them are on the disk, the writer adds a
+marker with their sizes and renames the directory. So a directory with the final name is complete,
+whatever crashed meanwhile.
 
 `program` saves and restores a `t2tp.Program` (`t2tp.save_checkpoint`, `t2tp.restore_checkpoint`).
 Below it are `variables` (variables as slices, and back), `restore` (the same checkpoint in all
-processes), `writing`, `marker` and `reading` (the format), and `retention` (what is deleted).
-`t2tp.trainer.run_dir` decides when a training saves, and from what it resumes.
+processes), `writing`, `marker` and `reading` (the format), and `retention` (deletion).
+`t2tp.trainer.run_dir` decides when a training saves, and which checkpoint it resumes from.
 """
 
 from t2tp.checkpoint.background import BackgroundWorker
