@@ -11,6 +11,7 @@ import pytest
 
 from t2tp import registry
 from t2tp.trainer.cli.programs import t2tp_trainer as main
+from t2tp.trainer.search.storage import sqlite_address
 from tests.trainer import (
     postgresql,
     tiny_problem,  # noqa: F401 (registers problems)
@@ -56,12 +57,12 @@ def _postgresql_server() -> Iterator[Path]:
 
 @pytest.fixture
 def study_address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Where a new study can be kept; parametrize it with `journal`, `sqlite` or `postgresql`."""
+    """Address of a new study; parametrize it with `sqlite` or `postgresql`."""
     if request.param == "postgresql":
         directory = request.getfixturevalue("_postgresql_server")
         return postgresql.new_database(directory, uuid.uuid4().hex)
-    file = tmp_path / "study"
-    return f"journal:{file}" if request.param == "journal" else f"sqlite:///{file}"
+    # A path with characters that mean something in a URL.
+    return sqlite_address(tmp_path / "a ?#%[1] study.db")
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,8 +11,10 @@ from pathlib import Path
 from absl import flags as absl_flags
 
 import t2tp.hparams  # noqa: F401  (registers ranged sets)
-from t2tp import registry
+from t2tp import problems, registry
+from t2tp.hparam import HParams
 from t2tp.ranged_hparams import RangedHParams
+from t2tp.suggestions import nearest
 from t2tp.trainer.cli import flag_groups
 from t2tp.trainer.cli.programs import TRAINER
 from t2tp.trainer.cli.run_program import Invocation, import_user_dir_of
@@ -23,8 +24,9 @@ from t2tp.trainer.processes.local_processes import visible_gpus
 # The module and arguments that each trial runs.
 PROGRAM = ("t2tp.trainer.cli", "t2tp_trainer")
 
-# The flags that t2tp_tune sets.
+# The flags that t2tp_tune sets, and those that it needs.
 _OWN = ("hparams_range", "trial", "output_dir", "schedule")
+_NEEDED = ("problem", "model", "hparams_set", "data_dir")
 
 _TRIALS = 10
 _TRAIN_STEPS = 250_000  # If the flags do not say, as in t2tp_trainer.
@@ -37,24 +39,26 @@ def run(invocation: Invocation) -> int:
       0, or the exit code of the last trial if all have failed.
 
     Raises:
-      UsageError: a flag is invalid, or a trial has no such metric.
+      UsageError: a flag is invalid.
       Interrupted: by a signal, which the trials also received.
     """
     flags, trainer_flags = invocation.flags, invocation.arguments
-    trainer = _check(trainer_flags)
     if importlib.util.find_spec("optuna") is None:
-        raise UsageError("t2tp_tune searches with Optuna: pip install 't2tp[tune]'")
+        raise UsageError("t2tp_tune searches with Optuna: pip install -e '.[tune]'")
+    trainer = _parse(trainer_flags)
     import_user_dir_of(trainer)
-    with as_usage_error(registry.UnknownNameError):
+    with as_usage_error(LookupError, ValueError, OSError):
         ranged = registry.ranged_hparams(flags.hparams_range)
-    _check_not_drawn(ranged, trainer.hparams)
-    return _search(flags, trainer, ranged, trainer_flags)
+        metrics = problems.find(trainer.problem, trainer.problem_options or "").metric_names
+        _check_ranges(ranged, trainer)
+    return _search(flags, trainer, ranged, metrics, trainer_flags)
 
 
 def _search(
     flags: absl_flags.FlagValues,
     trainer: absl_flags.FlagValues,
     ranged: RangedHParams,
+    metrics: Sequence[str],
     trainer_flags: Sequence[str],
 ) -> int:
     # Optuna is an optional dependency.
@@ -64,10 +68,14 @@ def _search(
     from t2tp.trainer.search.objectives import Objective
     from t2tp.trainer.search.ranges import flag_text
     from t2tp.trainer.search.search import Search
-    from t2tp.trainer.search.storage import JOURNAL, open_study
+    from t2tp.trainer.search.storage import open_study, sqlite_address
     from t2tp.trainer.search.strategies import Sampling, pruner_of
 
     objectives = Objective.parse_all(flags.metric, flags.minimize)
+    for each in objectives:
+        if each.metric not in metrics:
+            known = nearest(each.metric, metrics, f"metrics of {trainer.problem}")
+            raise UsageError(f"--metric={each.metric}: {known}")
     frequency = trainer.local_eval_frequency
     last_step = trainer.train_steps or _TRAIN_STEPS
     if flags.pruner != "none" and (len(objectives) > 1 or not 0 < frequency < last_step):
@@ -82,53 +90,68 @@ def _search(
             visible_gpus(),
             sorted(os.sched_getaffinity(0)),
         )
-    directory = Path(flags.output_dir)
-    study = open_study(
-        flags.study or f"{JOURNAL}{directory / 'study.journal'}",
-        flags.study_name or ranged.name,
-        ranged.name,
-        objectives,
-    )
-    study.pruner = pruner_of(flags.pruner, frequency, last_step)
     sampling = Sampling(flags.sampler, ranged, flags.grid_points)
     trials = flags.trials or sampling.grid_size or _TRIALS
     if sampling.grid_size is not None and trials > sampling.grid_size:
         raise UsageError(f"--trials={trials}: the grid has {sampling.grid_size} points")
-    ledger = Ledger(study, ranged, sampling, trials, flags.lost_after_seconds)
+    directory = Path(flags.output_dir)
     with as_usage_error(OSError):
         report.describe_to_tensorboard(ranged, objectives, directory)
+    study = open_study(
+        flags.study or sqlite_address(directory / "study.db"),
+        flags.study_name or ranged.name,
+        ranged.name,
+        objectives,
+        flags.lost_after_seconds,
+    )
+    study.pruner = pruner_of(flags.pruner, frequency, last_step)
+    ledger = Ledger(study, ranged, sampling, trials, flags.lost_after_seconds)
 
     def command(claim: Claim, directory: Path) -> list[str]:
         own = [f"--output_dir={directory}", f"--hparams={flag_text(claim.values)}"]
         return [sys.executable, "-m", *PROGRAM, *own, *trainer_flags]
 
     prunes_before = last_step if flags.pruner != "none" else 0
-    search = Search(ledger, command, directory, objectives, devices, prunes_before)
-    code = search.run()
-    if not code:
-        print(report.table(study, ledger.results(), objectives, directory))
+    code = Search(ledger, command, directory, objectives, devices, prunes_before).run()
+    if ledger.is_done():
+        print(report.table(study, ledger.attempts(), objectives, directory))
         for line in report.importances(study, objectives, directory):
             print(line)
     return code
 
 
-def _check(trainer_flags: Sequence[str]) -> absl_flags.FlagValues:
-    """Reads the flags after --.
+def _parse(trainer_flags: Sequence[str]) -> absl_flags.FlagValues:
+    """Parses the flags after --.
 
     Raises:
-      UsageError: a flag is invalid, or is one that t2tp_tune sets.
+      UsageError: a flag is invalid or missing, or is one that t2tp_tune sets.
     """
     values, _ = flag_groups.parse(TRAINER.groups, [TRAINER.name, *trainer_flags])
     for name in _OWN:
         if values[name].present:
             raise UsageError(f"--{name} is among the flags after --, and t2tp_tune sets it itself")
+    flag_groups.check_given(values, _NEEDED)
     return values
 
 
-def _check_not_drawn(ranged: RangedHParams, texts: Sequence[str]) -> None:
-    """Raises UsageError if --hparams sets what the ranged set draws."""
+def _check_ranges(ranged: RangedHParams, trainer: absl_flags.FlagValues) -> None:
+    """Checks that the trials' set has the hyperparameters, and that --hparams sets none of them.
+
+    Raises:
+      UsageError, LookupError, ValueError, OSError: it does not, or there is no such set.
+    """
+    is_file = trainer.hparams_set.endswith(".json")
+    hparams = (HParams.load if is_file else registry.hparams)(trainer.hparams_set)
+    changes: dict[str, object] = {}
+    for text in trainer.hparams:
+        changes |= hparams.parse(text)
     for each in ranged.ranges:
-        if any(re.search(rf"(^|,)\s*{each.name}\s*=", text) for text in texts):
+        if each.name not in hparams:
+            raise UsageError(
+                f"the ranged set {ranged.name} draws {each.name}, which the hparams set"
+                f" {trainer.hparams_set} lacks"
+            )
+        if each.name in changes:
             raise UsageError(
                 f"--hparams sets {each.name}, which the ranged set {ranged.name} draws: leave it"
                 " out, or write a ranged set without it"

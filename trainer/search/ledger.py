@@ -1,23 +1,24 @@
-"""`Ledger`: who trains which point of a search, so that none is lost and none is trained twice.
+"""`Ledger`: who trains which point of a search, so that none is lost.
 
-Any number of `t2tp_tune` share a study, and each may be killed at any moment. A point is one of the
-values to be tried, an attempt one trial of it in Optuna's study. A trial is enqueued in the study
-with the index of its point and the number of its attempt, and exactly one process claims it. The
-process then updates the trial's heartbeat every few seconds. When others have not seen it change
-for a while, one of them ends the trial and enqueues the next attempt of the point. Two processes
-may enqueue the same attempt at the same moment: the trial with the smaller number counts, and a
-process that claims the other one discards it. A process that was too slow cannot record a
-result in the trial that was ended.
+Any number of `t2tp_tune` share a study, and each may be killed at any moment. A point is one set of
+values. An attempt at it is a trial in Optuna's study, which exactly one process claims. The process
+records heartbeats; when they stop, Optuna ends the trial, and a new attempt with the same values is
+enqueued. Points are numbered in the order in which they were drawn:
+
+    trial   0         1         2         3                      4
+    point   0         1         2         1, again: 1 was lost   3
 """
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import optuna
+from optuna.storages import RetryHeartbeatStaleTrialCallback, fail_stale_trials
 from optuna.trial import FrozenTrial, TrialState
 
 from t2tp.ranged_hparams import RangedHParams
@@ -25,12 +26,15 @@ from t2tp.trainer.errors import UsageError
 from t2tp.trainer.search.ranges import suggest
 from t2tp.trainer.search.strategies import Sampling
 
-# Attributes of a trial.
-POINT, ATTEMPT, VALUES, ERROR, _HEARTBEAT = "point", "attempt", "hparams", "error", "beat"
-# What Optuna raises if a trial has ended.
+# Attributes of a trial. A new attempt inherits the values of the attempt before it.
+VALUES, ERROR, _CLAIMED, _SURPLUS = "hparams", "error", "claimed", "surplus"
+# Optuna's exceptions for a trial that has ended.
 _ENDED = (RuntimeError, ValueError, optuna.exceptions.OptunaError)
-# Heartbeats in the time after which a trial without any is considered lost.
-_HEARTBEATS = 4
+_RESULT = (TrialState.COMPLETE, TrialState.PRUNED)
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+    retry = RetryHeartbeatStaleTrialCallback()
 
 
 class LostClaimError(RuntimeError):
@@ -41,9 +45,9 @@ class Claim(NamedTuple):
     """A trial that this process runs.
 
     Attributes:
-      trial: of the study.
+      trial: the trial of the study.
       point: index of the point.
-      values: of its hyperparameters.
+      values: values of the point's hyperparameters.
     """
 
     trial: optuna.trial.Trial
@@ -63,14 +67,14 @@ class Ledger:
         lost_after_seconds: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Enqueues the points that the study does not have yet.
+        """Enqueues the points that have failed before again.
 
         Args:
-          study: of the search.
-          ranged: its ranges.
+          study: the study of the search.
+          ranged: ranges of the hyperparameters.
           sampling: how points are drawn.
           points: number of points.
-          lost_after_seconds: a trial is lost if its heartbeat does not change for so long.
+          lost_after_seconds: how long a trial may show no sign of life.
           clock: returns seconds.
         """
         self._study = study
@@ -79,89 +83,82 @@ class Ledger:
         self._points = points
         self._lost_after_seconds = lost_after_seconds
         self._clock = clock
-        self._heartbeats = itertools.count(1)
         self._last_heartbeats: dict[int, float] = {}
-        # Number of a trial of another process -> its heartbeat, and when it was first seen.
-        self._seen: dict[int, tuple[int, float]] = {}
-        self._owned: set[int] = set()
-        known = {trial.user_attrs[POINT] for trial in self.trials()}
-        for point in range(points):
-            if point not in known:
-                self._enqueue(point, 0, sampling.fixed(point))
+        # Number of a trial without an owner -> when it was first seen.
+        self._orphans: dict[int, float] = {}
+        for trial in self.attempts().values():
+            if trial.state == TrialState.FAIL:
+                retry(study, trial)
 
-    def trials(self) -> list[FrozenTrial]:
-        """Returns the trials of the study, without those of other programs."""
-        found = self._study.get_trials(deepcopy=False)
-        return [trial for trial in found if POINT in trial.user_attrs]
-
-    def results(self) -> dict[int, FrozenTrial]:
-        """Returns the ended trial of each point that is done."""
-        trials = self.trials()
-        # Of each point the latest attempt, and of that the trial that was enqueued first.
-        latest = {
-            trial.user_attrs[POINT]: trial
-            for trial in sorted(
-                trials, key=lambda trial: (trial.user_attrs[ATTEMPT], -trial.number)
-            )
-        }
-        return {
-            point: trial
-            for point, trial in latest.items()
-            if trial.state.is_finished() and not _is_lost(trial)
-        }
+    def attempts(self) -> dict[int, FrozenTrial]:
+        """Returns the attempt that counts by point: one with a result, or else the latest."""
+        trials = self._study.get_trials(deepcopy=False)
+        drawn = [each.number for each in trials if _first(each) == each.number]
+        points = {number: point for point, number in enumerate(_without_surplus(drawn, trials))}
+        found: dict[int, FrozenTrial] = {}
+        for trial in trials:
+            point = points.get(_first(trial), self._points)
+            if point < self._points and not (point in found and found[point].state in _RESULT):
+                found[point] = trial
+        return found
 
     def has_success(self) -> bool:
         """Whether a point is done and did not fail."""
-        return any(trial.state != TrialState.FAIL for trial in self.results().values())
+        return any(trial.state in _RESULT for trial in self.attempts().values())
 
     def is_done(self) -> bool:
         """Whether every point is done."""
-        return self.results().keys() >= set(range(self._points))
+        attempts = self.attempts()
+        return len(attempts) == self._points and all(map(_is_done, attempts.values()))
 
     def claim(self) -> Claim | None:
-        """Takes a waiting trial; returns None if there is none."""
-        while any(trial.state == TrialState.WAITING for trial in self.trials()):
+        """Claims a lost trial or draws a new point; returns None if there are none."""
+        fail_stale_trials(self._study)
+        self._rescue_orphans()
+        while True:
+            attempts = self.attempts()
+            waiting = any(each.state == TrialState.WAITING for each in attempts.values())
+            if not waiting and len(attempts) >= self._points:
+                return None
             trial = self._study.ask()
-            trials = self.trials()
-            # None if another process was faster: Optuna has then made a trial of no point.
-            enqueued = next((each for each in trials if each.number == trial.number), None)
-            if enqueued is None or _is_second(enqueued, trials):
-                self._study.tell(trial, state=TrialState.FAIL)
-                continue
-            point = enqueued.user_attrs[POINT]
-            self._owned.add(trial.number)
-            self._study.sampler = self._sampling.sampler(point)
-            try:
-                claim = Claim(trial, point, suggest(trial, self._ranged))
-            except ValueError as error:
-                self._study.tell(trial, state=TrialState.FAIL)
-                self._enqueue_lost()
-                raise UsageError(
-                    f"the ranged set {self._ranged.name} is not the one with which the study was"
-                    f" begun ({error}): give another --study_name, or another --output_dir"
-                ) from error
-            trial.set_user_attr(VALUES, claim.values)
-            self.heartbeat(claim)
-            return claim
-        return None
+            self._beat(trial)
+            attempts = self.attempts()
+            point = next((p for p, each in attempts.items() if each.number == trial.number), None)
+            if point is not None:
+                return self._drawn(trial, point)
+            # Another process drew the last point at the same moment, or has finished this one.
+            trial.set_user_attr(_SURPLUS, True)
+            self._study.tell(trial, state=TrialState.FAIL)
+
+    def _drawn(self, trial: optuna.trial.Trial, point: int) -> Claim:
+        self._study.sampler = self._sampling.sampler(point)
+        try:
+            claim = Claim(trial, point, suggest(trial, self._ranged))
+        except ValueError as error:
+            self._study.tell(trial, state=TrialState.FAIL)
+            raise UsageError(
+                f"the ranged set {self._ranged.name} is not the one with which the study was"
+                f" begun ({error}): give another --study_name, or another --output_dir"
+            ) from error
+        trial.set_user_attr(VALUES, claim.values)
+        trial.set_user_attr(ERROR, "")
+        return claim
 
     def heartbeat(self, claim: Claim) -> None:
         """Shows other processes that the trial is alive, if the last heartbeat is old enough.
 
         Raises:
-          LostClaimError: they have ended the trial.
+          LostClaimError: another process has ended the trial.
         """
-        now, number = self._clock(), claim.trial.number
-        if (
-            now - self._last_heartbeats.get(number, float("-inf"))
-            < self._lost_after_seconds / _HEARTBEATS
-        ):
-            return
-        self._last_heartbeats[number] = now
-        try:
-            claim.trial.set_user_attr(_HEARTBEAT, next(self._heartbeats))
-        except _ENDED as error:
-            raise LostClaimError(f"trial {claim.point} was ended by another process") from error
+        last = self._last_heartbeats[claim.trial.number]
+        if self._clock() - last >= self._lost_after_seconds / 4:
+            with _unless_ended(claim):
+                self._beat(claim.trial)
+
+    def _beat(self, trial: optuna.trial.Trial) -> None:
+        self._last_heartbeats[trial.number] = self._clock()
+        trial.set_user_attr(_CLAIMED, trial.number)  # Raises an error for a trial that has ended.
+        self._study._storage.record_heartbeat(trial._trial_id)  # type: ignore[attr-defined]
 
     def report(self, claim: Claim, step: int, value: float) -> bool:
         """Records an evaluation; returns whether the pruner gives the trial up.
@@ -169,11 +166,9 @@ class Ledger:
         Raises:
           LostClaimError: another process has ended the trial.
         """
-        try:
+        with _unless_ended(claim):
             claim.trial.report(value, step)
             return claim.trial.should_prune()
-        except _ENDED as error:
-            raise LostClaimError(f"trial {claim.point} was ended by another process") from error
 
     def complete(self, claim: Claim, values: Sequence[float]) -> None:
         """Records the result of a trial.
@@ -181,7 +176,8 @@ class Ledger:
         Raises:
           LostClaimError: another process has ended the trial.
         """
-        self._tell(claim, values=values)
+        with _unless_ended(claim):
+            self._study.tell(claim.trial, values)
 
     def prune(self, claim: Claim) -> None:
         """Records that a trial was given up.
@@ -189,91 +185,65 @@ class Ledger:
         Raises:
           LostClaimError: another process has ended the trial.
         """
-        self._tell(claim, state=TrialState.PRUNED)
+        with _unless_ended(claim):
+            self._study.tell(claim.trial, state=TrialState.PRUNED)
 
     def fail(self, claim: Claim, error: str) -> None:
         """Records that a trial failed.
 
         Args:
           claim: the trial.
-          error: what happened.
+          error: the reason.
 
         Raises:
           LostClaimError: another process has ended the trial.
         """
-        self.heartbeat(claim)
-        try:
+        with _unless_ended(claim):
             claim.trial.set_user_attr(ERROR, error)
-        except _ENDED as problem:
-            raise LostClaimError(f"trial {claim.point} was ended by another process") from problem
-        self._tell(claim, state=TrialState.FAIL)
+            self._study.tell(claim.trial, state=TrialState.FAIL)
 
     def release(self, claim: Claim) -> None:
         """Gives a trial back, to be continued by a later claim, of any process."""
-        self._owned.discard(claim.trial.number)
-        self._study.tell(claim.trial.number, state=TrialState.FAIL, skip_if_finished=True)
-        self._enqueue_lost()
+        with contextlib.suppress(LostClaimError), _unless_ended(claim):
+            retry(self._study, self._study.tell(claim.trial, state=TrialState.FAIL))
 
-    def retry_failed(self) -> None:
-        """Enqueues the points that failed again."""
-        for trial in self.results().values():
-            if trial.state == TrialState.FAIL:
-                self._enqueue_next(trial)
+    def _rescue_orphans(self) -> None:
+        """Enqueues points again whose process was killed where Optuna does not notice it.
 
-    def sweep(self) -> None:
-        """Ends the trials whose processes are lost, and enqueues their points again."""
-        now = self._clock()
-        for trial in self.trials():
-            if trial.state != TrialState.RUNNING or trial.number in self._owned:
+        Optuna knows no heartbeat between the claim of a trial and its first heartbeat, and none
+        between the end of a lost trial and its next attempt.
+        """
+        for trial in self.attempts().values():
+            is_claimed = trial.user_attrs.get(_CLAIMED) == trial.number
+            is_running = trial.state == TrialState.RUNNING and not is_claimed
+            if not is_running and (trial.state != TrialState.FAIL or _is_done(trial)):
                 continue
-            heartbeat = trial.user_attrs.get(_HEARTBEAT, 0)
-            known = self._seen.get(trial.number)
-            if known is None or known[0] != heartbeat:
-                self._seen[trial.number] = (heartbeat, now)
-            elif now - known[1] > self._lost_after_seconds:
-                self._end_lost(trial.number)
-        self._enqueue_lost()
-
-    def _end_lost(self, number: int) -> None:
-        try:
-            self._study.tell(number, state=TrialState.FAIL, skip_if_finished=True)
-        except _ENDED:
-            return  # Another process was faster, or the trial has just ended by itself.
-
-    def _enqueue_lost(self) -> None:
-        """Enqueues the next attempt of each lost trial that has none."""
-        trials = self.trials()
-        for trial in trials:
-            if _is_lost(trial) and not _is_second(trial, trials):
-                self._enqueue_next(trial)
-
-    def _enqueue_next(self, trial: FrozenTrial) -> None:
-        point, attempt = trial.user_attrs[POINT], trial.user_attrs[ATTEMPT] + 1
-        if not any(_key(each) == (point, attempt) for each in self.trials()):
-            # What was drawn before the process was lost stays.
-            self._enqueue(point, attempt, {**trial.system_attrs["fixed_params"], **trial.params})
-
-    def _enqueue(self, point: int, attempt: int, params: Mapping[str, Any]) -> None:
-        self._study.enqueue_trial(dict(params), user_attrs={POINT: point, ATTEMPT: attempt})
-
-    def _tell(self, claim: Claim, **result: Any) -> None:
-        try:
-            self._study.tell(claim.trial.number, **result)
-        except _ENDED as error:
-            raise LostClaimError(f"trial {claim.point} was ended by another process") from error
-        finally:
-            self._owned.discard(claim.trial.number)
+            seen = self._orphans.setdefault(trial.number, self._clock())
+            if self._clock() - seen > self._lost_after_seconds:
+                self._study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
+                retry(self._study, trial)
 
 
-def _key(trial: FrozenTrial) -> tuple[int, int]:
-    return trial.user_attrs[POINT], trial.user_attrs[ATTEMPT]
+def _first(trial: FrozenTrial) -> int:
+    """Returns the number of the first attempt at a trial's point."""
+    number = RetryHeartbeatStaleTrialCallback.retried_trial_number(trial)
+    return trial.number if number is None else number
 
 
-def _is_lost(trial: FrozenTrial) -> bool:
-    """Whether a trial ended without a result of its own."""
-    return trial.state == TrialState.FAIL and ERROR not in trial.user_attrs
+def _without_surplus(numbers: Sequence[int], trials: Sequence[FrozenTrial]) -> list[int]:
+    return [number for number in numbers if _SURPLUS not in trials[number].user_attrs]
 
 
-def _is_second(trial: FrozenTrial, trials: Sequence[FrozenTrial]) -> bool:
-    """Whether another trial of the same attempt was enqueued before."""
-    return any(each.number < trial.number and _key(each) == _key(trial) for each in trials)
+def _is_done(trial: FrozenTrial) -> bool:
+    """Whether a trial ended with a result or an error of its own, and was not lost."""
+    return trial.state in _RESULT or bool(
+        trial.state == TrialState.FAIL and trial.user_attrs.get(ERROR)
+    )
+
+
+@contextlib.contextmanager
+def _unless_ended(claim: Claim) -> Iterator[None]:
+    try:
+        yield
+    except _ENDED as error:
+        raise LostClaimError(f"trial {claim.point} was ended by another process") from error

@@ -1,4 +1,4 @@
-"""What a search has found: a table, the importance of hparams, TensorBoard's page HPARAMS."""
+"""The results of a search: a table, the importance of hparams, TensorBoard's page HPARAMS."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from t2tp.trainer.search.objectives import Objective
 
 IMPORTANCE_FILE = "importance-{}.html"
 
-# Of fewer trials no importance can be computed.
+# With fewer trials no importance can be computed.
 _FEW = 5
 
 
@@ -34,11 +34,11 @@ def table(
     """Formats a line per trial: the best first, then pruned and failed ones.
 
     Args:
-      study: of the search.
-      results: index of the point -> its trial.
-      objectives: what trials are compared by; of several, the trials that no other one surpasses
-        in all come first and are marked by a star.
-      directory: of the search.
+      study: the study of the search.
+      results: the ended trials, by the index of their points.
+      objectives: metrics to compare trials by. With several, the trials that no other trial
+        surpasses in all of them come first, marked by a star.
+      directory: directory of the search.
     """
     best = {trial.number for trial in study.best_trials} if len(objectives) > 1 else set()
     front = {point for point, trial in results.items() if trial.number in best}
@@ -75,7 +75,7 @@ def importances(study: optuna.Study, objectives: Sequence[Objective], directory:
         if len(complete) < _FEW or len({target(trial) for trial in complete}) < 2:
             continue
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Of what the user has not chosen.
+            warnings.simplefilter("ignore")  # About choices that the user has not made.
             shares = optuna.importance.get_param_importances(study, target=target)
             figure = optuna.visualization.plot_param_importances(
                 study, target=target, target_name=objective.metric
@@ -91,7 +91,7 @@ def importances(study: optuna.Study, objectives: Sequence[Objective], directory:
 def describe_to_tensorboard(
     ranged: RangedHParams, objectives: Sequence[Objective], directory: Path
 ) -> None:
-    """Writes what TensorBoard's HPARAMS page shows: hyperparameters of the search, and metrics.
+    """Writes the hyperparameters and metrics of the search for TensorBoard's HPARAMS page.
 
     The values are in the events of the trials, and the metrics in those of their evaluations.
     """

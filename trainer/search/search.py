@@ -16,7 +16,8 @@ from t2tp.trainer.search.ledger import Claim, Ledger, LostClaimError
 from t2tp.trainer.search.objectives import Objective
 from t2tp.trainer.search.trial_run import TrialRun
 
-# So many failures before the first success are taken for a mistake in the flags of all trials.
+# This number of failures before the first success ends the search: the flags of all trials are
+# probably wrong.
 _FAILURES = 3
 _POLL_SECONDS = 0.2
 
@@ -39,12 +40,12 @@ class Search:
         """Starts nothing yet.
 
         Args:
-          ledger: of the study.
-          command: the command that trains a trial.
-          directory: of the search.
-          objectives: what trials are compared by; the first decides which are pruned.
-          devices: of each of the trials that run at once.
-          prunes_before: trials are not pruned from this step on; 0: never.
+          ledger: the points and trials of the study.
+          command: returns the command that trains a trial.
+          directory: directory of the search.
+          objectives: metrics to compare trials by; the first decides which are pruned.
+          devices: one entry for each trial that runs at once.
+          prunes_before: step from which on trials are not pruned; 0: never prune.
         """
         self._ledger = ledger
         self._command = command
@@ -54,17 +55,18 @@ class Search:
         self._logs = len(devices) > 1
         self._prunes_before = prunes_before
         self._runs: list[TrialRun] = []
-        # Of the runs that are started.
+        # Processes of the runs that have started.
         self._processes: list[subprocess.Popen] = []
         self._signals: list[int] = []
         self._failed = 0
         self._exit_code = 0
+        self._last_failure = 1
 
     def run(self) -> int:
         """Runs trials until every point of the study is done.
 
         Returns:
-          0, or the exit code of the last trial that failed if all did.
+          0, or, if all trials failed, the exit code of the last one.
 
         Raises:
           Interrupted: by a signal, which the trials also received.
@@ -73,7 +75,6 @@ class Search:
         try:
             with children.forwarded_signals(self._processes) as self._signals:
                 while not self._is_over():
-                    self._ledger.sweep()
                     self._start_trials()
                     for run in list(self._runs):
                         self._look_after(run)
@@ -84,7 +85,7 @@ class Search:
             for run in self._runs:
                 run.wait()
                 self._ledger.release(run.claim)
-        return self._exit_code
+        return self._exit_code or (0 if self._ledger.has_success() else self._last_failure)
 
     def _is_over(self) -> bool:
         if self._runs:
@@ -168,9 +169,9 @@ class Search:
         say(f"trial {run.claim.point} failed: {error}{run.last_line()}")
         self._ledger.fail(run.claim, error)
         self._failed += 1
+        self._last_failure = code
         if self._failed >= _FAILURES and not self._ledger.has_success():
             self._exit_code = code
-            self._ledger.retry_failed()
             for other in self._runs:
                 other.stop()
 
@@ -182,5 +183,5 @@ class Search:
 
 
 def say(text: str) -> None:
-    """Prints a line for the user, beside the output of the trials."""
+    """Prints a line for the user, among the output of the trials."""
     print(f"t2tp_tune: {text}", file=sys.stderr, flush=True)

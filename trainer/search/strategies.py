@@ -1,19 +1,15 @@
-"""The samplers and pruners of `t2tp_tune`: which points are tried, and which are given up."""
+"""The samplers and pruners of `t2tp_tune`: which points are tried, and which stop early."""
 
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import optuna
 
 from t2tp.ranged_hparams import RangedHParams
 from t2tp.trainer.search.ranges import parameters
 
-SAMPLERS = ("random", "tpe", "cmaes", "grid")
-PRUNERS = ("none", "median", "asha", "hyperband")
-
-# Of the trials that reach a rung of ASHA or Hyperband, one in so many goes on.
+# One in three trials continues after a rung of ASHA or Hyperband.
 _REDUCTION = 3
 
 
@@ -28,9 +24,9 @@ class Sampling:
         """Sets the sampler.
 
         Args:
-          name: one of SAMPLERS.
+          name: sampler of --sampler.
           ranged: the ranges.
-          grid_points: values of an interval in a grid.
+          grid_points: number of values of an interval in a grid.
         """
         self._name = name
         self._ranged = ranged
@@ -39,17 +35,8 @@ class Sampling:
         random.Random(ranged.name).shuffle(self._grid)
         self.grid_size = len(self._grid) if name == "grid" else None
 
-    def fixed(self, point: int) -> dict[str, Any]:
-        """Returns the parameters of a point that do not depend on other trials.
-
-        Points of `random` are those of `t2tp_trainer --trial`.
-        """
-        if self._name == "random":
-            return parameters(self._ranged, self._ranged.sample_trial(point))
-        return parameters(self._ranged, self._grid[point]) if self._name == "grid" else {}
-
     def sampler(self, point: int) -> optuna.samplers.BaseSampler:
-        """Makes the sampler that draws the other parameters of a point.
+        """Makes the sampler that draws a point; `random` draws the one of `t2tp_trainer --trial`.
 
         The seed is the point's index: samplers of one seed in several processes would all draw the
         same values.
@@ -58,16 +45,18 @@ class Sampling:
             return optuna.samplers.CmaEsSampler(seed=point, warn_independent_sampling=False)
         if self._name == "tpe":
             return optuna.samplers.TPESampler(seed=point)
-        return optuna.samplers.RandomSampler(seed=point)
+        values = self._ranged.sample_trial(point) if self._name == "random" else self._grid[point]
+        fixed = parameters(self._ranged, values)
+        return optuna.samplers.PartialFixedSampler(fixed, optuna.samplers.RandomSampler(seed=point))
 
 
 def pruner_of(name: str, first_step: int, last_step: int) -> optuna.pruners.BasePruner:
     """Makes a pruner.
 
     Args:
-      name: one of PRUNERS.
+      name: pruner of --pruner.
       first_step: training step of the first evaluation.
-      last_step: that of the last.
+      last_step: training step of the last evaluation.
     """
     if name == "median":
         return optuna.pruners.MedianPruner()

@@ -66,7 +66,8 @@ def _train(flags, learning_rate: float, directory: Path) -> int:
             time.sleep(0.2)
         with (directory / "steps").open("a") as steps:
             steps.write(f"{step}\n")
-        record.add(step, {"loss": loss(learning_rate, step), "rate": learning_rate})
+        scores = {"loss": loss(learning_rate, step), "accuracy": -learning_rate}
+        record.add(step, {**scores, "rate": learning_rate})
     return 0
 
 

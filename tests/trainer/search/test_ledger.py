@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import optuna
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from optuna.trial import TrialState
 
 from t2tp.ranged_hparams import RangedHParams
 from t2tp.trainer.errors import UsageError
-from t2tp.trainer.search.ledger import Ledger, LostClaimError
+from t2tp.trainer.search.ledger import Claim, Ledger, LostClaimError, retry
 from t2tp.trainer.search.objectives import Objective
 from t2tp.trainer.search.storage import open_study
 from t2tp.trainer.search.strategies import Sampling, pruner_of
@@ -37,16 +39,20 @@ def address(study_address) -> str:
 
 def pytest_generate_tests(metafunc):
     if "address" in metafunc.fixturenames:
-        stores = ["journal", "sqlite", "postgresql"]
-        metafunc.parametrize("study_address", stores, indirect=True)
+        metafunc.parametrize("study_address", ["sqlite", "postgresql"], indirect=True)
 
 
-def _ledger(address, points=3, clock=None, ranged=None, sampler="tpe") -> Ledger:
+def _ledger(address, points=3, clock=None, ranged=None, sampler="tpe", lost_after=10.0) -> Ledger:
     """A ledger as a process of its own has it."""
     ranged = ranged or _ranged()
-    sampling = Sampling(sampler, ranged, 3)
-    study = open_study(address, "s", "mine", LOSS)
-    return Ledger(study, ranged, sampling, points, 10.0, clock or Clock())
+    study = open_study(address, "s", "mine", LOSS, lost_after)
+    return Ledger(study, ranged, Sampling(sampler, ranged, 3), points, lost_after, clock or Clock())
+
+
+def _wait_for_claim(ledger: Ledger) -> Claim:
+    while (claim := ledger.claim()) is None:
+        time.sleep(0.05)
+    return claim
 
 
 def test_points_are_claimed_once(address):
@@ -59,94 +65,59 @@ def test_points_are_claimed_once(address):
     assert one.is_done() and two.is_done()
 
 
-def test_points_that_two_processes_enqueue_are_run_once(address, monkeypatch):
-    """The second one has looked before the first one has enqueued any."""
-    ranged = _ranged()
-    empty = open_study(address, "s", "mine", LOSS)
-    _ledger(address)
-    with monkeypatch.context() as patched:
-        patched.setattr(Ledger, "trials", lambda self: [])
-        Ledger(empty, ranged, Sampling("tpe", ranged, 3), 3, 10.0)
-    ledger = _ledger(address)
-    points = []
-    while (claim := ledger.claim()) is not None:
-        points.append(claim.point)
-        ledger.complete(claim, [0.0])
-    assert sorted(points) == [0, 1, 2] and ledger.is_done()
+def test_processes_that_draw_at_the_same_moment_draw_no_point_too_many(address):
+    """Each has looked before the others have drawn."""
+    ledgers = [_ledger(address, 2) for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        claims = [each for each in pool.map(lambda ledger: ledger.claim(), ledgers) if each]
+    assert sorted(claim.point for claim in claims) == [0, 1]
+    (later,) = [_ledger(address, 3).claim()]
+    assert later.point == 2
 
 
 def test_a_lost_trial_goes_on_with_the_same_values(address):
-    clock = Clock()
-    dead, alive = _ledger(address, 1), _ledger(address, 1, clock)
+    dead = _ledger(address, 1, lost_after=1.0)
     lost = dead.claim()
-    alive.sweep()
-    clock.now = 11.0
-    alive.sweep()
-    found = alive.claim()
+    alive = _ledger(address, 1, lost_after=1.0)
+    found = _wait_for_claim(alive)
     assert (found.point, found.values) == (lost.point, lost.values)
     alive.complete(found, [1.0])
     assert alive.is_done()
     with pytest.raises(LostClaimError):
         dead.complete(lost, [2.0])
-    assert alive.results()[0].values == [1.0]
+    assert alive.attempts()[0].values == [1.0]
 
 
-def test_a_trial_with_a_heartbeat_is_not_lost(address):
+@pytest.mark.parametrize("state", [TrialState.RUNNING, TrialState.FAIL])
+def test_a_process_that_dies_where_no_heartbeat_is_missed_loses_nothing(address, state):
+    """After it has claimed a trial, or before it has enqueued a lost one again."""
     clock = Clock()
-    busy, other = _ledger(address, 1, clock), _ledger(address, 1, clock)
-    claim = busy.claim()
-    for _ in range(5):
-        clock.now += 6.0
-        busy.heartbeat(claim)
-        other.sweep()
-    assert other.claim() is None
-
-
-def test_a_process_that_dies_between_ending_a_trial_and_enqueueing_it_again_loses_nothing(
-    address, monkeypatch
-):
-    clock = Clock()
-    dead, dies, alive = _ledger(address, 1), _ledger(address, 1, clock), _ledger(address, 1)
-    lost = dead.claim()
-    dies.sweep()
+    alive = _ledger(address, 1, clock)
+    trial = open_study(address, "s", "mine", LOSS, 10.0).ask()
+    if state == TrialState.FAIL:
+        open_study(address, "s", "mine", LOSS, 10.0).tell(trial, state=state)
+    assert alive.claim() is None and not alive.is_done()
     clock.now = 11.0
-    with monkeypatch.context() as patched:
-        patched.setattr(Ledger, "_enqueue_lost", lambda self: None)
-        dies.sweep()
-    alive.sweep()
-    assert alive.claim().values == lost.values
+    assert alive.claim().point == 0
 
 
-def test_a_trial_that_is_enqueued_again_twice_is_run_once(address, monkeypatch):
+def test_a_trial_that_is_enqueued_again_twice_counts_once(address):
     one = _ledger(address, 1)
     one.release(one.claim())
-    (first, _) = one.trials()
-    one._enqueue_next(first)
-    with monkeypatch.context() as patched:  # Another process that saw no second attempt.
-        patched.setattr(Ledger, "trials", lambda self: [first])
-        one._enqueue_next(first)
-    assert len(one.trials()) == 3
-    one.complete(one.claim(), [0.0])
+    retry(open_study(address, "s", "mine", LOSS, 10.0), one.attempts()[0])
+    claim = one.claim()
+    one.complete(claim, [0.0])
     assert one.claim() is None and one.is_done()
-    one.sweep()
-    assert one.claim() is None
 
 
-def test_a_trial_of_another_program_is_left_alone(address):
-    ledger = _ledger(address, 1)
-    open_study(address, "s", "mine", LOSS).enqueue_trial({"rate": 0.5})
-    assert ledger.claim().point == 0
-    assert ledger.claim() is None
-
-
-def test_failed_points_are_done_until_they_are_retried(address):
+def test_failed_points_are_done_until_a_search_starts_again(address):
     ledger = _ledger(address, 1)
     ledger.fail(ledger.claim(), "exit code 1")
     assert ledger.is_done() and not ledger.has_success() and ledger.claim() is None
-    ledger.retry_failed()
-    assert not ledger.is_done()
-    ledger.complete(ledger.claim(), [0.0])
-    assert ledger.results()[0].state == TrialState.COMPLETE
+    again = _ledger(address, 1)
+    assert not again.is_done()
+    again.complete(again.claim(), [0.0])
+    assert again.attempts()[0].state == TrialState.COMPLETE
 
 
 def test_points_of_a_grid_are_all_tried(address):
@@ -160,9 +131,9 @@ def test_points_of_a_grid_are_all_tried(address):
 def test_a_study_of_something_else_is_refused(address):
     _ledger(address)
     with pytest.raises(UsageError, match="searches mine by loss"):
-        open_study(address, "s", "mine", [Objective("accuracy", False)])
+        open_study(address, "s", "mine", [Objective("accuracy", False)], 10.0)
     with pytest.raises(UsageError, match="searches mine by loss"):
-        open_study(address, "s", "mine", [Objective("loss", False)])
+        open_study(address, "s", "mine", [Objective("loss", False)], 10.0)
 
 
 def test_other_ranges_than_before_are_refused(address):
@@ -175,21 +146,12 @@ def test_other_ranges_than_before_are_refused(address):
         _ledger(address, 1, ranged=other).claim()
 
 
-def test_half_a_line_of_a_killed_process_does_no_harm(tmp_path):
-    address = f"journal:{tmp_path / 'study'}"
-    claim = _ledger(address).claim()
-    with (tmp_path / "study").open("ab") as file:
-        file.write(b'{"op_code": 6, "work')
-    after = _ledger(address)
-    assert sorted(each.point for each in (claim, after.claim(), after.claim())) == [0, 1, 2]
-
-
-def _run(pruner: str, parallel: int, points: int, steps: range) -> tuple[float, int]:
+def _run(address: str, pruner: str, parallel: int, points: int, steps: range) -> tuple[float, int]:
     """Returns the best value of a search whose losses are computed, and the steps that it took."""
     ranged = RangedHParams("mine")
     ranged.set_float("rate", 1e-4, 1e-1, scale=ranged.LOG_SCALE)
     ranged.set_discrete("width", [1, 2])
-    study = optuna.create_study()
+    study = open_study(address, pruner, "mine", LOSS, 1000.0)
     study.pruner = pruner_of(pruner, steps[0], steps[-1])
     ledger = Ledger(study, ranged, Sampling("grid", ranged, points), points * 2, 10.0)
     running, best, taken = {}, float("inf"), 0
@@ -211,10 +173,11 @@ def _run(pruner: str, parallel: int, points: int, steps: range) -> tuple[float, 
     return best, taken
 
 
+@pytest.mark.parametrize("study_address", ["sqlite"], indirect=True)
 @pytest.mark.parametrize("pruner", ["asha", "hyperband", "median"])
-def test_pruners_find_what_the_full_grid_finds_in_fewer_steps(pruner):
+def test_pruners_find_what_the_full_grid_finds_in_fewer_steps(study_address, pruner):
     steps = range(10, 271, 10)
-    best, all_steps = _run("none", 4, 12, steps)
-    found, taken = _run(pruner, 4, 12, steps)
+    best, all_steps = _run(study_address, "none", 4, 12, steps)
+    found, taken = _run(study_address, pruner, 4, 12, steps)
     assert found <= 1.02 * best
     assert taken <= (0.4 if pruner == "asha" else 0.9) * all_steps
