@@ -20,8 +20,8 @@ from t2tp.trainer.cli.programs import t2tp_tune as main
 from t2tp.trainer.run_dir.evaluation_record import EvaluationRecord
 
 FAKE = ("tests.trainer.cli.fake_trainer",)
-PLACE = ["--problem=languagemodel_python_stdlib", "--hparams_set=transformer_lm_tiny", "--data_dir=d"]
-FLAGS = ["--", *PLACE, "--model=m"]
+PROBLEM = "--problem=languagemodel_python_stdlib"
+FLAGS = ["--", PROBLEM, "--hparams_set=transformer_lm_tiny", "--data_dir=d", "--model=m"]
 MANY = ["--parallel_trials=99", "--devices_per_trial=9"]
 BOTH = "--metric=loss,accuracy"
 BEYOND = ["--sampler=grid", "--trials=9999"]

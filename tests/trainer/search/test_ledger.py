@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from optuna.trial import TrialState
@@ -66,13 +65,22 @@ def test_points_are_claimed_once(address):
 
 
 def test_processes_that_draw_at_the_same_moment_draw_no_point_too_many(address):
-    """Each has looked before the others have drawn."""
-    ledgers = [_ledger(address, 2) for _ in range(4)]
-    with ThreadPoolExecutor(4) as pool:
-        claims = [each for each in pool.map(lambda ledger: ledger.claim(), ledgers) if each]
-    assert sorted(claim.point for claim in claims) == [0, 1]
-    (later,) = [_ledger(address, 3).claim()]
-    assert later.point == 2
+    """The second one looks before the first one draws, and draws after it."""
+    first, ranged = _ledger(address, 1), _ranged()
+    study = open_study(address, "s", "mine", LOSS, 10.0)
+    ask, claims = study.ask, []
+
+    def ask_after_the_first_one():
+        claims.append(first.claim())
+        return ask()
+
+    study.ask = ask_after_the_first_one
+    second = Ledger(study, ranged, Sampling("tpe", ranged, 3), 1, 10.0)
+    assert second.claim() is None
+    assert claims[0].point == 0
+    later = _ledger(address, 2)
+    assert later.claim().point == 1
+    assert later.claim() is None
 
 
 def test_a_lost_trial_goes_on_with_the_same_values(address):
