@@ -93,6 +93,7 @@ class Adafactor(Optimizer):
             kept,
             [self._learning_rate, squares.outputs[0], *squares.inputs],
             functools.partial(self._assign, statistics.moments, var.size, weight_decay),
+            is_local=True,
         )
 
     def _assign(

@@ -46,6 +46,7 @@ class Adam(Optimizer):
                 [var, slot(var, "adam_m"), slot(var, "adam_v")],
                 [mtf.cast(grad, tf.float32), self._learning_rate, *powers],
                 functools.partial(self._update, decay),
+                is_local=True,
             )
             for grad, var, decay in zip(
                 grads, variables, self._weight_decay.of_each(variables), strict=True

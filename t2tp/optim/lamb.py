@@ -70,6 +70,7 @@ class Lamb(Optimizer):
                 op.variables,
                 [self._learning_rate, *op.outputs, *op.direction_inputs],
                 functools.partial(self._update, op.direction),
+                is_local=True,
             )
             for op in directions
         ]

@@ -43,6 +43,7 @@ class Lion(Optimizer):
                 [var, slot(var, "lion_m")],
                 [mtf.cast(grad, tf.float32), self._learning_rate],
                 functools.partial(self._update, decay),
+                is_local=True,
             )
             for grad, var, decay in zip(
                 grads, variables, self._weight_decay.of_each(variables), strict=True

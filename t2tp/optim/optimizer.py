@@ -108,6 +108,8 @@ class UpdateOperation(mtf.Assign):
         variables: list[mtf.Variable],
         inputs: list[mtf.Tensor],
         update: Callable[..., None],
+        *,
+        is_local: bool = False,
     ) -> None:
         """Creates the operation.
 
@@ -117,13 +119,16 @@ class UpdateOperation(mtf.Assign):
           inputs: the gradient, and small tensors.
           update: called with the processor's slices of the variables (`tf.Variable`), then of the
             inputs (`tf.Tensor`); assigns.
+          is_local: whether `update` has no collectives. Abstract programs then skip it; by default
+            they lower it, so that reports and plans count its collectives.
         """
         super().__init__(variables, inputs, assign_fn=None, name=name)
         self._update = update
+        self._is_local = is_local
 
     def is_local(self, layout: Layout) -> bool:
         del layout
-        return True
+        return self._is_local
 
     def lower(self, lowering: Lowering) -> None:
         slices = [variable_slice(lowering, x) for x in self.variables]

@@ -52,6 +52,7 @@ class Sgd(Optimizer):
                 [var, slot(var, "momentum")] if self._momentum else [var],
                 [mtf.cast(grad, tf.float32), self._learning_rate],
                 functools.partial(self._move if self._momentum else self._descend, decay),
+                is_local=True,
             )
             for grad, var, decay in zip(
                 grads, variables, self._weight_decay.of_each(variables), strict=True
