@@ -166,12 +166,6 @@ def _log_as_at_the_start() -> None:
     logging.set_verbosity(VERBOSITY)
 
 
-@pytest.fixture(autouse=True)
-def _joint_programs_are_of_cpus(request: pytest.FixtureRequest) -> None:
-    if os.environ.get("T2TP_TEST_GPU") and request.node.get_closest_marker("joint"):
-        pytest.skip("only the programs of virtual CPUs become one")
-
-
 @pytest.fixture(autouse=True, scope="session")
 def _quiet_mesh_tensorflow() -> None:
     """mesh-tensorflow warns of every variable without an initializer."""

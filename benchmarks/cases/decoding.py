@@ -30,13 +30,11 @@ def _peers(mesh: str, batch: int, size: str) -> list[Peer]:
         f"--data={data}",
         f"--model={model}",
     ]
-    compiled = [*options, "--xla"]
-    # As t2tp_decoder has it unless there is little to do, and the other way.
-    both = {"t2tp": compiled, "t2tp, not compiled": options}
-    if model == "1" and data != "1":
-        both = {"t2tp": options, "t2tp, compiled": compiled}
+    ours = {"t2tp": options}
+    if data == model == "1":  # As t2tp_decoder has it unless there is little to do.
+        ours = {"t2tp": [*options, "--xla"], "t2tp, not compiled": options}
     return [
-        *(Peer(name, "decode_ours", arguments) for name, arguments in both.items()),
+        *(Peer(name, "decode_ours", arguments) for name, arguments in ours.items()),
         Peer("transformers (PyTorch)", "decode_transformers", options, "torch"),
         Peer("transformers, compiled", "decode_transformers", [*options, "--compile"], "torch"),
     ]

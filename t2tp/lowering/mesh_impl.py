@@ -81,13 +81,11 @@ class Target(NamedTuple):
       on_cpu: whether the processors are CPUs.
       compiles_regions: whether XLA compiles the regions that operations mark.
       compiles_step: whether XLA compiles the whole step.
-      leaves_loops_together: whether no processor leaves a loop before the others do.
     """
 
     on_cpu: bool
     compiles_regions: bool
     compiles_step: bool
-    leaves_loops_together: bool
 
     @property
     def scatters_copy(self) -> bool:

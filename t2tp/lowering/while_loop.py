@@ -131,8 +131,6 @@ class _Condition:
         """Combines the answers of all processors that differ only along some mesh axes."""
         split = self._mesh_impl.tensor_layout(self._op._cond_output.shape)
         names = self._mesh_impl.shape.dimension_names
-        if self._mesh_impl.target.leaves_loops_together:
-            axes = names
         separate = self._mesh_impl.layout.axes.separate(axis for axis in split if axis is not None)
         chosen = [axis for axis in separate if names[axis] in axes]
         collectives = self._mesh_impl.collectives

@@ -14,7 +14,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import tensorflow as tf
 
@@ -44,10 +43,6 @@ class _Keys:
 _group_keys, _instance_keys = _Keys(), _Keys()
 _axes_keys: dict[tuple, int] = {}
 _pair_keys: dict[tuple, int] = {}
-
-# For each processor of the mesh, the members of its group, in their order; of a send and receive,
-# the processor that it receives from, if there is one.
-Groups: TypeAlias = "Sequence[Sequence[int]]"
 
 
 @dataclass(frozen=True)
@@ -104,11 +99,11 @@ class _Group:
 
     Attributes:
       key: its number, an int32 scalar, in the program of one of them.
-      members: the groups of all processors.
+      size: number of members.
     """
 
     key: tf.Tensor
-    members: Groups
+    size: int
 
 
 class Collectives:
@@ -116,7 +111,6 @@ class Collectives:
 
     Attributes:
       log: the collectives emitted so far.
-      groups: those of the collectives, by the instance keys of TensorFlow's operations.
     """
 
     def __init__(
@@ -145,7 +139,6 @@ class Collectives:
         self._operation = ""
         self._times = 1
         self.log: list[Collective] = []
-        self.groups: dict[int, Groups] = {}
 
     @contextlib.contextmanager
     def attributed_to(self, operation: str) -> Iterator[None]:
@@ -351,7 +344,6 @@ class Collectives:
         receiver_of = {sender: pnum for pnum, sender in enumerate(sources)}
         receivers = [receiver_of.get(pnum) for pnum in range(count)]
         instance = _instance_keys.take()
-        self.groups[instance] = [[] if s is None else [s] for s in sources]
         key, this = self._pair_key(), self._pnum
 
         def send() -> tf.Tensor:
@@ -400,9 +392,7 @@ class Collectives:
             place = self._coordinate_of(pnum, axis)
             following = numbers[(place + step) % len(numbers)]
             receivers.append(pnum - numbers[place] + following)
-        instance = _instance_keys.take()
-        self.groups[instance] = [[sender] for sender in _inverted(receivers)]
-        return Wire(self, axis, receivers, self._pair_key(), instance)
+        return Wire(self, axis, receivers, self._pair_key(), _instance_keys.take())
 
     def _broadcast(self, x: tf.Tensor, axis: int, source: int) -> tf.Tensor:
         """The `x` of one member: the others add zeros to it, as integers, which keeps every bit."""
@@ -458,7 +448,7 @@ class Collectives:
         partner = tf.gather(tf.constant(partners, tf.int32), place)
         numbers = tf.constant(self._numbers_along(axis), tf.int32)
         other = self._pnum + tf.gather(numbers, partner) - tf.gather(numbers, place)
-        pair = self._pair(axis, other, partners)
+        pair = self._pair(other)
         both = self._emit(tf.raw_ops.CollectiveGatherV2, x[None], pair)
         both = tf.ensure_shape(both, [2, *x.shape])
         return tf.gather(both, tf.cast(self._pnum < other, tf.int32))
@@ -467,39 +457,20 @@ class Collectives:
         self, raw_op: Callable[..., tf.Tensor], x: tf.Tensor, group: _Group, **merging: str
     ) -> tf.Tensor:
         """One of TensorFlow's operations, on `x` of all members of the group."""
-        instance = _instance_keys.take()
-        self.groups[instance] = group.members
         return raw_op(
             input=x,
-            group_size=len(group.members[0]),
+            group_size=group.size,
             group_key=group.key,
-            instance_key=instance,
+            instance_key=_instance_keys.take(),
             ordering_token=[],
             communication_hint=self._hint,
             **merging,
         )
 
-    def _pair(self, axis: int, other: tf.Tensor, partners: Sequence[int]) -> _Group:
-        """Returns the group of this processor and another one of its group along an axis.
-
-        Args:
-          axis: of the mesh, or a joint one.
-          other: the number of the other one.
-          partners: the coordinate of the partner of each member.
-        """
-        count = len(self._devices)
+    def _pair(self, other: tf.Tensor) -> _Group:
+        """Returns the group of this processor and another one."""
         low, high = tf.minimum(self._pnum, other), tf.maximum(self._pnum, other)
-        members = []
-        numbers = self._numbers_along(axis)
-        for base in range(count):
-            if any(base // self._axes.stride(p) % self._axes.size(p) for p in self._parts(axis)):
-                continue
-            members += [
-                (base + numbers[i], sorted((base + numbers[i], base + numbers[partners[i]])))
-                for i in range(len(partners))
-            ]
-        in_order = [pair for _, pair in sorted(members)]
-        return _Group(self._pair_key() + low * count + high, in_order)
+        return _Group(self._pair_key() + low * len(self._devices) + high, 2)
 
     def _pair_key(self) -> int:
         """Returns the first of the keys of pairs of devices (a, b): it + a * count + b.
@@ -553,8 +524,7 @@ class Collectives:
             for axis, size in enumerate(sizes):
                 if axis not in axes:
                     group = group * size + self.coordinate(axis)
-            members = self._axes.groups(self._names(axes))
-            self._groups[where] = _Group(group + _axes_keys[identity], members)
+            self._groups[where] = _Group(group + _axes_keys[identity], self._size(axes))
         return self._groups[where]
 
     def _names(self, axes: Sequence[int]) -> tuple[str, ...]:

@@ -136,7 +136,6 @@ def connect(
     process_id: int | None = None,
     coordinator: str | None = None,
     time_limit: float = TIME_LIMIT,
-    joint: bool = False,
 ) -> Cluster:
     """Finds (or, on CPU, creates) the devices for a mesh of `num_processors` processors.
 
@@ -152,8 +151,6 @@ def connect(
       process_id: index of this process, from 0.
       coordinator: `host:port`, a free port on the host of process 0.
       time_limit: seconds that processors wait for each other before they give up.
-      joint: whether XLA merges the programs of all virtual CPU devices into one, whose operations
-        may use all cores; operations of separate programs get one device's share of them.
 
     Raises:
       ValueError: the number of devices is not the size of the mesh, the processes contradict each
@@ -178,7 +175,7 @@ def connect(
         )
         if gpus and not _cards_are_whole():
             gpus = gpus[:num_processors]  # Partitioned to try layouts out, like virtual CPUs.
-        devices = gpus or _virtual_cpus(num_processors, joint)
+        devices = gpus or _virtual_cpus(num_processors)
     if len(devices) != num_processors:
         raise ValueError(
             f"The mesh has {num_processors} processors, but there are {len(devices)} devices:"
@@ -234,7 +231,7 @@ def _local_devices(each: int) -> str:
     _check_not_too_many(each)
     _skip_passes()
     try:
-        _make_virtual_cpus(each, joint=False)
+        _make_virtual_cpus(each)
     except RuntimeError as error:
         raise ValueError(
             "TensorFlow has started up already, as the only process: connect to the others before"
@@ -273,8 +270,8 @@ def _check_not_too_many(count: int) -> None:
         )
 
 
-def _make_virtual_cpus(count: int, joint: bool) -> None:
-    """Creates the devices and gives each its share of the cores, unless they run a merged program.
+def _make_virtual_cpus(count: int) -> None:
+    """Creates the devices and gives each its share of the cores.
 
     An operation that is parallelized over all cores while other devices keep them busy costs more
     than it gains: 2x4 devices on 2 cores ran 20 % faster without.
@@ -287,7 +284,7 @@ def _make_virtual_cpus(count: int, joint: bool) -> None:
         [tf.config.LogicalDeviceConfiguration() for _ in range(count)],
     )
     is_chosen = tf.config.threading.get_intra_op_parallelism_threads() != 0
-    if count > 1 and not joint and not is_chosen:
+    if count > 1 and not is_chosen:
         # A launcher of several processes on a host sets the share of each by this.
         threads = os.environ.get(process_spec.THREADS_VARIABLE, "")
         cores = int(threads) if threads.isdigit() else len(os.sched_getaffinity(0))
@@ -301,14 +298,14 @@ def _skip_passes() -> None:
     tf.config.optimizer.set_experimental_options(skipped)
 
 
-def _virtual_cpus(count: int, joint: bool) -> list[str]:
+def _virtual_cpus(count: int) -> list[str]:
     _check_not_too_many(count)
     _skip_passes()
     cpu = tf.config.list_physical_devices("CPU")[0]
     if tf.config.get_logical_device_configuration(cpu) is None:
         # Too late once TensorFlow is initialized, with one CPU device.
         with contextlib.suppress(RuntimeError):
-            _make_virtual_cpus(count, joint)
+            _make_virtual_cpus(count)
     names = [device.name for device in tf.config.list_logical_devices("CPU")]
     if len(names) < count:
         raise ValueError(

@@ -8,6 +8,5 @@ they meet in its collectives, and gives outputs that are put together when they 
 `variables` holds what stays between calls; initial values are computed slice by slice from a
 generator that counts elements of the global tensor, so that they are the same on every mesh.
 `replicas` compares the copies that several processors hold.
-`merged_program` makes one XLA computation of all processors' programs, for virtual CPU devices;
 `abstract_program` traces without devices, to look at what a step would do on a mesh of any size.
 """

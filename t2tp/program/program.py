@@ -14,18 +14,17 @@ from absl import logging
 
 from t2tp import upstream
 from t2tp.garbage_collection import without_garbage_collection
-from t2tp.lowering.lowering import Lowering, all_operations, has_effect
+from t2tp.lowering.lowering import Lowering, all_operations
 from t2tp.lowering.mesh_impl import LaidOutTensor, SpmdMeshImpl, Target
 from t2tp.lowering.operation import Operation, check_operation
 from t2tp.lowering.shared_constants import shared_constants
 from t2tp.lowering.staged_sums import sum_in_stages
-from t2tp.mesh.collectives import Collective, Collectives, Groups, summarize
+from t2tp.mesh.collectives import Collective, Collectives, summarize
 from t2tp.mesh.layout import Layout, LayoutError, describe
 from t2tp.mesh.pipeline import names_by_stage
 from t2tp.mesh.sizes import check_consistent_sizes
 from t2tp.processes.cluster import Cluster, connect
 from t2tp.program.executor import Executor
-from t2tp.program.merged_program import MergedProgram, side_effect_error
 from t2tp.program.outputs import Outputs, dims_to_gather
 from t2tp.program.variables import (
     Variables,
@@ -167,11 +166,10 @@ class Program:
             as needed.
           variables: those of another program of the same layout and cluster, to be shared.
           seed: of initial values and random operations.
-          xla: True: compile the whole step with XLA; for several devices only if they are virtual
-            CPUs of one process and the step assigns nothing (`MergedProgram`). False: do not use
-            XLA. None: compile the whole step on a single GPU (launch-bound) unless it prints;
-            otherwise only the regions that operations mark, because between them the libraries'
-            own kernels are as fast or faster (docs/benchmarks.md).
+          xla: True: compile the whole step with XLA, on one device. False: do not use XLA. None:
+            compile the whole step on a single GPU (launch-bound) unless it prints; otherwise only
+            the regions that operations mark, because between them the libraries' own kernels are
+            as fast or faster (docs/benchmarks.md).
 
         Raises:
           LayoutError: the layout cannot work for a tensor of the model, or XLA cannot compile the
@@ -186,12 +184,12 @@ class Program:
         built = self._build_for_shapes()
         self._first_built: Graph | None = built
         self._check(built)
-        self._is_merged = bool(xla) and self.layout.size > 1
-        if self._is_merged:
-            _check_no_side_effects(built.graph)
-        self.cluster = cluster or connect(self.layout.size, joint=self._is_merged)
-        if self._is_merged:
-            _check_can_merge(self.cluster)
+        if xla and self.layout.size > 1:
+            raise LayoutError(
+                f"xla compiles the step of one device, and {self.layout} has {self.layout.size}:"
+                " leave xla out (--noxla)."
+            )
+        self.cluster = cluster or connect(self.layout.size)
         if len(self.cluster.devices) != self.layout.size:
             raise ValueError(
                 f"Mesh shape {self.layout.mesh_text!r} has {self.layout.size} processors, and the"
@@ -210,15 +208,10 @@ class Program:
             on_cpu=self.cluster.on_cpu,
             compiles_regions=xla is None and not compiles_step,
             compiles_step=compiles_step,
-            leaves_loops_together=self._is_merged,
         )
-        # XLA compiles the merged program, not the processor's program that it is written from.
-        compiles = compiles_step and not self._is_merged
-        self._run = tf.function(self._program, autograph=False, jit_compile=compiles or None)
+        self._run = tf.function(self._program, autograph=False, jit_compile=compiles_step or None)
         self._concrete: tf.types.experimental.ConcreteFunction | None = None
         self._calls = Executor(self.layout, self.cluster)
-        self._groups: dict[int, Groups] = {}
-        self._merged_program: MergedProgram | None = None
 
     def __call__(
         self, features: Mapping[str, np.ndarray] | PlacedFeatures | None = None, step: int = 0
@@ -243,11 +236,8 @@ class Program:
         placed = features if isinstance(features, PlacedFeatures) else self.place(features or {})
         self._first_built = None  # A program that runs is hardly looked at any more.
         self.trace()
-        if self._is_merged:
-            slices = self._merged()(step, placed.slices)
-        else:
-            by_pnum = dict(zip(self.cluster.local_pnums, placed.slices, strict=True))
-            slices = self._calls(lambda pnum: self._call(pnum, step, by_pnum[pnum]), self._log)
+        by_pnum = dict(zip(self.cluster.local_pnums, placed.slices, strict=True))
+        slices = self._calls(lambda pnum: self._call(pnum, step, by_pnum[pnum]), self._log)
         return Outputs(self.layout, self.cluster, self._output_shapes, slices)
 
     def on_tensors(self, features: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
@@ -347,14 +337,6 @@ class Program:
                 slices,
             )
 
-    def _merged(self) -> MergedProgram:
-        """The programs of all processors as one, made by the first call."""
-        if self._merged_program is None:
-            self._merged_program = MergedProgram(
-                self.trace(), self._groups, self._used, self.cluster
-            )
-        return self._merged_program
-
     def _compiles_whole_step(self, graph: upstream.Graph) -> bool:
         """Whether XLA compiles the whole step by default."""
         prints = any(
@@ -403,7 +385,7 @@ class Program:
                 name: self._gathered(tensor.shape, lowering.slice(tensor), collectives)
                 for name, tensor in built.outputs.items()
             }
-        self._log, self._groups = collectives.log, collectives.groups
+        self._log = collectives.log
         return outputs
 
     def _gathered(
@@ -513,19 +495,3 @@ def _as_array(name: str, value: Any) -> Any:
     if array.dtype.kind not in "biufc":
         raise ValueError(f"Feature {name!r} is not an array of numbers: {str(value)[:40]!r}.")
     return array
-
-
-def _check_no_side_effects(graph: upstream.Graph) -> None:
-    """Checks that a program of several devices, which XLA is to compile, only computes."""
-    for op in graph.operations:
-        if has_effect(op):
-            raise side_effect_error(op.name)
-
-
-def _check_can_merge(cluster: Cluster) -> None:
-    """Checks that the programs of the cluster's devices can be merged into one."""
-    if cluster.num_processes > 1 or not cluster.on_cpu:
-        raise LayoutError(
-            "xla compiles the program of several devices only if they are virtual CPUs of one"
-            " process: leave xla out (--noxla)."
-        )

@@ -238,12 +238,3 @@ def test_features_in_head_tail_order_give_the_same(recipe, mesh_shape, data):
     with mock.patch.object(FeatureOperation, "head_tail_dims", all_dims):
         values = run_ours(recipe, mesh_shape, layout)
     assert_same(values, run_ours(recipe), layout)
-
-
-@pytest.mark.slow
-@pytest.mark.joint
-@settings(max_examples=15, deadline=None, derandomize=True)
-@given(recipes, st.sampled_from(MESHES), st.data())
-def test_as_one_program_all_processors_give_the_same(recipe, mesh_shape, data):
-    layout = drawn_layout(recipe, mesh_shape, data)
-    assert_same(run_ours(recipe, mesh_shape, layout, xla=True), run_ours(recipe), layout)

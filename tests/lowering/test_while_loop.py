@@ -19,7 +19,7 @@ LAYOUT = "batch:data;d:model"
 
 def run(step, mesh_shape="", layout=LAYOUT, number=0, xla=None):
     features = {"x": t2tp.Feature(mtf.Shape([BATCH, D]))}
-    program = t2tp.Program(step, features, mesh_shape=mesh_shape, layout=layout, xla=xla)
+    program = t2tp.Program(step, features, mesh_shape=mesh_shape, layout=layout)
     return program, program({"x": X}, step=number)
 
 
@@ -38,10 +38,9 @@ def power_step(mesh, features):
     return {"i": i, "x": x}
 
 
-@pytest.mark.parametrize("xla", [None, pytest.param(True, marks=pytest.mark.joint)])
 @pytest.mark.parametrize("mesh_shape", MESHES)
-def test_loop_variables_are_reduced_in_each_iteration(mesh_shape, xla):
-    _, values = run(power_step, mesh_shape, xla=xla)
+def test_loop_variables_are_reduced_in_each_iteration(mesh_shape):
+    _, values = run(power_step, mesh_shape)
     halvings = next(n for n in range(10) if (np.square(X) / 4**n).sum() <= 0.5)
     assert values["i"] == halvings
     np.testing.assert_allclose(values["x"], X / 2**halvings, rtol=1e-6)
@@ -82,10 +81,9 @@ def random_step(mesh, features):
     return {"draws": draws}
 
 
-@pytest.mark.parametrize("xla", [None, pytest.param(True, marks=pytest.mark.joint)])
 @pytest.mark.parametrize("mesh_shape", MESHES)
-def test_each_iteration_draws_its_own_numbers_the_same_on_any_mesh(mesh_shape, xla):
-    draws = run(random_step, mesh_shape, xla=xla)[1]["draws"]
+def test_each_iteration_draws_its_own_numbers_the_same_on_any_mesh(mesh_shape):
+    draws = run(random_step, mesh_shape)[1]["draws"]
     assert len(np.unique(draws)) == 40
     np.testing.assert_array_equal(draws, run(random_step)[1]["draws"])
     assert len(np.unique([draws, run(random_step, mesh_shape, number=1)[1]["draws"]])) == 80
@@ -197,19 +195,6 @@ def test_processors_leave_a_loop_when_their_own_rows_are_done(mesh_shape, togeth
     parts = data.size if data and not together else 1
     longest = np.repeat(n.reshape(parts, -1).max(1), 8 // parts)
     np.testing.assert_array_equal(values["visits"], longest)
-
-
-@pytest.mark.joint
-@pytest.mark.parametrize("mesh_shape", ["data:2", "data:4;model:2"])
-def test_of_a_joint_program_all_leave_a_loop_with_the_last(mesh_shape):
-    n = np.array([1, 2, 0, 5, 3, 3, 7, 2], np.int32)
-    features = {"n": t2tp.Feature(mtf.Shape([BATCH]), tf.int32)}
-    program = t2tp.Program(
-        rows_step(False), features, mesh_shape=mesh_shape, layout=LAYOUT, xla=True
-    )
-    values = program({"n": n})
-    np.testing.assert_array_equal(values["left"], np.zeros(8))
-    np.testing.assert_array_equal(values["visits"], np.full(8, 7))
 
 
 def test_rows_with_nothing_to_do_are_not_visited_at_all():

@@ -14,56 +14,34 @@ from t2tp.mesh.axes import MeshAxes
 from t2tp.mesh.collectives import Collectives
 from t2tp.mesh.layout import Layout
 from t2tp.processes.cluster import connect
-from t2tp.program.merged_program import MergedProgram
 
 LAYOUT = Layout("a:2;b:2;c:2")
 AXES = "abc"
 
 
-def traced(fn, values, layout):
-    """The program of one of eight processors, with `fn(collectives, x)`, and its collectives."""
-    cluster = connect(8)
-    emitted = []
-
-    @tf.function(autograph=False)
-    def program(pnum, step, variables, features):
-        del step, variables
-        emitted.append(Collectives(layout.axes, cluster.devices, pnum))
-        return fn(emitted[0], dict(zip(values, features, strict=True)))
-
-    scalars = [tf.TensorSpec([], tf.int32), tf.TensorSpec([], tf.int64)]
-    specs = [tf.TensorSpec(x[0].shape, x[0].dtype) for x in values.values()]
-    return cluster, program.get_concrete_function(*scalars, [], specs), emitted[0]
-
-
-def apart(fn, values, layout=LAYOUT):
+def run_everywhere(fn, values, layout=LAYOUT):
     """`fn(collectives, x)` on eight devices at once, device i with x = {name: values[name][i]}.
 
     Many collectives in one program take hardly longer than one: `fn` returns tensors by name.
     """
-    cluster, concrete, _ = traced(fn, values, layout)
+    cluster = connect(8)
+
+    @tf.function(autograph=False)
+    def program(pnum, features):
+        collectives = Collectives(layout.axes, cluster.devices, pnum)
+        return fn(collectives, dict(zip(values, features, strict=True)))
+
+    specs = [tf.TensorSpec(x[0].shape, x[0].dtype) for x in values.values()]
+    concrete = program.get_concrete_function(tf.TensorSpec([], tf.int32), specs)
 
     def call(pnum):
         with tf.device(cluster.devices[pnum]):
             features = [tf.constant(x[pnum]) for x in values.values()]
-            outputs = concrete(tf.constant(pnum), tf.constant(0, tf.int64), [], features)
+            outputs = concrete(tf.constant(pnum), features)
             return {name: y.numpy() for name, y in outputs.items()}
 
     with ThreadPoolExecutor(8) as threads:
         return list(threads.map(call, range(8)))
-
-
-def merged(fn, values, layout=LAYOUT):
-    """The same as one program."""
-    cluster, concrete, collectives = traced(fn, values, layout)
-    program = MergedProgram(concrete, collectives.groups, [], cluster)
-    features = [[tf.constant(x[pnum]) for x in values.values()] for pnum in range(8)]
-    return [{name: y.numpy() for name, y in outputs.items()} for outputs in program(0, features)]
-
-
-@pytest.fixture(params=[apart, merged], ids=lambda how: how.__name__)
-def run_everywhere(request):
-    return request.param
 
 
 def group_of(pnum, axes):
@@ -87,7 +65,7 @@ ALL_AXES = [axes for n in (1, 2, 3) for axes in itertools.combinations(range(3),
 REDUCTIONS = {"Add": np.sum, "Max": np.max, "Min": np.min}
 
 
-def test_allreduce(run_everywhere):
+def test_allreduce():
     values = random_values([3, 5])
     cases = {f"{op} {axes}": (axes, op) for axes in ALL_AXES for op in REDUCTIONS}
     results = run_everywhere(
@@ -101,7 +79,7 @@ def test_allreduce(run_everywhere):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int32, tf.bfloat16.as_numpy_dtype])
-def test_allreduce_of_any_size(run_everywhere, dtype):
+def test_allreduce_of_any_size(dtype):
     shapes = ([], [1], [7], [1023], [1024], [2, 513])
     values = {str(shape): random_values(shape, dtype) for shape in shapes}
     results = run_everywhere(
@@ -114,7 +92,7 @@ def test_allreduce_of_any_size(run_everywhere, dtype):
             np.testing.assert_array_equal(result[name].astype(np.float32), wanted, err_msg=name)
 
 
-def test_integers_that_tensorflow_does_not_reduce(run_everywhere):
+def test_integers_that_tensorflow_does_not_reduce():
     values = {
         dtype: [np.array([pnum, np.iinfo(dtype).max - pnum], dtype) for pnum in range(8)]
         for dtype in ("int8", "uint8", "int16", "uint16", "uint32", "uint64")
@@ -134,7 +112,7 @@ def test_integers_that_tensorflow_does_not_reduce(run_everywhere):
             np.testing.assert_array_equal(result[f"Max {dtype}"], np.max(parts, axis=0))
 
 
-def test_allgather(run_everywhere):
+def test_allgather():
     values = random_values([2, 3])
     cases = {f"{axis} {concat}": (axis, concat) for axis in range(3) for concat in (0, 1)}
     results = run_everywhere(
@@ -148,7 +126,7 @@ def test_allgather(run_everywhere):
             np.testing.assert_array_equal(result[name], wanted, err_msg=name)
 
 
-def test_alltoall(run_everywhere):
+def test_alltoall():
     values = random_values([4, 6])
     cases = {
         f"{axis} {split} {concat}": (axis, split, concat)
@@ -176,7 +154,7 @@ def group_along(pnum, parts):
     return sorted(group_of(pnum, parts), key=key)
 
 
-def test_along_joint_axes(run_everywhere):
+def test_along_joint_axes():
     """What a collective along the joint axis b+a gives, member by member, in the axis's order."""
     values = random_values([8, 3])
     axes = {str(parts): LAYOUT.axes.index(parts) for parts in JOINT}
@@ -212,7 +190,7 @@ def test_along_joint_axes(run_everywhere):
                 np.testing.assert_array_equal(result[f"{kind} {name}"], value, err_msg=message)
 
 
-def test_permute(run_everywhere):
+def test_permute():
     values = random_values([2, 3])
     cases = {
         f"{axis} {source}": (axis, source)
@@ -243,7 +221,7 @@ def test_permute(run_everywhere):
         ("a:2;b:4", 1, [2, 2, 2, 2], "broadcast"),
     ],
 )
-def test_permute_moves_a_slice_once(run_everywhere, mesh_shape, axis, source, moved):
+def test_permute_moves_a_slice_once(mesh_shape, axis, source, moved):
     layout = Layout(mesh_shape)
     logs = []
 
@@ -275,7 +253,7 @@ def test_nccl_exchanges_in_rounds_of_pairs(source, rounds):
         logs.append(collectives.log)
         return {"y": y}
 
-    check_permuted(lambda values: apart(permute, values, layout), layout, 0, source)
+    check_permuted(lambda values: run_everywhere(permute, values, layout), layout, 0, source)
     assert [c.kind for c in logs[0]] == ["permute"] * rounds
 
 
@@ -290,7 +268,7 @@ def check_permuted(run, layout, axis, source):
         np.testing.assert_array_equal(result["y"], wanted)
 
 
-def test_permute_in_a_loop_and_a_conditional(run_everywhere):
+def test_permute_in_a_loop_and_a_conditional():
     def ticks(c, given):
         def tick(i, x):
             moved = tf.cond(i < 3, lambda: c.permute(x, 0, [None, 0]), lambda: x)
@@ -309,7 +287,7 @@ def test_permute_in_a_loop_and_a_conditional(run_everywhere):
         np.testing.assert_array_equal(result["y"], value)
 
 
-def test_reducescatter(run_everywhere):
+def test_reducescatter():
     values = {
         dtype: random_values([4, 6], np.dtype(tf.as_dtype(dtype).as_numpy_dtype))
         for dtype in ("float32", "float64", "bfloat16", "float16", "int32")
@@ -335,7 +313,7 @@ def test_reducescatter(run_everywhere):
 
 
 @pytest.mark.slow
-def test_any_dtype_is_moved_bit_for_bit(run_everywhere):
+def test_any_dtype_is_moved_bit_for_bit():
     dtypes = (
         *("bool", "int8", "uint8", "int16", "uint32", "uint64"),
         *("bfloat16", "float16", "float64", "complex64", "complex128"),
@@ -367,7 +345,7 @@ def test_any_dtype_is_moved_bit_for_bit(run_everywhere):
 
 
 @pytest.mark.parametrize("dtype", ["complex64", "complex128"])
-def test_complex_numbers_are_summed_and_sent_to_all(run_everywhere, dtype):
+def test_complex_numbers_are_summed_and_sent_to_all(dtype):
     values = [
         np.array([[complex(pnum, -7), complex(0.5, pnum**2)]] * 2, dtype) for pnum in range(8)
     ]
@@ -391,13 +369,13 @@ def test_complex_numbers_are_summed_and_sent_to_all(run_everywhere, dtype):
 
 def test_complex_numbers_have_no_order():
     with pytest.raises(ValueError, match="complex64 tensors have a sum, but no max"):
-        apart(
+        run_everywhere(
             lambda c, x: {"y": c.allreduce(x["x"], [0], "Max")},
             {"x": random_values([2], np.complex64)},
         )
 
 
-def test_no_bit_of_bfloat16_is_lost(run_everywhere):
+def test_no_bit_of_bfloat16_is_lost():
     """Though it is moved as float16, where the first two are NaN, or as a part of a sum."""
     dtype = tf.bfloat16.as_numpy_dtype
     value = np.array([2.68e36, -2.68e36, 1.0, 1e-38], dtype)

@@ -256,6 +256,11 @@ def test_xla_gives_the_same_numbers():
         np.testing.assert_allclose(compiled[name], reference[name], rtol=1e-5, atol=1e-6)
 
 
+def test_xla_on_several_devices_is_refused():
+    with pytest.raises(t2tp.LayoutError, match="xla .*'?data:2.* has 2"):
+        run(mlp_step, "data:2", xla=True)
+
+
 @pytest.mark.parametrize("operator", ["add", "mul", "sub", "truediv"])
 def test_operators_on_a_dimension_of_two_sizes_are_refused(operator):
     def step(mesh, features):

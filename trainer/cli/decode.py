@@ -128,18 +128,12 @@ def _should_compile(
     invocation: Invocation, spec: RunSpec, options: DecodeOptions, num_lines: int
 ) -> bool:
     """Decides whether XLA compiles decoding, if the flags do not."""
-    flags, process = invocation.flags, invocation.process
+    flags = invocation.flags
     if flags.split:
         num_prompts = math.inf if options.num_samples < 0 else options.num_samples
     else:
         num_prompts = num_lines if flags.decode_from_file else 0
-    return should_compile(
-        spec.layout,
-        num_prompts,
-        options.batch_size,
-        _num_weights(spec.config),
-        1 if process is None else process.num_processes,
-    )
+    return should_compile(spec.layout, num_prompts, options.batch_size, _num_weights(spec.config))
 
 
 def _num_weights(config: RunConfig) -> int:

@@ -43,7 +43,6 @@ def connect_as(config: RunConfig, layout: Layout) -> Cluster:
         num_processes=config.num_processes,
         process_id=config.process_id,
         coordinator=config.coordinator,
-        joint=bool(config.xla),
     )
 
 

@@ -101,14 +101,6 @@ def test_bfloat16_is_as_near_as_blockwise():
     assert_close(*values, 0.01)
 
 
-@pytest.mark.slow
-@pytest.mark.joint
-def test_a_joint_program():
-    inputs = make_inputs(batch=2, length=12, **DROPPED)
-    values = with_gradients(op_by("ring", DROPPED), inputs, "seq:2", "length:seq", xla=True)
-    assert_close(values, with_gradients(op_by("dense", DROPPED), inputs), 3e-6)
-
-
 def ring_program(count, layout="length:seq", method="ring", **options):
     """A program of attention of slices of 8 positions, and its gradients."""
     shape = f"batch:2;heads:4;length:{8 * count};d_kv:4"

@@ -85,17 +85,6 @@ def test_slices_may_be_shorter_or_longer_than_a_block(length):
     assert_close(values, in_float64(make_composed(**options), inputs), 3e-6)
 
 
-@pytest.mark.slow
-@pytest.mark.joint
-@pytest.mark.parametrize("method", METHODS)
-def test_each_processor_has_as_many_blocks_in_a_joint_program(method):
-    """Those of the first slice see one block of the memory, those of the last all four."""
-    options = OPTIONS["causal_segments_bias"]
-    inputs = make_inputs(length=16, **options)
-    values = with_gradients(make_ours(method, **options), inputs, "seq:4", "length:seq", xla=True)
-    assert_close(values, in_float64(make_composed(**options), inputs), 3e-6)
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_bfloat16(method):
     options = OPTIONS["causal_segments_bias"]

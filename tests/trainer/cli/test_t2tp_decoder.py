@@ -113,7 +113,7 @@ def test_samples_are_the_same_on_any_mesh_compiled_or_not(texts, tmp_path):
     alone = decoded(texts, tmp_path, lines, options, mesh_shape="", layout="")
     assert alone == decoded(texts, tmp_path, lines, options)  # on the run's own mesh
     two = {"mesh_shape": "model:2", "layout": "vocab:model"}
-    assert alone == decoded(texts, tmp_path, lines, options, xla="true", **two)
+    assert alone == decoded(texts, tmp_path, lines, options, **two)
     assert alone != decoded(
         texts, tmp_path, lines, options, mesh_shape="", layout="", random_seed=5
     )
@@ -137,7 +137,7 @@ def test_how_much_there_is_to_decode_decides_about_xla(pairs, tmp_path, monkeypa
     shapes = saved.shapes()  # with what the optimizer keeps
     num_weights = sum(np.prod(shapes[name]) for name in saved.metadata["trainable"])
     assert 0 < num_weights < sum(np.prod(shape) for shape in shapes.values())
-    assert [values[1:] for values in calls] == [(n, 2, num_weights, 1) for n in (3, 2, 0)]
+    assert [values[1:] for values in calls] == [(n, 2, num_weights) for n in (3, 2, 0)]
 
 
 def test_scores_are_those_of_a_beam_search(pairs, tmp_path, capsys):

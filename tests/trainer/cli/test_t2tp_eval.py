@@ -49,18 +49,6 @@ def test_one_several_or_all_checkpoints_on_any_mesh(run, data_dir, capfd):
     assert sorted(run.rglob("*")) == before
 
 
-@pytest.mark.slow
-@pytest.mark.joint
-def test_what_xla_compiles_on_a_mesh_gives_the_same(run, data_dir, capfd):
-    where = {"output_dir": run, "data_dir": data_dir, "mesh_shape": "model:2", "eval_steps": 2}
-    (code, (compiled,), _), (_, (plain,), _) = (
-        evaluate(capfd, xla=xla, **where) for xla in ("true", "false")
-    )
-    assert code == 0
-    assert compiled.pop("checkpoint") == plain.pop("checkpoint")
-    assert compiled == pytest.approx(plain, rel=1e-5)
-
-
 def test_any_split(run, data_dir, capfd):
     losses = set()
     for split in ("train", "validation", "test"):
