@@ -17,9 +17,9 @@ import json
 import keyword
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
+from t2tp import untrusted_json
 from t2tp.atomic_file import write_text
 from t2tp.hparam_limits import Limits
 from t2tp.hparam_types import ValueType, declared_type, inferred_type, split_at_commas
@@ -253,7 +253,7 @@ class HParams:
             for name, value in values.items():
                 limits = Limits.from_json(saved.get("limits", {}).get(name, {}))
                 hparams.add(name, value, type=types[name], **limits.to_json())
-        except (ValueError, TypeError, LookupError, AttributeError) as error:
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
             raise ValueError(f"this is not the JSON of an HParams: {error!r}") from error
         return hparams
 
@@ -270,7 +270,9 @@ class HParams:
           ValueError: its content is invalid; the error names the file.
         """
         try:
-            return cls.from_json(Path(path).read_text(encoding="utf-8"))
+            return cls.from_json(untrusted_json.read_text(path))
+        except untrusted_json.UntrustedFileError:  # It names the file.
+            raise
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
 

@@ -52,8 +52,8 @@ MORE = {
     "n_embd": 8,
     "an_entry_of_tomorrow": 1,
 }
-# Their code needs these, or reads the directory by them.
-_FIXED = ("architectures", "model_type", "transformers_version", "dtype")
+# Entries by which `transformers` reads the directory, and the token that the test feeds first.
+_FIXED = ("architectures", "model_type", "transformers_version", "dtype", "decoder_start_token_id")
 
 
 def others(value: Any) -> list[Any]:
@@ -86,7 +86,7 @@ def their_logits(name: str, base: str) -> np.ndarray:
     if base == "t5":
         return test_sequence_to_sequence.their_logits(name).detach().numpy()
     if base in _LANGUAGE_MODELS:
-        first = their_models.begin_token(base)
+        first = their_models.begin_token(name)
         inputs = np.pad(their_models.targets()[:, :-1], [(0, 0), (1, 0)], constant_values=first)
         given = {"input_ids": inputs}
     else:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from t2tp import checkpoint
+from t2tp import checkpoint, untrusted_json
 from t2tp.atomic_file import write_text
 from t2tp.hparam import HParams
 from t2tp.trainer.errors import as_usage_error
@@ -118,25 +118,13 @@ def read_flags(output_dir: str | os.PathLike[str]) -> dict[str, Any] | None:
     """
     path = Path(output_dir, FLAGS_FILE)
     try:
-        flags = json.loads(path.read_text(encoding="utf-8"))
+        flags = untrusted_json.read_object(path, _TYPES)
     except FileNotFoundError:
         return None
-    except ValueError as error:
-        raise RunFileError(f"{path} is not JSON: {error}; put a copy of it back") from error
-    if not isinstance(flags, dict):
-        raise RunFileError(
-            f"{path} is a {type(flags).__name__}, not an object of names and values: put a copy"
-            " of it back"
-        )
-    for name, kind in _TYPES.items():
-        value = flags.get(name)
-        is_right = isinstance(value, kind) and not isinstance(value, bool)
-        # An empty digest would switch the check of the data off.
-        if value is not None and (not is_right or (name == "data_digest" and not value)):
-            raise RunFileError(
-                f"{path}: {name} is {value!r}, and must be of type {kind.__name__}: put a copy of"
-                " it back"
-            )
+    except untrusted_json.UntrustedFileError as error:
+        raise RunFileError(f"{error}: put a copy of it back") from error
+    if flags.get("data_digest") == "":  # It would switch the check of the data off.
+        raise RunFileError(f"{path}: data_digest is empty: put a copy of the file back")
     return flags
 
 

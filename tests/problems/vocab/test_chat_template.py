@@ -88,6 +88,37 @@ def test_a_template_runs_in_a_sandbox(tmp_path):
         changing.render(MESSAGES)
 
 
+ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ 1 // 0 }}",
+        "{{ messages[0].content[10:1:0] }}",
+        "{{ 10.0 ** 400 }}",
+        "{{ 9 ** (9 ** 9) }}",
+        "{{ 'a' * 9999999999 }}",
+        "{{ (messages * 9999999999) | length }}",
+        "{% macro f(n) %}{{ f(n) }}{% endmacro %}{{ f(1) }}",
+        "{{ nothing.of.this }}",
+        "{{ 'a' | tojson(default=1) }}",
+        ENDLESS,
+        "{% for a in range(99999) %}{{ range(99999) | sum }}{% endfor %}",
+    ],
+)
+def test_whatever_a_template_does_is_a_sentence_soon(source):
+    with pytest.raises(ValueError, match="chat template") as error:
+        ChatTemplate(source, {}, max_seconds=0.2).render(MESSAGES)
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_an_older_jinja_is_refused(monkeypatch):
+    monkeypatch.setattr("jinja2.__version__", "3.1.5")
+    with pytest.raises(ModuleNotFoundError, match=r"3\.1\.5"):
+        ChatTemplate(CHATML, {})
+
+
 def test_what_is_wrong_is_said_in_words(tmp_path):
     with pytest.raises(ValueError, match="not a template of Jinja"):
         template_of(tmp_path, "{% for %}")

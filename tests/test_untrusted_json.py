@@ -1,0 +1,266 @@
+"""Files that a stranger wrote end in one sentence, quickly, whatever they are."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from t2tp import untrusted_json
+from t2tp.huggingface.safetensors_file import create
+from t2tp.trainer.cli import programs
+from t2tp.trainer.run_dir import kept_files
+from t2tp.untrusted_json import UntrustedFileError
+from tests.huggingface.tiny_files import CHAT_TEMPLATE, END, write_tiny_llama
+
+pytest.importorskip("safetensors", reason="pip install -e '.[text]'")
+
+FILES = (
+    *("config.json", "model.safetensors.index.json", "tokenizer.json", "tokenizer_config.json"),
+    *("special_tokens_map.json", "generation_config.json", "preprocessor_config.json"),
+    *("model.safetensors", "chat_template.jinja"),
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("model") / "source"
+    write_tiny_llama(directory)
+    config = {"eos_token": END, "chat_template": CHAT_TEMPLATE}
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def run(model):
+    made = model.with_name("run")
+    assert convert(model, made) == 0
+    return made
+
+
+def convert(source, run):
+    return programs.t2tp_convert(["t2tp_convert", f"--from_hf={source}", f"--output_dir={run}"])
+
+
+def check_is_refused(code, capsys, name):
+    said = capsys.readouterr().err.strip().splitlines()[-1:]
+    assert code in (1, 2), f"exit code {code}"
+    assert "Traceback" not in said[0] and said[0].startswith("t2tp_"), (name, said)
+
+
+def fifo(path):
+    os.mkfifo(path)
+
+
+def device(path):
+    path.symlink_to("/dev/zero")
+
+
+def directory(path):
+    path.mkdir()
+
+
+def deep(path):
+    path.write_text("[" * 100_000)
+
+
+def deep_object(path):
+    path.write_text('{"a":' * 900 + "1" + "}" * 900)
+
+
+def large(path):
+    path.touch()
+    os.truncate(path, untrusted_json.MAX_BYTES + 1)
+
+
+def empty(path):
+    path.touch()
+
+
+def binary(path):
+    path.write_bytes(bytes(range(256)) * 9)
+
+
+def link_outside(path):
+    path.symlink_to("/etc/hostname")
+
+
+@pytest.mark.parametrize("kind", [fifo, device, directory, deep, deep_object, large, empty, binary])
+def test_the_reader_takes_only_files_of_json(tmp_path, kind):
+    kind(tmp_path / "file")
+    with pytest.raises(UntrustedFileError, match=str(tmp_path / "file")):
+        untrusted_json.read_object(tmp_path / "file")
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("kind", [fifo, device, deep, binary, link_outside])
+def test_a_model_of_hostile_files_is_refused_in_a_sentence(model, tmp_path, capsys, name, kind):
+    source = shutil.copytree(model, tmp_path / "source")
+    (source / name).unlink(missing_ok=True)
+    kind(source / name)
+    code = convert(source, tmp_path / "run")
+    if code:
+        check_is_refused(code, capsys, name)
+        assert [path.name for path in tmp_path.iterdir()] == ["source"]
+    else:  # The conversion does not read it.
+        assert name == "chat_template.jinja" or name == "preprocessor_config.json"
+        for path in (tmp_path / "run").rglob("*"):
+            assert path.is_file() or path.is_dir()
+
+
+@pytest.mark.parametrize("name", ["../secret", "/etc/hostname", "a/b", "..", ""])
+def test_names_in_an_index_are_plain(model, tmp_path, capsys, name):
+    source = shutil.copytree(model, tmp_path / "source")
+    (tmp_path / "secret").write_bytes((source / "model.safetensors").read_bytes())
+    index = {"weight_map": {"model.norm.weight": name}}
+    (source / "model.safetensors.index.json").write_text(json.dumps(index))
+    check_is_refused(convert(source, tmp_path / "run"), capsys, name)
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "model.safetensors"])
+def test_links_stay_inside_the_directory_or_the_hubs_cache(model, tmp_path, capsys, name):
+    snapshot = tmp_path / "models--a--b/snapshots/123"
+    shutil.copytree(model, snapshot)
+    (snapshot / "notes.txt").write_text("notes")
+    blobs = tmp_path / "models--a--b/blobs"
+    blobs.mkdir()
+    for target in (blobs / "456", tmp_path / "secret"):
+        (snapshot / name).rename(target)
+        (snapshot / name).symlink_to(os.path.relpath(target, snapshot))
+        code = convert(snapshot, tmp_path / f"run-{target.name}")
+        if target.name == "secret":
+            check_is_refused(code, capsys, name)
+        else:
+            assert code == 0
+            kept = kept_files.directory_in(tmp_path / "run-456")
+            assert not any(path.is_symlink() for path in kept.iterdir())
+            (snapshot / name).unlink()
+            shutil.copyfile(target, snapshot / name)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner),
+    max_leaves=6,
+)
+COMMON = dict(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def places(content, path=()):
+    """Paths of the values inside a JSON object, but for those of a vocabulary."""
+    if isinstance(content, dict | list):
+        inside = content.items() if isinstance(content, dict) else enumerate(content)
+        for key, value in list(inside)[:30]:
+            yield (*path, key)
+            yield from places(value, (*path, key))
+
+
+def with_value(content, path, value):
+    if not path:
+        return value
+    copy = content.copy()
+    copy[path[0]] = with_value(content[path[0]], path[1:], value)
+    return copy
+
+
+def read_all(source):
+    """What conversion and decoding read of a directory, before any work."""
+    from t2tp.huggingface.model_directory import ModelDirectory
+    from t2tp.problems.vocab.chat_template import ChatTemplate
+    from t2tp.problems.vocab.tokenizer import TokenizerVocabulary
+
+    found = ModelDirectory.from_path(source)
+    hparams = found.hparams()
+    found.variables(hparams)
+    found.check_tokenizer(hparams.vocab_size)
+    vocabulary = TokenizerVocabulary.from_directory(source)
+    vocabulary.decode(vocabulary.encode("the quick"))
+    assert len(vocabulary.token_bytes)
+    template = ChatTemplate.from_directory(source)
+    template.render([{"role": "user", "content": "a"}])
+
+
+@pytest.mark.parametrize("name", FILES[:-2])
+@settings(max_examples=60, **COMMON)
+@given(data=st.data())
+def test_any_value_of_any_entry_is_taken_or_refused(model, tmp_path_factory, name, data):
+    source = tmp_path_factory.mktemp("hostile") / "source"
+    shutil.copytree(model, source)
+    if name == "model.safetensors.index.json":
+        content = {"weight_map": {"model.norm.weight": "model.safetensors"}}
+    elif (source / name).exists():
+        content = json.loads((source / name).read_text())
+    else:
+        content = {"eos_token_id": [1, 2], "image_mean": [0.1], "rescale_factor": 1.0}
+    path = data.draw(st.sampled_from([(), *places(content)]))
+    (source / name).write_text(json.dumps(with_value(content, path, data.draw(VALUES))))
+    try:
+        read_all(source)
+    except (ValueError, FileNotFoundError) as error:
+        assert str(error)
+    finally:
+        shutil.rmtree(source.parent)
+
+
+@pytest.mark.parametrize("name", ["flags.json", "hparams.json"])
+@settings(max_examples=60, **COMMON)
+@given(data=st.data())
+def test_any_value_in_the_files_of_a_run_is_taken_or_refused(run, tmp_path_factory, name, data):
+    from t2tp.trainer.run_dir import run_files
+
+    made = tmp_path_factory.mktemp("hostile")
+    for each in ("flags.json", "hparams.json"):
+        shutil.copyfile(run / each, made / each)
+    content = json.loads((made / name).read_text())
+    path = data.draw(st.sampled_from([(), *places(content)]))
+    (made / name).write_text(json.dumps(with_value(content, path, data.draw(VALUES))))
+    try:
+        run_files.read(str(made))
+    except ValueError as error:
+        assert name in str(error)
+    finally:
+        shutil.rmtree(made)
+
+
+@pytest.mark.parametrize("kind", [fifo, device, deep, deep_object, binary])
+@pytest.mark.parametrize("name", ["flags.json", "hparams.json"])
+def test_a_run_of_hostile_files_is_refused_in_a_sentence(run, tmp_path, capsys, name, kind):
+    made = shutil.copytree(run, tmp_path / "run")
+    (made / name).unlink()
+    kind(made / name)
+    flags = [f"--output_dir={made}", "--decode_from_file=x"]
+    check_is_refused(programs.t2tp_decoder(["t2tp_decoder", *flags]), capsys, name)
+
+
+def test_the_space_of_tensors_is_reserved_before_they_are_written(tmp_path):
+    create(tmp_path / "tensors", {"a": ("F32", (1 << 18,))})
+    status = (tmp_path / "tensors").stat()
+    assert status.st_blocks * 512 >= status.st_size > 1 << 20
+
+
+def test_a_full_disk_is_a_sentence_and_leaves_nothing(run, tmp_path):
+    limit = 20_000  # larger than each other file
+
+    def limited():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    flags = [f"--to_hf={tmp_path / 'back'}", f"--output_dir={run}"]
+    command = (
+        "import sys; from t2tp.trainer.cli.programs import t2tp_convert as f; sys.exit(f(sys.argv))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", command, *flags],
+        preexec_fn=limited,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert (run / "checkpoints").exists() and done.returncode == 2, done.stderr
+    assert "model.safetensors" in done.stderr.strip().splitlines()[-1]
+    assert not list(tmp_path.iterdir())
