@@ -77,7 +77,7 @@ def _work(schedule: str, chunks: int, rank: int, coordinator: str) -> None:
 
     hparams = registry.hparams("transformer_lm_tiny")
     hparams.parse(
-        f"d_model=64,d_ff=256,d_kv=16,max_length={LENGTH},optimizer=sgd,vocab_divisor=1"
+        f"d_model=64,d_ff=256,d_kv=16,max_length={LENGTH},optimizer=sgd"
         f",num_hidden_layers={STAGES * LAYERS_PER_STAGE},microbatches={MICROBATCHES}"
     )
     model = registry.model("transformer_lm")(hparams, {"targets": VOCAB_SIZE})

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from t2tp.planner import Request
 
 _COMMON = "batch_size_unit=sequences_per_batch,clip_grad_norm=1.0"
-_WIDTH = "d_model=256,d_ff=1024,num_heads=4,d_kv=64,max_length=128,vocab_divisor=128"
+_WIDTH = "d_model=256,d_ff=1024,num_heads=4,d_kv=64,max_length=128"
 _SPLIT = "batch:data;heads:model;d_ff:model;vocab:model"
 
 # Model -> registered name, hparams set, vocabulary or classes, and hparams of all of its cases.

@@ -25,7 +25,7 @@ hparams = registry.hparams("transformer_lm_tiny")
 hparams.parse(
     "mesh_shape=stage:2;model:2,layout=layers:stage;heads:model;d_ff:model;vocab:model,"
     "pipeline_schedule=1f1b,microbatches=8,num_hidden_layers=4,d_model=64,d_ff=128,d_kv=16,"
-    "vocab_divisor=1,max_length=16,learning_rate_schedule=constant,learning_rate_constant=0.003"
+    "max_length=16,learning_rate_schedule=constant,learning_rate_constant=0.003"
 )
 model = registry.model("transformer_lm")(hparams, {"targets": TOKENS})
 

@@ -71,13 +71,6 @@ def _declared() -> HParams:
         choices=choices.RECOMPUTE,
     )
     add("initializer_stddev", 0.02, min=0, help="standard deviation of initial embeddings")
-    add(
-        "vocab_divisor",
-        16,
-        min=1,
-        max=MAX_SIZE,
-        help="round the number of values up to a multiple of this, so that meshes divide it",
-    )
     return hparams
 
 

@@ -30,13 +30,6 @@ def base_transformer() -> HParams:
     add("d_kv", 64, min=1, max=MAX_SIZE, help="size per head")
     add("num_hidden_layers", 12, min=1, max=MAX_LAYERS, help="number of layers")
     add(
-        "vocab_divisor",
-        128,
-        min=1,
-        max=MAX_SIZE,
-        help="round the vocabulary up to a multiple of this, so that meshes divide it",
-    )
-    add(
         "vocab_size",
         0,
         min=0,

@@ -325,8 +325,6 @@ def test_a_set_has_the_published_number_of_parameters(hparams_set):
     # BERT's mask is a token of the published vocabulary, and ours comes after it.
     vocab -= hparams_set.startswith("bert")
     alone = {"mesh_shape": ""}
-    if "vocab_divisor" in registry.hparams(hparams_set):
-        alone["vocab_divisor"] = 1
     parameters = build(hparams_set, alone, vocab).parameters
     assert parameters == pytest.approx(published, rel=tolerance, abs=0)
     rows = SETS_PAGE.read_text("utf-8").splitlines()
@@ -339,7 +337,7 @@ def test_a_set_has_the_published_number_of_parameters(hparams_set):
 @pytest.mark.slow
 def test_t5_becomes_its_version_1_1():
     changes = {"mlp": "geglu", "d_ff": 2048, "tie_embeddings": False, "shared_embedding": True}
-    built = build("t5_base", {**changes, "mesh_shape": "", "vocab_divisor": 1}, 32128)
+    built = build("t5_base", {**changes, "mesh_shape": ""}, 32128)
     assert built.parameters == 247_577_856
 
 
@@ -350,7 +348,7 @@ def test_t5_becomes_its_version_1_1():
 def test_bert_with_its_pooler_and_no_classes_has_the_published_number_of_parameters(
     hparams_set, published
 ):
-    alone = {"mesh_shape": "", "vocab_divisor": 1}
+    alone = {"mesh_shape": ""}
     parameters = build(hparams_set, alone, 30522 - 1, classes=2).parameters
     classifier = 2 * registry.hparams(hparams_set).d_model + 2
     assert parameters - classifier == published

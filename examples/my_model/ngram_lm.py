@@ -118,7 +118,6 @@ def ngram_lm_base() -> HParams:
     hparams.add("d_model", 128, "size of a token's vector", min=1)
     hparams.add("d_ff", 512, "size of the hidden layer", min=1)
     hparams.add("dropout", 0.1, "of the hidden layer", min=0, below=1)
-    hparams.add("vocab_divisor", 8, "the vocabulary is rounded up to a multiple of it", min=1)
     return hparams
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import tensorflow as tf
 
 from t2tp.checkpoint.slices import Slice
 
 
-def copy_to_host(values: Sequence[tuple[Slice, tf.Tensor]]) -> list[tuple[Slice, tf.Tensor]]:
+def copy_to_host(values: Iterable[tuple[Slice, tf.Tensor]]) -> list[tuple[Slice, tf.Tensor]]:
     """Copies slices into host memory that nothing else writes to.
 
     Args:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from os import PathLike
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from t2tp.checkpoint.frozen_base import BASE, base_with, check_has, reference
 from t2tp.checkpoint.reading import Checkpoint
 from t2tp.checkpoint.slices import Slice
 from t2tp.mesh.layout import Layout
-from t2tp.program.variables import SlicedVariable, Variables
+from t2tp.program.variables import SlicedVariable, Variables, padded
 
 # Keys of the metadata: the variables, and their layout.
 DIMENSIONS, TRAINABLE, MESH_SHAPE, LAYOUT = "dimensions", "trainable", "mesh_shape", "layout"
@@ -36,17 +36,15 @@ class CheckpointMismatchError(ValueError):
         self.only_optimizer_differs = only_optimizer_differs
 
 
-def values_of(variables: Variables) -> list[tuple[Slice, tf.Variable]]:
-    """Returns the slices that this process saves: those of which it has the first copy.
+def values_of(variables: Variables) -> Iterator[tuple[Slice, tf.Variable | tf.Tensor]]:
+    """Yields the slices that this process saves, without padding: those it has the first copy of.
 
     Frozen weights are not saved if they are in a base.
     """
-    return [
-        (_slice(variable, pnum), variable.slice_of(pnum))
-        for variable in _saved(variables)
-        for pnum in variable.owners().values()
-        if pnum in variables.cluster.local_pnums
-    ]
+    for variable in _saved(variables):
+        for pnum in variable.owners().values():
+            if pnum in variables.cluster.local_pnums:
+                yield _slice(variable, pnum), variable.value_of(pnum)
 
 
 def _saved(variables: Variables) -> list[SlicedVariable]:
@@ -101,9 +99,12 @@ def slices_as_saved(saved: Checkpoint, name: str) -> list[Slice]:
     named, layout = named_shape(saved, name), saved_layout(saved)
     if named is None or layout is None:
         return [Slice.full(name, shape, dtype)]
-    size = tuple(layout.slice_size(named))
-    begins = dict.fromkeys(tuple(layout.slice_begin(named, p)) for p in range(layout.size))
-    return [Slice(name, shape, begin, size, dtype) for begin in begins]
+    regions = {layout.slice_begin(named, p): layout.slices(named, p) for p in range(layout.size)}
+    return [
+        Slice(name, shape, begin, tuple(part.stop - part.start for part in region), dtype)
+        for begin, region in regions.items()
+        if all(part.start < part.stop for part in region)
+    ]
 
 
 def check_fit(
@@ -252,7 +253,9 @@ def load(saved: Checkpoint, name: str, variable: SlicedVariable) -> None:
     by_begin = dict(zip(owners, values, strict=True))
     for pnum, part in zip(variable.local_pnums, variable.slices, strict=True):
         with tf.device(part.device):
-            part.assign(tf.cast(by_begin[variable.begin(pnum)], variable.spec.dtype))
+            value = by_begin.get(variable.begin(pnum))
+            value = tf.zeros_like(part) if value is None else padded(value, part.shape)
+            part.assign(tf.cast(value, variable.spec.dtype))
 
 
 def _slice(
@@ -264,7 +267,7 @@ def _slice(
         name or spec.name,
         tuple(spec.shape.to_integer_list),
         variable.begin(pnum),
-        tuple(variable.slice_of(pnum).shape),
+        tuple(part.stop - part.start for part in variable.region(pnum)),
         dtype or spec.dtype,
     )
 

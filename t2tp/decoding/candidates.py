@@ -60,6 +60,8 @@ class CandidatesOperation(Operation):
     sums, parents and tokens [batch, candidate].
     """
 
+    accepts_padding = True
+
     def __init__(
         self,
         logits: mtf.Tensor,

@@ -57,6 +57,8 @@ class ChooseOperation(Operation):
     log-probabilities [batch].
     """
 
+    accepts_padding = True
+
     def __init__(
         self,
         logits: mtf.Tensor,

@@ -39,10 +39,13 @@ class VocabSlice:
         vocab = mtf.Shape(logits.shape.dims[-1:])
         (self._axis,) = mesh_impl.tensor_layout(vocab)
         self._collectives = mesh_impl.collectives
-        self.logits = tf.cast(lowering.slice(logits), tf.float32)
+        # A slice may be padding alone, of which -infinity would make NaN.
+        self.logits = mesh_impl.masked(
+            tf.cast(lowering.slice(logits), tf.float32), logits.shape, vocab.dims, tf.float32.min
+        )
         (size,) = mesh_impl.slice_shape(vocab)
         (begin,) = mesh_impl.slice_begin_tensors(vocab)
-        self.parts = vocab.size // size
+        self.parts = -(-vocab.size // size)
         self.ids = tf.range(size, dtype=tf.int32) + begin
         self.axes = [] if self._axis is None else [self._axis]
 

@@ -120,8 +120,6 @@ def _part(
 def _read(
     view: np.ndarray, begin: Sequence[int], size: Sequence[int], dtype: np.dtype
 ) -> np.ndarray:
-    """Reads a box of a view; what is beyond the view is 0."""
-    found = view[tuple(slice(at, at + count) for at, count in zip(begin, size, strict=True))]
-    beyond = [(0, count - there) for count, there in zip(size, found.shape, strict=True)]
-    value = np.ascontiguousarray(found).astype(dtype, copy=False)
-    return np.pad(value, beyond) if any(after for _, after in beyond) else np.array(value)
+    """Reads a box of a view."""
+    box = view[tuple(slice(at, at + count) for at, count in zip(begin, size, strict=True))]
+    return np.array(np.ascontiguousarray(box).astype(dtype, copy=False))

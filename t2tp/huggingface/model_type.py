@@ -237,13 +237,6 @@ class ModelType:
             **_image_sizes(values),
         }
 
-    def padded(self, hparams: HParams) -> dict[str, int]:
-        """Returns the sizes of dimensions that are rounded up."""
-        if "vocab_size" not in hparams:
-            return {}
-        divisor = hparams.vocab_divisor
-        return {"vocab": -(-hparams.vocab_size // divisor) * divisor}
-
     def _check(self, config: Config) -> None:
         """Checks that every entry is known, of its type, and has a value that t2tp supports."""
         check_types(config, "config.json", _TYPES)

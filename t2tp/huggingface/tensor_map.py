@@ -106,21 +106,18 @@ class Variable:
             yield (begin if piece.expert is None else (piece.expert, *begin[1:])), size
 
 
-def variables(
-    entries: Iterable[Entry], sizes: Mapping[str, int], padded: Mapping[str, int]
-) -> list[Variable]:
+def variables(entries: Iterable[Entry], sizes: Mapping[str, int]) -> list[Variable]:
     """Returns our variables, in the order of the table.
 
     Args:
       entries: the table.
       sizes: of the dimensions, and `layer` and `expert`, how many there are.
-      padded: sizes of dimensions that are larger in ours.
     """
     found: dict[str, Variable] = {}
     for entry in entries:
         for numbers in _numbers(entry, sizes):
             for name, dims, piece in _pieces(entry, numbers, sizes):
-                shape = tuple({**sizes, **padded}[dim] for dim in dims)
+                shape = tuple(sizes[dim] for dim in dims)
                 before = found[name].pieces if name in found else ()
                 found[name] = Variable(name, dims, shape, (*before, piece))
     return list(found.values())

@@ -2,57 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-import math
-
 import tensorflow as tf
-from absl import logging
 
 from t2tp import mtf
 from t2tp.layers import variables
 from t2tp.ops.gather import checked_gather
-
-
-def vocab_dimension(size: int, divisor: int, mesh_axis_size: int = 1) -> mtf.Dimension:
-    """Returns the dimension `vocab`, rounded up so that a mesh can split it.
-
-    Logs the rounding once.
-
-    Args:
-      size: number of tokens.
-      divisor: the size is rounded up to a multiple of this on every mesh, so that a checkpoint fits
-        other meshes too.
-      mesh_axis_size: of the mesh axis that splits the vocabulary; the size is rounded up further if
-        it does not divide it.
-
-    Raises:
-      ValueError: an argument is not positive.
-    """
-    if min(size, divisor, mesh_axis_size) < 1:
-        raise ValueError(
-            f"a vocabulary of {size} cannot be rounded up to a multiple of {divisor} and"
-            f" {mesh_axis_size}: all must be at least 1."
-        )
-    multiple = math.lcm(divisor, mesh_axis_size)
-    rounded = -(-size // multiple) * multiple
-    if rounded != size:
-        _say_rounded(size, rounded, multiple)
-    return mtf.Dimension("vocab", rounded)
-
-
-@functools.cache
-def _say_rounded(size: int, rounded: int, multiple: int) -> None:
-    logging.info(
-        "The vocabulary of %d is rounded up to %d, a multiple of %d; the tokens beyond it are"
-        " never seen.",
-        size,
-        rounded,
-        multiple,
-    )
-
-
-# Added to the logits of rows beyond the vocabulary; its exponential is 0 in every dtype.
-_NEVER = -3e4
 
 
 class Embedding:
@@ -71,12 +25,11 @@ class Embedding:
         is_scaled: bool = False,
         has_bias: bool = False,
         are_logits_scaled: bool = False,
-        num_tokens: int = 0,
     ) -> None:
         """Sets dimensions and variants.
 
         Args:
-          vocab: see `vocab_dimension`.
+          vocab: the dimension of the tokens.
           d_model: the dimension of the vectors.
           stddev: of the initial values.
           is_tied: whether logits use the embedding table (O. Press and L. Wolf, arXiv:1608.05859)
@@ -85,8 +38,6 @@ class Embedding:
             (arXiv:1706.03762, section 3.4).
           has_bias: whether logits have a bias, `logits_bias`.
           are_logits_scaled: whether logits are of x divided by sqrt(d_model).
-          num_tokens: the rows of `vocab` from this one on have a probability of 0; 0: there are no
-            such rows.
         """
         self.vocab = vocab
         self.d_model = d_model
@@ -95,7 +46,6 @@ class Embedding:
         self._is_scaled = is_scaled
         self._has_bias = has_bias
         self._are_logits_scaled = are_logits_scaled
-        self._num_tokens = num_tokens or vocab.size
 
     def __call__(self, tokens: mtf.Tensor, dtype: tf.DType) -> mtf.Tensor:
         """Looks up integers [...] -> [..., d_model] in the current scope's variable `embedding`."""
@@ -112,10 +62,6 @@ class Embedding:
         if self._has_bias:
             bias = variables.bias(x.mesh, "logits_bias", [self.vocab], x.dtype)
             logits = mtf.add(logits, bias, output_shape=shape)
-        if self._num_tokens < self.vocab.size:
-            row = mtf.range(x.mesh, self.vocab, tf.int32)
-            is_beyond = mtf.cast(mtf.greater_equal(row, self._num_tokens), x.dtype)
-            logits = mtf.add(logits, is_beyond * _NEVER, output_shape=shape)
         return logits
 
     def _table(self, mesh: mtf.Mesh, name: str, dtype: tf.DType) -> mtf.Tensor:

@@ -23,6 +23,7 @@ from t2tp.ops.dropout import DropoutOperation
 from t2tp.processes.cluster import Cluster, connect
 from t2tp.program.outputs import Outputs
 from t2tp.program.program import Feature, Mesh, StepFn
+from t2tp.program.variables import padded, real_part
 
 # Gradients below this part of the largest one are zeros but for rounding, which optimizers that
 # divide by a gradient's size make large.
@@ -147,9 +148,8 @@ class _Pair:
             counts = self._counts(name, after[name].shape)
             scale, error = scales[_slot(name, trained)] or 1.0, 0.0
             for pnum in variable.local_pnums:
-                value = self._many.value_of(variable, pnum)
-                begin = variable.begin(pnum)
-                region = tuple(slice(b, b + n) for b, n in zip(begin, value.shape, strict=True))
+                region = variable.region(pnum)
+                value = real_part(self._many.value_of(variable, pnum), region)
                 difference = np.where(counts[region], _difference(value, after[name][region]), 0.0)
                 error = max(error, _relative(difference, scale))
             shape = self._split(variable.spec.shape)
@@ -281,9 +281,8 @@ def _perturb(program: DoubleProgram) -> None:
         random = np.random.default_rng(zlib.crc32(variable.spec.name.encode()))
         noise = _NOISE * random.normal(size=variable.spec.shape.to_integer_list)
         for pnum in variable.local_pnums:
-            value, begin = program.value_of(variable, pnum), variable.begin(pnum)
-            region = tuple(slice(b, b + n) for b, n in zip(begin, value.shape, strict=True))
-            program.set_value(variable, pnum, value + noise[region])
+            value, own = program.value_of(variable, pnum), noise[variable.region(pnum)]
+            program.set_value(variable, pnum, value + padded(own, value.shape))
 
 
 def _slot(name: str, trained: Sequence[str]) -> str:

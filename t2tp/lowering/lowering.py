@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -359,6 +359,41 @@ class Lowering(upstream.Lowering):
         """
         return self.slice_in_order(tensor, self.orders.current)
 
+    def masked_slice(
+        self,
+        tensor: upstream.Tensor,
+        dims: Collection[upstream.Dimension] | None = None,
+        value: complex = 0,
+    ) -> tf.Tensor:
+        """Returns the slice with `value` for its padding; see `SpmdMeshImpl.masked`."""
+        part = self.slice(tensor)
+        return self.mesh_impl(tensor).masked(part, tensor.shape, dims, value)
+
+    @contextlib.contextmanager
+    def masking(
+        self,
+        tensors: Iterable[upstream.Tensor],
+        dims: Collection[upstream.Dimension],
+        value: str = "",
+    ) -> Iterator[None]:
+        """While this is active, tensors have zeros for the padding of `dims`.
+
+        Args:
+          tensors: that an operation reduces along `dims`.
+          dims: the reduced dimensions.
+          value: the attribute of a dtype to use instead of zero: `min` or `max`.
+        """
+        (mesh_impl,) = self.mesh_to_impl.values()
+        padded = [dim for dim in dims if mesh_impl.layout.is_padded(dim)]
+        before = {x: self.tensors[x] for x in tensors if padded and {*padded} & {*x.shape.dims}}
+        for x in before:
+            neutral = getattr(x.dtype, value) if value else 0
+            self.tensors[x] = LaidOutTensor([self.masked_slice(x, padded, neutral)])
+        try:
+            yield
+        finally:
+            self.tensors.update(before)
+
     def slice_in_order(self, tensor: upstream.Tensor, order: Order) -> tf.Tensor:
         """Returns the slice in an order, for an operation that asks for its own orders."""
         return self.orders.converted(tensor, order).slice
@@ -453,15 +488,17 @@ def lower_variable(op: upstream.Variable, lowering: Lowering) -> None:
 def lower_reduce(op: upstream.ReduceOperation, lowering: Lowering) -> None:
     """Reduces a slice; a sum over the mesh is deferred."""
     (x,), (y,) = op.inputs, op.outputs
+    reduced = [dim for dim in x.shape.dims if dim not in y.shape.dims]
     if op._reduction_fn_string != "SUM":
-        op.lower(lowering)
+        with lowering.masking([x], reduced, "min" if op._reduction_fn_string == "MAX" else "max"):
+            upstream.ReduceOperation.lower(op, lowering)
         return
-    summed = [axis for axis, dim in enumerate(x.shape.dims) if dim not in y.shape.dims]
-    addend = reduce_sum(lowering.slice(x), summed)
+    summed = [axis for axis, dim in enumerate(x.shape.dims) if dim in reduced]
+    addend = reduce_sum(lowering.masked_slice(x, reduced), summed)
     kept = [dim for dim in x.shape.dims if dim in y.shape.dims]
     if kept != y.shape.dims:
         addend = tf.transpose(addend, [kept.index(dim) for dim in y.shape.dims])
-    lowering.set_partial_sum(y, addend, [x.shape.dims[axis] for axis in summed])
+    lowering.set_partial_sum(y, addend, reduced)
 
 
 # mesh-tensorflow's operations that are lowered differently than there.

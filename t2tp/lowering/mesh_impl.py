@@ -8,7 +8,7 @@ same program on its own slices.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence, Set
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ import tensorflow.compat.v1 as tf1
 from t2tp import upstream
 from t2tp.lowering import matmul, random
 from t2tp.lowering.microbatch import Microbatch
-from t2tp.lowering.slice_shapes import expanded
+from t2tp.lowering.slice_shapes import expanded, resized
 from t2tp.mesh.collectives import Collectives, head_and_tail
 from t2tp.mesh.layout import Layout
 
@@ -224,6 +224,33 @@ class SpmdMeshImpl(upstream.MeshImpl):
         x = x.to_laid_out_tensor()
         return LaidOutTensor([self.collectives.permute(x.slice, mesh_axis, source_pcoord)])
 
+    def slice_shape(self, tensor_shape: upstream.Shape) -> list[int]:
+        """Returns the shape of a slice, with its padding."""
+        return list(self.layout.slice_size(tensor_shape))
+
+    def masked(
+        self,
+        x: tf.Tensor,
+        shape: upstream.Shape,
+        dims: Collection[upstream.Dimension] | None = None,
+        value: complex = 0,
+    ) -> tf.Tensor:
+        """Replaces the padding of a slice, so that it has no part in a sum or a maximum.
+
+        Args:
+          x: a slice.
+          shape: the global shape.
+          dims: the reduced dimensions. Default: all.
+          value: the neutral element of the reduction.
+        """
+        for i, dim in enumerate(shape.dims):
+            if self.layout.is_padded(dim) and (dims is None or dim in dims):
+                positions = functools.partial(self._positions, dim, is_head_tail=False)
+                is_real = self._once(("positions", dim), positions) < dim.size
+                along = [-1 if j == i else 1 for j in range(shape.ndims)]
+                x = tf.where(tf.reshape(is_real, along), x, tf.constant(value, x.dtype))
+        return x
+
     def laid_out_pnum(self) -> LaidOutTensor:
         """Returns the processor's number, an int32 scalar."""
         return LaidOutTensor([self._pnum])
@@ -283,7 +310,7 @@ class SpmdMeshImpl(upstream.MeshImpl):
         if axis is None:
             return tf.range(dim.size, dtype=tf.int32)
         count, place = self.shape[axis].size, self.collectives.coordinate(axis)
-        size = dim.size // count
+        size = -(-dim.size // count)
         if not is_head_tail:
             return place * size + tf.range(size, dtype=tf.int32)
         half = tf.range(size // 2, dtype=tf.int32)
@@ -366,8 +393,10 @@ class SpmdMeshImpl(upstream.MeshImpl):
         tf_x = tf.convert_to_tensor(tf_x)
         if not self.layout.is_split(x.shape):
             return LaidOutTensor([tf_x])
-        begin = self.slice_begin_tensors(x.shape)
-        return LaidOutTensor([tf.slice(tf_x, begin, self.slice_shape(x.shape))])
+        begin, size = self.slice_begin_tensors(x.shape), self.slice_shape(x.shape)
+        axes = [self.layout.axis_of(dim.name) for dim in x.shape.dims]
+        padded = [n * (axis.size if axis else 1) for n, axis in zip(size, axes, strict=True)]
+        return LaidOutTensor([tf.slice(resized(tf_x, padded), begin, size)])
 
     def export_to_tf_tensor(self, x: upstream.Tensor, laid_out_x: LaidOutTensor) -> tf.Tensor:
         """Gathers the global tensor on every processor."""
@@ -375,7 +404,7 @@ class SpmdMeshImpl(upstream.MeshImpl):
         for tensor_axis, mesh_axis in enumerate(self.tensor_layout(x)):
             if mesh_axis is not None:
                 whole = self.collectives.allgather(whole, mesh_axis, tensor_axis)
-        return whole
+        return resized(whole, x.shape.to_integer_list)
 
 
 # mesh-tensorflow asks the mesh for these by the names of the classes.

@@ -65,7 +65,9 @@ def lower_einsum(op: upstream.ops.EinsumOperation, lowering: Lowering) -> None:
                     return _look_up(ids, dim, other, op.outputs[0], lowering)
                 if _is_sum_of_rows(ids, dim, other, op.outputs[0]):
                     return _sum_of_rows(ids, dim, other, op.outputs[0], lowering)
-    return op.lower(lowering)
+    reduced = {d for x in op.inputs for d in x.shape.dims} - {*op.outputs[0].shape.dims}
+    with lowering.masking(op.inputs, reduced):
+        return op.lower(lowering)
 
 
 def _is_one_hot(tensor: upstream.Tensor) -> bool:

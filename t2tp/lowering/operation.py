@@ -80,6 +80,10 @@ class Hooks:
       ordered_dims: the dimensions along which the order of the positions matters: along others,
         permuted inputs give outputs permuted likewise. None: all. Along those where it does not
         matter, inputs and outputs may be in head-tail order: see `t2tp.lowering.head_tail`.
+      accepts_padding: whether dimensions may be padded: the last slices of `vocab` and of weights
+        sharded at rest, where an axis does not divide them (`t2tp.mesh.storage`). True for
+        elementwise operations, and for those that give padding no part in their sums and maxima:
+        see `lowering.masked_slice`.
       is_feature: whether the outputs are features, or rows of them.
       asks_for_orders: whether `lower` takes its inputs in the orders that it asks for, by
         `lowering.slice_in_order`, and says by `lowering.orders.set` in which its outputs are.
@@ -95,6 +99,7 @@ class Hooks:
     joint_shape: upstream.Shape | None = None
     gathered_variable: str | None = None
     ordered_dims: Collection[upstream.Dimension] | None = None
+    accepts_padding: bool = False
     is_feature: bool = False
     asks_for_orders: bool = False
     cost_kind: str = "elementwise"
@@ -141,7 +146,7 @@ class Operation(Hooks, upstream.Operation):
 def _declared(**attributes: Any) -> Hooks:
     """Returns the hooks of an operation that is not a subclass of `Hooks`."""
     declared = Hooks()
-    vars(declared).update(attributes)
+    vars(declared).update({"accepts_padding": True, **attributes})
     return declared
 
 
@@ -169,6 +174,16 @@ _UPSTREAM_HOOKS: dict[type[upstream.Operation], Hooks] = {
     upstream.Variable: _declared(cost_kind="copy"),
     upstream.WhileLoopOperation: _declared(accepts_deferred_sums=True, cost_kind="loop"),
     upstream.ops.BinaryOpWithBroadcasting: _declared(ordered_dims=()),
+    upstream.EinsumOperation: _declared(),
+    upstream.GenericGradOperation: _declared(),
+    upstream.SlicewiseOperation: _declared(),
+    # They cannot be computed with the dimension split that they slice.
+    upstream.ops.ConcatOperation: _declared(),
+    upstream.ops.PadOperation: _declared(),
+    upstream.ops.SliceOperation: _declared(),
+    upstream.ops.SplitOperation: _declared(),
+    upstream.ops.StackOperation: _declared(),
+    upstream.ops.UnstackOperation: _declared(),
 }
 _DEFAULT_HOOKS = Hooks()
 
@@ -195,13 +210,23 @@ def check_operation(op: upstream.Operation, layout: Layout) -> None:
     if declared.joint_shape is not None:
         layout.check_dimensions(_with_inputs(op), declared.joint_shape.dims)
     declared.check_layout(layout)
-    for dim in sorted(op.unsplittable_dims):
-        axis = layout.axis_of(dim)
+    for x in () if declared.accepts_padding else (*op.inputs, *op.outputs):
+        for dim in x.shape.dims:
+            axis = layout.axis_of(dim.name)
+            if axis is not None and layout.is_padded(dim):
+                raise LayoutError(
+                    f"{_with_inputs(op)} cannot be computed with padding, and mesh axis"
+                    f" {axis.name!r} of size {axis.size} does not divide dimension {dim.name!r} of"
+                    f" size {dim.size}. Choose sizes that divide, or drop the rule"
+                    f" '{dim.name}:{axis.name}'."
+                )
+    for name in sorted(op.unsplittable_dims):
+        axis = layout.axis_of(name)
         if axis is not None and axis.size > 1:
             raise LayoutError(
-                f"{_with_inputs(op)} cannot be computed with dimension {dim!r} split, and the"
+                f"{_with_inputs(op)} cannot be computed with dimension {name!r} split, and the"
                 f" layout splits it over mesh axis {axis.name!r}. Drop the rule"
-                f" '{dim}:{axis.name}', or rename the dimension around this operation."
+                f" '{name}:{axis.name}', or rename the dimension around this operation."
             )
 
 

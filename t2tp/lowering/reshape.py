@@ -8,6 +8,11 @@ the same 4 elements on each processor. So a reshape is local once each axis spli
 the factor where it is to split the new one, or splits nothing; an axis that then splits nothing
 slices the result, which is local, too. Of the axes of a dimension that is split over several, the
 second splits at a factor within the parts that the first has made.
+
+Where an axis does not divide its dimension, the factors are those of the padded tensor: [5] split
+over 3 processors has slices [2] of [6]. A reshape that gathers or splits the dimension pads or cuts
+the slice of the side that has all 5. A dimension whose padding cannot stay in place, because the
+reshape merges it with others or another axis takes it over, is gathered first.
 """
 
 from __future__ import annotations
@@ -22,6 +27,8 @@ from t2tp import upstream
 from t2tp.lowering.deferred_sums import BUCKET, SMALL
 from t2tp.lowering.mesh_impl import SpmdMeshImpl
 from t2tp.lowering.scatters import Scatter
+from t2tp.lowering.slice_shapes import resized
+from t2tp.mesh.layout import Layout
 
 if TYPE_CHECKING:
     from t2tp.lowering.lowering import Lowering
@@ -31,6 +38,14 @@ def lower_reshape(op: upstream.ReshapeOperation, lowering: Lowering) -> None:
     """Converts a tensor from one shape and layout to another."""
     mesh_impl = lowering.mesh_impl(op)
     old_shape, new_shape = op.inputs[0].shape, op.outputs[0].shape
+    if _aligned(mesh_impl.layout, old_shape, new_shape) is None:
+        value, shape = lowering.slice(op.inputs[0]), old_shape
+        for following in (_unpadded(mesh_impl, x) for x in (old_shape, new_shape)):
+            value, _ = _ReshapePlan(mesh_impl, op.name, shape, following).execute(value, [])
+            shape = following
+        value, _ = _ReshapePlan(mesh_impl, op.name, shape, new_shape).execute(value, [])
+        lowering.set_slice(op.outputs[0], value)
+        return
     plan = _ReshapePlan(mesh_impl, op.inputs[0].name, old_shape, new_shape)
     summed_axes: list[int] = []
     if plan.communicates or lowering.is_surely_needed(op.inputs[0]):
@@ -218,10 +233,20 @@ class _ReshapePlan:
         self._mesh_impl = mesh_impl
         self._collectives = mesh_impl.collectives
         self._name = name
-        self._new_shape = new_shape
+        self._slice_shape = mesh_impl.slice_shape(new_shape)
         self._summed_axes: list[int] = []
-        self._old, self._old_rest = _split_factors(mesh_impl, old_shape)
-        self._new, _ = _split_factors(mesh_impl, new_shape)
+        aligned = _aligned(mesh_impl.layout, old_shape, new_shape)
+        assert aligned is not None  # `lower_reshape` has taken other ways.
+        old_sizes, self._new_sizes = aligned
+        self._old, self._old_rest = _split_factors(mesh_impl, old_shape, old_sizes)
+        self._new, _ = _split_factors(mesh_impl, new_shape, self._new_sizes)
+        self._old_slice, self._new_slice = (
+            [
+                size // mesh_impl.shape[axis].size if axis is not None else size
+                for size, axis in zip(sizes, mesh_impl.tensor_layout(shape), strict=True)
+            ]
+            for sizes, shape in ((old_sizes, old_shape), (self._new_sizes, new_shape))
+        )
 
     @property
     def communicates(self) -> bool:
@@ -245,9 +270,9 @@ class _ReshapePlan:
           x: the slice of the old shape.
           whole: what was gathered, [member, number of elements of `x`].
         """
-        part = _FactoredSlice(x, self._old_rest)
+        part = self._begun(x)
         part.put([self._old[axis] for axis in self.only_gathered() or []], whole)
-        return tf.reshape(part.value, self._mesh_impl.slice_shape(self._new_shape))
+        return self._finished(part.value)
 
     def only_scatter(self, x: tf.Tensor, summed_axes: list[int]) -> Scatter | None:
         """Returns the reduce-scatter that the conversion of a partial sum is; None if it is more.
@@ -258,7 +283,7 @@ class _ReshapePlan:
         """
         added = {axis: factor for axis, factor in self._new.items() if axis not in self._old}
         stay = {axis: factor for axis, factor in self._new.items() if axis in self._old}
-        part = _FactoredSlice(x, self._old_rest)
+        part = self._begun(x)
         if (
             not added
             or stay != self._old
@@ -267,13 +292,12 @@ class _ReshapePlan:
         ):
             return None
         parts = part.take(list(added.values()))
-        shape = self._mesh_impl.slice_shape(self._new_shape)
 
         def finish(own: tf.Tensor) -> tf.Tensor:
             part.put([], own)
-            return tf.reshape(part.value, shape)
+            return self._finished(part.value)
 
-        return Scatter(self._name, parts, list(added), shape, finish)
+        return Scatter(self._name, parts, list(added), self._slice_shape, finish)
 
     def execute(self, x: tf.Tensor, summed_axes: list[int]) -> tuple[tf.Tensor, list[int]]:
         """Converts the processor's slice from the old shape and layout to the new ones.
@@ -287,16 +311,22 @@ class _ReshapePlan:
           split the result, along which a reduce-scatter has summed it.
         """
         self._summed_axes = list(summed_axes)
-        part = _FactoredSlice(x, self._old_rest)
+        part = self._begun(x)
         placed = self._bring_axes_to_new_factors(part)
         late = {axis: factor for axis, factor in self._new.items() if axis not in placed}
         if late:
             taken = [self._new[axis] for axis in placed]
-            part = _FactoredSlice(part.value, _without(self._new_shape, taken))
+            part = _FactoredSlice(part.value, _without(self._new_sizes, taken))
             self._keep_own_part(part, late)
-        return tf.reshape(part.value, self._mesh_impl.slice_shape(self._new_shape)), (
-            self._summed_axes
-        )
+        return self._finished(part.value), self._summed_axes
+
+    def _begun(self, x: tf.Tensor) -> _FactoredSlice:
+        """Pads the slice of the old shape to its aligned sizes."""
+        return _FactoredSlice(resized(x, self._old_slice), self._old_rest)
+
+    def _finished(self, x: tf.Tensor) -> tf.Tensor:
+        """Cuts the aligned slice to the slice of the new shape."""
+        return resized(tf.reshape(x, self._new_slice), self._slice_shape)
 
     def _bring_axes_to_new_factors(self, part: _FactoredSlice) -> Collection[int]:
         """Makes each axis split its new factor, or nothing.
@@ -353,27 +383,84 @@ class _ReshapePlan:
             self._summed_axes = [axis for axis in self._summed_axes if axis not in summed]
 
 
+def _aligned(
+    layout: Layout, old_shape: upstream.Shape, new_shape: upstream.Shape
+) -> tuple[list[int], list[int]] | None:
+    """Returns the sizes of old and new dimensions, with the padding that both have meanwhile.
+
+    A padded dimension keeps its padding where it stays one dimension, and the axes that split it on
+    one side begin with those that split it on the other. None: some padded dimension does not.
+    """
+    olds, news = (
+        {(begin, dim.size): i for i, (begin, dim) in enumerate(_begins(shape))}
+        for shape in (old_shape, new_shape)
+    )
+    sizes = old_shape.to_integer_list, new_shape.to_integer_list
+    for place in (*olds, *news):
+        sides = [
+            (i, dims[place], shape.dims[dims[place]])
+            for i, (dims, shape) in enumerate(((olds, old_shape), (news, new_shape)))
+            if place in dims
+        ]
+        if not any(layout.is_padded(dim) for _, _, dim in sides):
+            continue
+        first, *others = sorted((layout.axes_of(dim.name) for _, _, dim in sides), key=len)
+        if not others or others[0][: len(first)] != first:
+            return None
+        padded = [
+            math.prod(a.size for a in layout.axes_of(d.name))
+            * layout.slice_size(upstream.Shape([d]))[0]
+            for _, _, d in sides
+        ]
+        if first and padded[0] != padded[1]:  # Slices begin at different rows.
+            return None
+        for side, i, _ in sides:
+            sizes[side][i] = max(padded)
+    return sizes
+
+
+def _begins(shape: upstream.Shape) -> Iterator[tuple[int, upstream.Dimension]]:
+    """Yields each dimension with the product of the sizes before it."""
+    begin = 1
+    for dim in shape.dims:
+        yield begin, dim
+        begin *= dim.size
+
+
+def _unpadded(mesh_impl: SpmdMeshImpl, shape: upstream.Shape) -> upstream.Shape:
+    """Returns a shape in which no axis splits what it would have to pad."""
+    # Layout rules cannot name a dimension with a space.
+    return upstream.Shape(
+        [
+            upstream.Dimension(f"all {dim.name}", dim.size)
+            if mesh_impl.layout.is_padded(dim)
+            else dim
+            for dim in shape.dims
+        ]
+    )
+
+
 def _split_factors(
-    mesh_impl: SpmdMeshImpl, shape: upstream.Shape
+    mesh_impl: SpmdMeshImpl, shape: upstream.Shape, sizes: Sequence[int]
 ) -> tuple[dict[int, Factor], list[Factor]]:
     """Returns the factor that each mesh axis splits, and those that a processor has all of."""
     split: dict[int, Factor] = {}
     begin = 1
-    for dim, axis in zip(shape.dims, mesh_impl.tensor_layout(shape), strict=True):
+    for size, axis in zip(sizes, mesh_impl.tensor_layout(shape), strict=True):
         at = begin
         for part in () if axis is None else mesh_impl.layout.axes.parts(axis):
             split[part] = Factor(at, mesh_impl.shape[part].size)
             at = split[part].end
-        begin *= dim.size
-    return split, _without(shape, list(split.values()))
+        begin *= size
+    return split, _without(sizes, list(split.values()))
 
 
-def _without(shape: upstream.Shape, split: Sequence[Factor]) -> list[Factor]:
+def _without(sizes: Sequence[int], split: Sequence[Factor]) -> list[Factor]:
     """Returns the factors of a tensor that are left when some are split."""
     left = []
     begin = 1
     for factor in sorted(split):
         left.append(Factor(begin, factor.begin // begin))
         begin = factor.end
-    left.append(Factor(begin, shape.size // begin))
+    left.append(Factor(begin, math.prod(sizes) // begin))
     return [factor for factor in left if factor.size > 1]

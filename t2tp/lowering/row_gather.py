@@ -56,8 +56,12 @@ class TableRows:
         (dim_slice,) = mesh_impl.slice_shape(upstream.Shape([dim]))
         (begin,) = mesh_impl.slice_begin_tensors(upstream.Shape([dim]))
         local = self.ids - tf.cast(begin, self.ids.dtype)
-        self.is_here = tf.reshape(tf.logical_and(local >= 0, local < dim_slice), [-1])
         self.is_valid = tf.reshape(tf.logical_and(self.ids >= 0, self.ids < dim.size), [-1])
+        is_here = tf.reshape(tf.logical_and(local >= 0, local < dim_slice), [-1])
+        # A slice may end in padding, whose rows no id may reach.
+        self.is_here = (
+            tf.logical_and(is_here, self.is_valid) if mesh_impl.layout.is_padded(dim) else is_here
+        )
         number = local
         stride = dim_slice
         for d in reversed(batch):

@@ -48,3 +48,11 @@ def expanded(x: tf.Tensor, dims: upstream.Shape, wanted: upstream.Shape) -> tf.T
     known = x.shape.as_list()
     sizes = iter(tf.unstack(tf.shape(x)) if None in known else known)
     return tf.reshape(x, [next(sizes) if dim in dims.dims else 1 for dim in wanted.dims])
+
+
+def resized(x: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
+    """Pads each dimension with zeros at its end, or cuts it, to the given size."""
+    before = x.shape.as_list()
+    if any(n < size for n, size in zip(before, sizes, strict=True)):
+        x = tf.pad(x, [(0, max(size - n, 0)) for n, size in zip(before, sizes, strict=True)])
+    return x if x.shape.as_list() == list(sizes) else tf.slice(x, [0] * len(before), sizes)

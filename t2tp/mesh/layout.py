@@ -39,6 +39,12 @@ _USUALLY_SPLIT = (
     "filters",
 )
 
+# Dimensions that an axis need not divide, because the data gives their size: slices are padded.
+_PADDED = ("vocab",)
+
+# The padding, as a part of a dimension, that is as good as none.
+_LITTLE_PADDING = 0.01
+
 # A dimension without a rule of its own that is split like another, except over the axes of a third.
 # Groups of tokens that are at their experts are split over what splits the batch, where that is not
 # what splits the experts.
@@ -150,6 +156,7 @@ class Layout:
             raise LayoutError(
                 f"zero_axes={self.storage.axes!r} must be axes, as in 'data' or 'pod+data'."
             )
+        self._check_storage_axes()
         if self._storage_rules and not self.storage.stage:
             raise LayoutError(
                 f"storage_layout={self.storage.rules!r} says over which axes variables are sharded"
@@ -157,6 +164,23 @@ class Layout:
             )
         self.pipeline = pipeline or Pipeline()
         self._check_stages()
+
+    def _storage_axes(self) -> dict[str, list[str]]:
+        """Returns the axes that each storage setting names."""
+        return {
+            "zero_axes": self.storage.axes.split(JOIN) if self.storage.axes else [],
+            "storage_layout": [axis for axes in self._storage_rules.values() for axis in axes],
+        }
+
+    def _check_storage_axes(self) -> None:
+        """Refuses to shard over axes that the mesh lacks; one processor has nothing to shard."""
+        for setting, axes in self._storage_axes().items():
+            for axis in axes if self.size > 1 else ():
+                if axis not in self._axis_index:
+                    raise LayoutError(
+                        f"{setting}: the mesh {self.mesh_text} has no axis {axis!r};"
+                        f" {nearest(axis, self._axis_index, 'axes')}"
+                    )
 
     def _check_stages(self) -> None:
         """Refuses a rule that splits another dimension over the axis of the stages.
@@ -166,11 +190,7 @@ class Layout:
         if self.num_stages == 1:
             return
         stages = set(self._parts[LAYERS])
-        at_rest = {
-            "zero_axes": self.storage.axes.split(JOIN),
-            "storage_layout": [axis for axes in self._storage_rules.values() for axis in axes],
-        }
-        for name, axes in at_rest.items():
+        for name, axes in self._storage_axes().items():
             for axis in axes:
                 if self._axis_index.get(axis) in stages:
                     raise LayoutError(
@@ -320,34 +340,69 @@ class Layout:
         """Returns the shape of a trainable variable at rest, as `storage` says.
 
         Args:
-          shape: where it is used.
+          shape: the shape in use.
 
         Raises:
-          LayoutError: the storage rules shard a dimension over axes that do not divide it, or that
-            split the variable already.
+          LayoutError: a storage rule shards over an axis that splits the variable already, or over
+            axes that do not divide the slices of a split dimension.
         """
         if not self.storage.stage:
             return shape
         for dim in shape.dims:
             if dim.name in self._storage_rules:
-                axes = self._real(self._storage_rules[dim.name])
-                stored = _with(shape, dim, axes)
-                self.check_dimensions(f"Variable {describe(shape)} at rest", stored.dims)
-                return stored
-        taken = {axis.name for dim in shape.dims for axis in self.axes_of(dim.name)}
-        axes = [axis for axis in self._zero_axes() if axis not in taken]
+                return self._at_rest_by_rule(shape, dim)
+        axes = self._free_zero_axes(shape)
         if self._storage_rules or shape.ndims < 2 or not axes:
             return shape
-        count = math.prod(self.mesh_shape.get_dim_by_name(axis).size for axis in axes)
-        # The first one: its parts lie one after the other, so that what is gathered is the whole,
-        # and what is reduce-scattered need not be transposed.
+        count = self._count(axes)
         free = [dim for dim in shape.dims if self.axis_index(dim.name) is None]
-        split = [dim for dim in shape.dims if dim not in free]
-        for dim in (*free, *split):
-            axis = self.axis_of(dim.name)
-            if dim.size % (count * (axis.size if axis else 1)) == 0:
-                return _with(shape, dim, axes)
-        return shape
+        padding = {dim: -(-dim.size // count) * count / dim.size - 1 for dim in free}
+        # A slice of a split dimension is not padded again: it would begin elsewhere than its parts.
+        whole = [d for d in shape.dims if d not in free and self._slice_of(d) % count == 0]
+        # Slices along the first dimension are contiguous in memory, so that neither the gather nor
+        # the reduce-scatter transposes: an earlier dimension is worth a little padding.
+        candidates = [dim for dim in free if padding[dim] < _LITTLE_PADDING] + whole
+        candidates += sorted((d for d in free if d.size > 1), key=padding.__getitem__)
+        return _with(shape, candidates[0], axes) if candidates else shape
+
+    def _at_rest_by_rule(self, shape: upstream.Shape, dim: upstream.Dimension) -> upstream.Shape:
+        """Shards a dimension as its storage rule says."""
+        axes = self._real(self._storage_rules[dim.name])
+        rule = f"storage_layout: the rule '{dim.name}:{JOIN.join(self._storage_rules[dim.name])}'"
+        for other in shape.dims:
+            for axis in axes:
+                if axis in {each.name for each in self.axes_of(other.name)}:
+                    raise LayoutError(
+                        f"{rule} shards variable {describe(shape)} over mesh axis {axis!r}, which"
+                        f" splits its dimension {other.name!r} already: name another axis, or drop"
+                        " the rule."
+                    )
+        if self.axis_index(dim.name) is not None and self._slice_of(dim) % self._count(axes):
+            raise LayoutError(
+                f"{rule} divides slices of {self._slice_of(dim)} by {self._count(axes)}: shard"
+                f" another dimension of {describe(shape)}, or leave storage_layout empty."
+            )
+        return _with(shape, dim, axes)
+
+    def stays_whole(self, shape: upstream.Shape) -> bool:
+        """Whether no dimension of a weight can be sharded, though some axes could shard it."""
+        return (
+            shape.ndims > 1
+            and not self._storage_rules
+            and bool(self._free_zero_axes(shape))
+            and self.at_rest(shape) == shape
+        )
+
+    def _free_zero_axes(self, shape: upstream.Shape) -> list[str]:
+        """Returns the axes to shard a variable over: those that do not split it in use."""
+        taken = {axis.name for dim in shape.dims for axis in self.axes_of(dim.name)}
+        return [axis for axis in self._zero_axes() if axis not in taken]
+
+    def _count(self, axes: Iterable[str]) -> int:
+        return math.prod(self.mesh_shape.get_dim_by_name(axis).size for axis in axes)
+
+    def _slice_of(self, dim: upstream.Dimension) -> int:
+        return self.slice_size(upstream.Shape([dim]))[0]
 
     def _zero_axes(self) -> list[str]:
         """Returns the axes over which variables are sharded at rest, unless rules say others."""
@@ -405,11 +460,20 @@ class Layout:
                     f" {self._rule(dim)}: drop it, or give the dimension another axis:"
                     f" {self._other_axes((first, dim), dims)}."
                 )
-            if dim.size % axis.size:
+            if dim.size % axis.size and not self._may_pad(dim):
                 raise LayoutError(
                     f"{what}: mesh axis {axis.name!r} of size {axis.size} does not divide dimension"
                     f" {dim.name!r} of size {dim.size}. {_what_divides(dim, axis)}"
                 )
+
+    @staticmethod
+    def _may_pad(dim: upstream.Dimension) -> bool:
+        return dim.name in _PADDED or bool(axes_at_rest(dim.name))
+
+    def is_padded(self, dim: upstream.Dimension) -> bool:
+        """Whether the last slices along a dimension are padded, as its axis does not divide it."""
+        axis = self.axis_of(dim.name)
+        return axis is not None and dim.size % axis.size > 0
 
     def _rule(self, dim: upstream.Dimension) -> str:
         return f"'{dim.name}:{self._join(self._parts_of(dim.name))}'"
@@ -431,15 +495,15 @@ class Layout:
         return "this mesh has none that would do here"
 
     def slice_size(self, shape: upstream.Shape) -> tuple[int, ...]:
-        """Shape of the slice of a tensor that one processor holds."""
+        """Shape of the slice of a tensor that one processor holds, with its padding."""
         axes = [self.axis_of(dim.name) for dim in shape.dims]
         return tuple(
-            dim.size // (axis.size if axis else 1)
+            -(-dim.size // (axis.size if axis else 1))
             for dim, axis in zip(shape.dims, axes, strict=True)
         )
 
     def slice_begin(self, shape: upstream.Shape, pnum: int) -> tuple[int, ...]:
-        """Global index at which processor `pnum`'s slice begins."""
+        """Global index at which processor `pnum`'s slice begins; beyond the end if it is empty."""
         place = self.coordinates(pnum)
         begin = []
         for dim, size in zip(shape.dims, self.slice_size(shape), strict=True):
@@ -450,9 +514,12 @@ class Layout:
         return tuple(begin)
 
     def slices(self, shape: upstream.Shape, pnum: int) -> tuple[slice, ...]:
-        """Processor `pnum`'s slice, as an index into the whole tensor."""
+        """Processor `pnum`'s slice without padding, as an index into the whole tensor."""
         begin, size = self.slice_begin(shape, pnum), self.slice_size(shape)
-        return tuple(slice(b, b + n) for b, n in zip(begin, size, strict=True))
+        return tuple(
+            slice(min(b, dim.size), min(b + n, dim.size))
+            for b, n, dim in zip(begin, size, shape.dims, strict=True)
+        )
 
     def is_split(self, shape: upstream.Shape) -> bool:
         """Whether the processors hold different parts of the tensor."""

@@ -82,12 +82,6 @@ class LayerFactory:
                 f"attention_type={kind} needs an attention_window of at least 1, not"
                 f" {hparams.attention_window}."
             )
-        if hparams.label_smoothing and hparams.vocab_size % hparams.vocab_divisor:
-            raise ValueError(
-                f"label_smoothing={hparams.label_smoothing} would spread probability over the rows"
-                f" that round vocab_size={hparams.vocab_size} up to a multiple of vocab_divisor="
-                f"{hparams.vocab_divisor}, which are never predicted: use label_smoothing=0."
-            )
         half = hparams.relative_buckets // 2
         if self._position == "relative" and hparams.relative_max_distance <= half:
             raise ValueError(
@@ -105,7 +99,6 @@ class LayerFactory:
             is_scaled=self._hparams.scale_embeddings,
             has_bias=logits_bias,
             are_logits_scaled=self._hparams.scale_decoder_outputs,
-            num_tokens=self._hparams.vocab_size,
         )
 
     def with_positions(

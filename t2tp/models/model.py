@@ -14,8 +14,6 @@ from t2tp import mtf
 from t2tp.choices import PRECISIONS
 from t2tp.hparam import HParams
 from t2tp.layers.adapters import Adapters
-from t2tp.layers.embedding import vocab_dimension
-from t2tp.mesh.layout import Layout
 from t2tp.program.program import Mesh
 from t2tp.suggestions import nearest
 
@@ -164,9 +162,7 @@ def _with_adapters(method: Callable) -> Callable:
 
 
 def vocab_of(hparams: HParams, size: int) -> mtf.Dimension:
-    """Returns the dimension of a vocabulary, rounded up.
-
-    The multiple is that of `vocab_divisor` and of the size of the mesh axis that splits it.
+    """Returns the dimension of a vocabulary.
 
     Args:
       hparams: of the model; its `vocab_size`, if any, counts instead of `size`.
@@ -182,6 +178,4 @@ def vocab_of(hparams: HParams, size: int) -> mtf.Dimension:
             " prepare the data with the vocabulary of the model"
             " (--problem_options=vocabulary_from=...)"
         )
-    size = of_model or size
-    axis = Layout.from_hparams(hparams).axis_of("vocab")
-    return vocab_dimension(size, hparams.vocab_divisor, axis.size if axis else 1)
+    return mtf.Dimension("vocab", of_model or size)

@@ -42,6 +42,7 @@ class CastOperation(Operation):
     """Input: x. Output: x in another dtype."""
 
     ordered_dims = ()
+    accepts_padding = True
 
     def __init__(self, x: upstream.Tensor, dtype: tf.DType, name: str) -> None:
         super().__init__([x], name=name)

@@ -45,8 +45,7 @@ def softmax_cross_entropy(
         not drift: A. Chowdhery et al., "PaLM" (arXiv:2204.02311), section 5, uses 1e-4.
       label_smoothing: the probability distributed equally over all *other* classes: C. Szegedy et
         al. (arXiv:1512.00567), section 7, as in tensor2tensor: the entropy of the smoothed target
-        is subtracted, so that the min loss is 0. Classes that only round the vocabulary up are
-        included.
+        is subtracted, so that the min loss is 0.
 
     Returns:
       float32 [...], in nats; NaN for a target that is not a class.
@@ -80,6 +79,7 @@ class CrossEntropyOperation(Operation):
     """
 
     cost_kind = "cross_entropy"
+    accepts_padding = True
 
     def __init__(
         self, logits: upstream.Tensor, targets: upstream.Tensor, options: _Options
@@ -101,7 +101,7 @@ class CrossEntropyOperation(Operation):
     def lower(self, lowering: Lowering) -> None:
         logits, targets = (lowering.slice(x) for x in self.inputs)
         vocab = _VocabSlice(lowering, self.inputs[0])
-        flat = tf.reshape(logits, [-1, logits.shape[-1]])
+        flat = vocab.masked(tf.reshape(logits, [-1, logits.shape[-1]]), logits.dtype.min)
         highest = tf.cast(tf.reduce_max(flat, axis=1), tf.float32)
         highest = vocab.allreduce(highest, "Max")
         smoothing = self._options.label_smoothing
@@ -114,7 +114,7 @@ class CrossEntropyOperation(Operation):
                 tf.where(is_here, tf.gather_nd(shifted, index), 0.0),
             ]
             if smoothing:
-                parts.append(reduce_sum(shifted, 1))
+                parts.append(reduce_sum(vocab.masked(shifted), 1))
             return tf.stack(parts)
 
         flat_targets = tf.reshape(tf.cast(targets, tf.int32), [-1])
@@ -141,6 +141,7 @@ class CrossEntropyGradOperation(Operation):
     """
 
     cost_kind = "cross_entropy"
+    accepts_padding = True
 
     def __init__(
         self,
@@ -172,7 +173,7 @@ class CrossEntropyGradOperation(Operation):
                 d_logits -= per_class * d_loss[:, None]
             at_target = tf.where(is_here, d_loss * (1.0 - smoothing - per_class), 0.0)
             d_logits = tf.tensor_scatter_nd_sub(d_logits, index, at_target)
-            return tf.cast(d_logits, logits.dtype)
+            return tf.cast(vocab.masked(d_logits), logits.dtype)
 
         d_logits = lowering.compiled(gradient)(
             tf.reshape(logits, [-1, logits.shape[-1]]),
@@ -196,6 +197,8 @@ class _VocabSlice:
         dim = logits.shape.dims[-1]
         axis = mesh_impl.tensor_dimension_to_mesh_axis(dim)
         self.size = dim.size
+        self._dim = dim
+        self._mesh_impl = mesh_impl
         self._slice_size = mesh_impl.slice_shape(upstream.Shape([dim]))[0]
         self._axes = [] if axis is None else [axis]
         self._collectives = mesh_impl.collectives
@@ -203,6 +206,11 @@ class _VocabSlice:
     def allreduce(self, x: tf.Tensor, merge_op: str) -> tf.Tensor:
         """Reduces over the processors that have the other classes."""
         return self._collectives.allreduce(x, self._axes, merge_op)
+
+    def masked(self, x: tf.Tensor, value: float = 0.0) -> tf.Tensor:
+        """Replaces the padding of [token, class] where the mesh does not divide the classes."""
+        shape = upstream.Shape([upstream.Dimension("token", x.shape[0]), self._dim])
+        return self._mesh_impl.masked(x, shape, [self._dim], value)
 
     def local(self, targets: tf.Tensor) -> tf.Tensor:
         """Converts classes to indices in the slice; other processors' classes are out of range."""

@@ -62,6 +62,7 @@ class DropoutOperation(Operation):
     """Input: x. Output: like x."""
 
     cost_kind = "random"
+    accepts_padding = True
     asks_for_orders = True
 
     def __init__(

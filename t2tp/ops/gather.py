@@ -102,6 +102,7 @@ class GatherOperation(Operation):
     """
 
     cost_kind = "gather"
+    accepts_padding = True
 
     def __init__(
         self,
@@ -145,6 +146,7 @@ class GatherGradOperation(Operation):
     """
 
     cost_kind = "gather"
+    accepts_padding = True
 
     def __init__(
         self,

@@ -24,6 +24,7 @@ class MicrobatchSums(Operation, upstream.WhileLoopOperation):
     """
 
     cost_kind = "loop"
+    accepts_padding = True
     accepts_deferred_sums = True
 
     def __init__(

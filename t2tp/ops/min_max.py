@@ -11,6 +11,7 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from t2tp import upstream
+from t2tp.lowering.lowering import Lowering, lower_reduce
 from t2tp.lowering.operation import Operation
 from t2tp.ops.cast import cast
 
@@ -80,6 +81,10 @@ class ReduceExtremumOperation(Operation, upstream.ReduceOperation):
 
     cost_kind = "reduce"
     ordered_dims = ()
+    accepts_padding = True
+
+    def lower(self, lowering: Lowering) -> None:
+        lower_reduce(self, lowering)
 
     def gradient(self, grad_ys: list[upstream.Tensor]) -> list[upstream.Tensor]:
         x, y = self.inputs[0], self.outputs[0]
@@ -94,6 +99,7 @@ class ExtremumOperation(Operation, upstream.MinMaxOperation):
     """The larger or smaller of two, element-wise."""
 
     ordered_dims = ()
+    accepts_padding = True
 
     def gradient(self, grad_ys: list[upstream.Tensor]) -> list[upstream.Tensor]:
         dy, y = grad_ys[0], self.outputs[0]

@@ -49,6 +49,7 @@ class RandomByRowOperation(Operation):
     """Input: rows [batch]. Output: [batch, ...]."""
 
     cost_kind = "random"
+    accepts_padding = True
 
     def __init__(
         self, rows: upstream.Tensor, shape: upstream.Shape, purpose: str, maxval: int | None

@@ -19,6 +19,7 @@ class RandomOperation(Operation, upstream.RandomOperation):
     """Outputs a random tensor that does not depend on the mesh."""
 
     cost_kind = "random"
+    accepts_padding = True
 
     def lower(self, lowering: Lowering) -> None:
         lower_random(self, lowering)

@@ -93,6 +93,7 @@ class ZeroAfterOperation(Operation):
 
     cost_kind = "free"
     ordered_dims = ()
+    accepts_padding = True
 
     def __init__(self, x: upstream.Tensor, others: Sequence[upstream.Tensor] = ()) -> None:
         """Makes the operation.

@@ -68,6 +68,7 @@ class SoftmaxOperation(Operation):
 
     cost_kind = "softmax"
     ordered_dims = ()
+    accepts_padding = True
 
     def __init__(self, x: upstream.Tensor, dim: upstream.Dimension, name: str | None) -> None:
         super().__init__([x], name=name or "softmax")
@@ -85,6 +86,7 @@ class SoftmaxOperation(Operation):
         axis, mesh_axes = _axis_and_mesh_axes(lowering, x, self._dim)
         if mesh_axes:
             allreduce = lowering.mesh_impl(self).collectives.allreduce
+            logits = lowering.mesh_impl(x).masked(logits, x.shape, [self._dim], logits.dtype.min)
             highest = allreduce(tf.reduce_max(logits, axis, keepdims=True), mesh_axes, "Max")
             exponentials = tf.exp(logits - highest)
             total = allreduce(reduce_sum(exponentials, axis, keepdims=True), mesh_axes, "Add")
@@ -99,6 +101,7 @@ class SoftmaxGradOperation(Operation):
 
     cost_kind = "softmax"
     ordered_dims = ()
+    accepts_padding = True
 
     def __init__(self, y: upstream.Tensor, dy: upstream.Tensor, dim: upstream.Dimension) -> None:
         super().__init__([y, dy], name="softmax_grad")
@@ -118,8 +121,10 @@ class SoftmaxGradOperation(Operation):
         dtype = wide_dtype(self.inputs[0])
         y, dy = (tf.cast(lowering.slice(tensor), dtype) for tensor in self.inputs)
         axis, mesh_axes = _axis_and_mesh_axes(lowering, self.inputs[0], self._dim)
-        mean = reduce_sum(y * dy, axis, keepdims=True)
-        mean = lowering.mesh_impl(self).collectives.allreduce(mean, mesh_axes, "Add")
+        mesh_impl = lowering.mesh_impl(self)
+        products = mesh_impl.masked(y * dy, self.inputs[0].shape, [self._dim])
+        mean = reduce_sum(products, axis, keepdims=True)
+        mean = mesh_impl.collectives.allreduce(mean, mesh_axes, "Add")
         lowering.set_slice(self.outputs[0], tf.cast(y * (dy - mean), self.outputs[0].dtype))
 
 

@@ -37,6 +37,7 @@ class TakeMicrobatchOperation(Operation):
     """
 
     cost_kind = "copy"
+    accepts_padding = True
 
     def __init__(
         self,

@@ -65,6 +65,7 @@ class WhereOperation(Operation):
     """Inputs: condition, if_true and if_false. Output: with all their dimensions."""
 
     ordered_dims = ()
+    accepts_padding = True
 
     def __init__(
         self,

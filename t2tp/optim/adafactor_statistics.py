@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from t2tp import mtf
 from t2tp.lowering.lowering import Lowering
+from t2tp.lowering.mesh_impl import SpmdMeshImpl
 from t2tp.lowering.operation import Operation
 from t2tp.lowering.staged_sums import reduce_sum
 from t2tp.optim.optimizer import mesh_axes, variable_slice
@@ -46,7 +47,9 @@ class Moments:
             (rest, [rows]),
         ]
 
-    def partial_means(self, slots: Sequence[tf.Tensor], grad: tf.Tensor) -> list[tf.Tensor]:
+    def partial_means(
+        self, slots: Sequence[tf.Tensor], grad: tf.Tensor, mesh_impl: SpmdMeshImpl
+    ) -> list[tf.Tensor]:
         """Returns a processor's partial sums of means.
 
         They are means of the squared gradient along the columns, along the rows and along both, and
@@ -58,15 +61,18 @@ class Moments:
         if self.factored is None:
             return []
         rows, columns = self.factored
+
+        def mean(x: tf.Tensor, shape: mtf.Shape, along: mtf.Dimension) -> tf.Tensor:
+            real = mesh_impl.masked(x, shape, [along])
+            return reduce_sum(real, shape.dims.index(along)) / along.size
+
         squares = tf.square(grad) + _MIN_SQUARE
-        by_row = reduce_sum(squares, self._axis(columns)) / columns.size
-        by_column = reduce_sum(squares, self._axis(rows)) / rows.size
-        place = (self.shape - columns).dims.index(rows)
+        by_row, of_rows = mean(squares, self.shape, columns), self.shape - columns
         return [
             by_row,
-            by_column,
-            reduce_sum(by_row, place) / rows.size,
-            reduce_sum(slots[0], place) / rows.size,
+            mean(squares, self.shape, rows),
+            mean(by_row, of_rows, rows),
+            mean(slots[0], of_rows, rows),
         ]
 
     def direction(
@@ -119,6 +125,8 @@ class StatisticsOperation(Operation):
       moments: its second moments.
     """
 
+    accepts_padding = True
+
     def __init__(self, grad: mtf.Tensor, variable: mtf.Variable, moments: Moments) -> None:
         read = [x.value for x in (variable, *moments.variables)]
         super().__init__([grad, *read], name="adafactor_statistics")
@@ -131,13 +139,15 @@ class StatisticsOperation(Operation):
 
     def lower(self, lowering: Lowering) -> None:
         grad, var = lowering.slice(self.inputs[0]), variable_slice(lowering, self.variable)
-        squares = 2.0 * tf.nn.l2_loss(tf.cast(var, tf.float32))
+        mesh_impl = lowering.mesh_impl(self)
+        real = mesh_impl.masked(tf.cast(var, tf.float32), self.variable.shape)
+        squares = 2.0 * tf.nn.l2_loss(real)
         axes = mesh_axes(lowering, self, self.variable.shape)
         lowering.set_sum_over_axes(self.outputs[0], squares, axes)
         slots = [variable_slice(lowering, x) for x in self.moments.variables]
         for output, value, (_, summed) in zip(
             self.outputs[1:],
-            self.moments.partial_means(slots, grad),
+            self.moments.partial_means(slots, grad, mesh_impl),
             self.moments.sums(),
             strict=True,
         ):
@@ -154,6 +164,8 @@ class DirectionSquaresOperation(Operation):
       statistics: the `StatisticsOperation`.
     """
 
+    accepts_padding = True
+
     def __init__(self, statistics: StatisticsOperation, decay_rate: mtf.Tensor) -> None:
         grad = statistics.inputs[0]
         super().__init__([decay_rate, grad, *statistics.outputs], name="adafactor_direction")
@@ -166,4 +178,5 @@ class DirectionSquaresOperation(Operation):
         decay_rate, grad, _, *means = (lowering.slice(x) for x in self.inputs)
         direction, _ = moments.direction(slots, grad, decay_rate, means)
         axes = mesh_axes(lowering, self, moments.shape)
+        direction = lowering.mesh_impl(self).masked(direction, moments.shape)
         lowering.set_sum_over_axes(self.outputs[0], 2.0 * tf.nn.l2_loss(direction), axes)

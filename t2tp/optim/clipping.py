@@ -80,6 +80,7 @@ class SumOfSquaresOperation(Operation):
     """
 
     cost_kind = "reduce"
+    accepts_padding = True
 
     def __init__(self, tensors: list[mtf.Tensor], of_stage: Sequence[bool] | None = None) -> None:
         super().__init__(tensors, name="sum_of_squares")
@@ -108,7 +109,8 @@ def sum_of_squares(
     by_axes: dict[tuple[int, ...], list[tf.Tensor]] = {}
     stages = lowering.mesh_impl(op).layout.stage_axis
     for shape, part, of_stage in slices:
-        half = tf.nn.l2_loss(tf.cast(part, tf.float32))
+        part = lowering.mesh_impl(op).masked(tf.cast(part, tf.float32), shape)
+        half = tf.nn.l2_loss(part)
         axes = mesh_axes(lowering, op, shape)
         if of_stage and stages is not None:
             axes.append(stages)

@@ -122,6 +122,8 @@ class DirectionNormsOperation(Operation):
       direction: computes it from slices, as the first of a tuple.
     """
 
+    accepts_padding = True
+
     def __init__(
         self, variables: list[mtf.Variable], inputs: list[mtf.Tensor], direction: DirectionFn
     ) -> None:
@@ -138,6 +140,7 @@ class DirectionNormsOperation(Operation):
             direction, *_ = self.direction(var, *slots, *given)
         axes = mesh_axes(lowering, self, self.variables[0].shape)
         for output, x in zip(self.outputs, (tf.cast(var, tf.float32), direction), strict=True):
+            x = lowering.mesh_impl(self).masked(x, self.variables[0].shape)
             lowering.set_sum_over_axes(output, 2.0 * tf.nn.l2_loss(x), axes)
 
 

@@ -69,12 +69,14 @@ def _needed(operations: list[mtf.Operation], loss: mtf.Tensor) -> list[mtf.Opera
 class CountNonfiniteOperation(Operation):
     """Input: x. Output: the number of its non-finite elements, an int32 scalar."""
 
+    accepts_padding = True
+
     def __init__(self, x: mtf.Tensor) -> None:
         super().__init__([x], name="count_nonfinite")
         self._outputs = [mtf.Tensor(self, mtf.Shape([]), tf.int32)]
 
     def lower(self, lowering: Lowering) -> None:
         (x,) = self.inputs
-        bad = ~tf.math.is_finite(lowering.slice(x))
+        bad = ~tf.math.is_finite(lowering.masked_slice(x))
         count = tf.reduce_sum(tf.cast(bad, tf.int32))
         lowering.set_sum_over_axes(self.outputs[0], count, mesh_axes(lowering, self, x.shape))

@@ -38,6 +38,8 @@ class UpdateNorm:
 class SnapshotOperation(Operation):
     """Outputs the values of variables at this point of the step, in their slice dtype."""
 
+    accepts_padding = True
+
     def __init__(self, variables: list[mtf.Variable]) -> None:
         super().__init__([var.value for var in variables], name="snapshot")
         self._variables = variables
@@ -55,6 +57,8 @@ class SquaresNowOperation(Operation):
 
     If it has inputs, they are subtracted from the variables first.
     """
+
+    accepts_padding = True
 
     def __init__(self, variables: list[mtf.Variable], subtracted: list[mtf.Tensor]) -> None:
         super().__init__([*(var.value for var in variables), *subtracted], name="squares_now")

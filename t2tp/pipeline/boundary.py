@@ -24,6 +24,7 @@ class Boundary(Operation):
     """
 
     cost_kind = "free"
+    accepts_padding = True
 
     def __init__(self, inputs: Sequence[upstream.Tensor], chunk: int, name: str) -> None:
         super().__init__(list(inputs), name=name)

@@ -90,6 +90,7 @@ class StageChain(Operation, upstream.WhileLoopOperation):
     """
 
     cost_kind = "loop"
+    accepts_padding = True
 
     def __init__(
         self,

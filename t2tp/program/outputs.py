@@ -65,7 +65,11 @@ class Outputs(Mapping[str, np.ndarray]):
                 slice(None) if i in gathered else part
                 for i, part in enumerate(self._layout.slices(shape, pnum))
             )
-            yield region, slices[name].numpy()
+            real = tuple(
+                slice(part.stop) if part.stop is None else slice(part.stop - part.start)
+                for part in region
+            )
+            yield region, slices[name].numpy()[real]
 
 
 def dims_to_gather(layout: Layout, cluster: Cluster, shape: upstream.Shape) -> list[int]:

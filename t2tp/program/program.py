@@ -18,11 +18,13 @@ from t2tp.lowering.lowering import Lowering, all_operations
 from t2tp.lowering.mesh_impl import LaidOutTensor, SpmdMeshImpl, Target
 from t2tp.lowering.operation import Operation, check_operation
 from t2tp.lowering.shared_constants import shared_constants
+from t2tp.lowering.slice_shapes import resized
 from t2tp.lowering.staged_sums import sum_in_stages
 from t2tp.mesh.collectives import Collective, Collectives, summarize
 from t2tp.mesh.layout import Layout, LayoutError, describe
 from t2tp.mesh.pipeline import names_by_stage
 from t2tp.mesh.sizes import check_consistent_sizes
+from t2tp.mesh.storage import axes_at_rest
 from t2tp.processes.cluster import Cluster, connect
 from t2tp.program.executor import Executor
 from t2tp.program.outputs import Outputs, dims_to_gather
@@ -31,6 +33,7 @@ from t2tp.program.variables import (
     VariableSpec,
     fresh_variable_scopes,
     handles_for_masters,
+    padded,
 )
 
 
@@ -85,6 +88,7 @@ class FeatureOperation(Operation, upstream.ImportLaidOutTensorOperation):
 
     cost_kind = "free"
     is_feature = True
+    accepts_padding = True
 
     def __init__(self, mesh: Mesh, part: tf.Tensor, shape: upstream.Shape, name: str) -> None:
         super().__init__(mesh, LaidOutTensor([part]), shape, name)
@@ -287,9 +291,8 @@ class Program:
                 if (name, begin) not in cut:
                     part = self.layout.slices(feature.shape, pnum)
                     value = features[name]
-                    cut[name, begin] = np.asarray(
-                        value[part] if part else value, feature.dtype.as_numpy_dtype
-                    )
+                    value = np.asarray(value[part] if part else value, feature.dtype.as_numpy_dtype)
+                    cut[name, begin] = padded(value, self.layout.slice_size(feature.shape))
                 with tf.device(self.cluster.devices[pnum]):
                     own_slices.append(tf.constant(cut[name, begin]))
             slices.append(own_slices)
@@ -396,6 +399,9 @@ class Program:
             axis = self.layout.axis_index(shape.dims[i].name)
             if axis is not None:
                 part = collectives.allgather(part, axis, i)
+                sizes = part.shape.as_list()
+                sizes[i] = shape.dims[i].size
+                part = resized(part, sizes)
         return part
 
     def _build(self, step: tf.Tensor, feature_slices: list[tf.Tensor]) -> Graph:
@@ -448,8 +454,30 @@ class Program:
             # layout already.
             if not isinstance(op, upstream.ops.ImportLaidOutTensorOperation):
                 check_operation(op, self.layout)
+        self._check_storage(built.graph.trainable_variables)
         for warning in self.layout.warnings(shapes):
             logging.warning(warning)
+
+    def _check_storage(self, variables: list[upstream.Variable]) -> None:
+        """Checks that ZeRO shards something; warns of weights that it cannot shard."""
+        stage = self.layout.storage.stage
+        if not stage or self.layout.size == 1 or not variables:
+            return
+        shapes = [v.shape for v in variables]
+        if not any(axes_at_rest(dim.name) for shape in shapes for dim in shape.dims):
+            raise LayoutError(
+                f"zero_stage={stage} shards none of the {len(variables)} variables: {self.layout}."
+                " It shards over zero_axes, by default the axes that split the batch, if these do"
+                " not split the variable already. Name other axes, or set zero_stage=0."
+            )
+        whole = [v.name for v in variables if self.layout.stays_whole(v.shape)]
+        if whole:
+            logging.warning(
+                "ZeRO cannot shard %d of %d variables, of which each device has a copy: %s",
+                len(whole),
+                len(variables),
+                ", ".join(whole),
+            )
 
 
 def _outputs(returned: object) -> dict[str, upstream.Tensor]:

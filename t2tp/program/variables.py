@@ -148,8 +148,19 @@ class SlicedVariable:
         """Global index at which processor `pnum`'s slice begins."""
         return self._layout.slice_begin(self.spec.shape, pnum)
 
+    def region(self, pnum: int) -> tuple[slice, ...]:
+        """The part of the variable that processor `pnum` has, as an index into the whole."""
+        return self._layout.slices(self.spec.shape, pnum)
+
+    def value_of(self, pnum: int) -> tf.Variable | tf.Tensor:
+        """The slice of processor `pnum` without its padding."""
+        return real_part(self.slice_of(pnum), self.region(pnum))
+
     def owners(self) -> dict[tuple[int, ...], int]:
-        """The first processor of any process that holds each distinct slice, by where it begins."""
+        """The first processor of any process that holds each distinct slice, by where it begins.
+
+        A slice that is all padding has no owner.
+        """
         return self._first(self.pnums)
 
     def local_owners(self) -> dict[tuple[int, ...], int]:
@@ -170,7 +181,7 @@ class SlicedVariable:
             )
         whole = np.zeros(self.spec.shape.to_integer_list, self.spec.dtype.as_numpy_dtype)
         for pnum in owners.values():
-            whole[self._layout.slices(self.spec.shape, pnum)] = self.slice_of(pnum).numpy()
+            whole[self.region(pnum)] = self.value_of(pnum).numpy()
         return whole
 
     def assign(self, value: np.ndarray) -> None:
@@ -185,14 +196,33 @@ class SlicedVariable:
                 f" array of shape {list(np.shape(value))}."
             )
         for pnum, part in zip(self.local_pnums, self.slices, strict=True):
-            region = self._layout.slices(self.spec.shape, pnum)
-            part.assign(np.asarray(value)[region].astype(part.dtype.as_numpy_dtype))
+            own = np.asarray(value)[self.region(pnum)].astype(part.dtype.as_numpy_dtype)
+            part.assign(padded(own, part.shape))
 
     def _first(self, pnums: Sequence[int]) -> dict[tuple[int, ...], int]:
         first: dict[tuple[int, ...], int] = {}
         for pnum in pnums:
-            first.setdefault(self.begin(pnum), pnum)
+            if all(_sizes(self.region(pnum))):
+                first.setdefault(self.begin(pnum), pnum)
         return first
+
+
+def padded(value: Any, sizes: Sequence[int]) -> Any:
+    """Pads an array or tensor with zeros, at the end of each dimension, to the size of a slice."""
+    missing = [(0, size - n) for size, n in zip(sizes, value.shape, strict=True)]
+    if not any(n for _, n in missing):
+        return value
+    return np.pad(value, missing) if isinstance(value, np.ndarray) else tf.pad(value, missing)
+
+
+def real_part(value: Any, region: Sequence[slice]) -> Any:
+    """Cuts the padding off an array or tensor, the slice that has this region of the whole."""
+    sizes = _sizes(region)
+    return value if list(value.shape) == sizes else value[tuple(map(slice, sizes))]
+
+
+def _sizes(region: Sequence[slice]) -> list[int]:
+    return [part.stop - part.start for part in region]
 
 
 def _pnums(layout: Layout, pnums: Sequence[int], stage: int | None) -> Sequence[int]:
@@ -330,15 +360,17 @@ class Variables:
             begin = self._layout.slice_begin(spec.shape, pnum)
             with tf.device(self.cluster.devices[pnum]):
                 if begin not in values:
-                    values[begin] = initial_slice(
+                    region = self._layout.slices(spec.shape, pnum)
+                    own = initial_slice(
                         spec.initializer,
                         spec.name,
                         spec.shape.to_integer_list,
-                        begin,
-                        size,
+                        [part.start for part in region],
+                        _sizes(region),
                         spec.dtype,
                         self._seed,
                     )
+                    values[begin] = padded(own, size)
                 slices.append(tf.Variable(values[begin], name=spec.name, trainable=spec.trainable))
         return SlicedVariable(spec, self._layout, self.cluster, slices, stage)
 

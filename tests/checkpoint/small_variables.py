@@ -27,4 +27,4 @@ def small_variables(dtype: tf.DType = tf.float32, mesh_shape: str = "") -> Varia
 def save(directory: Path, variables: Variables, *steps: int) -> None:
     """Saves the same values as the checkpoint of each step."""
     for step in steps:
-        checkpoint.save(directory, step, values_of(variables), {})
+        checkpoint.save(directory, step, list(values_of(variables)), {})

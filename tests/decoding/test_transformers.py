@@ -20,7 +20,7 @@ VOCAB = 30
 def small(name: str) -> HParams:
     hparams = registry.hparams(name)
     sizes = dict(max_length=24, d_model=16, d_ff=32, d_kv=8, num_heads=2, num_hidden_layers=1)
-    for key, value in {**sizes, "vocab_divisor": 8, "initializer_stddev": 1.0}.items():
+    for key, value in {**sizes, "initializer_stddev": 1.0}.items():
         hparams.set(key, value)
     return hparams
 

@@ -94,7 +94,7 @@ def test_the_gradients_are_theirs(name):
     assert ours.pop("loss") == pytest.approx(loss.item(), rel=1e-5)
     source = ModelDirectory.from_path(their_models.directory(name))
     kind, hparams = source.model_type, source.hparams()
-    table = variables(kind.tensors(hparams), kind.sizes(hparams), kind.padded(hparams))
+    table = variables(kind.tensors(hparams), kind.sizes(hparams))
     assert {each.name for each in table} == set(ours)
     for variable in table:
         (piece,) = variable.pieces

@@ -84,7 +84,7 @@ def _write(config: dict[str, Any], directory: Path) -> None:
     hparams = kind.hparams(config)
     shapes = {
         piece.theirs: ("F32", piece.shape)
-        for each in variables(kind.tensors(hparams), kind.sizes(hparams), {})
+        for each in variables(kind.tensors(hparams), kind.sizes(hparams))
         for piece in each.pieces
     }
     directory.mkdir()

@@ -50,10 +50,7 @@ def run(
         lambda mesh, given: build(**given), features, mesh_shape=mesh_shape, layout=layout
     )
     for variable in program.variables if change else ():
-        value = change(variable.spec.name, variable.numpy())
-        for pnum in program.cluster.local_pnums:
-            part = program.layout.slices(variable.spec.shape, pnum)
-            variable.slice_of(pnum).assign(value[part])
+        variable.assign(change(variable.spec.name, variable.numpy()))
     outputs = program({name: array for name, (_, array) in inputs.items()})
     ran = Ran({name: np.asarray(outputs[name], np.float64) for name in outputs})
     ran.variables = {v.spec.name: v.numpy().astype(np.float64) for v in program.variables}

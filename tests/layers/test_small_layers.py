@@ -9,9 +9,8 @@ import pytest
 import tensorflow as tf
 
 from t2tp import mtf
-from t2tp.layers import embedding as embedding_module
 from t2tp.layers.dropout import Dropout
-from t2tp.layers.embedding import Embedding, vocab_dimension
+from t2tp.layers.embedding import Embedding
 from t2tp.layers.feed_forward import FeedForward
 from t2tp.layers.grouping import group_tokens
 from t2tp.layers.normalization import Norm
@@ -113,7 +112,7 @@ def test_learned_positions_are_rows_of_a_table():
 @pytest.mark.parametrize("is_tied", [True, False])
 @pytest.mark.parametrize("is_scaled", [True, False])
 def test_embeddings_and_logits(is_tied, is_scaled):
-    vocab, d_model = vocab_dimension(30, 8), mtf.Dimension("d_model", 8)
+    vocab, d_model = mtf.Dimension("vocab", 29), mtf.Dimension("d_model", 8)
     ids = {"ids": ("batch:4;length:6", positions(4, 6))}
     for mesh_shape, layout in [("", ""), ("a:2;b:2", "batch:a;vocab:b")]:
         made = Embedding(vocab, d_model, stddev=1.0, is_tied=is_tied, is_scaled=is_scaled)
@@ -128,18 +127,6 @@ def test_embeddings_and_logits(is_tied, is_scaled):
         np.testing.assert_allclose(ran["x"], factor * table[ids["ids"][1]], rtol=1e-6)
         out = table if is_tied else ran.variables["output_embedding"]
         np.testing.assert_allclose(ran["logits"], X @ out.T, atol=1e-5)
-
-
-def test_a_vocabulary_is_rounded_up_and_the_log_says_so_once(caplog):
-    embedding_module._say_rounded.cache_clear()
-    with caplog.at_level("INFO", logger="absl"):
-        sizes = [vocab_dimension(*given).size for given in [(30, 8), (30, 8), (32, 8), (30, 8, 3)]]
-    assert sizes == [32, 32, 32, 48]
-    said = [record.getMessage() for record in caplog.records]
-    assert len(said) == 2
-    assert "vocabulary of 30 is rounded up to 32, a multiple of 8" in said[0]
-    with pytest.raises(ValueError, match="at least 1"):
-        vocab_dimension(30, 0)
 
 
 def test_decisions_of_dropout_can_be_shared_along_a_dimension():

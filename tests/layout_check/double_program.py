@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from t2tp.layout_check.double_program import DoubleProgram
-from t2tp.program.variables import SlicedVariable
+from t2tp.program.variables import SlicedVariable, real_part
 
 
 def whole(program: DoubleProgram, variable: SlicedVariable) -> np.ndarray:
     """The global value of a variable."""
     value = np.zeros(variable.spec.shape.to_integer_list)
-    for pnum in range(program.layout.size):
-        part = program.layout.slices(variable.spec.shape, pnum)
-        value[part] = program.value_of(variable, pnum)
+    for pnum in variable.pnums:
+        region = variable.region(pnum)
+        value[region] = real_part(program.value_of(variable, pnum), region)
     return value

@@ -12,7 +12,7 @@ from t2tp.hparam import HParams
 from t2tp.models.transformer_lm import TransformerLm
 from t2tp.optim import apply_gradients
 
-BATCH, LENGTH, VOCAB_SIZE = 8, 12, 30  # The vocabulary is rounded up to 32.
+BATCH, LENGTH, VOCAB_SIZE = 8, 12, 30  # Many meshes do not divide it.
 SHAPE = f"batch:{BATCH};length:{LENGTH}"
 FEATURES = {
     name: t2tp.Feature(SHAPE, tf.int32)
@@ -31,7 +31,6 @@ def make_hparams(**values: object) -> HParams:
         "d_ff": 32,
         "num_heads": 4,
         "d_kv": 8,
-        "vocab_divisor": 8,
         "initializer_stddev": 1.0,
     }
     for name, value in {**smaller, **values}.items():

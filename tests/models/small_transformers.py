@@ -25,7 +25,6 @@ SMALLER = {
     "num_heads": 4,
     "d_kv": 8,
     "num_hidden_layers": 1,
-    "vocab_divisor": 8,
     "initializer_stddev": 1.0,
 }
 WITH_EXPERTS = {"num_experts": 4, "moe_every": 1, "moe_capacity_factor_train": 1.0}

@@ -189,14 +189,13 @@ def test_what_cannot_be_is_refused(values, message):
         program_of(**{"attention_type": "full", **values})
 
 
-def test_the_levels_are_rounded_up_to_the_mesh():
-    """14 to 16, and over three processors to 24: as if 24 had been asked for."""
-    over_three = make("full", mesh_shape="model:3", layout="vocab:model", vocab_divisor=8)
+def test_a_mesh_need_not_divide_the_levels():
+    """14 levels over 3 processors."""
+    over_three = make("full", mesh_shape="model:3", layout="vocab:model")
     fed = (make_batch(), "model:3", "vocab:model", True, LEVELS)
     program = loss_program("mtf_image_transformer", over_three, *fed)
-    assert program.variables["embedding"].spec.shape.dims[0] == mtf.Dimension("vocab", 24)
-    wanted = program_of("full", vocab_divisor=24)(make_batch())
-    assert_close(program(make_batch()), wanted, 1e-5)
+    assert program.variables["embedding"].spec.shape.dims[0] == mtf.Dimension("vocab", LEVELS)
+    assert_close(program(make_batch()), program_of("full")(make_batch()), 1e-5)
 
 
 def test_decoding_needs_a_prefix_and_the_images_length():

@@ -132,6 +132,9 @@ def test_what_cannot_be_sharded_is_refused():
         )
     with pytest.raises(t2tp.LayoutError, match="set zero_stage to 1, 2 or 3"):
         t2tp.Layout("data:2", "batch:data", Storage(rules="d:data"))
-    with pytest.raises(t2tp.LayoutError, match="at rest: mesh axis 'data' of size 3 does not"):
-        layout = t2tp.Layout("data:3", "", Storage(1, rules="d:data"))
-        layout.at_rest(mtf.Shape([D, FF]))
+    clash = t2tp.Layout("data:2;model:2", "batch:data;ff:model", Storage(1, rules="ff:model"))
+    uneven = t2tp.Layout("data:5;model:2", "ff:model", Storage(1, rules="ff:data"))
+    for layout, names in ((clash, "'ff:model'.*'model'.*'ff'"), (uneven, "'ff:data'.* 12 by 5")):
+        with pytest.raises(t2tp.LayoutError, match=names) as refused:
+            layout.at_rest(mtf.Shape([D, FF]))
+        assert "@" not in str(refused.value)

@@ -14,6 +14,7 @@ MESHES = {
     "both": ("data:2;model:2", MEGATRON),
     "context": ("data:2;seq:2", f"{MEGATRON};length:seq"),
     "three axes": ("data:2;seq:2;model:2", f"{MEGATRON};length:seq"),
+    "vocab": ("data:2;model:4", "batch:data;vocab:model"),
     "experts": ("data:2;expert:2", "batch:data+expert;experts:expert"),
     "pods": ("pod:2;data:2", "batch:pod+data"),
 }

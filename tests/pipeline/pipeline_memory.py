@@ -30,7 +30,7 @@ def run(schedule: str) -> tuple[int, int]:
     hparams = registry.hparams("transformer_lm_tiny")
     hparams.parse(
         f"d_model=64,d_ff=256,d_kv=16,max_length={LENGTH},optimizer=sgd,num_hidden_layers={STAGES},"
-        f"vocab_divisor=1,microbatches={MICROBATCHES}"
+        f"microbatches={MICROBATCHES}"
     )
     model = registry.model("transformer_lm")(hparams, {"targets": VOCAB_SIZE})
 

@@ -14,6 +14,7 @@ from t2tp.mesh.storage import Storage
 from t2tp.models.model import Model
 from t2tp.optim import train_step
 from t2tp.program.program import Program
+from tests.layout_check.double_program import whole
 from tests.models import small_image_transformer, small_images
 from tests.models.small_transformers import FAMILIES
 
@@ -71,11 +72,7 @@ def values(program: Program, batch: dict[str, np.ndarray]) -> dict[str, np.ndarr
     shown = program(batch, step=3)
     found = {k: np.asarray(x) for k, x in shown.items() if not k.startswith("summaries/")}
     for variable in program.variables:
-        whole = np.zeros(variable.spec.shape.to_integer_list)
-        for pnum in variable.pnums:
-            region = program.layout.slices(variable.spec.shape, pnum)
-            whole[region] = program.value_of(variable, pnum)
-        found[variable.spec.name] = whole
+        found[variable.spec.name] = whole(program, variable)
     return found
 
 

@@ -14,7 +14,7 @@ from tests.models.small_transformers import MEGATRON
 from tests.pipeline.staged_steps import assert_equal, example, pipelined, program, unpipelined
 
 FEW_LAYERS = (("num_hidden_layers", 2),)
-SMOOTHED = (("label_smoothing", 0.1), ("tie_embeddings", False), ("vocab_divisor", 1))
+SMOOTHED = (("label_smoothing", 0.1), ("tie_embeddings", False))
 ADAFACTOR = (("optimizer", "adafactor"), ("ema_decay", 0.9), ("clip_grad_norm", 1e-3))
 # family, mesh, and the arguments of `pipelined`. A case takes seconds, so most have two things to
 # get wrong: one of the pipeline and one of the model or its update.

@@ -31,6 +31,6 @@ def transformer_test() -> HParams:
     """1 layer of 16."""
     hparams = transformer_tiny()
     values = dict(batch_size=8, max_length=32, d_model=16, d_ff=32, d_kv=8, num_heads=2)
-    for name, value in {**values, "num_hidden_layers": 1, "vocab_divisor": 8}.items():
+    for name, value in {**values, "num_hidden_layers": 1}.items():
         hparams.set(name, value)
     return hparams

@@ -32,6 +32,5 @@ def transformer_lm_test() -> HParams:
     hparams.d_kv = 8
     hparams.num_heads = 4
     hparams.num_hidden_layers = 1
-    hparams.vocab_divisor = 8
     hparams.learning_rate_warmup_steps = 5
     return hparams

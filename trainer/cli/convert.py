@@ -166,8 +166,7 @@ def _to_directory(flags: absl_flags.FlagValues, share: Share) -> Path:
 
 
 def _variables(model_type: ModelType, hparams: HParams) -> list[Variable]:
-    sizes = model_type.sizes(hparams)
-    return variables(model_type.tensors(hparams), sizes, model_type.padded(hparams))
+    return variables(model_type.tensors(hparams), model_type.sizes(hparams))
 
 
 def _type_of(

@@ -53,7 +53,7 @@ class HistogramHook(Hook):
         local = self._variables.cluster.local_pnums
         with tf.device("CPU:0"):
             slices = [
-                tf.reshape(tf.cast(variable.slice_of(pnum), tf.float32), [-1])
+                tf.reshape(tf.cast(variable.value_of(pnum), tf.float32), [-1])
                 for pnum in variable.owners().values()
                 if pnum in local
             ]

@@ -48,7 +48,7 @@ class SharedHeads:
 
         Args:
           dx: [..., the kv heads needed here, memory, d].
-          summed: mesh axes over which `dx` is a partial sum. The axis of `gathered` is reduced here.
+          summed: mesh axes over which `dx` is a partial sum. `gathered`'s axis is reduced here.
         """
         heads = _heads(dx)
         if self._chosen is not None:

@@ -15,6 +15,7 @@ class Assign(Operation, upstream.Assign):
     """Assigns the inputs to variables; no outputs."""
 
     cost_kind = "update"
+    accepts_padding = True
 
 
 def assign(

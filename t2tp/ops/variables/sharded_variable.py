@@ -97,6 +97,7 @@ class ShardedVariable(Hooks, upstream.Variable):
     """
 
     cost_kind = "copy"
+    accepts_padding = True
 
     def __init__(
         self,
@@ -151,6 +152,7 @@ class GatherOperation(Operation):
     """
 
     cost_kind = "copy"
+    accepts_padding = True
 
     def __init__(
         self,

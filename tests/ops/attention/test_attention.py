@@ -281,8 +281,8 @@ def test_shapes_that_do_not_fit_are_refused():
 
 
 def test_options_that_mean_nothing_are_refused():
-    refused("must have one size", k="b:2;heads:4;m:5;d:4", causal=True)
-    refused("must have one size", k="b:2;heads:4;m:5;d:4", window=2)
+    refused("causal and window .* size=6.* size=5", k="b:2;heads:4;m:5;d:4", causal=True)
+    refused("causal and window .* size=6.* size=5", k="b:2;heads:4;m:5;d:4", window=2)
     refused("window must be at least 1", window=0)
     refused(r"must be in \[0, 1\)", dropout_rate=1.0)
     refused("must be 'dense', 'blockwise' or 'ring'", method="flash")

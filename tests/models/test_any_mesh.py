@@ -1,0 +1,152 @@
+"""A mesh changes neither names nor shapes of variables, and ZeRO shards what it promises.
+
+Programs are abstract, so that meshes of any size cost nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import pytest
+
+import t2tp
+from t2tp import registry
+from t2tp.mesh.layout import Layout
+from t2tp.mesh.storage import Storage, name_in_use
+from t2tp.program.abstract_program import AbstractProgram
+from t2tp.trainer.planning import request
+
+MODELS = [m for m in registry.list_models() if registry.model(m).__module__.startswith("t2tp.")]
+# Divides none of the axes below.
+TOKENS = 31
+EVERY_SIZE = 3 * 5 * 7 * 12
+MESHES = {
+    "model:2": 0,
+    "model:3": 0,
+    "model:7": 0,
+    "model:12": 0,
+    "data:5": 1,
+    "data:7": 3,
+    "data:12": 3,
+    "data:3;model:2": 3,
+    "data:2;model:5": 1,
+    "data:7;model:3": 2,
+}
+ZERO_SIZES = [*range(1, 13), 24, 48, 96, 100]
+
+
+def program(model: str, hparams_set: str, tokens: int = TOKENS, **changes) -> AbstractProgram:
+    hparams = registry.hparams(hparams_set)
+    known = {name: value for name, value in changes.items() if name in hparams}
+    for name, value in {"microbatches": 1, **known}.items():
+        hparams.set(name, value)
+    return request(model, hparams, tokens, (32, 32, 3)).program(hparams)
+
+
+def global_shapes(program: AbstractProgram) -> dict[str, list[tuple[str, int]]]:
+    return {
+        v.spec.name: [(name_in_use(dim.name), dim.size) for dim in v.spec.shape.dims]
+        for v in program.variables
+    }
+
+
+@functools.cache
+def on(model: str, mesh: str, zero_stage: int = 0) -> dict[str, list[tuple[str, int]]]:
+    axes = {axis.name for axis in Layout(mesh).mesh_shape.dims}
+    rules = ";".join(r for r in ("batch:data", "vocab:model") if r.split(":")[1] in axes)
+    changes = {"mesh_shape": mesh, "layout": rules, "zero_stage": zero_stage}
+    return global_shapes(
+        program(
+            model,
+            f"{model}_tiny",
+            batch_size=EVERY_SIZE,
+            batch_size_unit="sequences_per_batch",
+            **changes,
+        )
+    )
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("model", MODELS)
+def test_names_and_global_shapes_of_variables_do_not_depend_on_the_mesh(model, mesh):
+    if "data" not in mesh and "vocab_size" not in registry.hparams(f"{model}_tiny"):
+        pytest.skip("no vocabulary to split")
+    assert on(model, mesh, MESHES[mesh]) == on(model, "")
+
+
+@pytest.mark.parametrize(
+    ("model", "hparams_set", "slack"),
+    [
+        ("transformer_lm", "gpt3_175b", 0.0),
+        ("transformer_lm", "llama_7b", 0.0),
+        ("transformer", "t5_small", 0.02),
+        ("transformer_encoder", "bert_base", 0.02),
+        ("vit", "vit_base", 0.02),
+        ("mtf_resnet", "mtf_resnet_50", 0.02),
+        ("transformer_moe", "transformer_moe_tiny", 0.02),
+    ],
+)
+def test_zero_shards_all_but_vectors_over_any_number_of_devices(model, hparams_set, slack):
+    """To 1/n and 2 %; in small models, in which no dimension is long, 2 % of the whole."""
+    alone = program(
+        model, hparams_set, 50257, num_hidden_layers=2, mesh_shape="", layout="", zero_stage=0
+    )
+    shapes = [v.spec.shape for v in alone.variables if v.spec.trainable]
+    vectors = sum(shape.size for shape in shapes if shape.ndims < 2)
+    whole = sum(shape.size for shape in shapes) - vectors
+    for n in ZERO_SIZES:
+        layout = Layout(f"data:{n}", "batch:data", Storage(3))
+        at_rest = [layout.slice_size(layout.at_rest(s)) for s in shapes if s.ndims > 1]
+        stored = sum(map(math.prod, at_rest))
+        assert whole / n <= stored <= 1.02 * whole / n + slack * whole, n
+        assert not any(layout.stays_whole(shape) for shape in shapes), n
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_a_program_stores_the_slices_that_its_layout_says(stage):
+    made = program(
+        "transformer_lm",
+        "transformer_lm_tiny",
+        mesh_shape="data:7",
+        layout="batch:data",
+        zero_stage=stage,
+        batch_size=7,
+        batch_size_unit="sequences_per_batch",
+    )
+    sharded = [v for v in made.variables if v.spec.shape.ndims > 1]
+    assert sharded
+    for variable in sharded:
+        stored = math.prod(variable.slices[0].shape)
+        assert stored < 1.2 * variable.spec.shape.size / 7, variable.spec.name
+
+
+@pytest.mark.parametrize(
+    ("mesh", "layout", "storage", "names"),
+    [
+        ("data:2", "batch:data", Storage(1, "daat"), "zero_axes.*'daat'.*data"),
+        ("data:2", "batch:data", Storage(1, rules="d_model:modle"), "storage_layout.*'modle'"),
+        ("model:2", "d_ff:model", Storage(3), "zero_stage=3 shards none of the"),
+    ],
+)
+def test_zero_that_shards_nothing_is_refused(mesh, layout, storage, names):
+    with pytest.raises(t2tp.LayoutError, match=names):
+        changes = {"mesh_shape": mesh, "layout": layout, "zero_stage": storage.stage}
+        changes |= {"zero_axes": storage.axes, "storage_layout": storage.rules}
+        program("transformer_lm", "transformer_lm_tiny", **changes)
+
+
+def test_weights_that_zero_cannot_shard_are_named(caplog):
+    """Both dimensions of the feed-forward weights are split, into slices that 3 does not divide."""
+    with caplog.at_level("WARNING", logger="absl"):
+        program(
+            "transformer_lm",
+            "transformer_lm_tiny",
+            mesh_shape="data:3;rows:2;columns:2",
+            layout="batch:data;d_model:rows;d_ff:columns",
+            zero_stage=1,
+            batch_size=3,
+            batch_size_unit="sequences_per_batch",
+        )
+    (warning,) = [r.getMessage() for r in caplog.records if "ZeRO" in r.getMessage()]
+    assert "layer_00/feed_forward/" in warning and "attention/q" not in warning
