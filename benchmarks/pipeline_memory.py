@@ -107,7 +107,7 @@ def _work(schedule: str, chunks: int, rank: int, coordinator: str) -> None:
     float(program(placed, step=2)["loss"])
     kept = [
         sum(x.shape.size * x.dtype.size for x in tensors)
-        for tensors in (pieces.kept, pieces.kept_for_weights)
+        for tensors in (pieces.saved_activations, pieces.saved_for_weights)
     ]
     print(resident("VmHWM") - rest, *kept)
 

@@ -46,20 +46,20 @@ class ChunkPieces:
     Attributes:
       before: what the first stage computes ahead of the layers; None: nothing.
       forward: the layers.
-      kept: the tensors that the backward passes need of the forward pass.
+      saved_activations: the tensors that the backward passes need of the forward pass.
       before_backward: the backward pass of `before`; None: there is none.
       backward: of the layers; without the gradients of the weights if `weights` has them.
       weights: the gradients of the weights; None: `backward` has them.
-      kept_for_weights: the tensors that `weights` needs of `backward`.
+      saved_for_weights: the tensors that `weights` needs of `backward`.
     """
 
     before: Piece | None
     forward: Piece
-    kept: list[upstream.Tensor]
+    saved_activations: list[upstream.Tensor]
     before_backward: Piece | None = None
     backward: Piece | None = None
     weights: Piece | None = None
-    kept_for_weights: list[upstream.Tensor] = field(default_factory=list)
+    saved_for_weights: list[upstream.Tensor] = field(default_factory=list)
 
 
 def _is_one_hot(tensor: upstream.Tensor) -> bool:
@@ -157,7 +157,7 @@ class Partition:
         needed = dxs if self._splits_backward else [*dxs, *contributions.values()]
         backward, kept = self._live(needed, {*dys, *inside}, boundaries, exit_op.backward)
         weights: Piece | None = None
-        kept_for_weights: list[upstream.Tensor] = []
+        saved_for_weights: list[upstream.Tensor] = []
         if self._splits_backward:
             from_exit = self._reached([*dys, *enter.outputs], boundaries)
             computed = {t for op in backward for t in op.outputs if t in from_exit}
@@ -165,7 +165,7 @@ class Partition:
             of_weights, read = self._live(
                 list(contributions.values()), stops, boundaries, exit_op.backward
             )
-            kept_for_weights = [t for t in read if t in computed or t in dys]
+            saved_for_weights = [t for t in read if t in computed or t in dys]
             kept = list(dict.fromkeys([*kept, *(t for t in read if t in inside)]))
             weights = self._piece(of_weights, read, [], contributions, exit_op.backward)
         kept = [t for t in kept if t in inside]
@@ -183,7 +183,7 @@ class Partition:
                 exit_op.backward,
             ),
             weights,
-            kept_for_weights,
+            saved_for_weights,
         )
 
     def _before(self, chunk: int) -> Piece | None:

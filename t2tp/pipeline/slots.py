@@ -17,17 +17,17 @@ class Slots:
     """The slots of a schedule; all numbers are the same on each stage, or the largest.
 
     Attributes:
-      kept: by (stage, microbatch, chunk), the slot of what a forward pass keeps for the backward
+      saved: by (stage, microbatch, chunk), the slot of what a forward pass keeps for the backward
         passes.
       arrived: by (stage, entry), the slot of what another stage sends for this entry; of entries
         that read what arrives.
-      num_kept: number of the slots of each chunk.
+      num_saved: number of the slots of each chunk.
       num_arrived: number of the slots by (action, kind of message).
     """
 
-    kept: dict[tuple[int, int, int], int]
+    saved: dict[tuple[int, int, int], int]
     arrived: dict[tuple[int, Entry], int]
-    num_kept: list[int]
+    num_saved: list[int]
     num_arrived: dict[tuple[Action, int], int]
 
 
@@ -41,9 +41,9 @@ def assign_slots(schedule: Schedule, kinds: Sequence[int]) -> Slots:
     """
     at = schedule.ticks_of()
     last = Action.WEIGHTS if schedule.splits_backward else Action.BACKWARD
-    kept: dict[tuple[int, int, int], int] = {}
+    saved: dict[tuple[int, int, int], int] = {}
     arrived: dict[tuple[int, Entry], int] = {}
-    num_kept = [0] * schedule.chunks
+    num_saved = [0] * schedule.chunks
     num_arrived = {
         (action, kind): 0 for action in (Action.FORWARD, Action.BACKWARD) for kind in set(kinds)
     }
@@ -54,8 +54,8 @@ def assign_slots(schedule: Schedule, kinds: Sequence[int]) -> Slots:
                 entry = Entry(Action.FORWARD, microbatch, chunk)
                 end = at[stage, entry._replace(action=last)]
                 spans[stage, microbatch, chunk] = (at[stage, entry], end)
-            kept |= (taken := _assign(spans))
-            num_kept[chunk] = max(num_kept[chunk], 1 + max(taken.values()))
+            saved |= (taken := _assign(spans))
+            num_saved[chunk] = max(num_saved[chunk], 1 + max(taken.values()))
         for action, kind in num_arrived:
             read = {}
             for (place, entry), tick in at.items():
@@ -68,7 +68,7 @@ def assign_slots(schedule: Schedule, kinds: Sequence[int]) -> Slots:
                 arrived |= (used := _assign(read))
                 count = num_arrived[action, kind]
                 num_arrived[action, kind] = max(count, 1 + max(used.values()))
-    return Slots(kept, arrived, num_kept, num_arrived)
+    return Slots(saved, arrived, num_saved, num_arrived)
 
 
 def message_chunk(sent: Entry, read: Entry) -> int:

@@ -50,7 +50,7 @@ def run(schedule: str) -> tuple[int, int]:
     program.trace()
     operations, _ = program.graph()
     (loop,) = (op for op in operations.operations if isinstance(op, PipelineLoop))
-    kept = sum(x.shape.size * x.dtype.size for x in loop.partition.pieces(0, 1).kept)
+    kept = sum(x.shape.size * x.dtype.size for x in loop.partition.pieces(0, 1).saved_activations)
     before = peak_bytes()
     float(program(batch)["loss"])
     return peak_bytes() - before, kept

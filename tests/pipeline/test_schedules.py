@@ -58,8 +58,8 @@ def test_slots_in_use_are_never_given_out_again(name, sizes):
     at = schedule.ticks_of()
     last = Action.WEIGHTS if schedule.splits_backward else Action.BACKWARD
     held: dict[tuple, set[int]] = {}
-    for (stage, microbatch, chunk), slot in slots.kept.items():
-        assert slot < slots.num_kept[chunk]
+    for (stage, microbatch, chunk), slot in slots.saved.items():
+        assert slot < slots.num_saved[chunk]
         first = Entry(Action.FORWARD, microbatch, chunk)
         ticks = set(range(at[stage, first], at[stage, first._replace(action=last)]))
         assert not ticks & held.setdefault((stage, chunk, slot), set())
@@ -74,7 +74,7 @@ def test_slots_in_use_are_never_given_out_again(name, sizes):
 def test_as_many_slots_as_activations_alive():
     for name in PIPELINE_SCHEDULES:
         schedule = make_schedule(name, 4, 16)
-        assert assign_slots(schedule, [0]).num_kept == [max(schedule.alive())]
+        assert assign_slots(schedule, [0]).num_saved == [max(schedule.alive())]
 
 
 def test_a_slow_stage_makes_the_others_wait():

@@ -89,7 +89,7 @@ class StageSteps:
             step.traffic = _in_entries(step.traffic, f"{last.value}0")
         numbers = range(len(loop.partition.enters))
         pieces = [loop.partition.pieces(c, max(loop.partition.exits[c])) for c in numbers]
-        sizes = [_bytes(each.kept, layout) for each in pieces]
+        sizes = [_bytes(each.saved_activations, layout) for each in pieces]
         # Of what the engine keeps, a stack's kernels may keep less, or other things.
         share = by_place[MIDDLE].layer_bytes["kept"] / max(1, sum(sizes))
         return cls(

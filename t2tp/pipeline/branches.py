@@ -1,0 +1,445 @@
+"""The branches of a tick: the work of a stage in one entry of the schedule.
+
+A stage runs one entry in a tick, so a tick is one condition with a branch for each action, chunk
+and number of layers. Branch 0 is the idle one. A branch reads and replaces three things:
+
+* slots, which hold tensors between ticks: messages that arrived, and activations saved for the
+  backward pass;
+* the sums of the loop's outputs over microbatches;
+* the messages that leave at the end of the tick.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from t2tp import upstream
+from t2tp.lowering.lowering import Lowering, all_operations
+from t2tp.lowering.microbatch import Microbatch, elements_per_row
+from t2tp.lowering.shared_constants import shared_constants
+from t2tp.ops.microbatch_sums import MicrobatchSums
+from t2tp.pipeline.messages import MessageKind, Wires
+from t2tp.pipeline.partition import ChunkPieces, Partition, Piece
+from t2tp.pipeline.schedule import Action, Schedule, ScheduleError
+from t2tp.pipeline.slot_table import SlotTable
+from t2tp.pipeline.sum_table import SumTable
+
+
+class Row(NamedTuple):
+    """A stage's entry in a tick: int32 scalars.
+
+    Attributes:
+      branch: index of the branch.
+      microbatch: index of the microbatch.
+      saved: slot of the microbatch's saved activations.
+      arrived: slot of the message that arrived for this entry; 0 if the entry needs none.
+      receives: for each wire, the slot for a message that arrives in this tick, or -1.
+      sends: for each wire, 1 if the stage sends a message in this tick.
+    """
+
+    branch: tf.Tensor
+    microbatch: tf.Tensor
+    saved: tf.Tensor
+    arrived: tf.Tensor
+    receives: list[tf.Tensor]
+    sends: list[tf.Tensor]
+
+
+class BranchState(NamedTuple):
+    """The loop's state that branches change.
+
+    Attributes:
+      slots: handles of the slots, by the name of their table.
+      sums: handles of the sums of the loop's outputs.
+    """
+
+    slots: dict[str, list[tf.Tensor]]
+    sums: list[tf.Tensor]
+
+
+# A branch returns the state and the messages for each wire.
+BranchResult = tuple[BranchState, dict[str, list[tf.Tensor]]]
+
+
+class Branches:
+    """Builds the branches of one loop.
+
+    Attributes:
+      wires: the wires of the schedule.
+      tables: the slot tables, by name.
+      saved: the tensors of the tables that hold saved activations, by name.
+      sums: the table of the loop's outputs.
+      axes: for each output of the loop, the axes over which its sum is a partial one.
+      numbers: the index of the branch of each (action, chunk, number of layers).
+      stage: this processor's stage, an int32 scalar.
+    """
+
+    def __init__(
+        self,
+        op: MicrobatchSums,
+        partition: Partition,
+        schedule: Schedule,
+        lowering: Lowering,
+        stage: tf.Tensor,
+    ) -> None:
+        self.op, self.partition, self.schedule, self.lowering = op, partition, schedule, lowering
+        self.stage = stage
+        self.mesh_impl = lowering.mesh_impl(op)
+        chunks = range(schedule.chunks)
+        self.wires = Wires(schedule, [self.kind(partition.exit_of(c).outputs) for c in chunks])
+        outputs = op._body_outputs[1:]
+        self.axes: list[list[int] | None] = [None] * len(outputs)
+        self.sums = SumTable(
+            [self.mesh_impl.slice_shape(x.shape) for x in outputs], [x.dtype for x in outputs]
+        )
+        self.pieces = {
+            (chunk, layers): partition.pieces(chunk, layers)
+            for chunk in chunks
+            for layers in dict.fromkeys(partition.enters[chunk].layers_by_stage)
+        }
+        actions = {entry.action for _, _, entry in schedule.entries()}
+        keys = [(action, *key) for action in Action if action in actions for key in self.pieces]
+        self.numbers = {key: 1 + i for i, key in enumerate(keys)}
+        (self._rows,) = self.mesh_impl.slice_shape(upstream.Shape([op.part]))
+        self._per_row = elements_per_row(op.part, all_operations(op._body_ops))
+        # Slot 0 is never read: it takes what a tick without a message "receives".
+        self.tables = {
+            name: SlotTable(1 + self.wires.num_slots[name], *zip(*kind.parts, strict=True))
+            for name, kind in self.wires.kinds.items()
+        }
+        self.saved: dict[str, list[upstream.Tensor]] = {}
+        for chunk in chunks:
+            pieces = [pieces for (number, _), pieces in self.pieces.items() if number == chunk]
+            self._add_table(f"forward{chunk}", chunk, *(p.saved_activations for p in pieces))
+            self._add_table(f"backward{chunk}", chunk, *(p.saved_for_weights for p in pieces))
+            # The first stage's backward pass computes the piece before the layers once more.
+            if chunk and pieces[0].before is not None and schedule.trains:
+                self._add_table(f"before{chunk}", chunk, partition.exit_of(chunk - 1).outputs)
+        self._add_table("exit", chunks[-1], partition.last_exit.outputs)
+
+    def _add_table(self, name: str, chunk: int, *groups: Sequence[upstream.Tensor]) -> None:
+        """Adds a table for the tensors that a stage saves, however many layers it has."""
+        tensors = list(dict.fromkeys(tensor for group in groups for tensor in group))
+        kind = self.kind(tensors)
+        num_slots = self.wires.slots.num_saved[chunk] if tensors else 0
+        self.saved[name] = tensors
+        self.tables[name] = SlotTable(num_slots, kind.shapes, kind.dtypes)
+
+    def kind(self, tensors: Sequence[upstream.Tensor]) -> MessageKind:
+        """Returns the slice shapes and dtypes of tensors."""
+        shapes = tuple(tuple(self.mesh_impl.slice_shape(x.shape)) for x in tensors)
+        return MessageKind(shapes, tuple(x.dtype for x in tensors))
+
+    def start(self) -> BranchState:
+        """Returns the state before the first tick."""
+        slots = {name: table.empty() for name, table in self.tables.items()}
+        return BranchState(slots, self.sums.zeros())
+
+    def build(self, state: BranchState, row: Row) -> list[Callable[[], BranchResult]]:
+        """Returns the branches of a tick, in the order of their indices."""
+
+        def branch(action: Action, chunk: int, layers: int) -> BranchResult:
+            microbatch = Microbatch(row.microbatch, self.op.count, self._rows, self._per_row)
+            lowering = self.lowering
+            with shared_constants(), lowering.isolated(), lowering.inside_microbatch(microbatch):
+                lowering.set_slice(self.op._body_inputs[0], row.microbatch)
+                return _Branch(self, chunk, layers, state, row).run(action)
+
+        return [
+            lambda: (state, self.wires.no_messages()),
+            *(lambda key=key: branch(*key) for key in self.numbers),
+        ]
+
+
+class _Branch:
+    """One branch while it is traced. Its steps replace slots, sums and messages."""
+
+    def __init__(
+        self, branches: Branches, chunk: int, layers: int, state: BranchState, row: Row
+    ) -> None:
+        self._branches, self._lowering = branches, branches.lowering
+        self._partition, self._wires = branches.partition, branches.wires
+        self._chunk, self._row = chunk, row
+        self._pieces: ChunkPieces = branches.pieces[chunk, layers]
+        self._enter = self._partition.enters[chunk]
+        self._exit = self._partition.exits[chunk][layers]
+        self._kind = self._wires.chunk_kinds[chunk]
+        self._is_last_chunk = chunk == branches.schedule.chunks - 1
+        self._slots = {name: list(handles) for name, handles in state.slots.items()}
+        self._sums = list(state.sums)
+        self._messages = self._wires.no_messages()
+        self._is_first = tf.equal(branches.stage, 0)
+        self._is_last = tf.equal(branches.stage, branches.schedule.stages - 1)
+
+    def run(self, action: Action) -> BranchResult:
+        """Lowers the work of an action; returns the state and the messages after it."""
+        {
+            Action.FORWARD: self._forward,
+            Action.BACKWARD: self._backward,
+            Action.WEIGHTS: self._weights,
+        }[action]()
+        return BranchState(self._slots, self._sums), self._messages
+
+    def _forward(self) -> None:
+        pieces, trains = self._pieces, self._branches.schedule.trains
+        self._bind(pieces.forward.given, self._inputs_of_layers())
+        results = self._lower(pieces.forward, pieces.saved_activations)
+        if trains:
+            self._save("forward", pieces.saved_activations)
+        name = self._wires.name(Action.FORWARD, self._chunk)
+        if name is not None:
+            self._messages[name] = self._kind.pack(results)
+        if self._is_last_chunk and trains:
+            self._save_exit(results)
+        elif self._is_last_chunk:
+            self._evaluate(results)
+
+    def _inputs_of_layers(self) -> list[tf.Tensor]:
+        """Returns the inputs of the chunk's layers.
+
+        The first stage computes them from the message of the last stage's chunk before, or from
+        the features. All other stages receive them.
+        """
+        before, chunk = self._pieces.before, self._chunk
+        name = self._wires.name(Action.FORWARD, chunk)
+        first_name = self._wires.name(Action.FORWARD, chunk - 1)
+
+        def first() -> list[tf.Tensor]:
+            with shared_constants(), self._lowering.isolated():
+                if before is None:
+                    return self._arrived(first_name, chunk - 1)
+                if chunk:
+                    self._bind(before.given, self._arrived(first_name, chunk - 1))
+                return self._lower(before)
+
+        if chunk and before is None:  # All stages receive the same kind of message.
+            inputs = self._arrived(first_name, chunk - 1)
+        else:
+            table = f"before{chunk}"
+            if table in self._branches.saved:
+                messages = tf.cond(
+                    self._is_first,
+                    lambda: self._arrived(first_name, chunk - 1),
+                    lambda: [tf.zeros([0], x.dtype) for x in self._branches.saved[table]],
+                )
+                self._write(table, dict(enumerate(messages)))
+            inputs = tf.cond(self._is_first, first, lambda: self._arrived(name, chunk))
+        self._free_arrived(first_name, name)
+        shapes = self._branches.kind(self._enter.outputs).shapes
+        return [tf.ensure_shape(x, s) for x, s in zip(inputs, shapes, strict=True)]
+
+    def _evaluate(self, results: list[tf.Tensor]) -> None:
+        """Adds the results of the piece after the layers, on the last stage."""
+
+        def last() -> list[tf.Tensor]:
+            with shared_constants(), self._lowering.isolated():
+                self._bind(self._partition.last_exit.outputs, results)
+                self._lower(self._partition.after)
+                return self._add(self._partition.after)
+
+        self._sums = tf.cond(self._is_last, last, lambda: list(self._sums))
+
+    def _backward(self) -> None:
+        pieces, exit_op = self._pieces, self._exit
+        if pieces.backward is None or exit_op.backward is None:
+            raise ScheduleError("an evaluation has no backward pass")
+        output_gradients = self._output_gradients()
+        self._bind_saved("forward", pieces.saved_activations)
+        self._bind(exit_op.backward.outputs, output_gradients)
+        input_gradients = self._lower(pieces.backward, pieces.saved_for_weights)
+        self._sums = self._add(pieces.backward)
+        input_gradients = [tf.identity(x) for x in input_gradients]
+        if pieces.before_backward is None:
+            # Input gradients go to the previous stage, or to the last stage's previous chunk.
+            chunks = (self._chunk, self._chunk - 1)
+            for name in {self._wires.name(Action.BACKWARD, chunk): None for chunk in chunks}:
+                if name is not None:
+                    self._messages[name] = self._kind.pack(input_gradients)
+        else:
+            self._backward_before(pieces.before_backward, input_gradients)
+        if pieces.weights is None:
+            self._free("forward")
+        else:
+            self._save("backward", pieces.saved_for_weights)
+
+    def _output_gradients(self) -> list[tf.Tensor]:
+        """Returns the gradients of the chunk's outputs: a message, or computed from the loss."""
+        name = self._wires.name(Action.BACKWARD, self._chunk)
+        count = len(self._kind.shapes)
+
+        def arrived() -> list[tf.Tensor]:
+            return self._arrived(name, self._chunk) if name is not None else []
+
+        def last() -> list[tf.Tensor]:
+            with shared_constants(), self._lowering.isolated():
+                self._bind_saved("exit", self._partition.last_exit.outputs)
+                gradients = self._lower(self._partition.after)
+                return [*gradients, *self._add(self._partition.after)]
+
+        if self._is_last_chunk:
+            results = tf.cond(self._is_last, last, lambda: [*arrived(), *self._sums])
+            gradients, self._sums = results[:count], results[count:]
+            self._free("exit")
+        else:
+            gradients = arrived()
+        self._free_arrived(name, name)
+        return [tf.ensure_shape(x, s) for x, s in zip(gradients, self._kind.shapes, strict=True)]
+
+    def _backward_before(self, piece: Piece, input_gradients: list[tf.Tensor]) -> None:
+        """Runs the backward pass of the piece before the layers, on the first stage.
+
+        The other stages send the gradients of their layers' inputs to the previous stage.
+        """
+        chunk = self._chunk
+        name = self._wires.name(Action.BACKWARD, chunk)
+        before_name = self._wires.name(Action.BACKWARD, chunk - 1)
+        table = f"before{chunk}"
+
+        def first() -> list[tf.Tensor]:
+            with shared_constants(), self._lowering.isolated():
+                if chunk:
+                    self._bind_saved("before", self._partition.exit_of(chunk - 1).outputs)
+                self._bind(self._enter.backward.outputs, input_gradients)  # type: ignore[union-attr]
+                results = self._lower(piece)
+                messages = self._wires.chunk_kinds[chunk - 1].pack(results) if before_name else []
+                return [*self._add(piece), *messages]
+
+        def others() -> list[tf.Tensor]:
+            return [*self._sums, *(self._messages[before_name] if before_name else [])]
+
+        count = len(self._sums)
+        results = tf.cond(self._is_first, first, others)
+        self._sums, messages = results[:count], list(results[count:])
+        others_messages = self._kind.pack(input_gradients)
+        if name is not None:
+            self._messages[name] = others_messages
+        if before_name is not None:
+            self._messages[before_name] = messages
+            if name == before_name:
+                self._messages[name] = tf.cond(
+                    self._is_first, lambda: messages, lambda: others_messages
+                )
+        if table in self._branches.saved:
+            self._free("before")
+
+    def _weights(self) -> None:
+        pieces = self._pieces
+        if pieces.weights is None:
+            raise ScheduleError("this graph's backward pass is not split")
+        self._bind_saved("forward", pieces.saved_activations)
+        self._bind_saved("backward", pieces.saved_for_weights)
+        self._lower(pieces.weights)
+        self._sums = self._add(pieces.weights)
+        self._free("forward")
+        self._free("backward")
+
+    # Graph tensors.
+
+    def _bind(self, tensors: Sequence[upstream.Tensor], values: Sequence[tf.Tensor]) -> None:
+        for tensor, value in zip(tensors, values, strict=True):
+            self._lowering.set_slice(tensor, value)
+
+    def _lower(self, piece: Piece, also: Sequence[upstream.Tensor] = ()) -> list[tf.Tensor]:
+        """Lowers a piece; returns the slices of its results."""
+        addends = list(piece.contributions.values())
+        self._lowering.lower_operations(
+            piece.operations, [*piece.results, *also, *addends], addends
+        )
+        return [self._lowering.slice(t) for t in piece.results]
+
+    def _add(self, piece: Piece) -> list[tf.Tensor]:
+        """Returns the sums with a piece's contributions.
+
+        Additions to one list wait for each other, so they follow the order of the operations.
+        """
+        sums = list(self._sums)
+        order = {op: i for i, op in enumerate(piece.operations)}
+        contributions = sorted(
+            piece.contributions.items(), key=lambda item: order.get(item[1].operation, -1)
+        )
+        for i, tensor in contributions:
+            value, axes = self._lowering.partial_sum(tensor)
+            known = self._branches.axes[i]
+            if known is None:
+                self._branches.axes[i] = known = list(axes)
+            self._branches.sums.add(sums, i, self._as_partial_sum(value, list(axes), known))
+        return sums
+
+    def _as_partial_sum(self, value: tf.Tensor, over: list[int], target: list[int]) -> tf.Tensor:
+        """Turns a partial sum over some axes into a partial sum over the target axes."""
+        collectives = self._branches.mesh_impl.collectives
+        extra = [axis for axis in over if axis not in target]
+        if extra:
+            value = collectives.allreduce(value, extra, "Add")
+        for axis in target:
+            if axis not in over:
+                is_first = tf.equal(collectives.coordinate(axis), 0)
+                value = tf.where(is_first, value, tf.zeros_like(value))
+        return value
+
+    # Slots.
+
+    def _table(self, name: str) -> str:
+        return name if name == "exit" else f"{name}{self._chunk}"
+
+    def _write(self, name: str, values: dict[int, tf.Tensor]) -> None:
+        self._branches.tables[name].write(self._slots[name], self._row.saved, values)
+
+    def _save(self, name: str, tensors: Sequence[upstream.Tensor]) -> None:
+        """Writes lowered tensors into this microbatch's slot."""
+        union = self._branches.saved[self._table(name)]
+        values = {union.index(t): self._lowering.slice(t) for t in tensors}
+        self._write(self._table(name), values)
+
+    def _save_exit(self, results: Sequence[tf.Tensor]) -> None:
+        """Writes the outputs of the last chunk's layers, on the last stage."""
+
+        def last() -> list[tf.Tensor]:
+            handles = list(self._slots["exit"])
+            table = self._branches.tables["exit"]
+            table.write(handles, self._row.saved, dict(enumerate(results)))
+            return handles
+
+        unchanged = self._slots["exit"]
+        self._slots["exit"] = tf.cond(
+            self._is_last, last, lambda: [tf.identity(x) for x in unchanged]
+        )
+
+    def _bind_saved(self, name: str, tensors: Sequence[upstream.Tensor]) -> None:
+        """Reads tensors from this microbatch's slot."""
+        name = self._table(name)
+        numbers = [self._branches.saved[name].index(t) for t in tensors]
+        table = self._branches.tables[name]
+        self._bind(tensors, table.read(self._slots[name], self._row.saved, numbers))
+
+    def _free(self, name: str) -> None:
+        """Frees this microbatch's slot."""
+        name = self._table(name)
+        self._branches.tables[name].clear(self._slots[name], self._row.saved)
+
+    def _arrived(self, wire: str | None, chunk: int) -> list[tf.Tensor]:
+        """Returns the tensors of the message that arrived for this entry."""
+        if wire is None:
+            raise ScheduleError(f"nothing arrives for chunk {self._chunk}")
+        messages = self._branches.tables[wire].read_all(self._slots[wire], self._row.arrived)
+        return self._wires.chunk_kinds[chunk].unpack(messages)
+
+    def _free_arrived(self, first_wire: str | None, wire: str | None) -> None:
+        """Frees the slot of the message that arrived for this entry.
+
+        Args:
+          first_wire: the wire that the first stage reads.
+          wire: the wire that the other stages read.
+        """
+        for name in {first_wire: None, wire: None}:
+            if name is None:
+                continue
+            slot = self._row.arrived
+            if {first_wire, wire} - {None, name}:
+                # The same number may be another message's slot on the other wire: slot 0 is free.
+                reads = self._is_first if name == first_wire else tf.logical_not(self._is_first)
+                slot = tf.where(reads, slot, 0)
+            self._branches.tables[name].clear(self._slots[name], slot)

@@ -1,0 +1,130 @@
+"""The loop over the ticks of a schedule.
+
+Each tick has three phases on every stage:
+
+1. receives are posted, so that messages arrive while the stage computes;
+2. the stage runs its entry: one branch of a condition;
+3. messages leave, and messages that arrived go into their slots.
+
+All processors run one program, so the schedule is a constant table of numbers, and a processor
+reads the row of its stage.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from t2tp.pipeline.branches import Branches, BranchState, Row
+from t2tp.pipeline.slots import message_chunk
+
+_ENTRY_COLUMNS = 4  # Branch, microbatch, slot of saved activations, slot of the arrived message.
+
+
+class _State(NamedTuple):
+    """The state between ticks.
+
+    Attributes:
+      tick: index of the next tick.
+      branches: slots and sums.
+      busy: seconds in which this processor ran its entries, float64.
+    """
+
+    tick: tf.Tensor
+    branches: BranchState
+    busy: tf.Tensor
+
+
+class Ticks:
+    """Lowers the loop over ticks."""
+
+    def __init__(self, branches: Branches, axis: int, count: int) -> None:
+        """Takes the branches, the mesh axis of the stages, and the number of microbatches."""
+        self._branches, self._axis, self._count = branches, axis, count
+        self._schedule, self._wires = branches.schedule, branches.wires
+        self._collectives = branches.mesh_impl.collectives
+
+    def run(self) -> tuple[list[tf.Tensor], tf.Tensor]:
+        """Returns this processor's sums, and its part of the measured idle share of each stage."""
+        table = tf.constant(self._table())
+        state = _State(tf.constant(0), self._branches.start(), tf.constant(0.0, tf.float64))
+        begin = tf.timestamp()
+        with tf.control_dependencies([begin]):
+            state = state._replace(tick=tf.identity(state.tick))
+        (state,) = tf.while_loop(
+            lambda state: state.tick < self._schedule.ticks,
+            lambda state: [self._tick(state, self._row(table, state.tick))],
+            [state],
+            parallel_iterations=1,
+        )
+        with tf.control_dependencies([state.tick]):
+            seconds = tf.timestamp() - begin
+        share = tf.cast(1.0 - state.busy / tf.maximum(seconds, 1e-9), tf.float32)
+        own = tf.one_hot(self._branches.stage, self._schedule.stages, dtype=tf.float32)
+        return self._branches.sums.values(state.branches.sums), share * own
+
+    def _table(self) -> np.ndarray:
+        """The schedule as int32 [ticks, stages, columns]: the fields of `Row`."""
+        schedule, slots, names = self._schedule, self._wires.slots, list(self._wires.kinds)
+        table = np.zeros([schedule.ticks, schedule.stages, _ENTRY_COLUMNS + 2 * len(names)], "i4")
+        table[:, :, _ENTRY_COLUMNS::2] = -1
+        at = schedule.ticks_of()
+        for tick, stage, entry in schedule.entries():
+            layers = self._branches.partition.enters[entry.chunk].layers_by_stage[stage]
+            saved = slots.saved.get((stage, entry.microbatch, entry.chunk), 0)
+            # Slot 0 is for entries without a message.
+            arrived = slots.arrived.get((stage, entry), -1) + 1
+            branch = self._branches.numbers[entry.action, entry.chunk, layers]
+            table[tick, stage, :_ENTRY_COLUMNS] = [branch, entry.microbatch, saved, arrived]
+            sender = schedule.requirement(stage, entry)
+            if sender is not None:
+                name = self._wires.name(entry.action, message_chunk(sender[1], entry))
+                column = _ENTRY_COLUMNS + 2 * names.index(str(name))
+                table[at[sender], stage, column] = arrived
+                table[at[sender], sender[0], column + 1] = 1
+        return table
+
+    def _row(self, table: tf.Tensor, tick: tf.Tensor) -> Row:
+        columns = tf.unstack(table[tick, self._branches.stage])
+        entry, wires = columns[:_ENTRY_COLUMNS], columns[_ENTRY_COLUMNS:]
+        return Row(*entry, wires[::2], wires[1::2])
+
+    def _tick(self, state: _State, row: Row) -> _State:
+        wires, received = {}, {}
+        for slot, (name, kind) in zip(row.receives, self._wires.kinds.items(), strict=True):
+            wires[name] = [
+                self._collectives.wire(self._axis, self._wires.directions[name]) for _ in kind.parts
+            ]
+            received[name] = [
+                wire.receive(shape, dtype, slot >= 0)
+                for wire, (shape, dtype) in zip(wires[name], kind.parts, strict=True)
+            ]
+        with self._collectives.repeated(self._count):
+            branches = self._branches.build(state.branches, row)
+            # Without this, a branch that has no side effects could begin before the clock is read.
+            begin = tf.timestamp()
+            with tf.control_dependencies([begin]):
+                branch = tf.identity(row.branch)
+            after, messages = tf.switch_case(branch, branches)
+            # A message may leave before the branch ends; the stage is busy until the branch ends.
+            with tf.control_dependencies([x.op for x in tf.nest.flatten((after, messages))]):
+                seconds = tf.timestamp() - begin
+            busy = state.busy + tf.where(row.branch > 0, seconds, tf.zeros_like(seconds))
+        slots, sent = dict(after.slots), []
+        for name, slot, sends in zip(wires, row.receives, row.sends, strict=True):
+            # The communication report counts a wire by the most messages of any processor.
+            with self._collectives.repeated(self._count * self._schedule.chunks):
+                parts = zip(wires[name], self._wires.kinds[name].parts, messages[name], strict=True)
+                sent += [
+                    wire.send(message, shape, sends > 0) for wire, (shape, _), message in parts
+                ]
+            slots[name] = list(slots[name])
+            # A tick without a message writes tensors without elements into slot 0.
+            self._branches.tables[name].write(
+                slots[name], tf.maximum(slot, 0), dict(enumerate(received[name]))
+            )
+        with tf.control_dependencies(sent):
+            tick = state.tick + 1
+        return _State(tick, after._replace(slots=slots), busy)
