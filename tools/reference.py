@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import importlib
 import inspect
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,16 +17,36 @@ from t2tp.trainer.cli.programs import PROGRAMS
 
 with quiet_import():
     import t2tp.hparams
-    import t2tp.models  # noqa: F401 (registers models)
+    import t2tp.models  # it registers the models
+
+# Modules that users import, besides `t2tp` itself: each declares its public names in `__all__`.
+USED_MODULES = {
+    "t2tp.optim": "The training step and its optimizers.",
+    "t2tp.decoding": "Greedy decoding, sampling and beam search.",
+    "t2tp.planner": "Step time and memory on a cluster.",
+}
 
 
 def pages() -> dict[str, str]:
     """Markdown of each page, by its path in the site."""
     return {
+        "reference/api.md": api_page(),
         "reference/programs.md": programs_page(),
         "reference/hparams.md": hparams_page(),
         "reference/hparams_sets.md": sets_page(),
     }
+
+
+def api_page() -> str:
+    """Every public name under the module that users import."""
+    sections = ["# Python API", "The names below are imported as `from t2tp import ...`."]
+    for name in t2tp.__all__:
+        sections.append(f"::: t2tp.{name}\n    options:\n      heading_level: 2")
+    for module, purpose in USED_MODULES.items():
+        names = importlib.import_module(module).__all__
+        sections += [f"## {module}", purpose]
+        sections += [f"::: {module}.{name}\n    options:\n      heading_level: 3" for name in names]
+    return "\n\n".join(sections) + "\n"
 
 
 def programs_page() -> str:
