@@ -99,7 +99,7 @@ def main() -> None:
     if args.library:
         measure(args)
         return
-    from t2tp.trainer.processes.local_processes import ONE_HEAP
+    from t2tp.trainer.processes.local_processes import ALLOCATOR
 
     for library, python in (("TensorFlow", sys.executable), ("gloo", str(TORCH))):
         with socket.socket() as free:
@@ -108,7 +108,7 @@ def main() -> None:
         command = [python, *sys.argv, f"--library={library}", f"--port={port}"]
         own = os.environ | {"OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1"}
         if library == "TensorFlow":
-            own |= ONE_HEAP
+            own |= ALLOCATOR
         processes = [
             subprocess.Popen([*command, f"--process_id={number}"], env=own)
             for number in range(args.processes)

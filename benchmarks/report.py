@@ -12,11 +12,11 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from suite import chart, targets
-from suite.results import Results, load_all, write_whole
+from suite.results import Ratio, Results, load_processors, write_whole
 from suite.tables import table
 from suite.turns import HERE
 
@@ -27,21 +27,21 @@ CHART = PAGE.with_name("benchmarks.png")
 
 
 def main() -> None:
-    results = load_all(RESULTS)
+    results = load_processors(RESULTS)
     write_whole(PAGE, page(TEMPLATE.read_text("utf-8"), results))
     if results:
-        chart.draw(results.values(), CHART)
+        chart.draw([runs[0] for runs in results.values()], CHART)
 
 
-def page(template: str, results: Mapping[str, Results]) -> str:
-    """The page.
+def page(template: str, results: Mapping[str, Sequence[Results]]) -> str:
+    """Returns the page.
 
     Args:
-      template: its prose, with what is to be put in.
-      results: by case.
+      template: prose with placeholders.
+      results: results of all processors by case, the newest first.
 
     Raises:
-      ValueError: the template asks for something else.
+      ValueError: a placeholder is unknown.
     """
 
     def filled(match: re.Match[str]) -> str:
@@ -56,7 +56,8 @@ def page(template: str, results: Mapping[str, Results]) -> str:
             raise ValueError(f"{TEMPLATE.name}: {match.group()} is none of table, conditions, ...")
         if case not in results:
             return _missing(case) if what == "table" else ""
-        return table(results[case].measured) if what == "table" else conditions(results[case])
+        newest = results[case][0]
+        return table(newest.measured) if what == "table" else conditions(newest)
 
     return formatted(re.sub(r"\{\{(.+?)\}\}", filled, template))
 
@@ -74,21 +75,34 @@ def _missing(case: str) -> str:
     return f"Not measured yet: `python benchmarks/run.py --suite=full --case={case}`"
 
 
-def headline(results: Mapping[str, Results]) -> str:
-    """Beside the fastest of the others, the one with the largest ratio, in each group."""
+def headline(results: Mapping[str, Sequence[Results]]) -> str:
+    """Returns a row for each group: the largest ratio of all peers on all processors.
+
+    A range is over processors; the fastest peer is the one of the largest ratio.
+    """
     lines = ["| | | fastest other | t2tp / it |", "| --- | --- | --- | --- |"]
-    for case, run in results.items():
-        for measured in run.measured:
-            others = [
-                (ratio, timed.name)
-                for timed in measured.timed
-                if timed.is_other and (ratio := measured.ratio(timed)) is not None
-            ]
-            if others:
-                ratio, name = max(others, key=lambda other: other[0].value)
-                figure = f"{ratio.value:.2f} ± {ratio.value * ratio.spread:.2f}"
-                lines.append(f"| {case} | {measured.group} | {name} | {figure} |")
+    for case, runs in results.items():
+        for group in dict.fromkeys(measured.group for run in runs for measured in run.measured):
+            ratios = [largest for run in runs if (largest := _largest_ratio(run, group))]
+            if ratios:
+                least, most = (pick(ratios, key=lambda each: each[0].value) for pick in (min, max))
+                figure = f"{most[0].value:.2f} ± {most[0].value * most[0].spread:.2f}"
+                if len(ratios) > 1:
+                    figure = f"{least[0].value:.2f} to {figure} on {len(ratios)} processors"
+                lines.append(f"| {case} | {group} | {most[1]} | {figure} |")
     return "\n".join(lines) if len(lines) > 2 else "Not measured yet: `make bench-full`"
+
+
+def _largest_ratio(run: Results, group: str) -> tuple[Ratio, str] | None:
+    """Returns the ratio to the fastest other peer of a group on one processor, and its name."""
+    ratios = [
+        (ratio, timed.name)
+        for measured in run.measured
+        if measured.group == group
+        for timed in measured.timed
+        if timed.is_other and (ratio := measured.ratio(timed)) is not None
+    ]
+    return max(ratios, key=lambda each: each[0].value, default=None)
 
 
 def conditions(results: Results) -> str:

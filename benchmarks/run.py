@@ -21,8 +21,7 @@ from suite.results import Measured, Results, Timed
 from suite.tables import table
 from suite.turns import HERE, take_turns
 
-# What docs/benchmarks.md is made of, and what `make bench` measures.
-DIRECTORIES = {"full": HERE / "results", "short": HERE / "results" / "short"}
+RESULTS = HERE / "results"
 
 
 def main() -> int:
@@ -30,7 +29,9 @@ def main() -> int:
     # What is told to end ends its peers, which do not hear of it by themselves.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     suite = suites.SUITES[args.suite]
-    directory = args.output or DIRECTORIES[args.suite]
+    # docs/benchmarks.md is made of the full suite on each kind of processor.
+    own = hardware.directory_of(hardware.describe()) if args.suite == "full" else "short"
+    directory = args.output or RESULTS / own
     directory.mkdir(parents=True, exist_ok=True)
     unknown = set(args.case or ()) - set(suite)
     if unknown:

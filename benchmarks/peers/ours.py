@@ -6,9 +6,9 @@ import os
 
 import turn
 
-from t2tp.trainer.processes.local_processes import ONE_HEAP
+from t2tp.trainer.processes.local_processes import ALLOCATOR
 
-turn.environment.update(ONE_HEAP)  # As t2tp_launch does.
+turn.environment.update(ALLOCATOR)  # As t2tp_launch does.
 turn.PARSER.add_argument("--only_trace", action="store_true", help="end when it is traced")
 turn.PARSER.add_argument("--zero_stage", type=int, default=0)
 turn.PARSER.add_argument("--schedule", default="1f1b", help="of a pipeline")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ def describe() -> dict[str, Any]:
     return {
         "date": time.strftime("%Y-%m-%d %H:%M", time.gmtime()),
         "processor": about.get("model name", platform.processor()),
+        "model": f"{about.get('cpu family', '')}-{about.get('model', '')}",
         "cores": cores(),
         "instruction_sets": [name for name in _INSTRUCTION_SETS if name in flags],
         "memory_gb": round(int(memory) / 2**20, 1),
@@ -34,6 +37,13 @@ def describe() -> dict[str, Any]:
         "kernel": platform.release(),
         "commit": _commit(),
     }
+
+
+def directory_of(machine: Mapping[str, Any]) -> str:
+    """Returns the name of the directory for results of this kind of processor."""
+    words = re.findall(r"[a-z0-9]+", re.sub(r"\(.*?\)", "", machine["processor"].lower()))
+    model = machine.get("model", "").strip("-")
+    return "-".join([*(word for word in words if word != "processor"), *([model] if model else [])])
 
 
 def _first_processor(cpuinfo: str) -> dict[str, str]:

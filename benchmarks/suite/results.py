@@ -171,9 +171,19 @@ class Results:
 
 
 def load_all(directory: Path) -> dict[str, Results]:
-    """The results in a directory, by their case."""
+    """Loads the results in a directory, by case."""
     loaded = [Results.load(path) for path in sorted(directory.glob("*.json"))]
     return {results.case: results for results in loaded}
+
+
+def load_processors(directory: Path) -> dict[str, list[Results]]:
+    """Loads the results of all processors, by case; the newest of each case is first."""
+    loaded = [Results.load(path) for path in directory.glob("*/*.json")]
+    loaded = [each for each in loaded if each.machine["size"] == "design"]
+    by_case: dict[str, list[Results]] = {case: [] for case in sorted({r.case for r in loaded})}
+    for results in sorted(loaded, key=lambda each: each.machine["date"], reverse=True):
+        by_case[results.case].append(results)
+    return by_case
 
 
 def write_whole(path: Path, text: str) -> None:

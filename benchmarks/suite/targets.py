@@ -1,8 +1,8 @@
-"""What t2tp aims at, beside what was measured."""
+"""The ratios that t2tp aims at, compared with the measured ones."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from suite.results import Ratio, Results
@@ -72,27 +72,25 @@ class Outcome:
     least: Ratio | None = None
 
 
-def measured(target: Target, results: Mapping[str, Results]) -> Outcome | None:
-    """What came of a target; None if it was not measured."""
-    if target.case not in results:
-        return None
+def measured(target: Target, results: Mapping[str, Sequence[Results]]) -> Outcome | None:
+    """Returns the outcome of a target on the worst processor; None if it was not measured."""
     outcomes = [
         Outcome(ratio, group.least(timed))
-        for group in results[target.case].measured
+        for run in results.get(target.case, ())
+        for group in run.measured
         if group.group == target.group
         for timed in group.timed
         if timed.name in target.others and (ratio := group.ratio(timed)) is not None
     ]
     if not outcomes:
         return None
-    outcome = max(outcomes, key=lambda each: each.ratio.value)
     if target.is_growth:
-        return Outcome(Ratio(1 / outcome.ratio.value, outcome.ratio.spread))
-    return outcome
+        outcomes = [Outcome(Ratio(1 / each.ratio.value, each.ratio.spread)) for each in outcomes]
+    return max(outcomes, key=lambda each: each.ratio.value)
 
 
-def table(results: Mapping[str, Results]) -> str:
-    """Each target and what came of it, in Markdown."""
+def table(results: Mapping[str, Sequence[Results]]) -> str:
+    """Returns each target and its outcome, in Markdown."""
     lines = ["| | aim | measured | | least |", "|" + " --- |" * 5]
     for target in TARGETS:
         outcome = measured(target, results)

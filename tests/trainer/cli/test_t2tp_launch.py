@@ -14,7 +14,7 @@ import pytest
 from t2tp.trainer.cli.programs import t2tp_launch as main
 from t2tp.trainer.processes import children
 from t2tp.trainer.processes.launcher import run_rounds
-from t2tp.trainer.processes.local_processes import ONE_HEAP, LocalProcesses, environments_of
+from t2tp.trainer.processes.local_processes import ALLOCATOR, LocalProcesses, environments_of
 
 COMMAND = [sys.executable, "-m", "t2tp.trainer.cli", "t2tp_launch"]
 
@@ -127,9 +127,9 @@ def test_the_processes_share_the_cores():
 def test_the_heap_is_configured_on_cpus_unless_the_environment_does():
     def configured(environment: dict[str, str], gpus: list[str]) -> dict[str, str]:
         (own,) = environments_of(1, None, environment, gpus)
-        return {name: value for name, value in own.items() if name in {*ONE_HEAP, *environment}}
+        return {name: value for name, value in own.items() if name in {*ALLOCATOR, *environment}}
 
-    assert configured({}, []) == ONE_HEAP
+    assert configured({}, []) == ALLOCATOR
     for own in ({"MALLOC_PERTURB_": "1"}, {"GLIBC_TUNABLES": "glibc.malloc.perturb=1"}):
         assert configured(own, []) == own
     assert not configured({}, ["0"])
