@@ -82,7 +82,7 @@ def run(
     main = f"t2tp.trainer.cli.programs:{program}"
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # As in a venv.
     with WarmProcess(main, arguments, {"PATH": path}, output, directory=directory) as process:
-        assert process.wait(300) in (0, _DIFFERENT.get(program, 0)), (
+        assert process.wait() in (0, _DIFFERENT.get(program, 0)), (
             f"{words}\n{process.err.read_text()}"
         )
     return process.out.read_text() + process.err.read_text()

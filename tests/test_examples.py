@@ -62,7 +62,7 @@ def run_script() -> None:
 def losses(target: str, arguments: list[str], directory: Path) -> list[float]:
     """Runs a function in a process of its own; returns the losses that it prints."""
     with WarmProcess(target, arguments, {}, directory / "output", directory=directory) as process:
-        assert process.wait(120) == 0, process.err.read_text()
+        assert process.wait() == 0, process.err.read_text()
         printed = process.out.read_text() + process.err.read_text()
     return [float(loss) for loss in re.findall(r"\bstep +\S+ +.*?loss ([\d.]+)", printed)]
 

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.patience import PATIENCE
+
 README = Path(__file__).parent.parent / "README.md"
 
 
@@ -18,7 +20,7 @@ def test_the_program_in_ten_lines_runs():
         [sys.executable, "-c", snippet],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
         check=False,
         env=environment,
     )
@@ -38,6 +40,6 @@ def test_every_page_it_names_exists():
 def test_importing_t2tp_is_quick_and_quiet():
     code = "import t2tp, sys; assert 'tensorflow' not in sys.modules; t2tp.HParams(a=1)"
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from t2tp.processes.cluster import Cluster, connect
+from tests.patience import PATIENCE
 
 
 class _Link:
@@ -15,7 +16,7 @@ class _Link:
 
     def __init__(self) -> None:
         self._said: dict[tuple[str, int], list[str]] = {}
-        self._barrier = threading.Barrier(2, timeout=60.0)
+        self._barrier = threading.Barrier(2, timeout=PATIENCE)
 
     def of(self, process_id: int) -> Any:
         """The end of the link that a process holds."""

@@ -21,6 +21,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from t2tp.processes.rendezvous import free_port
+from tests.patience import PATIENCE
 
 _PRELOADED = ["tests.processes.one_process", "tests.trainer.tiny_problem", "t2tp.trainer.cli.train"]
 _LOOK_SECONDS = 0.02
@@ -74,7 +75,7 @@ class WarmProcess:
         """Sends it a signal."""
         os.kill(self._process.pid, number)
 
-    def wait(self, seconds: float) -> int:
+    def wait(self, seconds: float = PATIENCE) -> int:
         """Waits for its end; returns the exit code, -n if signal n ended it.
 
         Raises:
@@ -85,7 +86,7 @@ class WarmProcess:
             raise TimeoutError(f"it did not end in {seconds} s:\n{self.err.read_text()}")
         return self._process.exitcode
 
-    def wait_for_line(self, beginning: str, seconds: float) -> str:
+    def wait_for_line(self, beginning: str, seconds: float = PATIENCE) -> str:
         """Waits for a line on stderr that begins so; returns what was written there so far.
 
         Raises:

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from t2tp.checkpoint import save
 from tests.checkpoint import samples
-
-WAIT = 60  # seconds
+from tests.patience import PATIENCE
 
 
 def main() -> None:
@@ -17,7 +16,7 @@ def main() -> None:
 
     def barrier(name: str) -> None:
         (directory / f"{name}-{process_id}").touch()
-        deadline = time.monotonic() + WAIT
+        deadline = time.monotonic() + PATIENCE
         while not (directory / f"{name}-{1 - process_id}").exists():
             if time.monotonic() > deadline:
                 sys.exit("the other process did not come")

@@ -5,12 +5,13 @@ import threading
 import pytest
 
 from t2tp.checkpoint import BackgroundWorker
+from tests.patience import PATIENCE
 
 
 def test_a_second_task_waits_for_the_first():
     done, go = [], threading.Event()
     background = BackgroundWorker("test")
-    background.start(lambda: (go.wait(20), done.append(1)))
+    background.start(lambda: (go.wait(PATIENCE), done.append(1)))
     assert background.is_busy
     background.check()  # Does not wait.
     threading.Timer(0.05, go.set).start()

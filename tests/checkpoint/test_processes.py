@@ -12,9 +12,8 @@ import tensorflow as tf
 
 from t2tp.checkpoint import Checkpoint, Slice, latest, save
 from tests.checkpoint import samples
+from tests.patience import PATIENCE
 from tests.warm_processes import started
-
-WAIT = 20  # seconds
 
 
 def save_together(directory, values_of_each, barrier=None):
@@ -31,7 +30,7 @@ def save_together(directory, values_of_each, barrier=None):
                 {"seen": 50},
                 process_id=process_id,
                 num_processes=number,
-                barrier=barrier or (lambda name: waiting.wait(WAIT)),
+                barrier=barrier or (lambda name: waiting.wait(PATIENCE)),
             )
         except (OSError, ValueError) as error:
             return error
@@ -69,7 +68,7 @@ def test_all_meet_at_the_same_barriers(tmp_path):
     def barrier(name):
         with lock:
             called[next(turns) % 2].append(name)
-        waiting.wait(WAIT)
+        waiting.wait(PATIENCE)
 
     save_together(tmp_path, samples.halves(5), barrier)
     names = [f"checkpoint-5-{phase}" for phase in ("begin", "write", "finish")]
@@ -129,7 +128,7 @@ def test_two_processes_save_together(tmp_path):
     arguments = [[str(tmp_path), str(process_id)] for process_id in (0, 1)]
     target, output = "tests.checkpoint.one_of_two:main", tmp_path / "output"
     with started(target, arguments, [{}, {}], output) as processes:
-        assert [process.wait(60) for process in processes] == [0, 0]
+        assert [process.wait() for process in processes] == [0, 0]
     checkpoint = Checkpoint(tmp_path / "run" / "step-00000005")
     checkpoint.verify()
     samples.assert_is_step(checkpoint, 5)

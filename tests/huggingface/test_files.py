@@ -218,7 +218,7 @@ def test_processes_convert_together_each_its_own_slices(source, tmp_path):
         environments = warm_processes.tf_configs(2)
         out = tmp_path / f"output-{made.name}"
         with warm_processes.started(target, [flags] * 2, environments, out) as processes:
-            assert [each.wait(120) for each in processes] == [0, 0], processes[1].err.read_text()
+            assert [each.wait() for each in processes] == [0, 0], processes[1].err.read_text()
             said = [each.out.read_text().strip() for each in processes]
         assert said == [str(made), ""]
         assert [path.name for path in made.parent.glob(".*")] == []

@@ -16,6 +16,7 @@ import t2tp
 from t2tp.layout_report.svg import colour
 from tests.layout_report import samples
 from tests.layout_report.browser import CHROMIUM, FLAGS
+from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.skipif(
     CHROMIUM is None, reason="there is no Chromium here (Debian: apt-get install chromium)"
@@ -45,7 +46,7 @@ def chromium(tmp_path: Path, page: Path, *flags: str) -> str:
     """Opens a page; returns what is written to stdout."""
     profile = f"--user-data-dir={tmp_path / 'profile'}"
     command = [str(CHROMIUM), *FLAGS, profile, *flags, page.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True)
     return done.stdout
 
 

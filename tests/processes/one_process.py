@@ -22,6 +22,7 @@ from t2tp.processes import coordination, loopback
 from t2tp.processes.cluster import Cluster, connect
 from t2tp.program.replicas import ReplicaCheck
 from tests.models import small_lm
+from tests.patience import PATIENCE
 from tests.program.reaching import connects, own_address
 
 BATCH, D_IN, D_FF = mtf.Dimension("batch", 8), mtf.Dimension("d_in", 6), mtf.Dimension("d_ff", 12)
@@ -126,7 +127,7 @@ def talk(cluster: Cluster) -> dict:
     agreed = cluster.process_broadcast("decision", f"by {me}")
     if me == 2:
         cluster.coordination.announce("from 2")
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE
     while not cluster.coordination.notice and time.monotonic() < deadline:
         time.sleep(0.1)
     return {"said": said, "agreed": agreed, "notice": cluster.coordination.notice}

@@ -20,6 +20,7 @@ from t2tp.processes.messages import Channel, WrongSecretError
 from t2tp.processes.process_spec import ProcessSpec, find_process_spec
 from t2tp.processes.rendezvous import MissingProcessError, free_port, listen, rendezvous
 from t2tp.program.outputs import dims_to_gather
+from tests.patience import PATIENCE
 from tests.program.reaching import own_address
 
 VARIABLES = (
@@ -202,7 +203,7 @@ def test_strangers_at_the_coordinator_do_not_matter():
     point = f"localhost:{free_port()}"
     host, port = point.split(":")
     with ThreadPoolExecutor(2) as threads:
-        first = threads.submit(rendezvous, ProcessSpec(0, 2, point), "a mesh", 10.0)
+        first = threads.submit(rendezvous, ProcessSpec(0, 2, point), "a mesh", PATIENCE)
         for said in (b"GET / HTTP/1.0\n", b"{}\n", b""):
             while True:
                 try:
@@ -212,16 +213,18 @@ def test_strangers_at_the_coordinator_do_not_matter():
                     threading.Event().wait(0.05)
             stranger.sendall(said)
             stranger.close()
-        second = threads.submit(rendezvous, ProcessSpec(1, 2, point), "a mesh", 10.0)
+        second = threads.submit(rendezvous, ProcessSpec(1, 2, point), "a mesh", PATIENCE)
         assert first.result() == second.result()
 
 
 @pytest.fixture
-def process_0():
+def process_0(request):
     """Process 0 of two, which waits for the other one: its port and its future."""
+    seconds = getattr(request, "param", PATIENCE)
     with ThreadPoolExecutor(1) as threads:
         port = free_port()
-        first = threads.submit(rendezvous, ProcessSpec(0, 2, f"localhost:{port}"), "a mesh", 2.0)
+        spec = ProcessSpec(0, 2, f"localhost:{port}")
+        first = threads.submit(rendezvous, spec, "a mesh", seconds)
         wait_for_port(port)
         yield port, first
 
@@ -255,8 +258,8 @@ def test_strangers_who_say_nothing_keep_nobody_waiting(process_0):
             stranger = stack.enter_context(socket.create_connection(("localhost", port)))
             stranger.sendall(b"h")
         begin = time.monotonic()
-        rendezvous(ProcessSpec(1, 2, f"localhost:{port}"), "a mesh", 4.0)
-        assert time.monotonic() - begin < 2.0
+        rendezvous(ProcessSpec(1, 2, f"localhost:{port}"), "a mesh", PATIENCE)
+        assert time.monotonic() - begin < PATIENCE / 2
     first.result()
 
 
@@ -280,14 +283,14 @@ def test_what_no_process_says_is_not_heard(process_0, said):
     port, first = process_0
     with socket.create_connection(("localhost", port)) as connection:
         channel = Channel(connection, b"")
-        channel.accept_challenge(time.monotonic() + 5)
+        channel.accept_challenge(time.monotonic() + PATIENCE)
         signature = channel._signature(b"nonce", said)
         with contextlib.suppress(OSError):
-            channel._send_line(b" ".join([signature, b"nonce", said]), time.monotonic() + 5)
+            channel._send_line(b" ".join([signature, b"nonce", said]), time.monotonic() + PATIENCE)
         connection.settimeout(5.0)
         with contextlib.suppress(ConnectionResetError):
             assert connection.recv(1) == b""
-    rendezvous(ProcessSpec(1, 2, f"localhost:{port}"), "a mesh", 4.0)
+    rendezvous(ProcessSpec(1, 2, f"localhost:{port}"), "a mesh", PATIENCE)
     first.result()
 
 
@@ -306,6 +309,7 @@ def test_between_hosts_a_secret_is_required(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("process_0", [20.0], indirect=True)
 def test_who_has_another_secret_is_told_and_stays_out(process_0, monkeypatch):
     port, first = process_0
     main = threading.current_thread()
@@ -325,7 +329,7 @@ def test_a_signed_message_is_worth_nothing_on_another_connection():
         ours, theirs = socket.socketpair()
         return Channel(ours, b"secret"), Channel(theirs, b"secret"), theirs
 
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + PATIENCE
     sender, receiver, wire = ends()
     receiver.challenge(deadline)
     sender.accept_challenge(deadline)
@@ -350,7 +354,7 @@ def test_an_old_answer_is_worth_nothing_to_a_process_that_asks_again():
         channel.send(HELLO, deadline)
         return channel, theirs
 
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + PATIENCE
     theirs, stranger = socket.socketpair()
     process_0 = Channel(theirs, b"secret")
     process_0.challenge(deadline)
@@ -369,7 +373,7 @@ def test_an_old_answer_is_worth_nothing_to_a_process_that_asks_again():
 
 
 def test_what_a_process_has_said_is_no_answer_to_it():
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + PATIENCE
     ours, theirs = socket.socketpair()
     channel = Channel(ours, b"secret")
     theirs.sendall(b"0123456789abcdef" * 2 + b"\n")

@@ -13,8 +13,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.patience import PATIENCE
+
 _USER = "postgres"  # The server refuses to run as root; apt's package makes this user.
-_SECONDS = 120.0
 
 
 def missing() -> str:
@@ -76,7 +77,7 @@ def _programs() -> Path | None:
 def _wait_for(directory: Path) -> None:
     import psycopg
 
-    deadline = time.monotonic() + _SECONDS
+    deadline = time.monotonic() + PATIENCE
     while True:
         try:
             return _execute(directory, "select 1")

@@ -261,16 +261,16 @@ def train_and_get_stuck() -> None:
 def test_when_the_time_of_grace_is_over_it_leaves_with_what_is_saved(tmp_path):
     target, output = "tests.trainer.test_estimator:train_and_get_stuck", tmp_path / "output"
     with WarmProcess(target, [str(tmp_path / "run")], {}, output) as process:
-        assert process.wait(50) == 128 + signal.SIGTERM
+        assert process.wait() == 128 + signal.SIGTERM
     assert "within the 1 s of grace" in process.err.read_text()
     assert checkpoint.all_steps(tmp_path / "run/checkpoints") == [4]
 
 
 def test_the_clock_stands_while_it_is_stopped():
-    clock = TrainingClock()
-    before = clock.seconds()
+    begin, clock = time.perf_counter(), TrainingClock()
     with clock.stopped("evaluation"):
-        time.sleep(0.3)
-    assert clock.seconds() - before < 0.2
-    time.sleep(0.3)
-    assert clock.seconds() - before > 0.25
+        time.sleep(0.1)
+    assert clock.seconds() <= time.perf_counter() - begin - 0.1
+    before = clock.seconds()
+    time.sleep(0.1)
+    assert clock.seconds() - before >= 0.1

@@ -19,6 +19,7 @@ from t2tp.problems.data.sample import SkippedSampleError
 from t2tp.problems.data.shards import ShardWriter
 from t2tp.problems.prepare import shard_generation
 from t2tp.problems.user_dir import import_user_dir
+from tests.patience import PATIENCE
 from tests.problems.prepare.few_digits import FewDigits, WatchedDigits
 
 NAME = "some_digits"
@@ -288,7 +289,7 @@ def is_running(process):
 
 
 def wait_until(condition):
-    end = time.monotonic() + 20
+    end = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.1)

@@ -15,6 +15,7 @@ from t2tp.trainer.cli.programs import t2tp_launch as main
 from t2tp.trainer.processes import children
 from t2tp.trainer.processes.launcher import run_rounds
 from t2tp.trainer.processes.local_processes import ALLOCATOR, LocalProcesses, environments_of
+from tests.patience import PATIENCE
 
 COMMAND = [sys.executable, "-m", "t2tp.trainer.cli", "t2tp_launch"]
 
@@ -83,7 +84,7 @@ def test_signals_reach_all_processes(number):
             "[1] ready\n",
         ]
         os.kill(launcher.pid, number)
-        assert launcher.wait(timeout=30) == 13
+        assert launcher.wait(timeout=PATIENCE) == 13
 
 
 def test_a_command_that_does_not_exist_and_wrong_numbers_are_refused(launch):
@@ -147,8 +148,8 @@ def test_when_the_launcher_is_killed_its_processes_are_told_to_end_once(tmp_path
         for _ in range(4):
             launcher.stdout.readline()
         launcher.kill()
-        launcher.wait(timeout=10)
-        deadline = time.monotonic() + 10
+        launcher.wait(timeout=PATIENCE)
+        deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
             said = sorted(path.read_text() for path in tmp_path.iterdir())
             if said == 4 * ["told and ended"]:

@@ -22,6 +22,7 @@ from t2tp.processes.rendezvous import free_port
 from t2tp.trainer.cli.programs import t2tp_trainer as main
 from t2tp.trainer.hooks.summaries import SummaryWriter
 from tests.layout_report.browser import CHROMIUM, FLAGS
+from tests.patience import PATIENCE
 from tests.trainer import (
     tiny_pairs,  # noqa: F401 (registers problems)
     toy,
@@ -149,7 +150,7 @@ def tensorboard(run) -> Iterator[str]:
     port, logdir = free_port(), run.parent
     command = [sys.executable, "-m", "tensorboard.main", f"--logdir={logdir}", f"--port={port}"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    address, deadline = f"http://localhost:{port}", time.monotonic() + 120
+    address, deadline = f"http://localhost:{port}", time.monotonic() + PATIENCE
     try:
         while True:
             with contextlib.suppress(OSError):
@@ -186,7 +187,7 @@ def curves(directory: Path, address: str, tag: str, lengths: set[int]) -> dict[i
     command = [CHROMIUM, *FLAGS, *flags, profile, "--dump-dom", url]
     drawn: dict[int, np.ndarray] = {}
     for _ in range(8):  # On a busy machine the page's time can be over before all data is there.
-        page = subprocess.run(command, capture_output=True, text=True, timeout=180, check=True)
+        page = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True)
         for card in re.findall(r"<scalar-card .*?</scalar-card>", page.stdout, re.DOTALL):
             assert f">{tag}<" in card
             unsmoothed = re.findall(r'<path d="M([^"]*)" style="[^"]*opacity: 0.25', card)

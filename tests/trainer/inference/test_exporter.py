@@ -68,7 +68,7 @@ def export(run: Run, output: Path, **flags: object) -> Path:
     """Exports in a process, which says nothing but what is for its user."""
     target = "tests.trainer.inference.test_exporter:exporter"
     with WarmProcess(target, run.flags(**flags), {}, output) as process:
-        assert process.wait(300) == 0, process.err.read_text()
+        assert process.wait() == 0, process.err.read_text()
     said = process.err.read_text().splitlines()
     assert [line for line in said if not line.startswith("The vocabulary of ")] == []
     return Path(process.out.read_text().split()[-1])

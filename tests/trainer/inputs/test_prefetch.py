@@ -5,6 +5,7 @@ import threading
 import pytest
 
 from t2tp.trainer.inputs.prefetch import Prefetcher
+from tests.patience import PATIENCE
 
 
 def test_what_was_made_comes_in_order():
@@ -22,7 +23,7 @@ def test_it_works_ahead_but_only_so_far():
         return step
 
     with Prefetcher(make, range(100), ahead=2) as prefetched:
-        assert third.wait(10)
+        assert third.wait(PATIENCE)
         assert next(iter(prefetched)) == 0
     # Two waited, one was in the thread's hand, one was taken, and one may have been begun after.
     assert len(made) <= 5

@@ -36,8 +36,6 @@ ROOT = Path(__file__).parents[3]
 # What TensorFlow shows in tests, the program does not show.
 ENVIRONMENT = {k: v for k, v in os.environ.items() if k != "TF_CPP_MIN_LOG_LEVEL"}
 STEPS = 40
-ENDS_WITHIN = 60.0  # Seconds, after another process was lost.
-WAIT = 120.0  # For what is no matter of time.
 
 
 def flags(output_dir: Path, data_dir: Path, /, **changes: object) -> list[str]:
@@ -101,7 +99,7 @@ def ended(
 ) -> list[str]:
     """What each says on stderr until it ends with its code."""
     with processes as started:
-        found = [process.wait(WAIT) for process in started]
+        found = [process.wait() for process in started]
         said = [process.err.read_text() for process in started]
     assert found == codes, said
     return said
@@ -184,19 +182,19 @@ def test_stopped_then_bereft_it_goes_on_bit_for_bit(start, two, tmp_path):
     run = tmp_path / "run"
     arguments = [flags(run, made)] * 2
     with start(arguments) as (first, second):
-        first.wait_for_line("step 6/", WAIT)
+        first.wait_for_line("step 6/")
         second.signal(signal.SIGTERM)
-        assert [process.wait(ENDS_WITHIN) for process in (first, second)] == [143, 143]
+        assert [process.wait() for process in (first, second)] == [143, 143]
         stopped = r"t2tp_trainer: interrupted after step (\d+), which is saved\n$"
         step = int(re.search(stopped, first.err.read_text())[1])
         assert second.err.read_text() == ""
     assert last_finished(run / "checkpoints").step == step < STEPS
 
     with start(arguments) as (first, second):
-        said = first.wait_for_line(f"step {step + 11}/", WAIT)
+        said = first.wait_for_line(f"step {step + 11}/")
         assert f"going on from the checkpoint of step {step}\n" in said
         second.signal(signal.SIGKILL)
-        assert first.wait(ENDS_WITHIN) == 3
+        assert first.wait() == 3
         last = first.err.read_text().splitlines()[-1]
     saved = last_finished(run / "checkpoints")
     gone = r"Process 1 of 2 \(localhost:\d+\) is gone\."
@@ -216,10 +214,10 @@ def test_stopped_then_bereft_it_goes_on_bit_for_bit(start, two, tmp_path):
 
 def test_a_signal_to_all_stops_all(start, data_dir, tmp_path):
     with start([flags(tmp_path / "run", data_dir)] * 2) as processes:
-        processes[0].wait_for_line("step 6/", WAIT)
+        processes[0].wait_for_line("step 6/")
         for process in processes:
             process.signal(signal.SIGINT)
-        assert [process.wait(ENDS_WITHIN) for process in processes] == [130, 130]
+        assert [process.wait() for process in processes] == [130, 130]
         assert "Traceback" not in processes[0].err.read_text()
         assert processes[1].err.read_text() == ""
     assert 6 <= last_finished(tmp_path / "run/checkpoints").step < STEPS
@@ -239,7 +237,7 @@ def test_processes_told_by_flags_write_one_sample(start, alone, data_dir, capfd)
     assert main(["t2tp_trainer", *flags(alone, data_dir, **sampling)]) == 0
     wanted = capfd.readouterr().out
     with start(by_flags([sampling] * 2, alone, data_dir), [{}, {}]) as processes:
-        assert [process.wait(WAIT) for process in processes] == [0, 0]
+        assert [process.wait() for process in processes] == [0, 0]
         assert [process.out.read_text() for process in processes] == [wanted, ""]
         assert processes[1].err.read_text() == ""
 

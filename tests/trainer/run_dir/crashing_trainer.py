@@ -16,11 +16,11 @@ from pathlib import Path
 import numpy as np
 
 from t2tp.checkpoint import Checkpoint, all_steps
+from tests.patience import PATIENCE
 from tests.trainer.hooks.events import read_scalars
 from tests.warm_processes import WarmProcess
 
 PROBLEM = "languagemodel_encodings"
-WAIT = 300.0
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Run:
     def finish(self, said_in: Path) -> str:
         """Lets it train to the end, which has to succeed; returns what it said."""
         with self.start(said_in) as process:
-            assert process.wait(WAIT) == 0, process.err.read_text()
+            assert process.wait() == 0, process.err.read_text()
             return process.err.read_text()
 
     def losses(self) -> np.ndarray:
@@ -94,24 +94,24 @@ class Run:
 def kill_while_training(run: Run, said_in: Path, step: int) -> None:
     """Kills it at some moment soon after it has reported a step."""
     with run.start(said_in) as process:
-        process.wait_for_line(f"step {step}/", WAIT)
+        process.wait_for_line(f"step {step}/")
         time.sleep(random.uniform(0, 0.05))
         process.signal(signal.SIGKILL)
-        assert process.wait(WAIT) == -signal.SIGKILL
+        assert process.wait() == -signal.SIGKILL
 
 
 def kill_while_saving(run: Run, said_in: Path, step: int) -> None:
     """Kills it at some moment after it has begun to write the next checkpoint after a step."""
     checkpoints = run.directory / "checkpoints"
     with run.start(said_in) as process:
-        process.wait_for_line(f"step {step}/", WAIT)
-        deadline = time.monotonic() + WAIT
+        process.wait_for_line(f"step {step}/")
+        deadline = time.monotonic() + PATIENCE
         while not list(checkpoints.glob("*.tmp")):
             assert time.monotonic() < deadline, process.err.read_text()
             os.sched_yield()
         time.sleep(random.uniform(0, 0.02))
         process.signal(signal.SIGKILL)
-        assert process.wait(WAIT) == -signal.SIGKILL
+        assert process.wait() == -signal.SIGKILL
 
 
 def begun_at(said: str) -> int:

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 from tests.trainer.run_dir.crashing_trainer import (
-    WAIT,
     Run,
     begun_at,
     kill_while_saving,
@@ -69,10 +68,10 @@ def test_a_second_trainer_is_sent_away_and_an_interrupted_one_resumes(
 ):
     run = Run(tmp_path / "run", data_dir, STEPS, SAVE_STEPS)
     with run.start(tmp_path / "first") as first:
-        first.wait_for_line("step 5/", WAIT)
+        first.wait_for_line("step 5/")
         first.signal(signal.SIGSTOP)  # It lives, and holds its lock.
         with run.start(tmp_path / "second") as second:
-            assert second.wait(WAIT) == 2
+            assert second.wait() == 2
             said = second.err.read_text().splitlines()[-1]
         assert re.fullmatch(
             rf"t2tp_trainer: {run.directory} is being trained in by process \d+ on .*, since"
@@ -80,9 +79,9 @@ def test_a_second_trainer_is_sent_away_and_an_interrupted_one_resumes(
             said,
         )
         first.signal(signal.SIGCONT)
-        first.wait_for_line(f"step {random.randrange(8, STEPS - 30)}/", WAIT)
+        first.wait_for_line(f"step {random.randrange(8, STEPS - 30)}/")
         first.signal(signal.SIGINT)
-        assert first.wait(WAIT) == 130
+        assert first.wait() == 130
         said = first.err.read_text()
     assert "Traceback" not in said
     step = int(re.search(r"t2tp_trainer: interrupted after step (\d+), which is saved", said)[1])

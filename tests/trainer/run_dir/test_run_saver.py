@@ -21,6 +21,7 @@ from t2tp.trainer.errors import UsageError
 from t2tp.trainer.processes.interrupt import TrainingInterrupted
 from t2tp.trainer.run_dir.find_checkpoint import find
 from t2tp.trainer.run_dir.run_saver import SavingError
+from tests.patience import PATIENCE
 from tests.trainer import toy
 from tests.trainer.toy_estimator import At, Crash, Note, estimator
 
@@ -54,7 +55,7 @@ def slow_saves(monkeypatch):
     save, may_save = checkpoint.save, threading.Event()
 
     def slow(*args: Any, **kwargs: Any) -> Path:
-        assert may_save.wait(20)
+        assert may_save.wait(PATIENCE)
         return save(*args, **kwargs)
 
     monkeypatch.setattr(checkpoint, "save", slow)

@@ -8,7 +8,7 @@ import pytest
 
 from t2tp.checkpoint import Checkpoint, all_steps, last_finished
 from t2tp.trainer.processes.local_processes import environments_of
-from tests.trainer.run_dir.crashing_trainer import WAIT, Run, begun_at
+from tests.trainer.run_dir.crashing_trainer import Run, begun_at
 from tests.warm_processes import started
 
 pytestmark = pytest.mark.slow
@@ -24,7 +24,7 @@ def train_together(run: Run, said_in: Path, *more: str) -> list[str]:
     environments = environments_of(2, None, {}, [])
     target = "t2tp.trainer.cli.programs:t2tp_trainer"
     with started(target, [arguments] * 2, environments, said_in) as processes:
-        codes = [process.wait(WAIT) for process in processes]
+        codes = [process.wait() for process in processes]
         said = [process.err.read_text() for process in processes]
     assert codes == [0, 0], said
     return said
