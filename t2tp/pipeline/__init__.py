@@ -1,13 +1,20 @@
-"""Pipeline parallelism: the layers of a stack split over an axis of the mesh, `layers:stage`.
+"""Pipeline parallelism: the layers of a stack are split over a mesh axis, `layers:stage`.
 
-* `schedule` has the tables that say which processor computes what, when; `schedules` makes them.
-* `deal` says which layers a stage has.
+A batch goes through the stages in microbatches. With 4 layers on 2 stages and 2 microbatches, the
+schedule 1F1B is this table, where F0 is the forward pass of microbatch 0:
+
+    tick       0    1    2    3    4    5
+    stage 0    F0   F1        B0        B1      layers 0 and 1
+    stage 1         F0   B0   F1   B1           layers 2 and 3
+
+* `assign_layers` chooses the layers of each stage.
 * `boundary` marks in a model's graph where a stage's layers begin and end.
-* `partition` cuts the graph of a microbatch there, into what a stage does in one entry of a table.
-* `slots` says where a stage keeps what arrives and what its backward pass needs.
-* `loop` runs a table: at each tick a processor looks its entry up and does that.
-* `chain` runs stages one after the other, once: where there is no loss.
+* `schedules` makes tables, and `schedule` checks and simulates them.
+* `partition` cuts the graph of a microbatch at the boundaries: into pieces, one for each entry.
+* `slots` assigns memory to messages and saved activations.
+* `loop` is the operation: `ticks` runs the table, and `branches` does the work of an entry.
+* `chain` runs the stages once, one after the other, where there is no loss.
 
-A model's code knows nothing of this. `layers.stack.Stack` builds the layers of one stage only; each
-stage computes them with weights of its own (`Mesh.names_by_stage`).
+A model's code knows no stages. `layers.stack.Stack` builds the layers of one stage, and each stage
+computes them with its own variables (`Mesh.scopes_by_stage`).
 """

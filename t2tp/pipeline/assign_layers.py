@@ -11,19 +11,19 @@ from t2tp.mesh.pipeline import LAYERS
 def assign_layers(num_layers: int, layout: Layout) -> list[list[range]]:
     """Returns the layers of each stage, for each of its chunks.
 
-    The layers of a chunk follow each other, and those of the next stage's chunk follow them. Layers
-    that cannot be divided equally go to the stages in the middle, because the first one has the
-    embedding, too, and the last one the loss.
+    A chunk has consecutive layers, and the next stage's chunk continues. If the layers cannot be
+    divided equally, stages in the middle get one more, because the first stage also computes the
+    embedding and the last one the loss.
 
     Args:
-      num_layers: of the stack.
-      layout: with stages; `pipeline.layers` may say how many layers each has.
+      num_layers: number of layers of the stack.
+      layout: a layout with stages; `pipeline.layers` may set the number of layers of each stage.
 
     Returns:
-      for each chunk a range of layer numbers for each stage.
+      a list of chunks; each is a list of layer ranges, one range for each stage.
 
     Raises:
-      LayoutError: there are too few layers, or `pipeline.layers` does not say it for each.
+      LayoutError: there are too few layers, or `pipeline.layers` has other numbers.
     """
     stages, chunks = layout.num_stages, layout.pipeline.chunks
     sizes = _equal_sizes(num_layers, stages, chunks, layout)
@@ -70,14 +70,14 @@ def _given_sizes(text: str, num_layers: int, count: int) -> list[int]:
 def check_layers_match(assigned: Sequence[Sequence[range]], kinds: Sequence[object]) -> None:
     """Checks that the layers in one place of every stage are of one kind.
 
-    All stages run one program, so that a place cannot have experts on one stage only.
+    All stages run one program, so a place cannot have experts on one stage only.
 
     Args:
       assigned: the result of `assign_layers`.
-      kinds: of each layer of the stack.
+      kinds: the kind of each layer of the stack.
 
     Raises:
-      LayoutError: they differ.
+      LayoutError: the kinds in one place differ.
     """
     for ranges in assigned:
         for place in range(max(map(len, ranges))):

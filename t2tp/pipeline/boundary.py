@@ -1,9 +1,12 @@
 """Where a stage's layers begin and end in a model's graph.
 
-The graph has the layers of one stage, between `EnterStage` and `ExitStage`. The first stage
-computes what comes before them, the last stage what comes after; the outputs of a stage's layers
-are sent to the next stage, where they enter. These operations pass their inputs on, and so do those
-of the backward pass. `pipeline.partition` cuts the graph at them.
+The graph has the layers of one stage, between `EnterStage` and `ExitStage`:
+
+    embedding -> EnterStage -> layers -> ExitStage -> logits, loss
+
+The first stage computes the operations before the layers, and the last stage the operations after
+them. The outputs of a stage's layers are sent to the next stage, where they enter. Boundaries are
+identities, forward and backward. `pipeline.partition` cuts the graph at them.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ class Boundary(Operation):
 
     Attributes:
       chunk: the index of the chunk of layers that begins or ends here.
-      backward: the boundary that gradients pass; None: there are none, or it is one of these.
+      backward: the boundary of the gradients; None without gradients, or if this is one.
     """
 
     cost_kind = "free"
@@ -48,20 +51,22 @@ class Boundary(Operation):
 
 
 class EnterStage(Boundary):
-    """Before the layers of a stage's chunk.
+    """The boundary before the layers of a stage's chunk.
 
     Attributes:
-      layers_by_stage: how many layers of the chunk each stage has.
+      layers_by_stage: number of the chunk's layers on each stage.
     """
 
     layers_by_stage: list[int]
 
 
 class ExitStage(Boundary):
-    """After the layers of a stage's chunk; or after some of them, if other stages have fewer.
+    """The boundary after the layers of a stage's chunk.
+
+    If some stages have fewer layers, the graph has a boundary after their last layer, too.
 
     Attributes:
-      num_layers: of the chunk, up to here.
+      num_layers: number of the chunk's layers before this boundary.
     """
 
     num_layers: int
@@ -70,7 +75,7 @@ class ExitStage(Boundary):
 def enter_stage(
     tensors: Sequence[upstream.Tensor], chunk: int, layers_by_stage: Sequence[int]
 ) -> list[upstream.Tensor]:
-    """Begins the layers of a chunk with these tensors; returns them as the layers see them."""
+    """Begins the layers of a chunk; returns the tensors that the layers read."""
     op = EnterStage(tensors, chunk, "enter_stage")
     op.layers_by_stage = list(layers_by_stage)
     return op.outputs
@@ -79,12 +84,12 @@ def enter_stage(
 def exit_stage(
     tensors: Sequence[upstream.Tensor], chunk: int, num_layers: int
 ) -> list[upstream.Tensor]:
-    """Ends the first `num_layers` layers of a chunk; returns the tensors as what follows sees."""
+    """Ends the first `num_layers` layers of a chunk; returns the tensors after the boundary."""
     op = ExitStage(tensors, chunk, "exit_stage")
     op.num_layers = num_layers
     return op.outputs
 
 
 def chunk_number(graph: upstream.Graph) -> int:
-    """Returns the index of the next chunk of layers; those of another stack may be before it."""
+    """Returns the index of the next chunk of layers, counted over all stacks of the graph."""
     return sum(isinstance(op, EnterStage) for op in graph.operations)

@@ -36,8 +36,8 @@ class Row(NamedTuple):
       microbatch: index of the microbatch.
       saved: slot of the microbatch's saved activations.
       arrived: slot of the message that arrived for this entry; 0 if the entry needs none.
-      receives: for each wire, the slot for a message that arrives in this tick, or -1.
-      sends: for each wire, 1 if the stage sends a message in this tick.
+      receives: slot for the message of each wire that arrives in this tick, or -1.
+      sends: 1 for each wire on which the stage sends a message in this tick.
     """
 
     branch: tf.Tensor
@@ -72,7 +72,7 @@ class Branches:
       tables: the slot tables, by name.
       saved: the tensors of the tables that hold saved activations, by name.
       sums: the table of the loop's outputs.
-      axes: for each output of the loop, the axes over which its sum is a partial one.
+      axes: mesh axes over which each of the loop's sums is a partial sum.
       numbers: the index of the branch of each (action, chunk, number of layers).
       stage: this processor's stage, an int32 scalar.
     """
@@ -105,7 +105,7 @@ class Branches:
         self.numbers = {key: 1 + i for i, key in enumerate(keys)}
         (self._rows,) = self.mesh_impl.slice_shape(upstream.Shape([op.part]))
         self._per_row = elements_per_row(op.part, all_operations(op._body_ops))
-        # Slot 0 is never read: it takes what a tick without a message "receives".
+        # Slot 0 is never read: a tick without a message writes an empty tensor there.
         self.tables = {
             name: SlotTable(1 + self.wires.num_slots[name], *zip(*kind.parts, strict=True))
             for name, kind in self.wires.kinds.items()
@@ -209,13 +209,11 @@ class _Branch:
 
         def first() -> list[tf.Tensor]:
             with shared_constants(), self._lowering.isolated():
-                if before is None:
-                    return self._arrived(first_name, chunk - 1)
                 if chunk:
                     self._bind(before.given, self._arrived(first_name, chunk - 1))
                 return self._lower(before)
 
-        if chunk and before is None:  # All stages receive the same kind of message.
+        if before is None:  # All stages receive the same kind of message.
             inputs = self._arrived(first_name, chunk - 1)
         else:
             table = f"before{chunk}"
@@ -424,7 +422,7 @@ class _Branch:
         """Returns the tensors of the message that arrived for this entry."""
         if wire is None:
             raise ScheduleError(f"nothing arrives for chunk {self._chunk}")
-        messages = self._branches.tables[wire].read_all(self._slots[wire], self._row.arrived)
+        messages = self._branches.tables[wire].read(self._slots[wire], self._row.arrived)
         return self._wires.chunk_kinds[chunk].unpack(messages)
 
     def _free_arrived(self, first_wire: str | None, wire: str | None) -> None:

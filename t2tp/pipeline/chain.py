@@ -1,8 +1,8 @@
-"""Runs the stages one after the other, once: for what has no schedule, such as decoding.
+"""Runs the stages once, one after the other: for programs without a schedule, such as decoding.
 
-The rows go through the stages in groups: while one stage computes its layers for a group, the stage
-before computes its own for the next one. What the last stage's layers return is sent to all stages,
-because all compute what follows.
+The rows go through the stages in groups. While one stage computes its layers for a group, the
+previous stage computes its layers for the next group. The results of the last stage's layers are
+sent to all stages, because all stages compute the operations after the layers.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class RowGroups:
     """The groups in which rows go through the stages.
 
     Attributes:
-      whole: the dimension of the rows.
+      whole: dimension of all rows.
       count: number of groups.
     """
 
@@ -65,12 +65,12 @@ class RowGroups:
 
 
 class ChainResults(NamedTuple):
-    """What a chunk of layers computes for a group of rows.
+    """Results of a chunk of layers for a group of rows.
 
     Attributes:
-      passed: what goes to the next stage.
-      own: what each stage computes for itself, such as its part of a decoding state.
-      before: for each of `own` what it replaces, with all rows; None: it is new.
+      passed: tensors that go to the next stage.
+      own: tensors that each stage keeps, such as its part of a decoding state.
+      before: tensors that `own` replaces, with all rows; None for a new tensor.
     """
 
     passed: Sequence[upstream.Tensor]
@@ -81,12 +81,12 @@ class ChainResults(NamedTuple):
 class StageChain(Operation, upstream.WhileLoopOperation):
     """Computes a chunk of layers on each stage, group of rows after group of rows.
 
-    Input: the index of the first group. Outputs: the number of groups; what the last stage's layers
-    return; and what each stage computes for itself.
+    Input: the index of the first group. Outputs: the number of groups, the results of the last
+    stage's layers, and each stage's own tensors.
 
     Attributes:
-      passed: what the layers return, on all stages.
-      own: what each stage has computed for itself.
+      passed: results of the last stage's layers, on all stages.
+      own: tensors that each stage keeps.
     """
 
     cost_kind = "loop"
@@ -104,7 +104,7 @@ class StageChain(Operation, upstream.WhileLoopOperation):
           layers: builds a chunk of layers, from `enter_stage` to `exit_stage`, for the group of
             rows of this index (int32).
           mesh: the program's mesh.
-          groups: of the rows.
+          groups: groups of rows.
         """
         results: list[ChainResults] = []
 
@@ -143,14 +143,13 @@ class StageChain(Operation, upstream.WhileLoopOperation):
     def lower(self, lowering: Lowering) -> None:
         """Lowers the loop over ticks."""
         reduce_what_comes_from_outside(self, lowering)
-        run = _Run(self, lowering)
-        passed, own = run.run()
+        passed, own = _ChainLowering(self, lowering).run()
         lowering.set_slice(self.outputs[0], tf.constant(self._groups.count))
         for output, value in zip([*self.passed, *self.own], [*passed, *own], strict=True):
             lowering.set_slice(output, value)
 
 
-class _Run:
+class _ChainLowering:
     """The lowering of one chain."""
 
     def __init__(self, op: StageChain, lowering: Lowering) -> None:
@@ -169,7 +168,7 @@ class _Run:
         self._own = op._body_outputs[1 + len(op.passed) :]
 
     def run(self) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """Returns what the last stage's layers return, and what this stage has computed."""
+        """Returns the results of the last stage's layers, and this stage's own tensors."""
         passing = self._enter.outputs
         shapes = [self._mesh_impl.slice_shape(x.shape) for x in passing]
         wires = [self._collectives.wire(self._axis, 1) for _ in shapes]
@@ -205,15 +204,15 @@ class _Run:
         passed: list[tf.Tensor],
         own: list[tf.Tensor],
     ) -> tuple[tf.Tensor, list[tf.Tensor], list[tf.Tensor], list[tf.Tensor]]:
-        """Computes the group that is at this stage, and sends it on.
+        """Computes this stage's layers for a group, and sends the results to the next stage.
 
         Args:
-          wires: to the next stage, for each tensor.
-          shapes: of these tensors.
-          tick: its index.
-          entered: what has arrived.
-          passed: what the layers have returned; of all rows.
-          own: what this stage has computed; of all rows.
+          wires: wires to the next stage, one for each tensor.
+          shapes: slice shapes of these tensors.
+          tick: index of the tick.
+          entered: tensors that arrived from the previous stage.
+          passed: results of the layers so far, for all rows.
+          own: this stage's own tensors so far, for all rows.
         """
         group = tick - self._here
         is_at_work = (group >= 0) & (group < self._groups.count)
@@ -291,7 +290,7 @@ class _Run:
             end = self._exits[num_layers]
             begin = op._body_ops.index(self._enter) + 1
             inside = op._body_ops[begin : op._body_ops.index(end)]
-            # What is before does not depend on the stage's place.
+            # The operations before the layers are the same on all stages.
             before = op._body_ops[: begin - 1]
             made = {t for inner in inside for t in inner.outputs}
             computed = [t for t in self._own if t in made]
@@ -307,7 +306,7 @@ class _Run:
             return [*(lowering.slice(t) for t in end.inputs), *changed]
 
     def _bind_own(self, group: tf.Tensor, own: Sequence[tf.Tensor]) -> None:
-        """Lets the layers of a group read what this stage has: it can be changed in place then."""
+        """Binds this stage's own tensors, so that layers can update them in place."""
         self._lowering.set_slice(self._op._body_inputs[0], group)
         for old, value in zip(self._op._before, own, strict=True):
             if old is not None:
@@ -320,10 +319,10 @@ class _Run:
         """Returns `x` with a group's rows replaced.
 
         Args:
-          x: the slice of `tensor`.
-          part: that of a group.
-          tensor: it has the rows first, or none.
-          group: its index.
+          x: slice of `tensor`.
+          part: slice of `tensor` for one group.
+          tensor: tensor whose first dimension is the rows, or that has no rows.
+          group: index of the group.
         """
         if self._groups.count == 1 or self._groups.whole not in tensor.shape.dims:
             return part

@@ -1,6 +1,6 @@
 """Sums results over microbatches, with the layers of the model in stages.
 
-`partition` cuts the graph of one microbatch into pieces, each of which is lowered once. `ticks`
+`partition` cuts the graph of one microbatch into pieces, and each piece is lowered once. `ticks`
 runs the schedule; `branches` has the work of a stage in one tick.
 """
 
@@ -35,7 +35,7 @@ class PipelineLoop(MicrobatchSums):
     Attributes:
       schedule: the table that runs.
       partition: the pieces of the graph.
-      is_per_stage: for each sum, whether each stage has its own.
+      is_per_stage: whether each stage has its own part of a sum, for all sums.
       idle_share: measured share of the time in which each stage computed nothing: a float32 vector
         [stages_of_pipeline].
     """
@@ -68,12 +68,11 @@ class PipelineLoop(MicrobatchSums):
         self._outputs.append(self.idle_share)
         self.is_per_stage: list[bool] = tf.nest.flatten(is_per_stage(self.addends))
         layout = mesh.layout
-        name = layout.pipeline.schedule
         enters = [op for op in self._body_ops if isinstance(op, EnterStage)]
         chunks, trains = len(enters), any(op.backward is not None for op in enters)
         try:
             self.schedule: Schedule = (
-                make_schedule(name, layout.num_stages, count, chunks)
+                make_schedule(layout.pipeline.schedule, layout.num_stages, count, chunks)
                 if trains
                 else forward_schedule(layout.num_stages, count, chunks)
             )

@@ -1,13 +1,21 @@
-"""Cuts the graph of a microbatch into what a stage computes in one entry of a schedule.
+"""Cuts the graph of a microbatch into pieces: the work of a stage in one entry of a schedule.
 
-The graph is that of a loss and its gradients, with the layers of one stage between boundaries. Each
-piece begins at tensors that are given (they came from another stage, or were kept from the forward
-pass) and ends at its results. Tensors that depend on no boundary, such as masks and positions,
-belong to no piece: each piece computes those that it needs.
+The graph computes a loss and its gradients, with the layers of one stage between boundaries. For
+one chunk the pieces are:
 
-The gradient of a variable that several pieces use, such as a tied embedding, is a sum of what each
-contributes. Sums are linear in these, so that each piece computes the sum of its own contributions,
-without the others, and the loop adds them up.
+    before           features -> embedding                              first stage
+    forward          layer inputs -> layer outputs, saved activations   all stages
+    after            layer outputs -> loss, their gradients             last stage
+    backward         output gradients, saved activations -> input gradients, weight gradients
+    weights          the weight gradients, if the schedule splits the backward pass
+    before_backward  input gradients -> embedding gradients             first stage
+
+A piece begins at tensors that another stage sent or the forward pass saved, and ends at its
+results. Tensors that depend on no boundary, such as masks and positions, belong to no piece: each
+piece computes the ones that it reads.
+
+Several pieces may use one variable, such as a tied embedding. Its gradient is a sum with one
+addend for each piece. Each piece computes its own addend, and the loop adds them up.
 """
 
 from __future__ import annotations
@@ -27,10 +35,10 @@ class Piece:
     """A part of the graph.
 
     Attributes:
-      operations: in the order of the graph.
-      given: the tensors that it begins with.
-      results: the tensors that it ends at.
-      contributions: what it adds to outputs of the loop, by their index.
+      operations: operations in the order of the graph.
+      given: tensors that the piece begins with.
+      results: tensors that the piece ends at.
+      contributions: addends to outputs of the loop, by the output's index.
     """
 
     operations: list[upstream.Operation]
@@ -44,13 +52,13 @@ class ChunkPieces:
     """The pieces of a chunk of layers.
 
     Attributes:
-      before: what the first stage computes ahead of the layers; None: nothing.
+      before: operations before the layers, on the first stage; None: there are none.
       forward: the layers.
-      saved_activations: the tensors that the backward passes need of the forward pass.
-      before_backward: the backward pass of `before`; None: there is none.
-      backward: of the layers; without the gradients of the weights if `weights` has them.
-      weights: the gradients of the weights; None: `backward` has them.
-      saved_for_weights: the tensors that `weights` needs of `backward`.
+      saved_activations: tensors of the forward pass that the backward passes read.
+      before_backward: backward pass of `before`; None: there is none.
+      backward: backward pass of the layers, without weight gradients if `weights` has them.
+      weights: gradients of the weights; None: `backward` has them.
+      saved_for_weights: tensors of `backward` that `weights` reads.
     """
 
     before: Piece | None
@@ -71,9 +79,9 @@ class Partition:
 
     Attributes:
       enters: the first boundary of each chunk.
-      exits: for each chunk the last boundaries, by the number of layers before them: several if
-        some stages have fewer layers than others.
-      after: what the last stage computes after the layers: the loss and the backward pass to it.
+      exits: last boundaries of each chunk, by the number of layers before them: several if some
+        stages have fewer layers than others.
+      after: the loss and its backward pass down to the layers, on the last stage.
     """
 
     def __init__(
@@ -86,12 +94,12 @@ class Partition:
         """Finds the boundaries.
 
         Args:
-          operations: of the loop's body, in order.
-          outputs: what is summed over microbatches.
-          splits_backward: whether the gradients of weights are computed apart.
+          operations: operations of the loop's body, in order.
+          outputs: tensors that are summed over microbatches.
+          splits_backward: whether the gradients of weights have separate entries.
 
         Raises:
-          LayoutError: there are no boundaries, or something is assigned.
+          LayoutError: there are no boundaries, or an operation assigns a variable.
         """
         self._operations = list(operations)
         self._outputs = list(outputs)
@@ -114,7 +122,7 @@ class Partition:
                 "The layout splits the layers, and this model has no stack of layers to split"
                 " (t2tp.layers.stack.Stack): drop the rule."
             )
-        # For each boundary, the tensors that depend on it, up to the next boundaries.
+        # The tensors that depend on a boundary, up to the next boundaries.
         self._of: dict[Boundary, set[upstream.Tensor]] = {}
         for chunk, exits in enumerate(self.exits):
             for num_layers, exit_op in exits.items():
@@ -133,17 +141,12 @@ class Partition:
         """The last boundary."""
         return self.exits[-1][max(self.exits[-1])]
 
-    @property
-    def trains(self) -> bool:
-        """Whether the graph has a backward pass."""
-        return self.last_exit.backward is not None
-
     def exit_of(self, chunk: int) -> ExitStage:
         """Returns the boundary after all layers of a chunk."""
         return self.exits[chunk][max(self.exits[chunk])]
 
     def pieces(self, chunk: int, num_layers: int) -> ChunkPieces:
-        """Returns the pieces of a chunk of which a stage has the first `num_layers` layers."""
+        """Returns the pieces of the first `num_layers` layers of a chunk."""
         enter, exit_op = self.enters[chunk], self.exits[chunk][num_layers]
         boundaries = self._boundaries(chunk, num_layers)
         before = self._before(chunk)
@@ -226,7 +229,7 @@ class Partition:
         return {i: t for i, t in enumerate(self._outputs) if t in self._of[root]}
 
     def _boundaries(self, chunk: int, num_layers: int | None = None) -> set[upstream.Operation]:
-        """Returns the boundaries that a chunk's pieces end at: all but those among its layers."""
+        """Returns the boundaries that end a chunk's pieces: all but the ones between its layers."""
         last = max(self.exits[chunk]) if num_layers is None else num_layers
         inner = [op for layers, op in self.exits[chunk].items() if layers < last]
         passed = {*inner, *(op.backward for op in inner)}
@@ -235,12 +238,12 @@ class Partition:
     def _reached(
         self, roots: Iterable[upstream.Tensor], boundaries: set[upstream.Operation]
     ) -> set[upstream.Tensor]:
-        """Returns what depends on some tensors, up to the next boundaries."""
-        found = set(roots)
+        """Returns the tensors that depend on the roots, up to the next boundaries."""
+        reached = set(roots)
         for op in self._operations:
-            if op not in boundaries and any(t in found for t in tensors_read(op)):
-                found.update(op.outputs)
-        return found
+            if op not in boundaries and any(t in reached for t in tensors_read(op)):
+                reached.update(op.outputs)
+        return reached
 
     def _live(
         self,
@@ -249,13 +252,13 @@ class Partition:
         boundaries: set[upstream.Operation],
         root: Boundary | None,
     ) -> tuple[list[upstream.Operation], list[upstream.Tensor]]:
-        """Returns the operations that compute needed tensors, and the given ones that they read.
+        """Returns the operations that compute needed tensors, and the given tensors they read.
 
         Args:
-          needed: tensors.
+          needed: tensors to compute.
           given: tensors whose operations are left out.
           boundaries: boundaries that must not be passed.
-          root: where the gradients of this piece come from: contributions of others are left out.
+          root: boundary where this piece's gradients begin; other pieces' addends are left out.
 
         Raises:
           LayoutError: a needed tensor comes from another stage.
@@ -269,7 +272,7 @@ class Partition:
             if op in boundaries:
                 raise LayoutError(
                     f"The layers of a stage use {op.inputs[0].name.removesuffix(':0')!r} of another"
-                    " stage, and only what a layer returns goes from stage to stage."
+                    " stage, and only results of a layer go from stage to stage."
                 )
             live.append(op)
             read = self._read(op, root)
@@ -288,7 +291,7 @@ class Partition:
         return [t for op in self._operations for t in op.outputs if t in tensors]
 
     def _read(self, op: upstream.Operation, root: Boundary | None) -> list[upstream.Tensor]:
-        """Returns what an operation reads, without the gradients that other pieces contribute."""
+        """Returns the tensors an operation reads, without the addends of other pieces."""
         read = tensors_read(op)
         if root is None or not isinstance(op, upstream.AddOperation):
             return read
@@ -305,7 +308,7 @@ class Partition:
         contributions: Mapping[int, upstream.Tensor],
         root: Boundary,
     ) -> Piece:
-        """Makes a piece; operations that follow a sum without others' contributions are copied."""
+        """Makes a piece; copies operations that follow a sum without other pieces' addends."""
         copies = Copies({}, None)
         changed: set[upstream.Tensor] = set()
         made = []

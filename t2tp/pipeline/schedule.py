@@ -1,9 +1,9 @@
-"""Schedules of a pipeline: tables of what each stage does at each tick.
+"""Schedules of a pipeline: tables with one entry for each stage and tick.
 
 A stage's work on a microbatch is a forward pass (F) and a backward pass (B), which may leave the
-gradients of the weights for later (W). If a stage has several chunks of layers, each chunk is
-passed like a stage of its own: after the last stage's chunk comes the first stage's next one. What
-a stage sends arrives at the tick's end, so that it is used one tick later or after that.
+gradients of the weights for later (W). If a stage has several chunks of layers, the microbatch
+passes each chunk like a separate stage: the first stage's next chunk follows the last stage's
+chunk. A message arrives at the end of a tick and can be read one tick later or after that.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 
 class Action(enum.Enum):
-    """What a stage does in a tick; the values are how `--pipeline_schedule` files write it."""
+    """A stage's action in a tick; the values are the letters in `pipeline_schedule` files."""
 
     FORWARD = "F"
     BACKWARD = "B"
@@ -41,17 +41,17 @@ class Entry(NamedTuple):
 
 
 class ScheduleError(ValueError):
-    """A table that is no schedule."""
+    """An invalid schedule table."""
 
 
 @dataclass(frozen=True)
 class Costs:
-    """How long entries take, in any unit.
+    """Durations of entries, in any unit.
 
     Attributes:
-      forward: of a forward pass.
-      backward: of a backward pass w.r.t. inputs.
-      weights: of the gradients of the weights.
+      forward: duration of a forward pass.
+      backward: duration of a backward pass w.r.t. inputs.
+      weights: duration of the gradients of the weights.
     """
 
     forward: float = 1.0
@@ -64,8 +64,8 @@ class Schedule:
     """A table of entries.
 
     Attributes:
-      table: for each tick the entry of each stage, None where it is idle.
-      microbatches: their number.
+      table: rows of entries, one row for each tick and one column for each stage; None: idle.
+      microbatches: number of microbatches.
       chunks: number of chunks of each stage.
       trains: whether there are backward passes.
     """
@@ -87,7 +87,7 @@ class Schedule:
 
     @property
     def splits_backward(self) -> bool:
-        """Whether the gradients of the weights have entries of their own."""
+        """Whether the gradients of the weights have separate entries."""
         return any(e.action is Action.WEIGHTS for _, _, e in self.entries())
 
     def entries(self) -> Iterator[tuple[int, int, Entry]]:
@@ -102,16 +102,16 @@ class Schedule:
         return {(stage, entry): tick for tick, stage, entry in self.entries()}
 
     def next_place(self, stage: int, chunk: int) -> tuple[int, int] | None:
-        """Returns the (stage, chunk) whose forward pass follows; None: it is the last one."""
+        """Returns the (stage, chunk) of the following forward pass; None for the last one."""
         if stage + 1 < self.stages:
             return stage + 1, chunk
         return (0, chunk + 1) if chunk + 1 < self.chunks else None
 
     def requirement(self, stage: int, entry: Entry) -> tuple[int, Entry] | None:
-        """Returns the (stage, entry) that must come before an entry, other than on its own stage.
+        """Returns the (stage, entry) on another stage that must come before an entry.
 
-        A stage's own forward pass must come before its backward pass, too, and that before the
-        gradients of its weights.
+        On the same stage, the forward pass must come before the backward pass, and the backward
+        pass before the gradients of the weights.
         """
         action, microbatch, chunk = entry
         if action is Action.FORWARD:
@@ -125,10 +125,10 @@ class Schedule:
         return None
 
     def check(self) -> None:
-        """Checks that it trains, or evaluates, each microbatch once.
+        """Checks that the table trains, or evaluates, each microbatch once.
 
         Raises:
-          ScheduleError: an entry is missing, there twice or unknown, or comes before what it needs.
+          ScheduleError: an entry is missing, repeated, unknown, or earlier than a requirement.
         """
         at: dict[tuple[int, Entry], int] = {}
         splits = self.splits_backward
@@ -154,7 +154,7 @@ class Schedule:
             at[stage, entry] = tick
             own = {place for place, when in at.items() if when == tick}
             if any(requirement in own for requirement in needed):
-                raise ScheduleError(f"{what}, when what it needs is computed at the same tick")
+                raise ScheduleError(f"{what}, the tick at which another stage computes its input")
         actions = [Action.FORWARD, *([Action.BACKWARD] if self.trains else [])]
         actions += [Action.WEIGHTS] if splits else []
         for stage in range(self.stages):
@@ -166,9 +166,9 @@ class Schedule:
                             raise ScheduleError(f"stage {stage} never has {entry}")
 
     def alive(self) -> list[int]:
-        """Returns the max number of (microbatch, chunk) whose activations a stage keeps at once.
+        """Returns how many (microbatch, chunk) each stage saves activations of at once, at most.
 
-        They are kept from the forward pass to the last entry that needs them.
+        Activations are saved from the forward pass to the last entry that needs them.
         """
         ones = [[1] * self.chunks] * self.stages
         return [int(count) for count in self.max_kept(ones)]
@@ -178,13 +178,12 @@ class Schedule:
         forward: Sequence[Sequence[float]],
         backward: Sequence[Sequence[float]] | None = None,
     ) -> list[float]:
-        """Returns the most that each stage keeps at once for its backward passes.
+        """Returns the most that each stage saves at once for its backward passes.
 
         Args:
-          forward: for each stage, what a forward pass of each chunk keeps to the last entry that
-            needs it.
-          backward: the same of a backward pass, for the gradients of the weights apart from it;
-            None: nothing.
+          forward: size of the activations that a forward pass saves, by stage and chunk.
+          backward: size of the tensors that a backward pass saves for separate gradients of the
+            weights, by stage and chunk; None: nothing.
         """
         last = Action.WEIGHTS if self.splits_backward else Action.BACKWARD
         kept = {Action.FORWARD: forward} | ({Action.BACKWARD: backward} if backward else {})
@@ -198,11 +197,11 @@ class Schedule:
         return most
 
     def simulate(self, costs: Sequence[Costs] | Costs = Costs()) -> list[dict[Entry, float]]:
-        """Returns when each stage ends each entry, if it starts as soon as it can.
+        """Returns the end time of each entry on each stage, if entries start as early as possible.
 
         Args:
-          costs: of a stage's entries, or of each stage's. Without entries for the gradients of the
-            weights, a backward pass takes the time of both.
+          costs: durations of entries, the same for all stages or one for each stage. Without
+            separate gradients of the weights, a backward pass takes the time of both.
         """
         by_stage = [costs] * self.stages if isinstance(costs, Costs) else list(costs)
         ends: list[dict[Entry, float]] = [{} for _ in range(self.stages)]
@@ -217,7 +216,7 @@ class Schedule:
         return ends
 
     def bubble(self, costs: Sequence[Costs] | Costs = Costs()) -> float:
-        """Returns the idle share of all stages' time, from 0 to 1; see `simulate`."""
+        """Returns the idle fraction of all stages' time, from 0 to 1; see `simulate`."""
         by_stage = [costs] * self.stages if isinstance(costs, Costs) else list(costs)
         total = max(max(ends.values()) for ends in self.simulate(by_stage)) * self.stages
         busy = sum(self._cost(entry, by_stage[stage]) for _, stage, entry in self.entries())
@@ -231,5 +230,5 @@ class Schedule:
         return costs.backward + (0.0 if self.splits_backward else costs.weights)
 
     def __str__(self) -> str:
-        """The table as a file has it: a line a tick, a column a stage."""
+        """The table as in a file: a line for each tick, a column for each stage."""
         return "\n".join(",".join("" if e is None else str(e) for e in row) for row in self.table)

@@ -1,7 +1,7 @@
 """Makes schedules: by name, or from a file.
 
-Every stage has its entries in an order. At each tick a stage runs its next entry if the results
-that it needs have arrived; otherwise it waits.
+Every stage has an order of entries. At each tick a stage runs its next entry if the messages for it
+have arrived; otherwise it waits.
 
 References: Y. Huang et al., "GPipe" (arXiv:1811.06965); D. Narayanan et al., "PipeDream-Flush" or
 1F1B and its interleaved form (arXiv:2104.04473, section 2.2); P. Qi et al., "Zero Bubble Pipeline
@@ -27,9 +27,9 @@ def make_schedule(name: str, stages: int, microbatches: int, chunks: int = 1) ->
 
     Args:
       name: `gpipe`, `1f1b`, `interleaved`, `zero_bubble`, or the path of a `.csv` file.
-      stages: of the pipeline.
-      microbatches: of a step.
-      chunks: of each stage. With several, `1f1b` is the same as `interleaved`.
+      stages: number of stages.
+      microbatches: number of microbatches of a step.
+      chunks: number of chunks of each stage. With several, `1f1b` is the same as `interleaved`.
 
     Raises:
       ScheduleError: the name is unknown, or the file does not have a schedule for these numbers.
@@ -92,7 +92,7 @@ def _cell(text: str, where: str) -> Entry | None:
 
 
 def _forward_order(stages: int, microbatches: int, chunks: int) -> list[Entry]:
-    """Groups of as many microbatches as stages, each group through all chunks."""
+    """Sends groups of `stages` microbatches through all chunks, one group after the other."""
     order = []
     for begin in range(0, microbatches, stages):
         group = range(begin, min(begin + stages, microbatches))
@@ -116,9 +116,9 @@ def _all_forward_first(stage: int, stages: int, microbatches: int, chunks: int) 
 def _one_forward_one_backward(
     stage: int, stages: int, microbatches: int, chunks: int
 ) -> list[Entry]:
-    """Some forward passes, then one of each in turn, then what is left of backward passes."""
+    """Some forward passes, then forward and backward passes in turn, then backward passes."""
     groups = -(-microbatches // stages)
-    # Orders are those of full groups, without the microbatches that do not exist.
+    # Order full groups; the last line drops microbatches that do not exist.
     forward = _forward_order(stages, groups * stages, chunks)
     backward = _backward_order(stages, groups * stages, chunks)
     ahead = stages - 1 - stage
@@ -135,7 +135,7 @@ def _one_forward_one_backward(
 def _in_order(
     orders: Sequence[Sequence[Entry]], microbatches: int, chunks: int, trains: bool = True
 ) -> Schedule:
-    """Fills a table in which each stage runs its entries in the order given."""
+    """Fills a table in which each stage runs its entries in a fixed order."""
     left = [list(order) for order in orders]
 
     def first(stage: int, is_ready: Callable[[Entry], bool]) -> Entry | None:
@@ -147,9 +147,9 @@ def _in_order(
 
 
 def _zero_bubble(stages: int, microbatches: int, chunks: int) -> Schedule:
-    """ZB-H1: 1F1B whose gradients of weights fill what would be idle.
+    """ZB-H1: 1F1B, with gradients of weights in the ticks that would be idle.
 
-    No stage keeps more activations than the first one with 1F1B.
+    No stage saves more activations than the first stage of 1F1B.
     """
     orders = [
         _one_forward_one_backward(stage, stages, microbatches, chunks) for stage in range(stages)
@@ -191,12 +191,12 @@ def _fill_table(
     """Fills a table tick by tick.
 
     Args:
-      choose: called with a stage and a function that tells whether an entry can run; returns the
-        entry that the stage runs in this tick, or None.
-      stages: of the pipeline.
-      microbatches: of a step.
-      chunks: of each stage.
-      has_entries_left: whether there is another tick.
+      choose: function of a stage and a test whether an entry can run; returns the entry that the
+        stage runs in this tick, or None.
+      stages: number of stages.
+      microbatches: number of microbatches of a step.
+      chunks: number of chunks of each stage.
+      has_entries_left: function that tells whether there is another tick.
       trains: whether the table has backward passes.
     """
     rows: list[tuple[Entry | None, ...]] = []

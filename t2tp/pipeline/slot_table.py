@@ -1,4 +1,4 @@
-"""Slots for groups of tensors, inside a loop of TensorFlow's."""
+"""Slots for groups of tensors in the state of a TensorFlow loop."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import tensorflow as tf
 
 @dataclass(frozen=True)
 class SlotTable:
-    """Slots, each of which has a group of tensors, or nothing.
+    """Slots; each holds a group of tensors, or is empty.
 
-    The tensors of one dtype are elements of one TensorFlow list, slot after slot: a list changes
-    hands without being copied, and a loop has one variable for each dtype instead of one for each
-    tensor. An element without numbers stands for nothing, so that what a slot had is freed.
+    The tensors of one dtype are elements of one TensorFlow list, slot after slot. TensorFlow passes
+    a list on without copying it, and the loop has one variable for each dtype instead of one for
+    each tensor. Clearing a slot writes empty tensors, which frees the tensors it held.
 
     Attributes:
-      num_slots: how many.
-      shapes: of the tensors of a group.
-      dtypes: of the tensors of a group.
+      num_slots: number of slots.
+      shapes: shapes of the tensors of a group.
+      dtypes: element types of the tensors of a group.
     """
 
     num_slots: int
@@ -27,7 +27,7 @@ class SlotTable:
     dtypes: Sequence[tf.DType]
 
     def empty(self) -> list[tf.Tensor]:
-        """Returns the handles of slots with nothing in them: one for each dtype."""
+        """Returns the handles of empty slots: one for each dtype."""
         if not self.num_slots:
             return []
         return [
@@ -45,9 +45,9 @@ class SlotTable:
         """Writes tensors into a slot; replaces the handles.
 
         Args:
-          handles: of the slots.
-          slot: its index.
-          values: by their number in the group.
+          handles: handles of the slots.
+          slot: index of the slot.
+          values: tensors by their number in the group.
         """
         for i, (_, numbers) in enumerate(numbers_by_dtype(self.dtypes).items()):
             elements = self._elements(slot, len(numbers))
@@ -58,10 +58,11 @@ class SlotTable:
                     )
 
     def read(
-        self, handles: Sequence[tf.Tensor], slot: tf.Tensor, numbers: Sequence[int]
+        self, handles: Sequence[tf.Tensor], slot: tf.Tensor, numbers: Sequence[int] | None = None
     ) -> list[tf.Tensor]:
-        """Returns tensors of a slot, by their numbers in the group."""
-        found = {}
+        """Returns tensors of a slot, by their numbers in the group; by default all."""
+        numbers = range(len(self.shapes)) if numbers is None else numbers
+        values = {}
         for handle, (dtype, same) in zip(
             handles, numbers_by_dtype(self.dtypes).items(), strict=True
         ):
@@ -75,15 +76,11 @@ class SlotTable:
                         element_dtype=dtype,
                     )
                     value.set_shape(self.shapes[number])
-                    found[number] = value
-        return [found[number] for number in numbers]
-
-    def read_all(self, handles: Sequence[tf.Tensor], slot: tf.Tensor) -> list[tf.Tensor]:
-        """Returns the tensors of a slot."""
-        return self.read(handles, slot, range(len(self.shapes)))
+                    values[number] = value
+        return [values[number] for number in numbers]
 
     def clear(self, handles: list[tf.Tensor], slot: tf.Tensor) -> None:
-        """Frees what is in a slot; replaces the handles."""
+        """Frees the tensors of a slot; replaces the handles."""
         for i, (dtype, numbers) in enumerate(numbers_by_dtype(self.dtypes).items()):
             count = len(numbers)
             handles[i] = tf.raw_ops.TensorListScatterIntoExistingList(
@@ -94,13 +91,13 @@ class SlotTable:
 
     @staticmethod
     def _elements(slot: tf.Tensor, count: int) -> list[tf.Tensor]:
-        """Returns where a slot's tensors are in the list of a dtype."""
+        """Returns the indices of a slot's tensors in the list of a dtype."""
         return [slot] if count == 1 else tf.unstack(slot * count + tf.range(count))
 
 
 def numbers_by_dtype(dtypes: Sequence[tf.DType]) -> dict[tf.DType, list[int]]:
     """Returns the numbers of the tensors of each dtype."""
-    found: dict[tf.DType, list[int]] = {}
+    numbers: dict[tf.DType, list[int]] = {}
     for number, dtype in enumerate(dtypes):
-        found.setdefault(dtype, []).append(number)
-    return found
+        numbers.setdefault(dtype, []).append(number)
+    return numbers

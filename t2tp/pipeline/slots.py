@@ -1,7 +1,12 @@
-"""Where a stage keeps what arrives, and what its backward passes need.
+"""Assigns slots: memory for arrived messages and saved activations.
 
-Memory is reserved in slots. A slot is reused once its contents have been read for the last time, so
-there are as many slots as tensors of the schedule are alive at once.
+A slot is reused once its contents have been read for the last time, so the number of slots is the
+largest number of tensors that are alive at once. With 1F1B on 2 stages, stage 0 saves activations
+of 2 microbatches at most, however many microbatches there are:
+
+    tick       0    1    2    3    4    5    6
+    stage 0    F0   F1        B0   F2   B1
+    slot of    0    1         0    0    1       microbatch 2 reuses slot 0 after B0
 """
 
 from __future__ import annotations
@@ -14,15 +19,13 @@ from t2tp.pipeline.schedule import Action, Entry, Schedule
 
 @dataclass(frozen=True)
 class Slots:
-    """The slots of a schedule; all numbers are the same on each stage, or the largest.
+    """The slots of a schedule. All stages have the same number: the most that any stage needs.
 
     Attributes:
-      saved: by (stage, microbatch, chunk), the slot of what a forward pass keeps for the backward
-        passes.
-      arrived: by (stage, entry), the slot of what another stage sends for this entry; of entries
-        that read what arrives.
-      num_saved: number of the slots of each chunk.
-      num_arrived: number of the slots by (action, kind of message).
+      saved: slot of a forward pass's saved activations, by (stage, microbatch, chunk).
+      arrived: slot of the message for an entry, by (stage, entry), for entries that read one.
+      num_saved: number of slots for the saved activations of each chunk.
+      num_arrived: number of slots for messages, by (action, kind of message).
     """
 
     saved: dict[tuple[int, int, int], int]
@@ -36,8 +39,8 @@ def assign_slots(schedule: Schedule, kinds: Sequence[int]) -> Slots:
 
     Args:
       schedule: the table.
-      kinds: for each chunk, the kind of messages that its layers send: those of different shapes
-        have slots of their own.
+      kinds: kind of the messages that the layers of each chunk send. Messages of different shapes
+        have different kinds, and each kind has its own slots.
     """
     at = schedule.ticks_of()
     last = Action.WEIGHTS if schedule.splits_backward else Action.BACKWARD

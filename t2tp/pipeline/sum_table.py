@@ -1,4 +1,4 @@
-"""Sums of several tensors, inside a loop of TensorFlow's."""
+"""Sums of several tensors in the state of a TensorFlow loop."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from t2tp.pipeline.slot_table import numbers_by_dtype
 
 @dataclass(frozen=True)
 class SumTable:
-    """Sums, those of one dtype in one TensorFlow list.
+    """Sums; one TensorFlow list holds all sums of a dtype.
 
-    A loop and its branches then have one variable for each dtype, and not one for each sum, most of
-    which a branch would only pass on.
+    The loop and its branches then have one variable for each dtype instead of one for each sum. A
+    branch adds to a few sums and would pass all others on.
 
     Attributes:
-      shapes: of the sums.
-      dtypes: of the sums.
+      shapes: shapes of the sums.
+      dtypes: element types of the sums.
     """
 
     shapes: Sequence[Sequence[int]]
     dtypes: Sequence[tf.DType]
 
     def zeros(self) -> list[tf.Tensor]:
-        """Returns the handles of sums of nothing: one for each dtype."""
+        """Returns the handles of zero sums: one for each dtype."""
         return [
             tf.raw_ops.TensorListReserve(
                 element_shape=tf.constant(-1), num_elements=len(numbers), element_dtype=dtype
@@ -37,11 +37,11 @@ class SumTable:
     def add(self, handles: list[tf.Tensor], number: int, addend: tf.Tensor) -> None:
         """Adds to a sum; replaces its handle.
 
-        What is added one after another waits for one another: begin with what is there first.
+        Additions to one list wait for each other, so add the value that is computed first, first.
         """
         for i, (dtype, numbers) in enumerate(numbers_by_dtype(self.dtypes).items()):
             if dtype == self.dtypes[number]:
-                # The addend's memory becomes the sum's; that of the sum before is freed.
+                # The result reuses the addend's memory; the memory of the previous sum is freed.
                 handles[i] = tf.raw_ops.TensorListSetItem(
                     input_handle=handles[i],
                     index=numbers.index(number),
@@ -50,13 +50,13 @@ class SumTable:
 
     def values(self, handles: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the sums."""
-        found: dict[int, tf.Tensor] = {}
+        values: dict[int, tf.Tensor] = {}
         for handle, numbers in zip(handles, numbers_by_dtype(self.dtypes).values(), strict=True):
-            found |= {number: self._value(handle, number, numbers) for number in numbers}
-        return [found[number] for number in range(len(self.dtypes))]
+            values |= {number: self._value(handle, number, numbers) for number in numbers}
+        return [values[number] for number in range(len(self.dtypes))]
 
     def _value(self, handle: tf.Tensor, number: int, numbers: Sequence[int]) -> tf.Tensor:
-        """Returns a sum from the list of those of its dtype; zeros if nothing was added."""
+        """Returns a sum from the list of its dtype; zeros if nothing was added."""
         shape = list(self.shapes[number])
         value = tf.raw_ops.TensorListGetItem(
             input_handle=handle,
