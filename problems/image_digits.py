@@ -68,7 +68,7 @@ def _digits(split: str) -> tuple[np.ndarray, np.ndarray]:
         from sklearn.datasets import load_digits
     except ModuleNotFoundError as error:
         raise ValueError(
-            "the images of digits come with scikit-learn: pip install 't2tp[digits]'"
+            "the images of digits come with scikit-learn: pip install -e '.[digits]'"
         ) from error
     images, labels = load_digits(return_X_y=True)
     order = permute(np.arange(len(labels)), len(labels), "digits")

@@ -201,6 +201,6 @@ def _pillow() -> Any:
         from PIL import Image
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            "images are decoded and scaled by Pillow: pip install 't2tp[images]'"
+            "images are decoded and scaled by Pillow: pip install -e '.[images]'"
         ) from error
     return Image

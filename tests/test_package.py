@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import configparser
 import importlib
+import importlib.metadata
 import re
 import shutil
 import subprocess
@@ -107,3 +108,18 @@ def test_the_demo_imports_only_what_the_package_requires():
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     assert not {"torch", "transformers", "kubernetes", "optuna"} & set(done.stdout.split())
+
+
+def test_every_command_that_installs_t2tp_names_an_extra_of_it():
+    extras = set(importlib.metadata.metadata("t2tp").get_all("Provides-Extra"))
+    files = [REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md")]
+    files += [path for package in PACKAGES for path in (REPOSITORY / package).rglob("*.py")]
+    commands = [
+        match
+        for path in files
+        for match in re.findall(r"pip install [^`\n]*?\[([\w,-]+)\]", path.read_text())
+    ]
+    assert len(commands) > 10
+    assert {extra for command in commands for extra in command.split(",")} <= extras
+    texts = "".join(path.read_text() for path in files)
+    assert not re.search(r"pip install \S*t2tp", texts)  # No index has it.

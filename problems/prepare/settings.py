@@ -31,7 +31,7 @@ class BeamSettings:
           ModuleNotFoundError: it is not; says how to install it.
         """
         if find_spec("apache_beam") is None:
-            raise ModuleNotFoundError("--beam_runner needs Apache Beam: pip install 't2tp[beam]'")
+            raise ModuleNotFoundError("--beam_runner needs Apache Beam: pip install -e '.[beam]'")
 
 
 _beam: ContextVar[BeamSettings | None] = ContextVar("beam", default=None)

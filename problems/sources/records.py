@@ -239,6 +239,6 @@ def _pyarrow() -> Any:
         import pyarrow.parquet
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            "Parquet and Arrow files are read by pyarrow: pip install 't2tp[parquet]'"
+            "Parquet and Arrow files are read by pyarrow: pip install -e '.[parquet]'"
         ) from error
     return pyarrow

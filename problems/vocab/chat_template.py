@@ -60,11 +60,11 @@ class ChatTemplate:
             import jinja2
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(
-                "chat templates need the library jinja2: pip install 't2tp[text]'"
+                "chat templates need the library jinja2: pip install -e '.[text]'"
             ) from error
         if tuple(int(part) for part in jinja2.__version__.split(".")[:3]) < _MIN_JINJA:
             raise ModuleNotFoundError(
-                f"the sandbox of jinja2 {jinja2.__version__} is not safe: pip install 't2tp[text]'"
+                f"the sandbox of jinja2 {jinja2.__version__} is not safe: pip install -e '.[text]'"
             )
         self._source, self._tokens, self._max_seconds = source, dict(tokens), max_seconds
         not_one = "the chat template is not a template of Jinja"

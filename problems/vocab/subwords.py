@@ -109,7 +109,7 @@ class SubwordVocabulary(Vocabulary):
             import tensorflow_text
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(
-                "sub-words inside a TensorFlow graph need tensorflow-text: pip install 't2tp[text]'"
+                "sub-words inside a TensorFlow graph need tensorflow-text: pip install -e '.[text]'"
             ) from error
         tokenizer = tensorflow_text.SentencepieceTokenizer(self.model)
         parts = tf.strings.split(texts, _SPACE)  # [texts, (parts)]

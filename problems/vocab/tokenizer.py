@@ -57,7 +57,7 @@ class TokenizerVocabulary(Vocabulary):
             import tokenizers
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(
-                f"{TOKENIZER_FILE} needs the library tokenizers: pip install 't2tp[text]'"
+                f"{TOKENIZER_FILE} needs the library tokenizers: pip install -e '.[text]'"
             ) from error
         self._text, self._eos_token, self._begin_token = tokenizer, eos_token, begin_token
         try:

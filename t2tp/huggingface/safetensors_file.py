@@ -84,7 +84,7 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
         from safetensors import SafetensorError, safe_open
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            "reading weights needs the library safetensors: pip install 't2tp[text]'"
+            "reading weights needs the library safetensors: pip install -e '.[text]'"
         ) from error
     with untrusted_json.open_regular(path) as file:
         try:

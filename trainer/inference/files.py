@@ -105,6 +105,6 @@ def _pillow() -> Any:
         from PIL import Image
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            "images are written by Pillow: pip install 't2tp[images]'"
+            "images are written by Pillow: pip install -e '.[images]'"
         ) from error
     return Image
