@@ -95,7 +95,7 @@ def _has_code(init: Path) -> bool:
     """Whether a file exists and has more than comments and a docstring."""
     if not init.is_file():
         return False
-    module = ast.parse(init.read_bytes())
+    module = ast.parse(init.read_bytes(), str(init))
     return len(module.body) > (ast.get_docstring(module) is not None)
 
 

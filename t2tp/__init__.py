@@ -67,6 +67,11 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    # For completion, which reads the names before anything is loaded.
+    return [*__all__, "mtf", *(name for name in globals() if name.startswith("__"))]
+
+
 def __getattr__(name: str) -> object:
     if name not in (*_HOMES, "mtf"):
         raise AttributeError(f"module 't2tp' has no attribute {name!r}")

@@ -26,7 +26,7 @@ def check_precision(config: RunConfig, hparams: Any, takes_config: bool) -> None
         if dtype != precision:
             raise ValueError(
                 f"the config's precision is {precision}, and the hparam activation_dtype is"
-                f" {dtype}: make the config with RunConfig.of(hparams, ...)"
+                f" {dtype}: make the config with RunConfig.from_hparams(hparams, ...)"
             )
     elif precision != "float32" and not takes_config:
         raise ValueError(
@@ -47,5 +47,5 @@ def check_skips(config: RunConfig, hparams: Any) -> None:
         raise ValueError(
             f"the config says on_nonfinite={config.on_nonfinite}, and the hparam"
             f" skip_nonfinite_steps is {hparams.skip_nonfinite_steps}: make the config with"
-            " RunConfig.of(hparams, ...)"
+            " RunConfig.from_hparams(hparams, ...)"
         )

@@ -7,8 +7,10 @@ import importlib
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 from absl import flags as absl_flags
@@ -166,13 +168,34 @@ def _function(name: str) -> Body:
 
 
 def import_user_dir_of(flags: absl_flags.FlagValues) -> None:
-    """Imports the user's own problems, models and hparams sets, which may import TensorFlow."""
+    """Imports the user's own problems, models and hparams sets, which may import TensorFlow.
+
+    Raises:
+      UsageError: the directory cannot be imported; the message shows the user's own lines of the
+        traceback.
+    """
     if "t2t_usr_dir" not in flags or not flags.t2t_usr_dir:
         return
     # Imported here, because it imports all problems, which takes 0.2 s.
     from t2tp.problems.user_dir import import_user_dir
 
     is_loaded = "tensorflow" in sys.modules
-    quiet = contextlib.nullcontext() if is_loaded else quiet_import()
-    with quiet, as_usage_error(ValueError, LookupError, OSError):
-        import_user_dir(flags.t2t_usr_dir)
+    message = ""
+    with contextlib.nullcontext() if is_loaded else quiet_import():
+        try:
+            import_user_dir(flags.t2t_usr_dir)
+        except Exception as error:  # The user's code may raise any.
+            message = _in_user_dir(error, flags.t2t_usr_dir)
+    if message:
+        raise UsageError(message)
+
+
+def _in_user_dir(error: Exception, directory: str) -> str:
+    """Describes an error of importing the user's directory."""
+    root = Path(directory).expanduser().resolve()
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = traceback.format_list([each for each in frames if root in Path(each.filename).parents])
+    if not lines and not isinstance(error, (ImportError, SyntaxError)):
+        return str(error)
+    lines += traceback.format_exception_only(error)
+    return f"--t2t_usr_dir={directory} cannot be imported:\n{''.join(lines).rstrip()}"

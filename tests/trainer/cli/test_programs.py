@@ -303,6 +303,36 @@ def test_a_closed_pipe_ends_a_program_without_a_word(words):
     assert b"Traceback" not in said and b"Broken pipe" not in said
 
 
+USER_CODE = {
+    "raises": ("import os\n\ndef f():\n    return no_name\n\nf()\n", [6, 4], "NameError: "),
+    "is no Python": ("x = 1\ndef f(:\n", [2], "SyntaxError: "),
+    "lacks a module": ("import nosuch\n", [1], "ModuleNotFoundError: "),
+}
+
+
+@pytest.mark.parametrize("kind", USER_CODE)
+def test_an_error_of_the_user_s_module_shows_the_user_s_lines(call, tmp_path, kind):
+    code, lines, last = USER_CODE[kind]
+    directory = tmp_path / f"user_{kind.replace(' ', '_')}"
+    directory.mkdir()
+    (directory / "one.py").write_text(code)
+    arguments = ["--problem=x", "--data_dir=d", f"--t2t_usr_dir={directory}"]
+    exit_code, _, said = call(PROGRAMS["t2tp_datagen"], arguments, lambda invocation: None)
+    assert exit_code == 2 and said[0].startswith(f"t2tp_datagen: --t2t_usr_dir={directory}")
+    places = [line for line in said if line.startswith("  File ")]
+    assert [
+        f'"{directory}/one.py", line {line}' in place
+        for line, place in zip(lines, places, strict=True)
+    ]
+    assert said[-1].startswith(last)
+
+
+def test_the_names_of_the_package_complete_before_it_is_loaded():
+    code = "import sys, t2tp; print(*dir(t2tp)); assert 'tensorflow' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert {*t2tp.__all__, "mtf"} <= set(done.stdout.split())
+
+
 def test_a_program_starts_by_its_name(capfd):
     command = [sys.executable, "-m", "t2tp.trainer.cli"]
     assert subprocess.run([*command, "t2tp_bleu", "--version"]).returncode == 0

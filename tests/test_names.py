@@ -1,0 +1,171 @@
+"""Every name in a docstring, a comment or a message of the source is the name of something."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import functools
+import io
+import re
+import sys
+import tokenize
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+from t2tp import registry
+from t2tp.trainer.cli import flag_groups
+from t2tp.trainer.cli.programs import PROGRAMS
+from t2tp.trainer.cli.tensor2tensor_flags import flag_table
+
+REPOSITORY = Path(__file__).parent.parent
+SOURCE = ("t2tp", "trainer", "problems", "hparams")
+
+# Flags of other programs that messages and docstrings mention.
+OTHER_FLAGS = {"direct_num_workers", "direct_running_mode", "format", "name", "no", "runner"}
+# Files and members of other projects that have the names of ours.
+OTHER_PAGES = {"SECURITY.md"}
+OTHER_MEMBERS = {"SelfAttention.relative_attention_bias"}
+# Backticked names from TensorFlow, Hugging Face, tensor2tensor and Unix, and examples of names.
+OTHER_NAMES = {"bos_token", "Conv1D", "ExponentialMovingAverage", "first_n", "manual", "nohup"}
+OTHER_NAMES |= {"mtf_bitransformer", "mtf_image_transformer", "mtf_resnet", "mtf_unitransformer"}
+OTHER_NAMES |= {"cifar_4x", "cifar_mp_4x", "save_pretrained", "save_to_disk", "timeout_seconds"}
+OTHER_NAMES |= {
+    "Einsum",
+    "maximum_iterations",
+    "name_position",
+    "name_segmentation",
+    "length_groups",
+}
+OUTSIDE = re.compile(r"^(?:tf|tfds|tensorflow|np|torch|transformers|optuna|absl)\.|^_|\d$|\.$")
+
+
+@functools.cache
+def modules() -> dict[Path, ast.Module]:
+    paths = sorted(path for top in SOURCE for path in (REPOSITORY / top).rglob("*.py"))
+    return {path: ast.parse(path.read_text("utf-8")) for path in paths}
+
+
+@functools.cache
+def texts() -> list[tuple[str, str]]:
+    """(place, text) of each string and comment of the source, and of each page."""
+    return list(_texts())
+
+
+def _texts() -> Iterator[tuple[str, str]]:
+    for path, module in modules().items():
+        place = str(path.relative_to(REPOSITORY))
+        for node in ast.walk(module):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield f"{place}:{node.lineno}", node.value
+        for token in tokenize.generate_tokens(io.StringIO(path.read_text("utf-8")).readline):
+            if token.type == tokenize.COMMENT:
+                yield f"{place}:{token.start[0]}", token.string
+    for page in [*sorted((REPOSITORY / "docs").glob("*.md")), *REPOSITORY.glob("*.md")]:
+        yield str(page.relative_to(REPOSITORY)), page.read_text("utf-8")
+
+
+@functools.cache
+def attributes() -> dict[str, set[str]]:
+    """Names in the body of each class, and of what it inherits; class name -> names."""
+    found: defaultdict[str, set[str]] = defaultdict(set)
+    bases: defaultdict[str, set[str]] = defaultdict(set)
+    for module in modules().values():
+        for node in ast.walk(module):
+            if not isinstance(node, ast.ClassDef):
+                continue
+            bases[node.name] |= {ast.unparse(base).split("[")[0] for base in node.bases}
+            for each in ast.walk(node):
+                if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                    found[node.name].add(each.name)
+                elif isinstance(each, (ast.Name, ast.Attribute)) and isinstance(
+                    each.ctx, ast.Store
+                ):
+                    found[node.name].add(each.id if isinstance(each, ast.Name) else each.attr)
+
+    def all_of(name: str) -> set[str] | None:
+        """None if the class inherits from one that is not ours."""
+        if name.split(".")[-1] in ("object", "Protocol", "NamedTuple", "Generic", "ABC", "Enum"):
+            return set(dir(tuple))
+        if name not in found:
+            return None
+        inherited = [all_of(base) for base in bases[name]]
+        return None if None in inherited else found[name].union(*inherited)
+
+    return {name: names for name in found if (names := all_of(name)) is not None}
+
+
+def test_flags_exist():
+    known = {name for spec in PROGRAMS.values() for name in flag_groups.define(spec.groups)}
+    known |= set(flag_table()) | OTHER_FLAGS
+    for place, text in texts():
+        if place.endswith(".md") or "{--" in text or "var(--" in text:  # Style sheets.
+            continue
+        for flag in re.findall(r"(?<![\w-])--([a-z]\w+)(?![\w-])", text):
+            assert flag in known or flag.removeprefix("no") in known, (place, flag)
+
+
+def test_pages_exist():
+    pages = {path.name for path in [*REPOSITORY.rglob("docs/*.md"), *REPOSITORY.glob("*.md")]}
+    pages |= OTHER_PAGES | {"hparams_sets.md", "programs.md", "hparams.md"}
+    for place, text in texts():
+        for page in re.findall(r"\b[\w-]+\.md\b", text):
+            assert page in pages, (place, page)
+
+
+def test_members_of_classes_exist():
+    known = attributes()
+    for place, text in texts():
+        for name, member in re.findall(r"\b([A-Z]\w+)\.([a-z_]\w*)", text):
+            if name in known and f"{name}.{member}" not in OTHER_MEMBERS:
+                assert member in known[name], (place, f"{name}.{member}")
+
+
+def test_modules_exist():
+    for place, text in texts():
+        for name in re.findall(r"\bt2tp(?:\.[a-z_]\w*)+", text):
+            path = REPOSITORY / "t2tp"
+            for part in name.split(".")[1:]:
+                home = REPOSITORY if path.name == "t2tp" and part in SOURCE else path
+                path = home / part
+                if path.with_suffix(".py").is_file() or not path.is_dir():
+                    break
+            parent = path.parent / "__init__.py"
+            defined = parent.is_file() and re.search(rf"\b{path.name}\b", parent.read_text("utf-8"))
+            exists = path.is_dir() or path.with_suffix(".py").is_file() or defined
+            assert exists or path.suffix, (place, name)
+
+
+@functools.cache
+def words() -> set[str]:
+    """Every name in the code, and every word in a string that is no docstring."""
+    found = {*dir(builtins), *sys.stdlib_module_names, *registry.list_models()}
+    for path, module in modules().items():
+        found |= {path.stem, path.parent.name}
+        documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        docs = {
+            id(node.body[0].value)
+            for node in ast.walk(module)
+            if isinstance(node, documented) and ast.get_docstring(node) is not None
+        }
+        for node in ast.walk(module):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                if id(node) not in docs:
+                    found |= set(re.findall(r"\w+", node.value))
+            else:
+                for field in ("id", "attr", "arg", "name", "asname"):
+                    value = getattr(node, field, None)
+                    found |= set(value.split(".")) if isinstance(value, str) else set()
+    return found
+
+
+def test_backticked_names_of_docstrings_exist():
+    for path, module in modules().items():
+        for node in ast.walk(module):
+            if not isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
+                continue
+            for name in re.findall(r"`([A-Za-z_][\w.]*)(?:\(\))?`", ast.get_docstring(node) or ""):
+                if OUTSIDE.search(name):
+                    continue
+                place = path.relative_to(REPOSITORY), name
+                assert set(name.split(".")) <= words() | OTHER_NAMES, place
