@@ -13,12 +13,15 @@ from typing import NamedTuple
 
 Sums = Mapping[str, float]
 
+_TERM = "loss/"
+
 
 class Metric(NamedTuple):
     """A metric.
 
     Attributes:
-      sums: names of the sums that it is computed from.
+      sums: names of the sums that it is computed from; a name that ends in "/" stands for all
+        sums that begin with it.
       value: sums -> metric.
       not_with: a sum in whose presence the metric would be misleading; "" for none.
     """
@@ -39,18 +42,26 @@ def _nats(sums: Sums) -> float:
     return sums["nll"] / sums["tokens"]
 
 
+def loss_terms(sums: Sums) -> dict[str, float]:
+    """Returns the terms of the loss, averages over their own weights; see `t2tp.optim.loss`."""
+    totals = {name: total for name, total in sums.items() if name.startswith(_TERM)}
+    weights = {name: sums[f"loss_weight/{name.removeprefix(_TERM)}"] for name in totals}
+    return {name: total / weights[name] if weights[name] else 0.0 for name, total in totals.items()}
+
+
 def _perplexity(sums: Sums) -> float:
     nats = _nats(sums)
     return math.exp(nats) if nats < 700 else math.inf
 
 
-_LOSS = ("nll", "tokens")
+_NATS = ("nll", "tokens")
 
 METRICS: dict[str, Metric] = {
+    # The sum that training minimizes, with label smoothing and the losses of experts.
+    "loss": Metric((_TERM,), lambda sums: sum(loss_terms(sums).values())),
     # Nats per predicted token.
-    "loss": Metric(_LOSS, _nats),
-    "neg_log_perplexity": Metric(_LOSS, lambda sums: -_nats(sums)),
-    "perplexity": Metric(_LOSS, _perplexity),
+    "neg_log_perplexity": Metric(_NATS, lambda sums: -_nats(sums)),
+    "perplexity": Metric(_NATS, _perplexity),
     # Not for masked language models, which predict only a part of the text.
     "bits_per_byte": Metric(
         ("nll", "bytes"),
@@ -58,7 +69,7 @@ METRICS: dict[str, Metric] = {
         not_with="unmasked_tokens",
     ),
     # A dimension is a predicted token: one channel of one pixel.
-    "bits_per_dim": Metric(_LOSS, lambda sums: _nats(sums) / math.log(2)),
+    "bits_per_dim": Metric(_NATS, lambda sums: _nats(sums) / math.log(2)),
     "accuracy": _ratio("correct", "tokens"),
     "accuracy_top5": _ratio("correct_top_5", "tokens"),
     # Fraction of sequences with every token correct.
@@ -71,6 +82,8 @@ METRICS: dict[str, Metric] = {
         ),
     ),
 }
+_PROBLEMS_CHOOSE = frozenset(METRICS)
+METRICS["expert_dropped_share"] = _ratio("expert_dropped", "expert_choices")
 
 
 _NOT_OF_MASKED = (
@@ -87,20 +100,45 @@ def needed_sums(names: Iterable[str]) -> set[str]:
 def possible(names: Iterable[str], sums: Sums) -> list[str]:
     """Returns the metrics that can be computed from sums."""
     return [
-        name
-        for name in names
-        if needed_sums([name]) <= sums.keys() and METRICS[name].not_with not in sums
+        name for name in names if not _missing([name], sums) and METRICS[name].not_with not in sums
     ]
 
 
 def why_not(names: Iterable[str], sums: Sums, model: str = "the model") -> str:
     """Returns why metrics cannot be computed from the sums of a model; "" if they can."""
     reasons = []
-    if missing := sorted(needed_sums(names) - sums.keys()):
+    if missing := _missing(names, sums):
         reasons.append(f"{model} does not count {', '.join(missing)}")
     if misleading := [name for name in names if METRICS[name].not_with in sums]:
         reasons.append(f"{', '.join(misleading)} {_NOT_OF_MASKED}")
     return "; ".join(reasons)
+
+
+def _missing(names: Iterable[str], sums: Sums) -> list[str]:
+    """Returns the sums that metrics need and that are not there."""
+    return [
+        each
+        for each in sorted(needed_sums(names))
+        if not any(name == each or (each.endswith("/") and name.startswith(each)) for name in sums)
+    ]
+
+
+def reported(names: Iterable[str], sums: Sums) -> dict[str, float]:
+    """Returns all metrics to report, so that nothing that a model counts is lost.
+
+    They are the named metrics that can be computed, the terms of a loss that has several, the
+    model's own metrics, and the sums that no metric reads.
+
+    Args:
+      names: a problem's metrics, in `METRICS`.
+      sums: sums over all batches.
+    """
+    own = [name for name in METRICS if name not in _PROBLEMS_CHOOSE and name not in names]
+    figures = compute(possible([*names, *own], sums), sums)
+    terms = loss_terms(sums)
+    read = {name for metric in METRICS.values() for name in (*metric.sums, metric.not_with)}
+    unread = {name: sums[name] for name in sums if name not in read and "/" not in name}
+    return figures | (terms if len(terms) > 1 else {}) | unread
 
 
 def compute(names: Iterable[str], sums: Sums) -> dict[str, float]:
@@ -118,8 +156,7 @@ def compute(names: Iterable[str], sums: Sums) -> dict[str, float]:
         raise ValueError(f"no metrics without a predicted token: the sums are {dict(sums)}")
     figures = {}
     for name in names:
-        missing = [each for each in METRICS[name].sums if each not in sums]
-        if missing:
+        if missing := _missing([name], sums):
             raise ValueError(
                 f"the metric {name} needs the sums {', '.join(missing)}, and the model counted "
                 f"{', '.join(sums)}: add them with the functions of t2tp.metrics"

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from absl import logging
 
 from t2tp.checkpoint import BestMetric
-from t2tp.problems.metrics import compute, possible, why_not
+from t2tp.problems.metrics import possible, reported, why_not
 from t2tp.problems.problem import Problem
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.estimator import Estimator
@@ -136,7 +136,7 @@ class SplitEvaluation:
         return cluster.process_broadcast("early stopping", reason)
 
     def _metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Returns the problem's metrics, except those for which the model computes no sums."""
+        """Returns the metrics that the model's sums give."""
         names = self._problem.metric_names
         computable = possible(names, sums)
         if not computable:
@@ -146,4 +146,4 @@ class SplitEvaluation:
             reason = why_not(absent, sums, f"the model {self._model}")
             logging.warning("not evaluated: %s; %s", ", ".join(absent), reason)
             self._is_warned = True
-        return compute(computable, sums)
+        return reported(computable, sums)

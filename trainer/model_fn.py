@@ -103,13 +103,13 @@ def model_fn_of(
                 metrics = sum_metrics(evaluate, features, hparams.microbatches, mesh)
                 return EstimatorSpec(mode, metrics=metrics)
             output = evaluate(features)
-            return EstimatorSpec(mode, output.loss, output.metrics)
+            return EstimatorSpec(mode, metrics=output.sums)
 
         def loss_fn(part: Mapping[str, mtf.Tensor]) -> LossOutput:
             return model.loss(mesh, part, training=True)
 
         step = train_step(loss_fn, features, mesh, hparams, train_steps)
-        return EstimatorSpec(mode, step.loss, step.metrics, scalars=step.scalars)
+        return EstimatorSpec(mode, step.loss, step.sums, scalars=step.scalars)
 
     def with_averages(
         mesh: Mesh,

@@ -83,7 +83,7 @@ class ModelDirectory:
                     f"{self.path / CONFIG_FILE} is of a model with {sizes[name]:,} {name}s, and the"
                     f" files have {len(self.tensors):,} tensors: the two are not of one model"
                 )
-        found = variables(self.model_type.tensors(hparams), sizes, self.model_type.padded(hparams))
+        found = variables(self.model_type.tensors(hparams), sizes)
         self._check_fits(found)
         return found
 

@@ -25,7 +25,6 @@ class ExpertSums(NamedTuple):
     Attributes:
       load_balance: the load-balancing loss of each token's group.
       router_z: the tokens' squared log(Z).
-      tokens: number of real tokens.
       choices: number of token-expert assignments requested.
       dropped: number of these that exceeded the capacity. (Expert choice: tokens without an
         expert.)
@@ -33,20 +32,16 @@ class ExpertSums(NamedTuple):
 
     load_balance: mtf.Tensor
     router_z: mtf.Tensor
-    tokens: mtf.Tensor
     choices: mtf.Tensor
     dropped: mtf.Tensor
 
 
 class ExpertTotals(NamedTuple):
-    """Statistics of several layers: float32 scalars, sums over the layers.
+    """Statistics of the experts of a stack: float32 scalars, sums over the batch and the layers.
 
     Attributes:
-      load_balance: the load-balancing loss, averaged over each layer's tokens.
-      router_z: squared log(Z), averaged over each layer's tokens.
-      choices: number of token-expert assignments requested.
-      dropped: number of these that exceeded the capacity.
-      layers: number of layers.
+      load_balance, router_z, choices, dropped: see `ExpertSums`.
+      layers: number of layers with experts.
     """
 
     load_balance: mtf.Tensor
@@ -56,25 +51,24 @@ class ExpertTotals(NamedTuple):
     layers: int
 
     @classmethod
-    def with_layer(cls, before: ExpertTotals | None, layer: ExpertSums) -> ExpertTotals:
-        """Adds a layer to those before it; None: it is the first one."""
-        tokens = mtf.maximum(layer.tokens, 1.0)
-        own = [layer.load_balance / tokens, layer.router_z / tokens, layer.choices, layer.dropped]
-        if before is None:
-            return cls.with_sums(own, 1)
-        sums = [x + y for x, y in zip(before.sums, own, strict=True)]
-        return cls.with_sums(sums, before.layers + 1)
-
-    @classmethod
-    def with_sums(cls, sums: Sequence[mtf.Tensor], layers: int) -> ExpertTotals:
-        """Makes it of its tensors, in their order, and the number of layers."""
-        load_balance, router_z, choices, dropped = sums
-        return cls(load_balance, router_z, choices, dropped, layers)
+    def zero(cls, mesh: mtf.Mesh, layers: int) -> ExpertTotals:
+        """Returns the statistics before the first layer."""
+        zero = mtf.constant(mesh, 0.0, dtype=tf.float32)
+        return cls(zero, zero, zero, zero, layers)
 
     @property
-    def sums(self) -> list[mtf.Tensor]:
+    def sums(self) -> ExpertSums:
         """The tensors."""
-        return [self.load_balance, self.router_z, self.choices, self.dropped]
+        return ExpertSums(*self[:-1])
+
+    def with_sums(self, sums: Sequence[mtf.Tensor]) -> ExpertTotals:
+        """Returns the same with other tensors."""
+        load_balance, router_z, choices, dropped = sums
+        return ExpertTotals(load_balance, router_z, choices, dropped, self.layers)
+
+
+# The statistics of the stacks of a model, in order; None: a stack without experts.
+Totals = tuple[ExpertTotals | None, ...]
 
 
 @dataclass(frozen=True)
@@ -206,8 +200,7 @@ class MixtureOfExperts:
             y, load_balance, choices, dropped = self._by_expert(tokens, router, capacity, training)
         else:
             y, load_balance, choices, dropped = self._by_token(tokens, router, capacity, training)
-        count = mtf.reduce_sum(router.token_mask)
-        sums = ExpertSums(load_balance, router.z_sum(), count, choices, dropped)
+        sums = ExpertSums(load_balance, router.z_sum(), choices, dropped)
         return mtf.reshape(y, x.shape), sums
 
     def _by_token(

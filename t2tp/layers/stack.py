@@ -7,12 +7,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from t2tp import mtf
 from t2tp.choices import RECOMPUTE
-from t2tp.layers.mixture_of_experts import ExpertSums, ExpertTotals, MixtureOfExperts
+from t2tp.layers.mixture_of_experts import ExpertTotals, MixtureOfExperts, Totals
 from t2tp.layers.passes import DecodeState, ForwardPass, FullForward
 from t2tp.layers.transformer_layer import Layer, Residual, recomputed
 from t2tp.ops.take_microbatch import take_microbatch
@@ -22,7 +21,7 @@ from t2tp.pipeline.chain import ChainResults, RowGroups, StageChain
 from t2tp.suggestions import nearest
 
 # What a layer is applied to: activations, the forward pass, statistics of the layers before it.
-_LayerInput = tuple[mtf.Tensor, ForwardPass, ExpertTotals | None]
+_LayerInput = tuple[mtf.Tensor, ForwardPass, Totals]
 
 
 class _StageTensors:
@@ -33,15 +32,14 @@ class _StageTensors:
       tensors: the activations, the memory that layers attend to, and statistics of experts.
     """
 
-    def __init__(self, x: mtf.Tensor, forward: ForwardPass, totals: ExpertTotals | None) -> None:
+    def __init__(self, x: mtf.Tensor, forward: ForwardPass, totals: Totals) -> None:
         self.forward = forward
         self._totals = totals
         self._memory = forward.memory if isinstance(forward, FullForward) else None
         self.tensors = [x]
         if self._memory is not None:
             self.tensors.append(self._memory.x)
-        if totals is not None:
-            self.tensors += totals.sums
+        self.tensors += [tensor for each in totals if each is not None for tensor in each.sums]
 
     def mapped(self, fn: Callable[[mtf.Tensor], mtf.Tensor]) -> _StageTensors:
         """Returns the same with `fn` applied to all tensors, those of the forward pass, too."""
@@ -51,12 +49,14 @@ class _StageTensors:
     def with_tensors(self, tensors: Sequence[mtf.Tensor]) -> _LayerInput:
         """Returns the same with other tensors."""
         x, *rest = tensors
-        forward, totals = self.forward, self._totals
+        forward = self.forward
         if self._memory is not None:
             memory = dataclasses.replace(self._memory, x=rest.pop(0))
             forward = dataclasses.replace(forward, memory=memory)  # type: ignore[arg-type]
-        if totals is not None:
-            totals = ExpertTotals.with_sums(rest, totals.layers)
+        left = iter(rest)
+        totals = tuple(
+            each and each.with_sums([next(left) for _ in each.sums]) for each in self._totals
+        )
         return x, forward, totals
 
 
@@ -106,22 +106,24 @@ class Stack:
         self._recompute = recompute
 
     def __call__(
-        self, x: mtf.Tensor, forward: ForwardPass, totals: ExpertTotals | None = None
-    ) -> tuple[mtf.Tensor, ExpertTotals | None]:
+        self, x: mtf.Tensor, forward: ForwardPass, earlier: Totals = ()
+    ) -> tuple[mtf.Tensor, Totals]:
         """Applies the layers.
 
         Args:
           x: [batch..., d_model].
           forward: the forward pass; see `ForwardPass`.
-          totals: the statistics of experts in layers before these, if any.
+          earlier: the statistics of stacks before this one.
 
         Returns:
-          like `x`, and the statistics of all layers with experts; None: there are none.
+          like `x`, and the statistics of the experts of all stacks.
 
         Raises:
           LayoutError: the layout splits the layers into stages that cannot be.
         """
         x = self._residual.between(x)
+        experts = sum(isinstance(layer.feed_forward, MixtureOfExperts) for layer in self._layers)
+        totals = (*earlier, ExpertTotals.zero(x.mesh, experts) if experts else None)
         if getattr(x.mesh, "layout", None) is not None and x.mesh.layout.num_stages > 1:
             x, totals = self._in_stages(x, forward, totals)
         else:
@@ -138,8 +140,8 @@ class Stack:
         layer: Layer,
         x: mtf.Tensor,
         forward: ForwardPass,
-        totals: ExpertTotals | None,
-    ) -> tuple[mtf.Tensor, ExpertTotals | None]:
+        totals: Totals,
+    ) -> tuple[mtf.Tensor, Totals]:
         """Applies one layer; returns its output and the statistics of the layers up to it."""
         name = _name(number)
         with tf1.variable_scope(name):
@@ -151,24 +153,25 @@ class Stack:
                 recompute=self._recompute,
             )
             x, *sums = (recomputed(apply, forward) if self._recompute == "layer" else apply)(x)
-        return x, ExpertTotals.with_layer(totals, ExpertSums(*sums)) if sums else totals
+        own = totals[-1]
+        if not sums or own is None:
+            return x, totals
+        return x, (
+            *totals[:-1],
+            own.with_sums([a + b for a, b in zip(own.sums, sums, strict=True)]),
+        )
 
     def _in_stages(
-        self, x: mtf.Tensor, forward: ForwardPass, totals: ExpertTotals | None
-    ) -> tuple[mtf.Tensor, ExpertTotals | None]:
+        self, x: mtf.Tensor, forward: ForwardPass, totals: Totals
+    ) -> tuple[mtf.Tensor, Totals]:
         """Applies the layers of one stage of a pipeline, which stand for those of any stage."""
         assigned = assign_layers(len(self._layers), x.mesh.layout)
         check_layers_match(assigned, [layer.kind for layer in self._layers])
-        experts = sum(isinstance(layer.feed_forward, MixtureOfExperts) for layer in self._layers)
-        if experts and totals is None:
-            zero = mtf.constant(x.mesh, 0.0, dtype=tf.float32)
-            totals = ExpertTotals(zero, zero, zero, zero, 0)
-        layers = experts + (totals.layers if totals else 0)
         first_chunk = chunk_number(x.mesh.graph)
         for chunk, ranges in enumerate(assigned, first_chunk):
             build = self._chunk if x.mesh.runs_schedule else self._chunk_in_turn
             x, forward, totals = build(ranges, chunk, _StageTensors(x, forward, totals))
-        return x, totals._replace(layers=layers) if totals else None
+        return x, totals
 
     def _chunk(self, ranges: Sequence[range], chunk: int, received: _StageTensors) -> _LayerInput:
         """Applies a chunk of layers, of which each stage has a range, between two boundaries."""

@@ -6,8 +6,8 @@ import dataclasses
 
 from t2tp import mtf
 from t2tp.metrics import correct_in_top_k, token_sums
-from t2tp.models.model import LossOutput
 from t2tp.ops.cross_entropy import softmax_cross_entropy
+from t2tp.optim.loss import LossOutput, LossTerm
 
 
 def predicted(
@@ -21,16 +21,16 @@ def predicted(
     z_loss: float = 0.0,
     top_5: bool = True,
 ) -> LossOutput:
-    """Computes the mean loss of the targets and sums for metrics.
+    """Computes the mean cross-entropy of the targets, and sums for metrics.
 
-    Label smoothing and z-loss apply in training only; `nll` excludes them.
+    The loss includes label smoothing and z-loss, in training and evaluation; `nll` does not.
 
     Args:
       logits: [..., classes].
       targets: integers [...].
       weights: float32 [...]: 1 for a target, 0 for padding.
       classes: the dimension of the classes.
-      training: whether the loss is for training.
+      training: whether to leave out the sums that only evaluation reports.
       label_smoothing: see `softmax_cross_entropy`.
       z_loss: see `softmax_cross_entropy`.
       top_5: whether evaluation counts targets among the five most probable classes.
@@ -45,14 +45,13 @@ def predicted(
         metrics = token_sums(nll, logits, targets, weights, classes)
         if top_5:
             metrics |= correct_in_top_k(logits, targets, weights, classes)
-    objective = metrics["nll"]
-    if training and (label_smoothing or z_loss):
+    total = metrics["nll"]
+    if label_smoothing or z_loss:
         smoothed = softmax_cross_entropy(
             logits, targets, classes, z_loss=z_loss, label_smoothing=label_smoothing
         )
-        objective = mtf.reduce_sum(smoothed * weights)
-    tokens = metrics["tokens"]
-    return LossOutput(objective / mtf.maximum(tokens, 1.0), metrics, weight=tokens)
+        total = mtf.reduce_sum(smoothed * weights)
+    return LossOutput({"cross_entropy": LossTerm(total, metrics["tokens"])}, metrics)
 
 
 def with_metrics(out: LossOutput, metrics: dict[str, mtf.Tensor]) -> LossOutput:

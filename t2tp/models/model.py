@@ -6,7 +6,6 @@ import abc
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 
 import tensorflow as tf
 
@@ -14,30 +13,13 @@ from t2tp import mtf
 from t2tp.choices import PRECISIONS
 from t2tp.hparam import HParams
 from t2tp.layers.adapters import Adapters
+from t2tp.optim.loss import LossOutput
 from t2tp.program.program import Mesh
 from t2tp.suggestions import nearest
 
 # The feature with the index of a row's example in its split, int64 [batch]. The trainer feeds it in
 # evaluations, to every model: random numbers of a model should then depend on it alone.
 EXAMPLE_INDEX = "example_index"
-
-
-@dataclass(frozen=True)
-class LossOutput:
-    """A model's loss and metrics for a batch.
-
-    Attributes:
-      loss: the training loss, a float32 scalar.
-      metrics: float32 scalars by name, each a sum over the batch, so that a problem can sum over
-        batches and derive its metrics.
-      weight: the sum of the weights of which the loss is an average (the number of tokens, say), a
-        float32 scalar, which weights microbatches in gradient accumulation. None: the model cannot
-        be trained with `microbatches` above 1.
-    """
-
-    loss: mtf.Tensor
-    metrics: Mapping[str, mtf.Tensor]
-    weight: mtf.Tensor | None = None
 
 
 class FeatureMismatchError(ValueError):

@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf1
 
 from t2tp import mtf, registry
 from t2tp.hparam import HParams
-from t2tp.layers.mixture_of_experts import ExpertTotals
+from t2tp.layers.mixture_of_experts import Totals
 from t2tp.layers.passes import DecodeStep, FullForward, Memory, Prefill, SequenceInfo
 from t2tp.metrics import sequence_sums
 from t2tp.models.autoregressive import AutoregressiveModel, DecodeState, previous_tokens
@@ -76,18 +76,19 @@ class Transformer(AutoregressiveModel):
           the targets attends to the one of its number in the inputs) and `_position`: integers
           [batch, length].
         """
-        logits, expert_totals = self.logits(mesh, features, training)
+        logits, totals = self.logits(mesh, features, training)
         targets, segments = features["targets"], features["targets_segmentation"]
         weights = weights_of(segments)
         out = predicted(self.hparams, logits, targets, weights, self._vocab, training)
         if not training:
             rows = targets.shape.dims[0]
             out = with_metrics(out, sequence_sums(logits, targets, weights, self._vocab, rows))
-        return with_experts(out, self.hparams, expert_totals, training)
+        stacks = {"encoder_": features["inputs_segmentation"], "": segments}
+        return with_experts(out, self.hparams, totals, stacks)
 
     def logits(
         self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool
-    ) -> tuple[mtf.Tensor, ExpertTotals | None]:
+    ) -> tuple[mtf.Tensor, Totals]:
         """Computes the logits of each target from the inputs and the previous targets; see `loss`.
 
         Returns:
@@ -95,7 +96,7 @@ class Transformer(AutoregressiveModel):
         """
         targets, segments = features["targets"], features["targets_segmentation"]
         sequence = SequenceInfo(features["targets_position"], segments)
-        memory, of_encoder = self._encode(mesh, features, training)
+        memory, encoder_totals = self._encode(mesh, features, training)
         x = self._embed_targets(
             shifted_right(targets, segments, self._factory.bos_token_id),
             sequence.positions,
@@ -104,8 +105,8 @@ class Transformer(AutoregressiveModel):
         with tf1.variable_scope("decoder"):
             bias = self._factory.relative_bias(mesh)
             forward = FullForward(sequence, training, memory, bias)
-            x, expert_totals = self._decoder(x, forward, of_encoder)
-        return self._logits(x), expert_totals
+            x, totals = self._decoder(x, forward, encoder_totals)
+        return self._logits(x), totals
 
     def prefill(
         self, mesh: Mesh, features: Mapping[str, mtf.Tensor], length: mtf.Dimension
@@ -145,7 +146,7 @@ class Transformer(AutoregressiveModel):
 
     def _encode(
         self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool
-    ) -> tuple[Memory, ExpertTotals | None]:
+    ) -> tuple[Memory, Totals]:
         """Returns the encoder's output; its length dimension is `memory_length`."""
         inputs, segments = features["inputs"], features["inputs_segmentation"]
         positions = features.get("inputs_position")
@@ -157,12 +158,12 @@ class Transformer(AutoregressiveModel):
         with tf1.variable_scope("encoder"):
             x = self._factory.with_positions(x, sequence.positions, training, sequence.length.size)
             bias = self._factory.relative_bias(mesh)
-            x, expert_totals = self._encoder(x, FullForward(sequence, training, relative_bias=bias))
+            x, totals = self._encoder(x, FullForward(sequence, training, relative_bias=bias))
         x, segments = (
             mtf.rename_dimension(tensor, sequence.length.name, "memory_length")
             for tensor in (x, segments)
         )
-        return Memory(x, segments), expert_totals
+        return Memory(x, segments), totals
 
     def _embed_targets(
         self, tokens: mtf.Tensor, positions: mtf.Tensor, training: bool, longest: int | None = None

@@ -13,7 +13,7 @@ from t2tp.layers import variables
 from t2tp.layers.dense import Dense
 from t2tp.layers.dropout import Dropout
 from t2tp.layers.feed_forward import activation_of
-from t2tp.layers.mixture_of_experts import ExpertTotals
+from t2tp.layers.mixture_of_experts import Totals
 from t2tp.layers.passes import FullForward, SequenceInfo
 from t2tp.metrics import positive_sums
 from t2tp.models.layer_factory import LayerFactory
@@ -101,27 +101,27 @@ class TransformerEncoder(Model):
 
     def _class_logits(
         self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool
-    ) -> tuple[mtf.Tensor, ExpertTotals | None]:
+    ) -> tuple[mtf.Tensor, Totals]:
         segments = features["inputs_segmentation"]
         sequence = SequenceInfo(features["inputs_position"], segments)
         types = features.get("inputs_types")
-        x, expert_totals = self._hidden(mesh, features["inputs"], types, sequence, training)
+        x, totals = self._hidden(mesh, features["inputs"], types, sequence, training)
         has_pooler = self.hparams.pooler
         row = self._pooled(x, training) if has_pooler else _mean(x, weights_of(segments))
         classes = classes_of(self.hparams, self.vocab_sizes["targets"])
         with tf1.variable_scope("classifier"):
-            return _classified(row, classes), expert_totals
+            return _classified(row, classes), totals
 
     def _loss_of_classes(
         self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool
     ) -> LossOutput:
-        logits, expert_totals = self._class_logits(mesh, features, training)
+        logits, totals = self._class_logits(mesh, features, training)
         targets, classes = features["targets"], logits.shape.dims[-1]
         weights = mtf.cast(features["weights"], tf.float32)
         out = predicted(self.hparams, logits, targets, weights, classes, training)
         if not training and classes.size == 2:
             out = with_metrics(out, positive_sums(logits, targets, weights, classes))
-        return with_experts(out, self.hparams, expert_totals, training)
+        return with_experts(out, self.hparams, totals, {"": features["inputs_segmentation"]})
 
     def _loss_of_masked(
         self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool
@@ -135,12 +135,12 @@ class TransformerEncoder(Model):
                 " index of each row in the data that are evaluated on."
             )
         tokens, is_masked = self._masked(targets, segments, examples)
-        logits, expert_totals = self._token_logits(mesh, tokens, features, training)
+        logits, totals = self._token_logits(mesh, tokens, features, training)
         out = predicted(self.hparams, logits, targets, is_masked, self._vocab, training)
         if not training:
             visible = mtf.reduce_sum(weights_of(segments) - is_masked)
             out = with_metrics(out, {"unmasked_tokens": visible})
-        return with_experts(out, self.hparams, expert_totals, training)
+        return with_experts(out, self.hparams, totals, {"": segments})
 
     def token_logits(self, mesh: Mesh, features: Mapping[str, mtf.Tensor]) -> mtf.Tensor:
         """Computes the logits of all tokens of a masked language model, without dropout.
@@ -160,11 +160,11 @@ class TransformerEncoder(Model):
         tokens: mtf.Tensor,
         features: Mapping[str, mtf.Tensor],
         training: bool,
-    ) -> tuple[mtf.Tensor, ExpertTotals | None]:
+    ) -> tuple[mtf.Tensor, Totals]:
         sequence = SequenceInfo(features["targets_position"], features["targets_segmentation"])
         types = features.get("targets_types")
-        x, expert_totals = self._hidden(mesh, tokens, types, sequence, training)
-        return self._embedding.logits(self._before_logits(x)), expert_totals
+        x, totals = self._hidden(mesh, tokens, types, sequence, training)
+        return self._embedding.logits(self._before_logits(x)), totals
 
     def _masked(
         self, targets: mtf.Tensor, segments: mtf.Tensor, examples: mtf.Tensor | None = None
@@ -216,7 +216,7 @@ class TransformerEncoder(Model):
         types: mtf.Tensor | None,
         sequence: SequenceInfo,
         training: bool,
-    ) -> tuple[mtf.Tensor, ExpertTotals | None]:
+    ) -> tuple[mtf.Tensor, Totals]:
         """Returns the last layer's output, [batch, length, d_model]."""
         x = self._embedding(tokens, self._factory.dtype)
         if self.hparams.token_types:

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from t2tp import mtf, registry
 from t2tp.hparam import HParams
-from t2tp.layers.mixture_of_experts import ExpertTotals
+from t2tp.layers.mixture_of_experts import Totals
 from t2tp.layers.passes import DecodeStep, FullForward, Prefill, SequenceInfo
 from t2tp.metrics import sequence_sums
 from t2tp.models.autoregressive import AutoregressiveModel, DecodeState, previous_tokens
@@ -55,18 +55,18 @@ class TransformerLm(AutoregressiveModel):
         Raises:
           ValueError: the length is above `max_length`.
         """
-        logits, expert_totals = self.logits(mesh, features, training)
+        logits, totals = self.logits(mesh, features, training)
         targets, weights = features["targets"], weights_of_targets(features)
         out = predicted(self.hparams, logits, targets, weights, self._vocab, training)
         if not training:
             rows = targets.shape.dims[0]
             sums = sequence_sums(logits, targets, weights, self._vocab, rows)
             out = with_metrics(out, sums)
-        return with_experts(out, self.hparams, expert_totals, training)
+        return with_experts(out, self.hparams, totals, {"": features["targets_segmentation"]})
 
     def logits(
         self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool
-    ) -> tuple[mtf.Tensor, ExpertTotals | None]:
+    ) -> tuple[mtf.Tensor, Totals]:
         """Computes the logits of each target from the previous ones; see `loss`.
 
         Returns:
@@ -78,8 +78,8 @@ class TransformerLm(AutoregressiveModel):
         x = self._embedding(tokens, self._factory.dtype)
         x = self._factory.with_positions(x, sequence.positions, training, sequence.length.size)
         bias = self._factory.relative_bias(mesh)
-        x, expert_totals = self._stack(x, FullForward(sequence, training, relative_bias=bias))
-        return self._embedding.logits(x), expert_totals
+        x, totals = self._stack(x, FullForward(sequence, training, relative_bias=bias))
+        return self._embedding.logits(x), totals
 
     def prefill(
         self, mesh: Mesh, features: Mapping[str, mtf.Tensor], length: mtf.Dimension

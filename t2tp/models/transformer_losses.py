@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 
 import tensorflow as tf
 
 from t2tp import mtf
 from t2tp.hparam import HParams
-from t2tp.layers.mixture_of_experts import ExpertTotals
+from t2tp.layers.mixture_of_experts import Totals
 from t2tp.models import losses
-from t2tp.models.model import LossOutput
+from t2tp.optim.loss import LossOutput, LossTerm
 
 
 def predicted(
@@ -35,25 +34,38 @@ def predicted(
 
 
 def with_experts(
-    out: LossOutput, hparams: HParams, experts: ExpertTotals | None, training: bool
+    out: LossOutput, hparams: HParams, totals: Totals, segments: Mapping[str, mtf.Tensor]
 ) -> LossOutput:
-    """Adds the experts' losses in training, and their statistics to the metrics.
+    """Adds the losses of experts, and the sums of `expert_dropped_share`, the metric.
 
-    The metrics are `expert_choices`, the number of token-expert assignments requested, and
-    `expert_dropped`, the number that exceeded the capacity; the fraction dropped and the
-    load-balancing loss are scalar summaries. Without experts `out` is unchanged.
+    Each stack averages over its own tokens: those of the inputs in an encoder, those of the targets
+    in a decoder.
+
+    Args:
+      out: the loss without experts.
+      hparams: coefficients, `moe_load_balance_loss` and `moe_router_z_loss`.
+      totals: statistics of each stack; None: a stack without experts.
+      segments: integers [batch, length] of each stack's tokens (0: padding), by the prefix of the
+        terms' names.
     """
-    if experts is None:
+    stacks = {prefix: t for prefix, t in zip(segments, totals, strict=True) if t is not None}
+    if not stacks:
         return out
-    balance, choices = experts.load_balance / float(experts.layers), experts.choices
-    mtf.scalar_summary("experts/dropped_share", experts.dropped / mtf.maximum(choices, 1.0))
-    mtf.scalar_summary("experts/load_balance", balance)
-    loss = out.loss
-    if training:
-        z = experts.router_z / float(experts.layers)
-        loss += balance * hparams.moe_load_balance_loss + z * hparams.moe_router_z_loss
-    metrics = {"expert_choices": choices, "expert_dropped": experts.dropped}
-    return losses.with_metrics(dataclasses.replace(out, loss=loss), metrics)
+    layers = sum(t.layers for t in stacks.values())
+    terms = dict(out.terms)
+    for prefix, each in stacks.items():
+        tokens = mtf.reduce_sum(weights_of(segments[prefix]))
+        for name, total, coefficient in (
+            ("load_balance", each.load_balance, hparams.moe_load_balance_loss),
+            ("router_z", each.router_z, hparams.moe_router_z_loss),
+        ):
+            if coefficient:
+                terms[f"{prefix}{name}"] = LossTerm(total * (coefficient / layers), tokens)
+    sums = {
+        "expert_choices": mtf.add_n([t.choices for t in stacks.values()]),
+        "expert_dropped": mtf.add_n([t.dropped for t in stacks.values()]),
+    }
+    return LossOutput(terms, {**out.metrics, **sums})
 
 
 # The feature with the weight of each target, integers [batch, length], of problems in which some

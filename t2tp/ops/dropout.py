@@ -58,6 +58,15 @@ def dropout(
         return DropoutOperation(x, keep, noise_shape).outputs[0]
 
 
+def scaled(x: tf.Tensor, scale: float) -> tf.Tensor:
+    """Multiplies in float32 and rounds once.
+
+    In 16 bits the scale itself would be rounded, which biases all elements alike: 1 / 0.9 is
+    1.109375 in bfloat16, and the mean of the result 0.16 % too small.
+    """
+    return x * scale if x.dtype.size >= 4 else tf.cast(tf.cast(x, tf.float32) * scale, x.dtype)
+
+
 class DropoutOperation(Operation):
     """Input: x. Output: like x."""
 
@@ -93,6 +102,6 @@ class DropoutOperation(Operation):
         is_kept = expanded(mask, self._noise_shape, x.shape)
         value = lowering.slice_in_order(x, order)
         if x.dtype.is_floating:
-            value /= self._keep_prob
+            value = scaled(value, 1.0 / self._keep_prob)
         lowering.set_slice(self.outputs[0], tf.where(is_kept, value, tf.zeros([], x.dtype)))
         lowering.orders.set(self.outputs[0], order)

@@ -17,15 +17,20 @@ class MicrobatchSums(Operation, upstream.WhileLoopOperation):
     Input: the index of the first microbatch. Outputs: the number of microbatches, and the sums.
 
     Attributes:
+      repeats: whether its operations are those of a loop that follows, as for `following`.
       count: number of microbatches.
       part: the batch dimension of a microbatch.
-      addends: what the function returned for the microbatch of the graph.
+      microbatch_operations: the graph of a microbatch.
+      addends: the function's result for the microbatch of the graph.
       total: the sums, structured as the function returns them.
     """
 
     cost_kind = "loop"
     accepts_padding = True
     accepts_deferred_sums = True
+    repeats = False
+    microbatch_operations: list[upstream.Operation]
+    _body_inputs: list[upstream.Tensor]
 
     def __init__(
         self,
@@ -34,6 +39,7 @@ class MicrobatchSums(Operation, upstream.WhileLoopOperation):
         part: upstream.Dimension,
         mesh: upstream.Mesh,
         name: str,
+        following: MicrobatchSums | None = None,
     ) -> None:
         """Builds the graph of a microbatch.
 
@@ -42,13 +48,17 @@ class MicrobatchSums(Operation, upstream.WhileLoopOperation):
           count: number of microbatches.
           part: the batch dimension of a microbatch.
           mesh: the program's mesh.
-          name: of the operation.
+          name: operation name.
+          following: an earlier loop over the same microbatches, whose graph this one continues.
         """
         self.count = count
         self.part = part
         added: list[Any] = []  # The constructor below calls the body once.
 
         def body(number: upstream.Tensor) -> list[upstream.Tensor]:
+            if following is not None:
+                (number,) = following._body_inputs
+                mesh.graph.operations.extend(following.microbatch_operations)
             added.append(sums_of(number))
             return [number + 1, *tf.nest.flatten(added[0])]
 
@@ -59,5 +69,8 @@ class MicrobatchSums(Operation, upstream.WhileLoopOperation):
             has_accumulators=True,
             name=name,
         )
+        if following is not None:
+            self._body_inputs = following._body_inputs
+        self.microbatch_operations = self._body_ops
         self.addends = added[0]
         self.total = tf.nest.pack_sequence_as(self.addends, self.outputs[1:])

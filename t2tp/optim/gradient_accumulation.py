@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -18,6 +17,7 @@ from t2tp.mesh.pipeline import is_of_stage
 from t2tp.ops.microbatch_sums import MicrobatchSums
 from t2tp.ops.take_microbatch import take_microbatch
 from t2tp.ops.variables.sharded_variable import gradients_at_rest
+from t2tp.optim.loss import LossOutput, LossTerm
 from t2tp.pipeline.boundary import EnterStage
 from t2tp.pipeline.loop import PipelineLoop
 from t2tp.program.program import Mesh
@@ -25,23 +25,7 @@ from t2tp.program.program import Mesh
 _BATCH = "batch"
 
 
-class BatchLoss(Protocol):
-    """A model's output for a batch, such as `t2tp.models.model.LossOutput`."""
-
-    @property
-    def loss(self) -> mtf.Tensor:
-        """The training loss, a float32 scalar: a weighted average."""
-
-    @property
-    def weight(self) -> mtf.Tensor | None:
-        """The sum of the weights of that average, a float32 scalar; None: unknown."""
-
-    @property
-    def metrics(self) -> Mapping[str, mtf.Tensor]:
-        """float32 scalars, each a sum over the batch."""
-
-
-LossFn = Callable[[Mapping[str, mtf.Tensor]], BatchLoss]
+LossFn = Callable[[Mapping[str, mtf.Tensor]], LossOutput]
 
 
 @dataclass(frozen=True)
@@ -49,36 +33,24 @@ class Accumulated:
     """The sums over a batch's microbatches.
 
     Attributes:
-      loss: of the batch, a float32 scalar.
-      metrics: sums over the batch.
-      gradients: w.r.t. the trainable variables of the graph, float32, not yet divided by `divisor`;
-        from ZeRO's stage 2 on in the shapes of the variables at rest.
-      divisor: a float32 scalar.
-      idle_share: of each stage of a pipeline, as measured; see `PipelineLoop`. None: no stages.
+      loss: loss of the batch, a float32 scalar.
+      sums: `LossOutput.sums` of the batch.
+      gradients: float32 gradients of the loss w.r.t. the graph's trainable variables; from ZeRO
+        stage 2 on, in the shapes of the variables at rest.
+      idle_share: measured idle share of each pipeline stage, see `PipelineLoop`. None: no stages.
     """
 
     loss: mtf.Tensor
-    metrics: dict[str, mtf.Tensor]
+    sums: dict[str, mtf.Tensor]
     gradients: list[mtf.Tensor]
-    divisor: mtf.Tensor
     idle_share: mtf.Tensor | None = None
 
 
 class _Sums(NamedTuple):
-    """The addends of one microbatch.
+    """The addends of one microbatch."""
 
-    Attributes:
-      weight: of its loss, near 1.
-      loss: weighted.
-      summaries: weighted scalar summaries, by name.
-      metrics: by name.
-      gradients: of the weighted loss, w.r.t. the trainable variables.
-    """
-
-    weight: mtf.Tensor
-    loss: mtf.Tensor
     summaries: dict[str, mtf.Tensor]
-    metrics: dict[str, mtf.Tensor]
+    sums: dict[str, mtf.Tensor]
     gradients: list[mtf.Tensor]
 
 
@@ -92,55 +64,47 @@ def accumulate(
     """Computes a loss and its gradients by microbatches; stores the activations of one at a time.
 
     Microbatch i is the i-th slice of each processor's rows, so that no rows move between
-    processors; the gradients are all-reduced once, after the last one. Microbatches are weighted
-    (by numbers of tokens, say), so that the result is that of the full batch, and random operations
-    sample for a row what they would in the full batch. What a model computes across rows, such as
-    batch norm or the capacity of experts in groups of several rows, it computes across those of a
-    microbatch. Scalar summaries are averaged.
+    processors. The gradients are all-reduced once, after the last one.
+
+    The result is that of the full batch. A first loop adds up the weights of each term of the loss
+    (numbers of tokens, say), which depend on the features alone; the second one divides each
+    microbatch's totals by them. Random operations sample for a row what they would in the full
+    batch. What a model computes across rows, such as batch norm or the capacity of experts in
+    groups of several rows, it computes across those of a microbatch. Scalar summaries are averaged.
 
     Args:
       loss_fn: builds the loss of features.
-      features: by name; those with the dimension `batch` are split along it.
+      features: the batch, by name; those with the dimension `batch` are split along it.
       microbatches: number of microbatches.
       mesh: the program's mesh.
       scale: a float32 scalar to multiply the gradients by; see `LossScale`.
 
     Raises:
       ValueError: no feature has the dimension `batch`, its size is not a multiple of
-        `microbatches`, the loss has no weight, or a variable has no influence on it.
+        `microbatches`, or a variable has no influence on the loss.
     """
     whole = _batch_dim(features, microbatches)
     part = mtf.Dimension(_BATCH, whole.size // microbatches)
-    # Normalizes the weights, which seed the backward pass, to about 1 or above, so that gradients
-    # do not underflow in float16 (too large a loss scale is soon halved); a power of two is exact.
-    fewest = min(x.shape.size for x in features.values() if whole in x.shape.dims)
-    usual_weight = 2.0 ** math.ceil(math.log2(fewest / microbatches))
+    outputs: list[LossOutput] = []
+
+    def weights_of(number: mtf.Tensor) -> dict[str, mtf.Tensor]:
+        taken = {name: take_microbatch(x, number, whole, part) for name, x in features.items()}
+        outputs.append(_in_schedule(loss_fn, taken, mesh))
+        return {name: term.weight for name, term in outputs[0].terms.items()}
+
+    weights_loop = WeightsLoop(weights_of, microbatches, part, mesh, "loss_weights")
+    weights = weights_loop.total
+    (output,) = outputs
 
     def sums_of(number: mtf.Tensor) -> _Sums:
-        before = len(mesh.graph.operations)
-        output = _in_schedule(
-            loss_fn,
-            {name: take_microbatch(x, number, whole, part) for name, x in features.items()},
-            mesh,
-        )
-        if output.weight is None:
-            raise ValueError(
-                f"microbatches={microbatches} needs the weight of the loss, and the model does not"
-                " say it: give it in LossOutput(..., weight=...), or set microbatches=1"
-            )
-        weight = mtf.stop_gradient(output.weight) * (1.0 / usual_weight)
-        seed = weight if scale is None else weight * scale
-        grads = variable_gradients(output.loss, mesh, seed)
+        del number
+        shown = _scalar_summaries(weights_loop.microbatch_operations)
+        share = mtf.add_n([term.mean(weights[name]) for name, term in output.terms.items()])
+        grads = variable_gradients(share, mesh, scale)
         if mesh.layout.storage.stage >= 2:
             grads = gradients_at_rest(grads, mesh.graph.trainable_variables)
-        shown = _scalar_summaries(mesh.graph.operations[before:])
-        return _Sums(
-            weight,
-            output.loss * weight,
-            {name: x * weight for name, x in shown.items()},
-            dict(output.metrics),
-            grads,
-        )
+        summaries = {name: x * (1.0 / microbatches) for name, x in shown.items()}
+        return _Sums(summaries, output.sums, grads)
 
     total: _Sums
     idle_share = None
@@ -150,24 +114,18 @@ def accumulate(
             shared = tf.nest.map_structure(lambda _: False, sums)
             return shared._replace(gradients=[is_of_stage(v) for v in variables_of(mesh)])
 
-        loop = PipelineLoop(sums_of, microbatches, part, mesh, is_per_stage)
+        loop = PipelineLoop(sums_of, microbatches, part, mesh, is_per_stage, weights_loop)
         total, idle_share = loop.total, loop.idle_share
     else:
-        total = MicrobatchLoop(sums_of, microbatches, part, mesh, "microbatches").total
-    # If all weights are 0, so are the sums: avoids 0 / 0.
-    weight = mtf.maximum(total.weight, 1e-30)
+        loop = MicrobatchLoop(sums_of, microbatches, part, mesh, "microbatches", weights_loop)
+        total = loop.total
     for name, summary in total.summaries.items():
-        mtf.scalar_summary(name, summary / weight)._name = name
-    return Accumulated(
-        total.loss / weight,
-        total.metrics,
-        total.gradients,
-        weight if scale is None else weight * scale,
-        idle_share,
-    )
+        mtf.scalar_summary(name, summary)._name = name
+    terms = {name: LossTerm(total.sums[f"loss/{name}"], weight) for name, weight in weights.items()}
+    return Accumulated(LossOutput(terms).loss, total.sums, total.gradients, idle_share)
 
 
-def _in_schedule(loss_fn: LossFn, features: Mapping[str, mtf.Tensor], mesh: Mesh) -> BatchLoss:
+def _in_schedule(loss_fn: LossFn, features: Mapping[str, mtf.Tensor], mesh: Mesh) -> LossOutput:
     """Builds the loss of a microbatch; stages of layers, if there are any, follow a schedule."""
     mesh.runs_schedule = True
     try:
@@ -179,7 +137,7 @@ def _in_schedule(loss_fn: LossFn, features: Mapping[str, mtf.Tensor], mesh: Mesh
 def sum_metrics(
     loss_fn: LossFn, features: Mapping[str, mtf.Tensor], microbatches: int, mesh: Mesh
 ) -> dict[str, mtf.Tensor]:
-    """Returns the metrics of a batch, of which the stages of a pipeline evaluate microbatches.
+    """Returns the `LossOutput.sums` of a batch that the stages of a pipeline evaluate.
 
     Args:
       loss_fn: builds the loss of features, without dropout.
@@ -200,7 +158,7 @@ def sum_metrics(
 
     def sums_of(number: mtf.Tensor) -> dict[str, mtf.Tensor]:
         parts = {name: take_microbatch(x, number, whole, part) for name, x in features.items()}
-        return dict(_in_schedule(loss_fn, parts, mesh).metrics)
+        return _in_schedule(loss_fn, parts, mesh).sums
 
     def is_per_stage(sums: dict[str, mtf.Tensor]) -> dict[str, bool]:
         return dict.fromkeys(sums, False)
@@ -264,13 +222,43 @@ class MicrobatchLoop(MicrobatchSums):
 
     def lower(self, lowering: Lowering) -> None:
         (rows,) = lowering.mesh_impl(self).slice_shape(mtf.Shape([self.part]))
-        per_row = elements_per_row(self.part, all_operations(self._body_ops))
+        per_row = elements_per_row(self.part, all_operations(self.microbatch_operations))
         collectives = lowering.mesh_impl(self).collectives
 
         @contextlib.contextmanager
         def inside(iteration: tf.Tensor) -> Iterator[None]:
             microbatch = Microbatch(iteration, self.count, rows, per_row)
-            with lowering.inside_microbatch(microbatch), collectives.repeated(self.count):
+            with (
+                lowering.isolated(),
+                lowering.inside_microbatch(microbatch),
+                collectives.repeated(self.count),
+            ):
                 yield
 
         lower_while_loop(self, lowering, inside)
+
+
+class WeightsLoop(MicrobatchLoop):
+    """Sums functions of the features over microbatches, before the loop that computes the loss.
+
+    Both loops have the same operations. This one lowers only those that its results need: a mask of
+    random tokens is the same in both, because random numbers are keyed by an operation's name.
+    """
+
+    repeats = True
+
+    def __init__(self, *args: Any) -> None:
+        """Builds the graph of a microbatch; arguments as for `MicrobatchSums`."""
+        super().__init__(*args)
+        self._body_ops = needed_operations(self.microbatch_operations, self._body_outputs)
+
+
+def needed_operations(
+    operations: Sequence[mtf.Operation], tensors: Sequence[mtf.Tensor]
+) -> list[mtf.Operation]:
+    """Returns the operations that tensors are computed from, in order."""
+    needed = {x.operation for x in tensors}
+    for op in reversed(operations):
+        if op in needed:
+            needed |= {x.operation for x in op.inputs}
+    return [op for op in operations if op in needed]

@@ -10,7 +10,7 @@ import tensorflow as tf
 from t2tp import mtf
 from t2tp.lowering.lowering import Lowering
 from t2tp.lowering.operation import Operation
-from t2tp.optim.gradient_accumulation import variable_gradients
+from t2tp.optim.gradient_accumulation import needed_operations, variable_gradients
 from t2tp.optim.optimizer import mesh_axes
 from t2tp.program.program import Mesh
 
@@ -40,7 +40,7 @@ def nonfinite_counts(loss: mtf.Tensor, mesh: Mesh) -> dict[str, mtf.Tensor]:
     """
     graph = mesh.graph
     variables = list(graph.trainable_variables)
-    forward = _needed(list(graph.operations), loss)
+    forward = needed_operations(list(graph.operations), [loss])
     named = {f"variable {var.name}": var.value for var in variables}
     for op in forward:
         for x in op.outputs:
@@ -54,16 +54,6 @@ def nonfinite_counts(loss: mtf.Tensor, mesh: Mesh) -> dict[str, mtf.Tensor]:
 def first_nonfinite(counts: Mapping[str, Any]) -> str | None:
     """Returns the first name with a count above 0; None if there is none."""
     return next((name for name in counts if counts[name]), None)
-
-
-def _needed(operations: list[mtf.Operation], loss: mtf.Tensor) -> list[mtf.Operation]:
-    """Returns the operations that the loss is computed from, in order."""
-    wanted, found = {loss.operation}, []
-    for op in reversed(operations):
-        if op in wanted:
-            found.append(op)
-            wanted |= {x.operation for x in op.inputs}
-    return found[::-1]
 
 
 class CountNonfiniteOperation(Operation):

@@ -53,6 +53,16 @@ def learning_rate(step: mtf.Tensor, hparams: HParams, train_steps: int) -> mtf.T
     )
 
 
+def warmup_steps(hparams: HParams, train_steps: int) -> int:
+    """Returns the number of warm-up steps.
+
+    It is `learning_rate_warmup_steps`. A training that would spend more than half of its steps on
+    the warm-up, such as a short fine-tuning with the hparams of a long training, spends a tenth.
+    """
+    steps = hparams.learning_rate_warmup_steps
+    return steps if 2 * steps <= train_steps else train_steps // 10
+
+
 @registry.register_learning_rate_schedule
 def constant(step: tf.Tensor, hparams: HParams, train_steps: int) -> float:
     """Returns `learning_rate_constant`."""
@@ -62,9 +72,8 @@ def constant(step: tf.Tensor, hparams: HParams, train_steps: int) -> float:
 
 @registry.register_learning_rate_schedule
 def linear_warmup(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor:
-    """Rises linearly to 1 over `learning_rate_warmup_steps`; the first step is above 0."""
-    del train_steps
-    return tf.minimum(1.0, (step + 1.0) / max(1, hparams.learning_rate_warmup_steps))
+    """Rises linearly to 1 over `warmup_steps`; the first step is above 0."""
+    return tf.minimum(1.0, (step + 1.0) / max(1, warmup_steps(hparams, train_steps)))
 
 
 @registry.register_learning_rate_schedule
@@ -111,8 +120,9 @@ def sqrt_decay(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor
     A. Hägele et al., "Scaling Laws and Compute-Optimal Training Beyond Fixed Training Durations"
     (arXiv:2405.18392), equation 1.
     """
-    done = 1.0 - _left_at_the_end(step, hparams, train_steps)
-    return _above_floor(1.0 - tf.sqrt(done), hparams)
+    left = _left_at_the_end(step, hparams, train_steps)
+    # Equals 1 - sqrt(1 - left) without cancellation at the end.
+    return _above_floor(left / (1.0 + tf.sqrt(1.0 - left)), hparams)
 
 
 @registry.register_learning_rate_schedule
@@ -124,9 +134,7 @@ def cosine_decay(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tens
     I. Loshchilov and F. Hutter, "SGDR" (arXiv:1608.03983), equation 5, without restarts.
     """
     over = hparams.learning_rate_decay_steps or train_steps
-    left = tf.maximum(0.0, (over - step) / over)
-    # Equals (1 + cos(pi * step / over)) / 2 without cancellation at the end.
-    return _above_floor(tf.square(tf.sin(0.5 * math.pi * left)), hparams)
+    return _above_floor(_half_cosine(tf.minimum(step, over), over), hparams)
 
 
 @registry.register_learning_rate_schedule
@@ -136,23 +144,16 @@ def cosdecay(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor:
     It is (1 + cos(pi * step / `learning_rate_decay_steps`)) / 2, which rises again after the
     decay's end.
     """
-    over = _decay_steps("cosdecay", hparams)
-    del train_steps
-    decayed = 0.5 * (1.0 + tf.cos(math.pi * step / over))
-    return tf.where(step <= hparams.learning_rate_warmup_steps, 1.0, decayed)
+    decayed = _half_cosine(step, _decay_steps("cosdecay", hparams))
+    return tf.where(step <= warmup_steps(hparams, train_steps), 1.0, decayed)
 
 
 @registry.register_learning_rate_schedule
 def single_cycle_cos_decay(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor:
     """Falls along half a cosine from 1 at the warm-up's end to 0 at the training's end."""
-    warmup = hparams.learning_rate_warmup_steps
-    if train_steps <= warmup:
-        raise ValueError(
-            f"single_cycle_cos_decay falls from the end of the warm-up to that of the training, and"
-            f" learning_rate_warmup_steps={warmup} is not below train_steps={train_steps}"
-        )
-    left = tf.maximum(0.0, train_steps - tf.maximum(step, warmup)) / (train_steps - warmup)
-    return tf.square(tf.sin(0.5 * math.pi * left))
+    warmup = warmup_steps(hparams, train_steps)
+    since = tf.clip_by_value(step - warmup, 0.0, train_steps - warmup)
+    return _half_cosine(since, train_steps - warmup)
 
 
 @registry.register_learning_rate_schedule
@@ -161,10 +162,9 @@ def multi_cycle_cos_decay(step: tf.Tensor, hparams: HParams, train_steps: int) -
 
     Each half takes `learning_rate_decay_steps`.
     """
-    del train_steps
     over = _decay_steps("multi_cycle_cos_decay", hparams)
-    since = tf.maximum(step - hparams.learning_rate_warmup_steps, 0.0)
-    return 0.5 * (1.0 + tf.cos(math.pi * tf.math.mod(since, 2.0 * over) / over))
+    since = tf.maximum(step - warmup_steps(hparams, train_steps), 0.0)
+    return _half_cosine(tf.math.mod(since, 2.0 * over), over)
 
 
 @registry.register_learning_rate_schedule
@@ -174,9 +174,8 @@ def exp_decay(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor:
     It multiplies by `learning_rate_decay_rate` every `learning_rate_decay_steps`; with
     `learning_rate_decay_staircase`, at once at the end of each interval.
     """
-    del train_steps
     over = _decay_steps("exp_decay", hparams)
-    times = tf.maximum(step - hparams.learning_rate_warmup_steps, 0.0) / over
+    times = tf.maximum(step - warmup_steps(hparams, train_steps), 0.0) / over
     if hparams.learning_rate_decay_staircase:
         times = tf.floor(times)
     return tf.pow(hparams.learning_rate_decay_rate, times)
@@ -203,6 +202,11 @@ def _left_at_the_end(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.
     """Returns the remaining fraction of the last `learning_rate_decay_steps` (0: all): 1 to 0."""
     over = hparams.learning_rate_decay_steps or train_steps
     return tf.clip_by_value((train_steps - step) / over, 0.0, 1.0)
+
+
+def _half_cosine(step: tf.Tensor, over: int) -> tf.Tensor:
+    """Returns (1 + cos(pi * step / over)) / 2, without its cancellation at step = over."""
+    return tf.square(tf.sin(0.5 * math.pi * ((over - step) / over)))
 
 
 def _above_floor(decay: tf.Tensor, hparams: HParams) -> tf.Tensor:

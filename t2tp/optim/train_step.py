@@ -27,13 +27,13 @@ class TrainStep:
     """The reported values of a training step.
 
     Attributes:
-      loss: of the batch, a float32 scalar.
-      metrics: sums over the batch, float32 scalars.
+      loss: loss of the batch, a float32 scalar.
+      sums: `LossOutput.sums` of the batch.
       scalars: see `apply_gradients`.
     """
 
     loss: mtf.Tensor
-    metrics: Mapping[str, mtf.Tensor]
+    sums: Mapping[str, mtf.Tensor]
     scalars: dict[str, mtf.Tensor]
 
 
@@ -60,16 +60,14 @@ def train_step(
     if hparams.microbatches == 1 and mesh.layout.num_stages == 1:
         output = loss_fn(features)
         scalars = apply_gradients(output.loss, mesh, hparams, train_steps)
-        return TrainStep(output.loss, output.metrics, scalars)
+        return TrainStep(output.loss, output.sums, scalars)
     loss_scale = _loss_scale(mesh, hparams)
     scale = None if loss_scale is None else loss_scale.value
     batch = accumulate(loss_fn, features, hparams.microbatches, mesh, scale)
-    scalars = _apply(
-        batch.gradients, batch.divisor, batch.loss, loss_scale, mesh, hparams, train_steps
-    )
+    scalars = _apply(batch.gradients, batch.loss, loss_scale, mesh, hparams, train_steps)
     if batch.idle_share is not None:
         scalars |= _idle_shares(batch.idle_share)
-    return TrainStep(batch.loss, batch.metrics, scalars)
+    return TrainStep(batch.loss, batch.sums, scalars)
 
 
 def _idle_shares(of_stages: mtf.Tensor) -> dict[str, mtf.Tensor]:
@@ -111,22 +109,22 @@ def apply_gradients(
     loss_scale = _loss_scale(mesh, hparams)
     scale = None if loss_scale is None else loss_scale.value
     grads = variable_gradients(loss, mesh, scale)
-    return _apply(grads, scale, loss, loss_scale, mesh, hparams, train_steps)
+    return _apply(grads, loss, loss_scale, mesh, hparams, train_steps)
 
 
 def _apply(
     grads: Sequence[mtf.Tensor],
-    divisor: mtf.Tensor | None,
     loss: mtf.Tensor,
     loss_scale: LossScale | None,
     mesh: Mesh,
     hparams: HParams,
     train_steps: int,
 ) -> dict[str, mtf.Tensor]:
-    """Divides gradients by `divisor`, clips them, and updates the variables."""
+    """Divides gradients by the loss scale, clips them, and updates the variables."""
     variables = list(mesh.graph.trainable_variables)
     grads = gradients_at_rest(grads, variables)
     of_stage = [is_of_stage(variable) for variable in variables]
+    divisor = None if loss_scale is None else loss_scale.value
     grads, norm = clip(grads, divisor, hparams, of_stage)
     rate = learning_rate(mesh.step, hparams, train_steps)
     is_finite = finite([mtf.cast(loss, tf.float32), norm])

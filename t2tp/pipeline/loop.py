@@ -47,6 +47,7 @@ class PipelineLoop(MicrobatchSums):
         part: upstream.Dimension,
         mesh: Mesh,
         is_per_stage: Callable[[Any], Any],
+        following: MicrobatchSums | None = None,
     ) -> None:
         """Builds the graph of a microbatch and cuts it into stages.
 
@@ -58,11 +59,12 @@ class PipelineLoop(MicrobatchSums):
           is_per_stage: function from addends to booleans of the same structure: true where each
             stage has its own sum, such as the gradients of its layers; false where all stages
             contribute to one sum.
+          following: an earlier loop over the same microbatches, whose graph this one continues.
 
         Raises:
           LayoutError: the graph cannot be cut into stages, or there is no such schedule.
         """
-        super().__init__(sums_of, count, part, mesh, name="pipeline")
+        super().__init__(sums_of, count, part, mesh, "pipeline", following)
         stages = upstream.Shape([upstream.Dimension(_STAGES, mesh.layout.num_stages)])
         self.idle_share = upstream.Tensor(self, stages, tf.float32, index=len(self._outputs))
         self._outputs.append(self.idle_share)

@@ -139,7 +139,7 @@ class Liveness:
         """
         for y in op.outputs:
             self._make(y, i)
-            self._of[y].made = self._first_of_loop(op)
+            self._of[y].made = min(i, self._first_of_loop(op))
 
     def _first_of_loop(self, op: upstream.WhileLoopOperation) -> int:
         inside = set(op._body_ops)

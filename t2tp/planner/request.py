@@ -132,7 +132,7 @@ class Request:
                 return model.loss(mesh, part, training=True)
 
             made = train_step(loss_fn, fed, mesh, hparams, _TRAIN_STEPS)
-            metrics = {f"metrics/{name}": tensor for name, tensor in made.metrics.items()}
+            metrics = {f"metrics/{name}": tensor for name, tensor in made.sums.items()}
             scalars = {f"scalars/{name}": tensor for name, tensor in made.scalars.items()}
             return {"loss": made.loss} | metrics | scalars
 

@@ -156,7 +156,7 @@ def _flat(
     for op in live_operations(operations, needed):
         if isinstance(op, PipelineLoop):
             yield from _entries(op, times * op.count)
-        elif isinstance(op, upstream.WhileLoopOperation):
+        elif isinstance(op, upstream.WhileLoopOperation) and not getattr(op, "repeats", False):
             count = op.count if isinstance(op, MicrobatchSums) else 1
             yield from _flat(op._body_ops, op._body_outputs, times * count)
         yield Placed(op, times)

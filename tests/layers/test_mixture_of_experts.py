@@ -75,14 +75,13 @@ def loop(routing, variables, training=True):
     size = routing.group_size or LENGTH
     tokens, real = x.reshape(-1, size, D_MODEL), token_mask.reshape(-1, size)
     y = np.zeros_like(tokens)
-    sums = dict.fromkeys(("load_balance", "router_z", "tokens", "choices", "dropped"), 0.0)
+    sums = dict.fromkeys(("load_balance", "router_z", "choices", "dropped"), 0.0)
     factor = routing.capacity_factor_train if training else routing.capacity_factor_eval
     for group, (vectors, is_token) in enumerate(zip(tokens, real, strict=True)):
         logits = vectors @ variables["router"]
         z = np.log(np.exp(logits).sum(-1))
         p = np.exp(logits - z[:, None]) * is_token[:, None]
         sums["router_z"] += (z**2 * is_token).sum()
-        sums["tokens"] += is_token.sum()
         fill = fill_by_expert if routing.gating == "expert_choice" else fill_by_token
         fill(routing, variables, vectors, is_token, p, factor, y[group], sums)
     return {"y": y.reshape(x.shape), **sums}

@@ -46,8 +46,8 @@ def trained_with(recompute, mesh_shape=""):
     def build(x, segments, positions):
         layers = [layer(), layer(with_experts=True)]
         forward = FullForward(SequenceInfo(positions, segments), training=True)
-        y, sums = stack(layers, recompute=recompute)(x, forward)
-        loss = mtf.reduce_sum(mtf.square(y)) + sums.load_balance
+        y, (totals,) = stack(layers, recompute=recompute)(x, forward)
+        loss = mtf.reduce_sum(mtf.square(y)) + totals.load_balance
         variables = x.graph.trainable_variables
         grads = mtf.gradients([loss], [x, *(v.value for v in variables)])
         names = ["x", *(v.name for v in variables)]

@@ -7,9 +7,9 @@ import tensorflow.compat.v1 as tf1
 
 import t2tp
 from t2tp import mtf
-from t2tp.models.model import LossOutput
 from t2tp.ops.variables.sharded_variable import gradients_at_rest
 from t2tp.optim.gradient_accumulation import accumulate
+from t2tp.optim.loss import LossOutput, LossTerm
 from t2tp.program.abstract_program import AbstractProgram
 
 BATCH = mtf.Dimension("batch", 8)
@@ -72,7 +72,7 @@ def microbatches(count: int) -> AbstractProgram:
         h = mtf.relu(mtf.einsum([x, w_in], output_shape=[batch, D_FF]))
         y = mtf.einsum([h, w_out], output_shape=[batch, D_MODEL])
         weight = mtf.constant(x.mesh, float(batch.size))
-        return LossOutput(mtf.reduce_mean(mtf.square(y - x)), {}, weight)
+        return LossOutput({"error": LossTerm(mtf.reduce_sum(mtf.square(y - x)), weight)})
 
     def step(mesh, features):
         accumulated = accumulate(loss_fn, features, count, mesh)

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import t2tp
 from t2tp import metrics, mtf
-from t2tp.problems.metrics import METRICS, compute, needed_sums
+from t2tp.problems.metrics import METRICS, compute, needed_sums, reported
 
 BATCH, LENGTH, VOCAB = 4, 24, 8
 LAYOUTS = [("", ""), ("a:2;b:2", "batch:a;vocab:b"), ("a:4", "length:a")]
@@ -98,10 +98,16 @@ def test_figures_are_ratios_of_sums():
         "true_positives": 2.0,
         "positives": 3.0,
         "predicted_positives": 5.0,
+        "loss/cross_entropy": 6.0,
+        "loss_weight/cross_entropy": 4.0,
+        "loss/load_balance": 3.0,
+        "loss_weight/load_balance": 6.0,
+        "expert_dropped": 1.0,
+        "expert_choices": 8.0,
     }
     assert compute(METRICS, sums) == pytest.approx(
         {
-            "loss": 2 * math.log(2),
+            "loss": 2.0,
             "neg_log_perplexity": -2 * math.log(2),
             "perplexity": 4.0,
             "bits_per_byte": 0.5,
@@ -110,9 +116,10 @@ def test_figures_are_ratios_of_sums():
             "accuracy_top5": 1.0,
             "accuracy_per_sequence": 0.5,
             "f1": 0.5,
+            "expert_dropped_share": 0.125,
         }
     )
-    assert needed_sums(["loss", "accuracy_top5"]) == {"nll", "tokens", "correct_top_5"}
+    assert needed_sums(["perplexity", "accuracy_top5"]) == {"nll", "tokens", "correct_top_5"}
 
 
 def test_a_sum_that_the_model_did_not_count_is_named():
@@ -120,3 +127,18 @@ def test_a_sum_that_the_model_did_not_count_is_named():
         ValueError, match=r"accuracy_top5 needs the sums correct_top_5, and the mod"
     ):
         compute(["accuracy_top5"], {"nll": 1.0, "tokens": 1.0})
+
+
+def test_what_a_model_counts_is_reported_though_the_problem_does_not_list_it():
+    sums = {
+        **{"nll": 8.0, "tokens": 4.0, "correct": 3.0, "expert_dropped": 1.0, "expert_choices": 8.0},
+        **{"loss/cross_entropy": 6.0, "loss_weight/cross_entropy": 4.0, "my_own_count": 7.0},
+        **{"loss/load_balance": 3.0, "loss_weight/load_balance": 6.0},
+    }
+    assert reported(["loss", "f1"], sums) == {
+        "loss": 2.0,
+        "loss/cross_entropy": 1.5,
+        "loss/load_balance": 0.5,
+        "expert_dropped_share": 0.125,
+        "my_own_count": 7.0,
+    }

@@ -129,6 +129,13 @@ FAMILIES = {
     ),
 }
 
+FAMILIES["moe_masked"] = Family(
+    "transformer_moe_encoder",
+    examples,
+    {"targets": VOCAB_SIZE},
+    {**WITH_EXPERTS, **NO_DROPOUT, "moe_gating": "top_2"},
+)
+
 AS_IN_BERT = {
     **NO_DROPOUT,
     "norm_position": "post",

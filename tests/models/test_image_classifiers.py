@@ -124,12 +124,14 @@ def test_dropout_is_the_same_on_any_mesh_and_off_in_evaluation(name):
     assert float(evaluated) == pytest.approx(float(reference(name)["loss"]), rel=1e-5)
 
 
-def test_label_smoothing_is_for_training_only():
+def test_label_smoothing_is_in_the_loss_of_training_and_evaluation():
     model, hparams, batch = make("mlp", label_smoothing=0.1)
     plain = float(reference("mlp")["loss"])
-    assert float(loss_program(model, hparams, batch)(batch)["loss"]) != pytest.approx(plain)
+    trained = loss_program(model, hparams, batch)(batch)
     evaluated = loss_program(model, hparams, batch, training=False)(batch)
-    assert float(evaluated["loss"]) == pytest.approx(plain, rel=1e-5)
+    assert float(trained["loss"]) != pytest.approx(plain)
+    assert float(evaluated["loss"]) == pytest.approx(float(trained["loss"]), rel=1e-5)
+    assert float(evaluated["nll"] / evaluated["tokens"]) == pytest.approx(plain, rel=1e-5)
 
 
 # Of torchvision's resnet50, the paper's ResNet-20 with projections, and timm's vit_*_patch16_224.

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from t2tp import mtf
+from t2tp.ops.attention.api import attention
 from tests.ops.on_mesh import with_gradients
 
 ONES = {"x": ("a:64;b:256", np.ones((64, 256)))}
@@ -40,6 +41,45 @@ def test_half_precision_drops_what_float32_drops():
 
     short, full = (with_gradients(op, ONES, dtype=d) for d in (tf.bfloat16, tf.float32))
     np.testing.assert_array_equal(short["y"] == 0, full["y"] == 0)
+
+
+def slope(y, x):
+    """The factor by which the elements of y that are not 0 are multiples of those of x."""
+    kept = y != 0
+    return (y[kept] * x[kept]).sum() / np.square(x[kept]).sum()
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.1, 0.3, 0.5])
+def test_half_precision_has_no_bias(rate):
+    """The rounding of single elements averages out; a rounded scale would not."""
+    x = np.random.default_rng(0).normal(size=(64, 256)).astype(tf.bfloat16.as_numpy_dtype)
+    x = x.astype(np.float64)
+    values = with_gradients(
+        lambda x: mtf.dropout(x, True, rate=rate), {"x": ("a:64;b:256", x)}, dtype=tf.bfloat16
+    )
+    assert slope(values["y"], x) * (1 - rate) == pytest.approx(1, abs=1e-4)
+    weights = WEIGHTS.astype(tf.bfloat16.as_numpy_dtype).astype(np.float64)
+    assert slope(values["d_x"], weights) * (1 - rate) == pytest.approx(1, abs=6e-4)
+
+
+@pytest.mark.parametrize("method", ["dense", "blockwise"])
+@pytest.mark.parametrize("rate", [0.05, 0.1])
+def test_attention_in_half_precision_has_no_bias(rate, method):
+    """Queries of 0 weight all values alike."""
+    shape = {"q": "batch:4;heads:4;length:32;d_kv:16", "k": "batch:4;heads:4;memory:32;d_kv:16"}
+    random = np.random.default_rng(0).normal(size=(4, 4, 32, 16))
+    values = {"q": np.zeros_like(random), "k": random, "v": random}
+    inputs = {name: (shape.get(name, shape["k"]), x) for name, x in values.items()}
+
+    def bias(dropout_rate):
+        def op(q, k, v):
+            return attention(q, k, v, dropout_rate=dropout_rate, method=method)
+
+        short, full = (with_gradients(op, inputs, dtype=d)["y"] for d in (tf.bfloat16, tf.float32))
+        return slope(short, full)
+
+    # Relative to the same matmuls without dropout: on CPUs, these are biased themselves.
+    assert bias(rate) / bias(0.0) == pytest.approx(1, abs=5e-4)
 
 
 def test_nothing_is_dropped_when_not_training():

@@ -10,9 +10,9 @@ import tensorflow as tf
 
 import t2tp
 from t2tp import mtf
-from t2tp.models.model import LossOutput
 from t2tp.models.transformer_lm import TransformerLm
 from t2tp.optim import train_step
+from t2tp.optim.loss import LossOutput, LossTerm
 from t2tp.trainer.planning import request
 from tests.models import small_lm
 from tests.optim.regression import make_hparams
@@ -40,7 +40,7 @@ def program_of(hparams, mesh_shape="", features=None):
             hparams,
             small_lm.TRAIN_STEPS,
         )
-        return {"loss": done.loss, **done.metrics, **done.scalars}
+        return {"loss": done.loss, **done.sums, **done.scalars}
 
     return t2tp.Program(
         step, features or small_lm.FEATURES, mesh_shape=mesh_shape, layout=hparams.layout
@@ -81,10 +81,9 @@ def test_dropout_matters_here():
 
 def test_gradients_are_summed_over_the_mesh_once():
     once, accumulated = (trained("data:2", n)[0].collective_log() for n in (1, 4))
-    assert [c.bytes for c in accumulated] == [c.bytes for c in once]
-    in_the_loop = [c for c in accumulated if c.times > 1]
-    assert {c.times for c in in_the_loop} == {4}
-    assert sum(c.bytes for c in in_the_loop) <= 8  # The loss and its weight.
+    assert {c.times for c in accumulated} == {1}
+    # Besides gradients and metrics, the weight of the loss.
+    assert sum(c.bytes for c in accumulated) <= sum(c.bytes for c in once) + 16
 
 
 @pytest.mark.parametrize("mesh_shape", ["data:2", "stage:2;data:2"])
@@ -127,7 +126,7 @@ def test_parts_that_a_mesh_cannot_split_are_refused_by_name():
         program_of(small_lm.make_hparams(microbatches=4), "data:4")
 
 
-def linear_program(microbatches, with_weight, feature="batch:8", mesh_shape="data:2", xla=None):
+def linear_program(microbatches, feature="batch:8", mesh_shape="data:2", xla=None):
     """The weighted mean of w * x."""
     hparams = make_hparams(optimizer="sgd", learning_rate_constant=1.0, microbatches=microbatches)
 
@@ -138,8 +137,7 @@ def linear_program(microbatches, with_weight, feature="batch:8", mesh_shape="dat
             weights = part["weights"]
             weight = mtf.reduce_sum(weights)
             mtf.scalar_summary("sum_of_x", mtf.reduce_sum(part["x"]))
-            mean = mtf.reduce_sum(w * part["x"] * weights) / mtf.maximum(weight, 1e-6)
-            return LossOutput(mean, {}, weight if with_weight else None)
+            return LossOutput({"mean": LossTerm(mtf.reduce_sum(w * part["x"] * weights), weight)})
 
         return {"loss": train_step(loss_fn, features, mesh, hparams, 1).loss}
 
@@ -153,7 +151,7 @@ def linear_program(microbatches, with_weight, feature="batch:8", mesh_shape="dat
 )
 def test_parts_count_by_their_weights(microbatches, weights):
     x = np.arange(1, 9, dtype=np.float32)
-    program = linear_program(microbatches, with_weight=True)
+    program = linear_program(microbatches)
     outputs = program({"x": x, "weights": np.array(weights, np.float32)})
     loss = outputs["loss"]
     wanted = np.dot(x, weights) / max(sum(weights), 1e-6)
@@ -163,28 +161,21 @@ def test_parts_count_by_their_weights(microbatches, weights):
 
 def test_the_loop_compiles_as_a_whole():
     """As it is compiled on one GPU."""
-    program = linear_program(4, with_weight=True, mesh_shape="", xla=True)
+    program = linear_program(4, mesh_shape="", xla=True)
     x = np.arange(8, dtype=np.float32)
     assert program({"x": x, "weights": np.ones(8, np.float32)})["loss"] == pytest.approx(3.5)
 
 
 def test_of_scalar_summaries_the_average_is_shown():
     x = np.array([1, 2, 3, 4, 5, 6, 7, 9], np.float32)
-    program = linear_program(2, with_weight=True)
-    # On two devices the first part has rows 0, 1, 4 and 5, and here a third of the weights.
-    weights = np.array([1, 1, 1, 1, 0, 0, 1, 1], np.float32)
-    outputs = program({"x": x, "weights": weights})
-    assert outputs["summaries/sum_of_x"] == pytest.approx((1 + 2 + 5 + 6) / 3 + 2 * 23 / 3)
-
-
-def test_a_loss_that_does_not_say_its_weight_is_refused():
-    with pytest.raises(ValueError, match=r"microbatches=2 needs the weight.*LossOutput\(.*weight="):
-        linear_program(2, with_weight=False)
+    program = linear_program(2)
+    outputs = program({"x": x, "weights": np.ones(8, np.float32)})
+    assert outputs["summaries/sum_of_x"] == pytest.approx(37 / 2)
 
 
 def test_features_without_a_batch_are_refused():
     with pytest.raises(ValueError, match="one dimension 'batch', and they have 0: x.*rows"):
-        linear_program(2, with_weight=True, feature="rows:8")
+        linear_program(2, feature="rows:8")
 
 
 def test_the_layout_is_explained():

@@ -39,13 +39,10 @@ TRANSFORMERS = {
     "switch": ("moe", {}),
     "groups in rows": ("moe", {"moe_group_size": 6, "moe_gating": "top_2"}),
     "groups of two rows": ("moe", {"moe_group_size": 24}),
-    # The losses of an encoder's experts are averages of the inputs, and a microbatch counts by its
-    # targets.
-    "expert choice": ("moe_classes", {"moe_gating": "expert_choice", "moe_router_z_loss": 0.0}),
-    "experts of an encdec": (
-        "moe_encdec",
-        {"moe_load_balance_loss": 0.0, "moe_router_z_loss": 0.0},
-    ),
+    "expert choice": ("moe_classes", {"moe_gating": "expert_choice"}),
+    "experts of classes": ("moe_classes", {}),
+    "experts of an encdec": ("moe_encdec", {}),
+    "experts of masked": ("moe_masked", {}),
 }
 IMAGES = {
     "mlp": ("mlp", "mlp_tiny", {"hidden_size": 32}),
@@ -74,7 +71,11 @@ CASES = [
     ("groups in rows", 4, "data"),
     ("groups of two rows", 2, "data"),
     ("expert choice", 2, "data"),
+    ("experts of classes", 2, "one device"),
+    ("experts of classes", 2, "data"),
     ("experts of an encdec", 2, "data"),
+    ("experts of an encdec", 4, "one device"),
+    ("experts of masked", 4, "data"),
     ("mlp", 4, "data"),
     ("vit", 2, "data"),
     ("image transformer", 4, "data"),
@@ -116,7 +117,7 @@ def a_step(name, microbatches, mesh):
 
     def step(mesh, given):
         done = train_step(lambda part: made.loss(mesh, part, True), given, mesh, hparams, 1)
-        return {"loss": done.loss, **done.metrics}
+        return {"loss": done.loss, **done.sums}
 
     mesh_shape, layout = MESHES[mesh]
     if name in IMAGES:

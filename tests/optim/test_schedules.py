@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import t2tp
 from t2tp import registry
@@ -117,6 +118,22 @@ def test_each_step_has_the_formulas_rate(schedule, values, formula):
     np.testing.assert_allclose(rates(schedule, **values), wanted, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(("schedule", "values", "formula"), CASES)
+def test_float32_has_no_cancellation(schedule, values, formula):
+    """Each rate is exact relative to itself, to the last step."""
+    values = {"learning_rate_constant": 2.0, "learning_rate_warmup_steps": WARMUP, **values}
+    d_model = values.pop("d_model", None)
+    hparams = make_hparams(**values)
+    if d_model is not None:
+        hparams.add("d_model", d_model)
+    steps = [step for step in range(1501) if schedule != "piecewise" or step in STEPS]
+    for step in steps[:: 1 if "cos" in schedule or "sqrt" in schedule else 20]:
+        now, ours = tf.constant(step, tf.float32), 1.0
+        for factor in schedule.split("*"):
+            ours *= registry.learning_rate_schedule(factor.strip())(now, hparams, TRAIN_STEPS)
+        assert float(ours) == pytest.approx(formula(step), rel=2e-6, abs=1e-15), step
+
+
 def test_without_warmup_steps_the_first_rate_is_whole():
     wanted = [max(step, 1) ** -0.5 for step in STEPS]
     ours = rates("linear_warmup*rsqrt_decay", learning_rate_warmup_steps=0)
@@ -159,9 +176,15 @@ def test_decays_that_need_a_length_say_so(schedule):
         rates(schedule)
 
 
-def test_a_warmup_longer_than_the_training_leaves_no_cycle():
-    with pytest.raises(ValueError, match="warmup_steps=1000 is not below train_steps=1000"):
-        rates("single_cycle_cos_decay", learning_rate_warmup_steps=1000)
+@pytest.mark.parametrize(("warmup", "spent"), [(500, 500), (501, 100), (2000, 100)])
+def test_a_warmup_of_more_than_half_of_the_training_takes_a_tenth(warmup, spent):
+    rising = rates("linear_warmup", [0, spent - 2, spent - 1], learning_rate_warmup_steps=warmup)
+    np.testing.assert_allclose(rising, [1 / spent, 1 - 1 / spent, 1.0], rtol=1e-6)
+    falling = rates("single_cycle_cos_decay", [spent, 999], learning_rate_warmup_steps=warmup)
+    assert falling[0] == 1.0 and 0.0 < falling[1] < 1e-4
+    # The decay is that of the set, whatever the length of the warm-up.
+    decaying = rates("rsqrt_decay", [spent], learning_rate_warmup_steps=warmup)
+    assert decaying[0] == pytest.approx(warmup**-0.5)
 
 
 @pytest.mark.parametrize(

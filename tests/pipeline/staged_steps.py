@@ -60,7 +60,7 @@ def program(
             return model.loss(mesh, part, True)
 
         done = train_step(loss, given, mesh, model.hparams, 1)
-        return {"loss": done.loss, "norm": done.scalars["gradient_norm"], **done.metrics}
+        return {"loss": done.loss, "norm": done.scalars["gradient_norm"], **done.sums}
 
     known = FAMILIES.get(family)
     features = small_images.features_of(batch) if known is None else known.features()

@@ -13,6 +13,7 @@ from t2tp.mesh.layout import Layout, LayoutError
 from t2tp.mesh.pipeline import Pipeline
 from t2tp.mesh.storage import Storage
 from t2tp.optim import sum_metrics, train_step
+from t2tp.optim.loss import LossOutput
 from t2tp.pipeline.assign_layers import assign_layers
 from t2tp.program.program import Program
 from t2tp.program.replicas import ReplicaCheck
@@ -89,7 +90,7 @@ def test_decoding_goes_through_the_stages(family, options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["lm", "moe"])
+@pytest.mark.parametrize("family", ["lm", "moe", "moe_encdec"])
 def test_an_evaluation_is_that_of_one_device(family):
     model, batch = FAMILIES[family].make(**LAYERS), FAMILIES[family].batch()
 
@@ -100,7 +101,7 @@ def test_an_evaluation_is_that_of_one_device(family):
 
             if mesh.layout.num_stages > 1:
                 return sum_metrics(loss, features, 4, mesh)
-            return dict(loss(features).metrics)
+            return loss(features).sums
 
         program = t2tp.Program(
             step,
@@ -145,11 +146,9 @@ def test_a_model_without_a_stack_is_refused():
     def step(mesh, features):
         def loss(part):
             w = mtf.get_variable(mesh, "w", mtf.Shape([]))
-            return mtf.reduce_sum(part["x"] * w)
+            return LossOutput({}, {"x": mtf.reduce_sum(part["x"] * w)})
 
-        return sum_metrics(
-            lambda part: type("Loss", (), {"metrics": {"x": loss(part)}}), features, 2, mesh
-        )
+        return sum_metrics(loss, features, 2, mesh)
 
     with pytest.raises(LayoutError, match="no stack of layers to split"):
         t2tp.Program(

@@ -56,7 +56,9 @@ def test_the_bytes_of_all_batches_are_those_of_the_text(problem, data_dir):
 
 
 def test_metrics_are_averages_over_tokens_and_bytes(problem):
-    sums = {"nll": 8 * math.log(2), "tokens": 4.0, "correct": 1.0, "bytes": 16.0}
+    nll = 8 * math.log(2)
+    sums = {"nll": nll, "tokens": 4.0, "correct": 1.0, "bytes": 16.0}
+    sums |= {"loss/cross_entropy": nll, "loss_weight/cross_entropy": 4.0}
     assert problem.metrics(sums) == pytest.approx(
         {
             "loss": 2 * math.log(2),
@@ -70,6 +72,7 @@ def test_metrics_are_averages_over_tokens_and_bytes(problem):
 
 def test_a_diverged_model_has_an_infinite_perplexity(problem):
     sums = {"nll": 1e6, "tokens": 1.0, "correct": 0.0, "bytes": 1.0}
+    sums |= {"loss/cross_entropy": 1e6, "loss_weight/cross_entropy": 1.0}
     assert problem.metrics(sums)["perplexity"] == math.inf
 
 

@@ -85,7 +85,8 @@ def program_of(problem, data_dir, stream):
         for variable, gradient in zip(mesh.graph.trainable_variables, gradients, strict=True):
             mtf.assign_sub(variable, rate * gradient)
         wanted = needed_sums(problem.metric_names)
-        return {name: tensor for name, tensor in sums.items() if name in wanted}
+        loss = {"loss/nll": sums["nll"], "loss_weight/nll": sums["tokens"]}
+        return {name: tensor for name, tensor in sums.items() if name in wanted} | loss
 
     return t2tp.Program(step, features, mesh_shape="a:2;b:2", layout="batch:a;vocab:b")
 

@@ -8,7 +8,8 @@ import tensorflow as tf
 
 import t2tp
 from t2tp import mtf
-from t2tp.models.model import LossOutput, Model
+from t2tp.models.model import Model
+from t2tp.optim.loss import LossOutput, LossTerm
 from t2tp.trainer.model_fn import ModeKeys, model_fn_of
 from tests.optim.regression import make_hparams
 
@@ -22,7 +23,7 @@ class Slope(Model):
         w = mtf.get_variable(mesh, "w", mtf.Shape([]), initializer=tf.ones_initializer())
         rows = mtf.reduce_sum(mtf.ones_like(features["x"]))
         total = mtf.reduce_sum(w * features["x"])
-        return LossOutput(total / rows, {"total": total, "rows": rows}, weight=rows)
+        return LossOutput({"mean": LossTerm(total, rows)}, {"total": total, "rows": rows})
 
 
 def programs(**values):

@@ -18,6 +18,7 @@ from t2tp.decoding import DecodeOptions
 from t2tp.hparam import UnknownHParamError
 from t2tp.mesh.layout import LayoutError
 from t2tp.models.model import FeatureMismatchError
+from t2tp.optim.schedules import warmup_steps
 from t2tp.problems.data.manifest import DamagedDataError
 from t2tp.processes.cluster import Cluster
 from t2tp.registry import UnknownNameError
@@ -104,17 +105,19 @@ def run(invocation: Invocation) -> None:
 
 
 def _warn_of_warmup(schedule: str, spec: RunSpec) -> None:
-    """Warns if the learning rate still rises when the training ends."""
+    """Warns if the warm-up is shortened."""
     hparams, train_steps = spec.hparams, spec.train_steps
     trains = ModeKeys.TRAIN in SCHEDULES[schedule]
     if not trains or "linear_warmup" not in hparams.learning_rate_schedule:
         return
-    if hparams.learning_rate_warmup_steps >= train_steps:
+    steps = warmup_steps(hparams, train_steps)
+    if steps != hparams.learning_rate_warmup_steps:
         logging.warning(
-            "learning_rate_warmup_steps=%d is not below train_steps=%d: the learning rate rises to"
-            " the end of the training",
+            "learning_rate_warmup_steps=%d is more than half of train_steps=%d: the learning rate"
+            " rises over %d steps, a tenth",
             hparams.learning_rate_warmup_steps,
             train_steps,
+            steps,
         )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from t2tp.problems.metrics import compute, possible
+from t2tp.problems.metrics import reported
 from t2tp.processes.cluster import Cluster
 from t2tp.trainer.hooks.hook import Hook, Training
 from t2tp.trainer.hooks.memory import memory_in_use
@@ -56,9 +56,10 @@ class ReportHook(Hook):
         """Reports if it is due."""
         step = training.steps_done
         if step % self._every == 0 or step == training.max_steps:
-            scalars = _scalars(outputs)  # Waits for the devices: the time is known only now.
+            step_scalars = _scalars(outputs)  # Waits for the devices: the time is known only now.
             sums = _sums(outputs)
-            scalars |= self._metric_values(sums) | self._speed(training, sums)
+            # The step's own loss, which other model functions than models' may have.
+            scalars = self._metric_values(sums) | step_scalars | self._speed(training, sums)
             scalars |= memory_in_use(self._cluster)
             for sink in self._sinks:
                 sink(step, scalars)
@@ -67,8 +68,7 @@ class ReportHook(Hook):
         """Computes the metrics of the step and its perplexity."""
         if not sums.get("tokens"):
             return {}
-        names = {"perplexity", *self._metrics} - {"loss"}  # The step has one that it minimizes.
-        return compute(possible(sorted(names), sums), sums)
+        return reported(sorted({"perplexity", *self._metrics}), sums)
 
     def _speed(self, training: Training, sums: Mapping[str, float]) -> dict[str, float]:
         """Computes seconds per step since the last report, their parts, and rates."""

@@ -7,6 +7,7 @@ import tensorflow as tf
 from t2tp.ops.attention.blocks import collected, query_key_scores, weighted_values
 from t2tp.ops.attention.mask import MASKED
 from t2tp.ops.attention.score_terms import Gradients, ScoreTerms
+from t2tp.ops.dropout import scaled
 
 
 def forward(
@@ -32,7 +33,7 @@ def forward(
     if terms.dropout is None:
         return weighted_values(weights, v), weights
     (used,) = terms.dropout.dropped(None, weights)
-    return weighted_values(used, v) * terms.dropout.scale, weights
+    return scaled(weighted_values(used, v), terms.dropout.scale), weights
 
 
 def backward(

@@ -82,7 +82,7 @@ def test_a_warning_is_said_once(trainer, capfd):
     said = capfd.readouterr().err
     for warning in (
         "warning: Layout rule 'heds:data' has no effect",
-        "warning: learning_rate_warmup_steps=5 is not below train_steps=1",
+        "warning: learning_rate_warmup_steps=5 is more than half of train_steps=1",
     ):
         assert said.count(warning) == 1
 
