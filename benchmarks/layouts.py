@@ -23,7 +23,7 @@ import t2tp.hparams
 import t2tp.models
 from t2tp import mtf, registry
 from t2tp.hparam import HParams
-from t2tp.mesh.collectives import Collective
+from t2tp.mesh.collective_log import Collective
 from t2tp.mesh.layout import Layout
 from t2tp.optim import train_step
 from t2tp.program.abstract_program import AbstractProgram

@@ -71,7 +71,7 @@ def _work(schedule: str, chunks: int, rank: int, coordinator: str) -> None:
     from t2tp import models as _models  # noqa: F401
     from t2tp import registry
     from t2tp.mesh.layout import Layout
-    from t2tp.mesh.pipeline import Pipeline
+    from t2tp.mesh.stages import Pipeline
     from t2tp.optim import train_step
     from t2tp.pipeline.loop import PipelineLoop
 

@@ -17,7 +17,7 @@ from t2tp.layout_check.double_program import DoubleProgram
 from t2tp.layout_check.report import Compared, FirstDifference, LayoutCheck
 from t2tp.lowering.lowering import live_operations
 from t2tp.mesh.layout import Layout
-from t2tp.mesh.pipeline import names_by_stage
+from t2tp.mesh.stages import names_by_stage
 from t2tp.ops.cast import CastOperation
 from t2tp.ops.dropout import DropoutOperation
 from t2tp.processes.cluster import Cluster, connect

@@ -9,7 +9,7 @@ from t2tp import upstream
 from t2tp.layout_report.report import CollectiveUse
 from t2tp.lowering.linear_operations import is_linear
 from t2tp.lowering.operation import hooks
-from t2tp.mesh.collectives import Collective
+from t2tp.mesh.collective_log import Collective
 from t2tp.mesh.layout import Layout
 
 # mtf.gradients names the gradients of an operation in this scope below the operation's name.

@@ -14,8 +14,8 @@ from t2tp import upstream
 from t2tp.layout_report.pipeline import PipelineLine
 from t2tp.mesh.axes import JOIN
 from t2tp.mesh.layout import Layout
-from t2tp.mesh.pipeline import LAYERS
-from t2tp.mesh.storage import name_in_use
+from t2tp.mesh.stages import LAYERS
+from t2tp.mesh.zero import name_in_use
 
 
 class Phase(enum.Enum):

@@ -15,7 +15,7 @@ from html import escape
 from t2tp.layout_report import wording
 from t2tp.layout_report.report import SlicedTensor
 from t2tp.mesh.layout import Layout
-from t2tp.mesh.storage import name_in_use
+from t2tp.mesh.zero import name_in_use
 
 # Pixels. A side of few parts is long enough for their processor numbers; a side of many parts is
 # limited in length but keeps them distinguishable.

@@ -24,7 +24,7 @@ from t2tp import upstream
 from t2tp.lowering.operation import hooks
 from t2tp.lowering.reshape import relayout_all
 from t2tp.lowering.scatters import DeferredScatter
-from t2tp.mesh.storage import Storage
+from t2tp.mesh.zero import Storage
 
 if TYPE_CHECKING:
     from t2tp.lowering.lowering import Lowering

@@ -81,7 +81,7 @@ class Hooks:
         permuted inputs give outputs permuted likewise. None: all. Along those where it does not
         matter, inputs and outputs may be in head-tail order: see `t2tp.lowering.head_tail`.
       accepts_padding: whether dimensions may be padded: the last slices of `vocab` and of weights
-        sharded at rest, where an axis does not divide them (`t2tp.mesh.storage`). True for
+        sharded at rest, where an axis does not divide them (`t2tp.mesh.zero`). True for
         elementwise operations, and for those that give padding no part in their sums and maxima:
         see `lowering.masked_slice`.
       is_feature: whether the outputs are features, or rows of them.

@@ -9,78 +9,46 @@ its number `pnum`, which is an argument of the program.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import tensorflow as tf
 
 from t2tp.mesh.axes import MeshAxes
+from t2tp.mesh.carriers import as_int64, carried, carrier_of, reduced_as
+from t2tp.mesh.collective_log import Collective
 from t2tp.mesh.pairing import pairings
+from t2tp.mesh.wire import Wire
 
 
 class _Keys:
-    """Numbers that are given once, in blocks."""
+    """A counter of keys."""
 
     def __init__(self) -> None:
         self._next = 1
 
     def take(self, count: int = 1) -> int:
-        """Returns the first of so many numbers, one after the other, that were not given yet."""
+        """Reserves `count` consecutive keys and returns the first."""
         first = self._next
         self._next += count
         return first
 
 
-# TensorFlow finds the members of a collective by two numbers. A group key names a set of devices
-# for the life of the process: with other devices under the same key the runtime fails, so that each
-# mesh has keys of its own. An instance key names a collective; two that are under way at the same
-# time under one key would be taken for one. All processes must choose the same numbers without
-# talking to each other. They do because they count in the order of tracing, and trace the same
-# programs in the same order.
+# TensorFlow matches the members of a collective by two numbers, which all processes must choose
+# alike without talking to each other. They do, because they trace the same programs in the same
+# order and count.
+#   The group key names a set of devices for the life of the process. The runtime fails if the same
+#   key comes with other devices, so each mesh has its own keys. A collective over `model` on
+#   `data:2;model:4` reserves one key for each of its 2 groups, and each processor adds its group's
+#   number, `pnum // 4`.
+#   The instance key names a collective. Two that run at the same time under one key would be taken
+#   for one.
 _group_keys, _instance_keys = _Keys(), _Keys()
 _axes_keys: dict[tuple, int] = {}
 _pair_keys: dict[tuple, int] = {}
-
-
-@dataclass(frozen=True)
-class Collective:
-    """One collective operation of a program.
-
-    Attributes:
-      kind: `allreduce`, `reducescatter`, `allgather`, `alltoall`, `permute` or `broadcast`.
-      axes: names of the mesh axes that it runs over.
-      group_size: number of processors in a group.
-      bytes: size of the slice that each processor puts in.
-      name: TensorFlow's name of the place that asked for it.
-      operation: the mtf operation that asked for it; empty for an output of the program.
-      sums: names of the tensors that it completes, if it reduces deferred sums; if it gathers
-        several variables, of the operations that ask for them.
-      times: how often a step runs it; 1 in a loop whose length is known only when it runs.
-    """
-
-    kind: str
-    axes: tuple[str, ...]
-    group_size: int
-    bytes: int
-    name: str
-    operation: str = ""
-    sums: tuple[str, ...] = ()
-    times: int = 1
-
-
-def summarize(
-    collectives: Sequence[Collective],
-) -> dict[tuple[str, tuple[str, ...]], tuple[int, int]]:
-    """Adds collectives up: (kind, axes) -> (how many, bytes put in by each processor)."""
-    count: Counter = Counter()
-    size: Counter = Counter()
-    for c in collectives:
-        count[c.kind, c.axes] += c.times
-        size[c.kind, c.axes] += c.bytes * c.times
-    return {key: (count[key], size[key]) for key in count}
 
 
 def head_and_tail(place: int | tf.Tensor, count: int) -> tuple:
@@ -95,10 +63,10 @@ def head_and_tail(place: int | tf.Tensor, count: int) -> tuple:
 
 @dataclass(frozen=True)
 class _Group:
-    """Processors that meet in a collective.
+    """The processors of one collective.
 
     Attributes:
-      key: its number, an int32 scalar, in the program of one of them.
+      key: group key, an int32 scalar that depends on the processor.
       size: number of members.
     """
 
@@ -173,12 +141,12 @@ class Collectives:
         if x.dtype.is_complex:
             if merge_op != "Add":
                 raise ValueError(f"{x.dtype.name} tensors have a sum, but no {merge_op.lower()}.")
-            return _carried(lambda c: self.allreduce(c, axes, merge_op, sums), x)
+            return carried(lambda c: self.allreduce(c, axes, merge_op, sums), x)
         if x.dtype == tf.uint64:
-            return _as_int64(lambda c: self.allreduce(c, axes, merge_op, sums), x, merge_op)
-        reduced_as = _reduced_as(x.dtype)
-        if reduced_as != x.dtype:
-            wide = tf.cast(x, reduced_as)
+            return as_int64(lambda c: self.allreduce(c, axes, merge_op, sums), x, merge_op)
+        wide_dtype = reduced_as(x.dtype)
+        if wide_dtype != x.dtype:
+            wide = tf.cast(x, wide_dtype)
             return tf.cast(self.allreduce(wide, axes, merge_op, sums), x.dtype)
         self._record("allreduce", axes, x, sums)
         return self._reduce(x, axes, merge_op)
@@ -223,8 +191,8 @@ class Collectives:
           parts.
         """
         axes = self._real_axes(axes)
-        if _carrier(x.dtype) != x.dtype:
-            return _carried(lambda c: self.gather(c, axes, names), x)
+        if carrier_of(x.dtype) != x.dtype:
+            return carried(lambda c: self.gather(c, axes, names), x)
         self._record("allgather", sorted(axes), x, names)
         gathered = self._emit(tf.raw_ops.CollectiveGatherV2, x[None], self._group(sorted(axes)))
         gathered = tf.ensure_shape(gathered, [self._size(axes), *x.shape])
@@ -242,8 +210,8 @@ class Collectives:
           what arrives, by sender, of the same shape.
         """
         axes = self._real_axes(axes)
-        if _carrier(parts.dtype) != parts.dtype:
-            return _carried(lambda c: self.exchange(c, axes), parts)
+        if carrier_of(parts.dtype) != parts.dtype:
+            return carried(lambda c: self.exchange(c, axes), parts)
         by_member = self._by_member(axes, parts)
         self._record("alltoall", sorted(axes), parts)
         return self._in_order_of(axes, self._send_parts(by_member, axes))
@@ -261,7 +229,7 @@ class Collectives:
         """
         axes = self._real_axes(axes)
         if parts.dtype.is_complex:
-            return _carried(lambda c: self.reduce_parts(c, axes, sums), parts)
+            return carried(lambda c: self.reduce_parts(c, axes, sums), parts)
         by_member = self._by_member(axes, parts)
         self._record("reducescatter", sorted(axes), parts, sums)
         if self._nccl:
@@ -274,8 +242,8 @@ class Collectives:
             )
             return tf.reshape(part, by_member.shape[1:])
         # Only NCCL has such a kernel. Elsewhere parts are sent to where they belong, and added up.
-        carried = tf.float32 if parts.dtype == tf.bfloat16 else parts.dtype
-        arrived = self._send_parts(tf.cast(by_member, carried), axes)
+        sum_dtype = tf.float32 if parts.dtype == tf.bfloat16 else parts.dtype
+        arrived = self._send_parts(tf.cast(by_member, sum_dtype), axes)
         return tf.cast(tf.reduce_sum(arrived, axis=0), parts.dtype)
 
     def permute(self, x: tf.Tensor, axis: int, source: Sequence[int | None]) -> tf.Tensor:
@@ -285,8 +253,8 @@ class Collectives:
             return x
         if source[0] is not None and len(set(source)) == 1:
             return self._broadcast(x, axis, source[0])
-        if _carrier(x.dtype) != x.dtype:
-            return _carried(lambda c: self.permute(c, axis, source), x)
+        if carrier_of(x.dtype) != x.dtype:
+            return carried(lambda c: self.permute(c, axis, source), x)
         senders = [s for s in source if s is not None]
         if len(set(senders)) < len(senders):
             arrived = tf.reshape(self.gather(x, [axis]), [-1, *x.shape])
@@ -296,8 +264,8 @@ class Collectives:
             return tf.where(place < 0, tf.zeros_like(x), own)
         stays = tf.gather([s == k for k, s in enumerate(source)], self.coordinate(axis))
         result = tf.where(stays, x, tf.zeros_like(x))
-        # NCCL's kernels wait for each other on the device, so that all processes must launch them
-        # in one order. Rounds, in which each member meets one other, have one.
+        # NCCL's kernels wait for each other on the device, so all processes must launch them in the
+        # same order. Pairwise rounds give every rank that order.
         rounds = pairings(source) if self._nccl else None
         if rounds is None:
             return self._sent(x, axis, source, result)
@@ -392,15 +360,17 @@ class Collectives:
             place = self._coordinate_of(pnum, axis)
             following = numbers[(place + step) % len(numbers)]
             receivers.append(pnum - numbers[place] + following)
-        return Wire(self, axis, receivers, self._pair_key(), _instance_keys.take())
+        log = functools.partial(self._record, "permute", sorted(self._real_axes([axis])))
+        pair_key, instance_key = self._pair_key(), _instance_keys.take()
+        return Wire(self._pnum, receivers, pair_key, instance_key, self._hint, log)
 
     def _broadcast(self, x: tf.Tensor, axis: int, source: int) -> tf.Tensor:
         """The `x` of one member: the others add zeros to it, as integers, which keeps every bit."""
         if x.dtype.is_floating:
             bits = {2: tf.uint16, 4: tf.int32, 8: tf.int64}[x.dtype.size]
             return tf.bitcast(self._broadcast(tf.bitcast(x, bits), axis, source), x.dtype)
-        if _carrier(x.dtype) != x.dtype:
-            return _carried(lambda c: self._broadcast(c, axis, source), x)
+        if carrier_of(x.dtype) != x.dtype:
+            return carried(lambda c: self._broadcast(c, axis, source), x)
         parts = sorted(self._real_axes([axis]))
         self._record("broadcast", parts, x)
         own = tf.where(tf.equal(self.coordinate(axis), source), x, tf.zeros_like(x))
@@ -553,142 +523,6 @@ class Collectives:
         )
 
 
-class Wire:
-    """Messages from each processor to another one, at most one at a time.
-
-    Both sides decide when there is a message. They must do so in the same iteration of a loop. A
-    send ends when the message has been received, a receive may begin long before there is anything
-    to receive: neither waits for other operations than those that it needs.
-    """
-
-    def __init__(
-        self,
-        collectives: Collectives,
-        axis: int,
-        receivers: Sequence[int],
-        key: int,
-        instance: int,
-    ) -> None:
-        """Use `Collectives.wire`."""
-        self._collectives = collectives
-        self._axis = axis
-        self._receivers = list(receivers)
-        self._key = key
-        self._instance = instance
-
-    def send(self, x: tf.Tensor, shape: Sequence[int], when: tf.Tensor) -> tf.Tensor:
-        """Sends `x`, of a shape that may not be known before, if `when` is true.
-
-        Returns:
-          whether it was sent, when it has been. What follows must depend on it: otherwise
-          TensorFlow drops the send.
-        """
-
-        def send() -> tf.Tensor:
-            sent = tf.raw_ops.CollectiveBcastSendV2(
-                input=self._to_carrier(tf.reshape(x, shape)),
-                group_size=2,
-                group_key=self._pair(self._receivers, is_sender=True),
-                instance_key=self._instance,
-                communication_hint=self._collectives._hint,
-            )
-            with tf.control_dependencies([sent]):
-                return tf.constant(True)
-
-        self._collectives._record(
-            "permute",
-            sorted(self._collectives._real_axes([self._axis])),
-            tf.TensorSpec(list(shape), x.dtype),
-        )
-        sent = tf.cond(when, send, lambda: tf.constant(False))
-        _run_independently(sent)
-        return sent
-
-    def receive(self, shape: Sequence[int], dtype: tf.DType, when: tf.Tensor) -> tf.Tensor:
-        """Returns what arrives if `when` is true; else a tensor without elements."""
-        senders = _inverted(self._receivers)
-        carrier = _carrier(dtype)
-
-        def receive() -> tf.Tensor:
-            arrived = tf.raw_ops.CollectiveBcastRecvV2(
-                group_size=2,
-                group_key=self._pair(senders, is_sender=False),
-                instance_key=self._instance,
-                shape=list(shape),
-                T=carrier,
-                communication_hint=self._collectives._hint,
-            )
-            return arrived if carrier == dtype else tf.bitcast(arrived, dtype)
-
-        arrived = tf.cond(when, receive, lambda: tf.zeros([0], dtype))
-        _run_independently(arrived)
-        return arrived
-
-    def _pair(self, others: Sequence[int], *, is_sender: bool) -> tf.Tensor:
-        """Returns the key of the pair of this processor and another one."""
-        this, count = self._collectives._pnum, len(others)
-        other = tf.gather(tf.constant(list(others), tf.int32), this)
-        first, second = (this, other) if is_sender else (other, this)
-        return self._key + first * count + second
-
-    def _to_carrier(self, x: tf.Tensor) -> tf.Tensor:
-        carrier = _carrier(x.dtype)
-        return x if carrier == x.dtype else tf.bitcast(x, carrier)
-
-
-def _run_independently(result: tf.Tensor) -> None:
-    """Lets TensorFlow run a condition beside all other operations with side effects."""
-    op = result.op
-    while op.type not in ("If", "StatelessIf"):
-        op = op.inputs[0].op
-    manager = getattr(op.graph, "experimental_acd_manager", None)
-    if manager is not None:
-        manager.run_independently(op)
-
-
-def _carrier(dtype: tf.DType) -> tf.DType:
-    """The dtype as which TensorFlow's collectives can move a dtype, bit for bit."""
-    if dtype in (tf.float32, tf.float16, tf.float64, tf.int32, tf.int64):
-        return dtype
-    if dtype in (tf.uint32, tf.uint64):
-        return tf.int32 if dtype == tf.uint32 else tf.int64
-    if dtype in (tf.bool, tf.int8, tf.uint8, tf.int16, tf.uint16):
-        return tf.int32
-    if dtype == tf.bfloat16:
-        return tf.float16
-    if dtype.is_complex:
-        return dtype.real_dtype
-    raise ValueError(f"Tensors of dtype {dtype.name} cannot be moved between processors.")
-
-
-def _reduced_as(dtype: tf.DType) -> tf.DType:
-    """Returns the dtype in which TensorFlow's collectives reduce one that they do not support.
-
-    A sum that overflows keeps the same low bits.
-    """
-    if dtype in (tf.int8, tf.uint8, tf.int16, tf.uint16):
-        return tf.int32
-    return tf.int64 if dtype == tf.uint32 else dtype
-
-
-def _as_int64(reduce: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor, merge_op: str) -> tf.Tensor:
-    """Reduces uint64 as int64: sums have the same bits; for the others, the order is kept."""
-    highest_bit = tf.constant(0 if merge_op == "Add" else 1 << 63, tf.uint64)
-    reduced = reduce(tf.bitcast(tf.bitwise.bitwise_xor(x, highest_bit), tf.int64))
-    return tf.bitwise.bitwise_xor(tf.bitcast(reduced, tf.uint64), highest_bit)
-
-
-def _carried(move: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor) -> tf.Tensor:
-    """Moves a tensor as one of its carrier dtype.
-
-    A complex tensor [...] is moved as its real and imaginary parts [..., 2].
-    """
-    carrier = _carrier(x.dtype)
-    if carrier.size == x.dtype.size or x.dtype.is_complex:
-        return tf.bitcast(move(tf.bitcast(x, carrier)), x.dtype)
-    return tf.cast(move(tf.cast(x, carrier)), x.dtype)
-
-
 def _split_leading(x: tf.Tensor, parts: int, axis: int) -> tf.Tensor:
     """[..., parts * d, ...] -> [parts, ..., d, ...], where parts * d is dimension `axis`."""
     shape = x.shape.as_list()
@@ -703,8 +537,3 @@ def _merge_leading(x: tf.Tensor, axis: int) -> tf.Tensor:
     merged = shape[1:]
     merged[axis] *= shape[0]
     return tf.reshape(tf.transpose(x, order), merged)
-
-
-def _inverted(order: Sequence[int]) -> list[int]:
-    """Returns the place of each number in a permutation of 0, 1, 2, ..."""
-    return sorted(range(len(order)), key=order.__getitem__)

@@ -16,8 +16,8 @@ from typing import Any
 
 from t2tp import upstream
 from t2tp.mesh.axes import JOIN, MeshAxes
-from t2tp.mesh.pipeline import LAYERS, Pipeline
-from t2tp.mesh.storage import Storage, axes_at_rest, name_in_use, sharded_at_rest
+from t2tp.mesh.stages import LAYERS, Pipeline
+from t2tp.mesh.zero import Storage, axes_at_rest, name_in_use, sharded_at_rest
 from t2tp.suggestions import nearest, similar
 
 _PAIR = re.compile(r"^\s*([A-Za-z_][\w\-]*)\s*:\s*([^\s:]+)\s*$")

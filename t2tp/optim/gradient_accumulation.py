@@ -13,7 +13,7 @@ from t2tp import mtf
 from t2tp.lowering.lowering import Lowering, all_operations
 from t2tp.lowering.microbatch import Microbatch, elements_per_row
 from t2tp.lowering.while_loop import lower_while_loop
-from t2tp.mesh.pipeline import is_of_stage
+from t2tp.mesh.stages import is_of_stage
 from t2tp.ops.microbatch_sums import MicrobatchSums
 from t2tp.ops.take_microbatch import take_microbatch
 from t2tp.ops.variables.sharded_variable import gradients_at_rest

@@ -10,7 +10,7 @@ import tensorflow as tf
 from t2tp import mtf, registry
 from t2tp.hparam import HParams
 from t2tp.lowering.side_effects import conditional_updates
-from t2tp.mesh.pipeline import is_of_stage
+from t2tp.mesh.stages import is_of_stage
 from t2tp.ops.variables.sharded_variable import gradients_at_rest
 from t2tp.optim.clipping import clip
 from t2tp.optim.ema import average_weights

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from t2tp.mesh.layout import Layout, LayoutError
-from t2tp.mesh.pipeline import LAYERS
+from t2tp.mesh.stages import LAYERS
 
 
 def assign_layers(num_layers: int, layout: Layout) -> list[list[range]]:

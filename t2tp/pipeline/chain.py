@@ -18,8 +18,8 @@ from t2tp.lowering.lowering import Lowering
 from t2tp.lowering.operation import Operation
 from t2tp.lowering.shared_constants import shared_constants
 from t2tp.lowering.while_loop import reduce_what_comes_from_outside
-from t2tp.mesh.collectives import Wire
 from t2tp.mesh.layout import LayoutError
+from t2tp.mesh.wire import Wire
 from t2tp.ops.scatter_update import Rows, with_rows
 from t2tp.pipeline.boundary import EnterStage, ExitStage
 from t2tp.program.program import Mesh

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from t2tp.hparam import HParams
-from t2tp.mesh.pipeline import LAYERS
+from t2tp.mesh.stages import LAYERS
 from t2tp.planner.depth import depths, period
 
 # The dimensions of weights that tensor parallelism must split, and those that it splits if it can.

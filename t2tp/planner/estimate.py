@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from t2tp import upstream
 from t2tp.hparam import HParams
 from t2tp.mesh.layout import Layout, parse_mesh_shape
-from t2tp.mesh.storage import Storage
+from t2tp.mesh.zero import Storage
 from t2tp.planner.candidates import Candidate
 from t2tp.planner.cluster_file import ClusterFile
 from t2tp.planner.collective_cost import CollectiveCost

@@ -13,7 +13,7 @@ from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
 from t2tp import upstream
 from t2tp.garbage_collection import without_garbage_collection
 from t2tp.lowering.mesh_impl import LaidOutTensor, SpmdMeshImpl
-from t2tp.mesh.collectives import Collective
+from t2tp.mesh.collective_log import Collective
 from t2tp.mesh.layout import Layout
 from t2tp.processes.cluster import Cluster
 from t2tp.program.program import Feature, Graph, Program, StepFn

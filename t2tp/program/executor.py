@@ -17,7 +17,7 @@ import tensorflow as tf
 from absl import logging
 from tensorflow.python.eager import context as eager_context
 
-from t2tp.mesh.collectives import Collective
+from t2tp.mesh.collective_log import Collective
 from t2tp.mesh.layout import Layout
 from t2tp.processes.cluster import Cluster
 from t2tp.processes.coordination import CoordinationClient, one_line

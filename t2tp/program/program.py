@@ -20,11 +20,12 @@ from t2tp.lowering.operation import Operation, check_operation
 from t2tp.lowering.shared_constants import shared_constants
 from t2tp.lowering.slice_shapes import resized
 from t2tp.lowering.staged_sums import sum_in_stages
-from t2tp.mesh.collectives import Collective, Collectives, summarize
+from t2tp.mesh.collective_log import Collective, summarize
+from t2tp.mesh.collectives import Collectives
 from t2tp.mesh.layout import Layout, LayoutError, describe
-from t2tp.mesh.pipeline import names_by_stage
 from t2tp.mesh.sizes import check_consistent_sizes
-from t2tp.mesh.storage import axes_at_rest
+from t2tp.mesh.stages import names_by_stage
+from t2tp.mesh.zero import axes_at_rest
 from t2tp.processes.cluster import Cluster, connect
 from t2tp.program.executor import Executor
 from t2tp.program.outputs import Outputs, dims_to_gather
@@ -59,7 +60,7 @@ class Mesh(upstream.Mesh):
       adapters: of the layers that are being built; see `t2tp.layers.adapters`.
       scopes_by_stage: for each variable scope of a layer that all stages have in one graph, the
         scope that it stands for on each stage; None: the stage lacks this layer. See
-        `t2tp.mesh.pipeline.names_by_stage`.
+        `t2tp.mesh.stages.names_by_stage`.
       runs_schedule: whether what is built now is run by a schedule of a pipeline, microbatch by
         microbatch.
     """

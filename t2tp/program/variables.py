@@ -16,7 +16,7 @@ import tensorflow.compat.v1 as tf1
 
 from t2tp import upstream
 from t2tp.mesh.layout import Layout, describe
-from t2tp.mesh.pipeline import names_by_stage
+from t2tp.mesh.stages import names_by_stage
 from t2tp.processes.cluster import Cluster
 from t2tp.program.initializers import initial_slice
 

@@ -17,7 +17,7 @@ import t2tp.hparams
 import t2tp.models
 from t2tp import registry
 from t2tp.mesh.layout import Layout
-from t2tp.mesh.pipeline import Pipeline
+from t2tp.mesh.stages import Pipeline
 from t2tp.optim import train_step
 from t2tp.pipeline.loop import PipelineLoop
 from tests.peak_memory import give_back_freed_blocks, peak_bytes

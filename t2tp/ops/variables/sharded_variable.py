@@ -1,8 +1,8 @@
 """Variables that may be sharded at rest, their gathers, and their gradients.
 
-See `t2tp.mesh.storage`. In stages 1 and 2 a variable is gathered once a step (`ShardedVariable`).
-In stage 3 each use gathers it (`GatherOperation`), and each use in the backward pass gathers it
-again, so that the whole of a weight exists only while its layer is computed.
+See `t2tp.mesh.zero`. In stages 1 and 2 a variable is gathered once a step (`ShardedVariable`).
+In stage 3 each use gathers it (`WeightGatherOperation`), and each use in the backward pass gathers
+it again, so that the full weight exists only while its layer is computed.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def get_variable(
             mesh, name, stored, dtype=unread, initializer=initializer, trainable=trainable, **kwargs
         )
         part.operation.is_frozen, part.operation.role = frozen, role
-        return GatherOperation(part, shape, dtype.activation_dtype).outputs[0]
+        return WeightGatherOperation(part, shape, dtype.activation_dtype).outputs[0]
     scope = tf.compat.v1.get_variable_scope().name
     full_name = f"{scope}/{name}" if scope else name
     known = mesh.graph.name_to_variable
@@ -141,7 +141,7 @@ class ShardedVariable(Hooks, upstream.Variable):
         return Relayout(part, self.name, self.shape, self.value.shape)
 
 
-class GatherOperation(Operation):
+class WeightGatherOperation(Operation):
     """Gathers a variable that is sharded at rest.
 
     Input: its value at rest. Output: the value in the shape and dtype of its use. It is converted
@@ -169,7 +169,7 @@ class GatherOperation(Operation):
         """Returns the same value, gathered once more, for the backward pass."""
         (y,) = self.outputs
         name = f"{self.name}/gradients/gather_weights"
-        return GatherOperation(self.inputs[0], y.shape, y.dtype, name).outputs[0]
+        return WeightGatherOperation(self.inputs[0], y.shape, y.dtype, name).outputs[0]
 
     def gradient(self, grad_ys: list[upstream.Tensor]) -> list[upstream.Tensor]:
         (x,) = self.inputs
@@ -221,7 +221,11 @@ def _gathering_again(backward: list[upstream.Operation]) -> list[upstream.Operat
     for op in backward:
         for x in op.inputs:
             gather = x.operation
-            if isinstance(gather, GatherOperation) and gather not in inside and x not in again:
+            if (
+                isinstance(gather, WeightGatherOperation)
+                and gather not in inside
+                and x not in again
+            ):
                 again[x] = gather.again()
                 ordered.append(again[x].operation)
         if any(x in again for x in op.inputs):

@@ -12,7 +12,7 @@ from typing import Any
 
 from t2tp.hparam import HParams
 from t2tp.mesh.layout import Layout, LayoutError
-from t2tp.mesh.pipeline import LAYERS
+from t2tp.mesh.stages import LAYERS
 from t2tp.pipeline.assign_layers import assign_layers, check_layers_match
 from t2tp.pipeline.schedule import Action, ScheduleError
 from t2tp.planner.cluster_file import ClusterFile

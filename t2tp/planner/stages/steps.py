@@ -18,7 +18,7 @@ from t2tp import upstream
 from t2tp.hparam import HParams
 from t2tp.lowering.lowering import all_operations
 from t2tp.mesh.layout import Layout, LayoutError
-from t2tp.mesh.pipeline import LAYERS
+from t2tp.mesh.stages import LAYERS
 from t2tp.pipeline.boundary import EnterStage
 from t2tp.pipeline.loop import PipelineLoop
 from t2tp.pipeline.schedule import Action

@@ -1,0 +1,55 @@
+"""Dtypes that TensorFlow's collectives lack, and the dtypes that carry them instead.
+
+A bfloat16 tensor travels as float16 with the same bits, a complex one [...] as its real and
+imaginary parts [..., 2], and small integers as int32. Sums need more than equal bits: uint64 is
+reduced as int64, whose sums have the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import tensorflow as tf
+
+
+def carrier_of(dtype: tf.DType) -> tf.DType:
+    """The dtype as which TensorFlow's collectives can move a dtype, bit for bit."""
+    if dtype in (tf.float32, tf.float16, tf.float64, tf.int32, tf.int64):
+        return dtype
+    if dtype in (tf.uint32, tf.uint64):
+        return tf.int32 if dtype == tf.uint32 else tf.int64
+    if dtype in (tf.bool, tf.int8, tf.uint8, tf.int16, tf.uint16):
+        return tf.int32
+    if dtype == tf.bfloat16:
+        return tf.float16
+    if dtype.is_complex:
+        return dtype.real_dtype
+    raise ValueError(f"Tensors of dtype {dtype.name} cannot be moved between processors.")
+
+
+def reduced_as(dtype: tf.DType) -> tf.DType:
+    """Returns the dtype in which TensorFlow's collectives reduce one that they do not support.
+
+    A sum that overflows keeps the same low bits.
+    """
+    if dtype in (tf.int8, tf.uint8, tf.int16, tf.uint16):
+        return tf.int32
+    return tf.int64 if dtype == tf.uint32 else dtype
+
+
+def as_int64(reduce: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor, merge_op: str) -> tf.Tensor:
+    """Reduces uint64 as int64: sums have the same bits; for the others, the order is kept."""
+    highest_bit = tf.constant(0 if merge_op == "Add" else 1 << 63, tf.uint64)
+    reduced = reduce(tf.bitcast(tf.bitwise.bitwise_xor(x, highest_bit), tf.int64))
+    return tf.bitwise.bitwise_xor(tf.bitcast(reduced, tf.uint64), highest_bit)
+
+
+def carried(move: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor) -> tf.Tensor:
+    """Moves a tensor as one of its carrier dtype.
+
+    A complex tensor [...] is moved as its real and imaginary parts [..., 2].
+    """
+    carrier = carrier_of(x.dtype)
+    if carrier.size == x.dtype.size or x.dtype.is_complex:
+        return tf.bitcast(move(tf.bitcast(x, carrier)), x.dtype)
+    return tf.cast(move(tf.cast(x, carrier)), x.dtype)

@@ -1,0 +1,124 @@
+"""Messages between the stages of a pipeline, which may be sent or not.
+
+A permute moves a slice from every processor at the same point of the program. The stages of a
+pipeline send only when a microbatch is ready: both sides look at the same table, which says in
+which iteration of a loop there is a message. TensorFlow's `CollectiveBcastSendV2` and
+`CollectiveBcastRecvV2` in groups of two allow this inside a condition that differs between
+processors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+from t2tp.mesh.carriers import carrier_of
+
+
+class Wire:
+    """Messages from each processor to another one, at most one at a time.
+
+    Sender and receiver must both decide, in the same iteration of a loop, that there is a message.
+    A send ends when the message has been received. A receive may begin long before. Neither waits
+    for operations that it does not need.
+    """
+
+    def __init__(
+        self,
+        pnum: tf.Tensor,
+        receivers: Sequence[int],
+        pair_key: int,
+        instance_key: int,
+        hint: str,
+        log: Callable[[tf.TensorSpec], None],
+    ) -> None:
+        """Use `Collectives.wire`.
+
+        Args:
+          pnum: the processor's number, an int32 scalar.
+          receivers: for each processor, the processor that it sends to.
+          pair_key: group key of the pair (0, 0); see `Collectives`.
+          instance_key: instance key of all messages.
+          hint: TensorFlow's name of the library that carries them.
+          log: records a message of a shape and dtype.
+        """
+        self._pnum = pnum
+        self._receivers = list(receivers)
+        self._pair_key = pair_key
+        self._instance_key = instance_key
+        self._hint = hint
+        self._log = log
+
+    def send(self, x: tf.Tensor, shape: Sequence[int], when: tf.Tensor) -> tf.Tensor:
+        """Sends `x` if `when` is true.
+
+        Args:
+          x: the message.
+          shape: its shape, which tracing may not know.
+          when: a boolean scalar.
+
+        Returns:
+          whether there was a message, once it has been received. A later operation must depend on
+          it: otherwise TensorFlow drops the send.
+        """
+
+        def send() -> tf.Tensor:
+            sent = tf.raw_ops.CollectiveBcastSendV2(
+                input=self._to_carrier(tf.reshape(x, shape)),
+                group_size=2,
+                group_key=self._pair(self._receivers, is_sender=True),
+                instance_key=self._instance_key,
+                communication_hint=self._hint,
+            )
+            with tf.control_dependencies([sent]):
+                return tf.constant(True)
+
+        self._log(tf.TensorSpec(list(shape), x.dtype))
+        sent = tf.cond(when, send, lambda: tf.constant(False))
+        _run_independently(sent)
+        return sent
+
+    def receive(self, shape: Sequence[int], dtype: tf.DType, when: tf.Tensor) -> tf.Tensor:
+        """Returns the message if `when` is true; otherwise a tensor without elements."""
+        senders = sorted(range(len(self._receivers)), key=self._receivers.__getitem__)
+        carrier = carrier_of(dtype)
+
+        def receive() -> tf.Tensor:
+            arrived = tf.raw_ops.CollectiveBcastRecvV2(
+                group_size=2,
+                group_key=self._pair(senders, is_sender=False),
+                instance_key=self._instance_key,
+                shape=list(shape),
+                T=carrier,
+                communication_hint=self._hint,
+            )
+            return arrived if carrier == dtype else tf.bitcast(arrived, dtype)
+
+        arrived = tf.cond(when, receive, lambda: tf.zeros([0], dtype))
+        _run_independently(arrived)
+        return arrived
+
+    def _pair(self, others: Sequence[int], *, is_sender: bool) -> tf.Tensor:
+        """Returns the group key of this processor and its partner."""
+        this, count = self._pnum, len(others)
+        other = tf.gather(tf.constant(list(others), tf.int32), this)
+        first, second = (this, other) if is_sender else (other, this)
+        return self._pair_key + first * count + second
+
+    def _to_carrier(self, x: tf.Tensor) -> tf.Tensor:
+        carrier = carrier_of(x.dtype)
+        return x if carrier == x.dtype else tf.bitcast(x, carrier)
+
+
+def _run_independently(result: tf.Tensor) -> None:
+    """Lets TensorFlow run a condition at the same time as other operations with side effects.
+
+    Automatic control dependencies would make it wait for all collectives before it.
+    """
+    op = result.op
+    while op.type not in ("If", "StatelessIf"):
+        op = op.inputs[0].op
+    manager = getattr(op.graph, "experimental_acd_manager", None)
+    if manager is not None:
+        manager.run_independently(op)

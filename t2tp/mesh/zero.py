@@ -1,0 +1,70 @@
+"""ZeRO: weights and optimizer state that are sharded between their uses.
+
+Processors that differ only in their part of the batch hold the same weights and the same optimizer
+state. Sharded at rest, each holds a part, and weights are gathered for their use: ZeRO (S.
+Rajbhandari et al., arXiv:1910.02054, section 5) and FSDP (Y. Zhao et al., arXiv:2304.11277).
+
+A dimension that is sharded at rest has another name there, `d_model@data`. It is split over the
+axes that split `d_model`, and over `data` within that. So a variable has two shapes. The model sees
+one; the optimizer, checkpoints and initial values see the other. A gather is a reshape from the
+shape at rest to the shape in use, and the reduce-scatter of a gradient is a reshape back.
+
+The sizes in both shapes are the real ones, on every mesh. Where axes do not divide a dimension, its
+last slices are padded. On `data:4`
+
+    w [d_model=18, d_ff=30]          the shape in use
+    w [d_model@data=18, d_ff=30]     the shape at rest, in slices [5, 30]
+                                     rows 0-4, 5-9, 10-14, and 15-17 with two rows of zeros
+
+The same holds for `vocab` in use, whose size comes with the data. `Layout.slice_size` counts
+padding, and `Layout.slices` says which rows are real. Nothing else sees padding. Initial values,
+checkpoints and gathers leave it out. An operation that reduces a padded dimension masks it first
+(`SpmdMeshImpl.masked`). An operation that has not declared `accepts_padding` is refused. So means
+and norms are those of the real sizes, and a checkpoint of one mesh fits every other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from t2tp import upstream
+from t2tp.mesh.axes import JOIN
+
+_AT_REST = "@"
+
+
+@dataclass(frozen=True)
+class Storage:
+    """What is sharded at rest, and over which mesh axes.
+
+    Attributes:
+      stage: 0: nothing is sharded. 1: optimizer state and updates; weights are gathered once a
+        step. 2: gradients too; each microbatch's gradients are reduce-scattered. 3: weights are
+        gathered where a layer uses them, and again for its backward pass.
+      axes: mesh axes to shard over, joined by `+`. Default: the axes that split the batch.
+      rules: the dimensions to shard and their axes, as layout rules: `d_model:data`. Default: each
+        variable with two or more dimensions shards one; see `Layout.at_rest`.
+      prefetch: how many layers ahead to gather weights (stage 3).
+    """
+
+    stage: int = 0
+    axes: str = ""
+    rules: str = ""
+    prefetch: int = 1
+
+
+def sharded_at_rest(dim: upstream.Dimension, axes: Sequence[str]) -> upstream.Dimension:
+    """Returns the dimension at rest that is sharded over some mesh axes."""
+    return upstream.Dimension(f"{dim.name}{_AT_REST}{JOIN.join(axes)}", dim.size)
+
+
+def name_in_use(dim_name: str) -> str:
+    """Returns the name of a dimension in use, without the axes that shard it at rest."""
+    return dim_name.partition(_AT_REST)[0]
+
+
+def axes_at_rest(dim_name: str) -> list[str]:
+    """Returns the names of the axes that shard a dimension only at rest."""
+    _, _, axes = dim_name.partition(_AT_REST)
+    return axes.split(JOIN) if axes else []
