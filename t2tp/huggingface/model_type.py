@@ -26,18 +26,17 @@ IMAGE_MEAN, IMAGE_STD = "image_mean", "image_std"
 _FOUND = (HAS_LOGITS, MASK_TOKEN, IMAGE_MEAN, IMAGE_STD)
 
 # Types of the entries that `read` and `training` use.
-_TYPES: Mapping[str, type | tuple[type, ...]] = {
-    **dict.fromkeys(["num_key_value_heads", "head_dim", "n_inner", "num_labels"], int),
-    **dict.fromkeys(["num_layers", "num_decoder_layers", "decoder_start_token_id"], int),
-    **dict.fromkeys(["sliding_window", "num_local_experts", "num_channels"], int),
-    **dict.fromkeys(["hidden_act", "hidden_activation", "activation_function"], str),
-    **dict.fromkeys(["feed_forward_proj", "dense_act_fn", "problem_type"], str),
-    **dict.fromkeys(["attention_bias", "mlp_bias", "output_router_logits"], bool),
-    **dict.fromkeys(["is_gated_act", "scale_decoder_outputs", "tie_word_embeddings"], bool),
-    **dict.fromkeys(["rope_theta", "router_aux_loss_coef"], float),
-    **dict.fromkeys(["rope_parameters", "rope_scaling"], dict),
-    **dict.fromkeys(["image_size", "patch_size", "bos_token_id"], (int, list)),
-    **{"id2label": dict, "layer_types": list},
+_TYPES = {
+    int: "num_key_value_heads head_dim n_inner num_labels num_layers num_decoder_layers"
+    " decoder_start_token_id sliding_window num_local_experts num_channels",
+    str: "hidden_act hidden_activation activation_function feed_forward_proj dense_act_fn"
+    " problem_type",
+    bool: "attention_bias mlp_bias output_router_logits is_gated_act scale_decoder_outputs"
+    " tie_word_embeddings",
+    float: "rope_theta router_aux_loss_coef",
+    dict: "rope_parameters rope_scaling id2label",
+    list: "layer_types",
+    (int, list): "image_size patch_size bos_token_id",
 }
 
 # Entries that change no logits of any type: descriptions, settings of training and generation, and
@@ -239,7 +238,8 @@ class ModelType:
 
     def _check(self, config: Config) -> None:
         """Checks that every entry is known, of its type, and has a value that t2tp supports."""
-        check_types(config, "config.json", _TYPES)
+        for kind, names in _TYPES.items():
+            check_types(config, "config.json", dict.fromkeys(names.split(), kind))
         for name, value in {"is_encoder_decoder": False, **self.required}.items():
             found = config.get(name, value)
             if found != value and not (found is None and value is False):

@@ -49,6 +49,32 @@ class Entry:
     is_copy: bool = False
 
 
+def dense(
+    theirs: str, ours: str, into: str, out: str, *, bias: bool = True, is_in_out: bool = False
+) -> list[Entry]:
+    """Returns the entries of a matrix and its bias.
+
+    Args:
+      theirs: name of their module.
+      ours: name of our matrix.
+      into: our dimensions of the inputs, as in "heads d_kv".
+      out: our dimensions of the outputs.
+      bias: whether there is a bias.
+      is_in_out: whether their matrix is [in, out], and not [out, in].
+    """
+    their_dims = f"({into}) ({out})" if is_in_out else f"({out}) ({into})"
+    found = [Entry(f"{theirs}.weight", their_dims, ours, f"{into} {out}")]
+    return [*found, Entry(f"{theirs}.bias", f"({out})", f"{ours}_bias", out)] if bias else found
+
+
+def layer_norm(theirs: str, ours: str, dim: str = "d_model") -> list[Entry]:
+    """Returns the entries of a layer norm, as `ours/norm_scale` and `ours/norm_bias`."""
+    return [
+        Entry(f"{theirs}.weight", dim, f"{ours}/norm_scale", dim),
+        Entry(f"{theirs}.bias", dim, f"{ours}/norm_bias", dim),
+    ]
+
+
 @dataclass(frozen=True)
 class Piece:
     """A tensor of theirs that is a variable of ours, or a part of it.

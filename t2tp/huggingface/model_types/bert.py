@@ -16,7 +16,7 @@ from t2tp.huggingface.model_type import (
     num_classes,
     their_activation,
 )
-from t2tp.huggingface.tensor_map import Entry
+from t2tp.huggingface.tensor_map import Entry, dense, layer_norm
 
 _ROWS = "vocab d_model"
 
@@ -104,76 +104,42 @@ def _written_classifier(hparams: HParams) -> dict[str, Any]:
 
 def _around(hparams: HParams) -> list[Entry]:
     """Returns the entries of embeddings and layers, which all architectures have."""
-    theirs = "bert.embeddings"
-    types = Entry(
-        f"{theirs}.token_type_embeddings.weight",
-        "token_types d_model",
-        "type_embedding",
-        "token_types d_model",
-    )
+    embeddings, layer = "bert.embeddings", "bert.encoder.layer.{layer}"
+    tables = {
+        "word": ("vocab d_model", "embedding"),
+        "position": ("max_length d_model", "positions"),
+        "token_type": ("token_types d_model", "type_embedding"),
+    }
     return [
-        Entry(f"{theirs}.word_embeddings.weight", _ROWS, "embedding", _ROWS),
-        Entry(
-            f"{theirs}.position_embeddings.weight",
-            "max_length d_model",
-            "positions",
-            "max_length d_model",
+        *(
+            Entry(f"{embeddings}.{name}_embeddings.weight", dims, ours, dims)
+            for name, (dims, ours) in tables.items()
         ),
-        types,
-        *_norm(f"{theirs}.LayerNorm", "embedding_norm"),
-        *layers("bert.encoder.layer.{layer}", "attention.self"),
-        *_norm("bert.encoder.layer.{layer}.attention.output.LayerNorm", "layer_{layer}/attention"),
-        *_norm("bert.encoder.layer.{layer}.output.LayerNorm", "layer_{layer}/feed_forward"),
+        *layer_norm(f"{embeddings}.LayerNorm", "embedding_norm"),
+        *layers(layer, "attention.self"),
+        *layer_norm(f"{layer}.attention.output.LayerNorm", "layer_{layer}/attention"),
+        *layer_norm(f"{layer}.output.LayerNorm", "layer_{layer}/feed_forward"),
     ]
 
 
-def layers(block: str, attention: str) -> list[Entry]:
+def layers(block: str, attention: str, qkv_bias: bool = True) -> list[Entry]:
     """Returns the entries of the matrices and biases of a layer, which ViT has too.
 
     Args:
       block: the layer's name.
       attention: the name in it of queries, keys and values.
+      qkv_bias: whether these have biases.
     """
-    ours, found = "layer_{layer}", []
-    for theirs, name in (("query", "q"), ("key", "k"), ("value", "v")):
-        of_heads = f"{ours}/attention/{name}"
-        found += [
-            Entry(
-                f"{block}.{attention}.{theirs}.weight",
-                "(heads d_kv) d_model",
-                of_heads,
-                "d_model heads d_kv",
-            ),
-            Entry(
-                f"{block}.{attention}.{theirs}.bias",
-                "(heads d_kv)",
-                f"{of_heads}_bias",
-                "heads d_kv",
-            ),
-        ]
-    out, network = f"{ours}/attention/output", f"{ours}/feed_forward"
+    ours, network, heads = "layer_{layer}/attention", "layer_{layer}/feed_forward", "heads d_kv"
+    found = []
+    for theirs in ("query", "key", "value"):
+        into = f"{block}.{attention}.{theirs}", f"{ours}/{theirs[0]}"
+        found += dense(*into, "d_model", heads, bias=qkv_bias)
     return [
         *found,
-        Entry(
-            f"{block}.attention.output.dense.weight",
-            "d_model (heads d_kv)",
-            out,
-            "heads d_kv d_model",
-        ),
-        Entry(f"{block}.attention.output.dense.bias", "d_model", f"{out}_bias", "d_model"),
-        Entry(
-            f"{block}.intermediate.dense.weight", "d_ff d_model", f"{network}/input", "d_model d_ff"
-        ),
-        Entry(f"{block}.intermediate.dense.bias", "d_ff", f"{network}/input_bias", "d_ff"),
-        Entry(f"{block}.output.dense.weight", "d_model d_ff", f"{network}/output", "d_ff d_model"),
-        Entry(f"{block}.output.dense.bias", "d_model", f"{network}/output_bias", "d_model"),
-    ]
-
-
-def _norm(theirs: str, ours: str) -> list[Entry]:
-    return [
-        Entry(f"{theirs}.weight", "d_model", f"{ours}/norm_scale", "d_model"),
-        Entry(f"{theirs}.bias", "d_model", f"{ours}/norm_bias", "d_model"),
+        *dense(f"{block}.attention.output.dense", f"{ours}/output", heads, "d_model"),
+        *dense(f"{block}.intermediate.dense", f"{network}/input", "d_model", "d_ff"),
+        *dense(f"{block}.output.dense", f"{network}/output", "d_ff", "d_model"),
     ]
 
 
@@ -198,7 +164,7 @@ def _tensors_of_masked(hparams: HParams) -> list[Entry]:
     return [
         *_around(hparams),
         *_dense(f"{head}.transform.dense", "mlm_head"),
-        *_norm(f"{head}.transform.LayerNorm", "mlm_head"),
+        *layer_norm(f"{head}.transform.LayerNorm", "mlm_head"),
         *of_logits,
     ]
 

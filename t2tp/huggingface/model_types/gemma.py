@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from t2tp.hparam import HParams
 from t2tp.huggingface.errors import ConversionError
-from t2tp.huggingface.model_type import Config, ModelType, biases_apart
+from t2tp.huggingface.model_type import Config, biases_apart
 from t2tp.huggingface.model_types import llama
+from t2tp.huggingface.model_types.llama import LLAMA
 
 
 def _read(config: Config) -> dict[str, Any]:
@@ -35,16 +37,12 @@ def _written(hparams: HParams) -> dict[str, Any]:
     }
 
 
-GEMMA = ModelType(
+GEMMA = replace(
+    LLAMA,
     name="gemma",
     architecture="GemmaForCausalLM",
-    model="transformer_lm",
-    hparams_set="transformer_lm_base",
-    problem="languagemodel_textfiles",
-    same=llama.SAME,
     read=_read,
     written=_written,
-    tensors=llama.tensors,
     reads=(*llama.READS, "attention_bias", "hidden_activation"),
     required={**llama.REQUIRED, "use_bidirectional_attention": False},
     defaults={
@@ -56,5 +54,4 @@ GEMMA = ModelType(
         "tie_word_embeddings": True,
         "head_dim": 256,
     },
-    prefix="model.",
 )

@@ -6,7 +6,7 @@ from typing import Any
 
 from t2tp.hparam import HParams
 from t2tp.huggingface.model_type import Config, ModelType, activation, their_activation, token
-from t2tp.huggingface.tensor_map import Entry
+from t2tp.huggingface.tensor_map import Entry, dense, layer_norm
 
 _QKV = tuple(f"layer_{{layer}}/attention/{name}" for name in ("q", "k", "v"))
 
@@ -35,44 +35,27 @@ def _written(hparams: HParams) -> dict[str, Any]:
 
 
 def _tensors(hparams: HParams) -> list[Entry]:
-    def norm(theirs: str, ours: str) -> list[Entry]:
-        return [
-            Entry(f"{theirs}.weight", "d_model", f"{ours}/norm_scale", "d_model"),
-            Entry(f"{theirs}.bias", "d_model", f"{ours}/norm_bias", "d_model"),
-        ]
-
     layer, block = "layer_{layer}", "transformer.h.{layer}"
-    attention, feed_forward = f"{layer}/attention", f"{layer}/feed_forward"
+    attention, network = f"{layer}/attention", f"{layer}/feed_forward"
     biases = tuple(f"{name}_bias" for name in _QKV)
-    logits = (
-        []
-        if hparams.tie_embeddings
-        else [Entry("lm_head.weight", "vocab d_model", "output_embedding", "vocab d_model")]
-    )
+    qkv, heads = f"{block}.attn.c_attn", "heads d_kv"
+    logits = [Entry("lm_head.weight", "vocab d_model", "output_embedding", "vocab d_model")]
+
+    def conv(theirs: str, ours: str, into: str, out: str) -> list[Entry]:
+        return dense(f"{block}.{theirs}", ours, into, out, is_in_out=True)
+
     return [
         Entry("transformer.wte.weight", "vocab d_model", "embedding", "vocab d_model"),
         Entry("transformer.wpe.weight", "max_length d_model", "positions", "max_length d_model"),
-        *norm(f"{block}.ln_1", attention),
-        Entry(
-            f"{block}.attn.c_attn.weight", "d_model (part heads d_kv)", _QKV, "d_model heads d_kv"
-        ),
-        Entry(f"{block}.attn.c_attn.bias", "(part heads d_kv)", biases, "heads d_kv"),
-        Entry(
-            f"{block}.attn.c_proj.weight",
-            "(heads d_kv) d_model",
-            f"{attention}/output",
-            "heads d_kv d_model",
-        ),
-        Entry(f"{block}.attn.c_proj.bias", "d_model", f"{attention}/output_bias", "d_model"),
-        *norm(f"{block}.ln_2", feed_forward),
-        Entry(f"{block}.mlp.c_fc.weight", "d_model d_ff", f"{feed_forward}/input", "d_model d_ff"),
-        Entry(f"{block}.mlp.c_fc.bias", "d_ff", f"{feed_forward}/input_bias", "d_ff"),
-        Entry(
-            f"{block}.mlp.c_proj.weight", "d_ff d_model", f"{feed_forward}/output", "d_ff d_model"
-        ),
-        Entry(f"{block}.mlp.c_proj.bias", "d_model", f"{feed_forward}/output_bias", "d_model"),
-        *norm("transformer.ln_f", "final"),
-        *logits,
+        *layer_norm(f"{block}.ln_1", attention),
+        Entry(f"{qkv}.weight", f"d_model (part {heads})", _QKV, f"d_model {heads}"),
+        Entry(f"{qkv}.bias", f"(part {heads})", biases, heads),
+        *conv("attn.c_proj", f"{attention}/output", heads, "d_model"),
+        *layer_norm(f"{block}.ln_2", network),
+        *conv("mlp.c_fc", f"{network}/input", "d_model", "d_ff"),
+        *conv("mlp.c_proj", f"{network}/output", "d_ff", "d_model"),
+        *layer_norm("transformer.ln_f", "final"),
+        *([] if hparams.tie_embeddings else logits),
     ]
 
 

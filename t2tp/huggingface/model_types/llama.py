@@ -15,7 +15,7 @@ from t2tp.huggingface.model_type import (
     their_activation,
     token,
 )
-from t2tp.huggingface.tensor_map import Entry
+from t2tp.huggingface.tensor_map import Entry, dense
 
 _GATED = {"silu": "swiglu", "gelu": "geglu"}
 _LLAMA3 = {
@@ -100,12 +100,17 @@ def _or(value: int | None, default: int) -> int:
 
 def tensors(hparams: HParams) -> list[Entry]:
     """Returns the entries of all tensors; see `tensor_map`."""
+
+    def network(theirs: str, ours: str, into: str, out: str) -> list[Entry]:
+        theirs, ours = f"{_BLOCK}.mlp.{theirs}", f"{_LAYER}/feed_forward/{ours}"
+        return dense(theirs, ours, into, out, bias=biases_apart(hparams).mlp_bias)
+
     return [
         *around(hparams),
         *attention(hparams),
-        *_linear("mlp.gate_proj", "d_model", "d_ff", "feed_forward/gate", hparams),
-        *_linear("mlp.up_proj", "d_model", "d_ff", "feed_forward/input", hparams),
-        *_linear("mlp.down_proj", "d_ff", "d_model", "feed_forward/output", hparams),
+        *network("gate_proj", "gate", "d_model", "d_ff"),
+        *network("up_proj", "input", "d_model", "d_ff"),
+        *network("down_proj", "output", "d_ff", "d_model"),
         norm("post_attention_layernorm", "feed_forward"),
     ]
 
@@ -113,45 +118,29 @@ def tensors(hparams: HParams) -> list[Entry]:
 def around(hparams: HParams) -> list[Entry]:
     """Returns the entries of the tensors outside of layers: embedding, final norm and logits."""
     rows = "vocab d_model"
-    logits = (
-        [] if hparams.tie_embeddings else [Entry("lm_head.weight", rows, "output_embedding", rows)]
-    )
+    logits = [Entry("lm_head.weight", rows, "output_embedding", rows)]
     return [
         Entry("model.embed_tokens.weight", rows, "embedding", rows),
         Entry("model.norm.weight", "d_model", "final/norm_scale", "d_model"),
-        *logits,
+        *([] if hparams.tie_embeddings else logits),
     ]
 
 
 def attention(hparams: HParams) -> list[Entry]:
     """Returns the entries of attention and its norm."""
     biases = biases_apart(hparams)
-    of_heads = {"q": "heads", "k": "kv_heads", "v": "kv_heads"}
-    found = [norm("input_layernorm", "attention")]
-    for name, heads in of_heads.items():
-        theirs, ours = f"{_BLOCK}.self_attn.{name}_proj", f"{_LAYER}/attention/{name}"
-        merged = f"({heads} d_kv)"
-        found.append(Entry(f"{theirs}.weight", f"{merged} d_model", ours, f"d_model {heads} d_kv"))
-        if biases.attention_bias or biases.qkv_bias:
-            found.append(Entry(f"{theirs}.bias", merged, f"{ours}_bias", f"{heads} d_kv"))
-    theirs, ours = f"{_BLOCK}.self_attn.o_proj", f"{_LAYER}/attention/output"
-    found.append(Entry(f"{theirs}.weight", "d_model (heads d_kv)", ours, "heads d_kv d_model"))
-    if biases.attention_bias:
-        found.append(Entry(f"{theirs}.bias", "d_model", f"{ours}_bias", "d_model"))
-    return found
+    theirs, ours = f"{_BLOCK}.self_attn", f"{_LAYER}/attention"
+    found, has_bias = [norm("input_layernorm", "attention")], biases.attention_bias
+    for name, heads in {"q": "heads", "k": "kv_heads", "v": "kv_heads"}.items():
+        into = f"{theirs}.{name}_proj", f"{ours}/{name}", "d_model", f"{heads} d_kv"
+        found += dense(*into, bias=has_bias or biases.qkv_bias)
+    out_of = f"{theirs}.o_proj", f"{ours}/output", "heads d_kv", "d_model"
+    return [*found, *dense(*out_of, bias=has_bias)]
 
 
 def norm(theirs: str, block: str) -> Entry:
     """Returns the entry of a block's norm."""
     return Entry(f"{_BLOCK}.{theirs}.weight", "d_model", f"{_LAYER}/{block}/norm_scale", "d_model")
-
-
-def _linear(theirs: str, of: str, to: str, ours: str, hparams: HParams) -> list[Entry]:
-    theirs, ours = f"{_BLOCK}.{theirs}", f"{_LAYER}/{ours}"
-    found = [Entry(f"{theirs}.weight", f"{to} {of}", ours, f"{of} {to}")]
-    if biases_apart(hparams).mlp_bias:
-        found.append(Entry(f"{theirs}.bias", to, f"{ours}_bias", to))
-    return found
 
 
 def _gated(config: Config) -> str:

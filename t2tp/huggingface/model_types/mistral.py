@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from t2tp.hparam import HParams
-from t2tp.huggingface.model_type import ModelType
 from t2tp.huggingface.model_types import llama
+from t2tp.huggingface.model_types.llama import LLAMA
 
 
 def written(hparams: HParams) -> dict[str, Any]:
@@ -16,16 +17,11 @@ def written(hparams: HParams) -> dict[str, Any]:
     return {**llama.written(hparams), "sliding_window": size}
 
 
-MISTRAL = ModelType(
+MISTRAL = replace(
+    LLAMA,
     name="mistral",
     architecture="MistralForCausalLM",
-    model="transformer_lm",
-    hparams_set="transformer_lm_base",
-    problem="languagemodel_textfiles",
-    same=llama.SAME,
-    read=llama.read,
     written=written,
-    tensors=llama.tensors,
     reads=llama.READS,
     defaults={
         **llama.DEFAULTS,
@@ -34,5 +30,4 @@ MISTRAL = ModelType(
         "sliding_window": 4096,
     },
     required=llama.REQUIRED,
-    prefix="model.",
 )

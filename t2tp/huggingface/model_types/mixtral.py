@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from t2tp.hparam import HParams
-from t2tp.huggingface.model_type import Config, ModelType
+from t2tp.huggingface.model_type import Config
 from t2tp.huggingface.model_types import llama, mistral
+from t2tp.huggingface.model_types.llama import LLAMA
 from t2tp.huggingface.tensor_map import Entry
 
 _EXPERT = "model.layers.{layer}.block_sparse_moe.experts.{expert}"
@@ -52,13 +54,12 @@ def _tensors(hparams: HParams) -> list[Entry]:
     ]
 
 
-MIXTRAL = ModelType(
+MIXTRAL = replace(
+    LLAMA,
     name="mixtral",
     architecture="MixtralForCausalLM",
     model="transformer_moe",
     hparams_set="transformer_moe_base",
-    problem="languagemodel_textfiles",
-    same=llama.SAME,
     read=_read,
     written=_written,
     training=_training,
@@ -75,5 +76,4 @@ MIXTRAL = ModelType(
         "router_aux_loss_coef": 0.001,
     },
     required={**llama.REQUIRED, "num_experts_per_tok": 2, "router_jitter_noise": 0.0},
-    prefix="model.",
 )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from t2tp.huggingface.errors import ConversionError
-from t2tp.huggingface.model_type import Config, ModelType
+from t2tp.huggingface.model_type import Config
 from t2tp.huggingface.model_types import llama
+from t2tp.huggingface.model_types.llama import LLAMA
 
 
 def _read(config: Config) -> dict[str, Any]:
@@ -20,16 +22,12 @@ def _read(config: Config) -> dict[str, Any]:
     return {**llama.read({**config, "sliding_window": None}), "qkv_bias": True}
 
 
-QWEN2 = ModelType(
+QWEN2 = replace(
+    LLAMA,
     name="qwen2",
     architecture="Qwen2ForCausalLM",
-    model="transformer_lm",
-    hparams_set="transformer_lm_base",
-    problem="languagemodel_textfiles",
-    same=llama.SAME,
     read=_read,
     written=llama.written,
-    tensors=llama.tensors,
     reads=(*llama.READS, "layer_types"),
     without_effect=("sliding_window", "max_window_layers"),
     defaults={
@@ -39,5 +37,4 @@ QWEN2 = ModelType(
         "bos_token_id": None,
     },
     required={**llama.REQUIRED, "use_sliding_window": False, "use_mrope": False},
-    prefix="model.",
 )

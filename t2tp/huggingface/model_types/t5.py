@@ -7,7 +7,7 @@ from typing import Any
 from t2tp.hparam import HParams
 from t2tp.huggingface.errors import ConversionError
 from t2tp.huggingface.model_type import ACTIVATIONS, HAS_LOGITS, Config, ModelType, their_activation
-from t2tp.huggingface.tensor_map import Entry
+from t2tp.huggingface.tensor_map import Entry, dense
 from t2tp.suggestions import nearest
 
 # feed_forward_proj and our networks; "gated-gelu" is the tanh form, in their code too.
@@ -83,31 +83,23 @@ def _written(hparams: HParams) -> dict[str, Any]:
 
 
 def _tensors(hparams: HParams) -> list[Entry]:
-    logits = (
-        []
-        if hparams.tie_embeddings
-        else [Entry("lm_head.weight", _ROWS, "output_embedding", _ROWS)]
-    )
+    logits = [Entry("lm_head.weight", _ROWS, "output_embedding", _ROWS)]
     return [
         Entry("shared.weight", _ROWS, "embedding", _ROWS),
         *_stack("encoder", ["attention", "feed_forward"], hparams),
         *_stack("decoder", ["attention", "cross_attention", "feed_forward"], hparams),
-        *logits,
+        *([] if hparams.tie_embeddings else logits),
     ]
 
 
 def _stack(stack: str, blocks: list[str], hparams: HParams) -> list[Entry]:
     bias = "layer.0.SelfAttention.relative_attention_bias.weight"
+    scale, buckets = f"{stack}/final/norm_scale", f"{stack}/relative_bias"
     found = [
         Entry(
-            f"{stack}.block.0.{bias}",
-            "relative_buckets heads",
-            f"{stack}/relative_bias",
-            "heads relative_buckets",
+            f"{stack}.block.0.{bias}", "relative_buckets heads", buckets, "heads relative_buckets"
         ),
-        Entry(
-            f"{stack}.final_layer_norm.weight", "d_model", f"{stack}/final/norm_scale", "d_model"
-        ),
+        Entry(f"{stack}.final_layer_norm.weight", "d_model", scale, "d_model"),
     ]
     for number, block in enumerate(blocks):
         theirs = f"{stack}.block.{{layer}}.layer.{number}"
@@ -128,28 +120,21 @@ def _stack(stack: str, blocks: list[str], hparams: HParams) -> list[Entry]:
 
 
 def _attention(theirs: str, ours: str) -> list[Entry]:
-    into = [
-        Entry(f"{theirs}.{n}.weight", "(heads d_kv) d_model", f"{ours}/{n}", "d_model heads d_kv")
-        for n in ("q", "k", "v")
-    ]
-    output = f"{ours}/output"
-    return [
-        *into,
-        Entry(f"{theirs}.o.weight", "d_model (heads d_kv)", output, "heads d_kv d_model"),
-    ]
+    found = []
+    for name in ("q", "k", "v"):
+        into = f"{theirs}.{name}", f"{ours}/{name}"
+        found += dense(*into, "d_model", "heads d_kv", bias=False)
+    return [*found, *dense(f"{theirs}.o", f"{ours}/output", "heads d_kv", "d_model", bias=False)]
 
 
 def _network(theirs: str, ours: str, hparams: HParams) -> list[Entry]:
     is_gated = hparams.mlp in ("geglu", "swiglu")
-    into = {"wi_0": "gate", "wi_1": "input"} if is_gated else {"wi": "input"}
-    theirs = f"{theirs}.DenseReluDense"
-    return [
-        *(
-            Entry(f"{theirs}.{name}.weight", "d_ff d_model", f"{ours}/{matrix}", "d_model d_ff")
-            for name, matrix in into.items()
-        ),
-        Entry(f"{theirs}.wo.weight", "d_model d_ff", f"{ours}/output", "d_ff d_model"),
-    ]
+    matrices = {"wi_0": "gate", "wi_1": "input"} if is_gated else {"wi": "input"}
+    theirs, found = f"{theirs}.DenseReluDense", []
+    for name, matrix in matrices.items():
+        into = f"{theirs}.{name}", f"{ours}/{matrix}"
+        found += dense(*into, "d_model", "d_ff", bias=False)
+    return [*found, *dense(f"{theirs}.wo", f"{ours}/output", "d_ff", "d_model", bias=False)]
 
 
 T5 = ModelType(

@@ -18,7 +18,7 @@ from t2tp.huggingface.model_type import (
     their_activation,
 )
 from t2tp.huggingface.model_types import bert
-from t2tp.huggingface.tensor_map import Entry
+from t2tp.huggingface.tensor_map import Entry, layer_norm
 
 _EMBEDDINGS, _BLOCK = "vit.embeddings", "vit.encoder.layer.{layer}"
 
@@ -82,9 +82,7 @@ def _written(hparams: HParams) -> dict[str, Any]:
 
 
 def _tensors(hparams: HParams) -> list[Entry]:
-    biases = [] if hparams.qkv_bias else ["attention/q", "attention/k", "attention/v"]
-    left_out = [f"layer_{{layer}}/{name}_bias" for name in biases]
-    layers = bert.layers(_BLOCK, "attention.attention")
+    patches = f"{_EMBEDDINGS}.patch_embeddings.projection"
     return [
         Entry(f"{_EMBEDDINGS}.cls_token", "1 1 d_model", "class_token", "d_model"),
         Entry(
@@ -94,26 +92,17 @@ def _tensors(hparams: HParams) -> list[Entry]:
             "length d_model",
         ),
         Entry(
-            f"{_EMBEDDINGS}.patch_embeddings.projection.weight",
+            f"{patches}.weight",
             "d_model channels kernel_height kernel_width",
             "patches/filters",
             "kernel_height kernel_width channels d_model",
         ),
-        Entry(
-            f"{_EMBEDDINGS}.patch_embeddings.projection.bias", "d_model", "patches/bias", "d_model"
-        ),
-        *(each for each in layers if each.ours not in left_out),
-        *_norm(f"{_BLOCK}.layernorm_before", "layer_{layer}/attention"),
-        *_norm(f"{_BLOCK}.layernorm_after", "layer_{layer}/feed_forward"),
-        *_norm("vit.layernorm", "final"),
+        Entry(f"{patches}.bias", "d_model", "patches/bias", "d_model"),
+        *bert.layers(_BLOCK, "attention.attention", hparams.qkv_bias),
+        *layer_norm(f"{_BLOCK}.layernorm_before", "layer_{layer}/attention"),
+        *layer_norm(f"{_BLOCK}.layernorm_after", "layer_{layer}/feed_forward"),
+        *layer_norm("vit.layernorm", "final"),
         *bert.classifier("logits/output", "logits/output_bias"),
-    ]
-
-
-def _norm(theirs: str, ours: str) -> list[Entry]:
-    return [
-        Entry(f"{theirs}.weight", "d_model", f"{ours}/norm_scale", "d_model"),
-        Entry(f"{theirs}.bias", "d_model", f"{ours}/norm_bias", "d_model"),
     ]
 
 
