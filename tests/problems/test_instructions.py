@@ -14,6 +14,7 @@ from t2tp.hparam import HParams
 from t2tp.models.model import FeatureMismatchError
 from t2tp.problems.vocab.vocabulary_file import load_vocabulary
 from t2tp.trainer.cli.programs import t2tp_datagen
+from t2tp.trainer.inference.conversations import read_template
 from tests.huggingface.tiny_files import END, write_tokenizer
 from tests.models.small_lm import make_batch
 from tests.models.small_transformers import FAMILIES, feature_of
@@ -100,6 +101,8 @@ def test_replies_alone_are_learned_as_the_chat_template_writes_them(tmp_path, to
         (first, f" quick{END}"),
         (f"{first}\n[user] the dog?\n[assistant] lazy{END}", f" quick{END} lazy{END}"),
     }
+    kept = read_template(problem, tmp_path / "data", tmp_path / "a run without a template")
+    assert kept.render(CHAT[:3]) == f"{END}{first}\n"
     assert pickle.loads(pickle.dumps(problem)).options.files == problem.options.files
 
 
@@ -142,7 +145,8 @@ def test_training_reads_the_tokens_of_apply_chat_template(tmp_path, kind, templa
 def test_a_prompt_and_its_completion_are_encoded_as_one_text(tmp_path, kind):
     tiny_tokenizers.write(tmp_path / "tokenizer", kind)
     vocabulary = load_vocabulary(tmp_path / "tokenizer")
-    problem = prepared(tmp_path, PAIRS, tmp_path / "tokenizer")
+    pairs = [{"prompt": f"the fox {n}:", "completion": f"jumps {n}"} for n in range(40)]
+    problem = prepared(tmp_path, pairs, tmp_path / "tokenizer")
     stored, found = problem.stored(tmp_path / "data", "train"), set()
     for number in range(len(stored["targets"])):
         ids, weights = (stored[name].example(number).tolist() for name in stored)
@@ -154,7 +158,7 @@ def test_a_prompt_and_its_completion_are_encoded_as_one_text(tmp_path, kind):
             tuple(vocabulary.encode(each["prompt"])),
             (*vocabulary.encode(each["prompt"] + each["completion"]), end),
         )
-        for each in PAIRS
+        for each in pairs
     }
 
 
