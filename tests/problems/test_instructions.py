@@ -9,12 +9,14 @@ import pickle
 import numpy as np
 import pytest
 
-from t2tp import problems
+import t2tp.hparams  # noqa: F401 (registers sets)
+from t2tp import problems, registry
 from t2tp.hparam import HParams
 from t2tp.models.model import FeatureMismatchError
 from t2tp.problems.vocab.vocabulary_file import load_vocabulary
 from t2tp.trainer.cli.programs import t2tp_datagen
 from t2tp.trainer.inference.conversations import read_template
+from t2tp.trainer.inputs.problem_inputs import training_inputs
 from tests.huggingface.tiny_files import END, write_tokenizer
 from tests.models.small_lm import make_batch
 from tests.models.small_transformers import FAMILIES, feature_of
@@ -139,6 +141,18 @@ def test_training_reads_the_tokens_of_apply_chat_template(tmp_path, kind, templa
             ids, weights = [hparams.bos_token_id, *ids], [0, *weights]
         found.add((tuple(ids), tuple(weights)))
     assert found == {read_and_learned(each) for each in tiny_tokenizers.CONVERSATIONS}
+
+
+def test_a_model_that_reads_another_first_token_is_warned_of(tmp_path, tokenizer, caplog):
+    problem = prepared(tmp_path, CHATS * 30, with_template(tokenizer))
+    hparams = registry.hparams("transformer_lm_tiny")
+    hparams.set("bos_token_id", 9)
+    training_inputs(problem, tmp_path / "data", hparams, seed=0)
+    assert "bos_token_id=9" in caplog.text
+    problem.change_hparams(hparams, tmp_path / "data")
+    caplog.clear()
+    training_inputs(problem, tmp_path / "data", hparams, seed=0)
+    assert "bos_token_id" not in caplog.text
 
 
 @pytest.mark.parametrize("kind", tiny_tokenizers.TOKENIZERS)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from os import PathLike
 
 import tensorflow as tf
+from absl import logging
 
 from t2tp import mtf
 from t2tp.hparam import HParams
@@ -31,6 +32,15 @@ def training_inputs(
     Raises:
       FileNotFoundError, ValueError: see `Problem.stream` and `sequences_per_batch`.
     """
+    expected = hparams.copy()
+    problem.change_hparams(expected, data_dir)
+    first, read = (each.values().get("bos_token_id") for each in (expected, hparams))
+    if first != read:
+        logging.warning(
+            "conversations of %s begin with token %d, and the model reads bos_token_id=%d first:"
+            " train with --hparams=bos_token_id=%d",
+            *(problem.name, first, read, first),
+        )
     size, length = sequences_per_batch(hparams), hparams.max_length
     stream = problem.stream(data_dir, problem.splits[0], batch_size=size, length=length, seed=seed)
     specs = problem.features(size, length)
