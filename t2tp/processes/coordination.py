@@ -17,14 +17,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import tensorflow as tf
 from absl import logging
 from tensorflow.python.eager import context as eager_context
 
-from t2tp.processes.loopback import accept_only_loopback, is_loopback
+from t2tp.processes.libc_calls import sigterm_left_alone
+from t2tp.processes.loopback import check_filtered, is_loopback, loopback_listeners
 from t2tp.processes.process_spec import split_address
 from t2tp.processes.rendezvous import LOST_EXIT_CODE, MissingProcessError
 
@@ -74,9 +74,13 @@ class CoordinationClient:
         self._leaving = threading.Event()
         self._lost: str | None = None
         self._context = eager_context.context()
-        self._start(nccl)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(sigterm_left_alone())
+            if self.on_one_host:
+                stack.enter_context(loopback_listeners())
+            self._start(nccl)
         if self.on_one_host:
-            self._block_other_hosts()
+            self._check_other_hosts_blocked()
         if process_id == 0:
             self._set(_PULSE, "")
         threading.Thread(target=self._watch, name="coordination", daemon=True).start()
@@ -177,9 +181,7 @@ class CoordinationClient:
         ]
         if not problems:
             others = [process for process in self._others() if process not in reports]
-            with ThreadPoolExecutor(64) as threads:
-                alive = threads.map(serves, [self.addresses[process] for process in others])
-                lost = [process for process, there in zip(others, alive, strict=True) if not there]
+            lost = self._not_serving(others)
             problems = [f"{self.name(process)} is gone" for process in lost]
             if 0 not in lost:
                 silent = [
@@ -189,6 +191,22 @@ class CoordinationClient:
                 ]
                 problems += [f"{self.name(process)} does not answer" for process in silent]
         return f"{'; '.join(problems)}." if problems else None
+
+    def _not_serving(self, processes: Sequence[int]) -> list[int]:
+        """Returns the processes that refuse connections or do not answer."""
+        lost: set[int] = set()
+
+        def check(process: int) -> None:
+            if not serves(self.addresses[process]):
+                lost.add(process)
+
+        # Plain threads: an executor starts none at exit, when `_leave` may have to explain a loss.
+        threads = [threading.Thread(target=check, args=(each,)) for each in processes]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return sorted(lost)
 
     def missing(self, text: str) -> MissingProcessError:
         """Returns an error for the user, with advice on how to resume."""
@@ -240,11 +258,11 @@ class CoordinationClient:
                 " in use."
             ) from error
 
-    def _block_other_hosts(self) -> None:
-        """Blocks other hosts from TensorFlow's server, which has no authentication."""
+    def _check_other_hosts_blocked(self) -> None:
+        """Warns if other hosts can reach TensorFlow's server, which has no authentication."""
         own = self.addresses[self.process_id]
         try:
-            accept_only_loopback(split_address(own, "address")[1])
+            check_filtered(split_address(own, "address")[1])
         except OSError as error:
             logging.warning(
                 "TensorFlow's server at %s can be reached from other hosts, and whoever reaches it"

@@ -2,8 +2,12 @@
 
 TensorFlow's gRPC server listens on all interfaces, without encryption or authentication: anyone who
 reaches it can read and write files as the user who trains. It cannot be bound to an address. But
-Linux lets a process filter packets at its own sockets: here, packets that do not come from this
-host's loopback interface are dropped before a connection is accepted.
+Linux lets a process filter packets at its own sockets. Here the kernel drops packets that do not
+come from this host's loopback interface, so that no other host can open a connection.
+
+The filter has to be attached before the socket listens, which happens inside TensorFlow's start:
+between the two, another host could open a connection, which would live on. So TensorFlow's call of
+`listen` is redirected to a function that attaches the filter first.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import socket
 import struct
 from collections.abc import Iterable, Iterator
 
+from t2tp.processes.libc_calls import libc, replaced
 from t2tp.processes.process_spec import split_address
 
 _SO_ATTACH_FILTER = 26  # asm-generic/socket.h; the socket module does not name it.
@@ -78,18 +83,42 @@ def listeners(ports: Iterable[int] | None = None) -> Iterator[socket.socket]:
                 yield found
 
 
-def accept_only_loopback(port: int) -> None:
-    """Makes this process's listeners at a port accept connections from this host only.
+@contextlib.contextmanager
+def loopback_listeners() -> Iterator[None]:
+    """Makes TensorFlow's listeners accept this host only, if they are opened inside the context."""
+
+    @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int, use_errno=True)
+    def listen(descriptor: int, backlog: int) -> int:
+        with contextlib.suppress(OSError):  # `check_filtered` reports it.
+            accept_only_loopback(descriptor)
+        return libc.listen(descriptor, backlog)
+
+    with replaced("listen", listen):
+        yield
+
+
+def accept_only_loopback(descriptor: int) -> None:
+    """Makes the kernel drop packets of other hosts at a socket.
 
     Raises:
-      OSError: nothing listens there, or the system does not support the filter.
+      OSError: the system does not support the filter.
     """
     code = b"".join(struct.pack("=HBBI", *instruction) for instruction in _FROM_LOOPBACK)
     buffer = ctypes.create_string_buffer(code)
     program = struct.pack("@HP", len(_FROM_LOOPBACK), ctypes.addressof(buffer))
-    filtered = 0
-    for listener in listeners([port]):
+    with socket.socket(fileno=os.dup(descriptor)) as listener:
         listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
-        filtered += 1
-    if not filtered:
-        raise OSError(f"Nothing in this process listens at port {port}.")
+
+
+def check_filtered(port: int) -> None:
+    """Checks that this process's listeners at a port have a filter.
+
+    Raises:
+      OSError: nothing listens there, or a listener has no filter.
+    """
+    filtered = [
+        listener.getsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, 8 * len(_FROM_LOOPBACK))
+        for listener in listeners([port])
+    ]
+    if not filtered or b"" in filtered:
+        raise OSError(f"the listener at port {port} has no packet filter")

@@ -216,7 +216,7 @@ def test_an_error_in_the_data_reaches_the_user(tmp_path):
         estimator(tmp_path).train(toy.inputs(Broken()), 9)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT, signal.SIGTERM])
 def test_a_signal_saves_the_step_and_leaves(tmp_path, number):
     class Interrupt(Hook):
         def before_step(self, training: Training) -> None:

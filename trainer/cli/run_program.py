@@ -89,6 +89,8 @@ def run_program(spec: ProgramSpec, command_line: Sequence[str] | None = None) ->
       The exit code.
     """
     process = None
+    # A parent that ignores SIGCHLD passes that on, and the exit codes of children would be lost.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     command_line = sys.argv if command_line is None else command_line
     try:
         _check_is_utf8(command_line)

@@ -1,7 +1,11 @@
-"""Handling of SIGINT and SIGTERM: the step is finished and saved before the program exits."""
+"""Handling of SIGINT, SIGTERM and SIGHUP: training finishes the step and saves it before it exits.
+
+Outside training these signals end the program at once, since there is nothing to save.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -14,8 +18,8 @@ from absl import logging
 from t2tp.processes.cluster import Cluster
 from t2tp.processes.stop_vote import StopVote
 from t2tp.trainer.errors import SIGNALLED, Interrupted
+from t2tp.trainer.processes.children import handled
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # One request may send SIGTERM several times: systemd signals the launcher, which passes it on, and
 # its processes; and if the launcher is killed, the kernel may do so for each of its threads.
 _SAME_REQUEST_SECONDS = 1.0
@@ -26,7 +30,7 @@ class TrainingInterrupted(Interrupted):
 
 
 class InterruptHandler:
-    """A handler that stops the training at a first SIGINT or SIGTERM, and exits at a second one.
+    """A handler that stops the training at a first signal and exits at a second one.
 
     A signal to one of several processes stops all of them, after the same step.
 
@@ -52,10 +56,11 @@ class InterruptHandler:
         self._received_at = 0.0
         self._vote: StopVote | None = None
         self._in_main_thread = threading.current_thread() is threading.main_thread()
+        self._handlers = contextlib.ExitStack()
 
     def __enter__(self) -> InterruptHandler:
         if self._in_main_thread:
-            self._previous = {each: signal.signal(each, self._note) for each in _SIGNALS}
+            self._handlers.enter_context(handled(self._note))
         if self._cluster.coordination is not None:
             self._vote = StopVote(
                 self._cluster.coordination,
@@ -75,9 +80,7 @@ class InterruptHandler:
             self._timer.cancel()
         if self._vote is not None:
             self._vote.close()
-        if self._in_main_thread:
-            for number, handler in self._previous.items():
-                signal.signal(number, handler)
+        self._handlers.close()
 
     def stops_after(self, steps_done: int) -> bool:
         """Whether training stops after this step, which is done.

@@ -1,0 +1,85 @@
+"""SIGTERM ends a program of several processes in each of its phases; nobody is left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+LAUNCH = [sys.executable, "-m", "t2tp.trainer.cli", "t2tp_launch"]
+PATIENCE = 300.0
+# Processes that are in the phase at the same time.
+PHASES = {"joining": 2, "starting": 1, "connected": 2, "stepping": 2}
+
+
+@contextlib.contextmanager
+def launched(*command: str) -> Iterator[subprocess.Popen]:
+    """A launcher, whose processes have its environment variable MARK."""
+    environment = {**os.environ, "MARK": f"test-{os.getpid()}-{time.monotonic_ns()}"}
+    process = subprocess.Popen(
+        [*LAUNCH, *command], env=environment, stdout=subprocess.PIPE, text=True
+    )
+    process.mark = environment["MARK"]
+    try:
+        yield process
+    finally:
+        for pid in marked(process.mark):
+            os.kill(pid, signal.SIGKILL)
+        process.wait()
+
+
+def marked(mark: str) -> list[int]:
+    """The processes whose environment has the mark."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if f"MARK={mark}".encode() in path.read_bytes():
+                found.append(int(path.parent.name))
+    return found
+
+
+def wait_until_all_ended(mark: str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while marked(mark):
+        assert time.monotonic() < deadline, "processes are left"
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", PHASES)
+def test_sigterm_ends_a_program_in_each_phase(phase):
+    with launched("-n", "2", sys.executable, "-m", "tests.processes.phases", phase) as launcher:
+        shown = []
+        while sum("there" in line for line in shown) < PHASES[phase]:
+            shown.append(launcher.stdout.readline())
+            assert shown[-1], shown
+        launcher.terminate()
+        assert launcher.wait(PATIENCE) == 128 + signal.SIGTERM
+        wait_until_all_ended(launcher.mark)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_a_launcher_that_is_ended_while_it_starts_processes_leaves_none(number, count):
+    """Signals it when its first `count` processes are there, of which none may have begun."""
+    with launched("-n", "6", sys.executable, "-c", "import time; time.sleep(10**6)") as launcher:
+        while len(marked(launcher.mark)) < 1 + count:
+            time.sleep(0.001)
+        launcher.send_signal(number)
+        launcher.wait(PATIENCE)
+        wait_until_all_ended(launcher.mark)
+
+
+def test_exit_codes_are_known_where_sigchld_is_ignored():
+    def ignore() -> None:
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+
+    command = [*LAUNCH, "-n", "2", sys.executable, "-c", "import sys; sys.exit(7)"]
+    assert subprocess.run(command, preexec_fn=ignore).returncode == 7
