@@ -214,6 +214,7 @@ def test_help_has_a_section_a_kind():
         "Ranged hparams sets:",
         "Optimizers:",
         "Learning-rate schedules:",
+        "Hooks:",
     ]
 
 

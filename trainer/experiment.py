@@ -81,6 +81,7 @@ class Experiment:
         eval_samples: int = 0,
         early_stopping: EarlyStopping | None = None,
         decode_options: DecodeOptions | None = None,
+        hooks: Sequence[Hook] = (),
     ) -> None:
         """Opens the data without building a program or writing a file.
 
@@ -93,6 +94,7 @@ class Experiment:
           eval_samples: number of examples decoded at each evaluation, for TensorBoard.
           early_stopping: when evaluations end the training; by default never.
           decode_options: for `predict`; by default beam search of width 4.
+          hooks: called around the steps of a training, before a step is saved.
 
         Raises:
           LayoutError: mesh shape or layout cannot be parsed.
@@ -103,6 +105,7 @@ class Experiment:
         _check_at_least(-1, eval_steps=eval_steps)
         _check_at_least(0, eval_timeout_mins=eval_timeout_mins)
         self.spec = spec
+        self._hooks = hooks
         self._early_stopping = early_stopping
         if early_stopping is not None:
             early_stopping.check(spec.problem.metric_names, local_eval_frequency)
@@ -419,7 +422,8 @@ class Experiment:
                 logging.info("going on from the checkpoint of step %d", done)
             if ModeKeys.EVAL in SCHEDULES[schedule]:
                 self._evaluation(self._eval_split).resume()
-            self.estimator.train(self._train_inputs, self.spec.train_steps, hooks)
+            all_hooks = [*self._hooks, *hooks]
+            self.estimator.train(self._train_inputs, self.spec.train_steps, all_hooks)
 
     def _check_same(self) -> None:
         """Compares hparams, flags and data with those of the other processes, once."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Callable
 
@@ -9,29 +10,37 @@ from collections.abc import Callable
 class BackgroundWorker:
     """A thread that runs one task at a time; an error of a task is raised by the next call.
 
-    The thread does not keep an exiting program alive.
+    All tasks run in one thread: each new thread may allocate from another of glibc's arenas, and a
+    freed buffer of one arena is of no use to the next. The thread does not keep an exiting program
+    alive.
     """
 
     def __init__(self, name: str) -> None:
         """Prepares the thread without starting it.
 
         Args:
-          name: of the thread.
+          name: name of the thread.
         """
         self._name = name
         self._thread: threading.Thread | None = None
+        self._tasks: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._idle = threading.Event()
+        self._idle.set()
         self._error: BaseException | None = None
 
     @property
     def is_busy(self) -> bool:
         """Whether a task is running."""
-        return self._thread is not None and self._thread.is_alive()
+        return not self._idle.is_set()
 
     def start(self, task: Callable[[], object]) -> None:
         """Waits for the previous task (and raises its error), then starts this one."""
         self.wait()
-        self._thread = threading.Thread(target=self._do, args=(task,), name=self._name, daemon=True)
-        self._thread.start()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._thread.start()
+        self._idle.clear()
+        self._tasks.put(task)
 
     def check(self) -> None:
         """Raises the error of the last task if it has failed; does not wait."""
@@ -40,15 +49,22 @@ class BackgroundWorker:
 
     def wait(self) -> None:
         """Waits for the current task, if there is one; raises its error, once."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        self._idle.wait()
         error, self._error = self._error, None
         if error is not None:
             raise error
 
-    def _do(self, task: Callable[[], object]) -> None:
-        try:
-            task()
-        except BaseException as error:
-            self._error = error
+    def close(self) -> None:
+        """Ends the thread after the current task."""
+        self._tasks.put(None)
+        self._thread = None
+
+    def _run(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            try:
+                task()
+            except BaseException as error:
+                self._error = error
+            finally:
+                del task  # It may hold copies of variables.
+                self._idle.set()

@@ -206,7 +206,8 @@ def _join(num_processors: int, spec: process_spec.ProcessSpec, time_limit: float
     if each > max_devices:
         raise ValueError(
             f"A mesh of {num_processors} processors needs {each} devices in each process, and"
-            f" TensorFlow has started up with {max_devices}. Connect to the largest mesh first."
+            f" TensorFlow has started with {max_devices}. Call t2tp.connect({num_processors}), for"
+            " the largest mesh, before anything else."
         )
     names = (
         f"/job:{JOB}/replica:0/task:{task}/device:{kind}:{device}"
@@ -310,8 +311,7 @@ def _virtual_cpus(count: int) -> list[str]:
     if len(names) < count:
         raise ValueError(
             f"A mesh of {count} processors needs {count} virtual CPU devices, and TensorFlow has"
-            f" started up"
-            f" with {len(names)}. Connect to the largest mesh first, before running any"
-            f" TensorFlow operation."
+            f" started with {len(names)}. Call t2tp.connect({count}), for the largest mesh, before"
+            " any other program or TensorFlow operation."
         )
     return names[:count]

@@ -336,7 +336,8 @@ class Program:
         with tf.device(self.cluster.devices[pnum]):
             return self.trace()(
                 tf.constant(pnum, tf.int32),
-                tf.constant(step, tf.int64),
+                # Not a Python number: TensorFlow keeps a tensor of each on each device, forever.
+                tf.constant(np.int64(step)),
                 [v.slice_of(pnum) for v in self._used],
                 slices,
             )

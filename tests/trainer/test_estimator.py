@@ -19,7 +19,6 @@ from t2tp.mesh.layout import LayoutError
 from t2tp.program.program import Feature
 from t2tp.trainer.estimator import Estimator
 from t2tp.trainer.hooks.hook import Hook, Training
-from t2tp.trainer.hooks.training_clock import TrainingClock
 from t2tp.trainer.model_fn import ModeKeys
 from t2tp.trainer.processes.interrupt import TrainingInterrupted
 from t2tp.trainer.run_config import RunConfig
@@ -264,13 +263,3 @@ def test_when_the_time_of_grace_is_over_it_leaves_with_what_is_saved(tmp_path):
         assert process.wait() == 128 + signal.SIGTERM
     assert "within the 1 s of grace" in process.err.read_text()
     assert checkpoint.all_steps(tmp_path / "run/checkpoints") == [4]
-
-
-def test_the_clock_stands_while_it_is_stopped():
-    begin, clock = time.perf_counter(), TrainingClock()
-    with clock.stopped("evaluation"):
-        time.sleep(0.1)
-    assert clock.seconds() <= time.perf_counter() - begin - 0.1
-    before = clock.seconds()
-    time.sleep(0.1)
-    assert clock.seconds() - before >= 0.1

@@ -195,6 +195,7 @@ def _experiment(flags: absl_flags.FlagValues, spec: RunSpec) -> Experiment:
         eval_samples=flags.eval_samples,
         early_stopping=_early_stopping(flags),
         decode_options=_decode_options(flags),
+        hooks=[registry.hook(name)(spec) for name in flags.hooks],
     )
 
 

@@ -1,4 +1,19 @@
-"""The interface of hooks: called before and after the steps of a training."""
+"""The interface of hooks: called before and after the steps of a training.
+
+A hook of your own is a class, and in `--t2t_usr_dir` a function that makes it:
+
+    class LossLimit(Hook):
+        def after_step(self, training, outputs):
+            if training.steps_done % 100 == 0 and outputs["loss"] > 20:
+                training.stop_reason = "the loss is above 20"
+
+    @registry.register_hook("loss_limit")
+    def make(spec):  # the `RunSpec`: hparams, problem, directory, ...
+        return LossLimit()
+
+`t2tp_trainer --t2t_usr_dir=... --hooks=loss_limit` calls it in every process, after the hooks of
+t2tp and before a step is saved.
+"""
 
 from __future__ import annotations
 

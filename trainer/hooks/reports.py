@@ -47,10 +47,11 @@ class ReportHook(Hook):
         self._metrics = metrics
         self._utilization = utilization
         self._last: tuple[int, float, Counter[str]] = (0, 0.0, Counter())
+        self._is_first = True
 
     def begin(self, training: Training) -> None:
         """Starts measuring."""
-        self._last = self._now(training)
+        self._last, self._is_first = self._now(training), True
 
     def after_step(self, training: Training, outputs: Mapping[str, np.ndarray]) -> None:
         """Reports if it is due."""
@@ -63,6 +64,10 @@ class ReportHook(Hook):
             scalars |= memory_in_use(self._cluster)
             for sink in self._sinks:
                 sink(step, scalars)
+        elif self._is_first:
+            _scalars(outputs)  # In the first step TensorFlow compiles: it has no speed to report.
+            self._last = self._now(training)
+        self._is_first = False
 
     def _metric_values(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Computes the metrics of the step and its perplexity."""

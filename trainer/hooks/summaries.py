@@ -40,24 +40,25 @@ class SummaryWriter:
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
         """Writes scalars of a step and flushes them, so that a crash loses none."""
-        with self._opened() as writer, writer.as_default(step):
+        with self._opened() as writer, writer.as_default(np.int64(step)):
             for name, value in scalars.items():
-                tf.summary.scalar(name, value)
+                # Not Python numbers: TensorFlow keeps a tensor of each of them forever.
+                tf.summary.scalar(name, np.float32(value))
         self.flush()
 
     def text(self, step: int, name: str, markdown: str) -> None:
         """Writes a text in Markdown."""
-        with self._opened() as writer, writer.as_default(step):
+        with self._opened() as writer, writer.as_default(np.int64(step)):
             tf.summary.text(name, markdown)
 
     def images(self, step: int, name: str, images: np.ndarray) -> None:
         """Writes images, all of them: uint8 [count, height, width, channels]."""
-        with self._opened() as writer, writer.as_default(step):
+        with self._opened() as writer, writer.as_default(np.int64(step)):
             tf.summary.image(name, images, max_outputs=len(images))
 
     def histogram(self, step: int, name: str, values: tf.Tensor) -> None:
         """Writes a histogram of the finite values."""
-        with self._opened() as writer, writer.as_default(step), tf.device("CPU:0"):
+        with self._opened() as writer, writer.as_default(np.int64(step)), tf.device("CPU:0"):
             tf.summary.histogram(name, tf.boolean_mask(values, tf.math.is_finite(values)))
 
     def hparams(self, values: Mapping[str, Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -17,14 +17,20 @@ class TrainingClock:
     It also records what the time was spent on.
     """
 
-    def __init__(self) -> None:
-        self._started = time.perf_counter()
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        """Starts the watch.
+
+        Args:
+          now: returns the time in seconds.
+        """
+        self._now = now
+        self._started = now()
         self._stopped = 0.0
         self._parts: defaultdict[str, float] = defaultdict(float)
 
     def seconds(self) -> float:
         """Returns the seconds since the start, without those while it was stopped."""
-        return time.perf_counter() - self._started - self._stopped
+        return self._now() - self._started - self._stopped
 
     def parts(self) -> dict[str, float]:
         """Returns the seconds by purpose, as named in `stopped` and `counted`."""
@@ -37,11 +43,11 @@ class TrainingClock:
         Args:
           what: the purpose of this time.
         """
-        begin = time.perf_counter()
+        begin = self._now()
         try:
             yield
         finally:
-            seconds = time.perf_counter() - begin
+            seconds = self._now() - begin
             self._stopped += seconds
             self._parts[what] += seconds
 
@@ -49,11 +55,11 @@ class TrainingClock:
         """Yields the items and records the time spent waiting for them; the watch runs on."""
         iterator = iter(items)
         while True:
-            begin = time.perf_counter()
+            begin = self._now()
             try:
                 item = next(iterator)
             except StopIteration:
                 return
             finally:
-                self._parts[what] += time.perf_counter() - begin
+                self._parts[what] += self._now() - begin
             yield item

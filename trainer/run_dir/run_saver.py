@@ -82,13 +82,16 @@ class RunSaver:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if kind is None or issubclass(kind, TrainingInterrupted):
-            self.wait()
-        elif issubclass(kind, Exception):
-            try:
+        try:
+            if kind is None or issubclass(kind, TrainingInterrupted):
                 self.wait()
-            except Exception as failure:  # Only logged: the error that ended the training matters.
-                logging.error("%s", failure)
+            elif issubclass(kind, Exception):
+                try:
+                    self.wait()
+                except Exception as failure:  # The error that ended the training matters more.
+                    logging.error("%s", failure)
+        finally:
+            self._background.close()
 
     def save(self, step: int) -> None:
         """Waits for the previous save, copies the variables and starts to write them.

@@ -1,0 +1,50 @@
+"""Training holds the same memory at each step, however many steps it has done."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from t2tp.processes.libc_calls import libc
+from t2tp.trainer.hooks.hook import Hook, Training
+from tests.trainer import toy
+from tests.trainer.toy_estimator import estimator
+
+BEGIN, STEPS, SAVE = 500, 1500, 100
+
+
+class Mallinfo(ctypes.Structure):
+    """`struct mallinfo2` of glibc."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in ("arena", "a", "b", "c", "hblkhd", "d", "e", "uordblks", "fordblks", "f")
+    ]
+
+
+class Watch(Hook):
+    """Notes the bytes that are allocated, and the bytes of glibc's heaps, free ones too."""
+
+    def __init__(self) -> None:
+        self.seen: dict[int, tuple[int, int]] = {}
+
+    def after_step(self, training: Training, outputs: Mapping[str, np.ndarray]) -> None:
+        if training.steps_done % SAVE == SAVE // 2:  # Between two saves.
+            float(outputs["loss"])
+            info = libc.mallinfo2()
+            self.seen[training.steps_done] = (info.uordblks + info.hblkhd, info.arena)
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_steps(tmp_path):
+    libc.mallinfo2.restype = Mallinfo
+    watch = Watch()
+    settings = {"log_step_count_steps": 10, "save_checkpoints_steps": SAVE}
+    estimator(tmp_path, **settings).train(toy.inputs(), STEPS, [watch])
+    first, *_, last = (seen for step, seen in watch.seen.items() if step > BEGIN)
+    steps = STEPS - BEGIN - SAVE
+    assert (last[0] - first[0]) / steps < 300  # Bytes a step.
+    assert last[1] - first[1] < 20 << 20
