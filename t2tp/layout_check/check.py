@@ -1,13 +1,11 @@
-"""Runs a step on a mesh and on one device, in float64, and compares what they compute."""
+"""Runs a step on a mesh and on one device, in float64, and compares their tensors."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -25,10 +23,10 @@ from t2tp.program.outputs import Outputs
 from t2tp.program.program import Feature, Mesh, StepFn
 from t2tp.program.variables import padded, real_part
 
-# Gradients below this part of the largest one are zeros but for rounding, which optimizers that
-# divide by a gradient's size make large.
+# Gradients below this fraction of the largest one are zero except for rounding. Optimizers that
+# divide by a gradient's size would make them large.
 _NEGLIGIBLE = 1e-9
-# So that weights that begin at 0 or 1 hide nothing.
+# Noise on the weights: values of 0 or 1 would hide differences.
 _NOISE = 0.05
 
 _Tensors = dict[str, upstream.Tensor]
@@ -51,17 +49,17 @@ def check_layout(
     The mesh is made of virtual CPU devices, so any machine will do. Choose small dimensions.
 
     Args:
-      step_fn: builds the step, as for `Program`. Its outputs, the gradients that it takes with
-        `mtf.gradients`, its random masks, and what it assigns to variables are compared.
-      features: what it is fed.
+      step_fn: builds the step, as for `Program`. Its outputs, its gradients of variables by
+        `mtf.gradients`, its random masks, and its updated variables are compared.
+      features: the inputs of the step.
       batch: global arrays by name.
-      mesh_shape: such as `data:2;model:4`.
-      layout: such as `batch:data;d_ff:model`, or a `Layout`, which has its own mesh shape.
-      seed: of initial values and random operations.
-      step: the number of the step.
+      mesh_shape: a mesh such as `data:2;model:4`.
+      layout: rules such as `batch:data;d_ff:model`, or a `Layout` with its own mesh shape.
+      seed: seed of initial values and random operations.
+      step: number of the step.
 
     Returns:
-      What was compared, and where a difference begins.
+      The compared tensors, and the first one that differs.
 
     Raises:
       LayoutError: the layout cannot work for a tensor of the model.
@@ -117,7 +115,7 @@ class _Pair:
         Args:
           choose: returns the tensors to compare besides the outputs.
           batch: global arrays by name.
-          step: its number.
+          step: number of the step.
         """
         alone = Cluster(self._cluster.devices[:1])
         self._one = self._program(choose, Layout(), alone)
@@ -128,8 +126,8 @@ class _Pair:
         self._gradients = {
             name.partition(" ")[2]: wanted[name] for name in wanted if name.startswith("gradient ")
         }
-        # What layers in stages compute is inside a loop, and of another layer on each stage; their
-        # updates show whether the gradients are right.
+        # Tensors of pipeline stages are inside a loop, and differ between stages. The updates show
+        # whether their gradients are right.
         return [self._compare(name, wanted, found) for name in wanted if name in found]
 
     def compare_updates(self) -> list[Compared]:
@@ -157,7 +155,7 @@ class _Pair:
         return compared
 
     def _counts(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        """Which elements of a variable have a gradient that is more than rounding."""
+        """Returns the mask of a variable's elements whose gradient is larger than rounding."""
         if name not in self._gradients:
             return np.ones(shape, bool)
         return np.abs(self._gradients[name]) > _NEGLIGIBLE * self._largest_gradient()
@@ -172,11 +170,10 @@ class _Pair:
 
     def _program(self, choose: _Choose, layout: Layout, cluster: Cluster) -> DoubleProgram:
         def step_fn(mesh: Mesh, features: dict[str, upstream.Tensor]) -> dict[str, upstream.Tensor]:
-            with _noting_gradients(mesh) as gradients:
-                outputs = self._step_fn(mesh, features)
+            outputs = self._step_fn(mesh, features)
             chosen = {
                 key: tensor
-                for key, tensor in choose(mesh, dict(outputs), gradients).items()
+                for key, tensor in choose(mesh, dict(outputs), _gradients(mesh)).items()
                 if names_by_stage(mesh, key.partition(" ")[2]) is None
             }
             self._operations |= {name: tensor.operation for name, tensor in chosen.items()}
@@ -187,7 +184,7 @@ class _Pair:
         )
 
     def _compare(self, key: str, wanted: Mapping[str, np.ndarray], found: Outputs) -> Compared:
-        """Compares each processor's slice of a tensor with that of the whole on one device."""
+        """Compares each processor's slice of a tensor with its part of the whole on one device."""
         kind, _, name = key.rpartition(" ")
         kind = kind or "output"  # Of a scalar summary.
         whole, shape = wanted[key], found.shape_of(key)
@@ -210,7 +207,7 @@ class _Pair:
 
 
 def _gradients_and_masks(mesh: Mesh, outputs: _Tensors, gradients: _Tensors) -> _Tensors:
-    """The outputs, the gradients of variables and random tensors outside of loops."""
+    """The outputs, the gradients of variables, and random tensors outside of loops."""
     chosen = {f"output {name}": tensor for name, tensor in outputs.items()}
     chosen |= {f"gradient {name}": tensor for name, tensor in gradients.items()}
     for op in live_operations(mesh.graph.operations, outputs.values()):
@@ -220,7 +217,7 @@ def _gradients_and_masks(mesh: Mesh, outputs: _Tensors, gradients: _Tensors) -> 
 
 
 def _all_tensors(mesh: Mesh, outputs: _Tensors, gradients: _Tensors) -> _Tensors:
-    """Everything that the step computes, outside of loops, in order."""
+    """The tensors that the step computes outside of loops, in order."""
     del gradients
     operations = live_operations(mesh.graph.operations, outputs.values())
     return {
@@ -230,36 +227,17 @@ def _all_tensors(mesh: Mesh, outputs: _Tensors, gradients: _Tensors) -> _Tensors
     }
 
 
-@contextlib.contextmanager
-def _noting_gradients(mesh: Mesh) -> Iterator[_Tensors]:
-    """Yields a dictionary that has, at the end, the gradient of each variable by its name."""
-    noted: _Tensors = {}
-    # `t2tp` offers this module, and type checkers cannot read `mtf` on the way to itself.
-    mtf = importlib.import_module("t2tp.mtf")
-    gradients = mtf.gradients
-
-    def noting(
-        ys: Sequence[upstream.Tensor], xs: Sequence[upstream.Tensor], *args: Any, **kwargs: Any
-    ):
-        found = gradients(ys, xs, *args, **kwargs)
-        for x, gradient in zip(xs, found, strict=True):
-            if gradient is not None and isinstance(x.operation, upstream.Variable):
-                noted[x.operation.name] = gradient
-        return found
-
-    vars(mtf)["gradients"] = noting
-    try:
-        yield noted
-    finally:
-        vars(mtf)["gradients"] = gradients
+def _gradients(mesh: Mesh) -> _Tensors:
+    """Returns the gradient of each variable that the step has taken, by the variable's name."""
     outside = set(mesh.graph.operations)
-    for name, gradient in list(noted.items()):
-        if gradient.operation not in outside:
-            total = _sum_of_loop(gradient, mesh)
-            if total is None:
-                del noted[name]
-            else:
-                noted[name] = total
+    found = {}
+    for variable in mesh.graph.all_variables:
+        gradient = getattr(variable, "last_gradient", None)
+        if gradient is not None and gradient.operation not in outside:
+            gradient = _sum_of_loop(gradient, mesh)
+        if gradient is not None:
+            found[variable.name] = gradient
+    return found
 
 
 def _sum_of_loop(gradient: upstream.Tensor, mesh: Mesh) -> upstream.Tensor | None:

@@ -210,7 +210,11 @@ def gradients(
     grads = upstream.gradients(ys, xs, grad_ys, operations)
     backward = graph.operations[begin:]
     graph.operations[begin:] = _gathering_again(backward)
-    return [None if grad is None else _added_before_scatter(grad) for grad in grads]
+    grads = [None if grad is None else _added_before_scatter(grad) for grad in grads]
+    for x, grad in zip(xs, grads, strict=True):
+        if isinstance(x.operation, upstream.Variable):
+            x.operation.last_gradient = grad  # For `t2tp.check_layout`.
+    return grads
 
 
 def _gathering_again(backward: list[upstream.Operation]) -> list[upstream.Operation]:
