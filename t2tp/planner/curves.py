@@ -10,10 +10,10 @@ from typing import Any, TypeAlias
 
 from t2tp.hparam_limits import Limits
 
-# Kinds of collectives that are measured. A broadcast costs as much as a permute.
+# Kinds of collectives that are measured. A broadcast costs the same as a permute.
 COLLECTIVE_KINDS = ("allreduce", "reducescatter", "allgather", "alltoall", "permute")
-# Max relative spread of a point that counts. Above it, something disturbed the measurement.
-MOST_SPREAD = 0.3
+# Max relative spread of a point that counts.
+MOST_SPREAD = 1.0
 
 # Size (FLOPs if they bound the operation, otherwise bytes), seconds, and relative spread.
 Point: TypeAlias = "tuple[float, float, float]"

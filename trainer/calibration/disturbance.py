@@ -1,4 +1,4 @@
-"""How much of a machine others use while something is timed, by /proc."""
+"""Measures how much of a machine other programs use, from /proc."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Watch:
-    """Tells the processor time of this process and its siblings from that of others."""
+    """Separates the processor time of this process and its siblings from the time of others."""
 
     def __init__(self) -> None:
         """Begins to watch."""
@@ -18,32 +18,33 @@ class Watch:
         self._began, self._busy, self._own = time.perf_counter(), _busy(), _family_seconds()
 
     def others(self) -> float:
-        """Returns the share of all cores' time since the beginning that others used.
-
-        Where there is no /proc, it is 0.
-        """
+        """Returns the fraction of all cores' time that others have used; 0 without /proc."""
         available = max(time.perf_counter() - self._began, 1e-9) * self._cores
         own = _family_seconds() - self._own
         return min(1.0, max(0.0, (_busy() - self._busy - own) / available))
 
 
 def _busy() -> float:
-    """Returns the seconds that the cores have been busy; of interrupts nobody is the cause."""
+    """Returns the seconds that programs, or other virtual machines, have taken the cores.
+
+    Interrupts are left out: they are not attributed to a process.
+    """
     try:
-        user, nice, system = (int(x) for x in Path("/proc/stat").read_text().split()[1:4])
+        fields = [int(x) for x in Path("/proc/stat").read_text().split()[1:9]]
     except OSError:
         return 0.0
-    return (user + nice + system) / _TICKS
+    user, nice, system, *_, steal = fields
+    return (user + nice + system + steal) / _TICKS
 
 
 def _family_seconds() -> float:
-    """Returns the processor seconds of this process and of those that its parent started."""
+    """Returns the processor seconds of this process and of its parent's other children."""
     parent = str(os.getppid())
     total = 0.0
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = path.read_text().rpartition(")")[2].split()
-        except OSError:  # It has ended.
+        except OSError:  # The process has ended.
             continue
         if fields[1] == parent:
             total += (int(fields[11]) + int(fields[12])) / _TICKS

@@ -1,4 +1,4 @@
-"""Measures this machine in worker processes, and makes a cluster of what they say."""
+"""Measures this machine in worker processes, and makes a cluster file of their measurements."""
 
 from __future__ import annotations
 
@@ -8,16 +8,23 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from t2tp.planner.curves import COLLECTIVE_KINDS
 from t2tp.processes.process_spec import THREADS_VARIABLE
 from t2tp.processes.rendezvous import free_port
+from t2tp.trainer.calibration.samples import COLLECTIVE_SIZES, SAMPLES
 
 # Bytes that TensorFlow takes before a program begins.
 RESERVED = 500e6
 STACK = "tensorflow"
-# What a step has besides its operations is not in the spread of any of them.
+# Begins a worker's line about a point that it has measured.
+POINT = "point "
+# Fraction of the cores that others may use without disturbing a measurement.
+QUIET = 0.05
+# Relative spread of a step, whose parts besides its operations are in no operation's spread.
 _LEAST_SPREAD = 0.05
 
 
@@ -30,72 +37,80 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def measure(
-    devices: Sequence[int], processes: Sequence[int], say: Callable[[str], None]
-) -> dict[str, list[dict[str, Any]]]:
-    """Measures operations and collectives.
+@dataclass(frozen=True)
+class Piece:
+    """A part of the measurements, made by workers that run together.
 
-    Operations are measured on one device, which has all cores, and on one device per core.
+    Attributes:
+      devices: number of virtual devices of all processes.
+      processes: number of processes.
+    """
+
+    devices: int
+    processes: int = 1
+
+    @property
+    def computes(self) -> bool:
+        """Whether operations are measured: on one device with all cores, or on one per core."""
+        return self.processes == 1 and self.devices in (1, cores())
+
+    @property
+    def groups(self) -> list[int]:
+        """The sizes of the groups whose collectives are measured."""
+        return [n for n in range(2, self.devices + 1) if self.devices % n == 0]
+
+    @property
+    def points(self) -> int:
+        """Number of points to measure."""
+        of_work = sum(len(sample.sizes) for sample in SAMPLES) if self.computes else 0
+        return of_work + len(self.groups) * len(COLLECTIVE_KINDS) * len(COLLECTIVE_SIZES)
+
+
+def measure(piece: Piece, progress: Callable[[], object]) -> dict[str, Any]:
+    """Measures operations and collectives in worker processes.
 
     Args:
-      devices: numbers of virtual devices of one process.
-      processes: numbers of processes of one device each.
-      say: told what is measured next.
+      piece: the measurements.
+      progress: called after each point.
 
     Returns:
-      `curves` and `collectives`, as tables of a cluster file.
+      `curves` and `collectives`, as tables of a cluster file, and `disturbed`: for each point, the
+      fraction of the cores that other programs used.
 
     Raises:
       CalibrationError: a process failed.
     """
-    found: dict[str, list[dict[str, Any]]] = {"curves": [], "collectives": []}
-    for count in devices:
-        computes = count in (1, cores())
-        groups = [n for n in range(2, count + 1) if count % n == 0]
-        if computes or groups:
-            say(f"{count} devices in one process")
-            _add(found, _run([{"devices": count, "groups": groups, "computes": computes}]))
-    for count in processes:
-        say(f"{count} processes")
-        groups = [n for n in range(2, count + 1) if count % n == 0]
-        together = {
-            "devices": count,
-            "processes": count,
-            "groups": groups,
-            "coordinator": f"localhost:{free_port()}",
-        }
-        _add(found, _run([{**together, "rank": rank} for rank in range(count)]))
-    return found
-
-
-def _add(found: dict[str, list], more: Mapping[str, list]) -> None:
-    for name, curves in more.items():
-        found[name] += curves
-
-
-def _run(workers: Sequence[Mapping[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """Runs processes that measure together; returns what the first says."""
-    threads = {THREADS_VARIABLE: str(max(1, cores() // len(workers)))} if len(workers) > 1 else {}
-    started = [
+    wanted = {"devices": piece.devices, "groups": piece.groups, "computes": piece.computes}
+    threads = {}
+    if piece.processes > 1:
+        wanted |= {"processes": piece.processes, "coordinator": f"localhost:{free_port()}"}
+        threads = {THREADS_VARIABLE: str(max(1, cores() // piece.processes))}
+    workers = [
         subprocess.Popen(
-            [sys.executable, "-m", "t2tp.trainer.calibration.worker", json.dumps(worker)],
+            [sys.executable, "-m", f"{__package__}.worker", json.dumps({**wanted, "rank": rank})],
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
             env=os.environ | threads | {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""},
         )
-        for worker in workers
+        for rank in range(piece.processes)
     ]
-    said = [process.communicate() for process in started]
-    for process, (_, error) in zip(started, said, strict=True):
-        if process.returncode:
-            last = error.strip().splitlines()[-1:] or ["it said nothing"]
+    lines: list[str] = []
+    for line in workers[0].stdout or ():
+        if line.startswith(POINT):
+            progress()
+        else:
+            lines.append(line.strip())
+    for worker in workers:
+        others, _ = worker.communicate()
+        if worker.returncode:
+            last = [*lines, *others.splitlines()][-1:] or ["it printed nothing"]
             raise CalibrationError(f"a process that measured this machine failed: {last[0]}")
-    return json.loads(said[0][0].splitlines()[-1])
+    return json.loads(lines[-1])
 
 
 def cluster_table(found: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """Returns a cluster of this machine as the table of a cluster file."""
+    """Returns the table of this machine's cluster file."""
     products = [c for c in found["curves"] if c["kind"] == "product"]
     moves = [c for c in found["curves"] if c["kind"] == "elementwise"]
     reduces = [c for c in found["collectives"] if c["kind"] == "allreduce"]
@@ -123,14 +138,15 @@ def cluster_table(found: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
                 "attention": "engine",
                 "spread": spread,
                 "spread_links": spread,
-                **found,
+                "curves": found["curves"],
+                "collectives": found["collectives"],
             }
         },
     }
 
 
 def _link(name: str, of_process: bool, curves: list, moves: list) -> dict[str, Any]:
-    """Returns a level; one that was not measured is as fast as memory."""
+    """Returns the table of a level. Without measurements it is as fast as memory."""
     curves = curves or moves
     return {
         "name": name,

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 _D_KV = 64
 _CHANNELS, _WIDE_CHANNELS = 64, 256
-# Sizes of the kernels of a block, and channels of what they return.
+# Kernel size and output channels of each convolution of a block.
 _BOTTLENECK = ((1, _CHANNELS), (3, _CHANNELS), (1, _WIDE_CHANNELS))
-# Longest of attention's sequences; a larger sample has more of them.
+# Max length of attention's sequences. A larger sample has more sequences.
 _LENGTH = 128
 
 
@@ -36,9 +36,9 @@ class Sample:
     """Steps that consist of one kind of work, and of kinds that come before it in `SAMPLES`.
 
     Attributes:
-      kind: of work.
-      sizes: for `build`, from small to large.
-      build: `(mesh, size, count)` -> a tensor that needs `count` operations, one after another.
+      kind: kind of work.
+      sizes: sizes for `build`, smallest first.
+      build: function of mesh, size and count that builds a chain of `count` operations.
     """
 
     kind: str
@@ -66,46 +66,49 @@ def _gradient(y: mtf.Tensor, x: mtf.Tensor) -> mtf.Tensor:
     return gradient
 
 
-def _elementwise(mesh: Mesh, size: int, count: int) -> mtf.Tensor:
-    rows, columns = mtf.Dimension("rows", size), mtf.Dimension("columns", 256)
-    x, w, u = (_variable_of(mesh, name, (rows, columns)) for name in ("x", "w", "u"))
-    y = x
-    for _ in range(count):
-        y = mtf.relu(y + w) * u
-    return _gradient(y, x)
+def _chain(
+    apply: Callable[[mtf.Tensor, int], mtf.Tensor], backward: bool = False
+) -> Callable[[Mesh, int, int], mtf.Tensor]:
+    """Returns a builder that applies a function repeatedly, and optionally differentiates."""
+
+    def build(mesh: Mesh, size: int, count: int) -> mtf.Tensor:
+        x = y = _variable(mesh, "x", size, 256)
+        for i in range(count):
+            y = apply(y, i)
+        return _gradient(y, x) if backward else y
+
+    return build
+
+
+def _elementwise(y: mtf.Tensor, i: int) -> mtf.Tensor:
+    w, u = (_variable_of(y.mesh, name, y.shape.dims) for name in ("w", "u"))
+    return mtf.relu(y + w) * u
 
 
 def _reduce(mesh: Mesh, size: int, count: int) -> mtf.Tensor:
     x = _variable(mesh, "x", size, 256)
     y = None
     for _ in range(count):
-        total = mtf.reduce_sum(x if y is None else x + y, output_shape=x.shape[1:])
-        y = total
+        y = mtf.reduce_sum(x if y is None else x + y, output_shape=x.shape[1:])
     return y
 
 
-def _copy(mesh: Mesh, size: int, count: int) -> mtf.Tensor:
-    x = _variable(mesh, "x", size, 256)
-    for i in range(count):
-        dims = x.shape.dims
-        x = mtf.transpose(x, mtf.Shape(dims[::-1])) * (1.0 + i)
-    return x
+def _copy(y: mtf.Tensor, i: int) -> mtf.Tensor:
+    return mtf.transpose(y, mtf.Shape(y.shape.dims[::-1])) * (1.0 + i)
 
 
-def _random(mesh: Mesh, size: int, count: int) -> mtf.Tensor:
-    x = _variable(mesh, "x", size, 256)
-    for _ in range(count):
-        x = mtf.dropout(x, is_training=True, rate=0.1)
-    return x
+def _random(y: mtf.Tensor, i: int) -> mtf.Tensor:
+    return mtf.dropout(y, is_training=True, rate=0.1)
 
 
-def _norm(mesh: Mesh, size: int, count: int) -> mtf.Tensor:
-    x = y = _variable(mesh, "x", size, 256)
-    dim = x.shape.dims[1]
-    scale, bias = (_variable_of(mesh, name, [dim]) for name in ("scale", "bias"))
-    for _ in range(count):
-        y = layer_norm(y, scale, bias, dim)
-    return _gradient(y, x)
+def _norm(y: mtf.Tensor, i: int) -> mtf.Tensor:
+    dim = y.shape.dims[1]
+    scale, bias = (_variable_of(y.mesh, name, [dim]) for name in ("scale", "bias"))
+    return layer_norm(y, scale, bias, dim)
+
+
+def _softmax(y: mtf.Tensor, i: int) -> mtf.Tensor:
+    return mtf.softmax(y, y.shape.dims[1])
 
 
 def _batch_norm(mesh: Mesh, size: int, count: int) -> mtf.Tensor:
@@ -114,13 +117,6 @@ def _batch_norm(mesh: Mesh, size: int, count: int) -> mtf.Tensor:
     scale, offset = (_variable_of(mesh, name, [dim]) for name in ("scale", "offset"))
     for _ in range(count):
         y, *_ = batch_norm(y, scale, offset, 1e-3)
-    return _gradient(y, x)
-
-
-def _softmax(mesh: Mesh, size: int, count: int) -> mtf.Tensor:
-    x = y = _variable(mesh, "x", size, 256)
-    for _ in range(count):
-        y = mtf.softmax(y, x.shape.dims[1])
     return _gradient(y, x)
 
 
@@ -217,15 +213,15 @@ def _convolution(mesh: Mesh, size: int, count: int) -> mtf.Tensor:
     return total
 
 
-# Each is measured less what it has of the kinds before it.
+# Each is measured without the seconds of the kinds before it.
 SAMPLES = (
-    Sample("elementwise", (16, 256, 4096), _elementwise),
+    Sample("elementwise", (16, 256, 4096), _chain(_elementwise, backward=True)),
     Sample("reduce", (16, 256, 4096), _reduce),
-    Sample("copy", (16, 256, 4096), _copy),
-    Sample("random", (16, 256, 4096), _random),
-    Sample("norm", (16, 256, 4096), _norm),
+    Sample("copy", (16, 256, 4096), _chain(_copy)),
+    Sample("random", (16, 256, 4096), _chain(_random)),
+    Sample("norm", (16, 256, 4096), _chain(_norm, backward=True)),
     Sample("batch_norm", (4, 16, 32), _batch_norm),
-    Sample("softmax", (16, 256, 4096), _softmax),
+    Sample("softmax", (16, 256, 4096), _chain(_softmax, backward=True)),
     Sample("gather", (64, 1024), _gather),
     Sample("cross_entropy", (32, 1024), _cross_entropy),
     Sample("update", (4, 256, 4096), _update),
@@ -235,8 +231,7 @@ SAMPLES = (
     Sample(CONVOLUTION, (4, 16, 32), _convolution),
 )
 
-# Kinds of collectives, and the float32 numbers that a member puts in.
-COLLECTIVES = ("allreduce", "reducescatter", "allgather", "alltoall", "permute")
+# Number of float32 values that a member of a collective puts in.
 COLLECTIVE_SIZES = (1 << 10, 1 << 16, 1 << 20)
 
 # The mesh axis of a sample's groups.
@@ -252,7 +247,7 @@ class CollectiveSample(Operation):
         self._outputs = [mtf.Tensor(self, x.shape, x.dtype)]
 
     def lower(self, lowering: Lowering) -> None:
-        """Sends slices of the same size each time, whatever a collective returns."""
+        """Lowers the chain. Each collective gets a slice of the size of the input."""
         mesh_impl = lowering.mesh_impl(self)
         axis = mesh_impl.shape.dimension_names.index(GROUP)
         size = mesh_impl.shape.to_integer_list[axis]

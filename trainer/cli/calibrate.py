@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
 from absl import flags as absl_flags
+from absl import logging
+from tqdm import tqdm
 
 from t2tp.atomic_file import write_text
 from t2tp.planner.cluster_file import ClusterFile
@@ -31,26 +32,36 @@ def run(invocation: Invocation) -> None:
         raise UsageError(f"--output={path}: the name of a cluster file ends in .toml")
     devices, processes = (_counts(flags, name) for name in ("devices", "processes"))
     found = _known(path) if flags.append else {"curves": [], "collectives": []}
-    # Those with which operations are measured come first: a file needs their curves.
+    # The counts that measure operations come first: a file needs these curves.
     devices.sort(key=lambda count: (count not in (1, machine.cores()), count))
     if not found["curves"] and not set(devices) & {1, machine.cores()}:
-        raise UsageError(f"--devices: with 1 or {machine.cores()}, operations are measured")
-    pieces: list[tuple[list[int], list[int]]] = [([count], []) for count in devices]
-    pieces += [([], [count]) for count in processes]
+        raise UsageError(f"--devices must include 1 or {machine.cores()}, to measure operations")
+    pieces = [machine.Piece(count) for count in devices]
+    pieces += [machine.Piece(count, count) for count in processes]
+    disturbed: list[float] = []
+    points = sum(piece.points for piece in pieces)
     try:
-        for of_devices, of_processes in pieces:
-            measured = machine.measure(of_devices, of_processes, _say)
-            for name, curves in measured.items():
-                found[name] = [each for each in found[name] if not _is_among(each, curves)] + curves
-            # After each piece, so that what is measured stays if a later one fails.
-            write_text(path, toml_text(machine.cluster_table(found)))
+        with tqdm(desc="measuring", total=points, unit=" points", mininterval=1.0) as bar:
+            for piece in pieces:
+                measured = machine.measure(piece, bar.update)
+                disturbed += measured["disturbed"]
+                for name, old in found.items():
+                    new = measured[name]
+                    found[name] = [each for each in old if not _is_among(each, new)] + new
+                # After each piece, so that the measurements stay if a later one fails.
+                write_text(path, toml_text(machine.cluster_table(found)))
     except (machine.CalibrationError, OSError) as error:
         raise FailedError(str(error)) from error
-    print(f"{path}: measured; --cluster={path} of t2tp_plan takes it.")
-
-
-def _say(what: str) -> None:
-    print(f"measuring {what}", file=sys.stderr, flush=True)
+    busy = [share for share in disturbed if share > machine.QUIET]
+    if busy:
+        logging.warning(
+            "other programs used up to %.0f%% of the cores during %d of %d measurements: their"
+            " spread is wider; measure again when the machine is quiet",
+            100 * max(busy),
+            len(busy),
+            len(disturbed),
+        )
+    print(f"{path}: written; t2tp_plan --cluster={path} reads it")
 
 
 def _counts(flags: absl_flags.FlagValues, name: str) -> list[int]:
@@ -70,7 +81,7 @@ def _known(path: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def _is_among(curve: dict[str, Any], others: list[dict[str, Any]]) -> bool:
-    """Whether others were measured of the same kind, at the same place."""
+    """Whether the list has a curve of the same kind and place."""
 
     def what(each: dict[str, Any]) -> dict[str, Any]:
         return {key: value for key, value in each.items() if key != "points"}

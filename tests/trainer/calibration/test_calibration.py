@@ -133,34 +133,36 @@ def test_what_others_compute_is_told_from_ones_own(monkeypatch):
 def test_of_disturbed_calls_the_shortest_counts_as_it_is(monkeypatch):
     """Others that use idle cores at a lower priority do not make calls any faster."""
     seconds = iter([9.0, 9.0, 5.0, 6.0, 7.0, 8.0, 4.0, 4.5, 5.0, 5.5, 6.0, 6.0, 6.0, 6.0])
-    monkeypatch.setattr(worker._Call, "_seconds", lambda self: next(seconds))
     monkeypatch.setattr(worker.Watch, "others", lambda self: 1.0)
-    call = worker._Call(FakeProgram(), is_alone=True)
-    assert call.times() == [4.0, 4.5, 5.0, 5.5]
+    assert worker.best_block(lambda: next(seconds), True) == ([4.0, 4.5, 5.0, 5.5], 1.0)
 
 
-class FakeProgram:
-    """A program that takes what it is fed."""
+@pytest.mark.parametrize(("others", "least"), [(0.0, 0.0), (0.5, 1.0), (0.2, 0.25)])
+def test_a_busy_machine_widens_the_spread(others, least, monkeypatch):
+    monkeypatch.setattr(worker.Timed, "_times", lambda self, *_: ([1.0] * 4, others))
+    timed = worker.Timed(t2tp.connect(1))
+    _, spread = timed.seconds(lambda mesh, count: None, 2, t2tp.Layout("", ""))
+    assert spread == pytest.approx(least)
+    assert timed.disturbed == [others]
 
-    def place(self, fed):
-        return fed
+
+def fake_measure(piece, progress):
+    if piece.processes > 1:
+        raise machine.CalibrationError("gone")
+    for _ in range(piece.points):
+        progress()
+    curves = [
+        {"kind": kind, "devices": piece.devices, "points": POINTS}
+        for kind in ("product", "elementwise")
+    ]
+    return {"curves": curves, "collectives": [], "disturbed": [0.0, 0.4]}
 
 
 def test_what_is_measured_is_written_as_it_comes(tmp_path, monkeypatch, capfd):
     """Of three pieces the last fails: --append need not measure the others again."""
     monkeypatch.setattr(machine, "cores", lambda: 2)
     monkeypatch.chdir(tmp_path)
-
-    def measure(devices, processes, say):
-        if processes:
-            raise machine.CalibrationError("gone")
-        curves = [
-            {"kind": kind, "devices": devices[0], "points": POINTS}
-            for kind in ("product", "elementwise")
-        ]
-        return {"curves": curves, "collectives": []}
-
-    monkeypatch.setattr(machine, "measure", measure)
+    monkeypatch.setattr(machine, "measure", fake_measure)
     arguments = ["t2tp_calibrate", "--output=found.toml", "--devices=2,1", "--processes=2"]
     assert run_program(CALIBRATE, arguments) == 1
     assert "gone" in capfd.readouterr().err
@@ -173,8 +175,19 @@ def test_what_is_measured_is_written_as_it_comes(tmp_path, monkeypatch, capfd):
     ]
 
 
+def test_progress_and_disturbance_are_reported(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(machine, "measure", fake_measure)
+    assert run_program(CALIBRATE, ["t2tp_calibrate", "--devices=1", "--processes="]) == 0
+    said = capfd.readouterr()
+    points = machine.Piece(1).points
+    assert points > 30 and f"{points}/{points}" in said.err
+    assert "up to 40% of the cores during 1 of 2 measurements" in said.err
+    assert "t2tp_plan --cluster=this_machine.toml" in said.out
+
+
 WRONG = {
-    "no curves": (["--devices=4", "--output=found.toml"], "operations are measured"),
+    "no curves": (["--devices=4", "--output=found.toml"], "to measure operations"),
     "name": (["--output=machine"], "ends in .toml"),
     "devices": (["--devices=two"], "numbers such as 1,2,4"),
     "append": (["--append", "--output=none.toml"], "cannot be read"),
