@@ -1,8 +1,8 @@
 """`--check_layout`: a run's training step on its mesh and on one device, with small dimensions.
 
-The model is shrunk until nothing more can go: each integer hparam that makes tensors smaller takes
-the smallest value with which the model can still be built, the layout splits what it splits, and no
-dimension of several elements becomes one of a single element on a device.
+The model is shrunk first. Each integer hparam that makes tensors smaller takes its smallest value
+with which the model can be built, the layout splits the same dimensions, and no dimension of
+several elements per device becomes a single element.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from t2tp.trainer.inputs.problem_inputs import training_inputs
 from t2tp.trainer.model_fn import ModeKeys, model_fn_of
 from t2tp.trainer.run_spec import RunSpec
 
-# Of a vocabulary: the ids of a batch are mapped into it.
+# Size of the vocabulary into which the ids of a batch are mapped.
 _VOCAB_SIZE = 32
 # Padding and end of sequence keep their ids.
 _RESERVED_IDS = 2
-# A dimension of fewer elements than this hides what depends on its order; layers may be two.
+# Fewer elements of a dimension would hide errors in their order. Two layers are enough.
 _SMALLEST, _FEWEST_LAYERS = 4, 2
 
 
@@ -41,8 +41,8 @@ class RunLayoutCheck:
     """The check of a run's layout.
 
     Attributes:
-      check: what was compared.
-      changes: hparam -> its value in the run, and the smaller one of the check.
+      check: the comparison.
+      changes: value in the run and value in the check, by hparam.
     """
 
     check: LayoutCheck
@@ -95,8 +95,8 @@ class _Model:
     """A run's model and data with other hparams.
 
     Attributes:
-      hparams: of the model.
-      vocab_sizes: of the problem, made small.
+      hparams: hparams of the model.
+      vocab_sizes: vocabulary sizes of the problem, limited.
       inputs: the training data.
       size: elements of all tensors of the graph.
       smallest: dimension -> its fewest elements on a device.
@@ -136,7 +136,7 @@ class _Model:
             hparams = self.hparams.copy()
             hparams.set(name, value)
             return _Model(self.spec, hparams)
-        except Exception as error:  # Models of the user's raise what they like.
+        except Exception as error:  # A user's model may raise any error.
             logging.debug("%s=%s cannot be: %s", name, value, error)
             return None
 

@@ -1,4 +1,4 @@
-"""`t2tp.plan`: what training a registered model would cost on a cluster."""
+"""`t2tp.plan`: predicts the cost of training a registered model on a cluster."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from t2tp.planner import ClusterFile, Plan, Request
 from t2tp.program.program import Feature
 from t2tp.trainer.inputs.batch_size import sequences_per_batch
 
-# Of ImageNet.
+# Height, width and channels in ImageNet.
 IMAGE_SHAPE = (224, 224, 3)
 
 
@@ -34,13 +34,13 @@ def plan(
 
     Args:
       model: name of a registered model.
-      hparams: of the model, or the name of a registered set.
-      cluster: name of a cluster that t2tp has a file of, path of a cluster file, or its contents.
+      hparams: hparams of the model, or name of a registered set.
+      cluster: name or path of a cluster file, or its contents.
       vocab_size: number of tokens, classes or pixel values.
-      mesh_shape: by default that of the hparams.
-      layout: by default that of the hparams.
-      stack: name of the cluster's software stack; by default the file's.
-      image_shape: height, width and channels, of models of images.
+      mesh_shape: mesh. Default: the hparams'.
+      layout: layout rules. Default: the hparams'.
+      stack: name of the cluster's software stack. Default: the file's.
+      image_shape: height, width and channels of images.
 
     Raises:
       ClusterFileError: the cluster is unknown or its file invalid.
@@ -59,7 +59,7 @@ def plan(
 def request(
     model: str, hparams: HParams, vocab_size: int, image_shape: Sequence[int] = IMAGE_SHAPE
 ) -> Request:
-    """Returns what to plan; see `plan`."""
+    """Returns the request for a plan; see `plan`."""
     model_class = registry.model(model)
     sizes = {"targets": vocab_size}
     if "inputs" in model_class.takes and not issubclass(model_class, ImageClassifier):

@@ -1,4 +1,4 @@
-"""Programs that compute in float64 what they would compute in float32 or 16 bits.
+"""Runs the program of a float32 or 16-bit step in float64.
 
 The traced graph is rewritten, not the model: every float32, bfloat16 and float16 in it becomes
 float64. So it is the graph that a training runs, with the same collectives, and rounding is out of

@@ -1,10 +1,10 @@
-"""What a comparison of a layout with one device has found."""
+"""The result of comparing a layout with one device."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Of the largest value that a tensor is compared with: 1e4 times the rounding of float64.
+# Max difference relative to the largest value of a tensor: 1e4 times the rounding of float64.
 TOLERANCE = 1e-12
 
 
@@ -14,8 +14,8 @@ class Compared:
 
     Attributes:
       kind: `output`, `gradient`, `mask` or `update`.
-      name: of the output, the variable, or the operation.
-      shape: with the axes of the mesh, as in `[batch=8/data, d_ff=16/model]`.
+      name: name of the output, the variable, or the operation.
+      shape: dimensions with the axes of the mesh, as in `[batch=8/data, d_ff=16/model]`.
       error: the largest difference of any processor's slice, relative to `scale`.
       scale: the largest absolute value that differences are compared with.
     """
@@ -28,7 +28,7 @@ class Compared:
 
     @property
     def agrees(self) -> bool:
-        """Whether it is the same but for rounding; NaN is not."""
+        """Whether the tensors are equal except for rounding; NaN is not."""
         return self.error <= TOLERANCE
 
 
@@ -37,9 +37,9 @@ class FirstDifference:
     """The first tensor of the step that differs.
 
     Attributes:
-      tensor: what differs and by how much.
-      operation: what computes it, as in `einsum_3 (EinsumOperation)`.
-      inputs: what it is computed from; all of these agree.
+      tensor: the tensor, with its difference.
+      operation: the operation that computes it, as in `einsum_3 (EinsumOperation)`.
+      inputs: the inputs of the operation, all of which agree.
     """
 
     tensor: Compared
@@ -61,9 +61,9 @@ class LayoutCheck:
     """The result of `check_layout`; `str()` is a table and a sentence.
 
     Attributes:
-      layout: of the mesh.
+      layout: mesh and rules.
       compared: outputs, gradients, masks and updated variables.
-      first: where the difference begins; None if all agree, or if it only shows in the update.
+      first: first tensor that differs; None if all agree, or if only the update differs.
     """
 
     layout: str
@@ -72,7 +72,7 @@ class LayoutCheck:
 
     @property
     def agrees(self) -> bool:
-        """Whether the layout computes what one device computes."""
+        """Whether the layout and one device compute the same values."""
         return all(each.agrees for each in self.compared)
 
     def __str__(self) -> str:
@@ -90,7 +90,7 @@ class LayoutCheck:
         """The result in a sentence."""
         if self.agrees:
             return (
-                f"All {len(self.compared)} agree to {TOLERANCE:.0e}: what differs in float32 is"
+                f"All {len(self.compared)} agree to {TOLERANCE:.0e}: differences in float32 are"
                 " rounding."
             )
         wrong = [each for each in self.compared if not each.agrees]
@@ -98,7 +98,7 @@ class LayoutCheck:
         if self.first is not None:
             return f"{counted} {self.first}"
         return (
-            f"{counted} Every tensor of the step agrees when all are looked at: the first that"
-            f" differs otherwise is the {wrong[0].kind} {wrong[0].name}. It is computed in a loop,"
-            " by the update, or from sums that are deferred only if nobody looks at them."
+            f"{counted} Every tensor of the step agrees when all are outputs. Otherwise the first"
+            f" that differs is the {wrong[0].kind} {wrong[0].name}. It is computed in a loop, by"
+            " the update, or from sums that stay deferred only where no output needs them."
         )

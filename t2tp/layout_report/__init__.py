@@ -1,4 +1,4 @@
-"""Reports what a layout does to a program: slices, memory and collectives.
+"""Reports the effect of a layout on a program: slices, memory and collectives.
 
 `explain(program)` walks the lowered mtf graph (`analyze`) and collects plain data (`report`): each
 variable and activation with its slices, each collective with the tensors that it serves

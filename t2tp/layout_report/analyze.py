@@ -33,7 +33,7 @@ class LayoutReport:
     """The layout of a program: `print` it, or `save` it as an HTML page with diagrams.
 
     Attributes:
-      data: what the report says, as dataclasses.
+      data: the contents of the report.
     """
 
     def __init__(self, data: ReportData) -> None:

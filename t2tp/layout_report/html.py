@@ -15,7 +15,7 @@ from t2tp.layout_report.report import Activation, ReportData, SlicedTensor, Vari
 from t2tp.layout_report.svg import render_svg
 from t2tp.mesh.layout import Layout
 
-# What hatches a tensor that every processor has whole.
+# Hatches a tensor that every processor holds whole.
 _PATTERN = (
     '<svg width="0" height="0" aria-hidden="true"><defs><pattern id="everywhere" width="8"'
     ' height="8" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
@@ -56,8 +56,8 @@ def _mesh(data: ReportData) -> Iterator[str]:
     yield f'<div class="facts"><ul>{"".join(f"<li>{each}</li>" for each in facts)}</ul>'
     yield (
         '<p class="faint">Each part of a tensor has the colour, and the number, of the processors'
-        " that hold it; sheets behind a drawing are copies, and what is hatched every processor"
-        " has whole. Point at a part to read its range of indices.</p></div></div>"
+        " that hold it. Sheets behind a drawing are copies, and every processor holds a hatched"
+        " tensor whole. Point at a part to read its range of indices.</p></div></div>"
     )
 
 

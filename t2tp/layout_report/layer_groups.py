@@ -1,4 +1,4 @@
-"""Groups what differs only in its layer index: `layer_{00..11}/attention/q`."""
+"""Groups items that differ only in their layer index: `layer_{00..11}/attention/q`."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def group_layers(
     """Groups items by name and key, in the order of their first members.
 
     Args:
-      items: to be grouped.
-      name: of an item; numbers in its scopes are ignored.
-      key: must be equal within a group.
+      items: the items.
+      name: returns the name of an item. Numbers in its scopes are ignored.
+      key: returns a key that is equal within a group.
     """
     groups: dict[Hashable, list[T]] = {}
     for item in items:

@@ -1,4 +1,4 @@
-"""The schedule of a pipeline: what a report says of it, and its chart."""
+"""The schedule of a pipeline: its line in a report, and its chart."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _TICK, _ROW, _LABEL = 26, 24, 70
 
 @dataclass(frozen=True)
 class PipelineLine:
-    """What is known of a pipeline before it runs.
+    """A pipeline before it runs.
 
     Attributes:
-      name: of the schedule.
-      schedule: its table.
-      layers: for each stage, the names of its layers.
-      message_bytes: of each message that a processor sends to a neighbour.
+      name: name of the schedule.
+      schedule: table of the schedule.
+      layers: names of each stage's layers.
+      message_bytes: bytes of each message of a processor to a neighbor.
     """
 
     name: str
@@ -41,7 +41,7 @@ class PipelineLine:
     message_bytes: tuple[int, ...]
 
     def facts(self) -> Iterator[str]:
-        """Returns sentences about it."""
+        """Yields sentences about the pipeline."""
         schedule = self.schedule
         alive = schedule.alive()
         yield (
@@ -50,8 +50,9 @@ class PipelineLine:
             " parts of a backward pass take as long as a forward pass"
         )
         for stage, layers in enumerate(self.layers):
-            kept = f"; keeps the activations of {alive[stage]} at once" if schedule.trains else ""
-            yield f"stage {stage}: {len(layers)} layers, {_ranges(layers)}{kept}"
+            saved = f"; activations of at most {alive[stage]} at once"
+            more = saved if schedule.trains else ""
+            yield f"stage {stage}: {len(layers)} layers, {_ranges(layers)}{more}"
         sizes = " or ".join(f"{size:,}" for size in dict.fromkeys(self.message_bytes))
         yield f"a message to the next stage, or back: {sizes} bytes"
 
@@ -89,7 +90,7 @@ def _ranges(names: tuple[str, ...]) -> str:
 
 
 def chart_as_text(schedule: Schedule) -> Iterator[str]:
-    """Draws the table: a line a stage, a column a tick, as many as fit."""
+    """Draws the table, with a line for each stage and a column for each tick that fits."""
     widest = max(len(str(entry)) for _, _, entry in schedule.entries()) + 1
     shown = min(schedule.ticks, (_WIDTH - 12) // widest)
     for stage in range(schedule.stages):
@@ -99,7 +100,7 @@ def chart_as_text(schedule: Schedule) -> Iterator[str]:
 
 
 def chart_as_svg(schedule: Schedule) -> str:
-    """Draws the table: a row a stage, a column a tick."""
+    """Draws the table, with a row for each stage and a column for each tick."""
     shown = min(schedule.ticks, _MOST_TICKS)
     width, height = _LABEL + shown * _TICK, schedule.stages * _ROW
     parts = [

@@ -31,9 +31,9 @@ class SlicedTensor:
     """A tensor and its slices.
 
     Attributes:
-      name: of the tensor.
-      shape: the global shape.
-      dtype: of the slices.
+      name: name of the tensor.
+      shape: global shape.
+      dtype: dtype of the slices.
       layout: mesh and rules.
     """
 
@@ -93,9 +93,9 @@ class CollectiveUse:
     Attributes:
       tensor: its name; if unknown, the operation whose lowering emitted the collective.
       bytes: input bytes per processor.
-      over: names of the summed or exchanged dimensions, as far as known.
+      over: known names of the summed or exchanged dimensions.
       is_sum: whether it reduces a deferred sum.
-      used: the variables that the sum was computed from, or the one that is gathered.
+      used: the variables that the sum is computed from, or the gathered variable.
       gradient_of: the variable whose gradient the tensor is.
       together: how many tensors the collective serves.
     """
@@ -118,8 +118,8 @@ class CollectiveLine:
       axes: names of the mesh axes that it runs over.
       group_size: number of processors in a group.
       bytes: input bytes per processor.
-      operation: whose lowering emitted it; empty: an output of the program.
-      phase: of the operation.
+      operation: the operation whose lowering emitted it; empty: an output of the program.
+      phase: phase of the operation.
       in_loop: whether it runs in every iteration of a loop.
       times: how often a step runs it; 1 in a loop of unknown length.
       uses: the tensors that it serves; their bytes sum to `bytes`.
@@ -141,7 +141,7 @@ class VariableLine:
     """A variable of the model.
 
     Attributes:
-      tensor: the variable; its dtype is that of the slices.
+      tensor: the variable, with the dtype of its slices.
       master_dtype: dtype in checkpoints.
       activation_dtype: dtype in which it is read.
       trainable: whether an optimizer updates it.
@@ -167,7 +167,7 @@ class Activation:
     Attributes:
       tensor: the tensor.
       operation: type of the operation that computes it, such as `Einsum`.
-      phase: in which it is computed.
+      phase: phase that computes it.
       is_fed: whether it is a feature.
       is_kept: whether it is computed forward and stored for later phases.
       in_loop: whether it is computed in every iteration of a loop.
@@ -204,9 +204,9 @@ class ReportData:
       layout: mesh and rules.
       devices: the device of each processor; empty for an abstract program.
       warnings: rules and axes without effect, one sentence each.
-      variables: in the order of their creation.
+      variables: variables in the order of their creation.
       activations: the tensors of the step that take memory, features first.
-      collectives: in program order.
+      collectives: collectives in program order.
       gathered: weights that a step gathers once.
       pipeline: the schedule of the stages; None: there are none.
     """
@@ -222,7 +222,7 @@ class ReportData:
 
     @functools.cached_property
     def uses_by_variable(self) -> dict[str, list[tuple[CollectiveLine, CollectiveUse]]]:
-        """The collectives that involve each variable, with what they do for it."""
+        """The collectives of each variable, with their uses."""
         uses: dict[str, list[tuple[CollectiveLine, CollectiveUse]]] = {}
         for collective, use in self._uses():
             for name in dict.fromkeys((*use.used, use.gradient_of)):

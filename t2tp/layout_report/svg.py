@@ -86,8 +86,7 @@ def alt_text(tensor: SlicedTensor) -> str:
 def colour(layout: Layout, pnum: int) -> str:
     """Returns a processor's colour, on which dark text is readable.
 
-    The lightness is that of its coordinate on the first axis of the mesh, the hue that of the
-    others.
+    The coordinate on the first axis of the mesh gives the lightness, the other coordinates the hue.
     """
     sizes = [axis.size for axis in layout.mesh_shape.dims if axis.size > 1]
     hues = math.prod(sizes[1:] if len(sizes) > 1 else sizes)

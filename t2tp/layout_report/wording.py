@@ -23,15 +23,15 @@ _FEW = 4
 _DEVICE_GB = (8, 16, 24, 40, 80, 141, 192)
 
 ESTIMATE = (
-    "Variables, optimizer slots, features and collectives are exact. Activations are those of the"
-    " graph, each once, at the size of its slice; the largest may be one of those that are kept."
-    " That is an estimate: TensorFlow and XLA fuse some away, free what is no longer needed, and"
-    " need room of their own inside operations and collectives."
+    "Variables, optimizer slots, features and collectives are exact. Activations are an estimate:"
+    " each activation of the graph counts once, at the size of its slice, and the largest may be a"
+    " saved one. TensorFlow and XLA fuse some of them, free them early, and allocate workspace"
+    " inside operations and collectives."
 )
 
 PUT_IN = (
-    "Bytes of a collective are what each processor puts in. Those in a loop over microbatches count"
-    " for each of them; those in a loop whose length is known only when it runs count once."
+    "Bytes of a collective are the bytes that each processor puts in. A collective in a loop over"
+    " microbatches counts for each of them, and in a loop of unknown length once."
 )
 
 
@@ -46,7 +46,7 @@ def size(num_bytes: int) -> str:
 
 
 def fits(num_bytes: int) -> str:
-    """Returns which devices have enough memory, with a tenth left to the runtime."""
+    """Names the devices with enough memory, a tenth of which is left to the runtime."""
     total = "in all, gradients of a training included"
     room = [gb for gb in _DEVICE_GB if num_bytes <= 0.9 * gb * 2**30]
     if not room:
@@ -125,7 +125,7 @@ def collectives_of_variable(data: ReportData, variable: str) -> list[str]:
 
 
 def _part_of(variable: str, collective: CollectiveLine, use: CollectiveUse) -> str:
-    """Describes how a variable is involved in a sum."""
+    """Describes the role of a variable in a sum."""
     if use.gradient_of == variable:
         return "its gradient"
     if not use.is_sum:
@@ -153,7 +153,7 @@ def _coalesced(use: CollectiveUse) -> str:
 
 
 def purpose(group: LayerGroup[CollectiveLine]) -> str:
-    """Describes what a group of collectives is for."""
+    """Describes the purpose of a group of collectives."""
     collective, use = group.first, group.first.uses[0]
     name = group.name.removesuffix(":0")
     if not collective.operation:
@@ -198,12 +198,12 @@ def processors(data: ReportData) -> str:
 
 
 def splitting(dims: Sequence[str]) -> str:
-    """Describes what a mesh axis splits."""
+    """Describes the dimensions that a mesh axis splits."""
     return f"splits {', '.join(dims)}" if dims else "splits nothing"
 
 
 def storage(data: ReportData) -> list[str]:
-    """Returns a sentence on what is sharded at rest, if anything is."""
+    """Returns a sentence on the variables that are sharded at rest, if there are any."""
     if not data.layout.storage.stage:
         return []
     trained = [line.tensor for line in data.variables if line.trainable]

@@ -1,9 +1,17 @@
 """Predicts time, memory and traffic of a training step on a cluster, without the cluster.
 
-A `request` is lowered as an abstract program, with one layer of each kind (`depth`). `sequence`
-puts its operations in order; `slices` and `fusion` say what a processor computes, `liveness` and
-`retention` what it holds; `lowered` has all of that as numbers. `compute_cost` and
-`collective_cost` give them the seconds of a `cluster_file`, and `plan` adds them up.
+A `request` is lowered as an abstract program of few layers, which `depth` extrapolates. `sequence`
+puts the operations in order, and gives each its phase and its collectives. Then
+
+    slices, fusion        the work of each operation on a processor's slices
+    liveness, retention   the memory that is alive at each operation
+    lowered               both as numbers, independent of a cluster
+    compute_cost, collective_cost, overlap    seconds, by a `cluster_file`
+    plan                  the sum: seconds, memory, bottleneck
+
+`stages` does this for each pipeline stage. `search` tries meshes, layouts and hparams: `candidates`
+lists them, `estimate` ranks them, and the best are planned. `advice` plans single changes. `text`
+and `page` print the results.
 """
 
 from t2tp.planner.cluster_file import ClusterFile, ClusterFileError

@@ -122,7 +122,7 @@ class SoftwareStack:
       attention_backward: share of the peak that its gradient reaches.
       causal_skips: whether fused attention skips the scores that a causal mask hides.
       fuses: whether chains of element-wise operations are one kernel.
-      keeps_masks, keeps_wide_logits, keeps_buffers, gathers_again: see `Retention`.
+      keeps_masks, float32_logits, keeps_buffers, gathers_again: see `Retention`.
       link: share of a link's bandwidth that collectives reach.
       overlap: share of the collectives of gradients and weights that overlaps with computation.
       overlap_activations: share of the backward pass's collectives of activations that overlaps
@@ -146,7 +146,7 @@ class SoftwareStack:
     causal_skips: bool = True
     fuses: bool = True
     keeps_masks: bool = False
-    keeps_wide_logits: bool = False
+    float32_logits: int = key(0, min=0, max=4)
     keeps_buffers: bool = False
     gathers_again: bool = False
     link: float = _share(0.8)
@@ -166,7 +166,7 @@ class SoftwareStack:
             self.fuses,
             self.attention,
             self.keeps_masks,
-            self.keeps_wide_logits,
+            self.float32_logits,
             self.gathers_again,
             self.keeps_buffers,
         )
@@ -375,14 +375,15 @@ def _list_of(kind: type[T], values: Any, where: str) -> tuple[T, ...]:
 def _stack(name: str, values: Any, where: str) -> SoftwareStack:
     """Makes a stack, with its curves."""
     where = f"{where}: stacks.{name}"
-    values = dict(values) if isinstance(values, dict) else values
-    kinds = {"curves": Curve, "collectives": CollectiveCurve}
-    curves = {
-        part: _list_of(kind, values.pop(part, None), f"{where}.{part}")
-        for part, kind in kinds.items()
-        if isinstance(values, dict)
+    table = values if isinstance(values, dict) else {}
+    parts = {
+        "name": name,
+        "curves": _list_of(Curve, table.pop("curves", None), f"{where}.curves"),
+        "collectives": _list_of(
+            CollectiveCurve, table.pop("collectives", None), f"{where}.collectives"
+        ),
     }
-    stack = _parsed(SoftwareStack, values, where, {"name": name, **curves})
+    stack = _parsed(SoftwareStack, values, where, parts)
     _check_kinds(stack.curves, (*COMPUTE_BOUND, *MEMORY_BOUND), f"{where}.curves")
     _check_kinds(stack.collectives, COLLECTIVE_KINDS, f"{where}.collectives")
     measured = {curve.kind for curve in stack.curves}

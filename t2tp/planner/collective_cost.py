@@ -1,4 +1,4 @@
-"""Seconds of collectives: latency and bandwidth per level, in the form of rings and trees.
+"""Seconds of collectives: latency and bandwidth per level, for rings and trees.
 
 R. Thakur et al., "Optimization of Collective Communication Operations in MPICH" (2005), section 4.
 A collective whose group spans several levels is as slow as the slowest of them.
@@ -24,7 +24,7 @@ class Group:
 
     Attributes:
       size: number of members.
-      members: of the group in one unit of each level, from the nearest level to the farthest.
+      members: number of members in one unit of each level, the nearest level first.
     """
 
     size: int
@@ -52,7 +52,7 @@ class CollectiveCost:
         measured = self._curve(traffic.kind, group)
         if measured is not None:
             devices = self._cluster.sharing(self._mesh_shape.size)
-            # Cores carry it; what takes more members or more groups takes more of them.
+            # Cores carry the data, and more members or groups need more of their time.
             more = devices / measured.devices * max(1.0, group.size / measured.group)
             return more * seconds_at(measured.points, traffic.num_bytes)[0]
         if traffic.kind == "alltoall":
@@ -116,7 +116,7 @@ class CollectiveCost:
         return self._share(link) * (below if link.cards == "host" else 1)
 
     def _share(self, link: Link) -> float:
-        """Returns the bytes/s that one device gets of a link while all others communicate too."""
+        """Returns one device's bytes/s of a link that all devices use at once."""
         if link.shared_by_all:
             sharing = min(link.devices or self._mesh_shape.size, self._mesh_shape.size)
         else:
@@ -142,7 +142,7 @@ class CollectiveCost:
         return {"allgather": ring, "reducescatter": ring, "alltoall": tree}.get(kind, once)
 
     def _alltoall(self, group: Group, num_bytes: float) -> float:
-        """Each level carries what leaves the units below; members use their own links."""
+        """Each level carries the data that leaves the units below it, over each member's links."""
         seconds = 0.0
         for level in group.spans():
             below = 1 if level == 0 else group.members[level - 1]

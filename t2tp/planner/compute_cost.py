@@ -25,9 +25,9 @@ _TILES = ((256, 128), (128, 128), (128, 64), (64, 64))
 # Smaller tiles load more bytes per product; relative to the largest.
 _TILE_EFFICIENCY = (1.0, 0.97, 0.85, 0.7)
 
-# Times that unfused attention moves the scores through memory: a write by the first product,
-# read and write by the softmax, a read by the second product. Backward: those of the two products
-# for the weights' gradient, the softmax's two reads and a write, and two reads by the products.
+# Times that unfused attention moves the scores through memory. Forward: the first product writes
+# them, the softmax reads and writes them, the second product reads them. Backward: the products read
+# the weights once, and write and read their gradients; the softmax reads both and writes one.
 _PASSES = {ATTENTION: 4.0, ATTENTION_GRAD: 6.0}
 # Dropout reads, writes, and writes or reads a mask of half the bytes.
 _DROPOUT_PASSES = 2.5
@@ -60,7 +60,7 @@ class ComputeCost:
             busy = work.flops / self._rate(work, self._stack.product)
         else:
             busy = self._move(work.num_bytes)
-        # The peak of a host whose cores are shared is that of all of them.
+        # The peak of a host is the peak of all of its cores, which the devices share.
         return self._devices * busy + self._device.launch
 
     def spread(self, work: Work) -> float:
@@ -71,7 +71,7 @@ class ComputeCost:
     def _measured(self, work: Work) -> tuple[float, float]:
         """Interpolates the measured curves. More devices than cores take turns.
 
-        A kind that was not measured costs as much as a product or an element-wise operation.
+        A kind that was not measured takes the curve of products or of element-wise operations.
 
         Returns:
           seconds, and their relative spread.

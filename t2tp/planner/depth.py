@@ -1,4 +1,8 @@
-"""One layer of each kind, multiplied: depth costs nothing."""
+"""Lowers few layers of each kind and extrapolates to all, so that depth costs nothing.
+
+For a model of 48 equal layers, models of 2 layers and of 1 layer are lowered: the model of 48 has
+what the model of 2 has, and 46 times the difference.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from typing import Protocol, TypeVar
 
 from t2tp.hparam import HParams
 
-# (of the encoder or the decoder, or of both) -> the hparam that counts its layers.
+# The hparams that count the layers of encoder and decoder, or of both.
 _DEPTHS = ("num_encoder_layers", "num_decoder_layers")
 _BOTH = "num_hidden_layers"
 
@@ -16,18 +20,18 @@ _Step = TypeVar("_Step", bound="Extensible")
 
 
 class Extensible(Protocol):
-    """What is lowered with few layers and can be given more."""
+    """A lowered step of few layers."""
 
     def extended(self: _Step, longer: _Step, shorter: _Step, times: int) -> _Step:
-        """Returns it with more layers: `times` the difference of two others."""
+        """Returns the step with more layers: `times` the difference of two steps is added."""
 
 
 def lower_by_layers(lower: Callable[[HParams], _Step], hparams: HParams) -> _Step:
-    """Lowers a step with few layers of each kind, and multiplies them.
+    """Lowers a step with few layers of each kind, and extrapolates.
 
     Args:
       lower: builds and lowers the step of hparams.
-      hparams: of the whole model.
+      hparams: hparams of the whole model.
     """
     counts = depths(hparams)
     few = {name: _few(count, period(hparams)) for name, count in counts.items()}
@@ -46,14 +50,14 @@ def lower_by_layers(lower: Callable[[HParams], _Step], hparams: HParams) -> _Ste
 
 
 def depths(hparams: HParams) -> dict[str, int]:
-    """Returns the numbers of layers of a model's stacks, by the hparams that count them."""
+    """Returns the number of layers of each stack, by the hparam that counts them."""
     if all(name in hparams for name in _DEPTHS):
         return {name: hparams.get(name) or hparams.get(_BOTH) for name in _DEPTHS}
     return {_BOTH: hparams.get(_BOTH)} if _BOTH in hparams else {}
 
 
 def period(hparams: HParams) -> int:
-    """Returns after how many layers the kinds of layers repeat."""
+    """Returns the period with which the kinds of layers repeat."""
     return hparams.get("moe_every") if "moe_every" in hparams else 1
 
 

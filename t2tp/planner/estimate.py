@@ -1,6 +1,6 @@
-"""A quick estimate of a candidate, from one lowering of a row on one device.
+"""A quick estimate of a candidate's cost, from a single row lowered on one device.
 
-It only decides which candidates are lowered; what a search reports comes from their own programs.
+It decides only which candidates are lowered. A search reports exact plans.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from t2tp.planner.lowered import LoweredStep
 from t2tp.planner.work import BACKWARD, COMPUTE_BOUND, FORWARD, PHASES, UPDATE, Traffic, Work
 
 _WEIGHT, _SLOTS, _GRADIENT, _ACTIVATION = 4, 8, 4, 2
-# Of what a layer keeps, the share that lies between the blocks, which tensor parallelism does not
-# split without sequence parallelism: 10 of 34 bytes of each element (arXiv:2205.05198, table 2).
+# Fraction of a layer's saved activations that lies between the blocks: 10 of 34 bytes of each
+# element (arXiv:2205.05198, table 2). Tensor parallelism splits it only with sequence parallelism.
 _BETWEEN = 10 / 34
-# Of a layer: inputs of matmuls that sequence parallelism gathers.
+# Number of inputs of matmuls of a layer that sequence parallelism gathers.
 _GATHERED = 2
 
 
@@ -35,17 +35,17 @@ class Estimate:
     def __init__(
         self, row: LoweredStep, one_layer: LoweredStep, hparams: HParams, cluster: ClusterFile
     ) -> None:
-        """Takes a lowered step.
+        """Reads the lowered steps.
 
         Args:
-          row: of a batch of one row on one device, without recomputation.
-          one_layer: the same of a model with one layer in each stack.
-          hparams: of the model.
-          cluster: on which it is to run.
+          row: step of a batch of one row on one device, without recomputation.
+          one_layer: the same step of a model with one layer in each stack.
+          hparams: hparams of the model.
+          cluster: the cluster.
         """
         self._cluster = cluster
         self._layers = max(depths(hparams).values(), default=1)
-        # What all layers are, from what all but one are.
+        # Scales the difference of all layers and one to all layers.
         more = self._layers / (self._layers - 1) if self._layers > 1 else 0.0
         self.shapes, self._parameters = row.shapes, row.parameters
         self._in_layers = {
@@ -53,6 +53,9 @@ class Estimate:
         }
         self._kept = row.layer_bytes["kept"]
         width = hparams.get("d_model") if "d_model" in hparams else 1
+        vocab = max((d.size for dims in row.shapes for d in dims if d.name == "vocab"), default=0)
+        copies = cluster.software.float32_logits
+        self._logits = _WEIGHT * copies * vocab * hparams.get("max_length")
         self._stream = width * hparams.get("max_length") * _ACTIVATION
         whole, one = self._costs(row.work), self._costs(one_layer.work)
         self._inside = {key: more * (whole[key] - one[key]) for key in whole}
@@ -63,7 +66,7 @@ class Estimate:
         self._weights = functools.cache(self._count_weights)
 
     def _costs(self, works: Mapping[Work, int]) -> dict[tuple[str, bool], float]:
-        """Returns seconds by phase, and by whether products bound them."""
+        """Returns seconds by phase, and by whether FLOPs bound them."""
         cost = ComputeCost(self._cluster, 1)
         seconds = dict.fromkeys(((p, bound) for p in PHASES for bound in (False, True)), 0.0)
         for work, number in works.items():
@@ -81,14 +84,14 @@ class Estimate:
         return self._mesh(mesh_shape).seconds(traffic)
 
     def seconds(self, candidate: Candidate, rows: int) -> float:
-        """Estimates the seconds of a step of so many rows."""
+        """Estimates the seconds of a step of a batch of `rows`."""
         c = candidate
         micro = rows / c.data / c.microbatches
         share = self._share_of_stage(c)
         inside, outside = self._of_row(c.model, c.sequence_parallel, c.recompute == "layer")
         stage = micro * share * inside
         stage += share * self._between_layers(c, micro) + self._messages(c, micro)
-        # The last stage has the loss, too, and all others wait for it.
+        # The last stage also computes the loss, and the others wait for it.
         busiest = stage + micro * outside
         waiting = (c.stages - 1) / (3 if c.schedule == "zero_bubble" else c.chunks)
         update = sum(
@@ -98,14 +101,14 @@ class Estimate:
         return c.microbatches * busiest + waiting * stage + update + self._of_weights(c)
 
     def _share_of_stage(self, c: Candidate) -> float:
-        """Returns the share of the layers that the stage with most of them has."""
+        """Returns the fraction of the layers in the stage with the most layers."""
         each, left = divmod(self._layers, c.stages * c.chunks)
         return (each * c.chunks + math.ceil(left / c.stages)) / self._layers
 
     def _of_pass(
         self, model: int, sequence_parallel: bool, recomputes: bool
     ) -> tuple[float, float]:
-        """Returns the seconds of a row's forward and backward pass, in the layers and outside."""
+        """Returns the seconds of a row's passes, forward and backward, in layers and outside."""
         split = model if sequence_parallel else (1 + model) / 2
 
         def seconds(of: Mapping[tuple[str, bool], float], forward: int) -> float:
@@ -133,7 +136,7 @@ class Estimate:
     def _of_weights(self, c: Candidate) -> float:
         """Returns the seconds of the collectives of gradients and weights."""
         weights, part = self._local_weights(c), self._local_weights(c, at_rest=True)
-        # What the axes do not divide stays whole.
+        # A weight whose dimensions the axes do not divide stays whole.
         stage = c.zero_stage if part < weights else 0
         exposed = 1 - self._cluster.software.overlap
         scatters = c.microbatches if stage >= 2 else 1
@@ -151,11 +154,11 @@ class Estimate:
         return self._collective(c.mesh_shape, kind, over, int(num_bytes))
 
     def _local_weights(self, c: Candidate, *, at_rest: bool = False) -> float:
-        """Returns the number of weights that a processor works with: embeddings on all stages.
+        """Returns the number of weights of a processor. Every stage has the embeddings.
 
         Args:
           c: the candidate.
-          at_rest: whether to count what its `zero_stage` lets the processor hold between uses.
+          at_rest: whether to count the weights that ZeRO leaves to the processor between uses.
         """
         is_sharded = at_rest and c.zero_stage > 0
         in_layers, all_of_them = self._weights(c.data, c.expert, c.model, c.split, is_sharded)
@@ -164,7 +167,7 @@ class Estimate:
     def _count_weights(
         self, data: int, expert: int, model: int, split: tuple[str, ...], is_sharded: bool
     ) -> tuple[float, float]:
-        """Returns the number of weights of a processor: those of the layers, and all."""
+        """Returns the number of a processor's weights in the layers, and in all."""
         of = Candidate(data, model, 1, "none", int(is_sharded), False, expert, split=split)
         layout = Layout(of.mesh_shape, of.layout, Storage(of.zero_stage))
         sizes = {
@@ -192,10 +195,11 @@ class Estimate:
             kept = kept / self._layers + alive * micro * self._layers * self._stream / split
         else:
             kept *= alive
-        return state + gradients + gathered + kept + self._cluster.device.reserved
+        logits = micro * self._logits / c.model
+        return state + gradients + gathered + kept + logits + self._cluster.device.reserved
 
     def _microbatches_alive(self, c: Candidate) -> float:
-        """Returns how many microbatches the first stage keeps at once."""
+        """Returns the number of microbatches whose activations the first stage saves at once."""
         if c.chunks == 1:
             return min(c.microbatches, c.stages)
         ahead = 2 * (c.stages - 1) + (c.chunks - 1) * c.stages + 1

@@ -1,4 +1,8 @@
-"""Chains of element-wise operations, which a compiler makes one kernel of."""
+"""Fuses chains of element-wise operations, as a compiler does.
+
+`relu(x + w) * u` is three operations and one kernel: it reads x, w and u and writes one result, a
+third of the bytes that three kernels would move.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +29,8 @@ def works(
     """Returns the work of the operations of a step.
 
     Args:
-      placed: in program order.
-      outputs: of the program.
+      placed: the operations in program order.
+      outputs: outputs of the program.
       layout: mesh and rules.
       fuses: whether chains of element-wise operations move only inputs and outputs of the chain.
     """
@@ -43,17 +47,17 @@ def works(
             if chain is not None:
                 moved = chains.moved_bytes(chain)
                 made.append(replace(work, num_bytes=float(moved), operations=len(chain)))
-        # What a collective delivers needs no kernel of its own.
+        # The result of a collective needs no kernel to copy it.
         elif work.kind != "copy" or not each.collectives:
             made.append(work)
     return made
 
 
 class Chains:
-    """Element-wise operations that read each other's results with nothing in between.
+    """Chains of element-wise operations that read each other's results directly.
 
-    What the forward pass computes in a chain is not kept for a chain of the backward pass, which
-    computes it again from the inputs: a few operations cost less than the memory's bandwidth.
+    The backward pass recomputes the intermediate results of a forward chain from its inputs: a few
+    operations cost less than the memory's bandwidth.
 
     Attributes:
       fusable: the operations that may be in a chain, with their places.
@@ -92,11 +96,11 @@ class Chains:
             for x in sources:
                 self._users.setdefault(x, set()).add(op)
             makers = [x.operation for x in sources]
-            # How many operations that are no part of a chain lie before this one.
+            # Number of operations outside of chains on the longest way to this one.
             depth[op] = max((depth.get(m, 0) + (m not in fusable) for m in makers), default=0)
             if op not in fusable:
                 continue
-            # After a collective, whose result it reads, it begins a chain.
+            # An operation that reads the result of a collective begins a chain.
             near = [m for m in makers if m in fusable and self._is_one_pass(m, op)]
             joins = [m for m in near if depth[m] == depth[op] and not each.collectives]
             before = joins[0] if joins else None
@@ -123,7 +127,7 @@ class Chains:
         return sum(slice_bytes(x, self._layout) for x in moved)
 
     def is_written(self, tensor: upstream.Tensor) -> bool:
-        """Whether a tensor is in memory: it is no intermediate result of a kernel."""
+        """Whether a tensor is written to memory, and not an intermediate result of a kernel."""
         op = tensor.operation
         if op not in self._chain_of or tensor in self._needed:
             return True
@@ -135,7 +139,7 @@ class Chains:
         return self._chain_of[user] is not self._chain_of[op] and self._is_one_pass(op, user)
 
     def read_for(self, tensor: upstream.Tensor, user: upstream.Operation) -> set[upstream.Tensor]:
-        """Returns the tensors in memory from which an operation has one of its inputs."""
+        """Returns the tensors in memory from which an operation computes one of its inputs."""
         x = _source(tensor)
         if self.is_written(x):
             return {x}
@@ -146,7 +150,7 @@ class Chains:
     def _reads(
         self, chain: list[upstream.Operation], seen: frozenset = frozenset()
     ) -> set[upstream.Tensor]:
-        """Returns the tensors that a chain, with what it computes again, reads."""
+        """Returns the tensors that a chain reads, including its recomputation."""
         read: set[upstream.Tensor] = set()
         for op in chain:
             for x in map(_source, op.inputs):

@@ -1,4 +1,14 @@
-"""Memory of a step on a processor: what is alive at each operation of the program."""
+"""The memory of a step on a processor: the buffers that are alive at each operation.
+
+A buffer lives from the operation that computes it to the last one that reads it. So the peak of a
+step follows from program order:
+
+    operation        forward 0  forward 1  loss  backward 1  backward 0
+    activation 0     ---------------------------------------------------
+    activation 1                ----------------------------
+    gradient 1                                   -----------------------
+    alive                1          2       2        3           2
+"""
 
 from __future__ import annotations
 
@@ -14,36 +24,36 @@ from t2tp.planner.sequence import Placed, as_soon_as_possible, is_weight
 from t2tp.planner.slices import kind_of
 from t2tp.planner.work import BACKWARD, ELEMENTWISE, FORWARD, UPDATE, Memory
 
-# Parts of a step at whose peak activations are kept.
+# Parts of a step whose peak includes saved activations.
 _FORWARD_END, _BACKWARD_BEGIN = "end of the forward pass", "beginning of the backward pass"
 WITH_ACTIVATIONS = (_FORWARD_END, _BACKWARD_BEGIN)
 
 
 @dataclass(eq=False)
-class _Held:
-    """Memory that a step holds for a while.
+class _Buffer:
+    """A buffer of a processor.
 
     Attributes:
-      num_bytes: of a processor.
-      made: the place in the program where it begins to be held.
-      last: the last one where it is read.
-      purpose: of `PURPOSES`, or `sums`.
-      counts: whether it belongs to what a layer adds.
+      num_bytes: size.
+      first_def: index of the operation that computes it.
+      last_use: index of the last operation that reads it.
+      purpose: one of `PURPOSES`, or `sums`.
+      counts: whether each further layer adds such a buffer.
     """
 
     num_bytes: int
-    made: int
-    last: int
+    first_def: int
+    last_use: int
     purpose: str = "temporary"
     counts: bool = True
 
 
 class Liveness:
-    """When each tensor of a step is made and last read.
+    """The lifetimes of a step's buffers.
 
     Attributes:
-      layer_bytes: sums over the step: `kept` of the forward pass for the backward pass, `gathered`
-        weights in the activations' dtype, `gradients` in the backward pass, and their `sums` over
+      layer_bytes: bytes by purpose, summed over the step: activations `kept` for the backward pass,
+        `gathered` weights in the activations' dtype, `gradients`, and their `sums` over
         microbatches.
     """
 
@@ -54,13 +64,13 @@ class Liveness:
         layout: Layout,
         retention: Retention,
     ) -> None:
-        """Finds what is alive.
+        """Computes the lifetimes.
 
         Args:
           placed: the operations in program order.
-          outputs: of the program.
+          outputs: outputs of the program.
           layout: mesh and rules.
-          retention: what the kernels keep.
+          retention: the tensors that kernels save.
         """
         placed = as_soon_as_possible(placed)
         outputs = list(outputs)
@@ -68,7 +78,7 @@ class Liveness:
         self._buffers = retention.buffers and layout.storage.stage < 3
         self._retained = Retained(placed, outputs, layout, retention)
         self._root: dict[upstream.Tensor, upstream.Tensor] = {}
-        self._of: dict[upstream.Tensor, _Held] = {}
+        self._of: dict[upstream.Tensor, _Buffer] = {}
         self._last_reader = {x: each for each in placed for x in self._retained.reads(each)}
         for i, each in enumerate(placed):
             self._visit(i, each)
@@ -76,7 +86,10 @@ class Liveness:
             self._read(tensor, len(placed))
         for tensor, held in self._of.items():
             self._set_purpose(tensor, held)
-        blocks = [_Held(b.num_bytes, b.made, b.last, b.purpose) for b in self._retained.blocks()]
+        blocks = [
+            _Buffer(b.num_bytes, b.first_def, b.last_use, b.purpose)
+            for b in self._retained.blocks()
+        ]
         self._held = [*self._of.values(), *blocks]
         self.layer_bytes = Counter(
             {name: self._sum(name) for name in ("kept", "gathered", "gradients", "sums")}
@@ -120,26 +133,26 @@ class Liveness:
                 return root
         return None
 
-    def _is_gradient(self, tensor: upstream.Tensor, held: _Held) -> bool:
+    def _is_gradient(self, tensor: upstream.Tensor, held: _Buffer) -> bool:
         is_sum = isinstance(tensor.operation, upstream.WhileLoopOperation)
-        return is_sum or self._phase(held.made) == BACKWARD
+        return is_sum or self._phase(held.first_def) == BACKWARD
 
     def _make(self, tensor: upstream.Tensor, i: int) -> None:
-        self._of[tensor] = _Held(self._retained.num_bytes(tensor), i, i)
+        self._of[tensor] = _Buffer(self._retained.num_bytes(tensor), i, i)
 
     def _read(self, tensor: upstream.Tensor, i: int) -> None:
         held = self._of.get(self._root_of(tensor))
         if held is not None:
-            held.last = max(held.last, i)
+            held.last_use = max(held.last_use, i)
 
     def _pass_on(self, i: int, op: upstream.WhileLoopOperation) -> None:
-        """Gives each output of a loop memory of its own, from the loop's first operation on.
+        """Gives each output of a loop a buffer, from the loop's first operation on.
 
         It is a sum over the iterations, to which each addend is added as soon as it is computed.
         """
         for y in op.outputs:
             self._make(y, i)
-            self._of[y].made = min(i, self._first_of_loop(op))
+            self._of[y].first_def = min(i, self._first_of_loop(op))
 
     def _first_of_loop(self, op: upstream.WhileLoopOperation) -> int:
         inside = set(op._body_ops)
@@ -154,8 +167,8 @@ class Liveness:
     def _phase(self, i: int) -> str:
         return self._placed[i].phase if i < len(self._placed) else UPDATE
 
-    def _set_purpose(self, tensor: upstream.Tensor, held: _Held) -> None:
-        made, last = self._phase(held.made), self._phase(held.last)
+    def _set_purpose(self, tensor: upstream.Tensor, held: _Buffer) -> None:
+        made, last = self._phase(held.first_def), self._phase(held.last_use)
         op = tensor.operation
         if isinstance(op, upstream.ops.ImportLaidOutTensorOperation):
             held.purpose = "features"
@@ -169,21 +182,21 @@ class Liveness:
         elif made == BACKWARD and last == UPDATE:
             held.purpose = "gradients"
         if self._buffers and held.purpose in ("sums", "gathered", "gradients"):
-            held.made, held.last, held.counts = 0, len(self._placed), True
+            held.first_def, held.last_use, held.counts = 0, len(self._placed), True
 
     def peaks(self) -> list[Memory]:
         """Returns the peak of each part of a step."""
         alive: dict[str, float] = {}
         peaks: dict[tuple[str, tuple[str, ...]], Memory] = {}
-        born: dict[int, list[_Held]] = {}
-        freed: dict[int, list[_Held]] = {}
+        born: dict[int, list[_Buffer]] = {}
+        freed: dict[int, list[_Buffer]] = {}
         for held in self._held:
-            born.setdefault(held.made, []).append(held)
-            freed.setdefault(held.last, []).append(held)
+            born.setdefault(held.first_def, []).append(held)
+            freed.setdefault(held.last_use, []).append(held)
         points = _points(self._placed, self._buffers)
         for i, each in enumerate(self._placed):
             new, old = born.get(i, []), freed.get(i, [])
-            gone = [held.num_bytes for held in old if held.made != i]
+            gone = [held.num_bytes for held in old if held.first_def != i]
             reused = _in_place(each, [held.num_bytes for held in new], gone)
             for held in new:
                 alive[held.purpose] = alive.get(held.purpose, 0.0) + held.num_bytes
@@ -199,7 +212,7 @@ class Liveness:
 
 
 def _in_place(each: Placed, new: Sequence[int], gone: Sequence[int]) -> float:
-    """Returns the bytes of outputs that take the memory of inputs that nothing else reads."""
+    """Returns the bytes of outputs that reuse inputs which no other operation reads."""
     if kind_of(each.operation) != ELEMENTWISE or len(new) != 1:
         return 0.0
     return float(new[0]) if new[0] in gone else 0.0
@@ -209,7 +222,7 @@ _LAYER = re.compile(r"\blayer_\d+")
 
 
 def _points(placed: Sequence[Placed], has_buffers: bool) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yields the part of the step of each operation, and what each further layer adds there."""
+    """Yields each operation's part of the step, and the purposes that a further layer adds to."""
     always = ("gathered", "gradients") if has_buffers else ()
     kept = ("kept", *always) if has_buffers else ("kept", "gathered")
     gradients = always or ("gradients",)

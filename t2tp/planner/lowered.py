@@ -1,4 +1,4 @@
-"""A step lowered for one processor, as numbers; and steps of many layers from those of few."""
+"""A step lowered for one processor, as counts of work, traffic and memory."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class LoweredStep:
 
     Attributes:
       layout: mesh and rules.
-      work: what it computes -> how many such operations there are.
-      traffic: its collectives -> how many such there are.
+      work: number of operations by their work.
+      traffic: number of collectives by their traffic.
       variables: bytes of a processor by purpose: `weights` and `optimizer`.
-      shapes: dimensions of the whole model's trainable variables -> how many have them.
-      memory: the peaks of its parts, without variables.
-      layer_bytes: as `Liveness` has them.
-      flops: of the matmuls of the forward pass on the whole mesh, as `matmul_flops` counts them.
-      hidden_flops: of those that a causal mask hides.
+      shapes: number of the model's trainable variables by their dimensions.
+      memory: the peaks of the parts of the step, without variables.
+      layer_bytes: see `Liveness`.
+      flops: FLOPs of the forward pass's matmuls on the whole mesh, as `matmul_flops` counts them.
+      hidden_flops: FLOPs of scores that a causal mask hides.
     """
 
     layout: Layout
@@ -56,9 +56,9 @@ class LoweredStep:
         """Lowers a program.
 
         Args:
-          program: of a training step.
-          repeats_all: whether recomputation also repeats what no gradient needs.
-          retention: what the kernels keep, and whether they fuse element-wise operations.
+          program: program of a training step.
+          repeats_all: whether recomputation also repeats operations that no gradient needs.
+          retention: the tensors that kernels save, and whether they fuse element-wise operations.
         """
         log = program.collective_log()
         graph, outputs = program.graph()
@@ -76,14 +76,14 @@ class LoweredStep:
         *,
         retention: Retention,
     ) -> LoweredStep:
-        """Takes the operations of a processor.
+        """Counts the operations of a processor.
 
         Args:
           placed: in program order.
           needed: outputs of the program.
           graph: that they are of.
           layout: mesh and rules.
-          retention: what the kernels keep, and whether they fuse element-wise operations.
+          retention: see `from_program`.
         """
         liveness = Liveness(placed, needed, layout, retention)
         flops, hidden = _model_flops(placed)
@@ -105,7 +105,7 @@ class LoweredStep:
         return sum(n * math.prod(dim.size for dim in dims) for dims, n in self.shapes.items())
 
     def extended(self, longer: LoweredStep, shorter: LoweredStep, times: int) -> LoweredStep:
-        """Returns the step with more layers: `times` the difference of two others."""
+        """Returns the step with more layers: `times` the difference of two steps is added."""
         layers = _difference(longer.layer_bytes, shorter.layer_bytes)
         memory = []
         for peak in self.memory:
@@ -116,7 +116,7 @@ class LoweredStep:
 
         def added(mine: Counter, name: str) -> Counter:
             difference = _difference(getattr(longer, name), getattr(shorter, name))
-            # Small sums that are reduced together may count negative.
+            # Sums that only one of the two reduces together with others have negative counts.
             totals = {key: mine[key] + times * difference[key] for key in {**mine, **difference}}
             return Counter({key: total for key, total in totals.items() if total})
 
@@ -166,7 +166,7 @@ def _variables(graph: upstream.Graph, layout: Layout) -> Counter[str]:
 
 
 def _model_flops(placed: Sequence[Placed]) -> tuple[float, float]:
-    """Returns the FLOPs of the forward pass, and those of masked scores among them."""
+    """Returns the FLOPs of the forward pass, and the part of them for masked scores."""
     flops = hidden = 0.0
     for each in placed:
         op = each.operation

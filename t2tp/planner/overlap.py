@@ -44,7 +44,7 @@ def hidden_seconds(
         if share:
             phase = FORWARD if t.phase == FORWARD else BACKWARD
             groups[phase, t.of_state, min(t.times, passes)][t] = share * seconds
-    hidden = {}
+    hidden: dict[Traffic, float] = {}
     for (phase, of_state, times), wanted in groups.items():
         # A collective that runs once after all microbatches overlaps with the last one only.
         most = compute[phase, of_state] * times / passes

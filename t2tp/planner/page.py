@@ -99,8 +99,9 @@ def _memory(plan: Plan, proposals: Sequence[Proposal]) -> Iterator[str]:
     used = {name for bar in bars for name, part in bar.parts if part}
     yield legend({name: color for name, color in _MEMORY_COLORS.items() if name in used})
     yield stacked_bars(bars, _MEMORY_COLORS, size, plan.memory_limit)
-    yield f'<p class="faint">Dashed: the memory of a device, {size(plan.memory_limit)}, of which'
-    yield f" {size(plan.memory_limit - plan.usable_memory)} are headroom.</p>"
+    headroom = size(plan.memory_limit - plan.usable_memory)
+    yield f'<p class="faint">Dashed: the memory of a device, {size(plan.memory_limit)}, with a'
+    yield f" headroom of {headroom}.</p>"
 
 
 def _labels(proposals: Sequence[Proposal]) -> list[str]:

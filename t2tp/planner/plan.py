@@ -309,7 +309,7 @@ def _memory(peak: Memory, step: LoweredStep, cluster: ClusterFile) -> dict[str, 
     memory |= {purpose: float(size) for purpose, size in step.variables.items()}
     for purpose, size in peak.by_purpose.items():
         memory["gradients" if purpose == "sums" else purpose] += size
-    # The large all-reduces are those of gradients, which run after the activations are freed.
+    # The large all-reduces carry gradients, and run after the activations are freed.
     if peak.point not in WITH_ACTIVATIONS:
         memory["buffers"] = float(
             max((t.num_bytes for t in step.traffic if t.kind == "allreduce"), default=0)

@@ -1,4 +1,4 @@
-"""A model, hparams and features to plan for."""
+"""A request for a plan: a model, its hparams and its features."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _TRAIN_STEPS = 100_000
 
 @dataclass(frozen=True)
 class Request:
-    """What to plan.
+    """A request for a plan.
 
     Attributes:
-      name: of the model, for the title.
-      model: the model's class.
-      hparams: with mesh shape and layout.
-      vocab_sizes: of the features.
-      features: maps hparams to the features of a global batch.
-      lowered_before: what has been lowered; plans that have programs in common share it.
+      name: name of the model.
+      model: class of the model.
+      hparams: hparams, with mesh shape and layout.
+      vocab_sizes: vocabulary sizes of the features.
+      features: function from hparams to the features of a global batch.
+      lowered_before: lowered programs, which plans share.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Request:
     lowered_before: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def plan(self, cluster: ClusterFile) -> Plan:
-        """Predicts what a step costs on a cluster.
+        """Predicts the cost of a step on a cluster.
 
         Raises:
           LayoutError: the layout cannot work.
@@ -57,18 +57,18 @@ class Request:
                 f"mesh {layout.mesh_text} has {layout.size} processors, and {cluster.name} has"
                 f" {cluster.max_devices} devices"
             )
-        said: dict[str, Any] = {
+        details: dict[str, Any] = {
             "title": self.name,
             "tokens": self.tokens,
             "dtype": self.hparams.activation_dtype,
         }
         if layout.num_stages > 1:
-            return staged_plan(self.staged(cluster), cluster, **said)
-        return Plan.from_step(self.lowered(cluster), cluster, **said)
+            return staged_plan(self.staged(cluster), cluster, **details)
+        return Plan.from_step(self.lowered(cluster), cluster, **details)
 
     @property
     def tokens(self) -> int:
-        """Of a step: positions of the largest feature; of images, rows."""
+        """Tokens of a step: the positions of its largest feature, or the rows of images."""
         shapes = [feature.shape for feature in self.features(self.hparams).values()]
         names = ("batch", "length")
         return max(
@@ -123,7 +123,7 @@ class Request:
         )
 
     def step_fn(self, hparams: HParams) -> StepFn:
-        """Returns a training step as `t2tp.Program` takes it, with the trainer's outputs."""
+        """Returns a training step for `t2tp.Program`, with the trainer's outputs."""
 
         def step(mesh: Mesh, fed: dict[str, mtf.Tensor]) -> dict[str, mtf.Tensor]:
             model = self.model(hparams, self.vocab_sizes)

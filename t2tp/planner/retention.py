@@ -1,9 +1,9 @@
-"""What stays in memory for the backward pass, which depends on the kernels of a software stack.
+"""The tensors that the kernels of a software stack save for the backward pass.
 
-The lowered program says what t2tp's own kernels keep. Other kernels keep other tensors of the same
-layer: V. Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models"
-(arXiv:2205.05198), section 4.1, list those of Megatron; T. Dao, "FlashAttention-2"
-(arXiv:2307.08691), section 3.1: the result and the log of each query's sum of exponentials.
+The lowered program has the tensors that t2tp's own kernels save. Other stacks' kernels save other
+tensors of the same layer. V. Korthikanti et al., "Reducing Activation Recomputation in Large
+Transformer Models" (arXiv:2205.05198), section 4.1, list Megatron's. T. Dao, "FlashAttention-2"
+(arXiv:2307.08691), section 3.1, saves the result and the log of each query's sum of exponentials.
 """
 
 from __future__ import annotations
@@ -26,48 +26,50 @@ _FLOAT32, _MASK = 4, 1
 
 @dataclass(frozen=True)
 class Retention:
-    """What a stack's kernels keep.
+    """The tensors that a stack's kernels save.
 
     Attributes:
-      fuses: chains of element-wise operations keep nothing inside: the backward pass computes it
-        again from their inputs.
-      attention: `engine`: what the program says; `fused`: no scores; `unfused`: scores if the
+      fuses: chains of element-wise operations save no intermediate result: the backward pass
+        recomputes it from their inputs.
+      attention: `engine`: the program's tensors; `fused`: no scores; `unfused`: scores if the
         program has them.
-      masks: dropout keeps its mask, a byte per element, and unfused attention its weights twice:
-        before and after dropout. Otherwise masks are drawn again.
-      wide_logits: the loss keeps the logits in float32.
-      gathers_again: of activations that are split between the blocks and gathered for a product,
-        the slice is kept, and gathered again for the gradient of the weights.
-      buffers: gradients and the weights in the activations' dtype have memory of their own, all the
-        time.
+      masks: dropout saves its mask, a byte per element, and unfused attention its weights before
+        and after dropout. Otherwise masks are drawn again.
+      float32_logits: number of float32 copies of the logits at the loss's gradient, the first of
+        which is saved by the forward pass. A fused loss has none, Megatron's works in place on one,
+        and PyTorch's `cross_entropy` has three: log-probabilities, and the gradients with respect
+        to these and to the logits.
+      gathers_again: activations that are split between blocks and gathered for a product are
+        saved as slices, and gathered again for the gradient of the weights.
+      buffers: gradients, and weights in the activations' dtype, have permanent buffers.
     """
 
     fuses: bool = False
     attention: str = "engine"
     masks: bool = False
-    wide_logits: bool = False
+    float32_logits: int = 0
     gathers_again: bool = False
     buffers: bool = False
 
 
 @dataclass(frozen=True)
 class Block:
-    """Memory beside that of the program's tensors.
+    """A buffer that is no tensor of the program.
 
     Attributes:
-      num_bytes: of a processor.
-      made, last: the first and the last place in the program where it is held.
-      purpose: of `PURPOSES`.
+      num_bytes: size on a processor.
+      first_def, last_use: indices of the first and the last operation that use it.
+      purpose: one of `PURPOSES`.
     """
 
     num_bytes: int
-    made: int
-    last: int
+    first_def: int
+    last_use: int
     purpose: str = "kept"
 
 
 class Retained:
-    """Which tensors of a program take memory, and what its operations read of them."""
+    """The tensors of a program that are in memory, and the operations that read them."""
 
     def __init__(
         self,
@@ -80,7 +82,7 @@ class Retained:
         self._layout = layout
         self._retention = retention
         self._chains = Chains.of(placed, outputs, layout) if retention.fuses else None
-        # A function that is recomputed does not keep masks of the first time.
+        # A recomputed function does not save the masks of its first execution.
         self._repeated = {
             op
             for each in placed
@@ -107,8 +109,8 @@ class Retained:
         op = each.operation
         is_loss = isinstance(op, CrossEntropyGradOperation)
         for i, x in enumerate(op.inputs):
-            if is_loss and i == 0 and self._retention.wide_logits:
-                continue  # It reads those in float32.
+            if is_loss and i == 0 and self._retention.float32_logits == 1:
+                continue  # It reads the float32 copy, and the logits are freed.
             if each.phase == BACKWARD and not each.is_recomputed:
                 x = self._gathered.get(x, x)
             if self._chains is None:
@@ -117,7 +119,7 @@ class Retained:
                 yield from self._chains.read_for(x, op)
 
     def blocks(self) -> Iterator[Block]:
-        """Yields what kernels keep beside the program's tensors."""
+        """Yields the buffers that kernels need in addition to the program's tensors."""
         made: dict[str, tuple[int, int]] = {}
         logits: dict[upstream.Tensor, int] = {}
         for i, each in enumerate(self._placed):
@@ -135,24 +137,24 @@ class Retained:
                     begin, size = made.pop(op._rng_name)
                     is_kept = self._placed[begin].phase == FORWARD
                     yield Block(size, begin, i, "kept" if is_kept else "temporary")
-            if self._retention.wide_logits and isinstance(op, CrossEntropyOperation):
+            copies = self._retention.float32_logits
+            if copies and isinstance(op, CrossEntropyOperation):
                 logits[op.inputs[0]] = i
-            if self._retention.wide_logits and isinstance(op, CrossEntropyGradOperation):
-                x = op.inputs[0]
-                if x in logits:
-                    size = _FLOAT32 * slice_elements(x, self._layout)
-                    yield Block(size, logits.pop(x), i)
+            if isinstance(op, CrossEntropyGradOperation) and op.inputs[0] in logits:
+                size = _FLOAT32 * slice_elements(op.inputs[0], self._layout)
+                yield Block(size, logits.pop(op.inputs[0]), i)
+                yield Block((copies - 1) * size, i, i, "temporary")
 
     def _attention_bytes(self, op: AttentionOperation, output: int) -> int:
-        """Returns the bytes of an output of attention by kernels that are not the engine's."""
+        """Returns the bytes of an output of another stack's attention."""
         result = op.outputs[0]
         if output == 0:
             return slice_bytes(result, self._layout)
-        if output == 2:  # The rounding error of the result, which only the engine's have.
+        if output == 2:  # The rounding error of the result, which only the engine saves.
             return 0
         options = op._options
         if self._retention.attention == "fused" or options.is_blockwise:
-            # Unfused, each score is computed again: not even the sums are kept.
+            # Unfused, each score is recomputed, and not even the sums are saved.
             is_fused = self._retention.attention == "fused"
             queries = slice_elements(result, self._layout) // result.shape.dims[-1].size
             return _FLOAT32 * queries if is_fused else 0

@@ -1,4 +1,4 @@
-"""Plans of one layout for more and fewer devices, with the same rows on each."""
+"""Plans one layout for more and fewer devices, with the same rows on each."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def scaled_plans(
     """Plans for other sizes of the mesh axis that splits the batch, the fewest devices first.
 
     Args:
-      request: whose hparams have a batch in sequences.
-      cluster: on which it runs.
-      factors: by which axis and batch grow.
+      request: the model, layout and batch.
+      cluster: the cluster.
+      factors: factors by which axis and batch grow.
 
     Returns:
-      the plans that work; only that of the request if no axis splits the batch.
+      the plans that work; only the request's own plan if no axis splits the batch.
     """
     layout = Layout.from_hparams(request.hparams)
     axis = next((each.name for each in layout.axes_of("batch")), None)

@@ -18,7 +18,7 @@ from t2tp.pipeline.loop import PipelineLoop
 from t2tp.pipeline.schedule import Action
 from t2tp.planner.work import BACKWARD, FORWARD, LOOP, UPDATE, VIEW
 
-# Stages of a pipeline that have more to do than others.
+# The pipeline stages with more work than the others.
 FIRST, LAST = "first", "last"
 
 
@@ -27,13 +27,13 @@ class Placed:
     """An operation at its place in the program.
 
     Attributes:
-      operation: of the mtf graph.
-      times: how often a step executes it.
-      phase: of the step.
+      operation: operation of the mtf graph.
+      times: number of executions in a step.
+      phase: phase of the step.
       is_recomputed: whether it repeats a part of the forward pass.
-      collectives: that its lowering emits.
-      part: of a pipeline: the entries of the schedule that it belongs to; see `Work.part`.
-      stage: of a pipeline: `first` or `last` if only that stage does it.
+      collectives: collectives that its lowering emits.
+      part: entries of a pipeline's schedule that it belongs to; see `Work.part`.
+      stage: `first` or `last` if only that pipeline stage executes it.
       passes_on: whether it only passes its inputs on.
     """
 
@@ -63,9 +63,9 @@ class Placed:
 
     @property
     def is_of_state(self) -> bool:
-        """Whether its collectives are of weights or gradients, and not of activations."""
+        """Whether its collectives carry weights or gradients, and not activations."""
         op = self.operation
-        if isinstance(op, MicrobatchSums):  # What a loop reduces when it is done.
+        if isinstance(op, MicrobatchSums):  # The loop reduces its sums at its end.
             return True
         if isinstance(op, upstream.ReshapeOperation):
             return any(axes_at_rest(dim.name) for dim in op.outputs[0].shape.dims)
@@ -84,13 +84,13 @@ def program_order(
     *,
     repeats_all: bool = False,
 ) -> list[Placed]:
-    """Lists the operations that a step executes, with those of loops at the loop's place.
+    """Lists the operations that a step executes, with loop bodies in place of loops.
 
     Args:
-      operations: of the graph.
+      operations: operations of the graph.
       needed: outputs of the program.
-      collectives: of the program, in its order.
-      repeats_all: whether recomputation also repeats what no gradient needs.
+      collectives: collectives of the program, in its order.
+      repeats_all: whether recomputation also repeats operations that no gradient needs.
     """
     placed = list(_flat(operations, needed, 1))
     _set_phases(placed)
@@ -99,10 +99,10 @@ def program_order(
 
 
 def as_soon_as_possible(placed: Sequence[Placed]) -> list[Placed]:
-    """Moves what is done to each gradient of a variable behind the operation that computes it.
+    """Moves the casts and reduce-scatters of each gradient to where the gradient is computed.
 
-    The graph has casts, and the reshapes to the shapes at rest, behind the whole backward pass; a
-    processor, which computes what is ready, does them as the gradients come.
+    The graph has them after the whole backward pass, and a processor executes an operation as soon
+    as its inputs are ready.
     """
     followers: dict[upstream.Tensor, list[Placed]] = {}
     rest = []
@@ -136,7 +136,7 @@ def _is_of_gradient(each: Placed) -> bool:
 def _with_unneeded(
     placed: Sequence[Placed], operations: Sequence[upstream.Operation]
 ) -> list[Placed]:
-    """Adds the copies that nothing needs, with the collectives of what they are copies of."""
+    """Adds the copies that no output needs, with the collectives of their originals."""
     live = {each.operation for each in placed}
     original: dict[str, Placed] = {}
     for each in placed:
@@ -163,7 +163,7 @@ def _flat(
 
 
 def _entries(loop: PipelineLoop, times: int) -> Iterator[Placed]:
-    """Lists what the entries of a schedule compute, in the order in which they are lowered."""
+    """Lists the operations of a schedule's entries, in the order of their lowering."""
     partition = loop.partition
     numbers = range(len(partition.enters))
     pieces = [partition.pieces(chunk, max(partition.exits[chunk])) for chunk in numbers]
@@ -199,9 +199,9 @@ def _entries(loop: PipelineLoop, times: int) -> Iterator[Placed]:
 
 
 def _set_phases(placed: Sequence[Placed]) -> None:
-    """Sets phases: the backward pass is from the first gradient or copy to the last one.
+    """Sets phases: the backward pass goes from the first gradient or recomputed copy to the last.
 
-    An operation that is recomputed has the name of the one that it is a copy of.
+    A recomputed copy has the name of its original.
     """
     seen: set[str] = set()
     backward = []
@@ -228,9 +228,9 @@ def _set_phases(placed: Sequence[Placed]) -> None:
 
 
 def _place(collectives: Sequence[Collective], placed: Sequence[Placed]) -> None:
-    """Gives each collective to the operation that emitted it.
+    """Assigns each collective to the operation that emitted it.
 
-    Both are in program order, but for gathers of weights, which are emitted ahead of their place.
+    Both are in program order, except for gathers of weights, which are emitted earlier.
     """
     gathers: dict[str, list[Placed]] = {}
     places: dict[str, list[int]] = {}
@@ -242,7 +242,7 @@ def _place(collectives: Sequence[Collective], placed: Sequence[Placed]) -> None:
     for collective in collectives:
         name = collective.operation
         if name in gathers:
-            # A recomputed copy has the name of what it is a copy of, and comes later.
+            # A recomputed copy has the name of its original, and comes later.
             if before is not None and before != name and gathers[name][0].collectives:
                 gathers[name] = gathers[name][1:] or gathers[name]
             gathers[name][0].collectives += (collective,)

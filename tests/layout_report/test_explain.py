@@ -334,7 +334,7 @@ def test_the_schedule_of_a_pipeline_is_drawn():
     text = str(report)
     assert "mesh axis stage of size 2 splits layers" in text
     assert "1f1b: 4 microbatches through 2 stages in 10 ticks; stages are idle 20.0%" in text
-    assert "stage 1: 2 layers, layer_02, layer_03; keeps the activations of 1 at once" in text
+    assert "stage 1: 2 layers, layer_02, layer_03; activations of at most 1 at once" in text
     assert re.search(r"stage 0 +F0 F1 \.  B0 F2 B1 F3 B2 \.  B3\n", text)
     assert re.search(r"stage 1 +\.  F0 B0 F1 B1 F2 B2 F3 B3 \.\n", text)
     page = report.html()

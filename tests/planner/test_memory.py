@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from t2tp import registry
@@ -26,7 +28,7 @@ TABLE_2 = {
 }
 
 
-def lowered(cluster, layers=2, vocab_size=512, **values):
+def planned(model, vocab_size, layers, **values):
     hparams = registry.hparams("gpt3_175b")
     common = {
         "batch_size_unit": "sequences_per_batch",
@@ -44,7 +46,12 @@ def lowered(cluster, layers=2, vocab_size=512, **values):
     }
     for name, value in {**common, **values}.items():
         hparams.set(name, value)
-    return request("transformer_lm", hparams, vocab_size).lowered(ClusterFile.load(cluster))
+    return request(model, hparams, vocab_size)
+
+
+def lowered(cluster, layers=2, vocab_size=512, **values):
+    made = planned("transformer_lm", vocab_size, layers, **values)
+    return made.lowered(ClusterFile.load(cluster))
 
 
 def kept_by_a_layer(cluster, **values):
@@ -140,3 +147,17 @@ def test_mpt_7b_fits_on_eight_h100():
     state = sum(step.variables.values())
     assert state == pytest.approx(12 / 8 * step.parameters, rel=0.01)
     assert 55 < (state + max(peak.total for peak in step.memory)) / 2**30 < 70
+
+
+def test_the_loss_holds_float32_copies_of_the_logits():
+    """Megatron's one, in place of the logits in 16 bits, against PyTorch's three next to them."""
+    vocab_size = 51200
+    cluster = ClusterFile.load("h100")
+    peaks = []
+    for copies in (1, 3):
+        stack = dataclasses.replace(cluster.software, float32_logits=copies)
+        changed = dataclasses.replace(cluster, stacks={cluster.stack: stack})
+        step = planned("transformer_lm", vocab_size, 1).lowered(changed)
+        peak = next(p for p in step.memory if p.point == "beginning of the backward pass")
+        peaks.append(peak.total)
+    assert peaks[1] - peaks[0] == pytest.approx((2 * 4 + 2) * ROWS * LENGTH * vocab_size, rel=1e-3)

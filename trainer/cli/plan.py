@@ -166,9 +166,7 @@ def _without_effect(
                 yield f"hparams={name}", f"--search chooses it; use --fix={name}=..."
     reasons = {}
     if not cluster.device.cores:
-        reasons["processes"] = (
-            f"only the devices of a CPU share a host, not those of {cluster.name}"
-        )
+        reasons["processes"] = f"the devices of {cluster.name} are not cores of a host"
     if not issubclass(registry.model(flags.model), ImageClassifier):
         reasons["image_shape"] = f"{flags.model} has no images of a free size"
     if not flags.problem:

@@ -1,5 +1,5 @@
-"""What a pipeline's stages cost.
+"""The cost of pipeline stages.
 
-`steps` lowers what the first, the last and the other stages compute, with few layers; `timing` runs
-a schedule's table with the seconds that follow; `staged_step` puts both together.
+`steps` lowers the first, the last and a middle stage with few layers. `timing` runs the table of a
+schedule with the seconds of its entries. `staged_step` combines both into a plan.
 """

@@ -1,4 +1,4 @@
-"""The plan of a step whose layers are in stages."""
+"""Plans a step whose layers are in pipeline stages."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ BuildProgram = Callable[[HParams, Callable[[Feature], Feature]], AbstractProgram
 
 @dataclass(frozen=True)
 class Chunk:
-    """A chunk of the layers of a stage.
+    """A chunk of a stage's layers.
 
     Attributes:
-      place: `first`: the model's beginning is before it. `last`: the loss is after it. Else
+      place: `first` with the model's beginning before it, `last` with the loss after it, or
         `middle`.
-      stack: the index of the stack that it is of.
+      stack: index of its stack.
       layers: number of its layers.
     """
 
@@ -53,10 +53,10 @@ class StagedStep:
     """A step whose layers are in stages.
 
     Attributes:
-      layout: of the whole mesh.
-      table: of the schedule.
+      layout: layout of the whole mesh.
+      table: table of the schedule.
       stages: the chunks of each stage.
-      lowering: of what the stages compute.
+      lowering: lowered stages.
     """
 
     def __init__(
@@ -68,11 +68,11 @@ class StagedStep:
         repeats_all: bool,
         lowered_before: dict[Hashable, Any],
     ) -> None:
-        """Deals the layers out.
+        """Assigns the layers to stages.
 
         Args:
-          build: builds the program of hparams, with features that are mapped by a function.
-          hparams: of the whole model.
+          build: builds the program of hparams, with features mapped by a function.
+          hparams: hparams of the whole model.
           retention: see `LoweredStep.from_program`.
           repeats_all: see there.
           lowered_before: see `Request`.
@@ -124,20 +124,20 @@ class StagedStep:
         return LAST if is_last and chunk == self.layout.pipeline.chunks - 1 else MIDDLE
 
     def place(self, stage: int) -> str:
-        """Returns whether a stage is the first one, the last one or in the middle."""
+        """Returns the place of a stage: `first`, `middle` or `last`."""
         if stage == 0:
             return FIRST
         return LAST if stage == self.layout.num_stages - 1 else MIDDLE
 
     def layers(self, stage: int) -> list[int]:
-        """Returns how many layers of each stack a stage has."""
+        """Returns the number of layers of each stack in a stage."""
         counts = [0] * len(self.lowering.stacks)
         for chunk in self.stages[stage]:
             counts[chunk.stack] += chunk.layers
         return counts
 
     def entries(self, chunk: Chunk, action: str) -> tuple[Counter[Work], Counter[Traffic]]:
-        """Returns what a processor does in an entry of a chunk: `F`, `B` or `W`, once."""
+        """Returns a processor's work and traffic in one entry of a chunk: `F`, `B` or `W`."""
         layers = [max(1, chunk.layers)] * len(self.lowering.stacks)
         step = self.lowering.of(*layers).by_place[chunk.place]
         part = f"{action}{chunk.stack}"
@@ -149,7 +149,7 @@ class StagedStep:
 
     @functools.cached_property
     def model_flops(self) -> tuple[float, float]:
-        """FLOPs of the forward pass of all stages, and of those the ones that a mask hides."""
+        """FLOPs of the forward pass of all stages, and the part of them for masked scores."""
         steps = self.lowering.of(*self.lowering.stacks.values()).by_place
         first, middle, last = (steps[place] for place in (FIRST, MIDDLE, LAST))
         more = self.microbatches / self.lowering.microbatches
@@ -162,8 +162,8 @@ class StagedStep:
         """Returns the step of a processor of a stage.
 
         Args:
-          stage: its index.
-          sends: messages to the neighbours, and how many.
+          stage: index of the stage.
+          sends: messages to the neighbors, with their counts.
         """
         outside = self.lowering.of(*self.layers(stage)).by_place[self.place(stage)]
         work = Counter({w: n for w, n in outside.work.items() if not w.part})
@@ -192,20 +192,20 @@ class StagedStep:
 
     @functools.cached_property
     def _kept_at_most(self) -> list[float]:
-        """Bytes that each stage keeps of all microbatches at once."""
+        """Bytes of the activations that each stage saves at once."""
         return self.table.kept(
             [[self._kept_bytes(chunk) for chunk in chunks] for chunks in self.stages]
         )
 
     def _kept_bytes(self, chunk: Chunk) -> float:
-        """Returns the bytes that a chunk keeps of a microbatch; the last one keeps its results."""
+        """Returns the bytes that a chunk saves of a microbatch. The last one saves its results."""
         layers = [max(1, chunk.layers)] * len(self.lowering.stacks)
         steps = self.lowering.of(*layers)
         results = steps.messages[chunk.stack] if chunk.place == LAST else 0
         return steps.kept[chunk.stack] + results
 
     def _peak(self, peak: Memory, stage: int) -> Memory:
-        """Returns a peak with what is kept of other microbatches at that time."""
+        """Returns a peak with the activations of the other microbatches."""
         if peak.point == UPDATE:
             return peak
         by_purpose = dict(peak.by_purpose)
@@ -213,12 +213,12 @@ class StagedStep:
         return dataclasses.replace(peak, by_purpose=by_purpose)
 
     def kept_of_others(self, stage: int) -> float:
-        """Returns the bytes that a stage keeps at most beside those of one microbatch."""
+        """Returns the max bytes that a stage saves in addition to one microbatch."""
         own = sum(self._kept_bytes(chunk) for chunk in self.stages[stage])
         return max(0.0, self._kept_at_most[stage] - own)
 
     def message(self, chunk: int, phase: str) -> Traffic:
-        """Returns what a processor sends to a neighbour after a chunk's layers."""
+        """Returns the message of a processor to a neighbor after a chunk's layers."""
         stack = chunk // self.layout.pipeline.chunks
         layers = [1] * len(self.lowering.stacks)
         size = self.lowering.of(*layers).messages[stack]
@@ -229,9 +229,9 @@ class StagedStep:
 def staged_plan(
     step: StagedStep, cluster: ClusterFile, *, title: str, tokens: int, dtype: str
 ) -> Plan:
-    """Predicts what a step with stages costs; arguments as for `Plan.from_step`.
+    """Predicts the cost of a step with stages; arguments as for `Plan.from_step`.
 
-    Costs are those of the stage that is busiest, and memory is that of the stage that has most.
+    The plan has the costs of the busiest stage and the memory of the fullest one.
     """
     layout, table = step.layout, step.table
     compute = ComputeCost(cluster, layout.size)
@@ -312,9 +312,9 @@ def staged_plan(
 
 
 def _of_each_kind(step: StagedStep, timing: Timing) -> list[int]:
-    """Returns the stages that differ in what they do: of those alike, the first, and the busiest.
+    """Returns one stage of each kind, and the busiest stage.
 
-    The first one keeps most.
+    The first stage of a kind saves most activations.
     """
     found: dict[tuple, int] = {}
     for stage, chunks in enumerate(step.stages):

@@ -1,8 +1,8 @@
-"""What the stages of a pipeline compute, from programs of two stages with few layers.
+"""Lowers pipeline stages, from programs of two stages with few layers.
 
-Neither the number of stages nor that of microbatches changes what a stage does with a microbatch,
-and the table of a schedule is only run by `timing`. So the program that is lowered has two stages
-and two microbatches, however many the real one has.
+The work of a stage on a microbatch depends neither on the number of stages nor on the number of
+microbatches, and `timing` runs the table of the schedule. So the lowered program has two stages and
+two microbatches, whatever the real one has.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from t2tp.program.abstract_program import AbstractProgram
 from t2tp.program.program import Feature
 
 MIDDLE = "middle"
-# What only some stages have: the model's beginning or its end. The first one and the last one have
-# together what the whole step does, and once more what one in the middle does.
+# The parts of the model that only some stages have: its beginning or its end. So
+# first + last = whole step + one middle stage.
 _HAVE = {FIRST: (FIRST,), MIDDLE: (), LAST: (LAST,)}
 
-# Of the program that is lowered.
+# Stages and microbatches of the lowered program.
 _STAGES, _MICROBATCHES = 2, 2
 
 
@@ -45,9 +45,9 @@ class StageSteps:
     """A step with some layers in each stage, on a processor of each kind of stage.
 
     Attributes:
-      by_place: `first`, `middle` or `last` stage.
-      kept: bytes that a microbatch's forward pass keeps in the layers, by chunk.
-      messages: bytes of what leaves a chunk's layers.
+      by_place: the steps of the `first`, a `middle` and the `last` stage.
+      kept: bytes of activations that a microbatch's forward pass saves in the layers, by chunk.
+      messages: bytes of the results of a chunk's layers.
     """
 
     by_place: dict[str, LoweredStep]
@@ -61,8 +61,8 @@ class StageSteps:
         """Lowers a program; arguments as for `LoweredStep.from_program`.
 
         Args:
-          program: of a training step.
-          stages: of the pipeline that it stands for.
+          program: program of a training step.
+          stages: number of stages of the real pipeline.
           retention: see there.
           repeats_all: see there.
         """
@@ -90,7 +90,7 @@ class StageSteps:
         numbers = range(len(loop.partition.enters))
         pieces = [loop.partition.pieces(c, max(loop.partition.exits[c])) for c in numbers]
         sizes = [_bytes(each.saved_activations, layout) for each in pieces]
-        # Of what the engine keeps, a stack's kernels may keep less, or other things.
+        # Other stacks' kernels may save fewer activations than the engine's.
         share = by_place[MIDDLE].layer_bytes["kept"] / max(1, sum(sizes))
         return cls(
             by_place,
@@ -99,7 +99,7 @@ class StageSteps:
         )
 
     def extended(self, longer: StageSteps, shorter: StageSteps, times: int) -> StageSteps:
-        """Returns the steps of more layers: `times` the difference of two others."""
+        """Returns the steps with more layers: `times` the difference of two steps is added."""
         return StageSteps(
             {
                 place: step.extended(longer.by_place[place], shorter.by_place[place], times)
@@ -114,9 +114,9 @@ class StageSteps:
 
 
 def _of(placed: Sequence[Placed], have: Sequence[str]) -> list[Placed]:
-    """Returns what a stage does that has some of the model's beginning and end."""
+    """Returns the operations of a stage with the given parts of the model."""
     return [
-        # What the layers begin with on the first stage is not sent to it.
+        # The first stage computes the layers' input itself and receives no message.
         dataclasses.replace(each, passes_on=True)
         if FIRST in have and isinstance(each.operation, EnterStage)
         else each
@@ -126,7 +126,7 @@ def _of(placed: Sequence[Placed], have: Sequence[str]) -> list[Placed]:
 
 
 def _in_entries(traffic: Counter[Traffic], part: str) -> Counter[Traffic]:
-    """Returns traffic with what the loop itself adds to its sums, over the mesh, as an entry's."""
+    """Moves the reductions that the loop itself does in each iteration to an entry."""
     return Counter(
         {
             dataclasses.replace(t, part=part)
@@ -145,7 +145,7 @@ class StageLowering:
     """Lowers the stages of a model.
 
     Attributes:
-      stacks: names of the hparams that count the layers of each stack, and their values.
+      stacks: number of layers of each stack, by the hparam that counts them.
     """
 
     def __init__(
@@ -162,10 +162,10 @@ class StageLowering:
         """Prepares the lowering.
 
         Args:
-          program: builds the program of hparams, with features that are mapped by a function.
-          hparams: of the whole model.
-          layout: of the whole mesh.
-          splits_backward: whether the schedule has the gradients of the weights apart.
+          program: builds the program of hparams, with features mapped by a function.
+          hparams: hparams of the whole model.
+          layout: layout of the whole mesh.
+          splits_backward: whether the schedule has separate entries for gradients of weights.
           retention: see `LoweredStep.from_program`.
           repeats_all: see there.
           lowered_before: see `Request`.
@@ -203,11 +203,11 @@ class StageLowering:
 
     @property
     def microbatches(self) -> int:
-        """Of the program that is lowered."""
+        """Microbatches of the lowered program."""
         return min(_MICROBATCHES, self._microbatches)
 
     def _of(self, *layers: int) -> StageSteps:
-        """Returns the steps of stages with so many layers of each stack."""
+        """Returns the steps of stages with the given number of layers of each stack."""
         hparams = self._with(layers)
 
         def lower(few: HParams) -> StageSteps:
@@ -238,7 +238,7 @@ class StageLowering:
         return self._lowered_before[key]
 
     def _fewer_rows(self, feature: Feature) -> Feature:
-        """Returns the rows of as many microbatches as are lowered."""
+        """Returns a feature with only the rows of the lowered microbatches."""
         dims = []
         for dim in feature.shape.dims:
             size = dim.size

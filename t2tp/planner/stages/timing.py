@@ -1,7 +1,7 @@
-"""Runs a schedule's table with the seconds that its entries take.
+"""Runs the table of a pipeline schedule with the seconds of its entries.
 
-What a table takes grows by the same seconds with each further group of as many microbatches as
-there are stages, once the pipeline is full. So long tables are not run: two short ones say it.
+Once the pipeline is full, each further group of `stages` microbatches adds the same seconds. So a
+long table is extrapolated from two short ones.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from t2tp.pipeline.schedule import Action, Entry, Schedule
 from t2tp.pipeline.schedules import make_schedule
 
-# Groups of microbatches of the longer of two tables from which a longer one follows.
+# Groups of microbatches in the longer one of the two short tables.
 _GROUPS = 3
 
 # (action, chunk) -> seconds, of one stage.
@@ -23,12 +23,12 @@ EntrySeconds = Mapping[tuple[Action, int], float]
 
 @dataclass(frozen=True)
 class Timing:
-    """What a schedule takes.
+    """The duration of a schedule.
 
     Attributes:
-      seconds: from the first entry's begin to the last one's end.
-      busy: of each stage, sends included.
-      sends: of each stage: messages by action, and by the chunk after whose layers they cross.
+      seconds: seconds from the beginning of the first entry to the end of the last.
+      busy: seconds of work of each stage, messages included.
+      sends: number of each stage's messages, by action and by the chunk that they leave.
     """
 
     seconds: float
@@ -37,19 +37,19 @@ class Timing:
 
     @property
     def idle_share(self) -> float:
-        """Share of all stages' time in which they do nothing."""
+        """Idle fraction of all stages."""
         return 1.0 - sum(self.busy) / (len(self.busy) * self.seconds)
 
 
 @dataclass(frozen=True)
 class Table:
-    """A schedule, which may be too long to be written down.
+    """A schedule, which may be too long to write down.
 
     Attributes:
-      name: of the schedule, or the path of its file.
-      stages: of the pipeline.
-      microbatches: of a step.
-      chunks: of each stage.
+      name: name of the schedule, or path of its file.
+      stages: number of stages.
+      microbatches: number of microbatches.
+      chunks: number of chunks of each stage.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Table:
 
     @functools.cached_property
     def short(self) -> tuple[Schedule, Schedule | None, int]:
-        """The table; or two shorter ones, and by how many groups the first one is shorter.
+        """The table; or two shorter ones, and the number of groups that the first one lacks.
 
         Raises:
           ScheduleError: there is no such table.
@@ -80,12 +80,12 @@ class Table:
         return self.short[0].splits_backward
 
     def run(self, seconds: Sequence[EntrySeconds], message: Sequence[float]) -> Timing:
-        """Runs it; each stage starts an entry as soon as it can.
+        """Runs the table. Each stage starts an entry as soon as its inputs have arrived.
 
         Args:
-          seconds: of each stage's entries.
-          message: seconds of a message that leaves the layers of each chunk; its sender and its
-            receiver wait for it.
+          seconds: seconds of each stage's entries.
+          message: seconds of the message that leaves each chunk, for which sender and receiver
+            wait.
         """
         longer, shorter, left_out = self.short
         whole = _run(longer, seconds, message)
@@ -106,10 +106,10 @@ class Table:
         )
 
     def kept(self, sizes: Sequence[Sequence[float]]) -> list[float]:
-        """Returns the most that each stage keeps at once for its backward passes.
+        """Returns the max bytes that each stage saves at once for its backward passes.
 
         Args:
-          sizes: of what each stage keeps of a microbatch, by chunk.
+          sizes: bytes that each stage saves of a microbatch, by chunk.
         """
         longer, shorter, left_out = self.short
         whole = longer.max_kept(sizes)
@@ -141,7 +141,7 @@ def _run(schedule: Schedule, seconds: Sequence[EntrySeconds], message: Sequence[
 
 
 def _crossed(schedule: Schedule, stage: int, entry: Entry) -> int | None:
-    """Returns after which chunk's layers the message of an entry crosses; None: it sends none."""
+    """Returns the chunk that the message of an entry leaves; None: it sends none."""
     if entry.action is Action.FORWARD:
         return None if schedule.next_place(stage, entry.chunk) is None else entry.chunk
     if entry.action is Action.BACKWARD and (stage or entry.chunk):
