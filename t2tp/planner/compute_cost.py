@@ -26,8 +26,8 @@ _TILES = ((256, 128), (128, 128), (128, 64), (64, 64))
 _TILE_EFFICIENCY = (1.0, 0.97, 0.85, 0.7)
 
 # Times that unfused attention moves the scores through memory. Forward: the first product writes
-# them, the softmax reads and writes them, the second product reads them. Backward: the products read
-# the weights once, and write and read their gradients; the softmax reads both and writes one.
+# them, the softmax reads and writes them, the second product reads them. Backward: the products
+# read the weights once, and write and read their gradients; the softmax reads both and writes one.
 _PASSES = {ATTENTION: 4.0, ATTENTION_GRAD: 6.0}
 # Dropout reads, writes, and writes or reads a mask of half the bytes.
 _DROPOUT_PASSES = 2.5

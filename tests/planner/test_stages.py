@@ -194,7 +194,7 @@ def test_layers_are_dealt_out_as_the_layout_says():
 
 def test_a_plan_says_what_its_stages_do():
     plan = wanted(num_hidden_layers=4, **CASES["1f1b"]).plan(engine_stack())
-    assert "4 stages of 1 layer, 1f1b, of 4 microbatches" in plan_text(plan)
+    assert "4 stages of 1 layer, 1f1b, 4 microbatches" in plan_text(plan)
     assert f"pipeline bubble {plan.bubble:.0%}" in plan_text(plan)
     drawn = page(plan)
     for stage, each in enumerate(plan.pipeline.by_stage):
