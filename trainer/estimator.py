@@ -26,7 +26,6 @@ from t2tp.processes.cluster import Cluster
 from t2tp.program.abstract_program import AbstractProgram
 from t2tp.program.program import Feature, Mesh, PlacedFeatures, Program, StepFn
 from t2tp.program.variables import Variables
-from t2tp.trainer.config_checks import check_precision, check_skips
 from t2tp.trainer.errors import UsageError, as_usage_error
 from t2tp.trainer.hooks.default_hooks import default_hooks
 from t2tp.trainer.hooks.heartbeat import Heartbeat
@@ -84,14 +83,13 @@ class Estimator:
           model_fn: `(mesh, features, mode, hparams) -> EstimatorSpec`, which builds an mtf graph.
             Parameters named `config` and `decode_options`, if it has them, are passed the config
             and the options of the call that predicts.
-          config: the output directory, the precision, how often to save.
+          config: the output directory, how often to save, and the rest.
           hparams: `HParams` or a mapping, passed to `model_fn`. Its `mesh_shape` and `layout`
             define the mesh; without them it is one device.
 
         Raises:
           LayoutError: mesh shape or layout cannot be parsed.
-          ValueError: the config's precision does not reach the model function or contradicts the
-            hparams, a checkpoint setting cannot be parsed, or the tracker is not installed.
+          ValueError: a checkpoint setting cannot be parsed, or the tracker is not installed.
         """
         self.config = config
         self.layout = Layout.from_hparams(hparams)
@@ -100,8 +98,6 @@ class Estimator:
         self._model_fn_takes = frozenset(inspect.signature(model_fn).parameters)
         self._hparams = hparams
         check_tracker(config.tracker)
-        check_precision(config, hparams, "config" in self._model_fn_takes)
-        check_skips(config, hparams)
         self._cluster: Cluster | None = None
         self._variables: Variables | None = None
         self._programs: dict[tuple, Program] = {}

@@ -5,25 +5,21 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, fields
 
-from t2tp.choices import PRECISIONS
-from t2tp.hparam import HParams
 from t2tp.suggestions import nearest
 from t2tp.trainer.local_paths import check_local
 
-ON_NONFINITE = ("stop", "skip", "ignore")
+ON_NONFINITE = ("stop", "ignore")
 
 
 @dataclass(frozen=True)
 class RunConfig:
     """Settings of a run that do not concern the model.
 
-    The mesh is not among them: it is set by the hparams `mesh_shape` and `layout` alone.
+    The hparams set the mesh (`mesh_shape`, `layout`), the precision (`activation_dtype`) and
+    whether to skip non-finite steps (`skip_nonfinite_steps`).
 
     Attributes:
       output_dir: the directory of the run.
-      precision: dtype of activations and matmuls: float32, bfloat16 or float16. A registered model
-        reads it from the hparam `activation_dtype`, which must agree; a custom model function
-        reads it from its parameter `config`.
       random_seed: of initial values, dropout and the order of the data.
       xla: what XLA compiles; see `Program`.
       save_checkpoints_steps: steps from one checkpoint to the next; the last step is always saved.
@@ -46,9 +42,8 @@ class RunConfig:
       check_replicas_every: steps from one comparison of the copies of variables to the next, which
         then precedes each checkpoint too; 0: none.
       profile_steps: `FIRST:LAST`, the steps to profile, counted from 1; empty: none.
-      on_nonfinite: reaction to a step with a non-finite loss or gradient: `stop`; `skip`, for which
-        the graph needs a step guard (a registered model adds it for the hparam
-        `skip_nonfinite_steps`); or `ignore`.
+      on_nonfinite: reaction to a step with a non-finite loss or gradient: `stop` or `ignore`. A
+        step that the model's graph skips does not stop the training.
       grace_seconds: max time to save and exit after a SIGTERM or SIGINT; the process then exits
         without saving. None: no limit.
       intra_op_parallelism_threads: CPU threads per operation; 0: TensorFlow chooses. This and the
@@ -61,7 +56,6 @@ class RunConfig:
     """
 
     output_dir: str
-    precision: str = "float32"
     random_seed: int = 0
     xla: bool | None = None
     save_checkpoints_steps: int | None = None
@@ -90,8 +84,7 @@ class RunConfig:
 
         Raises:
           ValueError: no output_dir, a number of steps or checkpoints below 1, of threads or
-            steps between checks below 0, two different intervals between checkpoints, or an unknown
-            precision.
+            steps between checks below 0, or two different intervals between checkpoints.
         """
         if not self.output_dir:
             raise ValueError("output_dir is empty: name the directory of the run")
@@ -113,9 +106,6 @@ class RunConfig:
                 raise ValueError(
                     f"save_checkpoints_secs is {self.save_checkpoints_secs}, and must be above 0"
                 )
-        if self.precision not in PRECISIONS:
-            known = nearest(self.precision, PRECISIONS, "precisions")
-            raise ValueError(f"precision is {self.precision!r}: {known}")
         if self.on_nonfinite not in ON_NONFINITE:
             known = nearest(self.on_nonfinite, ON_NONFINITE, "values")
             raise ValueError(f"on_nonfinite is {self.on_nonfinite!r}: {known}")
@@ -126,21 +116,6 @@ class RunConfig:
                 f"grace_seconds is {self.grace_seconds}, and must be above 0 and at most"
                 f" {threading.TIMEOUT_MAX:.0f}"
             )
-
-    @classmethod
-    def from_hparams(cls, hparams: HParams, output_dir: str, **settings: object) -> RunConfig:
-        """Returns a config that agrees with the hparams on precision and non-finite steps.
-
-        Args:
-          hparams: `activation_dtype` and `skip_nonfinite_steps` are read, if the set has them.
-          output_dir: the directory of the run.
-          **settings: the other attributes.
-        """
-        if "activation_dtype" in hparams:
-            settings = {"precision": hparams.activation_dtype, **settings}
-        if "skip_nonfinite_steps" in hparams and hparams.skip_nonfinite_steps:
-            settings = {"on_nonfinite": "skip", **settings}
-        return cls(output_dir, **settings)  # type: ignore[arg-type]
 
 
 def profile_range(text: str) -> tuple[int, int]:

@@ -27,7 +27,7 @@ class RunSpec:
     ```python
     hparams = registry.hparams("transformer_lm_tiny")
     hparams.parse("mesh_shape=data:2;model:2")
-    config = RunConfig.from_hparams(hparams, output_dir="/tmp/run")
+    config = RunConfig("/tmp/run")
     spec = RunSpec.resolve(
         "transformer_lm", "languagemodel_python_stdlib", hparams, config,
         data_dir="/tmp/data", train_steps=300,

@@ -131,9 +131,7 @@ def report(name: str, directory: Path, args: argparse.Namespace) -> None:
     hparams.mesh_shape = args.mesh_shape
     for text in (case.changes, args.hparams):
         hparams.parse(text)
-    config = RunConfig.from_hparams(
-        hparams, output_dir=str(directory / name), random_seed=args.seed
-    )
+    config = RunConfig(str(directory / name), random_seed=args.seed)
     spec = RunSpec.resolve(
         case.model,
         case.problem,

@@ -17,7 +17,7 @@ def figures_of(tmp_path, model, problem, hparams_set, changes, steps):
     hparams = registry.hparams(hparams_set)
     hparams.batch_size = 64
     hparams.parse(changes)
-    config = RunConfig.from_hparams(hparams, output_dir=str(tmp_path / "run"))
+    config = RunConfig(str(tmp_path / "run"))
     experiment = Experiment(
         RunSpec.resolve(
             model, problem, hparams, config, data_dir=tmp_path / "data", train_steps=steps

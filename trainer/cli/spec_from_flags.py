@@ -39,7 +39,7 @@ AUTO = "auto"
 _SHORT = {"mesh_shape": "mesh_shape", "layout": "layout", "precision": "activation_dtype"}
 
 # Fields of the RunConfig that are not simply the value of the flag of their name.
-_NOT_FLAGS = ("output_dir", "random_seed", "precision")
+_NOT_FLAGS = ("output_dir", "random_seed")
 
 
 def spec_from_flags(flags: absl_flags.FlagValues) -> RunSpec:
@@ -75,8 +75,9 @@ def spec_from_flags(flags: absl_flags.FlagValues) -> RunSpec:
     flag_settings = {
         f.name: value_of(flags, f.name) for f in fields(RunConfig) if f.name not in _NOT_FLAGS
     }
-    config = RunConfig.from_hparams(
-        hparams,
+    if flag_settings["on_nonfinite"] == "skip":
+        flag_settings["on_nonfinite"] = None  # The hparam is set instead.
+    config = RunConfig(
         flags.output_dir,
         random_seed=settings["random_seed"],
         **{name: value for name, value in flag_settings.items() if value is not None},

@@ -92,9 +92,10 @@ def default_hooks(
     summaries = SummaryWriter(process_directory(config.output_dir, process_id))
     summaries.resume(first_step)
     if progress is not None and heartbeat is not None:
-        utilization = _utilization(config, program, inputs, loss_fn)
         values = hparams.values() if isinstance(hparams, HParams) else hparams
         values = values if isinstance(values, Mapping) else {}
+        dtype = values.get("activation_dtype", "float32")
+        utilization = _utilization(dtype, program, inputs, loss_fn)
         sinks = [
             summaries.write,
             progress.report,
@@ -129,7 +130,7 @@ def default_hooks(
 
 
 def _utilization(
-    config: RunConfig, program: Program, inputs: Inputs, loss_fn: LossFn
+    dtype: str, program: Program, inputs: Inputs, loss_fn: LossFn
 ) -> Utilization | None:
     """Returns None if there are no matmuls, or batches of several shapes."""
     if len(inputs.kinds) > 1:
@@ -144,4 +145,4 @@ def _utilization(
     AbstractProgram(count, inputs.features)
     if not counted[0]:
         return None
-    return Utilization(counted[0], peak_of(program.cluster, config.precision))
+    return Utilization(counted[0], peak_of(program.cluster, dtype))

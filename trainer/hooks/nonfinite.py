@@ -35,7 +35,7 @@ class NonfiniteHook(Hook):
         """Sets what happens at such a step.
 
         Args:
-          stops: whether to raise an error at a non-finite step.
+          stops: whether to raise an error at a non-finite step that the graph does not skip.
           log: records each step that the guard in the graph has skipped.
           first_step: steps done before.
         """
@@ -67,10 +67,10 @@ class NonfiniteHook(Hook):
         loss, norm = float(outputs["loss"]), None
         if "scalars/gradient_norm" in outputs:
             norm = float(outputs["scalars/gradient_norm"])
-        if self._stops and not _is_finite(loss, norm, outputs):
-            raise NonfiniteStepError(self._step, loss, norm)
         if "scalars/skipped_steps" in outputs:
             self._report_skipped(float(outputs["scalars/skipped_steps"]), loss, norm)
+        elif self._stops and not _is_finite(loss, norm, outputs):
+            raise NonfiniteStepError(self._step, loss, norm)
 
     def _report_skipped(self, skipped: float, loss: float, norm: float | None) -> None:
         """Logs that a step was skipped, if it was."""

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from t2tp import checkpoint, registry
+from t2tp import checkpoint
 from t2tp.checkpoint import Checkpoint
-from t2tp.trainer.estimator import Estimator
 from t2tp.trainer.hooks.nonfinite_diagnosis import TrainingDivergedError
 from t2tp.trainer.run_config import RunConfig
 from tests.trainer import toy
@@ -91,14 +90,6 @@ WRONG = {
 def test_settings_that_cannot_be_meant_are_refused(settings, said):
     with pytest.raises(ValueError, match=said):
         RunConfig("run", **settings)
-
-
-def test_config_and_hparams_agree_on_what_is_skipped():
-    hparams = registry.hparams("transformer_lm_test")
-    with pytest.raises(ValueError, match="on_nonfinite=skip, and the .* skip_nonfinite_steps is F"):
-        Estimator(toy.model_fn, RunConfig("run", on_nonfinite="skip"), hparams)
-    hparams.skip_nonfinite_steps = True
-    assert RunConfig.from_hparams(hparams, "run").on_nonfinite == "skip"
 
 
 def test_the_trainer_names_the_first_bad_tensor(trainer, tmp_path, capfd):
