@@ -17,6 +17,7 @@ setup(
     package_dir={"t2tp": "t2tp", **{f"t2tp.{name}": name for name in PROVIDED}},
     package_data={
         "t2tp": ["py.typed"],
+        "t2tp.hparams": ["*.toml"],
         "t2tp.planner": ["clusters/*.toml"],
         "t2tp.trainer.cli": ["*.toml"],
     },

@@ -25,32 +25,3 @@ def mlp_base() -> HParams:
         help="label smoothing: probability spread over the other classes",
     )
     return hparams
-
-
-@registry.register_hparams
-def mlp_tiny() -> HParams:
-    """Two hidden layers of 128: for tests, demos and CPUs."""
-    hparams = mlp_base()
-    hparams.batch_size = 64
-    hparams.hidden_size = 128
-    hparams.dropout = 0.1
-    hparams.learning_rate_constant = 3e-3
-    return hparams
-
-
-@registry.register_hparams
-def mlp_small() -> HParams:
-    """Two hidden layers of 256."""
-    hparams = mlp_base()
-    hparams.hidden_size = 256
-    return hparams
-
-
-@registry.register_hparams
-def mlp_large() -> HParams:
-    """Four hidden layers of 4096."""
-    hparams = mlp_base()
-    hparams.num_hidden_layers = 4
-    hparams.hidden_size = 4096
-    hparams.learning_rate_constant = 3e-4
-    return hparams

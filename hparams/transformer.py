@@ -28,39 +28,3 @@ def transformer_base() -> HParams:
     hparams.label_smoothing = 0.1
     hparams.weight_decay = 0.0
     return hparams
-
-
-@registry.register_hparams
-def transformer_large() -> HParams:
-    """6 + 6 layers of 1024: the big model of "Attention Is All You Need"."""
-    hparams = transformer_base()
-    hparams.d_model = 1024
-    hparams.d_ff = 4096
-    hparams.num_heads = 16
-    hparams.initializer_stddev = 1024**-0.5
-    hparams.layer_prepostprocess_dropout = 0.3
-    hparams.learning_rate_constant = 3e-4
-    return hparams
-
-
-@registry.register_hparams
-def transformer_small() -> HParams:
-    """6 + 6 layers of 384."""
-    hparams = transformer_base()
-    transformer_parts.small(hparams)
-    hparams.max_length = 256
-    hparams.initializer_stddev = 384**-0.5
-    return hparams
-
-
-@registry.register_hparams
-def transformer_tiny() -> HParams:
-    """2 + 2 layers of 128: for tests, demos and CPUs."""
-    hparams = transformer_base()
-    transformer_parts.tiny(hparams)
-    hparams.initializer_stddev = 128**-0.5
-    hparams.layer_prepostprocess_dropout = 0.0
-    hparams.attention_dropout = 0.0
-    hparams.relu_dropout = 0.0
-    hparams.label_smoothing = 0.0
-    return hparams

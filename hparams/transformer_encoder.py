@@ -54,28 +54,3 @@ def transformer_encoder_base() -> HParams:
         help="classification from a tanh layer on the first token, not from the mean of the row",
     )
     return hparams
-
-
-@registry.register_hparams
-def transformer_encoder_large() -> HParams:
-    """24 layers of 1024, as in BERT large: 302 million parameters excluding embeddings."""
-    hparams = transformer_encoder_base()
-    transformer_parts.large(hparams)
-    hparams.learning_rate_constant = 1e-4
-    return hparams
-
-
-@registry.register_hparams
-def transformer_encoder_small() -> HParams:
-    """6 layers of 384: 11 million parameters excluding embeddings."""
-    hparams = transformer_encoder_base()
-    transformer_parts.small(hparams)
-    return hparams
-
-
-@registry.register_hparams
-def transformer_encoder_tiny() -> HParams:
-    """2 layers of 128: for tests, demos and CPUs."""
-    hparams = transformer_encoder_base()
-    transformer_parts.tiny(hparams)
-    return hparams

@@ -102,40 +102,6 @@ def declare_experts(hparams: HParams) -> None:
     add("moe_router_z_loss", 0.001, min=0, help="weight of the router's z-loss")
 
 
-def small(hparams: HParams) -> None:
-    """6 layers of 384."""
-    hparams.max_length = 512
-    hparams.d_model = 384
-    hparams.d_ff = 1536
-    hparams.num_heads = 8
-    hparams.d_kv = 48
-    hparams.num_hidden_layers = 6
-    hparams.learning_rate_constant = 1e-3
-    hparams.learning_rate_warmup_steps = 500
-
-
-def tiny(hparams: HParams) -> None:
-    """2 layers of 128: for tests, demos and CPUs."""
-    hparams.batch_size = 16
-    hparams.max_length = 128
-    hparams.d_model = 128
-    hparams.d_ff = 512
-    hparams.num_heads = 4
-    hparams.d_kv = 32
-    hparams.num_hidden_layers = 2
-    hparams.learning_rate_constant = 3e-3
-    hparams.learning_rate_warmup_steps = 100
-
-
-def large(hparams: HParams) -> None:
-    """24 layers of 1024."""
-    hparams.d_model = 1024
-    hparams.d_ff = 4096
-    hparams.num_heads = 16
-    hparams.num_hidden_layers = 24
-    hparams.learning_rate_constant = 3e-4
-
-
 def _declare_blocks(hparams: HParams) -> None:
     add = hparams.add
     add(

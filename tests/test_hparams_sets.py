@@ -356,7 +356,7 @@ def test_bert_with_its_pooler_and_no_classes_has_the_published_number_of_paramet
 
 @pytest.mark.parametrize("hparams_set", ["transformer_lm_base", "transformer_lm_small"])
 def test_a_set_has_the_parameters_that_its_description_says(hparams_set):
-    description = getattr(t2tp.hparams.transformer_lm, hparams_set).__doc__
+    description = registry.hparams_function(hparams_set).__doc__
     millions = int(re.search(r"(\d+) million parameters excluding embeddings", description)[1])
     hparams = registry.hparams(hparams_set)
     tables = (VOCAB_SIZE + hparams.max_length) * hparams.d_model

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from t2tp import registry
 from t2tp.hparam import HParams
-from t2tp.hparams.transformer_lm import transformer_lm_tiny
 from t2tp.problems.data.sample import Samples
 from t2tp.problems.text_to_text import Text2TextProblem
 
@@ -55,7 +54,7 @@ class RomanNumerals(Text2TextProblem):
 @registry.register_hparams
 def transformer_lm_numerals() -> HParams:
     """1 layer of 64."""
-    hparams = transformer_lm_tiny()
+    hparams = registry.hparams("transformer_lm_tiny")
     hparams.num_hidden_layers = 1
     hparams.d_model = 64
     hparams.max_length = 16

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from t2tp import registry
 from t2tp.hparam import HParams
-from t2tp.hparams.transformer import transformer_tiny
 from t2tp.problems.data.sample import Samples
 from t2tp.problems.text_to_text import Text2TextProblem
 
@@ -29,7 +28,7 @@ class TranslateUpperCase(Text2TextProblem):
 @registry.register_hparams
 def transformer_test() -> HParams:
     """1 layer of 16."""
-    hparams = transformer_tiny()
+    hparams = registry.hparams("transformer_tiny")
     values = dict(batch_size=8, max_length=32, d_model=16, d_ff=32, d_kv=8, num_heads=2)
     for name, value in {**values, "num_hidden_layers": 1}.items():
         hparams.set(name, value)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from t2tp import registry
 from t2tp.hparam import HParams
-from t2tp.hparams.transformer_lm import transformer_lm_tiny
 from t2tp.problems.python_stdlib import LanguagemodelPythonStdlib
 
 
@@ -24,7 +23,7 @@ class LanguagemodelEncodings(LanguagemodelPythonStdlib):
 @registry.register_hparams
 def transformer_lm_test() -> HParams:
     """1 layer of 16."""
-    hparams = transformer_lm_tiny()
+    hparams = registry.hparams("transformer_lm_tiny")
     hparams.batch_size = 8
     hparams.max_length = 32
     hparams.d_model = 16

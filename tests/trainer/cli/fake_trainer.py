@@ -16,7 +16,8 @@ import time
 from pathlib import Path
 from types import FrameType
 
-from t2tp.hparams.transformer_lm import transformer_lm_tiny
+import t2tp.hparams  # noqa: F401  (registers the sets)
+from t2tp import registry
 from t2tp.trainer.cli.flag_groups import parse
 from t2tp.trainer.cli.programs import TRAINER
 from t2tp.trainer.run_dir.evaluation_record import EvaluationRecord
@@ -46,7 +47,7 @@ def main() -> int:
         print("training", flush=True)
         signal.pause()
     signal.signal(signal.SIGTERM, lambda number, frame: _stopped.append(number))
-    hparams = transformer_lm_tiny()
+    hparams = registry.hparams("transformer_lm_tiny")
     for text in flags.hparams:
         hparams.parse(text)
     directory = Path(flags.output_dir)
