@@ -1,11 +1,11 @@
-"""Compares ratios with those of a stored baseline; fails if t2tp has lost against a peer.
+"""Compares ratios with a stored baseline; fails if t2tp has lost against a peer.
 
     python benchmarks/check.py [DIRECTORY]           compares what `make bench` left
     python benchmarks/check.py --store [DIRECTORY]   makes it the baseline
 
-Ratios of times on one machine, taken in turns, stay what they are on another day where the times do
-not. A loss of more than 15 % beyond the spread of both is one too many. So is a peer that is gone
-from a group which was measured: it would hide a loss.
+Ratios of times on one machine, taken in turns, are stable from day to day, unlike the times. A loss
+of more than 15 % beyond the spread of both fails the check. So does a peer that is absent from a
+measured group: it would hide a loss.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Change:
     """A ratio then and now.
 
     Attributes:
-      name: of the peer.
-      was: of the baseline.
+      name: name of the peer.
+      was: ratio in the baseline.
       now: None if it was not measured.
       is_gone: whether others of its group were measured, and it was not.
     """

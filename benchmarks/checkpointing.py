@@ -3,13 +3,13 @@
     python benchmarks/checkpointing.py [--mb=200] [--mesh=data:2;model:2] [--directory=DIR] \
         [--turns=5]
 
-A model of so many MB (float32, one matrix a layer, plain gradient descent, so that the model is all
-there is to save) trains on virtual CPU devices. *lost* is by how much longer the same number of
-steps takes with a save at the first of them, its writing in the background included, than without:
-medians of turns. *in turn* is what it costs if training waits for the end of the writing. *CPU* is
-the processor time of a save beside that of a step: what it can cost where nothing is idle, however
-busy the machine is with other things. The rates are of saving (write, fsync and checksums),
-restoring and verifying, beside a plain copy of a file of that size (read, write, fsync).
+A model of the given size (float32, one matrix a layer, plain gradient descent, so that the model is
+the whole checkpoint) trains on virtual CPU devices. *lost* is the extra time of the same number of
+steps with a save at the first one, including its writing in the background: medians of turns. *in
+turn* is the extra time if training waits for the end of the writing. *CPU* is the processor time of
+a save, in steps: its cost where nothing is idle, on a machine of any load. The rates of saving
+(write, fsync and checksums), restoring and verifying are compared with a plain copy of a file of
+the same size (read, write, fsync).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LAYERS, BATCH = 8, 512
 
 
 def make_program(megabytes: int, mesh_shape: str) -> tuple[t2tp.Program, dict[str, np.ndarray]]:
-    """A chain of square matrices of so many MB together, and what to feed it."""
+    """Makes a chain of square matrices of this size together, and its batch."""
     width = int((megabytes * 1e6 / 4 / LAYERS) ** 0.5) // 64 * 64
     batch, rows = mtf.Dimension("batch", BATCH), mtf.Dimension("rows", width)
     columns = mtf.Dimension("columns", width)
@@ -90,7 +90,7 @@ class Bench:
         self.saver.save(self._step)
 
     def save_and_train(self, steps: int) -> None:
-        """Saves beside the training."""
+        """Saves while the training goes on."""
         self.save()
         self.train(steps)
 
@@ -102,14 +102,14 @@ class Bench:
 
 
 def cost_to_training(bench: Bench, turns: int, steps: int) -> dict[str, float]:
-    """Medians of seconds: a step, the pause, and what a save costs beside and before training."""
-    names = ("plain", "pause", "beside", "before", "CPU of a step", "CPU of a save")
+    """Medians of seconds: a step, the pause, and what a save costs during and before training."""
+    names = ("plain", "pause", "during", "before", "CPU of a step", "CPU of a save")
     taken: dict[str, list[float]] = {name: [] for name in names}
     for _ in range(turns):
         begun = time.process_time()
         taken["plain"].append(seconds_of(lambda: bench.train(steps)))
         taken["CPU of a step"].append((time.process_time() - begun) / steps)
-        taken["beside"].append(seconds_of(lambda: bench.save_and_train(steps)))
+        taken["during"].append(seconds_of(lambda: bench.save_and_train(steps)))
         bench.saver.wait()
         taken["before"].append(seconds_of(lambda: bench.save_then_train(steps)))
         bench.train(1)
@@ -122,7 +122,7 @@ def cost_to_training(bench: Bench, turns: int, steps: int) -> dict[str, float]:
     return {
         "step": medians["plain"] / steps,
         "pause": medians["pause"],
-        "lost": medians["beside"] - medians["plain"],
+        "lost": medians["during"] - medians["plain"],
         "in turn": medians["before"] - medians["plain"],
         "CPU": medians["CPU of a save"],
         "CPU of a step": medians["CPU of a step"],
@@ -177,7 +177,7 @@ def main() -> None:
     print(
         f"{size:.0f} MB on {Layout(args.mesh).size} devices; a step {1e3 * costs['step']:.0f} ms\n"
     )
-    print(f"| what a save costs training | ms | steps |\n|{' --- |' * 3}")
+    print(f"| cost of a save | ms | steps |\n|{' --- |' * 3}")
     for name in ("pause", "lost", "in turn"):
         print(f"| {name} | {1e3 * costs[name]:.0f} | {costs[name] / costs['step']:.2f} |")
     print(f"| CPU | {1e3 * costs['CPU']:.0f} | {costs['CPU'] / costs['CPU of a step']:.2f} |")

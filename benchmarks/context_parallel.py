@@ -6,8 +6,8 @@ A step is three layers, between which tensors stay in head-tail order. Each devi
 core, and the three ways take turns. Printed are the seconds of a step, and of the busiest device
 the seconds of its processor (all else waits for it). Where the machine has a core for each device
 the former are what counts; where it has fewer, as for `--devices=4` on two cores, the latter: a
-device that waits leaves its core to another one. With `--alone` only what the busiest device
-computes in a layer is timed, in one process, without what it exchanges.
+device that waits leaves its core to another one. `--alone` times only the computation of
+the busiest device in a layer, in one process, without its messages.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def program_of(cluster: t2tp.Cluster, length: int, kv_heads: int, method: str) -
 
 
 def measure_alone(arguments: argparse.Namespace) -> None:
-    """Prints the seconds of what the busiest device computes, contiguous and balanced."""
+    """Prints the seconds of the busiest device's computation, contiguous and balanced."""
     n, size = arguments.devices, arguments.length // arguments.devices
     tf.config.threading.set_intra_op_parallelism_threads(1)
     ways = {
@@ -145,7 +145,7 @@ def measure(arguments: argparse.Namespace) -> None:
 
 
 def report(by_process: list[dict[str, list[float]]]) -> None:
-    """Prints the seconds of each way, and their ratio to those of the first."""
+    """Prints the seconds of each way, and their ratio to the first way's."""
     first: list[float] = []
     for name in by_process[0]:
         wall, busiest = (max(medians[name][i] for medians in by_process) for i in (0, 1))
@@ -166,7 +166,7 @@ def main() -> None:
     parser.add_argument("--process_id", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--coordinator", help=argparse.SUPPRESS)
     parser.add_argument("--results", help=argparse.SUPPRESS)
-    parser.add_argument("--alone", action="store_true", help="only what the busiest one computes")
+    parser.add_argument("--alone", action="store_true", help="time only the busiest device")
     arguments = parser.parse_args()
     if arguments.alone:
         measure_alone(arguments)

@@ -6,7 +6,7 @@ It makes a Llama of about 2 GB in two files, converts it to a run and back, comp
 and prints for each way, and for `import tensorflow`, the peak of two figures: the memory that the
 process has allocated, and this together with the pages of files that it maps, such as TensorFlow's
 libraries and the model's own files, which the kernel takes back when memory is short. The directory
-needs 6 GB; it is deleted at the end. The exit code is 1 if what is allocated is more than the
+needs 6 GB; it is deleted at the end. The exit code is 1 if it allocates more than the
 largest tensor and 500 MB, or if a tensor has changed.
 """
 
@@ -57,7 +57,7 @@ class Measured(NamedTuple):
     Attributes:
       allocated: peak of its memory without pages of files, in bytes.
       resident: peak of all its memory, in bytes.
-      seconds: from its start to its end.
+      seconds: duration.
     """
 
     allocated: int
@@ -152,7 +152,7 @@ def main() -> int:
             found = measured(_RUN, *flags)
             beyond = found.allocated - largest
             is_within &= beyond <= LIMIT_BYTES
-            print(f"{way}: {found}; {beyond / 1e6:.0f} MB allocated beside the largest tensor")
+            print(f"{way}: {found}; {beyond / 1e6:.0f} MB allocated beyond the largest tensor")
         same = is_same(source, back)
         print(f"there and back {'the same bits' if same else 'DIFFERENT'}")
         return 0 if is_within and same else 1

@@ -3,9 +3,9 @@
     python benchmarks/data_workers.py --workers=1,2 --turns=3 --megabytes=8 --out=/tmp/data_workers
 
 Each turn generates the data of the standard library's `.py` files, a sample per line, with each
-number of workers in turn, and compares the files with those of the first. Of each number the least
-wall time counts, since other programs disturb it; CPU times are hardly disturbed. Encoding begins
-when the vocabulary is written, and ends with the last shard.
+number of workers in turn, and compares the files with the first ones. The least wall time of each
+number counts, since other programs disturb it; CPU times are hardly disturbed. Encoding begins when
+the vocabulary is written, and ends with the last shard.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class Turn(NamedTuple):
     """Seconds of one generation.
 
     Attributes:
-      wall: of everything.
-      encoding: of its part from the vocabulary to the last shard, wall time.
+      wall: wall time of everything.
+      encoding: wall time from the vocabulary to the last shard.
       own: CPU time of this process: the vocabulary, and without workers the encoding.
       workers: CPU time of all workers together, with their starts.
-      digest: of the files.
+      digest: hash of the files.
     """
 
     wall: float

@@ -60,7 +60,7 @@ class ConvolutionBlock:
     """ResNet's basic block (arXiv:1512.03385, section 3.3): two convolutions of 3x3, each with
     batch norm, ReLU between and after them, and the input added before the last ReLU.
 
-    Batch norm is that of training: mean and variance of the batch, and running averages.
+    Batch norm is in training mode: mean and variance of the batch, and running averages.
     """
 
     channels: int = 64

@@ -2,8 +2,8 @@
 
     python benchmarks/layouts.py [--hparams_set=gpt2_medium] [--batch_size=8]
 
-Nothing runs: a step of each layout is lowered as for real devices, so that slices and collectives
-are those of the real program, and counted. What a device sends is what rings need: of a tensor of
+Nothing runs: it lowers a step of each layout as for real devices, so that slices and collectives
+equal the real program's, and counts them. A device sends the bytes of a ring: for a tensor of
 `b` bytes over `n` devices, 2 b (n - 1) / n for an all-reduce, b (n - 1) / n for a reduce-scatter or
 an all-to-all, and b (n - 1) for an all-gather of parts of b bytes.
 """

@@ -1,4 +1,4 @@
-"""Times optimizers' updates, nanoseconds a parameter, beside the same in plain TensorFlow.
+"""Times optimizers' updates, nanoseconds a parameter, compared with plain TensorFlow.
 
     python benchmarks/optimizers.py --parameters 16000000 --repeats 15
 

@@ -1,4 +1,4 @@
-"""Measures how long the stages of a pipeline wait, beside what the schedule's table says.
+"""Measures how long the stages of a pipeline wait, compared with the schedule's table.
 
     python benchmarks/pipeline_idle.py [--microbatches=8] [--steps=10]
 

@@ -1,4 +1,4 @@
-"""Measures what the stages of a pipeline keep in memory, beside what the schedule's table says.
+"""Measures the memory of a pipeline's stages, compared with the schedule's table.
 
     python benchmarks/pipeline_memory.py
 

@@ -22,7 +22,7 @@ from planning_cases import CASES, Case
 
 HERE = Path(__file__).parent
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
-# Freed blocks go back at once, so that the peak is what is held; this takes time.
+# Freed blocks go back at once, so that the peak counts held memory only; this takes time.
 _GIVES_BACK = {
     "TF_ONEDNN_USE_SYSTEM_ALLOCATOR": "1",
     "MALLOC_MMAP_THRESHOLD_": "65536",

@@ -44,7 +44,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """In the table: model, mesh, processes and hparams."""
+        """The case in the table: model, mesh, processes and hparams."""
         processes = f"{self.processes} processes" if self.processes > 1 else ""
         parts = (self.model, self.mesh or "one device", processes, self.hparams)
         return ", ".join(part for part in parts if part)

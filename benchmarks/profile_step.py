@@ -42,7 +42,7 @@ PARTS = {
 BETWEEN = "between operations"
 # An operation, or a region that XLA made a program of.
 _OPERATION = re.compile(r"^[^:]+:_?[A-Z]\w*$|^CpuExecutable::ExecuteAsyncOnStream$")
-# They only wait for what they call, which is noted too.
+# They only wait for the functions they call, which have their own events.
 _CALLERS = re.compile(r":.*(PartitionedCall|While)$")
 
 

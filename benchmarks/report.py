@@ -3,8 +3,7 @@
     python benchmarks/report.py
 
 The prose is in benchmarks/page.md; in it, `{{table CASE}}` is a case's table, `{{conditions CASE}}`
-where and how it was measured, `{{headline}}` the summary, `{{targets}}` what was aimed at and
-`{{chart}}` the chart.
+its conditions, `{{headline}}` the summary, `{{targets}}` the targets and `{{chart}}` the chart.
 """
 
 from __future__ import annotations

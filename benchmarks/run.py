@@ -1,9 +1,9 @@
-"""Runs benchmarks: t2tp beside its peers, in turns, on this machine.
+"""Runs benchmarks: t2tp compared with its peers, in turns, on this machine.
 
     python benchmarks/run.py [--suite=short|full] [--case=NAME ...] [--output=DIRECTORY]
 
-Prints a table for each case, and keeps every repetition in a JSON file each. With `--group` one
-that something disturbed is measured again, and takes the place of what it was in the file.
+Prints a table for each case, and keeps every repetition in a JSON file each. `--group`
+measures a disturbed group again and replaces it in the file.
 `--size=tiny --turns=1 --steps=1 --output=/tmp/tried` tries whether everything runs.
 """
 

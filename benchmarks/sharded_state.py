@@ -7,16 +7,16 @@
 A transformer of 1 GB of state (weights, and two slots of each for Adam). Each process has one
 device. Every case runs twice, with two allocators:
 
-- TensorFlow's own, which counts: *at rest* is what it has allocated before the first step, *peak*
-  the most that later steps allocate beside that.
-- glibc's, which gives freed blocks back at once, so that the resident memory of /proc is what is
-  held: *resident* is what variables add to it, *program* what the first step leaves (the traced
-  program, threads, code), *resident peak* the most that later steps add to both.
+- TensorFlow's own, which counts: *at rest* is its allocation before the first step, *peak* the most
+  that later steps add.
+- glibc's, which gives freed blocks back at once, so that /proc shows the held memory: *resident* is
+  the variables' part, *program* is left by the first step (the traced program, threads, code), and
+  *resident peak* is the most that later steps add to both.
 
 *bound* is the weights of 1 + prefetch layers and, with clipping by the norm, which needs all of
 them, the gradients as they are at rest. Activations and a constant come on top. With --gigabytes,
-no process may have more private memory than this (`ulimit -d`: what it allocates and its threads'
-stacks, without the code of TensorFlow), and only glibc's allocator is used.
+no process may have more private memory than this (`ulimit -d`: allocations and the stacks of
+threads, without the code of TensorFlow), and only glibc's allocator is used.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from resident_memory import reset_peak, resident
 STEPS = 4
 STACK = 1 << 21
 LENGTH, VOCAB_SIZE = 32, 1024
-# oneDNN's pool, which TensorFlow allocates from, doubles what it has, and gives nothing back.
+# oneDNN's pool, from which TensorFlow allocates, grows by doubling and gives nothing back.
 GLIBC = {
     "TF_ONEDNN_USE_SYSTEM_ALLOCATOR": "1",
     "MALLOC_MMAP_THRESHOLD_": "1000000",

@@ -9,7 +9,7 @@ MODEL is a directory with `config.json`, `*.safetensors` and `tokenizer.json`, s
 `peft` (the adapters, for PEFT and vLLM) and `merged` (the full model). Started again after an
 interruption, it goes on where it was.
 
-The programs are those of the command line, and take the same flags: `--mesh_shape` and `--layout`,
+The programs and flags are the command line's: `--mesh_shape` and `--layout`,
 say, to train on several devices.
 """
 

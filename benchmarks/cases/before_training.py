@@ -6,7 +6,7 @@ from suite.turns import Peer
 
 from cases.group import Group
 
-# A second axis adds its sums to the graph, so meshes are compared that use as many axes.
+# A second axis adds its sums to the graph, so meshes with the same number of axes are compared.
 ONE_AXIS = ("1x2", "1x8", "1x64", "1x128")
 TWO_AXES = ("2x2", "2x4", "8x8", "8x16")
 # A first step of 64 virtual devices takes minutes of two cores, most of them TensorFlow's.
@@ -45,7 +45,7 @@ def tracing(size: str) -> list[Group]:
 
 
 def _traced(meshes: tuple[str, ...], largest: int, measures: str, more: list[str]) -> list[Peer]:
-    """The smallest mesh first: it is what the others are compared with."""
+    """Returns the meshes, the smallest first: the others are compared with it."""
     peers = []
     for mesh in meshes:
         data, model = map(int, mesh.split("x"))

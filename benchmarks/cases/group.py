@@ -14,7 +14,7 @@ class Group:
     Attributes:
       name: the member of the case, such as "2x4 float32".
       peers: the competitors, t2tp first.
-      work: what a step does, in `unit`s; a program that does something else says `work` itself.
+      work: work of a step, in `unit`s; a program with other work reports it.
       unit: FLOP, tokens, examples, bytes; or "" where only time counts.
     """
 

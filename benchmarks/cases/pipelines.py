@@ -1,4 +1,4 @@
-"""A training step whose layers are in stages, beside others' pipelines."""
+"""A training step whose layers are in stages, compared with others' pipelines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SCHEDULES = (("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zero_bubble", 1))
 
 
 def groups(size: str) -> list[Group]:
-    """Each schedule, over so many processes; every peer has the same microbatches."""
+    """Returns a group for each schedule and number of processes."""
     size = "deep" if size == "design" else "tiny_deep"
     return [
         Group(f"{schedule}, {count} stages", peers, SIZES[size].matmul_flops(), "FLOP")

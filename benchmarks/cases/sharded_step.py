@@ -1,4 +1,4 @@
-"""A training step whose state is sharded over the processes, beside others' ways to do so."""
+"""A training step whose state is sharded over the processes, compared with others' ways."""
 
 from __future__ import annotations
 

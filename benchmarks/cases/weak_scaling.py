@@ -1,6 +1,6 @@
-"""More processes train a batch that grows with them: t2tp beside DistributedDataParallel.
+"""More processes train a batch that grows with them: t2tp and DistributedDataParallel.
 
-The cores do not grow, so at best tokens/s stay what they are.
+The cores do not grow, so at best tokens/s stay the same.
 """
 
 from __future__ import annotations

@@ -39,9 +39,9 @@ class Sizes:
         return 12 * self.layers * self.d_model**2 + self.vocab * self.d_model
 
     def flops_per_token(self, length: int) -> int:
-        """Of a training step: A. Chowdhery et al., "PaLM" (arXiv:2204.02311), appendix B.
+        """FLOPs of a training step: A. Chowdhery et al., "PaLM" (arXiv:2204.02311), appendix B.
 
-        Attention is counted whole, without taking off what a causal mask hides.
+        Attention is counted whole, including the masked half.
         """
         return 6 * self.matmul_parameters() + 12 * self.layers * self.d_model * length
 

@@ -42,7 +42,7 @@ def load(program: t2tp.Program, sizes: gpt.Sizes, length: int) -> None:
 
 
 def peak_bytes() -> int:
-    """Of the card, at its fullest."""
+    """Returns the peak of the card's memory."""
     return tf.config.experimental.get_memory_info("GPU:0")["peak"] if on_gpu else 0
 
 

@@ -1,4 +1,4 @@
-"""A peer's side of a measurement: what it is told, and what it answers in one JSON line."""
+"""A peer's side of a measurement: its arguments, and its answer in one JSON line."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def arguments() -> argparse.Namespace:
 
 
 def answer(**facts: object) -> None:
-    """Prints what was measured."""
+    """Prints the results."""
     print(json.dumps(facts), file=_answers, flush=True)
 
 
@@ -48,7 +48,7 @@ def measure(
     Args:
       step: does a step, waits for its end, and returns its loss (of decoding: any number).
       steps: how many are timed, after a few that are not.
-      tokens: of a step.
+      tokens: number of tokens of a step.
       peak_bytes: the device's memory, at its fullest.
       **facts: what else to report, such as versions.
     """

@@ -16,7 +16,7 @@ from tensorflow.tsl.profiler.protobuf import xplane_pb2
 from train_t2tp import step
 
 STEPS = 3
-# In this order; the rest is memory-bound: norms, additions, the optimizer.
+# The first match counts; the rest is memory-bound: norms, additions, the optimizer.
 KINDS = {
     "attention": re.compile(r"fmha|flash|attention|softmax", re.I),
     "matmul": re.compile(r"gemm|matmul|dot|cutlass|xmma|nvjet|sm\d+_.*mma", re.I),

@@ -1,4 +1,4 @@
-"""Checks and times t2tp on one GPU, beside PyTorch and JAX: everything of docs/gpu.md in one call.
+"""Checks and times t2tp on one GPU, compared with PyTorch and JAX, as docs/gpu.md describes.
 
     python benchmarks/gpu/run.py [--stages=tests,matmul,train,profile,decode] [--json=FILE]
 
@@ -58,7 +58,7 @@ def python_of(peer: str) -> str:
 
 
 def ask(peer: str, program: str, *arguments: str) -> dict[str, Any]:
-    """Runs a program of this directory; what it answers.
+    """Runs a program of this directory; returns its answer.
 
     Raises:
       FailedError: it failed; with its last words.

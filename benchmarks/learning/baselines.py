@@ -1,4 +1,4 @@
-"""What can be had without a network, to put beside what was learned."""
+"""Results without a network, to compare with trained models."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _images(problem: Problem, split: str) -> np.ndarray:
     return np.stack([np.ravel(sample["image"]) for sample in samples])
 
 
-# problem -> what is printed for each of its splits
+# problem -> lines to print for each of its splits
 BASELINES: dict[str, tuple[Callable[[Problem, Path, str], str], ...]] = {
     "languagemodel_python_stdlib": (gzipped, xz),
     "image_digits_gen": (uniform, independent_pixels),

@@ -2,11 +2,11 @@
 
     python benchmarks/learning/run.py reverse addition --mesh_shape="data:2;model:2"
 
-Shows each evaluation as it comes, then for each case the figures of its held-out splits, and
-beside them what can be had without a network (`baselines.py`). With `--directory` the runs stay,
-and one that was stopped goes on. docs/learning.md has what came of them.
+Shows each evaluation as it comes, then the figures of each case's held-out splits, compared with
+results without a network (`baselines.py`). With `--directory` the runs stay, and a stopped run
+resumes. docs/learning.md has the results.
 
-The accuracy of whole sequences is that of greedy decoding: a sequence is right if each token is
+The accuracy of whole sequences is measured by greedy decoding: a sequence is right if each token is
 the most probable one after the right ones before it.
 """
 
@@ -37,11 +37,11 @@ class Case:
       model: name of the model.
       problem: name of the problem.
       hparams_set: name of the set.
-      changes: to the set.
-      steps: of the training.
-      evaluate_every: so many steps; 0: at the end only.
-      splits: that are evaluated on at the end.
-      problem_options: of the problem.
+      changes: changes to the set.
+      steps: number of training steps.
+      evaluate_every: steps between evaluations; 0: at the end only.
+      splits: splits to evaluate on at the end.
+      problem_options: options of the problem.
     """
 
     model: str
@@ -120,7 +120,7 @@ def main() -> None:
 
 
 def report(name: str, directory: Path, args: argparse.Namespace) -> None:
-    """Trains a case and prints what it has learned."""
+    """Trains a case and prints its results."""
     case = CASES[name]
     steps = args.steps or case.steps
     data_dir = Path(args.data_dir or directory / "data")

@@ -33,13 +33,13 @@ def zeros() -> list[tf.Tensor]:
 
 
 def with_gradients(dy, x, w):
-    """Of a product x @ w: the gradients by both."""
+    """Returns the gradients of a product x @ w by both factors."""
     return tf.matmul(dy, w, transpose_b=True), tf.matmul(x, dy, transpose_a=True)
 
 
 def compute(pnum, x, table, scale, *weights):
     layers = [weights[i : i + len(LAYER)] for i in range(0, len(weights), len(LAYER))]
-    x = mesh.sum_over_model(x, pnum)  # what was looked up
+    x = mesh.sum_over_model(x, pnum)  # the looked-up embeddings
     activations = []
     for wq, wk, wv, out, up, down in layers:
         before, normed = x, x * scale

@@ -1,7 +1,7 @@
 """Saves or restores a checkpoint, by t2tp or tf.train.Checkpoint; or copies a file of its size.
 
 Each writes as a whole and waits until it is on the disk (t2tp and the copy by fsync; TensorFlow's
-own does not wait). A step removes what the step before it wrote.
+own does not wait). A step removes the files of the previous step.
 """
 
 from __future__ import annotations

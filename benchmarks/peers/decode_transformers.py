@@ -2,7 +2,7 @@
 With --compile the cache has a fixed size, and torch.compile makes a step of it.
 
 GPT-2 has biases and layer norms where the language model of the other benchmarks has none, which
-costs little; its weights are its own initial ones, so its tokens are not those of t2tp.
+costs little; its weights are its own initial ones, so its tokens differ from t2tp's.
 """
 
 from __future__ import annotations

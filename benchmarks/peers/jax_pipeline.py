@@ -1,7 +1,7 @@
 """The language model's training step in JAX, with its layers in stages: shard_map and ppermute.
 
-A scan over ticks, in which each device applies its layers to what the one before has sent; jax.grad
-makes the backward pass of it, in which all backward passes follow all forward ones (GPipe). A
+A scan over ticks, in which each device applies its layers to the previous device's message;
+jax.grad derives the backward pass, in which all backward passes follow all forward ones (GPipe). A
 device that has nothing to do, or no part in the embedding or the loss, skips it.
 """
 

@@ -22,9 +22,9 @@ def model(
     """`transformer_lm` of these sizes; its hparams say how every peer trains.
 
     Args:
-      sizes: of the model.
-      dtype: of activations.
-      max_length: of the positions; by default that of the data.
+      sizes: sizes of the model.
+      dtype: element type of activations.
+      max_length: number of positions; by default the length of the data.
       mesh_shape: "": one device.
       changes: hparams that are set last.
     """

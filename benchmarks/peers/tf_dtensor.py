@@ -101,7 +101,7 @@ def train_step(targets):
     bias_1, bias_2 = (1.0 - beta**step for beta in (lm.BETA1, lm.BETA2))
     for name, gradient in gradients.items():
         gradient *= factor
-        # On a mesh of two axes DTensor reads of an assigned variable what it was before.
+        # On a mesh of two axes DTensor reads the old value of an assigned variable.
         new_m = lm.BETA1 * m[name] + (1 - lm.BETA1) * gradient
         new_v = lm.BETA2 * v[name] + (1 - lm.BETA2) * tf.square(gradient)
         m[name].assign(new_m)

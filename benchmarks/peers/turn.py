@@ -1,4 +1,4 @@
-"""A peer's side of a benchmark: waits for its turn, runs its steps, says what they took.
+"""A peer's side of a benchmark: waits for its turn, runs its steps, and reports their seconds.
 
 On standard output: one JSON line when the peer has warmed up, and one for each turn. On standard
 input: the number of steps of the next turn.
@@ -6,7 +6,7 @@ input: the number of steps of the next turn.
 A peer of several processes (--processes) starts itself once for each, with torchrun's variables
 RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; all take each turn together, and the first answers.
 
-A peer that calls `imported` also says the most memory that it used beyond what was there then.
+A peer that calls `imported` also reports the peak of its memory beyond that moment.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def sizes(args: argparse.Namespace) -> Sizes:
 
 
 def share_of_cores(count: int) -> int:
-    """Threads for each of so many that work at the same time, on the cores that we may use."""
+    """Returns the threads for each of `count` workers on the cores that we may use."""
     return max(1, len(os.sched_getaffinity(0)) // count)
 
 
@@ -94,8 +94,8 @@ def take_turns(step: Callable[[], float], **facts: object) -> None:
     """Warms up, then runs steps when asked.
 
     Args:
-      step: does what is timed, waits for its end, and returns its loss; 0 where there is none.
-      **facts: what else to report, such as versions.
+      step: function that runs a step to its end and returns its loss; 0 if it has none.
+      **facts: further facts to report, such as versions.
     """
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # What libraries print is no answer.
@@ -136,7 +136,7 @@ def _of_the_kernel(before: resource.struct_rusage) -> dict[str, float]:
 
 
 def _profile(step: Callable[[], float], directory: str) -> None:
-    """Lets TensorFlow write down what it does in some steps."""
+    """Records TensorFlow's profile of some steps."""
     import tensorflow as tf
 
     # Processes of one machine would write to one file.
@@ -153,7 +153,7 @@ def _start_processes(count: int) -> int:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     own = os.environ | environment | {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
-    # Together they may use what a peer of one process may use. (t2tp_launch says so too.)
+    # Together they may use the cores of a peer of one process, as t2tp_launch arranges it.
     own |= dict.fromkeys(("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS"), str(share_of_cores(count)))
     processes = [
         subprocess.Popen(

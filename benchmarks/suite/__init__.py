@@ -1,1 +1,1 @@
-"""Runs the cases of a suite in turns, and stores, compares and draws what they take."""
+"""Runs the cases of a suite in turns, and stores, compares and draws the results."""

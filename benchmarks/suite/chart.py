@@ -14,8 +14,8 @@ def draw(results: Iterable[Results], path: Path) -> None:
     """Draws a row for each peer of each group, with its spread; left of the line t2tp is faster.
 
     Args:
-      results: of the cases, in their order.
-      path: of the PNG.
+      results: results of the cases, in order.
+      path: path of the PNG.
     """
     import matplotlib
 

@@ -1,4 +1,4 @@
-"""What a run of benchmarks measured: every repetition, kept as JSON; and what follows from it."""
+"""Results of benchmarks: every repetition, stored as JSON, and the ratios."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Timed:
     """A peer that took its turns.
 
     Attributes:
-      name: in the tables.
-      program: in `peers/`.
-      arguments: of the program.
+      name: name in the tables.
+      program: name of the program in `peers/`.
+      arguments: arguments of the program.
       turns: seconds, [turn][step].
-      facts: what the program said of itself.
+      facts: the program's report.
     """
 
     name: str
@@ -54,12 +54,12 @@ class Timed:
 
     @property
     def seconds(self) -> float:
-        """Of a step: the median of all."""
+        """Seconds of a step: the median of all steps."""
         return statistics.median(s for turn in self.turns for s in turn)
 
     @property
     def spread(self) -> float:
-        """Of the steps' seconds, as a share of their median."""
+        """Spread of the steps' seconds, as a share of their median."""
         return half_quartile_distance([s for turn in self.turns for s in turn]) / self.seconds
 
 
@@ -68,7 +68,7 @@ class Ratio:
     """The time of one, mostly t2tp, as a share of another's: below 1, it is faster.
 
     Attributes:
-      value: the median over the turns, each of which compares steps that ran one after the other.
+      value: median over the turns; a turn compares steps that ran one after the other.
       spread: half the distance between the quartiles, as a share of the value.
     """
 
@@ -89,9 +89,9 @@ class Measured:
     """Peers that were compared with each other.
 
     Attributes:
-      group: what they have in common, such as "2x4 float32".
+      group: name of the group, such as "2x4 float32".
       ours: the name of t2tp's own entry.
-      work: what a step does, in `unit`s.
+      work: work of a step, in `unit`s.
       unit: FLOP, tokens, examples, bytes; or "" where only time counts.
       timed: those that ran.
       absent: why the others did not.
@@ -145,8 +145,10 @@ class Results:
     measured: list[Measured]
 
     def with_groups(self, again: Sequence[Measured], machine: Mapping[str, Any]) -> Results:
-        """The same, with groups that were measured again in the place of what they were, and new
-        ones behind them; `machine` says how."""
+        """Returns these results with groups replaced by newer ones, and new groups at the end.
+
+        `machine` describes the newer measurement.
+        """
         newer = {measured.group: measured for measured in again}
         later = {**self.machine.get("again", {}), **{group: dict(machine) for group in newer}}
         return replace(

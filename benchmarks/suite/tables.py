@@ -13,7 +13,7 @@ _RATES = {
     "bytes": ("GB/s", 1e9),
 }
 
-# Of a device: bytes beyond what importing took.
+# Bytes of a device beyond the memory after importing.
 _MEMORY = "peak_memory"
 
 

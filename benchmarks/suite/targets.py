@@ -13,11 +13,11 @@ class Target:
     """A ratio of times that t2tp is to reach.
 
     Attributes:
-      what: is compared, in words.
-      case: where it is measured.
-      group: of the case.
-      others: t2tp's time is a share of theirs; of several, of the fastest's.
-      most: that the share may be.
+      what: description of the comparison.
+      case: case that measures it.
+      group: group of the case.
+      others: peers; t2tp's time is a share of the fastest one's.
+      most: largest share that meets the target.
       is_growth: whether the aim is on the other's time as a share of t2tp's own: how much more a
         larger mesh takes.
     """
@@ -35,25 +35,34 @@ def _step(what: str, group: str, most: float, *others: str) -> Target:
 
 
 def _decoding(mesh: str, batch: int) -> Target:
-    what = f"decoding on {mesh}, batch {batch}, beside transformers"
+    what = f"decoding on {mesh}, batch {batch}, compared with transformers"
     return Target(what, "decoding", f"{mesh}, batch {batch}", ("transformers (PyTorch)",), 1.0)
+
+
+def _tracing(mesh: str, smallest: str, group: str) -> Target:
+    what = f"tracing {mesh} compared with {smallest}"
+    return Target(what, "tracing", group, (f"t2tp on {mesh}",), 1.3, True)
 
 
 TARGETS = (
     _step(
-        "one device beside plain TensorFlow's best",
+        "one device compared with plain TensorFlow's best",
         "1x1 float32",
         1.05,
         "plain TensorFlow",
         "plain TensorFlow, XLA",
     ),
-    _step("one device beside JAX", "1x1 float32", 0.65, "JAX, jit"),
-    _step("one device, bfloat16 beside float32", "1x1 bfloat16", 0.75, "t2tp, float32"),
-    _step("2x4 beside JAX's GSPMD", "2x4 float32", 0.65, "JAX, GSPMD"),
-    _step("2x4 beside mesh-tensorflow", "2x4 float32", 0.75, "mesh-tensorflow"),
-    _step("2x4 beside one device", "2x4 float32", 1.25, "t2tp, one device"),
-    Target("tracing 1x64 beside 1x2", "tracing", "trace, one axis", ("t2tp on 1x64",), 1.3, True),
-    Target("tracing 8x8 beside 2x2", "tracing", "trace, two axes", ("t2tp on 8x8",), 1.3, True),
+    _step("one device compared with JAX", "1x1 float32", 0.65, "JAX, jit"),
+    _step("one device, bfloat16 compared with float32", "1x1 bfloat16", 0.75, "t2tp, float32"),
+    _step("2x4 compared with JAX's GSPMD", "2x4 float32", 0.65, "JAX, GSPMD"),
+    _step("2x4 compared with mesh-tensorflow", "2x4 float32", 0.75, "mesh-tensorflow"),
+    _step("2x4 compared with one device", "2x4 float32", 1.25, "t2tp, one device"),
+    Target(
+        "tracing 1x64 compared with 1x2", "tracing", "trace, one axis", ("t2tp on 1x64",), 1.3, True
+    ),
+    Target(
+        "tracing 8x8 compared with 2x2", "tracing", "trace, two axes", ("t2tp on 8x8",), 1.3, True
+    ),
     *(_decoding(mesh, batch) for mesh in ("1x1", "2x2") for batch in (1, 16)),
 )
 

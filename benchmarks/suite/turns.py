@@ -40,15 +40,15 @@ class Peer:
     """A program in `peers/`, with its arguments.
 
     Attributes:
-      name: in the tables.
+      name: name in the tables.
       program: `peers/<program>.py`, or a path.
-      arguments: for the program.
+      arguments: arguments of the program.
       environment: whose Python runs it: `environments/<environment>` here, or t2tp's own.
-      measures: what a turn gives: "step": seconds of each of its steps. Otherwise the program
+      measures: result of a turn: "step": seconds of each of its steps. Otherwise the program
         starts afresh for each turn, which gives one number: "start_up": seconds from its command to
         the end of its first step; any other: the fact of that name.
       turns: seconds of each turn so far.
-      facts: what it said of itself when it had warmed up.
+      facts: the peer's report after its warm-up.
     """
 
     name: str
@@ -114,7 +114,7 @@ class Peer:
             with contextlib.suppress(BrokenPipeError, subprocess.TimeoutExpired):
                 self._process.stdin.close()
                 self._process.wait(TIDYING_UP)
-            # It leads a session of its own, so that what it started ends with it.
+            # It leads a session of its own, so its children end with it.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
@@ -166,12 +166,12 @@ def take_turns(peers: Sequence[Peer], turns: int, steps: int) -> tuple[list[Peer
 
     Args:
       peers: the competitors, t2tp first.
-      turns: how often each gets its turn, after a warm-up.
-      steps: in a turn.
+      turns: number of turns after a warm-up.
+      steps: number of steps in a turn.
 
     Returns:
-      those that ran, and for each of the others the reason why not. One whose first loss is not
-      that of the first peer computes something else, and is among the others.
+      the peers that ran, and the reason of each absent peer. A peer whose first loss differs from
+      the first peer's computes something else, and is absent.
     """
     running: list[Peer] = []
     absent: dict[str, str] = {}
@@ -216,7 +216,7 @@ def other_computations(peers: Sequence[Peer]) -> dict[str, str]:
         tolerance = max(LOSS_TOLERANCE[p.dtype] for p in (peer, with_losses[0]))
         if not abs(loss / reference - 1) <= tolerance:
             wrong[peer.name] = (
-                f"computes something else: its first loss is {loss:.6g}, that of"
-                f" {with_losses[0].name} {reference:.6g}"
+                f"computes something else: its first loss is {loss:.6g},"
+                f" {with_losses[0].name} has {reference:.6g}"
             )
     return wrong

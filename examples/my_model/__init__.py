@@ -1,3 +1,3 @@
-"""A directory for --t2t_usr_dir: its modules register what the command line can name."""
+"""A directory for --t2t_usr_dir: its modules register names for the command line."""
 
 from my_model import ngram_lm  # noqa: F401  (it registers itself)
