@@ -22,12 +22,12 @@ def find(name: str, options: str = "") -> Problem:
     """Returns the problem of this name.
 
     Args:
-      name: of a registered problem, optionally with the suffix `_rev` (swaps inputs and targets),
-        `_copy` (the targets are the inputs) or `_rev_copy` (both), and after it, for a problem
-        on user files, the name of a data set: "translate_tsv:news"; or "tfds:" and the name of
-        a dataset (`tfds_problem.py`); or "mixture:" and proportions (`mixture_name.py`).
-      options: the problem's options, as in "vocab_size=4096,arrangement=packed"; of a mixture's
-        problem b, "b.arrangement=packed".
+      name: a registered problem, "tfds:" and a dataset (`tfds_problem.py`), or "mixture:" and
+        proportions (`mixture_name.py`). A registered name may have the suffix `_rev` (swaps
+        inputs and targets), `_copy` (the targets are the inputs) or `_rev_copy` (both), and, for
+        a problem on user files, the name of a data set: "translate_tsv:news".
+      options: the problem's options, as in "vocab_size=4096,arrangement=packed". An option of a
+        mixture's problem b has the prefix: "b.arrangement=packed".
 
     Raises:
       UnknownNameError: there is no such problem; names the nearest.

@@ -44,8 +44,8 @@ class ImageDigits(Image2ClassProblem):
 class ImageDigitsGen(ImageGenerationProblem):
     """Generation of digits, in 16 shades: shade 16 is stored as 15.
 
-    The samples are these images, and decoding the stored data restores them. Shade 16 is that of
-    blocks of 4 x 4 pixels of the scan that are all black; `image_digits` keeps all 17.
+    The samples are these images, and decoding the stored data restores them. Blocks of
+    4 x 4 pixels of the scan that are all black have shade 16; `image_digits` keeps all 17.
     """
 
     image_shape = (8, 8, 1)

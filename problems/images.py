@@ -85,7 +85,7 @@ class Image2ClassProblem(ImageProblem):
     """Image to class. A sample has "image" and "label", the index of its class.
 
     Attributes:
-      class_names: of the classes 0, 1, ...
+      class_names: names of the classes 0, 1, ...
     """
 
     metric_names = ("loss", "accuracy", "accuracy_top5", "neg_log_perplexity")
@@ -182,8 +182,8 @@ def shrink_to_cover(image: np.ndarray, height: int, width: int) -> np.ndarray:
 
     Args:
       image: uint8 [any, any, 3].
-      height: of the result.
-      width: of the result.
+      height: height of the result.
+      width: width of the result.
 
     Returns:
       uint8 [height, width, 3].

@@ -26,7 +26,7 @@ from t2tp.problems.vocab.vocabulary_file import load_vocabulary
 class LanguageModelProblem(TextProblem):
     """Packed language modelling. A sample has "text".
 
-    Options, in addition to those of `TextProblem`:
+    Options, with the options of `TextProblem`:
         separate_documents: whether attention is restricted to the same document.
     """
 

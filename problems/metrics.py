@@ -1,7 +1,7 @@
 """The metrics of an evaluation, computed from sums over all its batches.
 
-Sums add up over batches, empty rows (of weight 0) and devices, so the metrics are those of the
-whole split whatever the batch size and the mesh. Models compute the sums with the functions in
+Sums add up over batches, empty rows (of weight 0) and devices, so the metrics cover the whole
+split and do not depend on the batch size or the mesh. Models compute the sums with the functions in
 `t2tp.metrics`.
 """
 

@@ -44,7 +44,7 @@ class Mixture(Problem):
     An evaluation includes all examples of all problems; to evaluate on one, use it alone.
 
     Options, if the name has no proportions; see `mixture_name.proportional_parts`:
-        temperature: of the proportions.
+        temperature: temperature of the proportions.
         max_rows: cap on the rows of a problem in the proportions; 0: none.
 
     Attributes:
@@ -95,8 +95,10 @@ class Mixture(Problem):
     def default_options(self) -> HParams:
         """Declares the mixture's own options."""
         options = super().default_options()
-        options.add("temperature", 1.0, help="of the proportions, where the name has no shares")
-        options.add("max_rows", 0, help="what more rows of a problem count as; 0: no limit")
+        options.add(
+            "temperature", 1.0, help="temperature of the proportions, if the name has no shares"
+        )
+        options.add("max_rows", 0, help="cap on a problem's rows in the proportions; 0: no cap")
         return options
 
     @property
@@ -136,7 +138,7 @@ class Mixture(Problem):
         max_bad_samples: int | None = None,
         beam: BeamSettings | None = None,
     ) -> Manifest:
-        """Makes the mixture's data, or those of all its problems; see `Problem.prepare`."""
+        """Makes the data of the mixture, or of all its problems; see `Problem.prepare`."""
         arguments = (data_dir, tmp_dir, overwrite, num_shards, num_workers, max_bad_samples, beam)
         if self._sharing:
             super().prepare(*arguments)
@@ -146,7 +148,7 @@ class Mixture(Problem):
         return self.check_prepared(data_dir)
 
     def data_dependencies(self) -> dict[str, Any]:
-        """Returns what the problems' data and the vocabulary's proportions depend on."""
+        """Returns the dependencies of the problems' data and the vocabulary's proportions."""
         return {
             "shares": self._shares_rule(),
             **self._dotted(lambda part: part.data_dependencies()),
@@ -157,7 +159,7 @@ class Mixture(Problem):
         return {part.directory(directory): part for part in self._sharing}
 
     def download(self, directory: Path, tmp_dir: Path) -> None:
-        """Downloads what the samples of all problems are read from."""
+        """Downloads the sources of the samples of all problems."""
         for part_dir, part in self.parts_in(directory).items():
             part_dir.mkdir(exist_ok=True)
             part.download(part_dir, tmp_dir)
@@ -189,7 +191,7 @@ class Mixture(Problem):
         return self._schedule or [Stage(0, proportional_parts(rows, temperature, max_rows))]
 
     def _shares_rule(self) -> Any:
-        """Returns what determines the proportions in the vocabulary's texts, as JSON."""
+        """Returns the rule for the proportions in the vocabulary's texts, as JSON."""
         return self._shares([]) if self._schedule else self.options.values()
 
     def changed_sources(self, directory: Path) -> str:

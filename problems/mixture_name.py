@@ -69,7 +69,7 @@ def proportional_parts(rows: Sequence[int], temperature: float, max_rows: int) -
     The proportions are min(rows, max_rows) ** (1 / temperature), as in "Exploring the Limits of
     Transfer Learning with a Unified Text-to-Text Transformer" (Raffel et al., 2020, section 3.5.2):
     temperature 1 is examples-proportional mixing, a high one approaches equal proportions. They are
-    rounded to integers in a block of about 10,000 rows, of which each problem has at least one.
+    rounded to integers in a block of about 10,000 rows; each problem has at least one row.
 
     Args:
       rows: number of training rows of each problem.
@@ -95,8 +95,8 @@ def find_parts(
     """Returns the problems of a mixture, each with its options.
 
     Args:
-      name: of the mixture.
-      names: of its problems.
+      name: name of the mixture.
+      names: names of its problems.
       options: "b.documents=lines" is an option of the problem b; "vocab_size=4096" of all
         problems that have it.
       find: name and options -> problem.

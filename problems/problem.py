@@ -70,7 +70,8 @@ class Problem(abc.ABC):
         "exact_match".
       eos_id: the token that ends a sequence of targets; `NO_EOS`: none does.
       class_names: where targets are classes, the names of the classes 0, 1, ...
-      making_options: the options that determine the stored data.
+      making_options: the options of this class that determine the stored data; the bases add
+        their own.
       hparams_changes: values for hparams that suit the problem, set where the model's hparams
         set declares them.
       options: the problem's options.
@@ -116,12 +117,12 @@ class Problem(abc.ABC):
 
         Args:
           split: one of `splits`.
-          directory: where the problem's data are being made.
+          directory: directory in which the data are being made.
           tmp_dir: as given to `download`.
         """
 
     def download(self, directory: Path, tmp_dir: Path) -> None:  # noqa: B027
-        """Downloads what the samples are read from, unless it is already there.
+        """Downloads the sources of the samples, unless they are there already.
 
         Args:
           directory: where the problem's data are being made; files written there are kept.
@@ -133,7 +134,7 @@ class Problem(abc.ABC):
         return {}
 
     def data_dependencies(self) -> dict[str, Any]:
-        """Returns what the data depend on in addition to the options: names to JSON values.
+        """Returns dependencies of the data in addition to the options: names to JSON values.
 
         The output of an interrupted run is reused only if this is unchanged.
         """
@@ -157,7 +158,7 @@ class Problem(abc.ABC):
         """Writes the vocabulary into the directory, unless it is there already.
 
         Args:
-          directory: where the problem's data are being made.
+          directory: directory in which the data are being made.
           samples: split -> its samples.
 
         Returns:
@@ -169,7 +170,7 @@ class Problem(abc.ABC):
         """Returns the problems whose data are made inside this directory, by subdirectory.
 
         Args:
-          directory: where the problem's data are being made.
+          directory: directory in which the data are being made.
         """
         return {}
 
@@ -255,12 +256,17 @@ class Problem(abc.ABC):
 
     def generation_options(self) -> dict[str, Any]:
         """Returns the values of the options that determine the stored data."""
-        return {name: self.options.get(name) for name in self.making_options}
+        return {name: self.options.get(name) for name in self._data_options()}
 
     def default_generation_options(self) -> dict[str, Any]:
         """Returns the defaults of the options that determine the stored data."""
         defaults = self.default_options()
-        return {name: defaults.get(name) for name in self.making_options}
+        return {name: defaults.get(name) for name in self._data_options()}
+
+    def _data_options(self) -> list[str]:
+        """Returns the names of all options that determine the stored data."""
+        kinds = reversed(type(self).__mro__)
+        return [name for kind in kinds for name in vars(kind).get("making_options", ())]
 
     def vocab_size(self, data_dir: AnyPath) -> int:
         """Returns the number of ids to predict."""
@@ -281,7 +287,7 @@ class Problem(abc.ABC):
         """Returns the evaluation metrics by the names in `metric_names`.
 
         Args:
-          sums: over all batches, of what the model counted and of what `counts` returns; "tokens"
+          sums: sums over all batches of the model's counts and the results of `counts`; "tokens"
             is the number of predicted tokens. See `metrics.METRICS`.
 
         Raises:
@@ -319,8 +325,8 @@ class Problem(abc.ABC):
           overwrite: make the data again, and replace the old data only on success.
           num_shards: number of shards of train; by default one per 500 samples, at most 64. The
             batches do not depend on it.
-          num_workers: number of encoding processes; the files do not depend on it. None: as many
-            as are worthwhile, at most one per core.
+          num_workers: number of encoding processes; the files do not depend on it. Default: one per
+            500 samples, at most one per core.
           max_bad_samples: up to this number, samples that cannot be used are skipped, counted and
             reported; by default one in 1,000.
           beam: makes the shards with Apache Beam in place of processes of this host; the files do
@@ -383,7 +389,7 @@ class Problem(abc.ABC):
         Examples that occur in two splits are reported again.
 
         Args:
-          data_dir: where the data were prepared.
+          data_dir: directory of the prepared data.
           num_workers: number of files read at a time.
         """
         directory, command = self.directory(data_dir), self.datagen_command(data_dir)
@@ -414,14 +420,14 @@ class Problem(abc.ABC):
         """Returns the batches of a split, by step.
 
         Args:
-          data_dir: where the data were prepared.
+          data_dir: directory of the prepared data.
           split: one of `splits`.
           batch_size: examples of the global batch.
           length: tokens of an example.
-          seed: of the shuffle; only the first of `splits` is shuffled.
+          seed: seed of the shuffle; only the first of `splits` is shuffled.
 
         Returns:
-          For the first of `splits` an endless stream; else a `OnePassStream`.
+          An endless stream for the first of `splits`, else a `OnePassStream`.
 
         Raises:
           FileNotFoundError, ValueError: as `check_prepared`, or an argument is invalid.
@@ -449,7 +455,7 @@ class Problem(abc.ABC):
         """Returns the sample that a stored example was made from.
 
         Args:
-          data_dir: where the data were prepared.
+          data_dir: directory of the prepared data.
           split: one of `splits`.
           number: index of the example, in the order of the files.
 

@@ -1,4 +1,4 @@
-"""The TFDS dataset of the Python sources in a directory, by default those of the standard library.
+"""The TFDS dataset of the Python sources in a directory, by default of the standard library.
 
 This module imports TFDS, which takes seconds: import it where a dataset is made.
 
@@ -53,7 +53,7 @@ class PythonStdlib(tfds.core.GeneratorBasedBuilder):
             features=tfds.features.FeaturesDict(
                 {"path": tfds.features.Text(), "text": tfds.features.Text()}
             ),
-            # The keys are paths, so the order is that of the paths, not of TFDS's hashes.
+            # The keys are paths, so examples are in the order of paths, not of TFDS's hashes.
             disable_shuffling=True,
             metadata=tfds.core.MetadataDict(),
         )

@@ -57,9 +57,6 @@ class RecordProblem(FileProblem):
       field_defaults: the options that name the fields read from a record, and their defaults.
     """
 
-    file_options = ("files",)
-    validation_options = ("validation_files",)
-    test_options = ("test_files",)
     field_defaults: Mapping[str, str]
 
     def __init__(self, options: str = ""):
@@ -69,6 +66,9 @@ class RecordProblem(FileProblem):
             directory = Path(self.options.get(option)).expanduser()
             if self.options.get(option) and directory.is_dir():
                 self._take_directory(option, directory)
+
+    def _data_options(self) -> list[str]:
+        return [*super()._data_options(), *self.field_defaults]
 
     def default_options(self) -> HParams:
         """Declares the options."""
@@ -135,31 +135,26 @@ def find_pattern(directory: Path, words: Sequence[str]) -> str:
     return ""
 
 
-_FILE_OPTIONS = ("files", "validation_files", "test_files")
-
-
 @registry.register_problem
 class LanguagemodelRecords(RecordProblem, LanguageModelProblem):
     """Language modelling on records: --problem_options='files=reviews.jsonl,text=body'.
 
-    Options, in addition to those of `RecordProblem` and `LanguageModelProblem`:
+    Options, with the options of `RecordProblem` and `LanguageModelProblem`:
         text: name of the field that is a document.
     """
 
     field_defaults = {"text": "text"}
-    making_options = (*LanguageModelProblem.making_options, *_FILE_OPTIONS, "text")
 
 
 @registry.register_problem
 class Text2textRecords(RecordProblem, Text2TextProblem):
     """Text to text on records: --problem_options='files=pairs.csv,inputs=en,targets=de'.
 
-    Options, in addition to those of `RecordProblem` and `Text2TextProblem`:
+    Options, with the options of `RecordProblem` and `Text2TextProblem`:
         inputs, targets: names of the fields.
     """
 
     field_defaults = {"inputs": "inputs", "targets": "targets"}
-    making_options = (*Text2TextProblem.making_options, *_FILE_OPTIONS, "inputs", "targets")
 
 
 @registry.register_problem
@@ -168,13 +163,12 @@ class Text2classRecords(RecordProblem, Text2ClassProblem):
 
     The classes are the distinct values of the targets, sorted.
 
-    Options, in addition to those of `RecordProblem` and `Text2ClassProblem`:
+    Options, with the options of `RecordProblem` and `Text2ClassProblem`:
         inputs: name of the text field.
         targets: name of the class field: a number, a word, true or false.
     """
 
     field_defaults = {"inputs": "inputs", "targets": "targets"}
-    making_options = (*Text2ClassProblem.making_options, *_FILE_OPTIONS, "inputs", "targets")
 
     def make_vocabulary(self, directory: Path, samples: Callable[[str], ShuffledSamples]) -> str:
         """Writes the classes and the vocabulary."""

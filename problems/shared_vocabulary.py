@@ -70,7 +70,7 @@ def make_shared_vocabulary(
     shares: Callable[[Sequence[int]], Sequence[float]],
     directory: Path,
 ) -> str:
-    """Writes the vocabulary into the mixture's directory and into those of its problems.
+    """Writes the vocabulary into the directories of the mixture and of its problems.
 
     Args:
       parts: the problems, each with the directory in which its data are being made and the
@@ -102,7 +102,7 @@ def interleave(
     A source that is exhausted restarts, until all have been exhausted once.
 
     Args:
-      texts: of each source, iterable any number of times.
+      texts: texts of each source, iterable any number of times.
       shares: proportions of the sources, with any sum.
       most_bytes: stops after this many bytes.
     """

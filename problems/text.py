@@ -35,7 +35,7 @@ class TextProblem(Problem):
 
     Attributes:
       vocabulary_kind: "subword", "byte" or "character".
-      vocabulary_size: target number of tokens; fewer if the texts do not have as many. Byte
+      vocabulary_size: target number of tokens; a small corpus may give fewer. Byte
         vocabularies always have 259.
       subword_model: "bpe" or "unigram".
       normalization: "none", or for sub-words also "nfkc" or "nmt_nfkc".
@@ -133,7 +133,7 @@ class TextProblem(Problem):
         return train_subwords(texts, size, self.subword_model, self.normalization, is_ceiling)
 
     def all_texts(self, samples: ShuffledSamples) -> Iterator[str]:
-        """Yields the texts of samples, without those of skipped and bad samples."""
+        """Yields the texts of samples, except of skipped and bad samples."""
         for texts in samples.each(self._utf8_texts):
             yield from texts
 
@@ -146,7 +146,7 @@ class TextProblem(Problem):
     def vocabulary(self, data_dir: AnyPath) -> Vocabulary:
         """Loads the vocabulary of prepared data.
 
-        Without data it may be that of a `tokenizer.json` in `data_dir` itself, which is enough to
+        Without data it may come from a `tokenizer.json` in `data_dir` itself, which is enough to
         decode with.
         """
         directory = self.directory(data_dir)

@@ -15,8 +15,8 @@ from t2tp.problems.data.permutation import permute
 from t2tp.problems.data.sample import BadSampleError, Sample, Samples
 from t2tp.problems.languagemodel import LanguageModelProblem
 from t2tp.problems.prepare.preparable import WrongOptionError
-from t2tp.problems.prepare.source_changes import changed_sources, named, write_sources
 from t2tp.problems.problem import AnyPath, Problem
+from t2tp.problems.sources.source_changes import changed_sources, named, write_sources
 from t2tp.problems.sources.user_files import Files, Lines, find_files, fingerprint, json_names
 from t2tp.problems.text_to_text import Text2TextProblem
 
@@ -28,10 +28,10 @@ class FileProblem(Problem):
     """Samples from files; a mixin that precedes the problem's family among the bases.
 
     Attributes:
-      file_options: the options that name the files.
-      validation_options: those of held-out files, in the same order; without them validation and
-        test have 3 % of the samples each, chosen at random.
-      test_options: those of test files; without them test has half of the held-out samples.
+      file_options: the options that name the files. With the prefix `validation_` they name
+        held-out files; without these, validation and test have 3 % of the samples each, chosen at
+        random. With the prefix `test_` they name test files; without these, test has half of the
+        held-out samples.
       dataset: distinguishes data of the same problem in one `data_dir`; "" for none. It is a
         suffix of the problem's name, as in "translate_tsv:news".
 
@@ -41,13 +41,25 @@ class FileProblem(Problem):
 
     dataset = ""
 
-    file_options: tuple[str, ...]
-    validation_options: tuple[str, ...]
-    test_options: tuple[str, ...]
+    file_options: tuple[str, ...] = ("files",)
+
+    @property
+    def validation_options(self) -> tuple[str, ...]:
+        """The options that name held-out files."""
+        return tuple(f"validation_{name}" for name in self.file_options)
+
+    @property
+    def test_options(self) -> tuple[str, ...]:
+        """The options that name test files."""
+        return tuple(f"test_{name}" for name in self.file_options)
+
+    def _data_options(self) -> list[str]:
+        files = (*self.file_options, *self.validation_options, *self.test_options)
+        return [*super()._data_options(), *files]
 
     @property
     def name(self) -> str:
-        """The problem's name with that of the data set: "translate_tsv:news"."""
+        """The name of the problem and of the data set: "translate_tsv:news"."""
         return f"{super().name}:{self.dataset}" if self.dataset else super().name
 
     def directory(self, data_dir: AnyPath) -> Path:
@@ -181,7 +193,7 @@ class FileProblem(Problem):
         return {"files": len(files), "fingerprint": fingerprint(files)}
 
     def download(self, directory: Path, tmp_dir: Path) -> None:
-        """Records the state of the files; see `prepare/source_changes.py`."""
+        """Records the state of the files; see `sources/source_changes.py`."""
         self._report_taken()
         options = self._file_options_given(self.splits)
         write_sources(directory, [self.options.get(name) for name in options])
@@ -248,23 +260,14 @@ class GeneratedSamples:
 class LanguagemodelTextfiles(FileProblem, LanguageModelProblem):
     """Language modelling on a user's text files: --problem_options='files=texts/**/*.txt'.
 
-    Options, in addition to those of `LanguageModelProblem`:
+    Options, with the options of `LanguageModelProblem`:
         files: a path or pattern.
         validation_files: the same, for held-out data.
         test_files: the same, for test.
         documents: "files" or "lines": the unit of a document.
     """
 
-    file_options = ("files",)
-    validation_options = ("validation_files",)
-    test_options = ("test_files",)
-    making_options = (
-        *LanguageModelProblem.making_options,
-        *file_options,
-        *validation_options,
-        *test_options,
-        "documents",
-    )
+    making_options = ("documents",)
 
     def __init__(self, options: str = ""):
         """Parses options.
@@ -282,7 +285,7 @@ class LanguagemodelTextfiles(FileProblem, LanguageModelProblem):
     def default_options(self) -> HParams:
         """Declares the options."""
         options = super().default_options()
-        options.add("documents", "files", help="files or lines: what a document is")
+        options.add("documents", "files", help="unit of a document: files or lines")
         return options
 
     def read(self, files: Sequence[Sequence[Path]], scratch: Path) -> Samples:
@@ -319,21 +322,11 @@ class TranslateTsv(FileProblem, Text2TextProblem):
     A line has the inputs, a tab, and the targets. A line with an empty column is skipped and
     counted.
 
-    Options, in addition to those of `Text2TextProblem`:
+    Options, with the options of `Text2TextProblem`:
         files: a path or pattern.
         validation_files: the same, for held-out data.
         test_files: the same, for test.
     """
-
-    file_options = ("files",)
-    validation_options = ("validation_files",)
-    test_options = ("test_files",)
-    making_options = (
-        *Text2TextProblem.making_options,
-        *file_options,
-        *validation_options,
-        *test_options,
-    )
 
     def read(self, files: Sequence[Sequence[Path]], scratch: Path) -> Samples:
         """Opens the pairs."""
@@ -358,28 +351,20 @@ class TranslateTextfiles(FileProblem, Text2TextProblem):
     Line n of the files in `targets` belongs to line n of those in `inputs`. A pair with an empty
     line is skipped and counted.
 
-    Options, in addition to those of `Text2TextProblem`:
+    Options, with the options of `Text2TextProblem`:
         inputs, targets: paths or patterns.
         validation_inputs, validation_targets: the same, for held-out data.
         test_inputs, test_targets: the same, for test.
     """
 
     file_options = ("inputs", "targets")
-    validation_options = ("validation_inputs", "validation_targets")
-    test_options = ("test_inputs", "test_targets")
-    making_options = (
-        *Text2TextProblem.making_options,
-        *file_options,
-        *validation_options,
-        *test_options,
-    )
 
     def read(self, files: Sequence[Sequence[Path]], scratch: Path) -> Samples:
         """Opens the pairs."""
         if len(files[0]) != len(files[1]):
             raise ValueError(
-                f"{len(files[0])} files of inputs and {len(files[1])} of targets: there must be as "
-                "many of both"
+                f"{len(files[0])} files of inputs and {len(files[1])} of targets: give equal "
+                "numbers"
             )
         for pair in zip(*files, strict=True):
             counts = [len(Lines([path], scratch)) for path in pair]

@@ -31,7 +31,7 @@ class Text2ClassProblem(TextProblem):
     """Text to class. A sample has "inputs", a text, and "label", the index of its class.
 
     Attributes:
-      class_names: of the classes 0, 1, ...
+      class_names: names of the classes 0, 1, ...
     """
 
     metric_names: tuple[str, ...] = ("loss", "accuracy", "neg_log_perplexity")

@@ -36,9 +36,9 @@ class PairProblem(Problem):
     targets. The data are the same.
 
     Options:
-        arrangement: of training rows: "padded" has one pair per row; "packed" puts as many pairs
-            into a row as fit, separated by segments; "bucketed" batches pairs of similar length.
-            Other splits are always padded, so that a row is a sequence.
+        arrangement: arrangement of training rows: "padded" has one pair per row; "packed" fills
+            rows with several pairs, separated by segments; "bucketed" batches pairs of similar
+            length. Other splits are always padded, so that a row is a sequence.
     """
 
     metric_names: tuple[str, ...] = (
@@ -57,7 +57,7 @@ class PairProblem(Problem):
         return super().name + "_rev" * self.is_reversed + "_copy" * self.is_copy
 
     def directory(self, data_dir: AnyPath) -> Path:
-        """Returns the directory of the data, which is that of the problem without suffixes."""
+        """Returns the directory of the data, which problems with suffixes share."""
         return Path(data_dir) / super().name
 
     def default_options(self) -> HParams:

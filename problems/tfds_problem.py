@@ -45,8 +45,8 @@ class TfdsProblem(TfdsSource, Problem):
             keys. Without inputs the targets are modelled alone. A nested feature is named by its
             path: "question/stem".
         train, validation, test: splits of the dataset, or slices of them ("train[:95%]"). By
-            default those of the same names, or 5 % of train where one is missing; less what the
-            other options name, so that by default no example is in two splits.
+            default the splits of the same names, or 5 % of train where one is missing, without
+            the examples that another option names: no example is in two splits.
         height, width: the size to which images are scaled and cropped.
     """
 
@@ -96,8 +96,6 @@ class TfdsProblem(TfdsSource, Problem):
 class TfdsText2Text(TfdsProblem, Text2TextProblem):
     """Text to text."""
 
-    making_options = (*TfdsProblem.making_options, *Text2TextProblem.making_options)
-
     def sample(self, example: Mapping[str, Any]) -> Sample:
         """Returns the two features."""
         return {
@@ -109,8 +107,6 @@ class TfdsText2Text(TfdsProblem, Text2TextProblem):
 class TfdsLanguageModel(TfdsProblem, LanguageModelProblem):
     """Language modelling."""
 
-    making_options = (*TfdsProblem.making_options, *LanguageModelProblem.making_options)
-
     def sample(self, example: Mapping[str, Any]) -> Sample:
         """Returns the text."""
         return {"text": example[self.options.targets]}
@@ -118,8 +114,6 @@ class TfdsLanguageModel(TfdsProblem, LanguageModelProblem):
 
 class TfdsText2Class(TfdsProblem, Text2ClassProblem):
     """Text to class."""
-
-    making_options = (*TfdsProblem.making_options, *Text2ClassProblem.making_options)
 
     def __init__(self, dataset: str, info: tfds.core.DatasetInfo, options: str):
         super().__init__(dataset, info, options)
@@ -143,7 +137,7 @@ class _AnyImage(TfdsProblem, ImageProblem):
         height, width = self.options.height or height, self.options.width or width
         if None in (height, width, channels):
             raise ValueError(
-                f"the images of {self.name} have no fixed size: say what they are to be scaled "
+                f"the images of {self.name} have no fixed size: name the size to scale them "
                 "and cut to, as in height=64,width=64"
             )
         self._feature = feature
@@ -244,7 +238,7 @@ def chosen_features(info: tfds.core.DatasetInfo, inputs: str, targets: str) -> t
     """Returns the names of the inputs feature ("" for none) and of the targets feature.
 
     Args:
-      info: of the dataset.
+      info: description of the dataset.
       inputs: the option: "" for the dataset's supervised key, "-" for none.
       targets: the option.
 

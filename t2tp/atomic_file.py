@@ -62,13 +62,22 @@ def _replace(path: Path, contents: bytes, state: os.stat_result | None) -> None:
         unfinished.unlink(missing_ok=True)
 
 
+def sync(path: Path) -> None:
+    """Waits until a file's content, or a directory's entries, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def unfinished_path(path: Path) -> Path:
     """Returns the name of a file until it is complete."""
     return path.with_name(f"{path.name}.tmp-{os.getpid()}")
 
 
 def is_unfinished(path: str | os.PathLike[str]) -> bool:
-    """Whether a name is that of a file being written, or left by a killed process."""
+    """Whether a name belongs to a file that is being written, or was left by a killed process."""
     return _UNFINISHED.fullmatch(Path(path).name) is not None
 
 

@@ -1,4 +1,4 @@
-"""Temporary directories that are deleted eventually, even those of killed processes."""
+"""Temporary directories that are deleted eventually, even after their process was killed."""
 
 from __future__ import annotations
 

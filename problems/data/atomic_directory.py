@@ -11,9 +11,9 @@ from pathlib import Path
 
 from absl import logging
 
-from t2tp.atomic_file import remove_unfinished, write_text
+from t2tp.atomic_file import remove_unfinished, sync, write_text
 
-# The plan of an unfinished directory: what its data depend on.
+# The plan of an unfinished directory: everything that its data depend on.
 PLAN_FILE = ".plan"
 
 # The directory of downloads by default.
@@ -59,7 +59,7 @@ def atomic_directory(
 
     Args:
       directory: the directory to make.
-      plan: describes what it will have. The output of an attempt with another plan is removed.
+      plan: description of the content. The output of an attempt with another plan is removed.
       is_worth_keeping: whether a temporary directory has anything to resume from.
     """
     partial, replaced = _neighbours(directory)
@@ -78,7 +78,7 @@ def atomic_directory(
     if directory.exists():
         directory.rename(replaced)
     partial.rename(directory)
-    _flush_one(directory.parent)
+    sync(directory.parent)
     shutil.rmtree(replaced, ignore_errors=True)
 
 
@@ -94,17 +94,17 @@ def _finish(directory: Path) -> None:
     partial, replaced = _neighbours(directory)
     if directory.exists() or not replaced.exists():
         return
-    # Without a plan it is complete: only then is the old directory renamed.
+    # The old directory is renamed only when the new one is complete, without a plan.
     is_complete = partial.is_dir() and not (partial / PLAN_FILE).exists()
     (partial if is_complete else replaced).rename(directory)
-    _flush_one(directory.parent)
+    sync(directory.parent)
 
 
 def _begin(partial: Path, plan: str) -> None:
-    """Makes the temporary directory, or keeps that of an earlier attempt with the same plan."""
+    """Makes the temporary directory, or keeps it if an earlier attempt had the same plan."""
     written = partial / PLAN_FILE
     if written.is_file() and written.read_text(encoding="utf-8") == plan:
-        logging.info("going on with what an interrupted run left in %s", partial)
+        logging.info("resuming the interrupted work in %s", partial)
         for directory_path, directories, _ in os.walk(partial):
             remove_unfinished(directory_path)
             if Path(directory_path) == partial and _SCRATCH in directories:
@@ -142,13 +142,5 @@ def scratch_directory(directory: Path, tmp_dir: str | os.PathLike[str] | None) -
 def flush(directory: Path) -> None:
     """Syncs the directory and everything in it to disk."""
     for path in directory.rglob("*"):
-        _flush_one(path)
-    _flush_one(directory)
-
-
-def _flush_one(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        sync(path)
+    sync(directory)

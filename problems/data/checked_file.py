@@ -24,8 +24,8 @@ class CheckedFile:
         """Maps the file.
 
         Args:
-          path: of the file.
-          dtype: of the numbers.
+          path: path of the file.
+          dtype: type of the numbers.
           crc32: the CRC-32 of each block, uint32 [blocks]; without it nothing is verified.
           block_bytes: length of a block; the last one may be shorter.
         """
@@ -53,9 +53,9 @@ class CheckedFile:
     def searchsorted(self, values: Sequence[int]) -> np.ndarray:
         """Returns how many numbers of a sorted file are at most each value; reads few blocks.
 
-        The search itself verifies nothing: in a large file it touches some twenty pages, and to
-        verify their blocks would read megabytes. The result is right if the numbers on both sides
-        of it are, and these are verified.
+        The search itself verifies nothing: in a large file it touches some twenty pages, and
+        verifying their blocks would read megabytes. If the two numbers around the result are
+        right, so is the result; these two are verified.
         """
         indices = self._array.searchsorted(values, side="right")
         if self._some_unchecked:
@@ -107,7 +107,7 @@ class CheckedFile:
             if zlib.crc32(piece) != self._crc32[block]:
                 raise DamagedDataError(
                     f"{self._path} is damaged: its bytes {begin:,} to {begin + len(piece) - 1:,} "
-                    "are not those that were written; t2tp_datagen --check looks at all files, "
+                    "have changed; t2tp_datagen --check looks at all files, "
                     "and --overwrite makes the data again"
                 )
             self._is_unchecked[block] = False

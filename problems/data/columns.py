@@ -24,15 +24,15 @@ class Column:
 
     Attributes:
       size: number of values over all examples.
-      dtype: of the values.
+      dtype: type of the values.
     """
 
     def __init__(self, files: Sequence[Path], dtype: np.dtype):
         """Maps the files.
 
         Args:
-          files: of the values, one per shard, in order; the ".begins" files are next to them.
-          dtype: of the values.
+          files: files of the values, one per shard, in order; the ".begins" files are next to them.
+          dtype: type of the values.
         """
         self.dtype = np.dtype(dtype)
         self._none = np.empty(0, self.dtype)
@@ -44,8 +44,7 @@ class Column:
             _open(path.with_name(f"{path.name}.begins"), OFFSET, each)
             for path, each in zip(files, checks, strict=True)
         ]
-        # [shards + 1]: of each shard the index of the first example, and the position of the first
-        # value.
+        # [shards + 1]: index of each shard's first example, and position of its first value.
         self._first_example = _running([len(begins) - 1 for begins in self._begins])
         self._first_value = _running([len(values) for values in self._values])
         self.size = int(self._first_value[-1])
@@ -161,10 +160,10 @@ def open_columns(
     """Opens the columns of a split.
 
     Args:
-      directory: where the shards are.
-      split: its name.
-      shards: its number of shards.
-      dtypes: of the values of each column.
+      directory: directory of the shards.
+      split: name of the split.
+      shards: number of shards.
+      dtypes: type of the values of each column.
     """
     names = [shard_name(split, shard, shards) for shard in range(shards)]
     return {

@@ -1,4 +1,4 @@
-"""Rows composed of fields, each of which reads one feature."""
+"""Rows composed of fields; each field reads one feature."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class TokenField:
         counts, examples = self._plan.examples_of(rows)
         begins = self._column.offsets(examples)
         sizes = np.minimum(self._column.offsets(examples + 1) - begins, length)
-        # Tokens are numbered through all rows; `before` counts those of earlier examples.
+        # Tokens are numbered through all rows; `before` counts the tokens of earlier examples.
         before = sizes.cumsum() - sizes
         inside = np.arange(sizes.sum()) - before.repeat(sizes)  # position in the example
         first_of_row = counts.cumsum() - counts
@@ -101,11 +101,11 @@ def fill_rows(
     """Copies spans of a column into rows.
 
     Args:
-      column: of tokens.
-      begins: int64 [rows], the position where each span begins.
-      ends: int64 [rows], where it ends, at most `length` later.
-      length: of the rows.
-      kind: as of `TokenField`.
+      column: the tokens.
+      begins: int64 [rows], first position of each span.
+      ends: int64 [rows], position after each span, at most `length` later.
+      length: length of a row.
+      kind: kind of `TokenField`.
 
     Returns:
       int32 [rows, length].

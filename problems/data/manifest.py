@@ -23,7 +23,7 @@ FILE_NAME = "manifest.json"
 # The options again, so that the command that makes the data is known if the manifest is lost.
 OPTIONS_FILE = "options.json"
 
-# The state of the user's files when the data were made; see `prepare/source_changes.py`.
+# The state of the user's files when the data were made; see `sources/source_changes.py`.
 SOURCES_FILE = "sources.json"
 
 # Files that describe the data; all others are data.
@@ -119,7 +119,7 @@ class Manifest:
       problem: name of the problem.
       options: the problem's options that determine the data: names to JSON values.
       origin: the problem's provenance: names to JSON values.
-      versions: of the packages that made the data, by name.
+      versions: versions of the packages that made the data, by name.
       columns: the NumPy dtype of each stored feature.
       splits: sizes by split.
       vocabulary: SHA-256 of the vocabulary; "" without one.

@@ -29,8 +29,8 @@ class PackedWindows:
 
     targets: token ids.
     targets_segmentation: the index of the document in the window, from 1.
-    targets_position: of the token in its document, from 0; for a document that began in an earlier
-        window, from the window's start, so it is always less than `length`.
+    targets_position: position of the token in its document, from 0. A document that began in an
+        earlier window counts from the window's start, so a position is always below `length`.
     """
 
     features = FEATURES
@@ -46,12 +46,12 @@ class PackedWindows:
         """Takes the tokens of a split.
 
         Args:
-          column: of the tokens.
-          length: of a window.
-          vocabulary: of the tokens.
-          separate: whether the documents of a window are separate segments; else the window is
-            one segment, and tokens attend to earlier documents.
-          text_bytes: UTF-8 length of the texts of the split; None: that of their tokens.
+          column: the tokens.
+          length: length of a window.
+          vocabulary: vocabulary of the tokens.
+          separate: whether each document of a window is a segment. Otherwise the window is one
+            segment, and tokens attend to earlier documents.
+          text_bytes: UTF-8 length of the texts of the split. Default: the length of their tokens.
         """
         self._column = column
         self._length = length
@@ -80,8 +80,8 @@ class PackedWindows:
     def count_bytes(self, examples: np.ndarray) -> float:
         """Returns the UTF-8 length of the text of windows.
 
-        Where tokens do not stand for fixed bytes, as with a tokenizer that changes texts, it is the
-        windows' share of the split's text; that of all windows is exact.
+        If tokens have no fixed bytes, because the tokenizer changes texts, the result is the
+        windows' share of the split's text; the total over all windows is exact.
         """
         tokens = self.read("targets", examples, (slice(None),))
         return int(self._vocabulary.byte_lengths[tokens].sum()) * self._bytes_of_a_byte

@@ -31,7 +31,7 @@ def first_fit_decreasing(
 
     Args:
       pieces: pieces of the examples.
-      length: of a row.
+      length: length of a row.
       average: length of the examples, which determines the number of examples in a window.
     """
     per_row = max(1.0, length / max(1.0, average))

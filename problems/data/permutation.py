@@ -34,7 +34,7 @@ def permute(positions: np.ndarray, size: int, *key: int | str) -> np.ndarray:
     Args:
       positions: integers in range(size), of any shape.
       size: number of elements, at least 1.
-      *key: what the permutation depends on, for instance ("epoch", seed, epoch).
+      *key: identifies the permutation, for instance ("epoch", seed, epoch).
 
     Returns:
       int64 array of the shape of `positions`. Over all positions each number of range(size)

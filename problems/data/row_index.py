@@ -1,8 +1,8 @@
 """Row plans on disk: computed in one pass over the examples, then mapped by every process.
 
-Otherwise each start of each process would recompute what a stream needs to know of each example,
-and hold it in memory. An index is in `.index/` in the directory of the data, which is replaced with
-the data; its name has the digest of the data that it was computed from.
+Otherwise each process would recompute the rows of all examples at each start, and hold them in
+memory. Indexes are in `.index/` in the directory of the data, and are replaced with the data; the
+name of an index has the digest of its data.
 """
 
 from __future__ import annotations
@@ -93,14 +93,14 @@ def open_index(
 ) -> Index:
     """Opens an index, which is computed if it does not exist.
 
-    Of the processes of a host one computes it while the others wait. If the directory cannot be
-    written, each process computes it, in temporary files.
+    One process of a host computes it while the others wait. If the directory cannot be written,
+    each process computes it in temporary files.
 
     Args:
-      directory: where it is stored; None: not stored.
-      name: identifies the index among those of the data.
+      directory: directory of the index; None: do not store it.
+      name: name of the index, unique within the data.
       examples: number of examples of the split.
-      make: writes it.
+      make: writes the index.
     """
     if directory is None:
         return _temporary(examples, make)

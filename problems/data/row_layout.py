@@ -27,12 +27,12 @@ class Texts:
     """The texts of a split's examples.
 
     Attributes:
-      columns: of the texts, by name: each example has one text in each.
-      split: its name.
-      what: the examples' name in messages.
-      directory: where indexes are stored; None: they are not.
-      stored: the names under which the columns are stored, if they differ: problems that read
-        the same data in other ways share the directory.
+      columns: columns by name; each example has one text in each.
+      split: name of the split.
+      what: name of the examples in messages.
+      directory: directory of the indexes; None: they are not stored.
+      stored: names of the stored columns, if they differ: problems that read the same data in
+        other ways share the directory.
     """
 
     columns: dict[str, Column]
@@ -64,8 +64,8 @@ def one_per_row(texts: Texts, length: int) -> RowPlan:
     """Puts each example that fits into a separate row.
 
     Args:
-      texts: of the examples.
-      length: of a row.
+      texts: texts of the examples.
+      length: length of a row.
 
     Raises:
       ValueError: none fits.
@@ -87,8 +87,8 @@ def truncated(texts: Texts, length: int) -> RowPlan:
     """Puts each example into a separate row, for readers that truncate those that are too long.
 
     Args:
-      texts: of the examples.
-      length: of a row.
+      texts: texts of the examples.
+      length: length of a row.
     """
 
     def make(writer: IndexWriter) -> None:
@@ -116,7 +116,7 @@ def pack(texts: Texts, length: int) -> RowPlan:
     The texts of an example in each column are packed into rows of the same length.
 
     Args:
-      texts: of the examples.
+      texts: texts of the examples.
       length: length of a row.
 
     Raises:
@@ -144,11 +144,11 @@ def bucketed(texts: Texts, length: int) -> list[tuple[int, RowPlan]]:
     """Distributes examples to buckets; those that are too long are left out.
 
     Args:
-      texts: of the examples.
-      length: of the longest bucket.
+      texts: texts of the examples.
+      length: length of the longest bucket.
 
     Returns:
-      For each bucket that is not empty its length and its rows of one example each.
+      The length of each bucket that is not empty, and its rows of one example each.
 
     Raises:
       ValueError: none fits.

@@ -17,7 +17,7 @@ from t2tp.problems.data.sample import (
 
 _DIGEST_BYTES = 16
 
-# In a directory that is being made: the digest of the texts that the vocabulary was trained on.
+# File with the digest of the texts that the vocabulary was trained on.
 TEXTS_NOTE = ".vocabulary_texts"
 
 

@@ -43,7 +43,7 @@ from t2tp.problems.data.sample_digest import SampleDigest
 # Signed, as NumPy compares uint64 with int64 in floating point.
 OFFSET = np.dtype("<i8")
 
-# Reading an example verifies its blocks; the system reads ahead as much anyway.
+# Reading an example verifies its blocks; the system reads ahead about one block anyway.
 _BLOCK_BYTES = 1 << 16
 
 # Max number of bad samples that a shard names; all are counted.

@@ -23,7 +23,7 @@ import numpy as np
 from t2tp.problems.data.batch_sizes import BatchSizes
 from t2tp.problems.data.permutation import permute
 
-# In place of an example's index: an empty row. All its features are 0.
+# The index of an empty row, whose features are all 0.
 EMPTY = -1
 
 
@@ -32,7 +32,7 @@ class FeatureSpec(NamedTuple):
 
     Attributes:
       dimensions: the names of its dimensions, "batch" first.
-      dtype: of its elements.
+      dtype: element type.
     """
 
     dimensions: tuple[str, ...]
@@ -60,7 +60,7 @@ class ExampleSource(Protocol):
         """Reads a feature of examples.
 
         Args:
-          feature: its name.
+          feature: name of the feature.
           examples: int64 [rows], indices of examples; `EMPTY` gives a row of zeros.
           parts: a slice for each dimension but "batch".
 
@@ -80,11 +80,11 @@ class Stream(Protocol):
 
 
 class BatchFeature:
-    """A feature of a batch, of which only the slices that are accessed are read.
+    """A feature of a batch; only the slices that are accessed are read.
 
     Attributes:
-      shape: sizes of all its dimensions, the global batch first.
-      dtype: of its elements.
+      shape: sizes of all dimensions, the global batch first.
+      dtype: element type.
     """
 
     def __init__(self, source: ExampleSource, name: str, examples: np.ndarray):
@@ -113,17 +113,17 @@ class Batch(Mapping[str, BatchFeature | np.ndarray]):
     """The examples of one step: features by name.
 
     Attributes:
-      source: where the examples are read from.
-      examples: int64 [batch], their indices there; `EMPTY` for an empty row.
+      source: source of the examples.
+      examples: int64 [batch], indices in the source; `EMPTY` for an empty row.
     """
 
     def __init__(self, source: ExampleSource, examples: np.ndarray, index_name: str = ""):
         """Takes examples of a source.
 
         Args:
-          source: of the features.
+          source: source of the features.
           examples: int64 [batch]; see above.
-          index_name: of a feature that is `examples` itself; "" for none.
+          index_name: name of a feature that is `examples` itself; "" for none.
         """
         self.source = source
         self.examples = examples
@@ -210,10 +210,10 @@ class OnePassStream:
         """Takes the examples.
 
         Args:
-          source: of the examples.
-          batch_size: rows of a batch.
-          index_name: of a feature that is the index of each row's example, `EMPTY` for an empty
-            row; "" for none.
+          source: source of the examples.
+          batch_size: number of rows of a batch.
+          index_name: name of a feature that is the index of each row's example, `EMPTY` for an
+            empty row; "" for none.
         """
         self._source = source
         self._batch_size = batch_size

@@ -93,7 +93,7 @@ class _MakeShard(beam.DoFn):
         self._builder: Builder
 
     def setup(self) -> None:
-        """Opens what the worker needs for all its shards."""
+        """Opens the samples and the encoder for all shards of the worker."""
         with quiet_import():  # a user's directory may import TensorFlow
             for directory in self._user_dirs:
                 import_user_dir(directory)

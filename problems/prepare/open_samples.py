@@ -16,7 +16,7 @@ from t2tp.problems.prepare.preparable import Preparable
 from t2tp.problems.prepare.settings import GenerationSettings
 from t2tp.problems.prepare.split_samples import BadSamples, ShuffledSamples
 
-# In the directory that is being made: samples from generators, written to disk.
+# Directory for the samples of generators, inside the unfinished data.
 _SPOOLED = ".samples"
 
 
@@ -27,7 +27,7 @@ class OpenSamples:
 
     Attributes:
       scratch: the directory of downloads.
-      settings: of the generation.
+      settings: settings of the generation.
     """
 
     def __init__(

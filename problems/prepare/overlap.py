@@ -1,6 +1,6 @@
 """Finds examples of one split that occur in another, on which an evaluation is meaningless.
 
-Examples are compared by 64-bit digests of their stored values. Only those of the held-out splits
+Examples are compared by 64-bit digests of their stored values. Only digests of the held-out splits
 are kept in memory, 8 bytes per example; train is streamed.
 """
 
@@ -25,7 +25,7 @@ def report_overlaps(name: str, stored: Mapping[str, Split]) -> dict[str, dict[st
     """Counts the examples that occur in two splits, and warns of them; see `overlaps`.
 
     Args:
-      name: of the problem.
+      name: name of the problem.
       stored: the columns of each split, in one or several parts.
     """
     overlap_counts = overlaps(stored)

@@ -15,15 +15,15 @@ from t2tp.problems.prepare.settings import GenerationSettings
 _PACKAGES = ("t2tp", "numpy", "sentencepiece", "tensorflow-datasets")
 
 
-def plan_of(problem: Preparable, settings: GenerationSettings, beside: bool) -> str:
+def plan_of(problem: Preparable, settings: GenerationSettings, with_neighbours: bool) -> str:
     """Returns everything that the data depend on, except for the samples.
 
     When an interrupted run is resumed, the samples are compared separately.
 
     Args:
       problem: whose data.
-      settings: of the generation.
-      beside: see `code_digest`.
+      settings: settings of the generation.
+      with_neighbours: see `code_digest`.
     """
     fields = [
         problem.name,
@@ -32,7 +32,7 @@ def plan_of(problem: Preparable, settings: GenerationSettings, beside: bool) -> 
         versions(),
         problem.data_dependencies(),
     ]
-    return json.dumps([*fields, code_digest(type(problem), beside)])
+    return json.dumps([*fields, code_digest(type(problem), with_neighbours)])
 
 
 def versions() -> dict[str, str]:
@@ -46,12 +46,13 @@ def versions() -> dict[str, str]:
     return version_of
 
 
-def code_digest(kind: type, beside: bool) -> str:
+def code_digest(kind: type, with_neighbours: bool) -> str:
     """Returns a digest of a problem's code: the modules of its class and base classes.
 
     Args:
       kind: the problem's class.
-      beside: whether to include the other modules in a user's directory, which these may import.
+      with_neighbours: whether to include the other modules of a user's directory, which these
+        may import.
     """
     files = set()
     for each in kind.__mro__:
@@ -59,7 +60,7 @@ def code_digest(kind: type, beside: bool) -> str:
         file = getattr(sys.modules.get(each.__module__), "__file__", None)
         if file is not None and package not in sys.stdlib_module_names:  # skips for instance abc
             is_ours = package == "t2tp"
-            is_alone = is_ours or not beside
+            is_alone = is_ours or not with_neighbours
             files |= {Path(file)} if is_alone else {*Path(file).parent.glob("*.py")}
     digest = hashlib.sha256()
     for path in sorted(files):

@@ -34,7 +34,7 @@ class Preparable(Protocol):
         """Returns what else the data depend on; raises `WrongOptionError` early."""
 
     def download(self, directory: Path, tmp_dir: Path) -> None:
-        """Downloads what the samples are read from."""
+        """Downloads the sources of the samples."""
 
     def samples(self, split: str, directory: Path, tmp_dir: Path) -> Samples:
         """Opens the samples of a split."""

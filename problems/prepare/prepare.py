@@ -67,7 +67,7 @@ def build(
       directory: where they will be.
       tmp_dir: as of `Problem.prepare`.
       overwrite: as of `Problem.prepare`.
-      settings: of the generation.
+      settings: settings of the generation.
 
     Returns:
       The manifest of the directory; None: another process has made it meanwhile.
@@ -83,20 +83,20 @@ def build(
         if directory.exists() and not overwrite:
             return None
         logging.info("making the data of %s in %s", problem.name, directory)
-        plan = plan_of(problem, settings, beside=True)
+        plan = plan_of(problem, settings, with_neighbours=True)
         # Users may edit the other modules, such as a model, while the data are being made.
-        while_made = plan_of(problem, settings, beside=False)
+        while_made = plan_of(problem, settings, with_neighbours=False)
         with atomic_directory.atomic_directory(directory, plan, _has_shards) as partial:
             try:
                 _attempt(problem, partial, tmp_dir, settings)
             except ChangedSourcesError as changed:
-                logging.warning("%s: what was made of them is thrown away, and made anew", changed)
+                logging.warning("%s: the data are made again from them", changed)
                 atomic_directory.clear(partial)
                 _attempt(problem, partial, tmp_dir, settings)
-            if while_made != plan_of(problem, settings, beside=False):
+            if while_made != plan_of(problem, settings, with_neighbours=False):
                 atomic_directory.clear(partial)
                 raise ValueError(
-                    f"what {problem.name} is made from has changed while it was read: run again"
+                    f"the sources of {problem.name} changed while they were read: run again"
                 )
     return Manifest.read(directory)
 

@@ -18,7 +18,7 @@ def check(name: str, directory: Path, given_options: Mapping[str, Any], command:
     """Checks that data exist and are undamaged; see `Problem.check_prepared`.
 
     Args:
-      name: of the problem.
+      name: name of the problem.
       directory: where its data are.
       given_options: the options that were given to the problem.
       command: makes the data; for errors.
@@ -71,10 +71,10 @@ def datagen_command(
     """Returns the command that makes data; see `Problem.datagen_command`.
 
     Args:
-      name: of the problem.
-      package: of the problem's class; a user's directory has to be imported.
+      name: name of the problem.
+      package: package of the problem's class; a user's directory has to be imported.
       data_dir: where the data of all problems are.
-      directory: where those of this problem are, if they exist; they record their options.
+      directory: directory of the existing data, if any, which record their options.
       default_options: with their values.
       given_options: those that were given to the problem.
     """

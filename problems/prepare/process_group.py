@@ -22,12 +22,12 @@ def run_apart(function: Callable[..., None], *arguments: Any) -> None:
     When it returns or raises, all of these processes have ended. So they do when this process dies.
 
     Args:
-      function: what is called; its threads may fail, for instance because a process died.
-      *arguments: those of the call.
+      function: function to call; its threads may fail, for instance because a process died.
+      *arguments: arguments of the call.
 
     Raises:
       WorkerDeathError: a thread of the function failed, or its process was killed.
-      Exception: what the function raised.
+      Exception: the function failed.
     """
     # Not forked: TensorFlow's threads, where it is loaded, do not survive that.
     context = multiprocessing.get_context("spawn")

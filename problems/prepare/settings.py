@@ -57,9 +57,9 @@ class GenerationSettings:
     """Settings of the generation of data, which hardly affect its result.
 
     Attributes:
-      num_shards: of the train split, and the max of another; None: one per 500 samples, at most
-        64.
-      num_workers: max number of processes; 1: only this one; None: as many as are worthwhile, at
+      num_shards: shards of the train split, and max shards of another. Default: one per 500
+        samples, at most 64.
+      num_workers: max number of processes; 1: only this one. Default: one per 500 samples, at
         most one per core.
       max_bad_samples: max number of samples skipped because they cannot be used; None: one in
         1,000.

@@ -73,7 +73,7 @@ class _Job:
     Attributes:
       split, shard, shards: identify it.
       samples: number of samples of the split.
-      made_from: of an existing shard, the digest of the samples that it was made from, which
+      made_from: digest of the samples that an existing shard was made from, which
         has to be compared; else "".
     """
 
@@ -112,7 +112,7 @@ def make_shards(
       directory: where the files are written; the problem's vocabulary is there.
       tmp_dir: where the problem's downloads are.
       sample_counts: number of samples of each split.
-      settings: of the generation. A worker gets at least 500 samples.
+      settings: settings of the generation. A worker gets at least 500 samples.
 
     Returns:
       The sizes of each split, and all files of the shards.
@@ -232,7 +232,7 @@ class _ShardBuilder:
         return {**self.__dict__, "_samples": {}, "_encode": None}
 
     def carry_out(self, job: _Job, report: Report, directory: Path | None = None) -> None:
-        """Makes a shard, or checks that it is still that of its samples.
+        """Makes a shard, or checks that an existing shard still has its samples.
 
         Args:
           job: the shard.
@@ -274,7 +274,7 @@ class _ShardBuilder:
                     writer.skip(str(reason))
                 except NOT_THE_SAMPLES_FAULT:
                     raise
-                except Exception as error:  # whatever a user's problem raises
+                except Exception as error:  # a user's problem raises any type
                     writer.skip_bad(bad.add(job.split, number, error, sample))
 
     def _compare(self, job: _Job, report: Report) -> None:

@@ -20,7 +20,7 @@ from t2tp.problems.data.progress import ProgressBar
 from t2tp.problems.user_dir import import_user_dir, imported_user_dirs
 from t2tp.quiet import quiet_import
 
-# After so many deaths without a finished shard between them, a shard is taken to be the cause.
+# After this number of deaths without a finished shard in between, a shard must be the cause.
 _DEATHS = 3
 
 
@@ -74,7 +74,7 @@ def make_in_processes(
     num_bad: Callable[[], int],
     is_made: Callable[[Any], bool],
 ) -> None:
-    """Carries out jobs in worker processes; those of a killed one are carried out again.
+    """Carries out jobs in worker processes; the jobs of a killed process are carried out again.
 
     Args:
       builder: makes a shard.
@@ -124,7 +124,7 @@ def repeat_after_deaths(
             if deaths == _DEATHS:
                 raise ChildProcessError(
                     f"worker processes were killed {deaths} times, perhaps for lack of memory: run"
-                    " again to go on with what was finished, perhaps with fewer than"
+                    " again to resume after the finished shards, perhaps with fewer than"
                     f" {workers_flag}"
                 ) from error
             logging.warning("a worker process was killed: %d shards are made again", len(left))

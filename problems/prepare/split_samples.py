@@ -52,13 +52,13 @@ class BadSamples:
         """Counts a sample, once.
 
         Args:
-          split: of the sample.
+          split: split of the sample.
           number: index of the sample in the problem's order.
           error: the error that was raised.
           sample: the sample, if it could be read.
 
         Returns:
-          Which sample it is, and what is wrong with it.
+          The sample's number and location, and the reason.
 
         Raises:
           BadSampleError: there are more than the limit.
@@ -79,7 +79,7 @@ class BadSamples:
 
 
 def _reason(error: Exception, sample: Any) -> str:
-    """Returns a phrase that says what is wrong with a sample."""
+    """Returns the reason why a sample is bad, as a phrase."""
     missing = error.args[0] if isinstance(error, KeyError) and error.args else None
     if isinstance(sample, Mapping) and missing is not None and missing not in sample:
         return f"it has no {missing!r}, only {', '.join(map(repr, sample)) or 'nothing'}"
@@ -129,7 +129,7 @@ class ShuffledSamples:
                 continue
             except NOT_THE_SAMPLES_FAULT:
                 raise
-            except Exception as error:  # whatever a user's problem raises
+            except Exception as error:  # a user's problem raises any type
                 self._bad.add(self._split, number, error, sample)
                 continue
             yield result

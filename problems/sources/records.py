@@ -52,7 +52,7 @@ class Records:
         """Opens the files.
 
         Args:
-          paths: of the files; the suffix determines the format.
+          paths: paths of the files; the suffix determines the format.
           scratch: for indexes that all processes share.
 
         Raises:
@@ -75,7 +75,7 @@ class Records:
         return file.location(inside)
 
     def value(self, number: int, name: str) -> Any:
-        """Returns a field of a record; that of `en` in `translation` is `translation/en`.
+        """Returns a field of a record; `translation/en` is the field `en` inside `translation`.
 
         Raises:
           BadSampleError: the record cannot be read, or does not have the field.
@@ -228,7 +228,7 @@ ENDINGS = tuple(_FORMATS)
 def _open(path: Path, scratch: Path) -> RecordFile:
     if path.suffix not in _FORMATS:
         known = nearest(path.suffix, _FORMATS, "endings that are read")
-        raise ValueError(f"{path}: its ending does not say what it is; {known}")
+        raise ValueError(f"{path}: unknown file extension; {known}")
     return _FORMATS[path.suffix](path, scratch)
 
 

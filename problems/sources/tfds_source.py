@@ -73,7 +73,7 @@ class TfdsSource:
         return example
 
     def dataset_split(self, split: str, info: tfds.core.DatasetInfo) -> str:
-        """Returns the dataset's name of a split; `info` is that of the dataset as it was made."""
+        """Returns the dataset's name of a split; `info` describes the dataset as it was made."""
         return self.dataset_splits[split]
 
     def download(self, directory: Path, tmp_dir: Path) -> None:
@@ -115,7 +115,7 @@ class TfdsSource:
 
 
 def _download_config() -> tfds.download.DownloadConfig:
-    """Returns the settings with which TFDS makes a dataset: with Beam, those of its pipeline."""
+    """Returns the settings with which TFDS makes a dataset, including a Beam pipeline's."""
     tfds = import_tfds()
     config = tfds.download.DownloadConfig(try_download_gcs=False)
     beam = beam_of_downloads()
@@ -157,11 +157,11 @@ def _one_sentence(dataset: str, tmp_dir: Path) -> Iterator[None]:
         ) from error
     except (*damaged, AssertionError) as error:  # AssertionError: no manual download
         raise ValueError(
-            f"TFDS cannot make the dataset {dataset} from what is in {tmp_dir}: {error}"
+            f"TFDS cannot make the dataset {dataset} from the downloads in {tmp_dir}: {error}"
         ) from error
     except (tfds.download.DownloadError, requests.exceptions.RequestException) as error:
         raise OSError(
-            f"TFDS cannot download the dataset {dataset}: {error}; what was downloaded stays"
+            f"TFDS cannot download the dataset {dataset}: {error}; finished downloads are kept"
             f" in {tmp_dir}: run the same command again to continue"
         ) from error
     except RuntimeError as error:

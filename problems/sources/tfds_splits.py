@@ -27,7 +27,7 @@ def default_splits(
     is named for another split, or held out, is excluded: no example is in two splits.
 
     Args:
-      splits: the problem's, the first of which is trained on.
+      splits: splits of the problem; the first one is for training.
       given: TFDS's names for those that the user named.
       info: the dataset's own splits, by name: `tfds.core.SplitInfo`.
 
@@ -66,7 +66,7 @@ def without(ranges: Iterable[Range], taken: Sequence[Range]) -> list[Range]:
     """Returns ranges without those that are taken."""
     remaining = list(ranges)
     for split, begin, end in taken:
-        # Of each range in the same split the pieces before and after the taken one remain.
+        # The pieces before and after the taken range remain of each range of the same split.
         remaining = [
             piece
             for each in remaining

@@ -118,8 +118,8 @@ class Lines:
         """Takes the files.
 
         Args:
-          paths: of the files.
-          scratch: for the index of line ends, which one process computes for all.
+          paths: paths of the files.
+          scratch: directory for the index of line ends, which one process computes for all.
           quoted: whether line ends in quotes (") are part of the line, as in CSV.
         """
         self._paths = paths

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from t2tp.atomic_file import sync
 from t2tp.checkpoint.errors import as_unusable
 
 _STEP_DIRECTORY = re.compile(r"step-(\d{8,})")
@@ -110,15 +111,6 @@ def set_aside(step_dir: Path) -> Path:
     step_dir.rename(aside)
     sync(step_dir.parent)
     return aside
-
-
-def sync(path: Path) -> None:
-    """Waits until a file's content, or a directory's entries, are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def write_synced(path: Path, content: bytes) -> None:

@@ -1,7 +1,9 @@
-"""The base of adapters: the checkpoint with the frozen weights that they are trained beside.
+"""The frozen base of adapters (LoRA): the checkpoint with the weights that are not trained.
 
-Frozen weights do not change, so checkpoints of adapters refer to those of the base instead of
-having them: by path, and by the id of the save, as another checkpoint may have that path later.
+Frozen weights do not change, so a checkpoint of adapters does not store them: its metadata refer to
+the base by path, and by the id of the save, as another checkpoint may have that path later:
+
+    {"path": "/runs/llama/checkpoints/step-00000000", "save_id": "5f3e...", "names": {}}
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ class BaseError(ValueError):
 
 
 def reference(base: Checkpoint, names: Mapping[str, str]) -> dict[str, Any]:
-    """Returns what a checkpoint's metadata say about its base, as plain JSON.
+    """Returns the reference to a base for a checkpoint's metadata, as plain JSON.
 
     Args:
       base: the base.
@@ -46,18 +48,18 @@ def open_base(saved: Checkpoint, elsewhere: Path | None = None) -> Checkpoint | 
     Raises:
       BaseError: the base is not there.
     """
-    said = saved.metadata.get(BASE)
-    if said is None:
+    record = saved.metadata.get(BASE)
+    if record is None:
         return None
-    recorded = Path(said["path"])
+    recorded = Path(record["path"])
     # Both runs may have been moved with the directory that they are in.
-    beside = Path(*saved.path.absolute().parts[:-3], *recorded.parts[-3:])
-    for path in (elsewhere, recorded, beside):
+    sibling = Path(*saved.path.absolute().parts[:-3], *recorded.parts[-3:])
+    for path in (elsewhere, recorded, sibling):
         try:
             base = None if path is None else Checkpoint(path)
         except UnusableCheckpointError:
             continue
-        if base is not None and base.save_id == said["save_id"]:
+        if base is not None and base.save_id == record["save_id"]:
             return base
     there = "is another checkpoint now" if os.path.lexists(recorded) else "is not there"
     raise BaseError(
@@ -69,10 +71,10 @@ def open_base(saved: Checkpoint, elsewhere: Path | None = None) -> Checkpoint | 
 def base_with(
     source: Checkpoint, names: Mapping[str, str], elsewhere: Path | None = None
 ) -> tuple[Checkpoint, dict[str, str]]:
-    """Finds the checkpoint that has frozen weights.
+    """Finds the checkpoint that stores the frozen weights.
 
     Args:
-      source: it, or a checkpoint of other adapters of it.
+      source: that checkpoint, or one with other adapters of the same base.
       names: frozen variable -> its name in `source`.
       elsewhere: see `open_base`.
 
@@ -88,9 +90,8 @@ def base_with(
     trained = sorted(set(names.values()) & set(source.shapes()))
     if trained:
         raise BaseError(
-            f"{trained[0]} is trained in {source.path} beside the adapters, and here it would be"
-            " frozen: name it in lora_also_trained, or make one model of both with t2tp_convert"
-            " --merge_lora"
+            f"{trained[0]} is trained in {source.path}, and here it would be frozen: name it in"
+            " lora_also_trained, or make one model of both with t2tp_convert --merge_lora"
         )
     inner = source.metadata[BASE]["names"]
     return base, {ours: inner.get(theirs, theirs) for ours, theirs in names.items()}
@@ -101,7 +102,7 @@ def check_has(base: Checkpoint, shapes: Iterable[tuple[str, str, tuple[int, ...]
 
     Args:
       base: the checkpoint.
-      shapes: of each weight its name in the program, its name in the base, and its shape.
+      shapes: (name in the program, name in the base, shape) of each weight.
 
     Raises:
       BaseError: it lacks one, or has it in another shape.

@@ -1,4 +1,4 @@
-"""The marker, by which a checkpoint is found valid: the last file, with a record of the others."""
+"""The marker of a finished checkpoint: its last file, with a record of the others."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Marker:
       step: the training step that was saved.
       files: the other files of the directory, by name.
       float16: the names of the tensors that are float16; see `t2tp.checkpoint.writing`.
-      writers: for each process, an id that is unique to this save.
+      writers: an id of each process, unique to this save.
       saved_at: time of the save, in seconds since 1970.
     """
 
@@ -78,7 +78,7 @@ class Marker:
         with as_unusable(checkpoint_in(directory)):
             content = cls._content(directory)
         damaged = DamagedCheckpointError(
-            f"{checkpoint_in(directory)} is damaged: its file {NAME} is not what was written;"
+            f"{checkpoint_in(directory)} is damaged: its file {NAME} has changed;"
             " copy it again from where it is intact, or use another checkpoint."
         )
         body, _, digest = content.removesuffix(b"\n").rpartition(b"\n")
@@ -125,7 +125,7 @@ class Marker:
         index, so these are always read.
 
         Raises:
-          DamagedCheckpointError: a file is missing or differs from what was written.
+          DamagedCheckpointError: a file is missing or has changed.
           UnusableCheckpointError: a file cannot be read.
         """
         with as_unusable(checkpoint_in(directory)):

@@ -75,8 +75,7 @@ class BestMetric:
         kind, _, metric = text.partition(":")
         if kind not in ("min", "max") or not metric:
             raise ValueError(
-                f"{text!r} does not say what is best: write min:METRIC or max:METRIC, as in"
-                " max:accuracy"
+                f"{text!r} is no goal: write min:METRIC or max:METRIC, as in max:accuracy"
             )
         return cls(metric, kind == "min")
 
@@ -100,7 +99,7 @@ class BestMetric:
         """Returns step and value of the best of some checkpoints; of equals, the oldest.
 
         Args:
-          directories: those of the checkpoints, by step.
+          directories: directories of the checkpoints, by step.
 
         Returns:
           None if none of them was evaluated.

@@ -38,7 +38,7 @@ def save_checkpoint(
     directory. If a process is killed meanwhile, earlier checkpoints are unaffected.
 
     Args:
-      directory: of the checkpoints; created if missing.
+      directory: directory of the checkpoints; created if missing.
       program: its variables are saved, including those it shares with other programs.
       step: number of training steps done.
       metadata: saved with them, as plain JSON; read it as
@@ -85,7 +85,8 @@ def restore_checkpoint(
     several processes, all call this.
 
     Args:
-      directory: of the checkpoints; for a run of `t2tp_trainer`, `<output_dir>/checkpoints`.
+      directory: directory of the checkpoints; `<output_dir>/checkpoints` for a run of
+        `t2tp_trainer`.
       program: its variables are restored.
       step: the step of the checkpoint. None restores the latest, or, if that is damaged, the
         previous one, with a warning.
@@ -121,7 +122,7 @@ def restore_checkpoint(
 
 
 def _joined(reserved: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the metadata of the variables together with those of the caller."""
+    """Joins the metadata of the variables and of the caller."""
     clashes = sorted(set(reserved) & set(given))
     if clashes:
         raise ValueError(f"metadata: the key {clashes[0]!r} is reserved; choose another name")

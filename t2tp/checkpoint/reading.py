@@ -91,7 +91,7 @@ class Checkpoint:
         Raises:
           LookupError: the checkpoint has no tensor of that name.
           ValueError: a slice's shape or dtype is not the tensor's.
-          DamagedCheckpointError: the stored content is not what was saved.
+          DamagedCheckpointError: the stored content has changed.
           UnusableCheckpointError: it cannot be read.
         """
         for each in slices:
@@ -162,7 +162,7 @@ def latest(directory: str | PathLike[str], before: int | None = None) -> Checkpo
     cannot be read is not skipped: it may be intact.
 
     Args:
-      directory: of the checkpoints.
+      directory: directory of the checkpoints.
       before: considers only smaller steps.
 
     Raises:

@@ -71,7 +71,7 @@ def restore_latest(
     continue from older values.
 
     Args:
-      directory: of the checkpoints, as process 0 sees it.
+      directory: directory of the checkpoints, as process 0 sees it.
       variables: to restore.
       strict: see `variables.check_fit`.
       zero_if_missing: see `variables.check_fit`.
@@ -120,7 +120,7 @@ def restore_step(
 ) -> None:
     """Restores the variables from the checkpoint of a step, and no other.
 
-    Arguments and errors are those of `restore_latest`.
+    For arguments and errors see `restore_latest`.
     """
     step_dir = step_directory(directory, step)
     choice = _choose(variables.cluster, directory, lambda: Checkpoint(step_dir))

@@ -18,7 +18,7 @@ _EVALUATORS_SECONDS = 600.0
 
 @dataclass(frozen=True)
 class Retention:
-    """The policy of which finished checkpoints to keep.
+    """The policy for keeping finished checkpoints.
 
     Attributes:
       max_to_keep: the latest N, at least 1.
@@ -40,7 +40,7 @@ class Retention:
         """Returns the steps to keep.
 
         Args:
-          directories: of the finished checkpoints, by step, ascending.
+          directories: directories of the finished checkpoints, by step, ascending.
         """
         steps = set(list(directories)[-self.max_to_keep :])
         if self.every_n_hours is not None:
@@ -58,8 +58,8 @@ def apply_retention(directory: str | PathLike[str], retention: Retention) -> Non
     progress. With several processes, one of them calls this.
 
     Args:
-      directory: of the checkpoints.
-      retention: which finished ones to keep.
+      directory: directory of the checkpoints.
+      retention: which checkpoints to keep.
     """
     directory = Path(directory)
     steps = all_steps(directory)

@@ -33,8 +33,8 @@ class Slice:
             raise ValueError(f"A slice of shape {self.size} has no tensor's name.")
         if not len(self.shape) == len(self.begin) == len(self.size):
             raise ValueError(
-                f"A slice of {self.name!r} needs as many begins and sizes as the tensor has"
-                f" dimensions: shape {self.shape}, begin {self.begin}, size {self.size}."
+                f"A slice of {self.name!r} needs a begin and a size for each"
+                f" dimension: shape {self.shape}, begin {self.begin}, size {self.size}."
             )
         if self.is_global:
             return
@@ -85,7 +85,9 @@ def check_tiling(slices: Iterable[Slice]) -> None:
     for name, parts in by_name.items():
         kinds = sorted({f"{part.dtype.name} {part.shape}" for part in parts})
         if len(kinds) > 1:
-            raise ValueError(f"Slices of {name!r} disagree on what it is: {' and '.join(kinds)}.")
+            raise ValueError(
+                f"Slices of {name!r} disagree on its dtype or shape: {' and '.join(kinds)}."
+            )
         _check_tiling_of_one(parts)
 
 

@@ -24,7 +24,7 @@ class CheckpointMismatchError(ValueError):
     """A checkpoint has other variables than the program.
 
     Attributes:
-      path: of the checkpoint.
+      path: path of the checkpoint.
       only_optimizer_differs: whether all trainable variables are there, and fit.
     """
 
@@ -117,7 +117,7 @@ def check_fit(
 
     Args:
       saved: the checkpoint.
-      variables: of the program.
+      variables: variables of the program.
       strict: whether the checkpoint must have no other variables. In evaluation it may: the
         optimizer's are not needed.
       zero_if_missing: names of counters that older checkpoints lack.
@@ -126,7 +126,7 @@ def check_fit(
       CheckpointMismatchError: names the first variables that differ.
     """
     saved_shapes = saved.shapes()
-    # Those of the base are checked when they are loaded.
+    # Weights of the base are checked when they are loaded.
     in_base = {v.spec.name for v in variables if v.spec.frozen and BASE in saved.metadata}
     shapes = {
         v.spec.name: tuple(v.spec.shape.to_integer_list)
@@ -156,7 +156,7 @@ def check_fit(
         examples = "; ".join(differences[:3])
         more = f"; and {len(differences) - 3} more" if len(differences) > 3 else ""
         only_optimizer = strict and _fits_but_for_the_optimizer(saved, variables)
-        where = "; only what the optimizer keeps differs" if only_optimizer else ""
+        where = "; only optimizer variables differ" if only_optimizer else ""
         raise CheckpointMismatchError(
             f"the checkpoint {saved.path} does not fit the model's variables:"
             f" {examples}{more}{where}",
@@ -215,7 +215,7 @@ def load_base(
 
     Args:
       source: a checkpoint that has them, or one of other adapters of such a checkpoint.
-      variables: of the program.
+      variables: variables of the program.
       names: frozen variable -> its name in `source`, if that differs.
 
     Raises:
@@ -244,7 +244,7 @@ def load(saved: Checkpoint, name: str, variable: SlicedVariable) -> None:
 
     Args:
       saved: the checkpoint.
-      name: of a tensor of the variable's shape in the checkpoint.
+      name: a tensor of the variable's shape in the checkpoint.
       variable: to restore.
     """
     stored = saved.dtypes()[name]

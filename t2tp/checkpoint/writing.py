@@ -24,6 +24,7 @@ from pathlib import Path
 import tensorflow as tf
 from absl import logging
 
+from t2tp.atomic_file import sync
 from t2tp.checkpoint import files
 from t2tp.checkpoint.errors import DamagedCheckpointError, UnusableCheckpointError, reason
 from t2tp.checkpoint.marker import METADATA, VARIABLES, FileRecord, Marker, data_file
@@ -54,12 +55,12 @@ def save(
     system. A failure in one of them is an error in all of them.
 
     Args:
-      directory: of the checkpoints; created if missing.
+      directory: directory of the checkpoints; created if missing.
       step: the training step, at least 0.
       values: slices and their values (`tf.Tensor`s or `tf.Variable`s of the slice's size and
         dtype). Over all processes, the slices of a tensor cover each element exactly once.
-      metadata: saved with the values, as plain JSON; that of process 0 counts.
-      metrics: of an evaluation of the step, see `record_metrics`.
+      metadata: saved with the values, as plain JSON; only process 0's is used.
+      metrics: metrics of an evaluation of the step, see `record_metrics`.
       process_id: the id of this process.
       num_processes: number of processes that save together.
       barrier: called with a name; returns when all processes have called it with that name.
@@ -73,19 +74,17 @@ def save(
       OSError: the checkpoint could not be written, or one of a newer format or an unreadable one
         has its name; earlier ones are unaffected.
     """
-    if num_processes > 1 and barrier is None:
-        raise ValueError(f"{num_processes} processes that save together need a barrier.")
-    if not 0 <= process_id < num_processes:
-        raise ValueError(f"There is no process {process_id} of {num_processes}.")
-    saving = _Saving(Path(directory), step, process_id, num_processes, uuid.uuid4().hex)
-    phases = {
-        "begin": lambda: saving.begin(values, metadata),
-        "write": lambda: saving.write(values),
-        "finish": lambda: saving.finish(metadata, metrics or {}),
-    }
-    saving.go_through(phases, barrier)
-    saving.check_finished()
-    return saving.final
+    return save_in_parts(
+        directory,
+        step,
+        [values],
+        metadata,
+        num_parts=num_processes,
+        metrics=metrics,
+        process_id=process_id,
+        num_processes=num_processes,
+        barrier=barrier,
+    )
 
 
 def save_in_parts(
@@ -95,6 +94,7 @@ def save_in_parts(
     metadata: dict,
     *,
     num_parts: int | None = None,
+    metrics: Mapping[str, float] | None = None,
     process_id: int = 0,
     num_processes: int = 1,
     barrier: Callable[[str], None] | None = None,
@@ -102,24 +102,27 @@ def save_in_parts(
     """Saves like `save`, with only one part in memory at a time.
 
     Args:
-      directory: of the checkpoints; created if missing.
+      directory: directory of the checkpoints; created if missing.
       step: the training step, at least 0.
       parts: slices and their values, computed lazily; each part becomes a file. With several
         processes, parts `process_id`, `process_id + num_processes` and so on of all.
-      metadata: as for `save`.
-      num_parts: how many there are in all processes; needed with several.
-      process_id: as for `save`.
-      num_processes: as for `save`.
-      barrier: as for `save`.
+      metadata: see `save`.
+      num_parts: number of parts of all processes; needed with several.
+      metrics: see `save`.
+      process_id: see `save`.
+      num_processes: see `save`.
+      barrier: see `save`.
 
     Returns:
       The directory of the finished checkpoint.
 
     Raises:
-      ValueError, OSError: as for `save`.
+      ValueError, OSError: see `save`.
     """
     if num_processes > 1 and (barrier is None or num_parts is None):
         raise ValueError(f"{num_processes} processes need a barrier and the number of all parts.")
+    if not 0 <= process_id < num_processes:
+        raise ValueError(f"There is no process {process_id} of {num_processes}.")
     saving = _Saving(Path(directory), step, process_id, num_processes, uuid.uuid4().hex)
     written = 0
 
@@ -134,9 +137,9 @@ def save_in_parts(
     def finish() -> None:
         if process_id == 0:
             count = written if num_parts is None else num_parts
-            replace(saving, num_processes=count).finish(metadata, {})
+            replace(saving, num_processes=count).finish(metadata, metrics or {})
 
-    phases = {"begin": lambda: saving.begin([], metadata), "write": write, "finish": finish}
+    phases = {"begin": lambda: saving.begin(metadata), "write": write, "finish": finish}
     saving.go_through(phases, barrier)
     if written:
         saving.check_finished()
@@ -183,10 +186,9 @@ class _Saving:
             self.clean_up()
             raise self.explained(failure) from failure
 
-    def begin(self, values: Sequence[tuple[Slice, tf.Tensor]], metadata: dict) -> None:
+    def begin(self, metadata: dict) -> None:
         """Checks the arguments; process 0 creates the empty temporary directory."""
         _check_destination(self.directory, self.step)
-        _check_values(values)
         if self.process_id != 0:
             return
         _check_metadata(metadata)
@@ -214,7 +216,7 @@ class _Saving:
                     tensors=[_storable(value) for _, value in values],
                 )
             data = prefix.with_name(f"{prefix.name}.data-00000-of-00001")
-            files.sync(data)
+            sync(data)
             note["bytes"] = data.stat().st_size
         files.write_synced(_note(self.temporary, self.process_id), json.dumps(note).encode())
 
@@ -230,7 +232,7 @@ class _Saving:
         records = self._merge(notes)
         content = json.dumps(metadata, indent=1).encode()
         files.write_synced(self.temporary / METADATA, content)
-        files.sync(self.temporary / f"{VARIABLES}.index")
+        sync(self.temporary / f"{VARIABLES}.index")
         for name in (METADATA, f"{VARIABLES}.index"):
             records[name] = FileRecord.from_file(self.temporary / name)
         float16 = sorted({each.name for each in slices if each.dtype == tf.float16})
@@ -238,7 +240,7 @@ class _Saving:
         if metrics:
             record_metrics(self.temporary, metrics)
         Marker(self.step, records, tuple(float16), writers, time.time()).write(self.temporary)
-        files.sync(self.temporary)
+        sync(self.temporary)
         if os.path.lexists(self.final):
             aside = files.set_aside(self.final)
             logging.warning(
@@ -247,7 +249,7 @@ class _Saving:
                 *(self.final, self.step, aside),
             )
         self.temporary.rename(self.final)
-        files.sync(self.directory)
+        sync(self.directory)
 
     def _merge(self, notes: list[dict]) -> dict[str, FileRecord]:
         """Merges the data files under one index; renames them without copying."""

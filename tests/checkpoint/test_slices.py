@@ -31,7 +31,7 @@ def test_a_slice_outside_its_tensor_is_refused(begin, size):
 
 
 def test_ranks_that_differ_are_refused():
-    with pytest.raises(ValueError, match="as many begins and sizes"):
+    with pytest.raises(ValueError, match="shape .* begin"):
         cut((0,), (8, 6))
 
 

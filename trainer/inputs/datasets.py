@@ -37,7 +37,7 @@ def dataset_inputs(dataset: tf.data.Dataset, dimensions: Mapping[str, str]) -> I
       dimensions: feature -> names of its dimensions, separated by spaces.
 
     Raises:
-      ValueError: the features are not those of the dataset, the number of dimensions differs, or
+      ValueError: the features differ from the dataset's, the number of dimensions differs, or
         a size is not static.
     """
     spec = dataset.element_spec
@@ -67,7 +67,7 @@ def iterator_inputs(
 
     Args:
       make_iterator: called once per pass over the inputs.
-      features: of a batch, by name.
+      features: features of a batch, by name.
     """
 
     def open_at(rows: int, batch_size: int) -> Iterator[Batch]:

@@ -1,4 +1,4 @@
-"""`Inputs`: a stream of batches, and the features of which they consist.
+"""`Inputs`: a stream of batches and their features.
 
 The batch of a step is made of examples in `t2tp.problems.data.stream`.
 """
@@ -14,7 +14,7 @@ import numpy as np
 from t2tp.problems.data.batch_sizes import BatchSizes
 from t2tp.program.program import Feature
 
-# Global arrays by name: numpy arrays, or objects that read only what a tuple of slices selects.
+# Global arrays by name: numpy arrays, or objects that read only the part that slices select.
 Batch = Mapping[str, Any]
 
 
@@ -77,7 +77,7 @@ class Inputs:
       counts: batch -> counts that the host makes in it, summed like the model's metrics.
       other_features: as `features`, for each further shape of batches in the stream, shorter or
         longer.
-      metric_names: of the metrics (see `t2tp.problems.metrics`) that are reported while training.
+      metric_names: metrics to report while training; see `t2tp.problems.metrics`.
     """
 
     features: Mapping[str, Feature]

@@ -24,10 +24,10 @@ def training_inputs(
     """Returns the endless, shuffled batches of the training split.
 
     Args:
-      problem: with prepared data.
+      problem: a problem with prepared data.
       data_dir: the directory of its data.
-      hparams: `max_length`, and those that `sequences_per_batch` reads.
-      seed: of the order.
+      hparams: `max_length`, and the hparams of `sequences_per_batch`.
+      seed: seed of the order.
 
     Raises:
       FileNotFoundError, ValueError: see `Problem.stream` and `sequences_per_batch`.
@@ -59,9 +59,9 @@ def evaluation_inputs(
     Batches also have the feature `example_index`; see `t2tp.models.model`.
 
     Args:
-      problem: with prepared data.
+      problem: a problem with prepared data.
       data_dir: the directory of its data.
-      hparams: `max_length`, and those that `sequences_per_batch` reads.
+      hparams: `max_length`, and the hparams of `sequences_per_batch`.
       split: one of `problem.splits`, also the training split.
 
     Raises:

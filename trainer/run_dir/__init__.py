@@ -2,7 +2,7 @@
 
 `run_files` reads and writes `hparams.json` and `flags.json`, by which a run is resumed, and
 `run_lock` allows one training at a time. `RunCheckpoints` restores the values to start from: the
-latest checkpoint, a named one (`find_checkpoint`), or those of another run (`warm_start`).
+latest checkpoint, a named one (`find_checkpoint`), or another run (`warm_start`).
 `RunSaver` saves in the background when a policy of `save_policy` is due.
 
 `evaluation_record` keeps the metrics of evaluations, `checkpoint_follower` waits for the

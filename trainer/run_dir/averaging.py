@@ -32,8 +32,8 @@ class Averaged:
     """The checkpoint written by `average`.
 
     Attributes:
-      directory: of the checkpoint.
-      step: of the latest of the averaged checkpoints.
+      directory: directory of the checkpoint.
+      step: step of the latest averaged checkpoint.
       has_moving_averages: whether the run has moving averages of its weights (`ema_decay`), which
         evaluation reads; they were averaged too.
       batch_statistics: batch-norm variables, which are copied from the latest checkpoint.
@@ -66,7 +66,7 @@ def average(checkpoints: Sequence[Checkpoint], output_dir: str) -> Averaged:
 
     Their moving averages (`ema_decay`), if any, are averaged too. Sums are in float64, slice by
     slice as in the latest checkpoint, so that only a few are in memory. All other variables (of the
-    optimizer, statistics of batch norms), the step and the metadata are those of the latest.
+    optimizer, statistics of batch norms), the step and the metadata come from the latest.
 
     Args:
       checkpoints: at least one, of the same variables.

@@ -28,7 +28,7 @@ def follow_checkpoints(
     Process 0 polls the directory; all processes yield the same steps.
 
     Args:
-      directory: of the run's checkpoints; it need not exist yet.
+      directory: directory of the run's checkpoints; it need not exist yet.
       cluster: the processes that follow.
       known: steps of checkpoints to skip.
       timeout_mins: minutes to wait for the next one, after which the iteration ends.

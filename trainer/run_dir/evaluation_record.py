@@ -37,7 +37,7 @@ class EvaluationRecord:
     def add(self, step: int, metrics: Mapping[str, float]) -> None:
         """Appends an evaluation and syncs it to the disk; removes earlier ones of the same step.
 
-        A killed run comes to a step again.
+        A run that was killed reaches a step twice.
 
         Args:
           step: training step of the variables.

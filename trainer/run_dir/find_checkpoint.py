@@ -19,7 +19,7 @@ def find(path: str) -> Checkpoint:
 
     Args:
       path: a checkpoint's directory, or TensorFlow's name for it (`variables` in that directory).
-        For a run's directory, or its directory of checkpoints, it is the latest checkpoint.
+        A run's directory, or its directory of checkpoints, names the latest checkpoint.
 
     Raises:
       FileNotFoundError: there is none.

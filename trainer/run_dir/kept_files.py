@@ -1,7 +1,7 @@
-"""What a run keeps of the directory of Hugging Face that it was made of: all but the weights.
+"""Tokenizer, config and chat template, copied from the Hugging Face checkpoint of a converted run.
 
-They are its config, tokenizer and chat template. A run that is trained from such a run keeps them
-too, so that it can be decoded, and written as a directory, like that one.
+A run that is trained from a converted run gets the same files, so that it can be decoded and
+exported to Hugging Face too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from t2tp.untrusted_json import file_inside
 
 _DIRECTORY = "huggingface"
 _SUFFIXES = (".json", ".txt", ".model", ".jinja")
-# It says in which file each tensor is.
+# The index of the files of weights.
 _INDEX_SUFFIX = ".index.json"
 
 
@@ -65,11 +65,11 @@ def copy_files(source: Path, target: Path) -> None:
 
 
 def inherit(output_dir: str | PathLike[str], warm_start_from: str) -> None:
-    """Copies the files that the run has from which this one is trained, unless it has its own.
+    """Copies the files of the run that this run starts from, unless it has files of its own.
 
     Args:
-      output_dir: of this run.
-      warm_start_from: as the flag of that name; "": none.
+      output_dir: directory of this run.
+      warm_start_from: value of the flag; "": none.
 
     Raises:
       OSError: a file cannot be read or written.

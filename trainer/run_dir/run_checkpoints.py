@@ -32,7 +32,7 @@ from t2tp.trainer.run_dir.warm_start import WarmStart, warm_start
 # Default number of steps from one checkpoint to the next.
 DEFAULT_SAVE_STEPS = 1000
 
-# In the metadata: pairs of a step and the batch size from that step on; see `BatchSizes`.
+# Metadata key of pairs (step, batch size from that step on); see `BatchSizes`.
 BATCH_SIZES = "batch_sizes"
 
 # Counters that checkpoints of earlier versions lack.
@@ -50,8 +50,8 @@ class RunCheckpoints:
         """Parses the settings without reading the directory.
 
         Args:
-          config: of the run.
-          layout: of the run, recorded in its checkpoints.
+          config: config of the run.
+          layout: layout of the run, recorded in its checkpoints.
 
         Raises:
           ValueError: a checkpoint setting cannot be parsed.
@@ -73,7 +73,7 @@ class RunCheckpoints:
     def load(self, variables: Variables, *, to_train: bool) -> int:
         """Restores variables from the latest readable checkpoint, or from the one in the config.
 
-        Without a checkpoint, training starts from the initial values, or from those of a warm
+        Without a checkpoint, training starts from the initial values, or from a warm
         start.
 
         Args:

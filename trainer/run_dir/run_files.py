@@ -70,8 +70,7 @@ def read(output_dir: str) -> SavedRun | None:
         hparams = None
     except ValueError as error:
         raise RunFileError(
-            f"{error}; put a copy of it back, or move it away and say with --hparams_set what it"
-            " was"
+            f"{error}; put a copy of it back, or move it away and name the set with --hparams_set"
         ) from error
     flags = read_flags(output_dir)
     return None if flags is None else SavedRun(hparams, flags)
@@ -163,11 +162,11 @@ def check_same_data(
     Vocabularies of equal size may differ, and metrics and texts with a wrong one look plausible.
 
     Args:
-      config: of the run; if `checkpoint_path` names a checkpoint of another run on the same
+      config: config of the run; if `checkpoint_path` names a checkpoint of another run on the same
         problem, its data are checked too.
       problem: name of the problem.
       data_dir: the directory of its data.
-      digest: of these data, see `Problem.digest`.
+      digest: digest of these data, see `Problem.digest`.
 
     Raises:
       OtherRunError: they differ.
@@ -199,7 +198,7 @@ def resumed_hparams(saved: HParams, preset: HParams) -> HParams:
     another value for new runs, which would change the trained model.
 
     Args:
-      saved: in the run's directory.
+      saved: hparams in the run's directory.
       preset: the hparams set in the current code.
     """
     resumed = preset.copy()

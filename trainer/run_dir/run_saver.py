@@ -45,7 +45,7 @@ class RunSaver:
     A training that fails waits for the checkpoint being written; one that exits at once does not.
 
     Attributes:
-      variables: to save.
+      variables: the variables to save.
     """
 
     def __init__(
@@ -59,10 +59,10 @@ class RunSaver:
         """Prepares the background thread without writing.
 
         Args:
-          directory: of the run's checkpoints.
-          variables: to save.
+          directory: directory of the run's checkpoints.
+          variables: the variables to save.
           retention: which checkpoints to keep.
-          metadata: of each checkpoint.
+          metadata: metadata of each checkpoint.
           saved: called with the step of each complete checkpoint, in the thread of process 0.
         """
         self._directory = directory
@@ -128,7 +128,7 @@ class RunSaver:
         self._metrics = step, dict(metrics)
 
     def is_best(self, step: int) -> bool:
-        """Whether a step's metric is better than those of all checkpoints, as process 0 decides.
+        """Whether a step's metric is better than any checkpoint's, as process 0 decides.
 
         Raises:
           LookupError: the metric was not evaluated.

@@ -25,7 +25,7 @@ class WarmStartError(UsageError):
 
 @dataclass(frozen=True)
 class WarmStart:
-    """The source of a warm start, and rules that map its variable names to those of the model.
+    """The source of a warm start, and rules that map its variable names to the model's names.
 
     Attributes:
       path: see `find_checkpoint.find`.
@@ -108,14 +108,14 @@ def _split(text: str) -> tuple[str, str]:
 
 
 def warm_start(source: WarmStart, variables: Variables) -> str:
-    """Loads trainable variables from those of the checkpoint with equal name and shape.
+    """Loads trainable variables from tensors of the checkpoint with equal name and shape.
 
     The frozen weights of a model with adapters must all be there, or in the base of the adapters
     that are there.
 
     Args:
       source: the checkpoint and the rules for its names.
-      variables: with their initial values.
+      variables: variables with their initial values.
 
     Returns:
       A summary: how many variables were loaded, and which were not, with the reason.
@@ -221,5 +221,5 @@ def _nothing_fits(
     return (
         f"warm_start_from: none of the {len(trainable)} trainable variables is in {saved.path} with"
         f" its name and shape. {outcome.removesuffix(', initialized').capitalize()}: {text}{hint}"
-        f" (rules from{ARROW}to rename what is there)"
+        f" (rules from{ARROW}to rename variables of the checkpoint)"
     )

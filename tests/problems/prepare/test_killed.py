@@ -72,7 +72,7 @@ def test_while_the_vocabulary_is_trained(tmp_path, mixed):
     assert "making a vocabulary" in kill_after(killed, "making a vocabulary", 0)
     assert not (tmp_path / "killed" / directory).exists()
     said = kill_after(killed, "making a vocabulary", 0.5)
-    assert "going on with what an interrupted run left" in said
+    assert "resuming the interrupted work" in said
     finish(killed)
     whole, again = (files_in(tmp_path / each / directory) for each in ("whole", "killed"))
     assert again == whole

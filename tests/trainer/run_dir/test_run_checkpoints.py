@@ -93,7 +93,7 @@ def test_to_train_from_a_named_checkpoint_is_a_new_run(trained_run):
 def test_another_optimizer_is_told_how_to_begin(tmp_path):
     estimator(tmp_path / "old", hparams={"momentum": False}).train(toy.inputs(), 4)
     shutil.copytree(tmp_path / "old/checkpoints", tmp_path / "new/checkpoints")
-    said = "w_momentum_v is not in the checkpoint; only what the optimizer keeps differs: a new run"
+    said = "w_momentum_v is not in the checkpoint; only optimizer variables differ: a new run"
     with pytest.raises(CheckpointMismatchError, match=said):
         estimator(tmp_path / "new").train(toy.inputs(), 8)
     warm = estimator(tmp_path / "warm", warm_start_from=str(tmp_path / "old"))

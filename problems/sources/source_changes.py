@@ -21,7 +21,7 @@ def write_sources(directory: Path, patterns: Iterable[str]) -> None:
 
     Args:
       directory: where the data are being made.
-      patterns: of the files, as `user_files.find_files` takes them.
+      patterns: patterns of the files; see `user_files.find_files`.
     """
     absolute = [os.path.abspath(Path(pattern).expanduser()) for pattern in patterns]
     record = {"patterns": absolute, "files": _states(_matching(absolute))}
