@@ -198,6 +198,6 @@ def test_without_a_network_it_gives_up_soon_and_says_what_stays(tmp_path, monkey
         raise requests.exceptions.ConnectionError("no route to host")
 
     monkeypatch.setattr(requests.adapters.HTTPAdapter, "send", no_network)
-    with pytest.raises(OSError, match=f"mnist: .*no route to host.* stays in {tmp_path}"):
+    with pytest.raises(OSError, match=f"mnist: .*no route to host.* kept in {tmp_path}"):
         problems.find("tfds:mnist").download(tmp_path / "made", tmp_path)
     assert retries and max(retries) == 4

@@ -155,7 +155,7 @@ def test_the_code_of_a_problem_is_not_all_of_python_s(monkeypatch):
     read = []
     read_bytes = Path.read_bytes
     monkeypatch.setattr(Path, "read_bytes", lambda path: read.append(path.name) or read_bytes(path))
-    plan.code_digest(Text2TextProblem, beside=True)
+    plan.code_digest(Text2TextProblem, with_neighbours=True)
     assert {"text_to_text.py", "text.py", "problem.py"} <= {*read} and len(read) < 10
 
 
