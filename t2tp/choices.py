@@ -14,7 +14,11 @@ BATCH_SIZE_UNITS = (
 )
 
 # Of transformers.
-MLPS = ("relu", "gelu", "gelu_erf", "silu", "swiglu", "geglu")
+# Feed-forward networks, and the function in `t2tp.ops.activations` or `mtf` that is their activation,
+# or the activation of their gate.
+PLAIN_MLPS = {"relu": "relu", "gelu": "gelu", "gelu_erf": "gelu_erf", "silu": "swish"}
+GATED_MLPS = {"swiglu": "swish", "geglu": "gelu"}
+MLPS = (*PLAIN_MLPS, *GATED_MLPS)
 NORM_TYPES = ("rms", "rms_unit_offset", "layer")
 NORM_POSITIONS = ("pre", "post")
 RECOMPUTE = ("none", "layer", "attention", "feed_forward")

@@ -5,21 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from t2tp import mtf
+from t2tp.choices import GATED_MLPS, MLPS, PLAIN_MLPS
 from t2tp.layers import variables
 from t2tp.layers.dropout import Dropout
 from t2tp.layers.linear import linear
-from t2tp.ops.activations import gelu_erf
+from t2tp.ops import activations
 from t2tp.suggestions import nearest
-
-_ACTIVATIONS: dict[str, Callable[[mtf.Tensor], mtf.Tensor]] = {
-    "relu": mtf.relu,
-    "gelu": mtf.gelu,
-    "gelu_erf": gelu_erf,
-    "silu": mtf.swish,
-    "swiglu": mtf.swish,
-    "geglu": mtf.gelu,
-}
-_GATED = ("swiglu", "geglu")
 
 
 def activation_of(mlp: str) -> Callable[[mtf.Tensor], mtf.Tensor]:
@@ -28,9 +19,10 @@ def activation_of(mlp: str) -> Callable[[mtf.Tensor], mtf.Tensor]:
     Raises:
       ValueError: the name is unknown.
     """
-    if mlp not in _ACTIVATIONS:
-        raise ValueError(f"mlp is {mlp!r}: {nearest(mlp, _ACTIVATIONS, 'networks')}")
-    return _ACTIVATIONS[mlp]
+    if mlp not in MLPS:
+        raise ValueError(f"mlp is {mlp!r}: {nearest(mlp, MLPS, 'networks')}")
+    name = (PLAIN_MLPS | GATED_MLPS)[mlp]
+    return getattr(activations, name, None) or getattr(mtf, name)
 
 
 class FeedForward:
@@ -54,7 +46,7 @@ class FeedForward:
         """Sets dimensions and variants.
 
         Args:
-          mlp: relu, gelu, gelu_erf, silu, swiglu or geglu.
+          mlp: the network's name, one of `t2tp.choices.MLPS`.
           d_ff: the hidden size.
           use_bias: whether to add a bias after each matrix.
           dropout: of the hidden activations, relu_dropout in tensor2tensor.
@@ -65,7 +57,7 @@ class FeedForward:
           ValueError: the name is unknown.
         """
         self._activation = activation_of(mlp)
-        self._is_gated = mlp in _GATED
+        self._is_gated = mlp in GATED_MLPS
         self._d_ff = mtf.Dimension("d_ff", d_ff)
         self._use_bias = use_bias
         self._dropout = Dropout(dropout)

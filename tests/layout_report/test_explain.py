@@ -200,7 +200,7 @@ def test_microbatches_keep_less_and_move_as_much(count):
 def test_gradients_summed_over_microbatches_are_said_to_be_their_variables():
     said = str(t2tp.explain(samples.microbatches(4)))
     assert (
-        "allreduce over data of its gradient, 144 B, summed over batch, together with 1 more"
+        "allreduce over data of its gradient, 144 B, summed over batch, together with 2 more"
         in said
     )
     assert "4, 96 B\n            24 B  forward: einsum_1, summed over d_ff, in a loop of 4" in said

@@ -8,7 +8,6 @@ import t2tp.hparams
 import t2tp.models  # noqa: F401 (registers models)
 from t2tp import choices, registry
 from t2tp.hparam import HParams
-from t2tp.layers import feed_forward
 from t2tp.models import resnet
 
 # Text that a declaration cannot know: wrong values are found when the model is built.
@@ -128,7 +127,6 @@ def test_values_that_do_not_go_together_are_one_sentence(trainer, tmp_path, capf
 
 
 def test_a_declared_choice_is_one_that_there_is_code_for():
-    assert set(choices.MLPS) == set(feed_forward._ACTIVATIONS)
     assert set(choices.BLOCKS) == set(resnet._EXPANSION)
 
 
