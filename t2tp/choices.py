@@ -14,8 +14,7 @@ BATCH_SIZE_UNITS = (
 )
 
 # Of transformers.
-# Feed-forward networks, and the function in `t2tp.ops.activations` or `mtf` that is their activation,
-# or the activation of their gate.
+# Feed-forward network -> its activation, or that of its gate, in `t2tp.ops.activations` or `mtf`.
 PLAIN_MLPS = {"relu": "relu", "gelu": "gelu", "gelu_erf": "gelu_erf", "silu": "swish"}
 GATED_MLPS = {"swiglu": "swish", "geglu": "gelu"}
 MLPS = (*PLAIN_MLPS, *GATED_MLPS)
