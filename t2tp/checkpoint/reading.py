@@ -54,8 +54,10 @@ class Checkpoint:
         self.saved_at = self._marker.saved_at
         with as_unusable(checkpoint_in(self.path)):
             self.metadata: dict = json.loads((self.path / METADATA).read_bytes())
-            with files.tensorflow_path(self.path) as path:
-                reader = tf.compat.v1.train.NewCheckpointReader(path + b"/" + VARIABLES.encode())
+            with files.tensorflow_path(self.path) as location:
+                reader = tf.compat.v1.train.NewCheckpointReader(
+                    location + b"/" + VARIABLES.encode()
+                )
         self._shapes = {
             name: tuple(shape) for name, shape in reader.get_variable_to_shape_map().items()
         }
@@ -101,12 +103,12 @@ class Checkpoint:
         stored = [tf.float32 if part.dtype == tf.float16 else part.dtype for part in slices]
         with (
             as_unusable(checkpoint_in(self.path)),
-            files.tensorflow_path(self.path) as path,
+            files.tensorflow_path(self.path) as location,
             tf.device("CPU:0"),
         ):
             restore = functools.partial(
                 tf.raw_ops.RestoreV2,
-                prefix=path + b"/" + VARIABLES.encode(),
+                prefix=location + b"/" + VARIABLES.encode(),
                 tensor_names=[each.name for each in slices],
                 shape_and_slices=[each.spec for each in slices],
                 dtypes=stored,
