@@ -105,7 +105,7 @@ class Instructions(RecordProblem, TextProblem):
         return options
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns what is pickled for other processes, in which the template is compiled again."""
+        """Returns the pickled state. Other processes compile the template again."""
         return {name: value for name, value in vars(self).items() if name != "_template"}
 
     @cached_property
@@ -116,7 +116,7 @@ class Instructions(RecordProblem, TextProblem):
         return ChatTemplate.from_directory(self._lender)
 
     def data_dependencies(self) -> dict[str, Any]:
-        """Returns what the data depend on, the chat template too."""
+        """Returns the dependencies of the data, with the chat template."""
         dependencies = super().data_dependencies()
         if self._template is not None:
             # The text of a conversation, whatever file has the template.
@@ -134,7 +134,7 @@ class Instructions(RecordProblem, TextProblem):
         return super().make_vocabulary(directory, samples)
 
     def change_hparams(self, hparams: HParams, data_dir: AnyPath | None = None) -> None:
-        """Makes the model read first what the chat template of the data writes first."""
+        """Sets `bos_token_id` to the first token of the data's chat template."""
         super().change_hparams(hparams, data_dir)
         if data_dir and "bos_token_id" in hparams and has_template(self.directory(data_dir)):
             first = _first_token(self.directory(data_dir))
@@ -198,8 +198,8 @@ class Instructions(RecordProblem, TextProblem):
                 not done <= len(before) <= len(after)
             ):
                 raise ValueError(
-                    f"the chat template writes message {number + 1} in another way when others"
-                    " follow, so that it cannot be told what is learned: end the conversation there"
+                    f"the chat template writes message {number + 1} differently when others follow,"
+                    " so its tokens cannot be located: end the conversation there"
                 )
             spans.append((len(before), len(after)))
             done = len(after)

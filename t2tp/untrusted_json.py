@@ -23,7 +23,7 @@ Types = Mapping[str, type | tuple[type, ...]]
 
 
 class UntrustedFileError(ValueError):
-    """A file is not what its name promises; `str()` is a sentence that says why."""
+    """A file has unexpected contents; `str()` is a sentence with the reason."""
 
 
 @contextlib.contextmanager
@@ -127,7 +127,7 @@ def as_damaged(source: str | os.PathLike[str]) -> Iterator[None]:
 def file_inside(directory: Path, name: str) -> Path:
     """Returns the path of a file of a directory, given its name in another file.
 
-    A link must stay inside the directory. In a snapshot of the Hub's cache all files are links into
+    A link must stay inside the directory. All files of a snapshot in the Hub's cache are links into
     the directory `blobs` of the same model.
 
     Raises:

@@ -82,7 +82,7 @@ class CharacterVocabulary(Vocabulary):
         )
         characters = tf.strings.unicode_split(texts, "UTF-8")  # [texts, (characters)]
         own_ids = table.lookup(characters.flat_values)[:, None]
-        # Of each character one of two is empty: its token, or the tokens of its bytes.
+        # Each character has either a token or the tokens of its bytes; the other list is empty.
         others = tf.where(own_ids[:, 0] > 0, "", characters.flat_values)
         ids = tf.concat(
             [
@@ -105,7 +105,7 @@ def count_characters(texts: Iterable[str], size: int) -> CharacterVocabulary:
     """Returns the vocabulary of the most frequent characters.
 
     Args:
-      texts: in which they are counted.
+      texts: the texts whose characters are counted.
       size: max number of tokens, including 259 for the special ones and the bytes.
     """
     counts: Counter[str] = Counter()

@@ -31,11 +31,11 @@ _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 SAMPLE_BYTES = 32 << 20
 # The sample has at least this many texts, if they exist, so that a few large ones do not dominate.
 _SAMPLE_TEXTS = 1000
-# Training texts are split, as SentencePiece drops what is longer than max_sentence_length.
+# Training texts are split, because SentencePiece drops texts above max_sentence_length.
 _CHUNK_CHARACTERS = 2000
 
 # A long text is encoded in parts of about this many characters, as SentencePiece needs some 30
-# bytes of memory per character, and Python as many again per token.
+# bytes of memory per character, and Python 30 more per token.
 _PART_CHARACTERS = 1 << 16
 
 # SentencePiece's marker of an unknown piece (U+2585): it ignores training texts that have it.
@@ -49,7 +49,7 @@ _NORMALIZATIONS = {"none": "identity", "nfkc": "nfkc", "nmt_nfkc": "nmt_nfkc"}
 
 
 class SubwordVocabulary(Vocabulary):
-    """Pieces of words, and bytes for what has no piece.
+    """Pieces of words, and bytes for characters without a piece.
 
     Attributes:
       model: the serialized SentencePiece ModelProto, which tensorflow-text reads too.
@@ -150,10 +150,9 @@ def train_subwords(
     if there are fewer.
 
     Args:
-      texts: in an order that makes the first ones representative.
+      texts: the texts, in an order that makes the first ones representative.
       size: target number of pieces, including 259 for the special ones and the single bytes.
-      is_ceiling: if the texts do not have as many distinct pieces, use those they have, with a
-        warning.
+      is_ceiling: whether fewer pieces will do, with a warning, if the texts have fewer.
       model_type: "bpe" (byte-pair encoding) or "unigram" (T. Kudo, Subword Regularization,
         arXiv:1804.10959).
       normalization: "none" keeps every text unchanged. "nfkc" and "nmt_nfkc" are Unicode's

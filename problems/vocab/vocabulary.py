@@ -4,7 +4,7 @@ Every token stands for fixed bytes, so decoding concatenates bytes, and the UTF-
 is the sum of its tokens' lengths. That makes bits per byte exact. Ids 0 to 2 are special and the
 same in every vocabulary made here, and so are 3 to 258, the single bytes: the fallback for
 characters without a token, so that any text can be encoded.
-Those of a `tokenizer.json` have ids of their own (`tokenizer.py`).
+A `tokenizer.json` has ids of its own (`tokenizer.py`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Vocabulary(abc.ABC):
       prefix_tokens: the tokens put before a text that no model continues token by token: none, or
         BERT's `[CLS]`.
       works_in_graph: whether `encode_in_graph` and `decode_in_graph` can be called.
-      is_lossless: whether the bytes of a text's tokens are those of the text.
+      is_lossless: whether a text's tokens have exactly the bytes of the text.
     """
 
     file_name: str
@@ -81,7 +81,7 @@ class Vocabulary(abc.ABC):
         ]
 
     def encode_parts(self, text: str) -> Iterator[list[int]]:
-        """Yields the token ids of a text in parts, whose concatenation is that of `encode`.
+        """Yields the token ids of a text in parts. Joined they are the result of `encode`.
 
         The ids of a long text need much more memory than the text.
         """
@@ -153,5 +153,5 @@ def reserved_token_bytes() -> list[bytes]:
 
 
 def byte_fallback(text: str) -> list[int]:
-    """Returns the ids of a text's single bytes, for what has no other token."""
+    """Returns the ids of a text's bytes, for characters without a token."""
     return [FIRST_BYTE + byte for byte in text.encode("utf-8")]

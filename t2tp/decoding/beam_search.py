@@ -62,7 +62,7 @@ def search(
       model: predicts the tokens.
       mesh: the program's mesh.
       rows: the prompts.
-      state: of `model.prefill`.
+      state: result of `model.prefill`.
       options: width, length penalty, EOS.
 
     Returns:
@@ -85,8 +85,8 @@ def search(
             mesh, last, mtf.broadcast(positions, last.shape), state_before
         )
         may_end = mtf.greater_equal(mtf.broadcast(step, [batch]), options.min_length)
-        # Each sequence has a continuation by each end token. Of these many candidates at least the
-        # beam's width are unfinished.
+        # Each sequence has a continuation by each end token, so at least the beam's width of these
+        # candidates is unfinished.
         continuations = top_candidates(
             logits,
             now.log_probs,
@@ -135,7 +135,7 @@ def search(
 def _start(rows: PromptBatch, beam: mtf.Dimension) -> _Beams:
     """Returns one empty sequence per row and no finished ones; a row with limit 0 is done.
 
-    With one sequence instead of `beam` equal ones, the first candidates are different tokens.
+    One sequence instead of `beam` equal ones makes the first candidates different tokens.
     """
     mesh, one_each = rows.mesh, mtf.Shape([rows.batch, beam])
     first = mtf.constant(mesh, [0.0] + [_NONE] * (beam.size - 1), [beam])
@@ -156,7 +156,7 @@ def _start(rows: PromptBatch, beam: mtf.Dimension) -> _Beams:
 def _last_tokens(
     step: mtf.Tensor, alive: mtf.Tensor, rows: PromptBatch, beam: mtf.Dimension
 ) -> mtf.Tensor:
-    """Returns the last token of each sequence [batch, beam], at first that of the row's prefix."""
+    """Returns the last token of each sequence [batch, beam]; first the prefix's last."""
 
     def last(step: tf.Tensor, alive: tf.Tensor, previous: tf.Tensor) -> tf.Tensor:
         tokens = tf.gather(alive, tf.maximum(step - 1, 0), axis=2)

@@ -24,7 +24,7 @@ def decode(
     Args:
       model: an autoregressive model.
       mesh: the program's mesh.
-      features: those of `row_features`, and the model's other features.
+      features: the features of `row_features`, and the model's other features.
       options: how to decode.
 
     Returns:

@@ -89,9 +89,9 @@ class Decoder:
 
         Args:
           predict: runs `decode` of the model with these options.
-          layout: of the mesh; a batch has at least one row per slice.
+          layout: the mesh's layout; a batch has at least one row per slice.
           options: how to decode.
-          seed: of the samples.
+          seed: seed of the samples.
           max_length: the model's max number of positions, of inputs and of outputs alike.
         """
         self.options = options
@@ -122,9 +122,9 @@ class Decoder:
           options: how to decode; by default beam search of width 4.
           mesh_shape: such as `data:2;model:4`.
           layout: such as `batch:data;heads:model`, or a `Layout`, which has its own mesh shape.
-          variables: those of the model, of another program on the same mesh; by default new ones.
+          variables: the model's variables in another program on the same mesh. Default: new ones.
           cluster: the devices; see `Program`.
-          seed: of the samples, and of new variables.
+          seed: seed of the samples and of new variables.
           xla: see `Program`.
         """
         chosen = options or DecodeOptions()
@@ -235,7 +235,7 @@ class Decoder:
         if prefix_length:
             prefix_length = min(length, self._rounded(prefix_length))
         elif requests[numbers[0]].inputs is None:
-            prefix_length = 1  # of which nothing counts: what says how many rows there are
+            prefix_length = 1  # Dummy column; only its batch size is used.
         prefix, prefix_sizes = pad([requests[n].prefix for n in numbers], rows, prefix_length)
         keys, limits = np.zeros([rows], np.int64), np.zeros([rows], np.int32)
         keys[: len(numbers)] = row_keys(self._seed, np.array(numbers, np.int64))

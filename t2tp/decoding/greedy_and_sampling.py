@@ -52,7 +52,7 @@ def greedy_or_sample(
       model: predicts the tokens.
       mesh: the program's mesh.
       rows: the prompts.
-      state: of `model.prefill`.
+      state: result of `model.prefill`.
       options: how tokens are chosen.
 
     Returns:

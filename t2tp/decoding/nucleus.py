@@ -22,7 +22,7 @@ def nucleus_mask(part: VocabSlice, logits: tf.Tensor, top_p: float) -> tf.Tensor
     Args:
       part: the slice of the vocabulary.
       logits: float32 [rows, part], -infinity where a token must not be chosen.
-      top_p: in (0, 1).
+      top_p: total probability of the nucleus, between 0 and 1.
 
     Returns:
       booleans [rows, part]. All tokens that tie with the last one are in the nucleus.

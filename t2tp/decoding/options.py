@@ -36,8 +36,8 @@ class DecodeOptions:
 
     Attributes:
       beam_size: width of beam search; 1: greedy.
-      alpha: of the length penalty ((5 + length) / 6) ** alpha (Y. Wu et al., arXiv:1609.08144,
-        section 7), by which the log-probabilities of finished sequences are divided.
+      alpha: exponent of the length penalty ((5 + length) / 6) ** alpha, which divides the
+        log-probabilities of finished sequences (Y. Wu et al., arXiv:1609.08144, section 7).
       temperature: divides logits before a token is sampled; 0: no sampling.
       top_k: sample from the k most probable tokens; 0: all.
       top_p: sample from the smallest set of tokens with this total probability (A. Holtzman et al.,

@@ -70,8 +70,8 @@ def row_features(
     Args:
       batch: number of rows.
       length: number of positions, including the prefix.
-      prefix_length: of the longest prefix; 0: there is none.
-      inputs_length: of the longest inputs; 0: the model has no inputs.
+      prefix_length: length of the longest prefix; 0: there is none.
+      inputs_length: length of the longest inputs; 0: the model has no inputs.
     """
     rows = mtf.Shape([mtf.Dimension("batch", batch)])
     features = {
@@ -127,7 +127,7 @@ def sequence_arrays(name: str, tokens: Array, sizes: Array) -> dict[str, Array]:
     """Lays out sequences as `sequence_features` declares them: one segment per row, then zeros.
 
     Args:
-      name: of the feature.
+      name: name of the feature.
       tokens: int32 [rows, length], padded with zeros.
       sizes: int32 [rows], the number of tokens in each row.
     """
@@ -163,7 +163,7 @@ def row_keys(seed: int, numbers: Array) -> Array:
     """Returns the keys of rows' random numbers, from the seed and the rows' indices.
 
     Args:
-      seed: of the run.
+      seed: the run's seed.
       numbers: int64, an array of numpy's or a tensor.
 
     Returns:

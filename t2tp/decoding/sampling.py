@@ -106,7 +106,7 @@ class _Sampler:
         self._top_p = options.top_p
 
     def from_all(self, part: VocabSlice, allowed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Samples from all tokens, or those of the nucleus."""
+        """Samples from all tokens, or from the nucleus."""
         scaled = allowed / self._temperature
         if self._top_p < 1:
             scaled = tf.where(nucleus_mask(part, scaled, self._top_p), scaled, -float("inf"))

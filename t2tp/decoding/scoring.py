@@ -25,7 +25,7 @@ class Scorer:
         Args:
           evaluate: runs a model's `loss` without dropout; returns its metrics, which must include
             `nll`.
-          layout: of the mesh.
+          layout: the mesh's layout.
           max_length: max tokens of targets, and of inputs.
         """
         self._evaluate = evaluate

@@ -27,10 +27,10 @@ def token_loop(
     Args:
       mesh: the program's mesh.
       start: the sequences before the first iteration.
-      state: of the model, before the first iteration.
+      state: the model's state before the first iteration.
       goes_on: whether a row of the sequences is unfinished, booleans [batch]; the loop ends on each
         processor when all of its rows are done.
-      body: from the index of the iteration (an int32 scalar), the sequences and the model's state
+      body: maps the index of the iteration (an int32 scalar), the sequences and the model's state
         to the next sequences and state. It leaves rows that are done unchanged.
 
     Returns:

@@ -1,4 +1,4 @@
-"""The logits of a decode step on one processor: those of its slice of the vocabulary."""
+"""The logits of one processor's slice of the vocabulary in a decode step."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class VocabSlice:
         vocab = mtf.Shape(logits.shape.dims[-1:])
         (self._axis,) = mesh_impl.tensor_layout(vocab)
         self._collectives = mesh_impl.collectives
-        # A slice may be padding alone, of which -infinity would make NaN.
+        # A slice may be padding alone, and -infinity everywhere would make NaN.
         self.logits = mesh_impl.masked(
             tf.cast(lowering.slice(logits), tf.float32), logits.shape, vocab.dims, tf.float32.min
         )
@@ -90,7 +90,7 @@ def normalizer(parts: tf.Tensor) -> tf.Tensor:
     """Returns the logarithm of the sum of all exponentials: [rows..., parts, 2] -> [rows...].
 
     Args:
-      parts: of all processors, from `VocabSlice.normalizer_parts`.
+      parts: results of `VocabSlice.normalizer_parts` on all processors.
     """
     highest = tf.reduce_max(parts[..., 0], -1)
     total = tf.reduce_sum(parts[..., 1] * tf.exp(parts[..., 0] - highest[..., None]), -1)

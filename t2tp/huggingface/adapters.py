@@ -45,16 +45,16 @@ _TASKS = {
 class MergedCheckpoint(Checkpoint):
     """The base of adapters, read as if the adapters were part of its weights.
 
-    The path is that of the base. The metadata do not say which variables are trainable.
+    Its path is the base's path. Its metadata do not list trainable variables.
     """
 
     def __init__(self, tuned: Checkpoint, adapters: Adapters, dtype: str = "") -> None:
         """Opens the base.
 
         Args:
-          tuned: has the adapters, and variables that were trained beside them.
-          adapters: of the run.
-          dtype: of the weights that have adapters; "": that of the base.
+          tuned: checkpoint of the adapters and of other trained variables.
+          adapters: the run's adapters.
+          dtype: dtype of adapted weights; "": the base's dtype.
 
         Raises:
           BaseError: the base is not there.
@@ -119,7 +119,7 @@ def _product(tuned: Checkpoint, part: Slice) -> np.ndarray:
     down, up = (tuned.shapes()[f"{part.name}{end}"] for end in (DOWN, UP))
     rank = down[-1]
     experts = len(down) + len(up) - len(part.shape) - 2  # 1 if each expert has its own, else 0
-    reduced = len(down) - 1  # dimensions before the rank, that of experts included
+    reduced = len(down) - 1  # dimensions before the rank, with the experts
     begin, size = part.begin, part.size
     a = _read(tuned, f"{part.name}{DOWN}", (*begin[:reduced], 0), (*size[:reduced], rank))
     of_experts, after = (begin[:experts], size[:experts]), (begin[reduced:], size[reduced:])
@@ -145,10 +145,10 @@ class _Module:
     """An adapted module of theirs.
 
     Attributes:
-      name: as in their model.
+      name: name in their model.
       down: [rank, in].
       up: [out, rank].
-      is_in_out: whether their weight is [in, out], as of GPT-2's `Conv1D`.
+      is_in_out: whether their weight is [in, out], as in GPT-2's `Conv1D`.
     """
 
     name: str
@@ -169,11 +169,11 @@ def export_adapters(
 
     Args:
       tuned: the checkpoint of the adapters.
-      variables: of the model; see `tensor_map.variables`.
-      adapters: of the run.
+      variables: the model's variables; see `tensor_map.variables`.
+      adapters: the run's adapters.
       config: the model's `config.json`.
-      directory: where they are written.
-      dtype: of the tensors; "": float32.
+      directory: output directory.
+      dtype: dtype of the tensors; "": float32.
 
     Raises:
       ConversionError: PEFT has nothing for a variable that was trained.
@@ -182,8 +182,8 @@ def export_adapters(
     others = [name for name in _trained(tuned) if not is_adapter(name)]
     if others:
         raise ConversionError(
-            f"{others[0]} was trained beside the adapters, which PEFT's files do not have: make"
-            " one model of both with --merge_lora"
+            f"{others[0]} was trained in addition to the adapters, and PEFT's files have no"
+            " place for it: write the merged model with --merge_lora"
         )
     modules = _modules(tuned, variables)
     kind = np.dtype(tf.as_dtype(dtype or "float32").as_numpy_dtype)
@@ -233,7 +233,7 @@ class _Part:
 
     @classmethod
     def read(cls, tuned: Checkpoint, piece: Piece, name: str) -> _Part:
-        """Reads the adapter of our weight `name`, of which `piece` is theirs."""
+        """Reads the adapter of our weight `name` for one of its pieces."""
         down, up = (_of_piece(tuned, f"{name}{end}", piece) for end in (DOWN, UP))
         count = 1 if piece.part is None else piece.sizes[piece.order[0]]
         # Where each dimension of ours is among theirs.
@@ -266,7 +266,7 @@ def _module(name: str, parts: Sequence[_Part]) -> _Module:
 
 
 def _of_piece(saved: Checkpoint, name: str, piece: Piece) -> np.ndarray:
-    """Reads a matrix of an adapter, or that of one expert, [in..., rank] or [rank, out...]."""
+    """Reads a matrix, [in..., rank] or [rank, out...], of an adapter or of one expert's."""
     shape = saved.shapes()[name]
     if piece.expert is None:
         return _read(saved, name, [0] * len(shape), shape)

@@ -1,4 +1,4 @@
-"""Writes the variables of a checkpoint as a directory's tensors, a slice at a time."""
+"""Exports a checkpoint to Hugging Face's files slice by slice."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from t2tp.huggingface.safetensors_file import DTYPES, TensorInfo, create
 from t2tp.huggingface.share import ALL, Share
 from t2tp.huggingface.tensor_map import MOST_ELEMENTS, Piece, Variable
 
-# The largest file, unless a single tensor is larger: what `transformers` writes.
+# Size limit of a file, as in `transformers`. A larger tensor has a file of its own.
 MOST_BYTES = 5_000_000_000
 
 # dtype and shape of tensors, by name.
@@ -57,13 +57,13 @@ def export_tensors(
 
     Args:
       saved: the checkpoint.
-      variables: of the model; see `check_fits`.
-      directory: where they are written.
-      dtype: of the tensors; "": that of each variable in the checkpoint.
-      progress: called again and again, with the number of values that were written.
-      most_bytes: of a file, unless a single tensor is larger.
-      share: of the processes that write together, each writes files of its own. (Two processes
-        that write into one file may lose values where it is on another host.)
+      variables: the model's variables; see `check_fits`.
+      directory: output directory.
+      dtype: dtype of the tensors; "": the dtype of each variable in the checkpoint.
+      progress: callback with the number of values written since the last call.
+      most_bytes: size limit of a file; a larger tensor has a file of its own.
+      share: this process's share of the files. (Two processes that write into one file may lose
+        values if the file is on another host.)
 
     Raises:
       OSError: a file cannot be read or written.

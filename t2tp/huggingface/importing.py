@@ -1,4 +1,4 @@
-"""Writes a checkpoint of the tensors of a source, a slice of a tensor at a time."""
+"""Imports a Hugging Face checkpoint slice by slice."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def import_tensors(
     """Writes the checkpoint of step 0.
 
     Args:
-      source: its tensors are read.
-      variables: of the model; see `ModelDirectory.variables`.
-      directory: of the checkpoints.
-      dtype: of the values in the checkpoint; "": that of each tensor in the directory.
-      progress: called again and again, with the number of values that were read.
-      share: of the processes that write together, each reads and writes its slices.
+      source: the directory to read.
+      variables: the model's variables; see `ModelDirectory.variables`.
+      directory: directory of the checkpoints.
+      dtype: dtype in the checkpoint; "": the dtype of each tensor.
+      progress: callback with the number of values read since the last call.
+      share: this process's share of the slices.
 
     Returns:
       The directory of the checkpoint.
@@ -82,7 +82,7 @@ def import_tensors(
 
 
 def _dtype(source: ModelDirectory, variable: Variable, dtype: str) -> tf.DType:
-    """Returns the dtype of a variable: the one asked for, or that of its tensors."""
+    """Returns the dtype of a variable: the requested one, or its tensors' dtype."""
     if dtype:
         return tf.as_dtype(dtype)
     kinds = {source.tensor(each.theirs).opened().dtype for each in variable.read_pieces}

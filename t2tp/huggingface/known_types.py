@@ -16,7 +16,7 @@ from t2tp.huggingface.model_types.qwen2 import QWEN2
 from t2tp.huggingface.model_types.t5 import T5
 from t2tp.huggingface.model_types.vit import VIT
 
-# In the order in which a run of no directory is tried; a type may have several architectures.
+# A run without a config is compared with these in order. A type may have several architectures.
 MODEL_TYPES: tuple[ModelType, ...] = (
     *(GPT2, LLAMA, MISTRAL, QWEN2, GEMMA, MIXTRAL, T5),
     *(BERT, BERT_CLASSIFIER, VIT),

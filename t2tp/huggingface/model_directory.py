@@ -33,7 +33,7 @@ class ModelDirectory:
     """A directory, whose tensors have not been read yet.
 
     Attributes:
-      path: of the directory.
+      path: path of the directory.
       config: the contents of `config.json`.
       model_type: the type of the model.
       tensors: the places of its tensors, by name.

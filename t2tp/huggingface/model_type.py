@@ -59,12 +59,12 @@ _WITHOUT_EFFECT = """
     is_decoder add_cross_attention cross_attention_hidden_size tie_encoder_decoder
     """
 
-# Entries of newer configs for what several have said before, which are those that are written.
+# Entries of newer configs that replace several older ones. We write the older ones.
 _NEWER = ("rope_parameters",)
 _NONE = object()
 _ONE_CLASS = "single_label_classification"
 
-# Names of activations in configs, and of our networks; what is written is the first of each.
+# Activations in configs, and our names. We write the first name of each.
 ACTIVATIONS = {
     "gelu_new": "gelu",
     "gelu_pytorch_tanh": "gelu",
@@ -86,8 +86,8 @@ class ModelType:
       model: our registered model.
       hparams_set: our set, whose training hparams a converted run has.
       problem: the problem of a converted run, unless another is named.
-      same: names in the config, and of the hparams of the same value.
-      training: hparams that are not the architecture, from the config.
+      same: entries of the config, and the hparams with the same value.
+      training: hparams apart from the architecture, from the config.
       reads: names of further entries that `read` and `training` use.
       without_effect: entries that change no logits in `transformers`, in addition to those that
         change none of any type. Every other entry is refused.
@@ -97,12 +97,12 @@ class ModelType:
       read: further hparams from the config.
       written: further entries of the config from the hparams.
       tensors: the table, which may depend on the hparams.
-      prefix: of their names in files of the whole architecture; files of the plain model lack it.
-      ignored: a regular expression of names of tensors that are constants, copies of others, or of
-        parts that only other architectures have.
-      renamed: parts of names in older files, and what they are now.
-      stands_in: names of tensors that files may lack, and of the one that is read then.
-      from_shapes: hparams that may be those of the problem, from the shapes of variables.
+      prefix: prefix of names in files of the whole architecture; files of the plain model lack it.
+      ignored: a regular expression for tensors that are constants, copies of others, or parts of
+        other architectures.
+      renamed: parts of names in older files, and their names of today.
+      stands_in: names of tensors that files may lack, and the name to read instead.
+      from_shapes: hparams that a run may leave to its problem, from the shapes of variables.
     """
 
     name: str
@@ -146,7 +146,7 @@ class ModelType:
         return hparams
 
     def completed(self, hparams: HParams, shapes: Shapes) -> HParams:
-        """Returns hparams with what they leave to the problem, from the shapes of variables.
+        """Completes hparams that leave values to the problem, from the shapes of variables.
 
         Raises:
           ConversionError: a variable is missing.
@@ -165,7 +165,7 @@ class ModelType:
         """Returns the config of a model; `hparams` of it are the same architecture.
 
         Raises:
-          ConversionError: a model of this type cannot be what the hparams say.
+          ConversionError: no model of this type has the hparams' architecture.
         """
         config = {
             "architectures": [self.architecture],
@@ -187,7 +187,7 @@ class ModelType:
         """Returns a config with the architecture of `hparams`; other entries stay as they are.
 
         Raises:
-          ConversionError: a model of this type cannot be what the hparams say.
+          ConversionError: no model of this type has the hparams' architecture.
         """
         before, after = self.config(self.hparams(config)), self.config(hparams)
         kept = {
@@ -281,9 +281,9 @@ def _image_sizes(values: Mapping[str, Any]) -> dict[str, int]:
 
 
 def biases_apart(hparams: HParams) -> HParams:
-    """Returns the same hparams, in which only `attention_bias`, `mlp_bias`, `qkv_bias` say biases.
+    """Returns the same hparams with `use_bias` expressed by the other three flags of biases.
 
-    Of attention with `attention_bias`, `qkv_bias` says nothing more and is false.
+    `attention_bias` includes `qkv_bias`, which is then false.
     """
     apart = hparams.copy()
     if "use_bias" in hparams:

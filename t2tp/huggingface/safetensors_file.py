@@ -36,7 +36,7 @@ class TensorInfo:
     """The place of a tensor.
 
     Attributes:
-      path: of its file.
+      path: path of its file.
       dtype: its dtype's name in the file.
       shape: its shape.
       begin: the index of its first byte in the file.
@@ -108,7 +108,7 @@ def create(path: Path, tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> di
     """Creates a file of zeros, for `TensorInfo.opened` to write into.
 
     Args:
-      path: of the file.
+      path: path of the file.
       tensors: dtype, as in `DTYPES`, and shape of each tensor, by name.
 
     Returns:

@@ -1,4 +1,4 @@
-"""What one of several processes does of a conversion."""
+"""The share of one process in a conversion by several."""
 
 from __future__ import annotations
 

@@ -5,10 +5,11 @@ Entry("h.{layer}.attn.c_attn.weight", "d_model (part heads d_kv)",
       ("layer_{layer}/attention/q", ...), "d_model heads d_kv")
 ```
 
-says that their tensor has two dimensions, the second of which is three of ours merged; that `part`
-splits it into our variables, in order; and how the dimensions of ours are ordered. `{layer}` stands
-for the number of a layer, and `{expert}` for that of an expert: there our variable has all experts,
-in its first dimension, and they have a tensor for each.
+maps GPT-2's matrix [768, 2304] to our three variables [768, 12, 64]. Their second dimension merges
+`part`, `heads` and `d_kv`, and `part` numbers our variables. The last string gives the order of our
+dimensions. `{layer}` stands for the number of a layer. `{expert}` stands for the number of an
+expert: they have a tensor for each expert, and our variable has all experts in its first
+dimension.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Entry:
       ours: our variable's name, or several if `part` splits the tensor.
       our_dims: the dimensions of each.
       layers: the size that says how many layers there are.
-      is_copy: whether another entry has the same values, so that this one is only written.
+      is_copy: whether another entry has the same values, so that reading skips this one.
     """
 
     theirs: str
@@ -82,11 +83,11 @@ class Piece:
     Attributes:
       theirs: the tensor's name.
       shape: its shape.
-      sizes: of its dimensions, those in parentheses apart.
+      sizes: its dimensions, with merged dimensions split.
       order: permutes these to our order.
       part: the index along the first of the permuted dimensions; None: there is no such dimension.
       expert: the index along the first dimension of our variable; None: it is the full variable.
-      is_copy: whether it is only written, as another piece has the same values.
+      is_copy: whether another piece has the same values, so that reading skips this one.
     """
 
     theirs: str
@@ -112,7 +113,7 @@ class Variable:
       name: its name.
       dims: the names of its dimensions.
       shape: its shape.
-      pieces: the tensors that it is made of, and copies of them.
+      pieces: its tensors, and their copies.
     """
 
     name: str
@@ -122,11 +123,11 @@ class Variable:
 
     @property
     def read_pieces(self) -> tuple[Piece, ...]:
-        """The tensors that it is made of."""
+        """Its tensors, without copies."""
         return tuple(each for each in self.pieces if not each.is_copy)
 
     def boxes(self, piece: Piece, most_elements: int) -> Iterator[tuple[Index, Index]]:
-        """Divides what a piece covers: yields begin and size of each box, in row-major order."""
+        """Divides a piece into boxes; yields begin and size of each, in row-major order."""
         of_piece = self.shape if piece.expert is None else (1, *self.shape[1:])
         for begin, size in _boxes(of_piece, most_elements):
             yield (begin if piece.expert is None else (piece.expert, *begin[1:])), size
@@ -137,7 +138,7 @@ def variables(entries: Iterable[Entry], sizes: Mapping[str, int]) -> list[Variab
 
     Args:
       entries: the table.
-      sizes: of the dimensions, and `layer` and `expert`, how many there are.
+      sizes: sizes of dimensions, and the numbers of layers and experts.
     """
     found: dict[str, Variable] = {}
     for entry in entries:
@@ -150,7 +151,7 @@ def variables(entries: Iterable[Entry], sizes: Mapping[str, int]) -> list[Variab
 
 
 def _boxes(shape: Index, most_elements: int) -> Iterator[tuple[Index, Index]]:
-    """Divides a tensor into boxes of at most as many elements; yields begin and size of each."""
+    """Divides a tensor into boxes of at most `most_elements`; yields begin and size of each."""
     if not shape:
         yield (), ()
         return

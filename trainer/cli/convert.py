@@ -1,4 +1,4 @@
-"""`t2tp_convert`: makes a run of a directory of Hugging Face, or such a directory of a run."""
+"""`t2tp_convert`: converts between a run and a Hugging Face checkpoint."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def run(invocation: Invocation) -> None:
 
 
 def _to_run(flags: absl_flags.FlagValues, share: Share) -> Path:
-    """Makes a run of a directory."""
+    """Converts a directory to a run."""
     for name in ("checkpoint_path", "model_type", "max_shard_size", "merge_lora"):
         if flags[name].value:
             raise UsageError(f"--{name} can be used only with --to_hf")
@@ -119,7 +119,7 @@ def _to_run(flags: absl_flags.FlagValues, share: Share) -> Path:
 
 
 def _to_directory(flags: absl_flags.FlagValues, share: Share) -> Path:
-    """Makes a directory of a run."""
+    """Converts a run to a directory."""
     if flags.problem or flags.problem_options:
         raise UsageError("--problem and --problem_options go with --from_hf only")
     most_bytes = exporting.bytes_of(flags.max_shard_size or str(exporting.MOST_BYTES))
@@ -132,8 +132,8 @@ def _to_directory(flags: absl_flags.FlagValues, share: Share) -> Path:
     before = read_json(kept / CONFIG_FILE) if (kept / CONFIG_FILE).is_file() else {}
     if "vocab_size" in hparams and not hparams.vocab_size:
         raise UsageError(
-            f"the run in {flags.output_dir} has no vocab_size among its hparams, so its vocabulary"
-            " is that of its problem, which no directory of Hugging Face can say"
+            f"the run in {flags.output_dir} has no vocab_size among its hparams, so its problem"
+            " determines its vocabulary, and config.json needs a number"
         )
     adapters = Adapters.from_hparams(hparams)
     if flags.merge_lora and adapters is None:
@@ -174,8 +174,7 @@ def _type_of(
 ) -> ModelType:
     """Returns the type that is named, or the one whose architecture the run has.
 
-    Of what the hparams leave to the problem, such as the number of classes, they get the values
-    from the checkpoint.
+    Hparams that the problem determines, such as the number of classes, come from the checkpoint.
 
     Raises:
       ConversionError: there is none.
@@ -208,15 +207,15 @@ def _type_of(
             raise UsageError(
                 f"the run has the architecture of models of type {other.name}, not of type {name}"
             )
-        return candidates[0]  # `_config` says in what it differs.
+        return candidates[0]  # `_config` names the difference.
     raise ConversionError(
         f"no type of models has the architecture of this run of {model}; name one with"
-        " --model_type to see in what it differs"
+        " --model_type to see a difference"
     )
 
 
 def _config(model_type: ModelType, before: dict[str, Any], hparams: HParams) -> dict[str, Any]:
-    """Returns the config: the one that the run was made of, if it still says what it is."""
+    """Returns the config: the one that the run was made of, if the type is the same."""
     architectures = before.get("architectures") or [model_type.architecture]
     if before.get("model_type") != model_type.name or architectures != [model_type.architecture]:
         return model_type.config(hparams)
@@ -225,7 +224,7 @@ def _config(model_type: ModelType, before: dict[str, Any], hparams: HParams) -> 
 
 @contextlib.contextmanager
 def _made(directory: Path, share: Share) -> Iterator[Path]:
-    """Yields a path beside a directory; what is there at the end gets the directory's name.
+    """Yields a temporary path next to a directory, which gets the directory's name at the end.
 
     Raises:
       UsageError: the directory is there, with something in it.
@@ -247,7 +246,7 @@ def _made(directory: Path, share: Share) -> Iterator[Path]:
             os.replace(partial, directory)
     else:
         share.barrier("the directory is there")
-        # Of those that killed conversions left, process 0 has deleted all.
+        # Process 0 has already removed leftovers of killed conversions.
         found = list(parent.glob(f"{prefix}*/{_PARTIAL}"))
         if len(found) != 1:
             raise UsageError(
@@ -263,9 +262,9 @@ def _made(directory: Path, share: Share) -> Iterator[Path]:
 def _progress(
     found: Sequence[Variable], what: str, share: Share
 ) -> Iterator[Callable[[int], object]]:
-    """Shows a progress bar, which is told how many values were read or written.
+    """Shows a progress bar, and yields a callback with a number of values.
 
-    Of several processes the first shows it, as if the others were as far.
+    The first process shows it, and assumes that the others are equally far.
     """
     total = sum(math.prod(each.shape) for each in found)
     is_hidden = None if share.is_main_process else True  # None: unless it is a terminal.

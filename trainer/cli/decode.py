@@ -177,7 +177,7 @@ class _Decoding:
             self._decoder = RunDecoder(spec, self._estimator, options)
 
     def _with_first_token(self, spec: RunSpec, chat: _Chat) -> RunSpec:
-        """Returns the run with a model that reads first what the chat template writes first."""
+        """Returns the run with a model whose BOS is the first token of the chat template."""
         codec = codec_for(spec.problem, spec.data_dir)
         first = chat.template.first_token(codec.encode, chat.conversations)
         hparams = spec.hparams.copy()
@@ -252,7 +252,7 @@ class _Decoding:
         if len(lines) != len(self._lines):
             raise UsageError(
                 f"{path} has {len(lines)} lines, and {self._flags.decode_from_file} has"
-                f" {len(self._lines)}: they must have as many"
+                f" {len(self._lines)}: the numbers must be equal"
             )
         return lines
 

@@ -16,7 +16,7 @@ SUFFIX = ".jsonl"
 
 
 def read_template(problem: Problem, data_dir: AnyPath, output_dir: AnyPath) -> ChatTemplate:
-    """Reads the chat template of a run's data, or that of the model that it was converted from.
+    """Reads the chat template of a run's data, or of the model it was converted from.
 
     Raises:
       FileNotFoundError: neither has a template.

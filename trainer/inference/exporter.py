@@ -36,7 +36,7 @@ class RunExporter:
         """Determines the kind of the model and makes its estimator.
 
         Args:
-          spec: of the run; its mesh is ignored.
+          spec: the run's settings; its mesh is ignored.
           options: decoding options of the exported model, which decodes `batch_size` rows at a
             time.
           max_input_length: max tokens of inputs or prompt; by default the model's `max_length`.

@@ -23,11 +23,11 @@ def check_can_be_written(path: str) -> None:
     """Checks that a file, or files whose names begin with the path, can be written.
 
     Raises:
-      OSError: the directory cannot be written, or the name is that of a directory.
+      OSError: the directory cannot be written, or the path is a directory.
     """
     if Path(path).is_dir():
-        raise IsADirectoryError(f"{path} is a directory, and the name of a file is wanted")
-    check_writable(str(Path(path).parent), "the directory of what is decoded,")
+        raise IsADirectoryError(f"{path} is a directory: name a file")
+    check_writable(str(Path(path).parent), "the directory of the decoded texts,")
 
 
 def write_lines(path: str | Path, lines: Sequence[str]) -> None:

@@ -34,7 +34,7 @@ class Decoded:
 
     Attributes:
       text: without the prompt or prefix that it continues.
-      score: by which the texts of a source are sorted; see `Hypothesis`.
+      score: rank of the text among the texts of its source; see `Hypothesis`.
     """
 
     text: str
@@ -67,9 +67,9 @@ class RunDecoder:
         """Makes the decoder without building a program.
 
         Args:
-          spec: of the run.
-          estimator: of the run.
-          options: of decoding; see `with_eos`.
+          spec: the run's settings.
+          estimator: the run's estimator.
+          options: decoding options; see `with_eos`.
         """
         problem, max_length = spec.problem, spec.hparams.max_length
         options = with_eos(options, problem, spec.data_dir)
@@ -244,7 +244,7 @@ def tokens_of(source: ExampleSource, feature: str, rows: np.ndarray) -> list[lis
     """Returns the tokens of examples, without padding; token 0 of a model's own tokenizer is none.
 
     Args:
-      source: of the examples.
+      source: the examples.
       feature: `inputs` or `targets`.
       rows: int64 [any], numbers of examples.
     """
@@ -286,7 +286,7 @@ def request_for(problem: Problem, codec: Codec, text: str, beginning: str = "") 
 
     Args:
       problem: that the model was trained on.
-      codec: of the problem.
+      codec: the problem's codec.
       text: inputs, to which EOS is appended, or a prompt.
       beginning: prefix of the targets; only with inputs.
 

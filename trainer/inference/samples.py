@@ -20,8 +20,8 @@ _MOST_TOKENS = 64
 class DecodedSamples:
     """The first examples of a split next to the outputs of the model.
 
-    For a problem with inputs these are inputs, targets and output; for a language model prompt,
-    text and continuation; for a problem of generating images, images of the split and of the model.
+    A problem with inputs shows inputs, targets and output. A language model shows prompt, text and
+    continuation. A problem of generating images shows images of the split and of the model.
     """
 
     def __init__(
@@ -34,8 +34,8 @@ class DecodedSamples:
         """Checks the model without decoding.
 
         Args:
-          decoder: of the run.
-          spec: of the run.
+          decoder: the run's decoder.
+          spec: the run's settings.
           split: the split of the examples.
           count: number of examples.
 

@@ -40,7 +40,7 @@ def write_saved_model(program: Program, path: str | PathLike[str], signatures: S
 
     Args:
       program: its variables have their values.
-      path: of the new directory.
+      path: the new directory.
       signatures: builds the signatures of the SavedModel.
 
     Returns:

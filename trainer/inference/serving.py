@@ -28,7 +28,7 @@ def in_chunks(
     Args:
       of_chunk: maps tensors [size, ...] by name to `outputs`.
       rows: tensors [rows, ...] by name. The last chunk is padded with zeros.
-      size: of a chunk.
+      size: number of rows of a chunk.
       outputs: [size, ...] by name; scalars are dropped.
 
     Returns:
@@ -60,8 +60,8 @@ class TokenDecoding:
     """Decoding of tokens inside the graph, with the same results as `Decoder`.
 
     Attributes:
-      features: of the program.
-      options: of decoding.
+      features: the program's features.
+      options: decoding options.
       reads_inputs: whether the tokens are inputs; else they are the prefix of the targets.
       most: max tokens of a row.
     """
@@ -81,7 +81,7 @@ class TokenDecoding:
           reads_inputs: whether the model has an encoder.
           max_tokens: max tokens of a row.
           max_length: max tokens of targets, prompt included.
-          seed: of sampling.
+          seed: seed of sampling.
         """
         self.options = options
         self.reads_inputs = reads_inputs
@@ -96,7 +96,7 @@ class TokenDecoding:
         """Decodes rows of tokens.
 
         Args:
-          step: of the program.
+          step: the program's step.
           ids: int32 [rows, tokens], padded at the end with any values.
           lengths: int32 [rows], number of tokens without padding.
 
@@ -155,7 +155,7 @@ class TextDecoding:
         """Decodes texts.
 
         Args:
-          step: of the program.
+          step: the program's step.
           texts: string [rows], UTF-8.
 
         Returns:

@@ -1,4 +1,4 @@
-"""Llama and what is built like it: rotary positions, RMS norms, a gated network, grouped heads."""
+"""Llama and its relatives: rotary positions, RMS norms, a gated network, grouped heads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mixtral: Mistral with two of several experts for each token, none of which drops a token."""
+"""Mixtral: Mistral with two of several experts for each token. No expert drops a token."""
 
 from __future__ import annotations
 

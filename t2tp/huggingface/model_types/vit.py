@@ -58,7 +58,7 @@ def pair(size: int | list[int]) -> list[int]:
 
 
 def _training(config: Config) -> dict[str, Any]:
-    # Not in config.json: what the image processor does before the model is part of ours.
+    # Not in config.json: our model includes the work of the image processor.
     return {
         "image_mean": config.get(IMAGE_MEAN) or [],
         "image_std": config.get(IMAGE_STD) or [],
@@ -68,8 +68,8 @@ def _training(config: Config) -> dict[str, Any]:
 def _written(hparams: HParams) -> dict[str, Any]:
     if not hparams.image_shape:
         raise ConversionError(
-            "the run has image_shape=[] among its hparams, and its images are not square: a"
-            " config.json of type vit has to say what they are"
+            "the run has image_shape=[] among its hparams, and its images are not square: set"
+            " image_shape, which a config.json of type vit needs"
         )
     height, width, channels = hparams.image_shape
     return {
@@ -111,7 +111,7 @@ def _from_shapes(shapes: Shapes) -> dict[str, Any]:
     patches = shapes["positions"][0] - ("class_token" in shapes)
     side = round(patches**0.5) * size
     found = {"num_classes": shapes["logits/output_bias"][0]}
-    # Positions do not say how many rows they are of, unless these are as many as columns.
+    # The number of positions does not determine the number of rows, unless images are square.
     square = {"image_shape": [side, side, channels]} if side**2 == patches * size**2 else {}
     return found | square
 
