@@ -186,7 +186,7 @@ def test_a_16_bit_base_is_merged_in_the_precision_that_is_asked_for(tmp_path, mo
             ("query",),
             {"lora_also_trained": "positions"},
             (),
-            "positions was trained beside",
+            "positions was trained",
         ),
     ],
 )
