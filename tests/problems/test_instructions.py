@@ -247,7 +247,8 @@ def loss(family, batch, **changes):
 
     def step(mesh, fed):
         out = model.loss(mesh, fed, training=True)
-        return {"loss": out.loss, "weight": out.weight}
+        (term, *_) = out.terms.values()
+        return {"loss": out.loss, "weight": term.weight}
 
     out = t2tp.Program(step, features)(batch)
     return float(out["loss"]), float(out["weight"])
