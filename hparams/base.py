@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
 from t2tp.choices import ADAPTED, BATCH_SIZE_UNITS, PRECISIONS
 from t2tp.hparam import HParams
 
@@ -10,63 +14,68 @@ from t2tp.hparam import HParams
 MAX_SIZE = 2**20
 MAX_LAYERS = 10_000
 
+# Limits of dimensions, and of probabilities and decays.
+SIZE = {"min": 1, "max": MAX_SIZE}
+RATE = {"min": 0, "below": 1}
+
+
+def bounded(hparams: HParams, limits: Mapping[str, Any]) -> Callable[..., None]:
+    """Returns `hparams.add` with limits that many hyperparameters share."""
+    return partial(hparams.add, **limits)
+
 
 def base_hparams() -> HParams:
     """Parent of all sets: declares the hyperparameters of the trainer."""
     hparams = HParams()
     add = hparams.add
-    add("batch_size", 16, min=1, help="examples or tokens per step, as batch_size_unit says")
+    add("batch_size", 16, "examples or tokens per step, as batch_size_unit says", min=1)
     add(
         "batch_size_unit",
         "sequences_per_batch",
-        help="what batch_size counts; a sequence counts as max_length tokens",
+        "what batch_size counts; a sequence counts as max_length tokens",
         choices=BATCH_SIZE_UNITS,
     )
-    add("max_length", 256, min=1, max=2**24, help="tokens per sequence")
+    add("max_length", 256, "tokens per sequence", min=1, max=2**24)
     add(
         "mesh_shape",
         "",
-        help="axes of the mesh and their sizes, as in data:2;model:4; empty: one device",
+        "axes of the mesh and their sizes, as in data:2;model:4; empty: one device",
     )
-    add("layout", "batch:data", help="dimension:axis rules, as in batch:data;d_ff:model")
+    add("layout", "batch:data", "dimension:axis rules, as in batch:data;d_ff:model")
     add(
         "zero_stage",
         0,
+        "what is sharded at rest over the axes that split the batch: 1: optimizer state, 2:"
+        " gradients too, 3: weights too (ZeRO, FSDP)",
         min=0,
         max=3,
-        help="what is sharded at rest over the axes that split the batch: 1: optimizer state, 2:"
-        " gradients too, 3: weights too (ZeRO, FSDP)",
     )
-    add("zero_axes", "", help="axes that shard at rest, as in pod+data; empty: those of the batch")
+    add("zero_axes", "", "axes that shard at rest, as in pod+data; empty: those of the batch")
     add(
         "storage_layout",
         "",
-        help="dimension:axis rules of variables at rest; empty: the first free dimension of each",
+        "dimension:axis rules of variables at rest; empty: the first free dimension of each",
     )
-    add("zero_prefetch", 1, min=0, help="layers that gathers run ahead in stage 3")
+    add("zero_prefetch", 1, "layers that gathers run ahead in stage 3", min=0)
     add(
         "pipeline_schedule",
         "1f1b",
-        help="order of forward and backward passes if layout splits the layers: gpipe, 1f1b,"
+        "order of forward and backward passes if layout splits the layers: gpipe, 1f1b,"
         " interleaved, zero_bubble, or a .csv file",
     )
-    add("pipeline_chunks", 1, min=1, help="separate chunks of layers of each stage")
-    add(
-        "pipeline_layers",
-        "",
-        help="layers of each stage, as in 7,8,8,7; empty: as equal as possible",
-    )
+    add("pipeline_chunks", 1, "separate chunks of layers of each stage", min=1)
+    add("pipeline_layers", "", "layers of each stage, as in 7,8,8,7; empty: as equal as possible")
     add(
         "activation_dtype",
         "float32",
-        help="dtype of activations and matmuls; variables stay float32",
+        "dtype of activations and matmuls; variables stay float32",
         choices=PRECISIONS,
     )
     add(
         "microbatches",
         1,
+        "microbatches per step (gradient accumulation); the result is that of the whole batch",
         min=1,
-        help="microbatches per step (gradient accumulation); the result is that of the whole batch",
     )
     _declare_optimizer(hparams)
     _declare_guards(hparams)
@@ -77,122 +86,87 @@ def base_hparams() -> HParams:
 def declare_adapters(hparams: HParams) -> None:
     """Declares the low-rank adapters of models with attention (LoRA)."""
     add = hparams.add
+    rate = bounded(hparams, RATE)
     add(
         "lora_rank",
         0,
+        "rank of adapters, which alone are trained (LoRA); 0: none, all weights are trained",
         min=0,
         max=MAX_SIZE,
-        help="rank of adapters, which alone are trained (LoRA); 0: none, all weights are trained",
     )
-    add("lora_alpha", 16.0, above=0, help="adapters are scaled by lora_alpha / lora_rank")
+    add("lora_alpha", 16.0, "adapters are scaled by lora_alpha / lora_rank", above=0)
     add(
         "lora_targets",
         ["query", "value"],
-        help="weights that have adapters: of attention, and the matrices of feed-forward layers",
+        "weights that have adapters: of attention, and the matrices of feed-forward layers",
         choices=ADAPTED,
     )
-    add(
-        "lora_dropout",
-        0.0,
-        min=0,
-        below=1,
-        help="fraction of the inputs of adapters that is dropped in training",
-    )
+    rate("lora_dropout", 0.0, "fraction of the inputs of adapters that is dropped in training")
     add(
         "lora_also_trained",
         "",
-        help="regular expression of names of variables that are trained besides the adapters",
+        "regular expression of names of variables that are trained besides the adapters",
     )
 
 
 def _declare_optimizer(hparams: HParams) -> None:
     add = hparams.add
-    add("optimizer", "adam", help="a registered optimizer: sgd, adam, adafactor, lamb or lion")
-    add("optimizer_adam_beta1", 0.9, min=0, below=1, help="first-moment decay (adam, lamb)")
-    add("optimizer_adam_beta2", 0.98, min=0, below=1, help="second-moment decay (adam, lamb)")
-    add("optimizer_adam_epsilon", 1e-9, above=0, help="added to the denominator (adam, lamb)")
-    add("optimizer_momentum", 0.0, min=0, below=1, help="momentum (sgd)")
-    add("optimizer_momentum_nesterov", False, help="Nesterov momentum (sgd)")
-    add(
-        "optimizer_lion_beta1",
-        0.9,
-        min=0,
-        below=1,
-        help="decay of the average in the step direction (lion)",
-    )
-    add(
-        "optimizer_lion_beta2",
-        0.99,
-        min=0,
-        below=1,
-        help="decay of the stored average of gradients (lion)",
-    )
-    add(
-        "optimizer_adafactor_beta1",
-        0.0,
-        min=0,
-        below=1,
-        help="momentum of updates (adafactor); 0: none, and no slots",
-    )
+    rate = bounded(hparams, RATE)
+    add("optimizer", "adam", "a registered optimizer: sgd, adam, adafactor, lamb or lion")
+    rate("optimizer_adam_beta1", 0.9, "first-moment decay (adam, lamb)")
+    rate("optimizer_adam_beta2", 0.98, "second-moment decay (adam, lamb)")
+    add("optimizer_adam_epsilon", 1e-9, "added to the denominator (adam, lamb)", above=0)
+    rate("optimizer_momentum", 0.0, "momentum (sgd)")
+    add("optimizer_momentum_nesterov", False, "Nesterov momentum (sgd)")
+    rate("optimizer_lion_beta1", 0.9, "decay of the average in the step direction (lion)")
+    rate("optimizer_lion_beta2", 0.99, "decay of the stored average of gradients (lion)")
+    rate("optimizer_adafactor_beta1", 0.0, "momentum of updates (adafactor); 0: none, and no slots")
     add(
         "optimizer_adafactor_factored",
         True,
-        help="factor second moments into row and column means (adafactor)",
+        "factor second moments into row and column means (adafactor)",
     )
     add(
         "optimizer_adafactor_memory_exponent",
         0.8,
+        "p: second-moment decay is 1 - step^-p (adafactor)",
         min=0,
-        help="p: second-moment decay is 1 - step^-p (adafactor)",
     )
     add(
         "optimizer_adafactor_clipping_threshold",
         1.0,
+        "largest RMS of an update (adafactor); 0: none",
         min=0,
-        help="largest RMS of an update (adafactor); 0: none",
     )
     add(
         "optimizer_adafactor_multiply_by_parameter_scale",
         True,
-        help="scale learning rates by the RMS of each variable (adafactor)",
+        "scale learning rates by the RMS of each variable (adafactor)",
     )
     add(
         "weight_decay",
         0.0,
+        "decoupled weight decay of matrices, multiplied by the learning rate",
         min=0,
-        help="decoupled weight decay of matrices, multiplied by the learning rate",
     )
-    add(
-        "weight_decay_exclude", "", help="regular expression of variable names without weight decay"
-    )
-    add("clip_grad_norm", 1.0, min=0, help="max global norm of the gradients; 0: no clipping")
-    add(
-        "clip_grad_value",
-        0.0,
-        min=0,
-        help="max absolute value of a gradient element; 0: no clipping",
-    )
-    add(
-        "ema_decay",
-        0.0,
-        min=0,
-        below=1,
-        help="decay of the average of weights that evaluations use; 0: none",
-    )
+    add("weight_decay_exclude", "", "regular expression of variable names without weight decay")
+    add("clip_grad_norm", 1.0, "max global norm of the gradients; 0: no clipping", min=0)
+    add("clip_grad_value", 0.0, "max absolute value of a gradient element; 0: no clipping", min=0)
+    rate("ema_decay", 0.0, "decay of the average of weights that evaluations use; 0: none")
 
 
 def _declare_guards(hparams: HParams) -> None:
     add = hparams.add
-    add("skip_nonfinite_steps", False, help="skip steps with a non-finite loss or gradient")
+    add("skip_nonfinite_steps", False, "skip steps with a non-finite loss or gradient")
     add(
         "skip_step_sigma",
         0.0,
-        min=0,
-        help="skip steps whose loss or gradient norm is this many standard deviations above the"
+        "skip steps whose loss or gradient norm is this many standard deviations above the"
         " mean; 0: none",
+        min=0,
     )
-    add("skip_step_window", 128, min=2, help="steps over which that mean is taken")
-    add("show_movement", False, help="report parameter_norm and update_norm")
+    add("skip_step_window", 128, "steps over which that mean is taken", min=2)
+    add("show_movement", False, "report parameter_norm and update_norm")
 
 
 def _declare_learning_rate(hparams: HParams) -> None:
@@ -200,36 +174,30 @@ def _declare_learning_rate(hparams: HParams) -> None:
     add(
         "learning_rate_schedule",
         "constant*linear_warmup*cosine_decay",
-        help="factors joined by *, as in constant*linear_warmup*rsqrt_decay",
+        "factors joined by *, as in constant*linear_warmup*rsqrt_decay",
     )
-    add("learning_rate_constant", 1e-3, min=0, help="value of the factor constant")
-    add("learning_rate_warmup_steps", 100, min=0, help="warm-up steps")
-    add("learning_rate_decay_steps", 0, min=0, help="steps of the decay; 0: to the end of training")
+    add("learning_rate_constant", 1e-3, "value of the factor constant", min=0)
+    add("learning_rate_warmup_steps", 100, "warm-up steps", min=0)
+    add("learning_rate_decay_steps", 0, "steps of the decay; 0: to the end of training", min=0)
     add(
         "learning_rate_decay_floor",
         0.0,
+        "final value of linear, cosine and sqrt decays",
         min=0,
         max=1,
-        help="final value of linear, cosine and sqrt decays",
     )
     add(
         "learning_rate_decay_rate",
         0.5,
+        "factor of exp_decay per learning_rate_decay_steps",
         above=0,
-        help="factor of exp_decay per learning_rate_decay_steps",
     )
-    add("learning_rate_decay_staircase", False, help="apply exp_decay in discrete steps")
-    add(
-        "learning_rate_boundaries",
-        [],
-        min=0,
-        help="steps at which piecewise changes",
-        type=list[int],
-    )
+    add("learning_rate_decay_staircase", False, "apply exp_decay in discrete steps")
+    add("learning_rate_boundaries", [], "steps at which piecewise changes", min=0, type=list[int])
     add(
         "learning_rate_multiples",
         [],
+        "values of piecewise after those steps",
         min=0,
-        help="values of piecewise after those steps",
         type=list[float],
     )

@@ -9,7 +9,15 @@ from __future__ import annotations
 
 from t2tp import choices, registry
 from t2tp.hparam import HParams
-from t2tp.hparams.base import MAX_LAYERS, MAX_SIZE, base_hparams, declare_adapters
+from t2tp.hparams.base import (
+    MAX_LAYERS,
+    MAX_SIZE,
+    RATE,
+    SIZE,
+    base_hparams,
+    bounded,
+    declare_adapters,
+)
 
 
 @registry.register_hparams
@@ -22,52 +30,42 @@ def mtf_image_transformer_small() -> HParams:
     hparams.learning_rate_constant = 5e-4
     hparams.learning_rate_warmup_steps = 10000
     add = hparams.add
-    add(
-        "image_shape",
-        [32, 32, 3],
-        min=1,
-        max=MAX_SIZE,
-        help="height, width and channels of the images",
-    )
+    size = bounded(hparams, SIZE)
+    rate = bounded(hparams, RATE)
+    size("image_shape", [32, 32, 3], "height, width and channels of the images")
     add(
         "attention_type",
         "local_1d",
-        help="kind of self-attention",
+        "kind of self-attention",
         choices=choices.IMAGE_ATTENTION_TYPES,
     )
     add(
         "block_length",
         128,
+        "values per block of local_1d; each also attends to the block before",
         min=1,
-        help="values per block of local_1d; each also attends to the block before",
     )
-    add("block_height", 16, min=1, help="rows per block of local_2d")
-    add("block_width", 16, min=1, help="values per row of such a block, channels included")
-    add("d_model", 256, min=1, max=MAX_SIZE, help="width of the residual stream")
-    add("d_ff", 1024, min=1, max=MAX_SIZE, help="hidden size of feed-forward layers")
-    add("num_heads", 8, min=1, max=MAX_SIZE, help="attention heads")
+    add("block_height", 16, "rows per block of local_2d", min=1)
+    add("block_width", 16, "values per row of such a block, channels included", min=1)
+    size("d_model", 256, "width of the residual stream")
+    size("d_ff", 1024, "hidden size of feed-forward layers")
+    size("num_heads", 8, "attention heads")
     add(
         "num_kv_heads",
         0,
+        "key/value heads (grouped-query attention); 0: num_heads",
         min=0,
         max=MAX_SIZE,
-        help="key/value heads (grouped-query attention); 0: num_heads",
     )
-    add("d_kv", 64, min=1, max=MAX_SIZE, help="size per head")
-    add("num_hidden_layers", 4, min=1, max=MAX_LAYERS, help="number of layers")
-    add(
-        "layer_prepostprocess_dropout",
-        0.1,
-        min=0,
-        below=1,
-        help="dropout of the embedding and of each block's output",
-    )
-    add("relu_dropout", 0.0, min=0, below=1, help="dropout in feed-forward layers")
+    size("d_kv", 64, "size per head")
+    add("num_hidden_layers", 4, "number of layers", min=1, max=MAX_LAYERS)
+    rate("layer_prepostprocess_dropout", 0.1, "dropout of the embedding and of each block's output")
+    rate("relu_dropout", 0.0, "dropout in feed-forward layers")
     add(
         "recompute",
         "none",
-        help="which layers recompute their activations in the backward pass",
+        "which layers recompute their activations in the backward pass",
         choices=choices.RECOMPUTE,
     )
-    add("initializer_stddev", 0.02, min=0, help="standard deviation of initial embeddings")
+    add("initializer_stddev", 0.02, "standard deviation of initial embeddings", min=0)
     return hparams

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from t2tp import registry
 from t2tp.hparam import HParams
-from t2tp.hparams.base import MAX_LAYERS, MAX_SIZE, base_hparams
+from t2tp.hparams.base import MAX_LAYERS, RATE, SIZE, base_hparams, bounded
 
 
 @registry.register_hparams
@@ -14,14 +14,10 @@ def mlp_base() -> HParams:
     hparams.batch_size = 128
     hparams.layout = "batch:data;d_ff:model"
     add = hparams.add
-    add("num_hidden_layers", 2, min=1, max=MAX_LAYERS, help="number of hidden layers")
-    add("hidden_size", 1024, min=1, max=MAX_SIZE, help="size of each hidden layer")
-    add("dropout", 0.2, min=0, below=1, help="dropout of each hidden layer's output")
-    add(
-        "label_smoothing",
-        0.0,
-        min=0,
-        below=1,
-        help="label smoothing: probability spread over the other classes",
-    )
+    size = bounded(hparams, SIZE)
+    rate = bounded(hparams, RATE)
+    add("num_hidden_layers", 2, "number of hidden layers", min=1, max=MAX_LAYERS)
+    size("hidden_size", 1024, "size of each hidden layer")
+    rate("dropout", 0.2, "dropout of each hidden layer's output")
+    rate("label_smoothing", 0.0, "label smoothing: probability spread over the other classes")
     return hparams

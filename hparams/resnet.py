@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from t2tp import choices, registry
 from t2tp.hparam import HParams
-from t2tp.hparams.base import MAX_SIZE, base_hparams
+from t2tp.hparams.base import RATE, SIZE, base_hparams, bounded
 
 
 @registry.register_hparams
@@ -26,51 +26,41 @@ def mtf_resnet_50() -> HParams:
     hparams.learning_rate_constant = 0.1
     hparams.learning_rate_warmup_steps = 25000
     add = hparams.add
+    size = bounded(hparams, SIZE)
+    rate = bounded(hparams, RATE)
     add(
         "stem",
         "imagenet",
-        help="imagenet: 7x7 convolution and pooling (1/4 resolution); cifar: 3x3 convolution",
+        "imagenet: 7x7 convolution and pooling (1/4 resolution); cifar: 3x3 convolution",
         choices=choices.STEMS,
     )
     add(
         "block",
         "bottleneck",
-        help="basic: two 3x3 convolutions; bottleneck: 1x1, 3x3, 1x1",
+        "basic: two 3x3 convolutions; bottleneck: 1x1, 3x3, 1x1",
         choices=choices.BLOCKS,
     )
     add(
         "layer_sizes",
         [3, 4, 6, 3],
+        "blocks per stage; each stage after the first halves the resolution",
         min=1,
-        help="blocks per stage; each stage after the first halves the resolution",
     )
-    add(
-        "filter_sizes",
-        [64, 64, 128, 256, 512],
-        min=1,
-        max=MAX_SIZE,
-        help="channels of the stem and of each stage",
-    )
+    size("filter_sizes", [64, 64, 128, 256, 512], "channels of the stem and of each stage")
     add(
         "num_partitioned_stages",
         3,
+        "stages in which a layout may split height and width; 7 rows seldom divide",
         min=0,
-        help="stages in which a layout may split height and width; 7 rows seldom divide",
     )
     add(
         "norm_type",
         "batch",
-        help="kind of normalization after convolutions",
+        "kind of normalization after convolutions",
         choices=choices.CONVOLUTION_NORM_TYPES,
     )
-    add("norm_momentum", 0.9, min=0, below=1, help="momentum of batch norm's running averages")
-    add("norm_epsilon", 1e-5, above=0, help="epsilon added to the variance")
-    add("norm_groups", 32, min=1, help="groups of group norm")
-    add(
-        "label_smoothing",
-        0.1,
-        min=0,
-        below=1,
-        help="label smoothing: probability spread over the other classes",
-    )
+    rate("norm_momentum", 0.9, "momentum of batch norm's running averages")
+    add("norm_epsilon", 1e-5, "epsilon added to the variance", above=0)
+    add("norm_groups", 32, "groups of group norm", min=1)
+    rate("label_smoothing", 0.1, "label smoothing: probability spread over the other classes")
     return hparams

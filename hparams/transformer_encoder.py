@@ -23,34 +23,34 @@ def transformer_encoder_base() -> HParams:
     add(
         "mask_token_id",
         0,
+        "masked language models: the token that masks others; 0: one after the vocabulary",
         min=0,
         max=2**31 - 1,
-        help="masked language models: the token that masks others; 0: one after the vocabulary",
     )
     add(
         "num_classes",
         0,
+        "classes, which must be those of the problem; 0: those of the problem",
         min=0,
         max=MAX_SIZE,
-        help="classes, which must be those of the problem; 0: those of the problem",
     )
-    add("embedding_norm", False, help="normalize the embeddings before the first layer")
+    add("embedding_norm", False, "normalize the embeddings before the first layer")
     add(
         "token_types",
         0,
+        "token types with an embedding each, as the two sentences of BERT; 0: none",
         min=0,
         max=MAX_SIZE,
-        help="token types with an embedding each, as the two sentences of BERT; 0: none",
     )
     add(
         "mlm_head",
         False,
-        help="masked language models: a dense layer, activation and norm before the logits",
+        "masked language models: a dense layer, activation and norm before the logits",
     )
-    add("logits_bias", False, help="masked language models: whether logits have a bias")
+    add("logits_bias", False, "masked language models: whether logits have a bias")
     add(
         "pooler",
         False,
-        help="classification from a tanh layer on the first token, not from the mean of the row",
+        "classification from a tanh layer on the first token, not from the mean of the row",
     )
     return hparams
