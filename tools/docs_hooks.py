@@ -89,7 +89,7 @@ def source_page(source: str) -> str:
 
 
 def _in_repository(name: str, link: str) -> str:
-    """The path in the repository of what a page links to."""
+    """The path in the repository of a link's target."""
     return posixpath.normpath(posixpath.join(posixpath.dirname(name), link))
 
 

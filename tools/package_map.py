@@ -1,8 +1,8 @@
-"""Draws docs/packages.svg: the packages as layers, each of which imports only those below it.
+"""Draws docs/packages.svg: the packages in layers. A package imports only packages below it.
 
     python tools/package_map.py
 
-The layers are those of the contract in pyproject.toml that `make lint` checks; the rooms inside a
+The layers come from the contract in pyproject.toml that `make lint` checks; the rooms inside a
 package are its directories.
 """
 
@@ -33,16 +33,16 @@ SUBJECTS = {
     "engine": "hsl(210, 65%, 88%)",
     "foundations": "hsl(0, 0%, 91%)",
 }
-# Package or module -> its subject, and what is in it.
+# Package or module -> its subject and its contents.
 PACKAGES = {
     "trainer": ("trainer", "programs, Experiment, Estimator, the directory of a run"),
     "huggingface": ("data and settings", "weights of transformers, in and out"),
-    "problems": ("data and settings", "data: made, stored, streamed"),
+    "problems": ("data and settings", "data sets and streams"),
     "hparams": ("data and settings", "registered sets of hyperparameters"),
     "decoding": ("models", "beam search and sampling"),
-    "layout_report": ("around a program", "what a layout costs"),
-    "layout_check": ("around a program", "a layout beside one device, in float64"),
-    "planner": ("around a program", "what a step costs on a cluster"),
+    "layout_report": ("around a program", "cost of a layout"),
+    "layout_check": ("around a program", "a layout compared with one device"),
+    "planner": ("around a program", "cost of a step on a cluster"),
     "models": ("models", "registered models: loss, prefill, decode step"),
     "layers": ("models", "attention, feed-forward, experts"),
     "metrics": ("models", "sums over a batch"),
@@ -67,11 +67,12 @@ PACKAGES = {
     "quiet": ("foundations", "TensorFlow's log"),
     "choices": ("foundations", "of hparams"),
     "scratch_directory": ("foundations", "left by no crash"),
+    "untrusted_json": ("foundations", "one reader"),
     "garbage_collection": ("foundations", "paused"),
 }
 STYLE = """
 text { font: 12px system-ui, sans-serif; fill: #333 }
-.name { font-size: 15px; font-weight: 600; fill: #111 }
+.name { font-size: 13px; font-weight: 600; fill: #111 }
 """
 
 

@@ -70,13 +70,13 @@ def _flag_row(flag: flags.Flag) -> list[str]:
 
 
 def hparams_page() -> str:
-    """Every hparam: its values, its default and its meaning; those of all models first."""
+    """Every hparam: its values, its default and its meaning; the shared ones first."""
     by_model = {model: _declared(sets) for model, sets in _sets_by_model().items()}
     shared = set.intersection(*(set(declared) for declared in by_model.values()))
     anyone = next(iter(by_model.values()))
     sections = [
         "# Hparams",
-        "The default is that of the declaration; [a set](hparams_sets.md) may have another.",
+        "The table shows the declared default; [a set](hparams_sets.md) may have another.",
         "## In every set",
         _declarations(anyone[name] for name in anyone if name in shared),
     ]
@@ -87,7 +87,7 @@ def hparams_page() -> str:
 
 
 def sets_page() -> str:
-    """Every hparams set: what it is for, and the values that are not the defaults."""
+    """Every hparams set: its purpose, and the values that are not the defaults."""
     sections = [
         "# Hparams sets",
         "Each set with its values that are not the [defaults](hparams.md). "
@@ -159,5 +159,5 @@ def _value(value: object) -> str:
 
 
 def _description(name: str) -> str:
-    """The docstring of the function that makes a set; not that of a function it calls."""
+    """The docstring of the function that makes a set."""
     return inspect.cleandoc(registry.hparams_function(name).__doc__ or "")
