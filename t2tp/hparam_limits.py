@@ -8,6 +8,10 @@ from typing import Any
 
 from t2tp.suggestions import nearest
 
+# The largest numbers without a `max` of their own: steps and sizes are int64, and other numbers
+# float32 on the devices.
+_LARGEST = {int: 10**12, float: 1e38}
+
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
@@ -44,6 +48,9 @@ class Limits:
         for each in value if isinstance(value, list) else [value]:
             if each is not None and not self._allows(each):
                 raise ValueError(self._refusal(name, value))
+            largest = _LARGEST.get(type(each))
+            if largest is not None and abs(each) > largest:
+                raise ValueError(f"{name} is {value!r}, and must be at most {largest:,}")
 
     def to_json(self) -> dict[str, Any]:
         """Returns the limits that are set, by attribute name."""

@@ -63,7 +63,7 @@ DECLARED = {(name, str(h.limits(name))): s for s, h in SETS.items() for name in 
 def wrong_values(hparams: HParams, name: str) -> list[str]:
     """Values of the right type that the declaration does not allow, as text."""
     limits, whole = hparams.limits(name), hparams.expected(name).startswith(("int", "list[int]"))
-    wrong = ["nan", "inf", "-inf"]
+    wrong = ["nan", "inf", "-inf", *([str(10**23), str(2**63)] if whole else ["1e39"])]
     if limits.choices is not None:
         wrong = ["no_such_choice", "''"]
     step = 1 if whole else 1e-3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 import sys
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -33,7 +34,8 @@ class TrainingProgress:
         self._bar: tqdm | None = None
 
     def __enter__(self) -> TrainingProgress:
-        if sys.stderr.isatty():
+        # A terminal without a width, such as a container's, shows lines.
+        if sys.stderr.isatty() and os.get_terminal_size(sys.stderr.fileno()).columns:
             self._bar = tqdm(
                 initial=self._first_step,
                 total=self._last_step,

@@ -87,6 +87,17 @@ def test_on_a_terminal_it_is_a_bar_and_log_lines_stand_above_it(plain_lines, mon
     assert "ms/step" not in shown
 
 
+def test_a_terminal_without_a_width_has_lines(plain_lines, monkeypatch):
+    reader, terminal = os.openpty()  # It has 0 columns.
+    with os.fdopen(reader, "rb", buffering=0) as screen, os.fdopen(terminal, "w") as stderr:
+        with monkeypatch.context() as patched:
+            patched.setattr("sys.stderr", stderr)
+            with TrainingProgress(10, 132, lambda step: "") as progress:
+                progress.report(11, SCALARS)
+        stderr.flush()
+        assert b"step 11/132  loss 1.2500" in screen.read(4096)
+
+
 def test_the_next_checkpoint_is_not_after_the_end():
     assert EverySteps(1000, 600).next(10) == "saves at 600"
     assert EverySteps(100, 600).next(110) == "saves at 200"
