@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,6 +13,9 @@ from typing import Any
 from t2tp.problems.data import manifest
 from t2tp.problems.data.manifest import DamagedDataError, Manifest
 from t2tp.problems.user_dir import imported_user_dirs
+
+# Texts that an option string may have without quotes.
+_PLAIN = re.compile(r"[\w./*?:~+%@-]+")
 
 
 def check(name: str, directory: Path, given_options: Mapping[str, Any], command: str) -> Manifest:
@@ -93,5 +97,6 @@ def datagen_command(
 
 
 def _as_option(value: Any) -> str:
-    """Formats a value for an option string: text with commas is quoted."""
-    return repr(value) if isinstance(value, str) and "," in value else str(value)
+    """Formats a value for an option string: text with commas or the like is quoted."""
+    is_plain = not isinstance(value, str) or _PLAIN.fullmatch(value)
+    return str(value) if is_plain else repr(value)

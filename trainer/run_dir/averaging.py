@@ -127,13 +127,13 @@ def _parts(
         yield part
 
 
-def _mean(checkpoints: Sequence[Checkpoint], num_checkpoints: Slice) -> tf.Tensor:
+def _mean(checkpoints: Sequence[Checkpoint], part: Slice) -> tf.Tensor:
     """Averages a slice, in its dtype."""
     with tf.device("CPU:0"):
-        total = tf.zeros(num_checkpoints.size, tf.float64)
+        total = tf.zeros(part.size, tf.float64)
         for each in checkpoints:
-            total += tf.cast(each.read([num_checkpoints])[0], tf.float64)
-        return tf.cast(total / len(checkpoints), num_checkpoints.dtype)
+            total += tf.cast(each.read([part])[0], tf.float64)
+        return tf.cast(total / len(checkpoints), part.dtype)
 
 
 def _check_same_variables(latest: Checkpoint, other: Checkpoint) -> None:

@@ -4,6 +4,8 @@ import shlex
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from t2tp import problems
 from t2tp.problems.sources.user_files import Files, Lines, find_files
@@ -363,6 +365,18 @@ def test_a_path_of_any_name_is_found_and_so_is_a_pattern_below_it(tmp_path, name
     quoted = f"files={str(directory / 't[0].txt')!r}"
     problem = problems.find("languagemodel_textfiles", quoted)
     assert problem.options.files == str(directory / "t[0].txt")
+
+
+@given(st.text(alphabet="ab ,='\"[]\\\n:{}é*", max_size=8).filter(str.strip))
+def test_the_command_that_makes_data_again_has_the_same_options(text):
+    problem = problems.find("languagemodel_textfiles", f"files={text!r},documents=lines")
+    (options,) = (
+        word.removeprefix("--problem_options=")
+        for word in shlex.split(problem.datagen_command("data"))
+        if word.startswith("--problem_options=")
+    )
+    again = problems.find("languagemodel_textfiles", options)
+    assert again.options.values() == problem.options.values()
 
 
 def test_an_unquoted_comma_in_a_path_is_explained(tmp_path):
