@@ -45,12 +45,12 @@ def base_hparams() -> HParams:
     add(
         "zero_stage",
         0,
-        "what is sharded at rest over the axes that split the batch: 1: optimizer state, 2:"
+        "state to shard at rest over the axes that split the batch: 1: optimizer state, 2:"
         " gradients too, 3: weights too (ZeRO, FSDP)",
         min=0,
         max=3,
     )
-    add("zero_axes", "", "axes that shard at rest, as in pod+data; empty: those of the batch")
+    add("zero_axes", "", "axes that shard at rest, as in pod+data; empty: the batch's axes")
     add(
         "storage_layout",
         "",
@@ -74,7 +74,7 @@ def base_hparams() -> HParams:
     add(
         "microbatches",
         1,
-        "microbatches per step (gradient accumulation); the result is that of the whole batch",
+        "microbatches per step (gradient accumulation); the result equals the whole batch's",
         min=1,
     )
     _declare_optimizer(hparams)

@@ -17,7 +17,7 @@ def basic_range1(ranged: RangedHParams) -> None:
 
 @registry.register_ranged_hparams
 def transformer_base_range(ranged: RangedHParams) -> None:
-    """Learning rate, warm-up, Adam and dropout around those of a Transformer."""
+    """Learning rate, warm-up, Adam and dropout around a Transformer's values."""
     ranged.set_float("learning_rate_constant", 1e-4, 1e-2, scale=ranged.LOG_SCALE)
     ranged.set_discrete("learning_rate_warmup_steps", [100, 500, 1000, 2000, 4000, 8000])
     ranged.set_float("optimizer_adam_beta1", 0.85, 0.95)
@@ -53,7 +53,7 @@ def adafactor_range(ranged: RangedHParams) -> None:
 
 @registry.register_ranged_hparams
 def mtf_image_transformer_range(ranged: RangedHParams) -> None:
-    """Learning rate, warm-up, Adam and dropout around those of an image transformer."""
+    """Learning rate, warm-up, Adam and dropout around an image transformer's values."""
     ranged.set_float("learning_rate_constant", 1e-4, 5e-3, scale=ranged.LOG_SCALE)
     ranged.set_int("learning_rate_warmup_steps", 100, 16_000, scale=ranged.LOG_SCALE)
     ranged.set_discrete("optimizer_adam_beta2", [0.97, 0.98, 0.99, 0.995, 0.999])

@@ -30,7 +30,7 @@ def transformer_encoder_base() -> HParams:
     add(
         "num_classes",
         0,
-        "classes, which must be those of the problem; 0: those of the problem",
+        "number of classes, which must be the problem's; 0: the problem's",
         min=0,
         max=MAX_SIZE,
     )

@@ -42,7 +42,7 @@ def base_transformer() -> HParams:
     add(
         "vocab_size",
         0,
-        "tokens that may be predicted, if more than the problem has; 0: those of the problem",
+        "tokens that may be predicted, if more than the problem has; 0: the problem's",
         min=0,
         max=2**31 - 1,
     )

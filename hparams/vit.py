@@ -39,14 +39,14 @@ def vit_base() -> HParams:
     add(
         "image_shape",
         [],
-        "height, width and channels, which must be the problem's; []: those of the problem",
+        "height, width and channels, which must be the problem's; []: the problem's",
         type=list[int],
         min=1,
     )
     add(
         "image_mean",
         [],
-        "subtracted from each channel of images from 0 to 1; []: nothing is",
+        "mean of each channel to subtract, images being from 0 to 1; []: none",
         type=list[float],
         min=0,
         max=1,
@@ -54,14 +54,14 @@ def vit_base() -> HParams:
     add(
         "image_std",
         [],
-        "by which each channel is divided after that; []: it is not",
+        "standard deviation to divide each channel by after that; []: none",
         type=list[float],
         above=0,
     )
     add(
         "num_classes",
         0,
-        "classes, which must be those of the problem; 0: those of the problem",
+        "number of classes, which must be the problem's; 0: the problem's",
         min=0,
         max=MAX_SIZE,
     )

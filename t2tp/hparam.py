@@ -186,7 +186,7 @@ class HParams:
 
         Args:
           other: declares them.
-          names: of them; those that are declared here already stay as they are.
+          names: hyperparameters to add; declared ones stay as they are.
 
         Raises:
           AttributeError: one is not declared in `other`.

@@ -31,7 +31,7 @@ class Choice:
     """A hyperparameter that takes one of some values, equally likely.
 
     Attributes:
-      name: of the hyperparameter.
+      name: name of the hyperparameter.
       values: at least one.
       when: the condition under which it is drawn; empty for always.
     """
@@ -45,7 +45,7 @@ class Choice:
         return self.values[int(fraction * len(self.values))]
 
     def grid(self, points: int) -> Sequence[Any]:
-        """Returns all values, whatever the number of points of intervals."""
+        """Returns all values, for any number of points of intervals."""
         return self.values
 
 
@@ -54,7 +54,7 @@ class Interval:
     """A number in [low, high].
 
     Attributes:
-      name: of the hyperparameter.
+      name: name of the hyperparameter.
       low: the min value.
       high: the max value.
       scale: LINEAR, LOG, or REVERSE_LOG.
@@ -97,7 +97,7 @@ class RangedHParams:
     hyperparameter keeps the value of its set.
 
     Attributes:
-      name: of the set.
+      name: name of the set.
     """
 
     LINEAR_SCALE: ClassVar[str] = LINEAR
@@ -246,7 +246,7 @@ class RangedHParams:
         self._ranges[new.name] = new
 
     def _check_condition(self, name: str, parent: str, values: Sequence[Any]) -> None:
-        """Raises ValueError if the values can never be those of an earlier choice."""
+        """Raises ValueError if no earlier choice can have the values."""
         choices = {n: each for n, each in self._ranges.items() if isinstance(each, Choice)}
         if parent not in choices:
             known = nearest(parent, choices, "choices before it")

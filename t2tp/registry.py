@@ -1,4 +1,4 @@
-"""Registries of what the command line names: models, problems, hparams sets, optimizers, schedules.
+"""Registries of models, problems, hparams sets, optimizers and schedules by name.
 
 Each entry is a class or function under a decorator, which is used bare, called, or given a name:
 

@@ -2,7 +2,7 @@
 
 E. Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models" (arXiv:2106.09685), section 4.1:
 a weight W is frozen, and `x W` becomes `x W + (alpha / rank) (x A) B` with A [in, rank] and B
-[rank, out], of which B begins at 0. `t2tp.layers.linear` adds A and B, the variables
+[rank, out]. B begins at 0. `t2tp.layers.linear` adds A and B, the variables
 `<weight>_lora_a` and `<weight>_lora_b`; `t2tp.layers.variables` freezes everything else.
 """
 
@@ -21,7 +21,7 @@ DOWN, UP = "_lora_a", "_lora_b"
 
 @dataclass(frozen=True)
 class Adapters:
-    """Which weights of a model have adapters, and of which rank.
+    """The weights of a model that have adapters, and the adapters' rank.
 
     Attributes:
       rank: the number of columns of A.

@@ -32,7 +32,7 @@ class Convolution:
         Args:
           filters: the dimension of the output channels.
           kernel: height and width of the kernel.
-          stride: in both directions.
+          stride: stride in both directions.
           use_bias: whether to add a bias.
         """
         self._filters = filters

@@ -31,7 +31,7 @@ class Embedding:
         Args:
           vocab: the dimension of the tokens.
           d_model: the dimension of the vectors.
-          stddev: of the initial values.
+          stddev: standard deviation of the initial values.
           is_tied: whether logits use the embedding table (O. Press and L. Wolf, arXiv:1608.05859)
             or a separate one, `output_embedding`.
           is_scaled: whether looked-up vectors are multiplied by sqrt(d_model), as in tensor2tensor

@@ -49,7 +49,7 @@ class FeedForward:
           mlp: the network's name, one of `t2tp.choices.MLPS`.
           d_ff: the hidden size.
           use_bias: whether to add a bias after each matrix.
-          dropout: of the hidden activations, relu_dropout in tensor2tensor.
+          dropout: dropout rate of the hidden activations, tensor2tensor's relu_dropout.
           output_scale: factor of the initial values of `output`.
           experts: dimensions of `x` along which each index has its own variables.
 

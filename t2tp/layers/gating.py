@@ -69,9 +69,9 @@ def token_choices(
     ones. (GShard drops second choices of small weight at random; this does not.)
 
     Args:
-      router: of the tokens.
+      router: the tokens' router.
       k: experts per token.
-      capacity: of an expert in a group.
+      capacity: slots of an expert in a group.
 
     Returns:
       the assignments, and the load-balancing loss summed over tokens, each with the loss of its
@@ -125,7 +125,7 @@ def expert_choices(router: Router, capacity: mtf.Dimension) -> tuple[mtf.Tensor,
     autoregressive models must not use it.
 
     Args:
-      router: of the tokens.
+      router: the tokens' router.
       capacity: the dimension of an expert's tokens in a group, at most the size of a group.
 
     Returns:

@@ -31,11 +31,11 @@ def linear(
 
     Args:
       x: [..., reduced].
-      name: of the variable [experts, reduced, made], in the variable scope.
+      name: name of the variable [experts, reduced, made], in the current scope.
       reduced: dimensions of `x` that are summed over.
       made: dimensions of the result that `x` does not have.
-      stddev: of the initial values.
-      output_shape: of the result.
+      stddev: standard deviation of the initial values.
+      output_shape: shape of the result.
       target: the kind of weight, of those in `t2tp.choices.ADAPTED`.
       experts: dimensions of `x` along which each index has its own weights.
 

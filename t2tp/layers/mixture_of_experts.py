@@ -98,7 +98,7 @@ class RoutingConfig:
 
 
 class MixtureOfExperts:
-    """Feed-forward networks of which each token uses one or two.
+    """Feed-forward networks; each token uses one or two of them.
 
     Experts are the dimension `experts`. If it is split over the axis that splits the batch, an
     all-to-all sends tokens to their experts, and another one back (GShard, arXiv:2006.16668,

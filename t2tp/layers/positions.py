@@ -23,7 +23,7 @@ def sinusoidal(
     Args:
       positions: integers [...].
       d_model: an even dimension; it may be split.
-      dtype: of the result.
+      dtype: dtype of the result.
       slowest: the longest wavelength divided by 2 pi.
 
     Returns:
@@ -52,7 +52,7 @@ class LearnedPositions:
 
         Args:
           max_length: one more than the largest position.
-          stddev: of the initial values.
+          stddev: standard deviation of the initial values.
         """
         self._dim = mtf.Dimension("max_length", max_length)
         self._stddev = stddev

@@ -20,12 +20,12 @@ from t2tp.pipeline.boundary import chunk_number, enter_stage, exit_stage
 from t2tp.pipeline.chain import ChainResults, RowGroups, StageChain
 from t2tp.suggestions import nearest
 
-# What a layer is applied to: activations, the forward pass, statistics of the layers before it.
+# The input of a layer: activations, the forward pass, statistics of earlier layers' experts.
 _LayerInput = tuple[mtf.Tensor, ForwardPass, Totals]
 
 
 class _StageTensors:
-    """What a stage of a pipeline receives and passes on.
+    """The tensors that a pipeline stage receives and passes on.
 
     Attributes:
       forward: the forward pass.
@@ -42,7 +42,7 @@ class _StageTensors:
         self.tensors += [tensor for each in totals if each is not None for tensor in each.sums]
 
     def mapped(self, fn: Callable[[mtf.Tensor], mtf.Tensor]) -> _StageTensors:
-        """Returns the same with `fn` applied to all tensors, those of the forward pass, too."""
+        """Returns the same with `fn` applied to all tensors, also in the forward pass."""
         x, forward, totals = self.with_tensors([fn(tensor) for tensor in self.tensors])
         return _StageTensors(x, _mapped(fn, forward), totals)
 
@@ -61,7 +61,7 @@ class _StageTensors:
 
 
 def _mapped(fn: Callable[[mtf.Tensor], mtf.Tensor], value: Any) -> Any:
-    """Returns a forward pass, or what it consists of, with `fn` applied to its tensors."""
+    """Returns a forward pass, or a field of one, with `fn` applied to its tensors."""
     if isinstance(value, mtf.Tensor):
         return fn(value)
     if isinstance(value, dict):
@@ -89,10 +89,10 @@ class Stack:
         """Sets layers, residual blocks and recomputation.
 
         Args:
-          layers: in order.
+          layers: the layers, in order.
           residual: wraps each block.
           recompute: the activations that the backward pass recomputes instead of storing: `none`,
-            those of each `layer`, or of its `attention` or `feed_forward` blocks.
+            all of a `layer`, or its `attention` or `feed_forward` blocks.
 
         Raises:
           ValueError: the choice is unknown.
@@ -164,7 +164,7 @@ class Stack:
     def _in_stages(
         self, x: mtf.Tensor, forward: ForwardPass, totals: Totals
     ) -> tuple[mtf.Tensor, Totals]:
-        """Applies the layers of one stage of a pipeline, which stand for those of any stage."""
+        """Applies the layers of one pipeline stage; all stages share this graph."""
         assigned = assign_layers(len(self._layers), x.mesh.layout)
         check_layers_match(assigned, [layer.kind for layer in self._layers])
         first_chunk = chunk_number(x.mesh.graph)
@@ -174,7 +174,7 @@ class Stack:
         return x, totals
 
     def _chunk(self, ranges: Sequence[range], chunk: int, received: _StageTensors) -> _LayerInput:
-        """Applies a chunk of layers, of which each stage has a range, between two boundaries."""
+        """Applies a chunk of layers between two boundaries; each stage has its own range."""
         sizes = [len(numbers) for numbers in ranges]
         x, forward, totals = received.with_tensors(enter_stage(received.tensors, chunk, sizes))
         for place in range(max(sizes)):
@@ -192,7 +192,7 @@ class Stack:
     ) -> _LayerInput:
         """The same, computed by each stage in turn for groups of rows."""
         x, forward = received.tensors[0], received.forward
-        # Statistics of experts are those of all rows; a decoding has none.
+        # Expert statistics cover all rows, so these stay together; decoding has none.
         counts = len(received.tensors) > 1 and not forward.decoding
         groups = RowGroups(x.shape.dims[0], 1) if counts else RowGroups.from_activations(x, x.mesh)
         state: DecodeState = getattr(forward, "state", {})

@@ -39,7 +39,7 @@ class Residual:
         Args:
           norm: the norm.
           norm_position: `pre` (R. Xiong et al., arXiv:2002.04745) or `post` (arXiv:1706.03762).
-          dropout: of the block's output.
+          dropout: dropout of the block's output.
           sequence_parallel: whether the length has another name between blocks; see
             `t2tp.layers.sequence_parallel`.
 

@@ -43,7 +43,7 @@ def correct_in_top_k(
 ) -> dict[str, mtf.Tensor]:
     """Counts the targets that are among the k most probable classes.
 
-    The arguments are those of `token_sums`. A tie counts for the target; NaN logits
+    Arguments as in `token_sums`. A tie counts for the target; NaN logits
     are wrong.
 
     Returns:
@@ -63,9 +63,9 @@ def sequence_sums(
     vocab_dim: mtf.Dimension,
     batch_dim: mtf.Dimension,
 ) -> dict[str, mtf.Tensor]:
-    """Counts the rows of which every target is predicted right from the true ones before it.
+    """Counts the rows in which every target is predicted right from the true ones before it.
 
-    The arguments are those of `token_sums`; a row is an index of `batch_dim`.
+    Arguments as in `token_sums`; a row is an index of `batch_dim`.
 
     Returns:
       sequences (rows that have a target) and correct_sequences.
@@ -85,7 +85,7 @@ def positive_sums(
 ) -> dict[str, mtf.Tensor]:
     """Counts class 1 where there are two, for F1.
 
-    The arguments are those of `token_sums`.
+    Arguments as in `token_sums`.
 
     Returns:
       positives (targets of class 1), predicted_positives and true_positives (both).

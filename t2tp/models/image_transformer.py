@@ -37,7 +37,7 @@ class MtfImageTransformer(AutoregressiveModel):
     """Pre-norm transformer over the values of an image of `image_shape`.
 
     With `attention_type` full or local_1d the values are one sequence, `length`, which local_1d
-    lets a mesh split; with local_2d they are `height` times `width`, either of which may be split,
+    lets a mesh split; with local_2d they are `height` times `width`; either may be split,
     where `width` includes the channels.
     """
 
@@ -103,13 +103,13 @@ class MtfImageTransformer(AutoregressiveModel):
         """See `AutoregressiveModel`; a prefix is the first values of an image.
 
         Raises:
-          ValueError: `prefix` is missing, or the length is not that of an image.
+          ValueError: `prefix` is missing, or the length is not an image's.
         """
         prefix = self.prefix_of(features)
         if length.size != self._length.size:
             raise ValueError(
                 f"Images of image_shape={self.hparams.image_shape} have {self._length.size}"
-                f" values, not {length.size}: decode so many."
+                f" values, not {length.size}: decode {self._length.size} values."
             )
         batch, prefix_length = prefix.shape.dims
         values = padded_to(prefix, prefix_length, self._length)

@@ -39,7 +39,7 @@ class LayerFactory:
 
         Args:
           hparams: see `t2tp.hparams.transformer`.
-          dtype: of activations.
+          dtype: activation dtype.
           has_experts: whether every `moe_every`-th layer has experts.
 
         Raises:
@@ -116,7 +116,7 @@ class LayerFactory:
           positions: int32 [batch...].
           training: whether dropout is on.
           longest: the max number of positions.
-          norm: of the sum, before dropout; none by default.
+          norm: norm of the sum, before dropout; none by default.
 
         Raises:
           ValueError: `longest` exceeds the learned positions.
@@ -127,7 +127,7 @@ class LayerFactory:
             if longest > self._hparams.max_length:
                 raise ValueError(
                     f"The features have length {longest}, and the model has positions for"
-                    f" max_length={self._hparams.max_length}: feed at most as many tokens, or"
+                    f" max_length={self._hparams.max_length}: feed shorter rows, or"
                     " train with a larger max_length."
                 )
             x += self._learned(positions, self.d_model, self.dtype)

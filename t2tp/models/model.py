@@ -41,7 +41,7 @@ class Model(abc.ABC):
 
     Attributes:
       takes: names of the required features.
-      may_take: names of features that change what is learned, which a model must know of.
+      may_take: optional features that change the training targets.
       hparams: the model's `HParams`.
       vocab_sizes: number of ids of each feature, by name; `targets` is always there: the tokens,
         classes or pixel values to predict.
@@ -75,7 +75,7 @@ class Model(abc.ABC):
         return tf.as_dtype(name)
 
     def check_features(self, names: Iterable[str]) -> None:
-        """Checks that the features include what the model takes.
+        """Checks that the features include the model's required ones.
 
         Raises:
           FeatureMismatchError: features are missing; the error names them.
@@ -110,7 +110,7 @@ def classes_of(hparams: HParams, size: int) -> mtf.Dimension:
     """Returns the dimension of the classes.
 
     Args:
-      hparams: of the model; its `num_classes`, if any, must be the problem's.
+      hparams: the model's hparams; `num_classes`, if any, must be the problem's.
       size: number of classes of the problem.
 
     Raises:
@@ -120,7 +120,7 @@ def classes_of(hparams: HParams, size: int) -> mtf.Dimension:
     if of_model and size != of_model:
         raise ValueError(
             f"the problem has {size} classes and the model's num_classes is {of_model}: use a"
-            " problem with as many, or num_classes=0 to train a classifier of other classes"
+            f" problem with {of_model} classes, or num_classes=0 to train a new classifier"
         )
     return mtf.Dimension("classes", size)
 
@@ -147,7 +147,7 @@ def vocab_of(hparams: HParams, size: int) -> mtf.Dimension:
     """Returns the dimension of a vocabulary.
 
     Args:
-      hparams: of the model; its `vocab_size`, if any, counts instead of `size`.
+      hparams: the model's hparams; `vocab_size`, if any, replaces `size`.
       size: number of tokens of the problem.
 
     Raises:

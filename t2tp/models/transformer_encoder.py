@@ -131,7 +131,7 @@ class TransformerEncoder(Model):
         if not training and examples is None:
             raise FeatureMismatchError(
                 f"a masked language model is evaluated with a feature {EXAMPLE_INDEX}, integers"
-                " [batch], which decides what is masked in each row, and there is none: feed the"
+                " [batch], which selects the masked tokens of each row, and there is none: feed the"
                 " index of each row in the data that are evaluated on."
             )
         tokens, is_masked = self._masked(targets, segments, examples)
@@ -147,7 +147,7 @@ class TransformerEncoder(Model):
 
         Args:
           mesh: the program's mesh.
-          features: as for `loss`; the model reads `targets` as they are, mask tokens included.
+          features: the features of `loss`; `targets` are read as they are, mask tokens included.
 
         Returns:
           [batch, length, vocab].

@@ -38,8 +38,7 @@ def with_experts(
 ) -> LossOutput:
     """Adds the losses of experts, and the sums of `expert_dropped_share`, the metric.
 
-    Each stack averages over its own tokens: those of the inputs in an encoder, those of the targets
-    in a decoder.
+    Each stack averages over its own tokens: an encoder over the inputs, a decoder over the targets.
 
     Args:
       out: the loss without experts.

@@ -43,7 +43,7 @@ class Vit(ImageClassifier):
 
         Raises:
           ValueError: patches do not divide the image, the pooling is unknown, or the images are
-            not those of `image_shape`, `image_mean` and `image_std`.
+            not of `image_shape`, `image_mean` and `image_std`.
         """
         hparams = self.hparams
         if hparams.pooling not in POOLINGS:

@@ -21,8 +21,8 @@ def cast(x: upstream.Tensor, dtype: tf.DType, name: str = "cast") -> upstream.Te
 
     Args:
       x: any tensor.
-      dtype: of the result; if it is that of `x`, returns `x`.
-      name: of the operation.
+      dtype: dtype of the result; if `x` has it already, returns `x`.
+      name: operation name.
     """
     dtype = tf.as_dtype(dtype)
     return x if dtype == x.dtype else CastOperation(x, dtype, name).outputs[0]

@@ -35,7 +35,7 @@ def dropout(
       keep_prob: the fraction to keep, in (0, 1]; or
       rate: the fraction to drop.
       noise_shape: dimensions of `x` along which the mask varies; all by default.
-      name: of the variable scope.
+      name: variable scope.
 
     Raises:
       ValueError: not exactly one of `keep_prob` and `rate` is given, or it is out of range in

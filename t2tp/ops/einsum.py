@@ -24,9 +24,9 @@ def einsum(
 
     Args:
       xs: the tensors.
-      output_shape: of the result; by default all dimensions but `reduced_dims`.
+      output_shape: shape of the result; by default all dimensions but `reduced_dims`.
       reduced_dims: dimensions to sum over; by default those in more than one tensor.
-      name: of the operation.
+      name: operation name.
 
     Raises:
       ValueError: a dimension has two sizes, or `reduced_dims` contradict `output_shape`.

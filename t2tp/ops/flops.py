@@ -19,7 +19,7 @@ def matmul_flops(operations: Iterable[upstream.Operation]) -> int:
     PaLM, arXiv:2204.02311, appendix B), but respects a window.
 
     Args:
-      operations: of the pass. The body of a loop is counted once.
+      operations: operations of the pass. The body of a loop is counted once.
     """
     return sum(_flops(op) for op in all_operations(operations))
 

@@ -37,8 +37,8 @@ def gather(
       weights: [..., dim, ...], any dtype.
       indices: integers. A dimension shared with `weights` is a batch dimension.
       dim: the dimension of `weights` to look up in.
-      output_shape: order of the result's dimensions (new ones are broadcast); by default those of
-        `indices`, then the other ones of `weights`.
+      output_shape: order of the result's dimensions (new ones are broadcast). Default: the
+        dimensions of `indices`, then the others of `weights`.
 
     Returns:
       a tensor of the dtype of `weights`.

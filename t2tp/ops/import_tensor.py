@@ -20,11 +20,11 @@ def import_tf_tensor(
     """Imports a TensorFlow tensor or an array that is the same on all processors.
 
     Args:
-      mesh: of the step.
+      mesh: the step's mesh.
       tf_tensor: the full tensor. Or a feature of the step, which a `model_fn` for Estimator
         imports: it gets the dimensions of `shape`.
-      shape: of the result; not needed for a scalar or a feature.
-      name: of the operation.
+      shape: shape of the result; not needed for a scalar or a feature.
+      name: operation name.
 
     Raises:
       ValueError: a feature has other sizes than `shape`.

@@ -22,7 +22,7 @@ def reduce_mean(
       disable_positional_args: must be None; pass the rest by name.
       output_shape: the dimensions to keep; or
       reduced_dim: the dimension to reduce. By default all.
-      name: of the operation.
+      name: operation name.
 
     Raises:
       ValueError: `x` has an integer dtype or is empty.

@@ -17,7 +17,7 @@ class MicrobatchSums(Operation, upstream.WhileLoopOperation):
     Input: the index of the first microbatch. Outputs: the number of microbatches, and the sums.
 
     Attributes:
-      repeats: whether its operations are those of a loop that follows, as for `following`.
+      repeats: whether a later loop has the same operations, see `following`.
       count: number of microbatches.
       part: the batch dimension of a microbatch.
       microbatch_operations: the graph of a microbatch.

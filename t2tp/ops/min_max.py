@@ -30,7 +30,7 @@ def reduce_max(
       disable_positional_args: must be None; pass the rest by name.
       output_shape: the dimensions to keep; or
       reduced_dim: the dimension to reduce. By default all.
-      name: of the operation.
+      name: operation name.
 
     Raises:
       ValueError: `output_shape` and `reduced_dim` contradict each other, or `x` lacks them.
@@ -61,7 +61,7 @@ def maximum(
       x1: a tensor, or a number.
       x2: a tensor of the same dtype, or a number; one of the two is a tensor.
       output_shape: order of the result's dimensions.
-      name: of the TensorFlow operations.
+      name: name of the TensorFlow operations.
     """
     return _binary(x1, x2, output_shape, name, "maximum", tf.maximum)
 

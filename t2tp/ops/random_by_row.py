@@ -1,7 +1,7 @@
 """Random numbers that depend on the row's index only.
 
 Other random tensors vary with the step and with a row's index in the batch, as training needs. In
-an evaluation they must not: an example gets the same numbers whatever the batch size, mesh, step
+an evaluation they must not: an example gets the same numbers at any batch size, mesh, step
 and seed of the run.
 """
 

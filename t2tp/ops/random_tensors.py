@@ -30,7 +30,7 @@ def random_uniform(mesh: upstream.Mesh, shape: upstream.Shape, **kwargs: object)
 
     Args:
       mesh: the program's mesh.
-      shape: of the result.
+      shape: shape of the result.
       **kwargs: of `tf.random.uniform`: `minval`, `maxval` (0 and 1), `dtype`, `name`.
     """
     return _random(mesh, shape, tf1.random.uniform, kwargs)
@@ -41,7 +41,7 @@ def random_normal(mesh: upstream.Mesh, shape: upstream.Shape, **kwargs: object) 
 
     Args:
       mesh: the program's mesh.
-      shape: of the result.
+      shape: shape of the result.
       **kwargs: of `tf.random.normal`: `mean`, `stddev` (0 and 1), `dtype`, `name`.
     """
     return _random(mesh, shape, tf1.random.normal, kwargs)

@@ -99,10 +99,10 @@ class ZeroAfterOperation(Operation):
         """Makes the operation.
 
         Args:
-          x: for which it waits.
-          others: for which it waits, too, if they are computed in the same TensorFlow graph: the
+          x: the tensor to wait for.
+          others: more tensors to wait for, if they are computed in the same TensorFlow graph: the
             gradients of weights that are computed with `x`. TensorFlow's executor would put them
-            off until nothing else is ready, and what they are computed from with them.
+            off until nothing else is ready, and their inputs with them.
         """
         super().__init__([x], name="zero_after")
         self._others = others
@@ -134,7 +134,7 @@ class Copies:
         """Prepares the copying.
 
         Args:
-          inputs: maps inputs of the forward pass to those of the recomputation.
+          inputs: maps inputs of the forward pass to inputs of the recomputation.
           rng_dependency: a zero that random operations have to wait for.
         """
         self._tensors = dict(inputs)

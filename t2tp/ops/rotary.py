@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RotaryScaling:
-    """Lower frequencies for sequences longer than those of the first training, as in Llama 3.1.
+    """Lower frequencies for sequences longer than in the first training, as in Llama 3.1.
 
     A pair that turns at least `high_freq_factor` times in `original_length` positions encodes short
     distances and is unchanged; one that turns at most `low_freq_factor` times is slowed down by
@@ -26,9 +26,9 @@ class RotaryScaling:
 
     Attributes:
       factor: how many times longer sequences may be.
-      low_freq_factor: in turns.
-      high_freq_factor: in turns; above `low_freq_factor`.
-      original_length: in positions.
+      low_freq_factor: bound in turns.
+      high_freq_factor: bound in turns, above `low_freq_factor`.
+      original_length: length of the first training, in positions.
     """
 
     factor: float

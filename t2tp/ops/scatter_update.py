@@ -28,7 +28,7 @@ def scatter_update(
 
     Args:
       x: [batch..., ..., dim, ...]; `dim` may be split.
-      update: of the shape of `x` without `dim`, and of its dtype.
+      update: a tensor like `x`, without `dim`.
       positions: integers in [0, dim.size), of some of the dimensions before `dim`.
       dim: a dimension of `x`.
 
@@ -106,7 +106,7 @@ class ScatterUpdateOperation(Operation):
 
     @staticmethod
     def _write(x: tf.Tensor, rows: Rows, new: tf.Tensor, axis: int, target: Target) -> tf.Tensor:
-        """Returns `x` with rows of what it is up to `axis` replaced."""
+        """Returns `x` with rows along `axis` replaced."""
         table = tf.reshape(x, [math.prod(x.shape[: axis + 1]), -1])
         if rows.are_ours is not None:
             new = tf.where(rows.are_ours[:, None], new, tf.gather(table, rows.numbers))

@@ -1,4 +1,4 @@
-"""Slicewise operations with several outputs, some of which may be unused.
+"""Slicewise operations with several outputs; some may be unused.
 
 mesh-tensorflow cannot differentiate these: it expects a gradient of every output.
 """
@@ -41,12 +41,12 @@ def slicewise(
     Args:
       tf_fn: maps slices of `xs` to a slice of the output, or to a tuple of them.
       xs: the inputs.
-      output_shape: of the output; by default that of the first input. For several outputs, a list.
+      output_shape: shape of the output, by default the first input's; a list for several outputs.
       output_dtype: likewise; a list means several outputs.
       splittable_dims: the dimensions that may be split without changing the function's result.
       grad_function: maps the operation and the gradients w.r.t. its outputs to those w.r.t. its
         inputs; by default TensorFlow's own; 0 for no gradient.
-      name: of the operation.
+      name: operation name.
     """
     is_tuple = isinstance(output_dtype, list)
     shapes: Any = output_shape if is_tuple else [output_shape]

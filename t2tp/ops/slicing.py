@@ -15,7 +15,7 @@ def mtf_slice(
       begin: index of the first element.
       size: number of elements.
       slice_dim_name: name of the dimension.
-      name: of the operation.
+      name: operation name.
 
     Raises:
       ValueError: `x` has no such dimension, or the range is out of bounds.

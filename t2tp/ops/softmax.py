@@ -29,7 +29,7 @@ def softmax(
       x: [..., reduced_dim, ...], any float dtype.
       reduced_dim: a dimension of `x`.
       extra_logit: a logit that is included in the sum, but not in the result.
-      name: of the operation.
+      name: operation name.
     """
     reduced_dim = upstream.convert_to_dimension(reduced_dim)
     if extra_logit is None:

@@ -23,7 +23,7 @@ def take_microbatch(
       x: [..., whole, ...].
       number: int32 scalar.
       whole: the dimension of the rows.
-      part: that of a microbatch's rows.
+      part: the dimension of a microbatch's rows.
     """
     if whole == part or whole not in x.shape.dims:
         return x

@@ -23,7 +23,7 @@ def top_k(
       x: [..., reduced_dim, ...], numbers.
       reduced_dim: a dimension of `x`.
       k_dim: its size is k; it cannot be split.
-      name: of the operation.
+      name: operation name.
 
     Returns:
       values, of the dtype of `x`, and int32 indices, both [..., k_dim].

@@ -50,8 +50,8 @@ class Adafactor(Optimizer):
 
     A variable of two or more dimensions of at least 128 is factored along its two largest, as
     mesh-tensorflow does: with further dimensions, such as `heads` of [d_model, heads, d_kv], there
-    are row and column means for each index along them. Means and norms are of global variables,
-    whatever the layout; those of all variables that are split alike share one all-reduce.
+    are row and column means for each index along them. Means and norms are global, in
+    any layout. Variables with the same split share one all-reduce.
     """
 
     def __init__(

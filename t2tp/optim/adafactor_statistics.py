@@ -23,8 +23,8 @@ class Moments:
     """The second moments of a variable, factored or full.
 
     Attributes:
-      shape: of the variable.
-      factored: the dimensions (rows, columns), each of which one factor keeps; None: the moments
+      shape: shape of the variable.
+      factored: the dimensions (rows, columns); each factor keeps one of them. None: the moments
         are not factored.
       variables: the slots: means along the columns [..., rows] and along the rows [..., columns];
         or the moments [...].

@@ -62,7 +62,7 @@ def global_norm(
     """Computes the L2 norm of all elements of all tensors: a float32 scalar.
 
     Args:
-      tensors: of any shapes.
+      tensors: tensors of any shapes.
       of_stage: whether a tensor differs between the stages of a pipeline; by default none does.
     """
     return mtf.sqrt(SumOfSquaresOperation(list(tensors), of_stage).outputs[0])
@@ -101,9 +101,9 @@ def sum_of_squares(
     """Sums the squares of tensors.
 
     Args:
-      lowering: of the graph.
+      lowering: the graph's lowering.
       op: the operation that is lowered.
-      slices: of each tensor the shape, the processor's slice, and whether it differs between the
+      slices: shape and slice of each tensor, and whether it differs between the
         stages of a pipeline.
     """
     by_axes: dict[tuple[int, ...], list[tf.Tensor]] = {}

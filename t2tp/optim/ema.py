@@ -26,7 +26,7 @@ def average_weights(variables: Sequence[mtf.Variable], decay: float) -> list[mtf
 
     Args:
       variables: their updates are in the graph.
-      decay: of the averages per step, such as 0.999.
+      decay: decay of the averages per step, such as 0.999.
 
     Returns:
       the update operations.

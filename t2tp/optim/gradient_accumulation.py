@@ -66,11 +66,11 @@ def accumulate(
     Microbatch i is the i-th slice of each processor's rows, so that no rows move between
     processors. The gradients are all-reduced once, after the last one.
 
-    The result is that of the full batch. A first loop adds up the weights of each term of the loss
+    The result equals the full batch's. A first loop adds up the weights of each term of the loss
     (numbers of tokens, say), which depend on the features alone; the second one divides each
-    microbatch's totals by them. Random operations sample for a row what they would in the full
-    batch. What a model computes across rows, such as batch norm or the capacity of experts in
-    groups of several rows, it computes across those of a microbatch. Scalar summaries are averaged.
+    microbatch's totals by them. Random operations give a row the same numbers as in the
+    full batch. Computations across rows, such as batch norm or the capacity of experts in groups of
+    several rows, see only the rows of a microbatch. Scalar summaries are averaged.
 
     Args:
       loss_fn: builds the loss of features.
@@ -141,7 +141,7 @@ def sum_metrics(
 
     Args:
       loss_fn: builds the loss of features, without dropout.
-      features: as for `accumulate`.
+      features: the batch, as in `accumulate`.
       microbatches: at most this many.
       mesh: the program's mesh, with stages.
 

@@ -29,8 +29,8 @@ DirectionFn = Callable[..., tuple[tf.Tensor, tf.Tensor, tf.Tensor]]
 class Lamb(Optimizer):
     """LAMB (Y. You et al., arXiv:1904.00962, algorithm 2), with unbounded variable norms.
 
-    Norms are of global variables, whatever the layout; those of all variables with the same split
-    share one all-reduce. If a norm is 0 the update is Adam's.
+    Norms are global, in any layout. Variables with the same split share one all-reduce. If a
+    norm is 0 the update is Adam's.
     """
 
     def __init__(

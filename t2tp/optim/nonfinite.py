@@ -35,7 +35,7 @@ def nonfinite_counts(loss: mtf.Tensor, mesh: Mesh) -> dict[str, mtf.Tensor]:
 
     Returns:
       int32 scalars by name, in the order in which a step computes the tensors:
-      `variable <name>`, `activation <operation>` for what the loss is computed from, and
+      `variable <name>`, `activation <operation>` for tensors that the loss depends on, and
       `gradient <variable>`. Tensors inside loops and recomputed blocks are not included.
     """
     graph = mesh.graph

@@ -22,8 +22,8 @@ class Optimizer(mtf.optimize.Optimizer):
     variable.
 
     Attributes:
-      update_number: the number of this update, from 1: a float32 scalar. None: as many updates as
-        steps, because none is skipped.
+      update_number: the number of this update, from 1: a float32 scalar. None: every step is an
+        update.
     """
 
     update_number: mtf.Tensor | None = None
@@ -114,7 +114,7 @@ class UpdateOperation(mtf.Assign):
         """Creates the operation.
 
         Args:
-          name: of the operation.
+          name: operation name.
           variables: the variable and its slots.
           inputs: the gradient, and small tensors.
           update: called with the processor's slices of the variables (`tf.Variable`), then of the

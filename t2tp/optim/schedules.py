@@ -24,7 +24,7 @@ def learning_rate(step: mtf.Tensor, hparams: HParams, train_steps: int) -> mtf.T
     Args:
       step: integer scalar, from 0.
       hparams: `learning_rate_schedule` and the hparams of its factors.
-      train_steps: steps of the training, at the end of which decays end.
+      train_steps: steps of the training; decays end with it.
 
     Returns:
       a float32 scalar.
@@ -191,7 +191,7 @@ def piecewise(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor:
     boundaries, multiples = hparams.learning_rate_boundaries, hparams.learning_rate_multiples
     if len(boundaries) != len(multiples) or sorted(set(boundaries)) != boundaries:
         raise ValueError(
-            "piecewise needs rising learning_rate_boundaries and as many learning_rate_multiples,"
+            "piecewise needs rising learning_rate_boundaries and one learning_rate_multiples each,"
             f" and was given {boundaries} and {multiples}"
         )
     place = tf.reduce_sum(tf.cast(step > tf.constant(boundaries, tf.float32), tf.int32))

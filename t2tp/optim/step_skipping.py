@@ -76,8 +76,8 @@ class StepGuard:
         """Adds the decision and its state to the graph.
 
         Args:
-          loss: of the step, a scalar.
-          norm: of its gradients, a float32 scalar.
+          loss: the step's loss, a scalar.
+          norm: norm of the gradients, a float32 scalar.
           is_finite: whether both are finite.
           hparams: with `is_enabled`.
 

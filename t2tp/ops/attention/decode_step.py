@@ -185,7 +185,7 @@ def _attended_in_parts(
       scores: float32 [batch, heads, 1, slice of the memory].
       visible: see `_softmax`.
       values: [batch, kv_heads, slice of the memory, d_kv].
-      collectives: of this processor.
+      collectives: this processor's collectives.
       axis: the mesh axis that splits the memory.
 
     Returns:

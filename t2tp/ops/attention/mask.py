@@ -41,8 +41,8 @@ class Mask:
           keys: those that the processor has at hand.
           causal: whether queries attend to no later positions.
           window: how many positions they attend to; None: all.
-          segments: of these queries, [batch, queries], or None.
-          memory_segments: of these keys, [batch, keys], or None.
+          segments: segments of these queries, [batch, queries], or None.
+          memory_segments: segments of these keys, [batch, keys], or None.
           may_be_blind: whether segments may mask all keys of a query.
         """
         self.queries = queries

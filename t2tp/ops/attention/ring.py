@@ -50,7 +50,7 @@ class Part(NamedTuple):
     """Consecutive keys of a slice that is at a processor.
 
     Attributes:
-      k: in blocks, see `blockwise.cut`.
+      k: keys in blocks, see `blockwise.cut`.
       v: likewise.
       keys: their positions.
       segments: a list of int32 [batch, keys]; empty if there are none.

@@ -33,7 +33,7 @@ class GatheredDimension:
 
         Args:
           dx: [..., slices * n, ...].
-          dim: as for `whole`.
+          dim: the same as in `whole`.
           summed: the mesh's own axes over which `dx` is a partial sum. Over those that `axis`
             consists of it is reduced here; along the others of these `dx` is the same.
         """

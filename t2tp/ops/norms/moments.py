@@ -1,4 +1,4 @@
-"""Means and variances of a split tensor from those of its slices."""
+"""Combines the means and variances of a tensor's slices."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def combined_moments(
     Variances" (1979).
 
     Args:
-      collectives: of this processor.
+      collectives: this processor's collectives.
       axes: the mesh axes that split the reduced dimensions; if there are none, the slice's own
         statistics are returned.
-      mean: of this processor's slice, any shape.
+      mean: mean of this processor's slice, of any shape.
       variance: likewise, of the population.
     """
     if not axes:
