@@ -60,7 +60,7 @@ def warmup_steps(hparams: HParams, train_steps: int) -> int:
     the warm-up, such as a short fine-tuning with the hparams of a long training, spends a tenth.
     """
     steps = hparams.learning_rate_warmup_steps
-    return steps if 2 * steps <= train_steps else train_steps // 10
+    return steps if 2 * steps <= train_steps else max(1, train_steps // 10)
 
 
 @registry.register_learning_rate_schedule
