@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from t2tp import mtf
 from t2tp.decoding.sampling import top_tokens
 from t2tp.decoding.vocab_slice import VocabSlice, as_floats, as_ids, normalizer
+from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation
-
-if TYPE_CHECKING:
-    from t2tp.lowering.lowering import Lowering
 
 
 class Candidates(NamedTuple):

@@ -8,8 +8,6 @@ of the softmax. The variables are functions of the row's key, the position and t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import tensorflow as tf
 
 from t2tp import mtf
@@ -17,10 +15,8 @@ from t2tp.decoding.nucleus import nucleus_mask
 from t2tp.decoding.options import SAMPLE, DecodeOptions
 from t2tp.decoding.vocab_slice import VocabSlice, as_floats, as_ids, normalizer
 from t2tp.lowering import random
+from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation
-
-if TYPE_CHECKING:
-    from t2tp.lowering.lowering import Lowering
 
 
 def choose_tokens(

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
 from t2tp import mtf
-
-if TYPE_CHECKING:
-    from t2tp.lowering.lowering import Lowering
+from t2tp.lowering.context import Lowering
 
 # Tokens are sent as float32, which holds integers exactly up to here.
 _MOST_TOKENS = 1 << 24

@@ -276,6 +276,6 @@ class MixtureOfExperts:
 def _one_hot(choice: ExpertAssignment, slots: mtf.Dimension, dtype: tf.DType) -> mtf.Tensor:
     """Returns [groups, group, expert_slots], which is not materialized.
 
-    See `t2tp.lowering.one_hot_einsum`.
+    See `t2tp.lowering.einsum`.
     """
     return mtf.one_hot(choice.slots, slots, dtype=dtype)

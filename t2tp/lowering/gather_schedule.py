@@ -16,18 +16,15 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
 from t2tp import upstream
+from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import hooks
 from t2tp.lowering.reshape import relayout_all
 from t2tp.lowering.scatters import DeferredScatter
 from t2tp.mesh.zero import Storage
-
-if TYPE_CHECKING:
-    from t2tp.lowering.lowering import Lowering
 
 # A layer is a variable scope whose name ends with a number, or else the outermost scope.
 _LAYER = re.compile(r"^(?:[^/]*/)*?[^/]*\d+(?=/)|^[^/]*")

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import tensorflow as tf
 
 from t2tp import upstream
-
-if TYPE_CHECKING:
-    from t2tp.lowering.lowering import Lowering
+from t2tp.lowering.context import Lowering
 
 
 def lower_generic_gradient(op: upstream.GenericGradOperation, lowering: Lowering) -> None:

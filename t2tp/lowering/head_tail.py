@@ -15,21 +15,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import tensorflow as tf
 
 from t2tp import upstream
+from t2tp.lowering.context import Lowering, Order
 from t2tp.lowering.mesh_impl import LaidOutTensor, SpmdMeshImpl
 from t2tp.lowering.operation import hooks
 
-if TYPE_CHECKING:
-    from t2tp.lowering.lowering import Lowering
-
-# The mesh axes along which a slice is in head-tail order. Along all others its elements are
-# consecutive.
-Order: TypeAlias = "frozenset[int]"
 CONSECUTIVE: Order = frozenset()
 
 

@@ -10,16 +10,14 @@ with the other gradients.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import tensorflow as tf
 
 from t2tp import upstream
+from t2tp.lowering.context import Lowering
 from t2tp.lowering.mesh_impl import LaidOutTensor
 from t2tp.lowering.slice_shapes import expanded
-
-if TYPE_CHECKING:
-    from t2tp.lowering.lowering import Lowering
 
 # From a tensor to the operations that use it; None: the caller, which reads an output.
 Users: TypeAlias = "Callable[[upstream.Tensor], Sequence[upstream.Operation | None]]"

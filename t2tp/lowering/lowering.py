@@ -12,14 +12,15 @@ import numpy as np
 import tensorflow as tf
 
 from t2tp import upstream
+from t2tp.lowering.context import Lowering
 from t2tp.lowering.deferred_sums import Reductions, required_values
+from t2tp.lowering.einsum import lower_einsum, lower_one_hot
 from t2tp.lowering.gather_schedule import Latest, in_groups, lower_gathers
 from t2tp.lowering.gradients import lower_generic_gradient, lower_pool_gradient
 from t2tp.lowering.head_tail import CONSECUTIVE, Order, Orders
 from t2tp.lowering.linear_operations import can_defer_past, lower_add, lower_linear
 from t2tp.lowering.mesh_impl import LaidOutTensor, SpmdMeshImpl
 from t2tp.lowering.microbatch import Microbatch
-from t2tp.lowering.one_hot_einsum import lower_einsum, lower_one_hot
 from t2tp.lowering.operation import hooks
 from t2tp.lowering.random import is_below
 from t2tp.lowering.random_ops import lower_random
@@ -110,7 +111,7 @@ def _producers(op: upstream.Operation) -> set[upstream.Operation]:
     return producers
 
 
-class Lowering(upstream.Lowering):
+class GraphLowering(upstream.Lowering):
     """The lowering of a graph's live operations with one `SpmdMeshImpl`.
 
     Attributes:
@@ -402,6 +403,10 @@ class Lowering(upstream.Lowering):
         """Whether an operation needs a tensor's value, so that a deferred sum will be reduced."""
         return tensor in self._needed
 
+    def latest_activation(self) -> tf.Tensor | None:
+        """Returns the most recently lowered activation, or None; see `gather_schedule.Latest`."""
+        return self.latest.value()
+
     def is_read(self, tensor: upstream.Tensor) -> bool:
         """Whether an operation or the caller uses a tensor: a slot may only be updated."""
         return tensor in self._read
@@ -476,7 +481,7 @@ def lower_constant(op: upstream.Constant, lowering: Lowering) -> None:
     )
 
 
-def lower_variable(op: upstream.Variable, lowering: Lowering) -> None:
+def lower_variable(op: upstream.Variable, lowering: GraphLowering) -> None:
     """Looks up the variable's slice; reads it unless it is only assigned to."""
     if lowering.is_read(op.value):
         op.lower(lowering)
@@ -502,7 +507,7 @@ def lower_reduce(op: upstream.ReduceOperation, lowering: Lowering) -> None:
 
 
 # mesh-tensorflow's operations that are lowered differently than there.
-_RULES: dict[type[upstream.Operation], Callable[[upstream.Operation, Lowering], None]] = {
+_RULES: dict[type[upstream.Operation], Callable[[Any, Any], None]] = {
     upstream.AddOperation: lower_add,
     upstream.EinsumOperation: lower_einsum,
     upstream.OneHotOperation: lower_one_hot,

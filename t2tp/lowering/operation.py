@@ -51,14 +51,11 @@ def sum_of_squares(x, dim):
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from t2tp import upstream
+from t2tp.lowering.context import Lowering, Relayout
 from t2tp.mesh.layout import Layout, LayoutError, describe
-
-if TYPE_CHECKING:
-    from t2tp.lowering.lowering import Lowering
-    from t2tp.lowering.reshape import Relayout
 
 
 class Hooks:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import tensorflow as tf
 
 from t2tp import upstream
 from t2tp.lowering import random
-
-if TYPE_CHECKING:
-    from t2tp.lowering.lowering import Lowering
+from t2tp.lowering.context import Lowering
 
 
 def lower_random(op: upstream.RandomOperation, lowering: Lowering) -> None:

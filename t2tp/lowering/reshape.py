@@ -19,19 +19,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
 from t2tp import upstream
+from t2tp.lowering.context import Lowering, Relayout
 from t2tp.lowering.deferred_sums import BUCKET, SMALL
 from t2tp.lowering.mesh_impl import SpmdMeshImpl
 from t2tp.lowering.scatters import Scatter
 from t2tp.lowering.slice_shapes import resized
 from t2tp.mesh.layout import Layout
-
-if TYPE_CHECKING:
-    from t2tp.lowering.lowering import Lowering
 
 
 def lower_reshape(op: upstream.ReshapeOperation, lowering: Lowering) -> None:
@@ -58,22 +56,6 @@ def lower_reshape(op: upstream.ReshapeOperation, lowering: Lowering) -> None:
         return
     value, summed_axes = plan.execute(value, summed_axes)
     lowering.set_sum_over_axes(op.outputs[0], value, summed_axes)
-
-
-class Relayout(NamedTuple):
-    """A processor's slice of a tensor, to be converted from one shape and layout to another.
-
-    Attributes:
-      x: the slice.
-      name: of the operation that asks for it.
-      old_shape: whose slice `x` is.
-      new_shape: whose slice is wanted.
-    """
-
-    x: tf.Tensor
-    name: str
-    old_shape: upstream.Shape
-    new_shape: upstream.Shape
 
 
 def relayout_all(mesh_impl: SpmdMeshImpl, wanted: Sequence[Relayout]) -> list[tf.Tensor]:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
 from t2tp import upstream
-
-if TYPE_CHECKING:
-    from t2tp.lowering.lowering import Lowering
+from t2tp.lowering.context import Lowering
 
 
 class TableRows:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
 from t2tp import upstream
+from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation
-
-if TYPE_CHECKING:
-    from t2tp.lowering.lowering import Lowering
 
 
 def conditional_updates(predicate: upstream.Tensor, operations: Iterable[Operation]) -> None:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
 from t2tp import upstream
+from t2tp.lowering.context import Lowering
 from t2tp.lowering.scatters import DeferredScatter
 from t2tp.lowering.shared_constants import shared_constants
-
-if TYPE_CHECKING:
-    from t2tp.lowering.lowering import Lowering
 
 
 class _LoopState(NamedTuple):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from t2tp import upstream
-from t2tp.lowering.lowering import Lowering
+from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation
 from t2tp.lowering.staged_sums import reduce_sum
 

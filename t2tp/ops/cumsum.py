@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import tensorflow as tf
 
 from t2tp import upstream
+from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation
 from t2tp.lowering.staged_sums import reduce_sum
-
-if TYPE_CHECKING:
-    from t2tp.lowering.lowering import Lowering
 
 
 def cumsum(x: upstream.Tensor, dim: upstream.Dimension, exclusive: bool = False) -> upstream.Tensor:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from t2tp import upstream
+from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation
 from t2tp.lowering.slice_shapes import expanded
-
-if TYPE_CHECKING:
-    from t2tp.lowering.lowering import Lowering
 
 
 def dropout(

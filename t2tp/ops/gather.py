@@ -9,17 +9,14 @@ instead, for indices that should always be in range.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
 from t2tp import upstream
+from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation
 from t2tp.lowering.row_gather import TableRows
 from t2tp.ops.cast import cast
-
-if TYPE_CHECKING:
-    from t2tp.lowering.lowering import Lowering
 
 
 def gather(

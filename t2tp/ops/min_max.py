@@ -11,7 +11,8 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from t2tp import upstream
-from t2tp.lowering.lowering import Lowering, lower_reduce
+from t2tp.lowering.context import Lowering
+from t2tp.lowering.lowering import lower_reduce
 from t2tp.lowering.operation import Operation
 from t2tp.ops.cast import cast
 

@@ -7,16 +7,12 @@ and seed of the run.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import tensorflow as tf
 
 from t2tp import upstream
 from t2tp.lowering import random
+from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation
-
-if TYPE_CHECKING:
-    from t2tp.lowering.lowering import Lowering
 
 
 def random_by_row(

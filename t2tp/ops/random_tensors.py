@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import tensorflow.compat.v1 as tf1
 
 from t2tp import upstream
+from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation
 from t2tp.lowering.random_ops import lower_random
-
-if TYPE_CHECKING:
-    from t2tp.lowering.lowering import Lowering
 
 
 class RandomOperation(Operation, upstream.RandomOperation):

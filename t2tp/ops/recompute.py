@@ -10,17 +10,14 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, ref
 
 import tensorflow as tf
 
 from t2tp import upstream
+from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation
 from t2tp.ops.cast import cast
-
-if TYPE_CHECKING:
-    from t2tp.lowering.lowering import Lowering
 
 # Gradient of an input of a recomputed function -> all gradients of that function. It keeps none of
 # them alive: they belong to a graph.

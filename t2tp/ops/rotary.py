@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import tensorflow as tf
 
 from t2tp import upstream
+from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation
 from t2tp.lowering.slice_shapes import expanded
-
-if TYPE_CHECKING:
-    from t2tp.lowering.lowering import Lowering
 
 
 @dataclass(frozen=True)

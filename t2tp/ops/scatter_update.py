@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import tensorflow as tf
 
 from t2tp import upstream
+from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation
 from t2tp.lowering.slice_shapes import expanded
 from t2tp.ops.gather import checked_gather
 from t2tp.ops.take_microbatch import TakeMicrobatchOperation
 
 if TYPE_CHECKING:
-    from t2tp.lowering.lowering import Lowering
     from t2tp.lowering.mesh_impl import Target
 
 

@@ -7,7 +7,7 @@ from collections.abc import Container
 import tensorflow as tf
 
 from t2tp import upstream
-from t2tp.lowering.lowering import Lowering
+from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation, hooks
 
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import tensorflow as tf
 
 from t2tp import upstream
+from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation
 from t2tp.lowering.slice_shapes import expanded
 from t2tp.mesh.sizes import check_consistent_sizes
-
-if TYPE_CHECKING:
-    from t2tp.lowering.lowering import Lowering
 
 
 def where(

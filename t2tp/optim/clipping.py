@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from t2tp import mtf
 from t2tp.hparam import HParams
-from t2tp.lowering.lowering import Lowering
+from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation
 from t2tp.optim.optimizer import mesh_axes
 

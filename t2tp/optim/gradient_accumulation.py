@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from t2tp import mtf
-from t2tp.lowering.lowering import Lowering, all_operations
+from t2tp.lowering.context import Lowering
+from t2tp.lowering.lowering import all_operations
 from t2tp.lowering.microbatch import Microbatch, elements_per_row
 from t2tp.lowering.while_loop import lower_while_loop
 from t2tp.mesh.stages import is_of_stage

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from t2tp import mtf
-from t2tp.lowering.lowering import Lowering
+from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation
 from t2tp.optim.gradient_accumulation import needed_operations, variable_gradients
 from t2tp.optim.optimizer import mesh_axes

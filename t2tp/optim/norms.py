@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from t2tp import mtf
-from t2tp.lowering.lowering import Lowering
+from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation
 from t2tp.mesh.stages import is_of_stage
 from t2tp.optim.clipping import sum_of_squares

@@ -9,7 +9,7 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from t2tp import mtf
-from t2tp.lowering.lowering import Lowering
+from t2tp.lowering.context import Lowering
 from t2tp.mesh.layout import Layout
 from t2tp.optim.weight_decay import WeightDecay
 from t2tp.program.program import Mesh

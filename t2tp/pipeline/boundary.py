@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from t2tp import upstream
-from t2tp.lowering.lowering import Lowering
+from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation
 
 

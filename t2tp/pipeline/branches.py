@@ -17,7 +17,8 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from t2tp import upstream
-from t2tp.lowering.lowering import Lowering, all_operations
+from t2tp.lowering.context import Lowering
+from t2tp.lowering.lowering import all_operations
 from t2tp.lowering.microbatch import Microbatch, elements_per_row
 from t2tp.lowering.shared_constants import shared_constants
 from t2tp.ops.microbatch_sums import MicrobatchSums

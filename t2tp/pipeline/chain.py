@@ -14,7 +14,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from t2tp import upstream
-from t2tp.lowering.lowering import Lowering
+from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation
 from t2tp.lowering.shared_constants import shared_constants
 from t2tp.lowering.while_loop import reduce_what_comes_from_outside

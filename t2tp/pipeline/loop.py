@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from t2tp import upstream
-from t2tp.lowering.lowering import Lowering
+from t2tp.lowering.context import Lowering
 from t2tp.lowering.while_loop import reduce_what_comes_from_outside
 from t2tp.mesh.layout import LayoutError
 from t2tp.ops.microbatch_sums import MicrobatchSums

@@ -14,7 +14,7 @@ from absl import logging
 
 from t2tp import upstream
 from t2tp.garbage_collection import without_garbage_collection
-from t2tp.lowering.lowering import Lowering, all_operations
+from t2tp.lowering.lowering import GraphLowering, all_operations
 from t2tp.lowering.mesh_impl import LaidOutTensor, SpmdMeshImpl, Target
 from t2tp.lowering.operation import Operation, check_operation
 from t2tp.lowering.shared_constants import shared_constants
@@ -385,7 +385,7 @@ class Program:
         if self._target.sums_in_stages:
             sum_in_stages()
         with shared_constants():
-            lowering = Lowering(built.graph, built.mesh, mesh_impl, built.outputs.values())
+            lowering = GraphLowering(built.graph, built.mesh, mesh_impl, built.outputs.values())
             outputs = {
                 name: self._gathered(tensor.shape, lowering.slice(tensor), collectives)
                 for name, tensor in built.outputs.items()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
 import t2tp.hparams  # noqa: F401  (its sets are registered)
 from t2tp import mtf, optim, registry
+from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation
 from t2tp.mesh.layout import Layout
 from t2tp.ops.attention.api import attention
@@ -19,9 +19,6 @@ from t2tp.ops.norms.batch_norm import batch_norm
 from t2tp.ops.norms.layer_norm import layer_norm
 from t2tp.planner.work import ATTENTION, ATTENTION_GRAD, CONVOLUTION, PRODUCT
 from t2tp.program.program import Mesh
-
-if TYPE_CHECKING:
-    from t2tp.lowering.lowering import Lowering
 
 _D_KV = 64
 _CHANNELS, _WIDE_CHANNELS = 64, 256

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from t2tp import upstream
-from t2tp.lowering.lowering import Lowering
+from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation
 from t2tp.mesh.collectives import Collectives
 from t2tp.ops.attention.api import RelativeBias

@@ -9,20 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import tensorflow as tf
 
 from t2tp import upstream
+from t2tp.lowering.context import Lowering
 from t2tp.lowering.mesh_impl import SpmdMeshImpl
 from t2tp.lowering.operation import Operation
 from t2tp.mesh.layout import Layout
 from t2tp.ops.attention.mask import MASKED
 from t2tp.ops.conv.halo import Halo, check_window
-
-if TYPE_CHECKING:
-    from t2tp.lowering.lowering import Lowering
 
 # Neighbours of a block, in rows and columns of blocks.
 _OF_A_SEQUENCE = ((0, -1), (0, 0))

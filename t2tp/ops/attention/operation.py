@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import tensorflow as tf
 
 from t2tp import upstream
+from t2tp.lowering.context import Lowering
 from t2tp.lowering.head_tail import CONSECUTIVE, Order
 from t2tp.lowering.operation import Operation
 from t2tp.lowering.slice_shapes import reshaped
@@ -25,7 +26,6 @@ from t2tp.ops.attention.split_kv import GatheredDimension, own_axes
 from t2tp.ops.attention.weight_dropout import AttentionDropout, PairIndex
 
 if TYPE_CHECKING:
-    from t2tp.lowering.lowering import Lowering
     from t2tp.lowering.mesh_impl import SpmdMeshImpl
 
 
@@ -273,6 +273,7 @@ class _AttentionSlice:
         keys = mesh_impl.slice_shape(k.shape)[-2]
         self.ring = None
         if options.method == "ring" and self._goes_round(length_axis):
+            assert memory_axis is not None
             is_head_tail = bool(self.order) and length_axis == memory_axis and keys % 2 == 0
             self.memory_order = self.order if is_head_tail else CONSECUTIVE
             k_slice, v_slice = self._memory_slices(lowering, k, v)
@@ -373,6 +374,7 @@ class _AttentionSlice:
         axis, collectives = self._memory.axis, self._mesh_impl.collectives
         if self._mesh_impl.tensor_dimension_to_mesh_axis(segments.shape.dims[-1]) == axis:
             return _rows(lowering.slice_in_order(segments, self.memory_order))
+        assert axis is not None  # It splits k and v.
         # Consecutive, because the queries' length is split otherwise.
         rows = _whole_rows(lowering, segments)
         size = rows.shape[1] // self._mesh_impl.shape[axis].size

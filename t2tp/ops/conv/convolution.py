@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from t2tp import upstream
+from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation
 from t2tp.mesh.layout import Layout
 from t2tp.ops.cast import wide_dtype
 from t2tp.ops.conv.sliding_window import Window, Windows, check_windows, with_one_batch
 
 if TYPE_CHECKING:
-    from t2tp.lowering.lowering import Lowering
     from t2tp.lowering.mesh_impl import SpmdMeshImpl
 
 

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
 from t2tp import upstream
+from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation
 from t2tp.lowering.staged_sums import reduce_mean, reduce_sum
 from t2tp.mesh.layout import Layout, LayoutError
 from t2tp.ops.cast import wide_dtype
-
-if TYPE_CHECKING:
-    from t2tp.lowering.lowering import Lowering
 
 
 def group_norm(

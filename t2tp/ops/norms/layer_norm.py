@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from t2tp import upstream
-from t2tp.lowering.lowering import Lowering
+from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation
 from t2tp.lowering.staged_sums import reduce_mean, reduce_sum
 from t2tp.mesh.layout import Layout

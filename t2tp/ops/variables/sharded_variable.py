@@ -9,19 +9,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
 from t2tp import upstream
+from t2tp.lowering.context import Lowering, Relayout
 from t2tp.lowering.gather_schedule import lower_gathers
 from t2tp.lowering.operation import Hooks, Operation
-from t2tp.lowering.reshape import Relayout
 from t2tp.ops.cast import CastOperation, cast
 from t2tp.ops.variables.role import Role
-
-if TYPE_CHECKING:
-    from t2tp.lowering.lowering import Lowering
 
 
 def get_variable(
@@ -137,7 +133,7 @@ class ShardedVariable(Hooks, upstream.Variable):
         mesh_impl = lowering.mesh_impl(self)
         variable = mesh_impl.LaidOutVariable(self, mesh_impl)
         lowering.variables[self] = variable
-        part = mesh_impl.slicewise(tf.cast, variable.laid_out_tensor, self.activation_dtype).slice
+        part = tf.cast(variable.laid_out_tensor.slice.read_value(), self.activation_dtype)
         return Relayout(part, self.name, self.shape, self.value.shape)
 
 
@@ -181,7 +177,7 @@ class WeightGatherOperation(Operation):
     def to_gather(self, lowering: Lowering) -> Relayout:
         """Converts the slice at rest, once what is computed before it is done."""
         (x,), (y,) = self.inputs, self.outputs
-        before = lowering.latest.value()
+        before = lowering.latest_activation()
         part = lowering.slice(x)
         if before is not None:
             with tf.control_dependencies([before]):

@@ -8,7 +8,7 @@ import pytest
 
 from t2tp import mtf
 from t2tp.lowering import lowering as rules
-from t2tp.lowering.lowering import Lowering
+from t2tp.lowering.context import Lowering
 
 MESH = {"mesh_shape": "data:2;model:2"}
 

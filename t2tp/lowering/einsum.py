@@ -8,16 +8,13 @@ elements are needed, and an einsum that sums it away becomes a look-up or a sum 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
 from t2tp import upstream
+from t2tp.lowering.context import Lowering
 from t2tp.lowering.mesh_impl import LaidOutTensor
 from t2tp.lowering.row_gather import TableRows
-
-if TYPE_CHECKING:
-    from t2tp.lowering.lowering import Lowering
 
 
 class LazyOneHot:

@@ -1,0 +1,158 @@
+"""What the lowering of an operation may ask of the lowering of its graph.
+
+`Operation.lower(lowering)` gets a `Lowering`. It reads the slices of its inputs and sets the slice
+of each output:
+
+```python
+def lower(self, lowering):  # y = tanh(x)
+    lowering.set_slice(self.outputs[0], tf.tanh(lowering.slice(self.inputs[0])))
+```
+
+A slice that is a partial sum over a split dimension ends in `set_partial_sum`. The all-reduce is
+then deferred (`t2tp.lowering.deferred_sums`), and `slice` completes it.
+
+`GraphLowering` implements all of this. Operations and rules know this protocol only, so that no two
+files need each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+
+import tensorflow as tf
+
+from t2tp import upstream
+from t2tp.lowering.mesh_impl import SpmdMeshImpl
+from t2tp.lowering.microbatch import Microbatch
+
+T = TypeVar("T")
+
+# The mesh axes along which a slice is in head-tail order: see `t2tp.lowering.head_tail`.
+Order: TypeAlias = "frozenset[int]"
+
+
+class Relayout(NamedTuple):
+    """A processor's slice of a tensor, to be converted from one shape and layout to another.
+
+    Attributes:
+      x: the slice.
+      name: the operation that asks for the conversion.
+      old_shape: the global shape of which `x` is a slice.
+      new_shape: the global shape of which a slice is wanted.
+    """
+
+    x: tf.Tensor
+    name: str
+    old_shape: upstream.Shape
+    new_shape: upstream.Shape
+
+
+class Lowering(Protocol):
+    """The lowering of a graph, as operations see it.
+
+    Attributes:
+      tensors: the laid-out value of each lowered tensor.
+      operations: the result of each lowered operation without outputs.
+      variables: the laid-out value of each lowered variable.
+      scatters: deferred reduce-scatters; see `t2tp.lowering.scatters`.
+      orders: the order of each slice; see `t2tp.lowering.head_tail`.
+      updated_in_place: tensors whose microbatch may be overwritten, because nothing reads its old
+        rows later.
+    """
+
+    tensors: dict[upstream.Tensor, Any]
+    operations: dict[upstream.Operation, Any]
+    variables: dict[upstream.Variable, Any]
+    scatters: Any
+    orders: Any
+    updated_in_place: set[upstream.Tensor]
+
+    def mesh_impl(self, of: Any) -> SpmdMeshImpl:
+        """Returns the mesh: its layout, its collectives and shapes of slices."""
+
+    def slice(self, tensor: upstream.Tensor) -> tf.Tensor:
+        """Returns the processor's slice of a tensor; a deferred sum is reduced."""
+
+    def slice_in_order(self, tensor: upstream.Tensor, order: Order) -> tf.Tensor:
+        """Returns the slice in head-tail or consecutive order."""
+
+    def masked_slice(
+        self,
+        tensor: upstream.Tensor,
+        dims: Collection[upstream.Dimension] | None = None,
+        value: complex = 0,
+    ) -> tf.Tensor:
+        """Returns the slice with `value` in place of its padding along `dims`."""
+
+    def masking(
+        self,
+        tensors: Iterable[upstream.Tensor],
+        dims: Collection[upstream.Dimension],
+        value: str = "",
+    ) -> AbstractContextManager[None]:
+        """Gives tensors masked padding inside the context."""
+
+    def partial_sum(self, tensor: upstream.Tensor) -> tuple[tf.Tensor, list[int]]:
+        """Returns the processor's partial sum of a tensor, and the mesh axes to sum over."""
+
+    def set_slice(self, tensor: upstream.Tensor, value: tf.Tensor) -> None:
+        """Sets the processor's slice of an output."""
+
+    def set_partial_sum(
+        self, tensor: upstream.Tensor, value: tf.Tensor, summed: Iterable[upstream.Dimension]
+    ) -> None:
+        """Sets a partial sum over split dimensions; the all-reduce is deferred."""
+
+    def set_sum_over_axes(self, tensor: upstream.Tensor, value: tf.Tensor, axes: list[int]) -> None:
+        """Sets a partial sum over mesh axes; without axes, the slice."""
+
+    def set_tensor_lowering(self, tensor: upstream.Tensor, laid_out_tensor: Any) -> None:
+        """Sets an output in a form of its own, such as a lazy one-hot tensor."""
+
+    def users(self, tensor: upstream.Tensor) -> Sequence[upstream.Operation | None]:
+        """Returns the operations that use a tensor; None stands for an output of the program."""
+
+    def is_surely_needed(self, tensor: upstream.Tensor) -> bool:
+        """Whether an operation needs the value, so that a deferred sum will be reduced."""
+
+    def latest_activation(self) -> tf.Tensor | None:
+        """Returns the most recently lowered activation, if this graph has one."""
+
+    def shared(self, key: Hashable, make: Callable[[], T]) -> T:
+        """Returns a value that several operations need, computed by the first of them."""
+
+    def shared_random(self, key: Hashable, make: Callable[[], T]) -> T:
+        """Returns a shared value that is made of random bits."""
+
+    def random_bits(self, name: str, shape: upstream.Shape, order: Order = ...) -> tf.Tensor:
+        """Returns 32 random bits per element, the same global tensor on every mesh."""
+
+    def random_mask(
+        self, name: str, shape: upstream.Shape, probability: float, order: Order
+    ) -> tf.Tensor:
+        """Returns booleans that are true with a probability."""
+
+    def element_index(self, shape: upstream.Shape) -> tf.Tensor:
+        """Returns each element's row-major index in the global tensor."""
+
+    def compiled(self, fn: Callable[..., T]) -> Callable[..., T]:
+        """Returns a function of slices that XLA compiles where that pays."""
+
+    def isolated(self) -> AbstractContextManager[None]:
+        """Forgets, at its end, what was lowered inside: a branch of a condition."""
+
+    def inside_loop(self, iteration: tf.Tensor) -> AbstractContextManager[None]:
+        """Marks what is lowered inside as a loop's body."""
+
+    def inside_microbatch(self, microbatch: Microbatch) -> AbstractContextManager[None]:
+        """Marks what is lowered inside as a microbatch's computation."""
+
+    def lower_operations(
+        self,
+        operations: Sequence[upstream.Operation],
+        needed: Iterable[upstream.Tensor],
+        addends: Iterable[upstream.Tensor] = (),
+    ) -> None:
+        """Lowers the operations that needed tensors and side effects depend on."""
