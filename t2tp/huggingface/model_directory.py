@@ -203,7 +203,7 @@ def _image_channels(path: Path) -> dict[str, list[float]]:
     if not (path / IMAGES_FILE).exists():
         return {}
     names = (IMAGE_MEAN, IMAGE_STD)
-    types = {"rescale_factor": float, **dict.fromkeys(names, (list, float))}
+    types: Types = {"rescale_factor": float, **dict.fromkeys(names, (list, float))}
     config = read_json(path / IMAGES_FILE, types)
     if not config.get("do_normalize", True):
         return {}

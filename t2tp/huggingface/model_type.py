@@ -26,7 +26,7 @@ IMAGE_MEAN, IMAGE_STD = "image_mean", "image_std"
 _FOUND = (HAS_LOGITS, MASK_TOKEN, IMAGE_MEAN, IMAGE_STD)
 
 # Types of the entries that `read` and `training` use.
-_TYPES = {
+_TYPES: dict[type | tuple[type, ...], str] = {
     int: "num_key_value_heads head_dim n_inner num_labels num_layers num_decoder_layers"
     " decoder_start_token_id sliding_window num_local_experts num_channels",
     str: "hidden_act hidden_activation activation_function feed_forward_proj dense_act_fn"
