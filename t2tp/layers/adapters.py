@@ -47,24 +47,24 @@ class Adapters:
         """
         if "lora_rank" not in hparams:
             return None
-        found = cls(
+        adapters = cls(
             hparams.lora_rank,
             hparams.lora_alpha,
             tuple(hparams.lora_targets),
             hparams.lora_also_trained,
             hparams.lora_dropout,
         )
-        if not found.rank:
+        if not adapters.rank:
             return None
-        if not found.targets:
-            raise ValueError(f"lora_rank={found.rank} with no lora_targets would train nothing")
+        if not adapters.targets:
+            raise ValueError(f"lora_rank={adapters.rank} with no lora_targets would train nothing")
         try:
-            re.compile(found.also_trained)
+            re.compile(adapters.also_trained)
         except re.error as error:
             raise ValueError(
-                f"lora_also_trained={found.also_trained!r} is no regular expression: {error}"
+                f"lora_also_trained={adapters.also_trained!r} is no regular expression: {error}"
             ) from None
-        return found
+        return adapters
 
     @property
     def scale(self) -> float:

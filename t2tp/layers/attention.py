@@ -83,8 +83,8 @@ class SelfAttention:
             )
             return self.heads.output(attended, x.shape)
         if isinstance(forward, Prefill):
-            given = forward.sequence.length
-            forward.store(name, *(padded_to(kv, given, forward.length) for kv in (k, v)))
+            prefix = forward.sequence.length
+            forward.store(name, *(padded_to(kv, prefix, forward.length) for kv in (k, v)))
         attended = attention(
             q,
             k,

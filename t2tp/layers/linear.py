@@ -15,8 +15,8 @@ from t2tp.layers.dropout import Dropout
 def linear(
     x: mtf.Tensor,
     name: str,
-    reduced: Sequence[mtf.Dimension],
-    made: Sequence[mtf.Dimension],
+    inputs: Sequence[mtf.Dimension],
+    outputs: Sequence[mtf.Dimension],
     *,
     stddev: float,
     output_shape: mtf.Shape,
@@ -30,10 +30,10 @@ def linear(
     A B were added to the weight.
 
     Args:
-      x: [..., reduced].
-      name: name of the variable [experts, reduced, made], in the current scope.
-      reduced: dimensions of `x` that are summed over.
-      made: dimensions of the result that `x` does not have.
+      x: [..., inputs].
+      name: name of the variable [experts, inputs, outputs], in the current scope.
+      inputs: dimensions of `x` that are summed over.
+      outputs: dimensions of the result that `x` does not have.
       stddev: standard deviation of the initial values.
       output_shape: shape of the result.
       target: the kind of weight, of those in `t2tp.choices.ADAPTED`.
@@ -42,18 +42,18 @@ def linear(
     Returns:
       a tensor of `output_shape`.
     """
-    matrix = variables.matrix(x.mesh, name, reduced, made, stddev, x.dtype, experts=experts)
+    matrix = variables.matrix(x.mesh, name, inputs, outputs, stddev, x.dtype, experts=experts)
     y = mtf.einsum([x, matrix], output_shape=output_shape)
     adapters = of_mesh(x.mesh)
     if adapters is None or target not in adapters.targets:
         return y
     rank = mtf.Dimension("lora_rank", adapters.rank)
     # The variance of PyTorch's linear layers, 1 / (3 in), which PEFT's adapters begin with.
-    spread = (3 * math.prod(dim.size for dim in reduced)) ** -0.5
+    spread = (3 * math.prod(dim.size for dim in inputs)) ** -0.5
     make = partial(variables.matrix, dtype=x.dtype, experts=experts, is_adapter=True)
-    down = make(x.mesh, f"{name}{DOWN}", reduced, [rank], spread)
-    up = make(x.mesh, f"{name}{UP}", [rank], made, 0.0)
-    kept = [dim for dim in x.shape.dims if dim not in reduced]
+    down = make(x.mesh, f"{name}{DOWN}", inputs, [rank], spread)
+    up = make(x.mesh, f"{name}{UP}", [rank], outputs, 0.0)
+    batch = [dim for dim in x.shape.dims if dim not in inputs]
     dropped = Dropout(adapters.dropout)(x, training=True)  # 0 where nothing is trained.
-    low = mtf.einsum([dropped, down], output_shape=mtf.Shape([*kept, rank])) * adapters.scale
+    low = mtf.einsum([dropped, down], output_shape=mtf.Shape([*batch, rank])) * adapters.scale
     return y + mtf.einsum([low, up], output_shape=output_shape)

@@ -133,8 +133,8 @@ def _with_adapters(method: Callable) -> Callable:
         adapters = Adapters.from_hparams(self.hparams)
         if adapters is None:
             return method(self, mesh, *args, **kwargs)
-        given = signature.bind(self, mesh, *args, **kwargs).arguments
-        with adapters.on(mesh, bool(given.get("training"))):
+        arguments = signature.bind(self, mesh, *args, **kwargs).arguments
+        with adapters.on(mesh, bool(arguments.get("training"))):
             built = method(self, mesh, *args, **kwargs)
         if method.__name__ == "loss":
             adapters.check_also_trained(mesh.graph)

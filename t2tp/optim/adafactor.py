@@ -15,7 +15,7 @@ from t2tp.optim.adafactor_statistics import (
     Moments,
     StatisticsOperation,
 )
-from t2tp.optim.optimizer import Optimizer, UpdateOperation, slot, take
+from t2tp.optim.optimizer import Optimizer, UpdateOperation, slot, subtract
 from t2tp.optim.weight_decay import WeightDecay
 from t2tp.program.program import Mesh
 
@@ -75,22 +75,22 @@ class Adafactor(Optimizer):
         grads = [mtf.cast(grad, tf.float32) for grad in grads]
         # All sums are computed before the first is needed, so that they are reduced together.
         statistics = [
-            StatisticsOperation(grad, var, kept)
-            for grad, var, kept in zip(grads, variables, moments, strict=True)
+            StatisticsOperation(grad, var, each)
+            for grad, var, each in zip(grads, variables, moments, strict=True)
         ]
         squares = [DirectionSquaresOperation(op, decay_rate) for op in statistics]
-        decays = self._weight_decay.of_each(variables)
+        decays = self._weight_decay.rates(variables)
         return [self._update(*each) for each in zip(squares, decays, strict=True)]
 
     def _update(self, squares: DirectionSquaresOperation, weight_decay: float) -> mtf.Operation:
         statistics = squares.statistics
         var = statistics.variable
-        kept = [var, *statistics.moments.variables]
+        state = [var, *statistics.moments.variables]
         if self._settings.beta1:
-            kept.append(slot(var, "adafactor_m"))
+            state.append(slot(var, "adafactor_m"))
         return UpdateOperation(
             "adafactor",
-            kept,
+            state,
             [self._learning_rate, squares.outputs[0], *squares.inputs],
             functools.partial(self._assign, statistics.moments, var.size, weight_decay),
             is_local=True,
@@ -110,8 +110,8 @@ class Adafactor(Optimizer):
         average, rest = (rest[0], rest[1:]) if settings.beta1 else (None, rest)
         rate, squares, decay_rate, grad, var_squares, *sums = rest
         direction, next_second = moments.direction(second, grad, decay_rate, sums)
-        for kept, value in zip(second, next_second, strict=True):
-            kept.assign(value, read_value=False)
+        for moment, value in zip(second, next_second, strict=True):
+            moment.assign(value, read_value=False)
         factor = rate
         if settings.multiply_by_parameter_scale:
             factor *= tf.maximum(tf.sqrt(var_squares / size), 1e-3)
@@ -122,7 +122,7 @@ class Adafactor(Optimizer):
             update = settings.beta1 * average + (1.0 - settings.beta1) * update
             average.assign(update, read_value=False)
         self.shrink(var, rate, weight_decay)
-        take(var, update)
+        subtract(var, update)
 
     def _moments(self, var: mtf.Variable) -> Moments:
         """Returns the second moments of a variable, factored or full."""

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from t2tp import mtf, registry
 from t2tp.hparam import HParams
-from t2tp.optim.optimizer import Optimizer, UpdateOperation, slot, take
+from t2tp.optim.optimizer import Optimizer, UpdateOperation, slot, subtract
 from t2tp.optim.weight_decay import WeightDecay
 
 
@@ -49,7 +49,7 @@ class Adam(Optimizer):
                 is_local=True,
             )
             for grad, var, decay in zip(
-                grads, variables, self._weight_decay.of_each(variables), strict=True
+                grads, variables, self._weight_decay.rates(variables), strict=True
             )
         ]
 
@@ -82,7 +82,7 @@ class Adam(Optimizer):
         m.assign(self._beta1 * m + (1.0 - self._beta1) * grad, read_value=False)
         v.assign(self._beta2 * v + (1.0 - self._beta2) * tf.square(grad), read_value=False)
         rate *= tf.sqrt(1.0 - power2) / (1.0 - power1)
-        take(var, rate * m / (tf.sqrt(v) + self._epsilon))
+        subtract(var, rate * m / (tf.sqrt(v) + self._epsilon))
 
 
 @registry.register_optimizer

@@ -169,8 +169,8 @@ def sum_metrics(
 
 def _scalar_summaries(operations: Sequence[mtf.Operation]) -> dict[str, mtf.Tensor]:
     """Returns the scalar summaries among operations, by name."""
-    found = (op for op in operations if isinstance(op, mtf.ScalarSummaryOperation))
-    return {op.name: op.outputs[0] for op in found}
+    summaries = (op for op in operations if isinstance(op, mtf.ScalarSummaryOperation))
+    return {op.name: op.outputs[0] for op in summaries}
 
 
 def variable_gradients(

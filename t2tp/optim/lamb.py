@@ -16,7 +16,7 @@ from t2tp.optim.optimizer import (
     UpdateOperation,
     mesh_axes,
     slot,
-    take,
+    subtract,
     variable_slice,
 )
 from t2tp.optim.weight_decay import WeightDecay
@@ -56,12 +56,12 @@ class Lamb(Optimizer):
         powers = self.beta_powers(variables[0].mesh, self._beta1, self._beta2)
         directions = []
         for grad, var, decay in zip(
-            grads, variables, self._weight_decay.of_each(variables), strict=True
+            grads, variables, self._weight_decay.rates(variables), strict=True
         ):
-            kept = [var, slot(var, "lamb_m"), slot(var, "lamb_v")]
+            state = [var, slot(var, "lamb_m"), slot(var, "lamb_v")]
             inputs = [mtf.cast(grad, tf.float32), *powers]
             directions.append(
-                DirectionNormsOperation(kept, inputs, functools.partial(self._direction, decay))
+                DirectionNormsOperation(state, inputs, functools.partial(self._direction, decay))
             )
         # All norms are computed before the first is needed, so that they are reduced together.
         return [
@@ -110,7 +110,7 @@ class Lamb(Optimizer):
         v.assign(next_v, read_value=False)
         are_above_zero = (var_squares > 0.0) & (direction_squares > 0.0)
         ratio = tf.sqrt(tf.math.divide_no_nan(var_squares, direction_squares))
-        take(var, rate * tf.where(are_above_zero, ratio, 1.0) * direction)
+        subtract(var, rate * tf.where(are_above_zero, ratio, 1.0) * direction)
 
 
 class DirectionNormsOperation(Operation):
@@ -135,9 +135,9 @@ class DirectionNormsOperation(Operation):
 
     def lower(self, lowering: Lowering) -> None:
         var, *slots = (variable_slice(lowering, x) for x in self.variables)
-        given = [lowering.slice(x) for x in self.direction_inputs]
-        with tf.control_dependencies(given):  # As `UpdateOperation.lower` does.
-            direction, *_ = self.direction(var, *slots, *given)
+        inputs = [lowering.slice(x) for x in self.direction_inputs]
+        with tf.control_dependencies(inputs):  # As `UpdateOperation.lower` does.
+            direction, *_ = self.direction(var, *slots, *inputs)
         axes = mesh_axes(lowering, self, self.variables[0].shape)
         for output, x in zip(self.outputs, (tf.cast(var, tf.float32), direction), strict=True):
             x = lowering.mesh_impl(self).masked(x, self.variables[0].shape)

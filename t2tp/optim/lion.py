@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from t2tp import mtf, registry
 from t2tp.hparam import HParams
-from t2tp.optim.optimizer import Optimizer, UpdateOperation, slot, take
+from t2tp.optim.optimizer import Optimizer, UpdateOperation, slot, subtract
 from t2tp.optim.weight_decay import WeightDecay
 
 
@@ -46,7 +46,7 @@ class Lion(Optimizer):
                 is_local=True,
             )
             for grad, var, decay in zip(
-                grads, variables, self._weight_decay.of_each(variables), strict=True
+                grads, variables, self._weight_decay.rates(variables), strict=True
             )
         ]
 
@@ -54,7 +54,7 @@ class Lion(Optimizer):
         self, decay: float, var: tf.Variable, m: tf.Variable, grad: tf.Tensor, rate: tf.Tensor
     ) -> None:
         self.shrink(var, rate, decay)
-        take(var, rate * tf.sign(self._beta1 * m + (1.0 - self._beta1) * grad))
+        subtract(var, rate * tf.sign(self._beta1 * m + (1.0 - self._beta1) * grad))
         m.assign(self._beta2 * m + (1.0 - self._beta2) * grad, read_value=False)
 
 

@@ -32,7 +32,7 @@ class Optimizer(mtf.optimize.Optimizer):
         """Sets the learning rate, a float32 scalar, and the decay (default: none)."""
         self._learning_rate = learning_rate
         self._weight_decay = weight_decay or WeightDecay()
-        self._made: dict[tuple[tf.Graph, Hashable], tf.Tensor] = {}
+        self._shared: dict[tuple[tf.Graph, Hashable], tf.Tensor] = {}
 
     def apply_grad(self, grad: mtf.Tensor, var: mtf.Variable) -> list[mtf.Operation]:
         """Updates one variable and its slots; returns the update operations."""
@@ -73,10 +73,10 @@ class Optimizer(mtf.optimize.Optimizer):
           make: computes it.
         """
         where = (tf1.get_default_graph(), key)
-        if where not in self._made:
+        if where not in self._shared:
             with tf.control_dependencies(None):  # Other updates do not wait for this gradient.
-                self._made[where] = make()
-        return self._made[where]
+                self._shared[where] = make()
+        return self._shared[where]
 
     def constant(self, value: float) -> tf.Tensor:
         """Returns a float32 scalar."""
@@ -161,6 +161,6 @@ def mesh_axes(lowering: Lowering, op: mtf.Operation, shape: mtf.Shape) -> list[i
     return sorted(set(lowering.mesh_impl(op).tensor_layout(shape)) - {None})
 
 
-def take(var: tf.Variable, update: tf.Tensor) -> None:
+def subtract(var: tf.Variable, update: tf.Tensor) -> None:
     """Subtracts a float32 update from a slice of any dtype."""
     var.assign_sub(tf.cast(update, var.dtype), read_value=False)

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from t2tp import mtf, registry
 from t2tp.hparam import HParams
-from t2tp.optim.optimizer import Optimizer, UpdateOperation, slot, take
+from t2tp.optim.optimizer import Optimizer, UpdateOperation, slot, subtract
 from t2tp.optim.weight_decay import WeightDecay
 
 
@@ -55,7 +55,7 @@ class Sgd(Optimizer):
                 is_local=True,
             )
             for grad, var, decay in zip(
-                grads, variables, self._weight_decay.of_each(variables), strict=True
+                grads, variables, self._weight_decay.rates(variables), strict=True
             )
         ]
 
@@ -64,7 +64,7 @@ class Sgd(Optimizer):
         if var.dtype == tf.float32:
             tf.raw_ops.ResourceApplyGradientDescent(var=var.handle, alpha=rate, delta=grad)
         else:
-            take(var, rate * grad)
+            subtract(var, rate * grad)
 
     def _move(
         self,
@@ -87,7 +87,7 @@ class Sgd(Optimizer):
             return
         moved = self._momentum * velocity - rate * grad
         velocity.assign(moved, read_value=False)
-        take(var, rate * grad - self._momentum * moved if self._nesterov else -moved)
+        subtract(var, rate * grad - self._momentum * moved if self._nesterov else -moved)
 
 
 @registry.register_optimizer

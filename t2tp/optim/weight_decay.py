@@ -43,7 +43,7 @@ class WeightDecay:
         """Reads `weight_decay` and `weight_decay_exclude`."""
         return cls(hparams.weight_decay, hparams.weight_decay_exclude)
 
-    def of_each(self, variables: Sequence[mtf.Variable]) -> list[float]:
+    def rates(self, variables: Sequence[mtf.Variable]) -> list[float]:
         """Returns the decay of each variable.
 
         Raises:

@@ -73,7 +73,7 @@ SMALL_MODELS = {
 def test_biases_and_norms_do_not_decay(name):
     variables = SMALL_MODELS[name][1]()
     assert all(var.role for var in variables)
-    decays = WeightDecay(0.5).of_each(variables)
+    decays = WeightDecay(0.5).rates(variables)
     for var, decay in zip(variables, decays, strict=True):
         assert (decay == 0.0) == bool(NOT_DECAYED.search(var.name)), var.name
         assert list(var.role.dims) == list(var.shape.dims)
@@ -140,7 +140,7 @@ def test_a_variable_without_a_role_decays_if_it_has_two_dimensions():
             mtf.get_variable(mesh, "vector", mtf.Shape([b])).operation,
             mtf.get_variable(mesh, "bias", mtf.Shape([a, b]), role=mtf.Role("bias")).operation,
         ]
-        assert WeightDecay(0.5).of_each(variables) == [0.5, 0.0, 0.0]
+        assert WeightDecay(0.5).rates(variables) == [0.5, 0.0, 0.0]
         return {"x": mtf.reduce_sum(variables[0].value)}
 
     AbstractProgram(step).trace()
