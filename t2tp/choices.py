@@ -13,8 +13,8 @@ BATCH_SIZE_UNITS = (
     "tokens_per_replica",
 )
 
-# Of transformers.
-# Feed-forward network -> its activation, or that of its gate, in `t2tp.ops.activations` or `mtf`.
+# Transformers.
+# Feed-forward network -> activation of the layer or its gate, in `t2tp.ops.activations` or `mtf`.
 PLAIN_MLPS = {"relu": "relu", "gelu": "gelu", "gelu_erf": "gelu_erf", "silu": "swish"}
 GATED_MLPS = {"swiglu": "swish", "geglu": "gelu"}
 MLPS = (*PLAIN_MLPS, *GATED_MLPS)
@@ -28,7 +28,7 @@ ADAPTED = ("query", "key", "value", "output", "feed_forward")
 ATTENTION_METHODS = ("auto", "dense", "blockwise", "ring")
 GATINGS = ("top_1", "top_2", "expert_choice")
 
-# Of models of images.
+# Image models.
 IMAGE_ATTENTION_TYPES = ("full", "local_1d", "local_2d")
 POOLINGS = ("class", "mean")
 STEMS = ("imagenet", "cifar")

@@ -31,7 +31,7 @@ class ProcessLostError(RuntimeError):
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal ended the program; `str()` says what was saved, or how to resume.
+    """A signal ended the program; `str()` names the saved step, or says how to resume.
 
     Attributes:
       exit_code: 128 + the signal's number, as in shells.

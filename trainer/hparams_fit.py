@@ -1,4 +1,4 @@
-"""Checks whether an hparams set fits a model; completes those of older runs."""
+"""Checks whether an hparams set fits a model; completes the hparams of older runs."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def check_fits(model: str, set_name: str, hparams: HParams) -> str:
 
 
 def completed(hparams: HParams, model: str) -> HParams:
-    """Returns the hparams of an older run, with those that its model has got since.
+    """Adds the hparams that a model has gained since the run was started.
 
-    These have the default of their declaration, which is what the code did before it had them.
+    They have the defaults of their declarations: the behavior before there was a choice.
 
     Args:
-      hparams: those of the run.
-      model: name of its model; "", or one that is not registered, has nothing to add.
+      hparams: the run's hparams.
+      model: name of the run's model. Nothing is added for an unregistered one.
     """
     found = hparams.copy()
     names = _common_names(model)
@@ -78,7 +78,7 @@ def _model_of(set_name: str) -> str:
 
 
 def _sets_of(model: str) -> list[str]:
-    """Returns the sets of a model. Sets that are registered for no model are those of none."""
+    """Returns the sets of a model; no set for a name that is not a model's."""
     if not model:
         return []
     return [name for name in registry.list_hparams() if _model_of(name) == model]

@@ -20,8 +20,8 @@ class RunConfig:
 
     Attributes:
       output_dir: the directory of the run.
-      random_seed: of initial values, dropout and the order of the data.
-      xla: what XLA compiles; see `Program`.
+      random_seed: seed of initial values, dropout and the order of the data.
+      xla: whether XLA compiles the step; see `Program`.
       save_checkpoints_steps: steps from one checkpoint to the next; the last step is always saved.
         None: 1000, unless `save_checkpoints_secs` is set.
       save_checkpoints_secs: seconds from one checkpoint to the next instead, by the clock of
@@ -29,7 +29,7 @@ class RunConfig:
       keep_checkpoint_max: number of latest checkpoints to keep.
       keep_checkpoint_every_n_hours: also keep the oldest checkpoint and one every N hours.
       keep_best_metric: `min:METRIC` or `max:METRIC`: also keep the checkpoint with the best metric,
-        and save a step whose evaluation is better than those of all checkpoints.
+        and save a step whose evaluation is better than all checkpoints'.
       checkpoint_path: the checkpoint to evaluate or predict with instead of the latest; see
         `find_checkpoint.find`. If it is damaged, no other one is used.
       warm_start_from: source of the initial values while `output_dir` has no checkpoint: PATH or

@@ -39,10 +39,10 @@ class RunSpec:
       problem_name: name of the problem, as `problems.find` takes it.
       problem_options: the problem's options, as text.
       problem: the problem.
-      hparams: of the model and its training, mesh and layout included.
+      hparams: hyperparameters of model and training, with mesh and layout.
       config: how the run is carried out.
       data_dir: the directory of the prepared data.
-      train_steps: of the whole run.
+      train_steps: number of training steps in total.
       saved: the run in `config.output_dir`; None for a new one.
       flags: other entries of the run's `flags.json`.
       changes: one line per difference from the saved run.
@@ -87,10 +87,10 @@ class RunSpec:
         Args:
           model: name of a registered model.
           problem: name of a problem; see `problems.find`.
-          hparams: of the model and its training.
+          hparams: hyperparameters of model and training.
           config: how the run is carried out.
           data_dir: the directory of the data, which need not be prepared yet.
-          train_steps: of the whole run.
+          train_steps: number of training steps in total.
           problem_options: the problem's options.
           flags: other entries of the run's `flags.json`.
 
@@ -134,7 +134,7 @@ class RunSpec:
         """Checks that the run, or a checkpoint, was trained on these data.
 
         Args:
-          checkpoint_path: of the checkpoint; by default that of the config.
+          checkpoint_path: path of the checkpoint. Default: the config's.
 
         Raises:
           OtherRunError, RunFileError, OSError: see `run_files.check_same_data`.
@@ -163,7 +163,7 @@ def find_problem(
     """Looks up the problem of a run and checks that `output_dir` holds no other run.
 
     Args:
-      output_dir: of the run.
+      output_dir: the run's directory.
       saved: the result of `run_files.read`.
       model: name of a registered model.
       problem: name of the problem.

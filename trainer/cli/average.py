@@ -29,12 +29,12 @@ def run(invocation: Invocation) -> None:
         first, count = written.batch_statistics[0], len(written.batch_statistics)
         print(
             f"t2tp_avg_checkpoints: warning: {count} moving means and variances of batch norms"
-            f" ({first}, ...) are those of step {written.step} alone, and do not belong to the"
-            " averaged weights: evaluation may be worse than that of the latest checkpoint.",
+            f" ({first}, ...) come from step {written.step} alone and do not match the averaged"
+            " weights: the metrics may be worse than the latest checkpoint's.",
             file=sys.stderr,
         )
     moving = " and their moving averages (ema_decay)" if written.has_moving_averages else ""
     print(f"averaged the trainable variables{moving} of {len(checkpoints)} checkpoints:")
     for each in checkpoints:
         print(f"  {each.path}")
-    print(f"in {written.directory}; all other variables are those of its step")
+    print(f"in {written.directory}; all other variables come from its step")

@@ -32,7 +32,9 @@ def run(invocation: Invocation) -> None:
     except (OSError, ValueError, ModuleNotFoundError) as error:
         raise FailedError(str(error)) from error
     except KeyboardInterrupt:
-        raise Interrupted("interrupted; started again it resumes with what was finished") from None
+        raise Interrupted(
+            "interrupted; started again, it goes on after the finished shards"
+        ) from None
 
 
 def _problem(flags: absl_flags.FlagValues) -> Problem:
@@ -50,7 +52,7 @@ def _carry_out(problem: Problem, flags: absl_flags.FlagValues, beam: BeamSetting
         return inspect(problem, flags.data_dir)
     if flags.check:
         data = problem.check_contents(flags.data_dir, flags.num_workers or 1)
-        return f"{problem.name}: every byte is what was written\n{data.summary()}"
+        return f"{problem.name}: every byte is as it was written\n{data.summary()}"
     data = problem.prepare(
         flags.data_dir,
         flags.tmp_dir,

@@ -35,7 +35,7 @@ EVAL = ProgramSpec(
     name="t2tp_eval",
     intro="""
 Evaluates checkpoints of a run. Prints a line of JSON for each on stdout, and at the end a table on
-stderr. The run's directory says what is evaluated, unless a flag says otherwise:
+stderr. The run's directory names model, problem and mesh; flags override them:
 
   t2tp_eval --output_dir=O --data_dir=D
 """,
@@ -48,8 +48,8 @@ stderr. The run's directory says what is evaluated, unless a flag says otherwise
 DECODER = ProgramSpec(
     name="t2tp_decoder",
     intro="""
-Decodes with the latest checkpoint of a run. The run's directory says which model, problem and mesh,
-unless a flag says otherwise:
+Decodes with the latest checkpoint of a run. The run's directory names model, problem and mesh;
+flags override them:
 
   t2tp_decoder --output_dir=RUN --data_dir=D --decode_from_file=sources.txt
   t2tp_decoder --output_dir=RUN --data_dir=D --split=test --decode_hparams=beam_size=4,alpha=0.6
@@ -81,8 +81,8 @@ Makes the data of a problem:
 
   t2tp_datagen --problem=languagemodel_python_stdlib --data_dir=data
 
-If the data exist it only checks them. An interrupted run leaves nothing that looks complete:
-started again, it resumes with what was finished. --inspect shows what was made.
+If the data exist, it only checks them. An interrupted run leaves nothing that looks complete, and
+resumes after the finished shards when it is started again. --inspect shows existing data.
 Exit code 2: the flags are wrong, and nothing was written. Exit code 1: the data could not be made.
 Exit code 130: interrupted.
 """,
@@ -103,7 +103,7 @@ or this host's processes of a run on several hosts:
 
   t2tp_launch -n 1 --hosts='node[1-4]:8470' --host_id=0 t2tp_trainer ...
 
-Its exit code is that of the first process that failed.
+The exit code is the first failed process's.
 """,
     groups=groups("launch", "restarts", "hosts"),
     body="t2tp.trainer.cli.launch:run",
@@ -116,7 +116,7 @@ AVG_CHECKPOINTS = ProgramSpec(
     name="t2tp_avg_checkpoints",
     intro="""
 Averages the trainable variables of checkpoints, and their moving averages (ema_decay), in float64.
-The optimizer's variables and the statistics of batch norms are those of the latest checkpoint. The
+The optimizer's variables and the statistics of batch norms come from the latest checkpoint. The
 result is a checkpoint in the directory of a run, with the step of the latest one:
 
   t2tp_avg_checkpoints --output_dir=RUN --num_last_checkpoints=8 --output_path=AVERAGED
@@ -180,12 +180,12 @@ TUNE = ProgramSpec(
     name="t2tp_tune",
     intro="""
 Searches for good hparams: trains points of a ranged set, each in a directory of its own, and prints
-a line for each, the best first. The flags after -- are those of t2tp_trainer:
+a line for each, the best first. The flags after -- go to t2tp_trainer:
 
   t2tp_tune --hparams_range=basic1 --trials=8 --output_dir=search -- --problem=P --model=M \\
       --hparams_set=S --data_dir=D --train_steps=1000
 
-Start it on as many hosts as you like, with the same --output_dir or --study: they share the trials.
+Started on several hosts with the same --output_dir or --study, the processes share the trials.
 Interrupted or killed and started again, it resumes where it was.
 """,
     groups=groups("search", "search_place"),
@@ -202,7 +202,7 @@ Interrupted or killed and started again, it resumes where it was.
 PLAN = ProgramSpec(
     name="t2tp_plan",
     intro="""
-Predicts what a training step costs on a cluster: seconds, memory, traffic, and what bounds it.
+Predicts the cost of a training step on a cluster: seconds, memory, traffic, and the bottleneck.
 Needs neither the cluster nor data:
 
   t2tp_plan --model=transformer_lm --hparams_set=gpt3_175b --vocab_size=50257 --cluster=a100 \\

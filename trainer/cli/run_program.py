@@ -34,8 +34,8 @@ class Invocation(NamedTuple):
     """One invocation of a program.
 
     Attributes:
-      flags: with their values.
-      arguments: the rest of the command line.
+      flags: the flags and their values.
+      arguments: the command line without flags.
       process: this process of a run; None if it is the only one.
     """
 
@@ -52,9 +52,9 @@ class ProgramSpec:
     """The command line of a program and the function that it runs.
 
     Attributes:
-      name: of the command.
+      name: name of the command.
       intro: the beginning of the help.
-      groups: of its flags.
+      groups: the flags, in groups.
       body: `module:function`, which does the work. The module is imported once the command line is
         found valid. The function takes an `Invocation` and returns the exit code, None for 0.
       required: flags that must be given.
@@ -83,7 +83,7 @@ def run_program(spec: ProgramSpec, command_line: Sequence[str] | None = None) ->
 
     Args:
       spec: the program.
-      command_line: with the program's name first; by default `sys.argv`.
+      command_line: the program's name, flags and arguments. Default: `sys.argv`.
 
     Returns:
       The exit code.

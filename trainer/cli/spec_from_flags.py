@@ -10,7 +10,7 @@ from absl import flags as absl_flags
 from absl import logging
 
 import t2tp.hparams
-import t2tp.models  # noqa: F401  (these and the problems register what they define)
+import t2tp.models  # noqa: F401  (registers the models)
 from t2tp import problems, registry
 from t2tp.hparam import HParams, describe_differences
 from t2tp.mesh.layout import Layout
@@ -46,7 +46,7 @@ def spec_from_flags(flags: absl_flags.FlagValues) -> RunSpec:
     """Merges flags and saved run, and checks that they are consistent.
 
     Args:
-      flags: of `t2tp_trainer`, or of a program that has some of them.
+      flags: flags of `t2tp_trainer`, or of a program with some of its groups.
 
     Raises:
       UsageError, ValueError, LookupError, OSError: a flag is invalid or contradicts the saved run;
@@ -210,11 +210,11 @@ def _check_named(flags: absl_flags.FlagValues, set_name: str) -> None:
     if value_of(flags, "hparams_set") is None:
         was = f" (the run was last started with {set_name})" if set_name else ""
         raise UsageError(
-            f"{lost}, and with it the run's hparams: put a copy of it back, or say what they were"
+            f"{lost}, and with it the run's hparams: put a copy of it back, or give them"
             f" with --hparams_set{was} and --hparams"
         )
     logging.warning(
-        "%s: the hparams are those of --hparams_set=%s and --hparams", lost, flags.hparams_set
+        "%s: the hparams come from --hparams_set=%s and --hparams", lost, flags.hparams_set
     )
 
 

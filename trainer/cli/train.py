@@ -81,7 +81,7 @@ def run(invocation: Invocation) -> None:
 
     Raises:
       UsageError: the request is invalid; no file was written.
-      TrainingInterrupted: by SIGINT or SIGTERM, after the step was saved.
+      TrainingInterrupted: SIGINT or SIGTERM arrived, and the step was saved.
       ProcessLostError: another process was lost or did not join.
     """
     flags = invocation.flags

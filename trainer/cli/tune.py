@@ -40,7 +40,7 @@ def run(invocation: Invocation) -> int:
 
     Raises:
       UsageError: a flag is invalid.
-      Interrupted: by a signal, which the trials also received.
+      Interrupted: a signal arrived; the trials received it too.
     """
     flags, trainer_flags = invocation.flags, invocation.arguments
     if importlib.util.find_spec("optuna") is None:

@@ -29,7 +29,7 @@ class Devices:
 
         Args:
           trials: how many run at once.
-          each: devices of each; by default an equal share. More trials than cores share all cores.
+          each: devices of each. Default: an equal share. More trials than cores share all cores.
           gpus: ids of the GPUs of this host.
           cores: numbers of the cores that this process may use.
 

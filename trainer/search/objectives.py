@@ -1,4 +1,4 @@
-"""What a search compares its trials by."""
+"""The metrics by which a search ranks its trials."""
 
 from __future__ import annotations
 

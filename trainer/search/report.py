@@ -93,7 +93,7 @@ def describe_to_tensorboard(
 ) -> None:
     """Writes the hyperparameters and metrics of the search for TensorBoard's HPARAMS page.
 
-    The values are in the events of the trials, and the metrics in those of their evaluations.
+    The events of the trials hold the values, and the events of their evaluations the metrics.
     """
     if any(directory.glob("events.out.tfevents.*")):
         return  # By an earlier process of the search.

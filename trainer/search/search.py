@@ -69,7 +69,7 @@ class Search:
           0, or, if all trials failed, the exit code of the last one.
 
         Raises:
-          Interrupted: by a signal, which the trials also received.
+          Interrupted: a signal arrived; the trials received it too.
           UsageError: a trial is not evaluated by a metric.
         """
         try:

@@ -58,7 +58,7 @@ def open_study(
         StudyDirection.MINIMIZE if each.minimize else StudyDirection.MAXIMIZE for each in objectives
     ]
     about = f"{hparams_range} by {', '.join(each.metric for each in objectives)}"
-    # SQLAlchemy's errors, those of its drivers and Optuna's have no common base class.
+    # The errors of SQLAlchemy, of its drivers and of Optuna have no common base class.
     try:
         study = _create_study(address, name, directions, lost_after_seconds)
         before = study.user_attrs.get(_ABOUT)

@@ -22,10 +22,10 @@ class TrialRun:
 
     Attributes:
       claim: the trial.
-      directory: of its run.
-      devices: of its process.
-      log: file for the output of its process; None: that of this process.
-      is_pruned: whether it was told to stop because others are better.
+      directory: directory of the run.
+      devices: devices of the process.
+      log: file for the output of the process; None: this process's output.
+      is_pruned: whether the pruner has stopped it.
       is_lost: whether another process has ended the trial.
       process: None before it is started.
     """
@@ -37,9 +37,9 @@ class TrialRun:
 
         Args:
           claim: the trial.
-          directory: of its run.
-          devices: of its process.
-          log: file for the output of the process; None: that of this process.
+          directory: directory of the run.
+          devices: devices of the process.
+          log: file for the output of the process; None: this process's output.
         """
         self.claim = claim
         self.directory = directory
@@ -51,7 +51,7 @@ class TrialRun:
         self._reported = -1
 
     def is_blocked(self) -> bool:
-        """Whether a process of an earlier attempt is still in the directory, saving, say."""
+        """Whether a process of an earlier attempt still holds the directory, while it saves."""
         return is_locked(self.directory)
 
     def start(self, command: Sequence[str], processes: list[subprocess.Popen]) -> None:
@@ -81,7 +81,7 @@ class TrialRun:
 
     @staticmethod
     def is_interruption(code: int) -> bool:
-        """Whether the exit code is that of a run that was told to stop, and saved."""
+        """Whether the exit code says that the run was stopped by a signal, and saved."""
         return code in _INTERRUPTED
 
     def new_evaluations(self) -> dict[int, dict[str, float]]:
