@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+import t2tp.hparams  # noqa: F401 (registers the sets)
 from t2tp import registry
 from t2tp.trainer.cli import flag_groups
 from t2tp.trainer.cli.programs import PROGRAMS
@@ -65,6 +66,21 @@ def _texts() -> Iterator[tuple[str, str]]:
         yield str(page.relative_to(REPOSITORY)), page.read_text("utf-8")
 
 
+def commands() -> Iterator[tuple[str, str, list[str]]]:
+    """(place, program, flags) of each command in a string of the source."""
+    for path, module in modules().items():
+        for node in ast.walk(module):
+            if not isinstance(node, (ast.JoinedStr, ast.Constant)):
+                continue
+            pieces = node.values if isinstance(node, ast.JoinedStr) else [node]
+            text = "".join(
+                str(each.value) if isinstance(each, ast.Constant) else "X" for each in pieces
+            )
+            for program, rest in re.findall(r"\b(t2tp_\w+)((?: \\?\s*--?[\w=:;,.*/'{}-]+)+)", text):
+                place = f"{path.relative_to(REPOSITORY)}:{node.lineno}"
+                yield place, program, re.findall(r"--(\w+)", rest)
+
+
 @functools.cache
 def attributes() -> dict[str, set[str]]:
     """Names in the body of each class, and of what it inherits; class name -> names."""
@@ -105,6 +121,18 @@ def test_flags_exist():
             assert flag in known or flag.removeprefix("no") in known, (place, flag)
 
 
+def test_commands_are_programs_with_flags_that_they_have():
+    found = list(commands())
+    assert len(found) > 20
+    for place, program, flags in found:
+        assert program in PROGRAMS, (place, program)
+        spec = PROGRAMS[program]
+        inner = [group for each in spec.positional for group in each.groups]
+        known = {name for group in (*spec.groups, *inner) for name in group.rows}
+        for flag in flags:
+            assert flag in known or flag.removeprefix("no") in known, (place, program, flag)
+
+
 def test_pages_exist():
     pages = {path.name for path in [*REPOSITORY.rglob("docs/*.md"), *REPOSITORY.glob("*.md")]}
     pages |= OTHER_PAGES | {"hparams_sets.md", "programs.md", "hparams.md"}
@@ -139,7 +167,7 @@ def test_modules_exist():
 @functools.cache
 def words() -> set[str]:
     """Every name in the code, and every word in a string that is no docstring."""
-    found = {*dir(builtins), *sys.stdlib_module_names, *registry.list_models()}
+    found = {*dir(builtins), *sys.stdlib_module_names, *registry.list_hparams()}
     for path, module in modules().items():
         found |= {path.stem, path.parent.name}
         documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)

