@@ -93,7 +93,6 @@ def run(invocation: Invocation) -> None:
     if flags.check_layout:
         _check_layout(flags, spec)
         return
-    _warn_of_warmup(flags.schedule, spec)
     try:
         # Rendezvous before anything that may start TensorFlow, as generating data may.
         with as_usage_error(ValueError):
@@ -131,6 +130,7 @@ def _carry_out(flags: absl_flags.FlagValues, spec: RunSpec, cluster: Cluster) ->
     _look_inside(flags)
     with building(spec.model):
         experiment.build(flags.schedule)
+    _warn_of_warmup(flags.schedule, spec)
     for line in (*spec.changes, experiment.describe()):
         logging.info("%s", line)
     if flags.schedule == "predict":
