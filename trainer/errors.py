@@ -6,7 +6,7 @@ import contextlib
 import signal
 from collections.abc import Iterator
 
-from t2tp.processes.rendezvous import LOST_EXIT_CODE
+from t2tp.processes.process_spec import LOST_EXIT_CODE
 
 # Plus the number of the signal that ended the program, as in shells.
 SIGNALLED = 128

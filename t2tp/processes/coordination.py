@@ -25,8 +25,8 @@ from tensorflow.python.eager import context as eager_context
 
 from t2tp.processes.libc_calls import sigterm_left_alone
 from t2tp.processes.loopback import check_filtered, is_loopback, loopback_listeners
-from t2tp.processes.process_spec import split_address
-from t2tp.processes.rendezvous import LOST_EXIT_CODE, MissingProcessError
+from t2tp.processes.process_spec import LOST_EXIT_CODE, split_address
+from t2tp.processes.rendezvous import MissingProcessError
 
 JOB = "worker"
 # A machine may freeze for some seconds; TensorFlow's default of 10 was too short.

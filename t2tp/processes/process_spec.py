@@ -11,6 +11,9 @@ from dataclasses import dataclass
 DEVICES_VARIABLE = "T2TP_DEVICES_PER_PROCESS"
 THREADS_VARIABLE = "TF_NUM_INTRAOP_THREADS"
 
+# Exit code of a process that ends because another one is lost.
+LOST_EXIT_CODE = 3
+
 _SLURM_PORTS = 12_000  # Ports of jobs begin at 20000 + job number % this, below the ephemeral ones.
 _FIRST_HOST = re.compile(r"([^,\[]+)(?:\[(\d+))?")  # Of node[07-12,15],other1: node, 07.
 

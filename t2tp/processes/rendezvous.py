@@ -23,8 +23,6 @@ from t2tp.processes.messages import SECRET_VARIABLE, Channel, WrongSecretError, 
 from t2tp.processes.process_spec import ProcessSpec, split_address
 
 RENDEZVOUS_SECONDS = 300.0
-# Exit code of a process that ends because another one is lost.
-LOST_EXIT_CODE = 3
 
 _RETRY_SECONDS = 0.2
 _MESSAGE_SECONDS = 10.0  # For a whole message, once connected.

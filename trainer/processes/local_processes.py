@@ -16,8 +16,13 @@ from dataclasses import dataclass
 from typing import IO, TextIO
 
 from t2tp.processes.messages import SECRET_VARIABLE
-from t2tp.processes.process_spec import DEVICES_VARIABLE, THREADS_VARIABLE, split_address
-from t2tp.processes.rendezvous import LOST_EXIT_CODE, free_port
+from t2tp.processes.process_spec import (
+    DEVICES_VARIABLE,
+    LOST_EXIT_CODE,
+    THREADS_VARIABLE,
+    split_address,
+)
+from t2tp.processes.rendezvous import free_port
 from t2tp.trainer.errors import SIGNALLED
 from t2tp.trainer.processes import children
 
