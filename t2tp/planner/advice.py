@@ -8,26 +8,38 @@ than one.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from t2tp.hparam import HParams
 from t2tp.mesh.layout import Layout
 from t2tp.planner.cluster_file import ClusterFile
-from t2tp.planner.plan import BUBBLE, COMMUNICATION, MEMORY, OPTIMIZER, Plan
+from t2tp.planner.plan import BUBBLE, COMMUNICATION, MATMULS, MEMORY, OPTIMIZER, Plan
 from t2tp.planner.request import Request
+from t2tp.planner.work import ATTENTION
 
 Values = dict[str, Any]
+# More bottlenecks: memory that does not suffice, and communication over the axes of the batch.
+_SPACE, _BATCH = "memory", "communication of the batch"
+_COMPUTE = (MATMULS, ATTENTION, MEMORY)
 
 
 def changes(hparams: HParams, plan: Plan) -> list[Values]:
-    """Returns the hparams that may relieve the plan's bottleneck, the most promising first."""
+    """Returns the hparams that may relieve the plan's bottleneck."""
     layout = Layout.from_hparams(hparams)
-    relevant = _to_fit if plan.fits != "yes" else _to_speed_up(plan.bottleneck[0], layout)
-    made = [
-        values for values in relevant(hparams, layout) if values.keys() <= hparams.values().keys()
+    part, _ = plan.bottleneck
+    if plan.fits != "yes":
+        part = _SPACE
+    elif part.startswith(COMMUNICATION):
+        is_of_batch = any(axis.name in part for axis in layout.axes_of("batch"))
+        part = _BATCH if is_of_batch else COMMUNICATION
+    return [
+        values
+        for parts, values in _options(hparams, layout)
+        if part in parts
+        and values.keys() <= hparams.values().keys()
+        and any(hparams.get(name) != value for name, value in values.items())
     ]
-    return [values for values in made if any(hparams.get(n) != v for n, v in values.items())]
 
 
 def tried(request: Request, cluster: ClusterFile, plan: Plan) -> list[tuple[Values, Plan]]:
@@ -45,72 +57,28 @@ def tried(request: Request, cluster: ClusterFile, plan: Plan) -> list[tuple[Valu
     return sorted(found, key=lambda each: (each[1].fits != "yes", each[1].seconds))
 
 
-def _to_fit(hparams: HParams, layout: Layout) -> Iterator[Values]:
-    yield {"recompute": "layer"}
-    yield {"microbatches": 2 * hparams.microbatches}
-    if layout.batch_shards > 1 and hparams.zero_stage < 3:
-        yield {"zero_stage": 3 if hparams.microbatches == 1 else max(1, hparams.zero_stage + 1)}
-    yield from _sequence_parallel(hparams, layout)
-
-
-def _to_speed_up(part: str, layout: Layout) -> Callable[[HParams, Layout], Iterator[Values]]:
-    if part == BUBBLE:
-        return _fill_stages
-    if part == OPTIMIZER:
-        return _shard_state
-    if part.startswith(COMMUNICATION):
-        of_batch = any(axis.name in part for axis in layout.axes_of("batch"))
-        return _reduce_less if of_batch else _split_less
-    return _move_less if part == MEMORY else _compute_less
-
-
-def _fill_stages(hparams: HParams, layout: Layout) -> Iterator[Values]:
-    yield {"microbatches": 2 * hparams.microbatches}
-    yield {"pipeline_schedule": "interleaved", "pipeline_chunks": 2}
-    yield {"pipeline_schedule": "zero_bubble", "pipeline_chunks": 1}
-
-
-def _shard_state(hparams: HParams, layout: Layout) -> Iterator[Values]:
-    if layout.batch_shards > 1 and not hparams.zero_stage:
-        yield {"zero_stage": 1}
-    yield from _compute_less(hparams, layout)
-
-
-def _reduce_less(hparams: HParams, layout: Layout) -> Iterator[Values]:
-    if hparams.zero_stage > 1:
-        yield {"zero_stage": hparams.zero_stage - 1}
-    yield from _larger_microbatches(hparams, layout)
-
-
-def _split_less(hparams: HParams, layout: Layout) -> Iterator[Values]:
-    """Moves processors from tensor parallelism to the batch."""
-    yield from _sequence_parallel(hparams, layout)
-    sizes = {axis.name: axis.size for axis in layout.mesh_shape.dims}
+def _options(hparams: HParams, layout: Layout) -> Iterator[tuple[tuple[str, ...], Values]]:
+    """Yields the bottlenecks that a change may relieve, and the change."""
+    microbatches, stage = hparams.microbatches, hparams.zero_stage
+    yield _COMPUTE, {"recompute": "none"}
+    yield (_SPACE,), {"recompute": "layer"}
+    yield (_SPACE, BUBBLE), {"microbatches": 2 * microbatches}
+    if microbatches % 2 == 0 and layout.num_stages == 1:
+        yield (*_COMPUTE, _BATCH), {"microbatches": microbatches // 2}
+    if layout.batch_shards > 1:
+        # Stage 2 reduces gradients after each microbatch, and stage 3 gathers weights, too.
+        yield (_SPACE,), {"zero_stage": 3 if microbatches == 1 else min(3, stage + 1)}
+        yield (OPTIMIZER,), {"zero_stage": max(1, stage)}
+        yield (_BATCH,), {"zero_stage": min(1, stage)}
+    yield (BUBBLE,), {"pipeline_schedule": "interleaved", "pipeline_chunks": 2}
+    yield (BUBBLE,), {"pipeline_schedule": "zero_bubble", "pipeline_chunks": 1}
     split, batch = layout.axes_of("heads"), layout.axes_of("batch")
-    if len(split) == 1 and split[0].size % 2 == 0 and batch:
-        sizes |= {split[0].name: split[0].size // 2, batch[0].name: 2 * batch[0].size}
-        yield {"mesh_shape": ";".join(f"{name}:{size}" for name, size in sizes.items())}
-
-
-def _move_less(hparams: HParams, layout: Layout) -> Iterator[Values]:
-    yield from _sequence_parallel(hparams, layout)
-    yield from _compute_less(hparams, layout)
-
-
-def _compute_less(hparams: HParams, layout: Layout) -> Iterator[Values]:
-    yield {"recompute": "none"}
-    yield from _larger_microbatches(hparams, layout)
-    yield from _split_less(hparams, layout)
-
-
-def _larger_microbatches(hparams: HParams, layout: Layout) -> Iterator[Values]:
-    if hparams.microbatches % 2 == 0 and layout.num_stages == 1:
-        yield {"microbatches": hparams.microbatches // 2}
-
-
-def _sequence_parallel(hparams: HParams, layout: Layout) -> Iterator[Values]:
-    axes = layout.axes_of("heads")
-    if "sequence_parallel" in hparams and not hparams.sequence_parallel and axes:
-        names = "+".join(axis.name for axis in [*layout.axes_of("length"), *axes])
+    if split and "sequence_parallel" in hparams and not hparams.sequence_parallel:
+        names = "+".join(axis.name for axis in [*layout.axes_of("length"), *split])
         rules = f"{layout.rules_text};residual_length:{names}"
-        yield {"sequence_parallel": True, "layout": rules}
+        yield (_SPACE, MEMORY, COMMUNICATION), {"sequence_parallel": True, "layout": rules}
+    if len(split) == 1 and split[0].size % 2 == 0 and batch:
+        sizes = {axis.name: axis.size for axis in layout.mesh_shape.dims}
+        sizes |= {split[0].name: split[0].size // 2, batch[0].name: 2 * batch[0].size}
+        mesh_shape = ";".join(f"{name}:{size}" for name, size in sizes.items())
+        yield (*_COMPUTE, COMMUNICATION), {"mesh_shape": mesh_shape}

@@ -207,23 +207,10 @@ def candidates(
                 _experts(sizes, data),
                 list(_schedules(hparams, stages, pick)),
             )
-            for each in itertools.product(*options):
-                microbatches, recompute, zero_stage, is_split, expert, (schedule, chunks) = each
+            for *choice, expert, (schedule, chunks) in itertools.product(*options):
                 # Chunks take turns after each group of `stages` microbatches.
-                if chunks == 1 or microbatches % stages == 0:
-                    yield Candidate(
-                        data,
-                        model,
-                        microbatches,
-                        recompute,
-                        zero_stage,
-                        is_split,
-                        expert,
-                        stages,
-                        schedule,
-                        chunks,
-                        split,
-                    )
+                if chunks == 1 or choice[0] % stages == 0:
+                    yield Candidate(data, model, *choice, expert, stages, schedule, chunks, split)
 
 
 def possible_rules(sizes: Sizes) -> list[str]:

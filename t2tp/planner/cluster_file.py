@@ -122,12 +122,11 @@ class SoftwareStack:
       attention_backward: share of the peak that its gradient reaches.
       causal_skips: whether fused attention skips the scores that a causal mask hides.
       fuses: whether chains of element-wise operations are one kernel.
-      keeps_masks, float32_logits, keeps_buffers, gathers_again: see `Retention`.
+      keeps_masks, float32_logits, keeps_buffers, gathers_again, repeats_all: see `Retention`.
       link: share of a link's bandwidth that collectives reach.
       overlap: share of the collectives of gradients and weights that overlaps with computation.
       overlap_activations: share of the backward pass's collectives of activations that overlaps
         with the gradients of weights.
-      repeats_all: whether recomputation runs whole layers again, also the parts without a gradient.
       curves: measured seconds of operations by size. They replace the shares above.
       collectives: measured seconds of collectives by size.
       spread: relative uncertainty of the constants.
@@ -162,14 +161,7 @@ class SoftwareStack:
     @property
     def retention(self) -> Retention:
         """The tensors that the stack's kernels save for the backward pass."""
-        return Retention(
-            self.fuses,
-            self.attention,
-            self.keeps_masks,
-            self.float32_logits,
-            self.gathers_again,
-            self.keeps_buffers,
-        )
+        return Retention(**{f.name: getattr(self, f.name) for f in fields(Retention)})
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,9 @@ class Estimate:
         whole, one = self._costs(row.work), self._costs(one_layer.work)
         self._inside = {key: more * (whole[key] - one[key]) for key in whole}
         self._outside = {key: max(0.0, whole[key] - self._inside[key]) for key in whole}
-        self._mesh = functools.cache(self._of_mesh)
+        self._mesh = functools.cache(
+            lambda mesh_shape: CollectiveCost(cluster, parse_mesh_shape(mesh_shape))
+        )
         self._collective = functools.cache(self._of_collective)
         self._of_row = functools.cache(self._of_pass)
         self._weights = functools.cache(self._count_weights)
@@ -73,9 +75,6 @@ class Estimate:
             key = work.phase, work.kind in COMPUTE_BOUND
             seconds[key] += number * work.times * cost.seconds(work)
         return seconds
-
-    def _of_mesh(self, mesh_shape: str) -> CollectiveCost:
-        return CollectiveCost(self._cluster, parse_mesh_shape(mesh_shape))
 
     def _of_collective(
         self, mesh_shape: str, kind: str, axes: tuple[str, ...], num_bytes: int

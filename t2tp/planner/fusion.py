@@ -38,7 +38,7 @@ def works(
     each_work = [(each, work) for each, work in each_work if work.kind != "free"]
     if not fuses:
         return [work for _, work in each_work]
-    chains = Chains.of(placed, outputs, layout)
+    chains = Chains(placed, outputs, layout)
     fusable = chains.fusable
     made = []
     for each, work in each_work:
@@ -64,27 +64,16 @@ class Chains:
       begun_by: each chain, by its first operation.
     """
 
-    @classmethod
-    def of(
-        cls, placed: Sequence[Placed], outputs: Iterable[upstream.Tensor], layout: Layout
-    ) -> Chains:
+    def __init__(
+        self, placed: Sequence[Placed], outputs: Iterable[upstream.Tensor], layout: Layout
+    ) -> None:
         """Finds the chains of a program; see `works`."""
-        fusable = {
+        self.fusable = fusable = {
             each.operation: each
             for each in placed
             if each.is_computed and is_fusable(each.operation)
         }
-        return cls(placed, fusable, set(outputs), layout)
-
-    def __init__(
-        self,
-        placed: Sequence[Placed],
-        fusable: dict[upstream.Operation, Placed],
-        needed: set[upstream.Tensor],
-        layout: Layout,
-    ) -> None:
-        self.fusable = fusable
-        self._needed = needed
+        self._needed = set(outputs)
         self._layout = layout
         self._users: dict[upstream.Tensor, set[upstream.Operation]] = {}
         self._chain_of: dict[upstream.Operation, list[upstream.Operation]] = {}
@@ -112,13 +101,7 @@ class Chains:
 
     def _is_one_pass(self, one: upstream.Operation, other: upstream.Operation) -> bool:
         """Whether two operations belong to the same pass of the step."""
-        a, b = self.fusable[one], self.fusable[other]
-        return (a.phase, a.times, a.part, a.is_recomputed) == (
-            b.phase,
-            b.times,
-            b.part,
-            b.is_recomputed,
-        )
+        return _pass_of(self.fusable[one]) == _pass_of(self.fusable[other])
 
     def moved_bytes(self, chain: list[upstream.Operation]) -> int:
         """Returns the bytes that a kernel of the chain reads and writes."""
@@ -162,6 +145,10 @@ class Chains:
                 else:
                     read |= self._reads(other, seen | set(chain))
         return read
+
+
+def _pass_of(placed: Placed) -> tuple:
+    return placed.phase, placed.times, placed.part, placed.is_recomputed
 
 
 def _source(tensor: upstream.Tensor) -> upstream.Tensor:

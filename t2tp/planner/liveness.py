@@ -75,7 +75,7 @@ class Liveness:
         placed = as_soon_as_possible(placed)
         outputs = list(outputs)
         self._placed = placed
-        self._buffers = retention.buffers and layout.storage.stage < 3
+        self._buffers = retention.keeps_buffers and layout.storage.stage < 3
         self._retained = Retained(placed, outputs, layout, retention)
         self._root: dict[upstream.Tensor, upstream.Tensor] = {}
         self._of: dict[upstream.Tensor, _Buffer] = {}

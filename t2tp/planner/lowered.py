@@ -50,20 +50,18 @@ class LoweredStep:
         cls,
         program: AbstractProgram,
         *,
-        repeats_all: bool = False,
         retention: Retention = Retention(),  # noqa: B008  (immutable)
     ) -> LoweredStep:
         """Lowers a program.
 
         Args:
           program: program of a training step.
-          repeats_all: whether recomputation also repeats operations that no gradient needs.
           retention: the tensors that kernels save, and whether they fuse element-wise operations.
         """
         log = program.collective_log()
         graph, outputs = program.graph()
         needed = list(outputs.values())
-        placed = program_order(graph.operations, needed, log, repeats_all=repeats_all)
+        placed = program_order(graph.operations, needed, log, repeats_all=retention.repeats_all)
         return cls.from_placed(placed, needed, graph, program.layout, retention=retention)
 
     @classmethod

@@ -208,7 +208,6 @@ class Plan:
     def to_dict(self) -> dict[str, Any]:
         """Returns the plan as a JSON object."""
         values = asdict(self)
-        values["costs"] = [asdict(cost) for cost in self.costs]
         values["memory_total"] = self.memory_total
         part, share = self.bottleneck
         return {

@@ -81,13 +81,13 @@ class Request:
         Raises:
           LayoutError: the layout cannot work.
         """
-        stack = cluster.software
+        retention = cluster.software.retention
 
         def lower(hparams: HParams) -> LoweredStep:
-            key = hparams.to_json(), stack.repeats_all, stack.retention
+            key = hparams.to_json(), retention
             if key not in self.lowered_before:
                 self.lowered_before[key] = LoweredStep.from_program(
-                    self.program(hparams), repeats_all=stack.repeats_all, retention=stack.retention
+                    self.program(hparams), retention=retention
                 )
             return self.lowered_before[key]
 
@@ -99,7 +99,6 @@ class Request:
         Raises:
           LayoutError: the layers cannot be divided among the stages, or there is no such schedule.
         """
-        stack = cluster.software
         whole = self.features(self.hparams)
 
         def build(hparams: HParams, fewer: Callable[[Feature], Feature]) -> AbstractProgram:
@@ -111,8 +110,7 @@ class Request:
         return StagedStep(
             build,
             self.hparams,
-            repeats_all=stack.repeats_all,
-            retention=stack.retention,
+            retention=cluster.software.retention,
             lowered_before=self.lowered_before,
         )
 

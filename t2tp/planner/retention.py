@@ -33,23 +33,25 @@ class Retention:
         recomputes it from their inputs.
       attention: `engine`: the program's tensors; `fused`: no scores; `unfused`: scores if the
         program has them.
-      masks: dropout saves its mask, a byte per element, and unfused attention its weights before
-        and after dropout. Otherwise masks are drawn again.
+      keeps_masks: dropout saves its mask, a byte per element, and unfused attention its weights
+        before and after dropout. Otherwise masks are drawn again.
       float32_logits: number of float32 copies of the logits at the loss's gradient, the first of
         which is saved by the forward pass. A fused loss has none, Megatron's works in place on one,
         and PyTorch's `cross_entropy` has three: log-probabilities, and the gradients with respect
         to these and to the logits.
       gathers_again: activations that are split between blocks and gathered for a product are
         saved as slices, and gathered again for the gradient of the weights.
-      buffers: gradients, and weights in the activations' dtype, have permanent buffers.
+      keeps_buffers: gradients, and weights in the activations' dtype, have permanent buffers.
+      repeats_all: recomputation repeats whole layers, also operations that no gradient needs.
     """
 
     fuses: bool = False
     attention: str = "engine"
-    masks: bool = False
+    keeps_masks: bool = False
     float32_logits: int = 0
     gathers_again: bool = False
-    buffers: bool = False
+    keeps_buffers: bool = False
+    repeats_all: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ class Retained:
         self._placed = placed
         self._layout = layout
         self._retention = retention
-        self._chains = Chains.of(placed, outputs, layout) if retention.fuses else None
+        self._chains = Chains(placed, outputs, layout) if retention.fuses else None
         # A recomputed function does not save the masks of its first execution.
         self._repeated = {
             op
@@ -128,7 +130,7 @@ class Retained:
                 for x in op.inputs:
                     if x in self._gathered:
                         yield Block(slice_bytes(x, self._layout), i, i, "temporary")
-            if self._retention.masks and isinstance(op, DropoutOperation):
+            if self._retention.keeps_masks and isinstance(op, DropoutOperation):
                 if op in self._repeated and not each.is_recomputed:
                     continue
                 if op.name == op._rng_name:  # It draws the mask.
@@ -160,7 +162,7 @@ class Retained:
             return _FLOAT32 * queries if is_fused else 0
         weights = op.outputs[1]
         size = slice_bytes(weights, self._layout)
-        if self._retention.masks and options.dropout_rate > 0:
+        if self._retention.keeps_masks and options.dropout_rate > 0:
             return 2 * size + _MASK * slice_elements(weights, self._layout)
         return size
 

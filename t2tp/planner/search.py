@@ -27,9 +27,8 @@ from t2tp.planner.plan import Plan
 from t2tp.planner.request import Request
 from t2tp.suggestions import nearest
 
-# The most devices that an answer may have, and the most numbers of devices that are tried between
-# a power of two that is too few and the next.
-_MOST_DEVICES, _MOST_TRIED = 1 << 16, 64
+# Max number of devices of an answer.
+_MOST_DEVICES = 1 << 16
 _DAY = 86_400  # Seconds.
 # Max ratios of the exact plan to the estimate: seconds and bytes.
 _SECONDS_ERROR, _BYTES_ERROR = 1.5, 1.05
@@ -95,8 +94,7 @@ class Search:
         """Returns the proposals, fastest first.
 
         Raises:
-          NothingFitsError: no candidate fits; the error names the smallest number of devices that
-            may do.
+          NothingFitsError: no candidate fits; the error names a number of devices that may do.
           ValueError: no candidate of this model can have one of `rules`.
         """
         self._check_rules()
@@ -148,19 +146,9 @@ class Search:
     @functools.cached_property
     def estimate(self) -> Estimate:
         """The quick estimate that ranks candidates."""
-        hparams = self._hparams.copy()
-        alone: dict[str, Any] = {
-            "mesh_shape": "",
-            "microbatches": 1,
-            "recompute": "none",
-            "zero_stage": 0,
-            "sequence_parallel": False,
-            "batch_size": 1,
-            "batch_size_unit": "sequences_per_batch",
-        }
-        for name, value in alone.items():
-            if name in hparams:
-                hparams.set(name, value)
+        hparams = Candidate(1, 1, 1, "none", 0, False).applied(self._hparams)
+        hparams.set("batch_size", 1)
+        hparams.set("batch_size_unit", "sequences_per_batch")
         row = dataclasses.replace(self.request, hparams=hparams)
         shallow = hparams.copy()
         for name in depths(hparams):
@@ -252,29 +240,20 @@ class Search:
             return f"no mesh of {where} allows the rules {', '.join(self.rules)} for {what}."
         fewest = self._smallest_number()
         if fewest:
-            return (
-                f"{what} does not fit on {where}: {fewest} is the smallest number of devices that"
-                " may do."
-            )
+            return f"{what} does not fit on {where}: it may fit on {fewest}."
         return (
             f"{what} fits on no number of devices of {self.cluster.name} with these choices: allow"
             " more tensor parallelism, or a larger batch."
         )
 
     def _smallest_number(self) -> int:
-        """Returns the smallest number on which a candidate fits by the estimate; 0: none."""
-
-        def fits(devices: int) -> bool:
-            return next(self._fitting(devices, 1.0), None) is not None
-
-        most = 2 * self.devices
-        while most < _MOST_DEVICES and not fits(most):
-            most *= 2
-        if most >= _MOST_DEVICES:
-            return 0
-        step = max(1, most // 2 // _MOST_TRIED)
-        between = range(most // 2 + step, most, step)
-        return next((n for n in between if fits(n)), most)
+        """Returns the smallest multiple, by a power of two, that fits by the estimate; 0: none."""
+        devices = 2 * self.devices
+        while devices < _MOST_DEVICES:
+            if next(self._fitting(devices, 1.0), None) is not None:
+                return devices
+            devices *= 2
+        return 0
 
 
 def _text(values: Mapping[str, Any]) -> str:

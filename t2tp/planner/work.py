@@ -9,28 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 # Kinds that are bound by FLOPs.
-PRODUCT, CONVOLUTION, ATTENTION, ATTENTION_GRAD = (
-    "product",
-    "convolution",
-    "attention",
-    "attention_grad",
-)
+PRODUCT, CONVOLUTION = "product", "convolution"
+ATTENTION, ATTENTION_GRAD = "attention", "attention_grad"
 COMPUTE_BOUND = (PRODUCT, CONVOLUTION, ATTENTION, ATTENTION_GRAD)
 
 # Kinds that are bound by the memory's bandwidth.
 ELEMENTWISE, COPY, RANDOM = "elementwise", "copy", "random"
-MEMORY_BOUND = (
-    ELEMENTWISE,
-    "reduce",
-    COPY,
-    RANDOM,
-    "norm",
-    "batch_norm",
-    "softmax",
-    "gather",
-    "cross_entropy",
-    "update",
-)
+_PASSES = ("reduce", "norm", "batch_norm", "softmax", "gather", "cross_entropy", "update")
+MEMORY_BOUND = (ELEMENTWISE, COPY, RANDOM, *_PASSES)
 # The kinds that a compiler fuses with each other.
 FUSED = (ELEMENTWISE, RANDOM)
 

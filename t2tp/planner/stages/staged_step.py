@@ -65,7 +65,6 @@ class StagedStep:
         hparams: HParams,
         *,
         retention: Retention,
-        repeats_all: bool,
         lowered_before: dict[Hashable, Any],
     ) -> None:
         """Assigns the layers to stages.
@@ -74,7 +73,6 @@ class StagedStep:
           build: builds the program of hparams, with features mapped by a function.
           hparams: hparams of the whole model.
           retention: see `LoweredStep.from_program`.
-          repeats_all: see there.
           lowered_before: see `Request`.
 
         Raises:
@@ -89,7 +87,6 @@ class StagedStep:
             hparams,
             layout,
             retention=retention,
-            repeats_all=repeats_all,
             lowered_before=lowered_before,
         )
         stacks = probe(splits_backward=False).stacks

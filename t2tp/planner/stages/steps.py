@@ -56,7 +56,7 @@ class StageSteps:
 
     @classmethod
     def from_program(
-        cls, program: AbstractProgram, stages: int, *, retention: Retention, repeats_all: bool
+        cls, program: AbstractProgram, stages: int, *, retention: Retention
     ) -> StageSteps:
         """Lowers a program; arguments as for `LoweredStep.from_program`.
 
@@ -64,7 +64,6 @@ class StageSteps:
           program: program of a training step.
           stages: number of stages of the real pipeline.
           retention: see there.
-          repeats_all: see there.
         """
         layout = program.layout
         log = program.collective_log()
@@ -77,7 +76,7 @@ class StageSteps:
             for each in log
         ]
         needed = list(outputs.values())
-        placed = program_order(graph.operations, needed, log, repeats_all=repeats_all)
+        placed = program_order(graph.operations, needed, log, repeats_all=retention.repeats_all)
         by_place = {
             place: LoweredStep.from_placed(
                 _of(placed, have), needed, graph, layout, retention=retention
@@ -156,7 +155,6 @@ class StageLowering:
         *,
         splits_backward: bool,
         retention: Retention,
-        repeats_all: bool,
         lowered_before: dict[Hashable, Any],
     ) -> None:
         """Prepares the lowering.
@@ -167,7 +165,6 @@ class StageLowering:
           layout: layout of the whole mesh.
           splits_backward: whether the schedule has separate entries for gradients of weights.
           retention: see `LoweredStep.from_program`.
-          repeats_all: see there.
           lowered_before: see `Request`.
 
         Raises:
@@ -181,7 +178,7 @@ class StageLowering:
             )
         self._program = program
         self._layout = layout
-        self._retention, self._repeats_all = retention, repeats_all
+        self._retention = retention
         self._lowered_before = lowered_before
         self._microbatches = hparams.microbatches
         self._hparams = hparams.copy()
@@ -224,13 +221,12 @@ class StageLowering:
     def _lower(self, layers: Sequence[int]) -> StageSteps:
         hparams = self._with([_STAGES * n for n in layers])
         stages = self._layout.num_stages
-        key = hparams.to_json(), self._microbatches, stages, self._retention, self._repeats_all
+        key = hparams.to_json(), self._microbatches, stages, self._retention
         if key not in self._lowered_before:
             steps = StageSteps.from_program(
                 self._program(hparams, self._fewer_rows),
                 stages,
                 retention=self._retention,
-                repeats_all=self._repeats_all,
             )
             for step in steps.by_place.values():
                 step.memory = [self._with_all_rows(peak) for peak in step.memory]
